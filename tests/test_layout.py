@@ -19,10 +19,9 @@ FLOWS: dict[str, set[str]] = {
         "own_reports",
         "paste",
         "pip_without_network",
-        "problem_tables",
+        "pattern_tables",
         "read_facts",
         "transcripts",
-        "went_on",
     },
     "doctor": {"machines", "real_torch_npu", "seeded_faults"},
     "facts": {"cases", "damaged_outputs", "import_program", "nodes"},
@@ -64,8 +63,7 @@ FLOWS: dict[str, set[str]] = {
     "trainer/models": {"agreement"},
     "trainer/placement": {"across_hosts", "kill_series", "losses", "one_command_line", "processes", "with_ray"},
     "trainer/supervised": {"frozen_lake_gain"},
-    "trainer": {"generators", "going_on", "measures", "parts", "ranks"},
-    "trainer/weights": {"fingerprint"},
+    "trainer": {"generators", "going_on", "measures", "ranks"},
 }
 FILES = sorted(path.relative_to(TESTS) for path in TESTS.glob("*/**/test_*.py"))
 

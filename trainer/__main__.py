@@ -152,17 +152,17 @@ def _order(words: Sequence[str]) -> Order:
     if command == _SFT and not given.config.task.train_files:
         raise BadSetting("sft needs train_files=FILE.jsonl: transcripts, {'messages': [...]} a line")
     out = values.out.absolute()  # the working folder may change
-    point = None if _is_lent(given.config) else resume.find(out, given.config, command)
+    point = None if _joined_node(given.config) else resume.find(out, given.config, command)
     return Order(command, out, given, settings, point, values.cwd)
 
 
-def _is_lent(config: Config) -> bool:
+def _joined_node(config: Config) -> bool:
     """Whether this process only lends its node to a run that another one leads: the folder is not its to read."""
     if not config.placement.train_cards or launch.is_placed():
         return False
     from trainer.placement import daemon
 
-    return daemon.is_lent()
+    return daemon.joined_node()
 
 
 def _ranks_of_cards(config: Config) -> list[str]:
@@ -184,7 +184,7 @@ def _place(order: Order) -> int:
         settings = instead(settings, "save_every", str(supervise.SAVE_EVERY))
     command = [order.command, "--out", str(order.out), "--cwd", str((order.start_of_paths or Path()).absolute())]
     try:
-        if not _is_lent(order.config):
+        if not _joined_node(order.config):
             order.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _bad_folder("--out", order.out, error) from error
@@ -317,46 +317,44 @@ def _train(run: Running, device: torch.device, world: World) -> None:
     """Learning from rewards."""
     with run.interrupt.put_off(), run.progress.part("import"):
         from trainer.algorithms.conventions import CONVENTIONS
-        from trainer.assembly import assemble
+        from trainer.build import build_trainer
         from trainer.faults import arithmetic
-        from trainer.loop import train
+        from trainer.loop import train, train_step
         from trainer.metrics import meter
+        from trainer.metrics.step import StepRecords
         from trainer.saving.publish import publish_run
         from trainer.stages import probes
+        from trainer.stages.watch import Watch
         from trainer.supervised import warm_start
     point, records, progress = run.order.point, run.records, run.progress
     config = _in_steps(run.order.config)
-    parts = assemble(config, device, seed=config.run.seed, world=world, logs=run.order.out)
+    logs = run.order.out
+    trainer = build_trainer(config, device, seed=config.run.seed, world=world, logs=logs, progress=progress)
     # What was imported lives to the end: going through it again and again would cost a small run 5 % of its time.
     gc.freeze()
-    progress.meter = measures = meter.start(parts.learner.model, config, device)
+    progress.meter = measures = meter.start(trainer.learner.model, config, device)
     more = {
         "convention": asdict(CONVENTIONS[config.algorithm.convention]),
-        "task": {"train_prompts": len(parts.task.train), "heldout_prompts": len(parts.task.heldout)},
-        "num_parameters": parts.learner.num_parameters,
+        "task": {"train_prompts": len(trainer.task.train), "heldout_prompts": len(trainer.task.heldout)},
+        "num_parameters": trainer.learner.num_parameters,
         "reference": config.reference_at,
         **measures.header(),
     }
     _head(run, config, device, world, more)
     num_validated = None
-    with closing(parts), arithmetic(config.run.fault):
-        probes.ask(parts, config, records, progress)
+    with closing(trainer), arithmetic(config.run.fault):
+        probes.ask(trainer, config, records, progress)
         if point is not None:
-            parts.restore(_goes_on(run, point, config))
+            trainer.restore(_goes_on(run, point, config))
             num_validated = run.continued.num_validated if run.continued is not None else None
             num_validated = world.gather(num_validated)[0]
         elif config.optim.warm_start_steps:
-            warm_start.run(parts, config, records, progress)
-        train(
-            parts,
-            config,
-            out=run.order.out,
-            records=records,
-            progress=progress,
-            interrupt=run.interrupt,
-            num_validated=num_validated,
-        )
-        model: Any = parts.learner.model
+            warm_start.run(trainer, config, records, progress)
+        watch = Watch(trainer, config, run.order.out, records, train_step=train_step, num_validated=num_validated)
+        with watch.saves_before_leaving():
+            steps = StepRecords(config, records, progress, world)
+            train(trainer, [steps, watch], interrupt=run.interrupt)
+        model: Any = trainer.learner.model
         publish_run(model, run.order.out, config, records, progress, world=world)
 
 
@@ -365,7 +363,7 @@ def _tune(run: Running, device: torch.device, world: World) -> None:
     with run.interrupt.put_off(), run.progress.part("import"):
         from trainer.supervised import sft
     tuning = sft.assemble(run.order.config, device, world)
-    parameters = [each for _, each in tuning.imitator.model.named_parameters()]
+    parameters = [each for _, each in tuning.learner.model.named_parameters()]
     more = {
         "task": {"train_prompts": len(tuning.train), "heldout_prompts": len(tuning.val)},
         "num_parameters": sum(each.numel() for each in parameters),

@@ -312,8 +312,10 @@ def differing(before: Mapping[str, Any], now: Config) -> tuple[dict[str, tuple[A
     """
     changed = {name: (before.get(name), value) for name, value in now.lasting().items() if before.get(name) != value}
     changed |= {name: (value, None) for name, value in before.items() if name not in SETTINGS}
-    free = {name: pair for name, pair in changed.items() if name in SETTINGS and SETTINGS[name].metadata["free"]}
-    return free, {name: pair for name, pair in changed.items() if name not in free}
+    allowed = {
+        name: pair for name, pair in changed.items() if name in SETTINGS and SETTINGS[name].metadata["may_change"]
+    }
+    return allowed, {name: pair for name, pair in changed.items() if name not in allowed}
 
 
 def _check_together(config: Config) -> None:

@@ -141,7 +141,7 @@ def backend(device: torch.device) -> str:
 
 
 def of_barrier(backend: str) -> list[int] | None:
-    """The card that a barrier of such collectives uses: else they guess one from the rank. None: it needs none."""
+    """`device_ids` for `barrier`; without it NCCL and HCCL guess the device from the rank. None for gloo."""
     import torch
 
     kinds = {"hccl": "npu", "nccl": "cuda"}

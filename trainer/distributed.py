@@ -1,6 +1,6 @@
 """The ranks of a run: several processes that each make a share of the rollouts and learn one gradient together.
 
-`World.alone()` is a run of one process, whose every collective is the identity, so that nothing else asks how many
+`World.single()` is a run of one process, whose every collective is the identity, so that nothing else asks how many
 ranks there are. `join` makes the world of a process that was started with `RANK`, `WORLD_SIZE` and `LOCAL_RANK` in its
 environment (by `trainer.launch`, torchrun or Ray).
 """
@@ -36,7 +36,7 @@ class World:
     size: int
 
     @classmethod
-    def alone(cls) -> World:
+    def single(cls) -> World:
         return cls(0, 1)
 
     @property
@@ -44,19 +44,19 @@ class World:
         """Whether this rank writes records and checkpoints."""
         return self.rank == 0
 
-    def add(self, tensor: Tensor) -> Tensor:
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """The sum over the ranks, in place; of float64 in float32 where the device cannot do better."""
         if self.size > 1:
             _reduce(tensor)
         return tensor
 
-    def largest(self, tensor: Tensor) -> Tensor:
+    def all_reduce_max(self, tensor: Tensor) -> Tensor:
         """The maximum over the ranks, in place; likewise."""
         if self.size > 1:
             _reduce(tensor, op=torch.distributed.ReduceOp.MAX)
         return tensor
 
-    def add_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+    def all_reduce_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Sums the gradients over the ranks: each has divided its own by the counts of all, so no mean is taken.
 
         One message for all tensors of a dtype. A parameter without a gradient on one rank must have none on any.
@@ -89,12 +89,12 @@ class World:
         torch.distributed.all_gather_object(gathered, value)
         return gathered
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Until all ranks are here."""
         if self.size > 1:
             torch.distributed.barrier(device_ids=devices.of_barrier(torch.distributed.get_backend()))
 
-    def share(self, items: Sequence[Any]) -> list[Any]:
+    def shard(self, items: Sequence[Any]) -> list[Any]:
         """This rank's part of what all ranks hold: every `size`-th, from its own number on. No collective."""
         return list(items[self.rank :: self.size])
 
@@ -115,7 +115,7 @@ def join(backend: str, *, limit_s: float = 1800.0) -> World:
     `limit_s`: what a step may take; compiling operators for the first time takes minutes on an NPU.
     """
     if not launch.is_rank():
-        return World.alone()
+        return World.single()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     place = os.environ.get(launch.RENDEZVOUS)
     method = f"file://{place}" if place else "env://"
@@ -127,7 +127,7 @@ def join(backend: str, *, limit_s: float = 1800.0) -> World:
 def present() -> World:
     """The world that this process has joined; that of one process where it has joined none."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return World.alone()
+        return World.single()
     return World(torch.distributed.get_rank(), torch.distributed.get_world_size())
 
 

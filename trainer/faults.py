@@ -1,7 +1,7 @@
 """Ways to break a run on purpose, so that a verdict can be seen to fail.
 
-Each wraps one part of an otherwise unchanged run when it is put together: a setting (`settings`), the task (`task`), a
-part (`broken`), the arithmetic (`arithmetic`), a generator in another process (`server`). Nothing else knows of them.
+Each wraps one function of an otherwise unchanged run from outside: of the task (`task`), of the finished trainer
+(`install`), of the arithmetic (`arithmetic`), of a generator in another process (`server`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +26,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from trainer.config import Config
     from trainer.engines.base import Sampling, Tokens
-    from trainer.engines.elsewhere import Generated
-    from trainer.engines.serving import Server
+    from trainer.engines.generator_client import Generated
+    from trainer.engines.generator_server import Server
     from trainer.saving.checkpoint import Saved, State
     from trainer.tasks.base import Task
     from trainer.types import Batch, Group, Prompt, Rollout
@@ -37,13 +36,7 @@ if TYPE_CHECKING:
     Score = Callable[[Sequence[Group]], Tensor]
     Pack = Callable[[Sequence[Group], Tensor], Batch]
     Save = Callable[[State, Path], Saved]
-
-
-def settings(config: Config) -> Config:
-    """The settings that a learner works with, where that is what is broken: they are not those that were given."""
-    if config.run.fault == "lr-zero":
-        return replace(config, optim=replace(config.optim, lr=0.0))
-    return config
+    Sync = Callable[[int], None]  # the step after which weights are synced
 
 
 def task(made: Task, fault: str) -> Task:
@@ -58,54 +51,58 @@ def task(made: Task, fault: str) -> Task:
     return wrap[fault]() if fault in wrap else made
 
 
-def broken(parts: Any, fault: str, *, seed: int) -> Any:
-    """The parts (`trainer.assembly.Parts`, whose module imports this one) with one wrapped as `fault` says."""
-    wrap: dict[str, Callable[[], Any]] = {
-        "shuffled-reward": lambda: replace(parts, score=shuffled(parts.score, seed)),
-        "mask-off-by-one": lambda: replace(parts, pack=off_by_one(parts.pack)),
-        "zero-advantage": lambda: replace(parts, pack=unrewarded(parts.pack)),
-        "stale-sampler": lambda: replace(parts, publish=Once(parts.publish)),
-        "stale-weights": lambda: replace(parts, publish=Once(parts.publish)),
-        "corrupt-checkpoint": lambda: replace(parts, save=corrupted(parts.save, parts.world.rank)),
-        "full-disk": lambda: replace(parts, save=full),
-        "rank-dies": lambda: replace(parts, publish=deadly(parts.publish, parts.world.rank)),
-        "rank-differs": lambda: replace(parts, publish=drifting(parts)),
+def install(trainer: Any) -> None:
+    """Wraps one call of a trainer (`trainer.trainer.Trainer`, whose module is above this one) as its fault says."""
+    fault, learner, rank = trainer.config.run.fault, trainer.learner, trainer.world.rank
+    wrap: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
+        "lr-zero": (learner, "lr", lambda lr: lambda: 0.0),
+        "shuffled-reward": (trainer, "score", partial(shuffled, seed=trainer.config.run.seed)),
+        "mask-off-by-one": (trainer, "pack", off_by_one),
+        "zero-advantage": (trainer, "pack", unrewarded),
+        "stale-sampler": (trainer, "sync_weights", once),
+        "stale-weights": (trainer, "sync_weights", once),
+        "rank-dies": (trainer, "sync_weights", partial(deadly, rank=rank)),
+        "rank-differs": (trainer, "sync_weights", partial(drifting, trainer=trainer)),
+        "corrupt-checkpoint": (trainer, "save", partial(corrupted, rank=rank)),
+        "full-disk": (trainer, "save", lambda save: full),
     }
-    if fault == "nan-gradient":
-        poison(parts.learner.model.named_parameters())
-    return wrap[fault]() if fault in wrap else parts
+    if fault in wrap:
+        owner, name, wrapper = wrap[fault]
+        setattr(owner, name, wrapper(getattr(owner, name)))
+    elif fault == "nan-gradient":
+        poison(learner.model.named_parameters())
 
 
-def deadly(publish: Callable[[int], None], rank: int) -> Callable[[int], None]:
-    """Kills rank 1 before it publishes the weights of the third step, as the kernel does when memory runs out."""
+def deadly(sync_weights: Sync, rank: int) -> Sync:
+    """Kills rank 1 before it syncs the weights of the third step, as the kernel does when memory runs out."""
 
-    def publish_or_die(step: int) -> None:
+    def sync_or_die(step: int) -> None:
         if rank == 1 and step == 3:
             os.kill(os.getpid(), signal.SIGKILL)
-        publish(step)
+        sync_weights(step)
 
-    return publish_or_die
+    return sync_or_die
 
 
-def drifting(parts: Any) -> Callable[[int], None]:
+def drifting(sync_weights: Sync, trainer: Any) -> Sync:
     """Moves one weight of rank 1 a little after the second step.
 
     Where the ranks have one copy of the weights between them, it is one of those that rank 1 samples with.
     """
-    learner, rank = parts.learner, parts.world.rank
+    learner, rank = trainer.learner, trainer.world.rank
 
     @torch.no_grad()
-    def publish_moved(step: int) -> None:
+    def sync_moved(step: int) -> None:
         if step == 2 and not learner.is_sharded and rank == 1:
             next(iter(learner.model.parameters())).reshape(-1)[0] += 0.001
-        parts.publish(step)
+        sync_weights(step)
         if step == 2 and learner.is_sharded:
             weights = dict(learner.weights())  # of all ranks: it is a collective
             if rank == 1:
                 next(iter(weights.values())).reshape(-1)[0] += 0.001
-                parts.engine.receive(weights)
+                trainer.engine.load_weights(weights)
 
-    return publish_moved
+    return sync_moved
 
 
 def server(made: Server, fault: str, *, vocabulary_size: int) -> Server:
@@ -218,17 +215,16 @@ def unrewarded(pack: Pack) -> Pack:
     return pack_unrewarded
 
 
-@dataclass(slots=True)
-class Once:
-    """Publishes the first time only."""
+def once(sync_weights: Sync) -> Sync:
+    """Syncs the weights the first time only."""
+    steps: list[int] = []
 
-    publish: Callable[[int], None]
-    is_spent: bool = False
+    def sync_once(step: int) -> None:
+        if not steps:
+            steps.append(step)
+            sync_weights(step)
 
-    def __call__(self, step: int) -> None:
-        if not self.is_spent:
-            self.is_spent = True
-            self.publish(step)
+    return sync_once
 
 
 def poison(parameters: Any) -> None:

@@ -18,14 +18,15 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from trainer.engines.serving import Order, Server, start
+from trainer.engines.generator_server import Server, start
 from trainer.interrupt import SIGNALS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from trainer.engines.generator_client import Order
     from trainer.engines.shared import Place
-    from trainer.weights.buckets import Bucket, Entry
+    from trainer.weights import Bucket, Entry
 
 HEADER = struct.Struct(">Q")
 
@@ -41,7 +42,7 @@ def serve(order: Order) -> Server:
     torch.set_num_threads(config.run.num_threads)
     torch.set_float32_matmul_precision(config.run.matmul_precision)
     device = devices.choose(config.run.device, role="rollout")
-    return faults.server(start(order, device), config.run.fault, vocabulary_size=order.marks.vocabulary_size)
+    return faults.server(start(order, device), config.run.fault, vocabulary_size=order.tokenizer.vocabulary_size)
 
 
 def main() -> int:
@@ -101,7 +102,7 @@ def _bucket(
     import torch
 
     from trainer.engines.shared import look
-    from trainer.weights.buckets import Bucket
+    from trainer.weights import Bucket
 
     if place is not None:
         flat = pieces[place] = pieces[place] if place in pieces else look(shared, place)

@@ -45,9 +45,9 @@ class Interrupt:
     def install(self) -> None:
         """Takes over the signals of this process."""
         for number in SIGNALS:
-            signal.signal(number, self.hear)
+            signal.signal(number, self.on_signal)
 
-    def hear(self, number: int, frame: FrameType | None = None) -> None:
+    def on_signal(self, number: int, frame: FrameType | None = None) -> None:
         """A signal has come."""
         now = time.monotonic()
         if self._is_held and self.name is None:

@@ -18,18 +18,18 @@ from trainer.algorithms.advantages import Advantages, Scores, advantages
 from trainer.algorithms.aggregation import Totals, aggregate, count, masked_sum
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.correction import MAXIMA, Correction, Spread, correction, shares, spread
-from trainer.algorithms.descent import Descent, copy_into
 from trainer.algorithms.kl import controller, divergence
 from trainer.algorithms.losses import Clip, policy_loss
+from trainer.algorithms.optimizer import Optimizer, copy_into, learning_rate
 from trainer.algorithms.packing import select
-from trainer.algorithms.schedule import learning_rate
 from trainer.distributed import World
 from trainer.models import lora
 from trainer.shards import gathered, is_sharded, local, put
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from trainer.algorithms.losses import TokenLosses
     from trainer.config import Config
     from trainer.models.base import Model
     from trainer.models.critic import Critic
@@ -40,21 +40,21 @@ _MAXIMA = ("ratio_max", "logprob_diff_max", *MAXIMA)
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What the models say of a batch before it is learnt, [B, T] each; None: the run does not need it."""
+class LogProbs:
+    """Old, reference and value outputs for a batch, [B, T], before the first optimizer step; None: not needed."""
 
     old_BT: Tensor | None  # None: one optimizer step, so the old policy is the present one, and is computed anyway
     reference_BT: Tensor | None
     values_BT: Tensor | None
 
-    def take(self, rows: Tensor, width: int) -> Known:
+    def take(self, rows: Tensor, width: int) -> LogProbs:
         """Of some rows, no wider than `width`."""
         parts = (self.old_BT, self.reference_BT, self.values_BT)
-        return Known(*(None if part is None else part[rows, :width] for part in parts))
+        return LogProbs(*(None if part is None else part[rows, :width] for part in parts))
 
 
 @dataclass(frozen=True, slots=True)
-class Judged(Advantages):
+class StepAdvantages(Advantages):
     """Advantages with what they were made from."""
 
     rewards_B: Tensor  # of each answer, less the divergence from the reference where it is taken from the reward
@@ -83,11 +83,21 @@ class Update:
     value_loss: float  # 0 without a critic
     weights: Spread | None  # of the correction between sampler and learner; None: there is none
 
+    @classmethod
+    def mean(cls, steps: Sequence[Mapping[str, float]], *, value_loss: float) -> Update:
+        """Of the metrics of each optimizer step."""
+        means = {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
+        for name in set(_MAXIMA) & set(means):
+            means[name] = float(torch.tensor([step[name] for step in steps]).max())  # unlike max(), keeps a NaN
+        means["lr"] = steps[-1]["lr"]
+        parts = {name: means.pop(name) for name in list(means) if name.startswith("weight_")}
+        return cls(**means, value_loss=value_loss, weights=spread(parts) if parts else None)
+
 
 class Learner:
     """Owns the policy, its frozen reference, the critic if there is one, moments, and the order of groups.
 
-    Without a reference, where the divergence counts, somebody else says what it would: see `look`.
+    Without a reference, where the divergence counts, somebody else says what it would: see `forward_only`.
     """
 
     def __init__(
@@ -102,11 +112,11 @@ class Learner:
         longest_answer: int | None = None,
     ) -> None:
         """`longest_answer`: tokens that the model may say in one answer, over all turns; None: it is not known."""
-        self.model, self.critic, self._world = model, critic, world or World.alone()
+        self.model, self.critic, self._world = model, critic, world or World.single()
         self._reference = reference.requires_grad_(False) if reference is not None else None
         self._config = config
-        self._descent = Descent.start(
-            model.named_parameters(), weight_decay=config.optim.weight_decay, add=self._world.add
+        self.optimizer = Optimizer.start(
+            model.named_parameters(), weight_decay=config.optim.weight_decay, add=self._world.all_reduce_sum
         )
         algorithm = config.algorithm
         self._clip = Clip(algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip or None)
@@ -119,9 +129,14 @@ class Learner:
         self._generator = torch.Generator().manual_seed(seed)
 
     @property
+    def grad_clip(self) -> float:
+        """The largest norm of a step's gradients."""
+        return self._config.optim.grad_clip
+
+    @property
     def updates(self) -> int:
         """Optimizer steps done so far."""
-        return self._descent.updates
+        return self.optimizer.updates
 
     @property
     def num_parameters(self) -> int:
@@ -183,7 +198,7 @@ class Learner:
         return optim.lr * learning_rate(optim.lr_schedule, self.updates, total, warmup=optim.warmup_steps)
 
     @torch.no_grad()
-    def look(self, batch: Batch, reference_BT: Tensor | None = None) -> Known:
+    def forward_only(self, batch: Batch, reference_BT: Tensor | None = None) -> LogProbs:
         """What must be known of a batch before its first optimizer step.
 
         `reference_BT` is what a reference elsewhere says of the answers. Raises ValueError where that is missing.
@@ -196,13 +211,13 @@ class Learner:
         elif self._config.reference_at == "generators":
             raise ValueError("no generator has said what its reference policy says of these answers")
         needs_old = self._config.optim.mini_batches > 1 or algorithm.kl_in == "reward"
-        return Known(
+        return LogProbs(
             old_BT=self._logprobs(self.model, batch) if needs_old else None,
             reference_BT=reference_BT,
             values_BT=self.critic.values(batch) if self.critic is not None else None,
         )
 
-    def judge(self, batch: Batch, known: Known) -> Judged:
+    def compute_advantages(self, batch: Batch, logprobs: LogProbs) -> StepAdvantages:
         """Advantages of every token, from the rewards and what a critic or the reference adds to them."""
         algorithm, coef, rewards_B = self._config.algorithm, self._kl.coef, batch.rewards_B
         token_rewards_BT = torch.zeros_like(batch.sampler_logprobs_BT)
@@ -210,14 +225,18 @@ class Learner:
         places_T = torch.arange(batch.mask_BT.shape[1], device=batch.mask_BT.device)
         last_B1 = torch.where(batch.mask_BT, places_T, 0).amax(dim=1, keepdim=True)
         token_rewards_BT.scatter_(1, last_B1, batch.rewards_B.unsqueeze(1))
-        if algorithm.kl_in == "reward" and known.old_BT is not None and known.reference_BT is not None:
-            kl_BT = divergence(algorithm.kl, known.old_BT, known.reference_BT, self._convention, mask_BT=batch.mask_BT)
+        if algorithm.kl_in == "reward" and logprobs.old_BT is not None and logprobs.reference_BT is not None:
+            kl_BT = divergence(
+                algorithm.kl, logprobs.old_BT, logprobs.reference_BT, self._convention, mask_BT=batch.mask_BT
+            )
             token_rewards_BT = token_rewards_BT - coef * kl_BT
             rewards_B = token_rewards_BT.sum(dim=1)
             num_rows = batch.mask_BT.new_tensor(len(batch.tokens_BT), dtype=torch.float64)
-            sums = self._world.add(torch.stack([kl_BT.sum().double(), batch.mask_BT.sum().double(), num_rows])).tolist()
+            sums = self._world.all_reduce_sum(
+                torch.stack([kl_BT.sum().double(), batch.mask_BT.sum().double(), num_rows])
+            ).tolist()
             self._kl.update(sums[0] / max(sums[1], 1.0), round(sums[2]))
-        scores = Scores(token_rewards_BT, batch.mask_BT, batch.lengths_B, batch.prompt_of_B, known.values_BT)
+        scores = Scores(token_rewards_BT, batch.mask_BT, batch.lengths_B, batch.prompt_of_B, logprobs.values_BT)
         found = advantages(
             algorithm.estimator,
             scores,
@@ -225,22 +244,15 @@ class Learner:
             scale_by_std=algorithm.scale_by_std,
             gamma=algorithm.gamma,
             lam=algorithm.lam,
-            add=self._world.add,
+            add=self._world.all_reduce_sum,
         )
-        return Judged(found.advantages_BT, found.returns_BT, rewards_B, coef)
+        return StepAdvantages(found.advantages_BT, found.returns_BT, rewards_B, coef)
 
-    def update(self, batch: Batch, known: Known, judged: Advantages) -> Update:
-        """Takes the batch's optimizer steps; the old policy is the one before the first of them."""
-        value_loss = 0.0
-        if self.critic is not None and known.values_BT is not None and judged.returns_BT is not None:
-            value_loss = self.critic.update(batch, known.values_BT, judged.returns_BT)
-        done = [self._step(batch, rows, known, judged.advantages_BT) for rows in self._mini_batches(batch)]
-        means = {name: sum(step[name] for step in done) / len(done) for name in done[0]}
-        for name in set(_MAXIMA) & set(means):
-            means[name] = float(torch.tensor([step[name] for step in done]).max())  # unlike max(), keeps a NaN
-        means["lr"] = done[-1]["lr"]
-        parts = {name: means.pop(name) for name in list(means) if name.startswith("weight_")}
-        return Update(**means, value_loss=value_loss, weights=spread(parts) if parts else None)
+    def update_critic(self, batch: Batch, logprobs: LogProbs, advantages: Advantages) -> float:
+        """Takes the critic's optimizer steps; its loss, 0 without a critic."""
+        if self.critic is None or logprobs.values_BT is None or advantages.returns_BT is None:
+            return 0.0
+        return self.critic.update(batch, logprobs.values_BT, advantages.returns_BT)
 
     def _logprobs(self, model: Model, batch: Batch) -> Tensor:
         """Log-probabilities [B, T] of a whole batch, micro batch by micro batch."""
@@ -251,7 +263,7 @@ class Learner:
         rows = torch.arange(len(made_BT), device=made_BT.device)
         parts = list(torch.split(rows, size))
         if self.is_sharded:  # every pass is a collective: a rank with fewer rows computes its first one again
-            num_passes = int(self._world.largest(rows.new_tensor(len(parts))))
+            num_passes = int(self._world.all_reduce_max(rows.new_tensor(len(parts))))
             parts += [rows[:1]] * (num_passes - len(parts))
         for some in parts:
             part = select(batch, some)
@@ -259,7 +271,7 @@ class Learner:
             made_BT[some, : part.tokens_BT.shape[1]] = scored.logprobs_BT.to(made_BT.dtype)
         return made_BT
 
-    def _mini_batches(self, batch: Batch) -> Iterator[Tensor]:
+    def mini_batches(self, batch: Batch) -> Iterator[Tensor]:
         """Row numbers of each mini batch: whole groups, drawn anew each time; sizes differ by one group at most.
 
         As many numbers are drawn where groups are missing: with dynamic sampling not all ranks have as many.
@@ -271,58 +283,41 @@ class Learner:
         for prompts in order_P.tensor_split(self._config.optim.mini_batches):
             yield torch.isin(prompt_of_B, prompts).nonzero().squeeze(1).to(batch.prompt_of_B.device)
 
-    def _step(self, batch: Batch, rows: Tensor, known: Known, advantages_BT: Tensor) -> dict[str, float]:
-        totals = self._accumulate(batch, rows, known, advantages_BT)
-        lr = self.lr()
-        norm = self._descent.step(lr=lr, grad_clip=self._config.optim.grad_clip)
-        return {**totals, "grad_norm": norm, "lr": lr}
+    def micro_batches(self, batch: Batch, rows: Tensor) -> tuple[list[Tensor], Totals]:
+        """A mini batch's rows for each forward pass, and the denominators of its optimizer step over all ranks.
 
-    def _accumulate(self, batch: Batch, rows: Tensor, known: Known, advantages_BT: Tensor) -> dict[str, float]:
-        """Puts the mini batch's gradient into the parameters; gives back its measured means."""
-        self._descent.clear()
+        Passes are taken together: a rank with fewer rows than another has passes over no row.
+        """
         passes = [
             each for each in torch.split(rows, self._config.optim.micro_batch_rows or max(1, len(rows))) if len(each)
         ]
-        totals, num_passes = self._count(batch.mask_BT[rows], len(passes))
-        parts = []
-        with self._descent.summing(num_passes):
-            for some in passes:
-                part = select(batch, some)
-                width = part.tokens_BT.shape[1]
-                parts.append(self._backward(part, known.take(some, width), advantages_BT[some, :width], totals))
-            parts += [self._idle(batch, known, advantages_BT, totals) for _ in range(num_passes - len(passes))]
-        table = torch.stack([value for each in parts for value in each.values()]).double().view(len(parts), -1)
-        # one transfer from the device for all numbers
-        sums, largest = torch.stack(
-            (self._world.add(table.sum(dim=0)), self._world.largest(table.amax(dim=0)))
-        ).tolist()
-        self._world.add_gradients(self._descent.parameters.values())
-        names = list(parts[0])
-        return {name: (largest if name in _MAXIMA else sums)[index] for index, name in enumerate(names)}
-
-    def _idle(self, batch: Batch, known: Known, advantages_BT: Tensor, totals: Totals) -> dict[str, Tensor]:
-        """A pass whose gradient is 0, for a rank that has fewer rows than another: passes are taken together."""
-        first = torch.zeros(1, dtype=torch.int64, device=batch.tokens_BT.device)
-        part = select(batch, first)
-        width = part.tokens_BT.shape[1]
-        part = replace(part, mask_BT=torch.zeros_like(part.mask_BT))
-        return self._backward(part, known.take(first, width), advantages_BT[first, :width], totals)
-
-    def _count(self, mask_BT: Tensor, num_passes: int) -> tuple[Totals, int]:
-        """The denominators of one optimizer step, over all ranks; and the most passes that any of them takes."""
+        mask_BT = batch.mask_BT[rows]
         own = count(mask_BT, self._convention, scale=self._longest_answer)
         both = torch.stack([torch.as_tensor(each, device=mask_BT.device) for each in (own.num_tokens, own.num_rows)])
-        num_tokens, num_rows = self._world.add(both).clamp(min=1).unbind()
-        most = torch.tensor([own.width, num_passes], device=mask_BT.device)
-        width, num_passes = self._world.largest(most).tolist()
+        num_tokens, num_rows = self._world.all_reduce_sum(both).clamp(min=1).unbind()
+        most = torch.tensor([own.width, len(passes)], device=mask_BT.device)
+        width, num_passes = self._world.all_reduce_max(most).tolist()
         # Of no rows, where fewer groups have a signal than there are mini batches, one pass over nothing is taken.
-        return replace(own, num_tokens=num_tokens, num_rows=num_rows, width=width), max(1, num_passes)
+        passes += [rows[:0]] * (max(1, num_passes) - len(passes))
+        return passes, replace(own, num_tokens=num_tokens, num_rows=num_rows, width=width)
 
-    def _backward(self, part: Batch, known: Known, advantages_BT: Tensor, totals: Totals) -> dict[str, Tensor]:
-        """Adds a micro batch's share of the gradient; gives back its share of each mean, and its maxima."""
-        algorithm, mask_BT = self._config.algorithm, part.mask_BT
+    def loss(
+        self, batch: Batch, rows: Tensor, logprobs: LogProbs, advantages: Advantages, totals: Totals
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """A micro batch's share of the loss, and of each metric of the step; metrics in `_MAXIMA` are maxima.
+
+        Policy loss - entropy_coef * entropy + kl_coef * divergence from the reference, each summed over the rows and
+        divided by `totals`. Of no row the loss and its gradient are 0.
+        """
+        algorithm, is_idle = self._config.algorithm, not len(rows)
+        rows = torch.zeros(1, dtype=torch.int64, device=batch.tokens_BT.device) if is_idle else rows
+        part = select(batch, rows)
+        if is_idle:
+            part = replace(part, mask_BT=torch.zeros_like(part.mask_BT))
+        mask_BT, width = part.mask_BT, part.tokens_BT.shape[1]
+        logprobs, advantages_BT = logprobs.take(rows, width), advantages.advantages_BT[rows, :width]
         scored = self.model.score(part, temperature=self._config.rollout.temperature)
-        old_BT = scored.logprobs_BT.detach() if known.old_BT is None else known.old_BT
+        old_BT = scored.logprobs_BT.detach() if logprobs.old_BT is None else logprobs.old_BT
         corrected = self._correct(part, old_BT)
         policy = policy_loss(
             algorithm.loss,
@@ -340,11 +335,11 @@ class Learner:
         bonus = entropy if mode == "token-mean" else aggregate(scored.entropy_BT, mask_BT, mode, totals)
         loss = policy_share - algorithm.entropy_coef * bonus
         kl = torch.zeros_like(loss)
-        if known.reference_BT is not None:
+        if logprobs.reference_BT is not None:
             kl_BT = divergence(
                 algorithm.kl,
                 scored.logprobs_BT,
-                known.reference_BT,
+                logprobs.reference_BT,
                 self._convention,
                 mask_BT=mask_BT,
                 old_BT=old_BT,
@@ -354,14 +349,19 @@ class Learner:
                 is_same = algorithm.aggregation == "token-mean"
                 penalty = kl if is_same else aggregate(kl_BT, mask_BT, algorithm.aggregation, totals)
                 loss = loss + self._kl.coef * penalty
-        loss.backward()  # type: ignore[no-untyped-call]
+        parts = {"loss": loss, "policy_loss": policy_share, "kl": kl, "entropy": entropy}
+        metrics = {name: each.detach() for name, each in parts.items()}
+        return loss, {**metrics, **self._token_metrics(part, old_BT, policy, corrected, totals)}
+
+    @torch.no_grad()
+    def _token_metrics(
+        self, part: Batch, old_BT: Tensor, policy: TokenLosses, corrected: Correction | None, totals: Totals
+    ) -> dict[str, Tensor]:
+        """A micro batch's share of what is measured over tokens."""
+        mask_BT, algorithm = part.mask_BT, self._config.algorithm
         gap_BT = torch.where(mask_BT, old_BT - part.sampler_logprobs_BT, torch.zeros_like(old_BT))
-        return {
-            "loss": loss.detach(),
-            "policy_loss": policy_share.detach(),
-            "kl": kl.detach(),
-            "entropy": entropy.detach(),
-            "clip_fraction": masked_sum(policy.is_clipped_BT.to(loss.dtype), mask_BT) / totals.num_tokens,
+        metrics = {
+            "clip_fraction": masked_sum(policy.is_clipped_BT.to(policy.losses_BT.dtype), mask_BT) / totals.num_tokens,
             "clip_fraction_lower": policy.is_bounded_BT.sum() / totals.num_tokens,
             "ppo_kl": -policy.log_ratios_BT.sum() / totals.num_tokens,
             "ratio_mean": masked_sum(policy.ratios_BT, mask_BT) / totals.num_tokens,
@@ -370,8 +370,19 @@ class Learner:
             "logprob_diff_max": gap_BT.abs().max(),
             "sampler_kl": (gap_BT.exp() - gap_BT - 1).sum() / totals.num_tokens,
             "sampler_kl_direct": -gap_BT.sum() / totals.num_tokens,
-            **self._weigh(corrected, mask_BT, totals),
         }
+        if corrected is None:
+            return metrics
+        level, cap, floor = algorithm.correction, algorithm.correction_cap, algorithm.correction_floor
+        return {**metrics, **shares(corrected, mask_BT, totals, level=level, cap=cap, floor=floor)}
+
+    def all_reduce(self, shares: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+        """The metrics of an optimizer step from those of its micro batches; sums the gradients over the ranks too."""
+        table = torch.stack([value for each in shares for value in each.values()]).double().view(len(shares), -1)
+        sums, maxima = self._world.all_reduce_sum(table.sum(dim=0)), self._world.all_reduce_max(table.amax(dim=0))
+        sums, maxima = torch.stack((sums, maxima)).tolist()  # one transfer from the device for all numbers
+        self._world.all_reduce_gradients(self.optimizer.parameters.values())
+        return {name: (maxima if name in _MAXIMA else sums)[index] for index, name in enumerate(shares[0])}
 
     def _correct(self, part: Batch, old_BT: Tensor) -> Correction | None:
         algorithm = self._config.algorithm
@@ -388,21 +399,8 @@ class Learner:
             bound=algorithm.correction_bound,
         )
 
-    def _weigh(self, corrected: Correction | None, mask_BT: Tensor, totals: Totals) -> dict[str, Tensor]:
-        if corrected is None:
-            return {}
-        algorithm = self._config.algorithm
-        return shares(
-            corrected,
-            mask_BT,
-            totals,
-            level=algorithm.correction,
-            cap=algorithm.correction_cap,
-            floor=algorithm.correction_floor,
-        )
-
     @torch.no_grad()
-    def start_here(self) -> None:
+    def set_reference(self) -> None:
         """Takes the present weights for those that the run starts from: the reference policy becomes them."""
         policy = dict(self.model.named_parameters())
         if self._reference is not None:
@@ -410,14 +408,14 @@ class Learner:
             start = dict(self.full_weights()) if self._config.model.lora_rank else policy
             for name, own in self._reference.named_parameters():
                 put(own, start[name])
-        for name, wide in self._descent.optimizer.master.items():
+        for name, wide in self.optimizer.adamw.master.items():
             put(wide, policy[name])
 
     def state(self) -> dict[str, Any]:
         """All that the next update depends on, by reference."""
         state: dict[str, Any] = {
             "policy": {name: parameter.detach() for name, parameter in self.model.named_parameters()},
-            **self._descent.moments(),
+            **self.optimizer.moments(),
             "kl_coef": self._kl.coef,
             "groups_random": self._generator.get_state(),
         }
@@ -436,7 +434,7 @@ class Learner:
             # What a whole bfloat16 model keeps beside its weights is the weight of a sharded one.
             wide = state.get("master", {}) if part == "policy" and self.is_sharded else {}
             copy_into(own.get(part, {}), {**state.get(part, {}), **wide})
-        self._descent.restore_moments(state)
+        self.optimizer.restore_moments(state)
         self._kl.coef = state["kl_coef"]
         self._generator.set_state(state["groups_random"].cpu())
         if self.critic is not None:

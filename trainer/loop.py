@@ -1,95 +1,160 @@
-"""The loop on one page: draw, generate, score, look, judge, update, publish, record.
+"""GRPO on one page: draw, generate, score, filter, pack, log-probabilities, advantages, update, weight sync.
 
-`trainer.assembly` puts the parts together as a configuration says; `train` is the run; `advance` is one turn of it.
+`train` is the run and `train_step` one step of it. Observers follow the steps: they check, record, validate and save,
+and the loop knows none of that. Variation hides behind the calls: `trainer.trainer` for what concerns rollouts,
+`trainer.learner` for what concerns the policy. Shapes: P prompts, G rollouts per prompt, B = P*G rows, T tokens.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trainer.interrupt import Interrupt, Left
-from trainer.metrics.step import describe_step, over_ranks
-from trainer.stages.watch import Watch
-from trainer.turn import Turn
+from trainer.learner import Update
+from trainer.metrics.step import StepResult
+from trainer.rollouts import ScoredGroups
+from trainer.tasks.rewards import RewardBroken
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
 
-    from trainer.assembly import Parts
-    from trainer.config import Config
-    from trainer.metrics.progress import Progress
-    from trainer.metrics.records import Records
+    from trainer.algorithms.advantages import Advantages
+    from trainer.learner import Learner, LogProbs
+    from trainer.metrics.step import Observer
+    from trainer.rollouts import GeneratedGroups, RolloutBatch
+    from trainer.trainer import Trainer
+    from trainer.types import Batch
 
 
-def advance(parts: Parts, step: int, progress: Progress) -> Turn:
-    """One turn: new rollouts, one update from them, the new weights to the sampler.
+def train(trainer: Trainer, observers: Sequence[Observer] = (), *, interrupt: Interrupt | None = None) -> None:
+    """The steps from where the trainer stands to the last. Raises Left after the step in which a signal came."""
+    interrupt = interrupt or Interrupt()
+    for observer in observers:
+        observer.on_start()
+    with interrupt.held():
+        for step in range(trainer.learner.steps_done + 1, trainer.config.run.steps + 1):
+            for observer in observers:
+                observer.on_step_start(step)
+            result = train_step(trainer, step)
+            for observer in observers:
+                observer.on_step(step, result)
+            if (signal := interrupt.asked(trainer.world)) is not None:
+                raise Left(signal, step)
+    for observer in observers:
+        observer.on_end()
 
-    One step off policy the rollouts lay ready, and those of the next turn are made while this one's are learnt from.
-    """
-    num_errors = len(parts.reward_errors)
-    made = parts.rollouts(progress)
-    lag = parts.learner.steps_done - made.step
-    parts.engine.sleep()
+
+def train_step(trainer: Trainer, step: int) -> StepResult:
+    """New rollouts, one update from them, the new weights to the engine."""
+    began, num_errors = time.perf_counter(), len(trainer.reward_errors)
+    learner, progress = trainer.learner, trainer.progress
+    rollouts = next_rollouts(trainer)
+    staleness = learner.steps_done - rollouts.step
+    trainer.engine.sleep()
     with progress.part("old_log_prob"):
-        batch = parts.pack(made.groups, made.rewards_PG)
-        known = parts.learner.look(batch, made.reference_BT)
+        batch = trainer.pack(rollouts.groups, rollouts.rewards_PG)
+        logprobs = learner.forward_only(batch, rollouts.reference_BT)
     with progress.part("adv"):
-        judged = parts.learner.judge(batch, known)
+        advantages = learner.compute_advantages(batch, logprobs)
     with progress.part("update_actor"):
-        update = parts.learner.update(batch, known, judged)
-    parts.settle(progress)
+        update = update_policy(learner, batch, logprobs, advantages)
+    wait_rollouts(trainer)
     with progress.part("update_weights"):
-        parts.engine.wake()
-        parts.publish(step)
-    return Turn(
-        made.groups,
-        made.rewards_PG,
-        batch,
-        known,
-        judged,
-        update,
-        made.num_drawn,
-        parts.spent(),
-        None if parts.config.task.on_reward_error == "stop" else len(parts.reward_errors) - num_errors,
-        lag,
+        trainer.engine.wake()
+        trainer.sync_weights(step)
+    return StepResult(
+        groups=rollouts.groups,
+        rewards_PG=rollouts.rewards_PG,
+        batch=batch,
+        logprobs=logprobs,
+        advantages=advantages,
+        update=update,
+        num_drawn=rollouts.num_drawn,
+        stats=trainer.generator_stats(),
+        reward_errors=trainer.count_reward_errors(since=num_errors),
+        staleness=staleness,
+        seconds=time.perf_counter() - began,
     )
 
 
-def train(
-    parts: Parts,
-    config: Config,
-    *,
-    out: Path,
-    records: Records,
-    progress: Progress,
-    interrupt: Interrupt | None = None,
-    num_validated: int | None = None,
-) -> None:
-    """The whole run from the step that the parts stand at; every record but the first and the last is written here.
+def next_rollouts(trainer: Trainer) -> RolloutBatch:
+    """The rollouts of the next step: prefetched, else made now. Off policy, starts to generate those of the step after.
 
-    An interrupt leaves after the step at hand, whose state is saved. `num_validated` is for a run that goes on: the
-    prompts of its evaluation before the first step. Raises Left, and RewardBroken when the state is saved.
+    Raises StaleWeights where they were drawn with weights older than the run allows, and RewardBroken.
     """
-    interrupt = interrupt or Interrupt()
-    watch = Watch(parts, config, out, records, progress, advance=advance, num_validated=num_validated)
-    with watch.saves_first():
-        if num_validated is None:
-            watch.validate("before", parts.learner.steps_done)
-        with interrupt.held():
-            for step in range(parts.learner.steps_done + 1, config.run.steps + 1):
-                twin = watch.split_off(step)
-                began = time.perf_counter()
-                turn = advance(parts, step, progress)
-                seconds = time.perf_counter() - began
-                watch.compare(twin, step)
-                watch.look_at(turn, step)
-                described = parts.world.gather(describe_step(turn, config, seconds, progress))
-                records.write("step", step=step, **over_ranks(described))
-                progress.steps_done = step
-                watch.between_steps(step)
-                if (name := interrupt.asked(parts.world)) is not None:
-                    watch.save(step)
-                    raise Left(name, step)
-            watch.validate("after", config.run.steps)
-            watch.finish()
+    rollouts = trainer.prefetch.take() or make_rollouts(trainer)
+    trainer.check_staleness(rollouts)
+    if rollouts.reference_BT is None and (ours_BT := trainer.reference_logprobs(rollouts.groups)) is not None:
+        rollouts = replace(rollouts, reference_BT=ours_BT)
+    if trainer.config.rollout.off_policy and trainer.learner.steps_done + 1 < trainer.config.run.steps:
+        prompts = trainer.draw()
+        trainer.prefetch.start(lambda progress: trainer.generate(prompts, progress))
+    return rollouts
+
+
+def wait_rollouts(trainer: Trainer) -> None:
+    """Waits for the groups that are being generated, before the engine gets other weights, and scores them."""
+    if (generated := trainer.prefetch.wait(trainer.progress)) is not None:
+        try:
+            trainer.prefetch.ready = make_rollouts(trainer, generated)
+        except RewardBroken as error:  # the step at hand is done, and recorded first
+            trainer.prefetch.error = error
+
+
+def make_rollouts(trainer: Trainer, generated: GeneratedGroups | None = None) -> RolloutBatch:
+    """Groups with their rewards, from the engine's present weights; `generated` are those of the first batch.
+
+    A collective. Raises RewardBroken, on all ranks, where a reward of any of them ends the run; what is drawn next is
+    then what was drawn here.
+    """
+    before, scored, error = trainer.sampling_state(), ScoredGroups(), None
+    try:
+        scored = score_groups(trainer, generated)
+    except RewardBroken as broken:
+        error = broken
+    return trainer.agree_on_rollouts(scored, error, before)
+
+
+def score_groups(trainer: Trainer, generated: GeneratedGroups | None = None) -> ScoredGroups:
+    """This rank's groups: prompts are drawn, answers generated, scored and filtered.
+
+    With dynamic sampling (DAPO) groups without a signal are dropped and others drawn, up to `max_generations` batches.
+    What is there then is used: if no group has a signal, the last batch as it is. Raises RewardBroken.
+    """
+    algorithm, num_wanted = trainer.config.algorithm, trainer.num_prompts
+    kept = ScoredGroups()
+    for num_draws in range(1, (algorithm.max_generations if algorithm.dynamic_sampling else 1) + 1):
+        generated = generated if generated is not None and num_draws == 1 else trainer.generate(trainer.draw())
+        with trainer.progress.part("reward"):
+            rewards_PG = trainer.score(generated.groups)
+        scored = ScoredGroups(generated.groups, rewards_PG, num_draws, generated.reference_BT)
+        kept = kept.extended(scored.where(trainer.is_useful(rewards_PG)))
+        if len(kept.groups) >= num_wanted:
+            break
+    kept = kept.first(num_wanted) if kept.groups else scored.where(trainer.has_rewards(rewards_PG))
+    if not kept.groups:
+        raise RewardBroken(f"no group of the step has all its rewards: {trainer.reward_errors[-1]}")
+    if len(kept.groups) == len(scored.groups) and not algorithm.dynamic_sampling:
+        return scored
+    return kept
+
+
+def update_policy(learner: Learner, batch: Batch, logprobs: LogProbs, advantages: Advantages) -> Update:
+    """One optimizer step for each mini batch; the old policy is the one before the first of them."""
+    value_loss = learner.update_critic(batch, logprobs, advantages)
+    steps = []
+    for rows in learner.mini_batches(batch):
+        micro_batches, totals = learner.micro_batches(batch, rows)
+        shares = []
+        learner.optimizer.zero_grad()
+        with learner.optimizer.accumulating(len(micro_batches)):
+            for micro_batch in micro_batches:
+                loss, metrics = learner.loss(batch, micro_batch, logprobs, advantages, totals)
+                loss.backward()  # type: ignore[no-untyped-call]
+                shares.append(metrics)
+        means, lr = learner.all_reduce(shares), learner.lr()
+        grad_norm = learner.optimizer.step(lr=lr, grad_clip=learner.grad_clip)
+        steps.append({**means, "grad_norm": grad_norm, "lr": lr})
+    return Update.mean(steps, value_loss=value_loss)

@@ -1,34 +1,139 @@
-"""Groups of rollouts from an engine: one answer each, or whole episodes with an environment that answers back.
+"""Rollouts, from prompts to scored groups: one answer each, or whole episodes with an environment that answers back.
 
-Start from `collect`; `demonstrate` makes the rollout of prepared answers, to learn from before any was sampled. An
-episode's tokens are what was sampled, with the environment's words appended as tokens: nothing is decoded and encoded
-again, so that the learner sees exactly the tokens that the sampler's log-probabilities belong to.
+Start from `PromptSampler.draw`, `collect` and `score`; `demonstrate` makes the rollout of prepared answers, to learn
+from before any was sampled. An episode's tokens are what was sampled, with the environment's words appended as tokens:
+nothing is decoded and encoded again, so that the learner sees exactly the tokens that the sampler's log-probabilities
+belong to.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from trainer.config import BadSetting
+from trainer.tasks import scoring
 from trainer.types import Group, Prompt, Rollout, Stop
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from torch import Tensor
+
+    from trainer.algorithms.conventions import Convention
+    from trainer.config import Config
     from trainer.engines.base import Engine, Sampling
     from trainer.tasks.base import Environment, Task, Tokenizer
 
 
+@dataclass(frozen=True, slots=True)
+class GeneratedGroups:
+    """Rollouts before they are scored."""
+
+    groups: list[Group]
+    reference_BT: Tensor | None = None  # as in `RolloutBatch`
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredGroups:
+    """One rank's groups of a step with their rewards, and how many batches were drawn for them."""
+
+    groups: list[Group] = field(default_factory=list)
+    rewards_PG: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    num_draws: int = 0
+    reference_BT: Tensor | None = None  # as in `RolloutBatch`
+    is_partial: bool = False  # not the groups that the reference was asked about
+
+    def where(self, is_kept_P: Tensor) -> ScoredGroups:
+        """Some of the groups."""
+        groups = [group for group, is_kept in zip(self.groups, is_kept_P.tolist(), strict=True) if is_kept]
+        return ScoredGroups(groups, self.rewards_PG[is_kept_P], self.num_draws, is_partial=True)
+
+    def extended(self, others: ScoredGroups) -> ScoredGroups:
+        """These groups and others, that were drawn later."""
+        if not self.groups:
+            return others
+        rewards_PG = torch.cat((self.rewards_PG, others.rewards_PG))
+        return ScoredGroups(self.groups + others.groups, rewards_PG, others.num_draws, is_partial=True)
+
+    def first(self, count: int) -> ScoredGroups:
+        """At most so many of the groups."""
+        return replace(self, groups=self.groups[:count], rewards_PG=self.rewards_PG[:count])
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutBatch:
+    """The rollouts of one step, scored and filtered."""
+
+    groups: list[Group]
+    rewards_PG: Tensor
+    num_drawn: int  # groups generated for them
+    step: int  # after which the engine got the weights that they were drawn with
+    # What a reference policy in the generators says of them, on the CPU, rows and tokens as they are packed; None: the
+    # learner has the reference, or nobody.
+    reference_BT: Tensor | None = None
+
+
+class PromptSampler:
+    """The prompts of each step: at random, or by epochs.
+
+    An epoch has all prompts in a random order, from which each step takes the next ones; without enough left, in a new
+    order. So an epoch asks each prompt once, and leaves out what is less than a step at its end, as verl's loader does.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], count: int, generator: torch.Generator, *, by_epoch: bool) -> None:
+        self._prompts, self._count, self._by_epoch = prompts, count, by_epoch
+        self.generator = generator
+        self._order: list[int] = []
+        self._before: Tensor = generator.get_state()  # the random numbers that this epoch's order was made from
+        self._num_taken = 0
+
+    def draw(self) -> list[Prompt]:
+        """Those of the next step, of all ranks."""
+        if not self._by_epoch:
+            return draw(self._prompts, self._count, self.generator)
+        if len(self._order) - self._num_taken < self._count:
+            self._begin()
+        first, self._num_taken = self._num_taken, self._num_taken + self._count
+        return [self._prompts[index] for index in self._order[first : self._num_taken]]
+
+    def state(self) -> dict[str, Any]:
+        """What the prompts that come next depend on."""
+        if not self._by_epoch:
+            return {"prompts_random": self.generator.get_state()}
+        return {"prompts_random": self._before, "prompts_taken": self._num_taken}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Draws next what came after `state` gave that."""
+        self.generator.set_state(state["prompts_random"].cpu())
+        if self._by_epoch:
+            self._begin()
+            self._num_taken = int(state.get("prompts_taken", 0))
+
+    def _begin(self) -> None:
+        self._before, self._num_taken = self.generator.get_state(), 0
+        self._order = torch.randperm(len(self._prompts), generator=self.generator).tolist()
+
+
+def draw(prompts: Sequence[Prompt], count: int, generator: torch.Generator) -> list[Prompt]:
+    """Prompts at random; none twice before each was drawn once."""
+    order: list[int] = []
+    while len(order) < count:
+        order += torch.randperm(len(prompts), generator=generator).tolist()
+    return [prompts[index] for index in order[:count]]
+
+
 @dataclass(slots=True)
 class Episode:
-    """An episode so far. Only `hear` adds to it; `stop` is None as long as the model has another turn."""
+    """An episode so far. Only `step` adds to it; `stop` is None as long as the model has another turn."""
 
     prompt: Prompt
     environment: Environment
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    is_action: list[bool] = field(default_factory=list)
+    response_mask: list[bool] = field(default_factory=list)
     is_valid: list[bool] = field(default_factory=list)  # per turn
     reward: float = 0.0
     stop: Stop | None = None
@@ -38,29 +143,29 @@ class Episode:
         """What the model reads before its next turn."""
         return (*self.prompt.tokens, *self.tokens)
 
-    def hear(self, turn: Rollout, task: Task) -> None:
+    def step(self, turn: Rollout, task: Task) -> None:
         """Appends the model's turn and, if the episode goes on, the environment's words."""
-        said = self.environment.step(task.tokenizer.decode(turn.tokens))
-        self._append(turn.tokens, turn.logprobs, is_action=True)
-        self.reward += said.reward
-        self.is_valid.append(said.is_valid)
-        if said.is_done:
-            self.stop = Stop.DONE
+        observation = self.environment.step(task.tokenizer.decode(turn.tokens))
+        self._append(turn.tokens, turn.logprobs, is_response=True)
+        self.reward += observation.reward
+        self.is_valid.append(observation.is_valid)
+        if observation.is_done:
+            self.stop = Stop.TERMINATED
         elif len(self.is_valid) == task.max_turns:
             self.stop = Stop.LENGTH
         else:
-            between = reply(task.tokenizer, said.text, is_closed=turn.stop is Stop.END)
-            self._append(between, (0.0,) * len(between), is_action=False)
+            between = reply(task.tokenizer, observation.text, is_closed=turn.stop is Stop.END)
+            self._append(between, (0.0,) * len(between), is_response=False)
 
-    def _append(self, tokens: Sequence[int], logprobs: Sequence[float], *, is_action: bool) -> None:
+    def _append(self, tokens: Sequence[int], logprobs: Sequence[float], *, is_response: bool) -> None:
         self.tokens += tokens
         self.logprobs += logprobs
-        self.is_action += [is_action] * len(tokens)
+        self.response_mask += [is_response] * len(tokens)
 
     def rollout(self) -> Rollout:
         """The whole episode as one rollout. `stop` is LENGTH when the turns ran out."""
         stop = self.stop or Stop.LENGTH
-        actions, valid = tuple(self.is_action), tuple(self.is_valid)
+        actions, valid = tuple(self.response_mask), tuple(self.is_valid)
         return Rollout(tuple(self.tokens), tuple(self.logprobs), stop, actions, self.reward, valid)
 
 
@@ -78,11 +183,11 @@ def collect(engine: Engine, prompts: Sequence[Prompt], task: Task, sampling: Sam
     episodes = [Episode(prompt, task.environment(prompt)) for prompt in prompts for _ in range(size)]
     first = engine.generate([prompt.tokens for prompt in prompts], sampling)
     for episode, turn in zip(episodes, (turn for turns in first for turn in turns), strict=True):
-        episode.hear(turn, task)
+        episode.step(turn, task)
     alone = replace(sampling, rollouts_per_prompt=1)
     while live := [episode for episode in episodes if episode.stop is None]:
         for episode, (turn,) in zip(live, engine.generate([each.context for each in live], alone), strict=True):
-            episode.hear(turn, task)
+            episode.step(turn, task)
     made = [episode.rollout() for episode in episodes]
     return [Group(prompt, tuple(made[at * size : (at + 1) * size])) for at, prompt in enumerate(prompts)]
 
@@ -120,7 +225,67 @@ def demonstrate(prompt: Prompt, task: Task) -> Rollout:
     episode = Episode(prompt, task.environment(prompt))
     for turn in turns:
         if episode.stop is None:
-            episode.hear(turn, task)
+            episode.step(turn, task)
     if episode.stop is None:
         raise ValueError(f"the prepared answers to {prompt.text!r} end before the episode does")
     return episode.rollout()
+
+
+def score(
+    groups: Sequence[Group], *, task: Task, config: Config, device: torch.device, errors: list[str] | None = None
+) -> Tensor:
+    """Rewards [P, G]: what the environment paid, else the task's; less the penalty for answers near the limit.
+
+    A reward that cannot be had raises RewardBroken, is 0 or NaN, as `on_reward_error` says; `errors` gets its reason.
+    """
+    algorithm, on_error = config.algorithm, config.task.on_reward_error
+    if on_error == "stop":
+        errors = None
+    elif errors is None:
+        errors = []
+    rewards = scoring.score(groups, task, limit_s=reward_limit_s(config), errors=errors)
+    dtype = torch.promote_types(getattr(torch, config.run.dtype), torch.float32)
+    rewards_PG = torch.tensor(rewards, dtype=dtype, device=device)
+    if on_error == "zero":
+        rewards_PG = rewards_PG.nan_to_num(nan=0.0)
+    if algorithm.overlong_buffer == 0:
+        return rewards_PG
+    lengths_PG = torch.tensor([[len(each.tokens) for each in group.rollouts] for group in groups], device=device)
+    return rewards_PG + overlong_penalty(
+        lengths_PG, limit=task.max_new_tokens, buffer=algorithm.overlong_buffer, factor=algorithm.overlong_factor
+    )
+
+
+def reward_limit_s(config: Config) -> float | None:
+    """Seconds for all rewards of a step; None where each answer is judged in a process with a limit of its own."""
+    task = config.task
+    return None if task.reward_function or task.task in ("code", "math") else task.reward_timeout_s
+
+
+def overlong_penalty(lengths_B: Tensor, *, limit: int, buffer: int, factor: float) -> Tensor:
+    """What is added to each answer's reward: 0 up to limit - buffer tokens, then falling to -factor at the limit.
+
+    Shapes: lengths_B, tokens per answer -> [B], float32. A buffer of 0 costs nothing at any length.
+    Source: verl DAPO reward manager, min(-(length - (limit - buffer)) / buffer * factor, 0).
+    Example: limit 10, buffer 4, factor 1: lengths 6, 7, 10 -> 0, -0.25, -1
+    """
+    over_B = (lengths_B - (limit - buffer)).float()
+    if buffer <= 0:
+        return over_B * 0
+    return (-over_B / buffer * factor).clamp(max=0.0)
+
+
+def has_signal(rewards_PG: Tensor, convention: Convention) -> Tensor:
+    """Whether a group teaches anything, [P] bool: its rewards are not all equal.
+
+    A group of one has a signal where the convention lets it keep its bare reward. A group with a NaN has one only
+    where the convention leaves NaN out and the rest differs.
+    """
+    if rewards_PG.shape[1] == 1:
+        alone_P = ~rewards_PG[:, 0].isnan()
+        return alone_P if convention.group_of_one == "reward" else alone_P & False
+    if not convention.skips_nan_rewards:
+        return rewards_PG.amax(dim=1) > rewards_PG.amin(dim=1)
+    missing_PG = rewards_PG.isnan()
+    highest_P = rewards_PG.masked_fill(missing_PG, -float("inf")).amax(dim=1)
+    return highest_P > rewards_PG.masked_fill(missing_PG, float("inf")).amin(dim=1)

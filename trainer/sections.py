@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Run:
     """How long, where, with what numbers."""
 
-    steps: int = number(200, 1, 1_000_000, "rollout batches", free=True)
+    steps: int = number(200, 1, 1_000_000, "rollout batches", may_change=True)
     epochs: int = number(
         0, 0, 1_000_000, "times that every prompt is asked, in whole batches; with steps too the fewer count; 0: steps"
     )
@@ -27,32 +27,36 @@ class Run:
     dtype: str = choice("float32", "float64", "bfloat16", about="of the weights")
     num_threads: int = number(1, 1, 1024, "of torch on the CPU; with another number sums may round otherwise")
     ranks: int = number(
-        1, 1, 1024, "processes on this machine that share the rollouts and learn one gradient", free=True
+        1, 1, 1024, "processes on this machine that share the rollouts and learn one gradient", may_change=True
     )
     sharding: str = choice(
         "none",
         "fsdp2",
         about="each rank keeps its rows of weights, gradients and moments alone (one rank: nothing changes); with "
         "dtype=bfloat16 in float32, gathered and computed with in bfloat16",
-        free=True,
+        may_change=True,
     )
     offload: bool = switch(
-        False, "sharding only: rows wait on the CPU between their uses; accelerators only", free=True
+        False, "sharding only: rows wait on the CPU between their uses; accelerators only", may_change=True
     )
     matmul_precision: str = choice(
         "highest", "high", "medium", about="float32 products on the CPU; medium rounds to bfloat16"
     )
-    validate_every: int = number(0, 0, 1_000_000, "steps; 0: before the first and after the last only", free=True)
-    save_every: int = number(0, 0, 1_000_000, "steps; 0: in the middle, where it is tried, and at the end", free=True)
+    validate_every: int = number(0, 0, 1_000_000, "steps; 0: before the first and after the last only", may_change=True)
+    save_every: int = number(
+        0, 0, 1_000_000, "steps; 0: in the middle, where it is tried, and at the end", may_change=True
+    )
     resume: str = choice(
         "false",
         "true",
         "auto",
         about="go on from the checkpoint in the output folder; auto: if there is one",
-        free=True,
+        may_change=True,
     )
     probe_packages: bool = switch(
-        True, "false: Ray and vllm, where they are installed, are not tried before training (5 to 25 s)", free=True
+        True,
+        "false: Ray and vllm, where they are installed, are not tried before training (5 to 25 s)",
+        may_change=True,
     )
     fault: str = choice(
         "none",
@@ -106,7 +110,7 @@ class Questions:
         "drop",
         about="a reward that raises or hangs ends the run, which has saved its state; counts 0; or its group of "
         "answers is left out",
-        free=True,
+        may_change=True,
     )
     train_files: str = text("", "parquet or jsonl, for tasks that read one; several by comma")
     val_files: str = text("", "the same, held out")
@@ -167,7 +171,11 @@ class Sampler:
     weight_sync: str = choice("in-place", "reload", about="how vllm gets new weights")
     sleep: bool = switch(False, "the engine gives its memory to the learner between generations")
     generators: int = number(
-        0, 0, 1024, "processes on this machine that generate for the ranks; 0: each rank does so itself", free=True
+        0,
+        0,
+        1024,
+        "processes on this machine that generate for the ranks; 0: each rank does so itself",
+        may_change=True,
     )
     off_policy: int = number(
         0,
@@ -175,10 +183,10 @@ class Sampler:
         1,
         "1: the next batch is generated while this one is learnt, one step behind; correction=token unless given",
     )
-    max_staleness: int = number(1, 0, 1000, "steps that answers may be behind; at more the run ends", free=True)
-    bucket_mib: int = number(256, 1, 1 << 16, "of weights sent to generators at once", free=True)
+    max_staleness: int = number(1, 0, 1000, "steps that answers may be behind; at more the run ends", may_change=True)
+    bucket_mib: int = number(256, 1, 1 << 16, "of weights sent to generators at once", may_change=True)
     generator_timeout_s: float = number(
-        600.0, 0.01, 86400.0, "for an answer; then another generator is started and asked", free=True
+        600.0, 0.01, 86400.0, "for an answer; then another generator is started and asked", may_change=True
     )
 
 
@@ -265,25 +273,31 @@ class Optim:
 class Cards:
     """Which cards learn and which generate, in processes that Ray starts; both lists empty: no Ray."""
 
-    train_cards: str = text("", "0-3, [0,1] or list(range(0,4)), a rank each; numbers run on over the nodes", free=True)
-    infer_cards: str = text("", "empty or the same: ranks generate too; others: generators there", free=True)
+    train_cards: str = text(
+        "", "0-3, [0,1] or list(range(0,4)), a rank each; numbers run on over the nodes", may_change=True
+    )
+    infer_cards: str = text("", "empty or the same: ranks generate too; others: generators there", may_change=True)
     reference_place: str = choice(
         "auto",
         "learner",
         "generators",
         about="where the reference policy of the divergence is: beside the policy, or in every generator; auto: there "
         "where infer_cards are others than train_cards and vllm has one card an engine, else beside the policy",
-        free=True,
+        may_change=True,
     )
-    nodes: int = number(0, 0, 4096, "that the cards stand in; 0: as many as they fill", free=True)
-    cards_per_node: int = number(0, 0, 1024, "0: as Ray counts them, or all cards over the nodes", free=True)
+    nodes: int = number(0, 0, 4096, "that the cards stand in; 0: as many as they fill", may_change=True)
+    cards_per_node: int = number(0, 0, 1024, "0: as Ray counts them, or all cards over the nodes", may_change=True)
     ray: str = text(
-        "auto", "HOST:PORT; auto: RAY_ADDRESS, else your own on this node, else a new one; local: a new one", free=True
+        "auto",
+        "HOST:PORT; auto: RAY_ADDRESS, else your own on this node, else a new one; local: a new one",
+        may_change=True,
     )
-    restarts: int = number(2, 0, 1000, "after a process or a node is lost, from the last checkpoint", free=True)
-    cluster_limit_s: float = number(120.0, 1.0, 86400.0, "for Ray, its nodes and the processes to be there", free=True)
+    restarts: int = number(2, 0, 1000, "after a process or a node is lost, from the last checkpoint", may_change=True)
+    cluster_limit_s: float = number(
+        120.0, 1.0, 86400.0, "for Ray, its nodes and the processes to be there", may_change=True
+    )
     hang_limit_s: float = number(
-        1800.0, 1.0, 86400.0, "no part of a step has ended for so long: then a process hangs", free=True
+        1800.0, 1.0, 86400.0, "seconds without progress before the run counts as hung", may_change=True
     )
 
 
@@ -303,9 +317,9 @@ class Noise:
 class Output:
     """Where numbers go beside metrics.jsonl, which is always written."""
 
-    loggers: str = text("", "tensorboard, wandb, swanlab, by comma; the last two offline", free=True)
+    loggers: str = text("", "tensorboard, wandb, swanlab, by comma; the last two offline", may_change=True)
     peak_tflops: float = number(
-        0.0, 0.0, 1e6, "of one device, for MFU; 0: measured on a large product at the start", free=True
+        0.0, 0.0, 1e6, "of one device, for MFU; 0: measured on a large product at the start", may_change=True
     )
 
 

@@ -20,27 +20,27 @@ class BadSetting(ValueError):
     """A setting that cannot be used; the text names it, its value and what would be accepted."""
 
 
-def number(default: float, low: float, high: float, about: str = "", *, free: bool = False) -> Any:
+def number(default: float, low: float, high: float, about: str = "", *, may_change: bool = False) -> Any:
     """A setting with a lowest and a highest accepted value; whole if its default is.
 
-    `free`, here and below: a resumed run may have another value than the one that it goes on from.
+    `may_change`, here and below: a resumed run may have another value than the one that it goes on from.
     """
-    return field(default=default, metadata={"low": low, "high": high, "about": about, "free": free})
+    return field(default=default, metadata={"low": low, "high": high, "about": about, "may_change": may_change})
 
 
-def choice(default: str, *others: str, about: str = "", free: bool = False) -> Any:
+def choice(default: str, *others: str, about: str = "", may_change: bool = False) -> Any:
     """A setting that takes one of some words."""
-    return field(default=default, metadata={"accepted": (default, *others), "about": about, "free": free})
+    return field(default=default, metadata={"accepted": (default, *others), "about": about, "may_change": may_change})
 
 
-def text(default: str = "", about: str = "", *, free: bool = False) -> Any:
+def text(default: str = "", about: str = "", *, may_change: bool = False) -> Any:
     """A setting that takes any text: a path, a name."""
-    return field(default=default, metadata={"about": about, "free": free})
+    return field(default=default, metadata={"about": about, "may_change": may_change})
 
 
-def switch(default: bool, about: str = "", *, free: bool = False) -> Any:
+def switch(default: bool, about: str = "", *, may_change: bool = False) -> Any:
     """A setting that is on or off."""
-    return field(default=default, metadata={"about": about, "free": free})
+    return field(default=default, metadata={"about": about, "may_change": may_change})
 
 
 def value_of(setting: Field[Any], given: str, accepted: Sequence[str] | None = None) -> Any:

@@ -100,7 +100,7 @@ def _sum_gradients(model: nn.Module, world: World) -> None:
     """Makes the gradients sums, where torch takes means.
 
     With a factor of 1 alone torch multiplies within the reduction, which gloo and others cannot. Before the release
-    that can be told to add only (2.8 and earlier), the mean is multiplied afterwards, by `World.add_gradients`.
+    that can be told to add only (2.8 and earlier), the mean is multiplied afterwards, by `World.all_reduce_gradients`.
     """
     units: list[Any] = [each for each in model.modules() if hasattr(each, "set_requires_gradient_sync")]
     for unit in units:

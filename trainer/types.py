@@ -21,7 +21,7 @@ class Stop(Enum):
 
     END = "end"  # the model said the end token, which is the last of the rollout's tokens
     LENGTH = "length"  # the allowed number of tokens was reached
-    DONE = "done"  # the environment ended the episode
+    TERMINATED = "done"  # the environment ended the episode
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ class Prompt:
 class Rollout:
     """One answer: its tokens (the end token included) with the log-probability the sampler gave each.
 
-    In an episode of several turns the tokens hold what the environment said in between: there `is_action` is false
+    In an episode of several turns the tokens hold what the environment said in between: there `response_mask` is false
     and the log-probability 0. The tokens are what was sampled and appended, never text encoded again.
     """
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     stop: Stop
-    is_action: tuple[bool, ...] = ()  # per token; empty: the model said every one
+    response_mask: tuple[bool, ...] = ()  # per token; empty: the model said every one
     reward: float | None = None  # what an environment paid for the whole episode; None: the task judges the answer
     is_valid: tuple[bool, ...] = ()  # per turn with an environment: an action could be read from it
 

@@ -11,7 +11,7 @@ from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
     from npuenv.core.finding import Fix
-    from npuenv.facts.ray.placement import Never
+    from npuenv.facts.ray.placement import UnsatisfiableDemand
     from npuenv.facts.ray.status import Demand, Status, Trouble
 
 _NOSET = "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"
@@ -185,19 +185,19 @@ def _can_tell(demand: Demand, status: Status) -> bool:
     return all(":" in name or status.total(name) is not None for name in demand.names)
 
 
-def _never(context: Context, demand: Demand, status: Status) -> Never | None:
+def _never(context: Context, demand: Demand, status: Status) -> UnsatisfiableDemand | None:
     """Why a demand can never run, even on an idle cluster; None when it all fits, or nobody can tell."""
-    from npuenv.facts.ray.placement import never
+    from npuenv.facts.ray.placement import unsatisfiable_demand
 
     totals = {item.name: item.total for item in status.resources}
     nodes, count = [], status.nodes
     # With as many cards as that many of this machine, the nodes are alike, and each has its share of the whole.
     if count and (count == 1 or totals.get("NPU") == count * _chips(context)):
         nodes = [{name: total / count for name, total in totals.items()}] * count
-    return never(demand, status.total, nodes, count)
+    return unsatisfiable_demand(demand, status.total, nodes, count)
 
 
-def _never_told(context: Context, demand: Demand, short: Never, status: Status) -> CheckResult:
+def _never_told(context: Context, demand: Demand, short: UnsatisfiableDemand, status: Status) -> CheckResult:
     from npuenv.facts.ray.placement import Lack
 
     line = Evidence(context.facts.ray.status.evidence[0].command, demand.line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,17 +15,15 @@ from npuenv.bundle.zipapp import content
 from npuenv.checks import Status
 from npuenv.cli.common import show_conflict
 from npuenv.cli.progress import CountBar, report_pending
-from npuenv.cluster.captures import Keeper, load
-from npuenv.cluster.collect import LIMITS_S, Collected, collect
-from npuenv.cluster.consistency import agreement, encounters
-from npuenv.cluster.expected import cards
-from npuenv.cluster.inventory import read
+from npuenv.cluster.captures import LIMITS_S, CaptureWriter, NodeCapture, collect_captures, load_captures
+from npuenv.cluster.consistency import check_consistency, check_identities
+from npuenv.cluster.consistency.cards import check_card_count
+from npuenv.cluster.inventory import Inventory, Node, read
 from npuenv.cluster.parallel_ssh import PARALLEL
-from npuenv.cluster.probing import Probed, Way, probe, unprobed
-from npuenv.cluster.probing.identify import introduce
-from npuenv.cluster.probing.ports import has_unfixed, names_ports, ports_of
-from npuenv.cluster.ssh import Options, trouble_says
-from npuenv.cluster.summary import Judged, Verdict
+from npuenv.cluster.probing import ProbeReport, Transport, identify_nodes, probe, skipped_findings
+from npuenv.cluster.probing.ports import has_dynamic_ports, ports_of, sets_hccl_ports
+from npuenv.cluster.ssh import Options, describe_failure
+from npuenv.cluster.summary import ClusterReport, NodeReport
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
 from npuenv.report import cluster, cluster_forms
@@ -35,7 +34,6 @@ from npuenv.terminal.output import as_json, page_of, require_writable, write_out
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npuenv.cluster.types import Inventory, Node
     from npuenv.facts.collect import Facts
     from npuenv.host.base import Host
     from npuenv.terminal.options import DoctorCommand
@@ -86,7 +84,7 @@ def _require_sense(command: DoctorCommand, options: ClusterOptions) -> None:
         raise BadInput(Message("cluster.no-ssh-config", args), Message("cluster.no-ssh-config-hint"))
 
 
-def _look(ui: Ui, command: DoctorCommand, options: ClusterOptions) -> Verdict:
+def _look(ui: Ui, command: DoctorCommand, options: ClusterOptions) -> ClusterReport:
     """Asks all nodes of the inventory, and judges each as its answer comes."""
     assert options.hosts is not None
     inventory = read(options.hosts)
@@ -95,25 +93,25 @@ def _look(ui: Ui, command: DoctorCommand, options: ClusterOptions) -> Verdict:
     parallel = options.parallel or PARALLEL
     args = {"count": len(inventory.nodes), "parallel": parallel, "limit": f"{limit_s:g}"}
     ui.say(Message("cluster.asking", args), err=True)
-    way = Way(options=Options(config=options.ssh_config), parallel=parallel)
+    way = Transport(options=Options(config=options.ssh_config), parallel=parallel)
     _collect(ui, command, inventory, judge, way, limit_s)
     _try_each_other(ui, command, inventory, judge, way, options.shared)
     asked = {"agree.ports", "agree.packets"} if command.level >= _NETWORK_LEVEL else set()
     return judge.verdict(inventory, asked=frozenset(asked | ({"agree.storage"} if options.shared else set())))
 
 
-def _collect(ui: Ui, command: DoctorCommand, inventory: Inventory, judge: _Judge, way: Way, limit_s: float) -> None:
+def _collect(
+    ui: Ui, command: DoctorCommand, inventory: Inventory, judge: _Judge, way: Transport, limit_s: float
+) -> None:
     """A capture of each node, judged as it comes; kept where that was asked for."""
     with contextlib.ExitStack() as stack:
-        keeper = stack.enter_context(Keeper(command.save, inventory)) if command.save else None
-        answers = collect(
-            inventory.nodes, _program(), judge.words, limit_s=limit_s, parallel=way.parallel, options=way.options
-        )
+        keeper = stack.enter_context(CaptureWriter(command.save, inventory)) if command.save else None
+        answers = collect_captures(inventory.nodes, _program(), judge.words, limit_s=limit_s, transport=way)
         stack.enter_context(contextlib.closing(answers))
         meter = stack.enter_context(CountBar(ui, len(inventory.nodes)))
         for got in answers:
             if keeper:
-                keeper.keep(got)
+                keeper.add(got)
             judge.take(got)
             meter.tick(_line(ui, got))
     if keeper:
@@ -121,28 +119,28 @@ def _collect(ui: Ui, command: DoctorCommand, inventory: Inventory, judge: _Judge
 
 
 def _try_each_other(
-    ui: Ui, command: DoctorCommand, inventory: Inventory, judge: _Judge, way: Way, shared: str | None
+    ui: Ui, command: DoctorCommand, inventory: Inventory, judge: _Judge, way: Transport, shared: str | None
 ) -> None:
     """Lets the nodes that answered say who they are and, from the level on that uses the network, try each other.
 
     Those whose Python is too old for the doctor take part where it can run what nodes say of each other.
     """
-    here = [node for node in inventory.nodes if judge.can_meet(node)]
+    here = [node for node in inventory.nodes if judge.can_probe(node)]
     if len(here) < 2 or (command.level == 0 and shared is None):
         return
     ui.say(Message("cluster.meeting", {"count": len(here)}), err=True)
     way = replace(way, ask=report_pending(ui))
     if command.level >= _NETWORK_LEVEL or shared is not None:
-        ports, is_unfixed = ports_of(judge.sessions), has_unfixed(judge.sessions)
-        judge.probed = probe(here, way, ports=ports, is_unfixed=is_unfixed, shared=shared)
+        ports, has_dynamic = ports_of(judge.sessions), has_dynamic_ports(judge.sessions)
+        judge.probed = probe(here, way, ports=ports, has_dynamic=has_dynamic, shared=shared)
     else:
-        judge.probed = Probed(introduce(here, way)[0], unprobed(), {})
+        judge.probed = ProbeReport(identify_nodes(here, way)[0], skipped_findings(), {})
 
 
-def _look_again(ui: Ui, command: DoctorCommand) -> Verdict:
+def _look_again(ui: Ui, command: DoctorCommand) -> ClusterReport:
     """Judges a folder of captures as if they had just come in."""
     assert command.capture is not None
-    inventory, answers = load(command.capture)
+    inventory, answers = load_captures(command.capture)
     judge = _Judge(ui, command, str(command.capture))
     for got in answers:
         judge.take(got)
@@ -161,19 +159,19 @@ class _Judge:
     def __init__(self, ui: Ui, command: DoctorCommand, source: str) -> None:
         self._ui, self._command, self._source = ui, command, source
         self._stack = app.checkup.find_stack(command)  # an unknown name is said before any node is asked
-        self._judged: dict[str, Judged] = {}
+        self._judged: dict[str, NodeReport] = {}
         self._facts: dict[str, Facts] = {}
         self._meeting: set[str] = set()
-        self.probed: Probed | None = None  # what the nodes said of each other; None: not asked
+        self.probed: ProbeReport | None = None  # what the nodes said of each other; None: not asked
 
-    def can_meet(self, node: Node) -> bool:
+    def can_probe(self, node: Node) -> bool:
         """Whether the node can say what there is between it and others."""
         return node.name in self._meeting
 
     @property
     def sessions(self) -> list[Mapping[str, str]]:
         """The variables of each node that was heard, and of this session where it says where HCCL's ports are."""
-        here = [os.environ] if names_ports(os.environ) else []
+        here = [os.environ] if sets_hccl_ports(os.environ) else []
         return [*(facts.environment.value or {} for facts in self._facts.values()), *here]
 
     @property
@@ -185,29 +183,31 @@ class _Judge:
         words = [word for name, value in options.items() if value is not None for word in (name, value)]
         return ["--quiet", "--json", *words, *(["--hash"] if command.hashes else [])]
 
-    def take(self, got: Collected) -> None:
+    def take(self, got: NodeCapture) -> None:
         """Judges what a node gave."""
-        if got.can_meet:
+        if got.can_probe:
             self._meeting.add(got.node.name)
         if got.host is None:
-            judged = Judged(got.node, trouble=got.trouble, line=got.line, at=got.at, seconds=got.seconds)
+            judged = NodeReport(got.node, failure=got.failure, line=got.line, at=got.at, seconds=got.seconds)
             self._judged[got.node.name] = judged
         else:
             self._judged[got.node.name] = self._judge(got.node, got.host, got.seconds)
 
-    def verdict(self, inventory: Inventory, *, asked: frozenset[str] = frozenset()) -> Verdict:
-        """What all came to, in the order of the inventory; `asked` as in `Verdict`."""
+    def verdict(self, inventory: Inventory, *, asked: frozenset[str] = frozenset()) -> ClusterReport:
+        """What all came to, in the order of the inventory; `asked` as in `ClusterReport`."""
         nodes = tuple(self._judged[node.name] for node in inventory.nodes)
         facts = {node.name: self._facts[node.name] for node in inventory.nodes if node.name in self._facts}
-        met, more = (self.probed.met, self.probed.findings) if self.probed else (None, ())
-        if len(facts) < 2 and met is None:
-            return Verdict(nodes, why_no_agreement=Message("cluster.one-node"), source=self._source)
+        identities, more = (self.probed.identities, self.probed.findings) if self.probed else (None, ())
+        if len(facts) < 2 and identities is None:
+            return ClusterReport(nodes, why_no_agreement=Message("cluster.one-node"), source=self._source)
         cardless = {node.name for node in inventory.nodes if node.cards == 0}
         head = inventory.nodes[0].name  # as `npuenv cluster up` takes it
-        found = agreement(facts, met=met, cardless=cardless, head=head) or encounters(facts, met or {})
-        return Verdict(nodes, (*found, *more), source=self._source, asked=asked)
+        found = check_consistency(facts, identities=identities, cardless=cardless, head=head) or check_identities(
+            facts, identities or {}
+        )
+        return ClusterReport(nodes, (*found, *more), source=self._source, asked=asked)
 
-    def _judge(self, node: Node, host: Host, seconds: float) -> Judged:
+    def _judge(self, node: Node, host: Host, seconds: float) -> NodeReport:
 
         # What it is for without cards is not training: neither the stack nor the framework is asked of it.
         command = replace(self._command, framework="cpu", stack=None) if node.cards == 0 else self._command
@@ -215,26 +215,24 @@ class _Judge:
             judged = app.doctor(command, host)
         except app.ConflictError as error:
             show_conflict(replace(self._ui, is_json=False), error)  # on stderr, never as a second document
-            return Judged(node, seconds=seconds, is_unfit=True)
+            return NodeReport(node, seconds=seconds, is_unfit=True)
         self._facts[node.name] = judged.facts
         is_asked = judged.framework != "cpu" or node.cards == 0
-        number = cards(node, judged.facts, self._source) if is_asked else None
+        number = check_card_count(node, judged.facts, self._source) if is_asked else None
         findings = (*judged.findings, *([number] if number else []))
-        return Judged(node, findings, judged.framework, seconds=seconds)
+        return NodeReport(node, findings, judged.framework, seconds=seconds)
 
 
-def _line(ui: Ui, got: Collected) -> str:
+def _line(ui: Ui, got: NodeCapture) -> str:
     """A node in the progress; with its trouble where it has one."""
-    if got.trouble is None:
+    if got.failure is None:
         return f"{got.node.name} ({got.seconds:.1f} s)"
-    says = trouble_says(got.trouble, got.node.address, got.at)
+    says = describe_failure(got.failure, got.node.address, got.at)
     return say(Message("cluster.silent-node", {"name": got.node.name, "says": says}), ui.lang)
 
 
-def _formed(ui: Ui, command: DoctorCommand, verdict: Verdict) -> str:
+def _formed(ui: Ui, command: DoctorCommand, verdict: ClusterReport) -> str:
     """The report in the form that was asked for."""
-    import sys
-
     asked = Asked(command.level, command.framework, command.stack)
     if command.format == "text":
         page = page_of(ui, is_terminal=command.out is None and sys.stdout.isatty())

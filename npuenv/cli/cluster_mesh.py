@@ -15,14 +15,23 @@ from npuenv.cli.common import Ui, common_options
 from npuenv.cli.help import Command
 from npuenv.cli.progress import ProgressBar, report_pending
 from npuenv.cli.prompt import confirm
-from npuenv.cluster.inventory import read
-from npuenv.cluster.mesh import planning, running, state
-from npuenv.cluster.mesh.asking import Surveyed, devices_of, gone
-from npuenv.cluster.mesh.document import Finished, document, estimate
+from npuenv.cluster.inventory import Inventory, read
+from npuenv.cluster.mesh import (
+    FULL,
+    SAMPLED,
+    Outcome,
+    Results,
+    load_results,
+    planning,
+    require_same_devices,
+    running,
+    save_results,
+)
+from npuenv.cluster.mesh.document import MeshResult, document, estimate
+from npuenv.cluster.mesh.planning import Survey, find_devices, vanished_devices
 from npuenv.cluster.mesh.running import Run, survey
-from npuenv.cluster.mesh.state import save
-from npuenv.cluster.mesh.types import FULL, SAMPLED, Outcome, Results
 from npuenv.cluster.ssh import Options
+from npuenv.cluster.transport import Transport
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message, say
 from npuenv.install.locations import data_folder
@@ -34,7 +43,6 @@ if TYPE_CHECKING:
 
     from rich.progress import ProgressColumn
 
-    from npuenv.cluster.types import Inventory
 
 _LIMIT_S = 15.0  # of one ping
 _PARALLEL = 512  # the most nodes at once
@@ -126,30 +134,31 @@ def _run(ui: Ui, options: MeshOptions) -> int:
     # Those that are to have no cards have nothing to ping with, and nothing that could be pinged.
     inventory = replace(inventory, nodes=tuple(node for node in inventory.nodes if node.cards != 0))
     nodes = {node.name: node for node in inventory.nodes}
-    runner = running.OverSsh(nodes, options.parallel, options=Options(config=options.ssh_config))
+    transport = Transport(options=Options(config=options.ssh_config), parallel=options.parallel)
+    runner = running.SshRunner(nodes, transport)
     ui.say(Message("mesh.asking", {"count": len(nodes)}), err=True)
-    heard = survey(inventory.nodes, replace(runner, ask=report_pending(ui)))
-    surveyed = devices_of(inventory.nodes, heard)
+    heard = survey(inventory.nodes, running.SshRunner(nodes, replace(transport, ask=report_pending(ui))))
+    surveyed = find_devices(inventory.nodes, heard)
     run, state = _prepared(options, inventory, surveyed, runner)
     with _Kept(ui, options, run, state) as kept:
         _tell_time(ui, options, run)
         _go_on(ui, run, kept)
-    missing = (*surveyed.missing, *gone(run.plan.devices, surveyed))
-    finished = Finished(run.plan, run.results, missing, run.lost, time.monotonic() - began)
+    missing = (*surveyed.missing, *vanished_devices(run.plan.devices, surveyed))
+    finished = MeshResult(run.plan, run.results, missing, run.lost, time.monotonic() - began)
     _report(ui, options, finished)
     return int(finished.code)
 
 
 def _prepared(
-    options: MeshOptions, inventory: Inventory, surveyed: Surveyed, runner: running.OverSsh
+    options: MeshOptions, inventory: Inventory, surveyed: Survey, runner: running.SshRunner
 ) -> tuple[Run, Path]:
     """The run, from the start or from where it was broken off, and where its state is kept. Raises BadInput."""
     if options.state is not None:
-        results, mode = state.load(options.state)
+        results, mode = load_results(options.state)
         if options.mode not in (None, mode):
             args = {"path": str(options.state), "mode": Message(f"mesh.mode-{mode}")}
             raise BadInput(Message("mesh.other-mode", args), Message("mesh.other-mode-hint"))
-        state.require_same(results.devices, surveyed.devices, {node.name for node in inventory.nodes}, options.state)
+        require_same_devices(results.devices, surveyed.devices, {node.name for node in inventory.nodes}, options.state)
     else:
         results = Results.empty(surveyed.devices)
         mode = options.mode or (FULL if len(surveyed.devices) <= planning.MOST_FOR_FULL else SAMPLED)
@@ -190,7 +199,7 @@ class _Kept:
     def save(self) -> None:
         """Writes what is done by now. Raises BadInput."""
         try:
-            save(self._path, self._run.results, self._run.plan.mode)
+            save_results(self._path, self._run.results, self._run.plan.mode)
         except OSError as error:
             args = {"path": str(self._path), "reason": error.strerror or str(error)}
             raise BadInput(Message("cli.cannot-save", args), Message("cli.cannot-save-hint")) from error
@@ -249,12 +258,12 @@ def _go_on(ui: Ui, run: Run, kept: _Kept) -> None:
             done += 1
             progress.show(done, Message("mesh.progress", {"done": done, "total": total}))
 
-        run.tell = tell
-        for _ in run.go_on():
+        run.on_ping = tell
+        for _ in run.run_remaining():
             kept.save()
 
 
-def _report(ui: Ui, options: MeshOptions, finished: Finished) -> None:
+def _report(ui: Ui, options: MeshOptions, finished: MeshResult) -> None:
     """Prints the report, or writes it where it was asked to go and says so. Raises BadInput."""
     found = document(finished, ui.lang)
     if options.form == "json":

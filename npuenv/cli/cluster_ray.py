@@ -16,14 +16,13 @@ from npuenv.cli.common import Ui, common_options
 from npuenv.cli.help import Command
 from npuenv.cli.progress import report_pending
 from npuenv.cli.ray_output import STATUS_S, RayContext, print_foreign, print_status, runs, tell
-from npuenv.cluster import ray, ray_state
-from npuenv.cluster import ray_status as ray_seen
-from npuenv.cluster.inventory import read
+from npuenv.cluster import ray, ray_state, ray_status
+from npuenv.cluster.inventory import Inventory, Node, read
 from npuenv.cluster.nodeset import fold
-from npuenv.cluster.probing.transport import Heard, Way
-from npuenv.cluster.ray import Clash, Here, Plan, take_down
-from npuenv.cluster.ray_state import Cluster, Started, place_of, save, sharing
+from npuenv.cluster.ray import NodeState, Plan, StartConflict, stop
+from npuenv.cluster.ray_state import Cluster, StartedNode, clusters_sharing, save, state_path
 from npuenv.cluster.ssh import Options
+from npuenv.cluster.transport import ProbeResult, Transport
 from npuenv.core.errors import BadInput, ExitCode, StepFailed
 from npuenv.core.messages import Message
 from npuenv.core.messages.visible import clean
@@ -33,8 +32,7 @@ from npuenv.report.ray_cluster import Picture, Row, refused_document, refused_li
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from npuenv.cluster.ray_status import Seen
-    from npuenv.cluster.types import Inventory, Node
+    from npuenv.cluster.ray_status import RayStatus
 
 _JOIN_S = 60.0  # until Ray counts who has joined
 _FRAMEWORKS = ("verl", "roll", "vllm-ascend")
@@ -82,7 +80,7 @@ def up(ui: Ui, *, hosts: str | None, ssh_config: str | None, **options: Any) -> 
     if hosts is None:
         raise BadInput(Message("cluster.ray-hosts"), Message("cluster.ray-hosts-hint"))
     inventory = read(hosts)
-    context = RayContext(ui, _way(ui, ssh_config), place_of(inventory, os.environ), hosts, ssh_config, options["ray"])
+    context = RayContext(ui, _way(ui, ssh_config), state_path(inventory, os.environ), hosts, ssh_config, options["ray"])
     plan = _plan(inventory, options)
     with _alone(context.place):
         return int(_up(context, plan))
@@ -111,7 +109,7 @@ def down(ui: Ui, *, hosts: str | None, ssh_config: str | None) -> int:
     if cluster is None:
         raise BadInput(Message("cluster.ray-none"), _hint_none(context, nodes))
     with _alone(context.place):
-        rows = {name: _down_row(each) for name, each in ray.take_down(cluster, context.way).items()}
+        rows = {name: _down_row(each) for name, each in ray.stop(cluster, context.way).items()}
         _keep(context, cluster.without(*(name for name, row in rows.items() if row.is_well)))
     code = ExitCode.FINE if all(row.is_well for row in rows.values()) else ExitCode.PROBLEMS
     then = Message("cluster.ray-next-down", context.commands) if code else None
@@ -131,11 +129,11 @@ def _known_context(
     return context, cluster, inventory.nodes if inventory else ()
 
 
-def _way(ui: Ui, ssh_config: str | None) -> Way:
+def _way(ui: Ui, ssh_config: str | None) -> Transport:
     if ssh_config is not None and not Path(ssh_config).is_file():
         args = {"path": ssh_config}
         raise BadInput(Message("cluster.no-ssh-config", args), Message("cluster.no-ssh-config-hint"))
-    return Way(options=Options(config=ssh_config), ask=report_pending(ui))
+    return Transport(options=Options(config=ssh_config), ask=report_pending(ui))
 
 
 def _known(hosts: str | None) -> tuple[Cluster | None, Path, Inventory | None]:
@@ -148,17 +146,17 @@ def _known(hosts: str | None) -> tuple[Cluster | None, Path, Inventory | None]:
     try:
         inventory = read(hosts)
     except BadInput:
-        place = ray_state.place_of(hosts, os.environ)
+        place = ray_state.state_path(hosts, os.environ)
         cluster = ray_state.load(place)
         if cluster is None:
             raise
         return cluster, place, None
-    place = ray_state.place_of(inventory, os.environ)
+    place = ray_state.state_path(inventory, os.environ)
     return ray_state.load(place), place, inventory
 
 
 def _only_one() -> tuple[Cluster, Path, None]:
-    places = sorted(ray_state.folder_of_states(os.environ).glob("*.json"))
+    places = sorted(ray_state.state_folder(os.environ).glob("*.json"))
     found = [(cluster, place) for place in places if (cluster := ray_state.load(place)) is not None]
     if not found:
         raise BadInput(Message("cluster.ray-none-at-all"), Message("cluster.ray-none-hint"))
@@ -171,7 +169,7 @@ def _only_one() -> tuple[Cluster, Path, None]:
 
 def _hint_none(context: RayContext, nodes: Sequence[Node]) -> Message:
     """What to do where nothing was started for this inventory: another one may have its nodes."""
-    for cluster, names in sharing(nodes, os.environ, context.place):
+    for cluster, names in clusters_sharing(nodes, os.environ, context.place):
         if cluster.source:
             return Message(
                 "cluster.ray-none-other", {"names": fold(names), "command": context.command("down", cluster.source)}
@@ -207,15 +205,15 @@ def _up(context: RayContext, plan: Plan) -> ExitCode:
     """Starts what does not run yet."""
     before = ray_state.load(context.place)
     if before is not None:
-        heard = ray.ask_alive(before, context.way)
+        heard = ray.query_processes(before, context.way)
         running = [name for name, each in heard.items() if runs(each, is_head=name == before.head)]
         if running:
             return _go_on(context, plan, before, running)
-        silent = [(name, each.why) for name, each in heard.items() if each.told is None]
+        silent = [(name, each.why) for name, each in heard.items() if each.answer is None]
         if silent:
             says = Message("cluster.ray-left", context.commands)
             lines = tuple(f"{name}: {why}" for name, why in silent)
-            return _refuse(context.ui, [ray.Clash(says, tuple(name for name, _ in silent), lines)])
+            return _refuse(context.ui, [ray.StartConflict(says, tuple(name for name, _ in silent), lines)])
         stuck = _end_rest(context, before)  # where the raylets are gone
         if stuck:
             return _refuse(context.ui, stuck)
@@ -232,7 +230,7 @@ def _go_on(context: RayContext, plan: Plan, before: Cluster, running: Sequence[s
     head = before.head_node
     if head is None or head.name not in running:
         args = {**context.commands, "head": before.head, "names": fold(running)}
-        return _refuse(context.ui, [ray.Clash(Message("cluster.ray-headless", args), (before.head,))])
+        return _refuse(context.ui, [ray.StartConflict(Message("cluster.ray-headless", args), (before.head,))])
     context.ui.say(Message("cluster.ray-is-up", {"address": before.address}), err=True)
     missing = [node for node in plan.nodes if node.name not in running]
     if not missing:
@@ -246,12 +244,12 @@ def _go_on(context: RayContext, plan: Plan, before: Cluster, running: Sequence[s
     return _begin(context, plan, before, missing)
 
 
-def _end_rest(context: RayContext, cluster: Cluster) -> list[Clash]:
+def _end_rest(context: RayContext, cluster: Cluster) -> list[StartConflict]:
     """Ends what is left of an earlier start; what would not end there stays written down, and nothing is started."""
-    rows = {name: _down_row(each) for name, each in take_down(cluster, context.way).items()}
+    rows = {name: _down_row(each) for name, each in stop(cluster, context.way).items()}
     stuck = [name for name, row in rows.items() if not row.is_well]
     lines = tuple(refused_line(name, rows[name], context.ui.lang) for name in stuck)
-    return [Clash(Message("cluster.ray-stuck", context.commands), tuple(stuck), lines)] if stuck else []
+    return [StartConflict(Message("cluster.ray-stuck", context.commands), tuple(stuck), lines)] if stuck else []
 
 
 def _begin(context: RayContext, plan: Plan, cluster: Cluster, nodes: Sequence[Node]) -> ExitCode:
@@ -263,10 +261,10 @@ def _begin(context: RayContext, plan: Plan, cluster: Cluster, nodes: Sequence[No
     found = [here if here.node.name in names else replace(here, running=()) for here in found]
     others = {
         name: context.command("down", other.source)
-        for other, theirs in sharing(plan.nodes, os.environ, context.place)
+        for other, theirs in clusters_sharing(plan.nodes, os.environ, context.place)
         for name in theirs
     }
-    wrong = ray.clashes(found, others)
+    wrong = ray.start_conflicts(found, others)
     if wrong:
         return _refuse(context.ui, wrong)
     if not cluster.started:
@@ -277,7 +275,7 @@ def _begin(context: RayContext, plan: Plan, cluster: Cluster, nodes: Sequence[No
     return _raise(context, plan, cluster, [here for here in found if here.node.name in names])
 
 
-def _address(ui: Ui, head: Here) -> str:
+def _address(ui: Ui, head: NodeState) -> str:
     """By which the nodes reach the head: as the inventory says where that is an address of its own; else the one of
     the login, for a name may lead to it from here alone, as one of the ssh configuration does. "": the inventory's.
     """
@@ -289,7 +287,7 @@ def _address(ui: Ui, head: Here) -> str:
     return head.login
 
 
-def _refuse(ui: Ui, wrong: Sequence[Clash]) -> ExitCode:
+def _refuse(ui: Ui, wrong: Sequence[StartConflict]) -> ExitCode:
     """Says why nothing is started."""
     if ui.is_json:
         ui.print_json(refused_document(wrong, int(ExitCode.PROBLEMS), ui.lang))
@@ -298,19 +296,19 @@ def _refuse(ui: Ui, wrong: Sequence[Clash]) -> ExitCode:
     return ExitCode.PROBLEMS
 
 
-def _raise(context: RayContext, plan: Plan, cluster: Cluster, found: Sequence[Here]) -> ExitCode:
+def _raise(context: RayContext, plan: Plan, cluster: Cluster, found: Sequence[NodeState]) -> ExitCode:
     """Starts nodes; each is written down before and after, so that an interrupt leaves nothing unknown."""
     rows: dict[str, Row] = {}
 
-    def note(more: Started) -> None:
+    def note(more: StartedNode) -> None:
         nonlocal cluster
         cluster = cluster.with_started(more)
         _keep(context, cluster)
 
     try:
-        for number, result in enumerate(ray.raise_up(plan, found, context.way, note), start=1):
+        for number, result in enumerate(ray.start(plan, found, context.way, note), start=1):
             head: dict[str, object] = {"number": number, "total": len(found), "name": result.node.name}
-            if isinstance(result, ray.Failed):
+            if isinstance(result, ray.StartFailure):
                 line = result.said.splitlines()[-1] if result.said else ""
                 rows[result.node.name] = Row("not-up", line, result.said)
                 context.ui.say(Message("cluster.ray-failed", {**head, "line": clean(line)}), err=True)
@@ -356,12 +354,12 @@ def _keep(context: RayContext, cluster: Cluster) -> None:
         context.place.unlink(missing_ok=True)
 
 
-def _await_nodes(cluster: Cluster, way: Way) -> Seen:
+def _await_nodes(cluster: Cluster, way: Transport) -> RayStatus:
     """What Ray says as soon as it counts all that was started, or after a while."""
     deadline = time.monotonic() + _JOIN_S
     while True:
-        seen = ray_seen.read(ray.ask_ray(cluster, STATUS_S, way), STATUS_S)
-        if ray_seen.is_whole(seen, cluster) or time.monotonic() > deadline:
+        seen = ray_status.read(ray.query_ray(cluster, STATUS_S, way), STATUS_S)
+        if ray_status.is_complete(seen, cluster) or time.monotonic() > deadline:
             return seen
         time.sleep(0.5)
 
@@ -373,9 +371,9 @@ def _not_started(nodes: Sequence[Node], cluster: Cluster) -> dict[str, Row]:
     return {node.name: Row("not-up", line) for node in nodes if node.name not in started}
 
 
-def _down_row(heard: Heard) -> Row:
-    if heard.told is None:
+def _down_row(heard: ProbeResult) -> Row:
+    if heard.answer is None:
         return Row("not-down", heard.why)
-    left = int(heard.told["left"])
+    left = int(heard.answer["left"])
     line = Message("cluster.ray-processes-left", {"count": left}) if left else ""
-    return Row("not-down" if left else "down", line, ended=int(heard.told["ended"]))
+    return Row("not-down" if left else "down", line, ended=int(heard.answer["ended"]))

@@ -16,13 +16,12 @@ from npuenv.core.messages import Message
 from npuenv.facts.python.interpreter import interpreter
 from npuenv.host.local import LocalHost
 from npuenv.matrix import load_matrix
-from npuenv.matrix.keys import nearest_release
+from npuenv.matrix.keys import defaults_of, nearest_release
 from npuenv.preflight.examine import examine
 from npuenv.preflight.fixing import Fixed, corrected, fix_all
-from npuenv.preflight.reading import Asked, Reading, all_of, read_file, read_words
+from npuenv.preflight.reading import Reading, ReadOptions, all_of, read_file, read_words
 from npuenv.preflight.releases import is_far, known_releases
 from npuenv.preflight.rules import RULES
-from npuenv.preflight.rules.keys import defaults_of
 from npuenv.preflight.types import Machine
 from npuenv.report.preflight import Examined, document, sarif_document, show, show_fix
 from npuenv.report.preflight_junit import render_junit
@@ -84,7 +83,7 @@ def command(ui: Ui, *, words: tuple[str, ...], form: str | None, **options: Any)
     return int(code)
 
 
-def _judged(readings: tuple[Reading, ...], asked: Asked, *, is_fixing: bool) -> tuple[Examined, Fixed | None]:
+def _judged(readings: tuple[Reading, ...], asked: ReadOptions, *, is_fixing: bool) -> tuple[Examined, Fixed | None]:
     """What is wrong with the launches of one text, launch by launch, and the corrected copy."""
     pairs = [(each, problem) for each in readings for problem in examine(each.launch, refused=each.refused)]
     first, *rest = readings
@@ -112,7 +111,7 @@ def _require_sense(ui: Ui, form: str, options: Mapping[str, Any]) -> None:
         raise BadInput(Message("preflight.stack-and-target"))
 
 
-def _read(words: tuple[str, ...], asked: Asked) -> Reading:
+def _read(words: tuple[str, ...], asked: ReadOptions) -> Reading:
     return read_file(Path(words[0]), asked) if len(words) == 1 else read_words(words, asked)
 
 
@@ -126,7 +125,7 @@ def _code(reading: Reading, has_error: bool) -> ExitCode:
 # --- what is known besides the text
 
 
-def _asked(options: Mapping[str, Any]) -> Asked:
+def _asked(options: Mapping[str, Any]) -> ReadOptions:
     import os
 
     framework, release = _release_of(options["framework"])
@@ -146,7 +145,7 @@ def _asked(options: Mapping[str, Any]) -> Asked:
         options["is_here"],
     )
     here = {name: os.environ[name] for name in ("HOME", "PWD", "USER") if name in os.environ}
-    return Asked(defaults_of, framework, release, machine, here if options["is_here"] else {}, parses=_parses)
+    return ReadOptions(defaults_of, framework, release, machine, here if options["is_here"] else {}, parses=_parses)
 
 
 def _parses(text: str) -> bool:

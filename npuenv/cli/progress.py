@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from npuenv.app.job import InstallJob
     from npuenv.bundle.offline.fetch import Told
     from npuenv.cli.common import Ui
-    from npuenv.cluster.types import Answer, Node
+    from npuenv.cluster.inventory import Node
+    from npuenv.cluster.parallel_ssh import Answer
     from npuenv.install.environments import Change
     from npuenv.install.executor import Event
 
@@ -224,7 +225,6 @@ class StepProgress(Progress):
 
 def report_pending(ui: Ui, *, first_s: float = _PENDING_FIRST_S) -> Callable[..., Generator[Answer, None, None]]:
     """`npuenv.cluster.parallel_ssh.ask` that names on stderr, after a while and now and again, who has not answered."""
-
     from npuenv.cluster import parallel_ssh
 
     def ask(nodes: Sequence[Node], *args: Any, **options: Any) -> Generator[Answer, None, None]:

@@ -1,1 +1,1 @@
-"""Many nodes at once: which, how each is asked, and what they say. Start from `inventory.read` and `fanout.ask`."""
+"""Many nodes at once: the inventory, ssh to all of them, and what they report."""

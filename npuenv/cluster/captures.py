@@ -1,28 +1,44 @@
-"""The captures of many nodes in a folder: one file for each, and one that says who was asked. See `Keeper`, `load`.
+"""Captures of many nodes: collected over ssh, written to a folder, and read again.
 
-Each file is a capture like any other, for `npuenv doctor --from FILE`.
+The doctor is sent to each node as one file, runs there and leaves nothing behind. What a capture means is judged
+elsewhere. In a folder each node has one file, a capture like any other for `npuenv doctor --from FILE`; `nodes.json`
+lists the nodes.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import zlib
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
-from npuenv.cluster.collect import Collected
-from npuenv.cluster.types import Inventory, Node, Trouble
+from npuenv.cluster.inventory import Inventory, Node
+from npuenv.cluster.parallel_ssh import MAX_BYTES
+from npuenv.cluster.remote_agent import AGENT, MARK, STOP_S
+from npuenv.cluster.ssh import NodeFailure, failing_hop, failure_line, keeps_host_keys
 from npuenv.core.errors import BadInput
 from npuenv.core.json_input import load_file
-from npuenv.core.messages import Message
-from npuenv.host.recorded import load_capture
+from npuenv.core.messages import Message, say
+from npuenv.host.recorded import load_capture, parse_capture
 from npuenv.host.redact import Redactor
 from npuenv.host.writing import write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Generator, Iterator, Sequence
     from types import TracebackType
+
+    from npuenv.cluster.parallel_ssh import Answer
+    from npuenv.cluster.transport import Transport
+    from npuenv.host.recorded import RecordedHost
+
+
+# Seconds that a node may take, by the level of the look: reading files, asking tools, cards and network, burning in.
+LIMITS_S = (60.0, 120.0, 600.0, 1800.0)
+_SPARE_S = STOP_S + 1.0  # of the limit, for the node to say itself that it is over, and to clean up
+_OLDEST_FOR_PROBES = (3, 6)  # for the small programs by which nodes tell what there is between them
 
 SCHEMA = "npuenv.nodes/1"
 LIST = "nodes.json"
@@ -30,7 +46,91 @@ _USER = re.compile(r"(?P<user>[^\s@]+)@(?P<host>[^\s:]+): ")  # "ops@bastion: Pe
 _APART = "+"  # behind the name of a node whose capture would be called like the list; no name of a host holds it
 
 
-class Keeper:
+@dataclass(frozen=True, slots=True)
+class NodeCapture:
+    """What one node gave: a capture, or why there is none."""
+
+    node: Node
+    seconds: float
+    text: str = ""  # the capture, as `npuenv.capture/1`
+    host: RecordedHost | None = None  # that answers from it; None: there is no capture
+    failure: NodeFailure | None = None
+    line: str = ""  # the deciding line of ssh or of the node, or the command that was under way
+    at: str = ""  # with a failure of a host on the way there: that host
+
+    @property
+    def can_probe(self) -> bool:
+        """Whether the node can take part where nodes try each other: its Python need not be one for the doctor."""
+        found = re.fullmatch(r"Python (\d+)\.(\d+).*", self.line) if self.failure is NodeFailure.TOO_OLD else None
+        return self.host is not None or (found is not None and (int(found[1]), int(found[2])) >= _OLDEST_FOR_PROBES)
+
+
+def collect_captures(
+    nodes: Sequence[Node], program: bytes, words: Sequence[str], *, limit_s: float, transport: Transport
+) -> Generator[NodeCapture, None, None]:
+    """Every node's capture as it comes in. Close the iterator to end all that still runs, on the nodes as well.
+
+    `program` is the doctor as one file, `words` are its options.
+    """
+    remote_s = max(limit_s - _SPARE_S, limit_s / 2)
+    request = {"limit_s": remote_s, "size": len(program), "words": list(words)}
+    data = json.dumps(request).encode() + b"\n" + program
+    answers = transport.run_python(nodes, AGENT, lambda _: data, limit_s=limit_s, max_bytes=MAX_BYTES)
+    for answer in answers:
+        capture = _capture_of(answer)
+        is_new = capture.failure is NodeFailure.HOST_KEY and "host key is known for" in capture.line
+        if is_new and not keeps_host_keys(capture.node, transport.client, transport.options):
+            capture = replace(capture, failure=NodeFailure.NO_KEYS)
+        yield capture
+
+
+def _capture_of(answer: Answer) -> NodeCapture:
+    """What the node's answer holds."""
+    found = _parse_answer(answer.out)
+    if found is None:
+        failure = answer.failure or NodeFailure.BROKEN
+        line = failure_line(answer.err, answer.out if MARK not in answer.out else b"", failure)
+        at = failing_hop(answer.node, answer.err)
+        return NodeCapture(answer.node, answer.seconds, failure=failure, line=line, at=at)
+    word, body = found
+    if word == "capture":
+        return _read(answer, body)
+    line = body.decode(errors="replace").strip()
+    if word == "too-old":
+        return NodeCapture(answer.node, answer.seconds, failure=NodeFailure.TOO_OLD, line=f"Python {line}")
+    failure = NodeFailure.TIMED_OUT if word == "timed-out" else NodeFailure.BROKEN
+    return NodeCapture(answer.node, answer.seconds, failure=failure, line=_deciding(line))
+
+
+def _deciding(text: str) -> str:
+    """The line of a program's last words that says most: the end of a traceback, else the first one."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
+    return lines[-1] if "Traceback" in text else lines[0]
+
+
+def _read(answer: Answer, body: bytes) -> NodeCapture:
+    try:
+        text = zlib.decompress(body).decode()
+        host = parse_capture(text, Path(answer.node.name))
+    except (zlib.error, UnicodeDecodeError, BadInput) as error:
+        line = say(error.message) if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"
+        return NodeCapture(answer.node, answer.seconds, failure=NodeFailure.BROKEN, line=line)
+    return NodeCapture(answer.node, answer.seconds, text, host)
+
+
+def _parse_answer(out: bytes) -> tuple[str, bytes] | None:
+    """The word of the answer and what belongs to it; None where it is not whole."""
+    at = out.find(MARK)
+    if at < 0:
+        return None
+    head, _, rest = out[at + len(MARK) :].partition(b"\n")
+    match = re.fullmatch(rb"([a-z-]+) (\d+)", head)
+    if match is None or len(rest) < int(match[2]):
+        return None
+    return match[1].decode(), rest[: int(match[2])]
+
+
+class CaptureWriter:
     """Writes captures as they come; the list of nodes at the end, interrupted or not."""
 
     def __init__(self, folder: Path, inventory: Inventory) -> None:
@@ -49,23 +149,23 @@ class Keeper:
         if not is_empty:
             raise BadInput(Message("cluster.save-not-empty", {"path": str(folder)}), _hint("save-no-folder"))
 
-    def keep(self, got: Collected) -> None:
+    def add(self, capture: NodeCapture) -> None:
         """Writes what one node gave. Raises BadInput where it cannot be written."""
-        trouble = got.trouble.value if got.trouble else None
-        line, at = self._without_names(got)
-        self._got[got.node.name] = {"trouble": trouble, "line": line, "at": at, "seconds": got.seconds}
-        if got.host is not None:
-            self._write(_file_of(got.node.name), got.text)
+        failure = capture.failure.value if capture.failure else None
+        line, at = self._without_names(capture)
+        self._got[capture.node.name] = {"trouble": failure, "line": line, "at": at, "seconds": capture.seconds}
+        if capture.host is not None:
+            self._write(_file_of(capture.node.name), capture.text)
             self.count += 1
 
-    def __enter__(self) -> Keeper:
+    def __enter__(self) -> CaptureWriter:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        asked = [node for node in self._inventory.nodes if node.name in self._got]
-        nodes = [{**self._kept(node), **self._got[node.name]} for node in asked]
+        collected = [node for node in self._inventory.nodes if node.name in self._got]
+        nodes = [{**self._kept(node), **self._got[node.name]} for node in collected]
         source = self._redactor.text(self._inventory.source)
         document = {"schema": SCHEMA, "npuenv": __version__, "source": source, "nodes": nodes}
         self._write(LIST, json.dumps(document, ensure_ascii=False, indent=1) + "\n")
@@ -77,14 +177,14 @@ class Keeper:
             address = self._redactor.text(f"addr {address}").removeprefix("addr ")
         return {"name": node.name, "address": address, "port": node.port, "cards": node.cards}
 
-    def _without_names(self, got: Collected) -> tuple[str, str]:
+    def _without_names(self, capture: NodeCapture) -> tuple[str, str]:
         """What ssh said of a node, and the host on the way to it, with stand-ins for users and jump hosts."""
-        said = _USER.match(got.line)
-        for user in (got.node.user, said["user"] if said else None):
+        said = _USER.match(capture.line)
+        for user in (capture.node.user, said["user"] if said else None):
             self._redactor.learn_user(user or "")
-        if got.at:
-            self._redactor.learn_host(got.at)
-        return self._redactor.text(got.line), self._redactor.text(got.at)
+        if capture.at:
+            self._redactor.learn_host(capture.at)
+        return self._redactor.text(capture.line), self._redactor.text(capture.at)
 
     def _write(self, name: str, text: str) -> None:
         try:
@@ -93,7 +193,7 @@ class Keeper:
             raise _unwritten(self._folder / name, error) from error
 
 
-def load(folder: Path) -> tuple[Inventory, Iterator[Collected]]:
+def load_captures(folder: Path) -> tuple[Inventory, Iterator[NodeCapture]]:
     """The nodes of a folder and what each gave; without a list of nodes, those whose captures lie there.
 
     Raises BadInput for a folder without captures and, as they are read, for a file that is none.
@@ -109,8 +209,8 @@ def load(folder: Path) -> tuple[Inventory, Iterator[Collected]]:
             Message("cluster.no-captures", {"path": str(folder)}),
             Message("cluster.no-captures-hint", {"path": str(folder)}),
         )
-    told = [(_node(row), row) for row in rows]
-    return Inventory(tuple(node for node, _ in told), str(folder)), (_again(folder, *each) for each in told)
+    found = [(_node(row), row) for row in rows]
+    return Inventory(tuple(node for node, _ in found), str(folder)), (_load_capture(folder, *each) for each in found)
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -140,14 +240,14 @@ def _node(row: dict[str, Any]) -> Node:
     return Node(row["name"], str(row.get("address") or row["name"]), **texts, **numbers)
 
 
-def _again(folder: Path, node: Node, row: dict[str, Any]) -> Collected:
+def _load_capture(folder: Path, node: Node, row: dict[str, Any]) -> NodeCapture:
     seconds = float(row["seconds"]) if isinstance(row.get("seconds"), (int, float)) else 0.0
     kind = row.get("trouble")
     if kind is not None:
-        known = {trouble.value: trouble for trouble in Trouble}
+        known = {failure.value: failure for failure in NodeFailure}
         line, at = (str(row.get(key) or "") for key in ("line", "at"))
-        return Collected(node, seconds, trouble=known.get(str(kind), Trouble.BROKEN), line=line, at=at)
-    return Collected(node, seconds, host=load_capture(folder / _file_of(node.name)))
+        return NodeCapture(node, seconds, failure=known.get(str(kind), NodeFailure.BROKEN), line=line, at=at)
+    return NodeCapture(node, seconds, host=load_capture(folder / _file_of(node.name)))
 
 
 def _file_of(name: str) -> str:

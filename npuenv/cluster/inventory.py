@@ -1,4 +1,4 @@
-"""The nodes of a cluster from a text file. Start from `read`.
+"""The nodes of a cluster from a text file.
 
 A line names nodes and what is special about them; `*` stands for all nodes of the file:
 
@@ -26,12 +26,14 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.cluster.types import NO_JUMP, Inventory, Node
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+
+NO_JUMP = "none"  # as in ssh's own configuration
 
 MOST_NODES = 4096
 _MOST_BYTES = 4 << 20
@@ -64,6 +66,27 @@ _RUN = re.compile(r"(\d+)(?:[-:](\d+))?")
 _PORT = re.compile(rf"({_HOST}|.*\]):(\d+)")
 _SIX = re.compile(r"\[([0-9A-Fa-f]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(?:%\w+)?)\]")  # [fd00::1], as in a URL
 _FOUR = re.compile(r"\d+(?:\.\d+){3}")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine that is reached over ssh. None: as the user's ssh configuration says, or not known."""
+
+    name: str  # how the user calls it, and ssh's name for it
+    address: str  # where it answers; equal to the name unless the inventory says otherwise
+    user: str | None = None
+    port: int | None = None
+    jump: str | None = None  # the hosts in between, as for `ssh -J`; NO_JUMP: none, whatever the configuration says
+    cards: int | None = None  # how many NPUs it ought to have; 0: it takes part without any
+    python: str | None = None  # the interpreter there that runs the doctor; None: python3
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The nodes in the order of the file, no name twice."""
+
+    nodes: tuple[Node, ...]
+    source: str  # the file, for sentences
 
 
 @dataclass(frozen=True, slots=True)

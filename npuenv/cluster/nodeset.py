@@ -1,6 +1,6 @@
-"""Many names in few words: `node[01-03,07]`, `cards 3,5-7`. Start from `fold` and `fold_numbers`.
+"""Many names in few words: `node[01-03,07]`, `cards 3,5-7`.
 
-What `fold` writes is what an inventory reads: the same names come out of it again.
+An inventory reads what `fold` writes: the same names come out of it again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One command on many nodes at once, over the system's ssh client. Start from `ask`.
+"""One command on many nodes at once, over the system's ssh client.
 
 One thread waits for all of them. Every node gives exactly one answer, and no node takes longer than its limit. What
 happens on a node is not judged here.
@@ -19,17 +19,16 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING
 
-from npuenv.cluster.ssh import Options, argv_for, trouble_of
-from npuenv.cluster.types import Answer, Trouble
+from npuenv.cluster.ssh import NodeFailure, Options, argv_for, failure_of
 from npuenv.host.children import end_group, undisturbed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
 
-    from npuenv.cluster.types import Node
+    from npuenv.cluster.inventory import Node
 
 PARALLEL = 32  # far more than two cores can feed, and little for a file server that all of them read from
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 _CHUNK = 1 << 16
 _ERR_BYTES = 1 << 16  # the end of the client's texts that is kept
 _POLL_S = 0.02  # where the kernel cannot tell the end of a process through a descriptor
@@ -41,9 +40,21 @@ _NO_ANSWER = re.compile(r"connect to (?:host|address) .* timed out")
 _TIMES_OTHERS = 2.0  # so much longer than the slowest of the others a node may take to be reached
 _AGAIN_AT_MOST = 3
 _REST_S = (0.5, 2.0)  # at random, so that those that were dropped together do not come back together
-_FILES_EACH = 4  # open files of one talk: three pipes, and its process
+_FILES_EACH = 4  # open files of one session: three pipes, and its process
 _FILES_BESIDE = 64
 _MORE_S = 0.05  # between two times that a caller is asked for more input
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What asking one node came to."""
+
+    node: Node
+    code: int | None  # the exit code of the command; None: it never came to one
+    out: bytes
+    err: str  # the end of it where it was long
+    seconds: float
+    failure: NodeFailure | None  # None: the command ran to its end
 
 
 def ask(
@@ -55,9 +66,9 @@ def ask(
     parallel: int = PARALLEL,
     client: Sequence[str] = ("ssh",),
     options: Options | None = None,
-    most_bytes: int = MOST_BYTES,
+    max_bytes: int = MAX_BYTES,
     keeps_stdin: bool = False,
-    heard: Callable[[Node, bytes], object] | None = None,
+    on_output: Callable[[Node, bytes], object] | None = None,
     more: Callable[[], Mapping[str, bytes]] | None = None,
 ) -> Generator[Answer, None, None]:
     """The answers as they come in, one for every node. Closing the iterator ends all that still runs.
@@ -65,47 +76,47 @@ def ask(
     `limit_s` counts from the start of a node's own connection, less what the caller does with other answers meanwhile.
     Within it a connection that a busy server drops at its very beginning is tried again, and one that took too long
     to come about where the other nodes need about as long.
-    `command` is a list of words, which the remote shell gets quoted. With `keeps_stdin` its input stays open after the
-    data: the command sees by the end of its input that nobody waits for it any more. More than `most_bytes` of output
-    end a command. `heard` is called with each piece of output as it comes, which an answer that never comes would lose.
-    `more` is asked again and again what further input there is, by the names of nodes: with `keeps_stdin` alone.
+    `command` is a list of words, quoted for the remote shell. With `keeps_stdin` its input stays open after the
+    data, so the command sees its end when nobody waits any more; `more` is then called again and again for
+    further input by the names of nodes. More than `max_bytes` of output end a command. `on_output` is called with each
+    piece of output as it comes.
     """
     waiting = list(reversed(nodes))
     parallel = room_for(min(parallel, len(nodes)))
-    talks: list[_Talk] = []
+    sessions: list[_Session] = []
     answers: deque[Answer] = deque()
     pace = _Pace()
     with selectors.DefaultSelector() as selector:
         try:
-            while waiting or talks or answers:
-                while waiting and len(talks) < parallel:
+            while waiting or sessions or answers:
+                while waiting and len(sessions) < parallel:
                     node = waiting.pop()
                     words = command(node) if callable(command) else command
                     data = stdin(node) if callable(stdin) else stdin
-                    call = _Call(
-                        node, words, client, options or Options(), data, limit_s, most_bytes, keeps_stdin, heard
+                    request = _Request(
+                        node, words, client, options or Options(), data, limit_s, max_bytes, keeps_stdin, on_output
                     )
-                    talk = _Talk(selector, call, pace)
-                    talks.append(talk)
-                    talk.start()
-                if talks:
-                    _turn(selector, talks, 0.0 if answers else _MORE_S if more else None)
+                    session = _Session(selector, request, pace)
+                    sessions.append(session)
+                    session.start()
+                if sessions:
+                    _poll(selector, sessions, 0.0 if answers else _MORE_S if more else None)
                 if more:
                     further = more()
-                    for talk in talks:
-                        talk.add(further.get(talk.name, b""))
-                answers += [talk.answer for talk in talks if talk.answer is not None]
-                talks = [talk for talk in talks if talk.answer is None]
-                if answers and not (waiting and len(talks) < parallel):  # the next ones run while the caller works
+                    for session in sessions:
+                        session.add(further.get(session.name, b""))
+                answers += [session.answer for session in sessions if session.answer is not None]
+                sessions = [session for session in sessions if session.answer is None]
+                if answers and not (waiting and len(sessions) < parallel):  # the next ones run while the caller works
                     began = time.monotonic()
                     yield answers.popleft()
                     held_s = time.monotonic() - began
-                    for talk in talks:
-                        talk.lengthen(held_s)
+                    for session in sessions:
+                        session.extend(held_s)
         finally:
             with undisturbed():
-                for talk in talks:
-                    talk.end()
+                for session in sessions:
+                    session.end()
 
 
 def room_for(parallel: int) -> int:
@@ -122,18 +133,18 @@ def room_for(parallel: int) -> int:
     return max(1, parallel)
 
 
-def _turn(selector: selectors.BaseSelector, talks: Sequence[_Talk], most_s: float | None) -> None:
-    """Waits for the next thing to happen, no longer than `most_s`, and lets each talk have its share of it."""
-    wait_s = min(talk.wakes for talk in talks) - time.monotonic()
+def _poll(selector: selectors.BaseSelector, sessions: Sequence[_Session], most_s: float | None) -> None:
+    """Waits for the next thing to happen, no longer than `most_s`, and lets each session have its share of it."""
+    wait_s = min(session.wakes for session in sessions) - time.monotonic()
     if most_s is not None:
         wait_s = min(wait_s, most_s)
-    if any(talk.must_be_polled for talk in talks):
+    if any(session.must_be_polled for session in sessions):
         wait_s = min(wait_s, _POLL_S)
     for key, _ in selector.select(max(0.0, wait_s)):
         key.data()
     now = time.monotonic()
-    for talk in talks:
-        talk.settle(now)
+    for session in sessions:
+        session.check(now)
 
 
 @dataclass(slots=True)
@@ -144,7 +155,7 @@ class _Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _Request:
     """What is asked of one node; see `ask`."""
 
     node: Node
@@ -153,39 +164,39 @@ class _Call:
     options: Options
     data: bytes
     limit_s: float
-    most_bytes: int
+    max_bytes: int
     keeps_stdin: bool
-    heard: Callable[[Node, bytes], object] | None
+    on_output: Callable[[Node, bytes], object] | None
 
 
-class _Talk:
+class _Session:
     """One client and what it says. `answer` is set once, when it has ended and all that it said was read."""
 
-    def __init__(self, selector: selectors.BaseSelector, call: _Call, pace: _Pace) -> None:
+    def __init__(self, selector: selectors.BaseSelector, request: _Request, pace: _Pace) -> None:
         self.answer: Answer | None = None
-        self._selector, self._call, self._pace = selector, call, pace
-        self._options = call.options
-        self._data = memoryview(call.data)
-        self._is_listening = True  # the client still takes its input
+        self._selector, self._request, self._pace = selector, request, pace
+        self._options = request.options
+        self._data = memoryview(request.data)
+        self._takes_input = True  # the client still takes its input
         self._num_again = 0
-        self._rests_until = 0.0
+        self._retries_at = 0.0
         self._began = time.monotonic()
-        self._deadline = self._began + call.limit_s
+        self._deadline = self._began + request.limit_s
         self._process: subprocess.Popen[bytes] | None = None
         self._out, self._err = bytearray(), bytearray()
         self._pidfd: int | None = None
 
     @property
     def name(self) -> str:
-        return self._call.node.name
+        return self._request.node.name
 
     def add(self, data: bytes) -> None:
         """Further input, which is lost where the client takes none any more."""
         stream = self._process.stdin if self._process else None
-        if not data or stream is None or stream.closed or not self._is_listening:
+        if not data or stream is None or stream.closed or not self._takes_input:
             return
         if stream not in self._selector.get_map():
-            self._watch(stream, self._tell, selectors.EVENT_WRITE)
+            self._watch(stream, self._write_in, selectors.EVENT_WRITE)
         self._data = memoryview(bytes(self._data) + data)
 
     @property
@@ -195,10 +206,10 @@ class _Talk:
 
     @property
     def wakes(self) -> float:
-        """When it has something to do, be nothing heard until then."""
-        return self._deadline if self._process is not None else min(self._rests_until, self._deadline)
+        """When it has something to do if no output comes until then."""
+        return self._deadline if self._process is not None else min(self._retries_at, self._deadline)
 
-    def lengthen(self, seconds: float) -> None:
+    def extend(self, seconds: float) -> None:
         """Gives it more time: somebody else has used up some of it."""
         self._deadline += seconds
 
@@ -207,7 +218,7 @@ class _Talk:
         # No language: ssh speaks English alone, and many a configuration hands LC_* on to the node.
         environ = {**os.environ, "SSH_ASKPASS_REQUIRE": "never"}
         pipe = subprocess.PIPE
-        argv = argv_for(self._call.node, self._call.words, self._call.client, self._options)
+        argv = argv_for(self._request.node, self._request.words, self._request.client, self._options)
         try:
             with undisturbed():
                 self._process = process = subprocess.Popen(
@@ -215,41 +226,41 @@ class _Talk:
                 )
         except OSError as error:
             self._err += f"{argv[0]}: {error.strerror or error}".encode()
-            self._finish(None, Trouble.CLIENT)
+            self._finish(None, NodeFailure.CLIENT)
             return
         assert process.stdin and process.stdout and process.stderr
-        self._watch(process.stdout, self._hear)
-        self._watch(process.stderr, self._hear_complaint)
-        self._watch(process.stdin, self._tell, selectors.EVENT_WRITE)
+        self._watch(process.stdout, self._read_out)
+        self._watch(process.stderr, self._read_err)
+        self._watch(process.stdin, self._write_in, selectors.EVENT_WRITE)
         if hasattr(os, "pidfd_open"):
             with contextlib.suppress(OSError):  # an old kernel: then it is polled
                 self._pidfd = os.pidfd_open(process.pid)
                 self._selector.register(self._pidfd, selectors.EVENT_READ, lambda: None)
 
-    def settle(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """Sets the answer where it has ended, said too much, or is over its time."""
         if self.answer is not None:
             return
         if self._process is None:
-            if now >= self._rests_until:
+            if now >= self._retries_at:
                 self.start()
             return
-        if len(self._out) > self._call.most_bytes:
-            self._finish(None, Trouble.TOO_MUCH)
+        if len(self._out) > self._request.max_bytes:
+            self._finish(None, NodeFailure.TOO_MUCH)
         elif (code := _exit_code(self._process.pid)) is not None:
             # What it wrote lies in the pipes; another process may hold them open, so that their end is not waited for.
             self._drain()
-            trouble = trouble_of(code, self._text(), self._call.words)
-            if not self._rest(now, trouble):
-                self._finish(code, trouble)
+            failure = failure_of(code, self._text(), self._request.words)
+            if not self._retry(now, failure):
+                self._finish(code, failure)
         elif now >= self._deadline:
-            self._finish(None, Trouble.TIMED_OUT)
+            self._finish(None, NodeFailure.TIMED_OUT)
 
-    def _rest(self, now: float, trouble: Trouble | None) -> bool:
+    def _retry(self, now: float, failure: NodeFailure | None) -> bool:
         """Whether it tries again: nothing had begun when the server dropped it, or the client's patience was at its
         end before the node's turn had come, and time is left.
         """
-        is_shed = trouble is Trouble.BROKEN and _SHED.search(self._text()) is not None
+        is_shed = failure is NodeFailure.BROKEN and _SHED.search(self._text()) is not None
         connect_s = self._options.connect_s if is_shed else self._patience()
         until = now + (random.uniform(*_REST_S) if is_shed else 0.0)
         if self._out or not connect_s or self._num_again == _AGAIN_AT_MOST or until >= self._deadline:
@@ -258,8 +269,8 @@ class _Talk:
         with undisturbed():
             self.end()
         self._num_again += 1
-        self._rests_until = until
-        self._data, self._is_listening = memoryview(self._call.data), True
+        self._retries_at = until
+        self._data, self._takes_input = memoryview(self._request.data), True
         self._err.clear()
         return True
 
@@ -288,15 +299,15 @@ class _Talk:
             self._pidfd = None
         self._process = None
 
-    def _finish(self, code: int | None, trouble: Trouble | None) -> None:
+    def _finish(self, code: int | None, failure: NodeFailure | None) -> None:
         with undisturbed():
             self.end()
         seconds = time.monotonic() - self._began
-        is_own = trouble is None
+        is_own = failure is None
         if is_own:
             self._pace.slowest_s = max(self._pace.slowest_s, seconds)
         self.answer = Answer(
-            self._call.node, code if is_own else None, bytes(self._out), self._text(), seconds, trouble
+            self._request.node, code if is_own else None, bytes(self._out), self._text(), seconds, failure
         )
 
     def _text(self) -> str:
@@ -314,7 +325,7 @@ class _Talk:
         with contextlib.suppress(BrokenPipeError):
             stream.close()
 
-    def _tell(self) -> None:
+    def _write_in(self) -> None:
         """Hands over as much of the input as the pipe takes."""
         assert self._process and self._process.stdin
         stream = self._process.stdin
@@ -325,22 +336,22 @@ class _Talk:
             return
         except BrokenPipeError:  # it does not listen any more; what it says tells why
             self._data = memoryview(b"")
-            self._is_listening = False
+            self._takes_input = False
         if not self._data:
-            if self._call.keeps_stdin and self._is_listening:
+            if self._request.keeps_stdin and self._takes_input:
                 self._selector.unregister(stream)
             else:
                 self._unwatch(stream)
 
-    def _hear(self) -> bool:
+    def _read_out(self) -> bool:
         assert self._process
         chunk = self._read(self._process.stdout)
         self._out += chunk
-        if self._call.heard is not None and chunk:
-            self._call.heard(self._call.node, chunk)
-        return bool(chunk) and len(self._out) <= self._call.most_bytes
+        if self._request.on_output is not None and chunk:
+            self._request.on_output(self._request.node, chunk)
+        return bool(chunk) and len(self._out) <= self._request.max_bytes
 
-    def _hear_complaint(self) -> bool:
+    def _read_err(self) -> bool:
         assert self._process
         chunk = self._read(self._process.stderr)
         self._err += chunk
@@ -360,9 +371,9 @@ class _Talk:
         return chunk
 
     def _drain(self) -> None:
-        while self._hear():
+        while self._read_out():
             pass
-        while self._hear_complaint():
+        while self._read_err():
             pass
 
 

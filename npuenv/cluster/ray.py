@@ -1,7 +1,7 @@
-"""Ray on the nodes of an inventory: started one after another, looked at, and ended again. Start from `raise_up`.
+"""Ray on the nodes of an inventory: started node by node, queried, and stopped.
 
-What is started is written down (`npuenv.cluster.ray_state`), and only that is ever ended. A Ray that is there already
-is left alone. The scripts that start a node are those of `npuenv.render.launch.ray`.
+What is started is recorded (`npuenv.cluster.ray_state`), and only that is ever stopped. A Ray that runs already is left
+alone. The scripts that start a node are those of `npuenv.render.launch.ray`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from npuenv.cluster.probing.transport import Heard, run
-from npuenv.cluster.ray_state import Cluster, Started
+from npuenv.cluster.ray_state import Cluster, StartedNode
+from npuenv.cluster.transport import ProbeResult, run_program
 from npuenv.core.messages import Message
 from npuenv.preflight.memory.types import Cards
 from npuenv.render.launch.ray import FILES, render_ray
@@ -21,8 +21,8 @@ from npuenv.render.launch.ray import FILES, render_ray
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from npuenv.cluster.probing.transport import Way
-    from npuenv.cluster.types import Node
+    from npuenv.cluster.inventory import Node
+    from npuenv.cluster.transport import Transport
     from npuenv.resolve.types import Stack
 
 _PROGRAM = "ray_node"
@@ -31,7 +31,7 @@ _AUTH = "RAY_AUTH_MODE"
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class NodeState:
     """What one node has, before anything is started."""
 
     node: Node
@@ -63,7 +63,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class StartFailure:
     """A node that did not come up, with the last words of what was tried there."""
 
     node: Node
@@ -72,7 +72,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Clash:
+class StartConflict:
     """Why nothing is started: what is wrong with which nodes."""
 
     says: Message
@@ -80,128 +80,137 @@ class Clash:
     lines: tuple[str, ...] = field(default=())
 
 
-def survey(nodes: Sequence[Node], ray: str, way: Way) -> list[Here]:
+def survey(nodes: Sequence[Node], ray: str, transport: Transport) -> list[NodeState]:
     """What each node has, in their order."""
 
-    def asked(node: Node) -> dict[str, Any]:
+    def request(node: Node) -> dict[str, Any]:
         return {"do": "look", "ray": ray, "address": node.address}
 
-    found = {heard.node.name: _here(heard) for heard in _run(nodes, asked, 60.0, way)}
+    found = {result.node.name: _node_state(result) for result in _run(nodes, request, 60.0, transport)}
     return [found[node.name] for node in nodes]
 
 
-def clashes(found: Sequence[Here], others: Mapping[str, str] = MappingProxyType({})) -> list[Clash]:
+def start_conflicts(
+    found: Sequence[NodeState], others: Mapping[str, str] = MappingProxyType({})
+) -> list[StartConflict]:
     """What keeps Ray from being started on these nodes; [] where nothing does. Versions are compared before a start:
     a node with another Ray fails late, and some of them without a word.
 
     `others`: the nodes on which Ray was started for another inventory, with the command that ends it.
     """
-    silent = [here for here in found if here.why_not]
-    heard = [here for here in found if not here.why_not]
-    absent = [here.node.name for here in heard if not here.ray]
-    busy = [here for here in heard if here.running]
+    silent = [state for state in found if state.why_not]
+    known = [state for state in found if not state.why_not]
+    absent = [state.node.name for state in known if not state.ray]
+    busy = [state for state in known if state.running]
     wrong = []
     if silent:
-        lines = tuple(f"{here.node.name}: {here.why_not}" for here in silent)
-        wrong.append(Clash(Message("cluster.ray-silent"), tuple(here.node.name for here in silent), lines))
+        lines = tuple(f"{state.node.name}: {state.why_not}" for state in silent)
+        wrong.append(StartConflict(Message("cluster.ray-silent"), tuple(state.node.name for state in silent), lines))
     if absent:
-        wrong.append(Clash(Message("cluster.ray-absent"), tuple(absent)))
-    for command in sorted({others.get(here.node.name, "") for here in busy}):
-        these = [here for here in busy if others.get(here.node.name, "") == command]
+        wrong.append(StartConflict(Message("cluster.ray-absent"), tuple(absent)))
+    for command in sorted({others.get(state.node.name, "") for state in busy}):
+        these = [state for state in busy if others.get(state.node.name, "") == command]
         says = Message("cluster.ray-runs-for", {"command": command}) if command else Message("cluster.ray-runs-already")
-        lines = tuple(f"{here.node.name}: {', '.join((*here.running, *here.joined))}" for here in these)
-        wrong.append(Clash(says, tuple(here.node.name for here in these), lines))
-    return [*wrong, *_twice(heard), *_other_cards(heard), *_other_versions([here for here in heard if here.ray])]
+        lines = tuple(f"{state.node.name}: {', '.join((*state.running, *state.joined))}" for state in these)
+        wrong.append(StartConflict(says, tuple(state.node.name for state in these), lines))
+    return [
+        *wrong,
+        *_duplicate_machines(known),
+        *_other_cards(known),
+        *_other_versions([state for state in known if state.ray]),
+    ]
 
 
-def _twice(found: Sequence[Here]) -> list[Clash]:
+def _duplicate_machines(found: Sequence[NodeState]) -> list[StartConflict]:
     """The nodes that are one and the same, on which two raylets would count the same cards."""
     same: dict[tuple[str, str], list[str]] = {}
-    for here in found:
-        if here.boot and here.network:
-            same.setdefault((here.boot, here.network), []).append(here.node.name)
-    return [Clash(Message("cluster.ray-one-machine"), tuple(names)) for names in same.values() if len(names) > 1]
+    for state in found:
+        if state.boot and state.network:
+            same.setdefault((state.boot, state.network), []).append(state.node.name)
+    return [
+        StartConflict(Message("cluster.ray-one-machine"), tuple(names)) for names in same.values() if len(names) > 1
+    ]
 
 
-def _other_cards(found: Sequence[Here]) -> list[Clash]:
+def _other_cards(found: Sequence[NodeState]) -> list[StartConflict]:
     """The nodes that see some cards, and not as many as the inventory says: a run would wait for the others for ever,
     or take those that are not meant for it.
     """
     kinds: dict[tuple[int, int], list[str]] = {}
-    for here in found:
-        if here.cards and here.node.cards is not None and here.cards != here.node.cards:
-            kinds.setdefault((here.cards, here.node.cards), []).append(here.node.name)
+    for state in found:
+        if state.cards and state.node.cards is not None and state.cards != state.node.cards:
+            kinds.setdefault((state.cards, state.node.cards), []).append(state.node.name)
     return [
-        Clash(Message("cluster.ray-cards-other", {"found": seen, "expected": wanted}), tuple(names))
+        StartConflict(Message("cluster.ray-cards-other", {"found": seen, "expected": wanted}), tuple(names))
         for (seen, wanted), names in kinds.items()
     ]
 
 
-def _other_versions(found: Sequence[Here]) -> list[Clash]:
+def _other_versions(found: Sequence[NodeState]) -> list[StartConflict]:
     """The nodes whose Ray or Python is not the common one; by themselves those whose versions could not be read."""
     if len(found) < 2:
         return []
-    is_python_told = any(here.python for here in found)  # by none where `ray` is a script of another kind
-    unread = [here.node.name for here in found if not here.version or (is_python_told and not here.python)]
-    wrong = [Clash(Message("cluster.ray-version-unknown"), tuple(unread))] if unread else []
+    is_python_told = any(state.python for state in found)  # by none where `ray` is a script of another kind
+    unread = [state.node.name for state in found if not state.version or (is_python_told and not state.python)]
+    wrong = [StartConflict(Message("cluster.ray-version-unknown"), tuple(unread))] if unread else []
     kinds: dict[tuple[str, str], list[str]] = {}
-    for here in found:
-        if here.node.name not in unread:
-            kinds.setdefault((here.version, here.python), []).append(here.node.name)
+    for state in found:
+        if state.node.name not in unread:
+            kinds.setdefault((state.version, state.python), []).append(state.node.name)
     common = max(kinds, key=lambda kind: len(kinds[kind]), default=None)
     for kind, names in kinds.items():
         if common is not None and kind != common:
             args = {"ray": kind[0], "python": kind[1] or "?", "common_ray": common[0]}
             args["common_python"] = common[1] or "?"
-            wrong.append(Clash(Message("cluster.ray-versions", args), tuple(names)))
+            wrong.append(StartConflict(Message("cluster.ray-versions", args), tuple(names)))
     return wrong
 
 
-def raise_up(
-    plan: Plan, found: Sequence[Here], way: Way, note: Callable[[Started], object]
-) -> Iterator[Started | Failed]:
+def start(
+    plan: Plan, found: Sequence[NodeState], transport: Transport, note: Callable[[StartedNode], object]
+) -> Iterator[StartedNode | StartFailure]:
     """Starts Ray on the nodes that were found, one after another, each as it is done; ends after a failed head.
 
     One at a time: several raylets that start at once on a small machine abort each other. Cards that Ray sees by itself
     are counted by it; else it is told how many the inventory names. `note` is called before each start with what finds
     its processes, whatever becomes of it.
     """
-    for here in found:
-        begun = Started(here.node, cards=here.cards or here.node.cards or 0, mark=secrets.token_hex(8))
-        note(begun)
-        result = _start(plan, begun, way)
+    for state in found:
+        started = StartedNode(state.node, cards=state.cards or state.node.cards or 0, mark=secrets.token_hex(8))
+        note(started)
+        result = _start(plan, started, transport)
         yield result
-        if here.node == plan.nodes[0] and isinstance(result, Failed):
+        if state.node == plan.nodes[0] and isinstance(result, StartFailure):
             return
 
 
-def ask_ray(cluster: Cluster, limit_s: float, way: Way) -> Heard:
+def query_ray(cluster: Cluster, limit_s: float, transport: Transport) -> ProbeResult:
     """What Ray says of itself on the head, for `npuenv.cluster.ray_status.read`."""
     head = cluster.head_node
     if head is None:  # it was ended
-        return Heard(cluster.started[0].node, None, 0.0, 0.0, f"{cluster.head}: -")
-    asked = {"do": "status", "what": ("nodes", "table"), "ray": cluster.ray, "address": cluster.address}
-    (heard,) = _run([head], lambda _: {**asked, "limit_s": limit_s, "environ": _environ()}, limit_s, way)
-    return heard
+        return ProbeResult(cluster.started[0].node, None, 0.0, 0.0, f"{cluster.head}: -")
+    request = {"do": "status", "what": ("nodes", "table"), "ray": cluster.ray, "address": cluster.address}
+    (result,) = _run([head], lambda _: {**request, "limit_s": limit_s, "environ": _environ()}, limit_s, transport)
+    return result
 
 
-def ask_alive(cluster: Cluster, way: Way) -> dict[str, Heard]:
+def query_processes(cluster: Cluster, transport: Transport) -> dict[str, ProbeResult]:
     """Which of the started processes still run, by node. `ray status` alone can be stale."""
-    return _each(cluster, "alive", way)
+    return _each(cluster, "alive", transport)
 
 
-def take_down(cluster: Cluster, way: Way) -> dict[str, Heard]:
+def stop(cluster: Cluster, transport: Transport) -> dict[str, ProbeResult]:
     """Ends what was started, the head last, so that no worker tries to join it again meanwhile."""
     workers = tuple(each for each in cluster.started if each.node.name != cluster.head)
     head = tuple(each for each in cluster.started if each.node.name == cluster.head)
     ended = {}
     for part in (workers, head):
-        ended.update(_each(replace(cluster, started=part), "stop", way) if part else {})
+        ended.update(_each(replace(cluster, started=part), "stop", transport) if part else {})
     return {each.node.name: ended[each.node.name] for each in (*head, *workers)}
 
 
-def _start(plan: Plan, begun: Started, way: Way) -> Started | Failed:
-    shape = Cards("", begun.cards, len(plan.nodes))
+def _start(plan: Plan, started: StartedNode, transport: Transport) -> StartedNode | StartFailure:
+    shape = Cards("", started.cards, len(plan.nodes))
     files = render_ray(
         shape,
         head=None,
@@ -210,50 +219,50 @@ def _start(plan: Plan, begun: Started, way: Way) -> Started | Failed:
         framework=plan.framework,
         stack=plan.stack,
     )
-    script = "ray_head.sh" if begun.node == plan.nodes[0] else "ray_worker.sh"
-    asked = {
-        **{"do": "start", "ray": plan.ray, "script": script, "mark": begun.mark},
+    script = "ray_head.sh" if started.node == plan.nodes[0] else "ray_worker.sh"
+    request = {
+        **{"do": "start", "ray": plan.ray, "script": script, "mark": started.mark},
         **{"address": plan.address or plan.nodes[0].address, "is_multi_node": len(plan.nodes) > 1},
         **{"files": {name: files[name] for name in FILES}, "limit_s": plan.limit_s, "environ": _environ()},
     }
-    (heard,) = _run([begun.node], lambda _: asked, plan.limit_s, way)
-    told = heard.told
-    if told is None:
-        return Failed(begun.node, heard.why, is_clean=False)
-    if not told["processes"]:
-        return Failed(begun.node, str(told["said"]).strip(), is_clean=not told["left"])
-    rows = tuple((int(pid), int(began), str(name)) for pid, began, name in told["processes"])
-    boot, session, address = str(told["boot"]), int(told["session"]), str(told["address"])
-    return replace(begun, boot=boot, session=session, processes=rows, address=address)
+    (result,) = _run([started.node], lambda _: request, plan.limit_s, transport)
+    answer = result.answer
+    if answer is None:
+        return StartFailure(started.node, result.why, is_clean=False)
+    if not answer["processes"]:
+        return StartFailure(started.node, str(answer["said"]).strip(), is_clean=not answer["left"])
+    rows = tuple((int(pid), int(began), str(name)) for pid, began, name in answer["processes"])
+    boot, session, address = str(answer["boot"]), int(answer["session"]), str(answer["address"])
+    return replace(started, boot=boot, session=session, processes=rows, address=address)
 
 
-def _each(cluster: Cluster, what: str, way: Way) -> dict[str, Heard]:
+def _each(cluster: Cluster, what: str, transport: Transport) -> dict[str, ProbeResult]:
     by_name = {each.node.name: each for each in cluster.started}
 
-    def asked(node: Node) -> dict[str, Any]:
+    def request(node: Node) -> dict[str, Any]:
         each = by_name[node.name]
         known = {"boot": each.boot, "session": each.session, "processes": each.processes, "mark": each.mark}
         return {"do": what, **known}
 
     nodes = [each.node for each in cluster.started]
-    found = {heard.node.name: heard for heard in _run(nodes, asked, 30.0, way)}
+    found = {result.node.name: result for result in _run(nodes, request, 30.0, transport)}
     return {node.name: found[node.name] for node in nodes}
 
 
 def _run(
-    nodes: Sequence[Node], asked: Callable[[Node], Mapping[str, Any]], limit_s: float, way: Way
-) -> Iterator[Heard]:
-    return run(nodes, _PROGRAM, asked, limit_s=limit_s + _AROUND_S, way=way)
+    nodes: Sequence[Node], request: Callable[[Node], Mapping[str, Any]], limit_s: float, transport: Transport
+) -> Iterator[ProbeResult]:
+    return run_program(nodes, _PROGRAM, request, limit_s=limit_s + _AROUND_S, transport=transport)
 
 
-def _here(heard: Heard) -> Here:
-    told = heard.told
-    if told is None:
-        return Here(heard.node, why_not=heard.why)
-    texts: dict[str, Any] = {key: str(told[key]) for key in ("ray", "version", "python", "login", "boot", "network")}
-    running, joined = (tuple(map(str, told[key])) for key in ("running", "joined"))
-    more: dict[str, Any] = {"running": running, "joined": joined, "is_own": bool(told["is_own"])}
-    return Here(heard.node, **texts, cards=int(told["cards"]), **more)
+def _node_state(result: ProbeResult) -> NodeState:
+    answer = result.answer
+    if answer is None:
+        return NodeState(result.node, why_not=result.why)
+    texts: dict[str, Any] = {key: str(answer[key]) for key in ("ray", "version", "python", "login", "boot", "network")}
+    running, joined = (tuple(map(str, answer[key])) for key in ("running", "joined"))
+    more: dict[str, Any] = {"running": running, "joined": joined, "is_own": bool(answer["is_own"])}
+    return NodeState(result.node, **texts, cards=int(answer["cards"]), **more)
 
 
 def _environ() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What was started on which nodes, written down: one file for each inventory. Start from `load`, `save`, `place_of`."""
+"""The record of what was started on which nodes: one file for each inventory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npuenv.cluster.types import NO_JUMP, Node
+from npuenv.cluster.inventory import NO_JUMP, Node
 from npuenv.core.errors import BadInput
 from npuenv.core.json_input import load_file
 from npuenv.core.messages import Message
@@ -17,18 +17,18 @@ from npuenv.core.messages import Message
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from npuenv.cluster.types import Inventory
+    from npuenv.cluster.inventory import Inventory
 
 SCHEMA = "npuenv.ray-cluster/1"
 _SSH_PORT = 22
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartedNode:
     """Ray on one node, as it was started: enough to find exactly these processes again."""
 
     node: Node
-    boot: str = ""  # of the node's kernel; "": nobody has heard what came of the start
+    boot: str = ""  # of the node's kernel; "": the outcome of the start is not known
     session: int = 0  # 0: as above
     processes: tuple[tuple[int, int, str], ...] = ()  # number, time of start, name
     cards: int = 0
@@ -42,7 +42,7 @@ class Cluster:
 
     address: str  # host:port of the head
     ray: str  # the program, as it was asked for
-    started: tuple[Started, ...] = ()
+    started: tuple[StartedNode, ...] = ()
     head: str = ""  # the name of the node
     source: str = ""  # the inventory
 
@@ -56,7 +56,7 @@ class Cluster:
         """The head; None where it was ended, and others could not be."""
         return next((each.node for each in self.started if each.node.name == self.head), None)
 
-    def with_started(self, more: Started) -> Cluster:
+    def with_started(self, more: StartedNode) -> Cluster:
         """With what is known about one node now, in place of what was known before."""
         others = self.without(more.node.name)
         return replace(others, started=(*others.started, more))
@@ -66,7 +66,7 @@ class Cluster:
         return replace(self, started=tuple(each for each in self.started if each.node.name not in names))
 
 
-def place_of(inventory: Inventory | str, environ: Mapping[str, str]) -> Path:
+def state_path(inventory: Inventory | str, environ: Mapping[str, str]) -> Path:
     """Where it is written down what was started on the nodes of an inventory: of a file, or of what stdin gave."""
     if isinstance(inventory, str):
         name = os.path.realpath(inventory)
@@ -74,28 +74,30 @@ def place_of(inventory: Inventory | str, environ: Mapping[str, str]) -> Path:
         name = os.path.realpath(inventory.source)
     else:
         name = "-" + "".join(f"\n{node}" for node in inventory.nodes)
-    return folder_of_states(environ) / f"{hashlib.sha256(name.encode()).hexdigest()[:12]}.json"
+    return state_folder(environ) / f"{hashlib.sha256(name.encode()).hexdigest()[:12]}.json"
 
 
-def folder_of_states(environ: Mapping[str, str]) -> Path:
+def state_folder(environ: Mapping[str, str]) -> Path:
     """Where all of them lie."""
     from npuenv.install.locations import data_folder
 
     return Path(data_folder(environ), "clusters")
 
 
-def sharing(nodes: Sequence[Node], environ: Mapping[str, str], own: Path) -> Iterator[tuple[Cluster, tuple[str, ...]]]:
+def clusters_sharing(
+    nodes: Sequence[Node], environ: Mapping[str, str], own: Path
+) -> Iterator[tuple[Cluster, tuple[str, ...]]]:
     """The clusters that other inventories have on the same nodes, with the names by which these are asked for here."""
-    for place in sorted(folder_of_states(environ).glob("*.json")):
-        cluster = load(place) if place != own else None
+    for path in sorted(state_folder(environ).glob("*.json")):
+        cluster = load(path) if path != own else None
         if cluster is not None:
-            theirs = {_way_to(each.node) for each in cluster.started}
-            common = tuple(node.name for node in nodes if _way_to(node) in theirs)
+            theirs = {_endpoint(each.node) for each in cluster.started}
+            common = tuple(node.name for node in nodes if _endpoint(node) in theirs)
             if common:
                 yield cluster, common
 
 
-def _way_to(node: Node) -> tuple[str, int, str]:
+def _endpoint(node: Node) -> tuple[str, int, str]:
     """What two inventories say alike where they mean one machine; a private address needs its jump host."""
     return node.address, node.port or _SSH_PORT, (node.jump or NO_JUMP)
 
@@ -132,7 +134,7 @@ def load(path: Path) -> Cluster | None:
         ) from error
 
 
-def _started(row: Mapping[str, Any]) -> Started:
+def _started(row: Mapping[str, Any]) -> StartedNode:
     rows = tuple((int(pid), int(began), str(name)) for pid, began, name in row["processes"])
     more = {key: str(row.get(key, "")) for key in ("mark", "address")}
-    return Started(Node(**row["node"]), str(row["boot"]), int(row["session"]), rows, int(row["cards"]), **more)
+    return StartedNode(Node(**row["node"]), str(row["boot"]), int(row["session"]), rows, int(row["cards"]), **more)

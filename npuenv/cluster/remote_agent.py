@@ -1,8 +1,8 @@
-"""The program that runs on a node for as long as one capture takes. Start from `BOOT` and `PROGRAM`.
+"""The agent that runs on a node for as long as one capture takes, as text.
 
-It is sent as text to whatever Python the node has, so it is written in the grammar of Python 2 as well, and says by
-itself when that Python is too old. It leaves nothing behind: neither files nor processes, whether the doctor ends, dies
-or takes too long, or the one who asked is gone.
+It is sent to whatever Python the node has, so it is written in the grammar of Python 2 as well, and reports by itself
+if that Python is too old. It leaves neither files nor processes behind, whether the doctor ends, dies or takes too
+long, or the caller is gone.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ MARK = b"\0npuenv-answer "  # before the answer: a login shell may say something
 OLDEST = (3, 9)
 STOP_S = 4.0  # how long the end of a doctor can last: it is asked to end, then killed with all that it has started
 # The command line: it reads the program from its input, of which the rest is the program's.
-BOOT = "import sys; r = getattr(sys.stdin, 'buffer', sys.stdin); exec(r.read(int(r.readline())))"
+BOOTSTRAP = "import sys; r = getattr(sys.stdin, 'buffer', sys.stdin); exec(r.read(int(r.readline())))"
 # Input: a line of JSON with limit_s, size, words; then as many bytes of a program as `size` says; then it stays open.
 # Output: MARK, a word, a number of bytes, a line end, and those bytes: the capture compressed, or why there is none.
-PROGRAM = f"""
+AGENT = f"""
 import json, os, select, shutil, signal, subprocess, sys, tempfile, time, zlib
 
 def answer(word, body):

@@ -1,4 +1,4 @@
-"""How the system's OpenSSH client is called for a node, and what its error texts mean. Start from `argv_for`.
+"""How the system's OpenSSH client is called for a node, and what its error texts mean.
 
 The user's configuration holds: names, keys, users, ports, jump hosts. What it may not do: ask questions, take a key
 that is not known, hand the agent on, leave a connection open behind us, or keep silent about what went wrong.
@@ -6,17 +6,38 @@ that is not known, hand the agent on, leave a connection open behind us, or keep
 
 from __future__ import annotations
 
+import enum
 import re
 import shlex
 import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.cluster.types import NO_JUMP, Node, Trouble
+from npuenv.cluster.inventory import NO_JUMP, Node
 from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+class NodeFailure(enum.Enum):
+    """Why a node gave no answer. What a command prints, be it an error, is an answer."""
+
+    UNREACHABLE = "unreachable"  # no way there, or nobody at the address
+    REFUSED = "refused"  # somebody is there, but not listening at this port
+    DENIED = "denied"  # neither the user nor the keys are let in
+    HOST_KEY = "host-key"  # its key is not known here, or not one that ssh takes
+    CHANGED_KEY = "host-key-changed"  # its key is another one than it was
+    NO_KEYS = "no-keys"  # no key can be known: ssh's configuration keeps none
+    FORBIDDEN = "forbidden"  # the jump host passes no connection on
+    NOT_FOUND = "not-found"  # the name has no address
+    NO_PYTHON = "no-python"  # no interpreter there
+    TOO_OLD = "too-old"  # an interpreter that is too old for the doctor
+    TIMED_OUT = "timed-out"  # not done within the limit
+    BROKEN = "broken"  # the connection or the command died half way
+    TOO_MUCH = "too-much"  # it never stopped talking
+    CLIENT = "client"  # ssh itself did not begin: no such program, or a configuration that it cannot read
+
 
 OWN_ERROR = 255  # ssh's exit code for what went wrong with itself
 _NOT_FOUND = (126, 127)  # a shell's exit codes for a program that is not there, or cannot be run
@@ -29,29 +50,29 @@ _SETTINGS = (
 )
 _ASK_S = 5.0  # for the client to say how it is set; it connects to nobody
 # In this order: a text that names two reasons is about the first.
-_TROUBLES = (
-    (Trouble.CLIENT, r"Bad configuration option|Bad owner or permissions on|terminating, \d+ bad configuration"),
-    (Trouble.CLIENT, r"Can't open user config file|command-line: line \d+|^usage: ssh|percent_expand"),
-    (Trouble.CLIENT, r"Cannot execute command-line and remote command"),  # RemoteCommand in the configuration
-    (Trouble.NOT_FOUND, r"Could not resolve hostname|Name or service not known|nodename nor servname"),
-    (Trouble.CHANGED_KEY, r"[Hh]ost key for .* has changed"),  # these name the host
-    (Trouble.HOST_KEY, r"host key is known for"),
-    (Trouble.CHANGED_KEY, r"REMOTE HOST IDENTIFICATION HAS CHANGED"),
-    (Trouble.HOST_KEY, r"Host key verification failed"),
-    (Trouble.HOST_KEY, r"Host key .* is revoked|no matching host key type"),
-    (Trouble.DENIED, r"Permission denied \(|Too many authentication failures|No supported authentication methods"),
-    (Trouble.DENIED, r"Authentication failed|Received disconnect from .*: \d+: (?:.* not allowed|Auth)"),
-    (Trouble.REFUSED, r"port \d+: Connection refused|: Connection refused\s*$"),
+_FAILURES = (
+    (NodeFailure.CLIENT, r"Bad configuration option|Bad owner or permissions on|terminating, \d+ bad configuration"),
+    (NodeFailure.CLIENT, r"Can't open user config file|command-line: line \d+|^usage: ssh|percent_expand"),
+    (NodeFailure.CLIENT, r"Cannot execute command-line and remote command"),  # RemoteCommand in the configuration
+    (NodeFailure.NOT_FOUND, r"Could not resolve hostname|Name or service not known|nodename nor servname"),
+    (NodeFailure.CHANGED_KEY, r"[Hh]ost key for .* has changed"),  # these name the host
+    (NodeFailure.HOST_KEY, r"host key is known for"),
+    (NodeFailure.CHANGED_KEY, r"REMOTE HOST IDENTIFICATION HAS CHANGED"),
+    (NodeFailure.HOST_KEY, r"Host key verification failed"),
+    (NodeFailure.HOST_KEY, r"Host key .* is revoked|no matching host key type"),
+    (NodeFailure.DENIED, r"Permission denied \(|Too many authentication failures|No supported authentication methods"),
+    (NodeFailure.DENIED, r"Authentication failed|Received disconnect from .*: \d+: (?:.* not allowed|Auth)"),
+    (NodeFailure.REFUSED, r"port \d+: Connection refused|: Connection refused\s*$"),
     (
-        Trouble.UNREACHABLE,
+        NodeFailure.UNREACHABLE,
         r"No route to host|Network is unreachable|Host is down|port \d+: (?:Connection|Operation) timed",
     ),
-    (Trouble.FORBIDDEN, r"open failed: administratively prohibited"),
-    (Trouble.UNREACHABLE, r"stdio forwarding failed|open failed: connect failed"),
-    (Trouble.TIMED_OUT, r"timed out during banner exchange|Connection to .* port \d+ timed out"),
-    (Trouble.TIMED_OUT, r"Timeout, server .* not responding"),
+    (NodeFailure.FORBIDDEN, r"open failed: administratively prohibited"),
+    (NodeFailure.UNREACHABLE, r"stdio forwarding failed|open failed: connect failed"),
+    (NodeFailure.TIMED_OUT, r"timed out during banner exchange|Connection to .* port \d+ timed out"),
+    (NodeFailure.TIMED_OUT, r"Timeout, server .* not responding"),
 )
-_PATTERNS = tuple((trouble, re.compile(text, re.MULTILINE)) for trouble, text in _TROUBLES)
+_PATTERNS = tuple((failure, re.compile(text, re.MULTILINE)) for failure, text in _FAILURES)
 _HOST_OF_KEY = re.compile(r"host key (?:is known )?for (?P<place>\S+) (?:and|has)", re.IGNORECASE)
 _HOSTS = (
     re.compile(r"resolve hostname (\S+?): |connect to host (\S+) port|Connection to (\S+) port \d+ timed"),
@@ -92,18 +113,18 @@ def argv_for(
     return [*argv, "-T", "--", node.name, _shell(command)]
 
 
-def trouble_of(code: int | None, err: str, command: Sequence[str]) -> Trouble | None:
+def failure_of(code: int | None, err: str, command: Sequence[str]) -> NodeFailure | None:
     """Why a command has no exit code of its own, from the client's code and texts; None: it has one.
 
     ssh's own errors have the code 255, which a command may have too: then the texts decide, and without one that is
     known the connection counts as broken.
     """
     if code is None or code < 0:
-        return Trouble.BROKEN
+        return NodeFailure.BROKEN
     if code == OWN_ERROR:
-        return next((trouble for trouble, pattern in _PATTERNS if pattern.search(err)), Trouble.BROKEN)
+        return next((failure for failure, pattern in _PATTERNS if pattern.search(err)), NodeFailure.BROKEN)
     if code in _NOT_FOUND and command and "python" in command[0].rpartition("/")[2]:
-        return Trouble.NO_PYTHON
+        return NodeFailure.NO_PYTHON
     return None
 
 
@@ -113,7 +134,7 @@ def deciding_line(err: str) -> str:
     return _known_line(lines) or (lines[-1] if lines else "")
 
 
-def last_words(err: str, out: bytes, trouble: Trouble | None) -> str:
+def failure_line(err: str, out: bytes, failure: NodeFailure | None) -> str:
     """The line that says why there is no answer; "" where none does.
 
     Without one of the client's own it is the last one: a shell says why it is none (nologin) on stdout. What a node
@@ -121,18 +142,18 @@ def last_words(err: str, out: bytes, trouble: Trouble | None) -> str:
     """
     lines = [line.strip() for line in err.splitlines() if line.strip() and not _is_decoration(line)]
     known = _known_line(lines)
-    if known or trouble is Trouble.TIMED_OUT:
+    if known or failure is NodeFailure.TIMED_OUT:
         return known
     last = lines[-1:]
-    if trouble in (None, Trouble.BROKEN):
+    if failure in (None, NodeFailure.BROKEN):
         last += out[-4096:].decode(errors="replace").strip().splitlines()[-1:]
     return " · ".join(dict.fromkeys(line.strip() for line in last))
 
 
-def stopped_at(node: Node, err: str) -> str:
+def failing_hop(node: Node, err: str) -> str:
     """The host on the way to a node of which the client's texts speak; "" where they speak of the node itself."""
     line = deciding_line(err)
-    if _is_about(Trouble.FORBIDDEN, line):
+    if _is_about(NodeFailure.FORBIDDEN, line):
         return next(iter(_hops(node)[-1:]), "")
     found = next(filter(None, (pattern.search(line) for pattern in _HOSTS)), None)
     host = next(filter(None, found.groups()), "") if found else ""
@@ -144,13 +165,13 @@ def stopped_at(node: Node, err: str) -> str:
     return bare if is_on_the_way else ""
 
 
-def trouble_says(trouble: Trouble, address: str, at: str = "") -> Message:
-    """What a trouble is, for people. `at` is the host on the way where it is; "": the node itself."""
-    says = Message(f"cluster.trouble-{trouble.value}", {"address": at or address})
+def describe_failure(failure: NodeFailure, address: str, at: str = "") -> Message:
+    """What a failure means, for people. `at` is the host on the way where it is; "": the node itself."""
+    says = Message(f"cluster.trouble-{failure.value}", {"address": at or address})
     return Message("cluster.trouble-on-the-way", {"host": at, "says": says}) if at else says
 
 
-def key_place(line: str) -> str:
+def host_key_name(line: str) -> str:
     """What ssh has noted a key under, from the line that speaks of it; "" where it does not say."""
     found = _HOST_OF_KEY.search(line)
     return found["place"] if found else ""
@@ -169,7 +190,7 @@ def jump_host(node: Node, host: str) -> Node:
     return Node(host, host)
 
 
-def typed(node: Node, *words: str) -> str:
+def command_line(node: Node, *words: str) -> str:
     """The command line by which a person reaches a node as we do; `words` are the program and options of its own."""
     # ssh-copy-id knows no -J.
     way = ["-o", f"ProxyJump={node.jump}"] if node.jump else []
@@ -177,7 +198,7 @@ def typed(node: Node, *words: str) -> str:
     return shlex.join([*words, *way, *port, f"{node.user}@{node.address}" if node.user else node.address])
 
 
-def keeps_keys(node: Node, client: Sequence[str] = ("ssh",), options: Options | None = None) -> bool:
+def keeps_host_keys(node: Node, client: Sequence[str] = ("ssh",), options: Options | None = None) -> bool:
     """Whether the client has a file for host keys, for the node and each jump host that is named for it.
 
     `UserKnownHostsFile /dev/null` makes every key an unknown one. Where the client does not say, it has one.
@@ -243,8 +264,8 @@ def _known_line(lines: Sequence[str]) -> str:
     return ""
 
 
-def _is_about(trouble: Trouble, line: str) -> bool:
-    return any(each is trouble and pattern.search(line) for each, pattern in _PATTERNS)
+def _is_about(failure: NodeFailure, line: str) -> bool:
+    return any(each is failure and pattern.search(line) for each, pattern in _PATTERNS)
 
 
 def _is_decoration(line: str) -> bool:

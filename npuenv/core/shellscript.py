@@ -1,18 +1,21 @@
-"""Shell text as commands with their lines: words, variables as far as the text decides them, and the branch.
+"""Shell text as commands with their offsets: words, variables and arrays as far as the text decides them, branches.
 
-Not a shell: functions, loops and `case` are read, but what stands in them counts as undecided.
-Start from `Source` and `commands`.
+Nothing is run. Functions, loops and `case` are read, but what stands in them counts as undecided.
 """
 
 from __future__ import annotations
 
+import ast
 import bisect
+import operator
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+
+Blocks = tuple[tuple[int, int], ...]  # (offset of a block, number of its branch) from the outside in
 
 ARCHES = ("aarch64", "x86_64")
 UNKNOWN = "\x01"  # stands in a word for what the text does not decide
@@ -24,10 +27,23 @@ _OPERATOR = re.compile("|".join(map(re.escape, _OPERATORS)))
 _REDIRECTIONS = ("<<<", ">>", ">&", "&>", "<(", ">", "<")
 _PLAIN = re.compile(r"[^\\'`\"$ \t\r\n;&|<>()]+")  # what neither ends a word nor holds one together
 _SPECIAL = re.compile(r"['\"\\$`~]")  # a word with none of these stands for itself
-_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
-_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|\{([A-Za-z_]\w*):?-([^}]*)\}|([A-Za-z_]\w*))")
-# A home folder that the shell puts in: at the start of a word, of an assigned value, or of a default outside quotes.
-_HOME = re.compile(r"(^|^[A-Za-z_]\w*=|\$\{[A-Za-z_]\w*:?-)~(?=[/}]|$)")
+_ORDINARY = re.compile(r"[^'\"\\$`~]+")
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=")
+_MORE = re.compile(r"([A-Za-z_]\w*)\+=(.*)", re.DOTALL)
+_ARRAY = re.compile(r"([A-Za-z_]\w*)\+?=")
+_NAME = re.compile(r"\$([A-Za-z_]\w*)")
+_PARAMETER = re.compile(r"([A-Za-z_]\w*|[1-9])(?::?-(.*))?", re.DOTALL)
+_BEFORE_HOME = re.compile(r"(?:[A-Za-z_]\w*=)?")  # what may stand before a ~ that the shell replaces
+_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
+_DEEPEST = 40  # defaults inside of defaults
+_ARITHMETIC: dict[type[ast.operator | ast.unaryop], Callable[..., int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
+_LARGEST = 10**15  # beyond this nobody means a number of tokens, and nothing has to be computed
 _ARCH_COMMAND = re.compile(r"\$\(\s*(?:uname -[mi]|arch|dpkg --print-architecture)\s*\)|`\s*uname -[mi]\s*`")
 _ARCH_NAMES = {"aarch64": "aarch64", "arm64": "aarch64", "x86_64": "x86_64", "amd64": "x86_64"}
 _TESTS = ("[", "[[", "test")
@@ -59,6 +75,15 @@ class Token:
     text: str
     line: int
     is_word: bool
+    start: int = 0  # offsets in the text
+    end: int = 0
+    array: str = ""  # the name, where it is NAME=(...) or NAME+=(...)
+    items: tuple[Token, ...] = ()  # of that array
+
+    @property
+    def is_more(self) -> bool:
+        """Whether the items go behind those that the array has."""
+        return self.text.startswith(f"{self.array}+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +96,24 @@ class Command:
     line: int
     arch: str  # only on this architecture
     certain: bool  # False: in a branch that the text does not decide
+    tokens: tuple[Token, ...]  # all its words as written, keywords and variables in front of it included
+    blocks: Blocks  # the functions, branches and loops around it; `&&` and `||` open one too
+
+
+def holds(outer: Blocks, inner: Blocks) -> bool | None:
+    """Whether what stands in `outer` has run where `inner` runs: yes, no (another branch), or not decided (None)."""
+    for one, other in zip(outer, inner):
+        if one != other:
+            return False if one[0] == other[0] else None
+    return True if len(outer) <= len(inner) else None
 
 
 @dataclass(slots=True)
 class _Branch:
-    """An `if` with what is known of the branch that is being read. `certain` False: undecided."""
+    """A block with what is known of the branch that is being read. `certain` False: undecided."""
 
     end: str
+    start: int
     arch: str = ""
     certain: bool = True
     dead: bool = False
@@ -85,7 +121,9 @@ class _Branch:
     arches: list[str] = field(default_factory=list)  # architectures that earlier branches took
     undecided: bool = False  # an earlier branch was
     taken: bool = False  # an earlier branch is always taken
-    in_test: bool = True
+    in_test: bool = False
+    number: int = 0  # of the branch
+    is_function: bool = False  # its opening brace is still to come
     outside: tuple[bool, bool, str] = (False, True, "")  # dead, certain and arch of what it stands in
 
     @property
@@ -96,60 +134,94 @@ class _Branch:
 
 
 def expand(word: str, env: Mapping[str, str]) -> str:
-    """A word without its quotes, variables filled in. Example: `"v${X}"` with X = 1 gives v1; without X, v UNKNOWN."""
-    if not _SPECIAL.search(word):
-        return word
-    parts, size = list[str](), 0
-    for piece in re.findall(r"'[^']*'?|\"(?:\\.|[^\"\\])*\"?|\\.|[^'\"\\]+|\\", _without_commands(word), re.DOTALL):
-        if piece.startswith("'"):
-            parts.append(piece.strip("'"))
-        elif piece.startswith("\\"):
-            parts.append(piece[1:])
-        else:
-            parts.append(_fill(piece.strip('"') if piece.startswith('"') else _HOME.sub(r"\1$HOME", piece), env))
-        size += len(parts[-1])
-        if size > LONGEST:
-            return UNKNOWN
-    return "".join(parts)
+    """A word without its quotes, variables filled in. Example: `"v${X}"` with X = 1 gives v1; without X, v UNKNOWN.
+
+    `${1:-x}` is decided only where `env` has "#", the number of the script's arguments.
+    """
+    return _expand(word, env) if _SPECIAL.search(word) else word
 
 
-def _without_commands(word: str) -> str:
-    """A word with ARCH or UNKNOWN for each `$(...)` and backquoted command outside single quotes."""
-    if "$(" not in word and "`" not in word:
-        return word
-    parts, at, quoted = list[str](), 0, False
-    while at < len(word):
-        start = at
-        quoted ^= word[at] == '"'
-        if word.startswith("$(", at):
-            at = _bracket_end(word, at + 2)
-        elif word[at] == "`" or (word[at] == "'" and not quoted):
-            at = _until(word, word[at], at + 1) + 1
-        else:
-            at += 2 if word[at] == "\\" else 1
-        piece = word[start:at]
-        is_command = piece.startswith(("$(", "`"))
-        parts.append((ARCH if _ARCH_COMMAND.fullmatch(piece) else UNKNOWN) if is_command else piece)
-    return "".join(parts)
-
-
-def _fill(text: str, env: Mapping[str, str]) -> str:
+def _expand(text: str, env: Mapping[str, str], *, is_quoted: bool = False, depth: int = 0) -> str:
     parts, at, size = list[str](), 0, 0
-    for found in _VARIABLE.finditer(text):
-        parts += (text[at : found.start()], _value(found, env))
-        at, size = found.end(), size + len(parts[-1])
+    while at < len(text):
+        char, start = text[at], at
+        if plain := _ORDINARY.match(text, at):
+            piece, at = plain[0], plain.end()
+        elif char == '"':
+            is_quoted, piece, at = not is_quoted, "", at + 1
+        elif char == "'" and not is_quoted:
+            at = _until(text, "'", at + 1) + 1
+            piece = text[start + 1 : at - 1]
+        elif char == "\\":
+            at += 2
+            piece = text[start if is_quoted and text[start + 1 : at] not in ('"', "$", "`", "\\") else start + 1 : at]
+        elif char in "$`":
+            piece, at = _substituted(text, at, env, is_quoted, depth)
+        else:
+            at += 1
+            is_home = char == "~" and not is_quoted and text[at : at + 1] in ("", "/")
+            is_home = is_home and _BEFORE_HOME.fullmatch(text, 0, start) is not None
+            piece = env.get("HOME", UNKNOWN) if is_home else char
+        parts.append(piece)
+        size += len(piece)
         if size > LONGEST:
             return UNKNOWN
-    text = "".join((*parts, text[at:]))
-    return re.sub(r"\$\{[^}]*\}?|\$[0-9@*#?!]", UNKNOWN, text)
+    return "".join(parts)
 
 
-def _value(found: re.Match[str], env: Mapping[str, str]) -> str:
-    name = found[1] or found[2] or found[4]
-    if found[3] is not None:
-        value = env.get(name, "")
-        return value or _fill(found[3], env)
-    return env.get(name, UNKNOWN)
+def _substituted(text: str, at: int, env: Mapping[str, str], is_quoted: bool, depth: int) -> tuple[str, int]:
+    """What stands for the `$...` or the backquotes that begin here, and the offset behind them."""
+    if text.startswith("$((", at):
+        end = _bracket_end(text, at + 2)
+        return (_number(text[at + 3 : end - 2], env) if text[end - 2 : end] == "))" else UNKNOWN), end
+    if text[at] == "`" or text.startswith("$(", at):
+        end = _bracket_end(text, at + 2) if text[at] == "$" else _until(text, "`", at + 1) + 1
+        return (ARCH if _ARCH_COMMAND.fullmatch(text[at:end]) else UNKNOWN), end
+    if text.startswith("${", at):
+        end = _brace_end(text, at + 2) or _until(text, "}", at) + 1
+        found = _PARAMETER.fullmatch(text[at + 2 : end - 1])
+        return (_parameter(found, env, is_quoted, depth + 1) if found and depth < _DEEPEST else UNKNOWN), end
+    if name := _NAME.match(text, at):
+        return env.get(name[1], UNKNOWN), name.end()
+    if text[at + 1 : at + 2] in tuple("0123456789@*#?!"):
+        return UNKNOWN, at + 2
+    return "$", at + 1
+
+
+def _parameter(found: re.Match[str], env: Mapping[str, str], is_quoted: bool, depth: int) -> str:
+    name, default = found.groups()
+    if name.isdigit() and (default is None or "#" not in env):
+        return UNKNOWN  # a function has arguments of its own
+    if default is None:
+        return env.get(name, UNKNOWN)
+    return env.get(name, "") or _expand(default, env, is_quoted=is_quoted, depth=depth)
+
+
+def _number(text: str, env: Mapping[str, str]) -> str:
+    """A sum in whole numbers; UNKNOWN where it holds anything else."""
+    try:
+        return str(_computed(ast.parse(expand(text, env).strip().replace("/", "//"), mode="eval").body, env))
+    except (SyntaxError, ValueError, KeyError, TypeError, ZeroDivisionError, RecursionError, MemoryError):
+        return UNKNOWN  # the text of a foreign script: whatever it is, it decides no number
+
+
+def _computed(node: ast.expr, env: Mapping[str, str]) -> int:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.Name):
+        return int(env[node.id])
+    if isinstance(node, ast.UnaryOp):
+        return _ARITHMETIC[type(node.op)](_computed(node.operand, env))
+    if not isinstance(node, ast.BinOp):
+        raise ValueError(ast.dump(node))
+    left, right = _computed(node.left, env), _computed(node.right, env)
+    if isinstance(node.op, (ast.FloorDiv, ast.Mod)):
+        quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)  # as C does, towards zero
+        return quotient if isinstance(node.op, ast.FloorDiv) else left - quotient * right
+    value = _ARITHMETIC[type(node.op)](left, right)
+    if abs(value) > _LARGEST:
+        raise ValueError(value)
+    return value
 
 
 def tokens(source: Source) -> Iterator[Token]:
@@ -164,21 +236,20 @@ def tokens(source: Source) -> Iterator[Token]:
         elif char == "#":
             at = _until(text, "\n", at)
         elif found := _OPERATOR.match(text, at):
-            operator = found[0]
-            line, at = source.line_of(at), at + len(operator)
-            if operator in ("<<", "<<-"):
+            start, sign, at = at, found[0], found.end()
+            if sign in ("<<", "<<-"):
                 while at < len(text) and text[at] in " \t":
                     at += 1
                 end = _word_end(text, at)
                 bodies.append(text[at:end].strip().strip("'\""))
                 at = end
                 continue
-            if operator == "\n":
+            if sign == "\n":
                 at = _after_bodies(text, at, bodies)
-            yield Token(operator, line, False)
+            yield Token(sign, source.line_of(start), False, start, start + len(sign))
         else:
             end = _word_end(text, at)
-            yield Token(text[at:end].replace("\\\n", ""), source.line_of(at), True)
+            yield Token(text[at:end].replace("\\\n", ""), source.line_of(at), True, at, end)
             at = end
 
 
@@ -215,7 +286,7 @@ def _word_end(text: str, at: int) -> int:
         elif text.startswith("$(", at):
             at = _bracket_end(text, at + 2)
         elif text.startswith("${", at):
-            at = _until(text, "}", at) + 1
+            at = _brace_end(text, at + 2) or _until(text, "}", at) + 1
         elif char in " \t\r\n;&|<>()":
             break
         else:
@@ -225,8 +296,23 @@ def _word_end(text: str, at: int) -> int:
 
 def _quote_end(text: str, at: int) -> int:
     while at < len(text) and text[at] != '"':
-        at = _bracket_end(text, at + 2) if text.startswith("$(", at) else at + (2 if text[at] == "\\" else 1)
+        if text.startswith("$(", at):
+            at = _bracket_end(text, at + 2)
+        elif text.startswith("${", at):
+            at = _brace_end(text, at + 2) or at + 2
+        else:
+            at += 2 if text[at] == "\\" else 1
     return at + 1
+
+
+def _brace_end(text: str, at: int) -> int:
+    """The offset behind the `}` that closes a `${`; 0 where none does nearby."""
+    depth = 1
+    for found in _BRACES.finditer(text, at, at + 2000):
+        depth += (found[0] == "{") - (found[0] == "}")
+        if depth == 0:
+            return found.end()
+    return 0
 
 
 def _bracket_end(text: str, at: int) -> int:
@@ -247,22 +333,47 @@ def commands(source: Source, env: MutableMapping[str, str]) -> Iterator[Command]
     branches: list[_Branch] = []
     words: list[Token] = []
     chain = _Chain()
-    skip = False
-    for token in (*tokens(source), Token("\n", source.lines[-1] if source.lines else 1, False)):
+    is_target = False  # of a redirection
+    end = Token("\n", source.lines[-1] if source.lines else 1, False)
+    found = [*with_arrays(source), end]
+    for token, following in zip(found, [*found[1:], end]):
         if token.is_word:
-            if not skip:
+            if token.text == "{" and len(words) == 2 and words[0].text == "function":
+                _open(branches, _Branch("}", token.start))
+                words = []
+            elif not is_target:
                 words.append(token)
-            skip = False
+            is_target = False
             continue
-        if token.text in _REDIRECTIONS:
-            skip = True
+        is_target = token.text in _REDIRECTIONS
+        if is_target:
             continue
-        skip = False
-        if token.text == "(" and len(words) == 1:
-            _open(branches, _Branch("}", certain=False, in_test=False))
-        yield from _simple(words, env, branches, chain)
+        if token.text == "(" and following.text == ")" and len(words) == 1:
+            _open(branches, _Branch("}", token.start, certain=False, is_function=True))
+        else:
+            yield from _simple(words, env, branches, chain)
+        if token.text == ";;" and branches:
+            branches[-1].number += 1
         words = []
-        chain.after(token.text)
+        chain.after(token)
+
+
+def with_arrays(source: Source) -> Iterator[Token]:
+    """The tokens of a text, each `NAME=(...)` as one word."""
+    found = list(tokens(source))
+    at = 0
+    while at < len(found):
+        token = found[at]
+        at += 1
+        name = _ARRAY.fullmatch(token.text)
+        if name is None or at == len(found) or (found[at].text, found[at].start) != ("(", token.end):
+            yield token
+            continue
+        close = next((end for end in range(at, len(found)) if found[end].text == ")"), len(found))
+        end = found[close].end if close < len(found) else len(source.text)
+        items = tuple(each for each in found[at:close] if each.is_word)
+        yield Token(source.text[token.start : end], token.line, True, token.start, end, name[1], items)
+        at = close + 1
 
 
 @dataclass(slots=True)
@@ -274,14 +385,20 @@ class _Chain:
     dead: bool = False
     test: str | bool | None = True
     is_test: bool = False
+    blocks: Blocks = ()
 
-    def after(self, operator: str) -> None:
-        if operator in (";", "\n", ";;", "&", "(", ")"):
+    def after(self, token: Token) -> None:
+        sign = token.text
+        if sign in (";", "\n", ";;", "&", "(", ")"):
             self.arch, self.certain, self.dead = "", True, False
-        elif operator == "||":
+            self.blocks = self.blocks if sign == "(" else ()
+        elif sign == "||":
             self.certain = False
-        elif self.is_test and operator == "&&":
-            self._narrow()
+            self.blocks = ((token.start, 0),)
+        elif sign == "&&":
+            self.blocks = (*self.blocks, (token.start, 0))
+            if self.is_test:
+                self._narrow()
         self.is_test = False
 
     def _narrow(self) -> None:
@@ -296,42 +413,57 @@ def _simple(
 ) -> Iterator[Command]:
     """The command that some words make, once keywords in front are dealt with."""
     rest = list(tokens)
-    while rest and _keyword(rest[0].text, branches):
+    while rest and _keyword(rest[0], branches):
         rest.pop(0)
     if not rest:
         return
-    own: dict[str, str] = {}
-    while rest and _ASSIGNMENT.match(rest[0].text):
-        name, _, value = rest.pop(0).text.partition("=")
-        own[name] = expand(value, {**env, **own})
-    words = tuple(expand(each.text, env) for each in rest)
     dead, certain, arch = branches[-1].state if branches else (False, True, "")
     dead, certain, arch = dead or chain.dead, certain and chain.certain, chain.arch or arch
-    if not words or words[0] in ("export", "declare", "local", "readonly"):
+    own: dict[str, str] = {}
+    while rest and not rest[0].array and _ASSIGNMENT.match(rest[0].text):
+        name, _, value = rest.pop(0).text.partition("=")
+        own[name] = expand(value, {**env, **own})
+    words = tuple(UNKNOWN if each.array else expand(each.text, env) for each in rest)
+    if words and all(map(_MORE.fullmatch, words)):
+        if not dead:
+            _append(words, env, certain)
+        words = ()
+    elif not words or words[0] in ("export", "declare", "local", "readonly"):
         own |= dict(each.split("=", 1) for each in words[1:] if _ASSIGNMENT.match(each))
         if not dead:
             env.update(own if certain else dict.fromkeys(own, UNKNOWN))
     testing = bool(words) and words[0] in (*_TESTS, *_ASKING)
     if testing:
         chain.is_test, chain.test = True, _outcome(words)
-    if branches and branches[-1].in_test and branches[-1].end == "fi":
+    if branches and branches[-1].in_test:
         branches[-1].tests.append(_outcome(words) if testing else None)
         return
     if not dead:
         in_env = not own or (certain and (not words or words[0] == "export"))
-        yield Command(words, env if in_env else {**env, **own}, own, tokens[0].line, arch, certain)
+        around = (*((each.start, each.number) for each in branches), *chain.blocks)
+        seen = env if in_env else {**env, **own}
+        yield Command(words, seen, own, tokens[0].line, arch, certain, tuple(tokens), around)
 
 
-def _keyword(word: str, branches: list[_Branch]) -> bool:
+def _append(words: Iterable[str], env: MutableMapping[str, str], certain: bool) -> None:
+    """What `NAME+=text` does to the variables."""
+    for found in filter(None, map(_MORE.fullmatch, words)):
+        value = env.get(found[1], UNKNOWN) + (found[2] if certain else f" {UNKNOWN}")
+        env[found[1]] = value if len(value) <= LONGEST else UNKNOWN
+
+
+def _keyword(token: Token, branches: list[_Branch]) -> bool:
     """Takes note of a word of the shell's grammar. False where it is an ordinary one."""
-    top = branches[-1] if branches else None
+    word, top = token.text, branches[-1] if branches else None
     if word == "if":
-        _open(branches, _Branch("fi"))
-    elif word in ("for", "while", "until", "select"):
-        _open(branches, _Branch("done", certain=False, in_test=False))
-    elif word == "case":
-        _open(branches, _Branch("esac", certain=False, in_test=False))
-    elif word in ("fi", "done", "esac", "}") and top and top.end == word:
+        _open(branches, _Branch("fi", token.start, in_test=True))
+    elif word in ("for", "while", "until", "select", "case"):
+        _open(branches, _Branch("esac" if word == "case" else "done", token.start, certain=False))
+    elif word == "{" and not (top and top.is_function):
+        _open(branches, _Branch("}", token.start))
+    elif word == "{" and top:
+        top.is_function = False
+    elif top and top.end == word:
         branches.pop()
     elif word == "then" and top and top.end == "fi":
         _enter(top)
@@ -340,13 +472,16 @@ def _keyword(word: str, branches: list[_Branch]) -> bool:
         if word == "else":
             top.tests = [True]
             _enter(top)
-    elif word not in ("do", "{", "}", "fi", "done", "esac", "time", "in"):
+    elif word not in ("do", "}", "fi", "done", "esac", "time", "in"):
         return False
     return True
 
 
 def _open(branches: list[_Branch], branch: _Branch) -> None:
-    branch.outside = branches[-1].state if branches else branch.outside
+    if branches:
+        branch.outside = branches[-1].state
+        if branches[-1].in_test:
+            branches[-1].tests.append(None)
     branches.append(branch)
 
 
@@ -372,6 +507,7 @@ def _leave(branch: _Branch) -> None:
         else:
             branch.taken = True
     branch.tests, branch.in_test, branch.dead, branch.certain, branch.arch = [], True, False, True, ""
+    branch.number += 1
 
 
 def _outcome(words: tuple[str, ...]) -> str | bool | None:
@@ -390,3 +526,12 @@ def _outcome(words: tuple[str, ...]) -> str | bool | None:
             return None
         return arch if sign != "!=" else next(each for each in ARCHES if each != arch)
     return (one == other) == (sign != "!=")
+
+
+def open_quote(text: str) -> int:
+    """The line of the word with a quote that nothing closes; 0 where there is none, or where a shell alone can tell."""
+    last = next(reversed(list(tokens(source_of(text)))), None)  # an open quote runs to the end of the text
+    if last is None or not last.is_word or any(mark in last.text for mark in ("$(", "`", "$'", "${", "<<")):
+        return 0
+    rest = re.sub(r"\\.|'[^']*'|\"(?:[^\"\\]|\\.)*\"", "", last.text, flags=re.DOTALL)
+    return last.line if rest.strip() and re.search(r"['\"]", rest) else 0

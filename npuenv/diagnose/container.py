@@ -1,7 +1,4 @@
-"""Signs from containers: what a `docker run` line or a pod mounts, gives and allows.
-
-Start from `containers`.
-"""
+"""Signs from containers: what a `docker run` line or a pod mounts, gives and allows."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npuenv.diagnose.search import Text
-    from npuenv.diagnose.types import DockerRun, Facts
+    from npuenv.diagnose.types import DockerRun, ReportFacts
     from npuenv.host.report import Line
 
 Sign = tuple[str, "Line"]
@@ -24,13 +21,13 @@ _DRIVER = "/usr/local/Ascend/driver"
 _FEW_RIGHTS = ("runAsNonRoot: true", "runAsUser: 1", "CapEff: 0000000000000000", "drop: *ALL", "cap-drop*all")
 
 
-def containers(facts: Facts, text: Text) -> Iterator[Sign]:
+def container_signs(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     """Name of a sign and the line that shows it."""
     for judge in (_run_line, _listed_mounts, _pod, _rights):
         yield from judge(facts, text)
 
 
-def _run_line(facts: Facts, text: Text) -> Iterator[Sign]:
+def _run_line(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     run = facts.docker
     if run is not None:
         yield "docker-run", run.line
@@ -49,7 +46,7 @@ _HOST_PATH = re.compile(
 )
 
 
-def _listed_mounts(facts: Facts, text: Text) -> Iterator[Sign]:
+def _listed_mounts(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     """Parts of the driver folder among the mounts that a pod, a compose file or `docker inspect` lists."""
     if not any(word in text for word in _LISTED):
         return
@@ -68,7 +65,7 @@ def _listed_mounts(facts: Facts, text: Text) -> Iterator[Sign]:
 _POD = re.compile(r"^\s*kind: (?:Pod|Deployment|StatefulSet|Job|DaemonSet|RayCluster)\s*$")
 
 
-def _pod(facts: Facts, text: Text) -> Iterator[Sign]:
+def _pod(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     """A pod that asks the device plugin for no card and is not given the nodes another way."""
     kind = next((line for line in text.all("kind: ") if _POD.match(line.text)), None)
     given = ("huawei.com/", "hami.io/", "privileged: true", "/dev/davinci", "volcano.sh/vnpu")
@@ -107,7 +104,7 @@ def _mounts(run: DockerRun, text: Text) -> Iterator[Sign]:
 _CLOSED_NODE = re.compile(r"/dev/(?:davinci|devmm_svm|hisi_hdc)")
 
 
-def _rights(facts: Facts, text: Text) -> Iterator[Sign]:
+def _rights(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     """Device nodes that only their owner and group may open, and a user that is in no such group."""
     for line in text.with_any(("/dev/davinci", "/dev/devmm_svm", "/dev/hisi_hdc")):
         is_closed = re.search(r"crw-(?:rw-|r--|---)---|\b06?[46]0\b|\b6[46]0\b", line.text)

@@ -1,4 +1,4 @@
-"""Commands with the versions of this report: what the tables of the matrix say belongs together. Start from `cure`."""
+"""Commands with the versions of this report: what the tables of the matrix say belongs together."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
 
-from npuenv.diagnose.agree import plugin_row
+from npuenv.diagnose.compatibility import plugin_row
 
 if TYPE_CHECKING:
-    from npuenv.diagnose.types import Facts
+    from npuenv.diagnose.types import ReportFacts
     from npuenv.matrix import Matrix
     from npuenv.matrix.rows import TorchNpu
 
@@ -19,7 +19,7 @@ _PIP = ("pip", "install")
 _INDEXES = ("pytorch-cpu", "huawei-ascend")  # together they hold what the default index lacks
 
 
-def cure(cause: str, facts: Facts, matrix: Matrix) -> tuple[tuple[str, ...], ...]:
+def fix_commands(cause: str, facts: ReportFacts, matrix: Matrix) -> tuple[tuple[str, ...], ...]:
     """What to type, as argv; empty where the tables do not know the versions of the report."""
     if cause in _OF_TORCH:
         row = _torch_npu(facts, matrix)
@@ -43,13 +43,13 @@ def _torch_pair(row: TorchNpu, matrix: Matrix) -> tuple[str, ...]:
     return (*_PIP, *more, f"torch=={row.torch}+cpu", f"torch_npu=={row.version}")
 
 
-def _companions(facts: Facts, matrix: Matrix) -> tuple[tuple[str, ...], ...]:
+def _companions(facts: ReportFacts, matrix: Matrix) -> tuple[tuple[str, ...], ...]:
     torch = facts.packages.get("torch")
     row = matrix.companion_row(torch.value) if torch else None
     return ((*_PIP, "--no-deps", f"torchvision=={row.torchvision}", f"torchaudio=={row.torchaudio}"),) if row else ()
 
 
-def _torch_npu(facts: Facts, matrix: Matrix) -> TorchNpu | None:
+def _torch_npu(facts: ReportFacts, matrix: Matrix) -> TorchNpu | None:
     """The release for the installed vllm-ascend; without one the newest for the torch that is there."""
     plugin = plugin_row(facts, matrix)
     if plugin is not None and plugin.torch_npu:

@@ -1,4 +1,4 @@
-"""The lines of a paste without what collectors of logs put around them. Start from `bare`.
+"""The lines of a paste without what collectors of logs put around them.
 
 `npuenv.host.report` has cut lines and taken off the usual prefixes; here go those that only whole files of logs have:
 journald, container runtimes, `kubectl logs`, loggers, line numbers, and lines that were glued together.
@@ -30,12 +30,6 @@ _WORKER = re.compile(
     r"|" + _LEVEL + r"\s+\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)? \[?[\w.]+:\d+\]\s?"
 )
 _NUMBERED = re.compile(r"\s{0,6}(\d{1,6})[:|]?(?:\s{1,3}|$)")
-_LONGEST_FOLDED = 3000  # lines of a paste in which lines that a terminal cut are looked for
-_FOLDED_PIECES = 4  # of one line
-_NARROW, _WIDE = 60, 250  # columns of a terminal
-_CUT_LINES = 3
-_TABLE = frozenset(("", *"|+=-"))
-_USUAL = frozenset((80, 100, 120, 132, 160, 200))
 _GLUED = 300  # characters from which on a line is looked at for lines that were glued to one
 _SEAM = re.compile(
     r' +(?=Traceback \(most recent|File "/|(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception): |\[ERROR\] |E[A-Z]\d{4}: '
@@ -43,32 +37,10 @@ _SEAM = re.compile(
 )
 
 
-def bare(lines: Sequence[Line]) -> tuple[Line, ...]:
+def strip_prefixes(lines: Sequence[Line]) -> tuple[Line, ...]:
     """The same lines, with their numbers and as they are shown; only their text is what the program itself wrote."""
     is_numbered = _is_numbered(lines)
-    return _unfolded(tuple(piece for line in lines for piece in _pieces(line, is_numbered)))
-
-
-def _unfolded(lines: tuple[Line, ...]) -> tuple[Line, ...]:
-    """The lines; one that a terminal cut at its last column has what stands in the next lines behind it too.
-
-    Lines are taken for cut where the three longest ones are equally long, as logs and prose do not come, or where
-    the longest is just as wide as terminals are. What follows a cut stays as a line of its own: it may be one.
-    """
-    if len(lines) > _LONGEST_FOLDED:
-        return lines
-    lengths = [0 if line.text.lstrip()[:1] in _TABLE else len(line.shown) for line in lines]
-    column = max(lengths, default=0)
-    column += column + 1 in _USUAL  # the blank in the last column is gone
-    if not _NARROW <= column <= _WIDE or (column not in _USUAL and lengths.count(column) < _CUT_LINES):
-        return lines
-    folded = list(lines)
-    for at in range(len(lines) - 2, -1, -1):
-        if column - 1 <= lengths[at] and lengths[at + 1] and lines[at + 1].number == lines[at].number + 1:
-            gap = " " if lengths[at] < column else ""
-            text = f"{lines[at].text}{gap}{folded[at + 1].text}"
-            folded[at] = replace(lines[at], text=text[: _FOLDED_PIECES * (column + 1)])
-    return tuple(folded)
+    return tuple(piece for line in lines for piece in _pieces(line, is_numbered))
 
 
 def _pieces(line: Line, is_numbered: bool) -> Iterator[Line]:

@@ -1,6 +1,6 @@
 """What a report says of the machine below the packages: chip, driver, CANN, CPU, Python, C library, images.
 
-Start from `read_machine`. Sources are ranked: a version file beats a path, a path prose, prose an image tag.
+Sources are ranked: a version file beats a path, a path prose, prose an image tag.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
-from npuenv.diagnose.types import Seen
+from npuenv.diagnose.types import Sighting
 from npuenv.facts.npu.smi import Layout, SmiTable, parse_info
 
 if TYPE_CHECKING:
@@ -80,15 +80,15 @@ class Machine:
     """What was found; empty where the report does not say."""
 
     table: SmiTable | None = None
-    cann: Seen[str] | None = None
-    driver: Seen[str] | None = None
-    generation: Seen[str] | None = None
-    chip: Seen[str] | None = None
-    arch: Seen[str] | None = None
-    python: Seen[str] | None = None
-    glibc: Seen[str] | None = None
-    gcc: Seen[str] | None = None
-    images: list[Seen[str]] = field(default_factory=list)
+    cann: Sighting[str] | None = None
+    driver: Sighting[str] | None = None
+    generation: Sighting[str] | None = None
+    chip: Sighting[str] | None = None
+    arch: Sighting[str] | None = None
+    python: Sighting[str] | None = None
+    glibc: Sighting[str] | None = None
+    gcc: Sighting[str] | None = None
+    images: list[Sighting[str]] = field(default_factory=list)
 
 
 def read_machine(text: Text, matrix: Matrix) -> Machine:
@@ -116,18 +116,18 @@ def _read_table(found: Machine, lines: Sequence[Line], matrix: Matrix) -> None:
     by_text = {line.text.strip(): line for line in rows}
     title = by_text.get(table.title)
     if table.driver and title:
-        found.driver = Seen(table.driver, title)
+        found.driver = Sighting(table.driver, title)
     card = next((card for card in table.cards if card.name), None)
     line = by_text.get(card.line) if card else None
     if card is None or card.name is None or line is None:
         return
-    found.chip = Seen(card.name, line)
+    found.chip = Sighting(card.name, line)
     row = matrix.hardware_of_chip(card.name)
     generation = row.id if row else None
     if table.layout is Layout.A3:
         generation = "a3"
     if generation:
-        found.generation = Seen(generation, line)
+        found.generation = Sighting(generation, line)
 
 
 def _read_chip(found: Machine, text: Text, matrix: Matrix) -> None:
@@ -138,11 +138,11 @@ def _read_chip(found: Machine, text: Text, matrix: Matrix) -> None:
             continue
         name = match.group(1)
         row = matrix.hardware_of_chip(name) or matrix.hardware_of_chip(name[:4])
-        found.chip = Seen(name, line)
+        found.chip = Sighting(name, line)
         if row:
-            found.generation = Seen(row.id, line)
+            found.generation = Sighting(row.id, line)
         elif name.upper().startswith("310P"):
-            found.generation = Seen("310p", line)
+            found.generation = Sighting("310p", line)
         return
     _read_family(found, text.with_any(("a2", "a3", "300i", "soc_version")))
 
@@ -152,11 +152,11 @@ def _read_family(found: Machine, lines: Sequence[Line]) -> None:
         match = _CHIP_FAMILY.search(line.text[:300])
         if match:
             word = (match.group(1) or match.group(2)).lower()
-            found.generation = Seen("310p" if word == "300i" else word, line)
+            found.generation = Sighting("310p" if word == "300i" else word, line)
             return
         number = _SOC_NUMBER.search(line.text[:600])
         if number:
-            found.generation = Seen(_generation_of(int(number.group(1))), line)
+            found.generation = Sighting(_generation_of(int(number.group(1))), line)
             return
 
 
@@ -172,9 +172,9 @@ def _is_path_or_pip(text: str) -> bool:
 
 def _ranked(
     lines: Sequence[Line], patterns: Sequence[re.Pattern[str]], clean: Callable[[str], str]
-) -> Seen[str] | None:
+) -> Sighting[str] | None:
     """The first match of the best pattern that matches at all."""
-    best: tuple[int, Seen[str]] | None = None
+    best: tuple[int, Sighting[str]] | None = None
     for line in lines:
         if best is not None and best[0] == 0:
             break
@@ -182,7 +182,7 @@ def _ranked(
             match = pattern.search(line.text[:500])
             value = clean(match.group(match.lastindex or 1)) if match else ""
             if value:
-                best = (rank, Seen(value, line))
+                best = (rank, Sighting(value, line))
                 break
     return best[1] if best else None
 
@@ -200,33 +200,33 @@ def _driver(text: str) -> str:
         return ""
 
 
-def _cann_of_images(images: Sequence[Seen[str]]) -> Seen[str] | None:
+def _cann_of_images(images: Sequence[Sighting[str]]) -> Sighting[str] | None:
     for image in images:
         match = _CANN_TAG.search(image.value) or _CANN_IMAGE.search(image.value)
         version = _cann(match.group(1)) if match else ""
         if version:
-            return Seen(version, image.line)
+            return Sighting(version, image.line)
     return None
 
 
-def _images(lines: Sequence[Line]) -> list[Seen[str]]:
+def _images(lines: Sequence[Line]) -> list[Sighting[str]]:
     found = []
     for line in lines:
         if ":" in line.text:
-            found += [Seen(match.group(1), line) for match in _IMAGE.finditer(line.text[:800])]
+            found += [Sighting(match.group(1), line) for match in _IMAGE.finditer(line.text[:800])]
         listed = _DOCKER_IMAGES.match(line.text)
         if listed and listed.group(2)[0] != "=":
-            found.append(Seen(f"{listed.group(1)}:{listed.group(2)}", line))
+            found.append(Sighting(f"{listed.group(1)}:{listed.group(2)}", line))
     return found[:20]
 
 
-def _arch(lines: Sequence[Line]) -> Seen[str] | None:
+def _arch(lines: Sequence[Line]) -> Sighting[str] | None:
     loose = None
     for line in lines:
         match = _ARCH.search(line.text)
         if match:
             word = next(filter(None, match.groups()))
-            return Seen({"arm64": "aarch64", "amd64": "x86_64"}.get(word, word), line)
+            return Sighting({"arm64": "aarch64", "amd64": "x86_64"}.get(word, word), line)
         other = _ARCH_LOOSE.search(line.text[:400])
-        loose = loose or (Seen(other.group(1), line) if other else None)
+        loose = loose or (Sighting(other.group(1), line) if other else None)
     return loose

@@ -1,6 +1,6 @@
 """Which packages a report says are installed, out of all the ways in which people list them.
 
-Start from `read_packages`. What is only asked for, downloaded or refused is kept apart: a requirement is no package.
+What is only asked for, downloaded or refused is kept apart: a requirement is no package.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from npuenv.core import versions
-from npuenv.diagnose.types import Seen
+from npuenv.diagnose.types import Sighting
 from npuenv.host.report import typed_command
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ KNOWN = frozenset({
     "scipy", "sympy", "cffi", "cloudpickle", "pyyaml", "click", "llamafactory", "lmdeploy", "dlinfer",
 })  # fmt: skip
 # How prose and banners call them.
-_SPOKEN = {
+_CANONICAL = {
     "pytorch": "torch", "torch npu": "torch-npu", "vllm ascend": "vllm-ascend", "triton ascend": "triton-ascend",
     "torch_npu": "torch-npu", "vllm_ascend": "vllm-ascend", "triton_ascend": "triton-ascend",
 }  # fmt: skip
@@ -57,7 +57,7 @@ _BUT_HAVE = re.compile(
 )
 _HEADER = re.compile(r"Package\s+Version\b|#\s*Name\s+Version\b")
 # Lines that speak of what should be, not of what is.
-_WISH = re.compile(
+_REQUEST = re.compile(
     r"\b(?:pip3? install|uv pip|Collecting|Requirement already|Downloading|Using cached|ERROR: |requires|depends on"
     r"|incompatible|No matching|Could not find|satisfies|conflict|Attempting uninstall|Found existing|uninstalled"
     r"|docker |FROM |image:|Because )", re.IGNORECASE,
@@ -69,21 +69,21 @@ _WHOLE_LIST = 4  # rows after a header from which on a list counts as whole
 class Packages:
     """What was found so far; `strong` sources win over `loose` ones, the first of equals wins."""
 
-    strong: dict[str, Seen[str]] = field(default_factory=dict)
-    loose: dict[str, Seen[str]] = field(default_factory=dict)
-    wished: dict[str, Seen[str]] = field(default_factory=dict)
+    strong: dict[str, Sighting[str]] = field(default_factory=dict)
+    loose: dict[str, Sighting[str]] = field(default_factory=dict)
+    requested: dict[str, Sighting[str]] = field(default_factory=dict)
     listed: set[str] = field(default_factory=set)
-    changed: dict[str, Seen[str]] = field(default_factory=dict)  # a second, other version of the same package
+    changed: dict[str, Sighting[str]] = field(default_factory=dict)  # a second, other version of the same package
 
     def add(self, name: str, version: str, line: Line) -> None:
         """Takes a version from a list of installed packages; a list that comes later wins."""
         old = self.strong.get(name)
         if old is None:
-            self.strong[name] = Seen(version, line)
+            self.strong[name] = Sighting(version, line)
         elif old.value != version:
-            self.changed[name] = Seen(version, line)
+            self.changed[name] = Sighting(version, line)
 
-    def best(self) -> dict[str, Seen[str]]:
+    def best(self) -> dict[str, Sighting[str]]:
         return {**self.loose, **self.strong}
 
 
@@ -135,18 +135,18 @@ def _line(found: Packages, text: str, line: Line) -> None:
     if installed:
         for name, version in _items(installed.group(1)):
             found.add(name, version, line)
-            found.strong[name] = Seen(version, line)
+            found.strong[name] = Sighting(version, line)
         return
     conflict = _BUT_HAVE.search(text) if ", but you" in text else None
     if conflict:
         for name, version in (conflict.group(1, 2), conflict.group(3, 4)):
-            found.loose.setdefault(versions.normalised(name), Seen(version, line))
+            found.loose.setdefault(versions.normalised(name), Sighting(version, line))
         return
-    target = found.wished if _WISH.search(text) or typed_command(text) is not None else None
-    for name, version in _sure(text) if target is None else ():
+    target = found.requested if _REQUEST.search(text) or typed_command(text) is not None else None
+    for name, version in _in_lists(text) if target is None else ():
         found.add(name, version, line)
-    for name, version in _told(text):
-        (found.loose if target is None else target).setdefault(name, Seen(version, line))
+    for name, version in _in_prose(text):
+        (found.loose if target is None else target).setdefault(name, Sighting(version, line))
 
 
 def _items(text: str) -> Iterator[tuple[str, str]]:
@@ -156,7 +156,7 @@ def _items(text: str) -> Iterator[tuple[str, str]]:
             yield versions.normalised(match.group(1)), match.group(2)
 
 
-def _sure(text: str) -> Iterator[tuple[str, str]]:
+def _in_lists(text: str) -> Iterator[tuple[str, str]]:
     """Forms that only a list of installed packages has."""
     for pattern in (_PIP3, _FREEZE, _COLUMNS):
         match = pattern.match(text)
@@ -170,19 +170,19 @@ def _sure(text: str) -> Iterator[tuple[str, str]]:
         yield "vllm", engine.group(1)
 
 
-def _told(text: str) -> Iterator[tuple[str, str]]:
+def _in_prose(text: str) -> Iterator[tuple[str, str]]:
     if len(text) > 400:
         return
     keyed = _KEYED.match(text)
     if keyed:
-        yield _spoken(keyed.group(1)), keyed.group(2)
+        yield _canonical(keyed.group(1)), keyed.group(2)
     both = _BOTH.search(text)
     if both:
         yield from (("torch", both.group(1)), ("torch-npu", both.group(1)))
     for match in _PROSE.finditer(text):
-        yield _spoken(match.group(1)), match.group(2)
+        yield _canonical(match.group(1)), match.group(2)
 
 
-def _spoken(name: str) -> str:
+def _canonical(name: str) -> str:
     lower = name.lower()
-    return _SPOKEN.get(lower) or versions.normalised(lower)
+    return _CANONICAL.get(lower) or versions.normalised(lower)

@@ -1,4 +1,4 @@
-"""From matches to a diagnosis: the strongest cause first, and a verdict. Start from `rank`."""
+"""From matches to a diagnosis: the strongest cause first, and a verdict."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from npuenv.diagnose.timestamps import stands_before
-from npuenv.diagnose.types import Cause, Observation, Separation, Verdict
+from npuenv.diagnose.types import Cause, Discriminator, Observation, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from npuenv.diagnose.match import Match
-    from npuenv.matrix.error_patterns import Problems
+    from npuenv.matrix.error_patterns import ErrorPatterns
 
 SURE = 0.5  # from here on a candidate is called the cause
 LEAST = 0.25  # below this a candidate is not worth a line
@@ -21,10 +20,10 @@ _MAX_CAUSES = 5
 _ALMOST_SURE = 0.8
 _PER_MORE = 0.02  # what each further row for the same cause adds
 _MOST = 0.97
-_ECHO = 0.55  # what is left of a late error when something stands before it
+_SECONDARY = 0.55  # what is left of a late error when another cause stands before it
 
 
-def rank(matches: Sequence[Match]) -> tuple[tuple[Cause, ...], Cause | None]:
+def rank(matches: Iterable[Match]) -> tuple[tuple[Cause, ...], Cause | None]:
     """The causes, the strongest first, and the strongest reason to say that it is not the environment."""
     groups: dict[tuple[str, str], list[Match]] = defaultdict(list)
     for each in matches:
@@ -33,7 +32,7 @@ def rank(matches: Sequence[Match]) -> tuple[tuple[Cause, ...], Cause | None]:
     found = {key: _cause(group) for key, group in groups.items()}
     causes = [cause for (kind, _), cause in found.items() if kind == "cause"]
     other = [cause for (kind, _), cause in found.items() if kind == "not-environment"]
-    causes = [_less_if_echo(cause, groups["cause", cause.id], causes) for cause in causes]
+    causes = [_less_if_secondary(cause, groups["cause", cause.id], causes) for cause in causes]
     causes.sort(key=lambda cause: (-round(cause.confidence, 2), cause.line.number, cause.id))
     shown = tuple(cause for cause in causes if cause.confidence >= LEAST)[:_MAX_CAUSES]
     return shown, max(other, key=lambda cause: cause.confidence, default=None)
@@ -47,13 +46,13 @@ def _cause(group: Sequence[Match]) -> Cause:
     return Cause(first.row.cause, round(max(confidence, first.confidence), 2), first.line, rules)
 
 
-def _less_if_echo(cause: Cause, group: Sequence[Match], causes: Sequence[Cause]) -> Cause:
-    """A late error weighs less when another cause stands before it: the first error in time is usually the cause."""
-    if not all(each.row.is_echo for each in group):
+def _less_if_secondary(cause: Cause, group: Sequence[Match], causes: Sequence[Cause]) -> Cause:
+    """A late error weighs less when another cause stands before it: the first error is usually the cause."""
+    if not all(each.row.is_secondary for each in group):
         return cause
     others = (other for other in causes if other.id != cause.id and other.confidence >= SURE)
-    before = any(stands_before(other.line, cause.line) for other in others)
-    return replace(cause, confidence=round(cause.confidence * _ECHO, 2)) if before else cause
+    before = any(other.line.number <= cause.line.number for other in others)
+    return replace(cause, confidence=round(cause.confidence * _SECONDARY, 2)) if before else cause
 
 
 def verdict(causes: Sequence[Cause], other: Cause | None) -> Verdict:
@@ -64,7 +63,7 @@ def verdict(causes: Sequence[Cause], other: Cause | None) -> Verdict:
     return Verdict.NOT_ENVIRONMENT if other is not None else Verdict.CANNOT_TELL
 
 
-def separated(causes: Sequence[Cause], problems: Problems) -> tuple[Cause, ...]:
+def with_discriminator(causes: Sequence[Cause], patterns: ErrorPatterns) -> tuple[Cause, ...]:
     """The same causes; the first carries the command that tells it apart from another one, or that shows it to be so.
 
     An almost certain cause without a rival near it needs none.
@@ -73,13 +72,13 @@ def separated(causes: Sequence[Cause], problems: Problems) -> tuple[Cause, ...]:
         return ()
     first, *rest = causes
     for other in rest:
-        row = problems.separation(first.id, other.id)
+        row = patterns.discriminator(first.id, other.id)
         if row is not None:
             key = f"between-{row.id.replace('.', '-')}"
-            return replace(first, separate_by=Separation(row.command, key, other.id)), *rest
-    known = problems.causes.get(first.id)
+            return replace(first, separate_by=Discriminator(row.command, key, other.id)), *rest
+    known = patterns.causes.get(first.id)
     if known is not None and known.check and (rest or first.confidence < _ALMOST_SURE):
-        first = replace(first, separate_by=Separation(known.check, f"expect-{first.id}", ""))
+        first = replace(first, separate_by=Discriminator(known.check, f"expect-{first.id}", ""))
     return first, *rest
 
 

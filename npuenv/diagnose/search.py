@@ -1,4 +1,4 @@
-"""Finds texts in a report. Start from `Text.first`.
+"""Finds texts in a report.
 
 A wanted text is written as the software prints it; `*` stands for anything within the same line. Case does not count.
 Wanted texts are no regular expressions: a report can be 10 MB of anything, and knowledge is written by many hands.
@@ -16,14 +16,6 @@ if TYPE_CHECKING:
 
     from npuenv.host.report import Line
 
-# Sentences about what would happen or what should be done, in words that no program prints.
-_SUPPOSED = re.compile(
-    r"\b(?:if|when) (?:you|users?|one) (?:see|get|hit|meet|encounter)|\b(?:users?|people) (?:will |may |might |can )?"
-    r"(?:get|see|hit|encounter|meet)\b|\b(?:do|should|must|can|may) (?:I|we) \w|\bplease (?:add|document|mention)\b"
-    r"|\bwithout it\b|^\s*[-*] (?:\[[^\]]*\] ?)?(?:Fix|Add|Support|Upgrade|Known issue|Bump|Document)(?:s|es|ed|ing)?\b"
-    r"|如果(?:不|没)|是否(?:需要|应该|可以)|需要[^\n]{0,20}吗", re.IGNORECASE,
-)  # fmt: skip
-_SENTENCE = re.compile(r"(?<=[a-z`\"')”」][.?!]) +(?=[A-Z`\"“])|(?<=[。？！；])")
 _WORD = re.compile(r"[a-z_]{3,}")
 _MAX_HITS = 400  # places of one wanted text that are looked at
 
@@ -79,18 +71,6 @@ class Text:
 
     def __contains__(self, wanted: object) -> bool:
         return isinstance(wanted, str) and self.first(wanted) is not None
-
-
-def is_supposed(text: str, wanted: str = "") -> bool:
-    """Whether a line says what would happen, what was mended or what someone asks about, and not what happened.
-
-    wanted: what was found in the line; only the sentence that holds it counts, where one does
-    """
-    if _SUPPOSED.search(text[:400]) is None:
-        return False
-    parts = tuple(filter(None, wanted.lower().split("*")))
-    holding = [sentence for sentence in _SENTENCE.split(text) if parts and _holds(sentence.lower(), parts)]
-    return all(_SUPPOSED.search(sentence[:400]) is not None for sentence in holding)
 
 
 def named(text: Text, sign: str, wanted: Sequence[str]) -> Iterator[tuple[str, Line]]:

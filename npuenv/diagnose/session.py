@@ -1,7 +1,4 @@
-"""What a report says of the session: variables that are set or not, the container's start, and error codes.
-
-Start from `read_environ`, `read_docker`, `read_codes`.
-"""
+"""What a report says of the session: variables that are set or not, the container's start, and error codes."""
 
 from __future__ import annotations
 
@@ -9,8 +6,7 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from npuenv.diagnose.search import is_supposed
-from npuenv.diagnose.types import DockerRun, Seen
+from npuenv.diagnose.types import DockerRun, Sighting
 from npuenv.host.report import blocks, typed_command
 
 if TYPE_CHECKING:
@@ -38,12 +34,12 @@ _NUMBER_WORDS = ("error code", "error no is", "result = ", "errcode", "ret", "re
 _RET = re.compile(r"drvRetCode=(\d+)")
 
 
-def read_environ(lines: Sequence[Line]) -> tuple[dict[str, Seen[str]], dict[str, Line]]:
+def read_environ(lines: Sequence[Line]) -> tuple[dict[str, Sighting[str]], dict[str, Line]]:
     """Variables that are set, with their values, and those that the report shows not to be set."""
-    environ: dict[str, Seen[str]] = {}
+    environ: dict[str, Sighting[str]] = {}
     for line in lines:
         for name, value in _assigned(line.text):
-            environ[name] = Seen(value.strip("\"'"), line)
+            environ[name] = Sighting(value.strip("\"'"), line)
     return environ, {name: line for name, line in _unset(lines) if name not in environ}
 
 
@@ -133,12 +129,11 @@ def _words(text: str) -> list[str]:
 
 
 def read_codes(text: Text) -> dict[str, Line]:
-    """Error codes with the first line each stands in. A hint such as `Solution: ...` is no error."""
+    """Error codes with the first line each stands in."""
     codes: dict[str, Line] = {}
     for line in text.lines:
         for match in _E_CODE.finditer(line.text[:1200]):
-            if match.group(1) not in codes and not is_supposed(line.text, match.group(1)):
-                codes[match.group(1)] = line
+            codes.setdefault(match.group(1), line)
     for line in text.with_any(_NUMBER_WORDS):
         for match in _NUMBER_CODE.finditer(line.text[:1200].lower()):
             codes.setdefault(match.group(1), line)

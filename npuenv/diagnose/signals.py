@@ -1,23 +1,19 @@
-"""Signs from the machine, the session and the cluster as a report shows them.
-
-Start from `circumstances`.
-"""
+"""Signs from the machine, the session and the cluster as a report shows them."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.diagnose.container import containers
+from npuenv.diagnose.container import container_signs
 from npuenv.diagnose.search import named
-from npuenv.diagnose.timestamps import late_ranks
-from npuenv.host.report import blocks, typed_command
+from npuenv.host.report import blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from npuenv.diagnose.search import Text
-    from npuenv.diagnose.types import Facts
+    from npuenv.diagnose.types import ReportFacts
     from npuenv.host.report import Line
     from npuenv.matrix import Matrix
 
@@ -25,7 +21,6 @@ Sign = tuple[str, "Line"]
 
 _FULL_PERCENT = 70  # of a card's memory: more than any driver or idle context takes
 _IDLE_PERCENT = 20
-_PYTHON_DEPS = ("decorator", "attrs", "psutil", "scipy", "cffi", "sympy", "cloudpickle")
 _FOR_CHIP = re.compile(r"[-_.](910b|a2|a3|910c|310p|950|a5)(?=[-_.]|$)", re.IGNORECASE)
 _CHIP_WORDS = {"910b": "a2", "a2": "a2", "a3": "a3", "910c": "a3", "310p": "310p", "950": "950", "a5": "950"}
 _SMALL_SHM_BYTES = 2 * 1024**3
@@ -33,13 +28,13 @@ _RAY_WORDS = ("RayWorkerWrapper", "ray::", "RayTaskError", "(raylet", "ray.excep
 _RAY_ACTOR = re.compile(r"\((?:\w*Ray\w*|\w*Actor\w*|raylet|WorkerDict|TaskRunner|\w*vLLM\w*Server)[ ,]")
 
 
-def circumstances(facts: Facts, text: Text, matrix: Matrix) -> dict[str, Line]:
+def machine_signs(facts: ReportFacts, text: Text, matrix: Matrix) -> dict[str, Line]:
     """Name of a sign to the line that shows it."""
     signs: dict[str, Line] = {}
-    for judge in (*_JUDGES, containers):
+    for judge in (*_JUDGES, container_signs):
         for name, line in judge(facts, text):
             signs.setdefault(name, line)
-    for name, line in (*_chip(facts, matrix), *_asked_of_pip(facts, text, matrix)):
+    for name, line in (*_chip(facts, matrix), *_pip_requests(facts, text, matrix)):
         signs.setdefault(name, line)
     return signs
 
@@ -48,7 +43,7 @@ _ASKED = re.compile(r"satisfies the requirement torch[-_]npu==([\w.+]+)", re.IGN
 _UNREACHED = ("connection broken by", "could not fetch url")
 
 
-def _asked_of_pip(facts: Facts, text: Text, matrix: Matrix) -> Iterator[Sign]:
+def _pip_requests(facts: ReportFacts, text: Text, matrix: Matrix) -> Iterator[Sign]:
     """`index-unreachable` where pip knows of no file because no index answered; `python-without-wheel` where the
     release that was asked for has none for this Python."""
     if text.first("from versions: none") and not any(text.all("(from versions: *.")):
@@ -61,7 +56,7 @@ def _asked_of_pip(facts: Facts, text: Text, matrix: Matrix) -> Iterator[Sign]:
             yield "python-without-wheel", line
 
 
-def _chip(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
+def _chip(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
     if facts.chip and facts.chip.value.upper().startswith("310B"):
         yield "chip-not-accepted", facts.chip.line
     if facts.generation is None:
@@ -84,7 +79,7 @@ def _chip(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
             yield "soc-version-differs", soc.line
 
 
-def _table(facts: Facts, text: Text) -> Iterator[Sign]:
+def _table(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     table = facts.table
     if table is None:
         return
@@ -95,8 +90,8 @@ def _table(facts: Facts, text: Text) -> Iterator[Sign]:
         line = by_text.get(card.line)
         if line is None:
             continue
-        if card.health in ("Alarm", "Warning", "Critical"):
-            yield ("health-critical" if card.health == "Critical" else "health-alarm"), line
+        if card.health in ("Alarm", "Warning"):
+            yield "health-alarm", line
         if card.hbm_total_mib:
             percent = 100 * (card.hbm_used_mib or 0) // card.hbm_total_mib
             if percent >= _FULL_PERCENT:
@@ -117,7 +112,7 @@ _GIB = {"G": 1.0, "M": 1 / 1024, "K": 1 / 1024**2, None: 0.0}
 _OTHERS_SHARE = 0.35  # of a card that is neither free nor this process's: more than the driver and the context take
 
 
-def _memory(facts: Facts, text: Text) -> Iterator[Sign]:
+def _memory(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     """What an out-of-memory line itself says: who holds the card that is full."""
     for line in text.all("total capacity"):
         match = _OOM.search(line.text)
@@ -129,7 +124,7 @@ def _memory(facts: Facts, text: Text) -> Iterator[Sign]:
             yield "memory-held-elsewhere", line
 
 
-def _folders(facts: Facts, text: Text) -> Iterator[Sign]:
+def _folders(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     """A listing of the folder in which CANN lies by default that holds the driver only."""
     for block in blocks(text.lines):
         if re.match(r"(?:ls|ll|dir)\b[^|;]*/usr/local/Ascend/?\s*$", block.command or ""):
@@ -138,7 +133,19 @@ def _folders(facts: Facts, text: Text) -> Iterator[Sign]:
                 yield "cann-folder-absent", block.lines[0]
 
 
-def _variables(facts: Facts, text: Text) -> Iterator[Sign]:
+_TOOLKIT = re.compile(r"/(?:cann-|ascend-toolkit/(?:cann-)?)(\d+\.\d[\w.]*)/")
+
+
+def _toolkits(facts: ReportFacts, text: Text) -> Iterator[Sign]:
+    """Paths into toolkits of two versions."""
+    found = {
+        match.group(1): line for line in text.with_any(("cann", "toolkit")) for match in _TOOLKIT.finditer(line.text)
+    }
+    if len(found) > 1:
+        yield "two-cann-paths", list(found.values())[-1]
+
+
+def _variables(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     for name, line in facts.unset.items():
         if name.startswith(("ASCEND", "CANN")) and "VISIBLE" not in name:
             yield "cann-variables-unset", line
@@ -153,15 +160,13 @@ def _variables(facts: Facts, text: Text) -> Iterator[Sign]:
             yield "atb-variables-set", seen.line
         if name == "PYTORCH_NPU_ALLOC_CONF" and "expandable_segments:true" in seen.value.lower():
             yield "expandable-segments-on", seen.line
-        if name == "TORCH_DEVICE_BACKEND_AUTOLOAD" and seen.value == "0":
-            yield "autoload-off", seen.line
     dumped = text.first("PYTORCH_NPU_ALLOC_CONF*expandable_segments:True")
     if dumped is not None and "PYTORCH_NPU_ALLOC_CONF" not in facts.environ:
         yield "expandable-segments-on", dumped
     yield from _visible(facts)
 
 
-def _visible(facts: Facts) -> Iterator[Sign]:
+def _visible(facts: ReportFacts) -> Iterator[Sign]:
     seen = facts.environ.get("ASCEND_RT_VISIBLE_DEVICES") or facts.environ.get("ASCEND_VISIBLE_DEVICES")
     if seen is None or not re.fullmatch(r"\d+(?:, ?\d+)*", seen.value):
         return
@@ -174,7 +179,7 @@ def _visible(facts: Facts) -> Iterator[Sign]:
         yield "visible-devices-out-of-range", seen.line
 
 
-def _limits(facts: Facts, text: Text) -> Iterator[Sign]:
+def _limits(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     user = None
     for block in blocks(text.lines):
         command, answer = block.command or "", next((line for line in block.lines[1:] if line.text.strip()), None)
@@ -201,7 +206,7 @@ def _limits(facts: Facts, text: Text) -> Iterator[Sign]:
 _DF = re.compile(r"^(?:shm|tmpfs)\s+(\d+(?:\.\d+)?)([KMGT])?\s.*\s/dev/shm$")
 
 
-def _shared_memory(facts: Facts, text: Text) -> Iterator[Sign]:
+def _shared_memory(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     for line in text.all("/dev/shm"):
         match = _DF.match(line.text.strip())
         if match:
@@ -210,7 +215,7 @@ def _shared_memory(facts: Facts, text: Text) -> Iterator[Sign]:
                 yield "shm-small", line
 
 
-def _processes(facts: Facts, text: Text) -> Iterator[Sign]:
+def _processes(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     on_cards = {str(process.pid) for process in facts.table.processes} if facts.table else set()
     for line, pid in _zombies(text):
         yield "zombie", line
@@ -234,33 +239,13 @@ def _zombies(text: Text) -> Iterator[tuple[Line, str]]:
             head = []
 
 
-_LOADED = re.compile(r"\b(lib[\w+.-]+?\.so)[\d.]*: cannot open shared object file")
-_NOT_THERE = re.compile(r"No such file|cannot (?:access|open|stat)|not found|does not exist|不存在")
-
-
-def _libraries(facts: Facts, text: Text) -> Iterator[Sign]:
-    """`library-lies-there` for a library that a program could not load and that a listing or a search shows on disk."""
-    names = {
-        match.group(1): line for line in text.all("cannot open shared object") if (match := _LOADED.search(line.text))
-    }
-    for name, failed in names.items():
-        typed = ""
-        for line in text.lines:
-            typed = typed_command(line.text) or typed
-            is_answer = typed_command(line.text) is None and line is not failed
-            if is_answer and _LISTS.match(typed) and name in line.text and not _NOT_THERE.search(line.text):
-                yield "library-lies-there", line
-
-
-_LISTS = re.compile(r"(?:sudo )?(?:ls|ll|find|locate|stat|file|readlink|du)\b")
-
 _LINK = re.compile(r"\blink status:? ?\[?(UP|DOWN)\b", re.IGNORECASE)
 _SWITCH = re.compile(r"\bswitch\[(\d)\]", re.IGNORECASE)
 _IP = re.compile(r"^ipaddr: ?(\d+\.\d+\.\d+\.\d+)")
 _RANK_LISTS = re.compile(r"enabled tls: ?\[[^\]]+\].*disabled tls: ?\[[^\]]+\]")
 
 
-def _network(facts: Facts, text: Text) -> Iterator[Sign]:
+def _network(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     for line in text.all("link status"):
         match = _LINK.search(line.text)
         if match:
@@ -297,7 +282,7 @@ _RESOURCE = re.compile(r"^[\d.]+/([\d.]+) (GPU|NPU|CPU)\b")
 _NODE_NPU = re.compile(r"'NPU': (\d+(?:\.\d+)?)")
 
 
-def _ray(facts: Facts, text: Text) -> Iterator[Sign]:
+def _ray(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     counts: dict[str, tuple[float, Line]] = {}
     for line in text.lines:
         match = _RESOURCE.match(line.text.strip()) if "/" in line.text else None
@@ -307,14 +292,10 @@ def _ray(facts: Facts, text: Text) -> Iterator[Sign]:
     yield from (("ray-process", line) for line in text.lines if _RAY_ACTOR.search(line.shown[:80]))
     yield from (("printed-false", line) for line in text.all("False") if line.text.strip() == "False")
     yield from (("ray-npu", line) for line in text.all("'CPU':*'NPU':") if _counts_npu(line.text))
-    if "CPU" not in counts:
-        return
     if "NPU" in counts:
         yield "ray-npu", counts["NPU"][1]
-    elif "GPU" in counts:
+    elif "GPU" in counts and "CPU" in counts:
         yield "ray-gpu-only", counts["GPU"][1]
-    else:
-        yield "ray-no-cards", counts["CPU"][1]
 
 
 def _counts_npu(text: str) -> bool:
@@ -330,7 +311,7 @@ _CUDA_TROUBLE = (
 )  # fmt: skip
 
 
-def _build(facts: Facts, text: Text) -> Iterator[Sign]:
+def _build(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     yield from named(text, "cuda-trouble", _CUDA_TROUBLE)
     found = named(text, "building", (
         "Building CXX object", "Building wheel", "gmake", "CMake Error", "failed to solve", "RUN pip", "RUN python",
@@ -343,7 +324,7 @@ def _build(facts: Facts, text: Text) -> Iterator[Sign]:
 _WHEEL = re.compile(r"-cp(\d)(\d+)-\w+-\S*?(x86_64|aarch64|any)\.whl is not a supported wheel", re.IGNORECASE)
 
 
-def _wheels(facts: Facts, text: Text) -> Iterator[Sign]:
+def _wheels(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     """Why pip refused a wheel: its Python, its CPU, or both unknown."""
     for line in text.all("is not a supported wheel on this platform"):
         match = _WHEEL.search(line.text)
@@ -362,7 +343,7 @@ _PLATFORM = re.compile(r"manylinux_2_(\d+)_(aarch64|x86_64)")
 _OLDEST_TAG = 28  # the platform tag of torch_npu's newer wheels: manylinux_2_28
 
 
-def _platform_tags(facts: Facts, text: Text) -> Iterator[Sign]:
+def _platform_tags(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     """What uv says of a machine that no wheel fits: its C library is too old, where the CPU is not the reason."""
     refused = text.first("no wheels with a matching platform tag")
     if refused is None:
@@ -374,9 +355,7 @@ def _platform_tags(facts: Facts, text: Text) -> Iterator[Sign]:
         yield "uv-older-glibc", refused
 
 
-def _lists(facts: Facts, text: Text) -> Iterator[Sign]:
-    if facts.listed and not any(name in facts.packages for name in _PYTHON_DEPS):
-        yield "cann-python-deps-absent", facts.packages[min(facts.listed)].line
+def _lists(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     for line in text.all("CANN:"):
         if line.text.strip() == "CANN:" and _nothing_follows(text, line):
             yield "cann-info-empty", line
@@ -387,11 +366,7 @@ def _nothing_follows(text: Text, line: Line) -> bool:
     return not any("package_name" in other.text or "version=" in other.text for other in after)
 
 
-def _lateness(facts: Facts, text: Text) -> Iterator[Sign]:
-    yield from late_ranks(text)
-
-
-_JUDGES: tuple[Callable[[Facts, Text], Iterator[Sign]], ...] = (
-    _table, _memory, _folders, _variables, _limits, _processes, _network, _ray, _build, _libraries, _lateness,
+_JUDGES: tuple[Callable[[ReportFacts, Text], Iterator[Sign]], ...] = (
+    _table, _memory, _folders, _toolkits, _variables, _limits, _processes, _network, _ray, _build,
     _wheels, _platform_tags, _lists,
 )  # fmt: skip

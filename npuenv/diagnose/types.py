@@ -1,4 +1,4 @@
-"""What a diagnosis is made of. Start from `Diagnosis`."""
+"""What a diagnosis is made of."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Verdict(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen(Generic[T]):
+class Sighting(Generic[T]):
     """A value and the line that gave it."""
 
     value: T
@@ -45,22 +45,22 @@ class DockerRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ReportFacts:
     """What a report says of the machine and its software. None or empty: it does not say."""
 
-    packages: Mapping[str, Seen[str]]  # normalised name -> version as written
+    packages: Mapping[str, Sighting[str]]  # normalised name -> version as written
     listed: frozenset[str]  # names of a whole package list; empty: no whole list was pasted
-    changed: Mapping[str, Seen[str]]  # packages of which two lists in the report name two versions: the later one
-    cann: Seen[str] | None
-    driver: Seen[str] | None
-    generation: Seen[str] | None  # id of a row of the hardware table
-    chip: Seen[str] | None  # its name as written
-    arch: Seen[str] | None  # "aarch64" or "x86_64"
-    python: Seen[str] | None  # "3.11"
-    glibc: Seen[str] | None
-    gcc: Seen[str] | None
-    images: tuple[Seen[str], ...]  # container images with their tags
-    environ: Mapping[str, Seen[str]]
+    changed: Mapping[str, Sighting[str]]  # packages of which two lists in the report name two versions: the later one
+    cann: Sighting[str] | None
+    driver: Sighting[str] | None
+    generation: Sighting[str] | None  # id of a row of the hardware table
+    chip: Sighting[str] | None  # its name as written
+    arch: Sighting[str] | None  # "aarch64" or "x86_64"
+    python: Sighting[str] | None  # "3.11"
+    glibc: Sighting[str] | None
+    gcc: Sighting[str] | None
+    images: tuple[Sighting[str], ...]  # container images with their tags
+    environ: Mapping[str, Sighting[str]]
     unset: Mapping[str, Line]  # variables that the report shows not to be set
     docker: DockerRun | None
     table: SmiTable | None
@@ -68,7 +68,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Separation:
+class Discriminator:
     """The one command that tells two causes apart, or that shows whether it is the one."""
 
     command: str
@@ -85,7 +85,7 @@ class Cause:
     line: Line
     rules: tuple[str, ...]  # ids of the rows that found it, the strongest first
     commands: tuple[tuple[str, ...], ...] = ()  # what mends it with the versions of this report; empty: see its row
-    separate_by: Separation | None = None
+    separate_by: Discriminator | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,5 +105,5 @@ class Diagnosis:
     observations: tuple[Observation, ...]
     because: Observation | None  # what a verdict NOT_ENVIRONMENT rests on
     missing: tuple[str, ...]  # ids of what would tell more
-    facts: Facts
+    facts: ReportFacts
     exit_code: ExitCode

@@ -134,9 +134,9 @@ def _dicts(value: object) -> list[dict[str, Any]]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-def _located(text: str, start: int, told: Iterable[tuple[str, list[str]]]) -> Iterator[Piece]:
+def _located(text: str, start: int, results: Iterable[tuple[str, list[str]]]) -> Iterator[Piece]:
     at = max(text.find('"findings"', start), text.find('"results"', start), start)
-    for whole, pieces in told:
+    for whole, pieces in results:
         written = (json.dumps(whole, ensure_ascii=is_ascii) for is_ascii in (False, True))
         at = next((place for form in written if (place := text.find(form, at)) >= 0), at)
         for piece in pieces:
@@ -169,8 +169,8 @@ def _junit(text: str) -> Iterator[tuple[int, int, list[Piece]]]:
         pieces: list[Piece] = []
         for case in _CASE.finditer(text, start, end):
             lines = html.unescape(case.group(2)).split("\n")
-            told = lines[1:] if case.group(1) == "system-out" else lines
-            pieces += ((case.start(2), line) for line in _lines_of_evidence(told))
+            results = lines[1:] if case.group(1) == "system-out" else lines
+            pieces += ((case.start(2), line) for line in _lines_of_evidence(results))
         yield start, end, pieces
 
 
@@ -187,21 +187,21 @@ def _spans(text: str, opening: str, closing: str) -> Iterator[tuple[int, int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A line of a paste that is read further: its place among the lines, and what is read of it."""
+class ReadLine:
+    """A line of a paste that is diagnosed: its place among the lines, and the part of its text that counts."""
 
     at: int
     text: str
 
 
-def without_text(lines: Sequence[str]) -> tuple[list[Kept], int | None]:
+def without_text(lines: Sequence[str]) -> tuple[list[ReadLine], int | None]:
     """The lines without text reports of the doctor but with their evidence, and where the first report begins."""
     if not any(map(_is_mark, lines)):
-        return [Kept(at, line) for at, line in enumerate(lines)], None
+        return [ReadLine(at, line) for at, line in enumerate(lines)], None
     reader = _Reader(lines)
     for at in range(len(lines)):
         reader.read(at)
-    return reader.kept, reader.first
+    return reader.result, reader.first
 
 
 def _is_mark(line: str) -> bool:
@@ -213,28 +213,28 @@ class _Reader:
 
     def __init__(self, lines: Sequence[str]) -> None:
         self._lines = lines
-        self.kept: list[Kept] = []
+        self.result: list[ReadLine] = []
         self.first: int | None = None
         self._is_inside = False
-        self._is_telling = False  # below a problem, where evidence stands
+        self._in_problem = False  # below a problem, where evidence stands
         self._findings_at = 0  # where the first finding stands; what is between it and the head is the head's
         self._evidence_at = -1  # where the evidence that was read last ends
-        self._label, self._problem, self._cure = _labels(_STATUSES), _labels(_PROBLEMS), _cure()
+        self._label, self._problem, self._fix = _labels(_STATUSES), _labels(_PROBLEMS), _fix_label()
 
     def read(self, at: int) -> None:
-        """Takes one line in: kept, kept as evidence, or left out."""
+        """Adds one line to the result, whole or as evidence, or leaves it out."""
         line = _QUOTED.sub("", self._lines[at], count=1)
         text = line.strip()
         if _head().match(text):
             self._enter(at)
-            self._findings_at, self._is_telling = self._first_finding(at), False
+            self._findings_at, self._in_problem = self._first_finding(at), False
         elif self._label.match(text):
             self._enter(at)
-            self._is_telling = bool(self._problem.match(text))
+            self._in_problem = bool(self._problem.match(text))
         elif not self._is_inside or not self._belongs(at, line, text):
             self._is_inside = False
-            self.kept.append(Kept(at, self._lines[at]))
-        elif self._is_telling:
+            self.result.append(ReadLine(at, self._lines[at]))
+        elif self._in_problem:
             self._evidence(at, line)
 
     def _first_finding(self, head: int) -> int:
@@ -249,20 +249,20 @@ class _Reader:
         if at < self._findings_at or not text or line[:1] in " \t" or _GUIDE.match(line):
             return True
         if _SUMMARY.search(text) or _FOLLOWING.match(text):
-            self._is_telling = False
+            self._in_problem = False
             return True
-        return bool(_SOURCE.match(text) or self._cure.match(text) or (self._is_telling and _ARROW.search(text)))
+        return bool(_SOURCE.match(text) or self._fix.match(text) or (self._in_problem and _ARROW.search(text)))
 
     def _evidence(self, at: int, line: str) -> None:
         text = _GUIDE.sub("", line).strip()
         arrow = _ARROW.search(text)
-        if _SOURCE.match(text) or self._cure.match(text):
-            self._is_telling = False
+        if _SOURCE.match(text) or self._fix.match(text):
+            self._in_problem = False
         elif arrow is not None:
-            self.kept.append(Kept(at, text[arrow.end() :]))
+            self.result.append(ReadLine(at, text[arrow.end() :]))
             self._evidence_at = at
         elif text and self._evidence_at == at - 1 and not _BRANCH.match(line) and _FOLDED.match(line):
-            self.kept[-1] = Kept(self.kept[-1].at, f"{self.kept[-1].text} {text}".strip())
+            self.result[-1] = ReadLine(self.result[-1].at, f"{self.result[-1].text} {text}".strip())
             self._evidence_at = at
 
 
@@ -283,8 +283,8 @@ def _labels(statuses: Iterable[str]) -> re.Pattern[str]:
     return re.compile(rf"[✘?!✔x+-] (?:{some}) |(?:{some}) {{2,}}(?=\S){filled}")
 
 
-def _cure() -> re.Pattern[str]:
-    """What a cure begins with."""
+def _fix_label() -> re.Pattern[str]:
+    """What a fix begins with."""
     keys = ("doctor.fix", "doctor.fix-dangerous")
     forms = (say(Message(key, {"says": ""}), lang) for key in keys for lang in _LANGUAGES)
     return re.compile("|".join(re.escape(form.rstrip()) for form in forms))

@@ -2,7 +2,6 @@
 
 A paste is what people put into an issue: tables, lists, logs and shell sessions in any order, quoted, coloured,
 prefixed, cut. Here it is only decoded, cleaned, thinned out where it is long, and cut into blocks at shell prompts.
-Start from `read_paste`.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 MAX_LINE = 2000  # characters of a line that are looked at; longer ones lose their middle
-_ALWAYS_KEPT = 600  # lines at either end of a paste that are never dropped as repeats
-_SAME_SHAPE_KEPT = 3  # lines that differ only in digits
+_EDGE_LINES = 600  # lines at either end of a paste that are never dropped as repeats
+_MAX_SAME_SHAPE = 3  # lines that differ only in digits
 _MAX_LINES = 5_000  # that are looked at in all
-_MAX_SCANNED = 100_000  # lines at either end of a paste that are held against each other at all
+_MAX_SCANNED = 100_000  # lines at either end of a paste that are compared with each other at all
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
-_TELLING = (
+_INFORMATIVE = (
     b"rror", b"xception", b"raceback", b"ailed", b"annot", b"arning", b"ersion", b"No module", b"not ", b"Killed",
 )  # fmt: skip
 
@@ -33,7 +32,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[()][A-Z0-9]|\[(?:0|1|2|[39][
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u2028\u2029\x85]")
 # What logs, containers and quoting put before a line. Each is tried at the start, again and again.
 _PREFIX = re.compile(
-    r"(?:> ?)+(?!>)(?=\S)|\([^()\n]{0,60}\b(?:pid|rank|ip)=[^()\n]{1,60}\)\s*|\[(?:rank|default)\d{1,4}\]:?\s*|\|\|\s"
+    r"(?:> ?)+(?!>)(?=\s*\S)|\|\|\s"
+    r"|\([^()\n]{0,60}\b(?:pid|rank|ip)=[^()\n]{1,60}\)\s*|\[(?:rank|default)\d{1,4}\]:?\s*"
     r"|(?:ERROR|WARNING|INFO|CRITICAL|DEBUG)\s+\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)? \[?[\w.]+:\d+\]\s?"
     r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)? |[\w.-]{1,40}-\d{1,3} +\| |##\[error\]"
 )
@@ -78,13 +78,13 @@ def read_paste(data: bytes, redact: Callable[[str], str] = str) -> Paste:
     data, document = _without_documents(_as_utf8(data).replace(b"\r\n", b"\n").removesuffix(b"\n"))
     total = data.count(b"\n") + 1 if data else 0
     raw, first_of_tail = _ends(data, total)
-    kept = list(_kept(raw))
-    cut = [_shorten(_decode(raw[at])) for at in kept]
+    places = list(_line_places(raw))
+    cut = [_shorten(_decode(raw[at])) for at in places]
     clean = _redacted([_CONTROL.sub(" ", _ANSI.sub("", line)) for line in cut], redact)
-    numbers = [at + 1 if at < first_of_tail else at + 1 + total - len(raw) for at in kept]
+    numbers = [at + 1 if at < first_of_tail else at + 1 + total - len(raw) for at in places]
     lines = tuple(piece for number, line in zip(numbers, clean) for piece in _pieces(number, line))
-    kept_lines, own = _without_own(lines, document)
-    return Paste(kept_lines, total, total - len(kept), own)
+    lines, own = _without_own(lines, document)
+    return Paste(lines, total, total - len(places), own)
 
 
 def _without_documents(data: bytes) -> tuple[bytes, int | None]:
@@ -121,16 +121,16 @@ def _ends(data: bytes, total: int) -> tuple[list[bytes], int]:
 def blocks(lines: Iterable[Line]) -> Iterator[Block]:
     """The paste cut at shell prompts."""
     command: str | None = None
-    held: list[Line] = []
+    block: list[Line] = []
     for line in lines:
         typed = typed_command(line.text)
         if typed is not None:
-            if held:
-                yield Block(command, tuple(held))
-            command, held = typed, []
-        held.append(line)
-    if held:
-        yield Block(command, tuple(held))
+            if block:
+                yield Block(command, tuple(block))
+            command, block = typed, []
+        block.append(line)
+    if block:
+        yield Block(command, tuple(block))
 
 
 def typed_command(text: str) -> str | None:
@@ -162,33 +162,33 @@ def _decode(line: bytes) -> str:
         return line.decode("utf-8", errors="replace")
 
 
-def _kept(raw: list[bytes]) -> Iterator[int]:
+def _line_places(raw: list[bytes]) -> Iterator[int]:
     """Places of the lines that are looked at: all of a short paste; of a long one the ends and what is not a repeat."""
-    if len(raw) <= 2 * _ALWAYS_KEPT:
+    if len(raw) <= 2 * _EDGE_LINES:
         yield from range(len(raw))
         return
     fresh = _without_repeats(raw)
     if len(fresh) > _MAX_LINES:
         half = _MAX_LINES // 2
-        front = itertools.islice((at for at in fresh if _tells(raw[at])), half)
-        back = itertools.islice((at for at in reversed(fresh) if _tells(raw[at])), half)
-        fresh = sorted({*front, *back, *fresh[:_ALWAYS_KEPT], *fresh[-_ALWAYS_KEPT:]})
+        front = itertools.islice((at for at in fresh if _is_informative(raw[at])), half)
+        back = itertools.islice((at for at in reversed(fresh) if _is_informative(raw[at])), half)
+        fresh = sorted({*front, *back, *fresh[:_EDGE_LINES], *fresh[-_EDGE_LINES:]})
     yield from fresh
 
 
-def _tells(line: bytes) -> bool:
-    return any(word in line for word in _TELLING)
+def _is_informative(line: bytes) -> bool:
+    return any(word in line for word in _INFORMATIVE)
 
 
 def _without_repeats(raw: list[bytes]) -> list[int]:
     seen: dict[bytes, int] = {}
     kept = []
-    last = len(raw) - _ALWAYS_KEPT
+    last = len(raw) - _EDGE_LINES
     for at, line in enumerate(raw):
         shape = line[:400].translate(_DIGITS)
         count = seen.get(shape, 0)
         seen[shape] = count + 1
-        if count < _SAME_SHAPE_KEPT or at < _ALWAYS_KEPT or at >= last:
+        if count < _MAX_SAME_SHAPE or at < _EDGE_LINES or at >= last:
             kept.append(at)
     return kept
 

@@ -53,13 +53,12 @@ def tables_of(matrix: Matrix) -> Iterator[Table]:
     yield from ((name, getattr(matrix, name)) for name in _TABLES)
     yield "built", matrix.built
     yield from ((f"frameworks/{file}", matrix.recipes_of(file)) for file in FRAMEWORK_FILES)
-    if (matrix.folder / "error_patterns").is_dir():  # the tables that a test makes up have none
-        yield from (
-            (f"error_patterns/{name}", rows)
-            for name, rows in error_patterns.tables_of(matrix.folder / "error_patterns").items()
-        )
+    folder = matrix.folder / "error_patterns"
+    if folder.is_dir():  # the tables that a test makes up have none
+        yield from ((f"error_patterns/{name}", rows) for name, rows in error_patterns.tables_of(folder).items())
     if (matrix.folder / "keys").is_dir():
         yield from (("keys/choices", matrix.choices), ("keys/bounds", matrix.bounds), ("keys/moved", matrix.moved_keys))
+        yield "keys/refused", matrix.refused_values
 
 
 def _versions(matrix: Matrix) -> None:

@@ -45,11 +45,17 @@ def common_version(one: str, other: str) -> str | None:
     Example: (">=4.13.0", "<=4.11.0.86") -> None; ("<5,>=4.56.0", "<=4.57.1") -> "4.56.0". Raises: BadInput.
     """
     sets = (versions.specifier(one), versions.specifier(other))
-    named = tuple(dict.fromkeys(_named(itertools.chain(*sets))))
-    for version in itertools.chain(named, _everywhere(named)):
+    for version in samples(one, other):
         if all(each.contains(version, prereleases=True) for each in sets):
             return str(version)
     return None
+
+
+def samples(*specifiers: str) -> Iterator[Version]:
+    """Versions that stand for all: specifiers that agree on each of them agree on every version. Raises: BadInput."""
+    named = tuple(dict.fromkeys(_named(itertools.chain(*map(versions.specifier, specifiers)))))
+    yield from named
+    yield from _everywhere(named)
 
 
 def _named(specifiers: Iterable[Specifier]) -> Iterator[Version]:

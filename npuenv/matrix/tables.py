@@ -91,6 +91,10 @@ class Matrix:
         return self._table("keys/bounds", rows.Bound)
 
     @functools.cached_property
+    def refused_values(self) -> tuple[rows.RefusedValue, ...]:
+        return self._table("keys/refused", rows.RefusedValue)
+
+    @functools.cached_property
     def moved_keys(self) -> tuple[rows.MovedKey, ...]:
         return self._table("keys/moved", rows.MovedKey)
 

@@ -1,3 +1,3 @@
-"""What will not work in a launch of verl or ROLL, said before hours are lost. Start from `examine`."""
+"""Finds what will not work in a launch of verl or ROLL, before it is started."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which words of a command start a training run of verl or ROLL, and which of them are settings. `find_call`."""
+"""Which words of a command start a training run of verl or ROLL, and which of them are settings."""
 
 from __future__ import annotations
 

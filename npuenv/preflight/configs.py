@@ -1,4 +1,4 @@
-"""A configuration file with the files that its `defaults:` names, as settings by dotted key. `read_config`."""
+"""A configuration file with the files that its `defaults:` names, as settings by dotted key."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One correction of a command line or of a script's launch; only the words at fault change.
-
-Start from `edit_command` and `edit_script`.
-"""
+"""One correction of a command line or of a script's launch; only the words at fault change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One correction of a YAML text; comments, order and quoting of everything else stay byte for byte. `edit_yaml`."""
+"""One correction of a YAML text; comments, order and quoting of everything else stay byte for byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a launch, by all rules. Start from `examine`."""
+"""What is wrong with a launch, by all rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Corrections put into a copy of what was written, until no rule has one left. Start from `fix`."""
+"""Corrections put into a copy of what was written, until no rule has one left."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from npuenv.core.shellscript import UNKNOWN
 from npuenv.preflight.edit_words import edit_command, edit_script, shown
 from npuenv.preflight.edit_yaml import edit_yaml
 from npuenv.preflight.examine import examine
-from npuenv.preflight.reading import Asked, Reading, read_text, read_words
+from npuenv.preflight.reading import JOB_VARIABLES, Reading, ReadOptions, read_text, read_words
 from npuenv.preflight.types import Change
-from npuenv.preflight.variables import JOB_VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +39,7 @@ class Fixed:
         return tuple(lines)[2:]
 
 
-def fix(reading: Reading, asked: Asked, rules: Sequence[Rule] | None = None) -> Fixed:
+def fix(reading: Reading, options: ReadOptions, rules: Sequence[Rule] | None = None) -> Fixed:
     """The corrected copy of a launch. Examining that copy gives no correction that could still be made."""
     now = reading
     done: list[Change] = []
@@ -54,7 +53,7 @@ def fix(reading: Reading, asked: Asked, rules: Sequence[Rule] | None = None) -> 
                 continue
             if any(change in done for change in problem.changes):
                 continue  # it was done and undone: two rules want opposite things
-            edited = apply(now, asked, problem.changes)
+            edited = apply(now, options, problem.changes)
             if edited is None:
                 refused.append(problem.changes)
                 continue
@@ -66,15 +65,15 @@ def fix(reading: Reading, asked: Asked, rules: Sequence[Rule] | None = None) -> 
     return Fixed(written(reading), written(now), tuple(done), _problems(now, rules))
 
 
-def fix_all(readings: Sequence[Reading], asked: Asked) -> Fixed:
+def fix_all(readings: Sequence[Reading], options: ReadOptions) -> Fixed:
     """The corrected copy of a script with all its launches; those of another file are judged and left as they are."""
     first, *rest = readings
-    fixed = fix(first, asked)
+    fixed = fix(first, options)
     for reading in rest:
         if first.script is None or reading.path != first.path:
             fixed = replace(fixed, left=(*fixed.left, *_problems(reading, None)))
             continue
-        again = fix(read_text(fixed.after, Path(reading.path), asked, reading.arguments, reading.nth), asked)
+        again = fix(read_text(fixed.after, Path(reading.path), options, reading.arguments, reading.nth), options)
         changes, left = (*fixed.changes, *again.changes), (*fixed.left, *again.left)
         fixed = Fixed(fixed.before, again.after, changes, left)
     return fixed
@@ -84,17 +83,17 @@ def _problems(reading: Reading, rules: Sequence[Rule] | None) -> tuple[Problem, 
     return examine(reading.launch, rules, refused=reading.refused)
 
 
-def apply(reading: Reading, asked: Asked, changes: Sequence[Change]) -> Reading | None:
+def apply(reading: Reading, options: ReadOptions, changes: Sequence[Change]) -> Reading | None:
     """The same launch with all the changes, read again; None where one cannot be put in."""
     for change in changes:
-        edited = _applied(reading, asked, change)
+        edited = _applied(reading, options, change)
         if edited is None or written(edited) == written(reading):
             return None
         reading = edited
     return reading
 
 
-def _applied(reading: Reading, asked: Asked, change: Change) -> Reading | None:
+def _applied(reading: Reading, options: ReadOptions, change: Change) -> Reading | None:
     known = reading.launch.defaults
     placed = _placed(reading, change)
     if placed is None:
@@ -102,18 +101,18 @@ def _applied(reading: Reading, asked: Asked, change: Change) -> Reading | None:
     change = placed
     if reading.script is not None:
         text = edit_script(reading.script, change, known)
-        if text is not None and not asked.parses(text):
+        if text is not None and not options.parses(text):
             return None  # the shell's word counts for more than ours: a script that starts beats a corrected one
     elif reading.call is not None:
         if any(UNKNOWN in word.value for word in reading.words):
             return None  # a variable that nobody knows here: there is no line to show
         words = edit_command([word.value for word in reading.words], reading.call, change, known)
-        return None if words is None else read_words(words, asked)
+        return None if words is None else read_words(words, options)
     elif change.is_variable and not _can_hold(reading, change):
         return None
     else:
         text = edit_yaml(reading.text, change)
-    return None if text is None else _read_again(text, reading, asked)
+    return None if text is None else _read_again(text, reading, options)
 
 
 def _placed(reading: Reading, change: Change) -> Change | None:
@@ -128,9 +127,9 @@ def _placed(reading: Reading, change: Change) -> Change | None:
     return Change(f"{above}.{change.key}", None if change.value is None else str(change.value), renames=renames)
 
 
-def _read_again(text: str, reading: Reading, asked: Asked) -> Reading:
+def _read_again(text: str, reading: Reading, options: ReadOptions) -> Reading:
     """The launch of a changed text; variables that a script around it sets stay."""
-    again = read_text(text, Path(reading.path), asked, reading.arguments, reading.nth)
+    again = read_text(text, Path(reading.path), options, reading.arguments, reading.nth)
     outside = {name: each for name, each in reading.launch.environ.items() if each.place.path != reading.path}
     return replace(again, launch=replace(again.launch, environ={**outside, **again.launch.environ}))
 
@@ -146,15 +145,15 @@ def written(reading: Reading) -> str:
     return reading.text if reading.path else f"{shown([word.value for word in reading.words])}\n"
 
 
-def corrected(reading: Reading, asked: Asked, problem: Problem) -> tuple[str, ...]:
+def corrected(reading: Reading, options: ReadOptions, problem: Problem) -> tuple[str, ...]:
     """The lines, or the words of a command, that mend one problem; empty where only the user can decide."""
-    mended = apply(reading, asked, problem.changes) if problem.changes else None
-    if mended is None:
+    edited = apply(reading, options, problem.changes) if problem.changes else None
+    if edited is None:
         return ()
     if not reading.path:
-        return _new([word.value for word in reading.words], [word.value for word in mended.words])
+        return _new([word.value for word in reading.words], [word.value for word in edited.words])
     # A line whose end goes on with the next one, or no longer does, is the same line.
-    before, after = ([line.removesuffix("\\").strip() for line in each.text.splitlines()] for each in (reading, mended))
+    before, after = ([line.removesuffix("\\").strip() for line in each.text.splitlines()] for each in (reading, edited))
     return tuple(line for line in _new(before, after) if line)
 
 

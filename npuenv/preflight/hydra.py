@@ -1,4 +1,4 @@
-"""Words of a Hydra command line as keys and values, by Hydra's own grammar. Start from `read_override`, `write_value`.
+"""Words of a Hydra command line as keys and values, by Hydra's own grammar.
 
 Only what a single run takes: a choice between values (`key=1,2`) is refused, as Hydra refuses it without --multirun.
 Source: hydra/grammar/OverrideLexer.g4 and OverrideParser.g4, hydra-core 1.3; a test compares the two readers.
@@ -149,8 +149,8 @@ def _primitive(text: str, at: int, ends: str) -> tuple[Any, int]:
         solid = solid if piece in (" ", "\t") else len(parts)
     if not solid:
         raise NotHydra("shape", text[start : start + 1] or text)
-    said = "".join(parts[:solid])
-    return (_typed(said) if said == text[start : start + len(said)] else said), at
+    word = "".join(parts[:solid])
+    return (_typed(word) if word == text[start : start + len(word)] else word), at
 
 
 def _piece(text: str, at: int) -> tuple[str, str]:
@@ -176,15 +176,15 @@ def _brace_end(text: str, at: int) -> int:
     return at
 
 
-def _typed(said: str) -> Any:
-    if said.lower() in _CONSTANTS:
-        return _CONSTANTS[said.lower()]
-    is_int = bool(_INT.fullmatch(said))
-    if is_int and len(said) > limits.DIGITS:
+def _typed(word: str) -> Any:
+    if word.lower() in _CONSTANTS:
+        return _CONSTANTS[word.lower()]
+    is_int = bool(_INT.fullmatch(word))
+    if is_int and len(word) > limits.DIGITS:
         raise NotHydra("digits", str(limits.DIGITS))
     if is_int:
-        return int(said)
-    return float(said) if _FLOAT.fullmatch(said) else said
+        return int(word)
+    return float(word) if _FLOAT.fullmatch(word) else word
 
 
 def _after_space(text: str, at: int) -> int:

@@ -1,4 +1,4 @@
-"""OmegaConf interpolations filled in where that is possible, over dotted keys. Start from `fill`."""
+"""OmegaConf interpolations filled in where that is possible, over dotted keys."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ class _Reader:
             value = self._resolved(found[1], key, depth)
             if value is _OPEN or isinstance(value, (list, dict)):
                 return _OPEN
-            said = "null" if value is None else str(value)
-            if len(text) + len(said) > LONGEST:
+            shown = "null" if value is None else str(value)
+            if len(text) + len(shown) > LONGEST:
                 return _OPEN
-            return self.filled(text[: found.start()] + said + text[found.end() :], key, depth)
+            return self.filled(text[: found.start()] + shown + text[found.end() :], key, depth)
         return text if "${" not in text.replace("\\${", "") else _OPEN
 
     def _resolved(self, inside: str, key: str, depth: int) -> Any:

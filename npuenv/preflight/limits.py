@@ -1,4 +1,4 @@
-"""What no launch is as large as, once aliases, variables and lists are filled in. Raise `TooLarge`."""
+"""What no launch is as large as, once aliases, variables and lists are filled in."""
 
 from __future__ import annotations
 

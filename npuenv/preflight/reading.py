@@ -1,6 +1,5 @@
 """A file or a command as a Launch: verl commands, shell scripts that hold one, verl and ROLL YAML.
 
-Start from `read_file` and `read_words`; `all_of` gives the further launches of a script.
 Nothing that is read is ever run. What could not be decided is open in the launch, never guessed.
 """
 
@@ -15,20 +14,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from npuenv.core.errors import BadInput
 from npuenv.core.files import read_bytes
+from npuenv.core.json_input import JsonError, loads
 from npuenv.core.messages import Message
-from npuenv.core.shellscript import UNKNOWN
-from npuenv.matrix import load_matrix
+from npuenv.core.shellscript import UNKNOWN, open_quote
 from npuenv.preflight import limits
-from npuenv.preflight.blocks import open_quote
-from npuenv.preflight.calls import find_call, is_driver, is_launcher, module_of, script_of, shell_text, unjudged
+from npuenv.preflight.calls import find_call, module_of, script_of, shell_text, unjudged
 from npuenv.preflight.configs import Config, Search, read_config
 from npuenv.preflight.hydra import NotHydra, read_override
 from npuenv.preflight.interpolate import fill
 from npuenv.preflight.releases import counted_as, program_config
 from npuenv.preflight.script import Script, Word, survey
+from npuenv.preflight.script_problems import cut_off, gpu_packages, ray_gpus, started_often, unset_variables
 from npuenv.preflight.types import Launch, Machine, Place, Problem, Setting
-from npuenv.preflight.unset import unset_variables
-from npuenv.preflight.variables import of_job, of_ray_init
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,15 +38,13 @@ Defaults = Callable[[str, str], Mapping[str, Any]]
 
 # `# npuenv 0.1.0: verl 0.7.1, recipe ...`, `# npuenv launch NAME for ROLL 0.3.0, stack ...`, and the same in Chinese.
 _RENDERED = re.compile(r"^# npuenv .*?\b(verl|ROLL) ([^,，、]+)[,，、]", re.MULTILINE)
+JOB_VARIABLES = "env_vars."  # in front of the name of a variable that stands in a JSON text
 _HEAD = 600  # characters in which that stands
-_RAY = "runs of ray 2.48.0, 2.49.2, 2.50.1, 2.60.0: what `ray start --num-gpus=8` registers beside 8 NPUs"
-_DRIVER = "verl wheels: verl/trainer/main_ppo.py, and alibaba/ROLL start_*_pipeline.py: one process that starts Ray"
-_CONTINUED = "GNU Bash manual, Escape Character: a backslash and a newline right behind it continue a line"
 _GRAMMAR = "hydra-core 1.3 hydra/grammar/OverrideParser.g4"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReadOptions:
     """What is known besides the text. None: not said."""
 
     defaults_of: Defaults  # framework, release -> the release's own values; empty where it is not known
@@ -58,7 +53,7 @@ class Asked:
     machine: Machine = field(default_factory=Machine)
     environ: Mapping[str, str] = field(default_factory=dict)  # variables of the place where it is to run
     folder: Path = field(default_factory=Path)  # relative paths of a command start here
-    # Whether a shell takes a script's text. Where no shell can be asked, everything passes.
+    # Whether a shell takes a script's text. Without a shell, everything passes.
     parses: Callable[[str], bool] = lambda text: True
 
 
@@ -80,38 +75,43 @@ class Reading:
     around: str = ""  # the script that it stands in, also where `path` is the YAML that the script names
 
 
-def read_file(path: Path, asked: Asked, arguments: Sequence[str] = ()) -> Reading:
+def read_file(path: Path, options: ReadOptions, arguments: Sequence[str] = ()) -> Reading:
     """A YAML file or a shell script. Raises BadInput where there is nothing to read, or no launch in it."""
-    return read_text(_text_of(path), path, asked, arguments)
+    return read_text(_text_of(path), path, options, arguments)
 
 
-def read_text(text: str, path: Path, asked: Asked, arguments: Sequence[str] = (), nth: int = 0) -> Reading:
+def read_text(text: str, path: Path, options: ReadOptions, arguments: Sequence[str] = (), nth: int = 0) -> Reading:
     """The same for a text that stands, or is to stand, in a file of that name. `nth`: which launch of a script."""
-    asked = _with_written_release(text, asked)
+    options = _with_written_release(text, options)
     if _is_script(text, path):
-        return _read_script(text, path, asked, tuple(arguments), nth)
-    return _read_yaml(text, path, asked)
+        return _read_script(text, path, options, tuple(arguments), nth)
+    return _read_yaml(text, path, options)
 
 
-def _with_written_release(text: str, asked: Asked) -> Asked:
+def _with_written_release(text: str, options: ReadOptions) -> ReadOptions:
     """With the release that npuenv wrote into the head of a file it rendered, where nothing else names one."""
     found = _RENDERED.search(text[:_HEAD])
-    if found is None or asked.release or asked.machine.packages or asked.framework not in (None, found[1].lower()):
-        return asked
-    return replace(asked, release=found[2].strip())
+    if (
+        found is None
+        or options.release
+        or options.machine.packages
+        or options.framework not in (None, found[1].lower())
+    ):
+        return options
+    return replace(options, release=found[2].strip())
 
 
-def all_of(reading: Reading, asked: Asked) -> tuple[Reading, ...]:
+def all_of(reading: Reading, options: ReadOptions) -> tuple[Reading, ...]:
     """A launch and the further ones of its script. Raises BadInput where one of those cannot be read."""
     if reading.count == 1:
         return (reading,)
     path = Path(reading.around)
     text = reading.text if reading.script is not None else _text_of(path)
-    rest = (read_text(text, path, asked, reading.arguments, nth) for nth in range(1, reading.count))
+    rest = (read_text(text, path, options, reading.arguments, nth) for nth in range(1, reading.count))
     return (reading, *rest)
 
 
-def read_words(words: Sequence[str], asked: Asked) -> Reading:
+def read_words(words: Sequence[str], options: ReadOptions) -> Reading:
     """A command line as its words: a launch, or a shell script that holds one.
 
     Raises BadInput where it starts no training run of verl or ROLL.
@@ -120,16 +120,16 @@ def read_words(words: Sequence[str], asked: Asked) -> Reading:
     if call is None:
         named, inner = script_of(words), shell_text(words)
         if inner is not None:
-            return _read_inner(words[inner], words[inner + 2 :], asked)
+            return _read_inner(words[inner], words[inner + 2 :], options)
         if named is None:
             raise _no_launch("command", unjudged(words))
-        return read_file(asked.folder / named[0], asked, named[1])
-    return _read_placed([Word(word, word, at, 0, 0) for at, word in enumerate(words, 1)], call, asked)
+        return read_file(options.folder / named[0], options, named[1])
+    return _read_placed([Word(word, word, at, 0, 0) for at, word in enumerate(words, 1)], call, options)
 
 
-def _read_inner(text: str, arguments: Sequence[str], asked: Asked) -> Reading:
+def _read_inner(text: str, arguments: Sequence[str], options: ReadOptions) -> Reading:
     """The first launch of a text for a shell, as the command that it comes to: its variables in front of its words."""
-    found = survey(text, arguments, asked.environ)
+    found = survey(text, arguments, options.environ)
     if not found.launches:
         raise _no_launch("command", found.unjudged[0][1] if found.unjudged else None)
     first = found.launches[0]
@@ -137,14 +137,14 @@ def _read_inner(text: str, arguments: Sequence[str], asked: Asked) -> Reading:
     words = [Word(word.raw, word.value, at, 0, 0) for at, word in enumerate((*front, *first.words), 1)]
     call = find_call([word.value for word in words])
     assert call is not None  # variables in front do not change what is started
-    return _read_placed(words, call, asked)
+    return _read_placed(words, call, options)
 
 
-def _read_placed(words: Sequence[Word], call: Call, asked: Asked) -> Reading:
-    environ, refused = {**_leading(words), **of_job(words, "")}, _started_often(words, call, "")
+def _read_placed(words: Sequence[Word], call: Call, options: ReadOptions) -> Reading:
+    environ, refused = {**_leading(words), **_of_job(words, "")}, started_often(words, call, "")
     if call.framework == "roll":
-        return replace(_of_roll_call(call, environ, asked, asked.folder), refused=refused)
-    return _of_verl_call(Reading(_NO_LAUNCH, "", "", tuple(words), call, refused=refused), environ, asked)
+        return replace(_of_roll_call(call, environ, options, options.folder), refused=refused)
+    return _of_verl_call(Reading(_NO_LAUNCH, "", "", tuple(words), call, refused=refused), environ, options)
 
 
 def _no_launch(where: str, other: str | None) -> BadInput:
@@ -155,35 +155,6 @@ def _no_launch(where: str, other: str | None) -> BadInput:
         return BadInput(Message(f"preflight.{key}", args), Message("preflight.what-is-read"))
     args = {"program": other.replace(UNKNOWN, "…")}
     return BadInput(Message("preflight.only-unjudged", args), Message("preflight.what-is-judged"))
-
-
-def _started_often(words: Sequence[Word], call: Call, path: str) -> tuple[Problem, ...]:
-    """A driver that a launcher would start once for each card: it is one process, which starts the others by Ray."""
-    if not is_driver(call.program):
-        return ()
-    values = [word.value for word in words]
-    launcher = next((word for word in words[: values.index(call.program)] if is_launcher(word.value)), None)
-    if launcher is None:
-        return ()
-    setting = Setting("start", launcher.value, launcher.raw, Place(path, launcher.line if path else 1))
-    args = {"launcher": launcher.value, "program": call.program}
-    says = Message("preflight_rules.launcher", {name: each.replace(UNKNOWN, "…") for name, each in args.items()})
-    return (Problem("preflight.launcher", "error", says, (setting,), _DRIVER),)
-
-
-def _gpu_packages(found: Survey, framework: str, path: str) -> Iterator[Problem]:
-    """Packages for GPUs that a script installs before it starts the run."""
-    known = {
-        row.package: row
-        for row in load_matrix().unsupported
-        if row.kind == "package" and framework in row.frameworks and row.believe and not row.until and row.package
-    }
-    for word in found.installs:
-        name = re.split(r"[=<>!~\[;@ ]", word.value)[0].casefold().replace("_", "-")
-        if name in known:
-            setting = Setting("install", word.value, word.raw, Place(path, word.line))
-            says = Message("preflight_rules.gpu-package", {"name": name})
-            yield Problem("preflight.gpu-package", "warning", says, (setting,), known[name].source)
 
 
 def _text_of(path: Path) -> str:
@@ -215,13 +186,13 @@ def _is_script(text: str, path: Path) -> bool:
 # --- YAML
 
 
-def _read_yaml(text: str, path: Path, asked: Asked) -> Reading:
-    config = read_config(text, str(path), Search((path.parent,), asked.folder))
+def _read_yaml(text: str, path: Path, options: ReadOptions) -> Reading:
+    config = read_config(text, str(path), Search((path.parent,), options.folder))
     framework = _framework_of(config)
     if framework is None:
         raise BadInput(Message("preflight.no-framework", {"path": str(path)}), Message("preflight.what-is-read"))
     settings, environ = _split_environ(config, framework)
-    launch = _launch(framework, settings, environ, asked, f"{framework}-yaml", config)
+    launch = _launch(framework, settings, environ, options, f"{framework}-yaml", config)
     return Reading(launch, str(path), text)
 
 
@@ -244,12 +215,12 @@ def _split_environ(config: Config, framework: str) -> tuple[dict[str, Setting], 
 # --- commands and scripts
 
 
-def _read_script(text: str, path: Path, asked: Asked, arguments: tuple[str, ...], nth: int) -> Reading:
+def _read_script(text: str, path: Path, options: ReadOptions, arguments: tuple[str, ...], nth: int) -> Reading:
     if line := open_quote(text):
         args = {"path": str(path), "line": line}
         raise BadInput(Message("preflight.open-quote", args), Message("preflight.open-quote-hint"))
     found = survey(
-        text, arguments, asked.environ, lambda name: _sourced(name, (path.parent, asked.folder)), path=str(path)
+        text, arguments, options.environ, lambda name: _sourced(name, (path.parent, options.folder)), path=str(path)
     )
     if nth >= len(found.launches):
         others = (*found.unjudged, *found.unread)
@@ -258,19 +229,19 @@ def _read_script(text: str, path: Path, asked: Asked, arguments: tuple[str, ...]
     environ = {
         each.name: replace(_variable(each.name, each.word, str(path)), is_sure=each.is_sure) for each in script.exports
     }
-    environ.update(of_job(script.words, str(path)))
+    environ.update(_of_job(script.words, str(path)))
     notes = () if nth else tuple(_notes(found, str(path)))
-    gpus = () if nth else tuple(_ray_gpus(word, str(path)) for word in found.gpus)
-    packages = () if nth else tuple(_gpu_packages(found, script.call.framework, str(path)))
-    unset = () if nth else tuple(unset_variables(text, str(path), asked.environ))
+    gpus = () if nth else tuple(ray_gpus(word, str(path)) for word in found.gpus)
+    packages = () if nth else tuple(gpu_packages(found, script.call.framework, str(path)))
+    unset = () if nth else tuple(unset_variables(text, str(path), options.environ))
     place: dict[str, Any] = {
         "notes": notes,
         "refused": (
-            *_cut_off(script, str(path)),
+            *cut_off(script, str(path)),
             *gpus,
             *packages,
             *unset,
-            *_started_often(script.words, script.call, str(path)),
+            *started_often(script.words, script.call, str(path)),
         ),
         "arguments": arguments,
         "nth": nth,
@@ -278,9 +249,9 @@ def _read_script(text: str, path: Path, asked: Asked, arguments: tuple[str, ...]
         "around": str(path),
     }
     if script.call.framework == "roll":
-        return replace(_of_roll_call(script.call, environ, asked, path.parent), **place)
+        return replace(_of_roll_call(script.call, environ, options, path.parent), **place)
     reading = Reading(_NO_LAUNCH, str(path), text, script.words, script.call, script)
-    return _of_verl_call(replace(reading, **place), environ, asked)
+    return _of_verl_call(replace(reading, **place), environ, options)
 
 
 def _notes(found: Survey, path: str) -> Iterator[Message]:
@@ -293,16 +264,6 @@ def _notes(found: Survey, path: str) -> Iterator[Message]:
         yield Message("preflight.unjudged", {"path": path, "line": line, "program": program.replace(UNKNOWN, "…")})
 
 
-def _cut_off(script: Script, path: str) -> Iterator[Problem]:
-    """Places where the shell ends the command, though its words go on."""
-    of_windows = [cut for cut in script.cuts if cut.why == "carriage-return"]
-    for cut in (each for each in script.cuts if each not in of_windows[1:]):
-        key, sign, text = cut.lost.partition("=")
-        setting = Setting(key or "\\", text if sign else None, text, Place(path, cut.line))
-        says = Message(f"preflight_rules.cut-{cut.why}", {"line": cut.line})
-        yield Problem("preflight.cut-off", "error", says, (setting,), _CONTINUED)
-
-
 def _sourced(name: str, folders: Sequence[Path]) -> str | None:
     """The text of a file that a script reads with `source`, where it lies beside the script."""
     end = name.rpartition(UNKNOWN)[2].lstrip("/") if UNKNOWN in name else name
@@ -312,12 +273,6 @@ def _sourced(name: str, folders: Sequence[Path]) -> str | None:
         return None if found is None else _text_of(found)
     except BadInput:
         return None
-
-
-def _ray_gpus(word: Word, path: str) -> Problem:
-    setting = Setting("ray start", word.value, word.raw, Place(path, word.line))
-    says = Message("preflight_rules.ray-gpus", {"word": word.value})
-    return Problem("preflight.ray-gpus", "error", says, (setting,), _RAY)
 
 
 def _variable(name: str, word: Word, path: str, at: int = 0) -> Setting:
@@ -339,11 +294,34 @@ def _leading(words: Sequence[Word]) -> dict[str, Setting]:
     return found
 
 
-def _of_verl_call(reading: Reading, environ: dict[str, Setting], asked: Asked) -> Reading:
+def _of_job(words: Sequence[Word], path: str) -> dict[str, Setting]:
+    """The variables that `ray job submit --runtime-env-json` gives to the run."""
+    values = [word.value for word in words]
+    for at, word in enumerate(words):
+        name, sign, text = word.value.partition("=")
+        if name == "--runtime-env-json" and (sign or at + 1 < len(values)):
+            try:
+                found = loads(text if sign else values[at + 1])
+            except JsonError:
+                return {}
+            pairs = found.get("env_vars") if isinstance(found, dict) else None
+            place = Place(path, word.line if path else 1, at + 1)
+            items = pairs.items() if isinstance(pairs, dict) else ()
+            return {key: Setting(f"{JOB_VARIABLES}{key}", str(value), str(value), place) for key, value in items}
+    return {}
+
+
+def _of_ray_init(settings: Mapping[str, Setting]) -> dict[str, Setting]:
+    """The variables that the trainer gives to its workers through Ray."""
+    found = ((re.fullmatch(r"(?:ray_kwargs\.)?ray_init\.runtime_env\.env_vars\.(\w+)", key), key) for key in settings)
+    return {match[1]: settings[key] for match, key in found if match}
+
+
+def _of_verl_call(reading: Reading, environ: dict[str, Setting], options: ReadOptions) -> Reading:
     """The launch of a verl command: its configuration file, where it names one, under its words."""
     assert reading.call is not None
-    beside = Path(reading.path).parent if reading.path else asked.folder
-    base = _verl_config(reading.call, asked, beside)
+    beside = Path(reading.path).parent if reading.path else options.folder
+    base = _verl_config(reading.call, options, beside)
     settings = dict(base.settings)
     refused: list[Problem] = []
     for at in reading.call.overrides:
@@ -357,14 +335,14 @@ def _of_verl_call(reading: Reading, environ: dict[str, Setting], asked: Asked) -
         for setting in found:
             settings.pop(setting.key, None)
             settings[setting.key] = setting
-    launch = _launch("verl", settings, {**environ, **of_ray_init(settings)}, asked, "command", base)
+    launch = _launch("verl", settings, {**environ, **_of_ray_init(settings)}, options, "command", base)
     words = [reading.words[at].value for at in reading.call.overrides]
     is_partial = base.is_partial or any(UNKNOWN in word.partition("=")[0] for word in words)
     launch = replace(launch, program=reading.call.program, is_partial=is_partial)
     return replace(reading, launch=launch, refused=(*reading.refused, *refused))
 
 
-def _verl_config(call: Call, asked: Asked, beside: Path) -> Config:
+def _verl_config(call: Call, options: ReadOptions, beside: Path) -> Config:
     """The configuration that a command starts from: the file that it names, or the program's own."""
     module = module_of(call.program)
     own = program_config(module)
@@ -372,13 +350,13 @@ def _verl_config(call: Call, asked: Asked, beside: Path) -> Config:
     if not name:
         return Config(is_partial=True)
     named = [Path(call.options[key]) for key in ("dir", "path") if key in call.options]
-    folders = tuple(base / folder for folder in named for base in (asked.folder, beside))
+    folders = tuple(base / folder for folder in named for base in (options.folder, beside))
     if not own:  # a program that no release has brings its folder along, as verl's recipes do
-        folders = (*folders, asked.folder.joinpath(*module.split(".")[:-1], "config"))
+        folders = (*folders, options.folder.joinpath(*module.split(".")[:-1], "config"))
     is_open = UNKNOWN in name or any(UNKNOWN in str(folder) for folder in named)
     if is_open:  # mostly the folder of the script, which it asks for itself
         folders = (*folders, *(place for folder in named for place in _places(folder, beside)))
-    found = Search(folders, asked.folder, "verl").config(name, is_primary=True)
+    found = Search(folders, options.folder, "verl").config(name, is_primary=True)
     is_lost = (is_open or not own) and f"{name.removesuffix('.yaml')}.yaml" in found.missing
     return Config(is_partial=True) if is_lost else found
 
@@ -419,7 +397,7 @@ def _refusal(error: NotHydra, word: Word, place: Place) -> Problem:
     return Problem("preflight.hydra-grammar", "error", says, (setting,), _GRAMMAR)
 
 
-def _of_roll_call(call: Call, environ: Mapping[str, Setting], asked: Asked, beside: Path) -> Reading:
+def _of_roll_call(call: Call, environ: Mapping[str, Setting], options: ReadOptions, beside: Path) -> Reading:
     """The launch of a ROLL command: the YAML that it names."""
     folder, name = call.options.get("path", ""), call.options.get("name", "")
     if not name:
@@ -427,13 +405,13 @@ def _of_roll_call(call: Call, environ: Mapping[str, Setting], asked: Asked, besi
     file = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
     folder = "" if UNKNOWN in folder else folder  # mostly `$(basename $(dirname $0))`: beside the script
     program = Path(posixpath.dirname(call.program))
-    places = [base / inner / folder / file for base in (asked.folder, beside) for inner in (program, Path())]
+    places = [base / inner / folder / file for base in (options.folder, beside) for inner in (program, Path())]
     places.append(beside / file)  # a script may put it into the framework's tree itself, as those of render-launch do
     found = next((place for place in places if place.is_file()), None)
     if found is None:
         looked = tuple(dict.fromkeys(map(str, places)))
         raise BadInput(Message("preflight.no-config", {"name": name, "looked": looked}))
-    reading = read_file(found, replace(asked, framework=asked.framework or "roll"))
+    reading = read_file(found, replace(options, framework=options.framework or "roll"))
     return replace(reading, launch=replace(reading.launch, environ={**environ, **reading.launch.environ}))
 
 
@@ -446,26 +424,26 @@ def _launch(
     framework: Framework,
     settings: Mapping[str, Setting],
     environ: Mapping[str, Setting],
-    asked: Asked,
+    options: ReadOptions,
     source: str,
     config: Config,
 ) -> Launch:
-    if asked.framework not in (None, framework):
-        args = {"found": framework, "asked": asked.framework}
+    if options.framework not in (None, framework):
+        args = {"found": framework, "asked": options.framework}
         raise BadInput(Message("preflight.other-framework", args), Message("preflight.other-framework-hint", args))
-    name = asked.release or asked.machine.packages.get(framework)
+    name = options.release or options.machine.packages.get(framework)
     release = counted_as(framework, name) if name else None
-    defaults = asked.defaults_of(framework, release) if release else {}
+    defaults = options.defaults_of(framework, release) if release else {}
     if engine := _engine_of(settings, config):
         defaults = {**defaults, **{f"{part}.strategy": engine for part in _STRATEGIES}}
     known = {name: str(each.value) for name, each in environ.items() if not each.is_open}
     return Launch(
         framework,
         release,
-        fill(settings, defaults, {**asked.environ, **known}),
+        fill(settings, defaults, {**options.environ, **known}),
         defaults,
-        fill(environ, {}, asked.environ),
-        asked.machine,
+        fill(environ, {}, options.environ),
+        options.machine,
         source,  # type: ignore[arg-type]  # one of the three by construction
         config.missing,
         from_files=frozenset(config.settings),

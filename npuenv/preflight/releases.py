@@ -1,6 +1,6 @@
 """Which recorded release judges a launch. A commit of ROLL counts as a version; verl's commits count as none.
 
-Start from `counted_as`; `npuenv.matrix.keys.nearest_release` then says whose keys speak for that version.
+`npuenv.matrix.keys.nearest_release` says whose keys are used for that version.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ def counted_as(framework: str, name: str) -> str:
 
     Example: roll "main @8eb27cc2" -> "0.3.0"; roll 0.1.0 -> "0.2.0"; verl "v0.9.0" -> "0.9.0"
     """
-    wanted = name.strip().rpartition("@")[2].removeprefix("v")
+    version = name.strip().rpartition("@")[2].removeprefix("v")
     rows = load_matrix().roll_releases if framework == "roll" else ()
     for row in rows:
-        if row.is_called(wanted):
+        if row.is_called(version):
             return row.counts_as
-    if versions.is_release(wanted) and nearest_release(framework, wanted) is None:
-        return next((row.counts_as for row in rows if versions.accepts(row.versions, wanted)), wanted)
-    return wanted
+    if versions.is_release(version) and nearest_release(framework, version) is None:
+        return next((row.counts_as for row in rows if versions.accepts(row.versions, version)), version)
+    return version
 
 
 def is_far(framework: str, name: str) -> bool:

@@ -1,6 +1,6 @@
 """A shell script as the launch that it holds: its words, the variables it exports, and where each stands exactly.
 
-Nothing is run. What the text does not decide stays UNKNOWN in a word. Start from `survey`.
+Nothing is run. What the text does not decide stays UNKNOWN in a word.
 """
 
 from __future__ import annotations
@@ -11,26 +11,19 @@ import shlex
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from npuenv.core.shellscript import UNKNOWN, expand, source_of
-from npuenv.core.shellscript import commands as shell_commands
+from npuenv.core.shellscript import UNKNOWN, commands, expand, holds, source_of, with_arrays
 from npuenv.preflight import limits
-from npuenv.preflight.blocks import blocks_of, holds, placed, take_arrays
 from npuenv.preflight.calls import Call, find_call, is_override, script_of, shell_text, unjudged
-from npuenv.preflight.formulas import Variables
 from npuenv.preflight.limits import TooLarge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from npuenv.core.shellscript import Command
-    from npuenv.preflight.blocks import Array, Blocks, Placed
+    from npuenv.core.shellscript import Blocks, Command, Token
 
-Group = list["Placed"]  # the words of a command
 Break = Literal["comment", "blank-line", "no-backslash", "blank", "carriage-return"]
-_REDIRECTIONS = ("<<<", ">>", ">&", "&>", "<(", ">", "<")
 _SPREAD = re.compile(r"\"?\$\{([A-Za-z_]\w*)\[[@*]\]\}\"?")
 _REST = re.compile(r"\"?\$\{@:(\d+)\}\"?")
-_MORE = re.compile(r"([A-Za-z_]\w*)\+=(.*)", re.DOTALL)
 # Files that set up a machine or an environment: what they set is no part of the launch.
 _OF_THE_SYSTEM = re.compile(r"^[/~]|(?:set_?env\w*\.(?:sh|bash)|activate|conda\.sh|\.\w*(?:rc|profile))$")
 _BARE = re.compile(r"\$(?:\{[A-Za-z_]\w*(?::?-[^}]*)?\}|[A-Za-z_]\w*)")
@@ -112,58 +105,55 @@ def survey(
     """
     if depth > limits.SCRIPTS:
         raise TooLarge(path, limits.SCRIPTS, "scripts")
-    places = {str(at): word for at, word in enumerate(arguments, 1)}
-    known = Variables({**{name: value for name, value in env.items() if not name.isdigit()}, **places})
-    written, rest = take_arrays(known.take(text))
-    groups: dict[int, list[Group]] = {}
-    for each in _groups(rest):
-        groups.setdefault(each[0][0].line, []).append(each)
-    seen = _Seen(text, path, tuple(arguments), blocks_of(rest), written)
-    last: Group | None = None  # of the launch, where the command before was one
-    for command in shell_commands(source_of(rest), known):
-        group = _group_of(command, groups.get(command.line, ()))
-        if group is None:
+    positional = {"#": str(len(arguments)), **{str(at): word for at, word in enumerate(arguments, 1)}}
+    known = {**{name: value for name, value in env.items() if not name.isdigit()}, **positional}
+    state = _State(text, path, tuple(arguments))
+    is_launch = False  # the command before was one
+    for command in commands(source_of(text), known):
+        was_launch, is_launch = is_launch, False
+        arrays = [each for each in command.tokens if each.array]
+        if arrays:
+            is_launch = was_launch
+            for each in arrays:
+                state.add_array(each, command)
             continue
-        words = _words(group, command, text)
-        around = seen.blocks.get(group[-1][1], ())
-        if any(start in written for _, start, _ in group):
-            seen.take_array(group, command, around)
-            continue
-        spread = seen.spread(words, command, around)
-        seen.gpus += _gpus(spread)
-        seen.installs += _installs(spread)
+        words = tuple(_words(command.tokens, command))
+        spread = state.spread(words, command)
+        state.gpus += _gpus(spread)
+        state.installs += _installs(spread)
         values = tuple(word.value for word in spread)
         call, other = find_call(values), unjudged(values)
-        if last is not None and spread and is_override(values[0]):
-            seen.launches[-1] = _joined(seen.launches[-1], words, spread, last[-1][2])
-            last = group
+        if was_launch and spread and is_override(values[0]):
+            state.launches[-1] = _joined(state.launches[-1], words, spread, state.launch_end)
+            is_launch, state.launch_end = True, words[-1].end
         elif call is not None:
-            seen.launches.append(
-                _whole(Script(text, spread, call, words, seen.reach(words, known, around), _start(words, text)))
-            )
-            last = group
+            exports = state.reach(words, known, command.blocks)
+            state.launches.append(_whole(Script(text, spread, call, words, exports, _start(words, text))))
+            is_launch, state.launch_end = True, words[-1].end
         elif other is not None:
-            seen.others.append((command.line, other))
-            last = None
+            state.others.append((command.line, other))
         elif (at := shell_text(values)) is not None:
             inner = survey(values[at], values[at + 2 :], known, sourced, path=path, depth=depth + 1)
-            seen.take_inner(spread[at], inner, words, known, around)
-            last = None
+            state.add_inner(spread[at], inner, state.reach(words, known, command.blocks))
         elif (called := script_of(values)) is not None and values[0] not in ("source", "."):
             at, inside = values.index(called[0]), sourced(called[0]) if depth < _MOST_SCRIPTS else None
             if inside is not None:
                 inner = survey(inside, called[1], known, sourced, path=called[0], depth=depth + 1)
-                seen.take_inner(spread[at], replace(inner, launches=_of_line(inner.launches)), words, known, around)
+                inner = replace(inner, launches=_of_line(inner.launches))
+                state.add_inner(spread[at], inner, state.reach(words, known, command.blocks))
             elif any(map(is_override, called[1])):
-                seen.unread.append((command.line, called[0]))
-            last = None
+                state.unread.append((command.line, called[0]))
         else:
-            seen.take_exports(command, words, around)
-            seen.take_file(command, words, known, sourced)
-            _take_more(command, known)
-            last = None
-    gpus, installs, unread = tuple(seen.gpus), tuple(seen.installs), tuple(seen.unread)
-    return Survey(tuple(seen.launches), tuple(seen.others), gpus, installs, unread)
+            state.add_exports(command, words)
+            state.add_file(command, words, known, sourced)
+    gpus, installs, unread = tuple(state.gpus), tuple(state.installs), tuple(state.unread)
+    return Survey(tuple(state.launches), tuple(state.others), gpus, installs, unread)
+
+
+def _words(tokens: Iterable[Token], command: Command) -> Iterator[Word]:
+    """Words as they stand in the text, with the variables of a command filled in."""
+    for each in tokens:
+        yield Word(each.text, expand(each.text, command.env), each.line, each.start, each.end)
 
 
 def _whole(script: Script) -> Script:
@@ -198,15 +188,6 @@ def _joined(script: Script, words: Sequence[Word], spread: Sequence[Word], end: 
     return _whole(replace(script, words=joined, call=call, written=(*script.written, *words), cuts=cuts))
 
 
-def _take_more(command: Command, known: Variables) -> None:
-    """Takes note of `NAME+=text`, which the shell reader takes for a program."""
-    for word in command.words:
-        found = _MORE.fullmatch(word)
-        if found is None:
-            return
-        known[found[1]] = known.get(found[1], UNKNOWN) + (found[2] if command.certain else f" {UNKNOWN}")
-
-
 @dataclass(frozen=True, slots=True)
 class _Event:
     """What one command does to a variable that programs see, or to an array."""
@@ -224,53 +205,43 @@ class _Event:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _State:
     """A script as far as it has been read."""
 
     text: str
     path: str  # for messages
     arguments: tuple[str, ...]
-    blocks: Mapping[int, Blocks]
-    written: Mapping[int, Array]
     arrays: dict[str, list[_Event]] = field(default_factory=dict)
     exports: dict[str, list[_Event]] = field(default_factory=dict)
     launches: list[Script] = field(default_factory=list)
+    launch_end: int = 0  # of the last launch in the text
     others: list[tuple[int, str]] = field(default_factory=list)
     gpus: list[Word] = field(default_factory=list)
     installs: list[Word] = field(default_factory=list)
     unread: list[tuple[int, str]] = field(default_factory=list)
     exports_all: bool = False  # `set -a`
 
-    def take_array(self, group: Group, command: Command, around: Blocks) -> None:
-        for _, start, _ in group:
-            if start in self.written:
-                each = self.written[start]
-                words = self.spread(self._items(each, command), command, around)
-                event = _Event(command.certain, around, words, each.is_more)
-                self.arrays.setdefault(each.name, []).append(event)
+    def add_array(self, array: Token, command: Command) -> None:
+        words = self.spread(tuple(_words(array.items, command)), command)
+        event = _Event(command.certain, command.blocks, words, array.is_more)
+        self.arrays.setdefault(array.array, []).append(event)
 
-    def _items(self, array: Array, command: Command) -> list[Word]:
-        return [
-            Word(_raw(self.text, start, end), expand(token.text, command.env), token.line, start, end)
-            for token, start, end in array.items
-        ]
-
-    def array(self, name: str, at: int, command: Command, around: Blocks) -> tuple[Word, ...] | None:
+    def array(self, name: str, at: int, command: Command) -> tuple[Word, ...] | None:
         """The items of an array where a command uses it, at an offset; None for one that nobody fills.
 
         A function may use what is only filled behind it, and before it is called.
         """
         events = self.arrays.get(name)
         if events is None:
-            filled = {start: each for start, each in self.written.items() if each.name == name}
-            later = [each for start, each in filled.items() if start > at]
+            filled = [each for each in with_arrays(source_of(self.text)) if each.array == name]
+            later = [each for each in filled if each.start > at]
             if filled and not later:
                 return ()  # in branches that are not taken
-            words = [word for each in later for word in self._items(each, command)]
+            words = [word for each in later for word in _words(each.items, command)]
             return tuple(words if len(later) == 1 else map(_unsure, words)) if later else None
         found: list[Word] = []
         for event in events:
-            is_sure = event.holds(around)
+            is_sure = event.holds(command.blocks)
             if is_sure is False:
                 continue
             if not event.is_more:
@@ -278,17 +249,17 @@ class _Seen:
             found += event.words if is_sure else map(_unsure, event.words)
         return tuple(found)
 
-    def spread(self, words: Sequence[Word], command: Command, around: Blocks) -> tuple[Word, ...]:
+    def spread(self, words: Sequence[Word], command: Command) -> tuple[Word, ...]:
         """The words as the program gets them: arrays by item, `"$@"` as the arguments, unquoted variables split.
 
         Raises: TooLarge, since few lines are enough to double an array for ever.
         """
-        found = tuple(itertools.islice(self._spread(words, command, around), limits.WORDS + 1))
+        found = tuple(itertools.islice(self._spread(words, command), limits.WORDS + 1))
         if len(found) > limits.WORDS:
             raise TooLarge(self.path, limits.WORDS, "words")
         return found
 
-    def _spread(self, words: Sequence[Word], command: Command, around: Blocks) -> Iterator[Word]:
+    def _spread(self, words: Sequence[Word], command: Command) -> Iterator[Word]:
         for word in words:
             if word.raw.isdigit() and self.text[word.end : word.end + 1] in ("<", ">"):
                 continue  # the 2 of `2>&1`
@@ -297,14 +268,14 @@ class _Seen:
                 given = self.arguments[max(int(rest[1]) - 1, 0) :] if rest else self.arguments
                 yield from (Word(each, each, word.line, word.start, word.end, True) for each in given)
             elif array:
-                items = self.array(array[1], word.start, command, around)
+                items = self.array(array[1], word.start, command)
                 yield from (replace(word, value=UNKNOWN),) if items is None else items
             elif _BARE.fullmatch(word.raw):
                 yield from (Word(word.raw, each, word.line, word.start, word.end, True) for each in word.value.split())
             else:
                 yield word
 
-    def take_exports(self, command: Command, words: Sequence[Word], around: Blocks) -> None:
+    def add_exports(self, command: Command, words: Sequence[Word]) -> None:
         """Takes note of what `export` and `unset` do to the variables that programs see."""
         if not command.words or command.words[0] not in ("export", "declare", "unset"):
             return
@@ -318,38 +289,37 @@ class _Seen:
                 export = Export(name, replace(word, value=value), len(command.words) - 1)
             elif command.words[0] != "unset":
                 export = Export(name, replace(word, value="", is_filled=True), 2)
-            self.exports.setdefault(name, []).append(_Event(command.certain, around, export=export))
+            self.exports.setdefault(name, []).append(_Event(command.certain, command.blocks, export=export))
 
-    def take_file(
-        self, command: Command, words: Sequence[Word], known: Variables, sourced: Callable[[str], str | None]
+    def add_file(
+        self, command: Command, words: Sequence[Word], known: dict[str, str], sourced: Callable[[str], str | None]
     ) -> None:
         """Takes note of what a file sets that the script reads with `source`."""
         if command.words[:1] == ("set",):
             self.exports_all = command.words[1:2] == ("-a",) or (self.exports_all and command.words[1:2] != ("+a",))
         if len(command.words) < 2 or command.words[0] not in ("source", "."):
             return
-        name, text = words[-len(command.words) + 1].value, sourced(words[-len(command.words) + 1].value)
+        name, line = words[-len(command.words) + 1].value, words[-1]
+        text = sourced(name)
         if text is None:
             if not _OF_THE_SYSTEM.search(name):
                 self.unread.append((command.line, name))
             return
-        around, here = self.blocks.get(words[-1].start, ()), words[-1]
         outside = dict(known)
-        for each in shell_commands(source_of(known.take(text)), known):
+        for each in commands(source_of(text), known):
             is_export = each.words[:1] in (("export",), ("declare",)) or (self.exports_all and not each.words)
             for key, value in each.own.items() if is_export else ():
-                word = replace(here, raw=f"{key}={value}", value=f"{key}={value}", is_filled=True)
-                export = Export(key, word, 2)
-                self.exports.setdefault(key, []).append(_Event(each.certain and command.certain, around, export=export))
+                word = replace(line, raw=f"{key}={value}", value=f"{key}={value}", is_filled=True)
+                event = _Event(each.certain and command.certain, command.blocks, export=Export(key, word, 2))
+                self.exports.setdefault(key, []).append(event)
         for key in [] if command.certain else [key for key in known if known.get(key) != outside.get(key)]:
             known[key] = UNKNOWN
 
     def reach(self, words: Sequence[Word], known: Mapping[str, str], around: Blocks) -> tuple[Export, ...]:
         """The variables that a command with these words gets to see."""
         found = {name: each for name in self.exports if (each := self._export(name, around)) is not None}
-        seen = {name: _as_launched(each, known) for name, each in found.items()}
-        seen.update({each.name: each for each in _own(words)})
-        return tuple(seen.values())
+        launched = {name: _as_launched(each, known) for name, each in found.items()}
+        return tuple({**launched, **{each.name: each for each in _own(words)}}.values())
 
     def _export(self, name: str, around: Blocks) -> Export | None:
         found: Export | None = None
@@ -363,11 +333,9 @@ class _Seen:
                 found = Export(name, open_word, each.siblings, is_set)
         return found
 
-    def take_inner(
-        self, outer: Word, inner: Survey, words: Sequence[Word], known: Mapping[str, str], around: Blocks
-    ) -> None:
-        """What a text for another shell holds."""
-        reach = {each.name: each for each in self.reach(words, known, around)}
+    def add_inner(self, outer: Word, inner: Survey, exports: Iterable[Export]) -> None:
+        """What a text for another shell holds; `exports` reach it."""
+        reach = {each.name: each for each in exports}
         self.launches += [_inside(each, outer, reach) for each in inner.launches]
         self.others += [(outer.line + line - 1, name) for line, name in inner.unjudged]
         self.gpus += [_moved(word, outer) for word in inner.gpus]
@@ -430,46 +398,6 @@ def _installs(words: Sequence[Word]) -> Iterator[Word]:
 def _start(words: Sequence[Word], text: str) -> int:
     """The offset of the line where a command begins."""
     return text.rfind("\n", 0, words[0].start) + 1
-
-
-def _groups(text: str) -> Iterator[Group]:
-    """The words between operators; targets of redirections are left out."""
-    words: Group = []
-    skip = False
-    for each in placed(text):
-        token = each[0]
-        if token.is_word:
-            if not skip:
-                words.append(each)
-            skip = False
-        elif token.text in _REDIRECTIONS:
-            skip = True
-        else:
-            skip = False
-            if words:
-                yield words
-            words = []
-    if words:
-        yield words
-
-
-def _group_of(command: Command, groups: Sequence[Group]) -> Group | None:
-    """The words in the text that a command was made of."""
-    for group in groups:
-        last = group[len(group) - len(command.words) :] if command.words else []
-        said = tuple(expand(token.text, command.env) for token, _, _ in last)
-        if said == command.words and (command.words or all("=" in token.text for token, _, _ in group)):
-            return group
-    return None
-
-
-def _words(group: Group, command: Command, text: str) -> tuple[Word, ...]:
-    values = {id(token): expand(token.text, command.env) for token, _, _ in group}
-    return tuple(Word(_raw(text, start, end), values[id(token)], token.line, start, end) for token, start, end in group)
-
-
-def _raw(text: str, start: int, end: int) -> str:
-    return text[start:end].replace("\\\n", "")
 
 
 def _as_launched(export: Export, known: Mapping[str, str]) -> Export:

@@ -1,6 +1,6 @@
 """A YAML text as entries with their exact places, so that one value can be exchanged and no other byte moves.
 
-Reads what OmegaConf's loader reads (YAML 1.1 with floats like `1e-6`; no tags of its own). Start from `read_yaml`.
+Reads what OmegaConf's loader reads (YAML 1.1 with floats like `1e-6`; no tags of its own).
 """
 
 from __future__ import annotations

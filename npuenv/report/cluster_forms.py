@@ -1,4 +1,4 @@
-"""What the doctor found on many nodes, for a browser, a CI and code scanning. Start from `formed`.
+"""What the doctor found on many nodes, as HTML, JUnit and SARIF.
 
 Each is made of the same parts as the report on one machine: `html`, `junit` and `sarif` beside this file.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from npuenv import __version__
 from npuenv.checks import Finding, Status
 from npuenv.cluster.nodeset import fold
-from npuenv.cluster.summary import PROBLEMS, Judged, alike
+from npuenv.cluster.summary import PROBLEMS, NodeReport, group_nodes
 from npuenv.core.errors import ExitCode
 from npuenv.core.messages import Message, say
 from npuenv.report.cluster import (
@@ -33,52 +33,52 @@ from npuenv.report.sarif import SCHEMA, run_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from npuenv.cluster.summary import Shared, Verdict
+    from npuenv.cluster.summary import ClusterReport, SharedFinding
 
 _LINES_AT_MOST = 3  # of silent nodes, before the others are folded away
 _BETWEEN = "between-nodes"  # what stands for a node's name where it is about several
 
 
-def formed(form: str, verdict: Verdict, *, lang: str, again: str) -> str:
+def formed(form: str, cluster: ClusterReport, *, lang: str, again: str) -> str:
     """The report as `html`, `junit` or `sarif`."""
     if form == "html":
-        return _html(verdict, lang, again)
-    return _junit(verdict, lang) if form == "junit" else _sarif(verdict, lang)
+        return _html(cluster, lang, again)
+    return _junit(cluster, lang) if form == "junit" else _sarif(cluster, lang)
 
 
-def _html(verdict: Verdict, lang: str, again: str) -> str:
-    body = [*_head(verdict, lang, again), *_nodes(verdict, lang)]
-    told = gathered(problems(verdict))
-    body += [f"<h2>{as_text(say(Message('cluster.html-found'), lang))}</h2>"] if told else []
-    for shared, more in told:
+def _html(cluster: ClusterReport, lang: str, again: str) -> str:
+    body = [*_head(cluster, lang, again), *_nodes(cluster, lang)]
+    found = gathered(problems(cluster))
+    body += [f"<h2>{as_text(say(Message('cluster.html-found'), lang))}</h2>"] if found else []
+    for shared, more in found:
         body += _finding(shared.finding, shared, lang)
         body += _also(more, lang) if more else ()
     body += [f"<h2>{as_text(say(Message('cluster.between'), lang))}</h2>"]
-    if verdict.why_no_agreement is not None:
-        body.append(f'<p class="dim">{as_text(say(verdict.why_no_agreement, lang))}</p>')
-    for finding in in_order(verdict.agreement):
+    if cluster.why_no_agreement is not None:
+        body.append(f'<p class="dim">{as_text(say(cluster.why_no_agreement, lang))}</p>')
+    for finding in in_order(cluster.agreement):
         body += _finding(finding, None, lang)
     foot = say(Message("doctor.html-foot", {"version": __version__}), lang)
     body.append(f'<footer class="meta"><p><code>{as_text(again)}</code></p><p>{as_text(foot)}</p></footer>')
     return whole_page(say(Message("cluster.html-title"), lang), "\n".join(body), lang)
 
 
-def _head(verdict: Verdict, lang: str, again: str) -> Iterator[str]:
-    names = fold(judged.node.name for judged in verdict.nodes)
-    overview = say(Message("cluster.overview", {"count": len(verdict.nodes), "names": names}), lang)
-    tone = {ExitCode.FINE: "ok", ExitCode.UNKNOWN: "unknown"}.get(verdict.code, "fail")
+def _head(cluster: ClusterReport, lang: str, again: str) -> Iterator[str]:
+    names = fold(report.node.name for report in cluster.nodes)
+    overview = say(Message("cluster.overview", {"count": len(cluster.nodes), "names": names}), lang)
+    tone = {ExitCode.FINE: "ok", ExitCode.UNKNOWN: "unknown"}.get(cluster.code, "fail")
     yield f"<header>\n<h1>{as_text(say(Message('cluster.html-title'), lang))}</h1>"
     yield f'<p class="dim">{as_text(overview)}</p>'
-    yield f'<p class="verdict {tone}"><span class="label">{as_text(say(summary(verdict), lang))}</span></p>'
-    following = next_of(verdict, again)
+    yield f'<p class="verdict {tone}"><span class="label">{as_text(say(summary(cluster), lang))}</span></p>'
+    following = next_of(cluster, again)
     yield f"<p>{as_text(say(following, lang))}</p></header>" if following else "</header>"
 
 
-def _nodes(verdict: Verdict, lang: str) -> Iterator[str]:
+def _nodes(cluster: ClusterReport, lang: str) -> Iterator[str]:
     """What came of whom, worst first; under silent nodes the lines that decide."""
     yield f"<h2>{as_text(say(Message('cluster.html-nodes'), lang))}</h2>"
-    told = [(*says_of(group), group) for group in alike(verdict.nodes)]
-    for status, says, group in sorted(told, key=lambda each: ORDER.index(each[0])):
+    groups = [(*says_of(group), group) for group in group_nodes(cluster.nodes)]
+    for status, says, group in sorted(groups, key=lambda each: ORDER.index(each[0])):
         lines = lines_of(group)
         shown = lines if len(lines) <= _LINES_AT_MOST + 1 else lines[:_LINES_AT_MOST]
         yield f'<section class="finding {status.value}"><h3>{_label(status, lang)}'
@@ -95,7 +95,7 @@ def _nodes(verdict: Verdict, lang: str) -> Iterator[str]:
         yield "</section>"
 
 
-def _also(more: Sequence[Shared], lang: str) -> Iterator[str]:
+def _also(more: Sequence[SharedFinding], lang: str) -> Iterator[str]:
     """Who else has a finding that was told of a few, folded."""
     names, count = names_of(more)
     finding = more[0].finding
@@ -104,12 +104,12 @@ def _also(more: Sequence[Shared], lang: str) -> Iterator[str]:
     yield f'<details class="finding {finding.status.value}"><summary>{_label(finding.status, lang)}'
     yield f'<code>{as_text(names)}</code> {name}: <span class="brief">{says}</span></summary><dl class="evidence">'
     for each in more:
-        told = as_text(say(each.finding.says, lang))
-        yield f"<dt><code>{as_text(fold(each.names))}</code></dt><dd>{told}</dd>"
+        shared = as_text(say(each.finding.says, lang))
+        yield f"<dt><code>{as_text(fold(each.names))}</code></dt><dd>{shared}</dd>"
     yield "</dl></details>"
 
 
-def _finding(finding: Finding, shared: Shared | None, lang: str) -> Iterator[str]:
+def _finding(finding: Finding, shared: SharedFinding | None, lang: str) -> Iterator[str]:
     """A finding with its nodes: open where it is a problem, folded where it is well."""
     name, says = as_text(say(name_of(finding), lang)), as_text(say(finding.says, lang))
     names = f"<code>{as_text(fold(shared.names))}</code> " if shared else ""
@@ -136,31 +136,31 @@ def _label(status: Status, lang: str) -> str:
     return f'<span class="label">{as_text(say(Message(f"doctor.label-{status.value}"), lang))}</span>'
 
 
-def _junit(verdict: Verdict, lang: str) -> str:
+def _junit(cluster: ClusterReport, lang: str) -> str:
     """One suite for each node, and one for what is between them. A silent node is a case that fails."""
-    named = [(judged.node.name, _with_trouble(judged)) for judged in verdict.nodes]
-    named.append((_BETWEEN, verdict.agreement))
+    named = [(report.node.name, _with_failure(report)) for report in cluster.nodes]
+    named.append((_BETWEEN, cluster.agreement))
     lines = [line for name, findings in named for line in suite(name, findings, lang, name_of)]
     return whole([finding for _, findings in named for finding in findings], lines)
 
 
-def _sarif(verdict: Verdict, lang: str) -> str:
+def _sarif(cluster: ClusterReport, lang: str) -> str:
     """One run for each node, and one for what is between them."""
     runs: list[dict[str, Any]] = [
-        run_of(_with_trouble(judged), lang=lang, code=judged.code, host=judged.node.name, name_of=name_of)
-        for judged in verdict.nodes
+        run_of(_with_failure(report), lang=lang, code=report.code, host=report.node.name, name_of=name_of)
+        for report in cluster.nodes
     ]
-    runs.append(run_of(verdict.agreement, lang=lang, code=verdict.code, host=_BETWEEN, name_of=name_of))
+    runs.append(run_of(cluster.agreement, lang=lang, code=cluster.code, host=_BETWEEN, name_of=name_of))
     document = {"$schema": SCHEMA, "version": "2.1.0", "runs": runs}
     return json.dumps(document, ensure_ascii=False, indent=2) + "\n"
 
 
-def _with_trouble(judged: Judged) -> tuple[Finding, ...]:
+def _with_failure(report: NodeReport) -> tuple[Finding, ...]:
     """The findings of a node; its silence as one of them."""
-    if judged.trouble is None and not judged.is_unfit:
-        return judged.findings
+    if report.failure is None and not report.is_unfit:
+        return report.findings
     from npuenv.core.fact import Evidence
 
-    status, says = says_of([judged])
-    line = (Evidence(f"ssh {judged.node.name}", judged.line),) if judged.line else ()
-    return (*judged.findings, Finding("cluster.asked", status, says, line, "ssh", None))
+    status, says = says_of([report])
+    line = (Evidence(f"ssh {report.node.name}", report.line),) if report.line else ()
+    return (*report.findings, Finding("cluster.asked", status, says, line, "ssh", None))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from npuenv import __version__
 from npuenv.core.messages import Message, say
 from npuenv.diagnose import Verdict
-from npuenv.matrix.error_patterns import load_problems
+from npuenv.matrix.error_patterns import load_error_patterns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from npuenv.diagnose import Diagnosis
-    from npuenv.diagnose.types import Cause, Facts, Separation
+    from npuenv.diagnose.types import Cause, Discriminator, ReportFacts
     from npuenv.host.report import Paste
 
 SCHEMA = "npuenv.diagnosis/1"
@@ -60,7 +60,7 @@ def document(diagnosis: Diagnosis, *, lang: str = "en") -> dict[str, Any]:
 
 
 def _cause_json(cause: Cause, lang: str) -> dict[str, Any]:
-    row = load_problems().causes[cause.id]
+    row = load_error_patterns().causes[cause.id]
     return {
         "id": cause.id,
         "confidence": cause.confidence,
@@ -72,14 +72,14 @@ def _cause_json(cause: Cause, lang: str) -> dict[str, Any]:
             "commands": [list(argv) for argv in cause.commands or row.commands],
             "dangerous": row.is_dangerous,
         },
-        "separate_by": _separation_json(cause.separate_by, lang),
+        "separate_by": _discriminator_json(cause.separate_by, lang),
     }
 
 
-def _separation_json(separation: Separation | None, lang: str) -> dict[str, str] | None:
-    if separation is None:
+def _discriminator_json(discriminator: Discriminator | None, lang: str) -> dict[str, str] | None:
+    if discriminator is None:
         return None
-    return {"command": separation.command, "expect": _say(separation.expect, lang)}
+    return {"command": discriminator.command, "expect": _say(discriminator.expect, lang)}
 
 
 def _because_json(diagnosis: Diagnosis, lang: str) -> dict[str, Any] | None:
@@ -136,7 +136,7 @@ def _causes(diagnosis: Diagnosis, lang: str) -> Iterator[Said]:
 
 
 def _cure(cause: Cause, lang: str, *, is_first: bool) -> Iterator[Said]:
-    row = load_problems().causes[cause.id]
+    row = load_error_patterns().causes[cause.id]
     key = "fix-dangerous" if row.is_dangerous else "fix"
     yield Said(2, say(Message(f"diagnose.{key}", {"says": Message(f"diagnose.fix-{cause.id}")}), lang))
     if is_first:
@@ -158,7 +158,7 @@ def _harmless(diagnosis: Diagnosis, lang: str, is_verbose: bool) -> Iterator[Sai
         yield Said(1, f"{_say(f'seen-{seen.id}', lang)} ({number})", "dim")
 
 
-def _facts(facts: Facts, lang: str) -> Iterator[Said]:
+def _facts(facts: ReportFacts, lang: str) -> Iterator[Said]:
     named = [f"{name} {facts.packages[name].value}" for name in _NAMED_PACKAGES if name in facts.packages]
     above = [("chip", facts.chip), ("driver", facts.driver), ("CANN", facts.cann), ("Python", facts.python)]
     read = [f"{name} {seen.value}" if name != "chip" else seen.value for name, seen in above if seen] + named

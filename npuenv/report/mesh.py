@@ -1,6 +1,6 @@
 """A mesh of pings as text and as one HTML page with its matrix, both made from the `npuenv.mesh/1` document.
 
-Start from `lines` and `render_html`. The page is whole in itself, as the doctor's is.
+The page is self-contained, as the doctor's is.
 """
 
 from __future__ import annotations

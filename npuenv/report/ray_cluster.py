@@ -1,4 +1,4 @@
-"""How a Ray cluster is, for people and as the `npuenv.ray/1` document. Start from `Picture`, `lines` and `document`."""
+"""The state of a Ray cluster, as text and as the `npuenv.ray/1` document."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from npuenv.core.messages.visible import clean
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from npuenv.cluster.ray import Clash
-    from npuenv.cluster.ray_status import Seen
+    from npuenv.cluster.ray import StartConflict
+    from npuenv.cluster.ray_status import RayStatus
 
 SCHEMA = "npuenv.ray/1"
 _CARD = "NPU"
@@ -45,7 +45,7 @@ class Picture:
     title: Message
     address: str  # of the head; "": there is none
     rows: Mapping[str, Row]  # by node
-    seen: Seen | None = None  # what Ray says of itself; None: it was not asked
+    status: RayStatus | None = None  # what Ray says of itself; None: it was not asked
     explained: Sequence[Message] = field(default=())  # what is wrong
     warned: Sequence[Message] = field(default=())  # what is up, and will not do
     waiting: Sequence[Message] = field(default=())  # what waits for others to end
@@ -55,12 +55,12 @@ class Picture:
 
 def document(picture: Picture, code: int, lang: str) -> dict[str, Any]:
     """The JSON document; its keys do not depend on the language."""
-    resources = picture.seen.resources() if picture.seen else {}
+    resources = picture.status.resources() if picture.status else {}
     return {
         "schema": SCHEMA,
         "exit": code,
         "address": picture.address,
-        "nodes": {name: _row_json(row, picture.seen, lang) for name, row in picture.rows.items()},
+        "nodes": {name: _row_json(row, picture.status, lang) for name, row in picture.rows.items()},
         "resources": {name: {"used": used, "total": total} for name, (used, total) in resources.items()},
         "strangers": list(picture.strangers),
         "explained": [say(message, lang) for message in picture.explained],
@@ -73,8 +73,8 @@ def document(picture: Picture, code: int, lang: str) -> dict[str, Any]:
 def lines(picture: Picture, lang: str) -> list[str]:
     """The lines for people."""
     found = [clean(say(picture.title, lang))]
-    found += ["  " + clean(say(_row_message(name, row, picture.seen), lang)) for name, row in picture.rows.items()]
-    for name, (used, total) in (picture.seen.resources() if picture.seen else {}).items():
+    found += ["  " + clean(say(_row_message(name, row, picture.status), lang)) for name, row in picture.rows.items()]
+    for name, (used, total) in (picture.status.resources() if picture.status else {}).items():
         if "memory" not in name:
             args = {"name": name, "used": f"{used:g}", "total": f"{total:g}"}
             found.append("  " + clean(say(Message("cluster.ray-resource", args), lang)))
@@ -84,7 +84,7 @@ def lines(picture: Picture, lang: str) -> list[str]:
     return [*found, *([clean(say(picture.then, lang))] if picture.then else [])]
 
 
-def refused_document(wrong: Sequence[Clash], code: int, lang: str) -> dict[str, Any]:
+def refused_document(wrong: Sequence[StartConflict], code: int, lang: str) -> dict[str, Any]:
     """Why nothing was started, as a document."""
     rows = [{"nodes": list(each.nodes), "says": say(each.says, lang), "lines": list(each.lines)} for each in wrong]
     return {"schema": SCHEMA, "exit": code, "refused": rows}
@@ -95,7 +95,7 @@ def refused_line(name: str, row: Row, lang: str) -> str:
     return f"{name}: {say(row.line, lang) if isinstance(row.line, Message) else row.line}"
 
 
-def refused_lines(wrong: Sequence[Clash], lang: str) -> list[str]:
+def refused_lines(wrong: Sequence[StartConflict], lang: str) -> list[str]:
     """Why nothing was started, for people."""
     from npuenv.cluster.nodeset import fold
 
@@ -107,8 +107,8 @@ def refused_lines(wrong: Sequence[Clash], lang: str) -> list[str]:
     return found
 
 
-def _row_message(name: str, row: Row, seen: Seen | None) -> Message:
-    at = seen.at(row.address) if seen and row.what == "up" else None
+def _row_message(name: str, row: Row, status: RayStatus | None) -> Message:
+    at = status.at(row.address) if status and row.what == "up" else None
     args: dict[str, object] = {"name": name, "line": row.line, "ended": row.ended, "address": row.address}
     if at is not None and at.is_alive and at.total.get(_CARD):
         used = {"used": f"{at.used.get(_CARD, 0.0):g}", "total": f"{at.total[_CARD]:g}"}
@@ -118,7 +118,7 @@ def _row_message(name: str, row: Row, seen: Seen | None) -> Message:
     return Message(f"cluster.ray-node-{row.what}", args)
 
 
-def _row_json(row: Row, seen: Seen | None, lang: str) -> dict[str, Any]:
+def _row_json(row: Row, status: RayStatus | None, lang: str) -> dict[str, Any]:
     found: dict[str, Any] = {"is_down" if "down" in row.what else "is_up": row.is_well}
     line = say(row.line, lang) if isinstance(row.line, Message) else row.line
     found |= {"line": line} if line else {}
@@ -128,8 +128,8 @@ def _row_json(row: Row, seen: Seen | None, lang: str) -> dict[str, Any]:
     found |= {"others": list(row.joined)} if row.what in ("other", "shared") else {}
     if row.address:
         found["address"] = row.address
-        at = seen.at(row.address) if seen and seen.nodes is not None else None
-        is_told = seen is not None and seen.nodes is not None
+        at = status.at(row.address) if status and status.nodes is not None else None
+        is_told = status is not None and status.nodes is not None
         found["ray"] = None if not is_told else {"alive": bool(at and at.is_alive), "why": at.why if at else ""}
         if at is not None and at.is_alive:
             named = {name: total for name, total in at.total.items() if ":" not in name}

@@ -29,8 +29,9 @@ TROUBLED = ("hangs", "half", "closed")
 def scripted(count: int, folder: Path) -> tuple[float, int, int]:
     """(seconds, nodes that are planted to fail, those of them that are named) of one collection."""
     from npuenv.bundle.zipapp import content
-    from npuenv.cluster.collect import collect
-    from npuenv.cluster.types import Node
+    from npuenv.cluster.captures import collect_captures
+    from npuenv.cluster.inventory import Node
+    from npuenv.cluster.transport import Transport
     from tests.cluster.scripted import capture_text
     from tests.support.scripted_ssh import install
 
@@ -47,15 +48,19 @@ def scripted(count: int, folder: Path) -> tuple[float, int, int]:
     client, program = (str(install(folder) / "ssh"),), content()
     began = time.perf_counter()
     nodes = [Node(name, name) for name in names]
-    silent = {got.node.name for got in collect(nodes, program, [], limit_s=HANG_LIMIT_S, client=client) if got.trouble}
+    silent = {
+        got.node.name
+        for got in collect_captures(nodes, program, [], limit_s=HANG_LIMIT_S, transport=Transport(client=client))
+        if got.failure
+    }
     return time.perf_counter() - began, len(kinds), len(silent & set(kinds)) - len(silent - set(kinds))
 
 
 def ask_here(hosts: list[str], config: str, parallel: int) -> None:
     """Runs in the operator's namespace: one round of `ask`, whose seconds it prints."""
+    from npuenv.cluster.inventory import Node
     from npuenv.cluster.parallel_ssh import ask
     from npuenv.cluster.ssh import Options
-    from npuenv.cluster.types import Node
 
     began = time.perf_counter()
     nodes = [Node(name, name) for name in hosts]
@@ -66,8 +71,8 @@ def ask_here(hosts: list[str], config: str, parallel: int) -> None:
 
 def real(count: int, repeat: int) -> None:
     """Prints the times of both sides, alternating."""
+    from npuenv.cluster.inventory import Node
     from npuenv.cluster.ssh import Options, argv_for
-    from npuenv.cluster.types import Node
     from tests.support.namespaces import machines, why_not
 
     why = why_not(sshd=True)

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 
-from trainer.assembly import Parts, assemble
+from trainer.build import build_trainer
 from trainer.config import Config
-from trainer.loop import advance
+from trainer.loop import train_step
 from trainer.metrics.progress import Progress
 from trainer.metrics.step import of_generators
+
+if TYPE_CHECKING:
+    from trainer.trainer import Trainer
 
 DEVICE = torch.device("cpu")
 
@@ -28,19 +31,18 @@ class Row:
     """One run, and what its steps were like."""
 
     name: str
-    parts: Parts
+    trainer: Trainer
     steps: int = 0
     seconds: list[float] = field(default_factory=list)
     learner_idle: list[float] = field(default_factory=list)
     generator_idle: list[float] = field(default_factory=list)
 
-    def advance(self) -> None:
+    def step(self) -> None:
         self.steps += 1
-        progress, began = Progress(), time.perf_counter()
-        turn = advance(self.parts, self.steps, progress)
-        seconds = time.perf_counter() - began
-        found = of_generators(turn, progress.seconds, seconds)
-        self.seconds.append(seconds)
+        self.trainer.progress = progress = Progress()
+        result = train_step(self.trainer, self.steps)
+        found = of_generators(result, progress.seconds, result.seconds)
+        self.seconds.append(result.seconds)
         self.learner_idle.append(found.get("learner/idle_s", progress.seconds.get("gen", 0.0)))
         self.generator_idle.append(found.get("generators/idle_s", 0.0))
 
@@ -68,7 +70,7 @@ def main() -> None:
     words = parser.parse_args()
     torch.set_num_threads(1)
     rows = [
-        Row(name, assemble(config(generators, off_policy, words), DEVICE, seed=0))
+        Row(name, build_trainer(config(generators, off_policy, words), DEVICE, seed=0))
         for name, generators, off_policy in (
             ("in the learner", 0, 0),
             ("1 generator", 1, 0),
@@ -80,7 +82,7 @@ def main() -> None:
     try:
         for _ in range(words.steps + 2):
             for row in rows:
-                row.advance()
+                row.step()
     finally:
         for row in rows:
             row.parts.close()

@@ -13,14 +13,14 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from npuenv.cluster.mesh.localize import reduce
+from npuenv.cluster.localize import localize_faults
+from npuenv.cluster.mesh import Device, Plan
 from npuenv.cluster.mesh.planning import full, sampled
-from npuenv.cluster.mesh.types import Device, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from npuenv.cluster.mesh.types import Pair
+    from npuenv.cluster.mesh import Pair
 
 PING_S, DEAD_S, BATCH_S = 0.1, 3.0, 20.0  # of a ping that is answered, of one that is not, and of a batch
 
@@ -97,7 +97,7 @@ def main() -> None:
         failed = [pair for pair in pairs if is_broken(pair)]
         works = [pair for pair in pairs if not is_broken(pair)]
         began = time.perf_counter()
-        found = reduce(devices, failed, works)
+        found = localize_faults(devices, failed, works)
         print(f"  {name}: {len(failed)} failed pings reduced to {len(found)} in {time.perf_counter() - began:.2f} s")
     for label, dead in (("no dead card", None), ("one dead card", 77)):
         for pace in (0.0, 1.25):

@@ -98,6 +98,7 @@ def ours(row: Row) -> Iterator[Callable[[], None]]:
     from trainer.engines.base import Sampling
     from trainer.engines.builtin import Sampler
     from trainer.learner import Learner
+    from trainer.loop import update_policy
     from trainer.models import build
     from trainer.models.decoder import Decoder
     from trainer.types import Group, Prompt
@@ -119,9 +120,9 @@ def ours(row: Row) -> Iterator[Callable[[], None]]:
         answers = sampler.generate([tuple(prompt) for prompt in prompts], sampling)
         groups = [Group(Prompt("", tuple(p), ""), found) for p, found in zip(prompts, answers, strict=True)]
         batch = pack(groups, torch.rand(row.prompts, row.group), pad=0)
-        known = learner.look(batch)
-        learner.update(batch, known, learner.judge(batch, known))
-        sampler.receive(learner.weights())
+        known = learner.forward_only(batch)
+        update_policy(learner, batch, known, learner.compute_advantages(batch, known))
+        sampler.load_weights(learner.weights())
 
     while True:
         yield step

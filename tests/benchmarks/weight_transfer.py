@@ -15,8 +15,8 @@ import torch
 
 from trainer.config import Config
 from trainer.engines import remote
+from trainer.engines.generator_client import Order
 from trainer.engines.process import pool
-from trainer.engines.serving import Order
 from trainer.models import build
 from trainer.tasks import choose
 
@@ -43,7 +43,7 @@ def measure(made: Config, rounds: int) -> tuple[int, list[float], list[float]]:
     try:
         for _ in range(rounds + 2):
             began = time.perf_counter()
-            engine.receive(weights)
+            engine.load_weights(weights)
             published.append(time.perf_counter() - began)
             began = time.perf_counter()
             target.copy_(source)

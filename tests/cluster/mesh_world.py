@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npuenv.cluster.mesh import remote
-from npuenv.cluster.mesh.asking import Heard
-from npuenv.cluster.mesh.running import Line, OverSsh
+from npuenv.cluster.mesh.planning import NodeOutput
+from npuenv.cluster.mesh.running import Line, SshRunner
 from tests.cluster import mesh_tool
 
 if TYPE_CHECKING:
@@ -128,12 +128,12 @@ class World:
         return path
 
 
-class Direct(OverSsh):
+class Direct(SshRunner):
     """Has the nodes answer in this process, in step, as the program there would: the same tool says the same."""
 
     def __call__(
-        self, questions: Mapping[str, Line], *, limit_s: float, tell: Callable[[str, Line], object] | None = None
-    ) -> Iterator[tuple[str, Heard]]:
+        self, questions: Mapping[str, Line], *, limit_s: float, on_line: Callable[[str, Line], object] | None = None
+    ) -> Iterator[tuple[str, NodeOutput]]:
         heard: dict[str, list[dict[str, Any]]] = {node: [] for node in questions}
         stopped = set[str]()
         for _, node, number, card, ip in sorted(_calls(questions)):
@@ -144,12 +144,12 @@ class Direct(OverSsh):
             line = _answer(node, [word.format(card=card, ip=ip) for word in question["words"]])
             line["job" if is_ping else "card"] = number
             heard[node].append(line)
-            if tell:
-                tell(node, line)
+            if on_line:
+                on_line(node, line)
             if is_ping and remote.has_any(line, list(question["stop"])):
                 stopped.add(node)
         for node, lines in heard.items():
-            yield node, Heard((*lines, {"end": True}))
+            yield node, NodeOutput((*lines, {"end": True}))
 
 
 def _calls(questions: Mapping[str, Line]) -> Iterator[tuple[int, str, int, int, str]]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from npuenv.checks import Finding, Status, check_all
-from npuenv.cluster.consistency import agreement
-from npuenv.cluster.summary import Judged, Shared, Verdict
-from npuenv.cluster.types import Node, Trouble
+from npuenv.cluster.consistency import check_consistency
+from npuenv.cluster.inventory import Node
+from npuenv.cluster.ssh import NodeFailure
+from npuenv.cluster.summary import ClusterReport, NodeReport, SharedFinding
 from npuenv.core.errors import ExitCode
 from npuenv.core.fact import Evidence
 from npuenv.core.messages import LANGUAGES, Message
@@ -24,13 +25,13 @@ def full(number: int, *, is_apart: bool = True) -> Finding:
     return Finding("network.addresses-valid", Status.FAIL, says, line, "source", None)
 
 
-def verdict(count: int, *, is_apart: bool = True) -> Verdict:
+def verdict(count: int, *, is_apart: bool = True) -> ClusterReport:
     nodes = [Node(f"node{number:02}", f"10.0.0.{number}") for number in range(1, count + 1)]
-    found = [Judged(node, (full(at, is_apart=is_apart),), "verl") for at, node in enumerate(nodes, start=1)]
-    return Verdict(tuple(found), why_no_agreement=Message("cluster.one-node"), source="hosts")
+    found = [NodeReport(node, (full(at, is_apart=is_apart),), "verl") for at, node in enumerate(nodes, start=1)]
+    return ClusterReport(tuple(found), why_no_agreement=Message("cluster.one-node"), source="hosts")
 
 
-def text(found: Verdict, *, is_verbose: bool = False) -> str:
+def text(found: ClusterReport, *, is_verbose: bool = False) -> str:
     manner = Manner(lang="en", is_verbose=is_verbose, is_quiet=False, again="npuenv doctor", can_fix=False)
     return cluster.render(found, Page(width=200, is_terminal=False), manner)
 
@@ -46,8 +47,8 @@ def test_of_many_nodes_with_one_finding_in_other_words_three_are_told_and_all_ar
 
 
 def test_what_is_not_gathered_stays_in_its_order() -> None:
-    rows = [Shared(full(number), (f"n{number}",)) for number in range(1, 7)]
-    other = Shared(Finding("network.other", Status.FAIL, Message("agree.word-none"), (), "s", None), ("n9",))
+    rows = [SharedFinding(full(number), (f"n{number}",)) for number in range(1, 7)]
+    other = SharedFinding(Finding("network.other", Status.FAIL, Message("agree.word-none"), (), "s", None), ("n9",))
     told = cluster.gathered([*rows[:2], other, *rows[2:]])
     assert [each for each, _ in told] == [*rows[:2], other, rows[2]]
     assert [more for _, more in told] == [(), (), (), tuple(rows[3:])]
@@ -56,10 +57,10 @@ def test_what_is_not_gathered_stays_in_its_order() -> None:
 
 @pytest.mark.parametrize("lang", LANGUAGES)
 def test_the_page_folds_away_what_many_have_and_begins_with_the_worst(lang: str) -> None:
-    nodes = [Judged(Node("a", "a"), (), "verl"), *verdict(20).nodes]
+    nodes = [NodeReport(Node("a", "a"), (), "verl"), *verdict(20).nodes]
     silent = [Node(f"s{number:02}", f"s{number:02}") for number in range(9)]
-    nodes += [Judged(node, trouble=Trouble.NOT_FOUND, line=f"no {node.name}") for node in silent]
-    page = cluster_forms.formed("html", Verdict(tuple(nodes), source="hosts"), lang=lang, again="npuenv doctor")
+    nodes += [NodeReport(node, failure=NodeFailure.NOT_FOUND, line=f"no {node.name}") for node in silent]
+    page = cluster_forms.formed("html", ClusterReport(tuple(nodes), source="hosts"), lang=lang, again="npuenv doctor")
     sections = page.partition("<h2>")[2]
     assert sections.index('class="finding fail"') < sections.index('class="finding ok"')
     assert page.count("<dt><code>/etc/hccn.conf</code></dt>") == 3, "once for each that is told, not for each line"
@@ -84,8 +85,8 @@ def test_a_tool_that_is_dead_on_a_node_is_one_line_and_no_node_without_a_problem
     program: str, answer: dict[str, object], check: str, code: ExitCode, use: str | None
 ) -> None:
     nodes = planted("a2-b3-host-roll", 2, {2: [{"command": program, **answer}]})
-    judged = [Judged(Node(n, n), check_all(facts, framework=use, level=2), use) for n, facts in nodes.items()]
-    found = Verdict(tuple(judged), tuple(agreement(nodes)), source="hosts")
+    judged = [NodeReport(Node(n, n), check_all(facts, framework=use, level=2), use) for n, facts in nodes.items()]
+    found = ClusterReport(tuple(judged), tuple(check_consistency(nodes)), source="hosts")
     assert [(each.finding.check, each.names) for each in cluster.problems(found)] == [(check, ("node02",))]
     assert [each.check for each in found.agreement if each.status is Status.UNKNOWN] == []
     assert (found.code, cluster.summary(found).args["fine"]) == (code, 1)

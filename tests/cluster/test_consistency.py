@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.cluster.consistency import _without_consequences, agreement, title
-from npuenv.cluster.consistency.identity import Offset
-from npuenv.cluster.consistency.rules import aspects
+from npuenv.cluster.consistency import _without_consequences, check_consistency, rules, title
+from npuenv.cluster.consistency.values import ClockOffset
 from npuenv.core.fact import Evidence, known
 from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import Message, say
@@ -34,8 +33,8 @@ def of_kernel(text: str) -> Change:
 
 
 def test_one_node_has_nothing_to_agree_with() -> None:
-    assert agreement(cluster(USUAL, 1)) == []
-    assert agreement({}) == []
+    assert check_consistency(cluster(USUAL, 1)) == []
+    assert check_consistency({}) == []
 
 
 @pytest.mark.parametrize(
@@ -255,7 +254,7 @@ def _gateway(ip: str) -> Any:
 
 
 def test_nodes_that_were_met_and_are_well_give_no_alarm() -> None:
-    found = {item.check: item for item in agreement(cluster(USUAL, 3), met=met(*NAMES))}
+    found = {item.check: item for item in check_consistency(cluster(USUAL, 3), identities=met(*NAMES))}
     assert [name for name, item in found.items() if item.status in (*BAD, Status.UNKNOWN)] == []
     assert say(found["agree.names"].says) == words("names-ok", count=3)
     assert say(found["agree.clock"].says) == words("clock-ok", count=3, spread="0.00", within="0.30")
@@ -272,21 +271,21 @@ def test_two_hosts_of_one_name_are_named() -> None:
 
 def test_a_hosts_file_that_disagrees_is_named_with_what_it_says() -> None:
     usual = met(*NAMES)
-    wrong = {**usual["node02"].sees, "node01": ("10.99.0.1",)}
-    views = {**usual, "node02": differing(usual["node02"], sees=wrong)}
+    wrong = {**usual["node02"].resolved, "node01": ("10.99.0.1",)}
+    views = {**usual, "node02": differing(usual["node02"], resolved=wrong)}
     view = words("view", nodes="node02", name="node01", found="10.99.0.1")
     assert told("names", cluster(USUAL, 3), views) == ("warn", words("names-astray", views=view))
 
 
 def test_a_name_that_only_some_know_is_named() -> None:
     usual = met(*NAMES)
-    less = {**usual["node03"].sees, "node01": ()}
-    views = {**usual, "node03": differing(usual["node03"], sees=less)}
+    less = {**usual["node03"].resolved, "node01": ()}
+    views = {**usual, "node03": differing(usual["node03"], resolved=less)}
     assert told("names", cluster(USUAL, 3), views)[1].endswith(words("view-none", nodes="node03", name="node01"))
 
 
 def test_names_that_nobody_knows_are_no_fault() -> None:
-    blind = {name: differing(each, sees=dict.fromkeys(NAMES, ())) for name, each in met(*NAMES).items()}
+    blind = {name: differing(each, resolved=dict.fromkeys(NAMES, ())) for name, each in met(*NAMES).items()}
     assert find("names", cluster(USUAL, 3), blind).status is Status.SKIP
 
 
@@ -313,13 +312,13 @@ def test_two_names_for_one_machine_are_told_by_its_start_and_addresses() -> None
 )
 def test_a_clock_is_judged_by_what_is_sure(seconds: float, within: float, expected: tuple[str, str]) -> None:
     usual = met(*NAMES)
-    apart = {**usual, "node02": differing(usual["node02"], offset=Offset(seconds, within, "asked"))}
+    apart = {**usual, "node02": differing(usual["node02"], offset=ClockOffset(seconds, within, "asked"))}
     assert told("clock", cluster(USUAL, 3), apart) == expected
 
 
 def test_of_two_clocks_that_differ_the_sentence_takes_no_side() -> None:
     usual = met("node01", "node02")
-    apart = {**usual, "node02": differing(usual["node02"], offset=Offset(90.1, 0.3, "asked"))}
+    apart = {**usual, "node02": differing(usual["node02"], offset=ClockOffset(90.1, 0.3, "asked"))}
     assert told("clock", cluster(USUAL, 2), apart) == ("warn", words("clock-two", said="node02: +90.0 s ± 0.3 s"))
 
 
@@ -346,7 +345,7 @@ def test_a_reader_that_breaks_costs_its_own_row_only() -> None:
 
 
 def test_every_row_has_a_title_and_a_cure_in_both_languages() -> None:
-    for aspect in aspects():
+    for aspect in rules():
         for lang in ("en", "zh"):
             table = load_file(PACKAGE / "core" / "messages" / lang / "agree.toml")["agree"]
             assert table[f"title-{aspect.id}"]
@@ -366,7 +365,7 @@ def test_every_word_and_sentence_that_is_named_exists() -> None:
 
 def test_all_is_said_in_chinese_too() -> None:
     nodes = changed(3, {2: both(part("toolkit", version="8.2.RC1"), lost("machine.kernel"))})
-    said = {item.check: say(item.says, "zh") for item in agreement(nodes, met=met(*NAMES))}
+    said = {item.check: say(item.says, "zh") for item in check_consistency(nodes, identities=met(*NAMES))}
     one = sentence("agree.said", "zh", who="node02", value="8.2.RC1")
     assert said["agree.cann"] == sentence("agree.odd", "zh", odd=one, count=2, common="8.3.RC1")
     assert says(said["agree.kernel"], "agree.blind-some", "zh", who="node02")

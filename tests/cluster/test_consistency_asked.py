@@ -9,10 +9,10 @@ import pytest
 
 from npuenv.checks import Finding, Status
 from npuenv.cli import main
-from npuenv.cluster.captures import Keeper, load
-from npuenv.cluster.collect import Collected
-from npuenv.cluster.summary import Judged, Verdict
-from npuenv.cluster.types import Inventory, Node, Trouble
+from npuenv.cluster.captures import CaptureWriter, NodeCapture, load_captures
+from npuenv.cluster.inventory import Inventory, Node
+from npuenv.cluster.ssh import NodeFailure
+from npuenv.cluster.summary import ClusterReport, NodeReport
 from npuenv.core.errors import ExitCode
 from npuenv.core.messages import Message
 from npuenv.host.recorded import parse_capture
@@ -28,10 +28,10 @@ pytestmark = pytest.mark.usefixtures("home")
 SHARED = frozenset({"agree.storage"})
 
 
-def verdict(status: Status, asked: frozenset[str], *, trouble: Trouble | None = None) -> Verdict:
+def verdict(status: Status, asked: frozenset[str], *, failure: NodeFailure | None = None) -> ClusterReport:
     finding = Finding("agree.storage", status, Message("agree.skip-nothing"), (), "test", None)
-    nodes = (Judged(Node("n1", "n1")), Judged(Node("n2", "n2"), trouble=trouble))
-    return Verdict(nodes, (finding,), asked=asked)
+    nodes = (NodeReport(Node("n1", "n1")), NodeReport(Node("n2", "n2"), failure=failure))
+    return ClusterReport(nodes, (finding,), asked=asked)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_an_unknown_counts_where_just_that_was_asked_for(status: Status, asked: 
 
 
 def test_a_problem_outranks_what_could_not_be_told() -> None:
-    assert verdict(Status.UNKNOWN, SHARED, trouble=Trouble.REFUSED).code is ExitCode.PROBLEMS
+    assert verdict(Status.UNKNOWN, SHARED, failure=NodeFailure.REFUSED).code is ExitCode.PROBLEMS
 
 
 @pytest.mark.parametrize(
@@ -95,13 +95,13 @@ def test_a_node_called_like_the_list_keeps_its_capture(tmp_path: Path, has_list:
     inventory = Inventory(tuple(Node(name, name) for name in names), "hosts")
     texts = {name: capture_text(number) for number, name in enumerate(names, start=1)}
     folder = tmp_path / "saved"
-    with Keeper(folder, inventory) as keeper:
+    with CaptureWriter(folder, inventory) as keeper:
         for node in inventory.nodes:
             text = texts[node.name]
-            keeper.keep(Collected(node, 1.0, text, parse_capture(text, folder)))
+            keeper.add(NodeCapture(node, 1.0, text, parse_capture(text, folder)))
     if not has_list:
         (folder / "nodes.json").unlink()
-    again, answers = load(folder)
+    again, answers = load_captures(folder)
     assert [node.name for node in again.nodes] == list(names)
     found = {got.node.name: said(got.host) for got in answers if got.host}
     assert found == {name: said(parse_capture(text, folder)) for name, text in texts.items()}
@@ -115,18 +115,18 @@ def test_the_list_of_saved_captures_names_neither_users_nor_jump_hosts(tmp_path:
     ]
     lines = ["zhangsan@8.8.4.4: Permission denied (publickey).", "ops@bastion.corp: Permission denied (publickey)."]
     folder = tmp_path / "saved"
-    with Keeper(folder, Inventory(tuple(nodes), "/home/zhangsan/hosts")) as keeper:
+    with CaptureWriter(folder, Inventory(tuple(nodes), "/home/zhangsan/hosts")) as keeper:
         for node, line, at in zip(nodes, lines, ("", "bastion.corp")):
-            keeper.keep(Collected(node, 1.0, trouble=Trouble.DENIED, line=line, at=at))
+            keeper.add(NodeCapture(node, 1.0, failure=NodeFailure.DENIED, line=line, at=at))
     text = (folder / "nodes.json").read_text(encoding="utf-8")
     assert not [word for word in ("zhangsan", "ops", "bastion", "8.8.4.4", "python3") if word in text]
-    again, answers = load(folder)
+    again, answers = load_captures(folder)
     assert [(node.name, node.address, node.cards) for node in again.nodes] == [
         ("n1", "203.0.113.1", 8),
         ("n2", "10.0.0.2", None),
     ]
     first, second = answers
-    assert (first.trouble, first.line) == (Trouble.DENIED, "user1@203.0.113.1: Permission denied (publickey).")
+    assert (first.failure, first.line) == (NodeFailure.DENIED, "user1@203.0.113.1: Permission denied (publickey).")
     assert (second.at, second.line) == ("host1", "***: Permission denied (publickey).")
 
 

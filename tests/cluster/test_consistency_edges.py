@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.cluster.consistency import agreement
+from npuenv.cluster.consistency import check_consistency
 from npuenv.cluster.consistency.findings import EVIDENCE_AT_MOST
-from npuenv.cluster.consistency.identity import Met, Offset
-from npuenv.cluster.consistency.values import Place, Told, Value, divide
+from npuenv.cluster.consistency.values import ClockOffset, NodeIdentity, NodeValues, Value, ValueKey, group_values
 from npuenv.core.fact import Evidence, known, unknown
 from npuenv.core.finding import Status
 from npuenv.facts.hccn.a2 import Speed
@@ -213,9 +212,11 @@ def test_an_address_that_two_cards_of_one_node_have_is_left_to_that_node() -> No
     assert told("card-addresses", changed(3, {2: twice}))[0] == "ok"
 
 
-def clocks(**seconds: float) -> dict[str, Met]:
+def clocks(**seconds: float) -> dict[str, NodeIdentity]:
     usual = met(*(f"node{number:02}" for number in range(1, 6)))
-    return {name: differing(each, offset=Offset(seconds.get(name, 0.0), 0.3, "asked")) for name, each in usual.items()}
+    return {
+        name: differing(each, offset=ClockOffset(seconds.get(name, 0.0), 0.3, "asked")) for name, each in usual.items()
+    }
 
 
 def test_of_several_wrong_clocks_the_worst_is_told_first_and_decides() -> None:
@@ -234,7 +235,9 @@ def test_a_clock_breaks_what_needs_tickets_from_five_minutes_on(seconds: float, 
 def test_of_an_even_number_of_clocks_the_wrong_half_does_not_decide() -> None:
     usual = met(*(f"node{number:02}" for number in range(1, 5)))
     seconds = {"node03": 50.0, "node04": 50.0}
-    apart = {name: differing(each, offset=Offset(seconds.get(name, 0.0), 0.3, "a")) for name, each in usual.items()}
+    apart = {
+        name: differing(each, offset=ClockOffset(seconds.get(name, 0.0), 0.3, "a")) for name, each in usual.items()
+    }
     wrong = words("clock-apart", said="node04: +50.0 s ± 0.3 s", count=2)
     assert told("clock", cluster(USUAL, 4), apart)[1].endswith(wrong)
 
@@ -340,16 +343,17 @@ def test_a_topic_on_which_two_nodes_differ_each_in_its_way_names_both() -> None:
 # Votes.
 
 
-def numbers(*values: float) -> dict[str, Told]:
+def numbers(*values: float) -> dict[str, NodeValues]:
     return {
-        f"n{at}": Told({Place(): Value(f"{value:g}", LINE, float(value))}) for at, value in enumerate(values, start=1)
+        f"n{at}": NodeValues({ValueKey(): Value(f"{value:g}", LINE, float(value))})
+        for at, value in enumerate(values, start=1)
     }
 
 
 def test_numbers_near_to_each_other_make_no_chain() -> None:
-    (split,) = divide(numbers(100, 109, 118), tolerance=0.1)
+    (split,) = group_values(numbers(100, 109, 118), tolerance=0.1)
     assert {text: len(whose) for text, whose in split.holders.items()} == {"100": 2, "118": 1}
-    (split,) = divide(numbers(110, 100), tolerance=0.1)
+    (split,) = group_values(numbers(110, 100), tolerance=0.1)
     assert {text: len(whose) for text, whose in split.holders.items()} == {"100": 2}
 
 
@@ -364,12 +368,12 @@ def test_a_node_that_is_to_have_no_cards_is_not_compared_in_what_is_about_cards(
     nodes = {"head": cluster("cpu-debian", 1, level=2)["node01"], **cluster("a2-b3-host-roll", 3, level=2)}
 
     def bad(**options: Any) -> set[str]:
-        return {each.check for each in agreement(nodes, **options) if each.status is Status.FAIL}
+        return {each.check for each in check_consistency(nodes, **options) if each.status is Status.FAIL}
 
     of_cards = {"agree.cards", "agree.driver", "agree.cann"}
     assert of_cards <= bad()
     assert not of_cards & bad(cardless={"head"})
     assert bad() - bad(cardless={"head"}) == of_cards
-    alone = agreement({name: nodes[name] for name in ("head", "node01")}, cardless={"head"})
+    alone = check_consistency({name: nodes[name] for name in ("head", "node01")}, cardless={"head"})
     told = {each.check: each for each in alone}
     assert (told["agree.driver"].status, told["agree.driver"].says.key) == (Status.SKIP, "agree.skip-one-carded")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.cluster.consistency import agreement
+from npuenv.cluster.consistency import check_consistency
 from npuenv.core.finding import Status
 from npuenv.facts.machine.processes import Process
 from npuenv.facts.network.ports import Listener
@@ -42,7 +42,9 @@ def runs(name: str) -> Change:
     ],
 )
 def test_a_stranger_on_the_ports_of_rays_head_is_told(change: Change, status: Status, key: str) -> None:
-    (found,) = (each for each in agreement(changed(3, {1: change}), head=HEAD) if each.check == "agree.ray-head")
+    (found,) = (
+        each for each in check_consistency(changed(3, {1: change}), head=HEAD) if each.check == "agree.ray-head"
+    )
     assert (found.status, found.says.key) == (status, f"agree.ray-head-{key}")
     assert found.says.args["node"] == HEAD
     assert (found.fix is not None) == (status is not Status.OK)
@@ -50,19 +52,19 @@ def test_a_stranger_on_the_ports_of_rays_head_is_told(change: Change, status: St
 
 def test_ports_that_cannot_be_listed_are_unknown() -> None:
     nodes = changed(3, {1: lost("listeners")})
-    (found,) = (each for each in agreement(nodes, head=HEAD) if each.check == "agree.ray-head")
+    (found,) = (each for each in check_consistency(nodes, head=HEAD) if each.check == "agree.ray-head")
     assert found.status is Status.UNKNOWN
 
 
 def test_only_the_head_is_asked_for_its_ports_and_only_where_it_answered() -> None:
     nodes = changed(3, {1: listens(6379, "redis-server")})
-    found = {each.check: each.status for each in agreement(nodes, head=OTHER)}
+    found = {each.check: each.status for each in check_consistency(nodes, head=OTHER)}
     assert found["agree.ray-head"] is Status.OK
-    assert "agree.ray-head" not in {each.check for each in agreement(nodes, head="node09")}
-    assert "agree.ray-head" not in {each.check for each in agreement(nodes)}
+    assert "agree.ray-head" not in {each.check for each in check_consistency(nodes, head="node09")}
+    assert "agree.ray-head" not in {each.check for each in check_consistency(nodes)}
 
 
 def test_a_container_does_not_see_the_ray_of_its_host() -> None:
     nodes = changed(3, {1: both(both(listens(6379, ""), runs("python")), put(container="docker"))})
-    (found,) = (each for each in agreement(nodes, head=HEAD) if each.check == "agree.ray-head")
+    (found,) = (each for each in check_consistency(nodes, head=HEAD) if each.check == "agree.ray-head")
     assert found.status is Status.OK

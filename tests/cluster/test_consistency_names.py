@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.cluster.consistency.identity import Met, looked_up
+from npuenv.cluster.consistency.values import NodeIdentity, names_to_resolve
 from npuenv.core.finding import Status
 from npuenv.core.messages import say
 from tests.cluster.uniform import cluster
@@ -24,10 +24,10 @@ def hosts() -> dict[str, Facts]:
     return dict.fromkeys(NODES, one)
 
 
-def seeing(**sees: dict[str, tuple[str, ...]]) -> dict[str, Met]:
+def seeing(**resolved: dict[str, tuple[str, ...]]) -> dict[str, NodeIdentity]:
     """Sixteen nodes that find each other's names, but for what these ones see."""
     usual = met(*NODES)
-    return {**usual, **{name: differing(usual[name], sees=seen) for name, seen in sees.items()}}
+    return {**usual, **{name: differing(usual[name], resolved=seen) for name, seen in resolved.items()}}
 
 
 def own(name: str) -> dict[str, tuple[str, ...]]:
@@ -63,7 +63,7 @@ def test_nodes_that_saw_nothing_at_all_could_not_be_asked_and_no_name_server_is_
 
 
 def test_one_name_without_an_answer_is_named_with_who_asked() -> None:
-    seen = {name: found for name, found in met(*NODES)["node05"].sees.items() if name != "node07"}
+    seen = {name: found for name, found in met(*NODES)["node05"].resolved.items() if name != "node07"}
     assert told("names", hosts(), seeing(node05=seen)) == (
         "unknown",
         words("names-unsaid", who="node05", names="node07"),
@@ -72,7 +72,9 @@ def test_one_name_without_an_answer_is_named_with_who_asked() -> None:
 
 @pytest.mark.parametrize("finds_itself", [True, False])
 def test_a_name_that_no_other_node_finds_is_named(finds_itself: bool) -> None:
-    lost = {name: {**met(*NODES)[name].sees, "node07": ()} for name in NODES if name != "node07" or not finds_itself}
+    lost = {
+        name: {**met(*NODES)[name].resolved, "node07": ()} for name in NODES if name != "node07" or not finds_itself
+    }
     assert told("names", hosts(), seeing(**lost)) == (
         "warn",
         words("names-astray", views=words("view-none", nodes="node[01-06,08-16]", name="node07")),
@@ -88,8 +90,8 @@ def test_names_that_one_node_does_not_find_are_told_together() -> None:
 
 
 def test_a_fault_is_told_although_another_name_had_no_answer() -> None:
-    sees = met(*NODES)["node03"].sees
-    mixed = {"node03": {**sees, "node01": ("10.99.0.1",)}, "node04": own("node04")}
+    resolved = met(*NODES)["node03"].resolved
+    mixed = {"node03": {**resolved, "node01": ("10.99.0.1",)}, "node04": own("node04")}
     status, says = told("names", hosts(), seeing(**mixed))
     assert status == "warn"
     view = words("view", nodes="node03", name="node01", found="10.99.0.1")
@@ -105,4 +107,4 @@ def test_a_cluster_that_goes_by_addresses_alone_is_no_alarm_and_not_called_alike
 
 def test_of_very_many_names_those_that_are_not_looked_up_are_not_missed() -> None:
     names = [f"n{number}" for number in range(300)]
-    assert looked_up([*names, "", "n0"]) == tuple(names[:256])
+    assert names_to_resolve([*names, "", "n0"]) == tuple(names[:256])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from npuenv.cluster.consistency import agreement
+from npuenv.cluster.consistency import check_consistency
 from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import say
 from npuenv.core.toml_input import load_file
@@ -33,7 +33,7 @@ def found(fault: dict[str, Any]) -> dict[str, Finding]:
     faults = {int(number): edits for number, edits in fault["on"].items()}
     options = {"level": fault.get("level", 2), "tls": fault.get("tls", "off")}
     nodes = planted(fault.get("machine", USUAL), fault.get("nodes", 4), faults, **options)
-    return {finding.check: finding for finding in agreement(nodes)}
+    return {finding.check: finding for finding in check_consistency(nodes)}
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=[fault["id"] for fault in FAULTS])
@@ -59,7 +59,7 @@ def test_a_planted_fault_is_named_and_nothing_else_is(fault: dict[str, Any]) -> 
     ],
 )
 def test_a_uniform_cluster_gives_no_alarm(count: int, level: int, tls: str) -> None:
-    findings = agreement(cluster(USUAL, count, level=level, tls=tls))
+    findings = check_consistency(cluster(USUAL, count, level=level, tls=tls))
     assert [finding for finding in findings if finding.status in (*BAD, Status.UNKNOWN)] == []
     switch = next(finding for finding in findings if finding.check == "agree.tls")
     assert say(switch.says) == same(words(f"word-tls-{tls}"), 8 * count)
@@ -70,7 +70,7 @@ def test_a_uniform_cluster_gives_no_alarm(count: int, level: int, tls: str) -> N
 )
 def test_every_kind_of_machine_gives_no_alarm_when_two_are_alike(machine: str) -> None:
     level = 2 if machine in ("a3-host-kylin-roll", "950-x3-host-x86", "310p-vnpu-pod") else 1
-    findings = agreement(cluster(machine, 2, level=level))
+    findings = check_consistency(cluster(machine, 2, level=level))
     assert [(finding.check, say(finding.says)) for finding in findings if finding.status in BAD] == []
 
 
@@ -84,6 +84,6 @@ def test_other_names_for_the_interface_are_no_fault_where_all_meet_in_one_networ
     edits = [renamed, {"copy": "/sys/class/net/enp189s0f0", "to": "/sys/class/net/eth0", "replace": "@", "by": "@"}]
     settings = ({"set": name, "value": "eth0"} for name in ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"))
     nodes = planted(USUAL, 3, {2: [*edits, {"remove": "/sys/class/net/enp189s0f0"}, *settings]})
-    finding = next(item for item in agreement(nodes) if item.check == "agree.hccl-interface")
+    finding = next(item for item in check_consistency(nodes) if item.check == "agree.hccl-interface")
     assert finding.status is Status.OK
     assert "node02: eth0" in say(finding.says)

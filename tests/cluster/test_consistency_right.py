@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.cluster.consistency.rules import aspects
+from npuenv.cluster.consistency import rules
 from npuenv.core.fact import known
 from npuenv.core.finding import Status
 from npuenv.report.cluster import render
@@ -41,13 +41,13 @@ def test_clocks_that_follow_nothing_anywhere_are_told_and_not_called_well() -> N
 
 def shown(nodes: Any, status: Status) -> str:
     """The names of the findings with a status, as the report says them."""
-    from npuenv.cluster.consistency import agreement
-    from npuenv.cluster.summary import Judged, Verdict
-    from npuenv.cluster.types import Node
+    from npuenv.cluster.consistency import check_consistency
+    from npuenv.cluster.inventory import Node
+    from npuenv.cluster.summary import ClusterReport, NodeReport
 
-    kept = tuple(item for item in agreement(nodes) if item.status is status and item.check != "agree.machines")
-    judged = tuple(Judged(Node(name, name)) for name in nodes)
-    return render(Verdict(judged, kept), Page(is_terminal=False, width=4000), Manner(is_verbose=True))
+    kept = tuple(item for item in check_consistency(nodes) if item.status is status and item.check != "agree.machines")
+    judged = tuple(NodeReport(Node(name, name)) for name in nodes)
+    return render(ClusterReport(judged, kept), Page(is_terminal=False, width=4000), Manner(is_verbose=True))
 
 
 @pytest.mark.parametrize(
@@ -87,12 +87,14 @@ def test_no_card_with_an_address_is_not_a_thing_to_agree_on() -> None:
 def test_every_right_value_is_one_that_a_uniform_cluster_has() -> None:
     """A misspelt one would be wrong on every cluster."""
     kinds = {"vnics": "a3-host-kylin-roll"}
-    rows = [aspect for aspect in aspects() if aspect.wanted]
+    rows = [aspect for aspect in rules() if aspect.expected]
     assert {row.id for row in rows} == {"clock-kept", "watch", "vnics", "modules", "card-addressed", "card-gatewayed"}
     for row in rows:
         nodes = cluster(kinds.get(row.id, USUAL), 2)
         assert find(row.id, nodes).status is Status.OK, row.id
-        assert {value.text for facts in nodes.values() for value in row.read(facts).values.values()} <= set(row.wanted)
+        assert {value.text for facts in nodes.values() for value in row.read(facts).values.values()} <= set(
+            row.expected
+        )
 
 
 @pytest.mark.parametrize(

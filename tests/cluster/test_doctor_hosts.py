@@ -19,9 +19,10 @@ import pytest
 import npuenv.report
 from npuenv.checks import Finding, Status
 from npuenv.cli import main
-from npuenv.cluster import parallel_ssh as fanout
-from npuenv.cluster.summary import Judged, Verdict
-from npuenv.cluster.types import Node, Trouble
+from npuenv.cluster import parallel_ssh
+from npuenv.cluster.inventory import Node
+from npuenv.cluster.ssh import NodeFailure
+from npuenv.cluster.summary import ClusterReport, NodeReport
 from npuenv.core.messages import Message, say
 from npuenv.report.cluster import render, says_of
 from npuenv.report.terminal import Manner, Page
@@ -92,7 +93,7 @@ def test_of_many_nodes_with_every_trouble_planted_each_is_named(
 ) -> None:
     kinds = {f"node{apart * at + 2:02}": kind for at, kind in enumerate(SILENT)}
     nodes = Nodes(tmp_path, monkeypatch, count, kinds, machine="cpu-debian")
-    monkeypatch.setattr(fanout, "time", Impatient(nodes, [name for name in kinds if kinds[name] == "hangs"]))
+    monkeypatch.setattr(parallel_ssh, "time", Impatient(nodes, [name for name in kinds if kinds[name] == "hangs"]))
     code, document = ask(nodes, capsys, "--for", "cpu", "--limit", "90")
     jsonschema.validate(document, json.loads(SCHEMA.read_text(encoding="utf-8")))
     assert troubles(document) == {name: SILENT[kind][0] for name, kind in kinds.items()}
@@ -132,19 +133,20 @@ def silent(names: str, count: int, says: str) -> str:
 
 def test_nodes_that_are_silent_alike_are_told_with_all_their_addresses() -> None:
     judged = [
-        Judged(Node(f"node{n}", f"10.0.0.{n}", port=2222), trouble=Trouble.CHANGED_KEY, line="?") for n in range(1, 4)
+        NodeReport(Node(f"node{n}", f"10.0.0.{n}", port=2222), failure=NodeFailure.CHANGED_KEY, line="?")
+        for n in range(1, 4)
     ]
-    unknown = [replace(each, trouble=Trouble.NOT_FOUND) for each in judged]
+    unknown = [replace(each, failure=NodeFailure.NOT_FOUND) for each in judged]
     nowhere = sentence("cluster.trouble-not-found", address="10.0.0.[1-3]")
     assert say(says_of(unknown)[1]) == silent("node[1-3]", 3, nowhere)
     page = Page(is_terminal=False)
-    said = render(Verdict(tuple(judged), why_no_agreement=Message("cluster.one-node")), page, Manner())
+    said = render(ClusterReport(tuple(judged), why_no_agreement=Message("cluster.one-node")), page, Manner())
     assert "`ssh-keygen -R '[10.0.0.1]:2222'`" in said
 
 
 def test_what_could_not_be_told_between_nodes_is_counted_and_shown_when_quiet() -> None:
     unknown = Finding("agree.names", Status.UNKNOWN, Message("agree.blind", {"who": "node2"}), (), "npuenv", None)
-    verdict = Verdict((Judged(Node("node1", "node1")), Judged(Node("node2", "node2"))), (unknown,))
+    verdict = ClusterReport((NodeReport(Node("node1", "node1")), NodeReport(Node("node2", "node2"))), (unknown,))
     said = render(verdict, Page(is_terminal=False), Manner(is_quiet=True))
     assert says(said, "agree.blind", who="node2")
     assert says(said, "cluster.summary", apart=0, warn=0, unknown=1)
@@ -193,8 +195,12 @@ def test_nodes_with_an_old_python_take_part_in_what_is_between_them(
 
 
 def test_a_configuration_that_keeps_no_keys_is_said_to_be_the_reason() -> None:
-    silent = Judged(Node("node1", "node1"), trouble=Trouble.NO_KEYS, line="No ED25519 host key is known for node1")
-    said = render(Verdict((silent,), why_no_agreement=Message("cluster.one-node")), Page(is_terminal=False), Manner())
+    silent = NodeReport(
+        Node("node1", "node1"), failure=NodeFailure.NO_KEYS, line="No ED25519 host key is known for node1"
+    )
+    said = render(
+        ClusterReport((silent,), why_no_agreement=Message("cluster.one-node")), Page(is_terminal=False), Manner()
+    )
     assert "UserKnownHostsFile /dev/null" in said and "--ssh-config FILE" in said
     assert silent.code == 3
 

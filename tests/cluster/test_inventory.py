@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.cluster.inventory import MOST_NODES, parse, read
+from npuenv.cluster.inventory import MOST_NODES, NO_JUMP, Node, parse, read
 from npuenv.cluster.nodeset import fold
 from npuenv.cluster.ssh import argv_for
-from npuenv.cluster.types import NO_JUMP, Node
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message, say
 

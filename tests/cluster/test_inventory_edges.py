@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.cluster.inventory import MOST_NODES, parse, read
+from npuenv.cluster.inventory import MOST_NODES, Node, parse, read
 from npuenv.cluster.nodeset import fold
-from npuenv.cluster.types import Node
 from tests.cluster.test_inventory import names, refusal
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ import pytest
 
 from npuenv.cli import cluster_mesh, main
 from npuenv.cli.cluster_mesh import MeshOptions
-from npuenv.cluster.mesh.state import load, save
-from npuenv.cluster.mesh.types import Device, Outcome, Results
+from npuenv.cluster.mesh import Device, Outcome, Results, load_results, save_results
 from tests.cluster.mesh_world import Direct, World
 from tests.support.own_signals import as_from_a_terminal, interruptible
 from tests.support.sentences import part, says, sentence
@@ -49,7 +48,7 @@ def make_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.fixture
 def direct(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither ssh nor a program on the nodes: what they say is the same."""
-    monkeypatch.setattr("npuenv.cluster.mesh.running.OverSsh", Direct)
+    monkeypatch.setattr("npuenv.cluster.mesh.running.SshRunner", Direct)
 
 
 def mesh(world: World, *words: str) -> int:
@@ -311,7 +310,7 @@ def test_ctrl_c_leaves_a_state_from_which_no_ping_is_made_twice(
     assert command, err
     again = command[1].split()
     assert again[-2] == "--resume"
-    kept, _ = load(Path(again[-1]))
+    kept, _ = load_results(Path(again[-1]))
     done = {(kept.devices[s].ip, kept.devices[t].ip) for s, t in kept.pairs(Outcome.OK, Outcome.FAILED)}
     assert 6 <= len(done) < 20
     settle(world)
@@ -382,7 +381,7 @@ def test_a_run_goes_on_when_a_card_has_died_meanwhile(make_world: Any, capsys: p
     results = Results.empty(devices)
     for pair in ((0, 1), (1, 0), (3, 0), (3, 1), (3, 2)):
         results.note(pair, Outcome.OK)
-    save(state, results, "full")
+    save_results(state, results, "full")
     world.kill_card("node02:1")
     world.addresses.pop("node02:1")
     world.plant()
@@ -400,7 +399,7 @@ def test_the_state_of_other_devices_is_refused(make_world: Any, capsys: pytest.C
     world = make_world(1, 1)
     state = world.folder / "state.json"
     devices = (Device("node01", 0, "10.0.0.1", "255.0.0.0"), Device("node02", 0, "10.9.0.9", "255.0.0.0"))
-    save(state, Results.empty(devices), "full")
+    save_results(state, Results.empty(devices), "full")
     world.plant()
     assert mesh(world, "--resume", str(state)) == 2
     kept = {"name": "node02 card 0", "kept": "10.9.0.9", "now": "10.1.0.1"}

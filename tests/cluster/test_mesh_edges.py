@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.cluster.mesh import state
-from npuenv.cluster.mesh.asking import Heard
-from npuenv.cluster.mesh.localize import Kind, Suspect, reduce
-from npuenv.cluster.mesh.planning import full
-from npuenv.cluster.mesh.running import Line, OverSsh, Run, _start_s, outcome_of, survey
-from npuenv.cluster.mesh.types import Outcome, Results
-from npuenv.cluster.types import Node
+from npuenv.cluster import mesh
+from npuenv.cluster.inventory import Node
+from npuenv.cluster.localize import Hypothesis, Kind, localize_faults
+from npuenv.cluster.mesh import Outcome, Results
+from npuenv.cluster.mesh.planning import NodeOutput, full
+from npuenv.cluster.mesh.running import Line, Run, SshRunner, _start_s, ping_outcome, survey
+from npuenv.cluster.transport import Transport
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.host.base import Ran
@@ -34,24 +34,24 @@ class NowAndThen:
         self.node, self.turns = node, 0
 
     def __call__(
-        self, questions: Mapping[str, Line], *, limit_s: float, tell: Callable[[str, Line], object] | None = None
-    ) -> Iterator[tuple[str, Heard]]:
-        assert tell
+        self, questions: Mapping[str, Line], *, limit_s: float, on_line: Callable[[str, Line], object] | None = None
+    ) -> Iterator[tuple[str, NodeOutput]]:
+        assert on_line
         self.turns += 1
         for node, question in questions.items():
             if node == self.node and self.turns % 2:
-                yield node, Heard((), Message("mesh.why-nothing"))
+                yield node, NodeOutput((), Message("mesh.why-nothing"))
                 continue
             for number, (_, _, ip) in enumerate(question["jobs"][:2]):
                 out = GOOD.replace("10.0.0.21", ip)
-                tell(node, {"job": number, "code": 0, "out": out, "err": "", "late": False, "s": 0.5})
-            yield node, Heard(({"end": True},))
+                on_line(node, {"job": number, "code": 0, "out": out, "err": "", "late": False, "s": 0.5})
+            yield node, NodeOutput(({"end": True},))
 
 
 def test_a_node_that_comes_to_nothing_now_and_then_is_not_left_out() -> None:
     plan, nodes = full(cluster([3, 3])), NowAndThen("node001")
     run = Run(plan, Results.empty(plan.devices), nodes)
-    list(run.go_on())
+    list(run.run_remaining())
     assert run.lost == {}
     assert nodes.turns > 4
     assert run.results.counts(all_pings(plan))[Outcome.OK] == 30
@@ -64,14 +64,14 @@ class Lines:
         self.lines, self.limit_s = lines, 0.0
 
     def __call__(
-        self, questions: Mapping[str, Line], *, limit_s: float, tell: Callable[[str, Line], object] | None = None
-    ) -> Iterator[tuple[str, Heard]]:
+        self, questions: Mapping[str, Line], *, limit_s: float, on_line: Callable[[str, Line], object] | None = None
+    ) -> Iterator[tuple[str, NodeOutput]]:
         self.limit_s = limit_s
         for node in questions:
             for line in self.lines:
-                if tell:
-                    tell(node, line)
-            yield node, Heard(self.lines)
+                if on_line:
+                    on_line(node, line)
+            yield node, NodeOutput(self.lines)
 
 
 @pytest.mark.parametrize("number", [-1, 10**6, "0", None])
@@ -90,7 +90,7 @@ def test_after_it_was_measured_pings_go_out_for_half_a_minute_at_a_time() -> Non
     assert run.measure() == 0.5
     assert len(run.plan.rounds) == 28
     # 24 rounds are left, and 48 of 0.625 s fit.
-    assert list(run.go_on()) == [0]
+    assert list(run.run_remaining()) == [0]
 
 
 @pytest.mark.parametrize(
@@ -116,25 +116,27 @@ def test_what_a_login_shell_says_is_no_line_of_the_program(tmp_path: Path) -> No
     texts = ("Welcome", "2026", "[1]", "{}", '{"job": 0}', '{"cut', '{"end": true}')
     way = client(tmp_path, "".join(f"echo '{text}'; " for text in texts))
     heard: list[Line] = []
-    runner = OverSsh({"a": Node("a", "a")}, client=way)
-    found = dict(runner({"a": {}}, limit_s=60, tell=lambda _, line: heard.append(line)))
-    assert found["a"] == Heard(({"job": 0}, {"end": True}))
+    runner = SshRunner({"a": Node("a", "a")}, Transport(client=way))
+    found = dict(runner({"a": {}}, limit_s=60, on_line=lambda _, line: heard.append(line)))
+    assert found["a"] == NodeOutput(({"job": 0}, {"end": True}))
     assert heard == [{"job": 0}, {"end": True}]
 
 
 def test_a_program_that_ends_too_early_is_told_by_its_last_words(tmp_path: Path) -> None:
-    runner = OverSsh({"a": Node("a", "a")}, client=client(tmp_path, "echo one >&2; echo two >&2; exit 3"))
+    runner = SshRunner({"a": Node("a", "a")}, Transport(client=client(tmp_path, "echo one >&2; echo two >&2; exit 3")))
     found = dict(runner({"a": {}}, limit_s=60))
-    assert found["a"] == Heard((), Message("mesh.why-died", {"code": 3, "line": "two"}))
-    refused = OverSsh({"a": Node("a", "a")}, client=client(tmp_path, 'echo \'{"refused": "no-tool"}\'; exit 3'))
+    assert found["a"] == NodeOutput((), Message("mesh.why-died", {"code": 3, "line": "two"}))
+    refused = SshRunner(
+        {"a": Node("a", "a")}, Transport(client=client(tmp_path, 'echo \'{"refused": "no-tool"}\'; exit 3'))
+    )
     assert dict(refused({"a": {}}, limit_s=60))["a"].why == Message("mesh.why-no-tool")
 
 
 def test_a_card_that_does_not_answer_is_untried_and_one_that_was_ended_is_unknown() -> None:
     text = "Get device health status failed!\n"
     ended = Ran(("hccn_tool",), None, "", text, timed_out=True)
-    assert outcome_of(replace(ended, code=3, timed_out=False), "10.0.0.21")[0] is Outcome.UNTRIED
-    assert outcome_of(ended, "10.0.0.21")[0] is Outcome.SILENT
+    assert ping_outcome(replace(ended, code=3, timed_out=False), "10.0.0.21")[0] is Outcome.UNTRIED
+    assert ping_outcome(ended, "10.0.0.21")[0] is Outcome.SILENT
 
 
 # Culprits.
@@ -144,24 +146,24 @@ def test_of_two_culprits_the_one_that_explains_more_comes_first() -> None:
     devices = cluster([4] * 3)
     pairs = all_pings(full(devices))
     broken = [pair for pair in pairs if {*pair} == {0, 5} or 9 in pair]
-    found = reduce(devices, broken, [pair for pair in pairs if pair not in broken])
-    assert [each.suspect for each in found] == [Suspect(Kind.CARD, (9,)), Suspect(Kind.PAIR, (0, 5))]
+    found = localize_faults(devices, broken, [pair for pair in pairs if pair not in broken])
+    assert [each.hypothesis for each in found] == [Hypothesis(Kind.CARD, (9,)), Hypothesis(Kind.PAIR, (0, 5))]
     assert [len(each.explains) for each in found] == [22, 2]
 
 
 def test_two_pings_of_one_pair_accuse_the_pair_where_little_was_tried() -> None:
-    (culprit,) = reduce(cluster([2, 2, 1]), [(2, 1), (1, 2)], [(3, 4)])
-    assert culprit.suspect == Suspect(Kind.PAIR, (1, 2))
-    assert {Suspect(Kind.CARD, (1,)), Suspect(Kind.CARD, (2,))} < set(culprit.alternatives)
+    (culprit,) = localize_faults(cluster([2, 2, 1]), [(2, 1), (1, 2)], [(3, 4)])
+    assert culprit.hypothesis == Hypothesis(Kind.PAIR, (1, 2))
+    assert {Hypothesis(Kind.CARD, (1,)), Hypothesis(Kind.CARD, (2,))} < set(culprit.alternatives)
 
 
 def test_a_pair_that_breaks_all_that_a_card_alone_explains_could_stand_in_its_place() -> None:
     failing, working = [(2, 3), (0, 1), (1, 0), (2, 0)], [(3, 2), (1, 3)]
-    card, sends = reduce(cluster([2, 1, 1]), failing, working)
-    assert (card.suspect, card.explains) == (Suspect(Kind.CARD, (0,)), ((0, 1), (1, 0), (2, 0)))
-    assert (sends.suspect, sends.explains) == (Suspect(Kind.SENDS, (2,)), ((2, 0), (2, 3)))
+    card, sends = localize_faults(cluster([2, 1, 1]), failing, working)
+    assert (card.hypothesis, card.explains) == (Hypothesis(Kind.CARD, (0,)), ((0, 1), (1, 0), (2, 0)))
+    assert (sends.hypothesis, sends.explains) == (Hypothesis(Kind.SENDS, (2,)), ((2, 0), (2, 3)))
     # Of what was tried, all to the node of the card failed.
-    assert card.alternatives == (Suspect(Kind.PAIR, (0, 1)), Suspect(Kind.NODE_RECEIVES, ("node000",)))
+    assert card.alternatives == (Hypothesis(Kind.PAIR, (0, 1)), Hypothesis(Kind.NODE_RECEIVES, ("node000",)))
 
 
 # The file.
@@ -172,14 +174,14 @@ def test_why_a_ping_could_not_be_tried_is_not_kept(tmp_path: Path) -> None:
     results = Results.empty(devices)
     results.note((0, 2), Outcome.UNTRIED, "hccn_tool is busy")
     results.note((2, 0), Outcome.LOSSY, "one of three")
-    state.save(tmp_path / "state", results, "sampled")
-    found, mode = state.load(tmp_path / "state")
+    mesh.save_results(tmp_path / "state", results, "sampled")
+    found, mode = mesh.load_results(tmp_path / "state")
     assert (found.notes, found.of((0, 2)), mode) == ({(2, 0): "one of three"}, Outcome.PENDING, "sampled")
 
 
 def refused(path: Path) -> str:
     with pytest.raises(BadInput) as caught:
-        state.load(path)
+        mesh.load_results(path)
     return caught.value.message.key
 
 
@@ -193,9 +195,9 @@ def test_a_file_that_bars_a_pair_which_can_reach_each_other_is_refused(tmp_path:
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, _ = kept(tmp_path)
-    monkeypatch.setattr(state, "_MOST_BYTES", path.stat().st_size)
-    state.load(path)
-    monkeypatch.setattr(state, "_MOST_BYTES", path.stat().st_size - 1)
+    monkeypatch.setattr(mesh, "_MOST_BYTES", path.stat().st_size)
+    mesh.load_results(path)
+    monkeypatch.setattr(mesh, "_MOST_BYTES", path.stat().st_size - 1)
     assert refused(path) == "mesh.bad-state"
 
 
@@ -204,5 +206,5 @@ def test_another_address_is_refused(tmp_path: Path) -> None:
     moved = [*devices[:2], replace(devices[2], ip="10.9.9.9")]
     for nodes in (["node000", "node001"], ["node000"]):
         with pytest.raises(BadInput) as caught:
-            state.require_same(devices, moved, nodes, path)
+            mesh.require_same_devices(devices, moved, nodes, path)
         assert caught.value.message.key == "mesh.other-devices"

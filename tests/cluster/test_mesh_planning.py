@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuenv.cluster.mesh.localize import Kind, Suspect, reduce
+from npuenv.cluster.localize import Hypothesis, Kind, localize_faults
+from npuenv.cluster.mesh import Device, Plan
 from npuenv.cluster.mesh.planning import full, sampled
-from npuenv.cluster.mesh.types import Device, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,12 +107,12 @@ def test_a_sample_asks_no_pair_twice_and_gives_no_device_more_than_four_pings(sh
         assert set(times) == set(range(len(devices))) and min(times.values()) >= 2
 
 
-def culprits_of_a_dead_device(plan: Plan, dead: int) -> tuple[list[Suspect], list[Suspect]]:
+def culprits_of_a_dead_device(plan: Plan, dead: int) -> tuple[list[Hypothesis], list[Hypothesis]]:
     """What is named where all pings of one device fail, and what cannot be told from it."""
     pairs = all_pings(plan)
     failed = [pair for pair in pairs if dead in pair]
-    found = reduce(plan.devices, failed, [pair for pair in pairs if dead not in pair])
-    return [each.suspect for each in found], [other for each in found for other in each.alternatives]
+    found = localize_faults(plan.devices, failed, [pair for pair in pairs if dead not in pair])
+    return [each.hypothesis for each in found], [other for each in found for other in each.alternatives]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_sample_of_512_devices_names_a_dead_one_of_each_card_number() -> None:
 
 def require_each_is_named(plan: Plan, every: int = 1) -> None:
     for dead in range(0, len(plan.devices), every):
-        assert culprits_of_a_dead_device(plan, dead) == ([Suspect(Kind.CARD, (dead,))], [])
+        assert culprits_of_a_dead_device(plan, dead) == ([Hypothesis(Kind.CARD, (dead,))], [])
 
 
 @settings(max_examples=30, deadline=None)
@@ -147,7 +147,7 @@ def test_a_sample_of_any_shape_names_each_single_dead_device(shape: list[int], i
     plan = sampled(devices)
     for dead, device in enumerate(devices):
         named, others = culprits_of_a_dead_device(plan, dead)
-        assert named == [Suspect(Kind.CARD, (dead,))]
+        assert named == [Hypothesis(Kind.CARD, (dead,))]
         # The only card of one of two nodes is, as far as anybody can see, the way between these nodes; and the only
         # card of one of two numbers is the way between these.
         allowed: set[Kind] = set()
@@ -166,8 +166,8 @@ def test_a_sample_of_a3_cards_loses_no_ping_to_chips_that_do_not_reach_each_othe
 
 def test_of_two_devices_nobody_can_say_which_one_is_dead() -> None:
     named, others = culprits_of_a_dead_device(sampled(cluster([1, 1])), 0)
-    assert named == [Suspect(Kind.PAIR, (0, 1))]
-    assert Suspect(Kind.CARD, (0,)) in others and Suspect(Kind.CARD, (1,)) in others
+    assert named == [Hypothesis(Kind.PAIR, (0, 1))]
+    assert Hypothesis(Kind.CARD, (0,)) in others and Hypothesis(Kind.CARD, (1,)) in others
 
 
 @pytest.mark.parametrize("shape", [[], [1]])

@@ -12,30 +12,29 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import npuenv.report
-from npuenv.cluster.mesh.asking import Missing
-from npuenv.cluster.mesh.document import Finished, document
-from npuenv.cluster.mesh.planning import full, sampled
-from npuenv.cluster.mesh.types import Outcome, Results
+from npuenv.cluster.mesh import Outcome, Results
+from npuenv.cluster.mesh.document import MeshResult, document
+from npuenv.cluster.mesh.planning import MissingDevice, full, sampled
 from npuenv.core.messages import LANGUAGES, Message
 from npuenv.report.mesh import brief, lines, render_html
-from tests.cluster.test_mesh_culprits import FAULTS
+from tests.cluster.test_localize import FAULTS, hypotheses_of
 from tests.cluster.test_mesh_planning import all_pings, cluster
 from tests.support.sentences import says, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from npuenv.cluster.mesh.types import Pair, Plan
+    from npuenv.cluster.mesh import Pair, Plan
 
 SCHEMA = Path(npuenv.report.__file__).parent / "schemas" / "mesh-1.schema.json"
 
 
-def finished(plan: Plan, outcomes: Callable[[Pair], Outcome], **more: Any) -> Finished:
+def finished(plan: Plan, outcomes: Callable[[Pair], Outcome], **more: Any) -> MeshResult:
     results = Results.empty(plan.devices)
     for pair in all_pings(plan):
         outcome = outcomes(pair)
         results.note(pair, outcome, "" if outcome is Outcome.OK else f"line of {pair}", seconds=0.1)
-    return Finished(plan, results, **more)
+    return MeshResult(plan, results, **more)
 
 
 def made(outcomes: Mapping[Pair, Outcome], shape: list[int], **more: Any) -> dict[str, Any]:
@@ -61,11 +60,11 @@ def test_every_kind_of_culprit_is_said_in_both_languages_and_fits_the_schema(nam
     assert len(pictures) > 1 and {ElementTree.fromstring(svg).tag for svg in pictures} == {"svg"}
 
 
-def sizes(plan: Plan, is_broken: Callable[[Pair], bool], suspect: Any) -> int:
-    from npuenv.cluster.mesh.localize import Crowd
+def sizes(plan: Plan, is_broken: Callable[[Pair], bool], hypothesis: Any) -> int:
+    from npuenv.cluster.localize import Topology
 
-    crowd = Crowd(plan.devices, [pair for pair in all_pings(plan) if not is_broken(pair)])
-    return sum(is_broken(pair) and suspect in crowd.suspects(pair) for pair in all_pings(plan))
+    topology = Topology(plan.devices, [pair for pair in all_pings(plan) if not is_broken(pair)])
+    return sum(is_broken(pair) and hypothesis in hypotheses_of(topology, pair) for pair in all_pings(plan))
 
 
 def test_a_tie_is_said_as_one() -> None:
@@ -161,7 +160,7 @@ def test_nodes_that_fall_apart_are_named_as_groups() -> None:
 
 @pytest.mark.parametrize(("is_fault", "code"), [(True, 1), (False, 3)])
 def test_what_is_missing_is_never_fine(is_fault: bool, code: int) -> None:
-    missing = (Missing("node9", 3, Message("mesh.why-no-address"), is_fault=is_fault),)
+    missing = (MissingDevice("node9", 3, Message("mesh.why-no-address"), is_fault=is_fault),)
     found = made({}, [1, 1], missing=missing)
     assert found["exit"] == code
     fault = sentence("mesh.fault", name="node9 card 3", why=sentence("mesh.why-no-address"))
@@ -180,7 +179,7 @@ def test_a_sample_says_what_it_leaves_open_and_more_where_it_is_not_whole() -> N
     gap = document(finished(plan, lambda pair: Outcome.UNTRIED if pair == first else Outcome.OK), "en")
     unsure = sentence("mesh.limit-sampled-unsure")
     assert gap["exit"] == 3 and unsure == gap["limits"][0]
-    missing = (Missing("node9", None, Message("mesh.why-nothing")),)
+    missing = (MissingDevice("node9", None, Message("mesh.why-nothing")),)
     assert unsure == document(finished(plan, lambda pair: Outcome.OK, missing=missing), "en")["limits"][0]
 
 

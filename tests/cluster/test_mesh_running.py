@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.cluster.mesh import state
-from npuenv.cluster.mesh.asking import Heard, Missing, Surveyed, devices_of, gone
-from npuenv.cluster.mesh.localize import Kind, reduce
-from npuenv.cluster.mesh.planning import full
-from npuenv.cluster.mesh.running import Line, Run, outcome_of, survey
-from npuenv.cluster.mesh.types import Device, Outcome, Results
-from npuenv.cluster.types import Node
+from npuenv.cluster import mesh
+from npuenv.cluster.inventory import Node
+from npuenv.cluster.localize import Kind, localize_faults
+from npuenv.cluster.mesh import Device, Outcome, Results
+from npuenv.cluster.mesh.planning import MissingDevice, NodeOutput, Survey, find_devices, full, vanished_devices
+from npuenv.cluster.mesh.running import Line, Run, ping_outcome, survey
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.host.base import Ran
@@ -56,13 +55,13 @@ def test_the_text_of_a_ping_decides_and_never_its_exit_code(
     code: int, out: str, err: str, outcome: Outcome, line: str | None
 ) -> None:
     line = out.strip() if line is None else line
-    assert outcome_of(Ran(("hccn_tool",), code, out, err), "10.0.0.21") == (outcome, line)
+    assert ping_outcome(Ran(("hccn_tool",), code, out, err), "10.0.0.21") == (outcome, line)
 
 
 def test_a_ping_that_was_ended_is_unknown_unless_it_said_that_nothing_came_back() -> None:
-    assert outcome_of(Ran(("hccn_tool",), None, "", "", timed_out=True), "10.0.0.21")[0] is Outcome.SILENT
+    assert ping_outcome(Ran(("hccn_tool",), None, "", "", timed_out=True), "10.0.0.21")[0] is Outcome.SILENT
     said = "device 0 PING 10.0.0.21\nrecv time out seq=0\n"
-    assert outcome_of(Ran(("hccn_tool",), None, said, "", timed_out=True), "10.0.0.21")[0] is Outcome.FAILED
+    assert ping_outcome(Ran(("hccn_tool",), None, said, "", timed_out=True), "10.0.0.21")[0] is Outcome.FAILED
 
 
 # --- what nodes say of their cards
@@ -79,12 +78,12 @@ def test_devices_are_what_nodes_say_and_the_rest_is_missing_with_its_reason() ->
     nodes = [Node(name, name, cards=cards) for name, cards in (("a", 2), ("b", None), ("c", 3), ("d", None))]
     none = "Get ipconf failed, because no ip was preset there!"
     heard = {
-        "a": Heard((said(0, "ipaddr:10.0.0.1\nnetmask:255.255.255.0\n"), said(1, "", none))),
-        "b": Heard((), Message("mesh.why-nothing")),
-        "c": Heard((said(4, "ipaddr:10.0.1.1\nnetmask:255.255.255.0\n"), said(5, "ipaddr:what\n"))),
-        "d": Heard(({"refused": "no-tool"},)),
+        "a": NodeOutput((said(0, "ipaddr:10.0.0.1\nnetmask:255.255.255.0\n"), said(1, "", none))),
+        "b": NodeOutput((), Message("mesh.why-nothing")),
+        "c": NodeOutput((said(4, "ipaddr:10.0.1.1\nnetmask:255.255.255.0\n"), said(5, "ipaddr:what\n"))),
+        "d": NodeOutput(({"refused": "no-tool"},)),
     }
-    found = devices_of(nodes, heard)
+    found = find_devices(nodes, heard)
     assert found.devices == (Device("a", 0, "10.0.0.1", "255.255.255.0"), Device("c", 4, "10.0.1.1", "255.255.255.0"))
     assert found.devices[1].network == "10.0.1.0/24"
     assert [(each.node, each.card, each.why, each.is_fault) for each in found.missing] == [
@@ -105,7 +104,9 @@ def test_an_a3_node_is_known_by_the_table_of_its_npu_smi() -> None:
         table = parse_info(text)
         if isinstance(table, SmiTable):
             line = {"cards": [2], "smi": text}
-            found = devices_of([Node("a", "a")], {"a": Heard((line, said(2, "ipaddr:10.0.0.1\nnetmask:255.0.0.0")))})
+            found = find_devices(
+                [Node("a", "a")], {"a": NodeOutput((line, said(2, "ipaddr:10.0.0.1\nnetmask:255.0.0.0")))}
+            )
             assert (found.devices[0].board == 1) == (table.layout is Layout.A3), path.name
 
 
@@ -118,24 +119,24 @@ class Nodes:
     def __init__(self, devices: list[Device], *, broken: set[tuple[str, str]] | None = None) -> None:
         self.devices = {(device.node, device.card): device.ip for device in devices}
         self.broken = broken or set()
-        self.silent: dict[str, Heard] = {}
+        self.silent: dict[str, NodeOutput] = {}
         self.lossy: dict[tuple[str, str], list[str]] = {}  # what such a ping comes to, each time that it is made
         self.batches: list[int] = []  # how many rounds each took
         self.most = 10**9  # pings that a node makes before its time is over
         self.asked: list[tuple[str, str]] = []
 
     def __call__(
-        self, questions: Mapping[str, Line], *, limit_s: float, tell: Callable[[str, Line], object] | None = None
-    ) -> Iterator[tuple[str, Heard]]:
-        assert tell
+        self, questions: Mapping[str, Line], *, limit_s: float, on_line: Callable[[str, Line], object] | None = None
+    ) -> Iterator[tuple[str, NodeOutput]]:
+        assert on_line
         self.batches.append(len({step for question in questions.values() for step, _, _ in question["jobs"]}))
         for node, question in questions.items():
             if node in self.silent:
                 yield node, self.silent[node]
                 continue
             for line in self._made(node, question):
-                tell(node, line)
-            yield node, Heard(({"end": True},))
+                on_line(node, line)
+            yield node, NodeOutput(({"end": True},))
 
     def _made(self, node: str, question: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         for number, (_, card, ip) in enumerate(question["jobs"][: self.most]):
@@ -161,7 +162,7 @@ def test_every_ping_is_made_once_over_the_batches_and_measured_first() -> None:
     assert run.measure() == 0.5
     measured = len(nodes.asked)
     assert 0 < measured <= 4 * 3
-    left = list(run.go_on())
+    left = list(run.run_remaining())
     assert left == sorted(left, reverse=True) and left[-1] == 0
     assert len(nodes.asked) == len(set(nodes.asked)) == run.plan.num_pings == 56
     assert run.results.counts(all_pings(run.plan))[Outcome.OK] == 56
@@ -173,7 +174,7 @@ def test_no_node_begins_later_rounds_before_all_have_ended_the_earlier_ones() ->
     nodes.most = 1  # a ping a batch: the slowest that a node can be
     run = run_of(devices, nodes)
     place = {(devices[s].ip, devices[t].ip): at for at, pings in enumerate(run.plan.rounds) for s, t in pings}
-    list(run.go_on())
+    list(run.run_remaining())
     order = [place[pair] for pair in nodes.asked]
     assert len(order) == 30
     assert all(later >= earlier - 1 for earlier, later in pairwise(order))
@@ -202,9 +203,9 @@ def test_a_ping_that_lost_packets_is_made_once_more_and_then_counts() -> None:
     wanted |= {(3, 1): Outcome.WEAK, (3, 0): Outcome.FAILED}
     run = run_of(devices, nodes)
     told: list[int] = []
-    run.tell = lambda: told.append(1)
+    run.on_ping = lambda: told.append(1)
     assert run.measure() == 0.5
-    list(run.go_on())
+    list(run.run_remaining())
     assert {pair: run.results.of(pair) for pair in wanted} == wanted
     times = Counter(nodes.asked)
     assert [times[at[pair]] for pair in wanted] == [2] * 5 and len(times) == len(told) == 12
@@ -218,7 +219,7 @@ def test_a_cluster_of_cold_addresses_is_measured_all_the_same() -> None:
     run = run_of(devices, nodes)
     assert run.measure() == 0.5
     assert list(run.results.pairs(Outcome.LOSSY)) == []
-    assert list(run.go_on())[-1] == 0
+    assert list(run.run_remaining())[-1] == 0
     assert len(list(run.results.pairs(Outcome.OK))) == 12 and set(Counter(nodes.asked).values()) == {2}
 
 
@@ -226,7 +227,7 @@ def test_a_cluster_of_cold_addresses_is_measured_all_the_same() -> None:
 def test_a_node_that_will_not_do_better_is_left_out_at_once_with_its_reason(refusal: str) -> None:
     devices = cluster([2, 2, 2])
     nodes = Nodes(devices)
-    nodes.silent["node001"] = Heard(({"refused": refusal},))
+    nodes.silent["node001"] = NodeOutput(({"refused": refusal},))
     run = run_of(devices, nodes)
     run.measure()
     assert run.lost == {"node001": Message(f"mesh.why-{refusal}")}
@@ -235,16 +236,16 @@ def test_a_node_that_will_not_do_better_is_left_out_at_once_with_its_reason(refu
 def test_a_node_that_comes_to_nothing_is_left_out_and_its_pings_are_unknown() -> None:
     devices = cluster([2, 2, 2])
     nodes = Nodes(devices)
-    nodes.silent["node001"] = Heard((), Message("mesh.why-locked"))
+    nodes.silent["node001"] = NodeOutput((), Message("mesh.why-locked"))
     run = run_of(devices, nodes)
-    list(run.go_on())
+    list(run.run_remaining())
     assert run.lost == {"node001": Message("mesh.why-locked")}
     untried = list(run.results.pairs(Outcome.UNTRIED))
     assert {devices[source].node for source, _ in untried} == {"node001"} and len(untried) == 2 * 5
     tried = list(run.results.pairs(Outcome.OK))
     assert len(tried) == 4 * 5
     # Others still reach its devices, so that what could not be tried comes down to what they send.
-    assert {each.suspect.kind for each in reduce(devices, untried, tried)} == {Kind.NODE_SENDS}
+    assert {each.hypothesis.kind for each in localize_faults(devices, untried, tried)} == {Kind.NODE_SENDS}
 
 
 def test_a_run_that_goes_on_makes_only_what_was_not_tried(tmp_path: Path) -> None:
@@ -254,14 +255,14 @@ def test_a_run_that_goes_on_makes_only_what_was_not_tried(tmp_path: Path) -> Non
     run.measure()
     run.results.note((1, 0), Outcome.UNTRIED, "hccn_tool is busy, please try again.")
     path = tmp_path / "state.json"
-    state.save(path, run.results, "full")
-    results, mode = state.load(path)
+    mesh.save_results(path, run.results, "full")
+    results, mode = mesh.load_results(path)
     assert mode == "full" and results.devices == tuple(devices) and results.seconds_a_ping == 0.5
     assert results.is_pending((1, 0))
     second = Nodes(devices, broken=first.broken)
     again = Run(full(devices), results, second)
     assert again.left.num_pings == len(list(results.pairs(Outcome.PENDING)))
-    list(again.go_on())
+    list(again.run_remaining())
     repeated = set(first.asked) & set(second.asked)
     assert repeated <= {(devices[1].ip, devices[0].ip)}
     assert len(set(first.asked) | set(second.asked)) == 12
@@ -276,13 +277,13 @@ def kept(tmp_path: Path) -> tuple[Path, list[Device]]:
     path = tmp_path / "state.json"
     results = Results.empty(tuple(devices))
     results.note((0, 2), Outcome.FAILED, "line")
-    state.save(path, results, "full")
+    mesh.save_results(path, results, "full")
     return path, devices
 
 
 def test_what_is_done_is_read_as_it_was_written(tmp_path: Path) -> None:
     path, _ = kept(tmp_path)
-    results, _ = state.load(path)
+    results, _ = mesh.load_results(path)
     assert results.of((0, 2)) is Outcome.FAILED and results.notes == {(0, 2): "line"}
     assert results.of((1, 1)) is Outcome.BARRED and results.of((1, 0)) is Outcome.PENDING
     assert [each.name for each in tmp_path.iterdir()] == ["state.json"]
@@ -305,7 +306,7 @@ def test_a_file_that_is_not_whole_is_refused(tmp_path: Path, change: Any) -> Non
     path, _ = kept(tmp_path)
     path.write_text(json.dumps(change(json.loads(path.read_text()))), encoding="utf-8")
     with pytest.raises(BadInput) as caught:
-        state.load(path)
+        mesh.load_results(path)
     assert caught.value.message.key == "mesh.bad-state"
 
 
@@ -313,7 +314,7 @@ def test_the_same_devices_go_on_whatever_is_silent_today_or_unknown_of_their_boa
     path, devices = kept(tmp_path)
     today = [devices, devices[:2], devices[1:], [replace(device, board=7, netmask="") for device in devices]]
     for now in today:
-        state.require_same(devices, now, {"node000", "node001"}, path)
+        mesh.require_same_devices(devices, now, {"node000", "node001"}, path)
 
 
 def test_other_devices_do_not_go_on(tmp_path: Path) -> None:
@@ -326,14 +327,14 @@ def test_other_devices_do_not_go_on(tmp_path: Path) -> None:
         (devices[:2], {"node000"}),  # a node that the inventory does not have
     ):
         with pytest.raises(BadInput) as caught:
-            state.require_same(devices, now, names, path)
+            mesh.require_same_devices(devices, now, names, path)
         assert caught.value.message.key == "mesh.other-devices"
 
 
 def test_what_is_gone_since_is_missing_once() -> None:
     devices = cluster([2, 1, 1])
-    found = Surveyed((devices[0],), (Missing("node001", None, Message("mesh.why-nothing")),))
-    assert [(each.node, each.card, each.why.key) for each in gone(devices, found)] == [
+    found = Survey((devices[0],), (MissingDevice("node001", None, Message("mesh.why-nothing")),))
+    assert [(each.node, each.card, each.why.key) for each in vanished_devices(devices, found)] == [
         ("node000", 1, "mesh.why-gone"),
         ("node002", 0, "mesh.why-gone"),
     ]
@@ -344,24 +345,24 @@ def test_what_gave_no_answer_that_can_be_read_is_not_kept_as_done(tmp_path: Path
     results.note((0, 1), Outcome.SILENT, "what?")
     results.note((0, 2), Outcome.WEAK, "line")
     path = tmp_path / "state.json"
-    state.save(path, results, "full")
-    read, _ = state.load(path)
+    mesh.save_results(path, results, "full")
+    read, _ = mesh.load_results(path)
     assert read.is_pending((0, 1)) and read.of((0, 2)) is Outcome.WEAK and read.notes == {(0, 2): "line"}
     # So it is with a file that has it as done.
     text = json.loads(path.read_text())
     text["rows"][0] = "-sw"
     path.write_text(json.dumps(text))
-    assert state.load(path)[0].is_pending((0, 1))
+    assert mesh.load_results(path)[0].is_pending((0, 1))
 
 
 def test_a_survey_asks_every_node_for_the_address_of_each_card() -> None:
     class Survey:
         def __call__(
-            self, questions: Mapping[str, Line], *, limit_s: float, tell: Callable[[str, Line], object] | None = None
-        ) -> Iterator[tuple[str, Heard]]:
+            self, questions: Mapping[str, Line], *, limit_s: float, on_line: Callable[[str, Line], object] | None = None
+        ) -> Iterator[tuple[str, NodeOutput]]:
             for node, question in questions.items():
                 assert question["words"] == ("-i", "{card}", "-ip", "-g")
-                yield node, Heard(tuple(said(card, "") for card in question["otherwise"]))
+                yield node, NodeOutput(tuple(said(card, "") for card in question["otherwise"]))
 
     heard = survey([Node("a", "a", cards=2), Node("b", "b")], Survey())
     assert {node: [line["card"] for line in each.lines] for node, each in heard.items()} == {"a": [0, 1], "b": []}

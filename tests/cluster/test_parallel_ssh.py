@@ -18,10 +18,10 @@ import pytest
 
 from npuenv.cli.common import Ui
 from npuenv.cli.progress import report_pending
-from npuenv.cluster import parallel_ssh as fanout
+from npuenv.cluster import parallel_ssh
+from npuenv.cluster.inventory import Node
 from npuenv.cluster.parallel_ssh import ask
-from npuenv.cluster.ssh import Options, argv_for, deciding_line, keeps_keys, trouble_of
-from npuenv.cluster.types import Node, Trouble
+from npuenv.cluster.ssh import NodeFailure, Options, argv_for, deciding_line, failure_of, keeps_host_keys
 from tests.cluster.scripted import Impatient, Nodes
 from tests.support.scripted_ssh import TEXTS
 from tests.support.sentences import sentence
@@ -49,27 +49,27 @@ def client(folder: Path, text: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "trouble"),
+    ("kind", "failure"),
     [
-        ("unreachable", Trouble.UNREACHABLE),
-        ("silent-net", Trouble.UNREACHABLE),
-        ("jump-gone", Trouble.UNREACHABLE),
-        ("refused", Trouble.REFUSED),
-        ("through-jump", Trouble.REFUSED),
-        ("not-found", Trouble.NOT_FOUND),
-        ("denied", Trouble.DENIED),
-        ("unknown-key", Trouble.HOST_KEY),
-        ("changed-key", Trouble.CHANGED_KEY),
-        ("banner", Trouble.TIMED_OUT),
-        ("closed", Trouble.BROKEN),
-        ("config", Trouble.CLIENT),
+        ("unreachable", NodeFailure.UNREACHABLE),
+        ("silent-net", NodeFailure.UNREACHABLE),
+        ("jump-gone", NodeFailure.UNREACHABLE),
+        ("refused", NodeFailure.REFUSED),
+        ("through-jump", NodeFailure.REFUSED),
+        ("not-found", NodeFailure.NOT_FOUND),
+        ("denied", NodeFailure.DENIED),
+        ("unknown-key", NodeFailure.HOST_KEY),
+        ("changed-key", NodeFailure.CHANGED_KEY),
+        ("banner", NodeFailure.TIMED_OUT),
+        ("closed", NodeFailure.BROKEN),
+        ("config", NodeFailure.CLIENT),
     ],
 )
-def test_what_ssh_prints_tells_the_troubles_apart(kind: str, trouble: Trouble) -> None:
+def test_what_ssh_prints_tells_the_troubles_apart(kind: str, failure: NodeFailure) -> None:
     text = TEXTS[kind].format(name="node07")
-    assert trouble_of(255, text, ("true",)) is trouble
+    assert failure_of(255, text, ("true",)) is failure
     assert deciding_line(text) in text and "@@@" not in deciding_line(text)
-    assert trouble_of(1, text, ("true",)) is None, "a command of the node's own may print the same"
+    assert failure_of(1, text, ("true",)) is None, "a command of the node's own may print the same"
 
 
 def test_each_text_has_a_case_here() -> None:
@@ -78,17 +78,17 @@ def test_each_text_has_a_case_here() -> None:
 
 def test_every_node_answers_once_and_a_hung_one_at_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = Nodes(tmp_path, monkeypatch, 24, KINDS, gives_captures=False)
-    monkeypatch.setattr(fanout, "time", Impatient(nodes, ["node05"]))
+    monkeypatch.setattr(parallel_ssh, "time", Impatient(nodes, ["node05"]))
     began = time.monotonic()
     asked = [node(name) for name in nodes.names]
     answers = list(ask(asked, ("python3", "-"), stdin=b"hello", limit_s=PATIENCE_S, parallel=8))
     assert time.monotonic() - began < 2 * PATIENCE_S
     assert sorted(answer.node.name for answer in answers) == nodes.names
     found = {answer.node.name: answer for answer in answers}
-    assert {name: answer.trouble for name, answer in found.items() if answer.trouble} == {
-        "node05": Trouble.TIMED_OUT,
-        "node09": Trouble.DENIED,
-        "node11": Trouble.NO_PYTHON,
+    assert {name: answer.failure for name, answer in found.items() if answer.failure} == {
+        "node05": NodeFailure.TIMED_OUT,
+        "node09": NodeFailure.DENIED,
+        "node11": NodeFailure.NO_PYTHON,
     }
     assert found["node01"].out == b"hello" and found["node01"].code == 0
     assert found["node05"].seconds >= PATIENCE_S and found["node05"].code is None
@@ -145,8 +145,8 @@ def test_each_node_gets_its_own_words_and_input(tmp_path: Path) -> None:
 
 
 def test_one_that_never_stops_talking_is_stopped(tmp_path: Path) -> None:
-    answers = list(ask([node("a")], ("x",), limit_s=60, client=client(tmp_path, "exec yes"), most_bytes=1 << 20))
-    assert [answer.trouble for answer in answers] == [Trouble.TOO_MUCH]
+    answers = list(ask([node("a")], ("x",), limit_s=60, client=client(tmp_path, "exec yes"), max_bytes=1 << 20))
+    assert [answer.failure for answer in answers] == [NodeFailure.TOO_MUCH]
     assert answers[0].seconds < 60
 
 
@@ -158,7 +158,7 @@ def test_an_answer_does_not_wait_for_a_stranger_that_holds_the_pipe(tmp_path: Pa
         f"setsid sh -c 'touch {mark}; exec sleep 600' & echo $!; while [ ! -e {mark} ]; do sleep 0.01; done; exit 0"
     )
     answers = list(ask([node("a")], ("x",), limit_s=60, client=client(tmp_path, script)))
-    assert answers[0].trouble is None and answers[0].code == 0
+    assert answers[0].failure is None and answers[0].code == 0
     assert answers[0].seconds < 60
     psutil.Process(int(answers[0].out)).kill()
 
@@ -167,7 +167,7 @@ def test_one_that_reads_nothing_gives_its_answer_all_the_same(tmp_path: Path) ->
     answers = list(
         ask([node("a")], ("x",), stdin=bytes(1 << 22), limit_s=60, client=client(tmp_path, "echo no; exit 3"))
     )
-    assert [(answer.code, answer.out, answer.trouble) for answer in answers] == [(3, b"no\n", None)]
+    assert [(answer.code, answer.out, answer.failure) for answer in answers] == [(3, b"no\n", None)]
 
 
 def test_closing_the_iterator_ends_all_clients_and_what_they_started(tmp_path: Path) -> None:
@@ -208,18 +208,18 @@ def test_input_that_is_kept_open_has_no_end_as_long_as_somebody_waits(tmp_path: 
     answers = list(
         ask([node("a")], ("x",), stdin=b"hello", limit_s=60, client=client(tmp_path, script), keeps_stdin=True)
     )
-    assert [(answer.out, answer.trouble) for answer in answers] == [(b"got\n124\n", None)]
+    assert [(answer.out, answer.failure) for answer in answers] == [(b"got\n124\n", None)]
 
 
 def test_a_client_that_is_not_there_is_said_for_each_node() -> None:
     answers = list(ask([node("a"), node("b")], ("x",), limit_s=5, client=("/no/such/ssh",)))
-    assert [(answer.trouble, answer.code) for answer in answers] == [(Trouble.CLIENT, None)] * 2
+    assert [(answer.failure, answer.code) for answer in answers] == [(NodeFailure.CLIENT, None)] * 2
     assert answers[0].err == "/no/such/ssh: No such file or directory"
 
 
 def test_a_client_that_is_killed_is_a_broken_connection(tmp_path: Path) -> None:
     answers = list(ask([node("a")], ("x",), limit_s=60, client=client(tmp_path, "kill -9 $$")))
-    assert [answer.trouble for answer in answers] == [Trouble.BROKEN]
+    assert [answer.failure for answer in answers] == [NodeFailure.BROKEN]
 
 
 def test_nobody_to_ask_is_no_answer() -> None:
@@ -299,20 +299,20 @@ def closed_port() -> Iterator[int]:
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no OpenSSH client here")
 @pytest.mark.parametrize(
-    ("setting", "trouble", "line"),
+    ("setting", "failure", "line"),
     [
-        ("LogLevel QUIET", Trouble.REFUSED, "Connection refused"),
-        ("RemoteCommand uptime", Trouble.CLIENT, "Cannot execute command-line and remote command."),
+        ("LogLevel QUIET", NodeFailure.REFUSED, "Connection refused"),
+        ("RemoteCommand uptime", NodeFailure.CLIENT, "Cannot execute command-line and remote command."),
     ],
 )
 def test_what_the_configuration_forbids_to_say_is_said(
-    tmp_path: Path, closed_port: int, setting: str, trouble: Trouble, line: str
+    tmp_path: Path, closed_port: int, setting: str, failure: NodeFailure, line: str
 ) -> None:
     config = tmp_path / "config"
     config.write_text(f"Host *\n  {setting}\n")
     there = Node("there", "127.0.0.1", port=closed_port)
     (answer,) = ask([there], ("true",), limit_s=60, options=Options(config=str(config)))
-    assert answer.trouble is trouble and line in deciding_line(answer.err)
+    assert answer.failure is failure and line in deciding_line(answer.err)
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no OpenSSH client here")
@@ -321,37 +321,37 @@ def test_ssh_itself_says_whether_it_keeps_keys(tmp_path: Path) -> None:
     config.write_text("Host bastion node01\n  UserKnownHostsFile /dev/null\n")
     options = Options(config=str(config))
     found = [
-        keeps_keys(each, options=options)
+        keeps_host_keys(each, options=options)
         for each in (node("node01"), node("node02"), Node("node02", "10.0.0.2", jump="me@bastion:23"))
     ]
     assert found == [False, True, False]
-    assert keeps_keys(node("node01"), client=("/no/such/ssh",)), "what is not told is no reason"
+    assert keeps_host_keys(node("node01"), client=("/no/such/ssh",)), "what is not told is no reason"
 
 
 SHED = "kex_exchange_identification: Connection closed by remote host"
 
 
-@pytest.mark.parametrize(("drops", "calls", "trouble"), [(2, 3, None), (9, 4, Trouble.BROKEN)])
+@pytest.mark.parametrize(("drops", "calls", "failure"), [(2, 3, None), (9, 4, NodeFailure.BROKEN)])
 def test_a_connection_that_a_busy_server_drops_is_tried_again_a_few_times(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drops: int, calls: int, trouble: Trouble | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drops: int, calls: int, failure: NodeFailure | None
 ) -> None:
-    monkeypatch.setattr(fanout, "_REST_S", (0.01, 0.05))
+    monkeypatch.setattr(parallel_ssh, "_REST_S", (0.01, 0.05))
     script = f'echo x >> {tmp_path}/calls; [ "$(wc -l < {tmp_path}/calls)" -gt {drops} ] && exec cat'
     way = client(tmp_path, f'{script}; echo "{SHED}" >&2; exit 255')
     (answer,) = ask([node("a")], ("x",), stdin=b"hello", limit_s=60, client=way)
-    assert (answer.trouble, answer.out) == (trouble, b"" if trouble else b"hello")
+    assert (answer.failure, answer.out) == (failure, b"" if failure else b"hello")
     assert len((tmp_path / "calls").read_text().split()) == calls
-    assert SHED not in answer.err if trouble is None else answer.err.strip() == SHED
+    assert SHED not in answer.err if failure is None else answer.err.strip() == SHED
 
 
 def test_what_is_dropped_is_not_tried_again_after_its_limit_nor_once_it_has_spoken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for text, rest_s in ((f'echo "{SHED}" >&2', 60.0), (f'echo said; echo "{SHED}" >&2', 0.01)):
-        monkeypatch.setattr(fanout, "_REST_S", (rest_s, rest_s))
+        monkeypatch.setattr(parallel_ssh, "_REST_S", (rest_s, rest_s))
         way = client(tmp_path, f"echo x >> {tmp_path}/calls; {text}; exit 255")
         (answer,) = ask([node("a")], ("x",), limit_s=60, client=way)
-        assert answer.trouble is Trouble.BROKEN
+        assert answer.failure is NodeFailure.BROKEN
     assert len((tmp_path / "calls").read_text().split()) == 2
 
 
@@ -375,7 +375,7 @@ NO_ANSWER = "ssh: connect to host 10.0.0.1 port 22: Connection timed out"
 def test_the_time_to_reach_a_node_follows_what_the_others_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, others: bool, times: float, connect_s: list[str]
 ) -> None:
-    monkeypatch.setattr(fanout, "_TIMES_OTHERS", times)
+    monkeypatch.setattr(parallel_ssh, "_TIMES_OTHERS", times)
     script = (
         'case "$*" in *" other "*) exit;; esac\n'
         f"while {str(others).lower()} && [ ! -e {tmp_path}/answered ]; do sleep 0.02; done\n"
@@ -388,7 +388,7 @@ def test_the_time_to_reach_a_node_follows_what_the_others_need(
         answers[each.node.name] = each
         (tmp_path / "answered").touch()  # now the time that the other needed is known
     given = (tmp_path / "given").read_text().split()
-    assert answers["late"].trouble is trouble_of(255, text, ("x",))
+    assert answers["late"].failure is failure_of(255, text, ("x",))
     assert [each if int(each) < 100 else "more" for each in given] == connect_s
 
 
@@ -404,7 +404,7 @@ def test_few_open_files_make_fewer_talks_at_once_and_no_error(tmp_path: Path) ->
     way = client(tmp_path, "echo y")
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (72, 80))\n"
-        "from npuenv.cluster.parallel_ssh import ask\nfrom npuenv.cluster.types import Node\n"
+        "from npuenv.cluster.parallel_ssh import ask\nfrom npuenv.cluster.inventory import Node\n"
         "nodes = [Node(str(n), str(n)) for n in range(40)]\n"
         f"found = list(ask(nodes, ('x',), limit_s=60, client={way!r}, parallel=40))\n"
         "print(sum(each.out == b'y\\n' for each in found), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"

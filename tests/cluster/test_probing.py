@@ -22,21 +22,32 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.cluster.consistency.identity import Met
-from npuenv.cluster.probing import Way, probe, unprobed
-from npuenv.cluster.probing.identify import introduce
-from npuenv.cluster.probing.localize import Knock, blocks, culprits, groups_apart
-from npuenv.cluster.probing.ports import address_of, has_unfixed, judge, packets, ports_of, reach, schedule, usual_ports
-from npuenv.cluster.probing.storage import share
-from npuenv.cluster.ssh import Options
-from npuenv.cluster.types import Answer, Node, Trouble
+from npuenv.cluster.consistency.values import NodeIdentity
+from npuenv.cluster.inventory import Node
+from npuenv.cluster.localize import PortProbe, localize_port_faults
+from npuenv.cluster.parallel_ssh import Answer
+from npuenv.cluster.probing import Transport, identify_nodes, probe, skipped_findings
+from npuenv.cluster.probing.ports import (
+    address_of,
+    group_links,
+    has_dynamic_ports,
+    isolated_groups,
+    judge,
+    packets,
+    ports_of,
+    probe_ports,
+    probe_schedule,
+    usual_ports,
+)
+from npuenv.cluster.probing.storage import probe_shared_folder
+from npuenv.cluster.ssh import NodeFailure, Options
 from npuenv.core.finding import Status
 from npuenv.core.messages import say
 from tests.support.namespaces import machines, why_not
 from tests.support.sentences import part, says, sentence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     from npuenv.core.finding import Finding
 
@@ -93,11 +104,11 @@ CULPRITS: dict[str, tuple[list[tuple[str | None, str | None, int | None]], list[
 def test_what_fails_is_led_back_to_the_fewest_places(name: str) -> None:
     dead, expected = CULPRITS[name]
     tried = {
-        Knock(source, target, port): not any(fits(knock, (source, target, port)) for knock in dead)
+        PortProbe(source, target, port): not any(fits(knock, (source, target, port)) for knock in dead)
         for source, target, port in itertools.product(FOUR, FOUR, PORTS)
         if source != target
     }
-    found = culprits(tried)
+    found = localize_port_faults(tried)
     assert {(item.source, item.target, item.ports) for item in found} == set(expected)
     assert sum(len(item.failed) for item in found) == sum(not arrived for arrived in tried.values())
 
@@ -107,14 +118,14 @@ def fits(dead: tuple[str | None, str | None, int | None], knock: tuple[str, str,
 
 
 def test_of_two_nodes_neither_is_blamed_alone() -> None:
-    tried = {Knock("a", "b", 6379): False, Knock("b", "a", 6379): True}
-    assert [(item.source, item.target, item.ports) for item in culprits(tried)] == [("a", "b", (6379,))]
+    tried = {PortProbe("a", "b", 6379): False, PortProbe("b", "a", 6379): True}
+    assert [(item.source, item.target, item.ports) for item in localize_port_faults(tried)] == [("a", "b", (6379,))]
 
 
 @pytest.mark.parametrize("count", [2, 3, 32, 33, 100, 256])
 def test_every_node_is_tried_from_several_sides_and_the_rounds_stay_few(count: int) -> None:
     names = [f"n{number}" for number in range(count)]
-    plan = schedule(names)
+    plan = probe_schedule(names)
     callers = {name: sum(name in targets for targets in plan.values()) for name in names}
     steps = count - 1 if count <= 32 else (count - 1).bit_length()
     assert set(callers.values()) == {steps}
@@ -138,7 +149,7 @@ def told(outcome: Callable[[str, str, int], str], listening: str = "opened") -> 
 
 
 def test_a_port_that_a_service_holds_is_reached_without_our_word() -> None:
-    finding = judge(told(lambda *_: "service", "taken"), schedule(FOUR), PORTS, {})
+    finding = judge(told(lambda *_: "service", "taken"), probe_schedule(FOUR), PORTS, {})
     assert (finding.status, say(finding.says)) == (Status.OK, all_open(4, "6379,8265"))
 
 
@@ -146,17 +157,17 @@ def test_a_service_that_refuses_may_listen_on_loopback_alone_and_is_no_closed_po
     """As Ray's dashboard does by default."""
     answers = told(lambda _, target, port: "ECONNREFUSED" if (target, port) == ("a", 8265) else "ok")
     answers["a"]["listening"]["8265"] = "taken"
-    finding = judge(answers, schedule(FOUR), PORTS, {})
+    finding = judge(answers, probe_schedule(FOUR), PORTS, {})
     assert (finding.status, say(finding.says)) == (Status.OK, all_open(4, "6379"))
     answers = told(lambda *_: "ECONNREFUSED", "taken")
-    finding = judge(answers, schedule(FOUR), PORTS, {})
+    finding = judge(answers, probe_schedule(FOUR), PORTS, {})
     assert (finding.status, say(finding.says)) == (Status.UNKNOWN, blind("a, b, c, d"))
 
 
 def test_what_takes_a_connection_in_between_is_not_taken_for_the_node() -> None:
     """A port that we opened answers with our word, or it was not we who answered."""
     answers = told(lambda source, target, port: "service" if target == "b" else "ok")
-    finding = judge(answers, schedule(FOUR), PORTS, {})
+    finding = judge(answers, probe_schedule(FOUR), PORTS, {})
     assert (finding.status, say(finding.says)) == (Status.FAIL, place("target-all", target="b"))
 
 
@@ -175,14 +186,14 @@ def test_places_are_said_in_few_words(
     dead: list[tuple[str | None, str | None, int | None]], kind: str, args: dict[str, str]
 ) -> None:
     answers = told(lambda *knock: "ETIMEDOUT" if any(fits(place, knock) for place in dead) else "ok")
-    finding = judge(answers, schedule(FOUR), PORTS, {})
+    finding = judge(answers, probe_schedule(FOUR), PORTS, {})
     assert (finding.status, say(finding.says)) == (Status.FAIL, place(kind, **args))
 
 
 def test_a_node_that_says_nothing_is_unknown_and_nobody_is_blamed_for_it() -> None:
     answers = told(lambda source, target, port: "ETIMEDOUT" if target == "d" else "ok")
     del answers["d"]
-    finding = judge(answers, schedule(FOUR), PORTS, {"d": "timed-out"})
+    finding = judge(answers, probe_schedule(FOUR), PORTS, {"d": "timed-out"})
     assert (finding.status, say(finding.says)) == (Status.UNKNOWN, blind("d", 3))
     assert [line.line for line in finding.evidence] == ["timed-out"]
 
@@ -190,7 +201,7 @@ def test_a_node_that_says_nothing_is_unknown_and_nobody_is_blamed_for_it() -> No
 def test_a_port_that_cannot_be_opened_is_unknown() -> None:
     answers = told(lambda source, target, port: "ECONNREFUSED" if (target, port) == ("a", 6379) else "ok")
     answers["a"]["listening"]["6379"] = "Permission denied"
-    finding = judge(answers, schedule(FOUR), PORTS, {})
+    finding = judge(answers, probe_schedule(FOUR), PORTS, {})
     assert (finding.status, say(finding.says)) == (Status.UNKNOWN, blind("a", 3))
 
 
@@ -199,12 +210,12 @@ def test_a_node_that_came_too_late_is_unknown_and_blames_nobody() -> None:
     answers = told(lambda source, target, port: "ECONNREFUSED" if "d" in (source, target) else "ok")
     for name, each in answers.items():
         each.update({"ended": 130.0, "lasted": 10.0} if name == "d" else {"ended": 121.0, "lasted": 9.0})
-    finding = judge(answers, schedule(FOUR), PORTS, {})
+    finding = judge(answers, probe_schedule(FOUR), PORTS, {})
     assert finding.status is Status.UNKNOWN
     late = sentence("agree.ports-late", who="d", seconds="8")
     assert say(finding.says) == sentence("agree.ports-open-else", says=late, elsewhere=all_open(3, "6379,8265"))
     answers["d"]["ended"] = 122.0
-    finding = judge(answers, schedule(FOUR), PORTS, {})
+    finding = judge(answers, probe_schedule(FOUR), PORTS, {})
     assert (finding.status, say(finding.says)) == (
         Status.FAIL,
         f"{place('target-all', target='d')}, {place('source-all', source='d')}",
@@ -224,11 +235,11 @@ def test_attempts_that_were_never_made_are_unknown(is_tried: Callable[[str, str,
     for source, each in answers.items():
         for target, rows in each["reached"].items():
             each["reached"][target] = {at: row for at, row in rows.items() if is_tried(source, target, int(at))}
-    finding = judge(answers, schedule(FOUR), PORTS, {})
+    finding = judge(answers, probe_schedule(FOUR), PORTS, {})
     assert (finding.status, say(finding.says)) == (Status.UNKNOWN, blind(who, 4 - len(who.split(", "))))
     assert {line.line for line in finding.evidence} == {"no outcome"}
     answers["a"]["reached"]["b"]["8265"] = "ETIMEDOUT"
-    finding = judge(answers, schedule(FOUR), PORTS, {})
+    finding = judge(answers, probe_schedule(FOUR), PORTS, {})
     assert finding.status is Status.FAIL and finding.says.key == "agree.and-blind"
     assert str(finding.says.args["who"]) == who
 
@@ -237,7 +248,9 @@ def test_two_names_of_one_machine_leave_the_ports_of_the_others_known() -> None:
     """The second name finds its ports taken by the first, and would answer with another name."""
     asked: list[str] = []
 
-    def reached(nodes: Sequence[Node], _: Any, *, stdin: Callable[[Node], bytes], **__: Any) -> Iterator[Answer]:
+    def reached(
+        nodes: Sequence[Node], _: Any, *, stdin: Callable[[Node], bytes], **__: Any
+    ) -> Generator[Answer, None, None]:
         for node in nodes:
             asked.append(node.name)
             told = json.loads(stdin(node).splitlines()[-1])
@@ -247,12 +260,12 @@ def test_two_names_of_one_machine_leave_the_ports_of_the_others_known() -> None:
             yield Answer(node, 0, f"\nNPUENV-ANSWER {json.dumps(said)}\n".encode(), "", 5.0, None)
 
     where = {"one": 1, "two": 2, "again": 2, "three": 3}
-    met = {name: Met(name, boot=f"boot{at}", addresses=(f"10.0.0.{at}",)) for name, at in where.items()}
-    found, _ = reach(nodes_of(*where), met, Way(ask=reached), (6379,))
+    identities = {name: NodeIdentity(name, boot=f"boot{at}", addresses=(f"10.0.0.{at}",)) for name, at in where.items()}
+    found, _ = probe_ports(nodes_of(*where), identities, Transport(ask=reached), (6379,))
     assert (found.status, asked) == (Status.OK, ["one", "two", "three"])
-    unread = {name: Met(name, addresses=each.addresses) for name, each in met.items()}
+    unread = {name: NodeIdentity(name, addresses=each.addresses) for name, each in identities.items()}
     asked.clear()
-    reach(nodes_of(*where), unread, Way(ask=reached), (6379,))
+    probe_ports(nodes_of(*where), unread, Transport(ask=reached), (6379,))
     assert asked == list(where), "whose machine it is is not known"
 
 
@@ -261,7 +274,7 @@ def test_nodes_that_fall_apart_into_two_halves_are_one_place(count: int) -> None
     """As where the line between two switches is broken; of 64 nodes only some ways are tried."""
     names = [f"n{number:02}" for number in range(count)]
     first = set(names[: count // 2])
-    plan = schedule(names)
+    plan = probe_schedule(names)
     answers = {
         name: {
             "listening": {"1": "opened", "2": "opened"},
@@ -281,45 +294,46 @@ def test_nodes_that_fall_apart_into_two_halves_are_one_place(count: int) -> None
 def test_beside_two_halves_a_node_all_by_itself_and_a_closed_port_are_named() -> None:
     names = [*FOUR, "e"]
     tried = {
-        Knock(source, target, port): {source, target} <= {"a", "b"} or (port == 1 and {source, target} <= {"c", "d"})
+        PortProbe(source, target, port): {source, target} <= {"a", "b"}
+        or (port == 1 and {source, target} <= {"c", "d"})
         for source, target, port in itertools.product(names, names, (1, 2))
         if source != target
     }
-    assert groups_apart(tried) == [{"a", "b"}, {"c", "d"}]
+    assert isolated_groups(tried) == [{"a", "b"}, {"c", "d"}]
     answers = {
         name: {
             "listening": {"1": "opened", "2": "opened"},
             "reached": {
-                target: {str(port): "ok" if tried[Knock(name, target, port)] else "ETIMEDOUT" for port in (1, 2)}
+                target: {str(port): "ok" if tried[PortProbe(name, target, port)] else "ETIMEDOUT" for port in (1, 2)}
                 for target in names
                 if target != name
             },
         }
         for name in names
     }
-    places = say(judge(answers, schedule(names), (1, 2), {}).says)
+    places = say(judge(answers, probe_schedule(names), (1, 2), {}).says)
     assert places.startswith(place("apart", groups="a, b | c, d") + ", ")
     assert place("source-all", source="e") in places and place("target-all", target="e") in places
     whole = {knock: arrived or "e" not in knock[:2] for knock, arrived in tried.items()}
-    assert groups_apart(whole) == [], "a node all by itself is no group"
+    assert isolated_groups(whole) == [], "a node all by itself is no group"
 
 
 def test_the_same_targets_of_several_nodes_are_said_once() -> None:
     """One way only, so that the nodes are no groups apart."""
     answers = told(lambda source, target, port: "ETIMEDOUT" if source in "ab" and target in "cd" else "ok")
-    finding = judge(answers, schedule(FOUR), PORTS, {})
+    finding = judge(answers, probe_schedule(FOUR), PORTS, {})
     assert say(finding.says) == place("way-all", source="a, b", target="c, d")
 
 
 def test_broken_ways_come_together_only_where_nothing_between_them_works_and_they_have_an_end_in_common() -> None:
     broken = [("a", "c"), ("a", "d"), ("b", "c"), ("b", "d"), ("e", "f"), ("g", "c")]
-    assert blocks(broken, [("g", "d")]) == [({"a", "b"}, {"c", "d"}), ({"e"}, {"f"}), ({"g"}, {"c"})]
-    assert blocks([("a", "b"), ("b", "a")], []) == [({"a"}, {"b"}), ({"b"}, {"a"})]
+    assert group_links(broken, [("g", "d")]) == [({"a", "b"}, {"c", "d"}), ({"e"}, {"f"}), ({"g"}, {"c"})]
+    assert group_links([("a", "b"), ("b", "a")], []) == [({"a"}, {"b"}), ({"b"}, {"a"})]
 
 
 def test_a_sampled_schedule_says_that_single_ways_are_not_excluded() -> None:
     names = [f"n{number}" for number in range(40)]
-    plan = schedule(names)
+    plan = probe_schedule(names)
     answers = {
         name: {"listening": {"1": "opened"}, "reached": {target: {"1": "ok"} for target in plan[name]}}
         for name in names
@@ -356,11 +370,13 @@ def test_the_ports_of_hccl_are_where_the_sessions_set_them() -> None:
 def test_a_range_of_ports_wins_over_the_base(value: str, ports: Sequence[int] | None) -> None:
     session = {"HCCL_HOST_SOCKET_PORT_RANGE": value, "HCCL_IF_BASE_PORT": "40000"}
     assert ports_of([session]) == (usual_ports() if ports is None else (6379, 8265, 10001, *ports))
-    assert has_unfixed([{}, session]) == (value == "auto")
+    assert has_dynamic_ports([{}, session]) == (value == "auto")
 
 
 def test_ports_that_the_system_gives_out_are_said_to_be_untried() -> None:
-    def reached(nodes: Sequence[Node], _: Any, *, stdin: Callable[[Node], bytes], **__: Any) -> Iterator[Answer]:
+    def reached(
+        nodes: Sequence[Node], _: Any, *, stdin: Callable[[Node], bytes], **__: Any
+    ) -> Generator[Answer, None, None]:
         for node in nodes:
             asked = json.loads(stdin(node).splitlines()[-1])
             outcomes = {str(port): "ok" for port in asked["ports"]}
@@ -368,35 +384,41 @@ def test_ports_that_the_system_gives_out_are_said_to_be_untried() -> None:
             said["reached"] = dict.fromkeys(asked["targets"], outcomes)
             yield Answer(node, 0, f"\nNPUENV-ANSWER {json.dumps(said)}\n".encode(), "", 5.0, None)
 
-    met = {name: Met(name, addresses=(f"10.0.0.{at}",)) for at, name in enumerate(("one", "two"), start=1)}
-    found, _ = reach(nodes_of("one", "two"), met, Way(ask=reached), (6379,), is_unfixed=True)
+    identities = {
+        name: NodeIdentity(name, addresses=(f"10.0.0.{at}",)) for at, name in enumerate(("one", "two"), start=1)
+    }
+    found, _ = probe_ports(nodes_of("one", "two"), identities, Transport(ask=reached), (6379,), has_dynamic=True)
     assert found.status is Status.OK
     over = sentence("agree.ports-over", says=all_open(2, "6379"), addresses="10.0.0.[1-2]")
     assert say(found.says) == sentence("agree.ports-unfixed", says=over)
 
 
 def test_others_reach_a_node_where_we_did_or_at_its_own_address() -> None:
-    met = {
-        "a": Met("a", addresses=("10.0.0.1", "10.1.0.1"), login="10.1.0.1"),
-        "b": Met("b", addresses=("10.0.0.2",), login="198.51.100.7"),
+    identities = {
+        "a": NodeIdentity("a", addresses=("10.0.0.1", "10.1.0.1"), login="10.1.0.1"),
+        "b": NodeIdentity("b", addresses=("10.0.0.2",), login="198.51.100.7"),
     }
-    assert (address_of(met, "a"), address_of(met, "b"), address_of(met, "c")) == ("10.1.0.1", "10.0.0.2", "")
+    assert (address_of(identities, "a"), address_of(identities, "b"), address_of(identities, "c")) == (
+        "10.1.0.1",
+        "10.0.0.2",
+        "",
+    )
 
 
 def test_nodes_introduce_themselves_with_name_clock_and_each_others_names() -> None:
-    met, silent = introduce(nodes_of("one", "two"), Way(client=HERE))
-    assert (set(met), silent) == ({"one", "two"}, {})
+    identities, silent = identify_nodes(nodes_of("one", "two"), Transport(client=HERE))
+    assert (set(identities), silent) == ({"one", "two"}, {})
     here = socket.gethostname()
-    for each in met.values():
+    for each in identities.values():
         assert each.hostname == here
         assert each.offset is not None
         assert abs(each.offset.seconds) <= each.offset.within_s  # it is this machine's own clock
-    assert met["one"].boot == met["two"].boot != ""
+    assert identities["one"].boot == identities["two"].boot != ""
 
 
 def test_a_clock_that_is_ahead_is_measured() -> None:
-    met, _ = introduce(nodes_of("one"), Way(ask=Ahead()))
-    offset = met["one"].offset
+    identities, _ = identify_nodes(nodes_of("one"), Transport(ask=Ahead()))
+    offset = identities["one"].offset
     assert offset is not None
     assert offset.within_s < 1.0
     assert abs(offset.seconds - 90.0) <= offset.within_s
@@ -404,8 +426,8 @@ def test_a_clock_that_is_ahead_is_measured() -> None:
 
 def test_a_clock_is_measured_right_where_its_answer_is_taken_late() -> None:
     """This machine may be busy with the answers of others."""
-    met, _ = introduce(nodes_of("one"), Way(ask=Ahead(late_s=0.3)))
-    offset = met["one"].offset
+    identities, _ = identify_nodes(nodes_of("one"), Transport(ask=Ahead(late_s=0.3)))
+    offset = identities["one"].offset
     assert offset is not None
     assert abs(offset.seconds - 90.0) <= offset.within_s
 
@@ -416,7 +438,9 @@ class Ahead:
 
     late_s: float = 0.0
 
-    def __call__(self, nodes: Sequence[Node], *_: Any, stdin: Callable[[Node], bytes], **__: Any) -> Iterator[Answer]:
+    def __call__(
+        self, nodes: Sequence[Node], *_: Any, stdin: Callable[[Node], bytes], **__: Any
+    ) -> Generator[Answer, None, None]:
         for node in nodes:
             stdin(node)
             now = time.time() + 90.0
@@ -427,17 +451,17 @@ class Ahead:
 
 def test_a_node_that_cannot_be_asked_takes_no_part_and_the_reason_is_kept() -> None:
     nodes = [*nodes_of("one"), Node("two", "two", python="/no/such/python3")]
-    met, silent = introduce(nodes, Way(client=HERE))
-    assert set(met) == {"one"}
+    identities, silent = identify_nodes(nodes, Transport(client=HERE))
+    assert set(identities) == {"one"}
     assert "not found" in silent["two"]
 
 
 def test_a_node_that_took_no_part_is_unknown_in_every_finding(tmp_path: Path) -> None:
-    way = Way(client=HERE)
+    transport = Transport(client=HERE)
     nodes = [*nodes_of("one", "two"), Node("three", "three", python="/no/such/python3")]
     with free_port() as port:
-        probed = probe(nodes, way, ports=(port,), shared=str(tmp_path))
-        alone = probe(nodes[1:], way, ports=(port,), shared=str(tmp_path))
+        probed = probe(nodes, transport, ports=(port,), shared=str(tmp_path))
+        alone = probe(nodes[1:], transport, ports=(port,), shared=str(tmp_path))
     assert set(probed.silent) == {"three"}
     assert [(item.status, say(item.says)) for item in probed.findings][2] == (
         Status.UNKNOWN,
@@ -450,7 +474,11 @@ def test_a_node_that_took_no_part_is_unknown_in_every_finding(tmp_path: Path) ->
 
 def test_a_node_without_an_address_is_unknown() -> None:
     nodes = nodes_of("one", "two")
-    found = reach(nodes, {"one": Met("one", addresses=("127.0.0.1",)), "two": Met("two")}, Way(client=HERE))
+    found = probe_ports(
+        nodes,
+        {"one": NodeIdentity("one", addresses=("127.0.0.1",)), "two": NodeIdentity("two")},
+        Transport(client=HERE),
+    )
     assert [(finding.status, say(finding.says)) for finding in found] == [(Status.UNKNOWN, blind("two"))] * 2
 
 
@@ -477,18 +505,18 @@ def test_a_file_whose_writer_never_answers_is_taken_away(tmp_path: Path) -> None
 
     rounds = itertools.count()
 
-    def cut(nodes: Sequence[Node], *args: Any, **options: Any) -> Iterator[Answer]:
+    def cut(nodes: Sequence[Node], *args: Any, **options: Any) -> Generator[Answer, None, None]:
         is_first = next(rounds) == 0
         for answer in ask(nodes, *args, **options):
-            yield replace(answer, out=b"", trouble=Trouble.BROKEN) if is_first else answer
+            yield replace(answer, out=b"", failure=NodeFailure.BROKEN) if is_first else answer
 
-    finding = share(nodes_of("one", "two", "three"), str(tmp_path), Way(client=HERE, ask=cut))
+    finding = probe_shared_folder(nodes_of("one", "two", "three"), str(tmp_path), Transport(client=HERE, ask=cut))
     assert (finding.status, say(finding.says)) == (Status.UNKNOWN, blind("one"))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_is_the_same_is_found_so_and_left_empty(tmp_path: Path) -> None:
-    finding = share(nodes_of("one", "two", "three"), str(tmp_path), Way(client=HERE))
+    finding = probe_shared_folder(nodes_of("one", "two", "three"), str(tmp_path), Transport(client=HERE))
     assert (finding.status, say(finding.says)) == (Status.OK, sentence("agree.storage-same", folder=tmp_path, count=3))
     assert list(tmp_path.iterdir()) == []
 
@@ -497,8 +525,8 @@ def test_a_folder_that_is_another_one_somewhere_is_named(tmp_path: Path) -> None
     """The third node's command line is led to another folder of the same name, as an unmounted file system would."""
     (tmp_path / "shared").mkdir()
     (tmp_path / "local").mkdir()
-    way = Way(client=HERE, ask=elsewhere("three", str(tmp_path / "shared"), str(tmp_path / "local")))
-    finding = share(nodes_of("one", "two", "three"), str(tmp_path / "shared"), way, look_s=0.5)
+    transport = Transport(client=HERE, ask=elsewhere("three", str(tmp_path / "shared"), str(tmp_path / "local")))
+    finding = probe_shared_folder(nodes_of("one", "two", "three"), str(tmp_path / "shared"), transport, look_s=0.5)
     assert finding.status is Status.FAIL
     assert says(say(finding.says), "agree.storage-apart", groups=f"three: {MISSING}", count=2)
     first, second = (line.command for line in finding.evidence)
@@ -507,11 +535,11 @@ def test_a_folder_that_is_another_one_somewhere_is_named(tmp_path: Path) -> None
     assert list((tmp_path / "shared").iterdir()) == []
 
 
-def elsewhere(name: str, folder: str, instead: str) -> Callable[..., Iterator[Answer]]:
+def elsewhere(name: str, folder: str, instead: str) -> Callable[..., Generator[Answer, None, None]]:
     """`ask`, with one node that has another folder at the place."""
     from npuenv.cluster.parallel_ssh import ask
 
-    def asked(nodes: Sequence[Node], command: Any, *, stdin: Any, **options: Any) -> Iterator[Answer]:
+    def asked(nodes: Sequence[Node], command: Any, *, stdin: Any, **options: Any) -> Generator[Answer, None, None]:
         def led(node: Node) -> bytes:
             data: bytes = stdin(node)
             return data.replace(folder.encode(), instead.encode()) if node.name == name else data
@@ -522,7 +550,7 @@ def elsewhere(name: str, folder: str, instead: str) -> Callable[..., Iterator[An
 
 
 def test_a_folder_that_nobody_can_write_is_said_to_be_so(tmp_path: Path) -> None:
-    finding = share(nodes_of("one", "two"), str(tmp_path / "absent"), Way(client=HERE))
+    finding = probe_shared_folder(nodes_of("one", "two"), str(tmp_path / "absent"), Transport(client=HERE))
     assert finding.status is Status.FAIL
     why = part(os.strerror(2))
     assert says(say(finding.says), "agree.storage-unwritten", who="one, two", why=why)
@@ -533,23 +561,26 @@ def test_the_file_is_removed_even_when_looking_for_it_is_broken_off(tmp_path: Pa
 
     rounds = itertools.count()
 
-    def broken(nodes: Sequence[Node], *args: Any, **options: Any) -> Iterator[Answer]:
+    def broken(nodes: Sequence[Node], *args: Any, **options: Any) -> Generator[Answer, None, None]:
         if next(rounds) == 1:
             raise KeyboardInterrupt
         return ask(nodes, *args, **options)
 
     with pytest.raises(KeyboardInterrupt):
-        share(nodes_of("one", "two"), str(tmp_path), Way(client=HERE, ask=broken))
+        probe_shared_folder(nodes_of("one", "two"), str(tmp_path), Transport(client=HERE, ask=broken))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_was_not_tried_says_how_to_let_it_be_tried() -> None:
-    assert [(item.check, item.status) for item in unprobed()] == [
+    assert [(item.check, item.status) for item in skipped_findings()] == [
         ("agree.ports", Status.SKIP),
         ("agree.packets", Status.SKIP),
         ("agree.storage", Status.SKIP),
     ]
-    assert ["--level 2" in say(unprobed()[0].says), "--shared DIR" in say(unprobed()[2].says)] == [True, True]
+    assert ["--level 2" in say(skipped_findings()[0].says), "--shared DIR" in say(skipped_findings()[2].says)] == [
+        True,
+        True,
+    ]
 
 
 def test_two_listeners_on_one_machine_are_told_from_a_service_by_their_word(tmp_path: Path) -> None:
@@ -576,7 +607,7 @@ def test_whoever_answers_in_the_place_of_another_node_is_told_from_it() -> None:
 
 
 def test_an_answer_of_another_node_is_no_way_to_the_one_that_was_meant() -> None:
-    finding = judge(told(lambda source, *_: f"answered by {source}"), schedule(FOUR), PORTS, {})
+    finding = judge(told(lambda source, *_: f"answered by {source}"), probe_schedule(FOUR), PORTS, {})
     assert (finding.status, say(finding.says)) == (Status.FAIL, place("nowhere-all"))
     assert ("a: connect b:6379", "answered by a") in [(line.command, line.line) for line in finding.evidence]
 
@@ -602,7 +633,7 @@ def large(lost: Callable[[str, str], bool]) -> dict[str, dict[str, Any]]:
 def test_where_small_packets_alone_arrive_the_way_is_named(
     lost: Callable[[str, str], bool], kind: str, args: dict[str, str]
 ) -> None:
-    assert judge(large(lost), schedule(FOUR), PORTS, {}).status is Status.OK
+    assert judge(large(lost), probe_schedule(FOUR), PORTS, {}).status is Status.OK
     finding = packets(large(lost), {})
     assert (finding.check, finding.status) == ("agree.packets", Status.FAIL)
     assert say(finding.says) == sentence("agree.packets-lost", places=place(kind, **args))
@@ -639,7 +670,9 @@ def test_a_node_that_has_not_mounted_the_folder_is_named_and_not_all_the_others(
     """Its mount point is an ordinary folder that can be written: what it writes there is seen by nobody."""
     kept: dict[str, set[str]] = {}
 
-    def ask(nodes: Sequence[Node], _: Any, *, stdin: Callable[[Node], bytes], **__: Any) -> Iterator[Answer]:
+    def ask(
+        nodes: Sequence[Node], _: Any, *, stdin: Callable[[Node], bytes], **__: Any
+    ) -> Generator[Answer, None, None]:
         for node in nodes:
             asked = json.loads(stdin(node).splitlines()[-1])
             disk = kept.setdefault("own" if node.name == "n1" else "nfs", set())
@@ -650,7 +683,7 @@ def test_a_node_that_has_not_mounted_the_folder_is_named_and_not_all_the_others(
             told = {"said": said, "mount": "/ ext4 /dev/sda1" if node.name == "n1" else "/data nfs4 srv:/data"}
             yield Answer(node, 0, f"\nNPUENV-ANSWER {json.dumps(told)}\n".encode(), "", 0.1, None)
 
-    found = share(nodes_of("n1", "n2", "n3", "n4"), "/data", Way(ask=ask))
+    found = probe_shared_folder(nodes_of("n1", "n2", "n3", "n4"), "/data", Transport(ask=ask))
     assert say(found.says) == sentence(
         "agree.storage-apart", writer="n2", folder="/data", groups=f"n1: {MISSING}", count=3
     )
@@ -668,9 +701,9 @@ def test_real_hosts_with_a_real_firewall_and_a_pulled_cable(tmp_path: Path) -> N
     if why:
         pytest.skip(why)
     with machines(tmp_path, 3, sshd=True) as hosts:
-        way = Way(client=hosts.operator.argv(["ssh"]), options=Options(config=str(hosts.ssh_config)))
+        transport = Transport(client=hosts.operator.argv(["ssh"]), options=Options(config=str(hosts.ssh_config)))
         nodes = [Node(host.name, host.name) for host in hosts]
-        first = probe(nodes, way, shared=str(tmp_path))
+        first = probe(nodes, transport, shared=str(tmp_path))
         assert [(item.status, say(item.says)) for item in first.findings] == [
             (
                 Status.OK,
@@ -683,23 +716,25 @@ def test_real_hosts_with_a_real_firewall_and_a_pulled_cable(tmp_path: Path) -> N
             (Status.OK, sentence("agree.packets-arrive", tried=6)),
             (Status.OK, sentence("agree.storage-same", folder=tmp_path, count=3)),
         ]
-        assert first.met["node2"].sees["node3"] == ("10.77.0.3",)
+        assert first.identities["node2"].resolved["node3"] == ("10.77.0.3",)
         hosts[1].run("iptables", "-A", "INPUT", "-p", "tcp", "--dport", "6379", "-j", "DROP")
-        assert words(reach(nodes, first.met, way, (6379, 8265))[0]) == place("target", target="node2", ports="6379")
+        assert words(probe_ports(nodes, first.identities, transport, (6379, 8265))[0]) == place(
+            "target", target="node2", ports="6379"
+        )
         hosts[1].run("iptables", "-F")
         hosts[0].run("iptables", "-A", "OUTPUT", "-p", "tcp", "--dport", "60000:60015", "-j", "REJECT")
-        said = words(reach(nodes, first.met, way, (8265, 60000, 60001))[0])
+        said = words(probe_ports(nodes, first.identities, transport, (8265, 60000, 60001))[0])
         assert said == place("source", source="node1", ports="60000-60001")
-        apart = share(nodes, "/dev/shm", way)  # every host has its own
+        apart = probe_shared_folder(nodes, "/dev/shm", transport)  # every host has its own
         assert (apart.status, f"node[2-3]: {MISSING}" in say(apart.says)) == (Status.FAIL, True)
         hosts[0].run("iptables", "-F")
         drop = ("-m", "length", "--length", "1400:65535", "-j", "DROP")
         hosts[0].run("iptables", "-A", "OUTPUT", "-d", hosts[1].address, "-p", "tcp", "--dport", "8265", *drop)
-        small, full = reach(nodes, first.met, way, (8265,))
+        small, full = probe_ports(nodes, first.identities, transport, (8265,))
         assert small.status is Status.OK
         assert words(full) == sentence("agree.packets-lost", places=place("way-all", source="node1", target="node2"))
         hosts[2].unplug()
-        last, _ = reach(nodes, first.met, way, (8265,))
+        last, _ = probe_ports(nodes, first.identities, transport, (8265,))
         elsewhere = sentence("agree.ports-open-else", says=blind("node3"), elsewhere=all_open(2, "8265"))
         assert (last.status, say(last.says)) == (Status.UNKNOWN, elsewhere)
 

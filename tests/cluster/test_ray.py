@@ -22,8 +22,8 @@ import psutil
 import pytest
 
 from npuenv.cluster import ray, ray_state
-from npuenv.cluster.probing.transport import Way
-from npuenv.cluster.types import Node
+from npuenv.cluster.inventory import Node
+from npuenv.cluster.transport import Transport
 from npuenv.install.locations import default_environment
 from tests.support.namespaces import Machine, Machines, listens, machines, why_not
 from tests.support.own_signals import as_from_a_terminal
@@ -33,12 +33,12 @@ from tests.support.waiting import PATIENCE_S, is_gone, until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-HERE = ray.Here(Node("node1", "node1"), ray="/env/bin/ray", version="2.50.1", python="3.11.7", cards=8)
+HERE = ray.NodeState(Node("node1", "node1"), ray="/env/bin/ray", version="2.50.1", python="3.11.7", cards=8)
 
 
-def started(name: str, cards: int = 8) -> ray_state.Started:
+def started(name: str, cards: int = 8) -> ray_state.StartedNode:
     processes = ((77, 1, "sh"), (80, 2, "raylet"))
-    return ray_state.Started(Node(name, name, port=22), "boot", 77, processes, cards, "word", f"10.0.0.{name[-1]}")
+    return ray_state.StartedNode(Node(name, name, port=22), "boot", 77, processes, cards, "word", f"10.0.0.{name[-1]}")
 
 
 class Local:
@@ -48,7 +48,7 @@ class Local:
         client = folder / "client"
         client.write_text('#!/bin/sh\nfor last; do :; done\nexec 3<&0\nsetsid sh -c "$last" <&3 3<&- &\nwait $!\n')
         client.chmod(0o755)
-        self.way = Way(client=(str(client),))
+        self.way = Transport(client=(str(client),))
         self.node = Node("here", "here", python=sys.executable)
 
 
@@ -73,11 +73,11 @@ def listener(host: Machine, port: int) -> Iterator[None]:
 
 
 def run_plan(
-    local: Local, folder: Path, limit_s: float = 30.0, begun: list[ray_state.Started] | None = None
-) -> ray_state.Started | ray.Failed:
+    local: Local, folder: Path, limit_s: float = 30.0, begun: list[ray_state.StartedNode] | None = None
+) -> ray_state.StartedNode | ray.StartFailure:
     plan = ray.Plan((replace(local.node, address="127.0.0.1"),), ray=str(folder), limit_s=limit_s)
     here = replace(HERE, node=plan.nodes[0], cards=0)
-    (result,) = ray.raise_up(plan, [here], local.way, begun.append if begun is not None else lambda _: None)
+    (result,) = ray.start(plan, [here], local.way, begun.append if begun is not None else lambda _: None)
     return result
 
 
@@ -90,16 +90,16 @@ def test_only_what_was_started_is_ended(tmp_path: Path) -> None:
     stranger = subprocess.Popen(["sleep", "611"])
     try:
         up = run_plan(local, folder)
-        assert isinstance(up, ray_state.Started), up
+        assert isinstance(up, ray_state.StartedNode), up
         pid = int((tmp_path / "pid").read_text())
         assert pid in [number for number, _, _ in up.processes]
         cluster = ray_state.Cluster("127.0.0.1:6379", str(folder), (up,), "here")
-        heard = ray.take_down(cluster, local.way)["here"]
-        assert heard.told is not None and heard.told["left"] == 0 and heard.told["ended"] >= 1
+        heard = ray.stop(cluster, local.way)["here"]
+        assert heard.answer is not None and heard.answer["left"] == 0 and heard.answer["ended"] >= 1
         assert until(lambda: is_gone(pid))
         assert stranger.poll() is None
-        again = ray.take_down(cluster, local.way)["here"]
-        assert again.told is not None and (again.told["ended"], again.told["left"]) == (0, 0)
+        again = ray.stop(cluster, local.way)["here"]
+        assert again.answer is not None and (again.answer["ended"], again.answer["left"]) == (0, 0)
     finally:
         stranger.kill()
         stranger.wait()
@@ -108,18 +108,18 @@ def test_only_what_was_started_is_ended(tmp_path: Path) -> None:
 def test_a_start_that_nobody_has_heard_the_end_of_is_found_by_its_word(tmp_path: Path) -> None:
     if why_not_local():
         pytest.skip(why_not_local())
-    local, begun = Local(tmp_path), list[ray_state.Started]()
+    local, begun = Local(tmp_path), list[ray_state.StartedNode]()
     text = f"sleep 613 & echo $! > {tmp_path}/pid; until [ $(cat /proc/$!/comm) = sleep ]; do :; done; exit 0"
     folder = fake_ray(tmp_path, text)
     stranger = subprocess.Popen(["sleep", "613"], env={**os.environ, "NPUENV_RAY_START": "another"})
     try:
-        assert isinstance(run_plan(local, folder, begun=begun), ray_state.Started)
+        assert isinstance(run_plan(local, folder, begun=begun), ray_state.StartedNode)
         pid = int((tmp_path / "pid").read_text())
         cluster = ray_state.Cluster("127.0.0.1:6379", str(folder), tuple(begun), "here")
-        heard = ray.ask_alive(cluster, local.way)["here"]
-        assert heard.told is not None and heard.told["running"] == ["sleep"]
-        heard = ray.take_down(cluster, local.way)["here"]
-        assert heard.told is not None and (heard.told["ended"], heard.told["left"]) == (1, 0)
+        heard = ray.query_processes(cluster, local.way)["here"]
+        assert heard.answer is not None and heard.answer["running"] == ["sleep"]
+        heard = ray.stop(cluster, local.way)["here"]
+        assert heard.answer is not None and (heard.answer["ended"], heard.answer["left"]) == (1, 0)
         assert until(lambda: is_gone(pid))
         assert stranger.poll() is None
     finally:
@@ -132,9 +132,9 @@ def test_a_number_that_is_in_use_again_is_left_alone(tmp_path: Path) -> None:
     stranger = subprocess.Popen(["sleep", "600"])
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        known = ray_state.Started(local.node, boot, stranger.pid, ((stranger.pid, 1, "raylet"),), 0)
-        heard = ray.take_down(ray_state.Cluster("127.0.0.1:6379", "", (known,), "here"), local.way)["here"]
-        assert heard.told is not None and heard.told["ended"] == 0
+        known = ray_state.StartedNode(local.node, boot, stranger.pid, ((stranger.pid, 1, "raylet"),), 0)
+        heard = ray.stop(ray_state.Cluster("127.0.0.1:6379", "", (known,), "here"), local.way)["here"]
+        assert heard.answer is not None and heard.answer["ended"] == 0
         assert stranger.poll() is None
     finally:
         stranger.kill()
@@ -149,15 +149,15 @@ def test_a_status_ends_in_time_whatever_it_leaves_behind(tmp_path: Path, text: s
     folder = fake_ray(tmp_path, f"sleep 612 & echo $! > {tmp_path}/pid; {text}")
     cluster = ray_state.Cluster("127.0.0.1:6379", str(folder), (replace(started("here"), node=local.node),), "here")
     began = time.monotonic()
-    heard = ray.ask_ray(cluster, 3.0 if is_timed_out else 60.0, local.way)
+    heard = ray.query_ray(cluster, 3.0 if is_timed_out else 60.0, local.way)
     child = int((tmp_path / "pid").read_text())
     try:
         assert time.monotonic() - began < PATIENCE_S
-        assert heard.told is not None
-        table = heard.told["table"]
+        assert heard.answer is not None
+        table = heard.answer["table"]
         assert (table["timed_out"], table["code"]) == ((True, None) if is_timed_out else (False, 0))
         assert table["out"] == ("" if is_timed_out else "table\n")
-        assert heard.told["nodes"]["out"] == "", "of a script of another kind nobody knows the interpreter"
+        assert heard.answer["nodes"]["out"] == "", "of a script of another kind nobody knows the interpreter"
         if is_timed_out:
             assert until(lambda: is_gone(child))
     finally:
@@ -207,8 +207,8 @@ def test_a_worker_that_does_not_reach_the_head_says_why_within_its_limit(tmp_pat
         held.bind((own_address(), 0))
         port = held.getsockname()[1]
         plan = ray.Plan((head, local.node), ray=folder, port=port, limit_s=4, address=own_address())
-        (result,) = ray.raise_up(plan, [replace(HERE, node=local.node, cards=1)], local.way, lambda _: None)
-    assert isinstance(result, ray.Failed)
+        (result,) = ray.start(plan, [replace(HERE, node=local.node, cards=1)], local.way, lambda _: None)
+    assert isinstance(result, ray.StartFailure)
     assert f"nobody listens at {own_address()}, port {port}, after 2 s" in result.said
 
 
@@ -227,8 +227,8 @@ def test_ray_starts_with_what_the_activation_of_its_environment_sets(
     nodes = (replace(local.node, address=own_address()), Node("other", "other"))
     plan = ray.Plan(nodes, ray=str(tmp_path / named) if named else "", limit_s=30)
     ray_node = replace(HERE, node=plan.nodes[0], cards=0)
-    (result,) = ray.raise_up(plan, [ray_node], local.way, lambda _: None)
-    assert isinstance(result, ray.Failed) and f"sh ray_worker.sh {own_address()}\n" in result.said, result
+    (result,) = ray.start(plan, [ray_node], local.way, lambda _: None)
+    assert isinstance(result, ray.StartFailure) and f"sh ray_worker.sh {own_address()}\n" in result.said, result
     seen = dict(line.split("=", 1) for line in (tmp_path / "environ").read_text().splitlines() if "=" in line)
     assert (seen["ASCEND_HOME_PATH"], seen["NPUENV_SEEN"]) == ("/cann", "multi")
     assert "NPUENV_RAY_START" in seen
@@ -238,7 +238,7 @@ def test_an_environment_that_cannot_be_activated_is_not_started_without_it(tmp_p
     local, folder = Local(tmp_path), fake_ray(tmp_path, f"touch {tmp_path}/begun; exit 0")
     (folder / "activate.sh").write_text("echo no CANN here >&2; eval false\n")
     result = run_plan(local, folder)
-    assert isinstance(result, ray.Failed) and result.said == "no CANN here"
+    assert isinstance(result, ray.StartFailure) and result.said == "no CANN here"
     assert not (tmp_path / "begun").exists()
 
 
@@ -273,14 +273,14 @@ def test_a_start_that_hangs_or_fails_is_named_and_leaves_nothing(tmp_path: Path)
     folder = fake_ray(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 600")
     for limit_s in (1.5, PATIENCE_S):  # more where this machine is too busy to come to it in time
         result = run_plan(local, folder, limit_s=limit_s)
-        assert isinstance(result, ray.Failed)
+        assert isinstance(result, ray.StartFailure)
         if (tmp_path / "pid").exists():
             break
     pid = int((tmp_path / "pid").read_text())
     assert until(lambda: is_gone(pid))
     (folder / "bin" / "ray").write_text("#!/bin/sh\necho RuntimeError: Version mismatch >&2\nexit 1\n")
     failed = run_plan(local, folder)
-    assert isinstance(failed, ray.Failed) and failed.said.endswith("RuntimeError: Version mismatch")
+    assert isinstance(failed, ray.StartFailure) and failed.said.endswith("RuntimeError: Version mismatch")
 
 
 def why_not_local() -> str:

@@ -20,9 +20,8 @@ import pytest
 
 from npuenv.cli import main
 from npuenv.cluster import ray, ray_state
-from npuenv.cluster.inventory import parse
-from npuenv.cluster.probing.transport import Heard, Way
-from npuenv.cluster.types import Node
+from npuenv.cluster.inventory import Node, parse
+from npuenv.cluster.transport import ProbeResult, Transport
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import say
 from npuenv.facts.target import text
@@ -33,39 +32,39 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-HERE = ray.Here(Node("node1", "node1"), ray="/env/bin/ray", version="2.50.1", python="3.11.7", cards=8)
+HERE = ray.NodeState(Node("node1", "node1"), ray="/env/bin/ray", version="2.50.1", python="3.11.7", cards=8)
 
 
-def on(name: str, **changes: Any) -> ray.Here:
+def on(name: str, **changes: Any) -> ray.NodeState:
     return replace(HERE, **{"node": Node(name, name), **changes})
 
 
-def started(name: str, cards: int = 8) -> ray_state.Started:
+def started(name: str, cards: int = 8) -> ray_state.StartedNode:
     processes = ((77, 1, "sh"), (80, 2, "raylet"))
-    return ray_state.Started(Node(name, name, port=22), "boot", 77, processes, cards, "word", f"10.0.0.{name[-1]}")
+    return ray_state.StartedNode(Node(name, name, port=22), "boot", 77, processes, cards, "word", f"10.0.0.{name[-1]}")
 
 
 CLUSTER = ray_state.Cluster("10.0.0.1:6379", "/env", (started("node1"), started("node2")), "node1", "hosts")
 TABLE = "Active:\n 1 node_a\nResources\n-----\nTotal Usage:\n 0.0/{npus} NPU\nTotal Demands:\n (no resource demands)\n"
 
 
-def running(*names: str) -> dict[str, Heard]:
+def running(*names: str) -> dict[str, ProbeResult]:
     """What these nodes say where all runs."""
-    return {name: Heard(Node(name, name), {"running": ["gcs_server", "raylet"]}, 0.0, 1.0) for name in names}
+    return {name: ProbeResult(Node(name, name), {"running": ["gcs_server", "raylet"]}, 0.0, 1.0) for name in names}
 
 
-def ray_says(*alive: str, dead: Sequence[str] = (), cards: int = 8) -> Heard:
+def ray_says(*alive: str, dead: Sequence[str] = (), cards: int = 8) -> ProbeResult:
     """What Ray's list of nodes and its table say."""
     rows = [{"address": each, "is_alive": True, "total": {"NPU": cards}, "free": {}, "why": ""} for each in alive]
     rows += [{"address": each, "is_alive": False, "total": {}, "free": None, "why": "no heartbeat"} for each in dead]
     table = TABLE.format(npus=float(cards * len(alive)))
     out = {"nodes": f"RAY-NODES {json.dumps(rows)}\n", "table": table}
     told = {name: {"code": 0, "out": text, "err": "", "timed_out": False} for name, text in out.items()}
-    return Heard(Node("node1", "node1"), told, 0.0, 1.0)
+    return ProbeResult(Node("node1", "node1"), told, 0.0, 1.0)
 
 
 def test_nodes_that_fit_together_are_not_refused() -> None:
-    assert ray.clashes([on("node1"), on("node2"), on("node3")]) == []
+    assert ray.start_conflicts([on("node1"), on("node2"), on("node3")]) == []
 
 
 @pytest.mark.parametrize(
@@ -83,7 +82,7 @@ def test_nodes_that_fit_together_are_not_refused() -> None:
 def test_a_node_that_would_not_come_up_is_named_before_a_start(
     changes: dict[str, Any], key: str, args: dict[str, str]
 ) -> None:
-    (wrong,) = ray.clashes([on("node1"), on("node2", **changes), on("node3")])
+    (wrong,) = ray.start_conflicts([on("node1"), on("node2", **changes), on("node3")])
     assert (wrong.nodes, wrong.says.key) == (("node2",), f"cluster.ray-{key}")
     assert args.items() <= wrong.says.args.items()
     assert say(wrong.says)
@@ -93,7 +92,7 @@ def test_a_node_that_would_not_come_up_is_named_before_a_start(
 def test_other_cards_than_the_inventory_says_are_not_started(seen: int, wanted: int, is_refused: bool) -> None:
     """A node that sees none at all is told the inventory's number: its devices may be where nobody sees them."""
     odd = on("node2", node=Node("node2", "node2", cards=wanted), cards=seen)
-    wrong = ray.clashes([on("node1"), odd, on("node3")])
+    wrong = ray.start_conflicts([on("node1"), odd, on("node3")])
     assert [(each.nodes, each.says.key, each.says.args["found"]) for each in wrong] == (
         [(("node2",), "cluster.ray-cards-other", seen)] if is_refused else []
     )
@@ -102,7 +101,7 @@ def test_other_cards_than_the_inventory_says_are_not_started(seen: int, wanted: 
 def test_two_names_of_one_machine_are_not_both_started() -> None:
     """Containers with a network of their own on one machine are two nodes."""
     one, two = (on(name, boot="b", network="net:[1]") for name in ("node1", "10.0.0.1"))
-    (wrong,) = ray.clashes([one, two, on("node3", boot="b", network="net:[2]"), on("node4"), on("node5")])
+    (wrong,) = ray.start_conflicts([one, two, on("node3", boot="b", network="net:[2]"), on("node4"), on("node5")])
     assert (wrong.nodes, wrong.says.key) == (("node1", "10.0.0.1"), "cluster.ray-one-machine")
 
 
@@ -147,7 +146,7 @@ def hosts(home: Path, tmp_path: Path) -> Path:
 
 def keep(cluster: ray_state.Cluster, hosts: Path) -> Path:
     """Writes down that a cluster was started on an inventory, and says where."""
-    place = ray_state.place_of(str(hosts), os.environ)
+    place = ray_state.state_path(str(hosts), os.environ)
     ray_state.save(replace(cluster, source=str(hosts)), place)
     return place
 
@@ -162,17 +161,19 @@ def test_up_again_starts_only_the_nodes_that_are_missing(
     place = keep(CLUSTER, hosts)
     asked = []
 
-    def raise_up(
-        plan: ray.Plan, found: Sequence[ray.Here], way: Way, note: Callable[[ray_state.Started], object]
+    def start(
+        plan: ray.Plan, found: Sequence[ray.NodeState], way: Transport, note: Callable[[ray_state.StartedNode], object]
     ) -> Any:
         asked.append(([node.name for node in plan.nodes], [here.node.name for here in found], plan.port, plan.ray))
-        note(ray_state.Started(found[0].node, mark="word"))
+        note(ray_state.StartedNode(found[0].node, mark="word"))
         yield started("node3")
 
-    monkeypatch.setattr(ray, "raise_up", raise_up)
+    monkeypatch.setattr(ray, "start", start)
     monkeypatch.setattr(ray, "survey", lambda nodes, *_: [on(node.name, node=node, running=()) for node in nodes])
-    monkeypatch.setattr(ray, "ask_alive", lambda cluster, _: running(*(each.node.name for each in cluster.started)))
-    monkeypatch.setattr(ray, "ask_ray", lambda *_: ray_says("10.0.0.1", "10.0.0.2", "10.0.0.3"))
+    monkeypatch.setattr(
+        ray, "query_processes", lambda cluster, _: running(*(each.node.name for each in cluster.started))
+    )
+    monkeypatch.setattr(ray, "query_ray", lambda *_: ray_says("10.0.0.1", "10.0.0.2", "10.0.0.3"))
     assert cluster_command("up", hosts=hosts) == 0
     said = capsys.readouterr()
     assert asked == [(["node1", "node3"], ["node3"], 6379, "/env")]
@@ -189,8 +190,8 @@ def test_without_its_head_a_cluster_is_not_gone_on_with(
     hosts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keep(CLUSTER, hosts)
-    heard = {**running("node2"), "node1": Heard(Node("node1", "node1"), {"running": ["raylet"]}, 0.0, 1.0)}
-    monkeypatch.setattr(ray, "ask_alive", lambda *_: heard)
+    heard = {**running("node2"), "node1": ProbeResult(Node("node1", "node1"), {"running": ["raylet"]}, 0.0, 1.0)}
+    monkeypatch.setattr(ray, "query_processes", lambda *_: heard)
     assert cluster_command("up", hosts=hosts) == 1
     down, up = (f"npuenv cluster {verb} --hosts {hosts}" for verb in ("down", "up"))
     headless = sentence("cluster.ray-headless", names="node2", down=down, up=up)
@@ -205,15 +206,18 @@ def test_an_unheard_node_of_an_earlier_start_is_not_forgotten(
     hosts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = keep(CLUSTER, hosts)
-    unheard = {"node1": running("node1")["node1"], "node2": Heard(Node("node2", "node2"), None, 0.0, 1.0, "No route")}
-    unheard["node1"] = replace(unheard["node1"], told={"running": []})
-    monkeypatch.setattr(ray, "ask_alive", lambda *_: unheard)
+    unheard = {
+        "node1": running("node1")["node1"],
+        "node2": ProbeResult(Node("node2", "node2"), None, 0.0, 1.0, "No route"),
+    }
+    unheard["node1"] = replace(unheard["node1"], answer={"running": []})
+    monkeypatch.setattr(ray, "query_processes", lambda *_: unheard)
     assert cluster_command("up", hosts=hosts) == 1
     out = capsys.readouterr().out
     left = sentence("cluster.ray-left", down=f"npuenv cluster down --hosts {hosts}", place=place)
     assert sentence("cluster.ray-refused", names="node2", says=left) in out
-    ended = {"node1": replace(unheard["node1"], told={"ended": 7, "left": 0, "known": 2}), "node2": unheard["node2"]}
-    monkeypatch.setattr(ray, "take_down", lambda *_: ended)
+    ended = {"node1": replace(unheard["node1"], answer={"ended": 7, "left": 0, "known": 2}), "node2": unheard["node2"]}
+    monkeypatch.setattr(ray, "stop", lambda *_: ended)
     assert cluster_command("down", hosts=hosts) == 1
     out = capsys.readouterr().out
     assert sentence("cluster.ray-node-down", name="node1", ended=7) in out
@@ -252,24 +256,26 @@ def test_what_nobody_has_heard_the_end_of_is_written_down(
         answer = {"processes": [[10, 1, "raylet"]], "said": "", "left": 0, **where}
         is_odd = nodes[0].name == "node2" and words["do"] == "start"
         found = {**answer, **told} if is_odd else answer
-        yield Heard(nodes[0], None if found.get("told", 1) is None else found, 0.0, 1.0, str(found.get("why", "")))
+        yield ProbeResult(
+            nodes[0], None if found.get("told", 1) is None else found, 0.0, 1.0, str(found.get("why", ""))
+        )
 
-    def alive(cluster: ray_state.Cluster, _: Way) -> dict[str, Heard]:
+    def alive(cluster: ray_state.Cluster, _: Transport) -> dict[str, ProbeResult]:
         found = running(*(each.node.name for each in cluster.started if each.processes))
         idle = (each.node for each in cluster.started if not each.processes)
-        return found | {node.name: Heard(node, {"running": []}, 0.0, 1.0) for node in idle}
+        return found | {node.name: ProbeResult(node, {"running": []}, 0.0, 1.0) for node in idle}
 
     monkeypatch.setattr(ray, "survey", lambda nodes, *_: [on(node.name, node=node) for node in nodes])
-    monkeypatch.setattr(ray, "run", run)
-    monkeypatch.setattr(ray, "ask_alive", alive)
-    monkeypatch.setattr(ray, "ask_ray", lambda *_: ray_says("10.0.0.1", "10.0.0.2", "10.0.0.3"))
+    monkeypatch.setattr(ray, "run_program", run)
+    monkeypatch.setattr(ray, "query_processes", alive)
+    monkeypatch.setattr(ray, "query_ray", lambda *_: ray_says("10.0.0.1", "10.0.0.2", "10.0.0.3"))
     assert cluster_command("up", hosts=hosts) == (1 if told else 130)
     err = capsys.readouterr().err
     if line is None:
         assert says(err, "cluster.ray-broken-both", names="node1", begun="node2")
     else:
         assert says(err, "cluster.ray-failed", name="node2", line=line)
-    left = ray_state.load(ray_state.place_of(str(hosts), os.environ))
+    left = ray_state.load(ray_state.state_path(str(hosts), os.environ))
     assert left is not None and sorted(each.node.name for each in left.started) == begun
     words = [words["mark"] for words in asked if words["do"] == "start"]
     known = {each.node.name: each for each in left.started}
@@ -283,15 +289,15 @@ def test_a_busy_cluster_is_well_and_what_waits_is_said(
 ) -> None:
     hosts.write_text("node[1-2]\n")
     keep(CLUSTER, hosts)
-    monkeypatch.setattr(ray, "ask_alive", lambda *_: running("node1", "node2"))
+    monkeypatch.setattr(ray, "query_processes", lambda *_: running("node1", "node2"))
     codes = []
     for need in (8, 9):
         said = ray_says("10.0.0.1", "10.0.0.2")
-        assert said.told is not None
+        assert said.answer is not None
         waits = f"{{'NPU': {need}.0}}: 1+ pending tasks/actors"
-        table = said.told["table"] | {"out": said.told["table"]["out"].replace("(no resource demands)", waits)}
+        table = said.answer["table"] | {"out": said.answer["table"]["out"].replace("(no resource demands)", waits)}
         monkeypatch.setattr(
-            ray, "ask_ray", lambda *_, table=table, said=said: replace(said, told=said.told | {"table": table})
+            ray, "query_ray", lambda *_, table=table, said=said: replace(said, answer=said.answer | {"table": table})
         )
         codes.append(cluster_command("status", "--json", hosts=hosts))
         document = json.loads(capsys.readouterr().out)
@@ -322,9 +328,9 @@ def test_a_node_that_only_seems_to_run_is_not_up_and_the_next_command_is_named(
     hosts.write_text("node[1-2]\n")
     keep(CLUSTER, hosts)
     heard = running("node1", "node2")
-    heard["node2"] = replace(heard["node2"], told={**(heard["node2"].told or {}), "stopped": stopped})
-    monkeypatch.setattr(ray, "ask_alive", lambda *_: heard)
-    monkeypatch.setattr(ray, "ask_ray", lambda *_: ray_says(*alive, dead=dead))
+    heard["node2"] = replace(heard["node2"], answer={**(heard["node2"].answer or {}), "stopped": stopped})
+    monkeypatch.setattr(ray, "query_processes", lambda *_: heard)
+    monkeypatch.setattr(ray, "query_ray", lambda *_: ray_says(*alive, dead=dead))
     assert cluster_command("status", hosts=hosts) == 1
     told = capsys.readouterr().out
     args = {"pids": "80", "names": "raylet"} if stopped else {}
@@ -338,7 +344,7 @@ def test_what_holds_cards_after_its_program_has_ended_is_named_with_what_ends_it
 ) -> None:
     hosts.write_text("node[1-2]\n")
     keep(CLUSTER, hosts)
-    monkeypatch.setattr(ray, "ask_alive", lambda *_: running("node1", "node2"))
+    monkeypatch.setattr(ray, "query_processes", lambda *_: running("node1", "node2"))
     actor = {"kind": "actor", "type": "Worker", "pid": 900, "address": "10.0.0.2", "total": {"NPU": 4.0}}
     left: list[object] = [
         {**actor, "name": "roll'out", "namespace": "verl"},
@@ -346,13 +352,13 @@ def test_what_holds_cards_after_its_program_has_ended_is_named_with_what_ends_it
         {"kind": "group", "name": "pool", "id": "0a01", "total": {"NPU": 8.0}},
     ]
 
-    def told(rows: object) -> Heard:
+    def told(rows: object) -> ProbeResult:
         said = ray_says("10.0.0.1", "10.0.0.2")
-        assert said.told is not None
-        out = f"RAY-LEFT {json.dumps(rows)}\n{said.told['nodes']['out']}"
-        return replace(said, told={**said.told, "nodes": {**said.told["nodes"], "out": out}})
+        assert said.answer is not None
+        out = f"RAY-LEFT {json.dumps(rows)}\n{said.answer['nodes']['out']}"
+        return replace(said, answer={**said.answer, "nodes": {**said.answer["nodes"], "out": out}})
 
-    monkeypatch.setattr(ray, "ask_ray", lambda *_: told(left))
+    monkeypatch.setattr(ray, "query_ray", lambda *_: told(left))
     assert cluster_command("status", "--json", hosts=hosts) == 0
     named, nameless, group = json.loads(capsys.readouterr().out)["warnings"]
     assert says(named, "cluster.ray-left-actor", name="roll'out", count="4", address="10.0.0.2", pid="900")
@@ -361,7 +367,7 @@ def test_what_holds_cards_after_its_program_has_ended_is_named_with_what_ends_it
     assert says(nameless, "cluster.ray-left-actor-unnamed", pid="900")
     assert says(group, "cluster.ray-left-group", name="pool", count="8") and 'fromhex("0a01")' in group
     for unread in ("no such table", [{"kind": "actor"}], [{"kind": "actor", "total": {"NPU": 0}}], None):
-        monkeypatch.setattr(ray, "ask_ray", lambda *_, unread=unread: told(unread))
+        monkeypatch.setattr(ray, "query_ray", lambda *_, unread=unread: told(unread))
         assert cluster_command("status", "--json", hosts=hosts) == 0
         assert json.loads(capsys.readouterr().out)["warnings"] == []
 
@@ -372,9 +378,9 @@ def test_a_head_whose_server_is_stopped_is_not_asked(
     hosts.write_text("node[1-2]\n")
     keep(CLUSTER, hosts)
     heard = running("node1", "node2")
-    heard["node1"] = replace(heard["node1"], told={**(heard["node1"].told or {}), "stopped": [[79, "gcs_server"]]})
-    monkeypatch.setattr(ray, "ask_alive", lambda *_: heard)
-    monkeypatch.setattr(ray, "ask_ray", lambda *_: pytest.fail("it would wait for an answer"))
+    heard["node1"] = replace(heard["node1"], answer={**(heard["node1"].answer or {}), "stopped": [[79, "gcs_server"]]})
+    monkeypatch.setattr(ray, "query_processes", lambda *_: heard)
+    monkeypatch.setattr(ray, "query_ray", lambda *_: pytest.fail("it would wait for an answer"))
     assert cluster_command("status", hosts=hosts) == 1
     assert says(capsys.readouterr().out.splitlines()[-1], "cluster.ray-next-stopped")
 
@@ -408,10 +414,10 @@ def test_cards_without_cann_are_said_also_where_only_what_went_wrong_is_to_be_sa
     hosts.write_text("node[1-2]\n")
     keep(CLUSTER, hosts)
     heard = running("node1", "node2")
-    assert heard["node2"].told is not None
-    heard["node2"] = replace(heard["node2"], told={**heard["node2"].told, "without_cann": True})
-    monkeypatch.setattr(ray, "ask_alive", lambda *_: heard)
-    monkeypatch.setattr(ray, "ask_ray", lambda *_: ray_says("10.0.0.1", "10.0.0.2"))
+    assert heard["node2"].answer is not None
+    heard["node2"] = replace(heard["node2"], answer={**heard["node2"].answer, "without_cann": True})
+    monkeypatch.setattr(ray, "query_processes", lambda *_: heard)
+    monkeypatch.setattr(ray, "query_ray", lambda *_: ray_says("10.0.0.1", "10.0.0.2"))
     assert cluster_command("status", "-q", hosts=hosts) == 0
     assert says(capsys.readouterr().out, "cluster.ray-without-cann", names="node2")
     assert cluster_command("status", "--json", hosts=hosts) == 0
@@ -424,14 +430,15 @@ def test_what_is_left_of_a_start_and_would_not_end_is_not_taken_for_somebody_els
     """The head's raylet is gone, and its gcs_server hangs."""
     place = keep(CLUSTER, hosts)
     rest = {
-        name: Heard(Node(name, name), {"running": each}, 0.0, 1.0)
+        name: ProbeResult(Node(name, name), {"running": each}, 0.0, 1.0)
         for name, each in (("node1", ["gcs_server"]), ("node2", []))
     }
-    monkeypatch.setattr(ray, "ask_alive", lambda *_: rest)
+    monkeypatch.setattr(ray, "query_processes", lambda *_: rest)
     ended = {
-        name: replace(each, told={"ended": 1, "left": int(name == "node1"), "known": 1}) for name, each in rest.items()
+        name: replace(each, answer={"ended": 1, "left": int(name == "node1"), "known": 1})
+        for name, each in rest.items()
     }
-    monkeypatch.setattr(ray, "take_down", lambda *_: ended)
+    monkeypatch.setattr(ray, "stop", lambda *_: ended)
     assert cluster_command("up", hosts=hosts) == 1
     out = capsys.readouterr().out
     stuck = sentence("cluster.ray-stuck", down=f"npuenv cluster down --hosts {hosts}")
@@ -445,9 +452,9 @@ def test_a_node_that_is_taken_out_of_the_inventory_while_it_is_silent_is_not_for
 ) -> None:
     place = keep(CLUSTER, hosts)
     hosts.write_text("node1\n")
-    heard = {"node1": replace(running("node1")["node1"], told={"running": []})}
-    heard["node2"] = Heard(Node("node2", "node2"), None, 0.0, 1.0, "No route to host")
-    monkeypatch.setattr(ray, "ask_alive", lambda *_: heard)
+    heard = {"node1": replace(running("node1")["node1"], answer={"running": []})}
+    heard["node2"] = ProbeResult(Node("node2", "node2"), None, 0.0, 1.0, "No route to host")
+    monkeypatch.setattr(ray, "query_processes", lambda *_: heard)
     assert cluster_command("up", hosts=hosts) == 1
     left = sentence("cluster.ray-left", down=f"npuenv cluster down --hosts {hosts}", place=place)
     assert sentence("cluster.ray-refused", names="node2", says=left) in capsys.readouterr().out
@@ -478,19 +485,19 @@ def test_the_others_reach_the_head_by_its_own_address_and_not_by_a_name_of_ssh(
     def run(nodes: Sequence[Node], program: str, asking: Callable[[Node], dict[str, Any]], **_: Any) -> Any:
         asked.append(asking(nodes[0]))
         answer = {"processes": [[10, 1, "raylet"]], "said": "", "left": 0, "boot": "b", "session": 9}
-        yield Heard(nodes[0], {**answer, "address": f"10.0.0.{nodes[0].name[-1]}"}, 0.0, 1.0)
+        yield ProbeResult(nodes[0], {**answer, "address": f"10.0.0.{nodes[0].name[-1]}"}, 0.0, 1.0)
 
     found: dict[str, dict[str, Any]]
     found = {"node1": {"login": login, "is_own": given == address}, "node2": {"login": "10.0.0.2"}, "node3": {}}
     monkeypatch.setattr(
         ray, "survey", lambda nodes, *_: [on(each.name, node=each, **found[each.name]) for each in nodes]
     )
-    monkeypatch.setattr(ray, "run", run)
-    monkeypatch.setattr(ray, "ask_alive", lambda *_: running("node1", "node2", "node3"))
-    monkeypatch.setattr(ray, "ask_ray", lambda *_: ray_says("10.0.0.1", "10.0.0.2", "10.0.0.3"))
+    monkeypatch.setattr(ray, "run_program", run)
+    monkeypatch.setattr(ray, "query_processes", lambda *_: running("node1", "node2", "node3"))
+    monkeypatch.setattr(ray, "query_ray", lambda *_: ray_says("10.0.0.1", "10.0.0.2", "10.0.0.3"))
     assert cluster_command("up", hosts=hosts) == 0
     assert [words["address"] for words in asked if words["do"] == "start"] == [address] * 3
-    left = ray_state.load(ray_state.place_of(str(hosts), os.environ))
+    left = ray_state.load(ray_state.state_path(str(hosts), os.environ))
     assert left is not None and left.address == f"{address}:6379"
     is_said = says(capsys.readouterr().err, "cluster.ray-other-address", address=given, login="10.0.0.1")
     assert is_said == (bool(given) and given != address)
@@ -522,8 +529,10 @@ def test_inventories_with_other_nodes_do_not_touch_each_other(
     other.write_text("node[8-9]\n")
     shared.write_text("node2 port=22 cards=8\n")
     mine, theirs = keep(CLUSTER, hosts), keep(replace(CLUSTER, started=(started("node8"),), head="node8"), other)
-    monkeypatch.setattr(ray, "ask_alive", lambda cluster, _: running(*(each.node.name for each in cluster.started)))
-    monkeypatch.setattr(ray, "ask_ray", lambda *_: ray_says("10.0.0.8"))
+    monkeypatch.setattr(
+        ray, "query_processes", lambda cluster, _: running(*(each.node.name for each in cluster.started))
+    )
+    monkeypatch.setattr(ray, "query_ray", lambda *_: ray_says("10.0.0.8"))
     assert cluster_command("status", hosts=other) == 1
     not_started = sentence("cluster.ray-not-started")
     assert sentence("cluster.ray-node-not-up", name="node9", line=not_started) in capsys.readouterr().out
@@ -536,8 +545,8 @@ def test_inventories_with_other_nodes_do_not_touch_each_other(
         assert cluster_command(verb, hosts=shared) == code
         said = capsys.readouterr()
         assert f"npuenv cluster {'status' if verb == 'status' else 'down'} --hosts {hosts}`" in said.out + said.err
-    ended = Heard(Node("node8", "node8"), {"ended": 7, "left": 0, "known": 2}, 0.0, 1.0)
-    monkeypatch.setattr(ray, "take_down", lambda *_: {"node8": ended})
+    ended = ProbeResult(Node("node8", "node8"), {"ended": 7, "left": 0, "known": 2}, 0.0, 1.0)
+    monkeypatch.setattr(ray, "stop", lambda *_: {"node8": ended})
     assert cluster_command("down", hosts=other) == 0
     assert mine.exists() and not theirs.exists()
 
@@ -545,8 +554,8 @@ def test_inventories_with_other_nodes_do_not_touch_each_other(
 def test_what_stdin_names_is_known_again_by_its_nodes(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert home
     one, same, another = (parse(text, "-") for text in ("node[1-2]", "node1\nnode2  # as above", "node[1-3]"))
-    assert ray_state.place_of(one, os.environ) == ray_state.place_of(same, os.environ)
-    assert ray_state.place_of(one, os.environ) != ray_state.place_of(another, os.environ)
+    assert ray_state.state_path(one, os.environ) == ray_state.state_path(same, os.environ)
+    assert ray_state.state_path(one, os.environ) != ray_state.state_path(another, os.environ)
 
 
 def test_a_head_by_ip_version_6_is_refused_in_one_sentence(hosts: Path, capsys: pytest.CaptureFixture[str]) -> None:

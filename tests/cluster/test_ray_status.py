@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from npuenv.cluster import ray_status as ray_seen
-from npuenv.cluster.probing.transport import Heard
-from npuenv.cluster.ray_state import Cluster, Started
-from npuenv.cluster.types import Node
+from npuenv.cluster import ray_status
+from npuenv.cluster.inventory import Node
+from npuenv.cluster.ray_state import Cluster, StartedNode
+from npuenv.cluster.transport import ProbeResult
 from npuenv.core.messages import say
 from tests.support.sentences import sentence
 
@@ -50,8 +50,8 @@ ROWS = [
 ]
 
 
-def started(name: str, cards: int = 8) -> Started:
-    return Started(Node(name, name), "boot", 77, ((80, 2, "raylet"),), cards, "word", f"10.77.0.{name[-1]}")
+def started(name: str, cards: int = 8) -> StartedNode:
+    return StartedNode(Node(name, name), "boot", 77, ((80, 2, "raylet"),), cards, "word", f"10.77.0.{name[-1]}")
 
 
 CLUSTER = Cluster("10.77.0.1:6379", "/env", (started("node1"), started("node2")), "node1")
@@ -59,21 +59,21 @@ CLUSTER = Cluster("10.77.0.1:6379", "/env", (started("node1"), started("node2"))
 
 def told(
     rows: Any = None, resources: str = "0.0/16.0 NPU", demands: str = "(no resource demands)", **changes: Any
-) -> ray_seen.Seen:
+) -> ray_status.RayStatus:
     """What is read; `rows` None: the list of nodes could not be had."""
     answer = {"code": 0, "err": "", "timed_out": False}
     nodes = {**answer, "out": f"a warning\nRAY-NODES {json.dumps(rows)}\n" if rows is not None else "ImportError"}
     table = {**answer, "out": TABLE.format(resources=resources, demands=demands), **changes}
-    return ray_seen.read(Heard(Node("node1", "node1"), {"nodes": nodes, "table": table}, 0.0, 1.0), 45.0)
+    return ray_status.read(ProbeResult(Node("node1", "node1"), {"nodes": nodes, "table": table}, 0.0, 1.0), 45.0)
 
 
-def meaning(seen: ray_seen.Seen, *gone: str) -> list[str]:
-    return [say(message) for message in ray_seen.explained(seen, CLUSTER, gone)]
+def meaning(seen: ray_status.RayStatus, *gone: str) -> list[str]:
+    return [say(message) for message in ray_status.explain(seen, CLUSTER, gone)]
 
 
-def found(seen: ray_seen.Seen, key: str, **args: object) -> bool:
+def found(seen: ray_status.RayStatus, key: str, **args: object) -> bool:
     """Whether just that is said of it, once, with these values among others."""
-    messages = [each for each in ray_seen.explained(seen, CLUSTER) if each.key == f"cluster.ray-{key}"]
+    messages = [each for each in ray_status.explain(seen, CLUSTER) if each.key == f"cluster.ray-{key}"]
     return [{name: str(each.args[name]) for name in args} for each in messages] == [
         {name: str(value) for name, value in args.items()}
     ]
@@ -82,8 +82,8 @@ def found(seen: ray_seen.Seen, key: str, **args: object) -> bool:
 def test_a_cluster_that_is_well_needs_no_words() -> None:
     for seen in (told(ROWS), told()):
         assert meaning(seen) == []
-        assert ray_seen.is_whole(seen, CLUSTER)
-        assert ray_seen.strangers(seen, CLUSTER) == ()
+        assert ray_status.is_complete(seen, CLUSTER)
+        assert ray_status.foreign_nodes(seen, CLUSTER) == ()
 
 
 def test_what_is_in_use_is_said_for_each_node_and_in_all() -> None:
@@ -108,7 +108,7 @@ def test_what_is_in_use_is_said_for_each_node_and_in_all() -> None:
         (told(out="", code=1, err="AuthenticationError: InvalidAuthToken: x"), "status-token", {}),
         (told(out="", code=None, timed_out=True), "status-timeout", {}),
         (
-            ray_seen.read(Heard(Node("n", "n"), None, 0.0, 1.0, "Connection refused"), 45.0),
+            ray_status.read(ProbeResult(Node("n", "n"), None, 0.0, 1.0, "Connection refused"), 45.0),
             "status-other",
             {"line": "Connection refused"},
         ),
@@ -131,8 +131,8 @@ def test_what_is_in_use_is_said_for_each_node_and_in_all() -> None:
         ),
     ],
 )
-def test_what_ray_says_is_explained(seen: ray_seen.Seen, key: str, args: dict[str, object]) -> None:
-    assert found(seen, key, **args), ray_seen.explained(seen, CLUSTER)
+def test_what_ray_says_is_explained(seen: ray_status.RayStatus, key: str, args: dict[str, object]) -> None:
+    assert found(seen, key, **args), ray_status.explain(seen, CLUSTER)
     assert all(meaning(seen))
 
 
@@ -158,7 +158,7 @@ def test_what_never_fits_is_told_from_what_waits_for_others(demand: str) -> None
     seen, why = told(ROWS, demands=demand), DEMANDS[demand]
     assert len(meaning(seen)) == (0 if why is None else 1)
     assert why is None or found(seen, why[0], **why[1])
-    waits = [(message.key, message.args["line"]) for message in ray_seen.waiting(seen, CLUSTER)]
+    waits = [(message.key, message.args["line"]) for message in ray_status.waiting_demands(seen, CLUSTER)]
     assert waits == ([("cluster.ray-waits", demand)] if why is None else [])
 
 
@@ -166,15 +166,15 @@ def test_without_the_list_of_nodes_the_cards_of_each_start_tell_what_never_fits(
     seen = told(demands="{'NPU': 9.0}: 1+ pending tasks/actors")
     assert found(seen, "never-one", most=8, name="NPU")
     unknown = replace(CLUSTER, started=(replace(started("node1"), cards=0), started("node2")))
-    assert ray_seen.explained(seen, unknown) == [], "nobody knows how the cards lie"
+    assert ray_status.explain(seen, unknown) == [], "nobody knows how the cards lie"
 
 
 def test_fewer_nodes_than_were_started_are_said_by_the_table_alone() -> None:
     text = TABLE.format(resources="0.0/16.0 NPU", demands="(no resource demands)").replace(" 1 node_bbb\n", "")
     seen = told(out=text)
     assert found(seen, "nodes", found=1, expected=2)
-    assert not ray_seen.is_whole(seen, CLUSTER)
-    keys = [each.key for each in ray_seen.explained(told(ROWS, out=text), CLUSTER)]
+    assert not ray_status.is_complete(seen, CLUSTER)
+    keys = [each.key for each in ray_status.explain(told(ROWS, out=text), CLUSTER)]
     assert "cluster.ray-nodes" not in keys, "the list of nodes is newer"
 
 
@@ -189,16 +189,18 @@ def test_a_node_that_has_joined_again_lives_and_one_that_has_just_died_is_still_
 )
 def test_a_damaged_answer_is_said_to_be_and_nothing_is_made_of_it(old: str, new: str) -> None:
     text = TABLE.format(resources="0.0/16.0 NPU", demands="(no resource demands)").replace(old, new)
-    assert [each.key for each in ray_seen.explained(told(out=text), CLUSTER)] == ["cluster.ray-status-damaged"]
-    has_list = [each.key for each in ray_seen.explained(told(ROWS, out=text), CLUSTER)]
+    assert [each.key for each in ray_status.explain(told(out=text), CLUSTER)] == ["cluster.ray-status-damaged"]
+    has_list = [each.key for each in ray_status.explain(told(ROWS, out=text), CLUSTER)]
     assert has_list == (["cluster.ray-status-damaged"] if "demands" in old else []), "the list of nodes has the rest"
 
 
 def test_whoever_else_has_joined_is_named() -> None:
     seen = told([*ROWS, {**ROWS[0], "address": "10.77.0.9"}])
-    assert ray_seen.strangers(seen, CLUSTER) == ("10.77.0.9",)
+    assert ray_status.foreign_nodes(seen, CLUSTER) == ("10.77.0.9",)
     old = replace(CLUSTER, started=(replace(started("node1"), address=""),))
-    assert ray_seen.strangers(seen, old) == (), "of a start whose address is not known, nobody can tell who is another"
+    assert ray_status.foreign_nodes(seen, old) == (), (
+        "of a start whose address is not known, nobody can tell who is another"
+    )
 
 
 @pytest.mark.parametrize("rows", [{}, [1], [{"address": "a"}], [{**ROWS[0], "free": 3}], [{**ROWS[0], "total": None}]])

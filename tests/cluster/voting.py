@@ -7,8 +7,8 @@ import re
 import string
 from typing import TYPE_CHECKING, Any
 
-from npuenv.cluster.consistency import agreement
-from npuenv.cluster.consistency.identity import Met, Offset
+from npuenv.cluster.consistency import check_consistency
+from npuenv.cluster.consistency.values import ClockOffset, NodeIdentity
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import say
@@ -35,11 +35,11 @@ def changed(count: int, changes: Mapping[int, Change]) -> dict[str, Facts]:
     return nodes
 
 
-def find(name: str, nodes: Mapping[str, Facts], met: Mapping[str, Met] | None = None) -> Finding:
-    return next(item for item in agreement(nodes, met=met) if item.check == f"agree.{name}")
+def find(name: str, nodes: Mapping[str, Facts], met: Mapping[str, NodeIdentity] | None = None) -> Finding:
+    return next(item for item in check_consistency(nodes, identities=met) if item.check == f"agree.{name}")
 
 
-def told(name: str, nodes: Mapping[str, Facts], met: Mapping[str, Met] | None = None) -> tuple[str, str]:
+def told(name: str, nodes: Mapping[str, Facts], met: Mapping[str, NodeIdentity] | None = None) -> tuple[str, str]:
     finding = find(name, nodes, met)
     return finding.status.value, say(finding.says)
 
@@ -72,15 +72,15 @@ def same(value: str, count: int) -> str:
     return words("same", value=value, count=count)
 
 
-def met(*names: str, **changes: Met) -> dict[str, Met]:
+def met(*names: str, **changes: NodeIdentity) -> dict[str, NodeIdentity]:
     """Nodes that see each other alike."""
     addresses = {name: f"10.20.0.{12 + at}" for at, name in enumerate(names)}
     usual = {
-        name: Met(
+        name: NodeIdentity(
             hostname=name,
             boot=f"boot-{name}",
-            offset=Offset(0.1, 0.3, "asked"),
-            sees={other: (address,) for other, address in addresses.items()},
+            offset=ClockOffset(0.1, 0.3, "asked"),
+            resolved={other: (address,) for other, address in addresses.items()},
             addresses=(addresses[name],),
             login=addresses[name],
         )
@@ -89,5 +89,5 @@ def met(*names: str, **changes: Met) -> dict[str, Met]:
     return {**usual, **changes}
 
 
-def differing(of: Met, **values: Any) -> Met:
+def differing(of: NodeIdentity, **values: Any) -> NodeIdentity:
     return dataclasses.replace(of, **values)

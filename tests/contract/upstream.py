@@ -28,10 +28,9 @@ from npuenv.core.errors import NpuenvError
 from npuenv.core.messages import say
 from npuenv.install.locations import default_environment
 from npuenv.matrix import load_matrix
-from npuenv.matrix.keys import known_releases
+from npuenv.matrix.keys import defaults_of, known_releases
 from npuenv.preflight.examine import examine
-from npuenv.preflight.reading import Asked, all_of, read_file, read_text
-from npuenv.preflight.rules.keys import defaults_of
+from npuenv.preflight.reading import ReadOptions, all_of, read_file, read_text
 from npuenv.preflight.types import Machine
 from npuenv.render.launch.verl import render_verl
 from tests.contract.make_verl_keys import programs
@@ -116,8 +115,8 @@ def wheel(release: str, folder: Path) -> Path:
     return folder
 
 
-def asked(release: str, folder: Path) -> Asked:
-    return Asked(defaults_of, "verl", release, Machine(), folder=folder)
+def asked(release: str, folder: Path) -> ReadOptions:
+    return ReadOptions(defaults_of, "verl", release, Machine(), folder=folder)
 
 
 # --- verl's own scripts

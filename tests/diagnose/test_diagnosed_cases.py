@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,7 +11,7 @@ from npuenv.core.toml_input import load_file
 from npuenv.diagnose import Diagnosis, Verdict, diagnose
 from npuenv.host.redact import Redactor
 from npuenv.host.report import read_paste
-from tests.benchmarks import diagnose_cases
+from tests.diagnose.exam import accepted, score_files, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,10 +20,6 @@ HERE = Path(__file__).parent
 CASES = sorted((HERE / "cases").glob("*.toml"))
 SHARED = HERE.parents[1].parent / "shared" / "cases"
 LAST_MEASURED = 201
-
-
-def accepted(case: dict[str, Any]) -> set[str]:
-    return {case["cause"], *case.get("also_acceptable", ())}
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
@@ -116,8 +112,7 @@ def test_labelled_cases_stay_where_they_were_measured() -> None:
 
     Later cases are no part of it: they are there to show what the tables do with reports that nobody wrote a row for.
     """
-    measured = {path.stem for path in SHARED.glob("*.toml") if int(path.stem) <= LAST_MEASURED}
-    scores = diagnose_cases.score_folder(SHARED, measured)
+    scores = score_files(path for path in SHARED.glob("*.toml") if int(path.stem) <= LAST_MEASURED)
     failures = [each for each in scores if each.case["kind"] == "failure" and each.case["grade"] in "AB"]
     healthy = [each for each in scores if each.case["kind"] == "healthy"]
     right = sum(each.outcome == "right" for each in failures)
@@ -125,10 +120,8 @@ def test_labelled_cases_stay_where_they_were_measured() -> None:
     assert all(each.outcome == "right" for each in healthy)
 
 
-def test_the_script_counts_our_own_cases() -> None:
-    module = diagnose_cases
-    scores = module.score_folder(HERE / "cases", {path.stem for path in CASES[::10]})
+def test_the_exam_counts_our_own_cases() -> None:
+    scores = score_files(CASES[::10])
     assert len(scores) > 30
     assert {each.outcome for each in scores} == {"right"}
-    assert "must_not_claim 0" in module.table(scores)
-    assert module.confusions(scores) == ""
+    assert "alarms 0  forbidden claims 0" in table(scores)

@@ -11,7 +11,7 @@ import pytest
 
 from npuenv.app.examine import examine
 from npuenv.core.errors import BadInput, ExitCode
-from npuenv.matrix.error_patterns import load_problems
+from npuenv.matrix.error_patterns import load_error_patterns
 from npuenv.terminal.options import DoctorCommand, format_from_suffix
 from npuenv.terminal.output import run_doctor
 from npuenv.terminal.ui import Ui
@@ -163,7 +163,7 @@ def test_no_secret_is_quoted(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_commands_that_destroy_are_marked() -> None:
     """Whatever resets, removes or kills is for a person to decide on."""
     risky = {"kill", "reboot", "rm"}
-    for row in load_problems().causes.values():
+    for row in load_error_patterns().causes.values():
         words = {argv[0] for argv in row.commands} | {argv[1] for argv in row.commands if argv[0] == "sudo"}
         if words & risky:
             assert row.is_dangerous, row.id

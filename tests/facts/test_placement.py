@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.facts.ray.placement import Lack, never
+from npuenv.facts.ray.placement import Lack, unsatisfiable_demand
 from npuenv.facts.ray.status import Bundle, Demand, parse
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def demand(how: str, *bundles: tuple[Mapping[str, float], int]) -> Demand:
 
 
 def lack(wanted: Demand, nodes: Sequence[Node], count: int | None = None, **totals: float | None) -> Lack | None:
-    found = never(wanted, lambda name: totals.get(name, 0.0), nodes, count)
+    found = unsatisfiable_demand(wanted, lambda name: totals.get(name, 0.0), nodes, count)
     return found.lack if found else None
 
 

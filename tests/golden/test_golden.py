@@ -44,9 +44,8 @@ def lines_of(command: str) -> Iterator[str]:
     """The command lines of a file."""
     yield from RUNS[command]["runs"]
     if count := RUNS[command].get("reports"):
-        cases = sorted(CASES.glob("*.toml"))
-        for path in cases[:: max(1, len(cases) // count)][:count]:
-            yield f"doctor --from-report {{reports}}/{path.stem}.log"
+        for name in load_file(HERE / "documents.toml")["reports"][:count]:
+            yield f"doctor --from-report {{reports}}/{name}.log"
 
 
 def run(

@@ -13,7 +13,7 @@ import pytest
 from npuenv.core.toml_input import load_file
 from npuenv.matrix.keys import defaults_of
 from npuenv.preflight.examine import examine
-from npuenv.preflight.reading import Asked, Reading, read_text
+from npuenv.preflight.reading import Reading, ReadOptions, read_text
 from npuenv.preflight.types import Machine, Problem
 
 CASES = Path(__file__).parent / "cases"
@@ -50,9 +50,9 @@ def text_of(case: Case) -> str:
     return text.rstrip("\n") + "".join(f" \\\n    {word}" for word in case.adds) + "\n"
 
 
-def asked(case: Case) -> Asked:
+def asked(case: Case) -> ReadOptions:
     """What is known besides the text."""
-    return Asked(
+    return ReadOptions(
         defaults_of=defaults_of,
         release=case.release or None,
         machine=Machine(**case.machine),

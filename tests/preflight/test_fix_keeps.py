@@ -7,21 +7,21 @@ from pathlib import Path
 import pytest
 
 from npuenv.core.errors import BadInput
+from npuenv.core.shellscript import open_quote
 from npuenv.matrix.keys import defaults_of
-from npuenv.preflight.blocks import open_quote
 from npuenv.preflight.examine import examine
 from npuenv.preflight.fixing import fix
-from npuenv.preflight.reading import Asked, Reading, read_text
+from npuenv.preflight.reading import Reading, ReadOptions, read_text
 from npuenv.preflight.types import Machine
 
 VERL = "actor_rollout_ref:\n  rollout:\n    name: vllm\n"
 ROLL = "pretrain: X\nactor_train:\n  device_mapping: list(range(0,8))\n"
-ASKED = Asked(defaults_of, "verl", "0.7.1")
-ASKED_ROLL = Asked(defaults_of, "roll", "0.3.0")
+ASKED = ReadOptions(defaults_of, "verl", "0.7.1")
+ASKED_ROLL = ReadOptions(defaults_of, "roll", "0.3.0")
 CASES = Path(__file__).parent / "cases"
 
 
-def read(text: str, asked: Asked = ASKED) -> Reading:
+def read(text: str, asked: ReadOptions = ASKED) -> Reading:
     return read_text(text, Path("launch.yaml"), asked)
 
 
@@ -68,7 +68,7 @@ def test_a_key_that_other_values_point_to_and_a_known_one_are_fine(more: str) ->
 def test_memory_that_was_not_judged_is_said(memory: float | None, wanted: str | None) -> None:
     path = CASES / "verl" / "quick_start.sh"
     machine = Machine(hardware="a2", cards_per_node=8, nodes=1, memory_gib=memory)
-    asked = Asked(defaults_of, "verl", "0.7.1", machine, {"HOME": "/home/user"}, path.parent)
+    asked = ReadOptions(defaults_of, "verl", "0.7.1", machine, {"HOME": "/home/user"}, path.parent)
     found = sentences(read_text(path.read_text(encoding="utf-8"), path, asked))
     assert found.get("preflight.memory-unjudged") == wanted
 

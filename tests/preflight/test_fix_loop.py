@@ -9,7 +9,7 @@ import pytest
 from npuenv.core.messages import Message
 from npuenv.preflight.examine import examine
 from npuenv.preflight.fixing import corrected, fix
-from npuenv.preflight.reading import Asked, read_file, read_words
+from npuenv.preflight.reading import ReadOptions, read_file, read_words
 from npuenv.preflight.rules.base import Rule
 from npuenv.preflight.types import Change, Launch, Problem, Severity
 
@@ -22,7 +22,7 @@ def nothing(framework: str, release: str) -> Mapping[str, Any]:
     return {}
 
 
-ASKED = Asked(nothing, "verl", "0.7.1")
+ASKED = ReadOptions(nothing, "verl", "0.7.1")
 VERL = ("python3", "-m", "verl.trainer.main_ppo")
 
 
@@ -122,7 +122,7 @@ def test_a_corrected_copy_needs_no_second_correction(tmp_path: Path, name: str) 
     }
     path.write_text(texts[name], encoding="utf-8")
     framework = "roll" if name == "a.yaml" else "verl"
-    asked = Asked(nothing)
+    asked = ReadOptions(nothing)
     rules = [
         rule("actor_train.a", 1, framework=framework),
         rule("actor_train.old", None, Change("actor_train.new", 1, renames="actor_train.old"), framework=framework),
@@ -154,7 +154,7 @@ def test_a_setting_of_another_file_is_overridden_in_the_file_itself(tmp_path: Pa
     (tmp_path / "base.yaml").write_text("actor_train: {a: 0, b: 1}\n", encoding="utf-8")
     path = tmp_path / "own.yaml"
     path.write_text("defaults: [base]\npretrain: x\n", encoding="utf-8")
-    asked = Asked(nothing)
+    asked = ReadOptions(nothing)
     fixed = fix(read_file(path, asked), asked, [rule("actor_train.a", 1, framework="roll")])
     assert fixed.after == "defaults: [base]\npretrain: x\nactor_train:\n  a: 1\n"
     assert fixed.left == ()
@@ -163,7 +163,7 @@ def test_a_setting_of_another_file_is_overridden_in_the_file_itself(tmp_path: Pa
 def test_variables_of_a_script_around_a_yaml_are_left_to_the_user(tmp_path: Path) -> None:
     (tmp_path / "lake.yaml").write_text("pretrain: x\n", encoding="utf-8")
     (tmp_path / "run.sh").write_text("export A=1\npython start_x_pipeline.py --config_name lake\n", encoding="utf-8")
-    asked = Asked(nothing, folder=tmp_path)
+    asked = ReadOptions(nothing, folder=tmp_path)
 
     def judge(launch: Launch) -> Iterator[Problem]:
         if "A" in launch.environ:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npuenv.preflight.fixing import apply
-from npuenv.preflight.reading import Asked, Reading, read_file, read_words
+from npuenv.preflight.reading import Reading, ReadOptions, read_file, read_words
 from npuenv.preflight.types import Change
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def known(framework: str, release: str) -> Mapping[str, Any]:
     return {"x.one": 0, "x.known": 0}
 
 
-ASKED = Asked(known, "verl", "0.7.1")
+ASKED = ReadOptions(known, "verl", "0.7.1")
 
 
 def words_after(change: Change, *words: str) -> list[str] | None:

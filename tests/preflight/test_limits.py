@@ -10,13 +10,13 @@ from npuenv.core.errors import BadInput, ExitCode
 from npuenv.preflight import limits
 from npuenv.preflight.hydra import NotHydra, read_override
 from npuenv.preflight.limits import TooLarge
-from npuenv.preflight.reading import Asked, read_file
+from npuenv.preflight.reading import ReadOptions, read_file
 from npuenv.preflight.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-ASKED = Asked(lambda framework, release: {})
+ASKED = ReadOptions(lambda framework, release: {})
 START = "python3 -m verl.trainer.main_ppo data.x="
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npuenv.core.errors import BadInput
-from npuenv.preflight.reading import Asked, Reading, read_file, read_text, read_words
+from npuenv.preflight.reading import Reading, ReadOptions, read_file, read_text, read_words
 from npuenv.preflight.types import Machine
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def own_defaults(framework: str, release: str) -> Mapping[str, Any]:
     return DEFAULTS if (framework, release) == ("verl", "0.7.1") else {}
 
 
-ASKED = Asked(no_defaults)
+ASKED = ReadOptions(no_defaults)
 
 
 def write(folder: Path, name: str, text: str) -> Path:
@@ -320,7 +320,7 @@ def test_files_that_name_each_other_end(tmp_path: Path) -> None:
 def test_a_verl_yaml_starts_from_the_release(tmp_path: Path) -> None:
     text = "hydra:\n  searchpath: [file://verl/trainer/config]\ndefaults:\n  - ppo_megatron_trainer\n  - _self_\n"
     path = write(tmp_path, "mine.yaml", text + "data: {size: 64, all: '${data.both}'}\n")
-    launch = read_file(path, Asked(own_defaults, "verl", "0.7.1")).launch
+    launch = read_file(path, ReadOptions(own_defaults, "verl", "0.7.1")).launch
     assert (launch.framework, launch.source, launch.missing_files) == ("verl", "verl-yaml", ())
     assert launch.get("actor_rollout_ref.actor.strategy") == "megatron"
     assert launch.settings["data.all"].value == 512
@@ -355,14 +355,14 @@ def test_a_configuration_folder_that_the_script_computes_is_its_own(tmp_path: Pa
 
 def test_the_release_comes_from_the_word_or_from_the_packages() -> None:
     machine = Machine(packages={"verl": "0.7.1"})
-    of_packages = read_words((*VERL, "a=1"), Asked(own_defaults, machine=machine)).launch
+    of_packages = read_words((*VERL, "a=1"), ReadOptions(own_defaults, machine=machine)).launch
     assert (of_packages.release, of_packages.defaults) == ("0.7.1", DEFAULTS)
-    assert read_words((*VERL, "a=1"), Asked(own_defaults, "verl", "0.5.0", machine)).launch.release == "0.5.0"
+    assert read_words((*VERL, "a=1"), ReadOptions(own_defaults, "verl", "0.5.0", machine)).launch.release == "0.5.0"
 
 
 def test_a_launch_of_the_other_framework_is_refused() -> None:
     with pytest.raises(BadInput) as caught:
-        read_words((*VERL, "a=1"), Asked(no_defaults, "roll"))
+        read_words((*VERL, "a=1"), ReadOptions(no_defaults, "roll"))
     assert caught.value.message.args == {"found": "verl", "asked": "roll"}
 
 
@@ -408,5 +408,5 @@ def test_a_byte_order_mark_does_not_hurt(tmp_path: Path) -> None:
 def test_a_file_that_npuenv_rendered_says_for_which_release(head: str, release: str | None) -> None:
     text = f"#!/bin/sh\n{head}\npython3 -m verl.trainer.main_ppo trainer.nnodes=1\n"
     assert read_text(text, Path("run.sh"), ASKED).launch.release == release
-    named = read_text(text, Path("run.sh"), Asked(no_defaults, "verl", "0.8.0"))
+    named = read_text(text, Path("run.sh"), ReadOptions(no_defaults, "verl", "0.8.0"))
     assert named.launch.release == "0.8.0"

@@ -9,9 +9,9 @@ import pytest
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
+from npuenv.matrix.keys import defaults_of
 from npuenv.preflight.fixing import corrected, fix, fix_all
-from npuenv.preflight.reading import Asked, Reading, all_of, read_file, read_words
-from npuenv.preflight.rules.keys import defaults_of
+from npuenv.preflight.reading import Reading, ReadOptions, all_of, read_file, read_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +25,7 @@ def no_defaults(framework: str, release: str) -> Mapping[str, Any]:
     return {}
 
 
-ASKED = Asked(no_defaults)
+ASKED = ReadOptions(no_defaults)
 
 
 def write(folder: Path, name: str, text: str) -> Path:
@@ -81,7 +81,7 @@ def test_an_argument_with_a_default_is_known(tmp_path: Path, arguments: tuple[st
 
 def test_every_launch_of_a_script_is_corrected_in_one_copy(tmp_path: Path) -> None:
     wrong = f"{PPO} {NAME}=trtllm trainer.device=cuda\n"
-    asked = Asked(defaults_of, "verl", "0.6.1")
+    asked = ReadOptions(defaults_of, "verl", "0.6.1")
     readings = all_of(read_file(write(tmp_path, "run.sh", f"{wrong}sleep 5\n{wrong}"), asked), asked)
     fixed = fix_all(readings, asked)
     assert f"sleep 5\n{PPO} {NAME}=vllm trainer.device=npu\n" not in fixed.before
@@ -109,7 +109,7 @@ def test_the_arguments_behind_the_text_of_a_shell_are_its_own() -> None:
 
 
 def test_a_launch_inside_of_a_text_is_corrected_as_the_command_that_it_comes_to() -> None:
-    asked = Asked(defaults_of, "verl", "0.7.1")
+    asked = ReadOptions(defaults_of, "verl", "0.7.1")
     reading = read_words(["bash", "-c", f"export A=1; {PPO} {NAME}=trtllm"], asked)
     assert fix(reading, asked).after.startswith(f"A=1 {PPO} {NAME}=vllm")
     unknown = read_words(["bash", "-c", f"{PPO} {NAME}=trtllm a=$MODEL"], asked)
@@ -119,7 +119,7 @@ def test_a_launch_inside_of_a_text_is_corrected_as_the_command_that_it_comes_to(
 
 def test_a_script_may_hold_its_launch_in_a_text(tmp_path: Path) -> None:
     text = f'#!/bin/bash\nexport A=1\nN=3\nssh node2 bash -c "export B=2\n{PPO} {NAME}=trtllm a=$N"\n'
-    asked = Asked(defaults_of, "verl", "0.7.1")
+    asked = ReadOptions(defaults_of, "verl", "0.7.1")
     reading = read_file(write(tmp_path, "run.sh", text), asked)
     assert (values(reading), environ(reading)) == ({NAME: "trtllm", "a": 3}, {"A": "1", "B": "2"})
     assert reading.launch.settings["a"].place.line == 5

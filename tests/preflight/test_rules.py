@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -351,3 +352,10 @@ def test_what_launch_files_are_rendered_by_is_corrected_in_both_directions(relea
         launch = launch_of(release=release, **settings)
         found = [each for rule in RULES for each in rule.judge(launch) if rule.id == "preflight.key-moved"]
         assert [(change.key, change.renames) for each in found for change in each.changes] == expected
+
+
+@pytest.mark.parametrize("row", load_matrix().refused_values, ids=lambda row: row.id)
+def test_a_row_of_refused_values_is_about_something_and_has_one_remedy(row: Any) -> None:
+    assert bool(row.keys) != bool(row.variables)
+    assert not (row.fix and row.removes) and not (row.values and row.pattern)
+    assert re.compile(row.pattern)

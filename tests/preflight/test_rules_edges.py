@@ -6,7 +6,7 @@ import pytest
 
 from npuenv.matrix.keys import defaults_of
 from npuenv.preflight.examine import examine
-from npuenv.preflight.reading import Asked, read_words
+from npuenv.preflight.reading import ReadOptions, read_words
 from npuenv.preflight.rules.base import value
 from npuenv.preflight.rules.batches import fitting
 from npuenv.preflight.rules.memory import job_of
@@ -17,7 +17,7 @@ MACHINE = Machine(hardware="a2", cards_per_node=8, nodes=1, memory_gib=64.0)
 
 
 def launch(*words: str, release: str = "0.7.1") -> Launch:
-    asked = Asked(defaults_of, "verl", release, machine=MACHINE)
+    asked = ReadOptions(defaults_of, "verl", release, machine=MACHINE)
     return read_words(("python3", "-m", "verl.trainer.main_ppo", *words), asked).launch
 
 

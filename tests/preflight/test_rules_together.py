@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from npuenv.matrix.keys import defaults_of
 from npuenv.preflight.examine import examine
 from npuenv.preflight.fixing import corrected, fix
-from npuenv.preflight.reading import Asked, read_file, read_words
-from npuenv.preflight.rules.keys import defaults_of
+from npuenv.preflight.reading import ReadOptions, read_file, read_words
 from npuenv.preflight.types import Machine
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ TRAIN, MINI, MICRO = (
     f"{ACTOR}.ppo_micro_batch_size_per_gpu",
 )
 BATCHES = {"preflight.train-batch", "preflight.mini-batch", "preflight.mini-batch-uneven", "preflight.micro-batch"}
-ASKED = Asked(defaults_of, "verl", "0.7.1")
+ASKED = ReadOptions(defaults_of, "verl", "0.7.1")
 
 
 def command(train: int, mini: int, micro: int, n: int, *more: str) -> list[str]:
@@ -94,7 +94,7 @@ reference:
 def test_megatrons_settings_go_with_megatron(tmp_path: Path, extra: str) -> None:
     path = tmp_path / "own.yaml"
     path.write_text(ROLL.replace("{extra}", extra), encoding="utf-8")
-    asked = Asked(defaults_of, "roll", "0.3.0")
+    asked = ReadOptions(defaults_of, "roll", "0.3.0")
     fixed = fix(read_file(path, asked), asked)
     path.write_text(fixed.after, encoding="utf-8")
     settings = read_file(path, asked).launch.settings
@@ -129,7 +129,7 @@ def test_sglangs_settings_become_those_of_vllm_or_nothing_is_offered(
 ) -> None:
     path = tmp_path / "own.yaml"
     path.write_text(SGLANG.replace("{extra}", extra), encoding="utf-8")
-    asked = Asked(defaults_of, "roll", "0.3.0")
+    asked = ReadOptions(defaults_of, "roll", "0.3.0")
     after = fix(read_file(path, asked), asked).after
     assert ("strategy_name: vllm" in after, "gpu_memory_utilization: 0.7" in after) == (is_offered, is_offered)
     assert ("mem_fraction_static" in after) is not is_offered
@@ -140,7 +140,7 @@ def test_deepspeeds_tree_is_not_left_to_fsdp(tmp_path: Path) -> None:
     tree = "    strategy_config:\n      zero_optimization: {stage: 3, offload_param: {device: cpu}}\n"
     path = tmp_path / "own.yaml"
     path.write_text(f"{text}{tree}  device_mapping: list(range(0,4))\n", encoding="utf-8")
-    asked = Asked(defaults_of, "roll", "0.3.0")
+    asked = ReadOptions(defaults_of, "roll", "0.3.0")
     fixed = fix(read_file(path, asked), asked)
     path.write_text(fixed.after, encoding="utf-8")
     config = "actor_train.strategy_args.strategy_config."
@@ -164,7 +164,7 @@ def test_fsdp_of_roll_without_a_size_is_a_copy_on_each_card(tmp_path: Path) -> N
         "  device_mapping: list(range(0,8))\n",
         encoding="utf-8",
     )
-    asked = Asked(defaults_of, "roll", "0.3.0", Machine("a2", 8, 1, 64.0))
+    asked = ReadOptions(defaults_of, "roll", "0.3.0", Machine("a2", 8, 1, 64.0))
     found = [each for each in examine(read_file(path, asked).launch) if each.rule == "preflight.memory"]
     size = "actor_train.strategy_args.strategy_config.fsdp_size"
     assert [[(change.key, change.value) for change in each.changes] for each in found] == [[(size, 8)]]

@@ -14,7 +14,7 @@ from npuenv.matrix.keys import defaults_of
 from npuenv.preflight.calls import find_call
 from npuenv.preflight.examine import examine
 from npuenv.preflight.fixing import fix, fix_all
-from npuenv.preflight.reading import Asked, all_of, read_file, read_text
+from npuenv.preflight.reading import ReadOptions, all_of, read_file, read_text
 from npuenv.preflight.types import Machine
 from tests.preflight import case_files
 
@@ -82,9 +82,9 @@ def text_of(case: Case) -> str:
     return text
 
 
-def asked(case: Case, parses: Callable[[str], bool] | None = None) -> Asked:
+def asked(case: Case, parses: Callable[[str], bool] | None = None) -> ReadOptions:
     machine = Machine("a2", 8, 1, 64.0)
-    known = Asked(defaults_of, "verl", case.release, machine, {"HOME": "/root"}, PATH.parent)
+    known = ReadOptions(defaults_of, "verl", case.release, machine, {"HOME": "/root"}, PATH.parent)
     return known if parses is None else replace(known, parses=parses)
 
 
@@ -148,7 +148,7 @@ def test_what_was_not_judged_is_said_once_as_a_note(id: str, says: str) -> None:
 )
 def test_a_file_that_is_not_beside_the_script_is_named_where_settings_may_stand(line: str, named: list[str]) -> None:
     text = f"{line}\nsource /usr/local/Ascend/set_env.sh\npython3 -m verl.trainer.main_ppo a=1\n"
-    notes = read_text(text, PATH, Asked(defaults_of)).notes
+    notes = read_text(text, PATH, ReadOptions(defaults_of)).notes
     assert [(each.key, each.args["line"], each.args["file"]) for each in notes] == [
         ("preflight.not-read", 1, name) for name in named
     ]
@@ -171,7 +171,7 @@ def test_a_script_that_another_one_calls_is_read_and_its_launch_stands_in_the_li
 def test_a_script_that_calls_itself_ends(tmp_path: Path) -> None:
     script = tmp_path / "self.sh"
     script.write_text("bash self.sh a.b=1\npython3 -m verl.trainer.main_ppo a.c=1\n")
-    assert read_file(script, Asked(defaults_of, folder=tmp_path)).count > 1
+    assert read_file(script, ReadOptions(defaults_of, folder=tmp_path)).count > 1
 
 
 @pytest.mark.parametrize("program", ["$DIR/other.sh", "python3 $X/main_eval.py", "python3 $X/start_rlvr_pipeline.py"])
@@ -179,13 +179,13 @@ def test_what_only_the_running_script_knows_is_shown_as_an_ellipsis(program: str
     script = tmp_path / "run.sh"
     script.write_text(f"{program} actor_rollout_ref.rollout.n=2 x.y=1\n")
     with pytest.raises(BadInput) as error:
-        read_file(script, Asked(defaults_of, folder=tmp_path))
+        read_file(script, ReadOptions(defaults_of, folder=tmp_path))
     assert "\x01" not in say(error.value.message)
 
 
 def test_a_program_that_is_not_known_is_shown_with_an_ellipsis() -> None:
     text = "python3 -m $X.main_mine --config-name=mine actor_rollout_ref.nobodys=2\n"
-    launch = read_text(text, PATH, Asked(defaults_of, "verl", "0.9.0")).launch
+    launch = read_text(text, PATH, ReadOptions(defaults_of, "verl", "0.9.0")).launch
     shown = [say(each.says) for each in examine(launch)]
     assert any("…" in each for each in shown) and not any("\x01" in each for each in shown)
 

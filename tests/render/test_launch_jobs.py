@@ -10,11 +10,11 @@ import pytest
 
 from npuenv.core import versions
 from npuenv.core.messages import say
+from npuenv.matrix.keys import defaults_of
 from npuenv.preflight.examine import examine
 from npuenv.preflight.memory import estimate, find_model
 from npuenv.preflight.memory.types import Cards, Placement
-from npuenv.preflight.reading import Asked, read_text
-from npuenv.preflight.rules.keys import defaults_of
+from npuenv.preflight.reading import ReadOptions, read_text
 from npuenv.preflight.rules.memory import job_of
 from npuenv.preflight.types import Machine
 from npuenv.render.launch.verl import render_verl
@@ -62,7 +62,7 @@ def test_preflight_reads_the_same_job_from_the_script(id: str, release: str) -> 
     job, placement = shipped(id, release)
     script = render_verl(job, placement, row, stack=None, paths=published(id, release)[3])["run.sh"]
     machine = Machine(row.hardware[0], row.cards_per_node, row.nodes, 64.0)
-    found = job_of(read_text(script, Path("run.sh"), Asked(defaults_of, "verl", release, machine)).launch)
+    found = job_of(read_text(script, Path("run.sh"), ReadOptions(defaults_of, "verl", release, machine)).launch)
     assert found is not None
     assert found[0] == job
 
@@ -167,7 +167,7 @@ def test_preflight_lowers_the_tokens_of_a_dynamic_batch_that_does_not_fit() -> N
     row = dataclasses.replace(row, values={**row.values, budget: "90000"})
     job, placement = shipped(row.id, "0.7.1", **{budget.replace(".", "__"): "90000"})
     script = render_verl(job, placement, row, stack=None, paths=published(row.id)[3])["run.sh"]
-    asked = Asked(defaults_of, "verl", "0.7.1", Machine("a2", 16, 1, 64.0))
+    asked = ReadOptions(defaults_of, "verl", "0.7.1", Machine("a2", 16, 1, 64.0))
     reading = read_text(script, Path("run.sh"), asked)
     (found,) = [each for each in examine(reading.launch) if each.rule == "preflight.memory"]
     # 2048 + 20480 tokens over sequence parallel 4.
@@ -180,6 +180,6 @@ def test_preflight_lowers_whole_sequences_where_those_are_what_is_too_large() ->
     row = dataclasses.replace(row, values={**row.values, **keys})
     job, placement = shipped(row.id, "0.9.1", **{key.replace(".", "__"): text for key, text in keys.items()})
     script = render_verl(job, placement, row, stack=None, paths=published(row.id)[3])["run.sh"]
-    reading = read_text(script, Path("run.sh"), Asked(defaults_of, "verl", "0.9.1", Machine("a2", 8, 1, 64.0)))
+    reading = read_text(script, Path("run.sh"), ReadOptions(defaults_of, "verl", "0.9.1", Machine("a2", 8, 1, 64.0)))
     (found,) = [each for each in examine(reading.launch) if each.rule == "preflight.memory"]
     assert (f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", 1) in [(each.key, each.value) for each in found.changes]

@@ -13,7 +13,8 @@ from tests.trainer.trainer_cases import END, PAD, TINY, changed, decoder, group
 from trainer.algorithms.advantages import Advantages
 from trainer.algorithms.packing import pack
 from trainer.distributed import World
-from trainer.learner import Known, Learner, Update
+from trainer.learner import Learner, LogProbs, Update
+from trainer.loop import update_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -57,8 +58,8 @@ def by_row(of: Batch) -> Advantages:
     return Advantages(torch.where(of.mask_BT, of.rewards_B.unsqueeze(1), 0.0), None)
 
 
-def update(made: Learner, of: Batch, known: Known | None = None) -> Update:
-    return made.update(of, known or made.look(of), by_row(of))
+def update(made: Learner, of: Batch, logprobs: LogProbs | None = None) -> Update:
+    return update_policy(made, of, logprobs or made.forward_only(of), by_row(of))
 
 
 def said(made: Learner, of: Batch, temperature: float = 1.0) -> Tensor:
@@ -66,9 +67,9 @@ def said(made: Learner, of: Batch, temperature: float = 1.0) -> Tensor:
     return made.model.score(of, temperature=temperature).logprobs_BT.detach()
 
 
-def off_policy(made: Learner, of: Batch, log_ratio: float, reference_BT: Tensor | None = None) -> Known:
+def off_policy(made: Learner, of: Batch, log_ratio: float, reference_BT: Tensor | None = None) -> LogProbs:
     """As if the old policy had given every token a probability that is lower by this ratio."""
-    return Known(said(made, of) - log_ratio, reference_BT, None)
+    return LogProbs(said(made, of) - log_ratio, reference_BT, None)
 
 
 def by_policy(made: Learner, of: Batch, log_ratio: float = 0.0) -> Batch:
@@ -114,21 +115,21 @@ class Thread(World):
 
     meeting: Meeting
 
-    def add(self, tensor: Tensor) -> Tensor:
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         return tensor.copy_(torch.stack(self.gather(tensor.clone())).sum(dim=0))
 
-    def largest(self, tensor: Tensor) -> Tensor:
+    def all_reduce_max(self, tensor: Tensor) -> Tensor:
         return tensor.copy_(torch.stack(self.gather(tensor.clone())).amax(dim=0))
 
-    def add_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+    def all_reduce_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         for parameter in parameters:
             if parameter.grad is not None:
-                self.add(parameter.grad)
+                self.all_reduce_sum(parameter.grad)
 
     def gather(self, value: Any) -> list[Any]:
         return self.meeting.exchange(self.rank, value)
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         self.gather(None)
 
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tests.trainer.trainer_cases import CPU, END, TINY, changed
-from trainer.engines import remote, serving
-from trainer.engines.elsewhere import Generated, GeneratorLost, Referred
-from trainer.engines.serving import Order, Server
+from trainer.engines import generator_server, remote
+from trainer.engines.generator_client import Generated, GeneratorLost, Order, ReferenceLogProbs
 from trainer.tasks import choose
 
 if TYPE_CHECKING:
@@ -18,8 +17,9 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.engines.base import Sampling, Tokens
+    from trainer.engines.generator_server import Server
     from trainer.types import Batch
-    from trainer.weights.buckets import Bucket
+    from trainer.weights import Bucket
 
 T = TypeVar("T")
 FLAT = changed(TINY, layers=1, generators=2, generator_timeout_s=5.0)
@@ -46,7 +46,7 @@ class InProcess:
     name: str
     server: Server
     spoil: Callable[[Generated], Generated] = lambda found: found
-    spoil_reference: Callable[[Referred], Referred] = lambda found: found
+    spoil_reference: Callable[[ReferenceLogProbs], ReferenceLogProbs] = lambda found: found
     asked: list[Sequence[Tokens]] = field(default_factory=list)
     referred: list[Sequence[Batch]] = field(default_factory=list)
     loaded: list[Bucket] = field(default_factory=list)
@@ -63,9 +63,9 @@ class InProcess:
         answer = self._attempt(lambda: self._alive().load(bucket))
         return Local(lambda: _raised(answer))
 
-    def refer(self, parts: Sequence[Batch]) -> Local[Referred]:
+    def reference_logprobs(self, parts: Sequence[Batch]) -> Local[ReferenceLogProbs]:
         self.referred.append(parts)
-        return Local(lambda: self.spoil_reference(self._alive().refer(parts)))
+        return Local(lambda: self.spoil_reference(self._alive().reference_logprobs(parts)))
 
     def load_reference(self, bucket: Bucket) -> Local[None]:
         self.replaced.append(bucket)
@@ -114,12 +114,12 @@ class Crew:
 
     config: Config = FLAT
     spoils: dict[int, list[Callable[[Generated], Generated]]] = field(default_factory=dict)
-    spoils_of_reference: dict[int, list[Callable[[Referred], Referred]]] = field(default_factory=dict)
+    spoils_of_reference: dict[int, list[Callable[[ReferenceLogProbs], ReferenceLogProbs]]] = field(default_factory=dict)
     started: list[InProcess] = field(default_factory=list)
 
     def start(self, slot: int) -> InProcess:
         order = Order.of(self.config, choose(self.config), seed=0)
-        made = InProcess(f"generator {slot}", serving.start(order, CPU))
+        made = InProcess(f"generator {slot}", generator_server.start(order, CPU))
         if self.spoils.get(slot):
             made.spoil = self.spoils[slot].pop(0)
         if self.spoils_of_reference.get(slot):

@@ -33,7 +33,7 @@ found = {{}}
 """
 _END = """
 (here / f"found-{world.rank}.json").write_text(json.dumps(found))
-world.wait()
+world.barrier()
 leave(world)
 launch.leave(0)
 """

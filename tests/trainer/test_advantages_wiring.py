@@ -14,7 +14,8 @@ from tests.trainer.trainer_cases import PAD
 from trainer.algorithms.advantages import Scores, advantages
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.packing import pack
-from trainer.learner import Known
+from trainer.learner import LogProbs
+from trainer.loop import update_policy
 from trainer.types import Group, Rollout, Stop
 
 if TYPE_CHECKING:
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
 
 
 def test_the_reward_stands_on_the_models_last_word_though_the_environment_speaks_after_it() -> None:
-    episode = Rollout((1, 2, 3, 4), (-0.5, -0.5, 0.0, 0.0), Stop.DONE, (True, True, False, False), 1.0)
+    episode = Rollout((1, 2, 3, 4), (-0.5, -0.5, 0.0, 0.0), Stop.TERMINATED, (True, True, False, False), 1.0)
     of = pack([Group(GROUPS[0].prompt, (episode,))], torch.tensor([[1.0]], dtype=torch.float64), pad=PAD)
     for estimator, first in (("reinforce", 0.5), ("gae", 0.25)):
         made = learner(estimator=estimator, gamma=0.5, lam=0.5, convention="trl" if estimator == "gae" else "verl")
         values_BT = torch.zeros_like(of.sampler_logprobs_BT)
-        judged = made.judge(of, Known(None, None, values_BT))
+        judged = made.compute_advantages(of, LogProbs(None, None, values_BT))
         assert judged.returns_BT is not None
         assert judged.returns_BT[0, :2].tolist() == pytest.approx([first, 1.0]), estimator
 
@@ -39,10 +40,10 @@ def test_the_reward_stands_on_the_models_last_word_though_the_environment_speaks
 def test_rewards_are_divided_by_their_deviation_or_not() -> None:
     of = batch()
     centred = (REWARDS - REWARDS.mean(dim=1, keepdim=True)).reshape(-1)
-    found = learner(scale_by_std=False).judge(of, Known(None, None, None)).advantages_BT[:, 0]
+    found = learner(scale_by_std=False).compute_advantages(of, LogProbs(None, None, None)).advantages_BT[:, 0]
     assert found.tolist() == pytest.approx(centred.tolist())
     scaled = (centred.reshape(3, 3) / (REWARDS.std(dim=1, keepdim=True) + 1e-6)).reshape(-1)
-    found = learner(scale_by_std=True).judge(of, Known(None, None, None)).advantages_BT[:, 0]
+    found = learner(scale_by_std=True).compute_advantages(of, LogProbs(None, None, None)).advantages_BT[:, 0]
     assert found.tolist() == pytest.approx(scaled.tolist())
 
 
@@ -66,8 +67,8 @@ def test_a_critics_forecasts_are_in_the_advantages_and_it_learns_the_returns() -
     values_BT = torch.where(of.mask_BT, torch.linspace(-1, 1, of.mask_BT.numel()).view_as(of.mask_BT).double(), 0.0)
     critic = Forecasts(values_BT)
     made = learner(critic=cast("Critic", critic), estimator="gae", gamma=0.9, lam=0.5)
-    known = made.look(of)
-    judged = made.judge(of, known)
+    known = made.forward_only(of)
+    judged = made.compute_advantages(of, known)
     rewards_BT = torch.zeros_like(values_BT)
     for row, length in enumerate(of.lengths_B.tolist()):
         rewards_BT[row, length - 1] = of.rewards_B[row]
@@ -76,28 +77,28 @@ def test_a_critics_forecasts_are_in_the_advantages_and_it_learns_the_returns() -
     assert judged.returns_BT is not None and wanted.returns_BT is not None
     assert torch.allclose(judged.advantages_BT, wanted.advantages_BT)
     assert torch.allclose(judged.returns_BT, wanted.returns_BT)
-    assert made.update(of, known, judged).value_loss == 0.75
+    assert update_policy(made, of, known, judged).value_loss == 0.75
     assert critic.taught is not None
     assert torch.equal(critic.taught[0], values_BT)
     assert torch.equal(critic.taught[1], judged.returns_BT)
 
 
-def apart(of: Batch, nats: float) -> Known:
+def apart(of: Batch, nats: float) -> LogProbs:
     """Reference and old policy are so far apart on every masked token; what stands elsewhere is no number."""
     zeros_BT = torch.zeros_like(of.sampler_logprobs_BT)
-    return Known(zeros_BT, torch.where(of.mask_BT, zeros_BT - nats, math.nan), None)
+    return LogProbs(zeros_BT, torch.where(of.mask_BT, zeros_BT - nats, math.nan), None)
 
 
 def test_the_adaptive_coefficient_follows_the_mean_divergence_of_a_token_after_the_rewards_were_made() -> None:
     made, of = learner(**ADAPTIVE, kl_target=0.2), batch()
-    first = made.judge(of, apart(of, 0.22))
+    first = made.compute_advantages(of, apart(of, 0.22))
     less_B = of.rewards_B - 0.1 * 0.22 * of.mask_BT.sum(dim=1)
     assert first.advantages_BT[:, 0].tolist() == pytest.approx(less_B.tolist())
     assert first.rewards_B.tolist() == pytest.approx(less_B.tolist())
     assert first.kl_coef == 0.1
-    second = made.judge(of, apart(of, 0.0))
+    second = made.compute_advantages(of, apart(of, 0.0))
     assert second.rewards_B.tolist() == second.advantages_BT[:, 0].tolist() == pytest.approx(of.rewards_B.tolist())
     # 10 % above the target over 9 rows of a horizon of 100
     assert second.kl_coef == pytest.approx(0.1 * 1.009)
-    third = made.judge(of, apart(of, 0.0))
+    third = made.compute_advantages(of, apart(of, 0.0))
     assert third.kl_coef == pytest.approx(0.1 * 1.009 * (1 - 0.2 * 0.09))

@@ -27,20 +27,20 @@ weight = torch.nn.Parameter(torch.zeros(3))
 other = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
 weight.grad = torch.tensor([1.0, 2.0, 3.0]) * (world.rank + 1)
 other.grad = torch.full((2,), 0.5, dtype=torch.float64)
-world.add_gradients([weight, other])
+world.all_reduce_gradients([weight, other])
 found["gradients"] = [weight.grad.tolist(), other.grad.tolist()]
-found["sum"] = world.add(torch.tensor([world.rank + 1.0])).item()
-found["largest"] = world.largest(torch.tensor([world.rank * 5.0 + 1.0])).item()
+found["sum"] = world.all_reduce_sum(torch.tensor([world.rank + 1.0])).item()
+found["largest"] = world.all_reduce_max(torch.tensor([world.rank * 5.0 + 1.0])).item()
 found["gathered"] = world.gather({"rank": world.rank})
-found["share"] = world.share([0, 1, 2, 3, 4, 5])
+found["share"] = world.shard([0, 1, 2, 3, 4, 5])
 """
 
 
 def test_one_process_is_a_world_whose_collectives_change_nothing() -> None:
-    world = World.alone()
-    assert world.add(torch.tensor([2.0])).item() == 2.0
+    world = World.single()
+    assert world.all_reduce_sum(torch.tensor([2.0])).item() == 2.0
     assert world.gather("x") == ["x"]
-    assert world.share([1, 2]) == [1, 2]
+    assert world.shard([1, 2]) == [1, 2]
     assert world.is_first
 
 
@@ -55,11 +55,11 @@ def test_float64_travels_as_float32_where_the_collectives_know_no_wider_number(m
     two, value = World(0, 2), torch.tensor([1.5, 3.0], dtype=torch.float64)
     weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
     weight.grad = torch.ones(1, dtype=torch.float64)
-    assert two.add(value) is value
+    assert two.all_reduce_sum(value) is value
     monkeypatch.setattr(devices, "reduces_float64", lambda device: False)
-    two.largest(value)
-    two.add(torch.ones(1, dtype=torch.int64))
-    two.add_gradients([weight])
+    two.all_reduce_max(value)
+    two.all_reduce_sum(torch.ones(1, dtype=torch.int64))
+    two.all_reduce_gradients([weight])
     assert sent == [torch.float64, torch.float32, torch.int64, torch.float32]
     assert (value.dtype, value.tolist(), weight.grad.tolist()) == (torch.float64, [6.0, 12.0], [2.0])
 
@@ -68,7 +68,7 @@ def test_only_an_npu_is_known_not_to_add_float64() -> None:
     assert [devices.reduces_float64(torch.device(name)) for name in ("cpu", "cuda:0", "meta")] == [True, True, False]
 
 
-def test_two_ranks_add_gradients_and_values(tmp_path: Path) -> None:
+def test_two_ranks_all_reduce_gradients_and_values(tmp_path: Path) -> None:
     for rank, found in enumerate(on_processes(SCRIPT, tmp_path)):
         assert found == {
             "gradients": [[3.0, 6.0, 9.0], [1.0, 1.0]],

@@ -13,11 +13,10 @@ import torch
 from tests.trainer.trainer_cases import CPU, END, PAD, TINY, changed, group, rollout
 from trainer import faults
 from trainer.algorithms.packing import pack
-from trainer.assembly import assemble
-from trainer.config import Config
-from trainer.saving.checkpoint import CorruptCheckpoint, Saved, State, load, save
+from trainer.build import build_trainer
+from trainer.saving.checkpoint import CorruptCheckpoint, Saved, State, difference, load, save
 from trainer.sections import Run
-from trainer.tasks.successor import successor
+from trainer.tasks.digits import successor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 # Faults of other processes: `trainer.launch`, the world and generators know them.
 ELSEWHERE = {"rank-dies", "rank-differs", "generator-dies", "generator-garbage", "stale-weights"}
 PLACES = {
-    "settings": {"lr-zero"},
     "task": {"constant-reward", "no-signal", "reward-raises", "reward-hangs", "no-end-token"},
     "arithmetic": {"wrong-arithmetic"},
     "validation": {"skipped-validation"},
@@ -42,36 +40,34 @@ def test_every_fault_that_can_be_asked_for_changes_something() -> None:
     made = successor(1)
     for fault in accepted_faults() - {"none"} - ELSEWHERE:
         config = changed(TINY, fault=fault)
-        parts, plain = assemble(config, CPU, seed=0), assemble(TINY, CPU, seed=0)
-        hooks = sum(len(each._backward_hooks or ()) for _, each in parts.learner.model.named_parameters())
+        trainer, plain = build_trainer(config, CPU, seed=0), build_trainer(TINY, CPU, seed=0)
+        hooks = sum(len(each._backward_hooks or ()) for _, each in trainer.learner.model.named_parameters())
         is_changed = {
-            "settings": faults.settings(config) != config,
             "task": faults.task(made, fault) != made,
             "arithmetic": isinstance(faults.arithmetic(fault), faults.WrongProducts),
             "validation": faults.skips_validation(fault),
-            "parts": hooks > 0
+            "trainer": hooks > 0
+            or trainer.learner.lr.__qualname__ != plain.learner.lr.__qualname__
             or any(
-                getattr(getattr(parts, name), "__qualname__", type(getattr(parts, name)).__name__)
-                != getattr(getattr(plain, name), "__qualname__", type(getattr(plain, name)).__name__)
-                for name in ("score", "pack", "publish", "save")
+                getattr(trainer, name).__qualname__ != getattr(plain, name).__qualname__
+                for name in ("score", "pack", "sync_weights", "save")
             ),
         }
-        place = next((place for place, names in PLACES.items() if fault in names), "parts")
+        place = next((place for place, names in PLACES.items() if fault in names), "trainer")
         assert {name for name, differs in is_changed.items() if differs} == {place}, fault
 
 
 def test_no_fault_changes_nothing() -> None:
     made = successor(1)
-    assert faults.settings(TINY) is TINY
     assert faults.task(made, "none") is made
     assert not isinstance(faults.arithmetic("none"), faults.WrongProducts)
     assert faults.skips_validation("none") is False
 
 
-def test_a_learning_rate_of_zero_is_all_that_the_settings_lose() -> None:
-    broken = faults.settings(changed(Config(), fault="lr-zero"))
-    assert broken.optim.lr == 0.0
-    assert changed(broken, lr=Config().optim.lr) == changed(Config(), fault="lr-zero")
+def test_a_learning_rate_of_zero_is_all_that_the_learner_loses() -> None:
+    broken, plain = (build_trainer(changed(TINY, fault=fault), CPU, seed=0) for fault in ("lr-zero", "none"))
+    assert (broken.learner.lr(), plain.learner.lr()) == (0.0, TINY.optim.lr)
+    assert difference(broken.learner.state(), plain.learner.state()) is None
 
 
 def test_the_broken_rewards_are_what_they_are_called() -> None:
@@ -120,9 +116,9 @@ def test_lost_rewards_are_zero_in_the_batch_and_all_else_stays() -> None:
 
 def test_a_stale_sampler_is_given_weights_once() -> None:
     calls: list[int] = []
-    publish = faults.Once(calls.append)
+    sync_weights = faults.once(calls.append)
     for step in (1, 2, 3):
-        publish(step)
+        sync_weights(step)
     assert calls == [1]
 
 

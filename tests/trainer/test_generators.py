@@ -17,12 +17,11 @@ import pytest
 
 from tests.trainer.generator_cases import Crew
 from tests.trainer.trainer_cases import CPU, TINY, changed, of_a_child, only, read
-from trainer.assembly import assemble
+from trainer.build import build_trainer
 from trainer.engines import remote
+from trainer.engines.generator_client import Order
 from trainer.engines.process import ProcessGenerator, pool
-from trainer.engines.serving import Order
-from trainer.loop import advance
-from trainer.metrics.progress import Progress
+from trainer.loop import train_step
 from trainer.metrics.records import FILE
 from trainer.saving.checkpoint import difference
 from trainer.tasks import choose
@@ -65,7 +64,7 @@ def test_generators_killed_at_twenty_moments_change_no_bit_of_the_run() -> None:
     """Each moment is random within a step, generation, publishing and learning alike; the victim is too."""
     order, others = Order.of(AHEAD, choose(AHEAD), seed=0), children_of(os.getpid())
     crew = pool(order, (0, 1))
-    live = assemble(AHEAD, CPU, seed=0, engine=remote.over(crew, order, seed=0))
+    live = build_trainer(AHEAD, CPU, seed=0, engine=remote.over(crew, order, seed=0))
     chance, step, killed = random.Random(5), 0, 0
     try:
         while len(crew.losses) < KILLS:
@@ -76,18 +75,18 @@ def test_generators_killed_at_twenty_moments_change_no_bit_of_the_run() -> None:
                 assert isinstance(victim, ProcessGenerator)
                 killer = threading.Timer(chance.random() * 0.04, os.kill, (victim.pid, signal.SIGKILL))
                 killer.start()
-                advance(live, step, Progress())
+                train_step(live, step)
                 killer.join()
                 killed += 1
             else:
-                advance(live, step, Progress())
+                train_step(live, step)
     finally:
         live.close()
     assert all(each.endswith(" SIGKILL") for each in crew.losses)
     assert {*children_of(os.getpid())} <= {*others}
-    whole = assemble(AHEAD, CPU, seed=0, engine=Crew(AHEAD).engine(2, seed=0))
+    whole = build_trainer(AHEAD, CPU, seed=0, engine=Crew(AHEAD).engine(2, seed=0))
     for number in range(1, step + 1):
-        advance(whole, number, Progress())
+        train_step(whole, number)
     assert difference(live.state(step), whole.state(step)) is None
 
 

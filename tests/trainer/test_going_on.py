@@ -11,7 +11,7 @@ import torch
 
 from tests.trainer.core_cases import SMALL
 from tests.trainer.trainer_cases import CPU, changed, only, read, run
-from trainer.assembly import assemble
+from trainer.build import build_trainer
 from trainer.config import BadSetting, Config, differing, parse
 from trainer.metrics.records import FILE
 from trainer.saving import resume
@@ -109,16 +109,16 @@ def test_how_often_a_run_saves_and_validates_may_change_on_the_way() -> None:
 
 def test_adapters_reach_the_sampler_merged_into_the_weights(tmp_path: Path) -> None:
     config = changed(SMALL, steps=3, lora_rank=2, lr=0.05)
-    parts = assemble(config, CPU, seed=0)
-    plain = assemble(changed(SMALL, steps=3), CPU, seed=0)
-    before = {name: weight.clone() for name, weight in parts.learner.weights().items()}
+    trainer = build_trainer(config, CPU, seed=0)
+    plain = build_trainer(changed(SMALL, steps=3), CPU, seed=0)
+    before = {name: weight.clone() for name, weight in trainer.learner.weights().items()}
     assert list(before) == list(plain.learner.weights())
-    records = run(tmp_path, config, parts)
+    records = run(tmp_path, config, trainer)
     assert only(records, kind="stage", name="logprobs")["passed"] is True
-    moved = {name for name, weight in parts.engine.weights().items() if not torch.equal(weight, before[name])}
+    moved = {name for name, weight in trainer.engine.weights().items() if not torch.equal(weight, before[name])}
     assert moved == {name for name in before if "_proj.weight" in name}
 
 
 def test_the_fault_of_a_rate_of_nothing_reaches_the_learner() -> None:
-    assert assemble(changed(SMALL, fault="lr-zero"), CPU, seed=0).learner.lr() == 0.0
-    assert assemble(SMALL, CPU, seed=0).learner.lr() > 0.0
+    assert build_trainer(changed(SMALL, fault="lr-zero"), CPU, seed=0).learner.lr() == 0.0
+    assert build_trainer(SMALL, CPU, seed=0).learner.lr() > 0.0

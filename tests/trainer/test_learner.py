@@ -13,6 +13,7 @@ from tests.trainer.trainer_cases import END, PAD, TINY, changed, decoder, group
 from trainer.algorithms.advantages import Advantages
 from trainer.algorithms.packing import pack, select
 from trainer.learner import Learner, Update
+from trainer.loop import update_policy
 
 if TYPE_CHECKING:
     from trainer.config import Config
@@ -41,7 +42,7 @@ def update(made: Learner, of: Batch, advantages_B: Tensor | None = None) -> Upda
     """One update with an advantage per row, by default the rewards."""
     values_B = of.rewards_B if advantages_B is None else advantages_B
     advantages_BT = torch.where(of.mask_BT, values_B.unsqueeze(1), 0.0)
-    return made.update(of, made.look(of), Advantages(advantages_BT, None))
+    return update_policy(made, of, made.forward_only(of), Advantages(advantages_BT, None))
 
 
 def gradient(made: Learner, of: Batch) -> dict[str, Tensor]:
@@ -217,11 +218,11 @@ def test_the_number_of_parameters_is_counted_by_hand() -> None:
 def test_the_divergence_can_be_taken_from_the_reward_instead_of_the_loss() -> None:
     """The reward of each row's last token, and on every token the estimate times the coefficient less."""
     made, plain = learner(kl_in="reward", kl="k1", estimator="reinforce", mini_batches=3), batch()
-    known = made.look(plain)
+    known = made.forward_only(plain)
     assert known.old_BT is not None
     assert known.reference_BT is not None
     gaps_BT = torch.where(plain.mask_BT, known.old_BT - known.reference_BT, 0.0)
-    judged = made.judge(plain, known).advantages_BT
+    judged = made.compute_advantages(plain, known).advantages_BT
     wanted = [float(reward - 0.1 * gap) for reward, gap in zip(plain.rewards_B, gaps_BT.sum(dim=1), strict=True)]
     assert judged[:, 0].tolist() == pytest.approx(wanted)
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from tests.trainer.shared import once
-from tests.trainer.trainer_cases import CPU, END, TINY, changed, only, rollout, run, scripted
-from trainer.assembly import assemble, draw
+from tests.trainer.trainer_cases import CPU, END, ROOT, TINY, changed, only, rollout, run, scripted
+from trainer.build import build_trainer
 from trainer.config import BadSetting, Config
-from trainer.loop import advance
-from trainer.metrics.progress import Progress
+from trainer.loop import next_rollouts, train_step
+from trainer.rollouts import draw
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -178,7 +178,7 @@ def test_every_convention_and_estimator_runs_through_the_loop(tmp_path: Path, ch
 
 
 def test_prompts_are_drawn_without_repeats_until_all_were_drawn() -> None:
-    prompts = assemble(changed(TINY, distractors=0), CPU, seed=0).task.train
+    prompts = build_trainer(changed(TINY, distractors=0), CPU, seed=0).task.train
     generator = torch.Generator().manual_seed(0)
     drawn = [each.text for each in draw(prompts, 25, generator)]
     assert len(drawn) == 25
@@ -190,19 +190,23 @@ def test_a_step_from_scripted_answers_holds_the_numbers_worked_out_by_hand() -> 
     config = changed(TINY, distractors=0, prompts_per_step=10, rollouts_per_prompt=2, reward="exact", seed=3)
     answers = {
         each.text: (rollout((int(each.expected), END)), rollout((END,)))
-        for each in assemble(config, CPU, seed=0).task.train
+        for each in build_trainer(config, CPU, seed=0).task.train
     }
     answers["4="] = (rollout((5, END)), rollout((5, END)))
-    parts, engine = scripted(config, answers)
-    turn = advance(parts, 1, Progress())
+    trainer, engine = scripted(config, answers)
+    turn = train_step(trainer, 1)
     assert turn.rewards_PG.sum().item() == 11
-    judged = parts.learner.judge(turn.batch, parts.learner.look(turn.batch)).advantages_BT[:, 0].reshape(10, 2)
+    judged = (
+        trainer.learner.compute_advantages(turn.batch, trainer.learner.forward_only(turn.batch))
+        .advantages_BT[:, 0]
+        .reshape(10, 2)
+    )
     by_prompt = {group.prompt.text: row.tolist() for group, row in zip(turn.groups, judged, strict=True)}
     assert by_prompt["4="] == [0.0, 0.0]
     # two answers, one right: 0.5 over the deviation 0.7071
     assert by_prompt["7="] == pytest.approx([0.7071, -0.7071], abs=1e-4)
     assert int(turn.batch.mask_BT.sum()) == 10 * 2 + 9 + 2
-    assert all(torch.equal(engine.received[name], weight) for name, weight in parts.learner.weights().items())
+    assert all(torch.equal(engine.received[name], weight) for name, weight in trainer.learner.weights().items())
 
 
 def test_groups_without_signal_are_drawn_again_until_there_are_enough() -> None:
@@ -211,10 +215,10 @@ def test_groups_without_signal_are_drawn_again_until_there_are_enough() -> None:
         TINY, distractors=0, prompts_per_step=2, rollouts_per_prompt=2, reward="exact", dynamic_sampling=True
     )
     same, mixed = (rollout((END,)), rollout((END,))), (rollout((1, END)), rollout((END,)))
-    answers = {each.text: same for each in assemble(config, CPU, seed=0).task.train}
+    answers = {each.text: same for each in build_trainer(config, CPU, seed=0).task.train}
     answers |= {"0=": mixed, "1=": (rollout((2, END)), rollout((END,))), "2=": (rollout((3, END)), rollout((END,)))}
-    parts, _ = scripted(config, answers)
-    made = parts.rollouts(Progress())
+    trainer, _ = scripted(config, answers)
+    made = next_rollouts(trainer)
     groups, rewards_PG, num_drawn = made.groups, made.rewards_PG, made.num_drawn
     assert [row.tolist() for row in rewards_PG] == [[1.0, 0.0], [1.0, 0.0]]
     assert {group.prompt.text for group in groups} <= {"0=", "1=", "2="}
@@ -224,8 +228,8 @@ def test_groups_without_signal_are_drawn_again_until_there_are_enough() -> None:
 def test_dynamic_sampling_ends_when_no_group_ever_has_a_signal() -> None:
     config = changed(TINY, distractors=0, rollouts_per_prompt=2, dynamic_sampling=True, max_generations=4)
     same = (rollout((END,)), rollout((END,)))
-    parts, _ = scripted(config, {each.text: same for each in assemble(config, CPU, seed=0).task.train})
-    made = parts.rollouts(Progress())
+    trainer, _ = scripted(config, {each.text: same for each in build_trainer(config, CPU, seed=0).task.train})
+    made = next_rollouts(trainer)
     groups, rewards_PG, num_drawn = made.groups, made.rewards_PG, made.num_drawn
     assert (len(groups), num_drawn) == (3, 12)
     assert rewards_PG.unique().numel() == 1
@@ -233,11 +237,20 @@ def test_dynamic_sampling_ends_when_no_group_ever_has_a_signal() -> None:
 
 def test_an_answer_near_its_limit_costs_reward() -> None:
     config = changed(TINY, distractors=0, reward="exact", overlong_buffer=2, overlong_factor=0.5)
-    parts, _ = scripted(config, {each.text: (rollout((1, 1, 1)), rollout((1, END)), rollout((END,)), rollout((END,)))
-                                 for each in assemble(config, CPU, seed=0).task.train})  # fmt: skip
-    rewards = parts.rollouts(Progress()).rewards_PG
+    trainer, _ = scripted(config, {each.text: (rollout((1, 1, 1)), rollout((1, END)), rollout((END,)), rollout((END,)))
+                                 for each in build_trainer(config, CPU, seed=0).task.train})  # fmt: skip
+    rewards = next_rollouts(trainer).rewards_PG
     # of at most 3 tokens the last 2 cost 0.25 each
     assert rewards[:, 0].tolist() == [-0.5] * 3
     assert rewards[:, 2].tolist() == [0.0] * 3
     with pytest.raises(BadSetting, match=r"^overlong_buffer=4 .* 3 "):
-        assemble(changed(config, overlong_buffer=4), CPU, seed=0)
+        build_trainer(changed(config, overlong_buffer=4), CPU, seed=0)
+
+
+def test_the_page_about_the_trainer_names_what_there_is() -> None:
+    page, loop = ((ROOT / name).read_text(encoding="utf-8") for name in ("docs/TRAINER.md", "trainer/loop.py"))
+    calls = [each for each in re.findall(r"`((?:trainer|learner)\.[a-z_.]+)`", page) if not each.endswith(".py")]
+    assert len(calls) > 8
+    assert [each for each in calls if each not in loop] == []
+    names = {path.name for folder in ("trainer", "tests/trainer") for path in (ROOT / folder).rglob("*.py")}
+    assert [each for each in re.findall(r"`(?:[a-z_]+/)*([a-z_]+\.py)`", page) if each not in names] == []

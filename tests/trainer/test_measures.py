@@ -12,9 +12,9 @@ from torch import Tensor
 from tests.trainer.core_cases import GROUPS, REWARDS, batch
 from tests.trainer.trainer_cases import CPU, END, PAD, TINY, changed, read, rollout
 from trainer import device as devices
+from trainer.algorithms.optimizer import learning_rate
 from trainer.algorithms.packing import pack, select
-from trainer.algorithms.schedule import learning_rate
-from trainer.assembly import assemble
+from trainer.build import build_trainer
 from trainer.distributed import World, checksum
 from trainer.metrics.checks import GenerationCheck, LogprobsCheck, RewardCheck, UpdateCheck
 from trainer.metrics.progress import Progress
@@ -35,18 +35,18 @@ def test_a_run_needs_the_gradients_of_what_it_trains_and_the_logits_of_one_forwa
 
     def needed(**changes: object) -> int:
         config = changed(TINY, **changes)
-        return probes.needed_bytes(assemble(config, CPU, seed=0), config)
+        return probes.needed_bytes(build_trainer(config, CPU, seed=0), config)
 
     whole, cut = needed(), needed(mini_batches=3)
     assert whole - cut == 3 * 4 * (12 - 4) * tokens * vocabulary
-    adapted = assemble(changed(TINY, lora_rank=2), CPU, seed=0)
+    adapted = build_trainer(changed(TINY, lora_rank=2), CPU, seed=0)
     trained = sum(each.numel() for each in adapted.learner.model.parameters() if each.requires_grad)
     assert needed(lora_rank=2) == 4 * trained + 3 * 4 * 12 * tokens * vocabulary
 
 
 def test_memory_that_is_as_full_as_before_was_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "allocated", lambda device: 10)
-    assert probes.memory(assemble(TINY, CPU, seed=0), TINY).passed is True
+    assert probes.memory(build_trainer(TINY, CPU, seed=0), TINY).passed is True
 
 
 def test_one_number_that_was_not_added_up_fails_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,8 +54,8 @@ def test_one_number_that_was_not_added_up_fails_the_ranks(monkeypatch: pytest.Mo
         tensor[1:] += 2
         return tensor
 
-    monkeypatch.setattr(World, "add", add)
-    monkeypatch.setattr(World, "wait", lambda self: None)
+    monkeypatch.setattr(World, "all_reduce_sum", add)
+    monkeypatch.setattr(World, "barrier", lambda self: None)
     assert probes.collective(World(0, 2), CPU).passed is False
 
 
@@ -68,7 +68,7 @@ def test_training_does_not_begin_where_a_question_that_it_needs_has_a_wrong_answ
     monkeypatch.setattr(packages, "installed", list)
     monkeypatch.setattr(f"trainer.stages.probes.{place}", lambda *given: Stage(False, "it is wrong", {}))
     with Records(tmp_path) as records, pytest.raises(StageFailed, match=f"{name}: it is wrong"):
-        probes.ask(assemble(TINY, CPU, seed=0), TINY, records, Progress())
+        probes.ask(build_trainer(TINY, CPU, seed=0), TINY, records, Progress())
     assert read(tmp_path)[-1]["name"] == name
 
 
@@ -81,8 +81,8 @@ def test_the_largest_of_all_ranks_is_not_their_sum(monkeypatch: pytest.MonkeyPat
         tensor.copy_(torch.maximum(tensor, other) if op == operations.MAX else tensor + other)
 
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
-    assert World(0, 2).largest(torch.tensor([3.0, 4.0])).tolist() == [3.0, 5.0]
-    assert World(0, 2).add(torch.tensor([3.0, 4.0])).tolist() == [5.0, 9.0]
+    assert World(0, 2).all_reduce_max(torch.tensor([3.0, 4.0])).tolist() == [3.0, 5.0]
+    assert World(0, 2).all_reduce_sum(torch.tensor([3.0, 4.0])).tolist() == [5.0, 9.0]
 
 
 def test_a_checksum_sees_two_tensors_that_changed_places() -> None:
@@ -106,7 +106,7 @@ def test_rewards_that_arrive_in_another_number_are_all_lost_and_the_first_spread
 
 def test_an_answer_that_the_environment_ended_has_ended_and_one_of_several_may_be_empty() -> None:
     check = GenerationCheck(END)
-    check.add([Group(GROUPS[0].prompt, (replace(rollout((1, 2)), stop=Stop.DONE),))])
+    check.add([Group(GROUPS[0].prompt, (replace(rollout((1, 2)), stop=Stop.TERMINATED),))])
     check.add([Group(GROUPS[0].prompt, (rollout(()), rollout((END,))))])
     assert (check.result()["ended"], check.result()["empty"], check.result()["passed"]) == (3, 1, True)
     check = GenerationCheck(END)
@@ -123,7 +123,7 @@ def test_a_weight_that_moved_far_from_its_first_value_is_seen() -> None:
 
 
 def test_some_rows_of_episodes_keep_the_environments_words_and_every_number_of_theirs() -> None:
-    episode = Rollout((1, 2, 3, 4), (-0.5, 0.0, 0.0, -0.25), Stop.DONE, (True, False, False, True), 1.0)
+    episode = Rollout((1, 2, 3, 4), (-0.5, 0.0, 0.0, -0.25), Stop.TERMINATED, (True, False, False, True), 1.0)
     groups = [GROUPS[1], Group(GROUPS[0].prompt, (episode, rollout((7,), -0.75)))]
     whole = pack(
         [replace(groups[0], rollouts=groups[0].rollouts[:2]), groups[1]], torch.arange(4.0).view(2, 2), pad=PAD

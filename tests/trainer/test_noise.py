@@ -159,9 +159,9 @@ def test_after_validations_clean_weights_the_sampler_holds_the_learners_bits() -
     assert injection is not None
     learnt = dict(policy.named_parameters())
     before = {name: weight.detach().clone() for name, weight in learnt.items()}
-    engine.receive(injection.apply(learnt, 1))
+    engine.load_weights(injection.apply(learnt, 1))
     different = [name for name, weight in engine.weights().items() if not torch.equal(weight, before[name])]
     assert different == list(injection.names)
-    engine.receive(learnt)
+    engine.load_weights(learnt)
     assert all(torch.equal(engine.weights()[name], weight) for name, weight in before.items())
     assert all(torch.equal(learnt[name], weight) for name, weight in before.items())

@@ -68,8 +68,8 @@ def test_five_steps_end_with_every_record_and_nothing_printed(plain_run: PlainRu
 
 
 def test_the_compiler_and_its_algebra_are_never_imported(plain_run: PlainRun) -> None:
-    """They cost more than the whole run: see algorithms/adamw.py."""
-    assert "trainer.algorithms.adamw" in plain_run.imported
+    """They cost more than the whole run: see algorithms/optimizer.py."""
+    assert "trainer.algorithms.optimizer" in plain_run.imported
     assert {"torch._dynamo", "torch._inductor", "sympy"} & set(plain_run.imported) == set()
 
 
@@ -191,20 +191,20 @@ def test_a_signal_that_was_put_off_is_heard_in_the_end_and_a_second_one_at_once(
 ) -> None:
     interrupt, heard = Interrupt(), []
     with pytest.raises(KeyboardInterrupt, match="SIGTERM"), interrupt.put_off():
-        interrupt.hear(signal.SIGTERM)
+        interrupt.on_signal(signal.SIGTERM)
         heard.append(interrupt.name)
     assert heard == ["SIGTERM"]
     interrupt = Interrupt()
     with interrupt.put_off():
         heard.append("nothing")
     with pytest.raises(KeyboardInterrupt, match="SIGINT"):
-        interrupt.hear(signal.SIGINT)
+        interrupt.on_signal(signal.SIGINT)
     interrupt = Interrupt()
     later = time.monotonic() + 60
     with pytest.raises(KeyboardInterrupt, match="SIGINT"), interrupt.put_off():
-        interrupt.hear(signal.SIGTERM)
+        interrupt.on_signal(signal.SIGTERM)
         monkeypatch.setattr(time, "monotonic", lambda: later)
-        interrupt.hear(signal.SIGINT)
+        interrupt.on_signal(signal.SIGINT)
 
 
 class Dying:

@@ -21,7 +21,7 @@ from trainer.__main__ import main
 from trainer.distributed import World
 from trainer.interrupt import Interrupt
 from trainer.launch import Ended, run_ranks
-from trainer.learner import Known, Update
+from trainer.learner import LogProbs, Update
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +48,7 @@ def test_ranks_with_unequal_shares_make_the_gradient_and_numbers_of_one(aggregat
         found = update(made, batch(*(numbers or SHARES[world.rank])))
         return found, {name: each.grad for name, each in made.model.named_parameters() if each.grad is not None}
 
-    wanted, gradient = job(World.alone(), 0, 1, 2)
+    wanted, gradient = job(World.single(), 0, 1, 2)
     for found, own in on_ranks(job):
         assert max(float((own[name] - gradient[name]).abs().max()) for name in gradient) < 1e-12
         for each in fields(Update):
@@ -60,23 +60,23 @@ def test_the_adaptive_coefficient_is_the_same_on_all_ranks_and_that_of_one() -> 
         made, of = learner(world, **ADAPTIVE, kl_target=0.2), batch(*(numbers or SHARES[world.rank]))
         # Rank 0's tokens are far from the reference, the other's are close.
         nats_B1 = torch.where(of.prompts_PS[of.prompt_of_B, :1] == 1, 0.5, 0.05).double()
-        known = Known(torch.zeros_like(of.sampler_logprobs_BT), -nats_B1.expand_as(of.sampler_logprobs_BT), None)
-        made.judge(of, known)
+        known = LogProbs(torch.zeros_like(of.sampler_logprobs_BT), -nats_B1.expand_as(of.sampler_logprobs_BT), None)
+        made.compute_advantages(of, known)
         return float(made.state()["kl_coef"])
 
     # 6 of 17 tokens at 0.5 nats, 11 at 0.05: 4.4 % above the target
     wanted = 0.1 * (1 + ((6 * 0.5 + 11 * 0.05) / 17 / 0.2 - 1) * 9 / 100)
-    assert job(World.alone(), 0, 1, 2) == pytest.approx(wanted)
+    assert job(World.single(), 0, 1, 2) == pytest.approx(wanted)
     assert on_ranks(job) == pytest.approx([wanted, wanted])
 
 
 def test_advantages_are_whitened_over_the_tokens_of_all_ranks() -> None:
     def job(world: World, *numbers: int) -> Tensor:
         of = batch(*(numbers or SHARES[world.rank]))
-        judged = learner(world, estimator="reinforce_plus_plus").judge(of, Known(None, None, None))
+        judged = learner(world, estimator="reinforce_plus_plus").compute_advantages(of, LogProbs(None, None, None))
         return judged.advantages_BT[of.mask_BT]
 
-    assert torch.allclose(torch.cat(on_ranks(job)), job(World.alone(), 0, 1, 2))
+    assert torch.allclose(torch.cat(on_ranks(job)), job(World.single(), 0, 1, 2))
 
 
 # The ranks as processes.

@@ -14,11 +14,11 @@ from tests.trainer.generator_cases import Crew
 from tests.trainer.rank_processes import on_processes
 from tests.trainer.trainer_cases import CPU, TINY, changed, only, read, run
 from trainer import models
-from trainer.assembly import Parts, assemble
+from trainer.build import build_trainer
 from trainer.config import BadSetting, Config
 from trainer.config import read as read_settings
-from trainer.engines.elsewhere import GeneratorLost, Referred
-from trainer.loop import advance
+from trainer.engines.generator_client import GeneratorLost, ReferenceLogProbs
+from trainer.loop import make_rollouts, train_step
 from trainer.metrics import flops
 from trainer.metrics.progress import Progress
 from trainer.models.decoder import Decoder
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.distributed import World
+    from trainer.metrics.step import StepResult
     from trainer.saving.checkpoint import State
-    from trainer.turn import Turn
+    from trainer.trainer import Trainer
 
 # One generator: its micro batches are the learner's, so that every number is the same to the bit.
 THERE = changed(
@@ -43,12 +44,12 @@ HERE = changed(THERE, reference_place="learner")
 AHEAD = {"off_policy": 1, "correction": "token"}
 
 
-def parts_of(config: Config = THERE, crew: Crew | None = None, *, seed: int = 0) -> Parts:
-    return assemble(config, CPU, seed=seed, engine=(crew or Crew(config)).engine(config.rollout.generators))
+def trainer_of(config: Config = THERE, crew: Crew | None = None, *, seed: int = 0) -> Trainer:
+    return build_trainer(config, CPU, seed=seed, engine=(crew or Crew(config)).engine(config.rollout.generators))
 
 
-def turns(parts: Parts, first: int = 1, last: int = 4) -> list[Turn]:
-    return [advance(parts, step, Progress()) for step in range(first, last + 1)]
+def turns(trainer: Trainer, first: int = 1, last: int = 4) -> list[StepResult]:
+    return [train_step(trainer, step) for step in range(first, last + 1)]
 
 
 def copied(state: State) -> State:
@@ -83,12 +84,12 @@ def learnt(state: State) -> State:
     ids=lambda each: " ".join(each) or "plain",
 )
 def test_the_run_is_to_the_bit_that_of_a_learner_with_a_reference_of_its_own(settings: dict[str, Any]) -> None:
-    there, here = parts_of(changed(THERE, **settings)), parts_of(changed(HERE, **settings))
+    there, here = trainer_of(changed(THERE, **settings)), trainer_of(changed(HERE, **settings))
     last = min(3, settings.get("steps", 3))
     pairs = list(zip(turns(there, last=last), turns(here, last=last), strict=True))
     for one, other in pairs:
-        assert one.known.reference_BT is not None and other.known.reference_BT is not None
-        assert torch.equal(one.known.reference_BT, other.known.reference_BT)
+        assert one.logprobs.reference_BT is not None and other.logprobs.reference_BT is not None
+        assert torch.equal(one.logprobs.reference_BT, other.logprobs.reference_BT)
         assert one.update.kl == other.update.kl
     assert pairs[-1][0].update.kl > 0
     assert difference(learnt(there.state(last)), learnt(here.state(last))) is None
@@ -96,31 +97,31 @@ def test_the_run_is_to_the_bit_that_of_a_learner_with_a_reference_of_its_own(set
 
 def test_without_a_divergence_there_is_no_reference_anywhere() -> None:
     crew = Crew(changed(THERE, kl_coef=0.0))
-    turn = turns(parts_of(crew.config, crew))[-1]
-    assert turn.known.reference_BT is None
+    turn = turns(trainer_of(crew.config, crew))[-1]
+    assert turn.logprobs.reference_BT is None
     assert crew.started[0].referred == []
     with pytest.raises(ValueError, match="a reference"):
-        crew.started[0].server.refer([])
+        crew.started[0].server.reference_logprobs([])
 
 
 def test_a_learner_whose_generators_have_said_nothing_does_not_go_on_without() -> None:
-    made = parts_of()
-    rollouts = made.make(Progress())
+    made = trainer_of()
+    rollouts = make_rollouts(made)
     with pytest.raises(ValueError, match=r"no generator .* reference"):
-        made.learner.look(made.pack(rollouts.groups, rollouts.rewards_PG))
+        made.learner.forward_only(made.pack(rollouts.groups, rollouts.rewards_PG))
 
 
 def test_each_rank_asks_its_own_generators_about_its_own_rollouts() -> None:
     config = changed(THERE, prompts_per_step=4, ranks=2)
 
     def job(world: World) -> Tensor:
-        made = assemble(config, CPU, seed=0, world=world, engine=Crew(config).engine(1, seed=world.rank))
-        alone = assemble(changed(config, reference_place="learner"), CPU, seed=0)
+        made = build_trainer(config, CPU, seed=0, world=world, engine=Crew(config).engine(1, seed=world.rank))
+        alone = build_trainer(changed(config, reference_place="learner"), CPU, seed=0)
         for step in (1, 2):
-            turn = advance(made, step, Progress())
-            own = alone.learner.look(turn.batch).reference_BT
-            assert own is not None and turn.known.reference_BT is not None
-            assert torch.equal(turn.known.reference_BT, own)
+            turn = train_step(made, step)
+            own = alone.learner.forward_only(turn.batch).reference_BT
+            assert own is not None and turn.logprobs.reference_BT is not None
+            assert torch.equal(turn.logprobs.reference_BT, own)
         return turn.batch.tokens_BT
 
     one, two = on_ranks(job)
@@ -130,11 +131,11 @@ def test_each_rank_asks_its_own_generators_about_its_own_rollouts() -> None:
 # What the learner holds.
 
 
-def held_bytes(parts: Parts) -> int:
+def held_bytes(trainer: Trainer) -> int:
     """Of all tensors that can be reached from the learner, each piece of memory once."""
     seen: dict[int, int] = {}
     known: set[int] = set()
-    waiting: list[Any] = [parts.learner]
+    waiting: list[Any] = [trainer.learner]
     while waiting:
         each = waiting.pop()
         if id(each) in known or isinstance(each, (type, str, bytes, Config)):
@@ -153,7 +154,7 @@ def held_bytes(parts: Parts) -> int:
 
 @pytest.mark.parametrize("settings", [{}, {"lora_rank": 2}, {"dtype": "bfloat16"}], ids=str)
 def test_the_learner_holds_one_model_fewer(settings: dict[str, Any]) -> None:
-    there, here = parts_of(changed(THERE, **settings)), parts_of(changed(HERE, **settings))
+    there, here = trainer_of(changed(THERE, **settings)), trainer_of(changed(HERE, **settings))
     plain = models.build(changed(HERE, **{**settings, "lora_rank": 0}), 19, seed=0, device=CPU)
     model = sum(each.numel() * each.element_size() for each in plain.parameters())
     assert held_bytes(here) - held_bytes(there) == model
@@ -169,14 +170,14 @@ def test_records_tell_its_time_and_its_operations_and_the_checkpoint_passes(tmp_
     for settings in ({}, AHEAD):
         config = changed(THERE, **settings)
         out = tmp_path / str(len(settings))
-        records = run(out, config, parts_of(config))
+        records = run(out, config, trainer_of(config))
         steps = [each for each in records if each["kind"] == "step"]
         told = steps if not settings else steps[:-1]  # the last step of one ahead begins nothing
         assert all(each["timing_s/ref"] > 0 and each["timing_per_token_ms/ref"] > 0 for each in told)
         stage = only(read(out), kind="stage", name="checkpoint")
         assert (stage["passed"], stage["next_step_equal"]) == (True, True)
-    assert not any("timing_s/ref" in each for each in run(tmp_path / "here", HERE, parts_of(HERE)))
-    policy = parts_of().learner.model
+    assert not any("timing_s/ref" in each for each in run(tmp_path / "here", HERE, trainer_of(HERE)))
+    policy = trainer_of().learner.model
     assert isinstance(policy, Decoder)
     sizes, work = flops.sizes(policy), flops.Work(6, 2, 4, 19, 10)
     assert sizes is not None
@@ -194,28 +195,28 @@ def test_records_tell_its_time_and_its_operations_and_the_checkpoint_passes(tmp_
 @pytest.mark.slow
 def test_a_run_goes_on_from_any_step_in_either_place_with_the_same_bits(settings: dict[str, Any]) -> None:
     configs = {"generators": changed(THERE, **settings), "learner": changed(HERE, **settings)}
-    live = parts_of(configs["generators"])
+    live = trainer_of(configs["generators"])
     states = {"generators": [copied(live.state(0))], "learner": []}
     for step in range(1, 4):
-        advance(live, step, Progress())
+        train_step(live, step)
         states["generators"].append(copied(live.state(step)))
-    beside = parts_of(configs["learner"])
+    beside = trainer_of(configs["learner"])
     states["learner"].append(copied(beside.state(0)))
     for step in range(1, 4):
-        advance(beside, step, Progress())
+        train_step(beside, step)
         states["learner"].append(copied(beside.state(step)))
     for began in configs:
         for now, config in configs.items():
             for step in (0, 2):
-                other = parts_of(config)
+                other = trainer_of(config)
                 assert other.restore(states[began][step]) == step
                 turns(other, step + 1, 3)
                 assert difference(learnt(copied(other.state(3))), learnt(states[now][3])) is None, (began, now, step)
             assert (MARK in other.state(3)) is (now == "generators")
 
 
-def weights_of(parts: Parts) -> dict[str, Tensor]:
-    return {name: each.detach().clone() for name, each in parts.learner.model.named_parameters()}
+def weights_of(trainer: Trainer) -> dict[str, Tensor]:
+    return {name: each.detach().clone() for name, each in trainer.learner.model.named_parameters()}
 
 
 @pytest.mark.parametrize("began", [THERE, HERE], ids=["there", "here"])
@@ -227,33 +228,33 @@ def test_after_a_warm_start_the_reference_is_what_that_ended_with_wherever_the_r
 ) -> None:
     """The settings make other weights: only the checkpoint knows those that the run began with."""
     began, now = changed(began, lora_rank=rank), changed(now, lora_rank=rank)
-    live = parts_of(began)
+    live = trainer_of(began)
     with torch.no_grad():
         for name, each in live.learner.model.named_parameters():
             if each.requires_grad:
                 each.add_(0.1 * torch.randn(each.shape, generator=torch.Generator().manual_seed(len(name))))
-    live.start_here()
-    live.publish(0)
+    live.set_reference()
+    live.sync_weights(0)
     # At its start the policy is its reference.
-    rollouts = live.make(Progress())
+    rollouts = make_rollouts(live)
     batch = live.pack(rollouts.groups, rollouts.rewards_PG)
-    known = live.learner.look(batch, rollouts.reference_BT)
+    known = live.learner.forward_only(batch, rollouts.reference_BT)
     assert known.reference_BT is not None and known.old_BT is not None
     assert float((known.reference_BT - known.old_BT).abs().max()) < 1e-5
     turns(live, 1, 2)
     crew = Crew(now)
-    other = parts_of(now, crew)
+    other = trainer_of(now, crew)
     other.restore(copied(live.state(2)))
-    found = other.learner.look(batch, other.refer(rollouts.groups, Progress())).reference_BT
+    found = other.learner.forward_only(batch, other.reference_logprobs(rollouts.groups, Progress())).reference_BT
     assert found is not None and torch.equal(found, known.reference_BT)
     # A generator that takes the place of a lost one has it too.
     if now.reference_at == "generators":
         crew.started[0].end()
-        assert torch.equal(other.refer(rollouts.groups, Progress()), known.reference_BT)  # type: ignore[arg-type]
+        assert torch.equal(other.reference_logprobs(rollouts.groups, Progress()), known.reference_BT)  # type: ignore[arg-type]
         assert len(crew.started) == 2
-    again = parts_of(began)
+    again = trainer_of(began)
     again.restore(copied(other.state(2)))
-    found = again.learner.look(batch, again.refer(rollouts.groups, Progress())).reference_BT
+    found = again.learner.forward_only(batch, again.reference_logprobs(rollouts.groups, Progress())).reference_BT
     assert found is not None and torch.equal(found, known.reference_BT)
 
 
@@ -263,7 +264,7 @@ def test_a_folder_that_holds_another_model_by_now_is_no_reference_of_a_run_that_
     assert isinstance(first, Decoder)
     models.save(first, folder)
     there, here = (changed(each, path=str(folder)) for each in (THERE, HERE))
-    live, beside = parts_of(there), parts_of(here)
+    live, beside = trainer_of(there), trainer_of(here)
     for each in (live, beside):
         turns(each, 1, 2)
     save(live.state(2), out)
@@ -272,14 +273,14 @@ def test_a_folder_that_holds_another_model_by_now_is_no_reference_of_a_run_that_
     models.save(other, folder)
     for config in (there, here):
         with pytest.raises(BadSetting, match=r"resume: .* reference policy"):
-            parts_of(config).restore(load(out, CPU))
+            trainer_of(config).restore(load(out, CPU))
     # What the learner had is in its checkpoint, and goes from there to the generators.
     save(beside.state(2), out)
-    rollouts = beside.make(Progress())
-    wanted = beside.learner.look(beside.pack(rollouts.groups, rollouts.rewards_PG)).reference_BT
-    moved = parts_of(there)
+    rollouts = make_rollouts(beside)
+    wanted = beside.learner.forward_only(beside.pack(rollouts.groups, rollouts.rewards_PG)).reference_BT
+    moved = trainer_of(there)
     moved.restore(load(out, CPU))
-    found = moved.refer(rollouts.groups, Progress())
+    found = moved.reference_logprobs(rollouts.groups, Progress())
     assert found is not None and wanted is not None and torch.equal(found, wanted)
     assert copied(moved.state(2))["learner"]["reference"].keys() == dict(first.named_parameters()).keys()
 
@@ -291,17 +292,18 @@ def test_a_generator_that_reads_another_model_than_the_learner_ends_the_run_with
         assert isinstance(made, Decoder)
         models.save(made, tmp_path / str(number))
     crew = Crew(changed(THERE, path=str(tmp_path / "1")))
-    parts = assemble(changed(THERE, path=str(tmp_path / "0")), CPU, seed=0, engine=crew.engine(1))
+    trainer = build_trainer(changed(THERE, path=str(tmp_path / "0")), CPU, seed=0, engine=crew.engine(1))
     with pytest.raises(BadSetting, match=r"generator 0 .* another reference"):
-        advance(parts, 1, Progress())
+        train_step(trainer, 1)
 
 
 SHARDED = """
 from tests.trainer.generator_cases import Crew
 from tests.trainer.test_reference_place import HERE, THERE, turns
 from tests.trainer.trainer_cases import CPU, changed
-from trainer.assembly import assemble
+from trainer.build import build_trainer
 from trainer.distributed import World
+from trainer.loop import make_rollouts
 from trainer.metrics.progress import Progress
 from trainer.saving.checkpoint import load
 from trainer.shards import is_sharded
@@ -311,12 +313,12 @@ MORE = {"prompts_per_step": 4, "ranks": 2, "sharding": "fsdp2", "dtype": "bfloat
 
 def parts(config, of=world, **more):
     config = changed(config, **MORE, **more)
-    return assemble(config, CPU, seed=0, world=of, engine=Crew(config).engine(1, seed=world.rank))
+    return build_trainer(config, CPU, seed=0, world=of, engine=Crew(config).engine(1, seed=world.rank))
 
 
 def says(made, rollouts):
     batch = made.pack(rollouts.groups, rollouts.rewards_PG)
-    return made.learner.look(batch, made.refer(rollouts.groups, Progress())).reference_BT
+    return made.learner.forward_only(batch, made.reference_logprobs(rollouts.groups, Progress())).reference_BT
 
 
 for is_moved in (False, True):
@@ -326,17 +328,17 @@ for is_moved in (False, True):
             with torch.no_grad():
                 for each in live.learner.model.parameters():
                     each.mul_(1.5)
-            live.start_here()
-        rollouts = live.make(Progress())
+            live.set_reference()
+        rollouts = make_rollouts(live)
         wanted = says(live, rollouts)
         found[f"says {name} {is_moved}"] = wanted.tolist()
         turns(live, 1, 1)
         state = live.state(1)
         reference = state["learner"].get("reference", {})
         found[f"rows {name} {is_moved}"] = sorted({is_sharded(each) for each in reference.values()})
-        live.keep(state, here / f"{name}-{is_moved}")
+        live.save_checkpoint(state, here / f"{name}-{is_moved}")
         given = load(here / f"{name}-{is_moved}", CPU)
-        places = {"there": (THERE, world), "here": (HERE, world), "alone": (THERE, World.alone())}
+        places = {"there": (THERE, world), "here": (HERE, world), "alone": (THERE, World.single())}
         places.pop(name)
         for now, place in places.items():
             other = parts(*place)
@@ -364,11 +366,11 @@ def test_shards_of_two_ranks_go_on_in_either_place_with_the_reference_of_the_fir
 # Faults.
 
 
-def killed(found: Referred) -> Referred:
+def killed(found: ReferenceLogProbs) -> ReferenceLogProbs:
     raise GeneratorLost("generator ?", "was killed by SIGKILL")
 
 
-def nan(found: Referred) -> Referred:
+def nan(found: ReferenceLogProbs) -> ReferenceLogProbs:
     return replace(found, logprobs=tuple(each * float("nan") for each in found.logprobs))
 
 
@@ -376,7 +378,7 @@ def nan(found: Referred) -> Referred:
 def test_generators_that_are_lost_over_their_references_change_no_bit(settings: dict[str, Any]) -> None:
     config = changed(THERE, generators=2, **settings)
     crew = Crew(config, spoils_of_reference={0: [killed], 1: [nan]})
-    live, whole = parts_of(config, crew), parts_of(config)
+    live, whole = trainer_of(config, crew), trainer_of(config)
     turns(live), turns(whole)
     assert difference(live.state(4), whole.state(4)) is None
     assert len(crew.started) == 4
@@ -385,9 +387,9 @@ def test_generators_that_are_lost_over_their_references_change_no_bit(settings: 
 @pytest.mark.parametrize("settings", [{}, AHEAD], ids=["on", "off"])
 def test_garbage_from_every_reference_ends_the_run_with_its_cause(tmp_path: Path, settings: dict[str, Any]) -> None:
     config = changed(THERE, **settings)
-    parts = parts_of(config, Crew(config, spoils_of_reference={0: [nan] * 9}))
+    trainer = trainer_of(config, Crew(config, spoils_of_reference={0: [nan] * 9}))
     with pytest.raises(GeneratorLost, match=r"nan .* reference policy"):
-        run(tmp_path, config, parts)
+        run(tmp_path, config, trainer)
 
 
 # Settings.

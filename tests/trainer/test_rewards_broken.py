@@ -12,18 +12,17 @@ import torch
 
 from tests.trainer.core_cases import SMALL, on_ranks
 from tests.trainer.saving.test_resume import told
-from tests.trainer.trainer_cases import CPU, END, changed, group, only, read, rollout
-from trainer.assembly import Parts, assemble, score
-from trainer.loop import train
-from trainer.metrics.progress import Progress
+from tests.trainer.trainer_cases import CPU, END, changed, group, only, read, rollout, watched
+from trainer.build import build_trainer
+from trainer.loop import make_rollouts, next_rollouts, wait_rollouts
 from trainer.metrics.records import Records
-from trainer.overlap import Drawn
+from trainer.rollouts import GeneratedGroups, score
 from trainer.saving import resume
 from trainer.saving.checkpoint import difference, load
 from trainer.stages.watch import evaluate
-from trainer.tasks import limit
+from trainer.tasks import scoring
+from trainer.tasks.digits import successor
 from trainer.tasks.rewards import RewardBroken, RewardHung
-from trainer.tasks.successor import successor
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -31,14 +30,15 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.distributed import World
+    from trainer.trainer import Trainer
     from trainer.types import Prompt, Rollout
 
 LONG = changed(SMALL, steps=3)
 ANSWERS = LONG.rollout.prompts_per_step * LONG.rollout.rollouts_per_prompt
 
 
-def flaky(parts: Parts, broken: Collection[int]) -> Parts:
-    """The parts with a reward that raises for these answers, counted from 0 over the run."""
+def flaky(trainer: Trainer, broken: Collection[int]) -> Trainer:
+    """The trainer with a reward that raises for these answers, counted from 0 over the run."""
     count = 0
 
     def reward(prompt: Prompt, answer: Rollout) -> float:
@@ -46,25 +46,26 @@ def flaky(parts: Parts, broken: Collection[int]) -> Parts:
         count += 1
         if count - 1 in broken:
             raise ZeroDivisionError("now and then")
-        return parts.task.reward(prompt, answer)
+        return trainer.task.reward(prompt, answer)
 
-    task, errors = replace(parts.task, reward=reward), parts.reward_errors
-    return replace(parts, score=partial(score, task=task, config=parts.config, device=CPU, errors=errors))
+    task, errors = replace(trainer.task, reward=reward), trainer.reward_errors
+    trainer.score = partial(score, task=task, config=trainer.config, device=CPU, errors=errors)  # type: ignore[method-assign]
+    return trainer
 
 
-def go(out: Path, config: Config, broken: Collection[int] = (), *, is_resumed: bool = False) -> Parts:
+def go(out: Path, config: Config, broken: Collection[int] = (), *, is_resumed: bool = False) -> Trainer:
     """A run, or the rest of one."""
-    parts, num_validated = assemble(config, CPU, seed=config.run.seed), None
+    trainer, num_validated = build_trainer(config, CPU, seed=config.run.seed), None
     if is_resumed:
-        step = parts.restore(load(out / resume.FOLDER, CPU))
+        step = trainer.restore(load(out / resume.FOLDER, CPU))
         num_validated = resume.continue_records(out, step).num_validated
     with Records(out, append=is_resumed) as records:
-        train(flaky(parts, broken), config, out=out, records=records, progress=Progress(), num_validated=num_validated)
-    return parts
+        watched(flaky(trainer, broken), config, out, records, num_validated=num_validated)
+    return trainer
 
 
-def rewards_of(parts: Parts) -> torch.Tensor:
-    return parts.make(Progress()).rewards_PG
+def rewards_of(trainer: Trainer) -> torch.Tensor:
+    return make_rollouts(trainer).rewards_PG
 
 
 # The end of a run.
@@ -86,28 +87,28 @@ def test_a_run_that_a_reward_ends_saves_first_and_goes_on_as_if_it_had_not(
 
 
 def test_a_reward_that_breaks_in_an_evaluation_ends_a_run_that_is_saved(tmp_path: Path) -> None:
-    parts = assemble(SMALL, CPU, seed=0)
+    trainer = build_trainer(SMALL, CPU, seed=0)
 
     def is_right(prompt: Prompt, answer: Rollout) -> bool:
-        if parts.learner.steps_done:
+        if trainer.learner.steps_done:
             raise RewardBroken("no")
         return True
 
-    made = replace(parts, task=replace(parts.task, is_right=is_right))
+    made = replace(trainer, task=replace(trainer.task, is_right=is_right))
     with Records(tmp_path) as records, pytest.raises(RewardBroken):
-        train(made, SMALL, out=tmp_path, records=records, progress=Progress())
+        watched(made, SMALL, tmp_path, records)
     assert resume.saved_step(tmp_path) == SMALL.run.steps
     tolerant = replace(made, config=changed(SMALL, on_reward_error="zero"))
-    found = evaluate(tolerant, Progress())
+    found = evaluate(tolerant)
     assert (found["num_correct"], len(tolerant.reward_errors)) == (0, found["num_prompts"])
 
 
 def test_one_step_ahead_the_step_at_hand_is_done_before_the_reward_ends_the_run() -> None:
-    parts = flaky(assemble(SMALL, CPU, seed=0), {0})
-    parts.ahead.launch(lambda own: Drawn([group("1=", *[(END,)] * 4)] * 3))
-    parts.settle(Progress())
+    trainer = flaky(build_trainer(SMALL, CPU, seed=0), {0})
+    trainer.prefetch.start(lambda own: GeneratedGroups([group("1=", *[(END,)] * 4)] * 3))
+    wait_rollouts(trainer)
     with pytest.raises(RewardBroken):
-        parts.rollouts(Progress())
+        next_rollouts(trainer)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
@@ -115,14 +116,14 @@ def test_all_ranks_end_with_the_reward_of_one_and_draw_the_same_again(num_ranks:
     config = changed(SMALL, prompts_per_step=4, ranks=num_ranks)
 
     def job(world: World) -> tuple[str, bool]:
-        parts = assemble(config, CPU, seed=0, world=world)
-        before = parts.prompts_random.get_state(), parts.engine.random_state().clone()
+        trainer = build_trainer(config, CPU, seed=0, world=world)
+        before = trainer.prompts.generator.get_state(), trainer.engine.random_state().clone()
         with pytest.raises(RewardBroken) as caught:
-            flaky(parts, {1} if world.rank == num_ranks - 1 else ()).make(Progress())
-        after = parts.prompts_random.get_state(), parts.engine.random_state()
+            make_rollouts(flaky(trainer, {1} if world.rank == num_ranks - 1 else ()))
+        after = trainer.prompts.generator.get_state(), trainer.engine.random_state()
         return str(caught.value), all(torch.equal(*pair) for pair in zip(before, after, strict=True))
 
-    found = on_ranks(job, num_ranks) if num_ranks > 1 else [job(assemble(config, CPU, seed=0).world)]
+    found = on_ranks(job, num_ranks) if num_ranks > 1 else [job(build_trainer(config, CPU, seed=0).world)]
     assert [is_same for _, is_same in found] == [True] * num_ranks
     assert len({reason for reason, _ in found}) == 1
 
@@ -144,40 +145,40 @@ def test_a_run_goes_on_without_the_reward_or_without_its_group_and_counts_it(
 
 
 def test_the_reward_is_0_or_its_group_is_left_out_and_the_others_are_what_they_were() -> None:
-    whole = rewards_of(assemble(SMALL, CPU, seed=0))
-    zero = rewards_of(flaky(assemble(changed(SMALL, on_reward_error="zero"), CPU, seed=0), {5}))
+    whole = rewards_of(build_trainer(SMALL, CPU, seed=0))
+    zero = rewards_of(flaky(build_trainer(changed(SMALL, on_reward_error="zero"), CPU, seed=0), {5}))
     whole[1, 1] = 0.0
     assert torch.equal(zero, whole)
-    kept = flaky(assemble(changed(SMALL, on_reward_error="drop"), CPU, seed=0), {5}).make(Progress())
+    kept = make_rollouts(flaky(build_trainer(changed(SMALL, on_reward_error="drop"), CPU, seed=0), {5}))
     assert torch.equal(kept.rewards_PG, whole[[0, 2]])
     assert len(kept.groups) == 2
 
 
 def test_with_dynamic_sampling_a_group_that_is_left_out_is_drawn_again() -> None:
     config = changed(SMALL, on_reward_error="drop", dynamic_sampling=True, max_generations=20)
-    made = flaky(assemble(config, CPU, seed=0), {0}).make(Progress())
+    made = make_rollouts(flaky(build_trainer(config, CPU, seed=0), {0}))
     assert len(made.groups) == 3
     assert bool((made.rewards_PG.amax(dim=1) > made.rewards_PG.amin(dim=1)).all())
 
 
 def test_where_no_group_is_left_the_run_ends_after_all() -> None:
-    parts = assemble(changed(SMALL, on_reward_error="drop"), CPU, seed=0)
+    trainer = build_trainer(changed(SMALL, on_reward_error="drop"), CPU, seed=0)
     with pytest.raises(RewardBroken, match="now and then"):
-        rewards_of(flaky(parts, range(0, ANSWERS, 4)))
+        rewards_of(flaky(trainer, range(0, ANSWERS, 4)))
 
 
 def test_ranks_with_different_numbers_of_groups_ask_the_reference_together() -> None:
     config = changed(SMALL, prompts_per_step=4, on_reward_error="drop", ranks=2)
     asked: list[tuple[int, int]] = []
 
-    class Noted(Parts):
-        def refer(self, groups: Any, progress: Progress) -> None:
-            asked.append((self.world.rank, len(groups)))
-
     def job(world: World) -> int:
-        made = flaky(assemble(config, CPU, seed=0, world=world), {1} if world.is_first else ())
-        parts = Noted(**{name: getattr(made, name) for name in made.__dataclass_fields__})
-        return len(parts.make(Progress()).groups)
+        made = flaky(build_trainer(config, CPU, seed=0, world=world), {1} if world.is_first else ())
+
+        def noted(groups: Any, progress: Any = None) -> None:
+            asked.append((world.rank, len(groups)))
+
+        made.reference_logprobs = noted  # type: ignore[method-assign]
+        return len(make_rollouts(made).groups)
 
     assert on_ranks(job) == [1, 2]
     assert sorted(asked) == [(0, 1), (0, 2), (1, 2), (1, 2)]  # when they were drawn, and of those that are left
@@ -194,10 +195,10 @@ def test_what_was_not_judged_in_time_has_no_reward() -> None:
 
     groups, errors = [group("1=", (END,), (END,), (END,))], list[str]()
     task = replace(successor(1), reward=reward)
-    found = limit.score(groups, task, limit_s=0.2, errors=errors)
+    found = scoring.score(groups, task, limit_s=0.2, errors=errors)
     assert [each == each for each in found[0]] == [True, False, False]
     assert len(errors) == 2
     with pytest.raises(RewardHung):
-        limit.score(groups, task, limit_s=0.1)
+        scoring.score(groups, task, limit_s=0.1)
     paid = replace(groups[0], rollouts=(replace(rollout((END,)), reward=0.5),))
-    assert limit.score([paid], task, limit_s=None, errors=[]) == [[0.5]]
+    assert scoring.score([paid], task, limit_s=None, errors=[]) == [[0.5]]

@@ -9,7 +9,7 @@ import pytest
 
 from trainer.engines.base import Sampling
 from trainer.rollouts import collect, demonstrate, reply
-from trainer.tasks.base import Characters, Said, Task
+from trainer.tasks.base import Characters, Observation, Task
 from trainer.tasks.tokenizers import Pretrained
 from trainer.types import Prompt, Rollout, Stop
 
@@ -43,10 +43,10 @@ class Countdown:
     def __init__(self, prompt: Prompt) -> None:
         self.left = int(prompt.extra["turns"])
 
-    def step(self, answer: str) -> Said:
+    def step(self, answer: str) -> Observation:
         self.left -= 1
         reward = {"a": 1.0, "c": -0.25}.get(answer, 0.0)
-        return Said("" if self.left == 0 else f".{self.left}", reward, self.left == 0, answer != "c")
+        return Observation("" if self.left == 0 else f".{self.left}", reward, self.left == 0, answer != "c")
 
 
 def ask(text: str, turns: int, **extra: object) -> Prompt:
@@ -80,9 +80,9 @@ def test_an_episode_keeps_the_sampled_tokens_and_marks_only_them_as_actions() ->
     ((rollout,),) = (group.rollouts for group in collect(engine, [ask("12", 2)], task(), Sampling(1, 3, 1.0)))  # type: ignore[arg-type]
     between = WORDS.encode(".1")
     assert rollout.tokens == (*WORDS.encode("b"), END, *between, *WORDS.encode("a"), END)
-    assert rollout.is_action == (True, True, False, False, True, True)
+    assert rollout.response_mask == (True, True, False, False, True, True)
     assert rollout.logprobs == (-0.5, -0.51, 0.0, 0.0, -0.7, -0.71)
-    assert (rollout.reward, rollout.stop) == (1.0, Stop.DONE)
+    assert (rollout.reward, rollout.stop) == (1.0, Stop.TERMINATED)
     assert engine.asked[1] == ([(*WORDS.encode("12b"), END, *between)], 1)
 
 
@@ -108,7 +108,7 @@ def test_episodes_that_ended_are_left_out_of_the_next_call_and_results_keep_thei
 def test_running_out_of_turns_ends_an_episode_with_an_action() -> None:
     engine = Turns([said("b"), said("b")])
     (group,) = collect(engine, [ask("1", 4)], task(max_turns=2), Sampling(1, 3, 1.0))  # type: ignore[arg-type]
-    assert (group.rollouts[0].stop, group.rollouts[0].is_action[-1]) == (Stop.LENGTH, True)
+    assert (group.rollouts[0].stop, group.rollouts[0].response_mask[-1]) == (Stop.LENGTH, True)
     assert len(engine.asked) == 2
 
 
@@ -167,7 +167,7 @@ def test_a_demonstration_has_the_tokens_that_the_same_answers_would_have_made() 
     engine = Turns([said("b"), said("a")])
     (group,) = collect(engine, [ask("1", 2)], task(), Sampling(1, 3, 1.0))  # type: ignore[arg-type]
     made = group.rollouts[0]
-    assert (shown.tokens, shown.is_action, shown.reward) == (made.tokens, made.is_action, made.reward)
+    assert (shown.tokens, shown.response_mask, shown.reward) == (made.tokens, made.response_mask, made.reward)
     assert set(shown.logprobs) == {0.0}
 
 

@@ -11,7 +11,7 @@ from tests.trainer.core_cases import SMALL
 from tests.trainer.rank_processes import on_processes
 from tests.trainer.shared import once
 from tests.trainer.trainer_cases import CPU, changed
-from trainer.assembly import assemble
+from trainer.build import build_trainer
 from trainer.config import BadSetting, parse
 from trainer.shards import is_sharded, like, local, put, whole
 
@@ -54,7 +54,7 @@ def gap(left, right):
 
 
 def against_one(**settings):
-    one, made = learner(World.alone(), **settings), sharded(**settings)
+    one, made = learner(World.single(), **settings), sharded(**settings)
     wanted, got = update(one, batch(0, 1, 2)), update(made, batch(*own))
     numbers = {each.name: [getattr(got, each.name), getattr(wanted, each.name)] for each in fields(Update)}
     numbers.pop("weights")
@@ -71,11 +71,11 @@ PARTS = """
 made = sharded(**EVERYTHING)
 parameters = dict(made.model.named_parameters())
 found["rows"] = [sum(each.numel() for each in some) for some in (made.parameters().values(), parameters.values())]
-found["moments"] = sum(each.numel() for each in made._descent.optimizer.first.values())
+found["moments"] = sum(each.numel() for each in made.optimizer.adamw.first.values())
 found["reference"] = sum(local(each).numel() for each in made.state()["reference"].values())
 
 # What it says before it learns.
-known, wanted = made.look(batch(*own)), learner(World.alone(), **EVERYTHING).look(batch(*own))
+known, wanted = made.forward_only(batch(*own)), learner(World.single(), **EVERYTHING).forward_only(batch(*own))
 found["look"] = float((known.reference_BT - wanted.reference_BT).abs().max())
 
 # Steps, with the gradient's norm bounded, and without any row for a rank in a mini batch.
@@ -239,9 +239,9 @@ def test_tensors_that_are_not_sharded_are_their_own_whole() -> None:
 
 
 def test_one_rank_is_not_sharded_whatever_is_asked() -> None:
-    parts = assemble(changed(SMALL, sharding="fsdp2"), CPU, seed=0)
-    assert not parts.learner.is_sharded
-    assert dict(parts.learner.full_weights()).keys() == dict(parts.learner.model.named_parameters()).keys()
+    trainer = build_trainer(changed(SMALL, sharding="fsdp2"), CPU, seed=0)
+    assert not trainer.learner.is_sharded
+    assert dict(trainer.learner.full_weights()).keys() == dict(trainer.learner.model.named_parameters()).keys()
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_what_cannot_be_sharded_is_refused_in_one_sentence(words: list[str], say
 
 def test_offload_is_refused_where_the_device_turns_out_to_be_the_cpu() -> None:
     with pytest.raises(BadSetting, match=r"offload=true .* CPU"):
-        assemble(changed(SMALL, sharding="fsdp2", offload=True), CPU, seed=0)
+        build_trainer(changed(SMALL, sharding="fsdp2", offload=True), CPU, seed=0)
 
 
 def test_a_run_that_shards_nothing_imports_nothing_for_it(plain_run: PlainRun) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.trainer.rank_processes import run_trainer
 from tests.trainer.trainer_cases import CPU, only, read, run
-from trainer.assembly import assemble
+from trainer.build import build_trainer
 from trainer.config import parse
 from trainer.launch import Ended
 from trainer.metrics.progress import Progress
@@ -105,7 +105,7 @@ def test_a_warm_start_learns_on_shards_too(tmp_path: Path) -> None:
     words = ["steps=1", "warm_start_steps=30", "prompts_per_step=10"]
     config = parse(words, devices=("auto",))
     with Records(tmp_path / "one") as records:
-        warm_start.run(assemble(config, CPU, seed=0), config, records, Progress())
+        warm_start.run(build_trainer(config, CPU, seed=0), config, records, Progress())
     one, two = (
         [each["loss"] for each in found if each["kind"] == "warm-start"]
         for found in (read(tmp_path / "one"), done(tmp_path / "two", *SHARDED, *words))

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer.assembly import Parts, assemble
+from trainer.build import build_trainer
 from trainer.config import Config
-from trainer.loop import train
-from trainer.metrics.progress import Progress
+from trainer.loop import train, train_step
 from trainer.metrics.records import FILE, Records
+from trainer.metrics.step import StepRecords
 from trainer.models import build
 from trainer.models.decoder import Decoder
+from trainer.stages.watch import Watch
 from trainer.tasks.base import Characters, prompt
 from trainer.types import Group, Rollout, Stop
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.engines.base import Sampling, Tokens
+    from trainer.interrupt import Interrupt
+    from trainer.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -82,12 +85,27 @@ def group(text: str, *answers: Sequence[int]) -> Group:
     return Group(prompt(text, "1", TEXT), tuple(rollout(answer) for answer in answers))
 
 
-def run(out: Path, config: Config, parts: Parts | None = None) -> list[dict[str, Any]]:
+def run(out: Path, config: Config, trainer: Trainer | None = None) -> list[dict[str, Any]]:
     """The records of a whole run in this process, without header and end."""
     with Records(out) as records:
-        made = parts or assemble(config, CPU, seed=config.run.seed)
-        train(made, config, out=out, records=records, progress=Progress())
+        watched(trainer or build_trainer(config, CPU, seed=config.run.seed), config, out, records)
     return read(out)
+
+
+def watched(
+    trainer: Trainer,
+    config: Config,
+    out: Path,
+    records: Records,
+    *,
+    interrupt: Interrupt | None = None,
+    num_validated: int | None = None,
+) -> None:
+    """The steps of a run with everything that follows them."""
+    watch = Watch(trainer, config, out, records, train_step=train_step, num_validated=num_validated)
+    with watch.saves_before_leaving():
+        steps = StepRecords(config, records, trainer.progress, trainer.world)
+        train(trainer, [steps, watch], interrupt=interrupt)
 
 
 def read(out: Path) -> list[dict[str, Any]]:
@@ -111,7 +129,7 @@ class Scripted:
         count = sampling.rollouts_per_prompt
         return [tuple(self.answers[TEXT.decode(each)][:count]) for each in prompts]
 
-    def receive(self, weights: Mapping[str, Tensor]) -> None:
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         self.received = {name: weight.detach().clone() for name, weight in weights.items()}
 
     def weights(self) -> Mapping[str, Tensor]:
@@ -130,7 +148,10 @@ class Scripted:
         """There is nothing random to restore."""
 
 
-def scripted(config: Config, answers: Mapping[str, Sequence[Rollout]]) -> tuple[Parts, Scripted]:
-    """Parts whose engine is scripted."""
-    parts, engine = assemble(config, CPU, seed=config.run.seed), Scripted(answers)
-    return replace(parts, engine=engine, publish=lambda _step: engine.receive(parts.learner.weights())), engine
+def scripted(config: Config, answers: Mapping[str, Sequence[Rollout]]) -> tuple[Trainer, Scripted]:
+    """A trainer whose engine is scripted."""
+    trainer, engine = build_trainer(config, CPU, seed=config.run.seed), Scripted(answers)
+    weights = trainer.learner.weights
+    trainer.engine = engine
+    trainer.sync_weights = lambda step: engine.load_weights(weights())  # type: ignore[method-assign]
+    return trainer, engine

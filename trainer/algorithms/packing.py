@@ -21,7 +21,7 @@ def pack(groups: Sequence[Group], rewards_PG: Tensor, *, pad: int, width: int = 
     rewards; everything lies on their device.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    actions = [rollout.is_action or (True,) * len(rollout.tokens) for rollout in rollouts]
+    actions = [rollout.response_mask or (True,) * len(rollout.tokens) for rollout in rollouts]
     longest_prompt = max(len(group.prompt.tokens) for group in groups)
     longest = max(width, *(len(rollout.tokens) for rollout in rollouts))
     device, dtype = rewards_PG.device, rewards_PG.dtype

@@ -29,12 +29,12 @@ class Sampling:
 
 
 class Engine(Protocol):
-    """Generates with weights of its own, which change only through `receive`."""
+    """Generates with weights of its own, which change only through `load_weights`."""
 
     def generate(self, prompts: Sequence[Tokens], sampling: Sampling) -> list[tuple[Rollout, ...]]:
         """For each prompt, in order, `rollouts_per_prompt` answers; log-probabilities are those at the temperature."""
 
-    def receive(self, weights: Mapping[str, Tensor]) -> None:
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Takes over the values of the weights; keeps no reference to them."""
 
     def weights(self) -> Mapping[str, Tensor]:

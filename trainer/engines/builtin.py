@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer.engines.draws import pick, uniform
+from trainer.engines.sampling import pick, uniform
 from trainer.models.generation import Run
 from trainer.types import Rollout, Stop
 
@@ -90,7 +90,7 @@ class Sampler:
         return pick(chances_RV, uniform_R)
 
     @torch.no_grad()
-    def receive(self, weights: Mapping[str, Tensor]) -> None:
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         torch._foreach_copy_(list(self._parameters.values()), [weights[name] for name in self._parameters])
 
     def weights(self) -> Mapping[str, Tensor]:

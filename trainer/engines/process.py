@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from trainer import children
 from trainer.config import BadSetting
-from trainer.engines.elsewhere import GeneratorLost
+from trainer.engines.generator_client import GeneratorLost
 from trainer.engines.remote import Pool
 from trainer.engines.shared import Arena
 from trainer.interrupt import SIGNALS
@@ -31,10 +31,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trainer.engines.base import Sampling, Tokens
-    from trainer.engines.elsewhere import Generated, Referred
-    from trainer.engines.serving import Order
+    from trainer.engines.generator_client import Generated, Order, ReferenceLogProbs
     from trainer.types import Batch
-    from trainer.weights.buckets import Bucket
+    from trainer.weights import Bucket
 
 T = TypeVar("T")
 # How a child begins, from the memory that both see, its log and its environment.
@@ -111,8 +110,8 @@ class ProcessGenerator:
     def load(self, bucket: Bucket) -> Reply[None]:
         return self._send("load", bucket)
 
-    def refer(self, parts: Sequence[Batch]) -> Reply[Referred]:
-        return self._ask("refer", list(parts))
+    def reference_logprobs(self, parts: Sequence[Batch]) -> Reply[ReferenceLogProbs]:
+        return self._ask("reference_logprobs", list(parts))
 
     def load_reference(self, bucket: Bucket) -> Reply[None]:
         return self._send("load_reference", bucket)
@@ -129,7 +128,7 @@ class ProcessGenerator:
         self._finalizer()
 
     def take(self, number: int, timeout_s: float) -> Any:
-        """The answer to a request, by its number, once; see `elsewhere.Pending.result`.
+        """The answer to a request, by its number, once; see `generator_client.Pending.result`.
 
         Raises BadSetting where the child could not make the engine that the configuration asks for.
         """

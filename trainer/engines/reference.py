@@ -14,8 +14,8 @@ import torch
 
 from trainer import models
 from trainer.algorithms.packing import select
-from trainer.engines.elsewhere import Referred
-from trainer.weights.buckets import fingerprint
+from trainer.engines.generator_client import ReferenceLogProbs
+from trainer.weights import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,21 +31,21 @@ ROUNDING = 1e-4
 
 
 class Reference:
-    """A policy of its own. Its weights change through `receive` alone, never with those that an engine samples with."""
+    """A policy of its own. Its weights change through `load_weights` alone, never with those of an engine."""
 
     def __init__(self, model: Model, device: torch.device, *, temperature: float) -> None:
         self._model, self._device, self._temperature = model.requires_grad_(False), device, temperature
         self._mark: int | None = None  # None: not known since the weights have changed
 
     @torch.no_grad()
-    def refer(self, parts: Sequence[Batch]) -> Referred:
+    def reference_logprobs(self, parts: Sequence[Batch]) -> ReferenceLogProbs:
         """How likely it holds the answers of each micro batch."""
         began = time.perf_counter()
         scored = []
         for part in parts:
             there = _moved(part, self._device)
             scored.append(self._model.score(there, temperature=self._temperature, with_entropy=False).logprobs_BT.cpu())
-        return Referred(tuple(scored), self.mark, time.perf_counter() - began)
+        return ReferenceLogProbs(tuple(scored), self.mark, time.perf_counter() - began)
 
     @property
     def mark(self) -> int:
@@ -55,7 +55,7 @@ class Reference:
         return self._mark
 
     @torch.no_grad()
-    def receive(self, weights: Mapping[str, Tensor]) -> None:
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Takes over the values: where the run began elsewhere than its settings say."""
         self._mark = None
         for name, own in self._model.named_parameters():
@@ -95,7 +95,7 @@ def asked(batch: Batch, rows: Tensor) -> Batch:
     return replace(bare, **own)
 
 
-def wrong(found: Referred, parts: Sequence[Batch]) -> str | None:
+def wrong(found: ReferenceLogProbs, parts: Sequence[Batch]) -> str | None:
     """What cannot be right about what a reference said; None when nothing is."""
     shapes, wanted = ([tuple(each.shape) for each in some] for some in (found.logprobs, [p.tokens_BT for p in parts]))
     if shapes != wanted:

@@ -4,7 +4,7 @@ Start from `Remote`. Its `Pool` holds the generators, one a slot, and starts a n
 always cut in as many portions as there are slots, and a portion that was lost with its generator is made once more as a
 whole: the answers are those of a run that lost nothing, and none is counted twice. With another number of generators
 the same seeds draw; only sums may round otherwise, because other rows stand beside a row. Where the generators keep the
-run's reference policy, `Remote.refer` spreads answers over them in the same way.
+run's reference policy, `Remote.reference_logprobs` spreads answers over them in the same way.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ import torch
 
 from trainer.config import BadSetting
 from trainer.engines import reference
-from trainer.engines.draws import new_seeds
-from trainer.engines.elsewhere import GeneratorLost, Spent
+from trainer.engines.generator_client import GeneratorLost, GeneratorStats
 from trainer.engines.reference import ROUNDING
+from trainer.engines.sampling import new_seeds
 from trainer.models import files
-from trainer.weights.buckets import Bucket, Packer, fingerprint, unpack
-from trainer.weights.loading import AT_START
+from trainer.weights import AT_START, Bucket, Packer, fingerprint, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,8 +33,7 @@ if TYPE_CHECKING:
 
     from trainer.distributed import World
     from trainer.engines.base import Sampling, Tokens
-    from trainer.engines.elsewhere import Generated, Generator, Pending, Referred
-    from trainer.engines.serving import Order
+    from trainer.engines.generator_client import Generated, Generator, Order, Pending, ReferenceLogProbs
     from trainer.types import Batch, Rollout
 
 # So often a portion is asked for, and so many generators of a slot may be lost before one of them has answered.
@@ -156,7 +154,7 @@ class Remote:
     can_sleep: bool = False  # whether generators give up memory while the learner works
     version: int = AT_START
     origin: Origin | None = None  # of the reference policy that the generators keep; None: they keep none
-    spent: Spent = field(default_factory=Spent)
+    stats: GeneratorStats = field(default_factory=GeneratorStats)
     _buckets: list[Bucket] = field(default_factory=list)
 
     def generate(self, prompts: Sequence[Tokens], sampling: Sampling) -> list[tuple[Rollout, ...]]:
@@ -167,14 +165,16 @@ class Remote:
             self._note(found.seconds for found in made.values())
         return [rollouts for at in sorted(made) for rollouts in made[at].groups]
 
-    def refer(self, batch: Batch, *, rows_at_once: int) -> Tensor:
+    def reference_logprobs(self, batch: Batch, *, rows_at_once: int) -> Tensor:
         """What the generators' reference policies say of the answers [B, T], 0 where the mask is off.
 
         Each is asked about as many prompts as when answers are drawn, in micro batches of `rows_at_once`, 0: all at
         once. Raises as `generate` does; BadSetting where a generator's reference is not that of the run.
         """
         shares = reference.cut(batch, len(self.pool.slots), rows_at_once)
-        made = self._gather([self._referral([reference.asked(batch, rows) for rows in share]) for share in shares])
+        made = self._gather(
+            [self._reference_portion([reference.asked(batch, rows) for rows in share]) for share in shares]
+        )
         said_BT = torch.zeros_like(batch.sampler_logprobs_BT)
         for at, found in made.items():
             for rows, some in zip(shares[at], found.logprobs, strict=True):
@@ -182,11 +182,11 @@ class Remote:
         self._note(found.seconds for found in made.values())
         return said_BT
 
-    def begin_from(self, mark: int) -> None:
+    def expect_reference(self, mark: int) -> None:
         """Says that the reference policies, as the generators make them from the settings, have this fingerprint."""
         self.origin = Origin(mark)
 
-    def refer_to(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+    def set_reference(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Has the reference policies be these weights, which are not those that the settings make.
 
         A copy of them is kept here, for generators that are started later.
@@ -195,7 +195,7 @@ class Remote:
         self.origin = Origin(fingerprint(unpack(buckets).items()), buckets)
 
     def _note(self, seconds: Iterable[float]) -> None:
-        self.spent.busy_s += sum(seconds) / len(self.pool.slots)
+        self.stats.busy_s += sum(seconds) / len(self.pool.slots)
 
     def _portion(
         self, prompts: Sequence[Tokens], sampling: Sampling, seeds: tuple[int, ...], at: int
@@ -208,16 +208,16 @@ class Remote:
             return None
         return Portion(self._send, lambda made: made.generate(own, how), lambda found, _: self._wrong(found, own, how))
 
-    def _referral(self, parts: list[Batch]) -> Portion[Referred] | None:
+    def _reference_portion(self, parts: list[Batch]) -> Portion[ReferenceLogProbs] | None:
         if not parts:
             return None
         return Portion(
             self._send_reference,
-            lambda made: made.refer(parts),
+            lambda made: made.reference_logprobs(parts),
             lambda found, name: self._wrong_reference(found, parts, name),
         )
 
-    def _wrong_reference(self, found: Referred, parts: Sequence[Batch], name: str) -> str | None:
+    def _wrong_reference(self, found: ReferenceLogProbs, parts: Sequence[Batch], name: str) -> str | None:
         """As `reference.wrong`. Raises BadSetting where it is not the run's: to ask again would not help."""
         if self.origin is not None and found.mark != self.origin.mark:
             raise BadSetting(
@@ -307,7 +307,7 @@ class Remote:
             self._lose(slot, lost)
 
     def _lose(self, slot: Slot, lost: GeneratorLost) -> None:
-        self.spent.num_lost += 1
+        self.stats.num_lost += 1
         self.pool.lose(slot, lost)
 
     def _wrong(self, found: Generated, prompts: Sequence[Tokens], sampling: Sampling) -> str | None:
@@ -336,11 +336,11 @@ class Remote:
             return f"gave {worst_of} as a log-probability"
         return None
 
-    def receive(self, weights: Mapping[str, Tensor]) -> None:
-        Remote.receive_each(self, weights.items())
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        Remote.load_weights_each(self, weights.items())
 
-    def receive_each(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """As `receive`, one tensor after the other: earlier ones are on their way while later ones are made."""
+    def load_weights_each(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """As `load_weights`, one tensor after the other: earlier ones are on their way while later ones are made."""
         began, version = time.perf_counter(), self.pool.new_version()
         slots = self.pool.running()
         loading: list[list[Pending[None]]] = [[] for _ in slots]
@@ -356,12 +356,12 @@ class Remote:
         deadlines = [self.pool.deadline(slot) for slot in slots]
         for slot, loaded, deadline in zip(slots, loading, deadlines, strict=True):
             self._settle(slot, loaded, deadline)
-        self.spent.weights_s += time.perf_counter() - began
-        self.spent.weights_bytes += len(slots) * sum(len(bucket.flat) for bucket in self._buckets)
+        self.stats.weights_s += time.perf_counter() - began
+        self.stats.weights_bytes += len(slots) * sum(len(bucket.flat) for bucket in self._buckets)
 
-    def hand_over(self, world: World) -> None:
+    def barrier(self, world: World) -> None:
         """Waits until all ranks have sent their weights, before any asks for what they make. A collective."""
-        world.wait()
+        world.barrier()
 
     def weights(self) -> Mapping[str, Tensor]:
         """Those last received; each generator has compared its engine's with them, and names their version."""
@@ -393,10 +393,10 @@ class Remote:
     def restore_random_state(self, state: Tensor) -> None:
         self.random.set_state(state)
 
-    def take_spent(self) -> Spent:
+    def take_stats(self) -> GeneratorStats:
         """What was done since the last time."""
-        spent, self.spent = self.spent, Spent()
-        return spent
+        stats, self.stats = self.stats, GeneratorStats()
+        return stats
 
     def end(self) -> None:
         """Ends all generators. May be called again."""
@@ -408,7 +408,7 @@ def over(pool: Pool, order: Order, *, seed: int, kind: type[Remote] = Remote) ->
     config = order.config
     bucket_bytes = config.rollout.bucket_mib << 20
     packer = Packer(bucket_bytes) if pool.allocate is None else Packer(bucket_bytes, pool.allocate)
-    size = order.marks.vocabulary_size
+    size = order.tokenizer.vocabulary_size
     if config.model.path:  # a model may know more tokens than its tokenizer, and say them
         size = max(size, int(files.read_config(Path(config.model.path)).get("vocab_size", 0)))
     return kind(pool, size, torch.Generator().manual_seed(seed), packer, can_sleep=config.rollout.sleep)

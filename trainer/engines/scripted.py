@@ -49,7 +49,7 @@ class Scripted:
             )
         return groups
 
-    def receive(self, weights: Mapping[str, Tensor]) -> None:
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         self._weights = {name: weight.detach().clone() for name, weight in weights.items()}
 
     def weights(self) -> Mapping[str, Tensor]:

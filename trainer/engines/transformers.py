@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.config import BadSetting
-from trainer.engines.draws import pick, uniform
+from trainer.engines.sampling import pick, uniform
 from trainer.models.pretrained import causal_model
 from trainer.types import Rollout, Stop
 
@@ -97,7 +97,7 @@ class Generator:
         return cache
 
     @torch.no_grad()
-    def receive(self, weights: Mapping[str, Tensor]) -> None:
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copies by name; names that the model does not have (a second name of a tied weight) are left out."""
         own = dict(self._model.named_parameters())
         missing = own.keys() - weights.keys()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.config import BadSetting
-from trainer.engines.draws import new_seeds
+from trainer.engines.sampling import new_seeds
 from trainer.types import Rollout, Stop
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Vllm:
             detokenize=False,
         )
 
-    def receive(self, weights: Mapping[str, Tensor]) -> None:
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Hands the weights over, in place or through the folder; what was cached with the old ones is forgotten."""
         if self._folder is not None:
             _write(self._folder, weights)
@@ -220,7 +220,7 @@ def _cut_out(name: str, shapes: Mapping[str, tuple[int, ...]], own: Mapping[str,
 def start(config: Config, task: Task, *, seed: int) -> Vllm:
     """The engine of the model in the folder `path`. Raises BadSetting where the folder or the package is missing.
 
-    The weights are read from the folder; the first `receive` replaces them.
+    The weights are read from the folder; the first `load_weights` replaces them.
     """
     if not config.model.path:
         raise BadSetting("engine=vllm needs path=FOLDER: it cannot run the built-in decoder from a random start")

@@ -76,7 +76,7 @@ class MaskCheck:
     def add(self, groups: Sequence[Group], batch: Batch) -> None:
         """Counts tokens, and rows whose mask is not on exactly the generated tokens."""
         rollouts = [rollout for group in groups for rollout in group.rollouts]
-        wanted = [list(each.is_action or (True,) * len(each.tokens)) for each in rollouts]
+        wanted = [list(each.response_mask or (True,) * len(each.tokens)) for each in rollouts]
         found = batch.mask_BT.tolist()
         self.batches += 1
         self.generated_tokens += sum(sum(row) for row in wanted)

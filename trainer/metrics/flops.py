@@ -129,7 +129,7 @@ def work(groups: Sequence[Group]) -> Work:
         for each in group.rollouts:
             own = max(len(each.tokens) - 1, 0)
             tokens += own
-            outputs += sum(each.is_action[1:]) if each.is_action else own
+            outputs += sum(each.response_mask[1:]) if each.response_mask else own
             seen = own * prompt + own * (own + 1) // 2
             pairs += seen
             last_pairs += seen

@@ -9,13 +9,13 @@ utils/seqlen_balancing.py, utils/debug/metrics.py. Start from `describe_step` an
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trainer.algorithms.conventions import CONVENTIONS
-from trainer.algorithms.value import explained_variance
+from trainer.algorithms.losses import explained_variance
 from trainer.metrics.progress import peak_rss_mib
 from trainer.types import Stop
 
@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 
     from trainer.algorithms.advantages import Advantages
     from trainer.config import Config
-    from trainer.learner import Known
+    from trainer.distributed import World
+    from trainer.engines.generator_client import GeneratorStats
+    from trainer.learner import LogProbs, StepAdvantages, Update
     from trainer.metrics.progress import Progress
-    from trainer.turn import Turn
+    from trainer.metrics.records import Records
     from trainer.types import Batch, Group, Prompt, Rollout
 
 # verl's name of each number of an update.
@@ -53,14 +55,47 @@ _PER_ANSWER_TOKEN = ("gen",)
 _PER_TOKEN = ("ref", "values", "adv", "update_critic", "update_actor")
 
 
-def of_update(turn: Turn, config: Config) -> dict[str, float]:
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step of the loop made."""
+
+    groups: list[Group]
+    rewards_PG: Tensor
+    batch: Batch
+    logprobs: LogProbs
+    advantages: StepAdvantages
+    update: Update
+    num_drawn: int  # groups generated; more than `groups` where some had no signal and others were drawn
+    stats: GeneratorStats | None = None  # of generators in other processes; None: there are none
+    reward_errors: int | None = None  # answers whose reward could not be had; None: one of them ends the run
+    staleness: int = 0  # steps that the weights which drew the answers were behind those that learnt from them
+    seconds: float = 0.0
+
+
+class Observer:
+    """Follows a run; the loop knows nothing of what it does."""
+
+    def on_start(self) -> None:
+        """Before the first step."""
+
+    def on_step_start(self, step: int) -> None:
+        """Before a step, when everything that the one before it brought about is done."""
+
+    def on_step(self, step: int, result: StepResult) -> None:
+        """After a step."""
+
+    def on_end(self) -> None:
+        """After the last step."""
+
+
+def of_update(result: StepResult, config: Config) -> dict[str, float]:
     """The learner's numbers; the coefficient is what the divergence from the reference weighed in this step."""
-    update, algorithm = turn.update, config.algorithm
-    absent = _unmeasured(turn.known, config)
+    update, algorithm = result.update, config.algorithm
+    absent = _unmeasured(result.logprobs, config)
     found = {name: getattr(update, field) for field, name in NAMES.items() if field not in absent}
     if algorithm.kl_coef > 0:
         name = "actor/kl_coef" if algorithm.kl_in == "loss" else "actor/reward_kl_penalty_coeff"
-        found[name] = turn.judged.kl_coef
+        found[name] = result.advantages.kl_coef
     if algorithm.estimator == "gae":
         found["critic/vf_loss"] = update.value_loss
     if update.weights is not None:
@@ -69,11 +104,11 @@ def of_update(turn: Turn, config: Config) -> dict[str, float]:
     return found
 
 
-def _unmeasured(known: Known, config: Config) -> set[str]:
+def _unmeasured(logprobs: LogProbs, config: Config) -> set[str]:
     """Fields of an update that stand at 0 because the run has nothing that they would be measured with."""
     algorithm = config.algorithm
     absent: set[str] = set()
-    if known.reference_BT is None:
+    if logprobs.reference_BT is None:
         absent.add("kl")
     if algorithm.loss == "plain":
         absent.add("clip_fraction")
@@ -101,33 +136,33 @@ def of_rewards(scores_PG: Tensor, rewards_B: Tensor) -> dict[str, float]:
     return {**found, "groups_with_signal": with_signal}
 
 
-def of_advantages(batch: Batch, known: Known, judged: Advantages) -> dict[str, float]:
+def of_advantages(batch: Batch, logprobs: LogProbs, advantages: Advantages) -> dict[str, float]:
     """Advantages and returns of the tokens that the model said; values where there is a critic.
 
     Estimators without returns of their own have the advantages as theirs, as in verl. Where the returns do not vary
     there is nothing that a critic could explain.
     """
     mask_BT = batch.mask_BT
-    returns_BT = judged.advantages_BT if judged.returns_BT is None else judged.returns_BT
+    returns_BT = advantages.advantages_BT if advantages.returns_BT is None else advantages.returns_BT
     found = {
-        **_spread("critic/advantages", judged.advantages_BT[mask_BT]),
+        **_spread("critic/advantages", advantages.advantages_BT[mask_BT]),
         **_spread("critic/returns", returns_BT[mask_BT]),
     }
-    if known.values_BT is not None:
-        found |= _spread("critic/values", known.values_BT[mask_BT])
+    if logprobs.values_BT is not None:
+        found |= _spread("critic/values", logprobs.values_BT[mask_BT])
         if bool(mask_BT.any()) and found["critic/returns/max"] > found["critic/returns/min"]:
-            found["critic/vf_explained_var"] = float(explained_variance(known.values_BT, returns_BT, mask_BT))
+            found["critic/vf_explained_var"] = float(explained_variance(logprobs.values_BT, returns_BT, mask_BT))
     return found
 
 
-def of_probabilities(batch: Batch, known: Known) -> dict[str, float]:
+def of_probabilities(batch: Batch, logprobs: LogProbs) -> dict[str, float]:
     """How far the sampler's probabilities of its own tokens are from the learner's; nothing where they are not known.
 
     Unlike the differences of log-probabilities these do not grow with how unlikely a token was.
     """
-    if known.old_BT is None or not bool(batch.mask_BT.any()):
+    if logprobs.old_BT is None or not bool(batch.mask_BT.any()):
         return {}
-    theirs, ours = (each[batch.mask_BT].double().exp() for each in (batch.sampler_logprobs_BT, known.old_BT))
+    theirs, ours = (each[batch.mask_BT].double().exp() for each in (batch.sampler_logprobs_BT, logprobs.old_BT))
     apart = (theirs - ours).abs()
     numbers = torch.stack((apart.max(), apart.mean(), apart.std(correction=0))).tolist()
     names = ("max", "mean", "std")
@@ -148,13 +183,15 @@ def of_lengths(groups: Sequence[Group], config: Config) -> dict[str, Any]:
         **_lengths("response_length", answers, [each.stop is Stop.LENGTH for each in rollouts]),
         **_lengths("prompt_length", prompts, [each >= config.task.max_prompt_tokens for each in prompts]),
         "response/aborted_ratio": answers.count(0) / len(answers),
-        "generated_tokens": sum(sum(each.is_action) if each.is_action else len(each.tokens) for each in rollouts),
+        "generated_tokens": sum(
+            sum(each.response_mask) if each.response_mask else len(each.tokens) for each in rollouts
+        ),
         # Each prompt once: it is computed once.
         "computed_tokens": sum(answers) + sum(len(group.prompt.tokens) for group in groups),
         "perf/total_num_tokens": total,  # each prompt with each of its answers, as verl counts
         **{f"global_seqlen/{name}": total for name in ("min", "max", "mean")},
     }
-    if any(each.is_action for each in rollouts):
+    if any(each.response_mask for each in rollouts):
         found |= _range("num_turns", [_turns(each) for each in rollouts])
     if valid := [is_valid for each in rollouts for is_valid in each.is_valid]:
         found["episode/valid_action_ratio"] = sum(valid) / len(valid)
@@ -163,7 +200,7 @@ def of_lengths(groups: Sequence[Group], config: Config) -> dict[str, Any]:
 
 def _turns(rollout: Rollout) -> int:
     """verl's number of an episode's turns: the first question, each answer, each word of the environment."""
-    said = rollout.is_action
+    said = rollout.response_mask
     answers = sum(now and not before for before, now in zip((False, *said), said, strict=False)) if said else 1
     return 2 * answers
 
@@ -211,24 +248,24 @@ def of_times(parts: Mapping[str, float], lengths: Mapping[str, Any], seconds: fl
     return found
 
 
-def of_generators(turn: Turn, parts: Mapping[str, float], seconds: float) -> dict[str, float]:
+def of_generators(result: StepResult, parts: Mapping[str, float], seconds: float) -> dict[str, float]:
     """What each side waited for the other, and how far apart they are; nothing where each rank generates itself.
 
     The generators are idle while the learner learns, unless they work one step ahead; the learner is while it waits
-    for answers. `lag`: updates between the weights that drew the answers and those that learnt from them.
+    for answers. `staleness`: updates between the weights that drew the answers and those that learnt from them.
     """
-    if turn.spent is None:
+    if result.stats is None:
         return {}
-    spent = turn.spent
+    stats = result.stats
     found = {
-        "generators/lag": turn.lag,
-        "generators/busy_s": spent.busy_s,
-        "generators/idle_s": max(seconds - spent.busy_s, 0.0),
-        "generators/lost": spent.num_lost,
+        "generators/lag": result.staleness,
+        "generators/busy_s": stats.busy_s,
+        "generators/idle_s": max(seconds - stats.busy_s, 0.0),
+        "generators/lost": stats.num_lost,
         "learner/idle_s": parts.get("gen_wait", parts.get("gen", 0.0) + parts.get("ref", 0.0)),
     }
-    if spent.weights_s > 0:
-        found["generators/weights_mib_per_s"] = spent.weights_bytes / (1 << 20) / spent.weights_s
+    if stats.weights_s > 0:
+        found["generators/weights_mib_per_s"] = stats.weights_bytes / (1 << 20) / stats.weights_s
     return found
 
 
@@ -243,24 +280,24 @@ def of_validation(prompts: Sequence[Prompt], correct: Sequence[int], *, task: st
     return {f"val-core/{source}/acc/mean@1": sum(each) / len(each) for source, each in by_source.items()}
 
 
-def describe_step(turn: Turn, config: Config, seconds: float, progress: Progress) -> dict[str, Any]:
+def describe_step(result: StepResult, config: Config, seconds: float, progress: Progress) -> dict[str, Any]:
     """The values of a `step` record."""
-    lengths, parts = of_lengths(turn.groups, config), progress.since_last_step()
+    lengths, parts = of_lengths(result.groups, config), progress.since_last_step()
     found = {
-        **of_generators(turn, parts, seconds),
-        **of_rewards(turn.rewards_PG, turn.judged.rewards_B),
-        **of_advantages(turn.batch, turn.known, turn.judged),
-        **of_update(turn, config),
-        **of_probabilities(turn.batch, turn.known),
+        **of_generators(result, parts, seconds),
+        **of_rewards(result.rewards_PG, result.advantages.rewards_B),
+        **of_advantages(result.batch, result.logprobs, result.advantages),
+        **of_update(result, config),
+        **of_probabilities(result.batch, result.logprobs),
         **lengths,
-        "groups_drawn": turn.num_drawn,
-        **({} if turn.reward_errors is None else {"reward_errors": turn.reward_errors}),
+        "groups_drawn": result.num_drawn,
+        **({} if result.reward_errors is None else {"reward_errors": result.reward_errors}),
         **of_times(parts, lengths, seconds),
     }
     if progress.meter is None:
         found["perf/cpu_memory_used_gb"] = peak_rss_mib() / 1024
     else:
-        found |= progress.meter.mfu(turn.groups, turn.num_drawn, config, parts, seconds)
+        found |= progress.meter.mfu(result.groups, result.num_drawn, config, parts, seconds)
         found |= progress.meter.memory()
     return {**found, "wall_s": progress.elapsed_s()}
 
@@ -300,3 +337,15 @@ def _merged(name: str, values: Sequence[float]) -> float:
     if name.endswith("/min"):
         return min(values)
     return sum(values) / len(values)
+
+
+class StepRecords(Observer):
+    """Writes the `step` record of each step, with the numbers of all ranks."""
+
+    def __init__(self, config: Config, records: Records, progress: Progress, world: World) -> None:
+        self._config, self._records, self._progress, self._world = config, records, progress, world
+
+    def on_step(self, step: int, result: StepResult) -> None:
+        described = describe_step(result, self._config, result.seconds, self._progress)
+        self._records.write("step", step=step, **over_ranks(self._world.gather(described)))
+        self._progress.steps_done = step

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from trainer import models
 from trainer.algorithms.aggregation import masked_sum
-from trainer.algorithms.descent import Descent
+from trainer.algorithms.losses import value_loss
+from trainer.algorithms.optimizer import Optimizer
 from trainer.algorithms.packing import select
-from trainer.algorithms.value import value_loss
 from trainer.config import BadSetting
 from trainer.models.decoder import Decoder
 from trainer.models.layout import lay_out
@@ -49,7 +49,7 @@ class Critic:
 
     def __init__(self, model: ValueModel, config: Config) -> None:
         self._model, self._optim = model, config.optim
-        self._descent = Descent.start(model.named_parameters(), weight_decay=config.optim.weight_decay)
+        self._optimizer = Optimizer.start(model.named_parameters(), weight_decay=config.optim.weight_decay)
 
     @torch.no_grad()
     def values(self, batch: Batch) -> Tensor:
@@ -62,12 +62,12 @@ class Critic:
 
     def update(self, batch: Batch, old_BT: Tensor, returns_BT: Tensor) -> float:
         """One optimizer step towards the returns; gives back the loss before it, the mean over the masked tokens."""
-        self._descent.clear()
+        self._optimizer.zero_grad()
         num_tokens = batch.mask_BT.sum().clamp(min=1)
         parts = self._parts(batch)
-        with self._descent.summing(len(parts)):
+        with self._optimizer.accumulating(len(parts)):
             losses = [self._backward(batch, rows, old_BT, returns_BT, num_tokens) for rows in parts]
-        self._descent.step(lr=self._optim.critic_lr, grad_clip=self._optim.grad_clip)
+        self._optimizer.step(lr=self._optim.critic_lr, grad_clip=self._optim.grad_clip)
         return float(torch.stack(losses).sum())
 
     def _backward(self, batch: Batch, rows: Tensor, old_BT: Tensor, returns_BT: Tensor, num_tokens: Tensor) -> Tensor:
@@ -86,11 +86,11 @@ class Critic:
 
     def state(self) -> dict[str, Any]:
         """All that the next update depends on, by reference."""
-        return self._descent.state()
+        return self._optimizer.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continues from a state that `state` gave; copies the values."""
-        self._descent.restore(state)
+        self._optimizer.restore(state)
 
 
 def build(config: Config, vocabulary_size: int, *, seed: int, device: torch.device) -> Critic:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from trainer.types import Batch
 
-Turn = tuple[Tensor, Tensor]  # cosine and sine [N, 1, D] of each token's place
+Rotary = tuple[Tensor, Tensor]  # cosine and sine [N, 1, D] of each token's place
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class RMSNorm(nn.Module):
         return ops.norm(x, self.weight, self.epsilon)
 
 
-def angles(num_positions: int, shape: Shape, like: Tensor) -> Turn:
+def angles(num_positions: int, shape: Shape, like: Tensor) -> Rotary:
     """Of the first so many places, computed in float32 at least."""
     wide = torch.promote_types(like.dtype, torch.float32)
     exponents = torch.arange(0, shape.head_size, 2, dtype=wide, device=like.device) / shape.head_size
@@ -61,7 +61,7 @@ def angles(num_positions: int, shape: Shape, like: Tensor) -> Turn:
     return angles_L1D.cos().to(like.dtype), angles_L1D.sin().to(like.dtype)
 
 
-def together(x_NH: Tensor, layers: Sequence[nn.Module], join: ops.Join = ops.fused) -> Tensor:
+def fused_linear(x_NH: Tensor, layers: Sequence[nn.Module], join: ops.Join = ops.fused) -> Tensor:
     """The outputs of several linear layers next to each other; one product, unless one of them is adapted."""
     if any(type(each) is not nn.Linear for each in layers):
         return torch.cat([each(x_NH) for each in layers], dim=-1)
@@ -86,24 +86,24 @@ class Attention(nn.Module):
 
     def parts(self, x_NH: Tensor) -> Tensor:
         """The heads of queries, keys and values [N, heads + 2 K, D], not turned yet."""
-        parts = together(x_NH, (self.q_proj, self.k_proj, self.v_proj), self.join)
+        parts = fused_linear(x_NH, (self.q_proj, self.k_proj, self.v_proj), self.join)
         parts = parts.view(len(x_NH), self.heads + 2 * self.kv_heads, self.size)
         if self.q_norm is None or self.k_norm is None:
             return parts
         queries, keys, values = torch.split(parts, [self.heads, self.kv_heads, self.kv_heads], dim=1)
         return torch.cat((self.q_norm(queries), self.k_norm(keys), values), dim=1)
 
-    def project(self, x_NH: Tensor, turn: Turn) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x_NH: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [N, K, R, D]; keys and values [N, K, D]."""
         turned, values = torch.split(self.parts(x_NH), [self.heads + self.kv_heads, self.kv_heads], dim=1)
-        queries, keys = torch.split(ops.rotate(turned, *turn), [self.heads, self.kv_heads], dim=1)
+        queries, keys = torch.split(ops.rotate(turned, *rotary), [self.heads, self.kv_heads], dim=1)
         return queries.view(len(x_NH), self.kv_heads, self.repeats, self.size), keys, values
 
-    def forward(self, x_NH: Tensor, turn: Turn, layout: Layout, *, is_last: bool) -> Tensor:
+    def forward(self, x_NH: Tensor, rotary: Rotary, layout: Layout, *, is_last: bool) -> Tensor:
         """Mixed values [N, heads * D]; in the last layer of each prompt's last token and the answers alone."""
         if mixing.is_small(layout, self.heads):
-            return mixing.mix(self.parts(x_NH), turn, layout, self.kv_heads, is_last=is_last)
-        queries, keys, values = self.project(x_NH, turn)
+            return mixing.mix(self.parts(x_NH), rotary, layout, self.kv_heads, is_last=is_last)
+        queries, keys, values = self.project(x_NH, rotary)
         cut = layout.num_prompt_tokens
         prompt = tuple(layout.prompts.spread(each[:cut]).transpose(1, 2).contiguous() for each in (keys, values))
         if is_last:
@@ -141,9 +141,9 @@ class Layer(nn.Module):
         self.input_layernorm = RMSNorm(shape.hidden, shape.norm_epsilon)
         self.post_attention_layernorm = RMSNorm(shape.hidden, shape.norm_epsilon)
 
-    def forward(self, x_NH: Tensor, turn: Turn, layout: Layout, is_last: bool) -> Tensor:
+    def forward(self, x_NH: Tensor, rotary: Rotary, layout: Layout, is_last: bool) -> Tensor:
         """[N, H] -> the same; from the last layer [P + A, H]."""
-        mixed = self.self_attn(self.input_layernorm(x_NH), turn, layout, is_last=is_last)
+        mixed = self.self_attn(self.input_layernorm(x_NH), rotary, layout, is_last=is_last)
         if is_last:
             x_NH = x_NH.index_select(0, layout.kept_M)
         return self.finish(x_NH, mixed)
@@ -176,7 +176,7 @@ class Decoder(Model):
         self.shape, self.gradient_checkpointing = shape, gradient_checkpointing
         self.model = Body(shape)
         self.lm_head = None if shape.is_tied else nn.Linear(shape.hidden, shape.vocabulary, bias=False)
-        self._angles: Turn | None = None  # of the places seen so far
+        self._angles: Rotary | None = None  # of the places seen so far
 
     def gather_weights(self) -> None:
         super().gather_weights()
@@ -184,7 +184,7 @@ class Decoder(Model):
             if isinstance(module, (Attention, MLP)):
                 module.join = ops.copied
 
-    def angles(self, num_positions: int) -> Turn:
+    def angles(self, num_positions: int) -> Rotary:
         """Cosine and sine [L, 1, D] of at least so many places, in the weights' dtype; kept for the next call."""
         like, known = self.model.embed_tokens.weight, self._angles
         if (
@@ -208,19 +208,19 @@ class Decoder(Model):
         """Normed hidden states [P + A, H] of each prompt's last token, then of the answers' tokens but their last."""
         x_NH = self.model.embed_tokens(layout.tokens_N)
         cos, sin = self.angles(layout.num_positions)
-        turn = cos[layout.positions_N], sin[layout.positions_N]
+        rotary = cos[layout.positions_N], sin[layout.positions_N]
         for number, layer in enumerate(self.model.stack(), start=1):
-            x_NH = self._through(layer, x_NH, turn, layout, number == self.shape.layers)
+            x_NH = self._through(layer, x_NH, rotary, layout, number == self.shape.layers)
         return self.model.norm(x_NH)  # type: ignore[no-any-return]
 
-    def _through(self, layer: nn.Module, x_NH: Tensor, turn: Turn, layout: Layout, is_last: bool) -> Tensor:
+    def _through(self, layer: nn.Module, x_NH: Tensor, rotary: Rotary, layout: Layout, is_last: bool) -> Tensor:
         if not (self.gradient_checkpointing and torch.is_grad_enabled()):
-            return layer(x_NH, turn, layout, is_last)  # type: ignore[no-any-return]
+            return layer(x_NH, rotary, layout, is_last)  # type: ignore[no-any-return]
         if self.is_gathered:  # what is computed again begins with gathering: torch's hooks know its own way only
             from torch.utils.checkpoint import checkpoint
 
-            return checkpoint(layer, x_NH, turn, layout, is_last, use_reentrant=False)  # type: ignore[no-any-return]
-        return ops.again(lambda x_NH: layer(x_NH, turn, layout, is_last), x_NH, layer.parameters())
+            return checkpoint(layer, x_NH, rotary, layout, is_last, use_reentrant=False)  # type: ignore[no-any-return]
+        return ops.checkpoint(lambda x_NH: layer(x_NH, rotary, layout, is_last), x_NH, layer.parameters())
 
     def score(self, batch: Batch, *, temperature: float, with_entropy: bool = True) -> Scored:
         """Each masked token's log-probability [B, T], and the entropy of its distribution; both 0 elsewhere."""
@@ -237,7 +237,7 @@ class Decoder(Model):
         hidden_MH = self.hidden(layout)
         if layout.source_M is not None:
             hidden_MH = hidden_MH.index_select(0, layout.source_M)
-        return ops.chances(
+        return ops.token_logprobs(
             hidden_MH,
             self.output_weight,
             source_C=layout.source_C,

@@ -62,10 +62,10 @@ class Run:
         x_NH = body.embed_tokens(self._prompts_PS.flatten())
         device = x_NH.device
         positions_N = torch.arange(self._longest, device=device).repeat(num_prompts)
-        turn = self._cos[positions_N], self._sin[positions_N]
+        rotary = self._cos[positions_N], self._sin[positions_N]
         last_P = torch.arange(num_prompts, device=device) * self._longest + self._lengths_P - 1
         for layer in body.stack():
-            queries, keys, values = layer.self_attn.project(layer.input_layernorm(x_NH), turn)
+            queries, keys, values = layer.self_attn.project(layer.input_layernorm(x_NH), rotary)
             prompt = self._add_cache(keys, values)
             if len(self._caches) < len(body.layers):
                 mixed = attention.of_prompts(queries.view(num_prompts, -1, *queries.shape[1:]), *prompt).flatten(0, 1)
@@ -88,7 +88,7 @@ class Run:
     def step(self, tokens_R: Tensor) -> Tensor:
         """Logits [R, V] of each slot's next token, after the ones just drawn."""
         decoder, shape = self._decoder, (len(self._lengths_P), self._group)
-        turn, pads, mask_T = self._turn(), None, None
+        rotary, pads, mask_T = self._rotary(), None, None
         if self._is_pad_PS is not None:
             pads = attention.pad_mask(self._is_pad_PS, decoder.shape.kv_heads, self._weight)
         seen = -(-(self._done + 1) // self._stride) * self._stride
@@ -97,7 +97,7 @@ class Run:
             mask_T[self._done + 1 :] = -torch.inf
         x_RH = decoder.model.embed_tokens(tokens_R)
         for layer, cache in zip(decoder.model.stack(), self._caches, strict=True):
-            queries, keys, values = layer.self_attn.project(layer.input_layernorm(x_RH), turn)
+            queries, keys, values = layer.self_attn.project(layer.input_layernorm(x_RH), rotary)
             for buffer, each in zip(cache.own, (keys, values), strict=True):
                 buffer[:, :, :, self._done] = each.reshape(*shape, *each.shape[1:]).transpose(1, 2)
             mixed = self._mix(queries.view(*shape, *queries.shape[1:]), cache, (mask_T, pads), seen)
@@ -105,7 +105,7 @@ class Run:
         self._done += 1
         return torch.nn.functional.linear(decoder.model.norm(x_RH), self._weight)
 
-    def _turn(self) -> tuple[Tensor, Tensor]:
+    def _rotary(self) -> tuple[Tensor, Tensor]:
         """Of the place that comes next in each slot; a single one where all prompts are equally long."""
         if self._is_pad_PS is None:
             at = slice(self._longest + self._done, self._longest + self._done + 1)

@@ -26,15 +26,15 @@ def is_small(layout: Layout, heads: int) -> bool:
     return max(prompts * heads * length * length, of_answers) <= attention.MOST_SCORES
 
 
-def mix(parts_NHD: Tensor, turn: tuple[Tensor, Tensor], layout: Layout, kv_heads: int, *, is_last: bool) -> Tensor:
+def mix(parts_NHD: Tensor, rotary: tuple[Tensor, Tensor], layout: Layout, kv_heads: int, *, is_last: bool) -> Tensor:
     """Heads of queries, keys and values [N, heads + 2 K, D], not turned yet -> mixed values [M, heads * D].
 
     Each token of a prompt sees its prompt up to itself, each of an answer its whole prompt and the answer up to itself.
     `is_last`: of each prompt only its last token comes out.
     """
     if not torch.is_grad_enabled():
-        return _mix(parts_NHD, *turn, layout, kv_heads, is_last)[0]
-    return _Mix.apply(parts_NHD, *turn, layout, kv_heads, is_last)  # type: ignore[no-any-return, no-untyped-call]
+        return _mix(parts_NHD, *rotary, layout, kv_heads, is_last)[0]
+    return _Mix.apply(parts_NHD, *rotary, layout, kv_heads, is_last)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _in(x_NHD: Tensor, home: Rectangle, kv_heads: int) -> Tensor:
@@ -56,7 +56,7 @@ def _mix(
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """The mixed values, and what the way back needs."""
     heads, cut, size = parts.shape[1] - 2 * kv_heads, layout.num_prompt_tokens, parts.shape[2]
-    turned = ops.turned(parts[:, : heads + kv_heads], cos, sin)
+    turned = ops.apply_rotary(parts[:, : heads + kv_heads], cos, sin)
     queries, keys, values = turned[:, :heads], turned[:, heads:], parts[:, heads + kv_heads :]
     p_keys, p_values = (_in(each[:cut], layout.prompts, kv_heads) for each in (keys, values))
     pads = None if layout.is_pad_PS is None else attention.pad_mask(layout.is_pad_PS, kv_heads, parts)
@@ -140,7 +140,7 @@ class _Mix(Function):
             )
         to_turned[:cut, heads:] = _out(to_keys, layout.prompts, kv_heads, kv_heads)[:, :, 0]
         to_parts[:cut, heads + kv_heads :] = _out(to_values, layout.prompts, kv_heads, kv_heads)[:, :, 0]
-        ops.turned(to_turned, cos, -sin, out=to_parts[:, : heads + kv_heads])
+        ops.apply_rotary(to_turned, cos, -sin, out=to_parts[:, : heads + kv_heads])
         return to_parts, None, None, None, None, None
 
 

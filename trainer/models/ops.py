@@ -65,7 +65,7 @@ def norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return _Norm.apply(x, weight, epsilon)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def turned(x: Tensor, cos: Tensor, sin: Tensor, *, out: Tensor | None = None) -> Tensor:
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The vectors turned by their position's angles; the two halves of the last axis are each plane's coordinates."""
     half = x.shape[-1] // 2
     turned = torch.mul(x, cos, out=out)
@@ -78,18 +78,18 @@ class _Rotate(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return turned(x, cos, sin)
+        return apply_rotary(x, cos, sin)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
-        return turned(gradients[0], cos, -sin), None, None
+        return apply_rotary(gradients[0], cos, -sin), None, None
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """The vectors turned by their position's angles; the two halves of the last axis are each plane's coordinates."""
     if not torch.is_grad_enabled():
-        return turned(x, cos, sin)
+        return apply_rotary(x, cos, sin)
     return _Rotate.apply(x, cos, sin)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -218,7 +218,7 @@ class _Again(Function):
         return (None, *(next(found) if each.requires_grad else None for each in (start, *parameters)))
 
 
-def again(run: Callable[[Tensor], Tensor], x: Tensor, parameters: Iterable[Tensor]) -> Tensor:
+def checkpoint(run: Callable[[Tensor], Tensor], x: Tensor, parameters: Iterable[Tensor]) -> Tensor:
     """`run(x)`, of which nothing but x is kept: it is computed again on the way back.
 
     `parameters` are all the weights that `run` uses. torch's own checkpointing imports its compiler (2.7 s).
@@ -226,7 +226,7 @@ def again(run: Callable[[Tensor], Tensor], x: Tensor, parameters: Iterable[Tenso
     return _Again.apply(run, x, *parameters)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _Chances(Function):
+class _TokenLogprobs(Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -301,7 +301,7 @@ def _parts(hidden: Tensor, weight: Tensor, source: Tensor) -> list[tuple[slice, 
     return [(slice(bounds[at], bounds[at + 1]), slice(places[at], places[at + 1])) for at in range(len(bounds) - 1)]
 
 
-def chances(
+def token_logprobs(
     hidden_MH: Tensor,
     weight_VH: Tensor,
     *,
@@ -319,6 +319,6 @@ def chances(
     if not torch.is_grad_enabled():
         logprobs_C, entropies = _each_chance(hidden_MH, weight_VH, source_C, target_C, temperature, with_entropy)
         return logprobs_C, entropies[source_C] if with_entropy else entropies
-    return _Chances.apply(  # type: ignore[no-any-return, no-untyped-call]
+    return _TokenLogprobs.apply(  # type: ignore[no-any-return, no-untyped-call]
         hidden_MH, weight_VH, source_C, target_C, temperature, with_entropy
     )

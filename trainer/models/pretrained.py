@@ -56,7 +56,7 @@ class Pretrained(Model):
         """Each masked token's log-probability [C], and the entropy of its distribution."""
         before_BTH: Tensor = self._whole_rows(batch) if self.gradient_checkpointing else self._shared(batch)
         hidden_CH, target_C = before_BTH[batch.mask_BT], batch.tokens_BT[batch.mask_BT]
-        return ops.chances(
+        return ops.token_logprobs(
             hidden_CH,
             self._head.weight,
             source_C=torch.arange(len(target_C), device=target_C.device),

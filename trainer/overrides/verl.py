@@ -61,7 +61,7 @@ class Translation:
         self.said[origin] = ", ".join(filter(None, [self.said.get(origin), f"{name}={value}{why}"]))
 
     def assume(self, name: str, value: str, own: Mapping[str, str]) -> None:
-        """What verl does where nothing is said; less than a word of either kind."""
+        """verl's default; explicit settings win."""
         if name not in self.settings and name not in own:
             self.settings[name] = self.assumed[name] = value
 

@@ -1,8 +1,8 @@
 """Which cards learn, which generate, and where in a cluster each of them is.
 
 Cards are counted over the nodes: with 8 a node, card 11 is the fourth of the second. Nothing here talks to Ray:
-`read` is what the settings ask for, `seat` holds that against nodes that were found. Where no node has a card the
-numbers count processes on CPUs.
+`read` is what the settings ask for, `place_workers` holds that against nodes that were found. Where no node has a card
+the numbers count processes on CPUs.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class WorkerSlot:
     """The place of one process."""
 
     name: str  # `rank 0`, `generator 1`
@@ -83,13 +83,13 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
-class Seating:
+class Placement:
     """A place for every process of a layout."""
 
     resource: str  # `NPU`, `GPU`, or `CPU` where there is no card
     nodes: tuple[Node, ...]  # those that are used, in the order in which their cards are counted
-    learners: tuple[Seat, ...]
-    generators: tuple[Seat, ...]
+    learners: tuple[WorkerSlot, ...]
+    generators: tuple[WorkerSlot, ...]
 
     def bundles(self) -> list[dict[str, float]]:
         """What is to be reserved on each node: a CPU a process, and its cards; each bundle is bound to its node."""
@@ -182,7 +182,7 @@ def _check_engines(layout: Layout, cards_per_node: int) -> None:
             )
 
 
-def seat(layout: Layout, nodes: Sequence[Node], *, kind: str | None) -> Seating:
+def place_workers(layout: Layout, nodes: Sequence[Node], *, kind: str | None) -> Placement:
     """A place for every process on these nodes: the own node first, the others by address.
 
     `kind` is the resource that must be there, None to take what the nodes have: cards, else CPUs. Raises Unfit, which
@@ -199,13 +199,13 @@ def seat(layout: Layout, nodes: Sequence[Node], *, kind: str | None) -> Seating:
     if len(ordered) < wanted:
         raise Unfit(_too_few(layout, ordered, wanted, resource, each))
     used = tuple(ordered[:wanted])
-    learners = tuple(_seat(f"rank {number}", (card,), each) for number, card in enumerate(layout.learners))
-    generators = tuple(_seat(f"generator {number}", cards, each) for number, cards in enumerate(layout.generators))
+    learners = tuple(_slot(f"rank {number}", (card,), each) for number, card in enumerate(layout.learners))
+    generators = tuple(_slot(f"generator {number}", cards, each) for number, cards in enumerate(layout.generators))
     if used[learners[0].node].is_home is not True and any(node.is_home for node in used):
         used = _home_first(used, learners[0].node)
-    seating = Seating(resource, used, learners, generators)
-    _check_room(seating)
-    return seating
+    placement = Placement(resource, used, learners, generators)
+    _check_room(placement)
+    return placement
 
 
 def _by_number(address: str) -> tuple[object, ...]:
@@ -221,9 +221,9 @@ def _home_first(nodes: tuple[Node, ...], wanted_at: int) -> tuple[Node, ...]:
     return (*others[:wanted_at], home, *others[wanted_at:])
 
 
-def _seat(name: str, cards: tuple[int, ...], cards_per_node: int) -> Seat:
+def _slot(name: str, cards: tuple[int, ...], cards_per_node: int) -> WorkerSlot:
     local = tuple(card % cards_per_node for card in cards)
-    return Seat(name, cards, cards[0] // cards_per_node, local)
+    return WorkerSlot(name, cards, cards[0] // cards_per_node, local)
 
 
 def _resource(nodes: Sequence[Node], kind: str | None) -> str:
@@ -270,41 +270,41 @@ def _too_few(layout: Layout, nodes: Sequence[Node], wanted: int, resource: str, 
     )
 
 
-def _check_room(seating: Seating) -> None:
-    for index, bundle in enumerate(seating.bundles()):
-        node = seating.nodes[index]
+def _check_room(placement: Placement) -> None:
+    for index, bundle in enumerate(placement.bundles()):
+        node = placement.nodes[index]
         for name, wanted in bundle.items():
             if name.startswith("node:"):
                 continue
             there = node.total.get(name, 0.0)
             if wanted > there + _SMALL:
-                raise Unfit(_no_room(seating, index, name, wanted, there))
+                raise Unfit(_no_room(placement, index, name, wanted, there))
 
 
-def _no_room(seating: Seating, index: int, name: str, wanted: float, there: float) -> str:
-    node = seating.nodes[index]
-    processes = sum(each.node == index for each in (*seating.learners, *seating.generators))
+def _no_room(placement: Placement, index: int, name: str, wanted: float, there: float) -> str:
+    node = placement.nodes[index]
+    processes = sum(each.node == index for each in (*placement.learners, *placement.generators))
     text = f"node {node.address} has {there:g} {name} in Ray and the {processes} processes there need {wanted:g}"
     if name == CPU:
         return f"{text}, one each: start Ray there with --num-cpus={processes} or more"
     return f"{text}{_why_not(name, [node]) if there < _SMALL else ''}"
 
 
-def lost_node(seating: Seating, alive: Sequence[Node]) -> Node | None:
-    """The first node of a seating that lives no more; None where all do."""
+def lost_node(placement: Placement, alive: Sequence[Node]) -> Node | None:
+    """The first node of a placement that lives no more; None where all do."""
     keys = {node.key for node in alive}
-    return next((node for node in seating.nodes if node.key not in keys), None)
+    return next((node for node in placement.nodes if node.key not in keys), None)
 
 
-def lost_nodes(seating: Seating, alive: Sequence[Node]) -> str | None:
-    """What is gone with a node of a seating that lives no more; None where all do.
+def lost_nodes(placement: Placement, alive: Sequence[Node]) -> str | None:
+    """What is gone with a node of a placement that lives no more; None where all do.
 
     The processes there would be waited for: their places are bound to their nodes.
     """
-    if (node := lost_node(seating, alive)) is None:
+    if (node := lost_node(placement, alive)) is None:
         return None
-    at = seating.nodes.index(node)
-    gone = [seat.name for seat in (*seating.learners, *seating.generators) if seat.node == at]
+    at = placement.nodes.index(node)
+    gone = [slot.name for slot in (*placement.learners, *placement.generators) if slot.node == at]
     return f"node {node.address} was lost, and with it {' and '.join(gone)}"
 
 

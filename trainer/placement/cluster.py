@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.device import RAY_RESOURCES
-from trainer.placement import daemon, occupant
+from trainer.placement import daemon, worker_actor
 from trainer.placement.busy import holders
-from trainer.placement.cards import Node, Seating, Unfit, seat, told
+from trainer.placement.cards import Node, Placement, Unfit, place_workers, told
 from trainer.placement.reach import OWN, answers, one_line
 from trainer.settings import BadSetting
 
@@ -62,7 +62,7 @@ class Cluster:
             if each["Alive"]
         ]
 
-    def seating(self, layout: Layout, kind: str | None, *, limit_s: float, is_first: bool) -> Seating:
+    def placement(self, layout: Layout, kind: str | None, *, limit_s: float, is_first: bool) -> Placement:
         """Places for all, as soon as the nodes are there. Raises Unfit when the time is over or nothing will change.
 
         Not the first time, nodes that are not there are not on their way but lost.
@@ -73,7 +73,7 @@ class Cluster:
             is_coming = is_first and self.num_expected is not None and len(nodes) < self.num_expected
             try:
                 if not is_coming:
-                    return seat(layout, nodes, kind=kind)
+                    return place_workers(layout, nodes, kind=kind)
                 raise Unfit(f"{len(nodes)} of {self.num_expected} nodes have joined Ray: {told(nodes)}")
             except Unfit:
                 waited_s = time.monotonic() - began
@@ -92,8 +92,8 @@ class Cluster:
         from ray import cloudpickle
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        cloudpickle.register_pickle_by_value(occupant)  # nodes need not have the trainer
-        word = ray.remote(num_cpus=0, max_retries=0)(occupant.leave_word)
+        cloudpickle.register_pickle_by_value(worker_actor)  # nodes need not have the trainer
+        word = ray.remote(num_cpus=0, max_retries=0)(worker_actor.leave_word)
         with contextlib.suppress(Exception):  # a Ray that is broken is no news by now
             asked = [
                 word.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.key, soft=False)).remote(

@@ -54,7 +54,7 @@ def is_head() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def is_lent() -> bool:
+def joined_node() -> bool:
     """Whether this node only lends what it has to the run that the first one leads."""
     return is_one_of_several() and not is_head()
 

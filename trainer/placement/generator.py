@@ -16,19 +16,18 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from trainer.config import BadSetting
-from trainer.engines.elsewhere import GeneratorLost
-from trainer.placement import staff
+from trainer.engines.generator_client import GeneratorLost
+from trainer.placement import workers
 from trainer.placement.reach import how_lost, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trainer.engines.base import Sampling, Tokens
-    from trainer.engines.elsewhere import Generated, Referred
-    from trainer.engines.serving import Order
-    from trainer.placement.cards import Seat, Seating
+    from trainer.engines.generator_client import Generated, Order, ReferenceLogProbs
+    from trainer.placement.cards import Placement, WorkerSlot
     from trainer.types import Batch
-    from trainer.weights.buckets import Bucket
+    from trainer.weights import Bucket
 
 T = TypeVar("T")
 
@@ -52,8 +51,8 @@ class StoreFull(RuntimeError):
 class Place:
     """Where a rank may have a generator; it can be sent."""
 
-    seat: Seat
-    seating: Seating
+    slot: WorkerSlot
+    placement: Placement
     group: Any  # Ray's placement group
     label: str  # under which the ranks of one attempt find it
 
@@ -64,7 +63,7 @@ def share(places: Sequence[Place], number: int, count: int) -> list[Place]:
 
 
 def sharing(num_places: int, number: int, count: int) -> dict[str, Any]:
-    """Of one rank of some, what `engines.placed.Places` says: how many have a generator in common, and who sends."""
+    """Fields of `engines.factory.AssignedGenerators` for one rank: how many share a generator, who sends weights."""
     return {"sharers": max(1, -(-count // max(1, num_places))), "sends": number < num_places or num_places == 0}
 
 
@@ -108,11 +107,11 @@ class RayGenerator:
     """An actor that was started, or is being started, with an engine in it."""
 
     def __init__(self, place: Place, order: Order) -> None:
-        self._place, self._node = place, place.seating.nodes[place.seat.node]
-        self.name = f"{place.seat.name} on {self._node.address}"
-        self._handle = staff.actor(place.seat, place.seating.resource, place.group, label=place.label)
+        self._place, self._node = place, place.placement.nodes[place.slot.node]
+        self.name = f"{place.slot.name} on {self._node.address}"
+        self._handle = workers.actor(place.slot, place.placement.resource, place.group, label=place.label)
         # What is asked later fails with what these fail with.
-        staff.settle(self._handle, place.seat, place.seating)
+        workers.settle(self._handle, place.slot, place.placement)
         _running.append(self._handle)
         self._ask("prepare", "trainer.generator:serve", _from_here(order))
 
@@ -122,8 +121,8 @@ class RayGenerator:
     def load(self, bucket: Bucket) -> Reply[None]:
         return self._send("load", bucket)
 
-    def refer(self, parts: Sequence[Batch]) -> Reply[Referred]:
-        return self._ask("call", "refer", list(parts))
+    def reference_logprobs(self, parts: Sequence[Batch]) -> Reply[ReferenceLogProbs]:
+        return self._ask("call", "reference_logprobs", list(parts))
 
     def load_reference(self, bucket: Bucket) -> Reply[None]:
         return self._send("load_reference", bucket)
@@ -157,7 +156,7 @@ class RayGenerator:
 
     def end(self) -> None:
         """Kills the actor; its place is free then."""
-        staff.kill(self._handle)
+        workers.kill(self._handle)
         if self._handle in _running:
             _running.remove(self._handle)
 
@@ -187,7 +186,7 @@ _running: list[Any] = []
 
 def quit_all() -> None:
     """Has this process's generators end themselves, for want of Ray's head, which ends them otherwise."""
-    staff.dismiss(_running)
+    workers.stop(_running)
 
 
 class Packed:

@@ -12,7 +12,7 @@ import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
-from trainer.engines import placed
+from trainer.engines import factory
 from trainer.interrupt import Interrupt
 from trainer.metrics.progress import Progress
 from trainer.placement.generator import RayGenerator, awaited, quit_all
@@ -36,8 +36,8 @@ class Rank:
     ) -> None:
         self._words = list(words)
         if generators:
-            places = placed.Places(len(generators), lambda at, order: RayGenerator(generators[at], order))
-            placed.give(replace(places, **(sharing or {})))
+            places = factory.AssignedGenerators(len(generators), lambda at, order: RayGenerator(generators[at], order))
+            factory.assign_generators(replace(places, **(sharing or {})))
         self._progress, self._interrupt = Progress(), Interrupt()
         self._thread: int | None = None
 
@@ -76,7 +76,7 @@ class Rank:
         Outside the steps it will not, and whoever asks ends the process.
         """
         try:
-            self._interrupt.hear(number)
+            self._interrupt.on_signal(number)
         except KeyboardInterrupt:
             return False
         return True

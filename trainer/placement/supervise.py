@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.config import instead
 from trainer.placement import cluster as clusters
-from trainer.placement import daemon, staff
+from trainer.placement import daemon, workers
 from trainer.placement import head as heads
 from trainer.placement.cards import lost_node, lost_nodes
 from trainer.placement.generator import Place, share, sharing
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trainer.config import Config
-    from trainer.placement.cards import Layout, Node, Seating
+    from trainer.placement.cards import Layout, Node, Placement
     from trainer.placement.cluster import Cluster
     from trainer.placement.head import Head
-    from trainer.placement.staff import Staff, Worker
+    from trainer.placement.workers import Worker, WorkerGroup
 
 COMPLETED, BROKE, BAD_SETTING, INTERRUPTED = 0, 1, 2, 130
 # Steps between two checkpoints where the settings name none: what a restart may lose.
@@ -109,7 +109,7 @@ class Run:
 def lead(run: Run) -> int:
     """Runs it; the exit code. What ended it badly stands in the last record and is said. Raises BadSetting."""
     limit_s = run.config.placement.cluster_limit_s
-    if daemon.is_lent():
+    if daemon.joined_node():
         if not clusters.is_to_be_made(run.config):
             run.say(
                 "Ray is there already: the first node's program leads the run, and nothing is left to do on this one"
@@ -167,28 +167,28 @@ def _is_known(run: Run, ended: Ended, step: int | None) -> bool:
 
 def _attempt(run: Run, cluster: Cluster, head: Head) -> Ended:
     limit_s = run.config.placement.cluster_limit_s
-    kind, seating = clusters.kind_wanted(run.config), None
+    kind, placement = clusters.kind_wanted(run.config), None
     try:
         _nodes(head, is_fresh=True)
-        seating = cluster.seating(run.layout, kind, limit_s=limit_s, is_first=not run.restarts)
-        run.nodes.append({node.key for node in seating.nodes})
+        placement = cluster.placement(run.layout, kind, limit_s=limit_s, is_first=not run.restarts)
+        run.nodes.append({node.key for node in placement.nodes})
         header = {
             "layout": run.layout.describe(),
-            "resource": seating.resource,
-            "note": "no node has cards: processes on CPUs take their places" if seating.resource == "CPU" else None,
-            "nodes": [node.address for node in seating.nodes],
-            "ranks": [seating.nodes[each.node].address for each in seating.learners],
-            "generators": [seating.nodes[each.node].address for each in seating.generators],
+            "resource": placement.resource,
+            "note": "no node has cards: processes on CPUs take their places" if placement.resource == "CPU" else None,
+            "nodes": [node.address for node in placement.nodes],
+            "ranks": [placement.nodes[each.node].address for each in placement.learners],
+            "generators": [placement.nodes[each.node].address for each in placement.generators],
             "ray": {"address": cluster.address, "is_own": cluster.is_own, "others": cluster.others},
             "restarts": run.restarts,
         }
-        with staff.hired(seating, cluster, header, run.say, limit_s=limit_s) as hired:
-            staff.check_folder(hired, run.out, limit_s)
-            return _follow(run, hired, head)
+        with workers.started(placement, cluster, header, run.say, limit_s=limit_s) as group:
+            workers.check_folder(group, run.out, limit_s)
+            return _follow(run, group, head)
     except heads.HeadLost as error:
         return Ended(BROKE, _without_ray(run, str(error)), is_lost=False)
     except BadSetting as error:
-        if seating is not None and (lost := _by_lost_node(seating, cluster.nodes())) is not None:
+        if placement is not None and (lost := _by_lost_node(placement, cluster.nodes())) is not None:
             return lost
         if not run.restarts:
             raise
@@ -200,47 +200,47 @@ def _attempt(run: Run, cluster: Cluster, head: Head) -> Ended:
         return Ended(BROKE, f"Ray failed: {one_line(error)}", is_lost=False)
 
 
-def _follow(run: Run, hired: Staff, head: Head) -> Ended:
+def _follow(run: Run, group: WorkerGroup, head: Head) -> Ended:
     """Lets the ranks run, and watches them. Raises HeadLost."""
     import ray
 
     goes_on = run.saved_step() is not None and bool(run.restarts)
     words = [*run.command, *(instead(run.settings, "resume", "auto") if goes_on else run.settings)]
     label = f"trainer-{secrets.token_hex(4)}"
-    places = [Place(each, hired.seating, hired.group, f"{label}-{each.name}") for each in hired.seating.generators]
-    for number, each in enumerate(hired.ranks):
-        own = share(places, number, len(hired.ranks))
-        common = sharing(len(places), number, len(hired.ranks))
+    places = [Place(each, group.placement, group.group, f"{label}-{each.name}") for each in group.placement.generators]
+    for number, each in enumerate(group.ranks):
+        own = share(places, number, len(group.ranks))
+        common = sharing(len(places), number, len(group.ranks))
         each.handle.prepare.options(concurrency_group="work").remote("trainer.placement.rank:Rank", words, own, common)
-    runs = {each.ask("run"): each for each in hired.ranks}
+    runs = {each.ask("run"): each for each in group.ranks}
     given = run.config.placement
-    watch = Watch(hired, given.hang_limit_s, start_limit_s=max(given.hang_limit_s, given.cluster_limit_s))
+    watch = Watch(group, given.hang_limit_s, start_limit_s=max(given.hang_limit_s, given.cluster_limit_s))
     try:
         while True:
             done, _ = ray.wait(list(runs), num_returns=len(runs), timeout=_LOOK_S)
             ended = [(runs[each], _outcome(each)) for each in done]
             if any(code != COMPLETED for _, (code, _) in ended):
-                return _explained(hired, runs, head)
+                return _explained(group, runs, head)
             if len(done) == len(runs):
                 return Ended(COMPLETED, "", is_lost=False)
-            if (lost := _lost_node(hired, head)) is not None:
+            if (lost := _lost_node(group, head)) is not None:
                 return lost
             if (reason := watch.look()) is not None:
                 return Ended(BROKE, reason, is_lost=True)
     except heads.HeadLost:
-        staff.end(hired)
+        workers.end(group)
         raise
     except KeyboardInterrupt as error:
-        return _leave(run, hired, list(runs), str(error) or "SIGINT")
+        return _leave(run, group, list(runs), str(error) or "SIGINT")
 
 
-def _lost_node(hired: Staff, head: Head, *, is_fresh: bool = False) -> Ended | None:
+def _lost_node(group: WorkerGroup, head: Head, *, is_fresh: bool = False) -> Ended | None:
     """How the attempt ended if a node was lost. Raises HeadLost."""
-    return _by_lost_node(hired.seating, _nodes(head, is_fresh=is_fresh))
+    return _by_lost_node(group.placement, _nodes(head, is_fresh=is_fresh))
 
 
-def _by_lost_node(seating: Seating, alive: Sequence[Node]) -> Ended | None:
-    node, reason = lost_node(seating, alive), lost_nodes(seating, alive)
+def _by_lost_node(placement: Placement, alive: Sequence[Node]) -> Ended | None:
+    node, reason = lost_node(placement, alive), lost_nodes(placement, alive)
     return Ended(BROKE, reason, is_lost=True, node=node.key) if node and reason else None
 
 
@@ -265,15 +265,15 @@ def _outcome(done: Any) -> tuple[int | None, str]:
     return int(code), str(said)
 
 
-def _explained(hired: Staff, runs: dict[Any, Worker], head: Head) -> Ended:
+def _explained(group: WorkerGroup, runs: dict[Any, Worker], head: Head) -> Ended:
     """Why the attempt ended, once a rank has; with the node that was lost, if one was. Raises HeadLost.
 
     While others say nothing, a rank that lost them is no more than a sign: their node may be about to be found gone.
     """
     deadline = time.monotonic() + _NODE_S
     while True:
-        cause, is_open = _cause(hired, runs)
-        lost = _lost_node(hired, head, is_fresh=True) if cause.code == BROKE else None
+        cause, is_open = _cause(group, runs)
+        lost = _lost_node(group, head, is_fresh=True) if cause.code == BROKE else None
         if lost is not None:
             return lost
         if not is_open or time.monotonic() > deadline:
@@ -281,7 +281,7 @@ def _explained(hired: Staff, runs: dict[Any, Worker], head: Head) -> Ended:
         time.sleep(_PAUSE_S)
 
 
-def _cause(hired: Staff, runs: dict[Any, Worker]) -> tuple[Ended, bool]:
+def _cause(group: WorkerGroup, runs: dict[Any, Worker]) -> tuple[Ended, bool]:
     """Why the attempt ended, a lost process before one that fails for want of it; and whether more will be known."""
     import ray
 
@@ -290,12 +290,12 @@ def _cause(hired: Staff, runs: dict[Any, Worker]) -> tuple[Ended, bool]:
     lost = [(worker, _by_now(worker, why)) for worker, code, why in found if code is None]
     if lost:
         worker, why = min(lost, key=lambda each: each[1] == OUT_OF_REACH)
-        ended = Ended(BROKE, f"{worker.name} {why}", is_lost=True, rank=hired.ranks.index(worker))
+        ended = Ended(BROKE, f"{worker.name} {why}", is_lost=True, rank=group.ranks.index(worker))
         return ended, why == OUT_OF_REACH
     codes = [code for _, code, _ in found]
     if INTERRUPTED in codes:
         return Ended(INTERRUPTED, "", is_lost=False), False
-    failed = [_failure(hired.ranks.index(worker), code, said) for worker, code, said in found if code != COMPLETED]
+    failed = [_failure(group.ranks.index(worker), code, said) for worker, code, said in found if code != COMPLETED]
     if failed:
         # One that lost another fails too: the first that did not says why.
         cause = next((each for each in failed if not each.is_lost), failed[0])
@@ -330,8 +330,8 @@ def _failure(rank: int, code: int | None, said: str) -> Ended:
 class Watch:
     """Whether the processes get on. One that hangs holds up all: the one that waits for nobody is named."""
 
-    def __init__(self, hired: Staff, limit_s: float, *, start_limit_s: float) -> None:
-        self._hired, self._limit_s = hired, limit_s
+    def __init__(self, group: WorkerGroup, limit_s: float, *, start_limit_s: float) -> None:
+        self._workers, self._limit_s = group, limit_s
         self._start_limit_s = start_limit_s  # until the first step, which waits for imports above all
         self._asked: dict[int, Any] = {}  # of each rank, what is on its way
         self._beats: dict[int, dict[str, Any]] = {}
@@ -344,7 +344,7 @@ class Watch:
         import ray
 
         now = time.monotonic()
-        for number, worker in enumerate(self._hired.ranks):
+        for number, worker in enumerate(self._workers.ranks):
             asked = self._asked.get(number)
             if asked is None:
                 self._asked[number] = worker.ask("beat", is_beside=True)
@@ -375,16 +375,16 @@ class Watch:
             hang, wait = ("hang" if len(awaited) > 1 else "hangs"), ("wait" if len(who) > 1 else "waits")
             return f"{' and '.join(awaited)} {hang}: {self._names(who)} {wait} for an answer; {since}"
         awake = [each for each, beat in self._beats.items() if not beat["waits"]]
-        if awake and len(awake) < len(self._hired.ranks):
+        if awake and len(awake) < len(self._workers.ranks):
             return f"{self._names(awake)} hangs in {self._beats[awake[0]]['at']}; {since}"
-        where = "; ".join(f"{self._hired.ranks[each].name} in {beat['at']}" for each, beat in self._beats.items())
+        where = "; ".join(f"{self._workers.ranks[each].name} in {beat['at']}" for each, beat in self._beats.items())
         return f"the run hangs ({where or 'no rank has answered'}); {since}"
 
     def _names(self, numbers: Sequence[int]) -> str:
-        return " and ".join(self._hired.ranks[each].name for each in sorted(numbers))
+        return " and ".join(self._workers.ranks[each].name for each in sorted(numbers))
 
 
-def _leave(run: Run, hired: Staff, runs: list[Any], name: str) -> Ended:
+def _leave(run: Run, group: WorkerGroup, runs: list[Any], name: str) -> Ended:
     """Lets the ranks finish the step at hand and save; at a second signal, or when that takes too long, not.
 
     Before the first step there is nothing to finish.
@@ -393,7 +393,7 @@ def _leave(run: Run, hired: Staff, runs: list[Any], name: str) -> Ended:
 
     number = signal.Signals[name].value if name in signal.Signals.__members__ else signal.SIGINT.value
     with contextlib.suppress(KeyboardInterrupt):
-        asked = [each.ask("leave", number, is_beside=True) for each in hired.ranks]
+        asked = [each.ask("leave", number, is_beside=True) for each in group.ranks]
         answered, _ = ray.wait(asked, num_returns=len(asked), timeout=_GRACE_S)
         if any(_is_told(each) for each in answered):
             ray.wait(runs, num_returns=len(runs), timeout=min(_LEAVE_S, run.config.placement.hang_limit_s))

@@ -18,8 +18,20 @@ from torch import Tensor
 
 from trainer.distributed import present
 from trainer.metrics.checks import same_bits
-from trainer.saving.disk import FULL, STORED, UNFINISHED_FILE, State, digest_of, flatten, name_in_manifest, put
-from trainer.saving.manifest import MANIFEST, CorruptCheckpoint, Saved, read
+from trainer.saving.manifest import (
+    FULL,
+    MANIFEST,
+    STORED,
+    UNFINISHED_FILE,
+    CorruptCheckpoint,
+    Saved,
+    State,
+    digest_of,
+    flatten,
+    name_in_manifest,
+    put,
+    read,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

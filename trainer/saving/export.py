@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from trainer import models
-from trainer.algorithms.descent import copy_into
+from trainer.algorithms.optimizer import copy_into
 from trainer.config import BadSetting, Config
 from trainer.distributed import World
 from trainer.saving import manifest
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from trainer.models.decoder import Decoder
     from trainer.models.pretrained import Pretrained
-    from trainer.saving.disk import State
+    from trainer.saving.manifest import State
 
 WRITTEN, BROKE, UNUSABLE = 0, 1, 2
 _CPU = torch.device("cpu")
@@ -88,7 +88,7 @@ def export(checkpoint: Path, out: Path, *, path: str | None = None) -> list[Path
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadSetting(f"{out} cannot be used: {error.strerror or error}") from error
-    return publish(model, out, config, world=World.alone())
+    return publish(model, out, config, world=World.single())
 
 
 def _restored(config: Config, state: State, prefix: str) -> Decoder | Pretrained:

@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trainer.config import BadSetting
-from trainer.saving.disk import STORED
-from trainer.weights.buckets import fingerprint, unpack
+from trainer.saving.manifest import STORED
+from trainer.weights import fingerprint, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +34,7 @@ def begin(learner: Learner, remote: Remote) -> None:
     An engine that knows one already keeps it.
     """
     if remote.origin is None:
-        remote.begin_from(fingerprint(learner.base_weights()))
+        remote.expect_reference(fingerprint(learner.base_weights()))
 
 
 def added(state: dict[str, Any], remote: Remote | None) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def restore(learner: Learner, remote: Remote | None, state: Mapping[str, Any]) -
         if held is None:
             _check(state[MARK], remote.origin.mark)
         elif fingerprint(held.items()) != remote.origin.mark:
-            remote.refer_to(held.items())
+            remote.set_reference(held.items())
     elif MARK in state and "reference" not in state["learner"] and (own := learner.reference_weights()) is not None:
         _check(state[MARK], fingerprint(own))
 

@@ -28,17 +28,18 @@ import torch
 from torch import Tensor
 
 from trainer.saving import manifest
-from trainer.saving.disk import (
+from trainer.saving.manifest import (
     FULL,
     STORED,
     UNFINISHED_SHARDS,
+    CorruptCheckpoint,
+    Saved,
     digest_of,
     flatten,
     name_in_manifest,
     sync_file,
     sync_folder,
 )
-from trainer.saving.manifest import CorruptCheckpoint, Saved
 from trainer.shards import is_sharded
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trainer.distributed import World
-    from trainer.saving.disk import State
+    from trainer.saving.manifest import State
 
     T = TypeVar("T")
 
@@ -193,7 +194,7 @@ def load(folder: Path, saved: Saved, *, world: World) -> State:
     Raises CorruptCheckpoint, on every rank, where a file is not the one that the manifest describes.
     """
     place = folder / saved.file
-    wrong = [_wrong(place, name, saved.files[name]) for name in world.share(sorted(saved.files))]
+    wrong = [_wrong(place, name, saved.files[name]) for name in world.shard(sorted(saved.files))]
     told = [each for some in world.gather([each for each in wrong if each]) for each in some]
     if told or REST not in saved.files:
         raise CorruptCheckpoint(min(told, default=f"{manifest.MANIFEST} names no {saved.file}/{REST}"))
@@ -231,7 +232,7 @@ def _load(wanted: dict[str, Any], reader: Any) -> None:
 
 @contextmanager
 def _of_one_process() -> Iterator[None]:
-    """Without torch's warning to one that it has no group of ranks, which is what is meant."""
+    """Suppresses torch's warning about a missing process group; a single process is intended."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is .*uninitialized")
         yield

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# A part of a file's path, and the stage that runs it; the innermost call that matches decides.
+# A part of a file's path, or of it and a function's name, and the stage that runs it; the innermost match decides.
 _PLACES: Mapping[str, str] = {
     "trainer/saving/checkpoint.py": "checkpoint",
     "trainer/tasks/": "reward",
     "trainer/engines/": "generation",
-    "trainer/rollouts.py": "generation",
+    "trainer/rollouts.py collect": "generation",
+    "trainer/loop.py update_policy": "update",
     "trainer/learner.py": "update",
     "trainer/distributed.py": "collective",
 }
@@ -54,7 +55,8 @@ def _place(error: BaseException) -> tuple[str | None, str]:
 
 def _innermost(error: BaseException) -> str | None:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        place = f"{frame.filename} {frame.name}".replace("\\", "/")
         for part, stage in _PLACES.items():
-            if part in frame.filename.replace("\\", "/"):
+            if part in place:
                 return stage
     return None

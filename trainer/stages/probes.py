@@ -21,11 +21,11 @@ from trainer.stages import arithmetic, packages
 from trainer.stages.stage import Stage, StageFailed, announce, run, write
 
 if TYPE_CHECKING:
-    from trainer.assembly import Parts
     from trainer.config import Config
     from trainer.distributed import World
     from trainer.metrics.progress import Progress
     from trainer.metrics.records import Records
+    from trainer.trainer import Trainer
 
 # A card's first product or first generation may wait for the compilation of every operator in it.
 COMPILING_S = 1800.0
@@ -35,10 +35,10 @@ _EXCHANGED = 1 << 18  # float32 numbers
 _NEEDED = ("device", "matmul", "decoder")
 
 
-def ask(parts: Parts, config: Config, records: Records, progress: Progress) -> None:
+def ask(trainer: Trainer, config: Config, records: Records, progress: Progress) -> None:
     """Asks every question and records the answers. Raises StageFailed where training would be in vain."""
-    device, dtype = parts.device, config.run.dtype
-    if parts.world.is_first:
+    device, dtype = trainer.device, config.run.dtype
+    if trainer.world.is_first:
         is_wanted = config.run.probe_packages
         if is_wanted and packages.installed():
             announce(records, "packages", may_take_s=packages.LIMIT_S * 2)
@@ -50,8 +50,8 @@ def ask(parts: Parts, config: Config, records: Records, progress: Progress) -> N
         "device": partial(present, device),
         "matmul": partial(arithmetic.matmul, device, dtype),
         "decoder": partial(arithmetic.decoder, device, dtype),
-        "memory": partial(memory, parts, config),
-        "collective": partial(collective, parts.world, device),
+        "memory": partial(memory, trainer, config),
+        "collective": partial(collective, trainer.world, device),
     }
     for name, question in questions.items():
         stage = run(name, question, records)
@@ -59,7 +59,7 @@ def ask(parts: Parts, config: Config, records: Records, progress: Progress) -> N
             raise StageFailed(name, stage.reason or "")
     if devices.compiles(device):
         announce(records, "warm-up", may_take_s=COMPILING_S)
-    run("warm-up", partial(warm_up, parts), records)
+    run("warm-up", partial(warm_up, trainer), records)
 
 
 def imported(device: torch.device) -> Stage:
@@ -78,10 +78,10 @@ def present(device: torch.device) -> Stage:
     return Stage(False, f"a tensor came back from {device} changed", measured)
 
 
-def memory(parts: Parts, config: Config) -> Stage:
+def memory(trainer: Trainer, config: Config) -> Stage:
     """What is free against what weights, gradients, moments and logits take; and a block is taken and given back."""
-    device = parts.device
-    needed = needed_bytes(parts, config)
+    device = trainer.device
+    needed = needed_bytes(trainer, config)
     before = devices.allocated(device)
     block = torch.ones(_TRIAL_BYTES, dtype=torch.uint8, device=device)
     is_whole = int(block[-1]) == 1
@@ -101,20 +101,20 @@ def memory(parts: Parts, config: Config) -> Stage:
     return Stage(True, None, measured)
 
 
-def needed_bytes(parts: Parts, config: Config) -> int:
+def needed_bytes(trainer: Trainer, config: Config) -> int:
     """Bytes still to be taken by a rank: gradients, and the logits that are held at a time, learning or sampling.
 
     Weights, moments, reference and sampler are there already. A lower bound: activations inside the model are left out,
-    and so are the sampler's keys. Learning, the logits are made in parts, see `ops.chances`; sampling, they are those
-    of the next token of every row, and are counted where the engine takes its memory when it needs it.
+    and so are the sampler's keys. Learning, the logits are made in parts, see `ops.token_logprobs`; sampling, they are
+    those of the next token of every row, and are counted where the engine takes its memory when it needs it.
     """
-    parameters = [each for _, each in parts.learner.model.named_parameters() if each.requires_grad]
+    parameters = [each for _, each in trainer.learner.model.named_parameters() if each.requires_grad]
     gradients = sum(local(each).numel() * each.element_size() for each in parameters)
-    rollout, vocabulary = config.rollout, parts.task.tokenizer.vocabulary_size
-    sampled = rollout.prompts_per_step * rollout.rollouts_per_prompt // parts.world.size
+    rollout, vocabulary = config.rollout, trainer.task.tokenizer.vocabulary_size
+    sampled = rollout.prompts_per_step * rollout.rollouts_per_prompt // trainer.world.size
     rows = sampled // config.optim.mini_batches
     rows = min(rows, config.optim.micro_batch_rows or rows)
-    learning = min(rows * parts.task.max_new_tokens * vocabulary, ops.LOGITS_AT_ONCE)
+    learning = min(rows * trainer.task.max_new_tokens * vocabulary, ops.LOGITS_AT_ONCE)
     samples_here = rollout.engine in ("builtin", "transformers") and not config.has_generators
     # In float32 logits and their log-softmax; learning also the gradient.
     return gradients + max(3 * 4 * learning, 2 * 4 * sampled * vocabulary if samples_here else 0)
@@ -124,9 +124,9 @@ def collective(world: World, device: torch.device) -> Stage:
     """Every rank gives its number, and every rank must get the sum; a megabyte of it, to see the time."""
     if world.size == 1:
         return Stage(None, "one rank: there is nobody to exchange gradients with", {"ranks": 1})
-    world.wait()
+    world.barrier()
     began = time.perf_counter()
-    came = world.add(torch.full((_EXCHANGED,), float(world.rank + 1), device=device))
+    came = world.all_reduce_sum(torch.full((_EXCHANGED,), float(world.rank + 1), device=device))
     devices.synchronize(device)
     measured = {"ranks": world.size, "all_reduce_s": time.perf_counter() - began, "bytes": _EXCHANGED * 4}
     expected = world.size * (world.size + 1) / 2
@@ -135,25 +135,25 @@ def collective(world: World, device: torch.device) -> Stage:
     return Stage(False, f"the ranks' sum is {float(came.max()):g} where it should be {expected:g}", measured)
 
 
-def warm_up(parts: Parts) -> Stage:
+def warm_up(trainer: Trainer) -> Stage:
     """Generates and differentiates once, so that compilation is not counted as training. It leaves no trace."""
-    if not devices.compiles(parts.device):
+    if not devices.compiles(trainer.device):
         return Stage(None, "operators of this device are not compiled at first use")
-    return first_use(parts)
+    return first_use(trainer)
 
 
-def first_use(parts: Parts) -> Stage:
+def first_use(trainer: Trainer) -> Stage:
     """One generation, one forward and backward pass; random numbers and gradients are put back."""
-    state = parts.engine.random_state()
-    count = parts.config.rollout.prompts_per_step
-    prompts = [parts.task.train[at % len(parts.task.train)] for at in range(count)]
-    groups = collect(parts.engine, prompts, parts.task, parts.sampling())
+    state = trainer.engine.random_state()
+    count = trainer.config.rollout.prompts_per_step
+    prompts = [trainer.task.train[at % len(trainer.task.train)] for at in range(count)]
+    groups = collect(trainer.engine, prompts, trainer.task, trainer.sampling())
     shape = (len(groups), len(groups[0].rollouts))
-    batch = pack(groups, torch.zeros(shape, device=parts.device), pad=parts.task.tokenizer.pad)
-    model = parts.learner.model
-    model.score(batch, temperature=parts.config.rollout.temperature).logprobs_BT.sum().backward()  # type: ignore[no-untyped-call]
+    batch = pack(groups, torch.zeros(shape, device=trainer.device), pad=trainer.task.tokenizer.pad)
+    model = trainer.learner.model
+    model.score(batch, temperature=trainer.config.rollout.temperature).logprobs_BT.sum().backward()  # type: ignore[no-untyped-call]
     for _, parameter in model.named_parameters():
         parameter.grad = None
-    parts.engine.restore_random_state(state)
-    devices.synchronize(parts.device)
+    trainer.engine.restore_random_state(state)
+    devices.synchronize(trainer.device)
     return Stage(True, None, {"answers": shape[0] * shape[1]})

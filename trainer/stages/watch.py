@@ -10,8 +10,9 @@ import torch
 
 from trainer import device as devices
 from trainer import faults
-from trainer.assembly import Parts, assemble, score
+from trainer.build import build_trainer
 from trainer.distributed import Agreement, checksum
+from trainer.interrupt import Left
 from trainer.metrics.checks import (
     LOGPROB_LIMIT,
     GenerationCheck,
@@ -22,8 +23,8 @@ from trainer.metrics.checks import (
     WeightsCheck,
 )
 from trainer.metrics.progress import Progress
-from trainer.metrics.step import of_validation
-from trainer.rollouts import collect
+from trainer.metrics.step import Observer, of_validation
+from trainer.rollouts import collect, score
 from trainer.saving.checkpoint import CorruptCheckpoint, difference, load
 from trainer.tasks.rewards import RewardBroken
 
@@ -35,121 +36,131 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.metrics.records import Records
-    from trainer.saving.disk import State
-    from trainer.turn import Turn
+    from trainer.metrics.step import StepResult
+    from trainer.saving.manifest import State
+    from trainer.trainer import Trainer
     from trainer.types import Group, Prompt
 
 _NUM_SAMPLES = 5
-# The state once more, and the activations of a turn.
+# The state once more, and the activations of a result.
 _TWIN = 1.5
 NO_ROOM = "the shards have their digests; the device has no room to restore them beside the run"
 
 
-class Watch:
-    """Follows one run and writes what it finds; it changes nothing that the next turn depends on."""
+class Watch(Observer):
+    """Follows one run and writes what it finds; it changes nothing that the next step depends on."""
 
     def __init__(
         self,
-        parts: Parts,
+        trainer: Trainer,
         config: Config,
         out: Path,
         records: Records,
-        progress: Progress,
         *,
-        advance: Callable[[Parts, int, Progress], Turn],  # the loop's turn
+        train_step: Callable[[Trainer, int], StepResult],  # the loop's
         num_validated: int | None = None,  # before the first step, by the process that this one goes on from
     ) -> None:
-        self._parts, self._config, self._out = parts, config, out
-        self._records, self._progress, self._advance = records, progress, advance
+        self._trainer, self._config, self._out = trainer, config, out
+        self._records, self._progress, self._train_step = records, trainer.progress, train_step
         self._mask, self._weights = MaskCheck(), WeightsCheck()
         self._logprobs = LogprobsCheck(*logprob_limits(config))
-        self._generation, self._reward = GenerationCheck(parts.task.tokenizer.end), RewardCheck()
-        self._update = UpdateCheck.begin(parts.learner.parameters())
+        self._generation, self._reward = GenerationCheck(trainer.task.tokenizer.end), RewardCheck()
+        self._update = UpdateCheck.begin(trainer.learner.parameters())
         self._agreement = Agreement()
         self._checkpoint: dict[str, Any] = {}
+        self._twin: Trainer | None = None
         self._checked = Progress()  # the time that looking takes, by stage
         # Number of prompts of each evaluation, by its moment.
         self._validated: dict[str, list[int]] = {} if num_validated is None else {"before": [num_validated]}
-        self._tried_after = max(config.run.steps // 2, parts.learner.steps_done)
+        self._tried_after = max(config.run.steps // 2, trainer.learner.steps_done)
 
     def validate(self, when: str, step: int = 0) -> None:
         """Greedy answers to every held-out prompt, with the weights as they are trained: noise is for rollouts only."""
-        parts = self._parts
+        trainer = self._trainer
         if faults.skips_validation(self._config.run.fault):
             return
-        if parts.injection is not None:
+        if trainer.injection is not None:
             with self._progress.part("testing"):
-                parts.engine.receive(parts.learner.weights())
-        found = evaluate(parts, self._progress)
-        by_source = of_validation(parts.task.heldout, found["correct"], task=self._config.task.task)
+                trainer.engine.load_weights(trainer.learner.weights())
+        found = evaluate(trainer)
+        by_source = of_validation(trainer.task.heldout, found["correct"], task=self._config.task.task)
         self._validated.setdefault(when, []).append(found["num_prompts"])
         self._records.write("eval", when=when, step=step, **found, **by_source)
-        if parts.injection is not None:
+        if trainer.injection is not None:
             with self._progress.part("testing"):
-                parts.publish(step)
+                trainer.sync_weights(step)
 
-    def split_off(self, step: int) -> Parts | None:
-        """In the middle of the run: parts restored from a fresh checkpoint, to take the same turn once more.
+    def on_start(self) -> None:
+        """Validates, unless the process that this run goes on from did."""
+        if "before" not in self._validated:
+            self.validate("before", self._trainer.learner.steps_done)
 
-        A resumed run that is past its middle does so in its first turn.
+    def on_step_start(self, step: int) -> None:
+        """In the middle of the run: restores a twin from a fresh checkpoint, to take the same step once more.
+
+        A resumed run that is past its middle does so in its first step.
         """
-        if step != self._tried_after + 1:
-            return None
-        with self._progress.part("try_checkpoint"), self._checked.part("checkpoint"):
-            twin, self._checkpoint = self._round_trip(step - 1)
-        return twin
+        if step == self._tried_after + 1:
+            with self._progress.part("try_checkpoint"), self._checked.part("checkpoint"):
+                self._twin, self._checkpoint = self._round_trip(step - 1)
 
-    def compare(self, twin: Parts | None, step: int) -> None:
-        """Lets the restored parts take the turn that the live ones have just taken, and compares every bit."""
-        if twin is None:
-            return
+    def on_step(self, step: int, result: StepResult) -> None:
+        """Checks the step, then validates and saves where that is due."""
+        if self._twin is not None:
+            twin, self._twin = self._twin, None
+            self._compare(twin, step)
+        self._check(result, step)
+        self._after_step(step)
+
+    def _compare(self, twin: Trainer, step: int) -> None:
+        """Lets the twin take the step that the run has just taken, and compares every bit."""
         with self._progress.part("try_checkpoint"), self._checked.part("checkpoint"):
-            self._advance(twin, step, Progress())
-            name = self._first_of_ranks(difference(self._parts.state(step), twin.state(step)))
+            self._train_step(twin, step)
+            name = self._first_of_ranks(difference(self._trainer.state(step), twin.state(step)))
         self._checkpoint |= {"next_step_equal": name is None, "next_step_first_different": name}
         self._checkpoint["passed"] = self._checkpoint["restored_equal"] and name is None
 
-    def look_at(self, turn: Turn, step: int) -> None:
-        """What every turn is held against: answers, rewards, mask, update, the sampler's weights and probabilities."""
-        parts, update = self._parts, turn.update
-        self._generation.add(turn.groups)
+    def _check(self, result: StepResult, step: int) -> None:
+        """What every step is held against: answers, rewards, mask, update, the sampler's weights and probabilities."""
+        trainer, update = self._trainer, result.update
+        self._generation.add(result.groups)
         with self._checked.part("reward"):
-            self._reward.add(turn.rewards_PG, turn.batch, self._second_opinion(turn))
+            self._reward.add(result.rewards_PG, result.batch, self._second_opinion(result))
         self._update.add(update.lr, update.grad_norm)
         with self._checked.part("mask"):
-            self._mask.add(turn.groups, turn.batch)
+            self._mask.add(result.groups, result.batch)
         with self._checked.part("sampler-weights"):
             # One tensor after the other: all at once there may be no room for those of shards.
-            held = parts.learner.full_weights()
-            expected = held if parts.injection is None else parts.injection.apply_each(held, step)
-            sampled = parts.engine.weights()
+            held = trainer.learner.full_weights()
+            expected = held if trainer.injection is None else trainer.injection.apply_each(held, step)
+            sampled = trainer.engine.weights()
             self._weights.add(step, expected, sampled)
         self._logprobs.add(update.logprob_diff_max, update.logprob_diff_mean, update.sampler_kl)
-        if parts.world.size > 1:
+        if trainer.world.size > 1:
             with self._checked.part("ranks-agree"):
                 # Shards are one copy of the weights between them: what may differ is what each rank samples with.
-                compared = sampled.items() if parts.learner.is_sharded else parts.learner.full_weights()
-                self._agreement.add(step, parts.world.gather(checksum(compared)))
+                compared = sampled.items() if trainer.learner.is_sharded else trainer.learner.full_weights()
+                self._agreement.add(step, trainer.world.gather(checksum(compared)))
 
     def _first_of_ranks(self, name: str | None) -> str | None:
         """Of sharded tensors each rank compares its own rows: the first rank's name that is one; a collective then."""
-        if not self._parts.learner.is_sharded:
+        if not self._trainer.learner.is_sharded:
             return name
-        return next(filter(None, self._parts.world.gather(name)), None)
+        return next(filter(None, self._trainer.world.gather(name)), None)
 
-    def _second_opinion(self, turn: Turn) -> Tensor | None:
-        """The rewards of a turn asked for once more, past whatever stands between the task and the loop.
+    def _second_opinion(self, result: StepResult) -> Tensor | None:
+        """The rewards of a step asked for once more, past whatever stands between the task and the loop.
 
-        Of one turn only, the first whose rewards differ: a reward may be costly, and equal rewards tell nothing.
+        Of one step only, the first whose rewards differ: a reward may be costly, and equal rewards tell nothing.
         """
-        if not self._reward.wants_second_opinion or bool((turn.rewards_PG == turn.rewards_PG.reshape(-1)[0]).all()):
+        if not self._reward.wants_second_opinion or bool((result.rewards_PG == result.rewards_PG.reshape(-1)[0]).all()):
             return None
         # What breaks now has another reward than before, and ends nothing.
         config = replace(self._config, task=replace(self._config.task, on_reward_error="drop"))
-        return score(turn.groups, task=self._parts.task, config=config, device=self._parts.device)
+        return score(result.groups, task=self._trainer.task, config=config, device=self._trainer.device)
 
-    def between_steps(self, step: int) -> None:
-        """Validation and checkpoints that are due after a step; the last ones are `finish`'s."""
+    def _after_step(self, step: int) -> None:
+        """Validation and checkpoints that are due after a step; the last ones are `on_end`'s."""
         run = self._config.run
         if step == run.steps:
             return
@@ -158,28 +169,29 @@ class Watch:
         if run.save_every and step % run.save_every == 0:
             self.save(step)
 
-    def finish(self) -> None:
-        """What the measurements came to, and the last checkpoint: a disk may be full, and the rest is still told."""
-        spent, device = self._progress.seconds, self._parts.device
+    def on_end(self) -> None:
+        """The last validation, what the measurements came to, the last checkpoint: a full disk hides nothing else."""
+        self.validate("after", self._config.run.steps)
+        spent, device = self._progress.seconds, self._trainer.device
         generation = {
             **self._generation.result(),
             "tokens_per_s": self._generation.tokens / max(spent.get("gen", 0), 1e-9),
         }
-        update = self._update.result(self._parts.learner.parameters())
+        update = self._update.result(self._trainer.learner.parameters())
         self._tell("generation", generation, spent.get("gen", 0.0))
         self._tell("reward", {**self._reward.result(), **self._reward_errors()})
         self._tell("update", {**update, "device_peak_mib": devices.peak_mib(device)}, spent.get("update_actor", 0.0))
         self._tell("mask", self._mask.result())
         self._tell("sampler-weights", self._weights.result())
         self._tell("logprobs", self._logprobs.result(), 0.0)
-        if self._parts.world.size > 1:
+        if self._trainer.world.size > 1:
             self._tell("ranks-agree", self._agreement.result())
-        if (own := self._parts.lost_generators()) is not None:
-            lost = [each for rank in self._parts.world.gather(own) for each in rank]
+        if (own := self._trainer.lost_generators()) is not None:
+            lost = [each for rank in self._trainer.world.gather(own) for each in rank]
             self._tell("generators", {"passed": True, "num_lost": len(lost), "lost": lost})
         counts = {when: sum(numbers) for when, numbers in self._validated.items()}
         is_whole = counts.get("before", 0) > 0 and counts.get("before") == counts.get("after")
-        validation = {"passed": is_whole, "evaluations": counts, "heldout_prompts": len(self._parts.task.heldout)}
+        validation = {"passed": is_whole, "evaluations": counts, "heldout_prompts": len(self._trainer.task.heldout)}
         self._tell("validation", validation, spent.get("testing", 0.0))
         self.save(self._config.run.steps)
         self._tell("checkpoint", self._checkpoint)
@@ -188,8 +200,8 @@ class Watch:
         """How many rewards could not be had, and why the first; nothing where one of them ends the run."""
         if self._config.task.on_reward_error == "stop":
             return {}
-        errors = self._parts.reward_errors
-        told = self._parts.world.gather((len(errors), errors[:1]))
+        errors = self._trainer.reward_errors
+        told = self._trainer.world.gather((len(errors), errors[:1]))
         first = next((own[0] for _, own in told if own), None)
         return {"errors": sum(count for count, _ in told), "first_error": first}
 
@@ -200,33 +212,38 @@ class Watch:
     def save(self, step: int) -> None:
         """The checkpoint of the state after a step; a collective."""
         with self._progress.part("save_checkpoint"), self._checked.part("checkpoint"):
-            self._parts.keep(self._parts.state(step), self._out / "checkpoint")
+            self._trainer.save_checkpoint(self._trainer.state(step), self._out / "checkpoint")
 
     @contextmanager
-    def saves_first(self) -> Iterator[None]:
-        """A reward that breaks ends the run when the state is saved, from which it can go on."""
+    def saves_before_leaving(self) -> Iterator[None]:
+        """A signal, and a reward that breaks, end the run when the state is saved, from which it can go on."""
         try:
             yield
+        except Left as left:
+            self.save(left.step)
+            raise
         except RewardBroken:
             with suppress(OSError):  # the reward is what broke the run
-                self.save(self._parts.learner.steps_done)
+                self.save(self._trainer.learner.steps_done)
             raise
 
-    def _round_trip(self, step: int) -> tuple[Parts | None, dict[str, Any]]:
-        """Saves the state and restores it into fresh parts of another seed; None when it cannot be restored."""
+    def _round_trip(self, step: int) -> tuple[Trainer | None, dict[str, Any]]:
+        """Saves the state and restores it into fresh trainer of another seed; None when it cannot be restored."""
         folder = self._out / "checkpoint"
-        live = self._parts.state(step)
-        saved = self._parts.keep(live, folder)
+        live = self._trainer.state(step)
+        saved = self._trainer.save_checkpoint(live, folder)
         result = {"passed": False, "step": step, "tensors": saved.tensors, "bytes": saved.bytes, "sha256": saved.sha256}
         # Generators in other processes serve both. Else a vllm engine has its card for itself: there is no room for a
-        # second one, whose turn could be compared.
-        shared = self._parts.twin_engine()
+        # second one, whose step could be compared.
+        shared = self._trainer.twin_engine()
         is_alone = self._config.rollout.engine == "vllm" and shared is None
         try:
             if is_alone or not self._has_room(saved.bytes):
                 return None, {**result, **self._against_disk(live, folder), "next_step_equal": None}
             seed = self._config.run.seed + 1
-            twin = assemble(self._config, self._parts.device, seed=seed, world=self._parts.world, engine=shared)
+            twin = build_trainer(
+                self._config, self._trainer.device, seed=seed, world=self._trainer.world, engine=shared
+            )
             twin.restore(load(folder, torch.device("cpu")))
         except CorruptCheckpoint as error:
             return None, {**result, "restored_equal": False, "next_step_equal": None, "reason": str(error)}
@@ -234,17 +251,17 @@ class Watch:
         return twin, {**result, "restored_equal": name is None, "first_different": name}
 
     def _has_room(self, num_bytes: int) -> bool:
-        """Whether every rank's device can hold the state once more, and take a turn with it. A collective."""
-        parts = self._parts
-        devices.give_back(parts.device)
-        room = devices.memory(parts.device)
-        own = num_bytes // parts.world.size if parts.learner.is_sharded else num_bytes
-        return all(parts.world.gather(room is None or room.free > _TWIN * own))
+        """Whether every rank's device can hold the state once more, and take a step with it. A collective."""
+        trainer = self._trainer
+        devices.give_back(trainer.device)
+        room = devices.memory(trainer.device)
+        own = num_bytes // trainer.world.size if trainer.learner.is_sharded else num_bytes
+        return all(trainer.world.gather(room is None or room.free > _TWIN * own))
 
     def _against_disk(self, live: State, folder: Path) -> dict[str, Any]:
         """What is on the disk against the state that was saved, tensor by tensor; of shards their digests alone."""
         saved = load(folder, torch.device("cpu"))
-        if self._parts.learner.is_sharded:
+        if self._trainer.learner.is_sharded:
             return {"passed": None, "restored_equal": None, "reason": NO_ROOM}
         name = difference(live, saved)
         return {"passed": name is None, "restored_equal": name is None, "first_different": name}
@@ -263,24 +280,24 @@ def logprob_limits(config: Config) -> tuple[float, float]:
     return (LOGPROB_LIMIT, LOGPROB_LIMIT) if is_exact and config.rollout.engine != "vllm" else (4.0, 0.05)
 
 
-def evaluate(parts: Parts, progress: Progress) -> dict[str, Any]:
+def evaluate(trainer: Trainer) -> dict[str, Any]:
     """Greedy answers to every held-out prompt, in the task's order, from the engine's present weights.
 
     Each rank answers its share; all ranks have all of them. A collective. Raises RewardBroken, on all ranks.
     """
-    task, world = parts.task, parts.world
+    task, world = trainer.task, trainer.world
     own: list[tuple[int, str]] = []
     error = None
     try:
-        for prompts in _at_once(world.share(task.heldout), parts):
-            # Each a part of its own: by parts that end a run is seen to get on.
-            with progress.part("testing"):
-                groups = collect(parts.engine, prompts, task, parts.sampling(is_greedy=True))
-                own += [_answer(parts, group) for group in groups]
+        for prompts in _at_once(world.shard(task.heldout), trainer):
+            # Each a part of its own: by trainer that end a run is seen to get on.
+            with trainer.progress.part("testing"):
+                groups = collect(trainer.engine, prompts, task, trainer.sampling(is_greedy=True))
+                own += [_answer(trainer, group) for group in groups]
     except RewardBroken as found:
         error = found
     answers: list[tuple[int, str]] = [(0, "")] * len(task.heldout)
-    with progress.part("testing"):
+    with trainer.progress.part("testing"):
         for rank, (some, broken) in enumerate(world.gather((own, error))):
             if broken is not None:
                 raise error or broken
@@ -300,16 +317,16 @@ def evaluate(parts: Parts, progress: Progress) -> dict[str, Any]:
     }
 
 
-def _at_once(prompts: Sequence[Prompt], parts: Parts) -> Iterator[Sequence[Prompt]]:
+def _at_once(prompts: Sequence[Prompt], trainer: Trainer) -> Iterator[Sequence[Prompt]]:
     """The prompts, as many at a time as a step has rows: where those fit, these do. vllm gets all: it queues them."""
-    rollout = parts.config.rollout
-    size = rollout.prompts_per_step // parts.world.size * rollout.rollouts_per_prompt
+    rollout = trainer.config.rollout
+    size = rollout.prompts_per_step // trainer.world.size * rollout.rollouts_per_prompt
     if rollout.engine == "vllm":
         size = max(1, len(prompts))
     return (prompts[at : at + size] for at in range(0, len(prompts), size))
 
 
-def _answer(parts: Parts, group: Group) -> tuple[int, str]:
+def _answer(trainer: Trainer, group: Group) -> tuple[int, str]:
     """Whether the first answer is right, and what it says."""
     first = group.rollouts[0]
-    return int(parts.is_right(group.prompt, first)), parts.task.tokenizer.decode(first.tokens)
+    return int(trainer.is_right(group.prompt, first)), trainer.task.tokenizer.decode(first.tokens)

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer import models
-from trainer.algorithms.schedule import learning_rate
+from trainer.algorithms.optimizer import learning_rate
 from trainer.config import BadSetting
 from trainer.interrupt import Left
 from trainer.metrics.progress import peak_rss_mib
 from trainer.saving.checkpoint import save
 from trainer.saving.publish import publish_run
 from trainer.saving.resume import FOLDER
-from trainer.supervised.imitation import Imitator
+from trainer.supervised.sft_learner import SFTLearner
 from trainer.tasks import tokenizers, transcripts
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Tuning:
     """The parts of a run."""
 
     config: Config
-    imitator: Imitator
+    learner: SFTLearner
     train: Sequence[Group]
     val: Sequence[Group]
     world: World
@@ -53,7 +53,7 @@ class Tuning:
         """This rank's transcripts of a step, counted from 1: all of them in an order of each epoch's own, on and on."""
         count, size = len(self.train), self.config.rollout.prompts_per_step
         places = range((step - 1) * size, step * size)
-        return [self.train[self._order(place // count)[place % count]] for place in self.world.share(places)]
+        return [self.train[self._order(place // count)[place % count]] for place in self.world.shard(places)]
 
     def _order(self, epoch: int) -> list[int]:
         generator = torch.Generator().manual_seed((self.config.run.seed * 1_000_003 + epoch) % 2**63)
@@ -68,14 +68,14 @@ class Tuning:
     def state(self, step: int) -> dict[str, Any]:
         """All that the step after this one depends on."""
         settings = {**self.config.lasting(), "command": COMMAND}
-        return {"step": step, "settings": settings, "tuned": self.imitator.state()}
+        return {"step": step, "settings": settings, "tuned": self.learner.state()}
 
     def val_loss(self) -> tuple[float, int]:
         """The mean over the assistant's tokens of all held-out transcripts, and their number; a collective."""
-        own, size = self.world.share(self.val), self.config.rollout.prompts_per_step
-        found = [self.imitator.surprise(own[at : at + size]) for at in range(0, len(own), size)]
+        own, size = self.world.shard(self.val), self.config.rollout.prompts_per_step
+        found = [self.learner.nll(own[at : at + size]) for at in range(0, len(own), size)]
         sums = [sum(each) for each in zip(*found, strict=True)] or [0.0, 0]
-        total = self.world.add(torch.tensor(sums, dtype=torch.float64, device=self.device)).tolist()
+        total = self.world.all_reduce_sum(torch.tensor(sums, dtype=torch.float64, device=self.device)).tolist()
         return total[0] / max(total[1], 1.0), int(total[1])
 
 
@@ -90,8 +90,8 @@ def assemble(config: Config, device: torch.device, world: World) -> Tuning:
         steps = min(config.run.steps, max(1, config.run.epochs * len(train) // config.rollout.prompts_per_step))
         config = replace(config, run=replace(config.run, steps=steps))
     model = models.build(config, tokenizer.vocabulary_size, seed=config.run.seed, device=device)
-    imitator = Imitator(model, config.optim, pad=tokenizer.pad, device=device, world=world)
-    return Tuning(config, imitator, train, val, world, device)
+    learner = SFTLearner(model, config.optim, pad=tokenizer.pad, device=device, world=world)
+    return Tuning(config, learner, train, val, world, device)
 
 
 def _groups(name: str, listed: str, tokenizer: Tokenizer, config: Config) -> list[Group]:
@@ -117,9 +117,9 @@ def run(
     state: Mapping[str, Any] | None = None,
 ) -> None:
     """The whole run, or from a saved state on. Raises Left."""
-    config, imitator, first = tuning.config, tuning.imitator, 1
+    config, learner, first = tuning.config, tuning.learner, 1
     if state is not None:
-        imitator.restore(state["tuned"])
+        learner.restore(state["tuned"])
         first = int(state["step"]) + 1
     else:
         _validate(tuning, "before", 0, records, progress)
@@ -136,22 +136,22 @@ def run(
             if name is not None and not is_last:
                 raise Left(name, step)
         _validate(tuning, "after", config.run.steps, records, progress)
-        model: Any = imitator.model
+        model: Any = learner.model
         publish_run(model, out, config, records, progress, world=tuning.world)
 
 
 def _step(tuning: Tuning, step: int, progress: Progress) -> dict[str, Any]:
     began, lr = time.perf_counter(), tuning.lr(step)
     with progress.part("update_actor"):
-        lesson = tuning.imitator.step(tuning.batch(step), lr=lr)
+        sft_step = tuning.learner.step(tuning.batch(step), lr=lr)
     seconds = time.perf_counter() - began
     return {
-        "train/loss": lesson.loss,
-        "train/grad_norm": lesson.grad_norm,
+        "train/loss": sft_step.loss,
+        "train/grad_norm": sft_step.grad_norm,
         "train/lr": lr,
-        "train/tokens": lesson.num_tokens,
+        "train/tokens": sft_step.num_tokens,
         "timing_s/step": seconds,
-        "perf/throughput": lesson.num_tokens / seconds,
+        "perf/throughput": sft_step.num_tokens / seconds,
         "perf/cpu_memory_used_mib": peak_rss_mib(),
         "wall_s": progress.elapsed_s(),
     }
@@ -170,4 +170,4 @@ def _save(tuning: Tuning, step: int, out: Path, progress: Progress) -> None:
     with progress.part("save_checkpoint"):
         if tuning.world.is_first:
             save(tuning.state(step), out / FOLDER)
-        tuning.world.wait()
+        tuning.world.barrier()

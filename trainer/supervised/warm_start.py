@@ -28,18 +28,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer.assembly import draw
 from trainer.config import BadSetting
-from trainer.rollouts import collect, demonstrate
-from trainer.supervised.imitation import Imitator
+from trainer.rollouts import collect, demonstrate, draw
+from trainer.supervised.sft_learner import SFTLearner
 from trainer.types import Group
 
 if TYPE_CHECKING:
-    from trainer.assembly import Parts
     from trainer.config import Config
     from trainer.metrics.progress import Progress
     from trainer.metrics.records import Records
     from trainer.tasks.base import Task
+    from trainer.trainer import Trainer
     from trainer.types import Prompt
 
 # Steps between two records, and between two looks at how many answers are right.
@@ -51,56 +50,58 @@ _NUM_CHECKED = 256
 _CHECK_SEED = 0
 
 
-def run(parts: Parts, config: Config, records: Records, progress: Progress) -> None:
+def run(trainer: Trainer, config: Config, records: Records, progress: Progress) -> None:
     """Takes up to the configured steps, `prompts_per_step` right answers each, and hands the policy to the sampler.
 
     With `warm_start_until` it ends at the first look that finds as large a share of answers right; the last record's
     `ended` says why: "reached" or "steps". Raises BadSetting for a task that has no right answers, or whose own
     judgement does not take them.
     """
-    optim, task = config.optim, parts.task
-    imitator = Imitator(parts.learner.model, optim, pad=task.tokenizer.pad, device=parts.device, world=parts.world)
+    optim, task = config.optim, trainer.task
+    learner = SFTLearner(
+        trainer.learner.model, optim, pad=task.tokenizer.pad, device=trainer.device, world=trainer.world
+    )
     generator = torch.Generator().manual_seed(config.run.seed + _APART)
     losses: list[float] = []
     ended = None
-    # Each lesson and each look is a part of its own: by parts that end a run is seen to get on.
+    # Each step and each look is a part of its own: by parts that end a run is seen to get on.
     for step in range(1, optim.warm_start_steps + 1):
         with progress.part("warm_start"):
-            prompts = parts.world.share(draw(task.train, config.rollout.prompts_per_step, generator))
-            lesson = imitator.step([demonstration(prompt, task) for prompt in prompts], lr=optim.warm_start_lr)
-        losses.append(lesson.loss)
+            prompts = trainer.world.shard(draw(task.train, config.rollout.prompts_per_step, generator))
+            sft_step = learner.step([demonstration(prompt, task) for prompt in prompts], lr=optim.warm_start_lr)
+        losses.append(sft_step.loss)
         if step % _EVERY and step < optim.warm_start_steps:
             continue
         accuracy = None
         if optim.warm_start_until:
             with progress.part("warm_start"):
-                accuracy = share_right(parts)
+                accuracy = share_right(trainer)
         if accuracy is not None and accuracy >= optim.warm_start_until:
             ended = "reached"
         elif step == optim.warm_start_steps:
             ended = "steps"
         loss, losses = sum(losses) / len(losses), []
-        told: dict[str, Any] = {"loss": loss, "lr": optim.warm_start_lr, "grad_norm": lesson.grad_norm}
+        told: dict[str, Any] = {"loss": loss, "lr": optim.warm_start_lr, "grad_norm": sft_step.grad_norm}
         told |= {"accuracy": accuracy, "ended": ended, "wall_s": progress.elapsed_s()}
         records.write("warm-start", step=step, of=optim.warm_start_steps, **told)
         if ended:
             break
     with progress.part("warm_start"):
-        parts.start_here()
-        parts.publish(0)
+        trainer.set_reference()
+        trainer.sync_weights(0)
 
 
-def share_right(parts: Parts) -> float:
+def share_right(trainer: Trainer) -> float:
     """The share of right greedy answers to up to 256 prompts of training, from the learner's weights; a collective.
 
     None of them is held out: what a run is judged by does not say where it starts.
     """
     generator = torch.Generator().manual_seed(_CHECK_SEED)
-    prompts = draw(parts.task.train, min(_NUM_CHECKED, len(parts.task.train)), generator)
-    parts.engine.receive(parts.learner.weights())
-    groups = collect(parts.engine, parts.world.share(prompts), parts.task, parts.sampling(is_greedy=True))
-    right = sum(bool(parts.is_right(group.prompt, group.rollouts[0])) for group in groups)
-    return int(parts.world.add(torch.tensor(right, device=parts.device))) / len(prompts)
+    prompts = draw(trainer.task.train, min(_NUM_CHECKED, len(trainer.task.train)), generator)
+    trainer.engine.load_weights(trainer.learner.weights())
+    groups = collect(trainer.engine, trainer.world.shard(prompts), trainer.task, trainer.sampling(is_greedy=True))
+    right = sum(bool(trainer.is_right(group.prompt, group.rollouts[0])) for group in groups)
+    return int(trainer.world.all_reduce_sum(torch.tensor(right, device=trainer.device))) / len(prompts)
 
 
 def demonstration(prompt: Prompt, task: Task) -> Group:

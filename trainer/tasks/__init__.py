@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 # Module and function that makes each task from a configuration.
 MAKERS: Mapping[str, tuple[str, str]] = {
-    "successor": ("trainer.tasks.successor", "task"),
-    "addition": ("trainer.tasks.addition", "task"),
-    "copy": ("trainer.tasks.copy", "task"),
+    "successor": ("trainer.tasks.digits", "successor_task"),
+    "addition": ("trainer.tasks.digits", "addition_task"),
+    "copy": ("trainer.tasks.digits", "copy_task"),
     "gsm8k": ("trainer.tasks.gsm8k", "task"),
     "math": ("trainer.tasks.math", "task"),
     "code": ("trainer.tasks.code", "task"),

@@ -25,7 +25,7 @@ class Tokenizer(Protocol):
 
     @property
     def pad(self) -> int:
-        """Stands where nothing stands."""
+        """The padding token id."""
 
     @property
     def end(self) -> int | None:
@@ -42,7 +42,7 @@ class Tokenizer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Observation:
     """What an environment makes of a turn."""
 
     text: str  # what the model reads next; empty once the episode has ended
@@ -54,7 +54,7 @@ class Said:
 class Environment(Protocol):
     """One episode. Made anew for each rollout of a prompt, from the prompt alone: a group shares its start."""
 
-    def step(self, answer: str) -> Said:
+    def step(self, answer: str) -> Observation:
         """Takes the model's words of one turn."""
 
 

@@ -14,7 +14,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from trainer.config import BadSetting
-from trainer.tasks.grids import MOVES, Level, assemble, expert, find_levels, spoken
+from trainer.tasks.grids import MOVES, Level, assemble, expert, find_levels, observation_format
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -143,7 +143,7 @@ class Lake:
 def task(config: Config) -> Task:
     """The task at a size: the short form for the built-in model, words for any other."""
     levels = _levels(config.task.map_size, config.task.max_turns, config.task.maps)
-    return assemble("frozen_lake", config, *spoken(config, "P_OG", RULES), levels)
+    return assemble("frozen_lake", config, *observation_format(config, "P_OG", RULES), levels)
 
 
 @lru_cache(maxsize=4)  # searched for once, however often a process makes the task

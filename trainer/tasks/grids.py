@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from trainer.config import BadSetting
 from trainer.tasks import tokenizers
-from trainer.tasks.base import Characters, Said, Task, Tokenizer
+from trainer.tasks.base import Characters, Observation, Task, Tokenizer
 from trainer.types import Prompt, Rollout
 
 if TYPE_CHECKING:
@@ -96,20 +96,20 @@ class Player:
     form: Form
     penalty: float
 
-    def step(self, answer: str) -> Said:
+    def step(self, answer: str) -> Observation:
         name = self.form.read(answer)
         if name is None:
-            return Said(self.form.refuse(self.world.rows()), self.penalty, is_done=False, is_valid=False)
+            return Observation(self.form.refuse(self.world.rows()), self.penalty, is_done=False, is_valid=False)
         reward, is_done = self.world.move(name)
-        return Said("" if is_done else self.form.show(self.world.rows()), reward, is_done)
+        return Observation("" if is_done else self.form.show(self.world.rows()), reward, is_done)
 
 
 def answers(rollout: Rollout, tokenizer: Tokenizer) -> Iterator[str]:
     """The model's words of each turn of an episode."""
     turn: list[int] = []
-    actions = rollout.is_action or (True,) * len(rollout.tokens)
-    for token, is_action in zip(rollout.tokens, actions, strict=True):
-        if is_action:
+    response_mask = rollout.response_mask or (True,) * len(rollout.tokens)
+    for token, is_response in zip(rollout.tokens, response_mask, strict=True):
+        if is_response:
             turn.append(token)
         elif turn:
             yield tokenizer.decode(turn)
@@ -200,7 +200,7 @@ def _prompt(seed: int, level: Level, form: Form, tokenizer: Tokenizer) -> Prompt
     return Prompt(text, tokens, " ".join(solution), {"seed": seed, "answers": solution})
 
 
-def spoken(config: Config, symbols: str, rules: str) -> tuple[Tokenizer, Form]:
+def observation_format(config: Config, symbols: str, rules: str) -> tuple[Tokenizer, Form]:
     """The short form in characters of its own for the built-in model, words for a model from a folder."""
     if config.model.path:
         form = Form(is_short=False, rules=rules, thinks=config.task.answer_format == "think")

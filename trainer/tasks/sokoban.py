@@ -14,7 +14,7 @@ from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
 from trainer.config import BadSetting
-from trainer.tasks.grids import MOVES, Level, assemble, expert, find_levels, spoken
+from trainer.tasks.grids import MOVES, Level, assemble, expert, find_levels, observation_format
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -191,7 +191,7 @@ def task(config: Config) -> Task:
     if size < _SMALLEST:
         raise BadSetting(f"map_size={size} is too small to push a box in. Accepted for sokoban: {_SMALLEST} and more")
     levels = _levels(size, config.task.max_turns)
-    return assemble("sokoban", config, *spoken(config, "#P_OXVS", RULES), levels)
+    return assemble("sokoban", config, *observation_format(config, "#P_OXVS", RULES), levels)
 
 
 @lru_cache(maxsize=4)  # searched for once, however often a process makes the task

@@ -42,7 +42,7 @@ class Transcript:
         first = self.mask.index(True)
         last = len(self.mask) - self.mask[::-1].index(True)
         said = self.tokens[first:last]
-        rollout = Rollout(said, (0.0,) * len(said), Stop.END, is_action=self.mask[first:last])
+        rollout = Rollout(said, (0.0,) * len(said), Stop.END, response_mask=self.mask[first:last])
         return Group(Prompt("", self.tokens[:first], ""), (rollout,))
 
 
@@ -92,7 +92,7 @@ def transcript(
 def _plain(messages: Sequence[Message], tokenizer: Tokenizer) -> Iterator[tuple[tuple[int, ...], bool]]:
     for message in messages:
         end = (tokenizer.end,) if message["role"] == "assistant" and tokenizer.end is not None else ()
-        yield (*tokenizer.encode(spoken(message)), *end), _is_learnt(message)
+        yield (*tokenizer.encode(render_message(message)), *end), _is_learnt(message)
 
 
 def _rendered(
@@ -117,7 +117,7 @@ def _rendered(
     yield tokenizer.encode(whole[done:]), False
 
 
-def spoken(message: Message) -> str:
+def render_message(message: Message) -> str:
     """A message's text with its tool calls behind it, each as JSON between `<tool_call>` marks (Hermes, Qwen)."""
     calls = [json.dumps(call.get("function", call), ensure_ascii=False) for call in message.get("tool_calls") or ()]
     return "\n".join(

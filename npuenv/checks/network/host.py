@@ -144,8 +144,8 @@ def _hccl_ports(context: Context) -> CheckResult:
 def _free_base(context: Context) -> int:
     """A base port below what the kernel gives out by itself, with nothing listening on the ports from there on."""
     ports = {item.port for item in context.facts.network.listeners.value or ()}
-    for base in range(23456, 32000, ports.COUNT):
-        if not any(port in ports for port in range(base, base + ports.COUNT)):
+    for base in range(23456, 32000, listening_ports.COUNT):
+        if not any(port in ports for port in range(base, base + listening_ports.COUNT)):
             return base
     return 23456
 

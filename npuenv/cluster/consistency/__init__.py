@@ -1,91 +1,75 @@
-"""What must agree between the nodes of a cluster. Pure: facts in, findings out. Start from `agreement` and `title`.
+"""What must agree between the nodes of a cluster. Pure: facts in, findings out.
 
-What is wrong with a node by itself is for that node's own doctor; here it is said where nodes differ, and by how much.
+What is wrong with a node by itself is for that node's own doctor; here it is reported where nodes differ.
 """
 
 from __future__ import annotations
 
+import functools
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from npuenv.checks.base import title as title_of_check
-from npuenv.cluster.consistency import conflicts as clashes
+from npuenv.cluster.consistency import cards, conflicts, network, readers
 from npuenv.cluster.consistency.cards import numbers
-from npuenv.cluster.consistency.findings import AREA, finding, judge, message
-from npuenv.cluster.consistency.head import ray_head
-from npuenv.cluster.consistency.identity import UNMET
-from npuenv.cluster.consistency.rules import aspects
-from npuenv.cluster.consistency.session import variables
-from npuenv.cluster.consistency.values import NONE, Told, divide, is_layout
+from npuenv.cluster.consistency.findings import AREA, ConsistencyRule, finding, judge_rule, message
+from npuenv.cluster.consistency.readers import session_variables
+from npuenv.cluster.consistency.values import NONE, NOT_PROBED, NodeValues, group_values, is_layout
 from npuenv.core.fact import Evidence
+from npuenv.core.files import folder_of
 from npuenv.core.finding import Finding, Status
+from npuenv.core.toml_input import load_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from npuenv.cluster.consistency.identity import Met
-    from npuenv.cluster.consistency.rules import Aspect
-    from npuenv.cluster.consistency.values import Split
+    from npuenv.cluster.consistency.values import NodeIdentity, Partition
     from npuenv.core.messages import Message
     from npuenv.facts.collect import Facts
 
-    Check = Callable[[Mapping[str, Facts], Mapping[str, Met]], Finding]
+    Check = Callable[[Mapping[str, Facts], Mapping[str, NodeIdentity]], Finding]
 
-_FIRST = (clashes.machines, clashes.host_addresses, clashes.names, clashes.hostname, clashes.clock, clashes.health)
-_LAST = (clashes.links, clashes.card_addresses, clashes.super_devices)
-_OF_CARDS = (clashes.health, *_LAST)
-# A finding that follows from another one -> those that it follows from.
-_BECAUSE = {
-    "card-devices": ("cards",),
-    "visible-cards": ("cards", "card-devices"),
-    "soc": ("chip",),
-    "card-memory": ("chip",),
-    "driver-in-use": ("driver",),
-    "npu-smi": ("driver", "driver-in-use"),
-    "card-firmware": ("firmware",),
-    "cann-build": ("cann",),
-    "cann-kernels": ("cann",),
-    "kernel": ("arch", "system"),
-    "glibc": ("system",),
-    "libstdcxx": ("system",),
-    "watch": ("links", "card-gatewayed", "gateways"),
-    "card-gatewayed": ("card-addressed",),
-    "card-subnets": ("netmasks",),
-    "card-addresses": ("machines",),
-    "host-addresses": ("machines",),
-    "gateway-of-hosts": ("host-subnet",),
-    "names": ("machines",),
-}
+_FIRST = (
+    conflicts.machines,
+    conflicts.host_addresses,
+    conflicts.names,
+    conflicts.hostname,
+    conflicts.clock,
+    conflicts.health,
+)
+_LAST = (conflicts.links, conflicts.card_addresses, conflicts.super_devices)
+_OF_CARDS = (conflicts.health, *_LAST)
+# What no rule is about, and the findings that it follows from; `follows_from` says it of rules.
+_FOLLOWS_FROM = {"card-addresses": ("machines",), "host-addresses": ("machines",), "names": ("machines",)}
 
 
-def agreement(
+def check_consistency(
     nodes: Mapping[str, Facts],
     *,
-    met: Mapping[str, Met] | None = None,
+    identities: Mapping[str, NodeIdentity] | None = None,
     cardless: Collection[str] = (),
     head: str = "",
 ) -> list[Finding]:
     """One finding for each thing that is to agree, in the order of the table. [] for fewer than two nodes.
 
-    `nodes` holds the facts of the nodes that answered, by their names in the inventory; `met` what they said when they
-    were asked at one time (`npuenv.cluster.probing`): without it clocks and names are skipped. `cardless` are those
-    that are to have no cards: what is about cards is not compared with them. `head` is the node on which Ray's head is
-    to run; "": not known.
+    `nodes` holds the facts of the nodes that answered, by their names in the inventory; `identities` what probing all
+    of them at the same time told (`npuenv.cluster.probing`): None skips clocks and names. `cardless` nodes are to
+    have no cards: what is about cards is not compared with them. `head` is the node that runs Ray's head, if known.
     """
     if len(nodes) < 2:
         return []
-    meeting = UNMET if met is None else met
+    identities = NOT_PROBED if identities is None else identities
     carded = {name: facts for name, facts in nodes.items() if name not in cardless}
-    found = [_look(check, carded if check in _OF_CARDS else nodes, meeting) for check in _FIRST]
-    found += [_vote(aspect, carded if aspect.is_for_cards else nodes) for aspect in aspects()]
-    found += [_look(check, carded, meeting) for check in _LAST]
-    found += [_look(ray_head, {head: nodes[head]}, meeting)] if head in nodes else []
+    found = [_run_check(check, carded if check in _OF_CARDS else nodes, identities) for check in _FIRST]
+    found += [_apply_rule(rule, carded if rule.needs_cards else nodes) for rule in rules()]
+    found += [_run_check(check, carded, identities) for check in _LAST]
+    found += [_run_check(conflicts.ray_head, {head: nodes[head]}, identities)] if head in nodes else []
     return _without_consequences([_without_blind(item, nodes) for item in found])
 
 
-def encounters(nodes: Mapping[str, Facts], met: Mapping[str, Met]) -> list[Finding]:
-    """What asking nodes at one time tells where fewer than two of them gave facts: of names and clocks."""
-    return [_look(check, nodes, met) for check in (clashes.names, clashes.clock)]
+def check_identities(nodes: Mapping[str, Facts], identities: Mapping[str, NodeIdentity]) -> list[Finding]:
+    """The findings about names and clocks, which need no facts: for fewer than two nodes with facts."""
+    return [_run_check(check, nodes, identities) for check in (conflicts.names, conflicts.clock)]
 
 
 def title(check_id: str) -> Message:
@@ -93,59 +77,59 @@ def title(check_id: str) -> Message:
     return message(f"title-{check_id.partition('.')[2]}")
 
 
-def _look(check: Check, nodes: Mapping[str, Facts], met: Mapping[str, Met]) -> Finding:
+def _run_check(check: Check, nodes: Mapping[str, Facts], identities: Mapping[str, NodeIdentity]) -> Finding:
     """What a check says. It is our own code: its bug must not hide what the others find."""
     try:
-        return check(nodes, met)
+        return check(nodes, identities)
     except Exception as error:
         name, line = check.__name__.replace("_", "-"), Evidence("npuenv", f"{type(error).__name__}: {error}")
         return finding(name, Status.UNKNOWN, message("crashed"), [("npuenv", line)], source="npuenv")
 
 
-def _vote(aspect: Aspect, nodes: Mapping[str, Facts]) -> Finding:
+def _apply_rule(rule: ConsistencyRule, nodes: Mapping[str, Facts]) -> Finding:
     if len(nodes) < 2:
-        return finding(aspect.id, Status.SKIP, message("skip-one-carded"), source=aspect.source)
-    if aspect.is_about_cards and not any(numbers(facts) or facts.npu.smi.value for facts in nodes.values()):
-        return finding(aspect.id, Status.SKIP, message("skip-no-card"), source=aspect.source)
-    told = {node: _read(aspect, facts) for node, facts in nodes.items()}
-    splits = divide(told, tolerance=aspect.tolerance, wanted=aspect.wanted)
-    if aspect.is_layout and not all(split.is_united for split in splits) and is_layout(told):
-        return finding(aspect.id, Status.OK, message("layout-alike"), source=aspect.source)
-    is_plan = aspect.layout is not None and any(_is_tied(split) for split in splits) and aspect.layout(nodes)
-    return judge(aspect, told, splits, _meaning(aspect, splits, nodes), is_plan=is_plan)
+        return finding(rule.id, Status.SKIP, message("skip-one-carded"), source=rule.source)
+    if rule.is_about_cards and not any(numbers(facts) or facts.npu.smi.value for facts in nodes.values()):
+        return finding(rule.id, Status.SKIP, message("skip-no-card"), source=rule.source)
+    by_node = {node: _read(rule, facts) for node, facts in nodes.items()}
+    partitions = group_values(by_node, tolerance=rule.tolerance, expected=rule.expected)
+    if rule.is_layout and not all(partition.is_unanimous for partition in partitions) and is_layout(by_node):
+        return finding(rule.id, Status.OK, message("layout-alike"), source=rule.source)
+    is_plan = rule.layout is not None and any(_is_tied(partition) for partition in partitions) and rule.layout(nodes)
+    return judge_rule(rule, by_node, partitions, _status_of_difference(rule, partitions, nodes), is_plan=is_plan)
 
 
-def _is_tied(split: Split) -> bool:
-    return not split.is_united and split.common is None
+def _is_tied(partition: Partition) -> bool:
+    return not partition.is_unanimous and partition.majority is None
 
 
-def _read(aspect: Aspect, facts: Facts) -> Told:
+def _read(rule: ConsistencyRule, facts: Facts) -> NodeValues:
     """What a node says; a reader is our own code, and its bug must not cost the other rows."""
     try:
-        return aspect.read(facts)
+        return rule.read(facts)
     except Exception as error:
-        return Told(blind={None: Evidence("npuenv", f"{type(error).__name__}: {error}")})
+        return NodeValues(blind={None: Evidence("npuenv", f"{type(error).__name__}: {error}")})
 
 
-def _meaning(aspect: Aspect, splits: Sequence[Split], nodes: Mapping[str, Facts]) -> Status:
-    """What the differences between the nodes mean; see aspects.toml."""
-    apart = [split for split in splits if not split.is_united]
-    rule, _, number = aspect.differs.partition(":")
+def _status_of_difference(rule: ConsistencyRule, partitions: Sequence[Partition], nodes: Mapping[str, Facts]) -> Status:
+    """What the differences between the nodes mean; see rules.toml."""
+    apart = [partition for partition in partitions if not partition.is_unanimous]
+    word, _, number = rule.differs.partition(":")
     is_grave = {
         "fail": True,
         "warn": False,
-        "release": any(_releases_differ(split, int(number or 0), aspect.may_lack) for split in apart),
-        "set": any(len([value for value in split.holders if value != ":default"]) > 1 for split in apart),
-        "breaking": any(variables().breaking.fullmatch(split.topic) for split in apart),
+        "release": any(_releases_differ(partition, int(number or 0), rule.may_lack) for partition in apart),
+        "set": any(len([value for value in partition.holders if value != ":default"]) > 1 for partition in apart),
+        "breaking": any(session_variables().breaking.fullmatch(partition.topic) for partition in apart),
         "with-ray": any(_has_ray(facts) for facts in nodes.values()),
-    }[rule]
+    }[word]
     return Status.FAIL if is_grave else Status.WARN
 
 
-def _releases_differ(split: Split, count: int, may_lack: frozenset[str]) -> bool:
-    if NONE in split.holders and split.topic not in may_lack:
+def _releases_differ(partition: Partition, count: int, may_lack: Collection[str]) -> bool:
+    if NONE in partition.holders and partition.topic not in may_lack:
         return True
-    return len({tuple(re.findall(r"\d+", text)[:count]) for text in split.holders if text != NONE}) > 1
+    return len({tuple(re.findall(r"\d+", text)[:count]) for text in partition.holders if text != NONE}) > 1
 
 
 def _has_ray(facts: Facts) -> bool:
@@ -172,7 +156,8 @@ def _owner(line: Evidence, nodes: Mapping[str, Facts]) -> str | None:
 
 
 def _without_consequences(found: Sequence[Finding]) -> list[Finding]:
-    """The findings, with those that follow from another one stepping back."""
+    """The findings; those that follow from another one are skipped."""
+    follows_from = {**_FOLLOWS_FROM, **{rule.id: rule.follows_from for rule in rules()}}
     bad = {item.check.partition(".")[2]: item.status for item in found if item.status in (Status.FAIL, Status.WARN)}
     subnet = next((item for item in found if item.check == f"{AREA}.host-subnet"), None)
     kept = []
@@ -180,7 +165,7 @@ def _without_consequences(found: Sequence[Finding]) -> list[Finding]:
         name = item.check.partition(".")[2]
         # Never behind a lesser one: what is a failure stays one.
         graver = (Status.FAIL, item.status)
-        cause = next((cause for cause in _BECAUSE.get(name, ()) if bad.get(cause) in graver), None)
+        cause = next((cause for cause in follows_from.get(name, ()) if bad.get(cause) in graver), None)
         if cause and name in bad:
             item = finding(name, Status.SKIP, message("because", cause=title(f"{AREA}.{cause}")), source=item.source)
         elif name == "hccl-interface" and name in bad and subnet is not None and _is_one(subnet):
@@ -194,3 +179,24 @@ def _without_consequences(found: Sequence[Finding]) -> list[Finding]:
 def _is_one(subnet: Finding) -> bool:
     """Whether all of them lie in one subnet."""
     return subnet.status is Status.OK and "value" in subnet.says.args
+
+
+@functools.cache
+def rules() -> tuple[ConsistencyRule, ...]:
+    """The rows of `rules.toml`, in the order of the report."""
+    return tuple(_rule(row) for row in load_file(folder_of(__file__) / "rules.toml", is_ours=True)["rule"])
+
+
+def _rule(row: Mapping[str, Any]) -> ConsistencyRule:
+    given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+    reader, path, absent = given.pop("from", ""), given.pop("fact", ""), given.pop("absent", NONE)
+    given["read"] = _named(reader) if reader else functools.partial(readers.plain, path=path, absent=absent or None)
+    if "layout" in given:
+        given["layout"] = _named(given["layout"])
+    return ConsistencyRule(**{"fix": row["id"], **given})
+
+
+def _named(name: str) -> Any:
+    """The function that a row names as `module.function`."""
+    module, _, function = name.partition(".")
+    return getattr({"readers": readers, "cards": cards, "network": network}[module], function)

@@ -1,25 +1,35 @@
-"""What a host's facts say about its cards and their network, card by card. Like `readers`, for `aspects.toml`."""
+"""What the facts of one node say about its cards and their network, and whether it has as many as it should.
+
+Readers for `rules.toml`, like those of `readers` and `network`.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any
 
+from npuenv.checks import Finding, Status
 from npuenv.cluster.consistency.readers import has_stand_in, listed, many, one
-from npuenv.cluster.consistency.values import Place, Told, Value, divide
+from npuenv.cluster.consistency.values import NodeValues, Value, ValueKey, group_values
 from npuenv.core.fact import Evidence, State
+from npuenv.core.messages import Message
 from npuenv.facts.collector import was_asked
+from npuenv.facts.npu.visible import VARIABLE, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
+    from npuenv.cluster.inventory import Node
     from npuenv.core.fact import Fact
     from npuenv.facts.collect import Facts
+
 
 CONF = "/etc/hccn.conf"
 DEFAULT = ":default"
 # Keys of the file that belong to one card alone, or that have a row of their own.
 _OWN_KEYS = frozenset({"address", "netmask", "gateway", "netdetect", "mac_addr", "tls_enable", "mtu", "ipv6_address"})
+
+_INVENTORY = "the inventory"
 
 
 def numbers(facts: Facts) -> list[int]:
@@ -29,92 +39,87 @@ def numbers(facts: Facts) -> list[int]:
     return sorted(int(match[1]) for match in found if match)
 
 
-def count(facts: Facts) -> Told:
+def count(facts: Facts) -> NodeValues:
     """How many chips npu-smi lists, or where it does not answer, how many device nodes there are."""
     if facts.npu.smi.value is not None:
         return one(facts.npu.smi, lambda table: str(len(table.cards)))
     return devices(facts)
 
 
-def devices(facts: Facts) -> Told:
+def devices(facts: Facts) -> NodeValues:
     """How many device nodes of cards there are."""
     return one(facts.npu.nodes, lambda nodes: str(len(nodes.cards)), absent="0")
 
 
-def kind(facts: Facts) -> Told:
+def kind(facts: Facts) -> NodeValues:
     """What each card is called by npu-smi."""
-    table = facts.npu.smi
-    if table.value is None:
-        return one(table, lambda _: None, absent=None)
-    rows = enumerate(table.value.cards)
-    return Told(
-        {Place("", row): Value(card.name, Evidence("npu-smi info", card.line)) for row, card in rows if card.name}
-    )
+    return _rows(facts.npu.smi, lambda table: table.cards, lambda card: card.name, "npu-smi info")
 
 
-def soc(facts: Facts) -> Told:
-    """The exact chip, from the level that asks each card."""
-    return _boards(facts, lambda board: f"{board.chip_name or ''} {board.npu_name or ''}".strip())
-
-
-def card_firmware(facts: Facts) -> Told:
-    return _boards(facts, lambda board: board.firmware or "")
-
-
-def hbm(facts: Facts) -> Told:
+def hbm(facts: Facts) -> NodeValues:
     """The memory of each card in MiB."""
-    table = facts.npu.smi
-    if table.value is None:
-        return one(table, lambda _: None, absent=None)
-    return Told(
+
+    def show(card: Any) -> str:
+        return f"{card.hbm_total_mib} MiB" if card.hbm_total_mib else ""
+
+    return _rows(facts.npu.smi, lambda table: table.cards, show, "npu-smi info")
+
+
+def soc(facts: Facts) -> NodeValues:
+    """The exact chip, from the level that asks each card."""
+    return _rows(facts.npu.chips, list, lambda board: f"{board.chip_name or ''} {board.npu_name or ''}".strip())
+
+
+def card_firmware(facts: Facts) -> NodeValues:
+    return _rows(facts.npu.chips, list, lambda board: board.firmware)
+
+
+def _rows(
+    fact: Fact[Any], rows_of: Callable[[Any], Iterable[Any]], show: Callable[[Any], str | None], command: str = ""
+) -> NodeValues:
+    """What each row of a table says, of those that say it. `command`: each row has the line it was read from."""
+    if fact.value is None:
+        return one(fact, lambda _: None, absent=None)
+    line = next(iter(fact.evidence), Evidence("npu-smi info -t board", ""))
+    return NodeValues(
         {
-            Place("", row): Value(f"{card.hbm_total_mib} MiB", Evidence("npu-smi info", card.line))
-            for row, card in enumerate(table.value.cards)
-            if card.hbm_total_mib
+            ValueKey("", at): Value(text, Evidence(command, row.line) if command else line)
+            for at, row in enumerate(rows_of(fact.value))
+            if (text := show(row))
         }
     )
 
 
-def _boards(facts: Facts, show: Callable[[Any], str]) -> Told:
-    fact = facts.npu.chips
-    told = one(fact, lambda _: "", absent=None)
-    if fact.value is None:
-        return told
-    rows = enumerate(fact.value)
-    line = fact.evidence[0] if fact.evidence else Evidence("npu-smi info -t board", "")
-    return Told({Place("", row): Value(show(board), line) for row, board in rows if show(board)})
-
-
-def tls(facts: Facts) -> Told:
-    """The switch of each card: as the tool shows it, else as the file has it. A card without either is not told."""
+def tls(facts: Facts) -> NodeValues:
+    """The switch of each card: as the tool shows it, else as the file has it. A card without either is unknown."""
     words = {True: ":tls-on", False: ":tls-off"}
     live = _live(facts.hccn.tls, lambda found: words[bool(found.is_on)])
     filed = _filed(facts, "tls_enable", {"1": words[True], "0": words[False]})
     values = {**filed, **live}
-    unsaid = [card for card in numbers(facts) if Place("", card) not in values]
+    unsaid = [card for card in numbers(facts) if ValueKey("", card) not in values]
     conf = facts.hccn.conf
     why = "" if conf.value is not None or not conf.evidence else conf.evidence[0].line
     blind: dict[int | None, Evidence] = {card: Evidence(CONF, why or f"no tls_enable_{card}") for card in unsaid}
-    return Told(values, blind)
+    return NodeValues(values, blind)
 
 
-def mtu(facts: Facts) -> Told:
+def mtu(facts: Facts) -> NodeValues:
     """The largest packet of each card: as the tool shows it, else as the file sets it, else the driver's default."""
     found = {**_filed(facts, "mtu", None), **_live(facts.hccn.mtus, str)}
     conf = facts.hccn.conf
     if not found and conf.state is State.UNKNOWN:
         return one(conf, lambda _: None)
     if conf.value is None or facts.hccn.mtus.is_known:  # a card that says nothing has no default to be named for it
-        return Told(found)
+        return NodeValues(found)
     rest = {
-        Place("", card): Value(DEFAULT, Evidence(CONF, f"no mtu_{card}"))
+        ValueKey("", card): Value(DEFAULT, Evidence(CONF, f"no mtu_{card}"))
         for card in numbers(facts)
-        if Place("", card) not in found
+        if ValueKey("", card) not in found
     }
-    return Told({**found, **rest})
+    return NodeValues({**found, **rest})
 
 
-def settings(facts: Facts) -> Told:
+def settings(facts: Facts) -> NodeValues:
     """The other keys of the file: each is to be the same on the cards of one number, on all nodes."""
     conf = facts.hccn.conf
     if conf.value is None:
@@ -128,15 +133,12 @@ def settings(facts: Facts) -> Told:
     return listed(found, CONF, "{}={}")
 
 
-def speed(facts: Facts) -> Told:
+def speed(facts: Facts) -> NodeValues:
     """What each link runs at, of those that are up and say it."""
-    down = {card for card, fact in (facts.hccn.links.value or {}).items() if fact.value == "DOWN"}
-    found = _live(facts.hccn.speeds, lambda speed: f"{speed.mbps // 1000} Gb/s" if speed.mbps else "")
-    kept = {place: value for place, value in found.items() if value.text and place.card not in down}
-    return Told(kept, _unread(facts.hccn.speeds), _level(facts.hccn.speeds))
+    return _asked(facts.hccn.speeds, lambda found: f"{found.mbps // 1000} Gb/s" if found.mbps else "", _down(facts))
 
 
-def pods(facts: Facts) -> Told:
+def pods(facts: Facts) -> NodeValues:
     """The super pod that the cards say they are in."""
 
     def show(found: Any) -> dict[str, str]:
@@ -147,12 +149,22 @@ def pods(facts: Facts) -> Told:
     return many(facts.npu.spods, show)
 
 
-def _live(fact: Fact[Any], show: Callable[[Any], str]) -> dict[Place, Value]:
+def _asked(fact: Fact[Any], show: Callable[[Any], str], left_out: Collection[int] = ()) -> NodeValues:
+    """What hccn_tool says of each card, of those for which `show` has a text."""
+    found = {key: value for key, value in _live(fact, show).items() if value.text and key.card not in left_out}
+    level = "" if was_asked(fact) else fact.evidence[0].line.rpartition(" ")[2]
+    return NodeValues(found, _unread(fact), level)
+
+
+def _down(facts: Facts) -> set[int]:
+    return {card for card, fact in (facts.hccn.links.value or {}).items() if fact.value == "DOWN"}
+
+
+def _live(fact: Fact[Any], show: Callable[[Any], str]) -> dict[ValueKey, Value]:
     """What hccn_tool says of each card that it says something of."""
-    answers = fact.value or {}
     return {
-        Place("", card): Value(show(item.value), item.evidence[0])
-        for card, item in answers.items()
+        ValueKey("", card): Value(show(item.value), item.evidence[0])
+        for card, item in (fact.value or {}).items()
         if item.value is not None
     }
 
@@ -163,20 +175,16 @@ def _unread(fact: Fact[Any]) -> dict[int | None, Evidence]:
     return {card: item.evidence[0] for card, item in (fact.value or {}).items() if item.state is State.UNKNOWN}
 
 
-def _level(fact: Fact[Any]) -> str:
-    return "" if was_asked(fact) else fact.evidence[0].line.rpartition(" ")[2]
-
-
-def _filed(facts: Facts, key: str, words: dict[str, str] | None) -> dict[Place, Value]:
+def _filed(facts: Facts, key: str, words: dict[str, str] | None) -> dict[ValueKey, Value]:
     """What the file sets for the cards that are here; a value that has no word is left out."""
     conf = facts.hccn.conf.value
-    here = set(numbers(facts))
+    present = set(numbers(facts))
     found = {}
     for card, keys in sorted((conf.by_device if conf else {}).items()):
         text = keys.get(key, "")
         shown = text if words is None else words.get(text, "")
-        if shown and (card in here or not here):
-            found[Place("", card)] = Value(shown, Evidence(CONF, f"{key}_{card}={text}"))
+        if shown and (card in present or not present):
+            found[ValueKey("", card)] = Value(shown, Evidence(CONF, f"{key}_{card}={text}"))
     return found
 
 
@@ -196,48 +204,48 @@ def addresses(facts: Facts) -> dict[int, tuple[str, str, Evidence]]:
     return found
 
 
-def addressed(facts: Facts) -> Told:
+def addressed(facts: Facts) -> NodeValues:
     """Whether each card has an address; on a machine that has them for none of its cards, none of them."""
     lines: dict[int | None, Evidence] = {card: line for card, (_, _, line) in addresses(facts).items()}
     return _have(facts, facts.hccn.addresses, "address", lines)
 
 
-def gatewayed(facts: Facts) -> Told:
+def gatewayed(facts: Facts) -> NodeValues:
     """Whether each card has a gateway."""
-    lines = {place.card: value.evidence for place, value in _gateways(facts).items()}
+    lines = {key.card: value.evidence for key, value in _gateways(facts).items()}
     return _have(facts, facts.hccn.gateways, "gateway", lines)
 
 
-def _have(facts: Facts, live: Fact[Any], key: str, lines: Mapping[int | None, Evidence]) -> Told:
+def _have(facts: Facts, live: Fact[Any], key: str, lines: Mapping[int | None, Evidence]) -> NodeValues:
     """Whether each card has what `key` means in the file; `lines` say it of those that have."""
     conf, unread = facts.hccn.conf, _unread(live) if was_asked(live) else {}
     if None in unread:
         unread = dict.fromkeys(numbers(facts), unread[None])
     if conf.value is None and live.value is None and not unread:
-        return Told() if conf.state is State.ABSENT else one(conf, lambda _: None)
+        return NodeValues() if conf.state is State.ABSENT else one(conf, lambda _: None)
     values = {
-        Place("", card): Value(":set", lines[card])
+        ValueKey("", card): Value(":set", lines[card])
         if card in lines
         else Value(":not-set", Evidence(CONF, f"no {key}_{card}"))
         for card in numbers(facts)
         if card in lines or card not in unread
     }
-    return Told(values, {card: line for card, line in unread.items() if card not in lines})
+    return NodeValues(values, {card: line for card, line in unread.items() if card not in lines})
 
 
-def netmasks(facts: Facts) -> Told:
+def netmasks(facts: Facts) -> NodeValues:
     """The netmask of each card that has one."""
     found = addresses(facts).items()
-    return Told(
+    return NodeValues(
         {
-            Place("", card): Value(mask, Evidence(line.command, f"{line.line} netmask {mask}"))
+            ValueKey("", card): Value(mask, Evidence(line.command, f"{line.line} netmask {mask}"))
             for card, (_, mask, line) in found
             if mask
         }
     )
 
 
-def subnets(facts: Facts) -> Told:
+def subnets(facts: Facts) -> NodeValues:
     """The subnet of each card by its number: cards of one number often share one on all nodes."""
     import ipaddress
 
@@ -248,20 +256,20 @@ def subnets(facts: Facts) -> Told:
         except ValueError:  # that node's own doctor reports it
             continue
         if mask and not has_stand_in(ip):
-            values[Place(f"NPU {card}")] = Value(str(network), Evidence(line.command, f"{line.line} netmask {mask}"))
-    return Told(values)
+            values[ValueKey(f"NPU {card}")] = Value(str(network), Evidence(line.command, f"{line.line} netmask {mask}"))
+    return NodeValues(values)
 
 
-def gateways(facts: Facts) -> Told:
+def gateways(facts: Facts) -> NodeValues:
     """The gateway of each card by its number."""
     found = _gateways(facts).items()
-    return Told({Place(f"NPU {place.card}"): value for place, value in found if not has_stand_in(value.text)})
+    return NodeValues({ValueKey(f"NPU {key.card}"): value for key, value in found if not has_stand_in(value.text)})
 
 
-def _gateways(facts: Facts) -> dict[Place, Value]:
+def _gateways(facts: Facts) -> dict[ValueKey, Value]:
     live = facts.hccn.gateways.value or {}
     bare = {card for card, item in live.items() if item.state is State.ABSENT}
-    filed = {place: value for place, value in _filed(facts, "gateway", None).items() if place.card not in bare}
+    filed = {key: value for key, value in _filed(facts, "gateway", None).items() if key.card not in bare}
     return {**filed, **_live(facts.hccn.gateways, lambda item: str(item.ip))}
 
 
@@ -271,31 +279,56 @@ def is_routed(nodes: Mapping[str, Facts]) -> bool:
     One card in another subnet than its fellows is none, nor is a subnet that no packet can leave. A card that lacks its
     gateway among others that have one is a card to be named, not another plan.
     """
-    told = {node: subnets(facts) for node, facts in nodes.items()}
-    if any(split.is_united or split.common for split in divide(told)):
+    by_node = {node: subnets(facts) for node, facts in nodes.items()}
+    if any(partition.is_unanimous or partition.majority for partition in group_values(by_node)):
         return False
-    places = [place in gateways(facts).values for node, facts in nodes.items() for place in told[node].values]
-    return 2 * sum(places) > len(places)
+    has_gateway = [key in gateways(facts).values for node, facts in nodes.items() for key in by_node[node].values]
+    return 2 * sum(has_gateway) > len(has_gateway)
 
 
-def modules(facts: Facts) -> Told:
+def modules(facts: Facts) -> NodeValues:
     """Whether each link's optical module is there."""
-    words = {True: ":plugged", False: ":unplugged"}
-    found = _live(facts.hccn.optical, lambda item: words[bool(item.is_present)])
-    return Told(found, _unread(facts.hccn.optical), _level(facts.hccn.optical))
+    return _asked(facts.hccn.optical, lambda item: ":plugged" if item.is_present else ":unplugged")
 
 
-def vnics(facts: Facts) -> Told:
+def vnics(facts: Facts) -> NodeValues:
     """The interface of each chip for the traffic inside a super pod."""
-    words = {True: "UP", False: "DOWN"}
-    found = _live(facts.hccn.vnics, lambda vnic: words[bool(vnic.is_up)])
-    return Told(found, _unread(facts.hccn.vnics), _level(facts.hccn.vnics))
+    return _asked(facts.hccn.vnics, lambda vnic: "UP" if vnic.is_up else "DOWN")
 
 
-def watch(facts: Facts) -> Told:
+def watch(facts: Facts) -> NodeValues:
     """What each card says of the address that it was given to watch, of those whose link is up."""
-    down = {card for card, fact in (facts.hccn.links.value or {}).items() if fact.value == "DOWN"}
     words = {"init": ":not-set", "detect ip set": ":not-set"}
-    found = _live(facts.hccn.net_health, lambda state: words.get(state, str(state)))
-    kept = {place: value for place, value in found.items() if place.card not in down}
-    return Told(kept, _unread(facts.hccn.net_health), _level(facts.hccn.net_health))
+    return _asked(facts.hccn.net_health, lambda state: words.get(state, str(state)), _down(facts))
+
+
+def check_card_count(node: Node, facts: Facts, source: str) -> Finding | None:
+    """The number of cards against the inventory's `cards=`; None where it says nothing about them."""
+    if node.cards is None:
+        return None
+    table = facts.npu.smi
+    found = len(table.value.cards) if table.value else len(numbers(facts))
+    environment = facts.environment.value or {}
+    num_visible = visible(environment, found)
+    if found and num_visible != found:
+        line = Evidence("environment", f"{VARIABLE}={environment[VARIABLE]}")
+        return _of_session(node, source, found, num_visible, line)
+    args = {"found": found, "expected": node.cards, "source": source}
+    if table.state is State.UNKNOWN and not found:
+        status, says = Status.UNKNOWN, "cards-unknown"
+    elif found == node.cards:
+        status, says = Status.OK, "cards-as-expected"
+    else:
+        status, says = Status.FAIL if found < node.cards else Status.WARN, "cards-other"
+    return Finding("cluster.cards", status, Message(f"cluster.{says}", args), table.evidence[:1], _INVENTORY, None)
+
+
+def _of_session(node: Node, source: str, found: int, num_visible: int | None, line: Evidence) -> Finding:
+    """Where the session hides cards of the node; `num_visible` None: unknown."""
+    if num_visible is None:
+        status, word = Status.UNKNOWN, "unread"
+    else:
+        status, word = (Status.OK, "as-expected") if num_visible == node.cards else (Status.FAIL, "other")
+    value = line.line.partition("=")[2]
+    args = {"found": found, "seen": num_visible, "expected": node.cards, "source": source, "value": value}
+    return Finding("cluster.cards", status, Message(f"cluster.cards-visible-{word}", args), (line,), _INVENTORY, None)

@@ -1,7 +1,7 @@
-"""What no vote decides: addresses that two have, cards and links that are ill, names that lead astray, clocks.
+"""Checks between nodes that no majority decides: duplicate addresses, unhealthy cards and links, host names, clocks.
 
-Each function gives one finding from the facts of all nodes; `met` holds what the nodes said when they were
-asked at one time, and is `UNMET` where they were not.
+Each function returns one finding from the facts of all nodes. `identities` is what the nodes answered when all were
+probed at the same time; `NOT_PROBED` if they were not.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections import defaultdict
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
+from npuenv.checks.network.host import foreign_on_ray_ports
 from npuenv.cluster.consistency import cards, network
 from npuenv.cluster.consistency.findings import chain, few, finding, message, who
-from npuenv.cluster.consistency.identity import UNMET, looked_up
 from npuenv.cluster.consistency.readers import has_stand_in
-from npuenv.cluster.consistency.values import Subject
+from npuenv.cluster.consistency.values import NOT_PROBED, Subject, names_to_resolve
 from npuenv.cluster.nodeset import fold
 from npuenv.core.fact import Evidence, State
 from npuenv.core.finding import Finding, Status
@@ -23,29 +23,32 @@ from npuenv.facts.collector import was_asked
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from npuenv.cluster.consistency.identity import Met
+    from npuenv.cluster.consistency.values import NodeIdentity
     from npuenv.core.messages import Message
     from npuenv.facts.collect import Facts
 
     Nodes = Mapping[str, Facts]
-    Meeting = Mapping[str, Met]
+    Identities = Mapping[str, NodeIdentity]
 
 Line = tuple[Subject, Evidence]
 WARN_OFFSET_S, FAIL_OFFSET_S = 1.0, 300.0  # ours: logs can be told apart; five minutes is what tickets tolerate
 _LOOPBACK = ("127.", "::1")
 _HCCL = "hicann/hccl fault diagnosis, EI0006"
+_GCS = 6379
+_GCS_SERVER = "gcs_server"
+_RAY_PORTS = "Ray, ports configuration: all nodes join the head at its GCS port"
 
 
-def machines(nodes: Nodes, met: Meeting) -> Finding:
+def machines(nodes: Nodes, identities: Identities) -> Finding:
     """Two names of the inventory that lead to one machine: by the kernel's number, else by all of its addresses."""
     source = "a machine that is counted twice gives two ranks one card"
     marks: dict[str, tuple[str, Evidence]] = {}
     for node, facts in nodes.items():
         own = sorted(address for address in network.addresses(facts) if not has_stand_in(address))
         of_cards = sorted(ip for ip, _ in _card_addresses(facts).values())
-        if node in met and met[node].boot and met[node].addresses:
+        if node in identities and identities[node].boot and identities[node].addresses:
             # The number alone is shared by the containers of a machine, which may be nodes of their own.
-            shown = f"{met[node].boot} {', '.join(met[node].addresses)}"
+            shown = f"{identities[node].boot} {', '.join(identities[node].addresses)}"
             marks[node] = shown, Evidence("/proc/sys/kernel/random/boot_id, ip -o addr", shown)
         elif own:
             marks[node] = f"{own} {of_cards}", Evidence("ip -o addr", ", ".join(own))
@@ -59,7 +62,7 @@ def machines(nodes: Nodes, met: Meeting) -> Finding:
     return finding("machines", Status.OK, message("machines-ok", count=len(marks)), source=source)
 
 
-def host_addresses(nodes: Nodes, _: Meeting) -> Finding:
+def host_addresses(nodes: Nodes, _: Identities) -> Finding:
     """An address of the hosts' network that two of them have."""
     owners: defaultdict[str, list[Line]] = defaultdict(list)
     places: defaultdict[str, list[str]] = defaultdict(list)
@@ -75,7 +78,7 @@ def host_addresses(nodes: Nodes, _: Meeting) -> Finding:
         return finding("host-addresses", Status.SKIP, message("skip-nothing"), source=source)
     count = len(nodes) - len(blind)
     outer = {address: lines for address, lines in owners.items() if not _is_inner(places[address], count)}
-    return _clash("host-addresses", outer, blind, source)
+    return _duplicates("host-addresses", outer, blind, source)
 
 
 def _is_inner(names: Sequence[str], count: int) -> bool:
@@ -85,7 +88,7 @@ def _is_inner(names: Sequence[str], count: int) -> bool:
     return len(names) == count > 1 and len(set(names)) == 1 and not network.is_cabled(names[0])
 
 
-def card_addresses(nodes: Nodes, _: Meeting) -> Finding:
+def card_addresses(nodes: Nodes, _: Identities) -> Finding:
     """An address that two cards have, or a card and a host."""
     owners: defaultdict[str, list[Line]] = defaultdict(list)
     blind: dict[Subject, Evidence] = {}
@@ -101,10 +104,10 @@ def card_addresses(nodes: Nodes, _: Meeting) -> Finding:
         for address, item in network.addresses(facts).items():
             if address in owners:
                 owners[address].append((Subject(node), network.line_of(facts, item)))
-    return _clash("card-addresses", owners, blind, _HCCL)
+    return _duplicates("card-addresses", owners, blind, _HCCL)
 
 
-def super_devices(nodes: Nodes, _: Meeting) -> Finding:
+def super_devices(nodes: Nodes, _: Identities) -> Finding:
     """The number of a card within its super pod, which two of them have; a pod of one server numbers its own alone."""
     owners: defaultdict[str, list[Line]] = defaultdict(list)
     for node, facts in nodes.items():
@@ -116,13 +119,13 @@ def super_devices(nodes: Nodes, _: Meeting) -> Finding:
     source = "hicann/hccl fault diagnosis, EI0014: duplicate super-device id"
     if not owners:
         return finding("super-devices", Status.SKIP, message("skip-nothing"), source=source)
-    return _clash("super-devices", owners, {}, source)
+    return _duplicates("super-devices", owners, {}, source)
 
 
-def health(nodes: Nodes, _: Meeting) -> Finding:
+def health(nodes: Nodes, _: Identities) -> Finding:
     """Cards that npu-smi does not call OK, on whichever node."""
     source = "npu-smi info, Health"
-    ill: defaultdict[str, list[Line]] = defaultdict(list)
+    unhealthy: defaultdict[str, list[Line]] = defaultdict(list)
     blind: dict[Subject, Evidence] = {}
     count = 0
     for node, facts in nodes.items():
@@ -134,14 +137,14 @@ def health(nodes: Nodes, _: Meeting) -> Finding:
             number = card.physical if card.physical is not None else row
             count += card.health is not None
             if card.health not in ("OK", None):
-                ill[card.health].append((Subject(node, number), Evidence("npu-smi info", card.line)))
-    return _ills("health", ill, blind, count, source, "OK")
+                unhealthy[card.health].append((Subject(node, number), Evidence("npu-smi info", card.line)))
+    return _unhealthy("health", unhealthy, blind, count, source, "OK")
 
 
-def links(nodes: Nodes, _: Meeting) -> Finding:
-    """Links that are down. Where none is up on any node and no card has an address, that network is not in use."""
+def links(nodes: Nodes, _: Identities) -> Finding:
+    """Links that are down. If none is up on any node and no card has an address, that network is not in use."""
     source = "HCCN tool guide, link; vllm-ascend multi-node verification list"
-    down: defaultdict[str, list[Line]] = defaultdict(list)
+    down: list[Line] = []
     blind: dict[Subject, Evidence] = {}
     count, level = 0, ""
     for node, facts in nodes.items():
@@ -150,7 +153,7 @@ def links(nodes: Nodes, _: Meeting) -> Finding:
         for card, item in (fact.value or {}).items():
             count += 1
             if item.value == "DOWN":
-                down["DOWN"].append((Subject(node, card), item.evidence[0]))
+                down.append((Subject(node, card), item.evidence[0]))
             elif item.value is None:
                 blind[Subject(node, card)] = next(iter(item.evidence), Evidence("hccn_tool -link -g", ""))
         if fact.state is State.UNKNOWN:
@@ -160,11 +163,11 @@ def links(nodes: Nodes, _: Meeting) -> Finding:
         says = message("skip-level", level=level) if level else message("skip-nothing")
         return finding("links", Status.SKIP, says, source=source)
     unused = _unused(nodes, addressed)
-    if unused and len(down["DOWN"]) == count and not blind and all(line[0].card in unused for line in down["DOWN"]):
+    cabled = [line for line in down if line[0].card not in unused]
+    if unused and len(down) == count and not blind and not cabled:
         return finding("links", Status.OK, message("links-unused", count=count), source=source)
-    ill = {key: [line for line in lines if line[0].card not in unused] for key, lines in down.items()}
-    left_out = sum(line[0].card in unused for line in down["DOWN"])
-    return _ills("links", {key: lines for key, lines in ill.items() if lines}, blind, count - left_out, source, "UP")
+    num_cabled = count - len(down) + len(cabled)
+    return _unhealthy("links", {"DOWN": cabled} if cabled else {}, blind, num_cabled, source, "UP")
 
 
 def _unused(nodes: Nodes, addressed: set[int]) -> set[int]:
@@ -176,8 +179,8 @@ def _unused(nodes: Nodes, addressed: set[int]) -> set[int]:
     return {card for card, seen in states.items() if seen == {"DOWN"} and card not in addressed}
 
 
-def hostname(nodes: Nodes, _: Meeting) -> Finding:
-    """Hosts whose own name leads to loopback, to another host, or nowhere: by it they tell the others whom to call."""
+def hostname(nodes: Nodes, _: Identities) -> Finding:
+    """Hosts whose own name resolves to loopback, to another host, or not at all: others are sent there by it."""
     source = "gloo and Ray take the address that the host's own name leads to; Debian writes 127.0.1.1"
     astray: defaultdict[str, list[Line]] = defaultdict(list)
     blind: dict[Subject, Evidence] = {}
@@ -206,7 +209,7 @@ def hostname(nodes: Nodes, _: Meeting) -> Finding:
 
 
 def _leads(found: Sequence[str] | None, is_asked: bool, own: set[str]) -> str:
-    """Where a name leads astray to: loopback, elsewhere or nowhere; "" where it does not, or nobody can tell."""
+    """Where a name wrongly resolves to: loopback, elsewhere or nowhere; "" if it is right, or unknown."""
     if found and all(address.startswith(_LOOPBACK) for address in found):
         return "loopback"
     if found and own and not own & set(found) and not any(has_stand_in(address) for address in found):
@@ -214,24 +217,26 @@ def _leads(found: Sequence[str] | None, is_asked: bool, own: set[str]) -> str:
     return "nowhere" if is_asked and found is not None and not found else ""
 
 
-def names(nodes: Nodes, met: Meeting) -> Finding:
-    """Whether names are each one's own, and lead to the same and right address from everywhere."""
+def names(nodes: Nodes, identities: Identities) -> Finding:
+    """Whether host names are unique, and resolve to the same and right address on every node."""
     source = "torch.distributed and Ray exchange host names; /etc/hosts is a file of each host"
-    if met is UNMET:
+    if identities is NOT_PROBED:
         return finding("names", Status.SKIP, message("skip-unmet"), source=source)
-    same = _groups({node: each.hostname for node, each in met.items() if each.hostname})
+    same = _groups({node: each.hostname for node, each in identities.items() if each.hostname})
     if same:
-        lines = [(node, Evidence("hostname", met[node].hostname)) for group in same for node in group]
-        groups = tuple(message("said", who=fold(group), value=met[group[0]].hostname) for group in same)
+        lines = [(node, Evidence("hostname", identities[node].hostname)) for group in same for node in group]
+        groups = tuple(message("said", who=fold(group), value=identities[group[0]].hostname) for group in same)
         return finding("names", Status.FAIL, message("names-twice", groups=groups), lines, source=source, fix="names")
-    every = looked_up(each.hostname for each in met.values())
-    wrong = _wrong_views(met, every)
+    every = names_to_resolve(each.hostname for each in identities.values())
+    wrong = _wrong_views(identities, every)
     lines = [(node, Evidence(f"getent ahosts {of}", ", ".join(said) or "not found")) for node, of, said in wrong]
-    # A node that saw nothing at all may not have been asked; what it would be asked with is not to blame.
-    absent = [node for node in nodes if node not in met or not met[node].hostname]
-    absent += [node for node, each in met.items() if each.hostname and not each.sees and len(every) > 1]
-    looking = {node: each for node, each in met.items() if each.sees}
-    unsaid = [(node, name) for node, each in looking.items() for name in _others(every, each) if name not in each.sees]
+    # A node that resolved nothing at all may not have been asked: its resolver is not to blame.
+    absent = [node for node in nodes if node not in identities or not identities[node].hostname]
+    absent += [node for node, each in identities.items() if each.hostname and not each.resolved and len(every) > 1]
+    looking = {node: each for node, each in identities.items() if each.resolved}
+    unsaid = [
+        (node, name) for node, each in looking.items() for name in _others(every, each) if name not in each.resolved
+    ]
     lines += [(node, Evidence(f"getent ahosts {name}", "no answer")) for node, name in unsaid]
     blind = [Subject(node) for node in dict.fromkeys([*absent, *(node for node, _ in unsaid)])]
     if wrong:
@@ -245,17 +250,17 @@ def names(nodes: Nodes, met: Meeting) -> Finding:
             args = {"who": fold(node for node, _ in unsaid), "names": fold(name for _, name in unsaid)}
             says = chain([*([message("blind", who=fold(absent))] if absent else []), message("names-unsaid", **args)])
         return finding("names", Status.UNKNOWN, says, lines, source=source)
-    if not any(each.sees.get(name) for each in met.values() for name in _others(every, each)):
+    if not any(each.resolved.get(name) for each in identities.values() for name in _others(every, each)):
         return finding("names", Status.SKIP, message("names-unused"), source=source)
     return finding("names", Status.OK, message("names-ok", count=len(every)), source=source)
 
 
-def clock(nodes: Nodes, met: Meeting) -> Finding:
-    """How far the clocks are apart, as far as the time that asking took lets it be said."""
+def clock(nodes: Nodes, identities: Identities) -> Finding:
+    """How far the clocks are apart, as exactly as the time of the probes allows."""
     source = "RFC 5280, validity of certificates; file times on shared storage"
-    offsets = {node: each.offset for node, each in met.items() if each.offset is not None}
+    offsets = {node: each.offset for node, each in identities.items() if each.offset is not None}
     blind = [Subject(node) for node in nodes if node not in offsets]
-    if met is UNMET:
+    if identities is NOT_PROBED:
         return finding("clock", Status.SKIP, message("skip-unmet"), source=source)
     if len(offsets) < 2:
         return finding("clock", Status.UNKNOWN, message("blind", who=who(blind)), source=source)
@@ -288,25 +293,27 @@ def _centre(offsets: Mapping[str, Any]) -> float:
     return float(ordered[(len(ordered) - 1) // 2])
 
 
-def _wrong_views(met: Meeting, every: Sequence[str]) -> list[tuple[str, str, tuple[str, ...]]]:
+def _wrong_views(identities: Identities, every: Sequence[str]) -> list[tuple[str, str, tuple[str, ...]]]:
     """(who looks, which node it looks for, what it finds) where that is loopback, or none of that node's addresses."""
-    own = {each.hostname: (node, set(each.addresses)) for node, each in met.items()}
+    own = {each.hostname: (node, set(each.addresses)) for node, each in identities.items()}
     wrong = []
-    for node, each in met.items():
-        for name, found in each.sees.items():
+    for node, each in identities.items():
+        for name, found in each.resolved.items():
             target, addresses = own.get(name, ("", set()))
             if not target or target == node or not addresses:
                 continue
             if found and not addresses & set(found):
                 wrong.append((node, name, found))
     # What a node sees of itself comes from its own file; without any other view nobody goes by names here.
-    views = [(node, name, each.sees.get(name)) for node, each in met.items() for name in _others(every, each)]
+    views = [
+        (node, name, each.resolved.get(name)) for node, each in identities.items() for name in _others(every, each)
+    ]
     is_used = any(found for _, _, found in views)
     lost: list[tuple[str, str, tuple[str, ...]]] = [(node, name, ()) for node, name, found in views if found == ()]
     return [*wrong, *(lost if is_used else [])]
 
 
-def _others(every: Sequence[str], of: Met) -> list[str]:
+def _others(every: Sequence[str], of: NodeIdentity) -> list[str]:
     """The names that a node looked up, without its own."""
     return [name for name in every if name != of.hostname]
 
@@ -343,7 +350,9 @@ def _groups(marks: Mapping[str, str]) -> list[list[str]]:
     return [group for group in by_mark.values() if len(group) > 1]
 
 
-def _clash(name: str, owners: Mapping[str, Sequence[Line]], blind: Mapping[Subject, Evidence], source: str) -> Finding:
+def _duplicates(
+    name: str, owners: Mapping[str, Sequence[Line]], blind: Mapping[Subject, Evidence], source: str
+) -> Finding:
     """A finding about what only one may have. Two cards of one node with it are that node's own doctor's business."""
     twice = {
         key: lines
@@ -362,29 +371,57 @@ def _clash(name: str, owners: Mapping[str, Sequence[Line]], blind: Mapping[Subje
     return finding(name, Status.OK, message("unique", count=len(owners)), source=source)
 
 
-def _ills(
+def _unhealthy(
     name: str,
-    ill: Mapping[str, Sequence[Line]],
+    unhealthy: Mapping[str, Sequence[Line]],
     blind: Mapping[Subject, Evidence],
     count: int,
     source: str,
-    wanted: str,
+    expected: str,
 ) -> Finding:
     """A finding about what has one right state, whatever most of them say."""
-    if ill:
+    if unhealthy:
         said = tuple(
-            message("said", who=who(subject for subject, _ in lines), value=state) for state, lines in ill.items()
+            message("said", who=who(subject for subject, _ in lines), value=state) for state, lines in unhealthy.items()
         )
-        # Of a node that told nothing no card was counted.
-        rest = count - sum(map(len, ill.values())) - sum(subject.card is not None for subject in blind)
-        says = message("odd", odd=said, count=rest, common=wanted)
+        # No card was counted of a node without an answer.
+        rest = count - sum(map(len, unhealthy.values())) - sum(subject.card is not None for subject in blind)
+        says = message("odd", odd=said, count=rest, common=expected)
         if blind:
             says = message("and-blind", says=says, who=who(blind))
-        lines = [(subject.node, line) for each in ill.values() for subject, line in each]
+        lines = [(subject.node, line) for each in unhealthy.values() for subject, line in each]
         return finding(name, Status.FAIL, says, lines, source=source, fix=name)
     if blind:
         lines = [(subject.node, line) for subject, line in blind.items()]
         return finding(name, Status.UNKNOWN, message("blind", who=who(blind)), lines, source=source)
     if not count:
         return finding(name, Status.SKIP, message("skip-nothing"), source=source)
-    return finding(name, Status.OK, message("same", value=wanted, count=count), source=source)
+    return finding(name, Status.OK, message("same", value=expected, count=count), source=source)
+
+
+def ray_head(nodes: Nodes, _: Identities) -> Finding:
+    """Which programs hold the ports of Ray's head there. One without a name is foreign where no head runs."""
+    ((node, facts),) = nodes.items()
+    listeners = facts.network.listeners
+    if listeners.value is None:
+        line = next(iter(listeners.evidence), Evidence("/proc/net/tcp", ""))
+        return finding("ray-head", Status.UNKNOWN, message("blind", who=node), [(node, line)], source=_RAY_PORTS)
+    held = {item.port: item.owner for item in foreign_on_ray_ports(facts)}
+    is_nameless = any(item.port == _GCS and not item.owner for item in listeners.value)
+    if is_nameless and not _may_run_head(facts):
+        held[_GCS] = ""
+    if not held:
+        return finding("ray-head", Status.OK, message("ray-head-free", node=node), source=_RAY_PORTS)
+    lines = [(node, Evidence("ss -H -ltnp", f"{port} {owner or '?'}")) for port, owner in sorted(held.items())]
+    port, owner = min(held.items())
+    says = message("ray-head-held" if owner else "ray-head-held-unnamed", node=node, port=port, owner=owner)
+    # The dashboard and Ray's client look for other ports.
+    status = Status.FAIL if port == _GCS else Status.WARN
+    return finding("ray-head", status, says, lines, source=_RAY_PORTS, fix="ray-head", node=node)
+
+
+def _may_run_head(facts: Facts) -> bool:
+    """Whether Ray's own server runs there, or could without being seen."""
+    found = facts.machine.processes.value
+    is_shut_in = facts.machine.container.is_known  # the processes of other containers are not shown
+    return found is None or is_shut_in or not found.init or any(item.name == _GCS_SERVER for item in found.ours)

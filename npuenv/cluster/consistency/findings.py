@@ -1,25 +1,53 @@
-"""Findings from divided answers: who differs, from what, what could not be told. Start from `judge` and `finding`."""
+"""Findings from grouped values: which nodes differ, from what, and for which the value is unknown."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from npuenv.cluster.consistency.values import Subject
 from npuenv.cluster.nodeset import fold, fold_numbers
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import Finding, Fix, Status
 from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from npuenv.cluster.consistency.rules import Aspect
-    from npuenv.cluster.consistency.values import Split, Subject, Told
+    from npuenv.cluster.consistency.values import NodeValues, Partition
+    from npuenv.facts.collect import Facts
 
 EVIDENCE_AT_MOST = 6
 _TOPICS_AT_MOST = 6  # that one sentence names
 GROUPS_AT_MOST = 3  # values with their holders
 AREA = "agree"
+
+
+@dataclass(frozen=True, slots=True)
+class ConsistencyRule:
+    """One row: something that is to be the same on all nodes."""
+
+    id: str
+    read: Callable[[Facts], NodeValues]
+    differs: str  # fail, warn, release:N, set, breaking, with-ray; see rules.toml
+    source: str
+    fix: str  # the name of its sentence in the catalogue
+    tolerance: float = 0.0  # the share by which numbers may differ
+    layout: Callable[[Mapping[str, Facts]], bool] | None = None  # whether values without a majority look like a plan
+    may_lack: tuple[str, ...] = ()  # topics that a node may be without: under `release` only a warning
+    expected: tuple[str, ...] = ()  # the right values, the most usual one first; () where there is no such thing
+    if_unexpected: str = "skip"  # if all agree on another one: warn, or skip where each node's doctor judges it
+    follows_from: tuple[str, ...] = ()  # findings of which this one is a consequence
+    is_layout: bool = False  # cards of one machine may differ, as long as those of the same number do not
+    is_about_cards: bool = False
+    is_for_cards: bool = False  # only nodes that have cards need it
+    is_dangerous: bool = False  # its fix touches security
+
+    @property
+    def needs_cards(self) -> bool:
+        """Whether nodes without cards are left out."""
+        return self.is_about_cards or self.is_for_cards
 
 
 def finding(
@@ -75,83 +103,89 @@ def word(text: str) -> object:
     return _message(f"word-{text[1:]}") if text.startswith(":") else text
 
 
-def judge(
-    aspect: Aspect, told: Mapping[str, Told], splits: Sequence[Split], status: Status, *, is_plan: bool = False
+def judge_rule(
+    rule: ConsistencyRule,
+    by_node: Mapping[str, NodeValues],
+    partitions: Sequence[Partition],
+    status: Status,
+    *,
+    is_plan: bool = False,
 ) -> Finding:
     """The finding of one row. `status` is what a difference means here; `splits` are all of its topics. With `is_plan`
     a topic without a common value is no difference.
     """
-    apart = [split for split in splits if not split.is_united and (split.common or not is_plan)]
-    blind = _blind(told, is_mixed=bool(splits))
+    apart = [
+        partition for partition in partitions if not partition.is_unanimous and (partition.majority or not is_plan)
+    ]
+    blind = _blind(by_node, is_mixed=bool(partitions))
     if apart:
         says = _differences(apart)
         if blind:
             says = _message("and-blind", says=says, who=who(blind))
         lines = [*_lines(apart), *_one_each(blind)]
         return finding(
-            aspect.id,
+            rule.id,
             status,
             says,
             lines,
-            source=aspect.source,
-            fix=aspect.fix,
-            is_dangerous=aspect.is_dangerous,
+            source=rule.source,
+            fix=rule.fix,
+            is_dangerous=rule.is_dangerous,
         )
-    unwell = [split for split in splits if aspect.wanted and split.common not in aspect.wanted]
-    if unwell and (aspect.unwanted == "warn" or not blind):
-        return _alike_but_wrong(aspect, unwell, blind)
+    wrong = [partition for partition in partitions if rule.expected and partition.majority not in rule.expected]
+    if wrong and (rule.if_unexpected == "warn" or not blind):
+        return _alike_but_wrong(rule, wrong, blind)
     if blind:
-        return _unread(aspect, told, splits, blind)
-    if not splits or all(split.holders.keys() == {":none"} for split in splits):
-        return finding(aspect.id, Status.SKIP, _why_skipped(told), source=aspect.source)
-    return finding(aspect.id, Status.OK, _same(splits), _lines(splits)[:1], source=aspect.source)
+        return _unread(rule, by_node, partitions, blind)
+    if not partitions or all(partition.holders.keys() == {":none"} for partition in partitions):
+        return finding(rule.id, Status.SKIP, _why_skipped(by_node), source=rule.source)
+    return finding(rule.id, Status.OK, _same(partitions), _lines(partitions)[:1], source=rule.source)
 
 
-def _alike_but_wrong(aspect: Aspect, unwell: Sequence[Split], blind: Mapping[Subject, Evidence]) -> Finding:
+def _alike_but_wrong(rule: ConsistencyRule, wrong: Sequence[Partition], blind: Mapping[Subject, Evidence]) -> Finding:
     """The finding where all agree on a value that is not a right one: never one of what is well."""
-    says = _same(unwell)
-    if aspect.unwanted != "warn":
-        return finding(
-            aspect.id, Status.SKIP, _message("alike-unwell", says=says), _lines(unwell)[:1], source=aspect.source
-        )
+    says = _same(wrong)
+    if rule.if_unexpected != "warn":
+        return finding(rule.id, Status.SKIP, _message("alike-unwell", says=says), _lines(wrong)[:1], source=rule.source)
     if blind:
         says = _message("and-blind", says=says, who=who(blind))
-    lines = [*_lines(unwell)[:1], *_one_each(blind)]
-    return finding(aspect.id, Status.WARN, says, lines, source=aspect.source, fix=aspect.fix)
+    lines = [*_lines(wrong)[:1], *_one_each(blind)]
+    return finding(rule.id, Status.WARN, says, lines, source=rule.source, fix=rule.fix)
 
 
-def _why_skipped(told: Mapping[str, Told]) -> Message:
-    levels = sorted({each.level for each in told.values() if each.level})
+def _why_skipped(by_node: Mapping[str, NodeValues]) -> Message:
+    levels = sorted({each.level for each in by_node.values() if each.level})
     if levels:
         return _message("skip-level", level=levels[0])
-    hiding = [node for node, each in told.items() if each.hidden and not each.values]
+    hiding = [node for node, each in by_node.items() if each.hidden and not each.values]
     return _message("skip-hidden", who=fold(hiding)) if hiding else _message("skip-nothing")
 
 
 def _unread(
-    aspect: Aspect, told: Mapping[str, Told], splits: Sequence[Split], blind: Mapping[Subject, Evidence]
+    rule: ConsistencyRule,
+    by_node: Mapping[str, NodeValues],
+    partitions: Sequence[Partition],
+    blind: Mapping[Subject, Evidence],
 ) -> Finding:
     lines = _one_each(blind)
     nodes = {subject.node for subject in blind}
-    has_values = any(each.values for each in told.values())
-    if not has_values and nodes == set(told):
+    has_values = any(each.values for each in by_node.values())
+    if not has_values and nodes == set(by_node):
         says = _message("blind-all", count=len(nodes))
-    elif has_values and splits:
-        says = _message("blind-some", who=who(blind), says=_same(splits))
+    elif has_values and partitions:
+        says = _message("blind-some", who=who(blind), says=_same(partitions))
     else:
         says = _message("blind", who=who(blind))
-    return finding(aspect.id, Status.UNKNOWN, says, lines, source=aspect.source)
+    return finding(rule.id, Status.UNKNOWN, says, lines, source=rule.source)
 
 
-def _blind(told: Mapping[str, Told], *, is_mixed: bool) -> dict[Subject, Evidence]:
-    """Who could not tell. What was left out by its level, or is hidden, counts only where other nodes have told it."""
-    from npuenv.cluster.consistency.values import Subject
-
-    found = {Subject(node, card): line for node, each in told.items() for card, line in each.blind.items()}
+def _blind(by_node: Mapping[str, NodeValues], *, is_mixed: bool) -> dict[Subject, Evidence]:
+    """Who gave no value. What was left out by its level, or is hidden, counts only if other nodes have a value."""
+    found = {Subject(node, card): line for node, each in by_node.items() for card, line in each.blind.items()}
     if is_mixed:
-        hiding = (node for node, each in told.items() if each.hidden and not each.values and not each.is_list)
+        hiding = (node for node, each in by_node.items() if each.hidden and not each.values and not each.is_list)
         found.update({Subject(node): Evidence("capture", "a stand-in") for node in hiding})
-        left_out = {node: each.level for node, each in told.items() if each.level and not each.values}
+        left_out = {node: each.level for node, each in by_node.items() if each.level and not each.values}
         found.update(
             {Subject(node): Evidence("not asked", f"needs --level {level}") for node, level in left_out.items()}
         )
@@ -166,18 +200,18 @@ def _one_each(blind: Mapping[Subject, Evidence]) -> list[tuple[str, Evidence]]:
     return list(lines.items())
 
 
-def _differences(apart: Sequence[Split]) -> Message:
+def _differences(apart: Sequence[Partition]) -> Message:
     if len(apart) == 1:
         return _difference(apart[0])
-    together: defaultdict[tuple[Subject, ...], list[Split]] = defaultdict(list)
+    together: defaultdict[tuple[Subject, ...], list[Partition]] = defaultdict(list)
     alone = []
-    for split in apart:
-        if split.common is not None and len(split.odd) == 1:
-            together[next(iter(split.odd.values()))].append(split)
+    for partition in apart:
+        if partition.majority is not None and len(partition.outliers) == 1:
+            together[next(iter(partition.outliers.values()))].append(partition)
         else:
-            alone.append(split)
-    parts = [_several(subjects, splits) for subjects, splits in together.items()]
-    parts += [_difference(split) for split in alone[:_TOPICS_AT_MOST]]
+            alone.append(partition)
+    parts = [_several(subjects, partitions) for subjects, partitions in together.items()]
+    parts += [_difference(partition) for partition in alone[:_TOPICS_AT_MOST]]
     if len(alone) > _TOPICS_AT_MOST:
         parts.append(_message("more", count=len(alone) - _TOPICS_AT_MOST))
     return chain(parts)
@@ -191,28 +225,35 @@ def chain(parts: Sequence[Message]) -> Message:
     return says
 
 
-def _several(subjects: tuple[Subject, ...], splits: Sequence[Split]) -> Message:
-    if len(splits) == 1:
-        return _difference(splits[0])
+def _several(subjects: tuple[Subject, ...], partitions: Sequence[Partition]) -> Message:
+    if len(partitions) == 1:
+        return _difference(partitions[0])
     items = [
-        _message("instead", topic=split.topic, value=word(next(iter(split.odd))), common=word(split.common or ""))
-        for split in splits[:_TOPICS_AT_MOST]
+        _message(
+            "instead",
+            topic=partition.topic,
+            value=word(next(iter(partition.outliers))),
+            common=word(partition.majority or ""),
+        )
+        for partition in partitions[:_TOPICS_AT_MOST]
     ]
-    if len(splits) > _TOPICS_AT_MOST:
-        items.append(_message("more", count=len(splits) - _TOPICS_AT_MOST))
+    if len(partitions) > _TOPICS_AT_MOST:
+        items.append(_message("more", count=len(partitions) - _TOPICS_AT_MOST))
     return _message("said", who=who(subjects), value=tuple(items))
 
 
-def _difference(split: Split) -> Message:
-    groups = few([_message("said", who=who(whose), value=word(value)) for value, whose in split.odd.items()])
-    if len(groups) < len(split.odd):
-        rest = [subject for whose in list(split.odd.values())[GROUPS_AT_MOST:] for subject in whose]
-        groups = (*groups[:-1], _message("more-on", count=len(split.odd) - GROUPS_AT_MOST, who=who(rest)))
-    if split.common is None:
+def _difference(partition: Partition) -> Message:
+    groups = few([_message("said", who=who(whose), value=word(value)) for value, whose in partition.outliers.items()])
+    if len(groups) < len(partition.outliers):
+        rest = [subject for whose in list(partition.outliers.values())[GROUPS_AT_MOST:] for subject in whose]
+        groups = (*groups[:-1], _message("more-on", count=len(partition.outliers) - GROUPS_AT_MOST, who=who(rest)))
+    if partition.majority is None:
         says = _message("tied", groups=groups)
     else:
-        says = _message("odd", odd=groups, count=len(split.holders[split.common]), common=word(split.common))
-    return _message("of", topic=split.topic, says=says) if split.topic else says
+        says = _message(
+            "odd", odd=groups, count=len(partition.holders[partition.majority]), common=word(partition.majority)
+        )
+    return _message("of", topic=partition.topic, says=says) if partition.topic else says
 
 
 def few(groups: Sequence[Message]) -> tuple[Message, ...]:
@@ -222,23 +263,23 @@ def few(groups: Sequence[Message]) -> tuple[Message, ...]:
     return (*groups[:GROUPS_AT_MOST], _message("more", count=len(groups) - GROUPS_AT_MOST))
 
 
-def _same(splits: Sequence[Split]) -> Message:
-    united = [split for split in splits if split.is_united]
-    if len(splits) == 1 and united and not splits[0].topic:
-        value, whose = next(iter(splits[0].holders.items()))
+def _same(partitions: Sequence[Partition]) -> Message:
+    united = [partition for partition in partitions if partition.is_unanimous]
+    if len(partitions) == 1 and united and not partitions[0].topic:
+        value, whose = next(iter(partitions[0].holders.items()))
         return _message("same", value=word(value), count=len(whose))
-    if len(united) < len(splits):
-        return _message("layout", count=max(len(split.holders) for split in splits))
-    return _message("same-topics", count=len(splits))
+    if len(united) < len(partitions):
+        return _message("layout", count=max(len(partition.holders) for partition in partitions))
+    return _message("same-topics", count=len(partitions))
 
 
-def _lines(splits: Sequence[Split]) -> list[tuple[str, Evidence]]:
+def _lines(partitions: Sequence[Partition]) -> list[tuple[str, Evidence]]:
     """The deciding lines: of those that differ first, then one of the others."""
     found = []
-    for split in splits:
-        shown = [subject for whose in split.odd.values() for subject in whose[:2]]
-        shown += list(split.holders.get(split.common or "", ()))[:1]
-        found += [(subject.node, split.lines[subject]) for subject in shown]
+    for partition in partitions:
+        shown = [subject for whose in partition.outliers.values() for subject in whose[:2]]
+        shown += list(partition.holders.get(partition.majority or "", ()))[:1]
+        found += [(subject.node, partition.lines[subject]) for subject in shown]
     return found
 
 

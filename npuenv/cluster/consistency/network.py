@@ -1,4 +1,4 @@
-"""What a host's facts say about its own network. Like `readers`, for `aspects.toml` and for `clashes`."""
+"""What the facts of one node say about its own network. Readers for `rules.toml`, and helpers for `conflicts`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.network.interfaces import INNER, hccl_choice, matching
 from npuenv.cluster.consistency.readers import has_stand_in, listed, one
-from npuenv.cluster.consistency.values import NONE, Place, Told, Value
+from npuenv.cluster.consistency.values import NONE, NodeValues, Value, ValueKey
 from npuenv.core.fact import Evidence, State
 from npuenv.facts.network.interfaces import number_of
 
@@ -49,23 +49,23 @@ def line_of(facts: Facts, interface: Interface) -> Evidence:
 
 
 def for_hccl(facts: Facts) -> Interface | None:
-    """The interface that HCCL takes in this session: the one it is told, else the one it chooses by itself."""
+    """The interface that HCCL uses in this session: the configured one, else the one it chooses by itself."""
     environ = facts.environment.value or {}
     every = {item.name: item for item in facts.network.interfaces.value or ()}
-    told, wanted = environ.get("HCCL_IF_IP", "").strip(), environ.get("HCCL_SOCKET_IFNAME", "").strip()
-    if told:
-        return next((item for item in every.values() if told in item.addresses), None)
+    values, wanted = environ.get("HCCL_IF_IP", "").strip(), environ.get("HCCL_SOCKET_IFNAME", "").strip()
+    if values:
+        return next((item for item in every.values() if values in item.addresses), None)
     if wanted:
         usable = [item for item in every.values() if item.is_up and item.addresses]
         return next((every[name] for name in matching(wanted, [item.name for item in usable])), None)
     return hccl_choice(outer(facts))
 
 
-def hccl_interface(facts: Facts) -> Told:
+def hccl_interface(facts: Facts) -> NodeValues:
     return _chosen(facts, lambda item: item.name)
 
 
-def hccl_subnet(facts: Facts) -> Told:
+def hccl_subnet(facts: Facts) -> NodeValues:
     """The directly connected network that the interface for HCCL lies in."""
 
     def subnet(item: Interface) -> str:
@@ -101,27 +101,27 @@ def _is_pod(facts: Facts) -> bool:
     return facts.machine.container.is_known and chosen is not None and chosen.name == "eth0"
 
 
-def host_mtu(facts: Facts) -> Told:
+def host_mtu(facts: Facts) -> NodeValues:
     """The largest packet: of the interface for HCCL whatever its name, and of the others by their names."""
-    told = _chosen(facts, lambda item: str(item.mtu) if item.mtu else "")
+    values = _chosen(facts, lambda item: str(item.mtu) if item.mtu else "")
     chosen = for_hccl(facts)
     others = {
-        Place(item.name): Value(str(item.mtu), line_of(facts, item))
+        ValueKey(item.name): Value(str(item.mtu), line_of(facts, item))
         for item in outer(facts)
         if item.mtu and (chosen is None or item.name != chosen.name)
     }
-    return Told({**told.values, **others}, told.blind)
+    return NodeValues({**values.values, **others}, values.blind)
 
 
-def _chosen(facts: Facts, show: object) -> Told:
+def _chosen(facts: Facts, show: object) -> NodeValues:
     assert callable(show)
     if facts.network.interfaces.value is None:
         return one(facts.network.interfaces, lambda _: None, absent=None)
     item = for_hccl(facts)
     if item is None:
-        return Told(blind={None: Evidence("/sys/class/net", "no interface that HCCL could take")})
+        return NodeValues(blind={None: Evidence("/sys/class/net", "no interface that HCCL could take")})
     text = show(item)
-    return Told({Place(): Value(text, line_of(facts, item))} if text else {})
+    return NodeValues({ValueKey(): Value(text, line_of(facts, item))} if text else {})
 
 
 def _addresses(item: Interface) -> tuple[str, ...]:
@@ -134,7 +134,7 @@ def _dotted(number: int) -> str:
     return ".".join(str(part) for part in number.to_bytes(4, "big"))
 
 
-def default_gateway(facts: Facts) -> Told:
+def default_gateway(facts: Facts) -> NodeValues:
     """Where packets for unknown places go; of several ways the one that is preferred."""
     defaults = [route for route in facts.network.routes.value or () if not route.mask and route.gateway]
     if not defaults:
@@ -143,11 +143,11 @@ def default_gateway(facts: Facts) -> Told:
     text = _dotted(best.gateway)
     line = Evidence("/proc/net/route", f"default {text} {best.interface}")
     if has_stand_in(text):
-        return Told(hidden=frozenset({Place().topic}))
-    return Told({Place(): Value(text, line)})
+        return NodeValues(hidden=frozenset({ValueKey().topic}))
+    return NodeValues({ValueKey(): Value(text, line)})
 
 
-def proxies(facts: Facts) -> Told:
+def proxies(facts: Facts) -> NodeValues:
     """The proxies of the session by their variables."""
     rows = facts.network.proxies.value or ()
     if facts.network.proxies.state is State.UNKNOWN:
@@ -155,5 +155,5 @@ def proxies(facts: Facts) -> Told:
     return listed({row.variable.lower(): row.address for row in rows}, "environment", "{}={}")
 
 
-def resolvers(facts: Facts) -> Told:
+def resolvers(facts: Facts) -> NodeValues:
     return one(facts.network.resolvers, lambda found: ", ".join(sorted(found)))

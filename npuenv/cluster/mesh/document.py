@@ -1,4 +1,4 @@
-"""A finished mesh as the `npuenv.mesh/1` document, which every form of the report is made from. See `document`."""
+"""A finished mesh as the `npuenv.mesh/1` document, which every format of the report is made from."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
-from npuenv.cluster.mesh.localize import Kind, Suspect, reduce
-from npuenv.cluster.mesh.types import SAMPLED, Outcome
+from npuenv.cluster.localize import Hypothesis, Kind, localize_faults
+from npuenv.cluster.mesh import SAMPLED, Outcome
 from npuenv.cluster.nodeset import fold
 from npuenv.core.errors import ExitCode
 from npuenv.core.messages import Message, say
@@ -16,21 +16,21 @@ from npuenv.core.messages import Message, say
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
 
-    from npuenv.cluster.mesh.asking import Missing
-    from npuenv.cluster.mesh.localize import Culprit
-    from npuenv.cluster.mesh.types import Device, Pair, Plan, Results
+    from npuenv.cluster.localize import Fault
+    from npuenv.cluster.mesh import Device, Pair, Plan, Results
+    from npuenv.cluster.mesh.planning import MissingDevice
 
 SCHEMA = "npuenv.mesh/1"
 _MOST_NOTES = 1000  # of single pings, in the document; the matrix has all of them
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class MeshResult:
     """What a run came to."""
 
     plan: Plan
     results: Results
-    missing: tuple[Missing, ...] = ()  # nodes and cards that could not take part at all
+    missing: tuple[MissingDevice, ...] = ()  # nodes and cards that could not take part at all
     lost: Mapping[str, Message] | None = None  # nodes that could not ping, and why
     seconds: float = 0.0
 
@@ -49,7 +49,7 @@ class Finished:
         return ExitCode.UNKNOWN if is_unknown or self.missing or not self.pairs else ExitCode.FINE
 
 
-def document(finished: Finished, lang: str) -> dict[str, Any]:
+def document(finished: MeshResult, lang: str) -> dict[str, Any]:
     """The JSON document. Keys, kinds and letters do not depend on the language, `says` does."""
     plan, results = finished.plan, finished.results
     by_outcome: dict[Outcome, list[Pair]] = {outcome: [] for outcome in Outcome}
@@ -59,7 +59,7 @@ def document(finished: Finished, lang: str) -> dict[str, Any]:
     failed = [*by_outcome[Outcome.FAILED], *weak]
     silent, unmade = by_outcome[Outcome.SILENT], [*by_outcome[Outcome.UNTRIED], *by_outcome[Outcome.PENDING]]
     unknown = [*silent, *unmade]
-    told = _Teller(plan.devices, lang, frozenset(weak))
+    describer = _Describer(plan.devices, lang, frozenset(weak))
     notes = sorted((*failed, *lossy, *by_outcome[Outcome.SILENT], *by_outcome[Outcome.UNTRIED]))
     return {
         "schema": SCHEMA,
@@ -74,11 +74,11 @@ def document(finished: Finished, lang: str) -> dict[str, Any]:
             "planned": plan.num_pings,
             **{"ok": len(fine), "lossy": len(lossy), "failed": len(failed), "unknown": len(unknown)},
         },
-        "culprits": told.culprits(failed, [*fine, *lossy], "culprit"),
-        "lossy": told.culprits(lossy, fine, "lossy"),
+        "culprits": describer.culprits(failed, [*fine, *lossy], "culprit"),
+        "lossy": describer.culprits(lossy, fine, "lossy"),
         "unknown": [
-            *told.unmade(unmade, finished.pairs, finished.lost or {}),
-            *told.culprits(silent, [*fine, *lossy, *failed], "silent"),
+            *describer.unmade(unmade, finished.pairs, finished.lost or {}),
+            *describer.culprits(silent, [*fine, *lossy, *failed], "silent"),
         ],
         "missing": [
             {"node": each.node, "card": each.card, "fault": each.is_fault, "says": say(each.why, lang)}
@@ -99,11 +99,11 @@ def document(finished: Finished, lang: str) -> dict[str, Any]:
     }
 
 
-def _limits(finished: Finished, *, is_whole: bool) -> list[Message]:
+def _limits(finished: MeshResult, *, is_whole: bool) -> list[Message]:
     """What the result does not say. Whole: all pings of the plan were made."""
     limits = []
     if finished.plan.mode == SAMPLED:
-        asked = {place for pair in finished.pairs for place in pair}
+        asked = {index for pair in finished.pairs for index in pair}
         is_sure = is_whole and asked and len(asked) == len(finished.plan.devices) and not finished.missing
         limits.append(Message("mesh.limit-sampled" if is_sure else "mesh.limit-sampled-unsure"))
     if any(device.board is not None for device in finished.plan.devices):
@@ -111,7 +111,7 @@ def _limits(finished: Finished, *, is_whole: bool) -> list[Message]:
     return limits
 
 
-class _Teller:
+class _Describer:
     """Says what culprits are about. `weak` are the failed pings of which some packets came back."""
 
     def __init__(self, devices: Sequence[Device], lang: str, weak: frozenset[Pair]) -> None:
@@ -119,14 +119,14 @@ class _Teller:
 
     def culprits(self, bad: Sequence[Pair], good: Sequence[Pair], manner: str) -> list[dict[str, Any]]:
         """The fewest that explain the bad pings. `manner`: culprit, lossy or silent, which are said differently."""
-        return [self._culprit(each, manner) for each in reduce(self._devices, bad, good)]
+        return [self._culprit(each, manner) for each in localize_faults(self._devices, bad, good)]
 
     def unmade(self, pairs: Sequence[Pair], all_pairs: Sequence[Pair], lost: Container[str]) -> list[dict[str, Any]]:
         """The pings that were not made, by whose they were: of a node that dropped out, else of a card."""
 
-        def whose(pair: Pair) -> Suspect:
+        def whose(pair: Pair) -> Hypothesis:
             node = self._devices[pair[0]].node
-            return Suspect(Kind.NODE, (node,)) if node in lost else Suspect(Kind.SENDS, (pair[0],))
+            return Hypothesis(Kind.NODE, (node,)) if node in lost else Hypothesis(Kind.SENDS, (pair[0],))
 
         totals, found = Counter(map(whose, all_pairs)), []
         for owner, count in Counter(map(whose, pairs)).items():
@@ -136,16 +136,16 @@ class _Teller:
             found.append({"kind": kind, "about": about, "pings": count, "says": say(says, self._lang), "or": []})
         return found
 
-    def _culprit(self, culprit: Culprit, manner: str) -> dict[str, Any]:
+    def _culprit(self, culprit: Fault, manner: str) -> dict[str, Any]:
         num_weak = sum(pair in self._weak for pair in culprit.explains) if manner == "culprit" else 0
         if num_weak:
             manner = "weak" if num_weak == len(culprit.explains) else "partly-weak"
         is_dead = manner == "culprit"
-        what = self._words(culprit.suspect, is_dead=is_dead)
+        what = self._words(culprit.hypothesis, is_dead=is_dead)
         says = Message(f"mesh.{manner}", {"what": what, "count": len(culprit.explains)})
         return {
-            "kind": culprit.suspect.kind.word,
-            "about": self._about(culprit.suspect),
+            "kind": culprit.hypothesis.kind.word,
+            "about": self._about(culprit.hypothesis),
             "pings": len(culprit.explains),
             "says": say(says, self._lang),
             "or": [
@@ -158,44 +158,40 @@ class _Teller:
             ],
         }
 
-    def _about(self, suspect: Suspect) -> dict[str, Any]:
+    def _about(self, hypothesis: Hypothesis) -> dict[str, Any]:
         """What it names: the places of devices, nodes, cards or subnets."""
-        devices = [int(part) for part in suspect.about] if suspect.kind in _ABOUT_DEVICES else []
-        if devices:
-            named = [self._devices[place] for place in devices]
-            return {"devices": devices, "nodes": [each.node for each in named], "cards": [each.card for each in named]}
-        return {_ABOUT[suspect.kind]: list(suspect.about)} if suspect.kind in _ABOUT else {}
+        key = _key_of(hypothesis.kind)
+        if key or not hypothesis.about:
+            return {key: list(hypothesis.about)} if key else {}
+        indexes = [int(part) for part in hypothesis.about]
+        named = [self._devices[index] for index in indexes]
+        return {"devices": indexes, "nodes": [each.node for each in named], "cards": [each.card for each in named]}
 
-    def _words(self, suspect: Suspect, *, is_dead: bool) -> Message:
+    def _words(self, hypothesis: Hypothesis, *, is_dead: bool) -> Message:
         """Where it is; and where nothing at all gets through, that, for kinds that are said so."""
-        if suspect.kind in (Kind.PARTITION, Kind.SIDE_PARTITION):
-            return Message(f"mesh.kind-{suspect.kind.word}", {"groups": " | ".join(map(str, suspect.about))})
-        parts: list[object] = list(suspect.about)
-        if suspect.kind in _ABOUT_DEVICES:
-            parts = [self._card(int(place)) for place in suspect.about]
-        args = dict(zip(("one", "other"), parts))
-        manner = "kind" if is_dead or suspect.kind not in _SAID_OF_DEAD else "at"
-        return Message(f"mesh.{manner}-{suspect.kind.word}", args)
+        kind, about = hypothesis
+        if kind in (Kind.PARTITION, Kind.SIDE_PARTITION):
+            return Message(f"mesh.kind-{kind.word}", {"groups": " | ".join(map(str, about))})
+        parts = about if _key_of(kind) else [self._card(int(index)) for index in about]
+        manner = "kind" if is_dead or kind not in _SAID_OF_DEAD else "at"
+        return Message(f"mesh.{manner}-{kind.word}", dict(zip(("one", "other"), parts)))
 
-    def _card(self, place: int) -> Message:
-        device = self._devices[place]
+    def _card(self, index: int) -> Message:
+        device = self._devices[index]
         return Message("mesh.card-at", {"node": device.node, "card": device.card, "ip": device.ip})
 
 
-_ABOUT_DEVICES = (Kind.PAIR, Kind.ONE_WAY, Kind.CARD, Kind.SENDS, Kind.RECEIVES, Kind.CARD_FLAPS)
-_FLAPS = (Kind.CARD_FLAPS, Kind.NODE_FLAPS, Kind.SIDE_FLAPS)
 # "Nothing gets through", or "some of its pings come back": not so where packets are lost.
-_SAID_OF_DEAD = (Kind.CARD, Kind.SENDS, Kind.RECEIVES, *_FLAPS)
+_SAID_OF_DEAD = (Kind.CARD, Kind.SENDS, Kind.RECEIVES, Kind.CARD_FLAPS, Kind.NODE_FLAPS, Kind.SIDE_FLAPS)
+# What kinds are about, by how their names begin; all others are about devices, or about nothing.
 _ABOUT = {
-    **dict.fromkeys((Kind.PARTITION, Kind.PARTITION_ONE_WAY), "groups"),
-    **dict.fromkeys((Kind.NODE, Kind.NODES, Kind.NODES_ONE_WAY, Kind.NODE_FLAPS), "nodes"),
-    **dict.fromkeys((Kind.NODE_SENDS, Kind.NODE_RECEIVES), "nodes"),
-    **dict.fromkeys((Kind.UPLINK, Kind.UPLINK_SENDS, Kind.UPLINK_RECEIVES), "nodes"),
-    **dict.fromkeys((Kind.SIDE, Kind.SIDE_INSIDE, Kind.SIDE_CUT_OFF, Kind.SIDE_FLAPS), "cards"),
-    **dict.fromkeys((Kind.SIDES_APART, Kind.SIDES_ONE_WAY), "cards"),
-    **dict.fromkeys((Kind.SIDE_PARTITION, Kind.SIDE_PARTITION_ONE_WAY), "card_groups"),
-    **dict.fromkeys((Kind.SUBNET, Kind.SUBNETS_APART, Kind.SUBNETS_ONE_WAY), "subnets"),
+    **{"NODE": "nodes", "UPLINK": "nodes", "PARTITION": "groups"},
+    **{"SIDE_PARTITION": "card_groups", "SIDE": "cards", "SUBNET": "subnets"},
 }
+
+
+def _key_of(kind: Kind) -> str:
+    return next((key for start, key in _ABOUT.items() if kind.name.startswith(start)), "")
 
 
 def estimate(plan: Plan, seconds_a_ping: float, total_s: float) -> dict[str, object]:

@@ -1,27 +1,27 @@
-"""Has the nodes of a cluster make the pings of a plan. Start from `survey` and `run`.
+"""Runs the pings of a plan on the nodes of a cluster.
 
 Every node gets the pings of some rounds at once, over one connection, and makes them one after another in the order of
 the rounds: so hccn_tool never runs twice at a time on a node, and no device is the source of two pings. No node goes on
 to later rounds before all have ended these. Within them the nodes keep in step: they begin together once all are ready,
-and no round begins before its time. A node that waits for answers that never come is out of step until the next rounds
-are given out, and a device may meanwhile be the target of two pings.
+and no round begins before its time. A node whose pings time out is out of step until the next rounds are given out, and
+a device may meanwhile be the target of two pings.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from npuenv.cluster.mesh.asking import Heard, cannot, ran
-from npuenv.cluster.mesh.barrier import Gate
-from npuenv.cluster.mesh.types import Outcome
-from npuenv.cluster.parallel_ssh import PARALLEL, ask, room_for
-from npuenv.cluster.remote_agent import BOOT
-from npuenv.cluster.ssh import last_words, stopped_at, trouble_says
+from npuenv.cluster.mesh import Outcome
+from npuenv.cluster.mesh.planning import NodeOutput, as_ran, refusal_of
+from npuenv.cluster.parallel_ssh import room_for
+from npuenv.cluster.ssh import describe_failure, failing_hop, failure_line
+from npuenv.cluster.transport import Transport
 from npuenv.core.json_input import JsonError, loads
 from npuenv.core.messages import Message
 from npuenv.facts.hccn.answers import Refusal, refused
@@ -30,12 +30,13 @@ from npuenv.facts.hccn.tool import DRIVER_TOOL, LINKED_TOOL
 from npuenv.facts.target import joined
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from npuenv.cluster.mesh.types import Device, Pair, Plan, Results
-    from npuenv.cluster.ssh import Options
-    from npuenv.cluster.types import Answer, Node
+    from npuenv.cluster.inventory import Node
+    from npuenv.cluster.mesh import Device, Pair, Plan, Results
+    from npuenv.cluster.parallel_ssh import Answer
     from npuenv.host.base import Ran
+
 
 PACKETS = 3
 LIMIT_S = 15.0  # for one ping; three packets that nobody answers take some seconds
@@ -60,86 +61,106 @@ _STOP = (
 )
 _PING = ("-i", "{card}", "-ping", "-g", "address", "{ip}", "pkt", str(PACKETS))
 _ADDRESS = ("-i", "{card}", "-ip", "-g")
-
-
 Line = Mapping[str, Any]
+# Has nodes run the remote program: see `SshRunner`.
+Runner = Callable[..., Iterator[tuple[str, NodeOutput]]]
 
 
-class Runner(Protocol):
-    """Has nodes run the remote program."""
+class Barrier:
+    """Holds nodes back until all of them are ready, and then lets them begin together.
 
-    def __call__(
-        self, questions: Mapping[str, Line], *, limit_s: float, tell: Callable[[str, Line], object] | None = None
-    ) -> Iterator[tuple[str, Heard]]:
-        """What each node answers to its question, as they end; every node of the questions exactly once.
+    Nodes that have ended are not waited for. One that is not ready in time must not begin any more: out of step, it
+    would ping devices that are busy with others. Mutable: nodes become ready, and the barrier opens once.
+    """
 
-        `tell` gets every line of a node as it comes.
-        """
-        ...
+    def __init__(self, names: Iterable[str], *, wait_s: float, lead_s: float) -> None:
+        self._awaited = set(names)
+        self._lows: dict[str, float] = {}  # of those that are ready and got no message yet
+        self._closes = time.monotonic() + wait_s
+        self._lead_s = lead_s  # in which the message reaches all of them
+        self._is_open = False
+
+    def receive(self, name: str, line: Mapping[str, Any]) -> None:
+        """Takes any line of a node; one says that it is ready."""
+        if isinstance(line.get("ready"), (int, float)):
+            self._lows[name] = line["ready"] - time.time()
+            self._awaited.discard(name)
+
+    def remove(self, name: str) -> None:
+        """Does not wait for a node any more."""
+        self._awaited.discard(name)
+
+    def messages(self) -> dict[str, bytes]:
+        """What to send to nodes now: when to begin, or that the others have begun without them."""
+        if self._is_open:
+            return dict.fromkeys(self._taken(), b"{}\n")
+        if self._awaited and time.monotonic() < self._closes:
+            return {}
+        self._is_open = True
+        now = time.time()
+        go = {"begin_at": now + self._lead_s, "sent": now}
+        return {name: json.dumps({**go, "low": low}).encode() + b"\n" for name, low in self._taken().items()}
+
+    def _taken(self) -> dict[str, float]:
+        taken, self._lows = self._lows, {}
+        return taken
 
 
 @dataclass(frozen=True, slots=True)
-class OverSsh:
+class SshRunner:
     """Runs the remote program over ssh, one connection a node, many nodes at once.
 
-    Nodes that ping begin together. Where there are more of them than can be asked at once, so many have ended before
-    others begin.
+    It gives what each node answers to its question, as they end, every node once; `on_line` gets each line as it comes.
+    Nodes that ping begin together. If there are more than can run at once, the first have ended before others begin.
     """
 
     nodes: Mapping[str, Node]
-    parallel: int = PARALLEL
-    client: tuple[str, ...] = ("ssh",)
-    options: Options | None = None
-    ask: Callable[..., Generator[Answer, None, None]] = ask
+    transport: Transport = field(default_factory=Transport)
 
     def __call__(
-        self, questions: Mapping[str, Line], *, limit_s: float, tell: Callable[[str, Line], object] | None = None
-    ) -> Iterator[tuple[str, Heard]]:
+        self, questions: Mapping[str, Line], *, limit_s: float, on_line: Callable[[str, Line], object] | None = None
+    ) -> Iterator[tuple[str, NodeOutput]]:
         names = list(questions)
         if not any("jobs" in question for question in questions.values()):
-            yield from self._asked(names, questions, limit_s, tell, None)
+            yield from self._asked(names, questions, limit_s, on_line, None)
             return
-        size = room_for(min(self.parallel, len(names)))
+        size = room_for(min(self.transport.parallel, len(names)))
         for start in range(0, len(names), size):
             some = names[start : start + size]
-            gate = Gate(some, wait_s=_READY_S, lead_s=questions[some[0]]["lead_s"])
-            yield from self._asked(some, questions, limit_s, tell, gate)
+            barrier = Barrier(some, wait_s=_READY_S, lead_s=questions[some[0]]["lead_s"])
+            yield from self._asked(some, questions, limit_s, on_line, barrier)
 
     def _asked(
         self,
         names: Sequence[str],
         questions: Mapping[str, Line],
         limit_s: float,
-        tell: Callable[[str, Line], object] | None,
-        gate: Gate | None,
-    ) -> Iterator[tuple[str, Heard]]:
-        program = joined(__name__.rpartition(".")[0], ("remote",)).encode()
+        on_line: Callable[[str, Line], object] | None,
+        barrier: Barrier | None,
+    ) -> Iterator[tuple[str, NodeOutput]]:
+        program = joined(__name__.rpartition(".")[0], ("remote",))
         rests: defaultdict[str, bytes] = defaultdict(bytes)
 
-        def hear(node: Node, chunk: bytes) -> None:
+        def receive(node: Node, chunk: bytes) -> None:
             *whole, rests[node.name] = (rests[node.name] + chunk).split(b"\n")
             for line in _lines(whole):
-                if gate:
-                    gate.hear(node.name, line)
-                if tell:
-                    tell(node.name, line)
+                if barrier:
+                    barrier.receive(node.name, line)
+                if on_line:
+                    on_line(node.name, line)
 
-        answers = self.ask(
+        answers = self.transport.run_python(
             [self.nodes[name] for name in names],
-            lambda node: (node.python or "python3", "-c", BOOT),
-            stdin=lambda node: b"%d\n%s%s\n" % (len(program), program, json.dumps(questions[node.name]).encode()),
+            program,
+            lambda node: json.dumps(questions[node.name]).encode() + b"\n",
             limit_s=limit_s,
-            parallel=self.parallel,
-            client=self.client,
-            options=self.options,
-            keeps_stdin=True,
-            heard=hear,
-            more=gate.words if gate else None,
+            on_output=receive,
+            more=barrier.messages if barrier else None,
         )
         with contextlib.closing(answers):
             for answer in answers:
-                if gate:
-                    gate.ended(answer.node.name)
+                if barrier:
+                    barrier.remove(answer.node.name)
                 yield answer.node.name, _heard(answer)
 
 
@@ -166,7 +187,7 @@ class Run:
     runner: Runner
     tools: Tools = field(default_factory=Tools)
     limit_s: float = LIMIT_S
-    tell: Callable[[], object] | None = None  # called after every ping
+    on_ping: Callable[[], object] | None = None  # called after every ping
     lost: dict[str, Message] = field(default_factory=dict)  # nodes that cannot ping, and why
     _vain: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     _doubted: set[Pair] = field(default_factory=set)  # pings of which packets were lost, and which are made again
@@ -178,7 +199,7 @@ class Run:
             self._batch(self.plan.rounds[1:_FIRST_ROUNDS])
         return self.results.seconds_a_ping
 
-    def go_on(self) -> Iterator[int]:
+    def run_remaining(self) -> Iterator[int]:
         """Makes all pings that are left, and gives their number after every batch. What cannot be made is noted so."""
         while True:
             left = [pings for pings in self.plan.rounds if any(map(self._is_left, pings))]
@@ -234,11 +255,11 @@ class Run:
             num_new[node] += self._take(node, jobs[node], line)
 
         limit_s = _READY_S + lead_s + budget_s + self.limit_s + _AROUND_S
-        answers = self.runner(questions, limit_s=limit_s, tell=take)
-        for node, heard in answers:
+        answers = self.runner(questions, limit_s=limit_s, on_line=take)
+        for node, output in answers:
             self._vain[node] = 0 if num_new[node] else self._vain[node] + 1
-            if (self._vain[node] >= _MOST_VAIN or heard.refusal in _FINAL) and node not in self.lost:
-                self.lost[node] = heard.why or Message("mesh.why-nothing")
+            if (self._vain[node] >= _MOST_VAIN or output.refusal in _FINAL) and node not in self.lost:
+                self.lost[node] = output.why or Message("mesh.why-nothing")
 
     def _question(self, steps: Sequence[tuple[int, Pair]]) -> dict[str, Any]:
         devices: Sequence[Device] = self.plan.devices
@@ -250,23 +271,23 @@ class Run:
         number = line.get("job")
         if not isinstance(number, int) or not 0 <= number < len(steps):
             return False
-        why = cannot(line)
+        why = refusal_of(line)
         if why is not None:
             self.lost[node] = why
             return False
         pair = steps[number][1]
-        outcome, said = outcome_of(ran(line, _PING), self.plan.devices[pair[1]].ip)
+        outcome, said = ping_outcome(as_ran(line, _PING), self.plan.devices[pair[1]].ip)
         if outcome in (Outcome.LOSSY, Outcome.WEAK) and pair not in self._doubted:
             self._doubted.add(pair)
             self.results.clock(float(line["s"]))
             return True
         self.results.note(pair, outcome, said, seconds=float(line["s"]))
-        if self.tell:
-            self.tell()
+        if self.on_ping:
+            self.on_ping()
         return True
 
 
-def survey(nodes: Sequence[Node], runner: Runner, tools: Tools | None = None) -> dict[str, Heard]:
+def survey(nodes: Sequence[Node], runner: Runner, tools: Tools | None = None) -> dict[str, NodeOutput]:
     """What every node says of its cards and their addresses."""
     tools = tools or Tools()
     common = {**_common(tools, LIMIT_S), "words": _ADDRESS, "cards_in": tools.devices, "smi_s": _SMI_S}
@@ -280,7 +301,7 @@ def _start_s(num_nodes: int) -> float:
     return min(_MOST_START_S, _START_S + _START_OF_A_NODE_S * num_nodes)
 
 
-def outcome_of(ran: Ran, ip: str) -> tuple[Outcome, str]:
+def ping_outcome(ran: Ran, ip: str) -> tuple[Outcome, str]:
     """What a ping of an address came to, and the line that decides where it is not well. The exit code says nothing."""
     found = ping(ran.out) or ping(ran.err)
     lines = [line.strip() for line in (ran.out + "\n" + ran.err).splitlines() if line.strip()]
@@ -311,16 +332,16 @@ def _common(tools: Tools, limit_s: float) -> dict[str, Any]:
     }
 
 
-def _heard(answer: Answer) -> Heard:
+def _heard(answer: Answer) -> NodeOutput:
     lines = tuple(_lines(answer.out.splitlines()))
     if any("end" in line or "refused" in line for line in lines):
-        return Heard(lines)
-    if answer.trouble is not None:
-        says = trouble_says(answer.trouble, answer.node.address, stopped_at(answer.node, answer.err))
-        line = last_words(answer.err, b"" if lines else answer.out, answer.trouble)
-        return Heard(lines, Message("mesh.why-trouble", {"says": says, "line": line}) if line else says)
+        return NodeOutput(lines)
+    if answer.failure is not None:
+        says = describe_failure(answer.failure, answer.node.address, failing_hop(answer.node, answer.err))
+        line = failure_line(answer.err, b"" if lines else answer.out, answer.failure)
+        return NodeOutput(lines, Message("mesh.why-trouble", {"says": says, "line": line}) if line else says)
     said = answer.err.strip().splitlines()
-    return Heard(lines, Message("mesh.why-died", {"code": answer.code or 0, "line": said[-1] if said else ""}))
+    return NodeOutput(lines, Message("mesh.why-died", {"code": answer.code or 0, "line": said[-1] if said else ""}))
 
 
 def _lines(texts: Iterable[bytes]) -> Iterator[Line]:

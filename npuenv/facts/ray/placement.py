@@ -28,7 +28,7 @@ class Lack(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Never:
+class UnsatisfiableDemand:
     """Why a demand waits for ever."""
 
     lack: Lack
@@ -38,12 +38,12 @@ class Never:
     nodes: int  # that have room for a bundle
 
 
-def never(
+def unsatisfiable_demand(
     demand: Demand,
     total: Callable[[str], float | None],
     nodes: Sequence[Mapping[str, float]],
     count: int | None = None,
-) -> Never | None:
+) -> UnsatisfiableDemand | None:
     """Why a demand waits for ever; None where it only waits for others to end, or nobody can tell.
 
     `total`: how much of a resource the whole cluster has; None: not known. `nodes`: what each node has; a resource
@@ -56,12 +56,12 @@ def never(
     }
     for name, there in totals.items():
         if there is not None and demand.of(name) > there + _SLACK:
-            return Never(Lack.TOTAL, name, there, _most(name, nodes), 0)
+            return UnsatisfiableDemand(Lack.TOTAL, name, there, _most(name, nodes), 0)
     lack, room = _lack(demand, known, nodes, len(nodes) or count)
     if lack is None:
         return None
     name = max(demand.names, key=lambda name: demand.largest(name) / (_most(name, nodes) or math.inf))
-    return Never(lack, name, totals[name] or 0.0, _most(name, nodes), room)
+    return UnsatisfiableDemand(lack, name, totals[name] or 0.0, _most(name, nodes), room)
 
 
 def _lack(

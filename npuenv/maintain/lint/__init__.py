@@ -1,6 +1,5 @@
-"""What cannot hold together, or will bite, in an upstream checkout: requirements, metadata, Dockerfiles, scripts.
+"""Finds what conflicts or will fail in an upstream checkout: requirements, metadata, Dockerfiles, scripts.
 
-Only what the text decides is complained of: an unset variable, a branch that depends on the machine, or a release the
-matrix does not know, gives no complaint. Nothing of the checkout is run. Start from
-`lint_paths` in `npuenv.maintain.lint.paths`.
+It complains only of what the text decides: an unset variable, a branch that depends on the machine, or a release that
+the matrix does not know gives no complaint. Nothing of the checkout is run.
 """

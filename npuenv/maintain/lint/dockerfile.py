@@ -21,27 +21,9 @@ from npuenv.maintain.lint.values import Image, Place, Remark, Script, Setting
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_INSTRUCTIONS = frozenset(
-    [
-        "ADD",
-        "ARG",
-        "CMD",
-        "COPY",
-        "ENTRYPOINT",
-        "ENV",
-        "EXPOSE",
-        "FROM",
-        "HEALTHCHECK",
-        "LABEL",
-        "MAINTAINER",
-        "ONBUILD",
-        "RUN",
-        "SHELL",
-        "STOPSIGNAL",
-        "USER",
-        "VOLUME",
-        "WORKDIR",
-    ]
+_INSTRUCTION = re.compile(
+    r"ADD|ARG|CMD|COPY|ENTRYPOINT|ENV|EXPOSE|FROM|HEALTHCHECK"
+    r"|LABEL|MAINTAINER|ONBUILD|RUN|SHELL|STOPSIGNAL|USER|VOLUME|WORKDIR"
 )
 _HEREDOC = re.compile(r"<<-?\s*['\"]?([A-Za-z_]\w*)['\"]?")
 _CANN_TAG = re.compile(
@@ -153,7 +135,7 @@ class _Reading:
     def take(self, instruction: Instruction) -> None:
         text = instruction.source.text.strip()
         place = Place(self.path, instruction.line)
-        if instruction.name not in _INSTRUCTIONS:
+        if not _INSTRUCTION.fullmatch(instruction.name):
             self.reader.events.append(Remark(place, "instruction", instruction.name))
         elif instruction.name == "FROM":
             self._from(place, text)

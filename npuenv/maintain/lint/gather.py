@@ -16,7 +16,7 @@ from npuenv.core.messages import Message
 from npuenv.maintain.lint.dockerfile import read_dockerfile, read_shell_script
 from npuenv.maintain.lint.project_files import read_pyproject, read_setup_cfg, read_setup_py
 from npuenv.maintain.lint.requirement_files import read_requirements
-from npuenv.maintain.lint.values import AskFile, Checkout, Complaint, Script
+from npuenv.maintain.lint.values import Checkout, Complaint, RequirementFile, Script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +62,7 @@ class _Reading:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.files: list[AskFile] = []
+        self.files: list[RequirementFile] = []
         self.scripts: list[Script] = []
         self.complaints: list[Complaint] = []
 

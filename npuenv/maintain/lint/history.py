@@ -1,4 +1,4 @@
-"""What a script leaves installed, as far as its text decides it: the last ask for each package, and what it broke."""
+"""What a script leaves installed, as far as its text decides it: the last requirement for each package; clashes."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import posixpath
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import InvalidRequirement
+from packaging.requirements import Requirement as PackagingRequirement
 
 from npuenv.core import versions
 from npuenv.core.shellscript import ARCHES
 from npuenv.maintain.lint.ranges import disjoint
 from npuenv.maintain.lint.values import (
-    Ask,
-    AskFile,
     Checkout,
     Clone,
     Image,
     Install,
     Place,
     Remark,
+    Requirement,
+    RequirementFile,
     Script,
     Setting,
     Uninstall,
@@ -30,10 +31,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """An ask that is in force, and where it comes from."""
+class ActiveRequirement:
+    """A requirement that is in force, and where it comes from."""
 
-    ask: Ask | None  # None: the text no longer decides which version there is
+    requirement: Requirement | None  # None: the text no longer decides which version there is
     order: int
     why: Literal["command", "file", "metadata"]
 
@@ -46,19 +47,19 @@ class Package:
     place: Place
     order: int
     version: str = ""  # "": not decided
-    requires: tuple[Ask, ...] = ()
+    requires: tuple[Requirement, ...] = ()
     no_deps: bool = False
     built: bool = False  # from source, not from a wheel
 
 
 @dataclass(frozen=True, slots=True)
 class Clash:
-    """An ask that a package's own requirement excludes."""
+    """A requirement that a package's own requirement excludes."""
 
-    held: Held
+    active: ActiveRequirement
     package: Package
-    needs: Ask
-    replaced: bool  # True: pip undoes the ask to satisfy the package; False: the ask overrides the package
+    needs: Requirement
+    replaced: bool  # True: pip undoes the requirement to satisfy the package; False: the package is overridden
 
 
 @dataclass(slots=True)
@@ -66,25 +67,25 @@ class History:
     """A script with what follows from it. `final` is by architecture and package name."""
 
     script: Script
-    final: dict[str, dict[str, Held]] = field(default_factory=dict)
+    final: dict[str, dict[str, ActiveRequirement]] = field(default_factory=dict)
     packages: dict[str, Package] = field(default_factory=dict)
     clashes: list[Clash] = field(default_factory=list)
     cann: str = ""
     cann_evidence: str = ""
 
-    def last(self, name: str, arch: str) -> Ask | None:
-        """What is in force for a package in the end; None where nothing was asked or the text does not decide it."""
-        held = self.final[arch].get(name)
-        return held.ask if held else None
+    def last(self, name: str, arch: str) -> Requirement | None:
+        """What is in force for a package in the end; None where there is nothing or the text does not decide it."""
+        active = self.final[arch].get(name)
+        return active.requirement if active else None
 
     def where(self, name: str, arch: str) -> Place:
         """The line that brought a package: its own, or that of the install whose metadata asks for it."""
-        held = self.final[arch][name]
-        if held.ask and held.ask.place.line:
-            return held.ask.place
-        if held.order < 0 and self.script.image:
+        active = self.final[arch][name]
+        if active.requirement and active.requirement.place.line:
+            return active.requirement.place
+        if active.order < 0 and self.script.image:
             return self.script.image.place
-        return self.script.events[held.order].place
+        return self.script.events[active.order].place
 
 
 def follow(script: Script, checkout: Checkout, matrix: Matrix) -> History:
@@ -114,14 +115,14 @@ class _Walk:
 
     def __init__(self, history: History, checkout: Checkout, matrix: Matrix, arch: str) -> None:
         self.history, self.checkout, self.matrix, self.arch = history, checkout, matrix, arch
-        self.state: dict[str, Held] = {}
+        self.state: dict[str, ActiveRequirement] = {}
         self.clones: dict[str, Clone] = {}
         self.local = _local_files(history.script, checkout)
         image = history.script.image
         if image and image.release:
             requires = self._requires("vllm-ascend", image.release)
             history.packages["vllm-ascend"] = Package("vllm-ascend", image.place, -1, image.release, requires)
-            self.state = {each.name: Held(each, -1, "metadata") for each in requires if each.on(arch)}
+            self.state = {each.name: ActiveRequirement(each, -1, "metadata") for each in requires if each.on(arch)}
 
     def go(self) -> None:
         for order, event in enumerate(self.history.script.events):
@@ -148,51 +149,56 @@ class _Walk:
 
     def _install(self, order: int, event: Install) -> None:
         if event.opaque:
-            self.state = {name: Held(None, order, "command") for name in self.state}
-        for each in event.asks:
-            self._ask(order, each, event)
+            self.state = {name: ActiveRequirement(None, order, "command") for name in self.state}
+        for each in event.requirements:
+            self._require(order, each, event)
         for file in event.files:
             self._file(order, file, event)
         for folder in event.builds:
             self._build(order, folder, event)
 
-    def _ask(self, order: int, each: Ask, event: Install, why: Literal["command", "file"] = "command") -> None:
+    def _require(
+        self, order: int, each: Requirement, event: Install, why: Literal["command", "file"] = "command"
+    ) -> None:
         if not each.on(self.arch):
             return
         if not event.certain or each.spec is None:
-            self.state[each.name] = Held(None, order, why)
+            self.state[each.name] = ActiveRequirement(None, order, why)
             return
-        held = Held(each, order, why)
+        active = ActiveRequirement(each, order, why)
         if each.name in ("vllm", "vllm-ascend"):
             self._package(Package(each.name, each.place, order, each.exact, (), event.no_deps), event)
-        self._clash_with_packages(held)
+        self._clash_with_packages(active)
         before = self.state.get(each.name)
-        if not (before and before.ask and before.ask.exact and each.spec.contains(before.ask.exact, prereleases=True)):
-            self.state[each.name] = held
+        pinned = before.requirement.exact if before and before.requirement else ""
+        if not (pinned and each.spec.contains(pinned, prereleases=True)):
+            self.state[each.name] = active
 
-    def _clash_with_packages(self, held: Held) -> None:
-        """An ask that comes after vllm or vllm-ascend and leaves it without what it needs."""
+    def _clash_with_packages(self, active: ActiveRequirement) -> None:
+        """A requirement that comes after vllm or vllm-ascend and leaves it without what it needs."""
         for package in self.history.packages.values():
-            if package.order > held.order or held.ask is None or held.ask.name == package.name:
+            if package.order > active.order or active.requirement is None or active.requirement.name == package.name:
                 continue
-            needs = next((each for each in package.requires if each.name == held.ask.name and each.on(self.arch)), None)
-            if needs and _apart(held.ask, needs) and held.why == "command":
-                self._clash(Clash(held, package, needs, replaced=False))
+            needs = next(
+                (each for each in package.requires if each.name == active.requirement.name and each.on(self.arch)), None
+            )
+            if needs and _apart(active.requirement, needs) and active.why == "command":
+                self._clash(Clash(active, package, needs, replaced=False))
 
     def _clash(self, clash: Clash) -> None:
         if clash not in self.history.clashes:
             self.history.clashes.append(clash)
 
     def _file(self, order: int, file: str, event: Install) -> None:
-        """The asks of a requirements file, where it is known which one that is."""
+        """The requirements of a requirements file, where it is known which one that is."""
         clone = self.clones.get(posixpath.dirname(file))
         known = self.local.get(file)
         if clone and clone.repo == "vllm-ascend" and posixpath.basename(file) == "requirements.txt" and event.certain:
             for each in self._requires("vllm-ascend", _version(clone.ref)):
-                self._ask(order, each, event, "file")
+                self._require(order, each, event, "file")
         elif known and not clone:
-            for each in known.asks:
-                self._ask(order, each, event, "file")
+            for each in known.requirements:
+                self._require(order, each, event, "file")
 
     def _build(self, order: int, folder: str, event: Install) -> None:
         clone = self.clones.get(folder)
@@ -202,7 +208,9 @@ class _Walk:
         elif not clone and folder in self.history.script.copies:
             project = _project(self.checkout, _context(self.history.script, self.checkout))
             if project and versions.normalised(project.label) == "vllm-ascend":
-                package = Package("vllm-ascend", event.place, order, "", project.asks, event.no_deps, built=True)
+                package = Package(
+                    "vllm-ascend", event.place, order, "", project.requirements, event.no_deps, built=True
+                )
                 self._package(package, event)
 
     def _package(self, package: Package, event: Install) -> None:
@@ -214,13 +222,13 @@ class _Walk:
         self.history.packages[package.name] = whole
         for needs in requires if event.certain else ():
             before = self.state.get(needs.name)
-            fits = before and before.ask and not _apart(before.ask, needs)
-            if before and before.ask and not fits and before.why == "command":
+            fits = before and before.requirement and not _apart(before.requirement, needs)
+            if before and before.requirement and not fits and before.why == "command":
                 self._clash(Clash(before, whole, needs, replaced=not package.no_deps))
             if not package.no_deps and needs.on(self.arch) and not fits:
-                self.state[needs.name] = Held(needs, package.order, "metadata")
+                self.state[needs.name] = ActiveRequirement(needs, package.order, "metadata")
 
-    def _requires(self, name: str, version: str) -> tuple[Ask, ...]:
+    def _requires(self, name: str, version: str) -> tuple[Requirement, ...]:
         """What the matrix says a release asks for; nothing where it does not know the release."""
         if not version:
             return ()
@@ -231,15 +239,15 @@ class _Walk:
             texts, where = _declared(release), Place(f"{release.id} ({release.source})", 0)
         else:
             return ()
-        asks = []
+        requirements = []
         for text in texts:
             try:
-                parsed = Requirement(text)
+                parsed = PackagingRequirement(text)
             except InvalidRequirement:
                 continue
             if parsed.marker is None:
-                asks.append(Ask(versions.normalised(parsed.name), parsed.specifier, text, where))
-        return tuple(asks)
+                requirements.append(Requirement(versions.normalised(parsed.name), parsed.specifier, text, where))
+        return tuple(requirements)
 
 
 def _declared(row: object) -> tuple[str, ...]:
@@ -256,7 +264,7 @@ def _declared(row: object) -> tuple[str, ...]:
     return tuple(f"{name}{spec}" for name, spec in specs.items() if spec)
 
 
-def _apart(one: Ask, other: Ask) -> bool:
+def _apart(one: Requirement, other: Requirement) -> bool:
     return one.spec is not None and other.spec is not None and disjoint(one.spec, other.spec)
 
 
@@ -275,13 +283,13 @@ def _context(script: Script, checkout: Checkout) -> str:
     return folder
 
 
-def _project(checkout: Checkout, folder: str) -> AskFile | None:
+def _project(checkout: Checkout, folder: str) -> RequirementFile | None:
     return next(
         (each for each in checkout.files if each.kind == "project" and posixpath.dirname(each.path) == folder), None
     )
 
 
-def _local_files(script: Script, checkout: Checkout) -> dict[str, AskFile]:
+def _local_files(script: Script, checkout: Checkout) -> dict[str, RequirementFile]:
     """The requirement files of the checkout by the paths under which an image sees them."""
     context = _context(script, checkout)
     found = {}

@@ -1,4 +1,4 @@
-"""Files and checkouts held against all rules. Start from `lint_paths`."""
+"""Checks files and checkouts against all rules."""
 
 from __future__ import annotations
 

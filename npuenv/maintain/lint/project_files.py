@@ -10,8 +10,8 @@ import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
 from npuenv.core.toml_input import loads
-from npuenv.maintain.lint.requirement_files import ask, read_requirements
-from npuenv.maintain.lint.values import Ask, AskFile, Place
+from npuenv.maintain.lint.requirement_files import parse_requirement, read_requirements
+from npuenv.maintain.lint.values import Place, Requirement, RequirementFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 Strings = list[tuple[str, int]]
 
 
-def read_setup_py(path: str, text: str, read: Callable[[str], str | None]) -> tuple[AskFile, ...]:
+def read_setup_py(path: str, text: str, read: Callable[[str], str | None]) -> tuple[RequirementFile, ...]:
     """install_requires and extras_require, also from names of the module.
 
-    Where install_requires is the result of a call and the file names `requirements.txt`: the asks of that file.
+    Where install_requires is the result of a call and the file names `requirements.txt`: the requirements of that file.
     Raises: SyntaxError, ValueError, RecursionError, MemoryError where Python cannot parse it.
     """
     with warnings.catch_warnings():
@@ -42,52 +42,52 @@ def read_setup_py(path: str, text: str, read: Callable[[str], str | None]) -> tu
     keywords = {each.arg: _look_up(each.value, names) for each in call.keywords if each.arg}
     name = keywords.get("name")
     label = str(name.value) if isinstance(name, ast.Constant) else ""
-    found = [_asked(path, "project", _strings(keywords.get("install_requires"), names), label)]
+    found = [_file_of(path, "project", _strings(keywords.get("install_requires"), names), label)]
     if isinstance(keywords.get("install_requires"), ast.Call) and "requirements.txt" in text:
         beside = posixpath.normpath(posixpath.join(posixpath.dirname(path), "requirements.txt"))
-        found = [AskFile(path, "project", read_requirements(beside, read).asks, label)]
+        found = [RequirementFile(path, "project", read_requirements(beside, read).requirements, label)]
     extras = keywords.get("extras_require")
     if isinstance(extras, ast.Dict):
         for key, value in zip(extras.keys, extras.values, strict=True):
             extra = str(key.value) if isinstance(key, ast.Constant) else ""
-            found.append(_asked(path, "extra", _strings(value, names), extra))
-    return tuple(each for each in found if each.asks)
+            found.append(_file_of(path, "extra", _strings(value, names), extra))
+    return tuple(each for each in found if each.requirements)
 
 
-def read_setup_cfg(path: str, text: str) -> tuple[AskFile, ...]:
+def read_setup_cfg(path: str, text: str) -> tuple[RequirementFile, ...]:
     """install_requires and the extras of setup.cfg. Raises: configparser.Error."""
     parser = configparser.RawConfigParser(strict=False)
     parser.read_string(text)
     found = []
     if parser.has_option("options", "install_requires"):
-        found.append(_asked(path, "project", _located(parser.get("options", "install_requires").splitlines(), text)))
+        found.append(_file_of(path, "project", _located(parser.get("options", "install_requires").splitlines(), text)))
     if parser.has_section("options.extras_require"):
         for label, lines in parser.items("options.extras_require"):
-            found.append(_asked(path, "extra", _located(lines.splitlines(), text), label))
-    return tuple(each for each in found if each.asks)
+            found.append(_file_of(path, "extra", _located(lines.splitlines(), text), label))
+    return tuple(each for each in found if each.requirements)
 
 
-def read_pyproject(path: str, text: str) -> tuple[AskFile, ...]:
+def read_pyproject(path: str, text: str) -> tuple[RequirementFile, ...]:
     """project.dependencies, project.optional-dependencies and build-system.requires. Raises: ValueError."""
     document = loads(text)
     project = _table(document.get("project"))
     found = [
-        _asked(path, "project", _located(_list(project.get("dependencies")), text), str(project.get("name", ""))),
-        _asked(path, "build", _located(_list(_table(document.get("build-system")).get("requires")), text)),
+        _file_of(path, "project", _located(_list(project.get("dependencies")), text), str(project.get("name", ""))),
+        _file_of(path, "build", _located(_list(_table(document.get("build-system")).get("requires")), text)),
     ]
     for label, lines in _table(project.get("optional-dependencies")).items():
-        found.append(_asked(path, "extra", _located(_list(lines), text), label))
-    return tuple(each for each in found if each.asks)
+        found.append(_file_of(path, "extra", _located(_list(lines), text), label))
+    return tuple(each for each in found if each.requirements)
 
 
-def _asked(
+def _file_of(
     path: str, kind: Literal["project", "build", "extra"], lines: Iterable[tuple[str, int]], label: str = ""
-) -> AskFile:
-    asks: list[Ask] = []
+) -> RequirementFile:
+    requirements: list[Requirement] = []
     for text, number in lines:
-        found = ask(text, Place(path, number))
-        asks += [found] if found else []
-    return AskFile(path, kind, tuple(asks), label)
+        found = parse_requirement(text, Place(path, number))
+        requirements += [found] if found else []
+    return RequirementFile(path, kind, tuple(requirements), label)
 
 
 def _is_setup(func: ast.expr) -> bool:
@@ -125,11 +125,11 @@ def _located(entries: Iterable[object], text: str) -> Strings:
     for entry in entries:
         if not isinstance(entry, str) or not entry.strip():
             continue
-        wanted = entry.strip()
+        entry_text = entry.strip()
         hits = itertools.chain(range(at, len(lines)), range(at))
-        line = next((number for number in hits if wanted in lines[number]), at)
+        line = next((number for number in hits if entry_text in lines[number]), at)
         at = line
-        found.append((wanted, line + 1))
+        found.append((entry_text, line + 1))
     return found
 
 

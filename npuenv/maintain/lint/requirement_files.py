@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from packaging.markers import Marker, UndefinedComparison, UndefinedEnvironmentName
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import InvalidRequirement
+from packaging.requirements import Requirement as PackagingRequirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sdist_filename, parse_wheel_filename
 
 from npuenv.core import versions
 from npuenv.core.shellscript import ARCHES
-from npuenv.maintain.lint.values import Ask, AskFile, Place
+from npuenv.maintain.lint.values import Place, Requirement, RequirementFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,14 +26,14 @@ _WHEEL_OPTIONS = re.compile(r"\s+--(?:hash|config-settings|global-option).*$")
 _MAX_INCLUDES = 50
 
 
-def ask(text: str, place: Place, *, indexes: tuple[str, ...] = ()) -> Ask | None:
+def parse_requirement(text: str, place: Place, *, indexes: tuple[str, ...] = ()) -> Requirement | None:
     """A requirement, or None where the text is none, is for no platform of ours, or hangs on the Python version.
 
     Example: "torch_npu==2.8.0 ; platform_machine == 'aarch64'" gives torch-npu, only on aarch64.
     """
     text = text.strip()
     try:
-        parsed = Requirement(text)
+        parsed = PackagingRequirement(text)
     except (InvalidRequirement, InvalidSpecifier):
         return _archive(text, place)
     arch = _arch_of(parsed.marker)
@@ -43,10 +44,10 @@ def ask(text: str, place: Place, *, indexes: tuple[str, ...] = ()) -> Ask | None
         spec = archive.spec if archive else None
     else:
         spec = parsed.specifier
-    return Ask(versions.normalised(parsed.name), spec, text, place, arch, indexes)
+    return Requirement(versions.normalised(parsed.name), spec, text, place, arch, indexes)
 
 
-def _archive(text: str, place: Place) -> Ask | None:
+def _archive(text: str, place: Place) -> Requirement | None:
     """A wheel or sdist named by its address. The version counts only where the whole name is readable."""
     file = unquote(urlsplit(text.split("#")[0]).path if "://" in text else text).rpartition("/")[2]
     try:
@@ -58,8 +59,10 @@ def _archive(text: str, place: Place) -> Ask | None:
             return None
     except (InvalidWheelFilename, InvalidSdistFilename):
         known = re.match(r"([A-Za-z0-9_.]+)-", file)
-        return Ask(versions.normalised(known[1]), None, text, place) if known and file.endswith(".whl") else None
-    return Ask(str(name), SpecifierSet(f"=={version}"), text, place)
+        return (
+            Requirement(versions.normalised(known[1]), None, text, place) if known and file.endswith(".whl") else None
+        )
+    return Requirement(str(name), SpecifierSet(f"=={version}"), text, place)
 
 
 def _arch_of(marker: Marker | None) -> str | None:
@@ -107,12 +110,12 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
             yield start, whole
 
 
-def read_requirements(path: str, read: Callable[[str], str | None]) -> AskFile:
-    """The asks of a requirements file and of those it includes, with the index lines that hold for all of them.
+def read_requirements(path: str, read: Callable[[str], str | None]) -> RequirementFile:
+    """The requirements of a requirements file and of those it includes, with the index lines that hold for all of them.
 
     `read` gives the text of a path, None where there is none. A file that includes itself is read once.
     """
-    asks: list[Ask] = []
+    requirements: list[Requirement] = []
     indexes: list[str] = []
     waiting, seen = [path], set[str]()
     while waiting and len(seen) < _MAX_INCLUDES:
@@ -127,10 +130,12 @@ def read_requirements(path: str, read: Callable[[str], str | None]) -> AskFile:
             elif option:
                 indexes.append(option[2])
             elif not line.startswith("-"):
-                found = ask(_WHEEL_OPTIONS.sub("", line), Place(current, number))
-                asks += [found] if found else []
-    whole = tuple(Ask(each.name, each.spec, each.text, each.place, each.arch, tuple(indexes)) for each in asks)
-    return AskFile(path, "requirements", whole)
+                found = parse_requirement(_WHEEL_OPTIONS.sub("", line), Place(current, number))
+                requirements += [found] if found else []
+    whole = tuple(
+        Requirement(each.name, each.spec, each.text, each.place, each.arch, tuple(indexes)) for each in requirements
+    )
+    return RequirementFile(path, "requirements", whole)
 
 
 def _beside(path: str, name: str) -> str:

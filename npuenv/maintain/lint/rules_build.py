@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from npuenv.core import versions
 from npuenv.core.messages import Message
 from npuenv.core.shellscript import ARCH, ARCHES, UNKNOWN
-from npuenv.maintain.lint.values import Clone, Complaint, Install, Remark, Setting
+from npuenv.maintain.lint.values import Clone, Complaint, Install, Place, Remark, Setting, complaint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,11 +37,10 @@ def soc_version(history: History, matrix: Matrix) -> Iterator[Complaint]:
         row = next((each for each in matrix.hardware if event.value.casefold() in each.socs), None)
         if row and row.id != chip.id:
             args = {"soc": event.value, "title": row.title, "image": image.text, "wanted": chip.title}
-            yield Complaint(
-                event.place.path,
-                event.place.line,
-                "lint.soc-version",
-                Message("lint.soc-version", args),
+            yield complaint(
+                event.place,
+                "soc-version",
+                args,
                 (
                     f"{event.place}: SOC_VERSION={event.value}",
                     f"{image.place}: FROM {image.text}",
@@ -62,8 +61,7 @@ def source_under_sh(history: History, matrix: Matrix) -> Iterator[Complaint]:
         first = found[0].place
         image = (f"{script.image.place}: FROM {script.image.text}",) if script.image else ()
         evidence = (*(f"{each.place}: {each.text}" for each in found), *image)
-        says = Message("lint.source-sh", {"count": len(found)})
-        yield Complaint(first.path, first.line, "lint.source-sh", says, evidence, "warning")
+        yield complaint(first, "source-sh", {"count": len(found)}, evidence, "warning")
 
 
 def tls(history: History, matrix: Matrix) -> Iterator[Complaint]:
@@ -73,8 +71,7 @@ def tls(history: History, matrix: Matrix) -> Iterator[Complaint]:
     if found:
         first = found[0].place
         evidence = tuple(dict.fromkeys(f"{each.place}: {each.text}" for each in found))
-        says = Message("lint.tls-off", {"what": found[0].text, "count": len(evidence)})
-        yield Complaint(first.path, first.line, "lint.tls-off", says, evidence, "warning")
+        yield complaint(first, "tls-off", {"what": found[0].text, "count": len(evidence)}, evidence, "warning")
 
 
 def refs(history: History, matrix: Matrix) -> Iterator[Complaint]:
@@ -86,15 +83,18 @@ def refs(history: History, matrix: Matrix) -> Iterator[Complaint]:
         if ref in _MOVING or ref.startswith(("release/", "releases/")):
             tag = _tag_for(event, matrix)
             args = {"repo": event.repo, "ref": ref or Message("lint.default-branch")}
-            key = "lint.moving-ref-tag" if tag else "lint.moving-ref"
-            says = Message(key, {**args, "tag": tag} if tag else args)
-            yield Complaint(
-                event.place.path, event.place.line, "lint.moving-ref", says, _evidence(event, tag, matrix), "warning"
+            says = "moving-ref-tag" if tag else "moving-ref"
+            yield complaint(
+                event.place,
+                "moving-ref",
+                {**args, "tag": tag} if tag else args,
+                _evidence(event, tag, matrix),
+                "warning",
+                says=says,
             )
         elif re.fullmatch(r"(?=.*\d)[0-9a-f]{7,39}", ref):
-            says = Message("lint.short-commit", {"repo": event.repo, "ref": ref})
-            yield Complaint(
-                event.place.path, event.place.line, "lint.short-commit", says, _evidence(event, "", matrix), "warning"
+            yield complaint(
+                event.place, "short-commit", {"repo": event.repo, "ref": ref}, _evidence(event, "", matrix), "warning"
             )
 
 
@@ -126,16 +126,13 @@ def vllm_target(history: History, matrix: Matrix) -> Iterator[Complaint]:
     if vllm.built and target != "empty" and UNKNOWN not in target:
         args = {"target": target or Message("lint.unset")}
         evidence = (f"{vllm.place}: vllm {vllm.version}".rstrip(), f"VLLM_TARGET_DEVICE={target}")
-        yield Complaint(
-            vllm.place.path, vllm.place.line, "lint.vllm-target", Message("lint.vllm-target", args), evidence, "error"
-        )
+        yield complaint(vllm.place, "vllm-target", args, evidence, "error")
     elif not vllm.built:
-        says = Message("lint.vllm-wheel", {"version": vllm.version})
         evidence = (
             f"{vllm.place}: vllm {vllm.version}".rstrip(),
             history.cann_evidence or f"{vllm.place}: torch_npu, vllm-ascend",
         )
-        yield Complaint(vllm.place.path, vllm.place.line, "lint.vllm-wheel", says, evidence, "warning")
+        yield complaint(vllm.place, "vllm-wheel", {"version": vllm.version}, evidence, "warning")
 
 
 def one_architecture(history: History, matrix: Matrix) -> Iterator[Complaint]:
@@ -157,9 +154,8 @@ def one_architecture(history: History, matrix: Matrix) -> Iterator[Complaint]:
         else:
             continue
         if len({_ARCH_OF[each] for each in names}) == 1:
-            says = Message("lint.one-arch", {"what": text, "arch": min(names)})
             evidence = (f"{event.place}: {text}", f"{script.image.place}: FROM {script.image.text}")
-            yield Complaint(event.place.path, event.place.line, "lint.one-arch", says, evidence, "warning")
+            yield complaint(event.place, "one-arch", {"what": text, "arch": min(names)}, evidence, "warning")
 
 
 def unknown_instruction(history: History, matrix: Matrix) -> Iterator[Complaint]:
@@ -167,9 +163,8 @@ def unknown_instruction(history: History, matrix: Matrix) -> Iterator[Complaint]
     del matrix
     for event in history.script.events:
         if isinstance(event, Remark) and event.kind == "instruction":
-            says = Message("lint.unknown-instruction", {"name": event.text})
             evidence = (f"{event.place}: {event.text}",)
-            yield Complaint(event.place.path, event.place.line, "lint.unknown-instruction", says, evidence, "error")
+            yield complaint(event.place, "unknown-instruction", {"name": event.text}, evidence, "error")
 
 
 def file_name(history: History, matrix: Matrix) -> Iterator[Complaint]:
@@ -180,15 +175,9 @@ def file_name(history: History, matrix: Matrix) -> Iterator[Complaint]:
         return
     named = [each for each in _CANN_IN_NAME.findall(name) if versions.is_cann(each) and matrix.cann_row(each)]
     if named and versions.cann(named[0]) != versions.cann(history.cann):
-        says = Message("lint.file-name", {"named": named[0], "cann": history.cann})
-        yield Complaint(
-            script.path,
-            script.image.place.line,
-            "lint.file-name",
-            says,
-            (script.path, history.cann_evidence),
-            "warning",
-        )
+        place = Place(script.path, script.image.place.line)
+        args = {"named": named[0], "cann": history.cann}
+        yield complaint(place, "file-name", args, (script.path, history.cann_evidence), "warning")
 
 
 def different_vllm(histories: Sequence[History]) -> Iterator[Complaint]:
@@ -202,5 +191,4 @@ def different_vllm(histories: Sequence[History]) -> Iterator[Complaint]:
         if first.version != vllm.version:
             args = {"one": vllm.version, "other": first.version, "file": first.place.path}
             evidence = (f"{first.place}: vllm {first.version}", f"{vllm.place}: vllm {vllm.version}")
-            says = Message("lint.vllm-differs", args)
-            yield Complaint(vllm.place.path, vllm.place.line, "lint.vllm-differs", says, evidence, "warning")
+            yield complaint(vllm.place, "vllm-differs", args, evidence, "warning")

@@ -10,7 +10,7 @@ from npuenv.core.messages import Message
 from npuenv.core.shellscript import ARCHES
 from npuenv.core.versions import requirement_name, specifier
 from npuenv.maintain.lint.ranges import disjoint, takes_newest, within
-from npuenv.maintain.lint.values import Ask, AskFile, Checkout, Complaint
+from npuenv.maintain.lint.values import Checkout, Complaint, Requirement, RequirementFile, complaint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,27 +22,20 @@ _NOT_PROJECT = frozenset(("setuptools", "wheel", "pip"))  # a build may well wan
 
 
 def disjoint_asks(checkout: Checkout, matrix: Matrix) -> Iterator[Complaint]:
-    """Two asks of one project that no version satisfies: metadata against requirements, and each file in itself."""
+    """Two requirements of one project that no version satisfies: metadata against requirement files, each in itself."""
     del matrix
     for one, other in _pairs(checkout.files):
         for first, second in _clashing(one, other):
             args = {"package": first.name, "one": first.text, "other": second.text, "file": second.place.path}
-            yield Complaint(
-                first.place.path,
-                first.place.line,
-                "lint.disjoint",
-                Message("lint.disjoint", args),
-                (str(first), str(second)),
-                "error",
-            )
+            yield complaint(first.place, "disjoint", args, (str(first), str(second)), "error")
 
 
-def _pairs(files: tuple[AskFile, ...]) -> Iterator[tuple[AskFile, AskFile]]:
+def _pairs(files: tuple[RequirementFile, ...]) -> Iterator[tuple[RequirementFile, RequirementFile]]:
     """Requirement files of one folder are often alternatives and are not held against each other, nor are extras."""
     for file in files:
         if file.kind == "requirements":
             yield file, file
-    by_folder: dict[str, list[AskFile]] = {}
+    by_folder: dict[str, list[RequirementFile]] = {}
     for file in files:
         by_folder.setdefault(posixpath.dirname(file.path), []).append(file)
     for each in by_folder.values():
@@ -53,13 +46,13 @@ def _pairs(files: tuple[AskFile, ...]) -> Iterator[tuple[AskFile, AskFile]]:
                 yield one, other
 
 
-def _clashing(one: AskFile, other: AskFile) -> Iterator[tuple[Ask, Ask]]:
-    by_name: dict[str, list[Ask]] = {}
-    for ask in other.asks:
-        by_name.setdefault(ask.name, []).append(ask)
+def _clashing(one: RequirementFile, other: RequirementFile) -> Iterator[tuple[Requirement, Requirement]]:
+    by_name: dict[str, list[Requirement]] = {}
+    for requirement in other.requirements:
+        by_name.setdefault(requirement.name, []).append(requirement)
     shown = set[str]()
     skipped = _NOT_PROJECT if "build" in (one.kind, other.kind) else frozenset()
-    for first in one.asks:
+    for first in one.requirements:
         for second in by_name.get(first.name, ()):
             meet = not first.arch or not second.arch or first.arch == second.arch
             if first.place == second.place or first.name in shown or not meet or first.name in skipped:
@@ -70,33 +63,32 @@ def _clashing(one: AskFile, other: AskFile) -> Iterator[tuple[Ask, Ask]]:
 
 
 def undeclared_limits(checkout: Checkout, matrix: Matrix) -> Iterator[Complaint]:
-    """A file whose asks let in what no metadata forbids and an import refuses."""
+    """A file whose requirements let in what no metadata forbids and an import refuses."""
     for file in checkout.files:
         if file.kind in ("requirements", "project"):
             for limit in (row for row in matrix.limits if not row.python):
                 yield from _over_limit(file, limit)
 
 
-def _over_limit(file: AskFile, limit: Limit) -> Iterator[Complaint]:
+def _over_limit(file: RequirementFile, limit: Limit) -> Iterator[Complaint]:
     when, needs = requirement_name(limit.when), requirement_name(limit.needs)
     when_range, needs_range = (
         specifier(each[len(name) :]) for each, name in ((limit.when, when), (limit.needs, needs))
     )
     trigger = next(
-        (each for each in file.asks if each.name == when and each.spec and within(each.spec, when_range)), None
+        (each for each in file.requirements if each.name == when and each.spec and within(each.spec, when_range)), None
     )
-    asked = next((each for each in file.asks if each.name == needs and each.spec is not None), None)
-    if trigger is None or asked is None or asked.spec is None:
+    requirement = next((each for each in file.requirements if each.name == needs and each.spec is not None), None)
+    if trigger is None or requirement is None or requirement.spec is None:
         return
-    impossible = disjoint(asked.spec, needs_range)
-    if impossible or (takes_newest(asked.spec) and not takes_newest(needs_range)):
-        args = {"asked": asked.text, "trigger": trigger.text, "needs": limit.needs, "why": Message(limit.why)}
-        yield Complaint(
-            asked.place.path,
-            asked.place.line,
-            "lint.undeclared-limit",
-            Message("lint.undeclared-limit", args),
-            (str(trigger), str(asked), f"{limit.id} ({limit.source})"),
+    impossible = disjoint(requirement.spec, needs_range)
+    if impossible or (takes_newest(requirement.spec) and not takes_newest(needs_range)):
+        args = {"asked": requirement.text, "trigger": trigger.text, "needs": limit.needs, "why": Message(limit.why)}
+        yield complaint(
+            requirement.place,
+            "undeclared-limit",
+            args,
+            (str(trigger), str(requirement), f"{limit.id} ({limit.source})"),
             "error" if impossible else "warning",
         )
 
@@ -105,64 +97,49 @@ def pins_that_pair(checkout: Checkout, matrix: Matrix) -> Iterator[Complaint]:
     """torch, torch_npu, torchvision and torchaudio of one file; both triton packages in one."""
     for file in checkout.files:
         for arch in ARCHES:
-            asks = {each.name: each for each in file.asks if each.on(arch)}
-            yield from torch_pairs(asks, matrix, arch)
-            if {"triton", "triton-ascend"} <= asks.keys():
-                yield together(asks["triton"], asks["triton-ascend"])
+            requirements = {each.name: each for each in file.requirements if each.on(arch)}
+            yield from torch_pairs(requirements, matrix, arch)
+            if {"triton", "triton-ascend"} <= requirements.keys():
+                yield together(requirements["triton"], requirements["triton-ascend"])
 
 
-def together(triton: Ask, ascend: Ask) -> Complaint:
+def together(triton: Requirement, ascend: Requirement) -> Complaint:
     args = {"triton": triton.text, "ascend": ascend.text}
     place = triton.place
-    return Complaint(
-        place.path,
-        place.line,
-        "lint.triton-together",
-        Message("lint.triton-together", args),
-        (str(triton), str(ascend)),
-        "error",
-    )
+    return complaint(place, "triton-together", args, (str(triton), str(ascend)), "error")
 
 
-def torch_pairs(asks: dict[str, Ask], matrix: Matrix, arch: str) -> Iterator[Complaint]:
+def torch_pairs(requirements: dict[str, Requirement], matrix: Matrix, arch: str) -> Iterator[Complaint]:
     """torch against torch_npu, and torchvision and torchaudio against torch."""
-    torch, npu = asks.get("torch"), asks.get("torch-npu")
+    torch, npu = requirements.get("torch"), requirements.get("torch-npu")
     row = matrix.torch_npu_row(npu.exact) if npu and npu.exact else None
     if torch and torch.spec is not None and npu and row:
         needs = specifier(row.torch_requirement(arch) or f"=={row.torch}")
         public = specifier(f"=={row.torch}")
         if disjoint(torch.spec, needs) and disjoint(torch.spec, public):
             args = {"torch_npu": npu.text, "torch": torch.text, "needs": f"torch=={row.torch}"}
-            yield Complaint(
-                npu.place.path,
-                npu.place.line,
-                "lint.torch-pair",
-                Message("lint.torch-pair", args),
-                (str(torch), str(npu), f"{row.id} ({row.source})"),
-                "error",
-            )
+            yield complaint(npu.place, "torch-pair", args, (str(torch), str(npu), f"{row.id} ({row.source})"), "error")
     companions = matrix.companion_row(torch.exact) if torch and torch.exact else None
     for name in ("torchvision", "torchaudio") if companions else ():
-        asked, fits = asks.get(name), getattr(companions, name)
+        requirement, fits = requirements.get(name), getattr(companions, name)
         if (
-            asked
+            requirement
             and torch
             and companions
-            and asked.spec
-            and not asked.spec.contains(fits, prereleases=True)
-            and not _local(asked, fits)
+            and requirement.spec
+            and not requirement.spec.contains(fits, prereleases=True)
+            and not _local(requirement, fits)
         ):
-            args = {"asked": asked.text, "torch": torch.text, "fits": f"{name}=={fits}"}
-            yield Complaint(
-                asked.place.path,
-                asked.place.line,
-                "lint.companion",
-                Message("lint.companion", args),
-                (str(torch), str(asked), f"{companions.id} ({companions.source})"),
+            args = {"asked": requirement.text, "torch": torch.text, "fits": f"{name}=={fits}"}
+            yield complaint(
+                requirement.place,
+                "companion",
+                args,
+                (str(torch), str(requirement), f"{companions.id} ({companions.source})"),
                 "error",
             )
 
 
-def _local(asked: Ask, fits: str) -> bool:
-    """Whether an ask is the same version with a local part: `==0.25.0+cpu` for 0.25.0."""
-    return asked.exact.split("+")[0] == fits
+def _local(requirement: Requirement, fits: str) -> bool:
+    """Whether a requirement is the same version with a local part: `==0.25.0+cpu` for 0.25.0."""
+    return requirement.exact.split("+")[0] == fits

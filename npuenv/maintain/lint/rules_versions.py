@@ -11,7 +11,7 @@ from npuenv.core.messages import Message
 from npuenv.core.shellscript import ARCHES
 from npuenv.maintain.lint.ranges import disjoint
 from npuenv.maintain.lint.rules_files import together, torch_pairs
-from npuenv.maintain.lint.values import Ask, Checkout, Complaint, Event, Install, Place, Uninstall
+from npuenv.maintain.lint.values import Checkout, Complaint, Event, Install, Place, Requirement, Uninstall, complaint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -28,9 +28,11 @@ def pairs(history: History, matrix: Matrix) -> Iterator[Complaint]:
     """torch, torch_npu, torchvision and torchaudio as they are in the end."""
     for arch in ARCHES:
         names = ("torch", "torch-npu", "torchvision", "torchaudio")
-        held = {name: history.final[arch][name] for name in names if name in history.final[arch]}
-        said = {name: each.ask for name, each in held.items() if each.ask and each.why != "metadata"}
-        yield from torch_pairs(said, matrix, arch)
+        active = {name: history.final[arch][name] for name in names if name in history.final[arch]}
+        stated = {
+            name: each.requirement for name, each in active.items() if each.requirement and each.why != "metadata"
+        }
+        yield from torch_pairs(stated, matrix, arch)
 
 
 def pairs_of_commands(history: History, matrix: Matrix) -> Iterator[Complaint]:
@@ -41,13 +43,13 @@ def pairs_of_commands(history: History, matrix: Matrix) -> Iterator[Complaint]:
         if isinstance(event, Install) and event.certain and not event.no_deps:
             for arch in ARCHES:
                 if event.arch in ("", arch):
-                    asks = {each.name: each for each in event.asks if each.on(arch)}
-                    if not _states_torch(asks.get("torch-npu"), matrix, arch):
-                        asks.pop("torch-npu", None)
-                    yield from torch_pairs(asks, matrix, arch)
+                    requirements = {each.name: each for each in event.requirements if each.on(arch)}
+                    if not _states_torch(requirements.get("torch-npu"), matrix, arch):
+                        requirements.pop("torch-npu", None)
+                    yield from torch_pairs(requirements, matrix, arch)
 
 
-def _states_torch(npu: Ask | None, matrix: Matrix, arch: str) -> bool:
+def _states_torch(npu: Requirement | None, matrix: Matrix, arch: str) -> bool:
     """Whether the wheel of a pinned torch_npu itself asks for its torch."""
     row = matrix.torch_npu_row(npu.exact) if npu and npu.exact else None
     return row is not None and bool(row.torch_requirement(arch))
@@ -67,7 +69,7 @@ def torch_npu_on_cann(history: History, matrix: Matrix) -> Iterator[Complaint]:
         fits = _pair_of(matrix, row.torch, cann)
         if (compatible and not fits) or not _is_named(matrix, cann):
             continue  # nothing better is known, or the tables do not reach this CANN
-        key = "lint.torch-npu-cann-not-pair" if compatible else "lint.torch-npu-cann"
+        says = "torch-npu-cann-not-pair" if compatible else "torch-npu-cann"
         args = {
             "torch_npu": f"torch_npu {npu.exact}",
             "cann": cann,
@@ -75,13 +77,13 @@ def torch_npu_on_cann(history: History, matrix: Matrix) -> Iterator[Complaint]:
             "fits": fits or Message("lint.no-pair"),
         }
         place = history.where("torch-npu", arch)
-        yield Complaint(
-            place.path,
-            place.line,
-            "lint.torch-npu-cann",
-            Message(key, args),
+        yield complaint(
+            place,
+            "torch-npu-cann",
+            args,
             (*_sides(npu, place), history.cann_evidence, f"{row.id} ({row.source})"),
             "warning" if compatible else "error",
+            says=says,
         )
 
 
@@ -90,25 +92,24 @@ def triton_on_cann(history: History, matrix: Matrix) -> Iterator[Complaint]:
     if not versions.is_cann(history.cann):
         return
     for arch in ARCHES:
-        asked = history.last("triton-ascend", arch)
-        row = matrix.triton_ascend_row(asked.exact) if asked and asked.exact else None
+        requirement = history.last("triton-ascend", arch)
+        row = matrix.triton_ascend_row(requirement.exact) if requirement and requirement.exact else None
         better = next((each for each in matrix.triton_ascend if _same_series(each.cann, history.cann)), None)
-        if asked is None or row is None or better is None or not row.cann or _same_series(row.cann, history.cann):
+        if requirement is None or row is None or better is None or not row.cann or _same_series(row.cann, history.cann):
             continue
         args = {
-            "asked": asked.text,
+            "asked": requirement.text,
             "cann": history.cann,
             "stated": row.cann,
             "fits": f"triton-ascend {better.version}",
         }
         place = history.where("triton-ascend", arch)
-        yield Complaint(
-            place.path,
-            place.line,
-            "lint.triton-ascend-cann",
-            Message("lint.triton-ascend-cann", args),
+        yield complaint(
+            place,
+            "triton-ascend-cann",
+            args,
             (
-                *_sides(asked, place),
+                *_sides(requirement, place),
                 history.cann_evidence,
                 f"{row.id} ({row.source})",
                 f"{better.id} ({better.source})",
@@ -133,10 +134,10 @@ def _pairs_with(row: TorchNpu, cann: str) -> bool:
 
 def _in_series(stated: str, cann: str) -> bool:
     """Whether a CANN version is the stated one; `8.5.X` stands for the series."""
-    wanted = versions.cann(cann)
+    version = versions.cann(cann)
     if stated.upper().endswith(".X"):
-        return ".".join(map(str, wanted.series)) == stated[:-2]
-    return versions.is_cann(stated) and versions.cann(stated) == wanted
+        return ".".join(map(str, version.series)) == stated[:-2]
+    return versions.is_cann(stated) and versions.cann(stated) == version
 
 
 def _pair_of(matrix: Matrix, torch: str, cann: str) -> str:
@@ -149,21 +150,20 @@ def _pair_of(matrix: Matrix, torch: str, cann: str) -> str:
 def wheels(history: History, matrix: Matrix) -> Iterator[Complaint]:
     """A pin that has no wheel for the Python of the base image."""
     image = history.script.image
-    missing: dict[Ask, list[tuple[str, TorchNpu | TritonAscend]]] = {}
+    missing: dict[Requirement, list[tuple[str, TorchNpu | TritonAscend]]] = {}
     for arch in ARCHES if image and image.python else ():
         for name in ("torch-npu", "triton-ascend"):
-            asked = history.last(name, arch)
-            row = _indexed_row(asked, matrix) if asked and asked.place.line else None
+            requirement = history.last(name, arch)
+            row = _indexed_row(requirement, matrix) if requirement and requirement.place.line else None
             pythons = _pythons(row, arch) if row else ()
-            if asked and row and image and pythons and image.python not in pythons:
-                missing.setdefault(asked, []).append((arch, row))
-    for asked, found in missing.items():
+            if requirement and row and image and pythons and image.python not in pythons:
+                missing.setdefault(requirement, []).append((arch, row))
+    for requirement, found in missing.items():
         arches, row = tuple(arch for arch, _ in found), found[0][1]
         assert image is not None
-        args = {"asked": asked.text, "python": image.python, "arch": arches, "pythons": _pythons(row, arches[0])}
-        evidence = (str(asked), f"{image.place}: FROM {image.text}", f"{row.id} ({row.source})")
-        says = Message("lint.no-wheel", args)
-        yield Complaint(asked.place.path, asked.place.line, "lint.no-wheel", says, evidence, "error")
+        args = {"asked": requirement.text, "python": image.python, "arch": arches, "pythons": _pythons(row, arches[0])}
+        evidence = (str(requirement), f"{image.place}: FROM {image.text}", f"{row.id} ({row.source})")
+        yield complaint(requirement.place, "no-wheel", args, evidence, "error")
 
 
 def _pythons(row: TorchNpu | TritonAscend, arch: str) -> tuple[str, ...]:
@@ -172,51 +172,60 @@ def _pythons(row: TorchNpu | TritonAscend, arch: str) -> tuple[str, ...]:
 
 def index_of_files(checkout: Checkout, matrix: Matrix) -> Iterator[Complaint]:
     """A version in a requirements file that is nowhere, or not where the file, or a script that installs it, looks."""
-    given: dict[str, tuple[str, ...]] = {}
+    indexes_of: dict[str, tuple[str, ...]] = {}
     for script in checkout.scripts:
         for event in script.events:
             if isinstance(event, Install):
                 for name in map(posixpath.basename, event.files):
-                    given[name] = (*given.get(name, ()), *event.indexes)
+                    indexes_of[name] = (*indexes_of.get(name, ()), *event.indexes)
     for each in checkout.files:
         if each.kind != "extra":
-            more = given.get(posixpath.basename(each.path), ()) if each.kind == "requirements" else ()
-            yield from _indexes((replace(ask, indexes=(*ask.indexes, *more)) for ask in each.asks), matrix, "warning")
+            more = indexes_of.get(posixpath.basename(each.path), ()) if each.kind == "requirements" else ()
+            yield from _indexes(
+                (replace(requirement, indexes=(*requirement.indexes, *more)) for requirement in each.requirements),
+                matrix,
+                "warning",
+            )
 
 
 def index_of_script(history: History, matrix: Matrix) -> Iterator[Complaint]:
     """The same for the command line of an install."""
     for event in history.script.events:
         if isinstance(event, Install) and event.certain:
-            yield from _indexes((each for each in event.asks if "://" not in each.text), matrix, "error")
+            yield from _indexes((each for each in event.requirements if "://" not in each.text), matrix, "error")
 
 
-def _indexes(asks: Iterable[Ask], matrix: Matrix, severity: Literal["error", "warning"]) -> Iterator[Complaint]:
-    for asked in asks:
-        row = _indexed_row(asked, matrix)
+def _indexes(
+    requirements: Iterable[Requirement], matrix: Matrix, severity: Literal["error", "warning"]
+) -> Iterator[Complaint]:
+    for requirement in requirements:
+        row = _indexed_row(requirement, matrix)
         if row is None or row.index == "default":
             continue
         index = matrix.index_row(row.index) if row.index else None
-        carriers = [each.url for each in matrix.indexes if asked.name in each.carries]
-        if index and any(_same_index(one, other) for one in carriers for other in asked.indexes):
+        carriers = [each.url for each in matrix.indexes if requirement.name in each.carries]
+        if index and any(_same_index(one, other) for one in carriers for other in requirement.indexes):
             continue
-        args = {"asked": asked.text, "index": index.url if index else ""}
-        key = "lint.other-index" if index else "lint.no-index"
-        yield Complaint(
-            asked.place.path,
-            asked.place.line,
-            key,
-            Message(key, args),
-            (str(asked), f"{row.id} ({row.source})"),
+        args = {"asked": requirement.text, "index": index.url if index else ""}
+        rule = "other-index" if index else "no-index"
+        yield complaint(
+            requirement.place,
+            rule,
+            args,
+            (str(requirement), f"{row.id} ({row.source})"),
             severity if index else "error",
         )
 
 
-def _indexed_row(asked: Ask, matrix: Matrix) -> TorchNpu | TritonAscend | None:
+def _indexed_row(requirement: Requirement, matrix: Matrix) -> TorchNpu | TritonAscend | None:
     """The row of a pin, for the packages whose rows say which index has them."""
-    if asked.name == "torch-npu" and asked.exact:
-        return matrix.torch_npu_row(asked.exact)
-    return matrix.triton_ascend_row(asked.exact) if asked.name == "triton-ascend" and asked.exact else None
+    if requirement.name == "torch-npu" and requirement.exact:
+        return matrix.torch_npu_row(requirement.exact)
+    return (
+        matrix.triton_ascend_row(requirement.exact)
+        if requirement.name == "triton-ascend" and requirement.exact
+        else None
+    )
 
 
 def _same_index(one: str, other: str) -> bool:
@@ -231,18 +240,20 @@ def cpu_index(history: History, matrix: Matrix) -> Iterator[Complaint]:
     """torch_npu whose x86_64 wheel asks for `torch==X+cpu`, in a script that never names where that is."""
     index = next((each for each in matrix.indexes if "torch" in each.carries), None)
     installs = [each for each in history.script.events if isinstance(each, Install)]
-    texts = [text for each in installs for text in (*each.indexes, *(ask.text for ask in each.asks))]
+    texts = [
+        text for each in installs for text in (*each.indexes, *(requirement.text for requirement in each.requirements))
+    ]
     named = any("+cpu" in each or (index and _same_index(index.url, each)) for each in texts)
     image = history.script.image
     if index is None or named or any(each.opaque for each in installs) or (image and (image.release or not image.cann)):
         return
     for event in installs:
-        for each in event.asks if event.certain and not event.no_deps and event.arch != "aarch64" else ():
+        for each in event.requirements if event.certain and not event.no_deps and event.arch != "aarch64" else ():
             row = matrix.torch_npu_row(each.exact) if each.name == "torch-npu" and each.on("x86_64") else None
             if row and "+cpu" in row.requires_x86_64 and "://" not in each.text:
                 args = {"asked": each.text, "needs": row.requires_x86_64, "index": index.url}
-                says, evidence = Message("lint.cpu-index", args), (str(each), f"{row.id} ({row.source})")
-                yield Complaint(each.place.path, each.place.line, "lint.cpu-index", says, evidence, "warning")
+                evidence = (str(each), f"{row.id} ({row.source})")
+                yield complaint(each.place, "cpu-index", args, evidence, "warning")
 
 
 def vllm_pair(history: History, matrix: Matrix) -> Iterator[Complaint]:
@@ -254,14 +265,7 @@ def vllm_pair(history: History, matrix: Matrix) -> Iterator[Complaint]:
     evidence = (f"{ascend.place}: vllm-ascend {ascend.version}", f"{row.id} ({row.source})")
     if vllm and vllm.version and not versions.accepts(f"=={row.vllm}", vllm.version):
         args: dict[str, object] = {"ascend": row.version, "vllm": vllm.version, "fits": row.vllm}
-        yield Complaint(
-            vllm.place.path,
-            vllm.place.line,
-            "lint.vllm-pair",
-            Message("lint.vllm-pair", args),
-            (f"{vllm.place}: vllm {vllm.version}", *evidence),
-            "error",
-        )
+        yield complaint(vllm.place, "vllm-pair", args, (f"{vllm.place}: vllm {vllm.version}", *evidence), "error")
     yield from _ascend_in_image(history, row, ascend, evidence)
 
 
@@ -272,23 +276,11 @@ def _ascend_in_image(
     stated = {each for each in (row.cann, row.cann_image, *(each.cann for each in row.image)) if versions.is_cann(each)}
     if versions.is_cann(history.cann) and stated and not any(_in_series(each, history.cann) for each in stated):
         args = {"ascend": row.version, "cann": history.cann, "fits": tuple(sorted(stated))}
-        yield Complaint(
-            ascend.place.path,
-            ascend.place.line,
-            "lint.vllm-ascend-cann",
-            Message("lint.vllm-ascend-cann", args),
-            (*evidence, history.cann_evidence),
-            "warning",
-        )
+        yield complaint(ascend.place, "vllm-ascend-cann", args, (*evidence, history.cann_evidence), "warning")
     if image and image.python and row.python and not versions.accepts(row.python, f"{image.python}.0"):
         args = {"ascend": row.version, "python": image.python, "fits": row.python}
-        yield Complaint(
-            ascend.place.path,
-            ascend.place.line,
-            "lint.vllm-ascend-python",
-            Message("lint.vllm-ascend-python", args),
-            (*evidence, f"{image.place}: FROM {image.text}"),
-            "error",
+        yield complaint(
+            ascend.place, "vllm-ascend-python", args, (*evidence, f"{image.place}: FROM {image.text}"), "error"
         )
 
 
@@ -302,11 +294,10 @@ def metadata_clash(history: History, matrix: Matrix) -> Iterator[Complaint]:
         other = next((each for each in vllm.requires if each.name == one.name), None)
         if other and one.spec is not None and other.spec is not None and disjoint(one.spec, other.spec):
             args = {"package": one.name, "ascend": one.text, "vllm": other.text}
-            yield Complaint(
-                ascend.place.path,
-                ascend.place.line,
-                "lint.metadata-clash",
-                Message("lint.metadata-clash", args),
+            yield complaint(
+                ascend.place,
+                "metadata-clash",
+                args,
                 (f"{_shown(one)} (vllm-ascend)", f"{_shown(other)} (vllm)", f"{vllm.place}: vllm {vllm.version}"),
                 "warning",
             )
@@ -316,17 +307,17 @@ def broken_pins(history: History, matrix: Matrix) -> Iterator[Complaint]:
     """An install that overrides what vllm or vllm-ascend asks for, or that they undo afterwards."""
     del matrix
     for clash in history.clashes:
-        if clash.held.ask and clash.held.ask.place.line:
-            yield _broken(clash, clash.held.ask)
+        if clash.active.requirement and clash.active.requirement.place.line:
+            yield _broken(clash, clash.active.requirement)
 
 
-def _broken(clash: Clash, asked: Ask) -> Complaint:
-    rule = "lint.pin-replaced" if clash.replaced else "lint.breaks-pin"
+def _broken(clash: Clash, requirement: Requirement) -> Complaint:
+    rule = "pin-replaced" if clash.replaced else "breaks-pin"
     package = f"{clash.package.name} {clash.package.version}".strip()
-    args = {"asked": asked.text, "package": package, "needs": clash.needs.text}
-    evidence = (str(asked), f"{clash.package.place}: {package}", _shown(clash.needs))
+    args = {"asked": requirement.text, "package": package, "needs": clash.needs.text}
+    evidence = (str(requirement), f"{clash.package.place}: {package}", _shown(clash.needs))
     severity: Literal["error", "warning"] = "warning" if clash.replaced else "error"
-    return Complaint(asked.place.path, asked.place.line, rule, Message(rule, args), evidence, severity)
+    return complaint(requirement.place, rule, args, evidence, severity)
 
 
 def triton_order(history: History, matrix: Matrix) -> Iterator[Complaint]:
@@ -341,19 +332,20 @@ def _triton_on(history: History, arch: str) -> Iterator[Complaint]:
     anew = max(
         (order for order, each in events if isinstance(each, Install) and _installs_ascend(each, arch)), default=-1
     )
-    ascend: Ask | None = None
+    ascend: Requirement | None = None
     for order, event in events:
         if isinstance(event, Install):
             if ascend and not event.no_deps:
                 yield from _over_ascend(event, ascend, arch, is_last=order > anew)
-            ascend = next((each for each in event.asks if each.name == "triton-ascend" and each.on(arch)), ascend)
+            ascend = next(
+                (each for each in event.requirements if each.name == "triton-ascend" and each.on(arch)), ascend
+            )
         elif isinstance(event, Uninstall) and "triton-ascend" in event.names:
             ascend = None
         elif isinstance(event, Uninstall) and "triton" in event.names and ascend and order > anew:
-            says = Message("lint.triton-uninstalled-last", {"ascend": ascend.text})
             evidence = (str(ascend), f"{event.place}: pip uninstall triton")
             place = event.place
-            yield Complaint(place.path, place.line, "lint.triton-uninstalled-last", says, evidence, "warning")
+            yield complaint(place, "triton-uninstalled-last", {"ascend": ascend.text}, evidence, "warning")
 
 
 def _counts(event: Event, arch: str) -> bool:
@@ -362,24 +354,25 @@ def _counts(event: Event, arch: str) -> bool:
 
 def _installs_ascend(event: Install, arch: str) -> bool:
     """Whether an install brings triton-ascend, or something that the text does not name."""
-    return event.opaque or any(each.name == "triton-ascend" and each.on(arch) for each in event.asks)
+    return event.opaque or any(each.name == "triton-ascend" and each.on(arch) for each in event.requirements)
 
 
-def _over_ascend(event: Install, ascend: Ask, arch: str, *, is_last: bool) -> Iterator[Complaint]:
-    for each in event.asks:
+def _over_ascend(event: Install, ascend: Requirement, arch: str, *, is_last: bool) -> Iterator[Complaint]:
+    for each in event.requirements:
         if each.name == "triton" and each.on(arch):
             yield together(each, ascend)
         elif each.name in _BRINGS_TRITON and each.on(arch) and is_last:
-            says = Message("lint.triton-ascend-not-last", {"ascend": ascend.text, "asked": each.text})
             place, evidence = each.place, (str(ascend), str(each))
-            yield Complaint(place.path, place.line, "lint.triton-ascend-not-last", says, evidence, "warning")
+            yield complaint(
+                place, "triton-ascend-not-last", {"ascend": ascend.text, "asked": each.text}, evidence, "warning"
+            )
 
 
-def _sides(ask: Ask, place: Place) -> tuple[str, ...]:
-    """An ask, and the line that brought it where that is another one."""
-    return (_shown(ask),) if ask.place == place else (_shown(ask), f"{place}")
+def _sides(requirement: Requirement, place: Place) -> tuple[str, ...]:
+    """A requirement, and the line that brought it where that is another one."""
+    return (_shown(requirement),) if requirement.place == place else (_shown(requirement), f"{place}")
 
 
-def _shown(ask: Ask) -> str:
-    """An ask with its place; one of the matrix has the row's id there and no line."""
-    return str(ask) if ask.place.line else f"{ask.place.path}: {ask.text}"
+def _shown(requirement: Requirement) -> str:
+    """A requirement with its place; one of the matrix has the row's id there and no line."""
+    return str(requirement) if requirement.place.line else f"{requirement.place.path}: {requirement.text}"

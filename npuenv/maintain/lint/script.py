@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from npuenv.core import versions
 from npuenv.core.shellscript import ARCH, UNKNOWN, Command, Source, commands
-from npuenv.maintain.lint.requirement_files import ask
-from npuenv.maintain.lint.values import Ask, Clone, Event, Install, Place, Remark, Setting, Uninstall
+from npuenv.maintain.lint.requirement_files import parse_requirement
+from npuenv.maintain.lint.values import Clone, Event, Install, Place, Remark, Requirement, Setting, Uninstall
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -167,14 +167,15 @@ class Reader:
             self._remark(place, "tls", f"pip install --trusted-host {host}", command)
         set_by_env = [part for name in _INDEX_SETTINGS for part in command.env.get(name, "").split()]
         indexes = (*self.indexes, *set_by_env, *options.values(*_INDEX_OPTIONS))
-        asks, builds = list[Ask](), [self.inside(_bare(each)) for each in options.values("-e", "--editable")]
+        requirements = list[Requirement]()
+        builds = [self.inside(_bare(each)) for each in options.values("-e", "--editable")]
         opaque = any("://" in each and UNKNOWN in each.rpartition("/")[2][:1] for each in options.free)
         for each in options.free:
-            found = _asked(each, place)
+            found = _requirement_of(each, place)
             if found is not None and not (found.spec == "" and self.inside(_bare(each)) in self.clones):
                 spec = None if UNKNOWN in each or ARCH in each else found.spec
                 arch = command.arch or found.arch
-                asks.append(
+                requirements.append(
                     replace(found, spec=spec, arch=arch, indexes=tuple(indexes), text=each.replace(UNKNOWN, "?"))
                 )
             elif "://" not in each and "==" not in each:
@@ -183,7 +184,7 @@ class Reader:
         self.events.append(
             Install(
                 place,
-                tuple(asks),
+                tuple(requirements),
                 files,
                 tuple(builds),
                 tuple(indexes),
@@ -271,12 +272,12 @@ def _options(words: tuple[str, ...], valued: tuple[str, ...] = ()) -> _Options:
     return found
 
 
-def _asked(word: str, place: Place) -> Ask | None:
+def _requirement_of(word: str, place: Place) -> Requirement | None:
     """A word of an install as a requirement; without a version where the text does not decide it."""
     if UNKNOWN not in word or word.endswith(".whl"):
-        return ask(word.replace(UNKNOWN, "_"), place)
+        return parse_requirement(word.replace(UNKNOWN, "_"), place)
     named = re.match(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?\s*[=<>!~]", word)
-    return Ask(versions.normalised(named[1]), None, word, place) if named else None
+    return Requirement(versions.normalised(named[1]), None, word, place) if named else None
 
 
 def _without_prefix(words: tuple[str, ...]) -> tuple[str, ...]:

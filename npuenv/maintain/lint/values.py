@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from npuenv.core.messages import Message
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from packaging.specifiers import SpecifierSet
-
-    from npuenv.core.messages import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,22 @@ class Complaint:
     severity: Literal["error", "warning"]
 
 
+def complaint(
+    place: Place,
+    rule: str,
+    args: Mapping[str, object],
+    evidence: Iterable[str],
+    severity: Literal["error", "warning"],
+    *,
+    says: str = "",
+) -> Complaint:
+    """A complaint of `lint.<rule>`; its sentence is `lint.<says>`, else that of the rule."""
+    sentence = Message(f"lint.{says or rule}", args)
+    return Complaint(place.path, place.line, f"lint.{rule}", sentence, tuple(evidence), severity)
+
+
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Requirement:
     """A requirement as a file or a command states it."""
 
     name: str  # normalised
@@ -65,12 +79,12 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class AskFile:
+class RequirementFile:
     """The requirements that one file makes together."""
 
     path: str
     kind: Literal["requirements", "project", "build", "extra"]
-    asks: tuple[Ask, ...]
+    requirements: tuple[Requirement, ...]
     label: str = ""  # which extra; the project's own name where the kind is "project"
 
 
@@ -103,7 +117,7 @@ class Install:
     """One `pip install`."""
 
     place: Place
-    asks: tuple[Ask, ...]
+    requirements: tuple[Requirement, ...]
     files: tuple[str, ...]  # requirement files, as absolute paths inside the image
     builds: tuple[str, ...]  # folders that it builds, as absolute paths inside the image
     indexes: tuple[str, ...]
@@ -165,6 +179,6 @@ class Checkout:
     """Everything that was read below one of the paths."""
 
     root: str
-    files: tuple[AskFile, ...] = ()
+    files: tuple[RequirementFile, ...] = ()
     scripts: tuple[Script, ...] = ()
     complaints: tuple[Complaint, ...] = field(default=())  # what could not be read

@@ -7,7 +7,7 @@ verl.toml is generated from the wheels; roll.toml lists the fields of ROLL's dat
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from npuenv.core import versions
 from npuenv.core.files import folder_of
@@ -132,3 +132,8 @@ def _standing(framework: str, part: str, at: int) -> list[tuple[str, str]]:
 def fields_of(part: str) -> tuple[str, ...]:
     """The names of a part of ROLL's configuration: top, worker, model_args and so on; empty for a free part."""
     return tuple(_table("roll")["fields"].get(part, ()))
+
+
+def roll_names(kind: Literal["free_parts", "megatron", "roles"]) -> tuple[str, ...]:
+    """Names of ROLL's configuration by what they are."""
+    return tuple(_table("roll")["names"][kind])

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _SUBJECTS = {
     "base": ("Row", "Strength", "VerifiedBy"),
     "container": ("ContainerCards", "ContainerPlace"),
-    "keys": ("Bound", "Choice", "MovedKey"),
+    "keys": ("Bound", "Choice", "MovedKey", "RefusedValue"),
     "launch": ("LaunchKey", "LaunchRecipe"),
     "limits": ("Contradiction", "Limit", "Unsupported"),
     "machine": (

@@ -1,4 +1,4 @@
-"""What to change so that a job fits, one step after the other in the order of the guides. Start from `fit`.
+"""What to change so that a job fits, one step after the other in the order of the guides.
 
 A step is taken only where it helps, and only until the job fits.
 """
@@ -96,7 +96,7 @@ def _times(job: Job, placement: Placement, times: int) -> tuple[Job, Placement]:
     return replace(job, cards=replace(job.cards, nodes=times * job.cards.nodes)), Placement(*every)
 
 
-def accumulation(job: Job, placement: Placement) -> int:
+def _accumulation(job: Job, placement: Placement) -> int:
     """Backward passes of one card before each update: sequences of an update over cards and micro batch, rounded up."""
     return -(-_per_card(job, placement) // job.sizes.micro_batch)
 
@@ -137,8 +137,8 @@ def _says(name: str, old: Job, new: Job, placement: Placement) -> Message:
     args = {
         "from_micro": old.sizes.micro_batch,
         "micro": new.sizes.micro_batch,
-        "from_accumulation": accumulation(old, placement),
-        "accumulation": accumulation(new, placement),
+        "from_accumulation": _accumulation(old, placement),
+        "accumulation": _accumulation(new, placement),
         "from_tokens": old.sizes.micro_tokens or 0,
         "tokens": new.sizes.micro_tokens or 0,
         "from_reference": old.sizes.reference_micro_batch or old.sizes.log_prob_micro_batch,

@@ -1,4 +1,4 @@
-"""Whether a job fits onto its cards, from the fullest card at its worst moment. Start from `judge`.
+"""Whether a job fits onto its cards, from the fullest card at its worst moment.
 
 What to change is not decided here, but in `npuenv.preflight.memory.advice`.
 """
@@ -105,8 +105,8 @@ def _assumptions(job: Job, placement: Placement) -> Iterator[Message]:
     yield Message("placement.assumes-reserve", {"reserve": _gib(reserve), "buffer": job.hccl_buffer_mib})
     longest = generation.longest(job)
     if placement.infer and longest < job.sizes.prompt_length + job.sizes.response_length:
-        asked = job.sizes.prompt_length + job.sizes.response_length
-        yield Message("placement.short-model-len", {"longest": longest, "asked": asked})
+        requested = job.sizes.prompt_length + job.sizes.response_length
+        yield Message("placement.short-model-len", {"longest": longest, "asked": requested})
     if set(placement.infer) & {*placement.train, *placement.reference}:
         left = usable_gib(job.cards.memory_gib) * (1 - job.gpu_memory_utilization)
         key = "placement.assumes-sleep" if job.engine_sleeps else "placement.assumes-awake"

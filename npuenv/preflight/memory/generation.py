@@ -1,7 +1,4 @@
-"""How much of a card the generating engine takes, and what is left in it for the cache. All results are bytes.
-
-Start from `room`.
-"""
+"""How much of a card the generating engine takes, and what is left in it for the cache. All results are bytes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Shapes of models: by the name of a published one, or from the config.json of a local folder.
 
-No model library is needed. Start from `find_model`; `count` gives the parameters that a shape has.
+No model library is needed.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def find_model(name: str, matrix: Matrix | None = None) -> Model:
     """
     if (Path(name) / "config.json").is_file():
         return model_from(Path(name))
-    wanted = name.rstrip("/").casefold()
+    lowered = name.rstrip("/").casefold()
     for shape in (matrix or load_matrix()).models:
         names = [each.casefold() for each in (shape.id, *shape.also)]
-        if wanted in names or wanted.rsplit("/", 1)[-1] in {each.split("/")[-1] for each in names}:
+        if lowered in names or lowered.rsplit("/", 1)[-1] in {each.split("/")[-1] for each in names}:
             return model_of(shape, name)
     return Model(name, 0.0, 0, 0, 0, 0, 0, 0, 0, False)
 

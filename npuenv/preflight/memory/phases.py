@@ -1,4 +1,4 @@
-"""The moments of a step at which a card can run out, and what lies on it then. Start from `moments`."""
+"""The moments of a step at which a card can run out, and what lies on it then."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def _update(job: Job, placement: Placement) -> Moment:
     cards = len(placement.train)
     state = training.states(job, cards)
     micro = training.tokens(job, job.sizes.micro_batch, job.sizes.micro_tokens)
-    kept, layer = training.activations(job, micro)
+    saved, layer = training.activations(job, micro)
     logits = training.update_logits(job, micro)
     parts = {
         "weights": 0.0 if _streams(job, "parameters") else state.weights,
         "gradients": 0.0 if _streams(job, "parameters") else state.gradients,
         "optimizer": 0.0 if _streams(job, "optimizer") else state.optimizer,
         "gathered": training.gathered(job),
-        "activations": kept + max(0.0, layer - logits),
+        "activations": saved + max(0.0, layer - logits),
         "logits": logits,
     }
     return _moment("train", "update", job, parts | _beside(job, placement, placement.train))

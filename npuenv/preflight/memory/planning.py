@@ -1,4 +1,4 @@
-"""Which cards train, which generate and which hold the reference. Start from `plan` and `propose`.
+"""Which cards train, which generate and which hold the reference.
 
 A card's global number is node x cards per node + its number on the node.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.preflight.memory.advice import advice, fit, parallel_fits_cards
+from npuenv.preflight.memory.advice import advice, parallel_fits_cards
 from npuenv.preflight.memory.feasibility import judge, tensor_parallel_fits
 from npuenv.preflight.memory.types import Estimate, Placement
 
@@ -48,42 +48,20 @@ def plan(job: Job, *, layout: Layout | None = None, strategy: int = 1) -> tuple[
     return next((answer for answer in answers if answer[1].verdict in ("feasible", "tight")), answers[0])
 
 
-def propose(job: Job, *, layout: Layout | None = None, strategy: int = 1) -> Job:
-    """The job with batches, offload, lengths and the engine's share changed until it fits, as little as possible.
-
-    A tensor-parallel size that does not divide is replaced by the nearest larger one that does, else the largest.
-    Where nothing makes it fit, what helped so far stays: judge it again. Raises: BadInput as `plan`.
-    """
-    _check_sizes(job)
-    chosen = _layouts(job, layout)[0]
-    job = _with_parallel(job, _split_or_share(replace(job, tensor_parallel=1), chosen, strategy))
-    placement, _ = plan(job, layout=layout, strategy=strategy)
-    changes = fit(job, placement)
-    return changes[-1].job if changes else job
-
-
-def _with_parallel(job: Job, placement: Placement) -> Job:
-    if not job.model.layers or parallel_fits_cards(job, placement, job.tensor_parallel):
-        return job
-    fitting = [size for size in range(1, len(placement.infer) + 1) if parallel_fits_cards(job, placement, size)]
-    larger = [size for size in fitting if size > job.tensor_parallel]
-    return replace(job, tensor_parallel=(larger or fitting[-1:] or [1])[0])
-
-
-def _layouts(job: Job, asked: Layout | None) -> tuple[Layout, ...]:
+def _layouts(job: Job, requested: Layout | None) -> tuple[Layout, ...]:
     """The layouts that the release allows, the preferred one first; of them the one that is asked for."""
     allowed: tuple[Layout, ...] = ("colocated",)
     if job.framework == "roll":
         shares = versions.python_version(job.release) >= versions.python_version(_ROLL_COLOCATES)
         allowed = ("colocated", "split") if shares else ("split",)
-    elif asked == "split":
+    elif requested == "split":
         allowed = ("split",)  # verl has a trainer of its own for that
     elif job.framework != "verl":
         raise BadInput(Message("placement.framework", {"value": job.framework}))
-    if asked is not None and asked not in allowed:
+    if requested is not None and requested not in allowed:
         args = {"release": job.release, "since": _ROLL_COLOCATES}
         raise BadInput(Message("placement.no-sharing", args), Message("placement.hint-no-sharing"))
-    return (asked,) if asked else allowed
+    return (requested,) if requested else allowed
 
 
 def _laid_out(job: Job, layout: Layout, strategy: int) -> tuple[Placement, Estimate]:
@@ -162,9 +140,9 @@ def _check(job: Job, placement: Placement) -> None:
     """Raises: BadInput where the placement is not one of the job's cards, or a size cannot be."""
     _check_sizes(job, generates=bool(placement.infer))
     every = (*placement.train, *placement.infer, *placement.reference)
-    strange = sorted({card for card in every if not 0 <= card < job.cards.count})
-    if strange or not every:
-        what = ranges(tuple(strange)) or "-"
+    foreign = sorted({card for card in every if not 0 <= card < job.cards.count})
+    if foreign or not every:
+        what = ranges(tuple(foreign)) or "-"
         raise BadInput(Message("placement.no-such-card", {"cards": what, "count": job.cards.count}))
 
 

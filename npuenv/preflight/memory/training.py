@@ -1,6 +1,6 @@
 """How much a training card holds: states, what is gathered, activations, logits. All results are bytes on one card.
 
-Nothing here decides whether that fits. Start from `states`, `gathered`, `activations` and `update_logits`.
+Nothing here decides whether that fits.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ def activations(job: Job, num_tokens: float) -> tuple[float, float]:
     model = job.model
     width = 4 * (model.heads + model.kv_heads) * model.head_dim
     layer = num_tokens * (16 * model.hidden + width + 8 * model.intermediate) / job.train_tensor_parallel
-    kept = num_tokens * 2 * model.hidden / job.train_tensor_parallel if job.checkpoints_gradients else layer
-    return model.layers * kept, 1.5 * layer
+    saved = num_tokens * 2 * model.hidden / job.train_tensor_parallel if job.checkpoints_gradients else layer
+    return model.layers * saved, 1.5 * layer
 
 
 def update_logits(job: Job, num_tokens: float) -> float:

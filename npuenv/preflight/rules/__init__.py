@@ -1,12 +1,12 @@
-"""What `npuenv preflight` looks for: RULES, in the order in which a reader wants to hear of them.
+"""What `npuenv preflight` looks for. Each module holds the rules of one subject.
 
-A rule is a pure function from a Launch to problems; each module holds the rules of one subject. No rule runs anything,
-and only `data` looks at files, where the launch is to run on this machine.
+A rule is a pure function from a Launch to problems. No rule runs anything, and only `data` looks at files, where the
+launch is to run on this machine.
 """
 
 from __future__ import annotations
 
-from npuenv.preflight.rules import (
+from npuenv.preflight.rules import (  # noqa: F401 - each adds its rules to RULES
     batches,
     cards,
     data,
@@ -15,26 +15,9 @@ from npuenv.preflight.rules import (
     lengths,
     memory,
     platform,
-    safety,
-    started,
     unjudged,
     values,
 )
-from npuenv.preflight.rules.base import Rule
+from npuenv.preflight.rules.base import RULES, Rule
 
 __all__ = ["RULES", "Rule"]
-
-RULES: tuple[Rule, ...] = (
-    *unjudged.RULES,
-    *started.RULES,
-    *keys.RULES,
-    *platform.RULES,
-    *cards.RULES,
-    *batches.RULES,
-    *lengths.RULES,
-    *values.RULES,
-    *environment.RULES,
-    *data.RULES,
-    *safety.RULES,
-    *memory.RULES,
-)

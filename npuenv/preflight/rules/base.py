@@ -1,11 +1,12 @@
-"""What every rule is made of: Rule, and the look-ups and constructors that rules share. No rule stands here."""
+"""What every rule is made of: the decorator `rule`, `problem`, and the look-ups that rules share."""
 
 from __future__ import annotations
 
 import fnmatch
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from npuenv.core import versions
@@ -15,10 +16,9 @@ from npuenv.core.shellscript import UNKNOWN
 from npuenv.preflight.types import Change, Launch, Problem, Setting, Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from npuenv.preflight.types import Machine
 
+Judge = Callable[[Launch], Iterable[Problem]]
 _POINTER = re.compile(r"\$\{(?:oc\.select:)?([A-Za-z_][\w.]*)(?:,\s*(.*))?\}")
 _MANDATORY = "???"
 _ACTOR = "actor_rollout_ref.actor"
@@ -31,32 +31,49 @@ class Rule:
 
     id: str
     frameworks: tuple[str, ...]
-    judge: Callable[[Launch], Iterable[Problem]]
+    judge: Judge
     is_trainers: bool = False  # it knows what verl's own trainers take: of another program its errors are warnings
+
+
+BOTH = ("verl", "roll")
+RULES: list[Rule] = []
+
+
+def rule(id: str, *frameworks: str, source: str = "", is_trainers: bool = False) -> Callable[[Judge], Judge]:
+    """Makes a rule `preflight.<id>` of a function; without `frameworks` it is about all of them.
+
+    What the function gives without a rule, sentence or source gets those of the rule.
+    """
+
+    def register(judge: Judge) -> Judge:
+        def complete(launch: Launch) -> Iterator[Problem]:
+            for each in judge(launch):
+                says = each.says if each.says.key else Message(f"preflight_rules.{id}", each.says.args)
+                yield replace(each, rule=each.rule or f"preflight.{id}", says=says, source=each.source or source)
+
+        RULES.append(Rule(f"preflight.{id}", frameworks or BOTH, complete, is_trainers))
+        return complete
+
+    return register
 
 
 def problem(
     launch: Launch,
-    rule: str,
     keys: Iterable[str],
     *,
-    source: str,
+    rule: str = "",
     severity: Severity = "error",
     says: str = "",
     changes: Iterable[Change] = (),
+    source: str = "",
     **args: object,
 ) -> Problem:
-    """A problem of rule `preflight.<rule>`; its sentence is `preflight_rules.<says>`, else that of the rule."""
+    """A problem of some keys or variables; its sentence is `preflight_rules.<says>`, else that of the rule."""
     settings = tuple(found for key in keys if (found := written(launch, key)) is not None)
     shown = {name: each.replace(UNKNOWN, "…") if isinstance(each, str) else each for name, each in args.items()}
-    return Problem(
-        f"preflight.{rule}",
-        severity,
-        Message(f"preflight_rules.{says or rule}", shown),
-        settings,
-        source,
-        tuple(changes),
-    )
+    sentence = f"preflight_rules.{says or rule}" if says or rule else ""
+    named = f"preflight.{rule}" if rule else ""
+    return Problem(named, severity, Message(sentence, shown), settings, source, tuple(changes))
 
 
 def written(launch: Launch, key: str) -> Setting | None:
@@ -151,15 +168,15 @@ def is_at_least(launch: Launch, release: str) -> bool | None:
     return reaches(launch.release, release)
 
 
-def reaches(have: str | None, wanted: str) -> bool | None:
-    """Whether a version is `wanted` or later; None where there is none, or one that nobody can read.
+def reaches(version: str | None, minimum: str) -> bool | None:
+    """Whether a version is `minimum` or later; None where there is none, or one that nobody can read.
 
-    A development build on the way to `wanted` may have what came with it, or not: 0.8.0.dev0 of 0.8.0 gives None.
+    A development build on the way to `minimum` may have what came with it, or not: 0.8.0.dev0 of 0.8.0 gives None.
     """
-    if not have:
+    if not version:
         return None
     try:
-        found, other = versions.python_version(have), versions.python_version(wanted)
+        found, other = versions.python_version(version), versions.python_version(minimum)
     except BadInput:
         return None
     return None if found.is_devrelease and found < other and found.release == other.release else found >= other
@@ -225,6 +242,6 @@ def nearest(word: str, words: Iterable[str], cutoff: float = 0.6) -> str | None:
     return found[0] if found else None
 
 
-def divisor_below(total: int, wanted: int) -> int:
-    """The largest divisor of `total` that is not above `wanted`; 1 at least."""
-    return next((size for size in range(min(wanted, total), 1, -1) if total % size == 0), 1)
+def divisor_below(total: int, limit: int) -> int:
+    """The largest divisor of `total` that is not above `limit`; 1 at least."""
+    return next((size for size in range(min(limit, total), 1, -1) if total % size == 0), 1)

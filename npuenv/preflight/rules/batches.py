@@ -7,7 +7,6 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.preflight.rules.base import (
-    Rule,
     divisor_below,
     is_at_least,
     is_off,
@@ -16,6 +15,7 @@ from npuenv.preflight.rules.base import (
     matching,
     number,
     problem,
+    rule,
     sequence_parallel,
     value,
     verl_cards,
@@ -82,6 +82,7 @@ def _least(launch: Launch, parts: int) -> int:
     return parts if value(launch, f"{_ACTOR}.strategy") == "megatron" else verl_cards(launch) or parts
 
 
+@rule("train-batch", "verl", source=_VALIDATE, is_trainers=True)
 def _train_batch(launch: Launch) -> Iterator[Problem]:
     cards, batch, n = data_parallel(launch), whole(launch, _TRAIN, 1024), _rollouts(launch)
     if not (cards and batch and n and is_off(launch, f"{_ACTOR}.use_dynamic_bsz")):
@@ -90,14 +91,12 @@ def _train_batch(launch: Launch) -> Iterator[Problem]:
     if batch * n % least:
         yield problem(
             launch,
-            "train-batch",
             (_TRAIN, "actor_rollout_ref.rollout.n", "trainer.n_gpus_per_node"),
             changes=fitting(launch),
             batch=batch,
             n=n,
             total=batch * n,
             cards=least,
-            source=_VALIDATE,
         )
 
 
@@ -105,18 +104,11 @@ def _rollouts(launch: Launch) -> int | None:
     return whole(launch, "actor_rollout_ref.rollout.n", 1)
 
 
+@rule("mini-batch", "verl", source=_VALIDATE, is_trainers=True)
 def _mini_batch(launch: Launch) -> Iterator[Problem]:
     batch, mini = whole(launch, _TRAIN, 1024), whole(launch, _MINI, 256)
     if batch and mini and mini > batch:
-        yield problem(
-            launch,
-            "mini-batch",
-            (_MINI, _TRAIN),
-            changes=fitting(launch),
-            mini=mini,
-            batch=batch,
-            source=_VALIDATE,
-        )
+        yield problem(launch, (_MINI, _TRAIN), changes=fitting(launch), mini=mini, batch=batch)
 
 
 def _share_of_mini(launch: Launch) -> tuple[int, int, int, int] | None:
@@ -125,6 +117,7 @@ def _share_of_mini(launch: Launch) -> tuple[int, int, int, int] | None:
     return (mini, n, parts, mini * n % parts) if mini and n and parts else None
 
 
+@rule("mini-batch-uneven", "verl", source="verl wheels: verl/workers/fsdp_workers.py divides and rounds down")
 def _mini_uneven(launch: Launch) -> Iterator[Problem]:
     share = _share_of_mini(launch)
     if share and share[3]:
@@ -132,17 +125,16 @@ def _mini_uneven(launch: Launch) -> Iterator[Problem]:
         changes = fitting(launch)
         yield problem(
             launch,
-            "mini-batch-uneven",
             (_MINI, "trainer.n_gpus_per_node"),
             changes=changes if any(change.key == _MINI for change in changes) else (),
             mini=mini,
             n=n,
             cards=parts,
             severity="warning",
-            source="verl wheels: verl/workers/fsdp_workers.py divides and rounds down",
         )
 
 
+@rule("micro-batch", "verl", source="verl wheels 0.5.0 to 0.7.1: verl/workers/fsdp_workers.py", is_trainers=True)
 def _micro_batch(launch: Launch) -> Iterator[Problem]:
     micro, share = whole(launch, _MICRO), _share_of_mini(launch)
     if not share or share[3] or not micro or not is_off(launch, f"{_ACTOR}.use_dynamic_bsz"):
@@ -154,7 +146,6 @@ def _micro_batch(launch: Launch) -> Iterator[Problem]:
         severity: Severity = "error" if is_at_least(launch, "0.8.0") is False else "warning"
         yield problem(
             launch,
-            "micro-batch",
             (_MICRO, _MINI, "trainer.n_gpus_per_node"),
             changes=fitting(launch),
             micro=micro,
@@ -163,7 +154,6 @@ def _micro_batch(launch: Launch) -> Iterator[Problem]:
             cards=parts,
             share=per_card,
             severity=severity,
-            source="verl wheels 0.5.0 to 0.7.1: verl/workers/fsdp_workers.py",
         )
 
 
@@ -179,36 +169,33 @@ def _micro_keys(launch: Launch) -> Iterator[tuple[str, str, str]]:
         yield "critic.ppo_micro_batch_size", "critic.ppo_micro_batch_size_per_gpu", "critic.use_dynamic_bsz"
 
 
+@rule("micro-batch-both", "verl", source=_VALIDATE, is_trainers=True)
 def _micro_both(launch: Launch) -> Iterator[Problem]:
     for old, new, _ in _micro_keys(launch):
         if is_set(launch, old) and is_set(launch, new):
-            yield problem(
-                launch, "micro-batch-both", (old, new), changes=(Change(old, None),), old=old, new=new, source=_VALIDATE
-            )
+            yield problem(launch, (old, new), changes=(Change(old, None),), old=old, new=new)
 
 
+@rule("micro-batch-none", "verl", source=_VALIDATE, is_trainers=True)
 def _micro_none(launch: Launch) -> Iterator[Problem]:
     if not is_off(launch, f"{_ACTOR}.use_dynamic_bsz"):
         return
     for old, new, switch in _micro_keys(launch):
         if not (is_set(launch, old) or is_set(launch, new)) and is_off(launch, switch):
-            yield problem(launch, "micro-batch-none", (), new=new, source=_VALIDATE)
+            yield problem(launch, (), new=new)
 
 
+@rule("group-of-one", "verl", source="verl wheels: verl/trainer/ppo/core_algos.py, a group of one")
 def _group_of_one(launch: Launch) -> Iterator[Problem]:
     grouped = ("grpo", "grpo_passk", "rloo", "rloo_vectorized", "grpo_vectorized", "gdpo", "opo")
     estimator = value(launch, "algorithm.adv_estimator")
     if estimator in grouped and number(launch, "actor_rollout_ref.rollout.n", 1) == 1:
         yield problem(
-            launch,
-            "group-of-one",
-            ("actor_rollout_ref.rollout.n", "algorithm.adv_estimator"),
-            severity="warning",
-            estimator=estimator,
-            source="verl wheels: verl/trainer/ppo/core_algos.py, a group of one",
+            launch, ("actor_rollout_ref.rollout.n", "algorithm.adv_estimator"), severity="warning", estimator=estimator
         )
 
 
+@rule("group-of-one", "roll", source=_ROLL)
 def _roll_group(launch: Launch) -> Iterator[Problem]:
     key = "num_return_sequences_in_group"
     is_agentic = any(key.startswith("train_env_manager.") for key in launch.settings)
@@ -218,11 +205,10 @@ def _roll_group(launch: Launch) -> Iterator[Problem]:
         and number(launch, key, 1) == 1
         and "actor_train.strategy_args.strategy_name" in launch.settings
     ):
-        yield problem(
-            launch, "group-of-one", (key, "adv_estimator"), severity="warning", estimator="grpo", source=_ROLL
-        )
+        yield problem(launch, (key, "adv_estimator"), severity="warning", estimator="grpo")
 
 
+@rule("roll-batch", "roll", source=_ROLL)
 def _roll_batch(launch: Launch) -> Iterator[Problem]:
     base = "actor_train.training_args"
     device, steps = (
@@ -242,7 +228,6 @@ def _roll_batch(launch: Launch) -> Iterator[Problem]:
         changes = (Change(f"{base}.gradient_accumulation_steps", divisor_below(fit, steps)),) if fit else ()
         yield problem(
             launch,
-            "roll-batch",
             (f"{base}.gradient_accumulation_steps", f"{base}.per_device_train_batch_size", "rollout_batch_size"),
             changes=changes,
             device=device,
@@ -250,7 +235,6 @@ def _roll_batch(launch: Launch) -> Iterator[Problem]:
             cards=parts,
             update=update,
             total=batch * n,
-            source=_ROLL,
         )
 
 
@@ -267,6 +251,7 @@ def _roll_parts(launch: Launch, cards: int) -> int | None:
     return max(cards // group, 1) if group else None
 
 
+@rule("env-groups", "roll", source=_AGENTIC)
 def _env_groups(launch: Launch) -> Iterator[Problem]:
     for manager, batch_key in (("train_env_manager", "rollout_batch_size"), ("val_env_manager", "val_batch_size")):
         key = f"{manager}.num_env_groups"
@@ -275,7 +260,6 @@ def _env_groups(launch: Launch) -> Iterator[Problem]:
             changes = (Change(key, batch // size),) if batch % size == 0 and not _partition(launch, manager) else ()
             yield problem(
                 launch,
-                "env-groups",
                 (key, f"{manager}.group_size", batch_key),
                 changes=changes,
                 manager=manager,
@@ -284,7 +268,6 @@ def _env_groups(launch: Launch) -> Iterator[Problem]:
                 total=groups * size,
                 key=batch_key,
                 batch=batch,
-                source=_AGENTIC,
             )
 
 
@@ -293,6 +276,7 @@ def _partition(launch: Launch, manager: str) -> list[int] | None:
     return found if isinstance(found, list) and all(type(part) is int for part in found) else None
 
 
+@rule("env-partition", "roll", source=_AGENTIC)
 def _env_partition(launch: Launch) -> Iterator[Problem]:
     for manager in ("train_env_manager", "val_env_manager"):
         parts, tags = _partition(launch, manager), value(launch, f"{manager}.tags")
@@ -303,7 +287,6 @@ def _env_partition(launch: Launch) -> Iterator[Problem]:
             change = (Change(key, [groups]),) if len(tags) == 1 else ()
             yield problem(
                 launch,
-                "env-partition",
                 (key, f"{manager}.num_env_groups", f"{manager}.tags"),
                 changes=change,
                 manager=manager,
@@ -311,21 +294,20 @@ def _env_partition(launch: Launch) -> Iterator[Problem]:
                 groups=groups,
                 parts=len(parts),
                 tags=len(tags),
-                source=_AGENTIC,
             )
 
 
+@rule("env-tag", "roll", source=_AGENTIC)
 def _env_tags(launch: Launch) -> Iterator[Problem]:
     known = {key.split(".")[1] for key in launch.settings if key.startswith("custom_envs.")}
     for manager in ("train_env_manager", "val_env_manager") if known else ():
         tags = value(launch, f"{manager}.tags")
         for tag in tags if isinstance(tags, list) else ():
             if tag not in known:
-                yield problem(
-                    launch, "env-tag", (f"{manager}.tags",), tag=tag, known=tuple(sorted(known)), source=_AGENTIC
-                )
+                yield problem(launch, (f"{manager}.tags",), tag=tag, known=tuple(sorted(known)))
 
 
+@rule("domain-probabilities", "roll")
 def _domains(launch: Launch) -> Iterator[Problem]:
     prefix = "actor_train.data_args.domain_interleave_probs."
     shares = {s.key.removeprefix(prefix): number(launch, s.key) for s in matching(launch, prefix + "*")}
@@ -335,7 +317,6 @@ def _domains(launch: Launch) -> Iterator[Problem]:
     if abs(total - 1) > 1e-6:
         yield problem(
             launch,
-            "domain-probabilities",
             keys,
             total=round(total, 6),
             source="ROLL Ascend samples (2026-04): probabilities of the domains add up to 1",
@@ -344,8 +325,8 @@ def _domains(launch: Launch) -> Iterator[Problem]:
     for name in sorted(set(shares) - rewards) if rewards else ():
         yield problem(
             launch,
-            "domain-reward",
             (prefix + name,),
+            rule="domain-reward",
             says="domain-reward",
             domain=name,
             rewards=tuple(sorted(rewards)),
@@ -353,27 +334,10 @@ def _domains(launch: Launch) -> Iterator[Problem]:
         )
 
 
+@rule("ulysses-padding", "verl", source=_VALIDATE)
 def _ulysses_padding(launch: Launch) -> Iterator[Problem]:
     key, size = sequence_parallel(launch)
     padding = "actor_rollout_ref.model.use_remove_padding"
     if (size or 1) > 1 and value(launch, padding) is not None and not is_true(launch, padding):
         keys = (key, padding) if written(launch, padding) else (key,)
-        yield problem(launch, "ulysses-padding", keys, changes=(Change(padding, True),), source=_VALIDATE)
-
-
-RULES = (
-    Rule("preflight.train-batch", ("verl",), _train_batch, is_trainers=True),
-    Rule("preflight.mini-batch", ("verl",), _mini_batch, is_trainers=True),
-    Rule("preflight.mini-batch-uneven", ("verl",), _mini_uneven),
-    Rule("preflight.micro-batch", ("verl",), _micro_batch, is_trainers=True),
-    Rule("preflight.micro-batch-both", ("verl",), _micro_both, is_trainers=True),
-    Rule("preflight.micro-batch-none", ("verl",), _micro_none, is_trainers=True),
-    Rule("preflight.group-of-one", ("verl",), _group_of_one),
-    Rule("preflight.ulysses-padding", ("verl",), _ulysses_padding),
-    Rule("preflight.group-of-one", ("roll",), _roll_group),
-    Rule("preflight.roll-batch", ("roll",), _roll_batch),
-    Rule("preflight.env-groups", ("roll",), _env_groups),
-    Rule("preflight.env-partition", ("roll",), _env_partition),
-    Rule("preflight.env-tag", ("roll",), _env_tags),
-    Rule("preflight.domain-probabilities", ("roll",), _domains),
-)
+        yield problem(launch, keys, changes=(Change(padding, True),))

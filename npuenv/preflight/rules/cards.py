@@ -7,14 +7,15 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
+from npuenv.preflight.memory import find_model
 from npuenv.preflight.rules.base import (
-    Rule,
     cards_of_machine,
     divisor_below,
     generates_apart,
     is_at_least,
     problem,
     roles,
+    rule,
     sequence_parallel,
     value,
     verl_cards,
@@ -97,6 +98,7 @@ def _mappings(launch: Launch) -> dict[str, tuple[int, ...]]:
     return {role: cards for role in roles(launch) if (cards := cards_of(launch, role))}
 
 
+@rule("device-mapping", "roll", source=_ROLL)
 def _device_mapping(launch: Launch) -> Iterator[Problem]:
     for role in roles(launch):
         key = f"{role}.device_mapping"
@@ -105,18 +107,17 @@ def _device_mapping(launch: Launch) -> Iterator[Problem]:
             continue
         is_list = isinstance(setting.value, list) and all(type(card) is int for card in setting.value)
         changes = (Change(key, str(setting.value)),) if is_list and setting.value else ()
-        yield problem(launch, "device-mapping", (key,), source=_ROLL, changes=changes, role=role, text=setting.text)
+        yield problem(launch, (key,), changes=changes, role=role, text=setting.text)
 
 
+@rule("device-duplicate", "roll", source=_ROLL)
 def _device_duplicate(launch: Launch) -> Iterator[Problem]:
     for role, cards in _mappings(launch).items():
         twice = sorted({card for card in cards if cards.count(card) > 1})
         if twice:
             key = f"{role}.device_mapping"
             change = Change(key, _text(tuple(dict.fromkeys(cards))))
-            yield problem(
-                launch, "device-duplicate", (key,), source=_ROLL, changes=(change,), role=role, cards=tuple(twice)
-            )
+            yield problem(launch, (key,), changes=(change,), role=role, cards=tuple(twice))
 
 
 def _text(cards: tuple[int, ...]) -> str:
@@ -135,6 +136,7 @@ def _all_cards(launch: Launch) -> int | None:
     return cards_of_machine(machine)
 
 
+@rule("device-beyond", "roll", source=_ROLL)
 def _device_beyond(launch: Launch) -> Iterator[Problem]:
     cards_there = _all_cards(launch)
     for role, cards in _mappings(launch).items():
@@ -142,15 +144,14 @@ def _device_beyond(launch: Launch) -> Iterator[Problem]:
         if beyond:
             yield problem(
                 launch,
-                "device-beyond",
                 (f"{role}.device_mapping",),
-                source=_ROLL,
                 role=role,
                 card=beyond[-1],
                 cards=cards_there if cards_there is not None else "-",
             )
 
 
+@rule("device-overlap", "roll")
 def _device_overlap(launch: Launch) -> Iterator[Problem]:
     """Cards that training and generation share: before 0.3.0 none may be, and later no part of both."""
     train, infer = set(cards_of(launch, "actor_train") or ()), set(cards_of(launch, "actor_infer") or ())
@@ -159,7 +160,6 @@ def _device_overlap(launch: Launch) -> Iterator[Problem]:
         if shared and min(train | infer) >= 0 and not (train <= infer or infer <= train):
             yield problem(
                 launch,
-                "device-overlap",
                 ("actor_infer.device_mapping", "actor_train.device_mapping"),
                 says="device-partly",
                 severity="warning",
@@ -169,13 +169,13 @@ def _device_overlap(launch: Launch) -> Iterator[Problem]:
     elif shared:
         yield problem(
             launch,
-            "device-overlap",
             ("actor_infer.device_mapping", "actor_train.device_mapping"),
             cards=shared,
             source="ROLL Ascend samples (2026-04): training and inference on disjoint cards; alibaba/ROLL @5d1e3c3d",
         )
 
 
+@rule("device-gap", "roll", source=_ROLL)
 def _device_gap(launch: Launch) -> Iterator[Problem]:
     mappings = _mappings(launch)
     if any(written(launch, f"{role}.device_mapping") for role in roles(launch) if role not in mappings):
@@ -184,9 +184,10 @@ def _device_gap(launch: Launch) -> Iterator[Problem]:
     idle = tuple(card for card in range(min(max(used, default=-1), 4096)) if card not in used)
     if idle:
         keys = tuple(f"{role}.device_mapping" for role in mappings)
-        yield problem(launch, "device-gap", keys, source=_ROLL, severity="warning", cards=idle)
+        yield problem(launch, keys, severity="warning", cards=idle)
 
 
+@rule("device-missing", "roll", source=_ROLL)
 def _device_missing(launch: Launch) -> Iterator[Problem]:
     for role in _ON_CARDS:
         key = f"{role}.strategy_args.strategy_name"
@@ -195,59 +196,46 @@ def _device_missing(launch: Launch) -> Iterator[Problem]:
             and value(launch, f"{role}.device_mapping") is None
             and written(launch, f"{role}.device_mapping") is None
         ):
-            yield problem(launch, "device-missing", (key,), source=_ROLL, role=role)
+            yield problem(launch, (key,), role=role)
 
 
+@rule("cards-machine", "verl", source=_POOL)
 def _cards_machine(launch: Launch) -> Iterator[Problem]:
     there = {"n_gpus_per_node": launch.machine.cards_per_node, "nnodes": launch.machine.nodes}
     pools = ("trainer", "rollout") if generates_apart(launch) else ("trainer",)
     for pool, (name, most) in itertools.product(pools, there.items()):
         key = f"{pool}.{name}"
-        asked = whole(launch, key, 8 if name == "n_gpus_per_node" else 1)
-        if asked and most and asked > most:
-            yield problem(
-                launch,
-                "cards-machine",
-                (key,),
-                changes=(Change(key, most),),
-                key=key,
-                asked=asked,
-                most=most,
-                source=_POOL,
-            )
+        requested = whole(launch, key, 8 if name == "n_gpus_per_node" else 1)
+        if requested and most and requested > most:
+            yield problem(launch, (key,), changes=(Change(key, most),), key=key, asked=requested, most=most)
     train, generate, most = verl_cards(launch), verl_rollout_cards(launch), cards_of_machine(launch.machine)
     if len(pools) > 1 and train and generate and most and max(train, generate) <= most < train + generate:
         yield problem(
             launch,
-            "cards-machine",
             [f"{pool}.{name}" for pool in pools for name in there],
             says="cards-pools",
             train=train,
             generate=generate,
             total=train + generate,
             most=most,
-            source=_POOL,
         )
 
 
+@rule(
+    "cards-machine",
+    "roll",
+    source="alibaba/ROLL roll/distributed/scheduler/resource_manager.py: a bundle of cards for each node",
+)
 def _roll_cards_machine(launch: Launch) -> Iterator[Problem]:
     key, there = "num_gpus_per_node", launch.machine.cards_per_node
-    asked = whole(launch, key)
+    requested = whole(launch, key)
     if any(_device_beyond(launch)):
         return  # the mappings are for a bigger machine, and that has been said
-    if asked and there and asked > there:
-        yield problem(
-            launch,
-            "cards-machine",
-            (key,),
-            changes=(Change(key, there),),
-            key=key,
-            asked=asked,
-            most=there,
-            source="alibaba/ROLL roll/distributed/scheduler/resource_manager.py: a bundle of cards for each node",
-        )
+    if requested and there and requested > there:
+        yield problem(launch, (key,), changes=(Change(key, there),), key=key, asked=requested, most=there)
 
 
+@rule("world-size", "roll", source="ROLL Ascend samples (2026-04): WORLD_SIZE is the number of nodes")
 def _world_size(launch: Launch) -> Iterator[Problem]:
     setting, used = launch.environ.get("WORLD_SIZE"), _mappings(launch)
     if setting is None or setting.is_open or not used or not str(setting.value).isdigit():
@@ -258,33 +246,28 @@ def _world_size(launch: Launch) -> Iterator[Problem]:
     if int(setting.value) > nodes and int(setting.value) % per_node == 0:
         yield problem(
             launch,
-            "world-size",
             ("WORLD_SIZE",),
             changes=(Change("WORLD_SIZE", str(nodes), is_variable=True),),
             asked=setting.value,
             nodes=nodes,
-            source="ROLL Ascend samples (2026-04): WORLD_SIZE is the number of nodes",
         )
 
 
+@rule(
+    "tensor-parallel",
+    "verl",
+    source="verl wheels: the engines take their cards in groups of this size; validate_config lets it pass",
+)
 def _verl_parallel(launch: Launch) -> Iterator[Problem]:
     cards, key = verl_rollout_cards(launch), "actor_rollout_ref.rollout.tensor_model_parallel_size"
     size = whole(launch, key, 2)
     pool = "rollout" if generates_apart(launch) else "trainer"
     if cards and size and cards % size:
         change = Change(key, divisor_below(cards, size))
-        yield problem(
-            launch,
-            "tensor-parallel",
-            (key, f"{pool}.n_gpus_per_node"),
-            changes=(change,),
-            key=key,
-            size=size,
-            cards=cards,
-            source="verl wheels: the engines take their cards in groups of this size; validate_config lets it pass",
-        )
+        yield problem(launch, (key, f"{pool}.n_gpus_per_node"), changes=(change,), key=key, size=size, cards=cards)
 
 
+@rule("tensor-parallel", "roll", source=_ROLL)
 def _roll_parallel(launch: Launch) -> Iterator[Problem]:
     for role, cards in _mappings(launch).items():
         base = f"{role}.strategy_args.strategy_config"
@@ -297,21 +280,13 @@ def _roll_parallel(launch: Launch) -> Iterator[Problem]:
             if written(launch, key) is not None and len(cards) % size:
                 change = Change(key, divisor_below(len(cards), whole(launch, key, 1) or 1))
                 yield problem(
-                    launch,
-                    "tensor-parallel",
-                    (key, f"{role}.device_mapping"),
-                    changes=(change,),
-                    key=key,
-                    size=size,
-                    cards=len(cards),
-                    source=_ROLL,
+                    launch, (key, f"{role}.device_mapping"), changes=(change,), key=key, size=size, cards=len(cards)
                 )
 
 
+@rule("heads", source="vllm-project/vllm vllm/config: total number of attention heads must be divisible")
 def _heads(launch: Launch) -> Iterator[Problem]:
     """A group of cards shares out a layer's attention heads evenly, or the engine does not start."""
-    from npuenv.preflight.memory import find_model
-
     model_key, role = (
         ("actor_rollout_ref.model.path", "actor_rollout_ref.rollout")
         if launch.framework == "verl"
@@ -328,30 +303,28 @@ def _heads(launch: Launch) -> Iterator[Problem]:
     if heads and heads % size:
         yield problem(
             launch,
-            "heads",
             (key, model_key),
             changes=(Change(key, divisor_below(heads, size)),),
             size=size,
             heads=heads,
             model=name,
-            source="vllm-project/vllm vllm/config: total number of attention heads must be divisible",
         )
 
 
+@rule("sequence-parallel", "verl", source="verl wheels: verl/workers/fsdp_workers.py, device mesh dp x sp")
 def _ulysses(launch: Launch) -> Iterator[Problem]:
     cards, (key, size) = verl_cards(launch), sequence_parallel(launch)
     if cards and size and size > 1 and cards % size:
         yield problem(
             launch,
-            "sequence-parallel",
             (key, "trainer.n_gpus_per_node"),
             changes=(Change(key, divisor_below(cards, size)),),
             size=size,
             cards=cards,
-            source="verl wheels: verl/workers/fsdp_workers.py, device mesh dp x sp",
         )
 
 
+@rule("megatron-parallel", "verl")
 def _megatron_parallel(launch: Launch) -> Iterator[Problem]:
     """tensor x pipeline x context of Megatron's training, which share the cards out."""
     cards, base = verl_cards(launch), "actor_rollout_ref.actor.megatron"
@@ -364,7 +337,6 @@ def _megatron_parallel(launch: Launch) -> Iterator[Problem]:
     if cards % size:
         yield problem(
             launch,
-            "megatron-parallel",
             keys,
             size=size,
             cards=cards,
@@ -376,7 +348,6 @@ def _megatron_parallel(launch: Launch) -> Iterator[Problem]:
     if cards % size == 0 and cards % (experts * inside * pipeline):
         yield problem(
             launch,
-            "megatron-parallel",
             (f"{base}.expert_model_parallel_size", f"{base}.expert_tensor_parallel_size", *keys[:2]),
             says="megatron-experts",
             experts=experts,
@@ -389,18 +360,17 @@ def _megatron_parallel(launch: Launch) -> Iterator[Problem]:
         )
 
 
+@rule("shard-size", source="verl wheels: verl/workers/fsdp_workers.py, create_device_mesh")
 def _shard_size(launch: Launch) -> Iterator[Problem]:
     for key, cards in _sharded(launch):
         size = whole(launch, key)  # -1, all cards, is no whole number of cards
         if cards and size and size < cards and cards % size:
             yield problem(
                 launch,
-                "shard-size",
                 (key,),
                 changes=(Change(key, -1 if launch.framework == "verl" else cards),),
                 size=size,
                 cards=cards,
-                source="verl wheels: verl/workers/fsdp_workers.py, create_device_mesh",
             )
 
 
@@ -414,22 +384,3 @@ def _sharded(launch: Launch) -> Iterator[tuple[str, int | None]]:
     roles_of_verl = ("actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.ref.fsdp_config")
     for base in (*roles_of_verl, "critic.model.fsdp_config", "critic.fsdp"):
         yield f"{base}.fsdp_size", verl_cards(launch)
-
-
-RULES = (
-    Rule("preflight.device-mapping", ("roll",), _device_mapping),
-    Rule("preflight.device-duplicate", ("roll",), _device_duplicate),
-    Rule("preflight.device-beyond", ("roll",), _device_beyond),
-    Rule("preflight.device-overlap", ("roll",), _device_overlap),
-    Rule("preflight.device-gap", ("roll",), _device_gap),
-    Rule("preflight.device-missing", ("roll",), _device_missing),
-    Rule("preflight.world-size", ("roll",), _world_size),
-    Rule("preflight.tensor-parallel", ("roll",), _roll_parallel),
-    Rule("preflight.tensor-parallel", ("verl",), _verl_parallel),
-    Rule("preflight.heads", ("verl", "roll"), _heads),
-    Rule("preflight.sequence-parallel", ("verl",), _ulysses),
-    Rule("preflight.megatron-parallel", ("verl",), _megatron_parallel),
-    Rule("preflight.shard-size", ("verl", "roll"), _shard_size),
-    Rule("preflight.cards-machine", ("verl",), _cards_machine),
-    Rule("preflight.cards-machine", ("roll",), _roll_cards_machine),
-)

@@ -1,4 +1,4 @@
-"""Rules about data: files that are not there, columns that the reader does not find, rewards that cannot be called.
+"""Rules about data and rewards: files and columns that are not there, rewards that cannot be called or run any code.
 
 Files are looked at only where the launch is to run on this machine.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.files import read_bytes
 from npuenv.preflight import limits
-from npuenv.preflight.rules.base import Rule, problem, value
+from npuenv.preflight.rules.base import is_true, matching, problem, rule, value
 from npuenv.preflight.types import Change
 
 if TYPE_CHECKING:
@@ -54,12 +54,18 @@ def _written_paths(launch: Launch) -> Iterator[tuple[str, str]]:
                     yield key, path
 
 
+@rule("path", source="looked at on this machine")
 def _missing(launch: Launch) -> Iterator[Problem]:
     for key, path in _written_paths(launch) if launch.machine.is_here else ():
         if not os.path.exists(os.path.expanduser(path)):
-            yield problem(launch, "path", (key,), key=key, path=path, source="looked at on this machine")
+            yield problem(launch, (key,), key=key, path=path)
 
 
+@rule(
+    "columns",
+    "verl",
+    source="verl wheels 0.5.0 to 0.9.1: verl/utils/dataset/rl_dataset.py; the reward reads them later",
+)
 def _columns(launch: Launch) -> Iterator[Problem]:
     for key, path in _written_paths(launch) if launch.machine.is_here else ():
         if key not in _FILES or not path.endswith(".parquet"):
@@ -67,14 +73,7 @@ def _columns(launch: Launch) -> Iterator[Problem]:
         footer = _footer(Path(path).expanduser())
         missing = tuple(name for name in _COLUMNS if footer and name.encode() not in footer)
         if missing:
-            yield problem(
-                launch,
-                "columns",
-                (key,),
-                path=path,
-                missing=missing,
-                source="verl wheels 0.5.0 to 0.9.1: verl/utils/dataset/rl_dataset.py; the reward reads them later",
-            )
+            yield problem(launch, (key,), path=path, missing=missing)
 
 
 def _footer(path: Path) -> bytes:
@@ -95,6 +94,7 @@ def _footer(path: Path) -> bytes:
         return b""
 
 
+@rule("reward-function", "verl", source="verl wheels 0.7.1, 0.9.1: reward managers pass data_source and extra_info")
 def _reward_function(launch: Launch) -> Iterator[Problem]:
     """A function of verl's own takes (solution, truth); reward managers call with data_source and extra_info."""
     for base in _REWARDS:
@@ -105,16 +105,10 @@ def _reward_function(launch: Launch) -> Iterator[Problem]:
                 Change(key, None),
                 *((Change(f"{base}.name", None),) if f"{base}.name" in launch.settings else ()),
             )
-            yield problem(
-                launch,
-                "reward-function",
-                (key, f"{base}.name"),
-                changes=changes,
-                path=path,
-                source="verl wheels 0.7.1, 0.9.1: reward managers pass data_source and extra_info",
-            )
+            yield problem(launch, (key, f"{base}.name"), changes=changes, path=path)
 
 
+@rule("reward-signature", "verl", source="verl wheels 0.7.1, 0.9.1: reward managers pass data_source and extra_info")
 def _reward_signature(launch: Launch) -> Iterator[Problem]:
     """The user's own function, read and never run."""
     for base in _REWARDS if launch.machine.is_here else ():
@@ -123,14 +117,7 @@ def _reward_signature(launch: Launch) -> Iterator[Problem]:
             continue
         lacks = _lacking(Path(path).expanduser(), str(name))
         if lacks:
-            yield problem(
-                launch,
-                "reward-signature",
-                (f"{base}.path", f"{base}.name"),
-                name=name,
-                missing=lacks,
-                source="verl wheels 0.7.1, 0.9.1: reward managers pass data_source and extra_info",
-            )
+            yield problem(launch, (f"{base}.path", f"{base}.name"), name=name, missing=lacks)
 
 
 def _lacking(path: Path, name: str) -> tuple[str, ...]:
@@ -164,13 +151,26 @@ def _lacking(path: Path, name: str) -> tuple[str, ...]:
         return ()
     takes = {argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)}
     return tuple(
-        wanted for wanted in ("data_source", "solution_str", "ground_truth", "extra_info") if wanted not in takes
+        argument for argument in ("data_source", "solution_str", "ground_truth", "extra_info") if argument not in takes
     )
 
 
-RULES = (
-    Rule("preflight.path", ("verl", "roll"), _missing),
-    Rule("preflight.columns", ("verl",), _columns),
-    Rule("preflight.reward-function", ("verl",), _reward_function),
-    Rule("preflight.reward-signature", ("verl",), _reward_signature),
-)
+@rule("code-reward", "roll", source="alibaba/ROLL roll/pipeline/rlvr/rlvr_config.py: use_local; ROLL samples, sample 3")
+def _roll_code(launch: Launch) -> Iterator[Problem]:
+    """`use_local` is true unless it is written."""
+    for setting in matching(launch, "rewards.*.worker_cls"):
+        base = setting.key.removesuffix(".worker_cls")
+        if "codesandbox" in str(setting.value).casefold() and is_true(launch, f"{base}.use_local", default=True):
+            changes = (Change(f"{base}.use_local", False),) if value(launch, f"{base}.code_url") else ()
+            yield problem(launch, (f"{base}.use_local", setting.key), severity="warning", changes=changes, reward=base)
+
+
+@rule("code-reward", "verl", source="verl wheels: verl/utils/reward_score/prime_code runs answers in local processes")
+def _verl_code(launch: Launch) -> Iterator[Problem]:
+    for base, sandbox in (
+        ("reward_model.reward_manager", "sandbox_fusion.url"),
+        ("reward.reward_manager.name", "reward.sandbox_fusion.url"),
+    ):
+        is_local = not launch.is_open(sandbox) and not value(launch, sandbox)
+        if value(launch, base) == "prime" and base in launch.settings and is_local:
+            yield problem(launch, (base,), severity="warning", reward=base)

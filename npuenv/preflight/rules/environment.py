@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.matrix import load_matrix
-from npuenv.preflight.rules.base import Rule, is_at_least, problem, reaches, roles, value, whole
+from npuenv.preflight.rules.base import is_at_least, problem, reaches, roles, rule, value, whole
 from npuenv.preflight.rules.cards import cards_of
 from npuenv.preflight.types import Change
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _AIV_EXEC_TIMEOUT_S = 1091  # with AIV, larger values and 0 count as this on A2, A3 and 950
 _BYTES_ABOVE = 65536
-_NO_READER = frozenset({"NPU_MEMORY_FRACTION", "VERL_DISABLE_DYNAMO"})  # guides export them
 _VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 _VISIBLE_SOURCE = "ray/_private/accelerators/npu.py: Ray counts the cards that ASCEND_RT_VISIBLE_DEVICES names"
 
@@ -32,21 +31,17 @@ def _text(launch: Launch, name: str) -> str:
     return "" if setting is None or setting.is_open or setting.value is None else str(setting.value).strip()
 
 
+@rule("hccl-bytes", source="hicann/hccl docs/zh/user_guide/hccl_env/HCCL_BUFFSIZE.md: MB")
 def _buffer(launch: Launch) -> Iterator[Problem]:
     name, text = "HCCL_BUFFSIZE", _text(launch, "HCCL_BUFFSIZE")
     if text.isdigit() and int(text) > _BYTES_ABOVE:
         megabytes = max(int(text) // 2**20, 1)
         yield problem(
-            launch,
-            "hccl-bytes",
-            (name,),
-            changes=(Change(name, str(megabytes), is_variable=True),),
-            value=text,
-            fit=megabytes,
-            source="hicann/hccl docs/zh/user_guide/hccl_env/HCCL_BUFFSIZE.md: MB",
+            launch, (name,), changes=(Change(name, str(megabytes), is_variable=True),), value=text, fit=megabytes
         )
 
 
+@rule("hccl-aiv", source="hicann/hccl docs/zh/user_guide/hccl_env/HCCL_EXEC_TIMEOUT.md")
 def _aiv_timeout(launch: Launch) -> Iterator[Problem]:
     name, text = "HCCL_EXEC_TIMEOUT", _text(launch, "HCCL_EXEC_TIMEOUT")
     is_number = re.fullmatch(r"\d+(?:\.\d+)?", text) is not None
@@ -57,16 +52,15 @@ def _aiv_timeout(launch: Launch) -> Iterator[Problem]:
     ):
         yield problem(
             launch,
-            "hccl-aiv",
             (name, "HCCL_OP_EXPANSION_MODE"),
             severity="warning",
             value=text,
             most=_AIV_EXEC_TIMEOUT_S,
             changes=(Change(name, str(_AIV_EXEC_TIMEOUT_S), is_variable=True),),
-            source="hicann/hccl docs/zh/user_guide/hccl_env/HCCL_EXEC_TIMEOUT.md",
         )
 
 
+@rule("variable")
 def _range(launch: Launch) -> Iterator[Problem]:
     rows = {row.name: row for row in load_matrix().variables} if launch.environ else {}
     for name in launch.environ:
@@ -75,7 +69,7 @@ def _range(launch: Launch) -> Iterator[Problem]:
             continue
         takes = _misread(row, text)
         if takes:
-            yield problem(launch, "variable", (name,), name=name, value=text, takes=takes, source=row.source)
+            yield problem(launch, (name,), name=name, value=text, takes=takes, source=row.source)
 
 
 def _misread(row: Variable, text: str) -> str:
@@ -93,6 +87,10 @@ def _misread(row: Variable, text: str) -> str:
     return ""
 
 
+@rule(
+    "expandable-segments",
+    source="vllm-project/vllm-ascend camem allocator; alibaba/ROLL roll/platforms/npu.py @8eb27cc2",
+)
 def _allocator(launch: Launch) -> Iterator[Problem]:
     """Expandable segments and the memory pool of vllm-ascend do not go together; the variable belongs to training."""
     name = "PYTORCH_NPU_ALLOC_CONF"
@@ -105,23 +103,17 @@ def _allocator(launch: Launch) -> Iterator[Problem]:
         else value(launch, "actor_infer.strategy_args.strategy_name", "vllm")
     )
     if engine == "vllm":
-        yield problem(
-            launch,
-            "expandable-segments",
-            (name,),
-            severity="warning",
-            changes=(Change(name, None, is_variable=True),),
-            source="vllm-project/vllm-ascend camem allocator; alibaba/ROLL roll/platforms/npu.py @8eb27cc2",
-        )
+        yield problem(launch, (name,), severity="warning", changes=(Change(name, None, is_variable=True),))
 
 
+@rule("task-queue")
 def _task_queue(launch: Launch) -> Iterator[Problem]:
     name = "TASK_QUEUE_ENABLE"
     if _text(launch, name) not in ("", "0", "1", "2"):
         yield problem(
             launch,
-            "variable",
             (name,),
+            rule="variable",
             name=name,
             value=_text(launch, name),
             takes="0, 1, 2",
@@ -131,7 +123,6 @@ def _task_queue(launch: Launch) -> Iterator[Problem]:
         severity: Severity = "warning" if launch.framework == "roll" else "note"
         yield problem(
             launch,
-            "task-queue",
             (name,),
             severity=severity,
             changes=(Change(name, "1", is_variable=True),),
@@ -139,6 +130,7 @@ def _task_queue(launch: Launch) -> Iterator[Problem]:
         )
 
 
+@rule("unread-variable")
 def _unread(launch: Launch) -> Iterator[Problem]:
     have = launch.machine.packages.get("vllm-ascend")
     for row in load_matrix().variables if have else ():
@@ -148,7 +140,6 @@ def _unread(launch: Launch) -> Iterator[Problem]:
             if is_late or is_early:
                 yield problem(
                     launch,
-                    "unread-variable",
                     (row.name,),
                     severity="warning",
                     changes=(Change(row.name, None, is_variable=True),),
@@ -158,32 +149,7 @@ def _unread(launch: Launch) -> Iterator[Problem]:
                 )
 
 
-def _weight_format(launch: Launch) -> Iterator[Problem]:
-    name = "VLLM_ASCEND_ENABLE_NZ"
-    if _text(launch, name) in ("1", "2"):
-        yield problem(
-            launch,
-            "weight-format",
-            (name,),
-            changes=(Change(name, "0", is_variable=True),),
-            value=_text(launch, name),
-            source="vllm-project/vllm-ascend: FRACTAL_NZ mode is refused where weights are loaded again",
-        )
-
-
-def _blocking(launch: Launch) -> Iterator[Problem]:
-    name = "ASCEND_LAUNCH_BLOCKING"
-    if _text(launch, name) == "1":
-        yield problem(
-            launch,
-            "launch-blocking",
-            (name,),
-            severity="warning",
-            changes=(Change(name, None, is_variable=True),),
-            source="Ascend/pytorch docs: ASCEND_LAUNCH_BLOCKING is for debugging",
-        )
-
-
+@rule("visible-cards", source=_VISIBLE_SOURCE)
 def _visible(launch: Launch) -> Iterator[Problem]:
     """The cards that the launch may see: numbers of cards that are there, each once, and as many as it asks for."""
     text, there = _text(launch, _VISIBLE), launch.machine.cards_per_node
@@ -194,38 +160,15 @@ def _visible(launch: Launch) -> Iterator[Problem]:
     cards = tuple(map(int, items)) if is_list else ()
     if not is_list or len(set(cards)) < len(cards):
         changes = _spelled_out(text)
-        yield problem(
-            launch,
-            "visible-cards",
-            (_VISIBLE,),
-            says="visible-list",
-            changes=changes,
-            value=text,
-            source=_VISIBLE_SOURCE,
-        )
+        yield problem(launch, (_VISIBLE,), says="visible-list", changes=changes, value=text)
         return
     beyond = tuple(card for card in cards if there is not None and card >= there)
     if beyond:
-        yield problem(
-            launch,
-            "visible-cards",
-            (_VISIBLE,),
-            says="visible-beyond",
-            cards=beyond,
-            there=there,
-            source=_VISIBLE_SOURCE,
-        )
+        yield problem(launch, (_VISIBLE,), says="visible-beyond", cards=beyond, there=there)
         return
-    key, asked = _asked(launch)
-    if asked > len(cards):
-        yield problem(
-            launch,
-            "visible-cards",
-            (_VISIBLE, key),
-            count=len(cards),
-            asked=asked,
-            source=_VISIBLE_SOURCE,
-        )
+    key, requested = _requested_cards(launch)
+    if requested > len(cards):
+        yield problem(launch, (_VISIBLE, key), count=len(cards), asked=requested)
 
 
 def _spelled_out(text: str) -> tuple[Change, ...]:
@@ -237,22 +180,7 @@ def _spelled_out(text: str) -> tuple[Change, ...]:
     return (Change(_VISIBLE, cards, is_variable=True),)
 
 
-def _first_engine(launch: Launch) -> Iterator[Problem]:
-    """verl's server asks for the second engine by name from 0.7.0 on; vLLM has no other from 0.11.0 on."""
-    name = "VLLM_USE_V1"
-    if _text(launch, name) == "0":
-        is_refused = is_at_least(launch, "0.7.0") if launch.framework == "verl" else None
-        yield problem(
-            launch,
-            "first-engine",
-            (name,),
-            severity="error" if is_refused else "warning",
-            changes=(Change(name, "1", is_variable=True),),
-            source="vllm v0.11.0 release notes, vllm/v1/engine/async_llm.py; vllm-ascend v0.9.0rc2 release notes",
-        )
-
-
-def _asked(launch: Launch) -> tuple[str, int]:
+def _requested_cards(launch: Launch) -> tuple[str, int]:
     """The key that says how many cards of a node the launch wants, and how many; 0 where that is not known."""
     if launch.framework == "verl":
         key = "trainer.n_gpus_per_node"
@@ -268,46 +196,11 @@ def _asked(launch: Launch) -> tuple[str, int]:
     return key, highest[key] + 1
 
 
+@rule("variable-text", "roll", source="ray: runtime_env env_vars is a dict of str to str; others are a TypeError")
 def _not_text(launch: Launch) -> Iterator[Problem]:
     """Variables of a ROLL YAML that are numbers or switches there: Ray's environment takes text alone."""
     inner = {key: each for key, each in launch.settings.items() if ".system_envs." in key}
     for key, setting in {**launch.environ, **inner}.items() if launch.source == "roll-yaml" else ():
         if not setting.is_open and isinstance(setting.value, (bool, int, float)):
             change = Change(key, setting.text.strip(), is_variable=key in launch.environ)
-            yield problem(
-                launch,
-                "variable-text",
-                (key,),
-                changes=(change,),
-                name=key.rpartition(".")[2],
-                value=setting.text.strip(),
-                source="ray: runtime_env env_vars is a dict of str to str; others are a TypeError",
-            )
-
-
-def _without_reader(launch: Launch) -> Iterator[Problem]:
-    for name in sorted(_NO_READER & launch.environ.keys()):
-        yield problem(
-            launch,
-            "no-reader",
-            (name,),
-            severity="note",
-            name=name,
-            source="npuenv/matrix/settings.toml: no reader in torch_npu, HCCL or verl",
-        )
-
-
-RULES = (
-    Rule("preflight.no-reader", ("verl", "roll"), _without_reader),
-    Rule("preflight.visible-cards", ("verl", "roll"), _visible),
-    Rule("preflight.variable-text", ("roll",), _not_text),
-    Rule("preflight.hccl-bytes", ("verl", "roll"), _buffer),
-    Rule("preflight.hccl-aiv", ("verl", "roll"), _aiv_timeout),
-    Rule("preflight.variable", ("verl", "roll"), _range),
-    Rule("preflight.expandable-segments", ("verl", "roll"), _allocator),
-    Rule("preflight.task-queue", ("verl", "roll"), _task_queue),
-    Rule("preflight.unread-variable", ("verl", "roll"), _unread),
-    Rule("preflight.first-engine", ("verl", "roll"), _first_engine),
-    Rule("preflight.weight-format", ("verl", "roll"), _weight_format),
-    Rule("preflight.launch-blocking", ("verl", "roll"), _blocking),
-)
+            yield problem(launch, (key,), changes=(change,), name=key.rpartition(".")[2], value=setting.text.strip())

@@ -1,4 +1,4 @@
-"""Rules about keys: unknown ones, moved ones, Hydra's marks, and keys that are dropped or read by nobody."""
+"""Rules about keys and modules: unknown, moved and dropped ones, Hydra's marks and configuration groups."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from npuenv.matrix.keys import (
     defaults_of,
     fields_of,
     is_recorded,
-    known_releases,
     names_of,
+    programs_of,
     releases_beside,
+    roll_names,
 )
 from npuenv.preflight.calls import module_of
 from npuenv.preflight.releases import program_config
-from npuenv.preflight.rules.base import Rule, is_at_least, nearest, problem
+from npuenv.preflight.rules.base import is_at_least, nearest, problem, rule
 from npuenv.preflight.types import Change
 
 if TYPE_CHECKING:
@@ -29,26 +30,14 @@ if TYPE_CHECKING:
     from npuenv.matrix.rows import MovedKey
     from npuenv.preflight.types import Launch, Problem, Setting
 
-__all__ = ["RULES", "defaults_of", "known_releases"]
-
 _HYDRA = "hydra-core 1.3: a key that the configuration does not have is refused"
 TABLE = "npuenv/matrix/keys/verl.toml, from the wheels"
 _DROPPED = "alibaba/ROLL roll/configs: dacite drops keys without a field"
 _ROLLS_OWN = re.compile(r"config/(traj_envs|step_envs|deepspeed_zero\w*)(?:\.ya?ml)?$")
 # Below this everything goes to ray.init as it is; two keys of it are in the table.
 _RAY_INIT = re.compile(r"(?:ray_kwargs\.)?ray_init\.(?!num_cpus$|timeline_json_file$)")
+_GROUPS = "verl/trainer/config/"
 _NOISE = "trainer.noise_injection"
-_FREE_PARTS = (
-    "strategy_config",
-    "system_envs",
-    "llm_proxy",
-    "sequence_packing_args",
-    "reward_manager_config",
-    "query_filter_config",
-    "response_filter_config",
-    "model_config_kwargs",
-    "domain_interleave_probs",
-)
 # A key that ROLL has under another name.
 _ROLL_NAMES = {"flash_attn": "attn_implementation", "use_flash_attn": "attn_implementation", "torch_dtype": "dtype"}
 
@@ -71,7 +60,7 @@ def _inside_free(key: str, release: str | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Strange:
+class _UnknownKey:
     """A setting that the release, or one that it lies beside, does not have."""
 
     setting: Setting
@@ -80,7 +69,7 @@ class _Strange:
     is_refused: bool  # Hydra ends the launch: the release is recorded, or lies between two that both refuse the key
 
 
-def _unknown(launch: Launch) -> Iterator[_Strange]:
+def _unknown(launch: Launch) -> Iterator[_UnknownKey]:
     """The settings of verl's own trainer that its release does not have; other programs bring keys of their own."""
     return iter(()) if has_own_keys(launch) else not_in_table(launch)
 
@@ -93,7 +82,7 @@ def has_own_keys(launch: Launch) -> bool:
     return has_more or (bool(launch.program) and not program_config(module_of(launch.program)))
 
 
-def not_in_table(launch: Launch) -> Iterator[_Strange]:
+def not_in_table(launch: Launch) -> Iterator[_UnknownKey]:
     """The settings that a release does not have, or one of the two that it lies between."""
     beside = releases_beside("verl", launch.release)
     names = frozenset[str]().union(*(names_of("verl", name) for name in beside))
@@ -104,7 +93,7 @@ def not_in_table(launch: Launch) -> Iterator[_Strange]:
         lacking = tuple(name for name in beside if not _is_known(key, names_of("verl", name)))
         if lacking and not _is_hydras(key) and not key.startswith(_NOISE):
             is_sure = len(lacking) == 2 or is_recorded("verl", launch.release)
-            yield _Strange(setting, names, lacking, is_sure and not is_added)
+            yield _UnknownKey(setting, names, lacking, is_sure and not is_added)
 
 
 @functools.cache
@@ -140,6 +129,7 @@ def _other_name(launch: Launch, key: str, names: frozenset[str]) -> str | None:
     return None
 
 
+@rule("key-moved", "verl", source=TABLE)
 def _key_moved(launch: Launch) -> Iterator[Problem]:
     for each in _unknown(launch):
         setting, is_gone = each.setting, _is_gone(launch, each.setting.key)
@@ -156,15 +146,13 @@ def _key_moved(launch: Launch) -> Iterator[Problem]:
         )
         yield problem(
             launch,
-            "key-moved",
             (setting.key,),
             says="" if renamed else "key-gone",
             severity="error" if each.is_refused else "warning",
             changes=(change,),
             key=setting.key,
             release=launch.release,
-            source=TABLE,
-            **({"new": renamed} if renamed else {}),
+            **{"new": renamed} if renamed else {},
         )
 
 
@@ -173,18 +161,18 @@ def _is_gone(launch: Launch, key: str) -> bool:
     return (row is not None and not row.new) or key in all_names("verl")
 
 
-def _is_between(launch: Launch, each: _Strange) -> bool:
+def _is_between(launch: Launch, each: _UnknownKey) -> bool:
     """Whether the key came or went between the two releases beside the launch's."""
     return len(each.lacking) < len(releases_beside("verl", launch.release))
 
 
+@rule("key-unknown", "verl", source=TABLE)
 def _key_between(launch: Launch) -> Iterator[Problem]:
     """A key that only one of the two releases has between which the launch's lies."""
     for each in _unknown(launch):
         if _is_between(launch, each) and not launch.is_added(each.setting.key):
             yield problem(
                 launch,
-                "key-unknown",
                 (each.setting.key,),
                 says="key-between",
                 severity="warning",
@@ -192,10 +180,10 @@ def _key_between(launch: Launch) -> Iterator[Problem]:
                 lacks=each.lacking[0],
                 has=next(name for name in releases_beside("verl", launch.release) if name not in each.lacking),
                 release=launch.release,
-                source=TABLE,
             )
 
 
+@rule("key-unknown", "verl", source=_HYDRA)
 def _key_unknown(launch: Launch) -> Iterator[Problem]:
     for each in _unknown(launch):
         setting, names = each.setting, each.names
@@ -213,14 +201,12 @@ def _key_unknown(launch: Launch) -> Iterator[Problem]:
         changes = (Change(near, setting.value, renames=setting.key),) if near and is_meant else ()
         yield problem(
             launch,
-            "key-unknown",
             (setting.key,),
             says=_says(near, is_taken, is_added),
             changes=changes,
             key=setting.key,
             near=near or "-",
             release=launch.release,
-            source=_HYDRA,
             severity="error" if each.is_refused else "warning",
         )
 
@@ -255,8 +241,8 @@ def _key_own(launch: Launch, setting: Setting) -> Iterator[Problem]:
     if not is_verls and not _is_read(launch, setting.key) and not launch.missing_files:
         yield problem(
             launch,
-            "key-unknown",
             (setting.key,),
+            rule="key-unknown",
             says="key-own",
             severity="note",
             key=setting.key,
@@ -266,7 +252,7 @@ def _key_own(launch: Launch, setting: Setting) -> Iterator[Problem]:
 
 
 def _near(key: str, names: frozenset[str]) -> str | None:
-    """The known key that was meant: nearly the same, or with the same last part elsewhere in the same branch."""
+    """The known key that the user meant: nearly the same, or with the same last part elsewhere in the same branch."""
     close = nearest(key, names, 0.9)
     if close and is_slip(key, close):
         return close
@@ -282,6 +268,7 @@ def is_slip(key: str, near: str, cutoff: float = 0.7) -> bool:
     return len(parts) == len(others) and all(nearest(one, (other,), cutoff) for one, other in zip(parts, others))
 
 
+@rule("key-exists", "verl", source="hydra-core 1.3: Could not append to config")
 def _key_exists(launch: Launch) -> Iterator[Problem]:
     beside = () if has_own_keys(launch) else releases_beside("verl", launch.release)
     tables = [defaults_of("verl", name) for name in beside]
@@ -295,62 +282,43 @@ def _key_exists(launch: Launch) -> Iterator[Problem]:
         ):
             yield problem(
                 launch,
-                "key-exists",
                 (setting.key,),
                 severity="error" if is_sure else "warning",
                 changes=(Change(setting.key, setting.value, renames=setting.key),),
                 key=setting.key,
                 release=launch.release,
-                source="hydra-core 1.3: Could not append to config",
             )
 
 
+@rule("noise-injection", "verl", source="verl wheels 0.4.1 to 0.9.1: no reader of trainer.noise_injection")
 def _noise(launch: Launch) -> Iterator[Problem]:
     keys = tuple(key for key in launch.settings if key.startswith(_NOISE))
     if keys:
         says = "noise-ignored" if all(map(launch.is_added, keys)) else "noise-refused"
-        yield problem(
-            launch,
-            "noise-injection",
-            keys,
-            says=says,
-            changes=tuple(Change(key, None) for key in keys),
-            source="verl wheels 0.4.1 to 0.9.1: no reader of trainer.noise_injection",
-        )
+        yield problem(launch, keys, says=says, changes=tuple(Change(key, None) for key in keys))
 
 
+@rule("key-mandatory", "verl", source=TABLE)
 def _mandatory(launch: Launch) -> Iterator[Problem]:
     key = "actor_rollout_ref.rollout.name"
     is_unset = key not in launch.settings and not launch.is_open(key)
     if is_unset and defaults_of("verl", launch.release).get(key) == "???":
-        yield problem(
-            launch, "key-mandatory", (), changes=(Change(key, "vllm"),), key=key, release=launch.release, source=TABLE
-        )
+        yield problem(launch, (), changes=(Change(key, "vllm"),), key=key, release=launch.release)
 
 
+@rule("key-dropped", "roll", source=_DROPPED)
 def _roll_dropped(launch: Launch) -> Iterator[Problem]:
     used = {name for s in launch.settings.values() for name in re.findall(r"\$\{([\w]+)", s.text)}
     for key, setting in launch.settings.items():
         part, name, where = _part_of(key)
         if not part or name in fields_of(part) or (part == "top" and name in used):
             continue
-        meant = _ROLL_NAMES.get(name) if part == "model_args" else nearest(name, fields_of(part), 0.86)
-        if meant and f"{where}{meant}" not in launch.settings:
-            change = Change(f"{where}{meant}", setting.value, renames=key)
-            yield problem(
-                launch,
-                "key-dropped",
-                (key,),
-                severity="warning",
-                changes=(change,),
-                key=key,
-                near=f"{where}{meant}",
-                source=_DROPPED,
-            )
+        near = _ROLL_NAMES.get(name) if part == "model_args" else nearest(name, fields_of(part), 0.86)
+        if near and f"{where}{near}" not in launch.settings:
+            change = Change(f"{where}{near}", setting.value, renames=key)
+            yield problem(launch, (key,), severity="warning", changes=(change,), key=key, near=f"{where}{near}")
         elif part in ("model_args", "data_args", "worker"):
-            yield problem(
-                launch, "key-dropped", (key,), says="key-dropped-only", severity="note", key=key, source=_DROPPED
-            )
+            yield problem(launch, (key,), says="key-dropped-only", severity="note", key=key)
 
 
 def _part_of(key: str) -> tuple[str, str, str]:
@@ -364,30 +332,13 @@ def _part_of(key: str) -> tuple[str, str, str]:
     if len(parts) == 1:
         return "top", parts[0], ""
     start = 2 if parts[0] == "rewards" else 1
-    if parts[0] not in fields_of("top") or len(parts) <= start or parts[0] not in _ROLES:
+    if parts[0] not in fields_of("top") or len(parts) <= start or parts[0] not in roll_names("roles"):
         return "", "", ""
     if len(parts) == start + 1:
         return "worker", parts[-1], ".".join(parts[:-1]) + "."
-    if parts[start] in _FREE_PARTS or len(parts) > start + 2 or not fields_of(parts[start]):
+    if parts[start] in roll_names("free_parts") or len(parts) > start + 2 or not fields_of(parts[start]):
         return "", "", ""
     return parts[start], parts[-1], ".".join(parts[:-1]) + "."
-
-
-_ROLES = (
-    "actor_train",
-    "actor_infer",
-    "reference",
-    "critic",
-    "reward",
-    "reward_model",
-    "rewards",
-    "validation",
-    "student_train",
-    "student_infer",
-    "teacher",
-    "train_env_manager",
-    "val_env_manager",
-)
 
 
 def _config_name(file: str) -> str:
@@ -399,6 +350,7 @@ def _config_near(file: str) -> str | None:
     return nearest(_config_name(file), {each.rpartition("/")[2] for each in configs_of("verl")}, 0.85)
 
 
+@rule("defaults-missing")
 def _defaults_missing(launch: Launch) -> Iterator[Problem]:
     """`${deepspeed_zero3}` of a fragment whose `defaults:` are not there."""
     for file in launch.missing_files:
@@ -410,7 +362,6 @@ def _defaults_missing(launch: Launch) -> Iterator[Problem]:
         is_there = own is not None and not (own.group(1).startswith("deepspeed") and is_at_least(launch, "0.3.0"))
         yield problem(
             launch,
-            "defaults-missing",
             (),
             says="config-near" if near else "",
             severity="note" if is_there else "error",
@@ -424,7 +375,6 @@ def _defaults_missing(launch: Launch) -> Iterator[Problem]:
         if setting.is_open and not setting.is_shells and name and name.group(1) not in tops:
             yield problem(
                 launch,
-                "defaults-missing",
                 (key,),
                 says="interpolation-missing",
                 key=key,
@@ -433,13 +383,35 @@ def _defaults_missing(launch: Launch) -> Iterator[Problem]:
             )
 
 
-RULES = (
-    Rule("preflight.key-moved", ("verl",), _key_moved),
-    Rule("preflight.key-unknown", ("verl",), _key_unknown),
-    Rule("preflight.key-unknown", ("verl",), _key_between),
-    Rule("preflight.key-exists", ("verl",), _key_exists),
-    Rule("preflight.key-mandatory", ("verl",), _mandatory),
-    Rule("preflight.noise-injection", ("verl",), _noise),
-    Rule("preflight.key-dropped", ("roll",), _roll_dropped),
-    Rule("preflight.defaults-missing", ("roll", "verl"), _defaults_missing),
-)
+@rule("program", "verl", source=f"{TABLE}: modules with hydra.main")
+def _program(launch: Launch) -> Iterator[Problem]:
+    """A module that no release has, and that is nearly one of this release's."""
+    module = module_of(launch.program)
+    near = nearest(module, programs_of("verl", launch.release), 0.9)
+    if launch.program and module not in programs_of("verl") and near and is_slip(module, near, 0.85):
+        yield problem(launch, (), program=module, near=near, release=launch.release or "")
+
+
+@rule("choice", "verl", source=f"{TABLE}: configuration groups")
+def _group(launch: Launch) -> Iterator[Problem]:
+    """A choice that its configuration group does not have; files of the user's own may bring more of them."""
+    if has_own_keys(launch) or launch.from_files or launch.is_partial or launch.release is None:
+        return
+    beside = releases_beside("verl", launch.release)
+    configs = frozenset[str]().union(*(configs_of("verl", name) for name in beside))
+    is_sure = len(beside) == 2 or is_recorded("verl", launch.release)
+    for key, setting in launch.settings.items():
+        folder = f"{_GROUPS}{key.partition('@')[0]}/"
+        known = sorted(each.removeprefix(folder) for each in configs if folder in each)
+        is_choice = known and isinstance(setting.value, str) and not setting.is_open and setting.mark != "~"
+        if is_choice and setting.value not in known:
+            near = nearest(setting.value, known)
+            yield problem(
+                launch,
+                (key,),
+                severity="error" if is_sure else "warning",
+                changes=(Change(key, near),) if near else (),
+                key=key,
+                text=setting.text,
+                values=tuple(known),
+            )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.preflight.rules.base import Rule, is_at_least, is_off, is_true, problem, sequence_parallel, value, whole
+from npuenv.preflight.rules.base import is_at_least, is_off, is_true, problem, rule, sequence_parallel, value, whole
 from npuenv.preflight.types import Change
 
 if TYPE_CHECKING:
@@ -28,39 +28,35 @@ def roll_length(launch: Launch) -> int | None:
     return sequence or (prompt + response if prompt and response else None)
 
 
+@rule("length", "verl", source="verl wheels: verl/workers/rollout; an engine takes no more than max_model_len")
 def _verl_model_length(launch: Launch) -> Iterator[Problem]:
     key, total = f"{_ROLLOUT}.max_model_len", verl_length(launch)
     most = whole(launch, key)
     if total and most and total > most:
         keys = (key, "data.max_prompt_length", "data.max_response_length")
-        yield problem(
-            launch,
-            "length",
-            keys,
-            changes=(Change(key, total),),
-            key=key,
-            total=total,
-            most=most,
-            source="verl wheels: verl/workers/rollout; an engine takes no more than max_model_len",
-        )
+        yield problem(launch, keys, changes=(Change(key, total),), key=key, total=total, most=most)
 
 
+@rule("length", "roll", source="ROLL Ascend samples (2026-04), sample 2: 2048 + 8192 tokens over 8000")
 def _roll_model_length(launch: Launch) -> Iterator[Problem]:
     key, total = "actor_infer.strategy_args.strategy_config.max_model_len", roll_length(launch)
     most = whole(launch, key)
     if total and most and total > most:
         yield problem(
             launch,
-            "length",
             (key, "sequence_length", "prompt_length", "response_length"),
             changes=(Change(key, total),),
             key=key,
             total=total,
             most=most,
-            source="ROLL Ascend samples (2026-04), sample 2: 2048 + 8192 tokens over 8000",
         )
 
 
+@rule(
+    "batched-tokens",
+    "verl",
+    source="vllm-project/vllm vllm/config: without chunked prefill a batch holds a whole sequence",
+)
 def _batched_tokens(launch: Launch) -> Iterator[Problem]:
     if value(launch, f"{_ROLLOUT}.name", "vllm") != "vllm" or is_at_least(launch, "0.9.1"):
         return  # 0.9.1 raises the limit by itself
@@ -68,50 +64,28 @@ def _batched_tokens(launch: Launch) -> Iterator[Problem]:
     total, most = whole(launch, f"{_ROLLOUT}.max_model_len") or verl_length(launch), whole(launch, key, 8192)
     if total and most and most < total and is_off(launch, f"{_ROLLOUT}.enable_chunked_prefill", default=True):
         yield problem(
-            launch,
-            "batched-tokens",
-            (f"{_ROLLOUT}.enable_chunked_prefill", key),
-            changes=(Change(key, total),),
-            most=most,
-            total=total,
-            source="vllm-project/vllm vllm/config: without chunked prefill a batch holds a whole sequence",
+            launch, (f"{_ROLLOUT}.enable_chunked_prefill", key), changes=(Change(key, total),), most=most, total=total
         )
 
 
+@rule("dynamic-tokens", "verl", source="verl wheels: verl/utils/seqlen_balancing.py, max_token_len >= max_seq_len")
 def _dynamic_tokens(launch: Launch) -> Iterator[Problem]:
     key, total = f"{_ACTOR}.ppo_max_token_len_per_gpu", verl_length(launch)
     most, parts = whole(launch, key, 16384), sequence_parallel(launch)[1]
     if total and most and parts and is_true(launch, f"{_ACTOR}.use_dynamic_bsz") and most * parts < total:
         yield problem(
             launch,
-            "dynamic-tokens",
             (key, f"{_ACTOR}.use_dynamic_bsz"),
             changes=(Change(key, -(-total // parts)),),
             key=key,
             most=most * parts,
             total=total,
-            source="verl wheels: verl/utils/seqlen_balancing.py, max_token_len >= max_seq_len",
         )
 
 
+@rule("new-tokens", "roll", source="alibaba/ROLL roll/configs/base_config.py: a sequence holds prompt and answer")
 def _new_tokens(launch: Launch) -> Iterator[Problem]:
     key = "actor_infer.generating_args.max_new_tokens"
     new, total = whole(launch, key), whole(launch, "sequence_length")
     if new and total and new > total:
-        yield problem(
-            launch,
-            "new-tokens",
-            (key, "sequence_length"),
-            new=new,
-            total=total,
-            source="alibaba/ROLL roll/configs/base_config.py: a sequence holds prompt and answer",
-        )
-
-
-RULES = (
-    Rule("preflight.length", ("verl",), _verl_model_length),
-    Rule("preflight.batched-tokens", ("verl",), _batched_tokens),
-    Rule("preflight.dynamic-tokens", ("verl",), _dynamic_tokens),
-    Rule("preflight.length", ("roll",), _roll_model_length),
-    Rule("preflight.new-tokens", ("roll",), _new_tokens),
-)
+        yield problem(launch, (key, "sequence_length"), new=new, total=total)

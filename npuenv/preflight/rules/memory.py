@@ -10,14 +10,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from npuenv.core.errors import BadInput
+from npuenv.preflight.memory import estimate, find_model
+from npuenv.preflight.memory.feasibility import judge
+from npuenv.preflight.memory.types import HCCL_BUFFER_MIB, Cards, Job, Placement, Sizes
 from npuenv.preflight.rules.base import (
-    Rule,
     as_number,
     generates_apart,
     is_off,
     is_true,
     number,
     problem,
+    rule,
     sequence_parallel,
     value,
     verl_cards,
@@ -29,7 +32,7 @@ from npuenv.preflight.types import Change
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.preflight.memory.types import Engine, Job, Placement, Sizes
+    from npuenv.preflight.memory.types import Engine
     from npuenv.preflight.types import Launch, Problem
 
 _ACTOR, _ROLLOUT, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
@@ -56,8 +59,6 @@ def job_of(launch: Launch) -> tuple[Job, Placement] | None:
 
 
 def _verl_job(launch: Launch) -> tuple[Job, Placement] | None:
-    from npuenv.preflight.memory import find_model
-    from npuenv.preflight.memory.types import Cards, Job, Placement, Sizes
 
     name, engine = (
         value(launch, "actor_rollout_ref.model.path"),
@@ -142,7 +143,6 @@ def _batched(launch: Launch, longest: int) -> int | None:
 
 def _buffer_mib(launch: Launch) -> int:
     """HCCL_BUFFSIZE where the script says it. Bytes by mistake are another rule's matter."""
-    from npuenv.preflight.memory.types import HCCL_BUFFER_MIB
 
     text = launch.environ["HCCL_BUFFSIZE"].value if "HCCL_BUFFSIZE" in launch.environ else None
     found = as_number(text)
@@ -150,8 +150,6 @@ def _buffer_mib(launch: Launch) -> int:
 
 
 def _roll_job(launch: Launch) -> tuple[Job, Placement] | None:
-    from npuenv.preflight.memory import find_model
-    from npuenv.preflight.memory.types import Cards, Job, Placement, Sizes
 
     name, engine = (
         value(launch, "pretrain"),
@@ -215,11 +213,11 @@ def _roll_shards(launch: Launch, cards: int) -> int:
     return int(size) if 0 < size < cards else cards
 
 
+@rule("memory", source="npuenv.preflight.memory: an estimate")
 def _memory(launch: Launch) -> Iterator[Problem]:
     found = job_of(launch)
     if found is None:
         return
-    from npuenv.preflight.memory import estimate
 
     job, placement = found
     if launch.framework == "roll" and job.engine != "fsdp2" and set(placement.train) & set(placement.infer):
@@ -241,23 +239,20 @@ def _memory(launch: Launch) -> Iterator[Problem]:
         )
         yield problem(
             launch,
-            "memory",
             keys,
             changes=_relief(launch, job, placement),
             reason=outcome.says[0] if outcome.says else "-",
             advice=outcome.advice[0] if outcome.advice else "-",
-            source="npuenv.preflight.memory: an estimate",
         )
 
 
 def _relief(launch: Launch, job: Job, placement: Placement) -> tuple[Change, ...]:
     """The first of small micro batches, offloading and one copy of the trained state over all cards, after which the
     job fits."""
-    from npuenv.preflight.memory import estimate
 
     everywhere = replace(job, shard_cards=None)
     if launch.framework != "verl":
-        is_enough = job.engine == "fsdp2" and estimate(everywhere, placement).verdict != "infeasible"
+        is_enough = job.engine == "fsdp2" and judge(everywhere, placement).verdict != "infeasible"
         return (Change(_ROLL_SHARDS, len(placement.train)),) if is_enough else ()
     offload = (
         Change(f"{_ACTOR}.fsdp_config.param_offload", True),
@@ -273,7 +268,7 @@ def _relief(launch: Launch, job: Job, placement: Placement) -> tuple[Change, ...
             (light, offload),
             (replace(light, sizes=sizes), (*offload, *small)),
         ):
-            if estimate(job_then, placement).verdict != "infeasible":
+            if judge(job_then, placement).verdict != "infeasible":
                 return (*first, *changes)
     return ()
 
@@ -298,6 +293,7 @@ def _smallest(launch: Launch, job: Job) -> tuple[Sizes, tuple[Change, ...]]:
     return small, (Change(f"{_ACTOR}.ppo_max_token_len_per_gpu", tokens), *changes)
 
 
+@rule("memory-unjudged")
 def _memory_unjudged(launch: Launch) -> Iterator[Problem]:
     """Says aloud that nothing was estimated, where the cards are all that is missing."""
     machine = launch.machine
@@ -306,7 +302,6 @@ def _memory_unjudged(launch: Launch) -> Iterator[Problem]:
         if launch.framework == "verl" and launch.release and value(launch, key) == "megatron":
             yield problem(
                 launch,
-                "memory-unjudged",
                 (key,),
                 severity="note",
                 says="memory-megatron",
@@ -317,7 +312,6 @@ def _memory_unjudged(launch: Launch) -> Iterator[Problem]:
     if job_of(replace(launch, machine=known)) is not None:
         yield problem(
             launch,
-            "memory-unjudged",
             (),
             severity="note",
             options=tuple(
@@ -330,9 +324,3 @@ def _memory_unjudged(launch: Launch) -> Iterator[Problem]:
             ),
             source="npuenv.preflight.memory: needs the cards' memory",
         )
-
-
-RULES = (
-    Rule("preflight.memory", ("verl", "roll"), _memory),
-    Rule("preflight.memory-unjudged", ("verl", "roll"), _memory_unjudged),
-)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.preflight.rules.base import Rule, is_at_least, is_true, matching, problem, roles, value, whole, written
+from npuenv.matrix.keys import roll_names
+from npuenv.preflight.rules.base import is_at_least, is_true, matching, problem, roles, rule, value, whole, written
 from npuenv.preflight.rules.cards import cards_of
 from npuenv.preflight.types import Change
 
@@ -16,53 +17,12 @@ if TYPE_CHECKING:
 
 _UNSUPPORTED = "npuenv/matrix/unsupported.toml"
 _SAMPLES = "ROLL Ascend samples (2026-04)"
-_ATTENTION = "*.attn_implementation"
 # Variables of NVIDIA's communication library that have a counterpart with the same meaning.
 _NCCL = {"NCCL_SOCKET_IFNAME": "HCCL_SOCKET_IFNAME"}
-_STRATEGIES = (
-    "deepspeed_train",
-    "deepspeed_infer",
-    "fsdp2_train",
-    "fsdp2_infer",
-    "megatron_train",
-    "megatron_infer",
-    "hf_infer",
-    "vllm",
-    "sglang",
-)
-# Settings of Megatron in ROLL's samples: alibaba/ROLL examples, strategy_config of megatron_train and megatron_infer.
-_MEGATRON = frozenset(
-    (
-        "tensor_model_parallel_size",
-        "pipeline_model_parallel_size",
-        "virtual_pipeline_model_parallel_size",
-        "expert_model_parallel_size",
-        "expert_tensor_parallel_size",
-        "context_parallel_size",
-        "sequence_parallel",
-        "use_distributed_optimizer",
-        "recompute_granularity",
-        "recompute_method",
-        "recompute_num_layers",
-        "overlap_grad_reduce",
-        "overlap_param_gather",
-        "moe_token_dispatcher_type",
-        "moe_grouped_gemm",
-        "moe_layer_recompute",
-        "num_layers_in_first_pipeline_stage",
-        "num_layers_in_last_pipeline_stage",
-        "bias_activation_fusion",
-        "apply_rope_fusion",
-        "account_for_embedding_in_pipeline_split",
-        "account_for_loss_in_pipeline_split",
-    )
-)
 _OF_BOTH_ENGINES = frozenset(("gpu_memory_utilization", "load_format", "dtype", "tensor_parallel_size", "seed"))
-_FEW_BITS = re.compile(r"(?i)[-_.](?:awq|gptq(?:-int[48])?|gguf|bnb-[48]bit|[48]bit|int[48]|w[48]a(?:8|16)|nf4)$")
-_GPU_ENGINES = {"trtllm": "vllm"}
-_GPU_ONLY = {"automodel": "fsdp2"}  # registered for device cuda alone in verl 0.9.1
 
 
+@rule("device", "verl")
 def _device(launch: Launch) -> Iterator[Problem]:
     key = "trainer.device"
     setting = written(launch, key)
@@ -71,7 +31,6 @@ def _device(launch: Launch) -> Iterator[Problem]:
     if setting is not None and setting.value in ("cuda", "gpu"):
         yield problem(
             launch,
-            "device",
             (key,),
             severity="error" if launch.release else "warning",
             changes=(Change(key, "npu"),),
@@ -80,7 +39,6 @@ def _device(launch: Launch) -> Iterator[Problem]:
     elif setting is None and not launch.is_open(key) and is_at_least(launch, "0.7.0") is False:
         yield problem(
             launch,
-            "device",
             (),
             says="device-unset",
             changes=(Change(key, "npu"),),
@@ -89,6 +47,7 @@ def _device(launch: Launch) -> Iterator[Problem]:
         )
 
 
+@rule("visibility", source="ray/_private/accelerators/npu.py: ASCEND_RT_VISIBLE_DEVICES")
 def _visibility(launch: Launch) -> Iterator[Problem]:
     setting = launch.environ.get("CUDA_VISIBLE_DEVICES")
     if setting is not None:
@@ -99,20 +58,19 @@ def _visibility(launch: Launch) -> Iterator[Problem]:
         elif str(setting.value):
             changes = (Change(new, setting.value, is_variable=True, renames="CUDA_VISIBLE_DEVICES"),)
         # A list of all the cards that the launch asks for would hide none of them.
-        asked = whole(launch, "trainer.n_gpus_per_node", 8) or 0
-        is_whole = str(setting.value) == ",".join(map(str, range(asked)))
+        requested = whole(launch, "trainer.n_gpus_per_node", 8) or 0
+        is_whole = str(setting.value) == ",".join(map(str, range(requested)))
         yield problem(
             launch,
-            "visibility",
             ("CUDA_VISIBLE_DEVICES",),
             severity="warning" if is_whole else "error",
             changes=changes,
             name="CUDA_VISIBLE_DEVICES",
             new=new,
-            source="ray/_private/accelerators/npu.py: ASCEND_RT_VISIBLE_DEVICES",
         )
 
 
+@rule("nccl")
 def _nccl(launch: Launch) -> Iterator[Problem]:
     for name, setting in launch.environ.items():
         if not name.startswith(("NCCL_", "PYTORCH_CUDA_", "TORCH_NCCL_")):
@@ -123,7 +81,6 @@ def _nccl(launch: Launch) -> Iterator[Problem]:
             change = Change(new, setting.value, is_variable=True, renames=name)
         yield problem(
             launch,
-            "nccl",
             (name,),
             severity="warning",
             says="nccl-renamed" if new else "nccl",
@@ -134,43 +91,14 @@ def _nccl(launch: Launch) -> Iterator[Problem]:
         )
 
 
-def _engine(launch: Launch) -> Iterator[Problem]:
-    key = "actor_rollout_ref.rollout.name"
-    name = value(launch, key)
-    if name in _GPU_ENGINES or (name == "sglang" and is_at_least(launch, "0.6.0") is False):
-        yield problem(
-            launch,
-            "engine",
-            (key,),
-            changes=(Change(key, "vllm"),),
-            name=name,
-            release=launch.release or "-",
-            source="verl Ascend quick start (2025-12): vllm-ascend, and sglang from 0.6 on",
-        )
-
-
-def _gpu_backend(launch: Launch) -> Iterator[Problem]:
-    key = "actor_rollout_ref.actor.strategy"
-    name = value(launch, key)
-    if name in _GPU_ONLY:
-        yield problem(
-            launch,
-            "gpu-backend",
-            (key,),
-            changes=(Change(key, _GPU_ONLY[name]),),
-            name=name,
-            source='verl wheel 0.9.1: verl/workers/engine, device=["cuda"]',
-        )
-
-
+@rule("megatron-mindspeed", "verl", source="verl Ascend quick start (2025-12): MindSpeed and Megatron-LM")
 def _megatron_needs(launch: Launch) -> Iterator[Problem]:
     key, packages = "actor_rollout_ref.actor.strategy", launch.machine.packages
     if value(launch, key) == "megatron" and packages and not {"mindspeed", "mindspeed-llm"} & set(packages):
-        yield problem(
-            launch, "megatron-mindspeed", (key,), source="verl Ascend quick start (2025-12): MindSpeed and Megatron-LM"
-        )
+        yield problem(launch, (key,))
 
 
+@rule("roll-strategy", "roll")
 def _roll_strategy(launch: Launch) -> Iterator[Problem]:
     for role in roles(launch):
         key = f"{role}.strategy_args.strategy_name"
@@ -187,8 +115,8 @@ def _of_strategy(launch: Launch, key: str, name: str) -> Iterator[Problem]:
         new = train if name.endswith("train") else "fsdp2_infer"
         yield problem(
             launch,
-            "roll-deepspeed",
             (key,),
+            rule="roll-deepspeed",
             changes=_as_fsdp(launch, key, new),
             name=name,
             new=new,
@@ -200,8 +128,8 @@ def _of_strategy(launch: Launch, key: str, name: str) -> Iterator[Problem]:
         severity: Severity = "error" if is_new is not None else "warning"
         yield problem(
             launch,
-            "roll-megatron",
             (key,),
+            rule="roll-megatron",
             severity=severity,
             changes=(Change(key, new), *_without_megatron(launch, key, new)),
             name=name,
@@ -211,8 +139,8 @@ def _of_strategy(launch: Launch, key: str, name: str) -> Iterator[Problem]:
     if name == "sglang":
         yield problem(
             launch,
-            "roll-engine",
             (key,),
+            rule="roll-engine",
             severity="warning",
             changes=_as_vllm(launch, key),
             name=name,
@@ -266,164 +194,19 @@ def _without_megatron(launch: Launch, key: str, new: str) -> Iterator[Change]:
     """
     config = f"{key.rpartition('.')[0]}.strategy_config"
     for setting in launch.settings.values():
-        if setting.key.rpartition(".")[0] == config and setting.key.rpartition(".")[2] in _MEGATRON:
+        if setting.key.rpartition(".")[0] == config and setting.key.rpartition(".")[2] in roll_names("megatron"):
             yield Change(setting.key, None)
     cards = cards_of(launch, key.partition(".strategy_args")[0])
     if new == "fsdp2_train" and cards and f"{config}.fsdp_size" not in launch.settings:
         yield Change(f"{config}.fsdp_size", len(cards))
 
 
-def _strategy_role(launch: Launch) -> Iterator[Problem]:
-    """A role that trains with a strategy that cannot, or the other way round."""
-    wanted = {
-        "actor_train": ("_train",),
-        "critic": ("_train",),
-        "actor_infer": ("vllm", "sglang", "hf_infer"),
-        "reference": ("_infer",),
-    }
-    for role, ends in wanted.items():
-        key = f"{role}.strategy_args.strategy_name"
-        name = value(launch, key)
-        if isinstance(name, str) and name in _STRATEGIES and not name.endswith(ends):
-            yield problem(
-                launch,
-                "strategy-role",
-                (key,),
-                role=role,
-                name=name,
-                source="alibaba/ROLL roll/distributed/strategy: *_train trains, *_infer gives log probabilities",
-            )
-
-
-def _attention(launch: Launch) -> Iterator[Problem]:
-    if launch.framework != "verl":
-        return
-    for setting in matching(launch, _ATTENTION):
-        name = str(setting.value)
-        if name.startswith(("flash_attention_3", "flash_attn", "flash_attention_4", "fa3", "fa2", "xformers")):
-            yield problem(
-                launch,
-                "attention",
-                (setting.key,),
-                changes=(Change(setting.key, "flash_attention_2"),),
-                name=name,
-                source=f"{_UNSUPPORTED} unsupported.verl.flash-attn: attention through transformers",
-            )
-
-
-def _engine_attention(launch: Launch) -> Iterator[Problem]:
-    """Attention kernels that a GPU's engine offers and vllm-ascend or sglang on an NPU does not."""
-    gpu = ("flashinfer", "fa3", "flash_attn", "flashattn", "fa2", "triton", "xformers", "flashmla", "cutlass_mla")
-    for setting in matching(launch, "*.engine_kwargs.*.attention_backend"):
-        if str(setting.value).casefold().replace("_vllm_v1", "") in gpu:
-            is_sglang = ".sglang." in setting.key
-            change = Change(setting.key, "ascend" if is_sglang else None)
-            yield problem(
-                launch,
-                "attention-backend",
-                (setting.key,),
-                changes=(change,),
-                name=setting.value,
-                source="verl Ascend scripts: engine_kwargs.sglang.attention_backend=ascend",
-            )
-
-
-def _ray_init(launch: Launch) -> Iterator[Problem]:
-    """GPUs that the trainer itself would register with Ray."""
-    for key in ("ray_kwargs.ray_init.num_gpus", "ray_init.num_gpus"):
-        setting = launch.settings.get(key)
-        if setting is not None and not setting.is_open and setting.value not in (None, 0):
-            yield problem(
-                launch,
-                "ray-gpus",
-                (key,),
-                says="ray-init-gpus",
-                changes=(Change(key, None),),
-                key=key,
-                source="runs of ray 2.48.0, 2.49.2, 2.50.1, 2.60.0: what num_gpus registers beside 8 NPUs",
-            )
-
-
-def _attention_variable(launch: Launch) -> Iterator[Problem]:
-    """XFORMERS, which the quick start exports, is read by nobody and harms nobody; these ask for a GPU's kernels."""
-    name = "VLLM_ATTENTION_BACKEND"
-    setting = launch.environ.get(name)
-    if setting is not None and str(setting.value).upper().startswith(("FLASH", "TRITON", "CUTLASS", "ROCM")):
-        yield problem(
-            launch,
-            "attention-variable",
-            (name,),
-            severity="warning",
-            changes=(Change(name, None, is_variable=True),),
-            name=setting.value,
-            source="vllm-project/vllm-ascend 0.11.0rc1 and main: no reader of VLLM_ATTENTION_BACKEND",
-        )
-
-
-def _quantization(launch: Launch) -> Iterator[Problem]:
-    if launch.machine.hardware == "950":
-        return
-    patterns = (
-        "*.rollout.quantization",
-        "*.strategy_config.quantization",
-        "*.strategy_config.fp8",
-        "*.engine_kwargs.*.quantization",
-        "*.override_transformer_config.fp8",
-        "*.strategy_config.kv_cache_dtype",
-        "*.engine_kwargs.*.kv_cache_dtype",
-    )
-    for pattern in patterns:
-        for setting in matching(launch, pattern):
-            if "fp8" in str(setting.value).casefold() or setting.value in ("e4m3", "hybrid", "nvfp4", "mxfp4"):
-                yield problem(
-                    launch,
-                    "quantization",
-                    (setting.key,),
-                    changes=(Change(setting.key, None),),
-                    name=setting.value,
-                    source="alibaba/ROLL examples/ascend_examples: fp8 on 950 alone",
-                )
-
-
-def _weights(launch: Launch) -> Iterator[Problem]:
-    """Weights in few bits, by the model's name: they take no gradients, and their kernels are a GPU's."""
-    for key in ("actor_rollout_ref.model.path", "critic.model.path", "pretrain", "reward_pretrain"):
-        name = value(launch, key)
-        if isinstance(name, str) and written(launch, key) is not None and _FEW_BITS.search(name.rstrip("/")):
-            yield problem(
-                launch,
-                "weights",
-                (key,),
-                name=name,
-                source="transformers: Quantization, training; vllm-project/vllm-ascend docs: quantization by ModelSlim",
-            )
-
-
-def _liger(launch: Launch) -> Iterator[Problem]:
-    key = "actor_rollout_ref.model.use_liger"
-    if is_true(launch, key) and is_at_least(launch, "0.8.0") is False:
-        yield problem(
-            launch,
-            "liger",
-            (key,),
-            severity="warning",
-            changes=(Change(key, False),),
-            release=launch.release,
-            source=f"{_UNSUPPORTED} unsupported.verl.liger-kernel: supported since 2026-05-20",
-        )
-
-
+@rule("profiler", "verl", source="verl wheels 0.6.1 to 0.9.1: verl/utils/profiler, npu or torch in place of nsys")
 def _profiler(launch: Launch) -> Iterator[Problem]:
     for pattern in ("global_profiler.tool", "*.profiler.tool"):
         for setting in matching(launch, pattern):
             if setting.value == "nsys" and _profiles(launch, setting.key):
-                yield problem(
-                    launch,
-                    "profiler",
-                    (setting.key,),
-                    changes=(Change(setting.key, "npu"),),
-                    source="verl wheels 0.6.1 to 0.9.1: verl/utils/profiler, npu or torch in place of nsys",
-                )
+                yield problem(launch, (setting.key,), changes=(Change(setting.key, "npu"),))
 
 
 def _profiles(launch: Launch, key: str) -> bool:
@@ -437,35 +220,14 @@ def _profiles(launch: Launch, key: str) -> bool:
     return any(is_true(launch, f"{each}.enable") for each in parts)
 
 
+@rule("flash-package")
 def _flash_package(launch: Launch) -> Iterator[Problem]:
     for name in ("flash-attn", "flash_attn"):
         if name in launch.machine.packages:
             yield problem(
                 launch,
-                "flash-package",
                 (),
                 severity="warning",
                 version=launch.machine.packages[name],
                 source=f"{_UNSUPPORTED} unsupported.{launch.framework}.flash-attn",
             )
-
-
-RULES = (
-    Rule("preflight.device", ("verl",), _device),
-    Rule("preflight.visibility", ("verl", "roll"), _visibility),
-    Rule("preflight.nccl", ("verl", "roll"), _nccl),
-    Rule("preflight.engine", ("verl",), _engine),
-    Rule("preflight.gpu-backend", ("verl",), _gpu_backend),
-    Rule("preflight.megatron-mindspeed", ("verl",), _megatron_needs),
-    Rule("preflight.roll-strategy", ("roll",), _roll_strategy),
-    Rule("preflight.strategy-role", ("roll",), _strategy_role),
-    Rule("preflight.attention", ("verl",), _attention),
-    Rule("preflight.attention-backend", ("verl",), _engine_attention),
-    Rule("preflight.attention-variable", ("verl", "roll"), _attention_variable),
-    Rule("preflight.ray-gpus", ("verl",), _ray_init),
-    Rule("preflight.quantization", ("verl", "roll"), _quantization),
-    Rule("preflight.weights", ("verl", "roll"), _weights),
-    Rule("preflight.liger", ("verl",), _liger),
-    Rule("preflight.profiler", ("verl",), _profiler),
-    Rule("preflight.flash-package", ("verl", "roll"), _flash_package),
-)

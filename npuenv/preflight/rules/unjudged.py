@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.matrix.keys import known_releases, nearest_release, releases_beside
-from npuenv.preflight.rules.base import Rule, problem
+from npuenv.preflight.rules.base import problem, rule
 from npuenv.preflight.rules.keys import TABLE, has_own_keys, not_in_table
 
 if TYPE_CHECKING:
@@ -18,11 +18,11 @@ _MOST_NAMED = 8
 _ANYTHING = re.compile(r"(?:^data\.(?:train|val)_files|_name|_dir|_path)$")  # names and places: no rule is about them
 
 
+@rule("release")
 def _release_unknown(launch: Launch) -> Iterator[Problem]:
     if nearest_release(launch.framework, launch.release) is None:
         yield problem(
             launch,
-            "release",
             (),
             severity="note",
             framework=launch.framework,
@@ -31,13 +31,13 @@ def _release_unknown(launch: Launch) -> Iterator[Problem]:
         )
 
 
+@rule("release")
 def _release_near(launch: Launch) -> Iterator[Problem]:
     """Says aloud that another release's keys speak for this one."""
     known = nearest_release(launch.framework, launch.release)
     if known is not None and (launch.release_name or known != launch.release):
         yield problem(
             launch,
-            "release",
             (),
             says="release-near",
             severity="note",
@@ -48,23 +48,16 @@ def _release_near(launch: Launch) -> Iterator[Problem]:
         )
 
 
+@rule("key-unknown", "verl", source=TABLE)
 def _keys_unjudged(launch: Launch) -> Iterator[Problem]:
     """Says aloud which keys were left to a program that may have them."""
-    strange = not_in_table(launch) if has_own_keys(launch) else ()
-    keys = [each.setting.key for each in strange if each.setting.is_sure]
+    unknown = not_in_table(launch) if has_own_keys(launch) else ()
+    keys = [each.setting.key for each in unknown if each.setting.is_sure]
     if keys:
-        yield problem(
-            launch,
-            "key-unknown",
-            (),
-            says="keys-unjudged",
-            severity="note",
-            program=launch.program,
-            names=_named(keys),
-            source=TABLE,
-        )
+        yield problem(launch, (), says="keys-unjudged", severity="note", program=launch.program, names=_named(keys))
 
 
+@rule("undecided", source="the script itself, which is read and not run")
 def _undecided(launch: Launch) -> Iterator[Problem]:
     """Says aloud what was not judged, because only the running script decides it."""
     written = (*launch.settings.values(), *launch.environ.values())
@@ -72,25 +65,8 @@ def _undecided(launch: Launch) -> Iterator[Problem]:
     open_keys = [key for key in undecided if not _ANYTHING.search(key)]
     for says, is_so in (("undecided", bool(open_keys)), ("undecided-keys", launch.is_partial)):
         if is_so:
-            yield problem(
-                launch,
-                "undecided",
-                (),
-                says=says,
-                severity="note",
-                count=len(open_keys),
-                names=_named(open_keys),
-                source="the script itself, which is read and not run",
-            )
+            yield problem(launch, (), says=says, severity="note", count=len(open_keys), names=_named(open_keys))
 
 
 def _named(keys: list[str]) -> tuple[str, ...]:
     return (*keys[:_MOST_NAMED], *(["…"] if len(keys) > _MOST_NAMED else []))
-
-
-RULES = (
-    Rule("preflight.release", ("verl", "roll"), _release_unknown),
-    Rule("preflight.release", ("verl", "roll"), _release_near),
-    Rule("preflight.key-unknown", ("verl",), _keys_unjudged),
-    Rule("preflight.undecided", ("verl", "roll"), _undecided),
-)

@@ -5,20 +5,83 @@ The frameworks accept most of these without a word and stop, or train something 
 
 from __future__ import annotations
 
+import functools
 import math
+import re
 from typing import TYPE_CHECKING
 
 from npuenv.matrix import load_matrix
-from npuenv.preflight.rules.base import Rule, as_number, is_at_least, matching, nearest, problem, value
+from npuenv.preflight.rules.base import (
+    BOTH,
+    RULES,
+    Rule,
+    as_number,
+    is_at_least,
+    matching,
+    nearest,
+    problem,
+    rule,
+    value,
+)
 from npuenv.preflight.types import Change
+from npuenv.preflight.yaml_text import scalar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from npuenv.matrix.rows import Bound, Choice
+    from npuenv.matrix.rows import Bound, Choice, RefusedValue
     from npuenv.preflight.types import Launch, Problem, Setting
 
 
+def _refused(rows: Sequence[RefusedValue], launch: Launch) -> Iterator[Problem]:
+    """The values that the rows of one rule refuse. The first row that holds speaks of a key."""
+    found: dict[str, Problem] = {}
+    for row in rows:
+        if launch.framework not in row.frameworks or launch.machine.hardware in row.not_on or not _holds(row, launch):
+            continue
+        for key, text in _written(launch, row):
+            if _is_refused(row, text):
+                found.setdefault(key, _refusal(launch, row, key, text))
+    return iter(found.values())
+
+
+def _refusal(launch: Launch, row: RefusedValue, key: str, text: str) -> Problem:
+    new = None if row.removes else row.fix if row.variables else scalar(row.fix)
+    return problem(
+        launch,
+        (key,),
+        rule=row.rule,
+        says=row.says,
+        severity=row.severity,
+        changes=(Change(key, new, is_variable=bool(row.variables)),) if row.fix or row.removes else (),
+        source=row.source,
+        key=key,
+        name=text,
+        value=text,
+        role=key.partition(".")[0],
+        release=launch.release or "-",
+    )
+
+
+def _written(launch: Launch, row: RefusedValue) -> Iterator[tuple[str, str]]:
+    """The keys and variables that a row is about, with what they hold."""
+    for name in row.variables:
+        if name in launch.environ and not launch.environ[name].is_open:
+            yield name, str(launch.environ[name].value).strip()
+    for key in row.keys:
+        if "*" in key:
+            yield from ((each.key, str(each.value)) for each in matching(launch, key))
+        elif (found := value(launch, key)) is not None:
+            yield key, str(found)
+
+
+def _is_refused(row: RefusedValue, text: str) -> bool:
+    if row.pattern:
+        return re.fullmatch(row.pattern, text, re.DOTALL) is not None
+    return text in row.values or not row.values
+
+
+@rule("choice", is_trainers=True)
 def _choices(launch: Launch) -> Iterator[Problem]:
     for row in load_matrix().choices:
         if row.framework != launch.framework or not _holds(row, launch):
@@ -28,8 +91,8 @@ def _choices(launch: Launch) -> Iterator[Problem]:
                 yield _no_choice(launch, row, setting)
 
 
-def _holds(row: Choice, launch: Launch) -> bool:
-    """Whether the list is the one of the launch's release; of an unknown release only lists that hold for all."""
+def _holds(row: Choice | RefusedValue, launch: Launch) -> bool:
+    """Whether the row is about the launch's release; of an unknown release only rows that hold for all."""
     if launch.release is None:
         return not (row.since or row.until)
     is_from = not row.since or is_at_least(launch, row.since)
@@ -45,8 +108,8 @@ def _no_choice(launch: Launch, row: Choice, setting: Setting) -> Problem:
     )
     return problem(
         launch,
-        "choice",
         (setting.key,),
+        rule="choice",
         severity="warning" if row.is_open and not near else "error",
         changes=changes,
         key=setting.key,
@@ -65,6 +128,7 @@ def _meant(word: str, row: Choice) -> str | None:
     return folded.get(word.casefold().replace("-", "_")) or nearest(word, row.values, 0.75)
 
 
+@rule("number")
 def _bounds(launch: Launch) -> Iterator[Problem]:
     for row in load_matrix().bounds:
         if row.framework != launch.framework or any(f"{key}={value(launch, key)}" in row.unless for key in _keys(row)):
@@ -72,13 +136,7 @@ def _bounds(launch: Launch) -> Iterator[Problem]:
         for setting in matching(launch, row.key):
             if setting.value is not None and not (_is_within(row, setting.value) or _is_none(launch, setting)):
                 yield problem(
-                    launch,
-                    "number",
-                    (setting.key,),
-                    key=setting.key,
-                    text=setting.text,
-                    takes=_takes(row),
-                    source=row.source,
+                    launch, (setting.key,), key=setting.key, text=setting.text, takes=_takes(row), source=row.source
                 )
 
 
@@ -94,6 +152,7 @@ def _is_none(launch: Launch, setting: Setting) -> bool:
     return setting.key == "data.train_batch_size" and setting.value == 0 and "fully_async" in launch.program
 
 
+@rule("number", "verl", source="npuenv/matrix/keys/verl.toml: the release's own value", is_trainers=True)
 def _types(launch: Launch) -> Iterator[Problem]:
     """Words in the place of a number or a switch, by what the release's own value is."""
     bound = {row.key for row in load_matrix().bounds}
@@ -106,14 +165,13 @@ def _types(launch: Launch) -> Iterator[Problem]:
         if is_switch or (setting and setting.value[0].isalpha()):  # 0.5_4.0 is a range to one key
             yield problem(
                 launch,
-                "choice" if is_switch else "number",
                 (key,),
+                rule="choice" if is_switch else "number",
                 says="not-a-switch" if is_switch else "not-a-number",
                 key=key,
                 text=setting.text if setting else "",
                 default=default,
                 release=launch.release,
-                source="npuenv/matrix/keys/verl.toml: the release's own value",
             )
 
 
@@ -134,8 +192,13 @@ def _takes(row: Bound) -> str:
     return f"{low}x" + (f" <= {row.most:g}" if row.most < math.inf else "")
 
 
-RULES = (
-    Rule("preflight.choice", ("verl", "roll"), _choices, is_trainers=True),
-    Rule("preflight.number", ("verl", "roll"), _bounds),
-    Rule("preflight.number", ("verl",), _types, is_trainers=True),
-)
+def _rules_of_rows() -> Iterator[Rule]:
+    """A rule for each id in matrix/keys/refused.toml."""
+    rows = load_matrix().refused_values
+    for id in dict.fromkeys(row.rule for row in rows):
+        own = tuple(row for row in rows if row.rule == id)
+        frameworks = tuple(name for name in BOTH if any(name in row.frameworks for row in own))
+        yield Rule(f"preflight.{id}", frameworks, functools.partial(_refused, own))
+
+
+RULES.extend(_rules_of_rows())

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
+from npuenv.matrix.keys import defaults_of
 from npuenv.preflight.examine import examine
-from npuenv.preflight.reading import Asked, read_text, read_words
-from npuenv.preflight.rules.keys import defaults_of
+from npuenv.preflight.reading import ReadOptions, read_text, read_words
 from npuenv.preflight.types import Machine
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ _LEFT_OUT = frozenset({"preflight.memory"})
 def refuse_verl(program: str, words: Sequence[str], cards: Cards, release: str) -> None:
     """Refuses overrides, as words of a shell, that verl would not run with. Raises: BadInput with preflight's words."""
     plain = [part for word in words for part in shlex.split(word)]
-    asked = Asked(defaults_of, "verl", release, _machine(cards))
+    asked = ReadOptions(defaults_of, "verl", release, _machine(cards))
     _refuse(read_words(["python3", "-m", program, *plain], asked))
 
 
 def refuse_roll(name: str, text: str, cards: Cards, release: str) -> None:
     """Refuses a YAML that ROLL would not run with. Raises: BadInput with preflight's words."""
-    _refuse(read_text(text, Path(name), Asked(defaults_of, "roll", release, _machine(cards))))
+    _refuse(read_text(text, Path(name), ReadOptions(defaults_of, "roll", release, _machine(cards))))
 
 
 def _machine(cards: Cards) -> Machine:

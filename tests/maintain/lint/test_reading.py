@@ -16,7 +16,7 @@ from npuenv.maintain.lint.dockerfile import image_of, read_dockerfile, read_shel
 from npuenv.maintain.lint.gather import gather
 from npuenv.maintain.lint.paths import lint_paths
 from npuenv.maintain.lint.ranges import disjoint, takes_newest, within
-from npuenv.maintain.lint.requirement_files import ask, logical_lines
+from npuenv.maintain.lint.requirement_files import logical_lines, parse_requirement
 from npuenv.maintain.lint.values import Clone, Install, Place
 from npuenv.matrix import load_matrix
 
@@ -100,7 +100,7 @@ def test_the_other_branch_is_for_the_other_architecture() -> None:
 
 def test_a_branch_that_a_default_decides_is_taken_and_the_other_is_not_read() -> None:
     text = 'C=""\nif [ -n "$C" ]; then pip install a; else pip install b; fi\n[ -z "$C" ] && pip install c'
-    assert [each.asks[0].name for each in installs(text)] == ["b", "c"]
+    assert [each.requirements[0].name for each in installs(text)] == ["b", "c"]
     assert all(each.certain for each in installs(text))
 
 
@@ -128,7 +128,7 @@ def test_the_words_of_an_install_are_sorted_into_asks_files_folders_and_indexes(
         " https://d.example/torch_npu-2.8.0-cp311-cp311-linux_aarch64.whl"
     )
     (found,) = installs(text)
-    assert [(each.name, str(each.spec)) for each in found.asks] == [
+    assert [(each.name, str(each.spec)) for each in found.requirements] == [
         ("ray", ">=2.47"),
         ("torch", "==2.8.0+cpu"),
         ("torch-npu", "==2.8.0"),
@@ -140,12 +140,14 @@ def test_the_words_of_an_install_are_sorted_into_asks_files_folders_and_indexes(
 
 
 def test_uv_pip_is_pip() -> None:
-    assert [each.asks[0].text for each in installs("uv pip install --python 3.11 torch==2.8.0")] == ["torch==2.8.0"]
+    assert [each.requirements[0].text for each in installs("uv pip install --python 3.11 torch==2.8.0")] == [
+        "torch==2.8.0"
+    ]
 
 
 def test_a_wheel_whose_name_is_not_decided_has_no_version() -> None:
     (found,) = installs("V=$(x)\npip install https://a.example/triton_ascend-3.2.0-$V.whl")
-    assert [(each.name, each.spec) for each in found.asks] == [("triton-ascend", None)]
+    assert [(each.name, each.spec) for each in found.requirements] == [("triton-ascend", None)]
 
 
 def test_lines_inside_one_run_keep_their_numbers() -> None:
@@ -157,7 +159,7 @@ def test_lines_inside_one_run_keep_their_numbers() -> None:
 def test_a_variable_ends_with_its_run_and_env_does_not() -> None:
     text = "FROM a\nENV E=1\nRUN export R=1 && pip install x==$R\nRUN pip install x==$R y==$E\n"
     (script,) = read_dockerfile("D", text)
-    found = [ask for each in script.events if isinstance(each, Install) for ask in each.asks]
+    found = [requirement for each in script.events if isinstance(each, Install) for requirement in each.requirements]
     assert [(each.name, each.exact) for each in found] == [("x", "1"), ("x", ""), ("y", "1")]
 
 
@@ -165,14 +167,18 @@ def test_a_stage_goes_on_from_the_one_it_is_built_on() -> None:
     image = "quay.io/ascend/cann:8.5.0-910b-ubuntu22.04-py3.11"
     text = f"FROM {image} AS base\nRUN pip install a\nFROM base\nRUN pip install b\n"
     last = read_dockerfile("D", text)[-1]
-    assert [ask.name for each in last.events if isinstance(each, Install) for ask in each.asks] == ["a", "b"]
+    assert [
+        requirement.name for each in last.events if isinstance(each, Install) for requirement in each.requirements
+    ] == ["a", "b"]
     assert last.image is not None
     assert last.image.cann == "8.5.0"
 
 
 def test_the_list_form_of_run_is_read() -> None:
     (script,) = read_dockerfile("D", 'FROM a\nRUN ["pip", "install", "torch==2.8.0"]\n')
-    assert [ask.exact for each in script.events if isinstance(each, Install) for ask in each.asks] == ["2.8.0"]
+    assert [
+        requirement.exact for each in script.events if isinstance(each, Install) for requirement in each.requirements
+    ] == ["2.8.0"]
 
 
 def test_a_cann_image_says_its_version_chip_system_and_python() -> None:
@@ -193,9 +199,9 @@ def test_requirement_lines_are_joined_and_their_comments_dropped() -> None:
 
 
 def test_a_requirement_that_hangs_on_the_python_version_is_left_out() -> None:
-    assert ask("six; python_version > '3.11'", PLACE) is None
-    assert ask("six; sys_platform == 'win32'", PLACE) is None
-    found = ask("six; python_version >= '3.9' and platform_machine == 'aarch64'", PLACE)
+    assert parse_requirement("six; python_version > '3.11'", PLACE) is None
+    assert parse_requirement("six; sys_platform == 'win32'", PLACE) is None
+    found = parse_requirement("six; python_version >= '3.9' and platform_machine == 'aarch64'", PLACE)
     assert found is not None
     assert found.arch == "aarch64"
 
@@ -203,14 +209,14 @@ def test_a_requirement_that_hangs_on_the_python_version_is_left_out() -> None:
 def test_a_requirements_file_that_includes_itself_is_read_once(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("-r other.txt\npandas\n")
     (tmp_path / "other.txt").write_text("-r requirements.txt\nnumpy\n")
-    assert [each.name for each in gather(tmp_path).files[0].asks] == ["pandas", "numpy"]
+    assert [each.name for each in gather(tmp_path).files[0].requirements] == ["pandas", "numpy"]
 
 
 def test_an_include_outside_the_checkout_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "secret.txt").write_text("numpy\n")
     (tmp_path / "in").mkdir()
     (tmp_path / "in/requirements.txt").write_text("-r ../secret.txt\n-r /etc/hostname\npandas\n")
-    assert [each.name for each in gather(tmp_path / "in").files[0].asks] == ["pandas"]
+    assert [each.name for each in gather(tmp_path / "in").files[0].requirements] == ["pandas"]
 
 
 def test_setup_py_is_never_run(tmp_path: Path) -> None:
@@ -218,7 +224,7 @@ def test_setup_py_is_never_run(tmp_path: Path) -> None:
     (tmp_path / "setup.py").write_text(
         f"open({str(mark)!r}, 'w')\nfrom setuptools import setup\nsetup(install_requires=['a'])\n"
     )
-    assert [each.name for each in gather(tmp_path).files[0].asks] == ["a"]
+    assert [each.name for each in gather(tmp_path).files[0].requirements] == ["a"]
     assert not mark.exists()
 
 

@@ -1,4 +1,4 @@
-"""What is advised, in which order, and that the proposed job fits."""
+"""What is advised, in which order, and that the job fits with it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message, say
-from npuenv.preflight.memory import accumulation, estimate, plan, propose
+from npuenv.preflight.memory import estimate, plan
+from npuenv.preflight.memory.advice import fit
 from npuenv.preflight.memory.types import Job, Sizes
 from tests.preflight.memory.recipes import (
     EIGHT_A_CARD,
@@ -31,6 +31,15 @@ from tests.support.sentences import says
 BIG = verl("Qwen/Qwen2.5-7B-Instruct", cards(8), Sizes(1024, 3072, 128, 8, 64, 32, 32), 0.6, removes_padding=True)
 
 
+NUMBERS = ("from_micro", "from_accumulation", "micro", "accumulation")
+
+
+def fitted(job: Job) -> Job:
+    """The job with all that is advised."""
+    changes = fit(job, plan(job)[0])
+    return changes[-1].job if changes else job
+
+
 def keys(job: Job, count: int = 8) -> list[str]:
     return [message.key.removeprefix("placement.advice-") for message in estimate(job, colocated(count)).advice]
 
@@ -48,16 +57,16 @@ def test_the_advice_gives_the_numbers_that_fit() -> None:
 
 
 def test_micro_batch_times_accumulation_stays() -> None:
-    proposed = propose(BIG)
-    before = BIG.sizes.micro_batch * accumulation(BIG, colocated(8))
-    assert proposed.sizes.micro_batch * accumulation(proposed, colocated(8)) == before == 64 * 8 / 8
+    args = {name: int(str(estimate(BIG, colocated(8)).advice[0].args[name])) for name in NUMBERS}
+    before = args["from_micro"] * args["from_accumulation"]
+    assert args["micro"] * args["accumulation"] == before == 64 * 8 / 8
 
 
 def test_verl_lowers_the_engines_share_where_generation_is_the_worst_moment() -> None:
     full = replace(BIG, sizes=replace(BIG.sizes, micro_batch=1, log_prob_micro_batch=1), gpu_memory_utilization=0.85)
     assert keys(full) == ["utilization", "then-feasible"]
-    assert propose(full).gpu_memory_utilization == 0.65  # 0.75 leaves 13 GiB for 14 GiB at rest, and the driver
-    assert propose(full).sizes == full.sizes
+    assert fitted(full).gpu_memory_utilization == 0.65  # 0.75 leaves 13 GiB for 14 GiB at rest, and the driver
+    assert fitted(full).sizes == full.sizes
 
 
 def test_answers_are_cut_last() -> None:
@@ -71,14 +80,14 @@ def test_a_dynamic_batch_is_never_smaller_than_one_sequence() -> None:
     first, second = estimate(job, colocated(8)).advice[:2]
     assert (first.key, first.args["from_tokens"], first.args["tokens"]) == ("placement.advice-tokens", 20000, 11264)
     assert (second.key, second.args["response"]) == ("placement.advice-response", 10240)
-    assert propose(job).sizes.micro_tokens == (2048 + 10240) // 2
+    assert fitted(job).sizes.micro_tokens == (2048 + 10240) // 2
 
 
 def test_a_copy_on_each_card_is_spread_over_all_first() -> None:
     job = replace(BIG, sizes=replace(BIG.sizes, micro_batch=1, log_prob_micro_batch=1), shard_cards=1)
     first = estimate(job, colocated(8)).advice[0]
     assert (first.key, first.args["cards"]) == ("placement.advice-shards", 8)
-    assert propose(job).shard_cards is None
+    assert fitted(job).shard_cards is None
 
 
 def test_roll_offloads_before_anything_else() -> None:
@@ -96,8 +105,8 @@ def test_roll_then_lowers_the_lengths() -> None:
     job = roll("Qwen/Qwen2.5-7B", cards(8), Sizes(1024, 60000, 64, 8, 32, 1, 1, 61024), 0.8)
     placement, found = plan(job)
     assert [m.key for m in found.advice[:2]] == ["placement.advice-offload", "placement.advice-length"]
-    assert propose(job).sizes.max_model_len == 61024 // 4
-    assert estimate(propose(job), placement).verdict == "feasible"
+    assert fitted(job).sizes.max_model_len == 61024 // 4
+    assert estimate(fitted(job), placement).verdict == "feasible"
 
 
 def test_a_tight_job_is_told_how_to_get_room() -> None:
@@ -112,8 +121,8 @@ def test_a_small_cache_wants_tensor_parallelism() -> None:
     found = plan(job)[1]
     assert found.says[0].key == "placement.small-cache"
     assert found.advice[0].key == "placement.advice-parallel"
-    assert propose(job).tensor_parallel == 4
-    assert plan(propose(job))[1].verdict == "feasible"
+    assert fitted(job).tensor_parallel == 4
+    assert plan(fitted(job))[1].verdict == "feasible"
 
 
 def test_an_engine_alone_is_told_a_shorter_length() -> None:
@@ -127,8 +136,8 @@ def test_where_nothing_helps_more_cards_are_asked_for() -> None:
     (found,) = estimate(job, colocated(8)).advice
     assert found.key == "placement.advice-more-nodes"
     nodes = int(str(found.args["nodes"]))
-    assert plan(propose(replace(job, cards=cards(8, nodes))))[1].verdict in ("feasible", "tight")
-    assert plan(propose(replace(job, cards=cards(8, nodes // 2))))[1].verdict == "infeasible"
+    assert plan(fitted(replace(job, cards=cards(8, nodes))))[1].verdict in ("feasible", "tight")
+    assert plan(fitted(replace(job, cards=cards(8, nodes // 2))))[1].verdict == "infeasible"
 
 
 def test_where_no_number_of_cards_helps_that_is_said() -> None:
@@ -136,8 +145,8 @@ def test_where_no_number_of_cards_helps_that_is_said() -> None:
     assert keys(job, 2) == ["more-cards"]
 
 
-def test_a_job_that_fits_is_proposed_as_it_is() -> None:
-    assert propose(QUICK_START) == QUICK_START
+def test_a_job_that_fits_stays_as_it_is() -> None:
+    assert fitted(QUICK_START) == QUICK_START
 
 
 def test_an_almost_empty_card_is_told_to_take_more() -> None:
@@ -163,11 +172,3 @@ def test_whatever_is_advised_last_fits_when_it_is_done(recipe: Recipe) -> None:
             "placement.advice-more-cards",
             "placement.advice-more-nodes",
         )
-
-
-def test_a_parallelism_that_does_not_divide_is_replaced() -> None:
-    job = replace(QUICK_START, tensor_parallel=3)
-    with pytest.raises(BadInput):
-        plan(job)
-    assert propose(job).tensor_parallel in (7, 14, 2, 4)
-    assert plan(propose(job))[1].verdict == "feasible"

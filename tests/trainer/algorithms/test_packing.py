@@ -25,7 +25,7 @@ def test_prompts_stand_once_and_answers_in_rows_that_point_to_them() -> None:
 
 
 def test_what_an_environment_said_is_in_the_row_and_off_in_the_mask() -> None:
-    episode = Rollout((1, 2, 3, 4), (-0.5, 0.0, 0.0, -0.25), Stop.DONE, (True, False, False, True), 1.0)
+    episode = Rollout((1, 2, 3, 4), (-0.5, 0.0, 0.0, -0.25), Stop.TERMINATED, (True, False, False, True), 1.0)
     batch = pack([Group(GROUPS[0].prompt, (episode,))], torch.tensor([[1.0]]), pad=PAD)
     assert batch.mask_BT.int().tolist() == [[1, 0, 0, 1]]
     assert batch.tokens_BT.tolist() == [[1, 2, 3, 4]]

@@ -15,8 +15,7 @@ from trainer.algorithms import kl
 from trainer.algorithms.advantages import CONVENTIONS, ESTIMATORS, Scores, advantages
 from trainer.algorithms.aggregation import MODES, Totals, aggregate, count
 from trainer.algorithms.correction import correction
-from trainer.algorithms.losses import LOSSES, Clip, policy_loss, token_logprobs
-from trainer.algorithms.value import explained_variance, value_loss
+from trainer.algorithms.losses import LOSSES, Clip, explained_variance, policy_loss, token_logprobs, value_loss
 
 ROWS, WIDTH, HIDDEN, VOCABULARY = 10, 8, 5, 13
 Batch = dict[str, Tensor]

@@ -12,8 +12,8 @@ import torch
 from trainer.algorithms.advantages import CONVENTIONS
 from trainer.algorithms.aggregation import Totals, aggregate, count, masked_mean, masked_sum
 from trainer.algorithms.correction import MAXIMA, Spread, correction, shares, spread
-from trainer.algorithms.shaping import has_signal, overlong_penalty
-from trainer.algorithms.value import explained_variance, value_loss
+from trainer.algorithms.losses import explained_variance, value_loss
+from trainer.rollouts import has_signal, overlong_penalty
 
 NAN = float("nan")
 MASK_BT = torch.tensor([[True, True], [True, False], [False, False]])

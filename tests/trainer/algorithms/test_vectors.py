@@ -16,8 +16,7 @@ from trainer.algorithms import kl
 from trainer.algorithms.advantages import CONVENTIONS, Convention, Scores, advantages
 from trainer.algorithms.aggregation import aggregate, count
 from trainer.algorithms.correction import correction
-from trainer.algorithms.losses import Clip, policy_loss, token_logprobs
-from trainer.algorithms.value import value_loss
+from trainer.algorithms.losses import Clip, policy_loss, token_logprobs, value_loss
 
 Vector = dict[str, Any]
 FLOATS = ("logprobs_BT", "old_BT", "reference_BT", "advantages_BT", "weights_BT", "values_BT", "returns_BT")

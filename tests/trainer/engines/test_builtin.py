@@ -128,7 +128,7 @@ def test_the_random_state_brings_the_same_answers_back() -> None:
 def test_received_weights_are_copied_not_shared_and_used_next() -> None:
     made, other = sampler(), decoder(seed=9)
     before = made.generate(PROMPTS, Sampling(1, 4, 1.0, is_greedy=True))
-    made.receive(dict(other.named_parameters()))
+    made.load_weights(dict(other.named_parameters()))
     fresh = Sampler(copy.deepcopy(other), end=END, seed=0)
     after = made.generate(PROMPTS, Sampling(1, 4, 1.0, is_greedy=True))
     assert after == fresh.generate(PROMPTS, Sampling(1, 4, 1.0, is_greedy=True)) != before

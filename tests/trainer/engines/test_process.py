@@ -21,15 +21,14 @@ from trainer.algorithms.packing import pack
 from trainer.config import BadSetting
 from trainer.engines import remote
 from trainer.engines.base import Sampling
-from trainer.engines.draws import new_seeds
-from trainer.engines.elsewhere import GeneratorLost
+from trainer.engines.generator_client import GeneratorLost, Order
 from trainer.engines.process import ProcessGenerator, pool
 from trainer.engines.reference import asked
-from trainer.engines.serving import Order
+from trainer.engines.sampling import new_seeds
 from trainer.engines.shared import Arena, look
-from trainer.tasks.successor import successor
+from trainer.tasks.digits import successor
 from trainer.types import Group, Prompt
-from trainer.weights.buckets import Packer, fingerprint
+from trainer.weights import Packer, fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,10 +110,10 @@ def test_a_childs_reference_says_what_one_here_says_and_stays_when_weights_come(
     answers = [Group(Prompt("", question, ""), said) for question, said in drawn]
     batch = pack(answers, torch.zeros(4 * len(PROMPTS)), pad=PAD)
     parts = [asked(batch, rows) for rows in torch.arange(4 * len(PROMPTS)).split(7)]
-    wanted = local.refer(parts)
+    wanted = local.reference_logprobs(parts)
     for version in range(2):
         loaded = [child.load(bucket) for bucket in Packer(1 << 12).pack(weights(8).items(), 100 + version)]
-        found = child.refer(parts).result(LIMIT_S)
+        found = child.reference_logprobs(parts).result(LIMIT_S)
         assert [each.result(LIMIT_S) for each in loaded] == [None] * len(loaded)
         assert all(torch.equal(one, other) for one, other in zip(found.logprobs, wanted.logprobs, strict=True))
         assert (found.mark, len(found.logprobs)) == (wanted.mark, 3)
@@ -123,7 +122,7 @@ def test_a_childs_reference_says_what_one_here_says_and_stays_when_weights_come(
         for bucket in packer.pack(weights(9 + version).items(), version):
             child.load_reference(bucket)
             local.load_reference(bucket)
-        found, wanted = child.refer(parts).result(LIMIT_S), local.refer(parts)
+        found, wanted = child.reference_logprobs(parts).result(LIMIT_S), local.reference_logprobs(parts)
         assert found.mark == wanted.mark == fingerprint(weights(9 + version).items())
         assert all(torch.equal(one, other) for one, other in zip(found.logprobs, wanted.logprobs, strict=True))
 
@@ -255,7 +254,7 @@ def test_a_killed_child_is_replaced_and_the_answers_are_those_of_a_whole_crew(tm
     try:
         for at in range(3):
             for each in (engine, whole):
-                each.receive(weights(at))
+                each.load_weights(weights(at))
             assert engine.generate(PROMPTS, plain) == whole.generate(PROMPTS, plain)
             victim = crew.slots[1].generator
             assert isinstance(victim, ProcessGenerator)

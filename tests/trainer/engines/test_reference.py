@@ -12,16 +12,15 @@ import torch
 from tests.trainer.generator_cases import FLAT, PROMPTS, Crew, weights
 from tests.trainer.trainer_cases import CPU, PAD, TEXT, changed, group
 from trainer.algorithms.packing import pack
-from trainer.assembly import assemble
+from trainer.build import build_trainer
 from trainer.config import BadSetting
 from trainer.engines import reference
 from trainer.engines.base import Sampling
-from trainer.engines.elsewhere import GeneratorLost, Referred
+from trainer.engines.generator_client import GeneratorLost, ReferenceLogProbs
 from trainer.engines.remote import MOST_TRIES
 from trainer.models import build
 from trainer.types import Group, Prompt
-from trainer.weights.buckets import Packer, fingerprint, unpack
-from trainer.weights.loading import NotWhole
+from trainer.weights import NotWhole, Packer, fingerprint, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.config import Config
-    from trainer.engines.serving import Server
+    from trainer.engines.generator_server import Server
     from trainer.types import Batch
 
 THERE = changed(FLAT, reference_place="generators")
@@ -52,14 +51,16 @@ def _answers(config: Config, size: int, prompts: int) -> Batch:
 
 def own(config: Config, batch: Batch) -> Tensor:
     """What the learner says with a reference of its own."""
-    known = assemble(changed(config, reference_place="learner", generators=0), CPU, seed=0).learner.look(batch)
+    known = build_trainer(changed(config, reference_place="learner", generators=0), CPU, seed=0).learner.forward_only(
+        batch
+    )
     assert known.reference_BT is not None
     return known.reference_BT
 
 
 def said(config: Config, batch: Batch, size: int) -> Tensor:
     engine = Crew(config).engine(size)
-    return engine.refer(batch, rows_at_once=config.optim.micro_batch_rows)
+    return engine.reference_logprobs(batch, rows_at_once=config.optim.micro_batch_rows)
 
 
 # The numbers.
@@ -154,12 +155,12 @@ def buckets(values: dict[str, Tensor], version: int = 0) -> list[Any]:
 
 def test_new_weights_are_the_engines_and_never_the_references() -> None:
     batch, made = answers(), server()
-    before = made.refer([batch])
+    before = made.reference_logprobs([batch])
     drawn = made.generate(PROMPTS, Sampling(4, 3, 1.0, seeds=(1, 2, 3, 4, 5)))
     for version in range(2):
         for bucket in buckets(weights(7 + version), version):
             made.load(bucket)
-    after = made.refer([batch])
+    after = made.reference_logprobs([batch])
     assert torch.equal(after.logprobs[0], before.logprobs[0])
     assert after.mark == before.mark == fingerprint(BUILT.items())
     assert made.generate(PROMPTS, Sampling(4, 3, 1.0, seeds=(1, 2, 3, 4, 5))).groups != drawn.groups
@@ -171,10 +172,10 @@ def test_new_weights_are_the_engines_and_never_the_references() -> None:
 
 def test_another_reference_replaces_the_reference_and_never_the_engines_weights() -> None:
     batch, made, other = answers(), server(), weights(7)
-    before = made.refer([batch])
+    before = made.reference_logprobs([batch])
     for bucket in buckets(other):
         made.load_reference(bucket)
-    after = made.refer([batch])
+    after = made.reference_logprobs([batch])
     assert after.mark == fingerprint(other.items()) != before.mark
     assert not torch.equal(after.logprobs[0], before.logprobs[0])
     assert all(torch.equal(each, made._engine.weights()[name]) for name, each in BUILT.items())
@@ -185,16 +186,16 @@ def test_a_reference_that_came_in_part_or_damaged_says_nothing() -> None:
     batch, made = answers(), server()
     half = buckets(weights(7))
     made.load_reference(half[0])
-    assert made.refer([batch]).mark == fingerprint(BUILT.items())  # nothing was taken over yet
+    assert made.reference_logprobs([batch]).mark == fingerprint(BUILT.items())  # nothing was taken over yet
     assert made._replacing is not None
     made._replacing._take = lambda _: None
     with pytest.raises(NotWhole, match="hold "):
         for bucket in half[1:]:
             made.load_reference(bucket)
     with pytest.raises(NotWhole, match="one version"):
-        made.refer([batch])
+        made.reference_logprobs([batch])
     with pytest.raises(ValueError, match="reference policy"):
-        Crew(FLAT).start(0).server.refer([batch])
+        Crew(FLAT).start(0).server.reference_logprobs([batch])
     with pytest.raises(ValueError, match="reference policy"):
         Crew(FLAT).start(0).server.load_reference(half[0])
 
@@ -202,40 +203,40 @@ def test_a_reference_that_came_in_part_or_damaged_says_nothing() -> None:
 def test_a_run_that_begins_elsewhere_sends_its_reference_to_each_generator_once() -> None:
     crew, batch, other = Crew(THERE), answers(), weights(7)
     engine = crew.engine(2, bucket_mib=1)
-    engine.begin_from(fingerprint(BUILT.items()))
-    before = engine.refer(batch, rows_at_once=0)
-    engine.receive(weights(5))
-    engine.refer_to(other.items())
+    engine.expect_reference(fingerprint(BUILT.items()))
+    before = engine.reference_logprobs(batch, rows_at_once=0)
+    engine.load_weights(weights(5))
+    engine.set_reference(other.items())
     kept = {name: each.detach().clone() for name, each in other.items()}
     for each in other.values():
         each.detach().zero_()
     for _ in range(2):
-        after = engine.refer(batch, rows_at_once=0)
+        after = engine.reference_logprobs(batch, rows_at_once=0)
     assert not torch.equal(after, before)
     assert engine.origin is not None and engine.origin.mark == fingerprint(kept.items())
     # Neither lies where the other does.
     assert fingerprint(engine.weights().items()) == fingerprint(weights(5).items())
-    engine.receive(weights(6))
+    engine.load_weights(weights(6))
     assert fingerprint(unpack(engine.origin.buckets).items()) == engine.origin.mark
     twin = engine.twin()
     assert twin.origin is engine.origin
-    assert torch.equal(twin.refer(batch, rows_at_once=0), after)
+    assert torch.equal(twin.reference_logprobs(batch, rows_at_once=0), after)
     assert [len(each.replaced) for each in crew.started] == [len(engine.origin.buckets)] * 2
 
 
 # Faults.
 
 
-def killed(found: Referred) -> Referred:
+def killed(found: ReferenceLogProbs) -> ReferenceLogProbs:
     raise GeneratorLost("generator ?", "was killed by SIGKILL")
 
 
-def silent(found: Referred) -> Referred:
+def silent(found: ReferenceLogProbs) -> ReferenceLogProbs:
     raise TimeoutError
 
 
-def with_value(value: float) -> Callable[[Referred], Referred]:
-    def spoil(found: Referred) -> Referred:
+def with_value(value: float) -> Callable[[ReferenceLogProbs], ReferenceLogProbs]:
+    def spoil(found: ReferenceLogProbs) -> ReferenceLogProbs:
         first = found.logprobs[0].clone()
         first[-1, 0] = value
         return replace(found, logprobs=(first, *found.logprobs[1:]))
@@ -243,15 +244,15 @@ def with_value(value: float) -> Callable[[Referred], Referred]:
     return spoil
 
 
-def short(found: Referred) -> Referred:
+def short(found: ReferenceLogProbs) -> ReferenceLogProbs:
     return replace(found, logprobs=(found.logprobs[0][1:], *found.logprobs[1:]))
 
 
-def fewer(found: Referred) -> Referred:
+def fewer(found: ReferenceLogProbs) -> ReferenceLogProbs:
     return replace(found, logprobs=found.logprobs[1:])
 
 
-FAULTS: Sequence[tuple[Callable[[Referred], Referred], str]] = [
+FAULTS: Sequence[tuple[Callable[[ReferenceLogProbs], ReferenceLogProbs], str]] = [
     (killed, "SIGKILL"),
     (silent, r"\b5 s"),
     (with_value(float("nan")), r" nan\b.* reference policy"),
@@ -265,25 +266,29 @@ FAULTS: Sequence[tuple[Callable[[Referred], Referred], str]] = [
 @pytest.mark.parametrize(("fault", "why"), FAULTS)
 @pytest.mark.parametrize("is_moved", [False, True])
 def test_a_generator_that_is_lost_gives_its_share_and_its_reference_to_the_next(
-    fault: Callable[[Referred], Referred], why: str, is_moved: bool
+    fault: Callable[[ReferenceLogProbs], ReferenceLogProbs], why: str, is_moved: bool
 ) -> None:
     batch = answers()
     crew, whole = Crew(THERE, spoils_of_reference={1: [fault]}), Crew(THERE).engine(2)
     engine = crew.engine(2)
     for each in (engine, whole):
-        each.begin_from(fingerprint(BUILT.items()))
+        each.expect_reference(fingerprint(BUILT.items()))
         if is_moved:
-            each.refer_to(weights(7).items())
-    assert torch.equal(engine.refer(batch, rows_at_once=0), whole.refer(batch, rows_at_once=0))
+            each.set_reference(weights(7).items())
+    assert torch.equal(
+        engine.reference_logprobs(batch, rows_at_once=0), whole.reference_logprobs(batch, rows_at_once=0)
+    )
     assert [each.name for each in crew.started] == ["generator 0", "generator 1", "generator 1"]
     assert crew.started[1].is_ended
-    assert engine.spent.num_lost == 1
+    assert engine.stats.num_lost == 1
     # What was lost was asked for once more as a whole, and nothing else was.
     assert [len(each.referred) for each in crew.started] == [2, 1, 0]
     lost, again = crew.started[1].referred[0], crew.started[0].referred[1]
     assert torch.equal(lost[0].tokens_BT, again[0].tokens_BT)
     # From then on the new one has its share, and the reference that the run began with.
-    assert torch.equal(engine.refer(batch, rows_at_once=0), whole.refer(batch, rows_at_once=0))
+    assert torch.equal(
+        engine.reference_logprobs(batch, rows_at_once=0), whole.reference_logprobs(batch, rows_at_once=0)
+    )
     assert [len(each.referred) for each in crew.started] == [3, 1, 1]
     sent = len(engine.origin.buckets) if engine.origin is not None else 0
     assert [len(each.replaced) for each in crew.started] == [sent] * 3
@@ -291,16 +296,18 @@ def test_a_generator_that_is_lost_gives_its_share_and_its_reference_to_the_next(
 
 
 @pytest.mark.parametrize(("fault", "why"), FAULTS)
-def test_a_share_that_nobody_can_answer_ends_with_the_cause(fault: Callable[[Referred], Referred], why: str) -> None:
+def test_a_share_that_nobody_can_answer_ends_with_the_cause(
+    fault: Callable[[ReferenceLogProbs], ReferenceLogProbs], why: str
+) -> None:
     crew = Crew(THERE, spoils_of_reference={at: [fault] * 9 for at in range(2)})
     with pytest.raises(GeneratorLost, match=rf"{why},.*\b{MOST_TRIES} times"):
-        crew.engine(2).refer(answers(), rows_at_once=0)
+        crew.engine(2).reference_logprobs(answers(), rows_at_once=0)
 
 
 def test_a_generator_that_makes_another_reference_is_named_and_nobody_else_is_asked() -> None:
     crew = Crew(THERE)
     engine = crew.engine(2)
-    engine.begin_from(fingerprint(weights(7).items()))
+    engine.expect_reference(fingerprint(weights(7).items()))
     with pytest.raises(BadSetting, match=r"generator 0 .* reference_place=learner"):
-        engine.refer(answers(), rows_at_once=0)
+        engine.reference_logprobs(answers(), rows_at_once=0)
     assert len(crew.started) == 2

@@ -12,9 +12,9 @@ import torch
 from tests.trainer.generator_cases import FLAT, PROMPTS, Crew, InProcess, dead, silent, weights
 from tests.trainer.trainer_cases import END
 from trainer.engines.base import Sampling
-from trainer.engines.draws import new_seeds, pick, uniform
-from trainer.engines.elsewhere import Generated, GeneratorLost
+from trainer.engines.generator_client import Generated, GeneratorLost
 from trainer.engines.remote import MOST_TRIES
+from trainer.engines.sampling import new_seeds, pick, uniform
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -89,12 +89,12 @@ def test_published_weights_are_those_of_every_generator_and_come_back_by_name() 
     engine = crew.engine(2, bucket_mib=1)
     sent = weights(5)
     before = engine.generate(PROMPTS, FOUR)
-    engine.receive(sent)
+    engine.load_weights(sent)
     assert all(torch.equal(engine.weights()[name], each) for name, each in sent.items())
     assert engine.weights().keys() == sent.keys()
     other = Crew().engine(1)
     other.generate(PROMPTS, FOUR)
-    other.receive(sent)
+    other.load_weights(sent)
     after = engine.generate(PROMPTS, FOUR)
     assert tokens(after) == tokens(other.generate(PROMPTS, FOUR))
     assert tokens(after) != tokens(before)
@@ -102,7 +102,7 @@ def test_published_weights_are_those_of_every_generator_and_come_back_by_name() 
 
 def test_what_was_published_stays_though_the_learner_moves_on() -> None:
     engine, sent = Crew().engine(1), {name: each.detach().clone() for name, each in weights(5).items()}
-    engine.receive(sent)
+    engine.load_weights(sent)
     kept = {name: each.clone() for name, each in sent.items()}
     for each in sent.values():
         each.zero_()
@@ -112,12 +112,12 @@ def test_what_was_published_stays_though_the_learner_moves_on() -> None:
 def test_twins_share_generators_and_each_draws_with_its_own_weights() -> None:
     crew = Crew()
     live = crew.engine(2)
-    live.receive(weights(5))
+    live.load_weights(weights(5))
     alone = Crew().engine(2)
-    alone.receive(weights(5))
+    alone.load_weights(weights(5))
     twin = live.twin()
     twin.restore_random_state(live.random_state())
-    twin.receive(weights(6))
+    twin.load_weights(weights(6))
     other = twin.generate(PROMPTS, FOUR)
     for _ in range(2):
         assert tokens(live.generate(PROMPTS, FOUR)) == tokens(alone.generate(PROMPTS, FOUR))
@@ -143,7 +143,7 @@ def answered(spoils: dict[int, list[Callable[[Generated], Generated]]], size: in
     crew, whole = Crew(spoils=spoils), Crew().engine(size)
     engine = crew.engine(size)
     for each in (engine, whole):
-        each.receive(weights(5))
+        each.load_weights(weights(5))
     found, wanted = engine.generate(PROMPTS, FOUR), whole.generate(PROMPTS, FOUR)
     assert found == wanted  # bit by bit: a lost share is made again as it was
     assert torch.equal(engine.random_state(), whole.random_state())
@@ -220,7 +220,7 @@ def test_a_generator_lost_while_weights_come_is_replaced_and_gets_them_when_it_i
     crew = Crew()
     engine = crew.engine(2)
     crew.started[0].end()
-    engine.receive(weights(5))
+    engine.load_weights(weights(5))
     assert engine.pool.losses == ["generator 0 was ended"]
     assert not crew.started[2].loaded
     engine.generate(PROMPTS, FOUR)
@@ -236,7 +236,7 @@ def test_weights_that_do_not_arrive_whole_are_a_lost_generator() -> None:
         return original(replace(bucket, checksum=bucket.checksum + 1))
 
     crew.started[1].load = damaged  # type: ignore[method-assign]
-    engine.receive(weights(5))
+    engine.load_weights(weights(5))
     (lost,) = engine.pool.losses
     assert re.match(r"generator 1 .*NotWhole: bucket 0 of version 0\b", lost)
     assert [each.is_ended for each in crew.started] == [False, True, False]
@@ -256,11 +256,11 @@ def test_nobody_is_started_in_the_place_of_one_that_was_ended_with_the_run() -> 
 def test_what_was_done_is_counted_once() -> None:
     crew = Crew(spoils={1: [dead]})
     engine = crew.engine(2)
-    engine.receive(weights(5))
+    engine.load_weights(weights(5))
     engine.generate(PROMPTS, FOUR)
-    spent = engine.take_spent()
+    spent = engine.take_stats()
     assert spent.num_lost == 1
     assert spent.weights_bytes == 2 * sum(len(each.flat) for each in crew.started[0].loaded)
     assert spent.busy_s > 0 and spent.weights_s > 0
-    assert engine.take_spent().num_lost == 0
+    assert engine.take_stats().num_lost == 0
     assert isinstance(crew.started[0], InProcess) and FLAT.rollout.generators == 2

@@ -12,14 +12,14 @@ import torch
 
 from tests.trainer.generator_cases import FLAT, PROMPTS, Crew, dead, weights
 from tests.trainer.trainer_cases import CPU, changed
-from trainer.engines import making, remote
+from trainer.engines import factory, remote
 from trainer.engines.base import Sampling
-from trainer.engines.draws import pick, uniform
+from trainer.engines.generator_client import Order
+from trainer.engines.generator_server import Server
 from trainer.engines.remote import MOST_TRIES
-from trainer.engines.serving import Order, Server
-from trainer.tasks.successor import successor
-from trainer.weights.buckets import Packer
-from trainer.weights.loading import NotWhole
+from trainer.engines.sampling import pick, uniform
+from trainer.tasks.digits import successor
+from trainer.weights import NotWhole, Packer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from trainer.engines.elsewhere import Generated
+    from trainer.engines.generator_client import Generated
 
 FOUR = Sampling(4, 3, 1.0)
 GREEDY = Sampling(1, 3, 1.0, is_greedy=True)
@@ -65,9 +65,9 @@ def test_only_the_first_answer_of_a_generator_may_take_as_long_as_a_start() -> N
 def test_the_generators_time_is_the_mean_over_them_and_greedy_answers_do_not_count() -> None:
     engine = Crew(spoils={0: [taking(3.0)], 1: [taking(1.0)]}).engine(2)
     engine.generate(PROMPTS, FOUR)
-    assert engine.take_spent().busy_s == pytest.approx(2.0)
+    assert engine.take_stats().busy_s == pytest.approx(2.0)
     engine.generate(PROMPTS, GREEDY)
-    assert engine.take_spent().busy_s == 0
+    assert engine.take_stats().busy_s == 0
 
 
 # Losses.
@@ -97,7 +97,7 @@ def test_a_place_that_has_lost_some_is_asked_after_the_others() -> None:
 def test_a_lost_generator_holds_no_version_that_its_successor_could_be_taken_to_have() -> None:
     crew = Crew(spoils={0: [dead]})
     engine = crew.engine(1)
-    engine.receive(weights(5))
+    engine.load_weights(weights(5))
     engine.generate(PROMPTS, FOUR)
     assert [len(each.loaded) for each in crew.started] == [len(crew.started[0].loaded)] * 2
     assert len(engine.pool.losses) == 1
@@ -109,7 +109,7 @@ def test_a_lost_generator_holds_no_version_that_its_successor_could_be_taken_to_
 def test_weights_are_sent_once_to_each_generator() -> None:
     crew = Crew()
     engine = crew.engine(2)
-    engine.receive(weights(5))
+    engine.load_weights(weights(5))
     sent = [len(each.loaded) for each in crew.started]
     for _ in range(2):
         engine.generate(PROMPTS, FOUR)
@@ -120,9 +120,9 @@ def test_weights_are_sent_once_to_each_generator() -> None:
 def test_twins_that_take_turns_are_sent_their_weights_at_each_turn_and_no_more() -> None:
     crew = Crew()
     live = crew.engine(1)
-    live.receive(weights(5))
+    live.load_weights(weights(5))
     twin = live.twin()
-    twin.receive(weights(6))
+    twin.load_weights(weights(6))
     (generator,) = crew.started
     each = len(generator.loaded) // 2
     for turn, engine in enumerate((twin, live, live, twin), start=0):
@@ -160,12 +160,12 @@ def test_a_model_that_knows_more_tokens_than_its_tokenizer_may_say_them(tmp_path
 
 def test_a_server_whose_weights_are_not_of_one_version_answers_nothing() -> None:
     order = Order.of(FLAT, successor(1), seed=0)
-    engine = making.make(FLAT, order.task(), CPU, seed=0, sampling_seed=0)
+    engine = factory.build_local_engine(FLAT, order.task(), CPU, seed=0, sampling_seed=0)
 
     def half(sent: Mapping[str, Tensor]) -> None:
         raise KeyError("half of it")
 
-    engine.receive = half  # type: ignore[method-assign, assignment]
+    engine.load_weights = half  # type: ignore[method-assign, assignment]
     server = Server(engine)
     sampling = replace(FOUR, seeds=(1,))
     assert server.generate(PROMPTS[:1], sampling).version == -1

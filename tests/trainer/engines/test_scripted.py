@@ -64,7 +64,7 @@ def test_a_restored_state_goes_on_at_the_same_answer(tmp_path: Path) -> None:
 def test_weights_are_kept_as_copies(tmp_path: Path) -> None:
     engine = start(parse([f"script={script(tmp_path)}"], devices=("cpu",)), task())
     weight = torch.ones(2)
-    engine.receive({"w": weight})
+    engine.load_weights({"w": weight})
     weight.zero_()
     assert engine.weights()["w"].tolist() == [1.0, 1.0]
 

@@ -52,7 +52,7 @@ def decoder(seed: int = 0) -> Decoder:
 
 def engine(seed: int = 0, end: int | None = WORDS.end) -> Generator:
     made = Generator(qwen2(), end=end, pad=WORDS.pad, seed=seed)
-    made.receive(dict(decoder().named_parameters()))
+    made.load_weights(dict(decoder().named_parameters()))
     return made
 
 
@@ -104,7 +104,7 @@ def test_a_repetition_penalty_of_the_models_folder_is_not_applied() -> None:
     model = qwen2()
     model.generation_config.repetition_penalty = 50.0
     made = Generator(model, end=WORDS.end, pad=WORDS.pad, seed=0)
-    made.receive(dict(decoder().named_parameters()))
+    made.load_weights(dict(decoder().named_parameters()))
     sampling = Sampling(1, 6, 1.0, is_greedy=True)
     assert made.generate(PROMPTS, sampling) == engine().generate(PROMPTS, sampling)
 
@@ -131,14 +131,14 @@ def test_seeds_of_prompts_draw_what_the_built_in_sampler_draws_by_them_and_besid
 
 def test_received_weights_are_copied_and_a_missing_one_is_named() -> None:
     made, given = engine(), decoder(seed=1)
-    made.receive({**dict(given.named_parameters()), "lm_head.weight": given.output_weight})
+    made.load_weights({**dict(given.named_parameters()), "lm_head.weight": given.output_weight})
     name = "model.layers.1.mlp.up_proj.weight"
     before = dict(given.named_parameters())[name].detach().clone()
     with torch.no_grad():
         dict(given.named_parameters())[name].zero_()
     assert torch.equal(made.weights()[name], before)
     with pytest.raises(ValueError, match=r"layers\.0"):
-        made.receive({"model.norm.weight": before})
+        made.load_weights({"model.norm.weight": before})
 
 
 def test_an_engine_without_a_folder_is_a_bad_setting() -> None:

@@ -183,7 +183,7 @@ def test_seeds_of_prompts_are_those_of_their_requests() -> None:
 
 def test_weights_handed_over_in_place_are_read_back_bit_for_bit() -> None:
     made, llm = engine()
-    made.receive(WEIGHTS)
+    made.load_weights(WEIGHTS)
     held = made.weights()
     assert held.keys() == WEIGHTS.keys()
     assert all(torch.equal(held[name], weight) for name, weight in WEIGHTS.items())
@@ -193,7 +193,7 @@ def test_weights_handed_over_in_place_are_read_back_bit_for_bit() -> None:
 def test_many_weights_go_over_in_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "_BUCKET_BYTES", 100)
     made, llm = engine(is_parallel=True)
-    made.receive(WEIGHTS)
+    made.load_weights(WEIGHTS)
     assert llm.model.num_loads == 5  # the embedding's 228 bytes alone, the others filled up to 100
     assert all(torch.equal(made.weights()[name], weight) for name, weight in WEIGHTS.items())
 
@@ -210,8 +210,8 @@ def test_sleep_drops_everything_and_the_cache_wakes_after_the_weights_came() -> 
     made, llm = engine(can_sleep=True)
     made.sleep()
     made.wake()
-    made.receive(WEIGHTS)
-    made.receive(WEIGHTS)
+    made.load_weights(WEIGHTS)
+    made.load_weights(WEIGHTS)
     assert llm.calls == [
         ("sleep", 2),
         ("wake_up", ["weights"]),
@@ -247,7 +247,7 @@ def test_reloading_goes_through_a_folder_of_our_own(tmp_path: Path, monkeypatch:
     for name in ENVIRONMENT:
         monkeypatch.setenv(name, "0")
     made = start(parse(["engine=vllm", f"path={model}", "weight_sync=reload"], devices=("cpu",)), task(), seed=0)
-    made.receive(WEIGHTS)
+    made.load_weights(WEIGHTS)
     folder = Path(llm.calls[0][1]["model"])
     assert sorted(each.name for each in folder.iterdir()) == ["config.json", "model.safetensors"]
     written = dict(read_weights(folder))

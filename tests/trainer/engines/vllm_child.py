@@ -237,7 +237,7 @@ def handing_over(folder: Path, *words: str, is_qwen3: bool = False, is_plain: bo
     engine, core = started(folder, *words)
     if is_plain:
         core.worker.model_runner = SimpleNamespace(get_model=partial(getattr, core.worker.model_runner, "model"))
-    engine.receive(new)
+    engine.load_weights(new)
     seen: dict[str, Any] = {"names": sorted(new), "received": same(engine.weights(), new)}
     engine._can_sleep = True  # the platform here cannot, so that a configuration with it would be refused
     core.worker.calls.clear()
@@ -245,7 +245,7 @@ def handing_over(folder: Path, *words: str, is_qwen3: bool = False, is_plain: bo
     lost = engine.weights()
     seen["lost"] = sorted(name for name in lost if bool(lost[name].isnan().all()))
     engine.wake()
-    engine.receive(old)
+    engine.load_weights(old)
     seen["after"] = same(engine.weights(), old)
     seen["whole"] = not any(bool(each.isnan().any()) for each in core.worker.get_model().parameters())
     seen["calls"] = core.worker.calls

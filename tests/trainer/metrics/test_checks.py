@@ -84,7 +84,7 @@ def test_a_mask_that_misses_the_last_token_of_one_row_is_noticed() -> None:
 
 
 def test_an_environments_words_are_not_to_be_masked_in() -> None:
-    turns = Rollout((1, 2, 3), (-1.0, 0.0, -1.0), Stop.DONE, (True, False, True), 1.0)
+    turns = Rollout((1, 2, 3), (-1.0, 0.0, -1.0), Stop.TERMINATED, (True, False, True), 1.0)
     groups = [Group(GROUPS[0].prompt, (turns,))]
     check, batch = MaskCheck(), pack(groups, torch.zeros(1, 1), pad=PAD)
     check.add(groups, batch)

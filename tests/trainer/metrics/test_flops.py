@@ -56,7 +56,7 @@ def test_linear_layers_are_counted_exactly_forwards_and_backwards() -> None:
 
 
 def test_only_actions_are_predicted_in_an_episode() -> None:
-    episode = replace(rollout([1, 2, 3, 4]), is_action=(True, False, False, True))
+    episode = replace(rollout([1, 2, 3, 4]), response_mask=(True, False, False, True))
     asked = prompt("1=", "1", TEXT)
     assert flops.work([Group(asked, (episode,))]).outputs == 1 + 1
     assert flops.work([Group(asked, (rollout([1, 2, 3, 4]),))]).outputs == 1 + 3

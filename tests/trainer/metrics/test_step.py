@@ -15,9 +15,10 @@ import torch
 from tests.trainer.trainer_cases import CPU, END, PAD, TEXT, TINY, changed, group, rollout
 from trainer.algorithms.advantages import Advantages
 from trainer.algorithms.packing import pack
-from trainer.assembly import assemble
+from trainer.build import build_trainer
 from trainer.config import Config
-from trainer.learner import Known
+from trainer.learner import LogProbs
+from trainer.loop import next_rollouts, update_policy
 from trainer.metrics import meter, step
 from trainer.metrics.progress import Progress
 from trainer.tasks.base import prompt
@@ -42,22 +43,23 @@ CORRECTION = {
 
 def described(config: Config, *, with_meter: bool = False) -> dict[str, Any]:
     """A step record of a real turn."""
-    parts, progress = assemble(config, CPU, seed=0), Progress()
+    progress = Progress()
+    trainer = build_trainer(config, CPU, seed=0)
     if with_meter:
         config = changed(config, peak_tflops=0.5)
-        progress.meter = meter.start(parts.learner.model, config, CPU)
+        progress.meter = meter.start(trainer.learner.model, config, CPU)
     with progress.part("gen"):
-        made = parts.rollouts(Progress())
+        made = next_rollouts(trainer)
         groups, rewards_PG, num_drawn = made.groups, made.rewards_PG, made.num_drawn
     with progress.part("old_log_prob"):
-        batch = parts.pack(groups, rewards_PG)
-        known = parts.learner.look(batch)
-    judged = parts.learner.judge(batch, known)
+        batch = trainer.pack(groups, rewards_PG)
+        known = trainer.learner.forward_only(batch)
+    judged = trainer.learner.compute_advantages(batch, known)
     with progress.part("update_actor"):
-        update = parts.learner.update(batch, known, judged)
+        update = update_policy(trainer.learner, batch, known, judged)
     turn = SimpleNamespace(
-        groups=groups, rewards_PG=rewards_PG, batch=batch, known=known, judged=judged, update=update,
-        num_drawn=num_drawn, reward_errors=None, spent=None,
+        groups=groups, rewards_PG=rewards_PG, batch=batch, logprobs=known, advantages=judged, update=update,
+        num_drawn=num_drawn, reward_errors=None, stats=None,
     )  # fmt: skip
     return step.describe_step(turn, config, 2.0, progress)  # type: ignore[arg-type]
 
@@ -89,7 +91,7 @@ def test_a_prompt_that_fills_its_limit_and_an_empty_answer_are_counted() -> None
 
 
 def test_an_episode_has_twice_as_many_turns_as_answers_and_only_its_actions_are_generated() -> None:
-    episode = replace(rollout([1, 2, 3, 4, 5]), is_action=(True, True, False, True, True))
+    episode = replace(rollout([1, 2, 3, 4, 5]), response_mask=(True, True, False, True, True))
     found = step.of_lengths([Group(prompt("1=", "1", TEXT), (episode, rollout([7])))], Config())
     assert (found["num_turns/max"], found["num_turns/min"], found["num_turns/mean"]) == (4, 2, 3.0)
     assert found["generated_tokens"] == 4 + 1
@@ -114,14 +116,14 @@ def test_a_score_is_what_the_task_paid_and_a_reward_what_was_learnt_from() -> No
 def test_rewards_of_a_run_are_its_scores_less_the_divergence_if_that_is_in_the_reward() -> None:
     in_loss = described(changed(TINY, kl_in="loss"))
     assert in_loss["critic/rewards/mean"] == in_loss["critic/score/mean"]
-    parts = assemble(changed(TINY, kl_in="reward", kl="k1", kl_coef=0.5), CPU, seed=0)
-    made = parts.rollouts(Progress())
+    trainer = build_trainer(changed(TINY, kl_in="reward", kl="k1", kl_coef=0.5), CPU, seed=0)
+    made = next_rollouts(trainer)
     groups, rewards_PG = made.groups, made.rewards_PG
-    batch = parts.pack(groups, rewards_PG)
-    known = parts.learner.look(batch)
+    batch = trainer.pack(groups, rewards_PG)
+    known = trainer.learner.forward_only(batch)
     assert known.reference_BT is not None
     apart = replace(known, reference_BT=known.reference_BT - 0.25)
-    judged = parts.learner.judge(batch, apart)
+    judged = trainer.learner.compute_advantages(batch, apart)
     found = step.of_rewards(rewards_PG, judged.rewards_B)
     less = 0.5 * 0.25 * int(batch.mask_BT.sum()) / len(batch.rewards_B)
     assert found["critic/rewards/mean"] == pytest.approx(found["critic/score/mean"] - less, rel=1e-5)
@@ -132,13 +134,13 @@ def test_advantages_returns_and_values_are_over_the_masked_tokens_alone() -> Non
     numbers_BT = torch.full(batch.mask_BT.shape, math.nan)
     numbers_BT[batch.mask_BT] = torch.arange(10.0)
     values_BT = torch.where(batch.mask_BT, 4.5, math.nan)
-    found = step.of_advantages(batch, Known(None, None, None), Advantages(numbers_BT, None))
+    found = step.of_advantages(batch, LogProbs(None, None, None), Advantages(numbers_BT, None))
     assert {name: found[f"critic/advantages/{name}"] for name in ("mean", "max", "min")} == {
         "mean": 4.5, "max": 9.0, "min": 0.0,
     }  # fmt: skip
     assert found["critic/returns/max"] == 9.0
     assert not [name for name in found if "values" in name or "vf" in name]
-    known = Known(None, None, torch.nan_to_num(values_BT))
+    known = LogProbs(None, None, torch.nan_to_num(values_BT))
     with_critic = step.of_advantages(batch, known, Advantages(numbers_BT, torch.nan_to_num(numbers_BT)))
     assert with_critic["critic/values/mean"] == 4.5
     assert with_critic["critic/vf_explained_var"] == pytest.approx(0.0, abs=1e-6)
@@ -146,9 +148,9 @@ def test_advantages_returns_and_values_are_over_the_masked_tokens_alone() -> Non
 
 def test_probabilities_differ_by_what_the_logarithms_say() -> None:
     batch = pack(two_groups(), torch.zeros(2, 2), pad=PAD)
-    assert step.of_probabilities(batch, Known(None, None, None)) == {}
+    assert step.of_probabilities(batch, LogProbs(None, None, None)) == {}
     old_BT = torch.where(batch.mask_BT, math.log(0.5), math.nan)
-    found = step.of_probabilities(batch, Known(old_BT, None, None))
+    found = step.of_probabilities(batch, LogProbs(old_BT, None, None))
     assert found["training/rollout_probs_diff_mean"] == pytest.approx(0.5 - math.exp(-1.0), abs=1e-6)
     assert found["training/rollout_probs_diff_std"] == pytest.approx(0.0, abs=1e-6)
 
@@ -217,7 +219,7 @@ def test_a_zero_is_a_measurement(change: dict[str, Any], absent: set[str]) -> No
 def test_a_critic_explains_nothing_where_the_returns_do_not_vary() -> None:
     batch = pack(two_groups(), torch.zeros(2, 2), pad=PAD)
     ones_BT = batch.mask_BT.float()
-    found = step.of_advantages(batch, Known(None, None, ones_BT / 2), Advantages(ones_BT, ones_BT))
+    found = step.of_advantages(batch, LogProbs(None, None, ones_BT / 2), Advantages(ones_BT, ones_BT))
     assert found["critic/values/mean"] == 0.5
     assert "critic/vf_explained_var" not in found
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from tests.trainer.model_cases import EVEN, UNEVEN, batch_of
-from trainer.algorithms.descent import copy_into
+from trainer.algorithms.optimizer import copy_into
 from trainer.algorithms.packing import select
 from trainer.config import Config, parse
 from trainer.models.critic import Critic, build

@@ -166,6 +166,6 @@ def processes_of(at: Home) -> dict[int, str]:
     return found
 
 
-def occupants(at: Home) -> list[int]:
+def worker_actors(at: Home) -> list[int]:
     """The ranks and generators of the runs in a home."""
-    return sorted(pid for pid, line in processes_of(at).items() if "ray::Occupant" in line)
+    return sorted(pid for pid, line in processes_of(at).items() if "ray::WorkerActo" in line)

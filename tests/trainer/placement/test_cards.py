@@ -1,4 +1,4 @@
-"""Which cards learn and generate, and where they are: from the settings' words to a seat for every process."""
+"""Which cards learn and generate, and where they are: from the settings' words to a slot for every process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import pytest
 
 from trainer.config import BadSetting, parse
-from trainer.placement.cards import Layout, Node, Seating, Unfit, read, seat, spans
+from trainer.placement.cards import Layout, Node, Placement, Unfit, place_workers, read, spans
 
 DEVICES = ("auto", "cpu", "npu", "cuda")
 
@@ -28,7 +28,7 @@ def cluster(*cards: int, kind: str = "NPU", cpus: int = 64) -> list[Node]:
     return made
 
 
-def where(found: Seating) -> dict[str, tuple[str, tuple[int, ...]]]:
+def where(found: Placement) -> dict[str, tuple[str, tuple[int, ...]]]:
     return {each.name: (found.nodes[each.node].address, each.local) for each in (*found.learners, *found.generators)}
 
 
@@ -93,20 +93,20 @@ def test_cards_that_cannot_be_are_refused_in_one_sentence(words: list[str], told
 
 
 def test_eight_cards_split_on_one_node() -> None:
-    found = seat(layout("train_cards=0-3", "infer_cards=4-7"), cluster(8), kind="NPU")
+    found = place_workers(layout("train_cards=0-3", "infer_cards=4-7"), cluster(8), kind="NPU")
     assert where(found)["rank 3"] == ("10.0.0.1", (3,))
     assert where(found)["generator 0"] == ("10.0.0.1", (4,))
     assert found.bundles() == [{"CPU": 8.0, "node:10.0.0.1": 0.001, "NPU": 8.0}]
 
 
 def test_sixteen_cards_of_one_node_split() -> None:
-    found = seat(layout("train_cards=0-7", "infer_cards=8-15"), cluster(16), kind="NPU")
+    found = place_workers(layout("train_cards=0-7", "infer_cards=8-15"), cluster(16), kind="NPU")
     assert where(found)["generator 7"] == ("10.0.0.1", (15,))
     assert found.bundles()[0]["NPU"] == 16
 
 
 def test_two_nodes_of_eight_split_learn_on_one_and_generate_on_the_other() -> None:
-    found = seat(layout("train_cards=0-7", "infer_cards=8-15", "nodes=2"), cluster(8, 8), kind="NPU")
+    found = place_workers(layout("train_cards=0-7", "infer_cards=8-15", "nodes=2"), cluster(8, 8), kind="NPU")
     assert {where(found)[f"rank {n}"][0] for n in range(8)} == {"10.0.0.1"}
     assert where(found)["generator 3"] == ("10.0.0.2", (3,))
     assert [bundle["NPU"] for bundle in found.bundles()] == [8, 8]
@@ -124,7 +124,7 @@ def test_two_nodes_of_eight_can_each_learn_and_generate_on_a_half(
     infer = "infer_cards=list(range(4,8)) + list(range(12,16))"
     wanted = layout(train, infer, "nodes=2", *words)
     assert wanted.describe().startswith("split: learns on 0-3,8-11, generates on 4-7,12-15 (")
-    found = seat(wanted, cluster(8, 8), kind="NPU")
+    found = place_workers(wanted, cluster(8, 8), kind="NPU")
     both = ("10.0.0.1", "10.0.0.2")
     ranks: list[tuple[str, tuple[int, ...]]] = [(address, (card,)) for address in both for card in range(4)]
     generators = [(address, cards) for address in both for cards in engines]
@@ -135,34 +135,34 @@ def test_two_nodes_of_eight_can_each_learn_and_generate_on_a_half(
 
 
 def test_two_nodes_of_eight_colocated_hold_a_rank_a_card() -> None:
-    found = seat(layout("train_cards=list(range(0,16))", "infer_cards=0-15"), cluster(8, 8), kind=None)
+    found = place_workers(layout("train_cards=list(range(0,16))", "infer_cards=0-15"), cluster(8, 8), kind=None)
     assert where(found)["rank 11"] == ("10.0.0.2", (3,)) and found.resource == "NPU"
 
 
 def test_the_node_of_this_process_comes_first_and_the_others_in_the_order_of_their_numbers() -> None:
     nodes = [Node("b", "10.0.0.10", {"CPU": 9, "NPU": 1}), Node("a", "10.0.0.9", {"CPU": 9, "NPU": 1})]
     nodes.append(Node("h", "10.0.0.50", {"CPU": 9, "NPU": 1}, is_home=True))
-    found = seat(layout("train_cards=0-2"), nodes, kind="NPU")
+    found = place_workers(layout("train_cards=0-2"), nodes, kind="NPU")
     assert [node.address for node in found.nodes] == ["10.0.0.50", "10.0.0.9", "10.0.0.10"]
 
 
 def test_rank_0_is_where_this_process_is_whatever_the_numbers() -> None:
-    found = seat(layout("train_cards=8-15", "infer_cards=0-7"), cluster(8, 8), kind="NPU")
+    found = place_workers(layout("train_cards=8-15", "infer_cards=0-7"), cluster(8, 8), kind="NPU")
     assert where(found)["rank 0"] == ("10.0.0.1", (0,)) and where(found)["generator 0"] == ("10.0.0.2", (0,))
 
 
 def test_a_spare_node_takes_the_place_of_a_lost_one() -> None:
     wanted = layout("train_cards=0-7", "infer_cards=8-15")
     nodes = cluster(8, 8, 8)
-    assert [each.address for each in seat(wanted, nodes, kind="NPU").nodes] == ["10.0.0.1", "10.0.0.2"]
+    assert [each.address for each in place_workers(wanted, nodes, kind="NPU").nodes] == ["10.0.0.1", "10.0.0.2"]
     del nodes[1]
-    assert [each.address for each in seat(wanted, nodes, kind="NPU").nodes] == ["10.0.0.1", "10.0.0.3"]
+    assert [each.address for each in place_workers(wanted, nodes, kind="NPU").nodes] == ["10.0.0.1", "10.0.0.3"]
 
 
 def test_where_no_node_has_cards_the_numbers_count_processes() -> None:
-    found = seat(layout("train_cards=0-1", "infer_cards=2-3"), cluster(0, cpus=4), kind=None)
+    found = place_workers(layout("train_cards=0-1", "infer_cards=2-3"), cluster(0, cpus=4), kind=None)
     assert found.resource == "CPU" and found.bundles() == [{"CPU": 4.0, "node:10.0.0.1": 0.001}]
-    two = seat(layout("train_cards=0-1", "infer_cards=2-3", "nodes=2"), cluster(0, 0), kind=None)
+    two = place_workers(layout("train_cards=0-1", "infer_cards=2-3", "nodes=2"), cluster(0, 0), kind=None)
     assert where(two)["generator 1"] == ("10.0.0.2", (1,))
 
 
@@ -178,13 +178,13 @@ def test_where_no_node_has_cards_the_numbers_count_processes() -> None:
 )
 def test_a_cluster_without_room_is_explained_before_ray_is_asked(nodes: list[Node], told: str) -> None:
     with pytest.raises(Unfit) as refused:
-        seat(layout("train_cards=0-3", "infer_cards=4-7"), nodes, kind="NPU")
+        place_workers(layout("train_cards=0-3", "infer_cards=4-7"), nodes, kind="NPU")
     assert re.search(told, str(refused.value)) and "\n" not in str(refused.value)
 
 
 def test_enough_in_total_is_not_enough_on_one_node() -> None:
     with pytest.raises(Unfit, match=r"10\.0\.0\.1 has 4 NPU .* 8 processes .* 8"):
-        seat(layout("train_cards=0-7", "cards_per_node=8"), cluster(4, 4), kind="NPU")
+        place_workers(layout("train_cards=0-7", "cards_per_node=8"), cluster(4, 4), kind="NPU")
 
 
 def test_spans_are_short() -> None:

@@ -27,11 +27,11 @@ from tests.trainer.placement.ray_cases import (
     computed,
     head,
     home,
-    occupants,
     processes_of,
     ran,
     trial,
     wait_for,
+    worker_actors,
 )
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def pid_of(kill: Kill, at: Home, run: Trial) -> int:
     if kill.victim.startswith("rank"):
         return run.pid(int(kill.victim[-1]))
     if kill.victim == "generator":
-        return min(pid for pid in occupants(at) if pid not in (run.pid(0), run.pid(1)))
+        return min(pid for pid in worker_actors(at) if pid not in (run.pid(0), run.pid(1)))
     return min(pid for pid, line in processes_of(at).items() if f"/{kill.victim} " in line)
 
 
@@ -194,7 +194,7 @@ def killed(bed: Bed, kill: Kill, layout: tuple[str, ...], after: int, out: Path)
         row.seconds = time.monotonic() - began
         judge(row, run, said, whole)
         try:
-            wait_for(lambda: not (processes_of(at) if kill.is_own else occupants(at)), limit_s=60)
+            wait_for(lambda: not (processes_of(at) if kill.is_own else worker_actors(at)), limit_s=60)
         except AssertionError:
             row.flaws.append(f"left behind: {[line[:60] for line in processes_of(at).values()]}")
         if row.code in (INTERRUPTED, -SIGKILL) and not row.flaws and not kill.is_own:

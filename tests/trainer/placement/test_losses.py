@@ -18,8 +18,8 @@ import pytest
 from trainer import launch
 from trainer.__main__ import main
 from trainer.config import Config, read
-from trainer.placement import cluster, daemon, occupant, staff, supervise
-from trainer.placement.cards import Layout, Node, Unfit, lost_nodes, seat
+from trainer.placement import cluster, daemon, supervise, worker_actor, workers
+from trainer.placement.cards import Layout, Node, Unfit, lost_nodes, place_workers
 from trainer.placement.reach import OUT_OF_REACH
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NODES = [Node("a", "10.0.0.1", {"CPU": 4.0}, is_home=True), Node("b", "10.0.0.2", {"CPU": 4.0})]
-SEATING = seat(Layout((0, 1), (), nodes=2, cards_per_node=1), NODES, kind=None)
+PLACEMENT = place_workers(Layout((0, 1), (), nodes=2, cards_per_node=1), NODES, kind=None)
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def test_a_node_ends_as_the_head_says(
 ) -> None:
     word = tmp_path / "last-word"
     monkeypatch.setenv(daemon.LAST_WORD, str(word))
-    occupant.leave_word(daemon.LAST_WORD, json.dumps({"code": 1, "reason": "rank 1 was killed"}))
+    worker_actor.leave_word(daemon.LAST_WORD, json.dumps({"code": 1, "reason": "rank 1 was killed"}))
     with listening() as address:
         assert daemon._end_of_run(ray_here, address, str(word)) == (1, "rank 1 was killed")
     assert [each.name for each in tmp_path.iterdir()] == ["last-word"]
@@ -61,7 +61,7 @@ def test_a_node_ends_as_the_head_says(
 def test_without_a_place_for_it_no_word_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(daemon.LAST_WORD, raising=False)
-    occupant.leave_word(daemon.LAST_WORD, "")
+    worker_actor.leave_word(daemon.LAST_WORD, "")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -127,8 +127,8 @@ def test_what_was_started_ends_with_the_block_also_without_its_parent() -> None:
 
 
 def test_only_nodes_that_live_no_more_are_lost() -> None:
-    assert lost_nodes(SEATING, NODES) is None
-    assert re.fullmatch(r"node 10\.0\.0\.2 .* rank 1", lost_nodes(SEATING, NODES[:1]) or "")
+    assert lost_nodes(PLACEMENT, NODES) is None
+    assert re.fullmatch(r"node 10\.0\.0\.2 .* rank 1", lost_nodes(PLACEMENT, NODES[:1]) or "")
 
 
 class RayActorError(Exception):
@@ -175,9 +175,9 @@ def test_a_process_that_does_not_start_is_not_waited_for_when_its_node_is_lost(
 
     began = time.monotonic()
     with pytest.raises(Unfit, match=r"node 10\.0\.0\.2 was lost"):
-        staff.collect([object()], ["rank 1 on 10.0.0.2"], 600.0, look)
+        workers.collect([object()], ["rank 1 on 10.0.0.2"], 600.0, look)
     with pytest.raises(Unfit, match=r"rank 1 on 10\.0\.0\.2 did not .* 0 s"):
-        staff.collect([object()], ["rank 1 on 10.0.0.2"], 0.0, lambda: None)
+        workers.collect([object()], ["rank 1 on 10.0.0.2"], 0.0, lambda: None)
     assert time.monotonic() - began < 60
 
 

@@ -17,12 +17,12 @@ import pytest
 import torch
 
 from tests.trainer.trainer_cases import ROOT, of_a_child
-from trainer.placement import occupant
-from trainer.placement.cards import Layout, Node, lost_nodes, seat
+from trainer.placement import worker_actor
+from trainer.placement.cards import Layout, Node, lost_nodes, place_workers
 from trainer.placement.generator import Packed, share
 from trainer.placement.reach import answers, how_lost
 from trainer.placement.supervise import Watch
-from trainer.weights.buckets import Packer, checksum, unpack
+from trainer.weights import Packer, checksum, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 
 def test_the_package_that_travels_is_the_whole_trainer_and_can_be_imported(tmp_path: Path) -> None:
-    sent = occupant.zipped(str(ROOT / "trainer"))
-    assert sent == occupant.zipped(str(ROOT / "trainer"))
+    sent = worker_actor.zipped(str(ROOT / "trainer"))
+    assert sent == worker_actor.zipped(str(ROOT / "trainer"))
     program = (
         "import os, sys; sys.path[:0] = [sys.argv[1]]; import runpy, pathlib\n"
         "made = runpy.run_path(sys.argv[2]); folder = made['_unpack'](pathlib.Path(sys.argv[3]).read_bytes())\n"
         "sys.path.insert(0, folder); import trainer.config; print(trainer.config.__file__)"
     )
     (tmp_path / "sent").write_bytes(sent)
-    words = [str(tmp_path), str(ROOT / "trainer/placement/occupant.py"), str(tmp_path / "sent")]
+    words = [str(tmp_path), str(ROOT / "trainer/placement/worker_actor.py"), str(tmp_path / "sent")]
     environ = {**of_a_child(), "TMPDIR": str(tmp_path), "PYTHONPATH": ""}
     said = subprocess.run(
         [sys.executable, "-c", program, *words], env=environ, capture_output=True, text=True, check=True, timeout=240
@@ -61,7 +61,7 @@ def test_the_package_that_travels_is_the_whole_trainer_and_can_be_imported(tmp_p
 def test_cards_are_counted_among_those_that_are_visible_on_their_node(
     visible: str, local: tuple[int, ...], names: list[str]
 ) -> None:
-    assert occupant._names(visible, local) == names
+    assert worker_actor._names(visible, local) == names
 
 
 def test_a_bucket_arrives_as_it_was_and_its_memory_goes_beside_the_pickle() -> None:
@@ -118,8 +118,8 @@ def beat(at: str, *, waits: bool, awaits: Sequence[str] = ()) -> dict[str, Any]:
 def test_the_rank_that_waits_for_nobody_is_the_one_that_hangs(
     beats: list[dict[str, Any]], deaf: tuple[int, ...], told: str
 ) -> None:
-    hired: Any = SimpleNamespace(ranks=[SimpleNamespace(name="rank 0 on a"), SimpleNamespace(name="rank 1 on b")])
-    watch, now = Watch(hired, 5.0, start_limit_s=5.0), time.monotonic()
+    group: Any = SimpleNamespace(ranks=[SimpleNamespace(name="rank 0 on a"), SimpleNamespace(name="rank 1 on b")])
+    watch, now = Watch(group, 5.0, start_limit_s=5.0), time.monotonic()
     for number, each in enumerate(beats):
         watch._take(number, each, now - 60 if number in deaf else now)
     assert watch._who_hangs(now + 1).startswith(told)
@@ -131,8 +131,8 @@ def test_until_the_first_update_a_run_has_the_time_that_a_start_takes(monkeypatc
     monkeypatch.setitem(sys.modules, "ray", ray)
     rank = SimpleNamespace(name="rank 0 on a", ask=lambda *words, **more: waited.append(words))
     for has_learnt, limit_s in ((False, 60.0), (True, 5.0)):
-        hired: Any = SimpleNamespace(ranks=[rank])
-        watch, began = Watch(hired, 5.0, start_limit_s=60.0), time.monotonic()
+        group: Any = SimpleNamespace(ranks=[rank])
+        watch, began = Watch(group, 5.0, start_limit_s=60.0), time.monotonic()
         watch._asked[0] = "on its way"
         for after, is_late in ((limit_s - 1, False), (limit_s + 1, True)):
             watch._take(0, {**beat("learner.py:9 update", waits=False), "has_learnt": has_learnt}, began)
@@ -143,9 +143,9 @@ def test_until_the_first_update_a_run_has_the_time_that_a_start_takes(monkeypatc
 
 def test_a_lost_node_is_named_with_what_was_on_it() -> None:
     nodes = [Node("a", "10.0.0.1", {"CPU": 4.0}, is_home=True), Node("b", "10.0.0.2", {"CPU": 4.0})]
-    seating = seat(Layout((0, 1), ((2,), (3,)), nodes=2, cards_per_node=2), nodes, kind=None)
-    assert lost_nodes(seating, nodes) is None
-    assert re.fullmatch(r"node 10\.0\.0\.2 .* generator 0 .* generator 1", lost_nodes(seating, nodes[:1]) or "")
+    placement = place_workers(Layout((0, 1), ((2,), (3,)), nodes=2, cards_per_node=2), nodes, kind=None)
+    assert lost_nodes(placement, nodes) is None
+    assert re.fullmatch(r"node 10\.0\.0\.2 .* generator 0 .* generator 1", lost_nodes(placement, nodes[:1]) or "")
 
 
 def test_a_loss_is_told_in_a_word() -> None:

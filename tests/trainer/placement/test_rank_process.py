@@ -21,24 +21,25 @@ from trainer import distributed
 from trainer.__main__ import main
 from trainer.config import parse
 from trainer.distributed import World
-from trainer.engines.serving import Marks, Order, Server
+from trainer.engines.generator_client import Order, TokenizerInfo
+from trainer.engines.generator_server import Server
 from trainer.interrupt import Interrupt
 from trainer.launch import PLACED
 from trainer.placement import generator as generators
-from trainer.placement import occupant, staff
-from trainer.placement.cards import Layout, Node, Seat, Seating, seat
+from trainer.placement import worker_actor, workers
+from trainer.placement.cards import Layout, Node, Placement, WorkerSlot, place_workers
 from trainer.placement.generator import Place, RayGenerator
-from trainer.placement.occupant import Occupant
 from trainer.placement.rank import _LAST, Heard
-from trainer.placement.staff import interfaces
 from trainer.placement.supervise import _cause, _failure
-from trainer.weights.buckets import Packer, unpack
+from trainer.placement.worker_actor import WorkerActor
+from trainer.placement.workers import interfaces
+from trainer.weights import Packer, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from trainer.engines.base import Engine
-    from trainer.placement.staff import Staff
+    from trainer.placement.workers import WorkerGroup
 
 
 def package() -> bytes:
@@ -65,7 +66,7 @@ def test_whoever_unpacks_the_trainer_second_leaves_nothing_behind(
         original(source, target)
 
     monkeypatch.setattr(os, "rename", late)
-    found = Path(occupant._unpack(package()))
+    found = Path(worker_actor._unpack(package()))
     assert [*folder.iterdir()] == [found]
     assert (found / "trainer/tasks/words.py").read_text() == "# trainer/tasks/words.py"
 
@@ -78,22 +79,22 @@ def _copy(source: str) -> str:
 
 
 def test_files_that_were_cleaned_away_are_put_back_and_the_others_left_alone(folder: Path) -> None:
-    found = Path(occupant._unpack(package()))
+    found = Path(worker_actor._unpack(package()))
     (found / "trainer/tasks/words.py").unlink()
     (found / "trainer/tasks").rmdir()
     kept = (found / "trainer/__init__.py").stat().st_ino
-    assert Path(occupant._unpack(package())) == found
+    assert Path(worker_actor._unpack(package())) == found
     assert (found / "trainer/tasks/words.py").read_text() == "# trainer/tasks/words.py"
     assert (found / "trainer/__init__.py").stat().st_ino == kept
     assert [*folder.iterdir()] == [found]
 
 
-def seated(resource: str, nodes: int) -> Seating:
+def seated(resource: str, nodes: int) -> Placement:
     there = [
         Node(f"{at}", f"10.0.0.{at}", {"CPU": 8.0, resource: 8.0 // nodes}, is_home=at == 1)
         for at in range(1, nodes + 1)
     ]
-    return seat(Layout((0, 1), (), nodes=nodes, cards_per_node=2 // nodes), there, kind=resource)
+    return place_workers(Layout((0, 1), (), nodes=nodes, cards_per_node=2 // nodes), there, kind=resource)
 
 
 def test_ranks_are_told_the_interface_between_nodes_by_its_whole_name() -> None:
@@ -106,7 +107,7 @@ def test_ranks_are_told_the_interface_between_nodes_by_its_whole_name() -> None:
 
 def test_what_a_node_says_of_its_interfaces_is_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {"GLOO_SOCKET_IFNAME": "bond0", "RANK": "7"})
-    Occupant().equip({"RANK": "1"}, {"GLOO_SOCKET_IFNAME": "eth1", "HCCL_SOCKET_IFNAME": "=eth1"})
+    WorkerActor().set_env({"RANK": "1"}, {"GLOO_SOCKET_IFNAME": "eth1", "HCCL_SOCKET_IFNAME": "=eth1"})
     assert os.environ == {"GLOO_SOCKET_IFNAME": "bond0", "RANK": "1", "HCCL_SOCKET_IFNAME": "=eth1"}
 
 
@@ -132,7 +133,7 @@ def test_nobody_is_waited_for_where_a_taken_port_is_the_cause(
     made.exceptions = SimpleNamespace(RayActorError=RuntimeError)
     monkeypatch.setitem(sys.modules, "ray", made)
     ranks: Any = [SimpleNamespace(name="rank 0"), SimpleNamespace(name="rank 1")]
-    ended, is_more_expected = _cause(cast("Staff", SimpleNamespace(ranks=ranks)), dict(enumerate(ranks)))
+    ended, is_more_expected = _cause(cast("WorkerGroup", SimpleNamespace(ranks=ranks)), dict(enumerate(ranks)))
     assert (ended.rank, ended.is_lost, is_more_expected) == (0, True, is_open)
 
 
@@ -163,7 +164,7 @@ def test_what_one_rank_has_put_into_rays_store_is_read_there_by_the_others(monke
 
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(put=put, get=get, exceptions=SimpleNamespace()))
     monkeypatch.setattr(generators, "_sent", {})
-    actor = Actor(Server(cast("Engine", SimpleNamespace(receive=dict, weights=dict))))
+    actor = Actor(Server(cast("Engine", SimpleNamespace(load_weights=dict, weights=dict))))
     ranks = [object.__new__(RayGenerator) for _ in range(2)]
     for each in ranks:
         each.name, each._handle = "generator 0", actor
@@ -190,13 +191,13 @@ def test_a_generator_is_told_where_a_model_is_that_is_named_from_the_ranks_folde
     handle = SimpleNamespace(
         prepare=SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *w: asked.append(w)))
     )
-    monkeypatch.setattr(staff, "actor", lambda *_, **__: handle)
-    monkeypatch.setattr(staff, "settle", lambda *_: None)
+    monkeypatch.setattr(workers, "actor", lambda *_, **__: handle)
+    monkeypatch.setattr(workers, "settle", lambda *_: None)
     monkeypatch.setattr(generators, "_running", [])
-    place = Place(Seat("generator 0", (1,), 0, (1,)), seated("CPU", 1), None, "x")
+    place = Place(WorkerSlot("generator 0", (1,), 0, (1,)), seated("CPU", 1), None, "x")
     for given, told in (("m/n", str(tmp_path / "m/n")), ("/m", "/m"), ("", "")):
         config = parse([f"path={given}"], devices=("auto",))
-        RayGenerator(place, Order(config, Marks(4, 0, 1), 3, has_environment=False, seed=0))
+        RayGenerator(place, Order(config, TokenizerInfo(4, 0, 1), 3, has_environment=False, seed=0))
         assert asked[-1][1].config.model.path == told
 
 

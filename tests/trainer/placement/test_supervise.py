@@ -15,12 +15,12 @@ import torch
 from trainer import __main__ as entry
 from trainer.config import Config, read
 from trainer.metrics.records import Records
-from trainer.placement import daemon, staff, supervise
-from trainer.placement.cards import Layout, Node, Unfit, lost_nodes, seat
+from trainer.placement import daemon, supervise, workers
+from trainer.placement.cards import Layout, Node, Unfit, lost_nodes, place_workers
 from trainer.placement.head import HeadLost
-from trainer.placement.occupant import Occupant
 from trainer.placement.rank import Rank
 from trainer.placement.supervise import BROKE, INTERRUPTED, Ended, Run
+from trainer.placement.worker_actor import WorkerActor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 GLOO = "trainer: RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer"
 NODES = [Node("a", "10.0.0.1", {"CPU": 4.0}, is_home=True), Node("b", "10.0.0.2", {"CPU": 4.0})]
-SEATING = seat(Layout((0, 1), (), nodes=2, cards_per_node=1), NODES, kind=None)
+PLACEMENT = place_workers(Layout((0, 1), (), nodes=2, cards_per_node=1), NODES, kind=None)
 
 
 class RayActorError(Exception):
@@ -64,9 +64,9 @@ def explained(ends: Sequence[Any], alive: Sequence[Node] = NODES) -> Ended:
     ranks: list[Any] = [
         SimpleNamespace(name=f"rank {number} on {NODES[number].address}") for number in range(len(ends))
     ]
-    hired: Any = SimpleNamespace(ranks=ranks, seating=SEATING)
+    group: Any = SimpleNamespace(ranks=ranks, placement=PLACEMENT)
     head: Any = SimpleNamespace(nodes=lambda is_fresh: alive)
-    return supervise._explained(hired, {(end, at): ranks[at] for at, end in enumerate(ends)}, head)
+    return supervise._explained(group, {(end, at): ranks[at] for at, end in enumerate(ends)}, head)
 
 
 @pytest.mark.usefixtures("ray")
@@ -86,7 +86,7 @@ def test_a_rank_that_lost_another_is_no_fault_of_its_own() -> None:
 @pytest.mark.parametrize("said", [GLOO, "trainer: KeyError: whatever a rank meets then"])
 def test_a_node_that_is_gone_is_named_whatever_the_others_ended_with(said: str) -> None:
     found = explained([(1, said), Late()], NODES[:1])
-    assert (found.code, found.reason, found.is_lost) == (BROKE, lost_nodes(SEATING, NODES[:1]), True)
+    assert (found.code, found.reason, found.is_lost) == (BROKE, lost_nodes(PLACEMENT, NODES[:1]), True)
     # Nothing can be asked of Ray any more, or of what another attempt would need.
     with pytest.raises(HeadLost, match="its raylet"):
         explained([(1, said), Late()], NODES[1:])
@@ -98,10 +98,10 @@ def test_a_loss_that_only_a_survivor_tells_is_waited_for_until_the_node_is_known
     monkeypatch.setattr(supervise, "_NODE_S", 60.0)
     looks = iter([NODES, NODES, NODES[:1]])
     ranks: list[Any] = [SimpleNamespace(name=f"rank {number}") for number in range(2)]
-    hired: Any = SimpleNamespace(ranks=ranks, seating=SEATING)
+    group: Any = SimpleNamespace(ranks=ranks, placement=PLACEMENT)
     head: Any = SimpleNamespace(nodes=lambda is_fresh: next(looks))
-    found = supervise._explained(hired, {((1, GLOO), 0): ranks[0], (Late(), 1): ranks[1]}, head)
-    assert found.reason == lost_nodes(SEATING, NODES[:1])
+    found = supervise._explained(group, {((1, GLOO), 0): ranks[0], (Late(), 1): ranks[1]}, head)
+    assert found.reason == lost_nodes(PLACEMENT, NODES[:1])
     assert len(ray.waited) == 3
 
 
@@ -122,8 +122,8 @@ def test_ranks_are_waited_for_only_where_one_will_leave_after_its_step(
 ) -> None:
     ranks = [SimpleNamespace(ask=lambda *_, each=each, **__: (each,)) for each in answers]
     run: Any = SimpleNamespace(config=Config())
-    hired: Any = SimpleNamespace(ranks=ranks)
-    assert supervise._leave(run, hired, [((0, ""),)], "SIGINT").code == INTERRUPTED
+    group: Any = SimpleNamespace(ranks=ranks)
+    assert supervise._leave(run, group, [((0, ""),)], "SIGINT").code == INTERRUPTED
     assert len(ray.waited) == num_waits
 
 
@@ -134,10 +134,10 @@ def run_of(out: Path, *words: str) -> Run:
 
 def test_what_ray_fails_with_ends_the_run_in_a_sentence_and_the_folders_errors_pass(tmp_path: Path) -> None:
     def failing(error: Exception) -> Any:
-        def seating(*_: object, **__: object) -> None:
+        def placement(*_: object, **__: object) -> None:
             raise error
 
-        return SimpleNamespace(seating=seating)
+        return SimpleNamespace(placement=placement)
 
     head: Any = SimpleNamespace(nodes=lambda is_fresh: NODES)
     found = supervise._attempt(run_of(tmp_path), failing(ConnectionError("gone")), head)
@@ -233,16 +233,16 @@ def test_a_placed_run_saves_every_ten_steps_however_it_was_told_to_save_never(
 
 def test_a_process_settles_once_and_says_later_why_it_could_not(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("CARDS", "4,5,6,7")
-    monkeypatch.setattr("trainer.placement.occupant._given", lambda resource: ["4"])
+    monkeypatch.setattr("trainer.placement.worker_actor._given", lambda resource: ["4"])
     monkeypatch.setattr(sys, "path", list(sys.path))
     cards = {"variable": "CARDS", "resource": "NPU", "local": (1,), "held": (0, 1)}
-    made = Occupant()
+    made = WorkerActor()
     first = made.settle(str(tmp_path), None, "127.0.0.1", cards)
     assert (first["ids"], first["held"]) == (["5"], ["4", "5"])
     assert made.settle(str(tmp_path), None, "127.0.0.1", cards) is first  # of another rank that shares it
     assert made._kept is not None
     made._kept.close()
-    broken = Occupant()
+    broken = WorkerActor()
     with pytest.raises(Exception, match="zip"):
         broken.settle(str(tmp_path), b"no archive", "127.0.0.1", {})
     for ask in (lambda: broken.prepare("trainer.generator:serve"), lambda: broken.call("generate")):
@@ -252,7 +252,7 @@ def test_a_process_settles_once_and_says_later_why_it_could_not(tmp_path: Path, 
 
 def test_the_port_at_which_ranks_meet_is_nobody_elses_until_they_do(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
-    made, distributed = Occupant(), cast("Any", torch.distributed)
+    made, distributed = WorkerActor(), cast("Any", torch.distributed)
     port = made.settle(str(tmp_path), None, "127.0.0.1", {})["port"]
     assert made._kept is not None
     with made._kept, socket.socket() as other:
@@ -276,15 +276,15 @@ def test_cards_are_refused_only_where_ray_may_give_them_to_others(
     given: list[str], cards: int, is_refused: bool
 ) -> None:
     node = Node("a", "10.0.0.1", {"NPU": float(cards), "CPU": 8.0}, is_home=True)
-    seating = seat(Layout((0, 1), ((2,), (3,)), 1, cards), [node], kind="NPU")
+    placement = place_workers(Layout((0, 1), ((2,), (3,)), 1, cards), [node], kind="NPU")
     held = [str(each) for each in range(4)]
     facts = [{"ids": [str(at)], "held": held, "given": [given[at]]} for at in range(2)]
-    staff._check_ids(seating, facts, is_own=True)
+    workers._check_ids(placement, facts, is_own=True)
     if not is_refused:
-        staff._check_ids(seating, facts, is_own=False)
+        workers._check_ids(placement, facts, is_own=False)
         return
     with pytest.raises(Unfit, match=r"cards 4,5 of 10\.0\.0\.1 .* 0,1,2,3 "):
-        staff._check_ids(seating, facts, is_own=False)
+        workers._check_ids(placement, facts, is_own=False)
 
 
 def test_a_head_is_not_started_where_something_listens_already(monkeypatch: pytest.MonkeyPatch) -> None:

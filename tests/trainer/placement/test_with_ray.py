@@ -20,12 +20,12 @@ from tests.trainer.placement.ray_cases import (
     Home,
     head,
     home,
-    occupants,
     processes_of,
     ran,
     rewards,
     trial,
     wait_for,
+    worker_actors,
 )
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def test_generators_in_ray_draw_what_plain_processes_do_though_one_is_killed(
     # Far more steps than pass until the kill is done, also where a step takes milliseconds.
     with trial(at, tmp_path / "a", f"ray={address}", "train_cards=0", "infer_cards=1-2", "steps=50") as placed:
         placed.until_step(3)
-        generators = [pid for pid in occupants(at) if pid != placed.pid(0)]
+        generators = [pid for pid in worker_actors(at) if pid != placed.pid(0)]
         assert len(generators) == 2
         os.kill(generators[0], signal.SIGKILL)
         assert placed.end() == (0, "")

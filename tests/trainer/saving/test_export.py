@@ -90,7 +90,7 @@ def test_what_the_models_folder_says_beside_its_sizes_is_kept(tmp_path: Path) ->
     (source / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
     (source / "generation_config.json").write_text("{}")
     made = changed(TINY, path=str(source), dtype="bfloat16")
-    publish(models.build(made, 19, seed=0, device=CPU), out, made, world=World.alone())
+    publish(models.build(made, 19, seed=0, device=CPU), out, made, world=World.single())
     assert json.loads((out / "model" / "config.json").read_text()) == {**config, "torch_dtype": "bfloat16"}
     assert (out / "model" / "generation_config.json").is_file()
 
@@ -133,7 +133,7 @@ def test_transformers_loads_what_a_run_from_one_of_its_models_leaves(tmp_path: P
         for name, each in model.named_parameters():
             if ".lora_" in name:
                 each.data.add_(0.1)
-        publish(model, out, made, world=World.alone())
+        publish(model, out, made, world=World.single())
         policy = {name: each.detach() for name, each in model.named_parameters()}
         save({"step": 1, "settings": made.lasting(), "learner": {"policy": policy}}, tmp_path / "checkpoint")
         export(tmp_path, tmp_path)

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.trainer.trainer_cases import CPU, ROOT, TINY, changed, of_a_child, only, read
+from tests.trainer.trainer_cases import CPU, ROOT, TINY, changed, of_a_child, only, read, watched
 from trainer import __main__ as entry
-from trainer.assembly import Parts, assemble
+from trainer.build import build_trainer
 from trainer.config import BadSetting, Config
 from trainer.interrupt import Interrupt, Left
-from trainer.loop import train
-from trainer.metrics.progress import Progress
 from trainer.metrics.records import FILE, Records
 from trainer.saving import manifest, resume
 from trainer.saving.checkpoint import difference, load
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trainer.distributed import World
+    from trainer.trainer import Trainer
 
 SMALL = changed(TINY, layers=1)
 # What a clock or the size of a process decides.
@@ -61,26 +60,19 @@ class After(Interrupt):
         return "SIGTERM" if self.count == self.step else None
 
 
-def go(out: Path, config: Config, *, stop: int = 0, is_resumed: bool = False) -> Parts:
+def go(out: Path, config: Config, *, stop: int = 0, is_resumed: bool = False) -> Trainer:
     """A run, or the rest of one; stopped after so many steps of its own."""
-    parts, num_validated = assemble(config, CPU, seed=config.run.seed), None
+    trainer, num_validated = build_trainer(config, CPU, seed=config.run.seed), None
     if is_resumed:
-        step = parts.restore(load(out / resume.FOLDER, CPU))
+        step = trainer.restore(load(out / resume.FOLDER, CPU))
         num_validated = resume.continue_records(out, step).num_validated
     with Records(out, append=is_resumed) as records:
         try:
-            train(
-                parts,
-                config,
-                out=out,
-                records=records,
-                progress=Progress(),
-                interrupt=After(step=stop) if stop else None,
-                num_validated=num_validated,
-            )
+            interrupt = After(step=stop) if stop else None
+            watched(trainer, config, out, records, interrupt=interrupt, num_validated=num_validated)
         except Left as left:
-            assert left.step == parts.learner.steps_done
-    return parts
+            assert left.step == trainer.learner.steps_done
+    return trainer
 
 
 def told(out: Path) -> list[dict[str, Any]]:

@@ -19,13 +19,12 @@ import torch
 from tests.trainer.core_cases import batch, learner, update
 from tests.trainer.rank_processes import on_processes
 from tests.trainer.trainer_cases import CPU
-from trainer.assembly import assemble
+from trainer.build import build_trainer
 from trainer.config import parse
 from trainer.distributed import World
 from trainer.saving import manifest, resume, sharded
 from trainer.saving.checkpoint import CorruptCheckpoint, difference, flatten, load, save
-from trainer.saving.disk import digest_of
-from trainer.saving.manifest import Saved
+from trainer.saving.manifest import Saved, digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -116,7 +115,7 @@ if world.is_first:
     shutil.copytree(here / "checkpoint", here / "damaged", dirs_exist_ok=True)
     path = next((here / "damaged").glob("state-*/__1_0.distcp"))
     path.write_bytes(path.read_bytes()[:-1])
-world.wait()
+world.barrier()
 try:
     load(here / "damaged", CPU)
 except Exception as error:
@@ -297,7 +296,7 @@ def test_an_index_makes_its_classes_and_calls_nothing_of_torch(module: str, name
 
 
 def test_what_a_save_of_either_kind_left_unfinished_goes_with_the_next_one(tmp_path: Path) -> None:
-    for act in (save, lambda state, folder: sharded.save(state, folder, world=World.alone())):
+    for act in (save, lambda state, folder: sharded.save(state, folder, world=World.single())):
         (tmp_path / "shards-0a1b2c3d.unfinished").mkdir()
         (tmp_path / "state.unfinished").touch()
         saved = act({"step": 1}, tmp_path)
@@ -341,7 +340,7 @@ def test_a_save_that_dies_at_any_moment_leaves_a_whole_state(
         for name in names:
             monkeypatch.setattr(module, name, dying(getattr(module, name)))
     try:
-        sharded.save({"step": 4, "settings": {}, "x": torch.ones(2)}, checkpoint, world=World.alone())
+        sharded.save({"step": 4, "settings": {}, "x": torch.ones(2)}, checkpoint, world=World.single())
     except KeyboardInterrupt:
         is_over = False
     else:
@@ -350,12 +349,12 @@ def test_a_save_that_dies_at_any_moment_leaves_a_whole_state(
     state = load(checkpoint, CPU)
     assert state["step"] == (4 if done[:number].count("replace") == 2 else 3)  # the folder's name, then the manifest's
     assert is_over == (number >= len(done))
-    sharded.save({"step": 5, "settings": {}}, checkpoint, world=World.alone())
+    sharded.save({"step": 5, "settings": {}}, checkpoint, world=World.single())
     assert len(list(checkpoint.iterdir())) == 2
 
 
 def test_the_same_state_twice_stands_under_another_name(tmp_path: Path) -> None:
-    alone = World.alone()
+    alone = World.single()
     first = sharded.save({"step": 1}, tmp_path, world=alone)
     second = sharded.save({"step": 1}, tmp_path, world=alone)
     assert manifest.read(tmp_path) == second
@@ -377,18 +376,18 @@ def test_a_run_of_one_rank_finds_the_checkpoint_of_several(checkpoint: Path) -> 
 
 def test_a_sampler_goes_on_with_its_numbers_and_one_that_is_new_begins_at_its_seed() -> None:
     config = parse(["steps=2", "distractors=0", "prompts_per_step=6"], devices=("cpu",))
-    saved = assemble(config, CPU, seed=0)
-    fresh = assemble(config, CPU, seed=0, world=World(1, 2))
+    saved = build_trainer(config, CPU, seed=0)
+    fresh = build_trainer(config, CPU, seed=0, world=World(1, 2))
     begin = fresh.engine.random_state()
     saved.engine.restore_random_state(torch.Generator().manual_seed(99).get_state())
     state = {**saved.state(1), "step": 1}
-    first = assemble(config, CPU, seed=0)
+    first = build_trainer(config, CPU, seed=0)
     first.restore(state)
     assert torch.equal(first.engine.random_state(), saved.engine.random_state())
     replace(fresh).restore(state)
     assert torch.equal(fresh.engine.random_state(), begin)
     # Nor does one that follows an engine of another kind.
-    other = assemble(config, CPU, seed=0)
+    other = build_trainer(config, CPU, seed=0)
     begin = other.engine.random_state()
     other.restore({**state, "sampler_random": {"0": torch.zeros(16, dtype=torch.uint8)}})
     assert torch.equal(other.engine.random_state(), begin)

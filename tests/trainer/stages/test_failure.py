@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 import torch
 
-from tests.trainer.trainer_cases import END, group
+from tests.trainer.trainer_cases import CPU, END, TINY, group
+from trainer.build import build_trainer
+from trainer.loop import train_step
 from trainer.saving import checkpoint
 from trainer.stages.failure import of_error
 from trainer.stages.stage import StageFailed
-from trainer.tasks import limit
+from trainer.tasks import scoring
+from trainer.tasks.digits import successor
 from trainer.tasks.rewards import RewardBroken
-from trainer.tasks.successor import successor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,13 +50,13 @@ def caught(action: Callable[[], Any]) -> BaseException:
 
 
 def score(reward: Callable[..., float], limit_s: float | None = 5.0) -> list[list[float]]:
-    return limit.score(GROUPS, replace(successor(1), reward=reward), limit_s=limit_s)
+    return scoring.score(GROUPS, replace(successor(1), reward=reward), limit_s=limit_s)
 
 
 def test_rewards_are_given_and_the_environments_come_first() -> None:
     assert score(lambda prompt, rollout: 0.25) == [[0.25, 0.25]]
     paid = [replace(GROUPS[0], rollouts=(replace(GROUPS[0].rollouts[0], reward=2.0), GROUPS[0].rollouts[1]))]
-    assert limit.score(paid, replace(successor(1), reward=lambda prompt, rollout: 0.5), limit_s=None) == [[2.0, 0.5]]
+    assert scoring.score(paid, replace(successor(1), reward=lambda prompt, rollout: 0.5), limit_s=None) == [[2.0, 0.5]]
 
 
 def test_a_reward_that_raises_is_named_with_its_line() -> None:
@@ -67,6 +69,15 @@ def test_a_reward_that_raises_is_named_with_its_line() -> None:
     assert str(error).endswith(f" ValueError at test_failure.py:{line} raises: no such key")
     found = of_error(error)
     assert found is not None and (found["name"], found["cause"]) == ("reward", "reward-raises")
+
+
+def test_an_error_of_the_backward_pass_belongs_to_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: torch.Tensor) -> None:
+        raise RuntimeError("no such operator")
+
+    monkeypatch.setattr(torch.Tensor, "backward", fails)
+    found = of_error(caught(lambda: train_step(build_trainer(TINY, CPU, seed=0), 1)))
+    assert found is not None and (found["name"], found["cause"]) == ("update", "broken")
 
 
 @pytest.mark.parametrize("is_main", [True, False], ids=["main thread", "another thread, as in Ray"])

@@ -15,7 +15,7 @@ import torch
 
 from tests.trainer.trainer_cases import CPU, TINY, changed, only, read
 from trainer import device as devices
-from trainer.assembly import assemble
+from trainer.build import build_trainer
 from trainer.distributed import World
 from trainer.faults import WrongProducts
 from trainer.metrics.progress import Progress
@@ -88,34 +88,34 @@ def test_a_wrong_gradient_is_noticed_though_the_log_probabilities_are_right(monk
 
 
 def test_memory_is_enough_or_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = assemble(TINY, CPU, seed=0)
-    assert probes.memory(parts, TINY).passed is True
+    trainer = build_trainer(TINY, CPU, seed=0)
+    assert probes.memory(trainer, TINY).passed is True
     monkeypatch.setattr(devices, "memory", lambda device: devices.Memory(1000, 2000))
-    short = probes.memory(parts, TINY)
+    short = probes.memory(trainer, TINY)
     assert short.passed is False and short.reason is not None and "0 MiB are free" in short.reason
     monkeypatch.setattr(devices, "memory", lambda device: None)
-    assert probes.memory(parts, TINY).passed is None
+    assert probes.memory(trainer, TINY).passed is None
     counts = iter((10, 30))
     monkeypatch.setattr(devices, "allocated", lambda device: next(counts))
-    assert (probes.memory(parts, TINY).reason or "").startswith("20 bytes ")
+    assert (probes.memory(trainer, TINY).reason or "").startswith("20 bytes ")
 
 
 def test_what_a_run_still_needs_is_gradients_and_logits() -> None:
-    parts = assemble(TINY, CPU, seed=0)
-    numbers = sum(each.numel() for _, each in parts.learner.model.named_parameters())
+    trainer = build_trainer(TINY, CPU, seed=0)
+    numbers = sum(each.numel() for _, each in trainer.learner.model.named_parameters())
     rows, tokens, vocabulary = 12, 3, 19
-    assert probes.needed_bytes(parts, TINY) == 4 * numbers + 3 * 4 * rows * tokens * vocabulary
+    assert probes.needed_bytes(trainer, TINY) == 4 * numbers + 3 * 4 * rows * tokens * vocabulary
 
 
 def test_no_more_logits_are_needed_than_are_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = assemble(TINY, CPU, seed=0)
-    gradients = sum(4 * each.numel() for _, each in parts.learner.model.named_parameters())
+    trainer = build_trainer(TINY, CPU, seed=0)
+    gradients = sum(4 * each.numel() for _, each in trainer.learner.model.named_parameters())
     rows, vocabulary = 12, 19
     monkeypatch.setattr(ops, "LOGITS_AT_ONCE", 20)
     elsewhere = changed(TINY, generators=1)
-    assert probes.needed_bytes(parts, TINY) == gradients + 2 * 4 * rows * vocabulary  # the sampler's
-    assert probes.needed_bytes(parts, elsewhere) == gradients + 3 * 4 * 20
-    halved = replace(parts, world=World(0, 2))
+    assert probes.needed_bytes(trainer, TINY) == gradients + 2 * 4 * rows * vocabulary  # the sampler's
+    assert probes.needed_bytes(trainer, elsewhere) == gradients + 3 * 4 * 20
+    halved = replace(trainer, world=World(0, 2))
     assert probes.needed_bytes(halved, TINY) == gradients + 2 * 4 * rows // 2 * vocabulary
 
 
@@ -124,15 +124,15 @@ class Adding(World):
 
     other = 2.0
 
-    def add(self, tensor: torch.Tensor) -> torch.Tensor:
+    def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.add_(self.other)
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """The other is here already."""
 
 
 def test_ranks_that_add_up_pass_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert probes.collective(World.alone(), CPU).passed is None
+    assert probes.collective(World.single(), CPU).passed is None
     assert probes.collective(Adding(0, 2), CPU).passed is True
     monkeypatch.setattr(Adding, "other", 0.0)
     found = probes.collective(Adding(0, 2), CPU)
@@ -140,17 +140,17 @@ def test_ranks_that_add_up_pass_and_others_do_not(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_warm_up_leaves_no_trace() -> None:
-    parts, same = assemble(TINY, CPU, seed=0), assemble(TINY, CPU, seed=0)
-    assert probes.warm_up(parts).passed is None
-    found = probes.first_use(parts)
+    trainer, same = build_trainer(TINY, CPU, seed=0), build_trainer(TINY, CPU, seed=0)
+    assert probes.warm_up(trainer).passed is None
+    found = probes.first_use(trainer)
     assert (found.passed, found.measured["answers"]) == (True, 12)
-    assert difference(parts.state(0), same.state(0)) is None
-    assert all(each.grad is None for _, each in parts.learner.model.named_parameters())
+    assert difference(trainer.state(0), same.state(0)) is None
+    assert all(each.grad is None for _, each in trainer.learner.model.named_parameters())
 
 
 def asked(out: Path, fault: bool = False) -> list[dict[str, Any]]:
     with Records(out) as records:
-        probes.ask(assemble(TINY, CPU, seed=0), TINY, records, Progress())
+        probes.ask(build_trainer(TINY, CPU, seed=0), TINY, records, Progress())
     return read(out)
 
 
@@ -158,10 +158,10 @@ def test_every_question_has_a_record_with_its_time_and_all_are_quick(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packages, "installed", list)
-    parts = assemble(TINY, CPU, seed=0)
+    trainer = build_trainer(TINY, CPU, seed=0)
     began = time.process_time()
     with Records(tmp_path) as records:
-        probes.ask(parts, TINY, records, Progress())
+        probes.ask(trainer, TINY, records, Progress())
     spent = time.process_time() - began
     found = read(tmp_path)
     names = ["packages", "import", "device", "matmul", "decoder", "memory", "collective", "warm-up"]
@@ -259,7 +259,7 @@ def test_packages_that_are_not_to_be_tried_are_named_and_no_process_is_started(
     monkeypatch.setattr(subprocess, "Popen", start)
     config = changed(TINY, probe_packages=False)
     with Records(tmp_path) as records:
-        probes.ask(assemble(config, CPU, seed=0), config, records, Progress())
+        probes.ask(build_trainer(config, CPU, seed=0), config, records, Progress())
     found = read(tmp_path)
     assert [record for record in found if record["kind"] == "note"] == []
     record = only(found, name="packages")
@@ -293,6 +293,6 @@ def test_a_tensor_that_comes_back_changed_is_no_device(monkeypatch: pytest.Monke
 
 
 def test_parts_without_a_signal_still_answer_the_memory_question() -> None:
-    parts = assemble(TINY, CPU, seed=0)
+    trainer = build_trainer(TINY, CPU, seed=0)
     config = replace(TINY, optim=replace(TINY.optim, micro_batch_rows=1))
-    assert probes.needed_bytes(parts, config) < probes.needed_bytes(parts, TINY)
+    assert probes.needed_bytes(trainer, config) < probes.needed_bytes(trainer, TINY)

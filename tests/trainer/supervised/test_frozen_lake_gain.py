@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.trainer.trainer_cases import CPU, ROOT, only, read
-from trainer.assembly import assemble
+from tests.trainer.trainer_cases import CPU, ROOT, only, read, watched
+from trainer.build import build_trainer
 from trainer.config import parse
-from trainer.loop import train
 from trainer.metrics.progress import Progress
 from trainer.metrics.records import Records
 from trainer.supervised import warm_start
@@ -39,10 +38,10 @@ def test_held_out_success_rises_by_a_fifth(tmp_path: Path) -> None:
     """The gains of fifteen seeds stand in `trainer.supervised.warm_start`; this is one that none was tuned on."""
     seed = 21
     config = parse([*preset("README.md"), f"seed={seed}", "device=cpu"], devices=("cpu",))
-    parts = assemble(config, CPU, seed=seed)
+    trainer = build_trainer(config, CPU, seed=seed)
     with Records(tmp_path) as records:
-        warm_start.run(parts, config, records, Progress())
-        train(parts, config, out=tmp_path, records=records, progress=Progress())
+        warm_start.run(trainer, config, records, Progress())
+        watched(trainer, config, tmp_path, records)
     told = read(tmp_path)
     assert [each["ended"] for each in told if each["kind"] == "warm-start"][-1] == "reached"
     before, after = (only(told, kind="eval", when=when)["accuracy"] for when in ("before", "after"))

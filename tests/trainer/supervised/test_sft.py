@@ -12,7 +12,7 @@ import torch
 
 from tests.trainer.trainer_cases import CPU, TINY, changed, only, read
 from trainer import models
-from trainer.assembly import assemble
+from trainer.build import build_trainer
 from trainer.config import BadSetting, Config
 from trainer.distributed import World
 from trainer.interrupt import Interrupt, Left
@@ -22,7 +22,7 @@ from trainer.models import files, lora
 from trainer.saving import resume
 from trainer.saving.checkpoint import difference, load
 from trainer.supervised import sft, warm_start
-from trainer.supervised.imitation import Imitator
+from trainer.supervised.sft_learner import SFTLearner
 from trainer.tasks.tokenizers import choose
 from trainer.types import Group
 
@@ -66,7 +66,7 @@ class Leaving(Interrupt):
 
 
 def go(out: Path, config: Config, *, interrupt: Interrupt | None = None, is_resumed: bool = False) -> sft.Tuning:
-    tuning = sft.assemble(config, CPU, World.alone())
+    tuning = sft.assemble(config, CPU, World.single())
     state = load(out / resume.FOLDER, CPU) if is_resumed else None
     with Records(out, append=is_resumed) as records:
         sft.run(tuning, out, records, Progress(), interrupt=interrupt or Interrupt(), state=state)
@@ -74,16 +74,18 @@ def go(out: Path, config: Config, *, interrupt: Interrupt | None = None, is_resu
 
 
 def test_the_loss_stands_on_the_assistants_tokens_alone(tmp_path: Path) -> None:
-    tuning = sft.assemble(settings(tmp_path), CPU, World.alone())
+    tuning = sft.assemble(settings(tmp_path), CPU, World.single())
     tokenizer, group = choose(""), tuning.train[0]
     rollout = group.rollouts[0]
-    learnt = [token for token, is_said in zip(rollout.tokens, rollout.is_action, strict=True) if is_said]
+    learnt = [token for token, is_said in zip(rollout.tokens, rollout.response_mask, strict=True) if is_said]
     assert tokenizer.decode(learnt) == f"{SPOKEN}It is 3."
     assert learnt.count(tokenizer.end or -1) == 2
-    loss, num_tokens = tuning.imitator.surprise([group])
+    loss, num_tokens = tuning.learner.nll([group])
     assert num_tokens == len(SPOKEN) + len("It is 3.") + 2
     # Slow and plain: the whole conversation token by token, minus the log-probability wherever the assistant spoke.
-    logprobs = torch.cat([one_logprob(tuning, group, at) for at, is_said in enumerate(rollout.is_action) if is_said])
+    logprobs = torch.cat(
+        [one_logprob(tuning, group, at) for at, is_said in enumerate(rollout.response_mask) if is_said]
+    )
     assert loss == pytest.approx(-float(logprobs.sum()), rel=1e-5)
 
 
@@ -91,8 +93,8 @@ def one_logprob(tuning: sft.Tuning, group: Group, at: int) -> torch.Tensor:
     """Of one token, all before it being the prompt."""
     rollout = group.rollouts[0]
     prompt = replace(group.prompt, tokens=(*group.prompt.tokens, *rollout.tokens[:at]))
-    alone = Group(prompt, (replace(rollout, tokens=rollout.tokens[at : at + 1], logprobs=(0.0,), is_action=()),))
-    loss, count = tuning.imitator.surprise([alone])
+    alone = Group(prompt, (replace(rollout, tokens=rollout.tokens[at : at + 1], logprobs=(0.0,), response_mask=()),))
+    loss, count = tuning.learner.nll([alone])
     assert count == 1
     return torch.tensor([-loss])
 
@@ -101,13 +103,13 @@ def one_logprob(tuning: sft.Tuning, group: Group, at: int) -> torch.Tensor:
 def test_micro_batches_give_the_step_of_the_whole(tmp_path: Path, rows: int) -> None:
     made = []
     for micro in (0, rows):
-        tuning = sft.assemble(settings(tmp_path, micro_batch_rows=micro, dtype="float64"), CPU, World.alone())
-        lesson = tuning.imitator.step(tuning.train[:5], lr=0.0)
-        gradients = [each.grad for _, each in tuning.imitator.model.named_parameters() if each.grad is not None]
-        made.append((lesson, torch.cat([gradient.reshape(-1) for gradient in gradients])))
-    (whole, expected), (parts, found) = made
-    assert parts.loss == pytest.approx(whole.loss, rel=1e-10)
-    assert parts.grad_norm == pytest.approx(whole.grad_norm, rel=1e-8)
+        tuning = sft.assemble(settings(tmp_path, micro_batch_rows=micro, dtype="float64"), CPU, World.single())
+        sft_step = tuning.learner.step(tuning.train[:5], lr=0.0)
+        gradients = [each.grad for _, each in tuning.learner.model.named_parameters() if each.grad is not None]
+        made.append((sft_step, torch.cat([gradient.reshape(-1) for gradient in gradients])))
+    (whole, expected), (trainer, found) = made
+    assert trainer.loss == pytest.approx(whole.loss, rel=1e-10)
+    assert trainer.grad_norm == pytest.approx(whole.grad_norm, rel=1e-8)
     assert torch.allclose(found, expected, atol=1e-10)
 
 
@@ -123,7 +125,7 @@ def test_a_run_learns_validates_and_leaves_a_model_that_reads_back(tmp_path: Pat
     shape = files.read_shape(files.read_config(folder))
     assert shape is not None and shape.vocabulary == 98
     again = models.build(changed(config, path=str(folder)), 98, seed=99, device=CPU)
-    assert difference(dict(again.named_parameters()), dict(tuning.imitator.model.named_parameters())) is None
+    assert difference(dict(again.named_parameters()), dict(tuning.learner.model.named_parameters())) is None
     assert not (tmp_path / "out" / "adapter").exists()
 
 
@@ -131,13 +133,13 @@ def test_with_adapters_they_alone_learn_and_are_written_beside_the_merged_model(
     config = settings(tmp_path, lora_rank=2)
     tuning = go(tmp_path / "out", config)
     first = models.build(config, 98, seed=config.run.seed, device=CPU)
-    own, start = dict(tuning.imitator.model.named_parameters()), dict(first.named_parameters())
+    own, start = dict(tuning.learner.model.named_parameters()), dict(first.named_parameters())
     moved = {name for name, weight in own.items() if not torch.equal(weight, start[name])}
     assert moved == {name for name in own if ".lora_" in name}
     lora.load(first, tmp_path / "out" / "adapter")
     assert difference(dict(first.named_parameters()), own) is None
     merged = dict(files.read_weights(tmp_path / "out" / "model"))
-    assert difference(merged, dict(lora.merged(tuning.imitator.model))) is None
+    assert difference(merged, dict(lora.merged(tuning.learner.model))) is None
     assert set(load(tmp_path / "out" / resume.FOLDER, CPU)["tuned"]["weights"]) == moved
 
 
@@ -156,7 +158,7 @@ def test_a_run_that_is_left_goes_on_with_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_every_transcript_is_seen_once_an_epoch_in_an_order_of_its_own(tmp_path: Path) -> None:
-    tuning = sft.assemble(settings(tmp_path, epochs=3, steps=1000), CPU, World.alone())
+    tuning = sft.assemble(settings(tmp_path, epochs=3, steps=1000), CPU, World.single())
     assert tuning.config.run.steps == 7  # 3 x 7 transcripts, 3 a step
     seen = [group.prompt.tokens for step in range(1, 8) for group in tuning.batch(step)]
     epochs = [seen[at : at + 7] for at in (0, 7, 14)]
@@ -165,7 +167,7 @@ def test_every_transcript_is_seen_once_an_epoch_in_an_order_of_its_own(tmp_path:
 
 
 def test_a_step_of_two_ranks_is_cut_from_the_step_of_one(tmp_path: Path) -> None:
-    tuning = sft.assemble(settings(tmp_path), CPU, World.alone())
+    tuning = sft.assemble(settings(tmp_path), CPU, World.single())
     parts = [replace(tuning, world=World(rank, 2)).batch(2) for rank in (0, 1)]
     assert [parts[0][0], parts[1][0], parts[0][1]] == tuning.batch(2)
 
@@ -173,24 +175,24 @@ def test_a_step_of_two_ranks_is_cut_from_the_step_of_one(tmp_path: Path) -> None
 def test_files_that_cannot_be_learnt_from_are_refused_by_name(tmp_path: Path) -> None:
     config = settings(tmp_path)
     with pytest.raises(BadSetting, match="train_files is needed"):
-        sft.assemble(changed(config, train_files=""), CPU, World.alone())
+        sft.assemble(changed(config, train_files=""), CPU, World.single())
     alone = written(tmp_path / "alone.jsonl", [{"messages": [{"role": "assistant", "content": "hello"}]}])
     with pytest.raises(BadSetting, match=r"alone\.jsonl.*assistant"):
-        sft.assemble(changed(config, train_files=alone), CPU, World.alone())
+        sft.assemble(changed(config, train_files=alone), CPU, World.single())
     with pytest.raises(BadSetting, match=r"missing\.jsonl "):
-        sft.assemble(changed(config, val_files=str(tmp_path / "missing.jsonl")), CPU, World.alone())
+        sft.assemble(changed(config, val_files=str(tmp_path / "missing.jsonl")), CPU, World.single())
 
 
 def test_a_warm_start_is_where_policy_reference_and_sampler_begin(tmp_path: Path) -> None:
     config = changed(TINY, warm_start_steps=12, warm_start_lr=1e-2, dtype="bfloat16", steps=2, lr=0.0)
-    parts = assemble(config, CPU, seed=0)
-    start = {name: weight.detach().clone() for name, weight in parts.learner.model.named_parameters()}
+    trainer = build_trainer(config, CPU, seed=0)
+    start = {name: weight.detach().clone() for name, weight in trainer.learner.model.named_parameters()}
     with Records(tmp_path) as records:
-        warm_start.run(parts, config, records, Progress())
-    learnt = dict(parts.learner.model.named_parameters())
+        warm_start.run(trainer, config, records, Progress())
+    learnt = dict(trainer.learner.model.named_parameters())
     assert difference(learnt, start) is not None
-    assert difference(dict(parts.engine.weights()), learnt) is None
-    state = parts.learner.state()
+    assert difference(dict(trainer.engine.weights()), learnt) is None
+    state = trainer.learner.state()
     assert difference(state["reference"], learnt) is None
     wide = {name: weight.to(torch.bfloat16) for name, weight in state["master"].items()}
     assert difference(wide, learnt) is None
@@ -201,17 +203,17 @@ def test_a_warm_start_is_where_policy_reference_and_sampler_begin(tmp_path: Path
 
 
 def test_a_task_whose_right_answer_it_does_not_take_is_refused() -> None:
-    parts = assemble(TINY, CPU, seed=0)
-    task = replace(parts.task, is_right=lambda prompt, rollout: False)
+    trainer = build_trainer(TINY, CPU, seed=0)
+    task = replace(trainer.task, is_right=lambda prompt, rollout: False)
     with pytest.raises(BadSetting, match="not take"):
         warm_start.demonstration(task.train[0], task)
 
 
 def test_a_gradient_that_is_not_finite_leaves_the_weights_and_shows(tmp_path: Path) -> None:
-    tuning = sft.assemble(settings(tmp_path), CPU, World.alone())
-    parameters = dict(tuning.imitator.model.named_parameters())
+    tuning = sft.assemble(settings(tmp_path), CPU, World.single())
+    parameters = dict(tuning.learner.model.named_parameters())
     before = {name: weight.detach().clone() for name, weight in parameters.items()}
     next(iter(parameters.values())).register_hook(lambda gradient: torch.full_like(gradient, torch.nan))
-    assert isinstance(tuning.imitator, Imitator)
-    assert math.isnan(tuning.imitator.step(tuning.train[:2], lr=1.0).grad_norm)
+    assert isinstance(tuning.learner, SFTLearner)
+    assert math.isnan(tuning.learner.step(tuning.train[:2], lr=1.0).grad_norm)
     assert difference(before, parameters) is None

@@ -10,7 +10,7 @@ import torch
 
 from tests.trainer.core_cases import on_ranks
 from tests.trainer.trainer_cases import CPU, TINY, changed, read
-from trainer.assembly import Parts, assemble
+from trainer.build import build_trainer
 from trainer.config import BadSetting, parse
 from trainer.metrics.progress import Progress
 from trainer.metrics.records import NoRecords, Records
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.distributed import World
+    from trainer.trainer import Trainer
     from trainer.types import Group, Prompt
 
 LEARNS = changed(TINY, prompts_per_step=16, hidden=32, warm_start_steps=200, warm_start_lr=1e-2, warm_start_until=0.3)
@@ -36,36 +37,36 @@ class Kept(NoRecords):
         self.step, self.accuracy = values["step"], values["accuracy"]
 
 
-def started(config: Config, folder: Path) -> tuple[Parts, list[dict[str, Any]]]:
-    parts = assemble(config, CPU, seed=0)
+def started(config: Config, folder: Path) -> tuple[Trainer, list[dict[str, Any]]]:
+    trainer = build_trainer(config, CPU, seed=0)
     with Records(folder) as records:
-        warm_start.run(parts, config, records, Progress())
-    return parts, read(folder)
+        warm_start.run(trainer, config, records, Progress())
+    return trainer, read(folder)
 
 
 def test_it_ends_at_the_first_look_that_finds_the_share_and_says_so(tmp_path: Path) -> None:
-    parts, told = started(LEARNS, tmp_path)
+    trainer, told = started(LEARNS, tmp_path)
     assert [each["step"] for each in told] == list(range(10, 10 * len(told) + 1, 10))
     assert len(told) < 20
     assert all(each["accuracy"] < 0.3 and each["ended"] is None for each in told[:-1])
     assert told[-1]["accuracy"] >= 0.3
     assert told[-1]["ended"] == "reached"
     # what is learnt from there on, and sampled with, is what was looked at
-    assert warm_start.share_right(parts) == told[-1]["accuracy"]
-    assert difference(dict(parts.engine.weights()), dict(parts.learner.model.named_parameters())) is None
+    assert warm_start.share_right(trainer) == told[-1]["accuracy"]
+    assert difference(dict(trainer.engine.weights()), dict(trainer.learner.model.named_parameters())) is None
 
 
 def test_a_share_that_is_not_reached_leaves_the_bound_and_costs_nothing_but_time(tmp_path: Path) -> None:
     least = changed(LEARNS, warm_start_steps=13, warm_start_until=1.0)
-    parts, told = started(least, tmp_path / "looked")
+    trainer, told = started(least, tmp_path / "looked")
     assert [(each["step"], each["ended"]) for each in told] == [(10, None), (13, "steps")]
     assert all(0 <= each["accuracy"] < 1 for each in told)
     other, plain = started(changed(least, warm_start_until=0.0), tmp_path / "plain")
     assert [(each["step"], each["ended"]) for each in plain] == [(10, None), (13, "steps")]
     assert all(each["accuracy"] is None for each in plain)
-    assert difference(parts.learner.state(), other.learner.state()) is None
-    assert torch.equal(parts.engine.random_state(), other.engine.random_state())
-    assert torch.equal(parts.prompts_random.get_state(), other.prompts_random.get_state())
+    assert difference(trainer.learner.state(), other.learner.state()) is None
+    assert torch.equal(trainer.engine.random_state(), other.engine.random_state())
+    assert torch.equal(trainer.prompts.generator.get_state(), other.prompts.generator.get_state())
 
 
 def test_every_lesson_and_every_look_is_seen_to_get_on() -> None:
@@ -79,7 +80,7 @@ def test_every_lesson_and_every_look_is_seen_to_get_on() -> None:
                 yield
             ended.append(name)
 
-    warm_start.run(assemble(config, CPU, seed=0), config, NoRecords(), Counted())
+    warm_start.run(build_trainer(config, CPU, seed=0), config, NoRecords(), Counted())
     assert ended == ["warm_start"] * (13 + 2 + 1)  # and what starts the run
 
 
@@ -95,20 +96,20 @@ def test_a_look_asks_the_same_prompts_each_time_and_none_that_is_held_out(
 
     monkeypatch.setattr(warm_start, "collect", noted)
     for seed in (0, 1):
-        parts = assemble(changed(TINY, task=task), CPU, seed=seed)
-        warm_start.share_right(parts)
+        trainer = build_trainer(changed(TINY, task=task), CPU, seed=seed)
+        warm_start.share_right(trainer)
     assert asked[0] == asked[1]
-    assert len(set(asked[0])) == len(asked[0]) == min(256, len(parts.task.train))
-    assert not set(asked[0]) & {each.text for each in parts.task.heldout}
+    assert len(set(asked[0])) == len(asked[0]) == min(256, len(trainer.task.train))
+    assert not set(asked[0]) & {each.text for each in trainer.task.heldout}
 
 
 def test_ranks_look_at_a_part_each_and_end_together() -> None:
     config = changed(LEARNS, warm_start_lr=5e-3)
 
     def job(world: World) -> tuple[int, float]:
-        parts = assemble(config, CPU, seed=0, world=world)
+        trainer = build_trainer(config, CPU, seed=0, world=world)
         told = Kept()
-        warm_start.run(parts, config, told, Progress())
+        warm_start.run(trainer, config, told, Progress())
         return told.step, told.accuracy
 
     one, two = on_ranks(job)

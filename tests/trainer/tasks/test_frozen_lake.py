@@ -12,7 +12,7 @@ from trainer.config import BadSetting, parse
 from trainer.engines.base import Sampling
 from trainer.rollouts import collect, demonstrate
 from trainer.tasks.frozen_lake import RULES, Lake, expert, generate, solve, task
-from trainer.tasks.grids import MOVES, Form, Level, Player, assemble, spoken
+from trainer.tasks.grids import MOVES, Form, Level, Player, assemble, observation_format
 from trainer.types import Rollout, Stop
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def test_turns_that_solve_no_map_are_refused() -> None:
     config = parse(["map_size=4"], devices=("cpu",))
     for levels in ({}, {0: Level(partial(Lake.start, MAP), ("Down", "Right", "Right"), "x")}):
         with pytest.raises(BadSetting, match=rf"^max_turns=5 .* {len(levels)} maps of map_size=4 "):
-            assemble("lake", config, *spoken(config, "P_OG", RULES), levels)
+            assemble("lake", config, *observation_format(config, "P_OG", RULES), levels)
 
 
 def test_a_lake_without_a_way_has_no_solution() -> None:
@@ -140,7 +140,7 @@ def test_the_experts_answers_solve_every_held_out_map() -> None:
     lists = made()
     for prompt in lists.heldout:
         shown = demonstrate(prompt, lists)
-        assert (shown.reward, shown.stop, lists.is_right(prompt, shown)) == (1.0, Stop.DONE, True)
+        assert (shown.reward, shown.stop, lists.is_right(prompt, shown)) == (1.0, Stop.TERMINATED, True)
         assert expert(prompt) == prompt.expected.split()
 
 
@@ -149,7 +149,7 @@ def test_a_shown_episode_has_the_map_after_each_move() -> None:
     prompt = next(each for each in lists.train if each.text == "PO_/___/_G_=")
     shown = demonstrate(prompt, lists)
     assert lists.tokenizer.decode(shown.tokens) == "D_O_/P__/_G_=D_O_/___/PG_=R"
-    actions = [token for token, is_action in zip(shown.tokens, shown.is_action, strict=True) if is_action]
+    actions = [token for token, response_mask in zip(shown.tokens, shown.response_mask, strict=True) if response_mask]
     assert lists.tokenizer.decode(actions) == "DDR"
     assert len(actions) == 6  # the end token of each turn is the model's too
 
@@ -218,7 +218,7 @@ class Walker:
 
 @pytest.mark.parametrize(
     ("letters", "reward", "stop", "is_right"),
-    [("=DDR", 0.99, Stop.DONE, True), ("R", 0.0, Stop.DONE, False), ("U=LUU", -0.01, Stop.LENGTH, False)],
+    [("=DDR", 0.99, Stop.TERMINATED, True), ("R", 0.0, Stop.TERMINATED, False), ("U=LUU", -0.01, Stop.LENGTH, False)],
 )
 def test_an_episode_is_paid_for_the_goal_less_the_penalties(
     letters: str, reward: float, stop: Stop, is_right: bool

@@ -8,11 +8,9 @@ import pytest
 
 from trainer import tasks
 from trainer.config import parse
-from trainer.tasks.addition import addition
 from trainer.tasks.base import ALPHABET, Characters, Task, prompt
-from trainer.tasks.copy import copy
+from trainer.tasks.digits import addition, copy, successor
 from trainer.tasks.rewards import exact, partial
-from trainer.tasks.successor import successor
 from trainer.types import Rollout, Stop
 
 WORDS = Characters()

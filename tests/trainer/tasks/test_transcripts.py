@@ -10,7 +10,7 @@ from tests.trainer.tasks.text_cases import WORDS, jsonl
 from trainer.algorithms.packing import pack
 from trainer.config import BadSetting
 from trainer.tasks.tokenizers import Pretrained
-from trainer.tasks.transcripts import Transcript, read, spoken, transcript
+from trainer.tasks.transcripts import Transcript, read, render_message, transcript
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,8 +70,8 @@ def test_the_built_in_tokenizer_learns_the_assistants_words_and_ends() -> None:
 
 
 def test_a_tool_call_without_words_is_said_alone() -> None:
-    assert spoken({"role": "assistant", "content": None, "tool_calls": [CALL]}) == CALLED
-    assert spoken({"role": "assistant", "content": "", "tool_calls": [CALL["function"]]}) == CALLED
+    assert render_message({"role": "assistant", "content": None, "tool_calls": [CALL]}) == CALLED
+    assert render_message({"role": "assistant", "content": "", "tool_calls": [CALL["function"]]}) == CALLED
 
 
 def test_a_message_can_be_left_out_of_the_loss() -> None:
@@ -85,10 +85,10 @@ def test_a_transcript_becomes_one_prompt_with_one_answer() -> None:
     (answer,) = group.rollouts
     assert WORDS.decode(group.prompt.tokens) == "Be brief.2+3?"
     assert WORDS.decode(answer.tokens) == f"I ask.\n{CALLED}5It is 5."
-    assert len(answer.is_action) == len(answer.logprobs) == len(answer.tokens)
-    assert [WORDS.decode([token]) for token, said in zip(answer.tokens, answer.is_action, strict=True) if not said] == [
-        "5"
-    ]
+    assert len(answer.response_mask) == len(answer.logprobs) == len(answer.tokens)
+    assert [
+        WORDS.decode([token]) for token, said in zip(answer.tokens, answer.response_mask, strict=True) if not said
+    ] == ["5"]
 
 
 def test_packed_transcripts_have_the_loss_on_the_same_tokens() -> None:

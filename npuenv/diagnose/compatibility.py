@@ -1,0 +1,303 @@
+"""Signs from versions: which of those that a report names belong together, by the tables of the matrix.
+
+A version that no row knows gives no sign; nothing here is a verdict.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from packaging.version import InvalidVersion, Version
+
+from npuenv.core import versions
+from npuenv.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from npuenv.diagnose.types import ReportFacts, Sighting
+    from npuenv.host.report import Line
+    from npuenv.matrix import Matrix
+    from npuenv.matrix.error_patterns import BoundRow
+    from npuenv.matrix.rows import VllmAscend
+
+    _Judge = Callable[[ReportFacts, Matrix], Iterator[tuple[str, Line]]]
+
+Sign = tuple[str, "Line"]
+
+_LISTED = re.compile(r"\s*(?:\[(?:pip3?|conda)\]\s+)?torch(?:[_-]npu)?(?:==|\s{2,}|\s*\|)")  # no prose
+
+
+def version_signs(facts: ReportFacts, matrix: Matrix, bounds: Iterable[BoundRow]) -> dict[str, Line]:
+    """Name of a sign to the line that shows it."""
+    signs: dict[str, Line] = {}
+    for judge in _JUDGES:
+        for sign, where in _judged(judge, facts, matrix):
+            signs.setdefault(sign, where)
+    for row in bounds:
+        line = _breaks(facts, row.when, row.needs)
+        if line:
+            signs.setdefault(row.sign, line)
+    return signs
+
+
+def _judged(
+    judge: Callable[[ReportFacts, Matrix], Iterator[Sign]], facts: ReportFacts, matrix: Matrix
+) -> tuple[Sign, ...]:
+    try:
+        return tuple(judge(facts, matrix))
+    except BadInput:  # a version of a form that no tool prints: it cannot be compared
+        return ()
+
+
+def _version(seen: Sighting[str] | None) -> Version | None:
+    try:
+        return Version(seen.value) if seen else None
+    except InvalidVersion:
+        return None
+
+
+def _release(version: Version) -> tuple[int, int]:
+    return version.release[0], version.release[1] if len(version.release) > 1 else 0
+
+
+def _torch(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
+    torch, npu = _version(facts.packages.get("torch")), _version(facts.packages.get("torch-npu"))
+    if torch and torch.local and torch.local.startswith(("cu", "rocm")):
+        yield "torch-cuda-build", facts.packages["torch"].line
+    if torch is None or npu is None:
+        return
+    agrees = _release(torch) == _release(npu)
+    later = _version(facts.changed.get("torch"))
+    if not agrees and later is not None and _release(later) == _release(npu):
+        yield "two-environments", facts.changed["torch"].line  # the first list is another machine's, or was mended
+    yield ("torch-pair-agrees" if agrees else "torch-pair-differs"), facts.packages["torch-npu"].line
+    if not agrees and all(_LISTED.match(facts.packages[name].line.text) for name in ("torch", "torch-npu")):
+        yield "torch-pair-differs-in-list", facts.packages["torch-npu"].line
+    for name in ("torch", "torch-npu"):
+        other = _version(facts.changed.get(name))
+        first = _version(facts.packages[name])
+        if other and first and _release(other) != _release(first):
+            yield "torch-changed", facts.changed[name].line
+
+
+def _companions(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
+    torch = facts.packages.get("torch")
+    row = matrix.companion_row(torch.value) if torch else None
+    for name in ("torchvision", "torchaudio") if row and torch else ():
+        have, wanted = _version(facts.packages.get(name)), _version_text(getattr(row, name))
+        if have and wanted and _release(have) != _release(wanted):
+            yield f"{name}-differs", facts.packages[name].line
+
+
+def _version_text(text: str) -> Version | None:
+    try:
+        return Version(text)
+    except InvalidVersion:
+        return None
+
+
+def plugin_row(facts: ReportFacts, matrix: Matrix) -> VllmAscend | None:
+    """The row of the vllm-ascend that the report names; development versions go with their release."""
+    have = _version(facts.packages.get("vllm-ascend"))
+    if have is None:
+        return None
+    named = (str(have), have.public, have.public.partition(".dev")[0])
+    return next(filter(None, map(matrix.vllm_ascend_row, named)), None)
+
+
+def _vllm(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
+    seen, plugin = facts.packages.get("vllm"), facts.packages.get("vllm-ascend")
+    have, mine = _version(seen), _version(plugin)
+    if seen and (have is None or have.release[:2] == (0, 1) or "unknown" in seen.value):
+        yield "vllm-dev-version", seen.line
+        return
+    if have is None or mine is None or seen is None or plugin is None or mine.release[:2] == (0, 1):
+        return
+    row = plugin_row(facts, matrix)
+    wanted = _version_text(row.vllm) if row else None
+    if wanted is not None:
+        agrees = have.release[:3] == wanted.release[:3]
+    elif mine.is_devrelease or mine.local:  # a development version pairs with a commit
+        if have.release[:3] != mine.release[:3]:
+            yield "vllm-pair-doubtful", plugin.line
+        return
+    else:
+        agrees = _release(have) == _release(mine)
+    yield ("vllm-pair-agrees" if agrees else "vllm-pair-differs"), plugin.line
+    if not agrees and _release(have) != _release(mine):
+        yield "vllm-far-apart", plugin.line
+
+
+def _plugin(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
+    """What the installed vllm-ascend asks of torch_npu, Python and CANN."""
+    row, npu = plugin_row(facts, matrix), _version(facts.packages.get("torch-npu"))
+    yield from _release_for_chip(facts, matrix)
+    if row is None:
+        return
+    if npu is not None:
+        named = (row.torch_npu, versions.exact(row.requires_torch_npu), *(image.torch_npu for image in row.image))
+        known = [version for version in map(_version_text, filter(None, named)) if version]
+        if known and not any(npu.public == version.public for version in known):
+            newest = max(known)
+            sign = "torch-npu-too-old-for-plugin" if _release(npu) < _release(newest) else "torch-npu-not-the-pair"
+            yield sign, facts.packages["torch-npu"].line
+    if row.python and facts.python and not versions.accepts(row.python, f"{facts.python.value}.5"):
+        yield "python-out-of-range", facts.python.line
+
+
+def _release_for_chip(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
+    """Whether the installed vllm-ascend came out before the first release that has an image for this chip."""
+    have = _version(facts.packages.get("vllm-ascend"))
+    if have is None or facts.generation is None or have.release[:2] == (0, 1) or facts.generation.value == "a2":
+        return  # every release is for A2, whether the table names its image or not
+    named = [row for row in matrix.vllm_ascend if any(facts.generation.value in image.hardware for image in row.image)]
+    first = min((version for row in named if (version := _version_text(row.version))), default=None)
+    oldest = min((version for row in matrix.vllm_ascend if (version := _version_text(row.version))), default=None)
+    # A chip of the oldest release in the table: what came before it is not known.
+    if first is not None and have < first != oldest:
+        yield "chip-not-in-release", facts.packages["vllm-ascend"].line
+
+
+def _cann(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
+    if facts.cann is None:
+        return
+    have = versions.cann(facts.cann.value)
+    if have.series < (8, 1):
+        yield "cann-old", facts.cann.line
+    row = plugin_row(facts, matrix)
+    named = {text for text in ((row.cann, row.cann_image, *(i.cann for i in row.image)) if row else ()) if text}
+    if named:
+        known = sorted(map(versions.cann, named))
+        if have.series < known[0].series or (have < known[0] and have.series == (8, 0)):
+            yield "cann-below-pair", facts.cann.line
+        elif have < known[0]:
+            yield "cann-earlier-candidate", facts.cann.line
+        elif have.series > known[-1].series:
+            yield "cann-above-pair", facts.cann.line
+        else:
+            yield "cann-agrees", facts.cann.line
+        return
+    yield from _cann_of_torch_npu(facts, matrix, have)
+
+
+def _cann_of_torch_npu(facts: ReportFacts, matrix: Matrix, have: versions.Version) -> Iterator[Sign]:
+    seen = facts.packages.get("torch-npu")
+    row = matrix.torch_npu_row(seen.value.split("+")[0]) if seen else None
+    if facts.cann is None:
+        return
+    if row is None or not row.cann:
+        yield from _cann_of_series(facts, facts.cann, matrix, have)
+        return
+    pair = versions.cann(row.cann)
+    if any(versions.covers_cann(each, facts.cann.value) for each in (*row.cann_compatible, row.cann)):
+        yield "cann-agrees", facts.cann.line
+    elif have < pair:
+        yield "cann-below-pair", facts.cann.line
+    elif have > pair:
+        yield "cann-above-pair", facts.cann.line
+
+
+def _cann_of_series(facts: ReportFacts, seen: Sighting[str], matrix: Matrix, have: versions.Version) -> Iterator[Sign]:
+    """For a torch_npu that no row knows: whether CANN is outside of all that its minor release was paired with."""
+    npu = _version(facts.packages.get("torch-npu"))
+    if npu is None:
+        return
+    rows = [row for row in matrix.torch_npu if row.cann and _release(Version(row.version)) == _release(npu)]
+    pairs = [versions.cann(row.cann) for row in rows]
+    if not pairs or any(versions.covers_cann(each, seen.value) for row in rows for each in row.cann_compatible):
+        return
+    if have < min(pairs):
+        yield "cann-below-pair", seen.line
+    elif have.series > max(pairs).series:
+        yield "cann-above-pair", seen.line
+
+
+def _numpy(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
+    seen = facts.packages.get("numpy")
+    have = _version(seen)
+    if seen is None or have is None:
+        return
+    yield ("numpy1" if have.major < 2 else "numpy2"), seen.line
+    row = plugin_row(facts, matrix)
+    cann = matrix.cann_row(facts.cann.value) if facts.cann else None
+    spec = (row.requires_numpy if row else "") or (cann.numpy if cann else "")
+    if have.major >= 2 and spec and not versions.accepts(spec, str(have)):
+        yield "numpy2-too-new", seen.line
+    npu = _version(facts.packages.get("torch-npu"))
+    if have.major >= 2 and not spec and npu is not None and _release(npu) < (2, 9):
+        yield "numpy2-too-new", seen.line
+
+
+def _triton(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
+    plain, ours = facts.packages.get("triton"), facts.packages.get("triton-ascend")
+    if plain is None:
+        return
+    if ours is None:
+        if "torch-npu" in facts.packages:
+            yield "triton-plain-only", plain.line
+        return
+    yield "triton-both", plain.line
+    version = _version(ours)
+    # From 3.2.1 on triton-ascend depends on triton and is installed over it.
+    if version is not None and version < Version("3.2.1"):
+        yield "triton-twice", plain.line
+
+
+def _driver(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
+    if facts.driver is None:
+        return
+    have = versions.driver(facts.driver.value)
+    row = matrix.cann_row(facts.cann.value) if facts.cann else None
+    if row and row.driver_since and have.series < versions.driver(row.driver_since).series:
+        yield "driver-below-floor", facts.driver.line
+    named = _driver_named(facts, matrix)
+    if named is not None and have.series[0] < named.series[0]:
+        yield "driver-older-than-named", facts.driver.line
+    plugin = _version(facts.packages.get("vllm-ascend"))
+    cann = versions.cann(facts.cann.value) if facts.cann else None
+    torch = _version(facts.packages.get("torch"))
+    modern = (cann is not None and cann >= versions.cann("8.0.RC3")) or plugin is not None
+    modern = modern or (torch is not None and _release(torch) >= (2, 5))
+    if modern and have.series < (24, 0):
+        yield "driver-very-old", facts.driver.line
+    elif plugin is not None and _release(plugin) >= (0, 11) and have.series < (25, 0):
+        yield "driver-older-than-plugin", facts.driver.line
+
+
+def _driver_named(facts: ReportFacts, matrix: Matrix) -> versions.Version | None:
+    """The oldest driver that is named for this CANN, or for the newest one before it that names any."""
+    if facts.cann is None:
+        return None
+    have = versions.cann(facts.cann.value)
+    rows = [row for row in matrix.cann if row.driver_named and versions.cann(row.version) <= have]
+    best = max(rows, key=lambda row: versions.cann(row.version), default=None)
+    return min(map(versions.driver, best.driver_named)) if best else None
+
+
+def _python(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
+    seen = facts.packages.get("torch-npu")
+    row = matrix.torch_npu_row(seen.value.split("+")[0]) if seen else None
+    if facts.python is None or row is None:
+        return
+    known = {*row.python_aarch64, *row.python_x86_64}
+    if known and facts.python.value not in known:
+        yield "python-without-wheel", facts.python.line
+
+
+_JUDGES: tuple[_Judge, ...] = (
+    _torch, _companions, _vllm, _plugin, _cann, _numpy, _triton, _driver, _python,
+)  # fmt: skip
+
+
+def _breaks(facts: ReportFacts, when: str, needs: str) -> Line | None:
+    """The line of a package that a bound forbids beside another; None where the bound holds or is not known."""
+    other = facts.packages.get(versions.requirement_name(when))
+    mine = facts.packages.get(versions.requirement_name(needs))
+    if other is None or mine is None:
+        return None
+    theirs, ours = _version(other), _version(mine)
+    if theirs is None or ours is None or not versions.accepts(versions.requirement_spec(when), str(theirs)):
+        return None
+    return None if versions.accepts(versions.requirement_spec(needs), str(ours)) else mine.line

@@ -1,0 +1,52 @@
+"""Signs from Python tracebacks: through which packages a failure went, and what kind of module was not found."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from npuenv.diagnose.search import Text
+    from npuenv.host.report import Line
+
+_FRAME = re.compile(r'^\s*(?:E\s+)?File "([^"]+)", line \d+')
+_INSTALLED = re.compile(r"(?:site|dist)-packages/([A-Za-z_]\w*)")
+_SOURCE_TREE = re.compile(
+    r"/(vllm_ascend|vllm|verl|torch_npu|torch|transformers|ray|triton|mindspeed|megatron|sglang|tbe|te_fusion|roll"
+    r"|lmdeploy|diffusers|accelerate|llamafactory)/"
+)
+_NO_MODULE = re.compile(r"No module named '([\w.]+)'")
+# Names that projects give to their own folders.
+_OWN_NAMES = frozenset((
+    "utils", "util", "src", "lib", "libs", "core", "common", "config", "configs", "models", "model", "modules", "data",
+    "dataset", "tools", "scripts", "test", "tests", "main", "app", "train", "trainer", "engine", "helpers", "examples",
+))  # fmt: skip
+_STANDARD = re.compile(r"/lib(?:64)?/python3[\d.]*/\w|^<frozen")
+
+
+def traceback_signs(text: Text) -> dict[str, Line]:
+    """`frame-<package>` for every package in a traceback; `own-module-missing`, `submodule-missing`."""
+    signs: dict[str, Line] = {}
+    for line in text.with_any(('file "',)):
+        package = _package(line.text)
+        if package:
+            signs.setdefault(f"frame-{package}", line)
+    for line in text.all("No module named '"):
+        match = _NO_MODULE.search(line.text)
+        if match and match.group(1).split(".")[0] in _OWN_NAMES:
+            signs.setdefault("own-module-missing", line)
+        elif match and "." in match.group(1):
+            signs.setdefault("submodule-missing", line)
+    return signs
+
+
+def _package(text: str) -> str | None:
+    """The package of a frame's file, "" for the user's own; None where the line is no frame."""
+    match = _FRAME.match(text)
+    if match is None:
+        return None
+    path = match.group(1)
+    installed = _INSTALLED.search(path) or _SOURCE_TREE.search(path)
+    if installed:
+        return installed.group(1)
+    return "python" if _STANDARD.search(path) else ""

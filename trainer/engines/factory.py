@@ -1,0 +1,95 @@
+"""The engine of a rank: in its own process, or a client of generators in other processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trainer import models
+from trainer.config import BadSetting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import torch
+
+    from trainer.config import Config
+    from trainer.distributed import World
+    from trainer.engines.base import Engine
+    from trainer.engines.generator_client import Generator, Order
+    from trainer.tasks.base import Task
+
+# Between the sampling seeds of neighbouring ranks: further apart than the seeds of neighbouring runs.
+_RANK_APART = 1_000_003
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedGenerators:
+    """Generators that `trainer.placement` gives to a rank: how many, and how each is started, also anew."""
+
+    count: int
+    start: Callable[[int, Order], Generator]
+    sharers: int = 1  # at most so many ranks of the run have one in common
+    sends: bool = True  # whether this rank sends weights, for itself and for those that share
+
+
+_assigned: list[AssignedGenerators] = []
+
+
+def assign_generators(generators: AssignedGenerators | None) -> None:
+    """Gives them to this process, in place of those that it had; None takes them away."""
+    _assigned[:] = [generators] if generators is not None else []
+
+
+def build_engine(
+    config: Config, task: Task, device: torch.device, *, seed: int, world: World, logs: Path | None = None
+) -> Engine:
+    """The engine of a rank, with the weights that the policy starts with; its draws have their own seed.
+
+    Generators in other processes write their output to files in `logs`.
+    """
+    sampling_seed, assigned = seed + world.rank * _RANK_APART, next(iter(_assigned), None)
+    if assigned is None and config.rollout.generators == 0:
+        return build_local_engine(config, task, device, seed=seed, sampling_seed=sampling_seed)
+    from trainer.engines import process, remote, shared_generator
+    from trainer.engines.generator_client import Order
+
+    order = Order.of(config, task, seed=seed)
+    if assigned is not None:
+        start = assigned.start
+        pool = remote.Pool(
+            lambda slot: start(slot, order),
+            assigned.count,
+            timeout_s=config.rollout.generator_timeout_s,
+            sharers=assigned.sharers,
+            sends=assigned.sends,
+        )
+    else:
+        pool = process.pool(order, world.shard(range(config.rollout.generators)), logs=logs)
+    kind = shared_generator.SharedRemote if pool.sharers > 1 else remote.Remote
+    return remote.over(pool, order, seed=sampling_seed, kind=kind)
+
+
+def build_local_engine(config: Config, task: Task, device: torch.device, *, seed: int, sampling_seed: int) -> Engine:
+    """The configured engine in this process, with the weights that the policy starts with. Raises BadSetting."""
+    end, rollout = task.tokenizer.end, config.rollout
+    if rollout.engine == "builtin":
+        from trainer.engines.builtin import Sampler
+        from trainer.models.decoder import Decoder
+
+        decoder = models.build(config, task.tokenizer.vocabulary_size, seed=seed, device=device, is_adapted=False)
+        if not isinstance(decoder, Decoder):
+            raise BadSetting(f"engine=builtin cannot sample from {config.model.path}: engine=transformers can")
+        return Sampler(decoder, end=end, seed=sampling_seed)
+    if rollout.engine == "scripted":
+        from trainer.engines import scripted
+
+        return scripted.start(config, task)
+    if rollout.engine == "transformers":
+        from trainer.engines import transformers
+
+        return transformers.start(config, task, device, seed=sampling_seed)
+    from trainer.engines import vllm
+
+    return vllm.start(config, task, seed=sampling_seed)

@@ -1,0 +1,179 @@
+"""The seam between the learner's process and engines in other processes, on this machine or another.
+
+`trainer.engines.remote.Remote` is the engine that spreads prompts over generators; `process.ProcessGenerator` is a
+generator in a child process. In whatever process an engine is, `generator_server.Server` answers there: a generator's
+methods call those of the same names of a server. `Order` carries what the engine is made from. A generator has no
+random numbers of its own: `Sampling.seeds` decides the draws of each prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from trainer.tasks.base import Task
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from trainer.config import Config
+    from trainer.engines.base import Sampling, Tokens
+    from trainer.tasks.base import Observation
+    from trainer.types import Batch, Prompt, Rollout
+    from trainer.weights import Bucket
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class GeneratorLost(RuntimeError):
+    """A generator that can no longer be used: it died, hangs, or what it said cannot be right.
+
+    Example: `generator 1 was killed by SIGKILL`.
+    """
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"{name} {why}")
+        self.name, self.why = name, why
+
+    def __reduce__(self) -> tuple[type[GeneratorLost], tuple[str, str]]:
+        return type(self), (self.name, self.why)
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """What one call of `generate` made."""
+
+    groups: list[tuple[Rollout, ...]]  # of each prompt, in order
+    version: int  # of the weights that they were drawn with; -1: those that the engine started with
+    seconds: float  # that the engine computed
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceLogProbs:
+    """What the reference policy of a generator says of some micro batches."""
+
+    logprobs: tuple[Tensor, ...]  # [B, T] of each, on the CPU; 0 where its mask is off
+    mark: int  # of the weights that say so: their `trainer.weights.fingerprint`
+    seconds: float  # that it computed
+
+
+@dataclass(slots=True)
+class GeneratorStats:
+    """What generators did in a step."""
+
+    # Computing answers that were drawn, greedy ones aside, and what a reference says of them; mean over the generators.
+    busy_s: float = 0.0
+    weights_s: float = 0.0  # until all of them had new weights
+    weights_bytes: int = 0  # sent to them, added up
+    num_lost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerInfo:
+    """What an engine needs to know of a tokenizer: no text is read or written where it generates."""
+
+    vocabulary_size: int
+    pad: int
+    end: int | None
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        raise ValueError("a generator reads no text")
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        raise ValueError("a generator writes no text")
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        raise ValueError("a generator reads no text")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a generator's engine is made from; it can be sent."""
+
+    config: Config
+    tokenizer: TokenizerInfo
+    max_new_tokens: int
+    has_environment: bool
+    seed: int  # of the weights before any were sent
+
+    @classmethod
+    def of(cls, config: Config, task: Task, *, seed: int) -> Order:
+        words = task.tokenizer
+        tokenizer = TokenizerInfo(words.vocabulary_size, words.pad, words.end)
+        return cls(config, tokenizer, task.max_new_tokens, task.environment is not None, seed)
+
+    def task(self) -> Task:
+        """A task without questions, for the makers of engines."""
+        environment = _Unasked if self.has_environment else None
+        return Task("", self.tokenizer, (), (), self.max_new_tokens, _unjudged, _unjudged, environment)
+
+
+def _unjudged(prompt: Prompt, rollout: Rollout) -> bool:
+    raise ValueError("a generator judges nothing")
+
+
+class _Unasked:
+    """Says that the task has an environment; it lives where rollouts are put together."""
+
+    def __init__(self, prompt: Prompt) -> None:
+        raise ValueError("a generator has no environment")
+
+    def step(self, answer: str) -> Observation:
+        raise ValueError("a generator has no environment")
+
+
+class Pending(Protocol[T_co]):
+    """Something that was asked for and is still on its way."""
+
+    def result(self, timeout_s: float) -> T_co:
+        """It, as soon as it is there; later calls give it again.
+
+        Raises TimeoutError when it has not come, and may then be asked again; GeneratorLost when it will not come.
+        """
+
+
+class Generator(Protocol):
+    """One engine in another process. It answers in the order in which it was asked.
+
+    Every method returns at once; none but `Pending.result` raises GeneratorLost.
+    """
+
+    @property
+    def name(self) -> str:
+        """For messages: what and where it is. Example: `generator 1`, `generator 3 on node02`."""
+
+    def generate(self, prompts: Sequence[Tokens], sampling: Sampling) -> Pending[Generated]:
+        """As `Engine.generate`; `sampling.seeds` has one number for each prompt."""
+
+    def load(self, bucket: Bucket) -> Pending[None]:
+        """Sends one bucket. With the last one of a version, in whatever order, the engine takes that version over.
+
+        `bucket.flat` must not change before its result is there.
+        """
+
+    def reference_logprobs(self, parts: Sequence[Batch]) -> Pending[ReferenceLogProbs]:
+        """What its reference policy says of micro batches, which lie on the CPU."""
+
+    def load_reference(self, bucket: Bucket) -> Pending[None]:
+        """As `load`, of the reference policy's weights."""
+
+    def sleep(self) -> Pending[None]:
+        """As `Engine.sleep`."""
+
+    def wake(self) -> Pending[None]:
+        """As `Engine.wake`."""
+
+    def end(self) -> None:
+        """Stops the generator within seconds; safe to call twice. Never raises."""
+
+
+class SharedGenerator(Generator, Protocol):
+    """One that several ranks use: one of them sends weights, the others take what it has left there."""
+
+    def leave(self, kind: str, buckets: Sequence[Bucket]) -> Pending[None]:
+        """Stores references to the buckets, replacing the previous ones of this kind."""
+
+    def left(self, kind: str) -> Pending[Sequence[Bucket]]:
+        """Those buckets, to be read where they lie; none: nobody left any. Comes beside what it computes."""

@@ -1,0 +1,198 @@
+"""What stands in a process that Ray has started: it takes the trainer and an environment, then does as it is told.
+
+Travels by value, so that a node without the trainer can run it: nothing but the standard library is used here, and
+nothing of the trainer is named at the top.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib
+import io
+import os
+import shutil
+import socket
+import struct
+import sys
+import tempfile
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class WorkerActor:
+    """One process of a run. Its calls come from Ray, in several threads: `watch` answers while `call` computes."""
+
+    def __init__(self) -> None:
+        self._made: Any = None
+        self._place: dict[str, Any] | None = None
+        self._failure: Exception | None = None  # of settling, or of making it
+        self._kept: socket.socket | None = None  # keeps the port that the ranks may meet at
+
+    def settle(self, root: str, package: bytes | None, address: str, cards: Mapping[str, Any]) -> Any:
+        """Makes the trainer importable, from `root` or from a zipped copy of it, and sees to the cards.
+
+        `cards` says which of the node's visible cards are this process's: `variable`, the name of the list of visible
+        ones, `local`, positions in it, `held`, those of the whole run, and `resource`, Ray's name for them. Gives back
+        what is known of the place: `pid`, `interface` with the node's address, a `port` that is kept for this process,
+        `ids` of the cards and those `held`, and those `given` by Ray. Called again it gives the same.
+        """
+        if self._place is None:
+            try:
+                self._place = self._settled(root, package, address, cards)
+            except Exception as error:
+                self._failure = error
+                raise
+        return self._place
+
+    def _settled(self, root: str, package: bytes | None, address: str, cards: Mapping[str, Any]) -> dict[str, Any]:
+        sys.path.insert(0, root if package is None else _unpack(package))
+        self._kept = _kept_port()
+        port = self._kept.getsockname()[1]
+        found: dict[str, Any] = {"pid": os.getpid(), "port": port, "interface": _interface_of(address)}
+        if cards:
+            found["ids"] = _names(os.environ.get(cards["variable"], ""), cards["local"])
+            found["held"] = _names(os.environ.get(cards["variable"], ""), cards["held"])
+            found["given"] = _given(cards["resource"])
+            os.environ[cards["variable"]] = ",".join(found["ids"])
+        return found
+
+    def set_env(self, environ: Mapping[str, str], unless_set: Mapping[str, str]) -> None:
+        """Sets variables, some only where the node does not; before anything is imported that reads them."""
+        for name, value in unless_set.items():
+            os.environ.setdefault(name, value)
+        os.environ.update(environ)
+
+    def sees(self, path: str) -> bool:
+        """Whether a file of the first node is here too."""
+        return os.path.exists(path)
+
+    def prepare(self, place: str, *args: Any) -> None:
+        """Calls `module:function`; what it gives is what later calls are methods of. Called again it does nothing."""
+        if self._made is not None:
+            return
+        if self._failure is not None:
+            raise self._failure
+        module, _, name = place.partition(":")
+        try:
+            self._made = getattr(importlib.import_module(module), name)(*args)
+        except Exception as error:
+            self._failure = error
+            raise
+
+    def call(self, name: str, *args: Any) -> Any:
+        """A method of what was made."""
+        if self._failure is not None:
+            raise self._failure
+        return getattr(self._made, name)(*args)
+
+    def watch(self, name: str, *args: Any) -> Any:
+        """As `call`, in a thread of its own."""
+        return getattr(self._made, name)(*args)
+
+    def quit(self) -> None:
+        """Ends this process at once, and before that what it has started elsewhere. Asks nothing of Ray's head."""
+        with contextlib.suppress(Exception):  # what was made may know of none, or be half made
+            self._made.quit()
+        os._exit(0)
+
+
+def leave_word(variable: str, text: str) -> None:
+    """Writes a text into the file that a variable names on this node, whole or not at all; nothing where none does."""
+    path = os.environ.get(variable)
+    if path is not None:
+        with open(f"{path}.unfinished", "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(f"{path}.unfinished", path)
+
+
+def zipped(package: str) -> bytes:
+    """A package folder as a zip file, its byte code left out; the same bytes for the same files."""
+    buffer, above = io.BytesIO(), os.path.dirname(package)
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for folder, inner, files in os.walk(package):
+            inner[:] = sorted(each for each in inner if each != "__pycache__")
+            for name in sorted(files):
+                path = os.path.join(folder, name)
+                entry = zipfile.ZipInfo(os.path.relpath(path, above))
+                with open(path, "rb") as file:
+                    archive.writestr(entry, file.read())
+    return buffer.getvalue()
+
+
+def _interface_of(address: str) -> str | None:
+    """The network interface that has an address, which collectives are to use; None where it cannot be told."""
+    for _, name in socket.if_nameindex():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked, contextlib.suppress(OSError):
+            # SIOCGIFADDR; an interface without an address refuses
+            answer = fcntl.ioctl(asked.fileno(), 0x8915, struct.pack("256s", name[:15].encode()))
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None
+
+
+def _unpack(package: bytes) -> str:
+    """The folder of a zipped package, unpacked there once for all processes of this user on the node.
+
+    Files that are missing there, because old ones were cleaned away, are put back.
+    """
+    name = f"trainer-{os.getuid()}-{hashlib.sha256(package).hexdigest()[:16]}"
+    folder = os.path.join(tempfile.gettempdir(), name)
+    if not os.path.isdir(folder):
+        fresh = tempfile.mkdtemp(prefix=f"{name}.")
+        try:
+            with zipfile.ZipFile(io.BytesIO(package)) as archive:
+                archive.extractall(fresh)
+            with contextlib.suppress(OSError):  # another process was first: its copy is the same
+                os.rename(fresh, folder)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)  # unless it is the folder by now
+    if os.stat(folder).st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to another user")
+    _repair(folder, package)
+    return folder
+
+
+def _repair(folder: str, package: bytes) -> None:
+    """Puts files of a zipped package into a folder of it where they are missing, each of them whole at once."""
+    with zipfile.ZipFile(io.BytesIO(package)) as archive:
+        missing = [each for each in archive.namelist() if not os.path.isfile(os.path.join(folder, each))]
+        if not missing:
+            return
+        fresh = tempfile.mkdtemp(prefix=f"{os.path.basename(folder)}.")
+        try:
+            for each in missing:
+                os.makedirs(os.path.dirname(os.path.join(folder, each)), exist_ok=True)
+                os.replace(archive.extract(each, fresh), os.path.join(folder, each))
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _names(visible: str, local: Sequence[int]) -> list[str]:
+    """The numbers by which a program names cards of a node, from the node's list of those that are visible.
+
+    Without a list all are. Example: "4,5,6,7", (1, 9) -> ["5", "missing"]
+    """
+    listed = visible.replace(" ", "").split(",") if visible.strip() else [str(each) for each in range(max(local) + 1)]
+    return [listed[each] if each < len(listed) else "missing" for each in local]
+
+
+def _kept_port() -> socket.socket:
+    """A port that the system gives to nobody else while this is open, and that torch's store, which reuses addresses,
+    can listen at: until it does, torch is imported.
+    """
+    kept = socket.socket()
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind(("", 0))
+    return kept
+
+
+def _given(resource: str) -> Sequence[str]:
+    """The cards that Ray has counted for this process, by its own numbers."""
+    import ray
+
+    return [str(each) for each in ray.get_runtime_context().get_accelerator_ids().get(resource, [])]

@@ -1,1 +1,0 @@
-"""Weights on their way to whatever generates: `buckets.Packer` cuts them, `loading.Loading` takes them over."""
