@@ -19,7 +19,7 @@ from npuenv.cli.ray_output import STATUS_S, RayContext, print_foreign, print_sta
 from npuenv.cluster import ray, ray_state, ray_status
 from npuenv.cluster.inventory import Inventory, Node, read
 from npuenv.cluster.nodeset import fold
-from npuenv.cluster.ray import NodeState, Plan, StartConflict, stop
+from npuenv.cluster.ray import NodeState, Plan, StartConflict
 from npuenv.cluster.ray_state import Cluster, StartedNode, clusters_sharing, save, state_path
 from npuenv.cluster.ssh import Options
 from npuenv.cluster.transport import ProbeResult, Transport
@@ -246,7 +246,7 @@ def _go_on(context: RayContext, plan: Plan, before: Cluster, running: Sequence[s
 
 def _end_rest(context: RayContext, cluster: Cluster) -> list[StartConflict]:
     """Ends what is left of an earlier start; what would not end there stays written down, and nothing is started."""
-    rows = {name: _down_row(each) for name, each in stop(cluster, context.way).items()}
+    rows = {name: _down_row(each) for name, each in ray.stop(cluster, context.way).items()}
     stuck = [name for name, row in rows.items() if not row.is_well]
     lines = tuple(refused_line(name, rows[name], context.ui.lang) for name in stuck)
     return [StartConflict(Message("cluster.ray-stuck", context.commands), tuple(stuck), lines)] if stuck else []
