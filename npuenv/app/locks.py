@@ -8,19 +8,21 @@ from typing import TYPE_CHECKING
 from npuenv.app.job import SILENT, Progress
 from npuenv.app.resolution import own_locks
 from npuenv.core.messages import Message
-from npuenv.facts.pip import pip_settings
-from npuenv.host.local import LocalHost
-from npuenv.lock.make import Resolver, find_uv, make_lock
 from npuenv.lock.store import find_lock, put_lock
-from npuenv.matrix import load_matrix
 
 if TYPE_CHECKING:
     from npuenv.lock import Lock
+    from npuenv.lock.make import Resolver
     from npuenv.resolve.types import Stack
 
 
 def this_resolver(progress: Progress) -> Resolver:
     """uv with the indexes of the tables and the settings that the user made for pip on this machine."""
+    from npuenv.facts.pip import pip_settings
+    from npuenv.host.local import LocalHost
+    from npuenv.lock.make import Resolver, find_uv
+    from npuenv.matrix import load_matrix
+
     host = LocalHost()
     settings = pip_settings(host, prefix=sys.prefix)
     for warning in settings.warnings:
@@ -37,6 +39,8 @@ def lock(stack: Stack, resolver: Resolver | None = None, *, fill: bool = False, 
     folder = own_locks(resolver.host.environ()) if resolver else own_locks()
     found = find_lock(stack, folder)
     if found is None or (fill and not found.is_complete):
+        from npuenv.lock.make import make_lock  # most locks are found, and rendering does not wait for it
+
         about = {"stack": stack.name, "platform": stack.platform.tag}
         progress.activity(Message("cli.locking", about))
         found = make_lock(stack, resolver or this_resolver(progress))

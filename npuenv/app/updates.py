@@ -15,7 +15,7 @@ from npuenv.facts.environment import ask_environment
 from npuenv.facts.manifest import LOCK
 from npuenv.host.local import LocalHost
 from npuenv.host.writing import write_whole
-from npuenv.install import environments as current_link
+from npuenv.install import environments as switch
 from npuenv.install.environments import Change, Kept, changes, environments, find
 from npuenv.install.locations import data_folder
 from npuenv.lock.file import read_lock, write_lock
@@ -44,7 +44,7 @@ class Update:
         if self.result is None:
             return False
         root = Path(self.result.job.target.root)
-        return current_link.points_to(root.parent / current_link.CURRENT) == root.name
+        return switch.points_to(root.parent / switch.CURRENT) == root.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def roll_back(request: Request, options: InstallOptions, *, is_dry_run: bool = F
     home = Path(kept.described.root).parent
     if kept.role == "elsewhere":
         raise BadInput(Message("store.no-previous", {"path": kept.described.root}), Message("store.no-previous-hint"))
-    before = current_link.previous_of(home)
+    before = switch.previous_of(home)
     fact = ask_environment(LocalHost(), Condition("env.intact", (str(before),), "yes"))
     if fact.value != "yes":
         why = fact.value or next((item.line for item in fact.evidence), "")
@@ -115,9 +115,9 @@ def roll_back(request: Request, options: InstallOptions, *, is_dry_run: bool = F
             Message("execute.run-again", {"command": again}),
         )
     if is_dry_run:
-        now, left = before, home / current_link.points_to(home / current_link.CURRENT)
+        now, left = before, home / switch.points_to(home / switch.CURRENT)
     else:
-        now, left = current_link.roll_back(home)
+        now, left = switch.roll_back(home)
     return RollBack(now, left if left != home else None)
 
 

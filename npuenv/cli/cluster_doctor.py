@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from npuenv.cli.progress import CountBar, report_pending
 from npuenv.cluster.captures import LIMITS_S, CaptureWriter, NodeCapture, collect_captures, load_captures
 from npuenv.cluster.consistency import check_consistency, check_identities
 from npuenv.cluster.consistency.cards import check_card_count
-from npuenv.cluster.inventory import read
+from npuenv.cluster.inventory import Inventory, Node, read
 from npuenv.cluster.parallel_ssh import PARALLEL
 from npuenv.cluster.probing import ProbeReport, Transport, identify_nodes, probe, skipped_findings
 from npuenv.cluster.probing.ports import has_dynamic_ports, ports_of, sets_hccl_ports
@@ -33,7 +34,6 @@ from npuenv.terminal.output import as_json, page_of, require_writable, write_out
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npuenv.cluster.inventory import Inventory, Node
     from npuenv.facts.collect import Facts
     from npuenv.host.base import Host
     from npuenv.terminal.options import DoctorCommand
@@ -233,8 +233,6 @@ def _line(ui: Ui, got: NodeCapture) -> str:
 
 def _formed(ui: Ui, command: DoctorCommand, verdict: ClusterReport) -> str:
     """The report in the form that was asked for."""
-    import sys
-
     asked = Asked(command.level, command.framework, command.stack)
     if command.format == "text":
         page = page_of(ui, is_terminal=command.out is None and sys.stdout.isatty())

@@ -15,7 +15,7 @@ from npuenv.cli.common import Ui, common_options
 from npuenv.cli.help import Command
 from npuenv.cli.progress import ProgressBar, report_pending
 from npuenv.cli.prompt import confirm
-from npuenv.cluster.inventory import read
+from npuenv.cluster.inventory import Inventory, read
 from npuenv.cluster.mesh import (
     FULL,
     SAMPLED,
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
     from rich.progress import ProgressColumn
 
-    from npuenv.cluster.inventory import Inventory
 
 _LIMIT_S = 15.0  # of one ping
 _PARALLEL = 512  # the most nodes at once

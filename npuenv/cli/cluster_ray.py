@@ -17,9 +17,9 @@ from npuenv.cli.help import Command
 from npuenv.cli.progress import report_pending
 from npuenv.cli.ray_output import STATUS_S, RayContext, print_foreign, print_status, runs, tell
 from npuenv.cluster import ray, ray_state, ray_status
-from npuenv.cluster.inventory import read
+from npuenv.cluster.inventory import Inventory, Node, read
 from npuenv.cluster.nodeset import fold
-from npuenv.cluster.ray import NodeState, Plan, StartConflict, stop
+from npuenv.cluster.ray import NodeState, Plan, StartConflict
 from npuenv.cluster.ray_state import Cluster, StartedNode, clusters_sharing, save, state_path
 from npuenv.cluster.ssh import Options
 from npuenv.cluster.transport import ProbeResult, Transport
@@ -32,7 +32,6 @@ from npuenv.report.ray_cluster import Picture, Row, refused_document, refused_li
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from npuenv.cluster.inventory import Inventory, Node
     from npuenv.cluster.ray_status import RayStatus
 
 _JOIN_S = 60.0  # until Ray counts who has joined
@@ -247,7 +246,7 @@ def _go_on(context: RayContext, plan: Plan, before: Cluster, running: Sequence[s
 
 def _end_rest(context: RayContext, cluster: Cluster) -> list[StartConflict]:
     """Ends what is left of an earlier start; what would not end there stays written down, and nothing is started."""
-    rows = {name: _down_row(each) for name, each in stop(cluster, context.way).items()}
+    rows = {name: _down_row(each) for name, each in ray.stop(cluster, context.way).items()}
     stuck = [name for name, row in rows.items() if not row.is_well]
     lines = tuple(refused_line(name, rows[name], context.ui.lang) for name in stuck)
     return [StartConflict(Message("cluster.ray-stuck", context.commands), tuple(stuck), lines)] if stuck else []

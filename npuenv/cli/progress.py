@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
     from types import TracebackType
 
+    from rich.console import Console
     from rich.progress import Progress as RichProgress
     from rich.progress import ProgressColumn
     from rich.status import Status
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
     from npuenv.app.job import InstallJob
     from npuenv.bundle.offline.fetch import Told
     from npuenv.cli.common import Ui
-    from npuenv.cluster.inventory import Answer, Node
+    from npuenv.cluster.inventory import Node
+    from npuenv.cluster.parallel_ssh import Answer
     from npuenv.install.environments import Change
     from npuenv.install.executor import Event
 
@@ -112,12 +115,16 @@ class StepProgress(Progress):
     def __init__(self, ui: Ui, *, yes: bool = False) -> None:
         self._yes = yes  # to every question
         self._ui = ui
-        self._console = ui.console(stderr=ui.is_json)
         self._status: Status | None = None
         self._next_s = _FIRST_S
         self._last = ""  # the last line of the step at work
         self._skipped: list[Event] = []  # that were done already, since the last line
         self._has_printed = False
+
+    @functools.cached_property
+    def _console(self) -> Console:
+        """Made when there is something to draw: rich takes long to import."""
+        return self._ui.console(stderr=self._ui.is_json)
 
     def note(self, message: Message) -> None:
         self._ui.say(message, err=True)
@@ -218,7 +225,6 @@ class StepProgress(Progress):
 
 def report_pending(ui: Ui, *, first_s: float = _PENDING_FIRST_S) -> Callable[..., Generator[Answer, None, None]]:
     """`npuenv.cluster.parallel_ssh.ask` that names on stderr, after a while and now and again, who has not answered."""
-
     from npuenv.cluster import parallel_ssh
 
     def ask(nodes: Sequence[Node], *args: Any, **options: Any) -> Generator[Answer, None, None]:

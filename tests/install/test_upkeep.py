@@ -21,10 +21,10 @@ from npuenv.bundle.offline import compatibility as meant
 from npuenv.bundle.offline import reader as opened
 from npuenv.bundle.offline.manifest import FileRow, Manifest, manifest_text, request_values
 from npuenv.bundle.offline.write import settle, write_tar
+from npuenv.checks import Finding, Status
 from npuenv.cli.common import Ui
 from npuenv.cli.progress import StepProgress
 from npuenv.core.errors import BadInput
-from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import Message, say
 from npuenv.core.plan import Plan, Run, Step
 from npuenv.facts.environment import INSPECTOR
