@@ -12,7 +12,7 @@ from npuenv.lock.store import find_lock
 from npuenv.matrix import load_matrix
 from npuenv.render import docker, upstream
 from npuenv.render.base import unpinned
-from npuenv.render.container.description import Wish, describe
+from npuenv.render.container.description import ContainerOptions, describe
 from npuenv.render.container.writing import FORMS, changed_files, render_container, write_files
 from npuenv.render.folder import write_folders
 from npuenv.render.image_files import DOCTOR
@@ -38,7 +38,7 @@ class ImageOptions:
     digest: str | None = None  # of the base image; None: it is not pinned
     user: str = ROOT  # who owns and runs the image
     has_doctor: bool = True  # for the image's health check
-    container: Wish = field(default_factory=Wish)
+    container: ContainerOptions = field(default_factory=ContainerOptions)
     lang: str = "en"  # of the comments
 
 

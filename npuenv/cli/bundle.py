@@ -10,7 +10,7 @@ import click
 
 from npuenv import app
 from npuenv.bundle.offline.fetch import bytes_per_second, still_to_fetch
-from npuenv.bundle.offline.make import Contents, Wish, check_place, check_room, gather, make_bundle, staging
+from npuenv.bundle.offline.make import BundleOptions, Contents, check_place, check_room, gather, make_bundle, staging
 from npuenv.bundle.offline.manifest import Manifest, Needed, request_values
 from npuenv.bundle.offline.reader import open_bundle
 from npuenv.bundle.offline.sources import check_sources
@@ -79,14 +79,14 @@ def command(
     if out:
         check_place(absolute(out))
     resolver = app.locks.this_resolver(StepProgress(ui))
-    wish = _wish(ui, _for_platform(request, platform), resolver, fill=fill)
-    wish = _with_files(wish, given, left_out, python_archive, cann_files)
-    out = absolute(out) if out else absolute(Path(f"npuenv-{wish.stack.name}.{wish.stack.platform.tag}"))
+    options = _wish(ui, _for_platform(request, platform), resolver, fill=fill)
+    options = _with_files(options, given, left_out, python_archive, cann_files)
+    out = absolute(out) if out else absolute(Path(f"npuenv-{options.stack.name}.{options.stack.platform.tag}"))
     if out.exists() and not dry_run:
-        return _was_made(ui, wish, out)
-    args = {"stack": wish.stack.name, "platform": wish.stack.platform.tag}
+        return _was_made(ui, options, out)
+    args = {"stack": options.stack.name, "platform": options.stack.platform.tag}
     ui.say(Message("bundle.gathering", args), err=ui.is_json)
-    contents = gather(wish, resolver, load_matrix())
+    contents = gather(options, resolver, load_matrix())
     _list(ui, contents, out, resolver)
     check_room(contents, out)
     if dry_run:
@@ -104,24 +104,28 @@ def _for_platform(request: Request, platform: str | None) -> Request:
     return app.resolution.for_this_machine(replace(request, arch=platform or request.arch), frozenset({"hardware"}))
 
 
-def _wish(ui: Ui, request: Request, resolver: Resolver, *, fill: bool) -> Wish:
+def _wish(ui: Ui, request: Request, resolver: Resolver, *, fill: bool) -> BundleOptions:
     stack = app.resolve(request)
     lock = app.lock(stack, resolver, fill=fill, progress=StepProgress(ui))
     require_complete(lock, resolver, request)
-    return Wish(stack, lock, request)
+    return BundleOptions(stack, lock, request)
 
 
 def _with_files(
-    wish: Wish, given: tuple[str, ...], left_out: tuple[str, ...], archive: Path | None, cann_files: tuple[Path, ...]
-) -> Wish:
-    """The wish with what the user adds. Raises BadInput for what does not fit the stack."""
+    options: BundleOptions,
+    given: tuple[str, ...],
+    left_out: tuple[str, ...],
+    archive: Path | None,
+    cann_files: tuple[Path, ...],
+) -> BundleOptions:
+    """The options with what the user adds. Raises BadInput for what does not fit the stack."""
     pairs = dict(_pair(word) for word in given)
     archive, cann_files = absolute(archive) if archive else None, tuple(absolute(path) for path in cann_files)
-    sources, absent = check_sources(wish.stack, pairs, left_out)
+    sources, absent = check_sources(options.stack, pairs, left_out)
     if archive:
-        check_python_archive(archive, wish.stack.platform)
-    check_cann_files(cann_files, wish.stack, load_matrix())
-    return replace(wish, given=sources, left_out=absent, python_archive=archive, cann_files=cann_files)
+        check_python_archive(archive, options.stack.platform)
+    check_cann_files(cann_files, options.stack, load_matrix())
+    return replace(options, given=sources, left_out=absent, python_archive=archive, cann_files=cann_files)
 
 
 def _pair(word: str) -> tuple[str, str]:
@@ -131,7 +135,7 @@ def _pair(word: str) -> tuple[str, str]:
     return name, str(absolute(Path(path)))
 
 
-def _was_made(ui: Ui, wish: Wish, out: Path) -> int:
+def _was_made(ui: Ui, options: BundleOptions, out: Path) -> int:
     """A bundle of the same stack and lock that stands already is only verified. Raises BadInput for anything else."""
     check_place(out)
     try:
@@ -139,7 +143,7 @@ def _was_made(ui: Ui, wish: Wish, out: Path) -> int:
             manifest = bundle.manifest
     except BadInput as error:  # its hint is for who was given that bundle
         raise BadInput(error.message, Message("bundle.another-hint")) from error
-    wanted = (wish.lock.hash, wish.stack.platform.tag, request_values(wish.request))
+    wanted = (options.lock.hash, options.stack.platform.tag, request_values(options.request))
     if (manifest.lock, manifest.platform, dict(manifest.request)) != wanted:
         said = {"path": str(out), "stack": manifest.stack, "platform": manifest.platform}
         raise BadInput(Message("bundle.another", said), Message("bundle.another-hint"))
@@ -149,10 +153,10 @@ def _was_made(ui: Ui, wish: Wish, out: Path) -> int:
 
 def _list(ui: Ui, contents: Contents, out: Path, resolver: Resolver) -> None:
     """What goes in, what does not, and how long it takes. On stderr with --json."""
-    wish = contents.wish
-    ui.say(Message("bundle.head", {"stack": wish.stack.name, "platform": wish.stack.platform.tag, "path": str(out)}),
-           err=ui.is_json)  # fmt: skip
-    for note in app.resolution.assumption_notes(wish.stack):
+    options = contents.options
+    head = {"stack": options.stack.name, "platform": options.stack.platform.tag, "path": str(out)}
+    ui.say(Message("bundle.head", head), err=ui.is_json)
+    for note in app.resolution.assumption_notes(options.stack):
         ui.say(note, err=True)
     for kind in ("wheel", "sdist", "build", "tool", "source"):
         sizes = [item.wanted.size for item in contents.items if item.kind == kind]
@@ -187,7 +191,7 @@ def _list_needed(ui: Ui, needed: tuple[Needed, ...]) -> None:
 
 def _print_plan(ui: Ui, contents: Contents, out: Path) -> None:
     if ui.is_json:
-        wish = contents.wish
+        options = contents.options
         files = [
             {"path": item.wanted.path, "kind": item.kind, "name": item.name, "version": item.version,
              "size": item.wanted.size}
@@ -197,8 +201,8 @@ def _print_plan(ui: Ui, contents: Contents, out: Path) -> None:
             {
                 "schema": "npuenv.bundle-plan/1",
                 "exit": 0,
-                "stack": wish.stack.name,
-                "platform": wish.stack.platform.tag,
+                "stack": options.stack.name,
+                "platform": options.stack.platform.tag,
                 "path": str(out),
                 "bytes": contents.fetched + contents.copied,
                 "files": files,

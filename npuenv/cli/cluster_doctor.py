@@ -27,7 +27,7 @@ from npuenv.cluster.summary import ClusterReport, NodeReport
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
 from npuenv.report import cluster, cluster_forms
-from npuenv.report.doctor import Asked
+from npuenv.report.doctor import Scope
 from npuenv.report.terminal import Manner
 from npuenv.terminal.output import as_json, page_of, require_writable, write_output
 
@@ -233,7 +233,7 @@ def _line(ui: Ui, got: NodeCapture) -> str:
 
 def _formed(ui: Ui, command: DoctorCommand, verdict: ClusterReport) -> str:
     """The report in the form that was asked for."""
-    asked = Asked(command.level, command.framework, command.stack)
+    asked = Scope(command.level, command.framework, command.stack)
     if command.format == "text":
         page = page_of(ui, is_terminal=command.out is None and sys.stdout.isatty())
         manner = Manner(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from npuenv.app.job import InstallJob
-    from npuenv.bundle.offline.fetch import Told
+    from npuenv.bundle.offline.fetch import DownloadProgress
     from npuenv.cli.common import Ui
     from npuenv.cluster.inventory import Node
     from npuenv.cluster.parallel_ssh import Answer
@@ -94,7 +94,7 @@ class DownloadBar(ProgressBar):
         super().__init__(ui, total)
         self._num_files, self._num_done, self._name = num_files, 0, ""
 
-    def tell(self, told: Told) -> None:
+    def tell(self, told: DownloadProgress) -> None:
         """Shows how far it is."""
         self._num_done += bool(told.file)
         self._name = told.file or self._name

@@ -15,7 +15,7 @@ from npuenv.cli.help import Command as HelpfulCommand
 from npuenv.cli.progress import StepProgress
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
-from npuenv.render.container.description import Wish
+from npuenv.render.container.description import ContainerOptions
 
 if TYPE_CHECKING:
     from npuenv.resolve.types import Request
@@ -35,7 +35,7 @@ _ALSO = {
 
 
 def container_options(command: Command) -> Command:
-    """Adds what is said about a running container; each option is a field of `Wish`."""
+    """Adds what is said about a running container; each option is a field of `ContainerOptions`."""
     decorated: Any = command
     for option in (
         click.option("--add-ons", "has_add_ons", is_flag=True, help="Mount /usr/local/Ascend/add-ons if it exists."),
@@ -105,8 +105,8 @@ def command(
     about = {"--base-digest": digest is not None, "--image-user": image_user != ROOT}
     if with_doctor is not None:
         about["--with-doctor" if with_doctor else "--without-doctor"] = True
-    names = {item.name: "--" + item.name.removeprefix("has_").replace("_", "-") for item in fields(Wish)}
-    of_container = {names[item.name]: wish[item.name] != item.default for item in fields(Wish)}
+    names = {item.name: "--" + item.name.removeprefix("has_").replace("_", "-") for item in fields(ContainerOptions)}
+    of_container = {names[item.name]: wish[item.name] != item.default for item in fields(ContainerOptions)}
     if is_check:
         _refuse("container.check-alone", {"--as": bool(forms), **about, **of_container, "--force": force})
         return _compare(ui, request)
@@ -117,7 +117,7 @@ def command(
         _refuse("container.needs-form", of_container)
     if DOCKERFILE not in formats:
         _refuse("container.image-needs-dockerfile", about, forms=",".join(formats))
-    options = app.ImageOptions(formats, digest, image_user, with_doctor is not False, Wish(**wish), ui.lang)
+    options = app.ImageOptions(formats, digest, image_user, with_doctor is not False, ContainerOptions(**wish), ui.lang)
     rendered = app.render_docker(request, options, StepProgress(ui))
     written = rendered.write(out, is_forced=force)
     if ui.is_json:

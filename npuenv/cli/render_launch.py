@@ -14,7 +14,7 @@ from npuenv.cli.help import Command
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
 from npuenv.matrix import load_matrix
-from npuenv.render.launch.generate import FIRST_RECIPE, FRAMEWORKS, Asked, Launch, launch, recipes
+from npuenv.render.launch.generate import FIRST_RECIPE, FRAMEWORKS, Launch, LaunchOptions, launch, recipes
 from npuenv.render.launch.job import parse_overrides, unknown, written_cards
 from npuenv.render.launch.ray import FILES
 from npuenv.render.launch.releases import refuse_contradiction
@@ -92,7 +92,9 @@ def _render(
     tell_basis(ui, request, stack)
     release = release or _release_of_stack(stack.name)
     there = app.resolution.num_cards(host) if host and said["cards_per_node"] is None else None
-    asked = Asked(framework, recipe, release, overrides=parse_overrides(settings), cards_of_host=there or None, **said)
+    asked = LaunchOptions(
+        framework, recipe, release, overrides=parse_overrides(settings), cards_of_host=there or None, **said
+    )
     made = launch(asked, stack, lang=ui.lang)
     is_refused = made.estimate.verdict == "infeasible" and not force
     written, removed = ((), ()) if is_refused else _write(made.files, out, force=force)
@@ -207,7 +209,12 @@ def _holds(path: Path, text: str) -> bool:
 
 
 def _document(
-    made: Launch, asked: Asked, stack: str, changed: tuple[tuple[str, ...], tuple[str, ...]], lang: str, code: int
+    made: Launch,
+    asked: LaunchOptions,
+    stack: str,
+    changed: tuple[tuple[str, ...], tuple[str, ...]],
+    lang: str,
+    code: int,
 ) -> dict[str, object]:
     found = made.estimate
     return {
@@ -240,7 +247,7 @@ def _document(
 
 
 def _tell(
-    ui: Ui, made: Launch, asked: Asked, stack: str, out: Path, *, is_refused: bool, written: tuple[str, ...]
+    ui: Ui, made: Launch, asked: LaunchOptions, stack: str, out: Path, *, is_refused: bool, written: tuple[str, ...]
 ) -> None:
     placed = made.placement
     cards = {

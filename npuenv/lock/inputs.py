@@ -37,7 +37,7 @@ _PLAIN = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequirementName:
     """One requirement taken apart."""
 
     written: str  # the name as it stands there
@@ -51,17 +51,17 @@ class Asked:
 
 
 @functools.lru_cache(maxsize=4096)
-def asked_by(text: str) -> Asked:
+def asked_by(text: str) -> RequirementName:
     """What a requirement asks. Raises BadInput for what is none."""
     found = _PLAIN.fullmatch(text)
     if found is None:
         return _any_form(text)
     bounds = (found[3] or "").split(",")
     is_exact = any(bound.startswith("==") and not bound.endswith(".*") for bound in bounds)
-    return Asked(found[1], tuple(sorted(set(found[2].split(",") if found[2] else ()))), is_exact)
+    return RequirementName(found[1], tuple(sorted(set(found[2].split(",") if found[2] else ()))), is_exact)
 
 
-def _any_form(text: str) -> Asked:
+def _any_form(text: str) -> RequirementName:
     # Loaded where it is needed: it takes 20 ms.
     from packaging.requirements import InvalidRequirement, Requirement
 
@@ -71,7 +71,7 @@ def _any_form(text: str) -> Asked:
         raise BadInput(Message("locking.no-requirement", {"text": text, "why": str(error)})) from error
     bounds = [each for each in requirement.specifier if each.operator in ("==", "===")]
     is_exact = any(not each.version.endswith(".*") for each in bounds)
-    return Asked(requirement.name, tuple(sorted(requirement.extras)), is_exact)
+    return RequirementName(requirement.name, tuple(sorted(requirement.extras)), is_exact)
 
 
 REQUIRE, CONSTRAIN, REPLACE, EXCLUDE, NEWEST = "require", "constrain", "replace", "exclude", "newest"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from npuenv.checks import Finding
     from npuenv.cluster.summary import ClusterReport, NodeReport
-    from npuenv.report.doctor import Asked
+    from npuenv.report.doctor import Scope
     from npuenv.report.terminal import Page
 
 SCHEMA = "npuenv.cluster/1"
@@ -44,7 +44,7 @@ _ALIKE_AT_MOST = 3  # of the same finding in other words, and of silent nodes; -
 _EVIDENCE_LINES = 4  # of one deciding line, folded; -v shows all
 
 
-def document(cluster: ClusterReport, asked: Asked, lang: str = "en") -> dict[str, Any]:
+def document(cluster: ClusterReport, asked: Scope, lang: str = "en") -> dict[str, Any]:
     """The JSON document. Nodes stand in the order of the inventory; keys and ids do not depend on the language."""
     codes = [node.code for node in cluster.nodes]
     return {

@@ -36,7 +36,7 @@ _LAST = ("devices.computes",)  # needs all of the layers, so it is the consequen
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Scope:
     """What a run was asked to judge, and how far it went."""
 
     level: int = 1
@@ -61,9 +61,9 @@ def document(
 ) -> dict[str, Any]:
     """The JSON document. Keys, ids and evidence do not depend on the language, `says` does.
 
-    `asked` takes the other fields of `Asked`: `level`, `stack`.
+    `asked` takes the other fields of `Scope`: `level`, `stack`.
     """
-    wanted = Asked(framework=framework, **asked)
+    wanted = Scope(framework=framework, **asked)
     number = counts(findings)
     return {
         "schema": SCHEMA,

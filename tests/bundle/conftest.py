@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 from packaging.requirements import Requirement
 
-from npuenv.bundle.offline.make import Contents, Wish, gather, make_bundle
+from npuenv.bundle.offline.make import BundleOptions, Contents, gather, make_bundle
 from npuenv.bundle.offline.manifest import FileRow, Manifest, SourceRow, manifest_text, request_values
 from npuenv.bundle.offline.self_package import BOOTSTRAP, own_requirements
 from npuenv.bundle.offline.write import settle, write_tar
@@ -35,7 +35,7 @@ from tests.support.archives import pack
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npuenv.bundle.offline.fetch import Told
+    from npuenv.bundle.offline.fetch import DownloadProgress
 
 HERE = platform.machine()
 OTHER = {"x86_64": "aarch64", "aarch64": "x86_64"}[HERE]
@@ -55,7 +55,7 @@ class Shop:
     home: Path
     arch: str = OTHER
     git_sources: tuple[GitSource, ...] = ()
-    told: list[Told] = field(default_factory=list)
+    told: list[DownloadProgress] = field(default_factory=list)
 
     @property
     def resolver(self) -> Resolver:
@@ -82,9 +82,9 @@ class Shop:
             sources=(),
         )
 
-    def wish(self, **more: object) -> Wish:
+    def wish(self, **more: object) -> BundleOptions:
         lock = make_lock(self.stack, self.resolver)
-        return Wish(self.stack, lock, Request(stack="tiny", arch=self.arch), **more)  # type: ignore[arg-type]
+        return BundleOptions(self.stack, lock, Request(stack="tiny", arch=self.arch), **more)  # type: ignore[arg-type]
 
     def gather(self, **more: object) -> Contents:
         return gather(self.wish(**more), self.resolver, load_matrix())

@@ -481,6 +481,6 @@ def test_the_command_says_what_goes_in_before_and_what_is_there_after(
     cli._report(replace(ui, is_json=True), manifest, out)
     told = json.loads(capsys.readouterr().out)
     assert (told["schema"], told["manifest_sha256"]) == ("npuenv.bundled/1", manifest.digest)
-    assert cli._was_made(replace(ui, is_quiet=True), contents.wish, out) == 0
+    assert cli._was_made(replace(ui, is_quiet=True), contents.options, out) == 0
     with pytest.raises(BadInput):
-        cli._was_made(ui, replace(contents.wish, request=Request(stack="tiny", arch=HERE)), out)
+        cli._was_made(ui, replace(contents.options, request=Request(stack="tiny", arch=HERE)), out)

@@ -23,7 +23,7 @@ import pytest
 from npuenv.bundle.offline import fetch as fetching
 from npuenv.bundle.offline.fetch import (
     THREADS,
-    Told,
+    DownloadProgress,
     Wanted,
     bytes_per_second,
     failed_by_disk,
@@ -134,8 +134,8 @@ def server(home: Path) -> Iterator[Server]:
         http.shutdown()
 
 
-def fetch(folder: Path, *wanted: Wanted, settings: PipSettings = SETTINGS) -> list[Told]:
-    told: list[Told] = []
+def fetch(folder: Path, *wanted: Wanted, settings: PipSettings = SETTINGS) -> list[DownloadProgress]:
+    told: list[DownloadProgress] = []
     fetch_all(wanted, folder, settings, tell=told.append, pause_s=0.001)
     return told
 
@@ -263,7 +263,7 @@ def test_after_an_interruption_nothing_more_is_asked_for(server: Server, tmp_pat
     wanted = [server.wanted(f"{number}.whl", DATA[: 100 + number]) for number in range(80)]
     ended: list[str] = []
 
-    def interrupting(told: Told) -> None:
+    def interrupting(told: DownloadProgress) -> None:
         ended.extend([told.file] if told.file else [])
         if ended == [told.file]:  # the first, and told once
             # The others wait for this one. Again where it had no effect: Python loses one that comes in a finaliser.
@@ -293,7 +293,7 @@ def test_an_interruption_while_files_are_still_being_queued_ends_the_run_too(
 
     monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
 
-    def held(told: Told) -> None:
+    def held(told: DownloadProgress) -> None:
         shut.wait(60)
 
     with pytest.raises(KeyboardInterrupt):

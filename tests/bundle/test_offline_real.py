@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.bundle.offline.make import Wish, gather, make_bundle
+from npuenv.bundle.offline.make import BundleOptions, gather, make_bundle
 from npuenv.bundle.offline.reader import open_bundle
 from npuenv.bundle.offline.sources import find_source
 from npuenv.core.errors import CannotTell
@@ -46,7 +46,7 @@ def test_the_stack_of_cann_8_5_0_installs_offline_for_aarch64_with_every_hash_ch
     resolver = Resolver(LocalHost(), find_uv(), pip_settings(LocalHost()), {})
     left_out = frozenset(source.name for source in stack.git_sources if not _can_be_had(source, stack, resolver))
     assert left_out <= WITHOUT_AN_SDIST
-    wish = Wish(stack, lock, request, left_out=left_out)
+    wish = BundleOptions(stack, lock, request, left_out=left_out)
     out = tmp_path / "whole.tar"
     try:
         make_bundle(gather(wish, resolver, load_matrix()), out, resolver, tell=lambda told: None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.bundle.offline.fetch import Told
+from npuenv.bundle.offline.fetch import DownloadProgress
 from npuenv.cli.common import Ui
 from npuenv.cli.progress import CountBar, DownloadBar
 
@@ -26,8 +26,8 @@ def test_where_there_is_no_terminal_each_thing_is_a_line(capsys: pytest.CaptureF
 
 def test_a_transfer_says_each_file_that_came_and_how_much_that_is(capsys: pytest.CaptureFixture[str]) -> None:
     with DownloadBar(UI, 200, 2) as transfer:
-        for told in (Told(50, 200, ""), Told(100, 200, "a.whl"), Told(200, 200, "b.whl")):
-            transfer.tell(told)
+        for done, name in ((50, ""), (100, "a.whl"), (200, "b.whl")):
+            transfer.tell(DownloadProgress(done, 200, name))
     assert capsys.readouterr().err == "[1/2]  50 %  a.whl\n[2/2] 100 %  b.whl\n"
 
 
@@ -42,6 +42,6 @@ def test_on_a_terminal_the_bar_ends_where_it_should(monkeypatch: pytest.MonkeyPa
                 gauge.tick("one")
                 assert (task.completed, task.description) == (1, "one")
             else:
-                gauge.tell(Told(50, 200, "a.whl"))
-                gauge.tell(Told(60, 200, ""))
+                gauge.tell(DownloadProgress(50, 200, "a.whl"))
+                gauge.tell(DownloadProgress(60, 200, ""))
                 assert (task.completed, task.total, task.description) == (60, 200, "a.whl")

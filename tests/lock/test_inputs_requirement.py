@@ -9,7 +9,7 @@ import pytest
 from packaging.requirements import InvalidRequirement, Requirement
 
 from npuenv.core.errors import BadInput
-from npuenv.lock.inputs import Asked, asked_by
+from npuenv.lock.inputs import RequirementName, asked_by
 from npuenv.matrix import load_matrix
 
 hypothesis = pytest.importorskip("hypothesis", reason="the property is checked with hypothesis")
@@ -26,16 +26,16 @@ def texts() -> tuple[str, ...]:
     return tuple(sorted(recipes | {text for row in MATRIX.built for text in row.requires}))
 
 
-def by_packaging(text: str) -> Asked | None:
+def by_packaging(text: str) -> RequirementName | None:
     try:
         found = Requirement(text)
     except InvalidRequirement:
         return None
     exact = [each for each in found.specifier if each.operator in ("==", "===") and not each.version.endswith(".*")]
-    return Asked(found.name, tuple(sorted(found.extras)), bool(exact))
+    return RequirementName(found.name, tuple(sorted(found.extras)), bool(exact))
 
 
-def ours(text: str) -> Asked | None:
+def ours(text: str) -> RequirementName | None:
     try:
         return asked_by(text)
     except BadInput:
@@ -65,13 +65,16 @@ def test_a_spoilt_requirement_is_read_or_refused_as_packaging_does_it(text: str)
 @pytest.mark.parametrize(
     ("text", "asked"),
     [
-        ("Torch_NPU==2.9.0+cpu", Asked("Torch_NPU", (), is_exact=True)),
-        ('ray[default,Tune]>=2.41; python_version > "3.11"', Asked("ray", ("Tune", "default"), is_exact=False)),
-        ("numpy == 1.*", Asked("numpy", (), is_exact=False)),
-        ("base===1.0", Asked("base", (), is_exact=True)),
+        ("Torch_NPU==2.9.0+cpu", RequirementName("Torch_NPU", (), is_exact=True)),
+        (
+            'ray[default,Tune]>=2.41; python_version > "3.11"',
+            RequirementName("ray", ("Tune", "default"), is_exact=False),
+        ),
+        ("numpy == 1.*", RequirementName("numpy", (), is_exact=False)),
+        ("base===1.0", RequirementName("base", (), is_exact=True)),
     ],
 )
-def test_name_extras_and_exactness_are_told(text: str, asked: Asked) -> None:
+def test_name_extras_and_exactness_are_told(text: str, asked: RequirementName) -> None:
     assert asked_by(text) == asked
 
 

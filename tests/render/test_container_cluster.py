@@ -12,7 +12,7 @@ import pytest
 
 from npuenv.matrix import load_matrix
 from npuenv.render.container import shell
-from npuenv.render.container.description import Container, Wish, describe
+from npuenv.render.container.description import Container, ContainerOptions, describe
 from npuenv.render.container.writing import render_container
 from tests.render import container_reading as reading
 from tests.support.sentences import sentence
@@ -24,7 +24,7 @@ MATRIX = load_matrix()
 
 
 def made(hardware: str = "a2", **wish: Any) -> Container:
-    return describe(None, Wish(image="verl:a2", **wish), MATRIX, hardware=hardware)
+    return describe(None, ContainerOptions(image="verl:a2", **wish), MATRIX, hardware=hardware)
 
 
 @pytest.fixture

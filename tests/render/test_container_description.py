@@ -11,7 +11,7 @@ import pytest
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message, say
 from npuenv.matrix import load_matrix
-from npuenv.render.container.description import Container, Wish, describe
+from npuenv.render.container.description import Container, ContainerOptions, describe
 from npuenv.render.container.header import span
 from npuenv.render.container.writing import render_container, write_files
 from npuenv.resolve.types import Platform
@@ -29,7 +29,7 @@ def managers(hardware: str) -> tuple[str, ...]:
 
 
 def made(hardware: str = "a2", *, image: str | None = "verl:a2", **wish: Any) -> Container:
-    return describe(None, Wish(image=image, **wish), MATRIX, hardware=hardware)
+    return describe(None, ContainerOptions(image=image, **wish), MATRIX, hardware=hardware)
 
 
 def refusal(hardware: str = "a2", **wish: Any) -> str:
@@ -83,21 +83,21 @@ def test_data_and_weights_are_writable_and_parents_come_first() -> None:
 
 def test_a_stack_gives_image_name_and_hardware() -> None:
     stack = dataclasses.replace(make_stack(), name="verl-0.7.1-cann8.3.RC1")
-    container = describe(stack, Wish(), MATRIX)
+    container = describe(stack, ContainerOptions(), MATRIX)
     assert (container.image, container.name) == ("verl-0.7.1-cann8.3.rc1:a2", "verl-0-7-1-cann8-3-rc1-a2")
     assert (container.hardware, container.title) == ("a2", "verl-0.7.1-cann8.3.RC1.a2.ubuntu22.04")
 
 
 def test_a_long_stack_name_still_makes_a_name_that_fits() -> None:
-    container = describe(dataclasses.replace(make_stack(), name="a" * 39 + ".b"), Wish(), MATRIX)
+    container = describe(dataclasses.replace(make_stack(), name="a" * 39 + ".b"), ContainerOptions(), MATRIX)
     assert container.name == "a" * 39
-    assert describe(dataclasses.replace(make_stack(), name="7b"), Wish(), MATRIX).name == "npuenv-7b-a2"
+    assert describe(dataclasses.replace(make_stack(), name="7b"), ContainerOptions(), MATRIX).name == "npuenv-7b-a2"
 
 
 def test_a_stack_without_cards_has_no_container() -> None:
     stack = dataclasses.replace(make_stack(), name="cpu", platform=Platform("x86_64", "3.11"))
     with pytest.raises(BadInput) as caught:
-        describe(stack, Wish(), MATRIX)
+        describe(stack, ContainerOptions(), MATRIX)
     assert caught.value.message == Message("container.no-cards", {"stack": "cpu"})
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from npuenv.matrix import load_matrix
-from npuenv.render.container.description import Container, Wish, describe
+from npuenv.render.container.description import Container, ContainerOptions, describe
 from npuenv.render.container.writing import FORMS, render_container
 from tests.render import container_reading as reading
 from tests.support.sentences import part, says, sentence
@@ -23,7 +23,7 @@ ENTRY = ("/bin/bash", "/opt/npuenv/entrypoint.sh")
 
 
 def made(hardware: str = "a2", *, image: str = "verl:a2", **wish: Any) -> Container:
-    return describe(None, Wish(image=image, **wish), MATRIX, hardware=hardware)
+    return describe(None, ContainerOptions(image=image, **wish), MATRIX, hardware=hardware)
 
 
 CASES = {
@@ -217,7 +217,7 @@ def test_another_engine_takes_the_same_words(host: Any) -> None:
 def test_a_user_who_is_not_root_gets_the_group_of_the_cards(
     user: str | None, is_image_root: bool | None, is_root: bool | None, host: Any
 ) -> None:
-    wish = Wish(image="verl:a2", cards="4,7", user=user)
+    wish = ContainerOptions(image="verl:a2", cards="4,7", user=user)
     container = describe(None, wish, MATRIX, hardware="a2", is_image_root=is_image_root)
     host.fill(container)
     files = render_container(container)

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from npuenv.matrix import load_matrix
-from npuenv.render.container.description import Wish, describe
+from npuenv.render.container.description import ContainerOptions, describe
 from npuenv.render.container.writing import render_container
 from npuenv.render.container.yaml import dump
 from tests.render import container_schemas as schemas
@@ -21,10 +21,10 @@ from tests.render.container_reading import load_all
 
 MATRIX = load_matrix()
 WISHES = {
-    "least": ("a2", Wish(image="verl:a2")),
+    "least": ("a2", ContainerOptions(image="verl:a2")),
     "most": (
         "a3",
-        Wish(
+        ContainerOptions(
             image="quay.io/team/verl:a3",
             cards="0-7",
             data=Path("/srv/my data"),
@@ -35,7 +35,7 @@ WISHES = {
             has_add_ons=True,
         ),
     ),
-    "several nodes": ("950", Wish(image="verl:950", cards="0-7", nodes=4, user="7")),
+    "several nodes": ("950", ContainerOptions(image="verl:950", cards="0-7", nodes=4, user="7")),
 }
 
 

@@ -50,7 +50,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class DownloadProgress:
     """How far a run has come. `file` is set when one was finished."""
 
     done: int  # bytes, those of earlier runs included
@@ -88,7 +88,7 @@ def fetch_all(
     folder: Path,
     settings: PipSettings,
     *,
-    tell: Callable[[Told], None],
+    tell: Callable[[DownloadProgress], None],
     pause_s: float = 0.5,
 ) -> None:
     """Brings every file into the folder. `tell` is called from several threads, one at a time.
@@ -148,7 +148,7 @@ class _Run:
 
     folder: Path
     settings: PipSettings
-    tell: Callable[[Told], None]
+    tell: Callable[[DownloadProgress], None]
     total: int
     pause_s: float
     done: int = 0
@@ -167,7 +167,7 @@ class _Run:
     def count(self, num: int, file: str = "") -> None:
         with self.lock:
             self.done += num
-            self.tell(Told(self.done, self.total, file))
+            self.tell(DownloadProgress(self.done, self.total, file))
 
     def _is_there(self, path: Path, item: Wanted) -> bool:
         if not path.is_file() or not item.sha256:

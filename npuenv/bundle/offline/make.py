@@ -15,7 +15,7 @@ from npuenv.bundle import zipapp
 from npuenv.bundle.offline import self_package as own
 from npuenv.bundle.offline.backends import find_backends
 from npuenv.bundle.offline.contents import Item, lock_items, source_item, tool_items
-from npuenv.bundle.offline.fetch import Told, Wanted, failed_by_disk, fetch_all, still_to_fetch, with_sizes
+from npuenv.bundle.offline.fetch import DownloadProgress, Wanted, failed_by_disk, fetch_all, still_to_fetch, with_sizes
 from npuenv.bundle.offline.manifest import MANIFEST, FileRow, Manifest, manifest_text, mode_of, request_values
 from npuenv.bundle.offline.sources import find_sources, pack_source
 from npuenv.bundle.offline.user_files import find_needed
@@ -45,7 +45,7 @@ _SPARE = 256 * 1024**2
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class BundleOptions:
     """What is to be bundled, and what the user adds. Paths are absolute."""
 
     stack: Stack
@@ -61,7 +61,7 @@ class Wish:
 class Contents:
     """Everything that goes into a bundle, known before anything is fetched."""
 
-    wish: Wish
+    options: BundleOptions
     items: tuple[Item, ...]
     tools: tuple[own.Tool, ...]
     sources: tuple[Found, ...]
@@ -79,35 +79,35 @@ class Contents:
     @property
     def copied(self) -> int:
         """Bytes of the files that the user adds."""
-        return sum(path.stat().st_size for path in _added(self.wish))
+        return sum(path.stat().st_size for path in _added(self.options))
 
     @property
     def name(self) -> str:
         """The folder's name, like npuenv-verl-0.7.1-cann8.5.0.aarch64-cp311-glibc2.28."""
-        return f"npuenv-{self.wish.stack.name}.{self.wish.stack.platform.tag}"
+        return f"npuenv-{self.options.stack.name}.{self.options.stack.platform.tag}"
 
 
-def gather(wish: Wish, resolver: Resolver, matrix: Matrix) -> Contents:
+def gather(options: BundleOptions, resolver: Resolver, matrix: Matrix) -> Contents:
     """What goes into the bundle, with sizes. Only what says what it is built with is fetched for that.
 
     Raises CannotTell where an index or a repository is out of reach, NothingFits for a file that is nowhere any more.
     """
-    platform = wish.stack.platform
-    sources = find_sources(wish.stack, resolver, given=wish.given, left_out=wish.left_out)
-    items = [*lock_items(wish.lock, platform, resolver), *(item for each in sources for item in source_item(each))]
-    items += find_backends(items, wish.lock, platform, resolver)
+    platform = options.stack.platform
+    sources = find_sources(options.stack, resolver, given=options.given, left_out=options.left_out)
+    items = [*lock_items(options.lock, platform, resolver), *(item for each in sources for item in source_item(each))]
+    items += find_backends(items, options.lock, platform, resolver)
     tools = own.find_tools(platform, resolver)
     items += tool_items(tools)
     sized = with_sizes([item.wanted for item in items], resolver.settings)
     needed = find_needed(
-        wish.stack,
+        options.stack,
         matrix,
-        cann_files=wish.cann_files,
-        has_python=wish.python_archive is not None,
+        cann_files=options.cann_files,
+        has_python=options.python_archive is not None,
         left_out=[row.source.name for row in sources if row.origin == "left-out"],
     )
     return Contents(
-        wish, tuple(item.of_size(one.size) for item, one in zip(items, sized, strict=True)), tools, sources, needed
+        options, tuple(item.of_size(one.size) for item, one in zip(items, sized, strict=True)), tools, sources, needed
     )
 
 
@@ -141,7 +141,9 @@ def check_room(contents: Contents, out: Path) -> None:
         raise BadInput(Message("bundle.no-room", said), Message("bundle.disk-full-hint"))
 
 
-def make_bundle(contents: Contents, out: Path, resolver: Resolver, *, tell: Callable[[Told], None]) -> Manifest:
+def make_bundle(
+    contents: Contents, out: Path, resolver: Resolver, *, tell: Callable[[DownloadProgress], None]
+) -> Manifest:
     """Fetches and writes everything; `out` appears when it is whole. An interrupted run goes on with the same call.
 
     Raises StepFailed where something does not come or cannot be written.
@@ -152,7 +154,7 @@ def make_bundle(contents: Contents, out: Path, resolver: Resolver, *, tell: Call
         fetch_all(contents.wanted, folder, resolver.settings, tell=tell)
         rows = [_row(folder, item.wanted.path, item.kind, item.name, item.version) for item in contents.items]
         rows += _packed(contents, folder, resolver)
-        rows += _copied(contents.wish, folder)
+        rows += _copied(contents.options, folder)
         rows += _own_files(contents, folder, {row.path: row.sha256 for row in rows})
         manifest = _manifest(contents, rows)
         _remove_others(folder, {row.path for row in rows})
@@ -188,16 +190,16 @@ def _packed(contents: Contents, folder: Path, resolver: Resolver) -> list[FileRo
     return rows
 
 
-def _added(wish: Wish) -> Iterator[Path]:
-    yield from wish.cann_files
-    if wish.python_archive:
-        yield wish.python_archive
+def _added(options: BundleOptions) -> Iterator[Path]:
+    yield from options.cann_files
+    if options.python_archive:
+        yield options.python_archive
 
 
-def _copied(wish: Wish, folder: Path) -> list[FileRow]:
+def _copied(options: BundleOptions, folder: Path) -> list[FileRow]:
     rows = []
-    for path in _added(wish):
-        kind = "python" if path == wish.python_archive else "cann"
+    for path in _added(options):
+        kind = "python" if path == options.python_archive else "cann"
         target = folder / kind / path.name
         target.parent.mkdir(exist_ok=True)
         if not (target.is_file() and sha256_of(target) == sha256_of(path)):
@@ -216,10 +218,10 @@ def _own_files(contents: Contents, folder: Path, digests: Mapping[str, str]) -> 
     sums = {**by_file, wheel: rows[0].sha256, "requirements.txt": rows[1].sha256}
     listing = "".join(f"{digest}  tools/{file}\n" for file, digest in sorted(sums.items()))
     rows.append(_put(folder, "tools/SHA256SUMS", listing.encode(), "tool"))
-    rows.append(_put(folder, _lock_path(contents.wish.lock), write_lock(contents.wish.lock).encode(), "lock"))
+    rows.append(_put(folder, _lock_path(contents.options.lock), write_lock(contents.options.lock).encode(), "lock"))
     rows.append(_put(folder, "npuenv-doctor.pyz", _doctor(), "program"))
-    archive = f"python/{contents.wish.python_archive.name}" if contents.wish.python_archive else ""
-    script = install_script(contents.tools, python=contents.wish.stack.platform.python, archive=archive)
+    archive = f"python/{contents.options.python_archive.name}" if contents.options.python_archive else ""
+    script = install_script(contents.tools, python=contents.options.stack.platform.python, archive=archive)
     rows.append(_put(folder, "install.sh", script.encode(), "program"))
     return rows
 
@@ -230,14 +232,14 @@ def _doctor() -> bytes:
 
 
 def _manifest(contents: Contents, rows: list[FileRow]) -> Manifest:
-    wish = contents.wish
+    options = contents.options
     return Manifest(
         npuenv=npuenv.__version__,
-        stack=wish.stack.name,
-        platform=wish.stack.platform.tag,
-        lock=wish.lock.hash,
-        lock_file=_lock_path(wish.lock),
-        request=request_values(wish.request),
+        stack=options.stack.name,
+        platform=options.stack.platform.tag,
+        lock=options.lock.hash,
+        lock_file=_lock_path(options.lock),
+        request=request_values(options.request),
         pythons=own.pythons_of(contents.tools),
         files=tuple(sorted(rows, key=lambda row: row.path)),
         sources=tuple(found.row for found in contents.sources),

@@ -27,7 +27,7 @@ _OLD_MANYLINUX = {"manylinux2014": 17, "manylinux2010": 12, "manylinux1": 5}
 
 
 @dataclass(slots=True)
-class Asked:
+class Refresh:
     """What a refresh was asked for. Only `partners` grows while it runs."""
 
     matrix: Matrix

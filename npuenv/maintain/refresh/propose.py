@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.index.pages import Indexes
-from npuenv.maintain.refresh.asked import Asked
+from npuenv.maintain.refresh.asked import Refresh
 from npuenv.maintain.refresh.torch_tables import torch_npu, triton_ascend
 from npuenv.maintain.refresh.vllm_tables import vllm, vllm_ascend
 
@@ -46,11 +46,11 @@ def propose(
         )
     wanted = [name for name in NAMES if not names or name in names]
     with Indexes(settings) as indexes:
-        asked = Asked(matrix, indexes, on_step, today or datetime.date.today().isoformat(), is_thorough)
+        asked = Refresh(matrix, indexes, on_step, today or datetime.date.today().isoformat(), is_thorough)
         return tuple(_found(asked, wanted))
 
 
-def _found(asked: Asked, wanted: Collection[str]) -> Iterator[Proposal]:
+def _found(asked: Refresh, wanted: Collection[str]) -> Iterator[Proposal]:
     if "torch-npu" in wanted:
         yield from torch_npu(asked)
     if "triton-ascend" in wanted:

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from npuenv.index.pages import IndexFile
-    from npuenv.maintain.refresh.asked import Asked
+    from npuenv.maintain.refresh.asked import Refresh
 
 TORCH_NPU, TRITON = "torch_npu.toml", "triton_ascend.toml"
 
 
-def torch_npu(asked: Asked) -> Iterator[Proposal]:
+def torch_npu(asked: Refresh) -> Iterator[Proposal]:
     """New torch_npu versions, and rows whose wheels are no longer what they say."""
     known = {str(Version(row.version)): row for row in asked.matrix.torch_npu}
     found = set()
@@ -38,7 +38,7 @@ def torch_npu(asked: Asked) -> Iterator[Proposal]:
             yield from changed_keys(TORCH_NPU, row, replace(row, index=""), "package index: no such version")
 
 
-def triton_ascend(asked: Asked) -> Iterator[Proposal]:
+def triton_ascend(asked: Refresh) -> Iterator[Proposal]:
     """New triton-ascend versions, and rows whose wheels are no longer what they say.
 
     For which CANN and hardware a version is made, the index does not say: a new row leaves both empty.
@@ -61,7 +61,7 @@ def triton_ascend(asked: Asked) -> Iterator[Proposal]:
             yield from changed_keys(TRITON, old, row, "package index")
 
 
-def _with_wheels(asked: Asked, row: TorchNpu, files: Sequence[IndexFile], *, is_new: bool) -> TorchNpu:
+def _with_wheels(asked: Refresh, row: TorchNpu, files: Sequence[IndexFile], *, is_new: bool) -> TorchNpu:
     """The row with what the index says of its wheels. METADATA is read where it may differ from the row."""
     asks = {}
     for arch in ARCHES:
@@ -88,7 +88,7 @@ def _on_torch(requires: Sequence[str]) -> str:
     return f"torch{specifier_of(requires, 'torch')}" if is_there else ""
 
 
-def _unlisted(asked: Asked, version: str, files: Sequence[IndexFile]) -> TorchNpu:
+def _unlisted(asked: Refresh, version: str, files: Sequence[IndexFile]) -> TorchNpu:
     """A row for a version of which only the index is known: which CANN it goes with, no index says."""
     return TorchNpu(
         id=f"torch-npu.{version}",
@@ -115,6 +115,6 @@ def _torch_of(row: TorchNpu) -> str:
     return pin.split("+")[0] if is_exact else Version(row.version).base_version
 
 
-def _source(asked: Asked, files: Sequence[IndexFile]) -> str:
+def _source(asked: Refresh, files: Sequence[IndexFile]) -> str:
     floor = glibc_floor(wheels(files))
     return f"package index, {asked.today}" + (f"; its wheels need glibc {floor}" if floor else "")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from npuenv.index.pages import IndexFile
-    from npuenv.maintain.refresh.asked import Asked
+    from npuenv.maintain.refresh.asked import Refresh
     from npuenv.matrix.rows import ReleaseImage
 
 VLLM_ASCEND, BUILT_VLLM_ASCEND, BUILT_VLLM = "vllm_ascend.toml", "built/vllm_ascend.toml", "built/vllm.toml"
@@ -58,7 +58,7 @@ class Release:
     source: str
 
 
-def vllm_ascend(asked: Asked) -> Iterator[Proposal]:
+def vllm_ascend(asked: Refresh) -> Iterator[Proposal]:
     """New releases, releases whose files say something else than their rows, and lines of the newest policy table."""
     known = {str(Version(row.version)): row for row in asked.matrix.vllm_ascend}
     read = {}
@@ -73,7 +73,7 @@ def vllm_ascend(asked: Asked) -> Iterator[Proposal]:
         yield from _release_rows(asked, known.get(version), read.get(version), table.get(version), table_of)
 
 
-def vllm(asked: Asked, partners: Iterable[str]) -> Iterator[Proposal]:
+def vllm(asked: Refresh, partners: Iterable[str]) -> Iterator[Proposal]:
     """What those vllm versions ask for when they are built with the empty target, where no row says the same."""
     by_version = dict(asked.by_version("vllm", "0"))
     for version in sorted(set(partners), key=Version):
@@ -91,7 +91,7 @@ def vllm(asked: Asked, partners: Iterable[str]) -> Iterator[Proposal]:
             )
 
 
-def _release(asked: Asked, version: str, files: Sequence[IndexFile]) -> Release | None:
+def _release(asked: Refresh, version: str, files: Sequence[IndexFile]) -> Release | None:
     """What one version's sdist and wheels say; None where none of them can be read."""
     archive = sdist(files)
     texts = asked.texts(archive, WANTED) if archive else None
@@ -122,7 +122,7 @@ def _release(asked: Asked, version: str, files: Sequence[IndexFile]) -> Release 
 
 
 def _release_rows(
-    asked: Asked,
+    asked: Refresh,
     old: VllmAscend | None,
     release: Release | None,
     policy: PolicyRow | None,
@@ -154,7 +154,7 @@ def _release_rows(
         yield from _built(asked, BUILT_VLLM_ASCEND, built)
 
 
-def _first_row(asked: Asked, release: Release) -> VllmAscend:
+def _first_row(asked: Refresh, release: Release) -> VllmAscend:
     """A row with what every release has: until something else is known, it goes with the vllm of its own number."""
     return VllmAscend(
         id=f"vllm-ascend.{release.version}",
@@ -198,7 +198,7 @@ def _other_cann(row: VllmAscend) -> str:
     return row.image[0].cann if row.image and row.image[0].cann != row.cann else ""
 
 
-def _vllm_requires(asked: Asked, files: Sequence[IndexFile]) -> Requires | None:
+def _vllm_requires(asked: Refresh, files: Sequence[IndexFile]) -> Requires | None:
     """From the sdist; where there is none, the first block of a wheel's METADATA, which is the same list.
 
     A CUDA wheel declares requirements/cuda.txt, which starts by including the common file.
@@ -217,7 +217,7 @@ def _vllm_requires(asked: Asked, files: Sequence[IndexFile]) -> Requires | None:
     return replace(built, requires=first_block(built.requires, _CUDA_STARTS), file=file) if built else None
 
 
-def _built(asked: Asked, file: str, row: Built) -> Iterator[Proposal]:
+def _built(asked: Refresh, file: str, row: Built) -> Iterator[Proposal]:
     old = asked.matrix.built_row(row.name, row.version)
     if old is None:
         yield new_row(file, row)

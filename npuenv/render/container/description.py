@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ContainerOptions:
     """What the user said about the container. None: not said."""
 
     cards: str | None = None  # "0-7", "0,2,4-5"
@@ -145,43 +145,48 @@ class Container:
 
 
 def describe(
-    stack: Stack | None, wish: Wish, matrix: Matrix, *, hardware: str | None = None, is_image_root: bool | None = None
+    stack: Stack | None,
+    options: ContainerOptions,
+    matrix: Matrix,
+    *,
+    hardware: str | None = None,
+    is_image_root: bool | None = None,
 ) -> Container:
-    """The container of a stack's image on its hardware; without a stack, of `wish.image` on `hardware`.
+    """The container of a stack's image on its hardware; without a stack, of `options.image` on `hardware`.
 
     `is_image_root`: whether the image's own user is root; None: not known.
 
     Raises BadInput for a card that cannot be, a path that is not absolute, a value that could break out of its place
-    in one of the files, and where neither the stack nor the wish says what must be known.
+    in one of the files, and where neither the stack nor the options says what must be known.
     """
     chips = hardware or (stack.platform.hardware if stack else None)
     row = next((row for row in matrix.container_cards if row.hardware == chips), None)
     if chips is None or row is None:
         raise _bad("no-cards", stack=stack.name if stack else "-")
-    cards = _cards(wish.cards, row)
-    if not 1 <= wish.nodes <= _MOST_NODES:
-        raise _bad("bad-nodes", nodes=wish.nodes, most=_MOST_NODES)
-    if wish.shm_gib is not None and wish.shm_gib < 1:
-        raise _bad("bad-shm", gib=wish.shm_gib)
-    image = image_name(wish.image if wish.image is not None else _image(stack, chips))
+    cards = _cards(options.cards, row)
+    if not 1 <= options.nodes <= _MOST_NODES:
+        raise _bad("bad-nodes", nodes=options.nodes, most=_MOST_NODES)
+    if options.shm_gib is not None and options.shm_gib < 1:
+        raise _bad("bad-shm", gib=options.shm_gib)
+    image = image_name(options.image if options.image is not None else _image(stack, chips))
     places = [place for place in matrix.container_places if chips in place.hardware]
     return Container(
         title=folder_name(stack) if stack else image,
-        name=object_name(wish.name) if wish.name is not None else _name(stack, chips),
+        name=object_name(options.name) if options.name is not None else _name(stack, chips),
         image=image,
         hardware=chips,
         cards=cards,
-        nodes=wish.nodes,
+        nodes=options.nodes,
         node_cards=max(row.usual, cards[-1] + 1),
         resource=row.resource,
         label=row.label,
         node_type=row.large_node_type if cards[-1] >= row.usual and row.large_node_type else row.node_type,
-        devices=(*(Device(f"/dev/davinci{card}") for card in cards), *_devices(places, wish)),
-        mounts=(*_mounts(places, wish), *_own_folders(wish)),
+        devices=(*(Device(f"/dev/davinci{card}") for card in cards), *_devices(places, options)),
+        mounts=(*_mounts(places, options), *_own_folders(options)),
         environment={"ASCEND_RT_VISIBLE_DEVICES": ",".join(str(place) for place in range(len(cards)))},
-        shm_gib=wish.shm_gib,
-        user=user_ids(wish.user) if wish.user is not None else None,
-        command=_command(wish.command),
+        shm_gib=options.shm_gib,
+        user=user_ids(options.user) if options.user is not None else None,
+        command=_command(options.command),
         entrypoint=("/bin/bash", f"{HOME}/entrypoint.sh"),
         is_image_root=is_image_root,
     )
@@ -208,35 +213,35 @@ def _cards(words: str | None, row: ContainerCards) -> tuple[int, ...]:
     return tuple(sorted(cards))
 
 
-def _is_taken(place: ContainerPlace, wish: Wish) -> bool:
-    return place.need != "asked" or wish.has_add_ons
+def _is_taken(place: ContainerPlace, options: ContainerOptions) -> bool:
+    return place.need != "asked" or options.has_add_ons
 
 
-def _is_required(place: ContainerPlace, wish: Wish) -> bool:
-    return place.need == "always" or (place.need == "several-nodes" and wish.nodes > 1)
+def _is_required(place: ContainerPlace, options: ContainerOptions) -> bool:
+    return place.need == "always" or (place.need == "several-nodes" and options.nodes > 1)
 
 
-def _devices(places: list[ContainerPlace], wish: Wish) -> list[Device]:
-    return [Device(place.path, _is_required(place, wish)) for place in places if place.kind == "device"]
+def _devices(places: list[ContainerPlace], options: ContainerOptions) -> list[Device]:
+    return [Device(place.path, _is_required(place, options)) for place in places if place.kind == "device"]
 
 
-def _mounts(places: list[ContainerPlace], wish: Wish) -> list[Mount]:
+def _mounts(places: list[ContainerPlace], options: ContainerOptions) -> list[Mount]:
     return [
         Mount(
             place.path,
             place.path,
             place.kind,
-            is_required=_is_required(place, wish),
+            is_required=_is_required(place, options),
             why=Message(place.why) if place.why else None,
         )
         for place in places
-        if place.kind != "device" and _is_taken(place, wish)
+        if place.kind != "device" and _is_taken(place, options)
     ]
 
 
-def _own_folders(wish: Wish) -> list[Mount]:
+def _own_folders(options: ContainerOptions) -> list[Mount]:
     """Data and weights, both writable: the published examples keep checkpoints beside the weights."""
-    asked = ((wish.data, "--data", DATA), (wish.models, "--models", MODELS))
+    asked = ((options.data, "--data", DATA), (options.models, "--models", MODELS))
     return [
         Mount(absolute_path(str(folder), option), target, "directory", is_read_only=False)
         for folder, option, target in asked

@@ -45,7 +45,7 @@ _VERL_OPTION = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LaunchOptions:
     """What the user said. None: not said, the recipe or the stack decides."""
 
     framework: str
@@ -91,7 +91,7 @@ def recipes(framework: str) -> dict[str, Message | str]:
     raise unknown(framework, FRAMEWORKS, "framework")
 
 
-def launch(asked: Asked, stack: Stack, *, lang: str = "en") -> Launch:
+def launch(asked: LaunchOptions, stack: Stack, *, lang: str = "en") -> Launch:
     """The launch files that were asked for. Whether they fit into memory stands in the estimate.
 
     Raises: BadInput for unknown names, and for cards, sizes and settings that do not go together.
@@ -111,7 +111,7 @@ def launch(asked: Asked, stack: Stack, *, lang: str = "en") -> Launch:
     return replace(made, notes=(*(note for note in notes if note is not None), *made.notes))
 
 
-def _unusual(asked: Asked, made: Launch) -> Message | None:
+def _unusual(asked: LaunchOptions, made: Launch) -> Message | None:
     """Says it where the recipe's number of cards was taken and the hardware's nodes mostly have another."""
     cards = made.job.cards
     row = next((row for row in load_matrix().container_cards if row.hardware == cards.hardware), None)
@@ -127,7 +127,7 @@ def _unusual(asked: Asked, made: Launch) -> Message | None:
     return Message("launch_roll.unusual-cards", args)
 
 
-def _roll(asked: Asked, stack: Stack, lang: str) -> Launch:
+def _roll(asked: LaunchOptions, stack: Stack, lang: str) -> Launch:
     from npuenv.render.launch.roll_recipe import release_of, templates_for
     from npuenv.render.launch.self_check import refuse_roll
 
@@ -159,7 +159,7 @@ def _roll(asked: Asked, stack: Stack, lang: str) -> Launch:
     return Launch({**files, **_ray(asked, cards, stack)}, job, placement, estimate(job, placement), because, notes)
 
 
-def _roll_notes(asked: Asked, recipe: Filled, placement: Placement) -> tuple[Message, ...]:
+def _roll_notes(asked: LaunchOptions, recipe: Filled, placement: Placement) -> tuple[Message, ...]:
     """Says it where a value is not the guide's, and where a plan puts both roles on the same cards, which the recipe
     holds apart."""
     replaced = tuple(Message("launch_roll.note", {"what": replaced_value(recipe, key)}) for key in recipe.replaced)
@@ -170,7 +170,7 @@ def _roll_notes(asked: Asked, recipe: Filled, placement: Placement) -> tuple[Mes
     return (*replaced, Message("launch_roll.planned-together", {"nodes": row.nodes, "cards": row.cards_per_node}))
 
 
-def _roll_placement(asked: Asked, recipe: Filled, job: Job) -> Placement:
+def _roll_placement(asked: LaunchOptions, recipe: Filled, job: Job) -> Placement:
     chosen = chosen_placement(
         job.cards, train=asked.train, infer=asked.infer, reference=asked.reference, layout=asked.layout
     )
@@ -183,7 +183,7 @@ def _roll_placement(asked: Asked, recipe: Filled, job: Job) -> Placement:
     return plan(job, layout=asked.layout)[0]
 
 
-def _verl(asked: Asked, stack: Stack) -> Launch:
+def _verl(asked: LaunchOptions, stack: Stack) -> Launch:
     from npuenv.render.launch.self_check import refuse_verl
     from npuenv.render.launch.verl import PROGRAMS, overrides, render_verl, words_of
     from npuenv.render.launch.verl_check import check_recipe
@@ -224,7 +224,7 @@ def _verl_paths(recipe: LaunchRecipe, model: str, overrides: Mapping[str, str]) 
     return Paths(model, said[_TRAIN_FILE], said[_VALIDATION_FILE], preparation="" if own else preparation)
 
 
-def _verl_placement(asked: Asked, recipe: LaunchRecipe, job: Job) -> Placement:
+def _verl_placement(asked: LaunchOptions, recipe: LaunchRecipe, job: Job) -> Placement:
     if recipe.entry == "sft":
         return _training_alone(asked, recipe, job.cards)
     chosen = chosen_placement(
@@ -238,7 +238,7 @@ def _verl_placement(asked: Asked, recipe: LaunchRecipe, job: Job) -> Placement:
     return plan(job, layout=asked.layout)[0]
 
 
-def _training_alone(asked: Asked, recipe: LaunchRecipe, cards: Cards) -> Placement:
+def _training_alone(asked: LaunchOptions, recipe: LaunchRecipe, cards: Cards) -> Placement:
     """The cards of supervised training: nothing is generated. Raises: BadInput for options about generation."""
     options = {"--infer-cards": asked.infer, "--reference-cards": asked.reference, "--layout": asked.layout}
     option = next((name for name, value in options.items() if value is not None), None)
@@ -256,7 +256,7 @@ def _generating_apart(recipe: LaunchRecipe, cards: Cards) -> Placement:
     return Placement(train, infer, train)
 
 
-def _with_overrides(recipe: LaunchRecipe, asked: Asked) -> LaunchRecipe:
+def _with_overrides(recipe: LaunchRecipe, asked: LaunchOptions) -> LaunchRecipe:
     from npuenv.matrix.keys import names_of
     from npuenv.render.launch.verl_job import written
 
@@ -273,7 +273,7 @@ def _with_overrides(recipe: LaunchRecipe, asked: Asked) -> LaunchRecipe:
     return replace(recipe, values={**recipe.values, **values})
 
 
-def _cards(asked: Asked, stack: Stack, published: Cards) -> Cards:
+def _cards(asked: LaunchOptions, stack: Stack, published: Cards) -> Cards:
     """The cards of the run: what was said, else the stack's hardware and the published numbers, at most the host's."""
     for option, number in (("--cards-per-node", asked.cards_per_node), ("--nodes", asked.nodes)):
         if number is not None and number < 1:
@@ -289,7 +289,7 @@ def _cards(asked: Asked, stack: Stack, published: Cards) -> Cards:
     )
 
 
-def _because(asked: Asked, cards: Cards, published: int) -> Message:
+def _because(asked: LaunchOptions, cards: Cards, published: int) -> Message:
     """How many cards a node has in these files, and who decided it."""
     who = "published"
     if asked.cards_per_node is not None:
@@ -300,7 +300,7 @@ def _because(asked: Asked, cards: Cards, published: int) -> Message:
     return Message(f"launch_roll.cards-{who}", args)
 
 
-def _ray(asked: Asked, cards: Cards, stack: Stack, own: Mapping[str, str] | None = None) -> dict[str, str]:
+def _ray(asked: LaunchOptions, cards: Cards, stack: Stack, own: Mapping[str, str] | None = None) -> dict[str, str]:
     """The scripts that start Ray by hand or by themselves; one node needs none: the framework starts Ray there."""
     if cards.nodes == 1:
         return {}

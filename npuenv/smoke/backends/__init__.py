@@ -7,14 +7,14 @@ explains the others. Nothing is installed and no Ray is joined: the run starts o
 
 from npuenv.smoke.backends.judging import Diagnosed, cause, diagnosed, judge
 from npuenv.smoke.backends.monitor import follow, header
-from npuenv.smoke.backends.starting import BACKENDS, Asked, asked, prepare, start, used_cards
+from npuenv.smoke.backends.starting import BACKENDS, RunOptions, asked, prepare, start, used_cards
 from npuenv.smoke.backends.target import Found, look
 
 __all__ = [
     "BACKENDS",
-    "Asked",
     "Diagnosed",
     "Found",
+    "RunOptions",
     "asked",
     "cause",
     "diagnosed",

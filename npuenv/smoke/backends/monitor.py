@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from npuenv.host.background import Running
-    from npuenv.smoke.backends.starting import Asked
+    from npuenv.smoke.backends.starting import RunOptions
     from npuenv.smoke.backends.target import Found
 
 SCHEMA = "npuenv.backend-metrics/1"
@@ -65,7 +65,7 @@ class _Patience:
         return None
 
 
-def header(found: Found, asked: Asked, *, cards: int) -> dict[str, Any]:
+def header(found: Found, asked: RunOptions, *, cards: int) -> dict[str, Any]:
     """The first record of a run."""
     return {
         "kind": "header",
@@ -76,7 +76,7 @@ def header(found: Found, asked: Asked, *, cards: int) -> dict[str, Any]:
     }
 
 
-def follow(running: Running, out: Path, first: dict[str, Any], asked: Asked) -> Iterator[dict[str, Any]]:
+def follow(running: Running, out: Path, first: dict[str, Any], asked: RunOptions) -> Iterator[dict[str, Any]]:
     """Each record as the log gives it, kept in the records' file too, until the run has ended or was ended.
 
     The last record is `end` with the exit code and the wall time; before it `stopped`, where the run was ended from
@@ -97,7 +97,7 @@ def _keep(record: dict[str, Any], kept: Any) -> dict[str, Any]:
     return record
 
 
-def _records(running: Running, out: Path, framework: str, asked: Asked) -> Iterator[dict[str, Any]]:
+def _records(running: Running, out: Path, framework: str, asked: RunOptions) -> Iterator[dict[str, Any]]:
     patience = _Patience(asked.silence_limit_s, asked.pending_limit_s, time.monotonic())
     tails: dict[Path, _Tail] = {}
     seen: set[tuple[object, object]] = set()

@@ -75,7 +75,7 @@ _PREFIX = {"A": "actor_rollout_ref.actor", "R": "actor_rollout_ref.rollout", "F"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RunOptions:
     """What the user wants of a run. `overrides` are the framework's own keys."""
 
     steps: int
@@ -86,11 +86,11 @@ class Asked:
     overrides: Mapping[str, str] = field(default_factory=dict)
 
 
-def asked(settings: Mapping[str, str], model: str | None) -> Asked:
+def asked(settings: Mapping[str, str], model: str | None) -> RunOptions:
     """The settings of the command line. Raises BadInput for numbers that are none."""
     numbers = {name: _number(name, settings.get(name, str(value))) for name, value in _NUMBERS.items()}
     rest = {key: value for key, value in settings.items() if key not in _NUMBERS}
-    return Asked(
+    return RunOptions(
         steps=max(numbers["steps"], 1),
         cards=numbers["cards"],
         silence_limit_s=numbers["silence_limit_s"],
@@ -106,7 +106,7 @@ def _number(name: str, text: str) -> int:
     return int(text)
 
 
-def used_cards(found: Found, asked: Asked) -> int:
+def used_cards(found: Found, asked: RunOptions) -> int:
     """How many cards the run gets. Raises BadInput where more are asked for than there are."""
     if asked.cards > found.cards:
         args = {"cards": asked.cards, "seen": found.cards}
@@ -114,7 +114,7 @@ def used_cards(found: Found, asked: Asked) -> int:
     return asked.cards or min(found.cards, _MOST_CARDS)
 
 
-def smallest(framework: str, asked: Asked, *, cards: int, data: Path) -> dict[str, str]:
+def smallest(framework: str, asked: RunOptions, *, cards: int, data: Path) -> dict[str, str]:
     """The smallest run as the framework's keys, with the user's own on top."""
     values = _smallest_verl(asked.steps, data) if framework == "verl" else _smallest_roll(asked.steps, cards, data)
     return {**values, **asked.overrides}
@@ -170,13 +170,12 @@ def _smallest_roll(steps: int, cards: int, data: Path) -> dict[str, str]:
     }
 
 
-def prepare(host: Host, target: Target, found: Found, asked: Asked, *, lang: str = "en") -> Path:
+def prepare(host: Host, target: Target, found: Found, asked: RunOptions, *, lang: str = "en") -> Path:
     """Writes data and launch files below the output folder; the start script.
 
     Raises BadInput for settings that the framework does not know or that do not go together.
     """
-    from npuenv.render.launch.generate import Asked as ToRender
-    from npuenv.render.launch.generate import launch
+    from npuenv.render.launch.generate import LaunchOptions, launch
 
     scene = make_scene(target.out)
     folder, data = scene / "launch", scene / "data"
@@ -188,7 +187,7 @@ def prepare(host: Host, target: Target, found: Found, asked: Asked, *, lang: str
         train, test = rows("train", 0, _PROMPTS * asked.steps), rows("test", 1000, _PROMPTS)
         write_rows(host, target.python, {data / "train.parquet": train, data / "test.parquet": test})
     cards = used_cards(found, asked)
-    wanted = ToRender(
+    wanted = LaunchOptions(
         found.framework,
         _RECIPES[found.framework],
         found.release,
