@@ -113,7 +113,8 @@ def command(
             path = put_lock(lock, app.resolution.own_locks())
             ui.say(Message("cli.locked", {"path": str(path), "packages": len(lock.packages)}), err=True)
     else:
-        lock = app.lock(stack, resolver, fill=fill, progress=StepProgress(ui))
+        progress = StepProgress(replace(ui, is_json=True))  # on stderr: stdout may be the lock
+        lock = app.lock(stack, resolver, fill=fill, progress=progress)
     if installed is not None:
         return _hold_against(ui, stack, lock, installed)
     code = _give(ui, resolver, lock, form, bundle, out)
@@ -155,8 +156,8 @@ def _hold_against(ui: Ui, stack: Stack, lock: Lock, folder: Path) -> int:
 
 def _show_ways_out(ui: Ui, stack: Stack, lock: Lock, resolver: Resolver) -> None:
     for requirement, overruled in ways_out(stack, lock, resolver)[:_MOST_WAYS_OUT]:
-        args = {"requirement": requirement, "overruled": overruled or Message("locks.dependents")}
-        ui.say(Message("locks.way-out", args), err=True)
+        args = {"requirement": requirement, "overruled": overruled or Message("locking.dependents")}
+        ui.say(Message("locking.way-out", args), err=True)
 
 
 def _give(ui: Ui, resolver: Resolver, lock: Lock, form: str, bundle: Path | None, out: Path | None) -> int:

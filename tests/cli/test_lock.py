@@ -116,7 +116,7 @@ def test_verify_asks_all_locks_of_the_shelf_where_none_is_named(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["cpu", "cpu-full"], "--verify only"),
+        (["cpu", "cpu-full"], sentence("lock.one-stack", words=("cpu-full",))),
         (["cpu", "--format", "pylock"], "--bundle DIR"),
         (["cpu", "--bundle", "x"], "--format pylock"),
         (["--all", "--format", "requirements"], sentence("lock.not-with", option="--format", other="--all")),
