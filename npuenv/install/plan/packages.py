@@ -7,6 +7,7 @@ wheels can change the result. A build, an uninstallation and the package that mu
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -108,7 +109,7 @@ def _step(making: Making, place: _Place, group: _Group, parted: set[str]) -> Ste
         options += _again(making, group.packages)
     run = making.uv("pip", "install", "--python", making.target.python, *options, "-r", file, env=env, unset=unset)
     said = {
-        "why": tuple(item.why for item in group.items),
+        "why": functools.reduce(_both, (item.why for item in group.items)),
         "count": len(group.packages),
         "from": place.folder or place.label or Message("plan.default-index"),
     }
@@ -116,6 +117,11 @@ def _step(making: Making, place: _Place, group: _Group, parted: set[str]) -> Ste
     want = _complete_want(making, group.packages)
     do = (WriteFile(file, "\n".join(lines) + "\n"), run)
     return Step(name, message, do, (want,), needs_network=not place.folder, is_upkeep=making.is_own)
+
+
+def _both(first: Message, other: Message) -> Message:
+    """Two reasons, each a sentence of its own."""
+    return Message("plan.why-both", {"first": first, "other": other})
 
 
 def _again(making: Making, packages: Sequence[LockedPackage]) -> list[str]:
