@@ -14,7 +14,7 @@ import click
 from npuenv import app
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, language_from_environment, say
-from npuenv.terminal.options import COMMON, Option, take_ui
+from npuenv.terminal.common import COMMON, Option, take_ui
 from npuenv.terminal.ui import Ui as Ui  # noqa: TC001  # commands take it from here
 
 if TYPE_CHECKING:

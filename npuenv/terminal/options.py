@@ -5,7 +5,6 @@ An option is a row here and a field of `DoctorOptions` or `DoctorCommand`.
 
 from __future__ import annotations
 
-import os
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,38 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.app.examine import FRAMEWORKS, DoctorOptions
 from npuenv.core.errors import BadInput
-from npuenv.core.messages import LANGUAGES, Message, language_from_environment
-from npuenv.terminal.ui import Ui
+from npuenv.core.messages import Message
+from npuenv.terminal.common import Option
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from npuenv.terminal.ui import Ui
 
 FORMATS = ("text", "json", "html", "junit", "sarif")
 _SUFFIXES = {".json": "json", ".html": "html", ".htm": "html", ".xml": "junit", ".sarif": "sarif", ".junit": "junit"}
 _OF_TEXT = ("", ".txt", ".log", ".md", ".out")
 
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """An option for click and argparse."""
-
-    flags: str
-    name: str  # of the field that takes the value
-    help: str
-    metavar: str | None = None
-    type: type = str  # bool: a flag
-    choices: Sequence[Any] | None = None
-    default: Any = None
-    is_portable: bool = True  # False: the single file does not have it
-
-
-COMMON = (
-    Option("--lang", "lang", "Language of messages (default: the locale's).", choices=LANGUAGES),
-    Option("--json", "as_json", "Print one JSON document on stdout.", type=bool),
-    Option("-q --quiet", "quiet", "Show only what went wrong.", type=bool),
-    Option("-v --verbose", "verbose", "Show everything, not only what needs attention.", type=bool),
-    Option("--no-color", "no_color", "Disable colours (same as NO_COLOR).", type=bool),
-)
 DOCTOR = (
     Option("--for", "framework", "Check for this use; cpu skips the cards.", choices=FRAMEWORKS),
     Option(
@@ -131,17 +108,6 @@ class DoctorCommand(DoctorOptions):
 
 def _refuse(one: str, other: str) -> None:
     raise BadInput(Message("doctor.not-with", {"one": one, "other": other}), Message("doctor.not-with-hint"))
-
-
-def take_ui(values: dict[str, Any]) -> Ui:
-    """Takes the values of COMMON out of those of a command line."""
-    return Ui(
-        values.pop("lang") or language_from_environment(),
-        is_json=values.pop("as_json", False),
-        is_quiet=values.pop("quiet"),
-        is_verbose=values.pop("verbose"),
-        has_color=not (values.pop("no_color") or os.environ.get("NO_COLOR")),
-    )
 
 
 def doctor_command(ui: Ui, values: dict[str, Any], **more: Any) -> tuple[Ui, DoctorCommand]:
