@@ -22,7 +22,7 @@ from npuenv.host.local import LocalHost
 from npuenv.lock import Lock, LockedPackage, Missing, parse_lock, read_lock
 from npuenv.lock.inputs import inputs_of
 from npuenv.lock.make import Resolver, find_uv
-from npuenv.lock.store import put_lock
+from npuenv.lock.store import find_lock, put_lock
 from npuenv.lock.wheels import write_wheel
 from npuenv.matrix import load_matrix
 from npuenv.resolve import resolve
@@ -340,3 +340,20 @@ def test_a_folder_without_the_packages_is_not_as_locked(
     assert main(["lock", "cpu", "--installed", str(tmp_path / "none")]) == 2
     assert main(["lock", "cpu", "--installed", str(tmp_path), "--all"]) == 2
     assert main(["lock", "cpu", "--installed", str(tmp_path), "--verify"]) == 2
+
+
+def test_stdout_holds_the_lock_alone_where_it_has_to_be_made(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shipped = []
+
+    def no_lock_but(stack: Stack, folder: Path) -> None:
+        shipped.append(find_lock(stack, folder))
+
+    monkeypatch.setattr("npuenv.app.locks.find_lock", no_lock_but)
+    monkeypatch.setattr("npuenv.lock.make.make_lock", lambda stack, resolver: shipped[-1])
+    monkeypatch.setattr("npuenv.app.locks.put_lock", lambda lock, folder: None)
+    assert main(["lock", "cpu", "--arch", "x86_64", "--lang", "en"]) == 0
+    said = capsys.readouterr()
+    assert parse_lock(said.out).stack == "cpu"
+    assert "locking cpu" in said.err

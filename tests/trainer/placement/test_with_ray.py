@@ -122,7 +122,7 @@ def test_a_run_that_loses_the_same_rank_again_and_again_ends_and_names_it(
             "stale-weights",
             "stale-weights",
             r"step 1, 2 steps .* max_staleness=1",
-            marks=pytest.mark.long,  # as in one process: tests/trainer/test_overlap.py
+            marks=pytest.mark.long,  # as in one process: tests/trainer/test_prefetch.py
         ),
     ],
 )
