@@ -78,6 +78,13 @@ def cpu_environment() -> Path:
     return CPU_ENVIRONMENT
 
 
+@pytest.fixture(scope="session")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """npuenv's cache for all tests of a run, also of several processes: what depends on npuenv alone is made once."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "npuenv-cache"
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty home folder, with nothing configured for pip, uv, a proxy or a language."""

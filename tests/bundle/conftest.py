@@ -93,13 +93,6 @@ class Shop:
         return make_bundle(self.gather(**more), out, self.resolver, tell=self.told.append)
 
 
-@pytest.fixture(scope="session")
-def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """npuenv's cache for all tests of a run, also of several processes."""
-    base = tmp_path_factory.getbasetemp()
-    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "npuenv-cache"
-
-
 @pytest.fixture
 def shop(tmp_path: Path, home: Path, shared_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
     """Wheels for both architectures, one package that is a source only, and stand-ins for what npuenv itself needs."""

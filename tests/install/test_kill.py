@@ -198,12 +198,12 @@ def small_bed(world: World, tmp_path: Path) -> Iterator[Bed]:
 def bed(world: World, tmp_path: Path) -> Iterator[Bed]:
     """Eight wheels with hundreds of files, so that there is something to be killed in."""
     draw = random.Random(7)
-    files = {f"torch/part{n}.txt": f"{draw.random()}" * draw.randrange(1, 400) for n in range(400)}
-    files |= {"torch/__init__.py": "__version__ = '9.1+cpu'\n", "torch/big.txt": "x" * 8_000_000}
+    files = {f"torch/part{n}.txt": f"{draw.random()}" * draw.randrange(1, 400) for n in range(150)}
+    files |= {"torch/__init__.py": "__version__ = '9.1+cpu'\n", "torch/big.txt": "x" * 4_000_000}
     write_wheel(world.wheels, "torch", "9.1+cpu", requires=["numbers"], files=files)
     names = [f"small{n}" for n in range(6)]
     for name in names:
-        files = {f"{name}/part{n}.py": f"X = {draw.random()}\n" * draw.randrange(1, 200) for n in range(100)}
+        files = {f"{name}/part{n}.py": f"X = {draw.random()}\n" * draw.randrange(1, 200) for n in range(40)}
         write_wheel(world.wheels, name, "1.0", files=files)
     world.stack = replace(world.stack, requirements=("tools", *names))
     world.link = str(tmp_path / "current")
