@@ -94,13 +94,13 @@ class Shop:
 
 
 @pytest.fixture
-def shop(tmp_path: Path, home: Path, shared_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
+def shop(tmp_path: Path, home: Path, shared_cache: Path, fresh_uv_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
     """Wheels for both architectures, one package that is a source only, and stand-ins for what npuenv itself needs."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("UV_CACHE_DIR", str(fresh_uv_cache))
     # Asked for another Python than this one, uv starts each on PATH; those of pyenv and asdf are slow scripts.
     folders = os.environ["PATH"].split(os.pathsep)
     monkeypatch.setenv("PATH", os.pathsep.join(each for each in folders if Path(each).name != "shims"))

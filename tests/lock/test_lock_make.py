@@ -69,7 +69,7 @@ class Shop:
 
 
 @pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
+def shop(tmp_path: Path, fresh_uv_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
     for name in list(os.environ):
         if name.startswith(("PIP_", "UV_")):
             monkeypatch.delenv(name)
@@ -86,7 +86,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_FIND_LINKS", str(links))
     monkeypatch.setenv("PIP_INDEX_URL", simple_index(default))
-    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("UV_CACHE_DIR", str(fresh_uv_cache))
     monkeypatch.setenv("UV_EXCLUDE_NEWER", "2001-01-01")  # a setting of the user's shell that must not leak in
     stack = Stack(
         "tiny", "cpu", Platform(platform.machine(), f"3.{sys.version_info[1]}"), (pin("torx", "9.1+cpu", "special"),),
