@@ -274,7 +274,9 @@ def test_killed_at_random_points_and_run_again_it_is_complete(bed: Bed, num_poin
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize(
+    "number", [pytest.param(0, marks=pytest.mark.long), 1, pytest.param(2, marks=pytest.mark.long)]
+)
 def test_killed_twice_in_a_row_it_is_complete_after_the_third_run(bed: Bed, number: int) -> None:
     times = bed.times()
     shutil.rmtree(bed.root)

@@ -423,7 +423,9 @@ def test_an_offline_resolver_answers_from_the_cache_or_not_at_all(shop: Shop) ->
 
 
 @pytest.mark.registry
-@pytest.mark.parametrize("name", ["verl-0.7.1-cann8.5.0", "verl-0.7.0-cann8.3.RC1"])
+@pytest.mark.parametrize(
+    "name", ["verl-0.7.1-cann8.5.0", pytest.param("verl-0.7.0-cann8.3.RC1", marks=pytest.mark.long)]
+)
 def test_a_published_stack_locks_to_the_committed_lock(name: str) -> None:
     host = LocalHost()
     matrix = load_matrix()
