@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.checks import Finding, Status, check_all
+from npuenv.checks import Finding, Status
 from npuenv.core.fact import Evidence
 from npuenv.core.messages import Message
 from npuenv.diagnose import Verdict
-from npuenv.facts.collect import collect
 from npuenv.host.own_report import without_documents
-from npuenv.host.recorded import load_capture
 from npuenv.host.redact import Redactor
 from npuenv.host.report import read_paste
 from npuenv.report.diagnosis import lines
@@ -25,6 +22,7 @@ from npuenv.report.html import render_html
 from npuenv.report.junit import render_junit
 from npuenv.report.sarif import sarif_document
 from npuenv.report.terminal import Manner, Page, render_report
+from tests.support.changes import examined
 from tests.support.sentences import says, sentence
 
 if TYPE_CHECKING:
@@ -42,10 +40,9 @@ FORMS = (
 )
 
 
-@functools.cache
 def looked_at(name: str) -> tuple[tuple[Finding, ...], Facts]:
-    facts = collect(load_capture(HOSTS / f"{name}.json"), level=2)
-    return tuple(check_all(facts, level=2)), facts
+    facts, findings = examined(name)
+    return findings, facts
 
 
 def written(form: str, findings: Sequence[Finding], facts: Facts, lang: str) -> str:
