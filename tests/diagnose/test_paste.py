@@ -133,7 +133,7 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(st.lists(st.one_of(PIECES, st.text(max_size=30)), max_size=60), st.sampled_from(("", " ", "\n")))
 def test_no_text_raises(pieces: list[str], between: str) -> None:
     text = between.join(pieces).encode("utf-8", errors="surrogatepass")
@@ -147,7 +147,7 @@ def test_no_text_raises(pieces: list[str], between: str) -> None:
         assert lines(found, paste, lang=lang, is_verbose=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(st.binary(max_size=400))
 def test_bytes_are_read_or_refused(data: bytes) -> None:
     try:

@@ -33,7 +33,7 @@ def specifiers() -> Any:
     return st.lists(st.one_of(plain, prefix, compatible), min_size=1, max_size=4).map(",".join)
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(deadline=None)
 @hypothesis.given(specifiers(), specifiers())
 def test_a_version_of_the_pool_that_both_take_is_never_overlooked(one: str, other: str) -> None:
     overlooks_no_version(one, other)
