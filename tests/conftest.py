@@ -29,7 +29,11 @@ if importlib.util.find_spec("hypothesis") is not None:
     import hypothesis
 
     # The same examples on every run, so that none fails by chance; `--hypothesis-profile=default` draws new ones.
-    hypothesis.settings.register_profile("repeated", derandomize=True)
+    # A machine that is busy draws slowly, which says nothing about the product.
+    too_slow = [hypothesis.HealthCheck.too_slow]
+    repeated = hypothesis.settings(max_examples=60, derandomize=True, suppress_health_check=too_slow)
+    hypothesis.settings.register_profile("repeated", repeated)
+    hypothesis.settings.register_profile("quick", repeated, max_examples=20)  # of `.ci/quick`
     hypothesis.settings.load_profile("repeated")
 
 # Taken before any test changes the environment: where `npuenv install cpu` puts its environment.
@@ -59,10 +63,14 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What collecting makes stays for the whole run: looking through it for garbage would cost seconds."""
+    """What collecting makes stays for the whole run: looking through it for garbage would cost seconds.
+
+    Tests leave little garbage in circles, so that looking for it seldom is enough.
+    """
     gc.disable()
     result = yield
     gc.freeze()
+    gc.set_threshold(50_000)
     gc.enable()
     return result
 
