@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from npuenv.core.fact import Evidence
@@ -23,6 +23,11 @@ class Status(enum.Enum):
 
 
 SEVERITY = {Status.FAIL: 0, Status.UNKNOWN: 1, Status.WARN: 2, Status.OK: 3, Status.SKIP: 4}
+PROBLEMS = (Status.FAIL, Status.UNKNOWN, Status.WARN)
+Level = Literal["error", "warning", "note"]
+# SARIF's words for the statuses of a problem; documents and tables about files use them too.
+LEVELS: dict[Status, Level] = {Status.FAIL: "error", Status.WARN: "warning", Status.UNKNOWN: "note"}
+STATUS_OF: dict[Level, Status] = {level: status for status, level in LEVELS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +44,31 @@ class Fix:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One check's outcome."""
+class Location:
+    """A line of a file, the first being 1, or a word of a command line."""
 
-    check: str
+    path: str  # "" for a command line
+    line: int
+    word: int = 0  # of a command: the position among all words, from 1; 0: no command
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The outcome of one check or rule."""
+
+    check: str  # the id of the check or rule
     status: Status
     says: Message
     evidence: tuple[Evidence, ...]
     source: str
     fix: Fix | None
+    location: Location | None = None  # where it is written; None: it is about no text
+    nodes: tuple[str, ...] = ()  # of a cluster: the nodes that have it in the same words
+
+    @property
+    def level(self) -> Level:
+        """`error`, `warning` or `note`; only for problems."""
+        return LEVELS[self.status]

@@ -1,4 +1,4 @@
-"""What `npuenv matrix` has to say, for people and for programs: the check, the linter's complaints, proposed changes.
+"""What `npuenv matrix` has to say, for people and for programs: the check, the linter's findings, proposed changes.
 
 Each has a `show_…` that writes to a rich console and an `…_json` that gives plain data.
 """
@@ -9,6 +9,7 @@ import collections
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from npuenv.core.finding import Status
 from npuenv.core.messages import Message, say
 
 if TYPE_CHECKING:
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from npuenv.maintain.contradict import Found
-    from npuenv.maintain.lint.values import Complaint
+    from npuenv.core.finding import Finding
+    from npuenv.maintain.compare import RowConflict
     from npuenv.maintain.refresh import Proposal
     from npuenv.matrix.rows import Contradiction
 
@@ -32,7 +33,7 @@ class Checked:
 
     tables: Mapping[str, int]
     contradictions: tuple[Contradiction, ...]
-    found: tuple[Found, ...]
+    found: tuple[RowConflict, ...]
 
     @property
     def has_unsettled(self) -> bool:
@@ -83,7 +84,7 @@ def _sides(row: Contradiction) -> Iterator[tuple[str, str, str]]:
     yield (names[1], *second)
 
 
-def _show_found(found: Found, lines: _Lines) -> None:
+def _show_found(found: RowConflict, lines: _Lines) -> None:
     lines.line(say(found.says, lines.lang), 2)
     key = {"settled": "settled-by", "open": "open-by", "unsettled": "unsettled"}[found.standing]
     style = "red" if found.standing == "unsettled" else "dim"
@@ -117,7 +118,7 @@ def _contradiction_json(row: Contradiction, lang: str) -> dict[str, Any]:
     }
 
 
-def _found_json(found: Found, lang: str) -> dict[str, Any]:
+def _found_json(found: RowConflict, lang: str) -> dict[str, Any]:
     return {
         "kind": found.kind,
         "rows": list(found.rows),
@@ -127,42 +128,44 @@ def _found_json(found: Found, lang: str) -> dict[str, Any]:
     }
 
 
-def show_lint(complaints: Sequence[Complaint], console: Console, lang: str, *, is_quiet: bool) -> None:
-    """Prints one block per complaint, as `path:line`, the rule and the lines it rests on. Quiet: errors only."""
+def show_lint(findings: Sequence[Finding], console: Console, lang: str, *, is_quiet: bool) -> None:
+    """Prints one block per finding, as `path:line`, the rule and the lines it rests on. Quiet: errors only."""
     lines = _Lines(console, lang)
-    for each in complaints:
-        if is_quiet and each.severity != "error":
+    for each in findings:
+        if is_quiet and each.status is not Status.FAIL:
             continue
-        style = "red" if each.severity == "error" else "yellow"
-        lines.line(f"{each.path}:{each.line}: {lines.word(f'lint-{each.severity}', {})} {each.rule}", 0, style)
+        style = "red" if each.status is Status.FAIL else "yellow"
+        lines.line(f"{each.location}: {lines.word(f'lint-{each.level}', {})} {each.check}", 0, style)
         lines.line(say(each.says, lang), 4)
         for evidence in each.evidence:
-            lines.line(evidence, 6, "dim")
+            lines.line(evidence.line, 6, "dim")
     if not is_quiet:
-        lines.say("lint-summary" if complaints else "lint-clean", _lint_counts(complaints))
+        lines.say("lint-summary" if findings else "lint-clean", _lint_counts(findings))
 
 
-def _lint_counts(complaints: Sequence[Complaint]) -> dict[str, int]:
-    errors = sum(each.severity == "error" for each in complaints)
-    return {"errors": errors, "warnings": len(complaints) - errors}
+def _lint_counts(findings: Sequence[Finding]) -> dict[str, int]:
+    errors = sum(each.status is Status.FAIL for each in findings)
+    return {"errors": errors, "warnings": len(findings) - errors}
 
 
-def lint_json(complaints: Sequence[Complaint], lang: str) -> dict[str, Any]:
-    """The complaints as data, in the order they were found."""
+def lint_json(findings: Sequence[Finding], lang: str) -> dict[str, Any]:
+    """The findings as data, in the order they were found."""
     return {
         "schema": LINT_SCHEMA,
-        "summary": _lint_counts(complaints),
-        "complaints": [
-            {
-                "path": each.path,
-                "line": each.line,
-                "rule": each.rule,
-                "severity": each.severity,
-                "says": say(each.says, lang),
-                "evidence": list(each.evidence),
-            }
-            for each in complaints
-        ],
+        "summary": _lint_counts(findings),
+        "complaints": [_lint_row(each, lang) for each in findings],
+    }
+
+
+def _lint_row(finding: Finding, lang: str) -> dict[str, Any]:
+    assert finding.location is not None
+    return {
+        "path": finding.location.path,
+        "line": finding.location.line,
+        "rule": finding.check,
+        "severity": finding.level,
+        "says": say(finding.says, lang),
+        "evidence": [item.line for item in finding.evidence],
     }
 
 
