@@ -22,12 +22,12 @@ class Status(enum.Enum):
     SKIP = "skip"  # does not apply here, with the reason
 
 
-SEVERITY = {Status.FAIL: 0, Status.UNKNOWN: 1, Status.WARN: 2, Status.OK: 3, Status.SKIP: 4}
 PROBLEMS = (Status.FAIL, Status.UNKNOWN, Status.WARN)
-Level = Literal["error", "warning", "note"]
-# SARIF's words for the statuses of a problem; documents and tables about files use them too.
-LEVELS: dict[Status, Level] = {Status.FAIL: "error", Status.WARN: "warning", Status.UNKNOWN: "note"}
-STATUS_OF: dict[Level, Status] = {level: status for status, level in LEVELS.items()}
+WORST_FIRST = (*PROBLEMS, Status.OK, Status.SKIP)
+Severity = Literal["error", "warning", "note"]
+# What SARIF, and the documents and tables about files, call the statuses of a problem.
+SEVERITIES: dict[Status, Severity] = {Status.FAIL: "error", Status.WARN: "warning", Status.UNKNOWN: "note"}
+STATUS_OF: dict[Severity, Status] = {severity: status for status, severity in SEVERITIES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,6 @@ class Finding:
     nodes: tuple[str, ...] = ()  # of a cluster: the nodes that have it in the same words
 
     @property
-    def level(self) -> Level:
+    def severity(self) -> Severity:
         """`error`, `warning` or `note`; only for problems."""
-        return LEVELS[self.status]
+        return SEVERITIES[self.status]

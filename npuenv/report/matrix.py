@@ -135,7 +135,7 @@ def show_lint(findings: Sequence[Finding], console: Console, lang: str, *, is_qu
         if is_quiet and each.status is not Status.FAIL:
             continue
         style = "red" if each.status is Status.FAIL else "yellow"
-        lines.line(f"{each.location}: {lines.word(f'lint-{each.level}', {})} {each.check}", 0, style)
+        lines.line(f"{each.location}: {lines.word(f'lint-{each.severity}', {})} {each.check}", 0, style)
         lines.line(say(each.says, lang), 4)
         for evidence in each.evidence:
             lines.line(evidence.line, 6, "dim")
@@ -163,7 +163,7 @@ def _lint_row(finding: Finding, lang: str) -> dict[str, Any]:
         "path": finding.location.path,
         "line": finding.location.line,
         "rule": finding.check,
-        "severity": finding.level,
+        "severity": finding.severity,
         "says": say(finding.says, lang),
         "evidence": [item.line for item in finding.evidence],
     }

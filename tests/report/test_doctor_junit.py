@@ -11,7 +11,7 @@ from npuenv.core.finding import Fix, Status
 from npuenv.core.messages import Message
 from npuenv.facts.collect import collect
 from npuenv.host.recorded import load_capture
-from npuenv.report.junit import render_junit
+from npuenv.report.doctor_ci import render_junit
 
 if TYPE_CHECKING:
     from collections.abc import Callable

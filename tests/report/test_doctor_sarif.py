@@ -14,7 +14,7 @@ from npuenv.core.finding import Fix, Status
 from npuenv.core.messages import Message
 from npuenv.facts.collect import collect
 from npuenv.host.recorded import load_capture
-from npuenv.report.sarif import sarif_document
+from npuenv.report.doctor_ci import sarif_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable

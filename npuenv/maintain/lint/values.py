@@ -18,11 +18,17 @@ if TYPE_CHECKING:
 
     from packaging.specifiers import SpecifierSet
 
-    from npuenv.core.finding import Level, Location
+    from npuenv.core.finding import Location, Severity
 
 
 def finding(
-    location: Location, rule: str, args: Mapping[str, object], evidence: Iterable[str], level: Level, *, says: str = ""
+    location: Location,
+    rule: str,
+    args: Mapping[str, object],
+    evidence: Iterable[str],
+    severity: Severity,
+    *,
+    says: str = "",
 ) -> Finding:
     """A finding of `lint.<rule>`; its sentence is `lint.<says>`, else that of the rule.
 
@@ -30,7 +36,7 @@ def finding(
     """
     sentence = Message(f"lint.{says or rule}", args)
     lines = tuple(Evidence("", line) for line in evidence)
-    return Finding(f"lint.{rule}", STATUS_OF[level], sentence, lines, "", None, location)
+    return Finding(f"lint.{rule}", STATUS_OF[severity], sentence, lines, "", None, location)
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,7 +273,7 @@ def test_an_include_that_is_not_read_is_said(include: str, why: str, tmp_path: P
     file.parent.mkdir()
     file.write_text(f"-r {include}\ntorch-npu==2.9.0\n")
     (found,) = lint_paths([file], load_matrix())
-    assert (found.check, path_of(found), found.level) == ("lint.unreadable", include, "warning")
+    assert (found.check, path_of(found), found.severity) == ("lint.unreadable", include, "warning")
     what = found.says.args["what"]
     assert isinstance(what, Message) and what.key == why
 
@@ -324,7 +324,7 @@ def test_a_pin_from_metadata_is_placed_at_the_line_that_brings_it(tmp_path: Path
     )
     (tmp_path / "Dockerfile").write_text(text)
     (found,) = [each for each in lint_paths([tmp_path], load_matrix()) if each.check == "lint.torch-npu-cann"]
-    assert (str(found.location), found.level) == ("Dockerfile:3", "error")
+    assert (str(found.location), found.severity) == ("Dockerfile:3", "error")
     assert any("torch-npu==2.10.0.post4" in each.line for each in found.evidence)
 
 

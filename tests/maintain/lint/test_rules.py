@@ -28,7 +28,7 @@ def write(folder: Path, files: dict[str, str]) -> Path:
 def test_a_bad_checkout_gets_exactly_the_complaints_of_the_rule_at_their_lines(path: Path, tmp_path: Path) -> None:
     case = load_file(path)
     found = [each for each in lint_paths([write(tmp_path, case["bad"])], load_matrix()) if each.check == case["rule"]]
-    assert [f"{each.location} {each.level}" for each in found] == case["complaints"]
+    assert [f"{each.location} {each.severity}" for each in found] == case["complaints"]
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
