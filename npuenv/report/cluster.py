@@ -17,7 +17,7 @@ from npuenv.cluster.nodeset import fold
 from npuenv.cluster.ssh import NodeFailure, command_line, describe_failure, host_key_name, jump_host
 from npuenv.cluster.summary import NOT_ASKED, group_nodes, merge_findings
 from npuenv.core.errors import ExitCode
-from npuenv.core.finding import PROBLEMS, Status
+from npuenv.core.finding import PROBLEMS, WORST_FIRST, Status
 from npuenv.core.messages import Message, say
 from npuenv.core.messages.visible import clean
 from npuenv.report.doctor import counts, finding_json, grouped, in_order
@@ -38,7 +38,6 @@ _STATUS = {
     ExitCode.UNKNOWN: Status.UNKNOWN,
     ExitCode.NOTHING_FITS: Status.FAIL,
 }
-ORDER = (Status.FAIL, Status.UNKNOWN, Status.WARN, Status.OK)
 _NAMES_AT_MOST = 10  # of what the nodes agree on; -v lists all
 _SSH_PORT = 22
 _ALIKE_AT_MOST = 3  # of the same finding in other words, and of silent nodes; -v tells all
@@ -203,7 +202,7 @@ def _overview(cluster: ClusterReport, manner: Manner) -> str:
 def _nodes(cluster: ClusterReport, manner: Manner) -> Iterator[tuple[Status, str, list[str]]]:
     """What nodes came to that came to the same, worst first; of silent ones with the lines that decide."""
     groups = [(*says_of(group), group) for group in group_nodes(cluster.nodes)]
-    for status, says, group in sorted(groups, key=lambda each: ORDER.index(each[0])):
+    for status, says, group in sorted(groups, key=lambda each: WORST_FIRST.index(each[0])):
         if status in (Status.FAIL, Status.UNKNOWN) or not manner.is_quiet:
             lines = lines_of(group)
             if len(lines) > _ALIKE_AT_MOST + 1 and not manner.is_verbose:

@@ -12,10 +12,9 @@ from npuenv import __version__
 from npuenv.cluster.nodeset import fold
 from npuenv.cluster.summary import NodeReport, group_nodes
 from npuenv.core.errors import ExitCode
-from npuenv.core.finding import PROBLEMS, Finding
+from npuenv.core.finding import PROBLEMS, WORST_FIRST, Finding
 from npuenv.core.messages import Message, say
 from npuenv.report.cluster import (
-    ORDER,
     gathered,
     lines_of,
     name_of,
@@ -79,7 +78,7 @@ def _nodes(cluster: ClusterReport, lang: str) -> Iterator[str]:
     """What came of whom, worst first; under silent nodes the lines that decide."""
     yield f"<h2>{as_text(say(Message('cluster.html-nodes'), lang))}</h2>"
     groups = [(*says_of(group), group) for group in group_nodes(cluster.nodes)]
-    for status, says, group in sorted(groups, key=lambda each: ORDER.index(each[0])):
+    for status, says, group in sorted(groups, key=lambda each: WORST_FIRST.index(each[0])):
         lines = lines_of(group)
         shown = lines if len(lines) <= _LINES_AT_MOST + 1 else lines[:_LINES_AT_MOST]
         yield f'<section class="finding {status.value}"><h3>{heading(status, "", say(says, lang), lang)}</h3>'

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
 from npuenv.checks import title
-from npuenv.core.finding import PROBLEMS, Status
+from npuenv.core.finding import PROBLEMS, WORST_FIRST, Status
 from npuenv.core.messages import Message, say
 from npuenv.core.messages.visible import clean
 from npuenv.core.shell import shell_line
@@ -113,7 +113,7 @@ def _head(findings: Sequence[Finding], facts: Facts, lang: str) -> Iterator[str]
     verdict = as_text(_words(f"verdict-{worst.value}", lang))
     yield f'<p class="verdict {worst.value}"><span class="label">{verdict}</span></p>'
     yield '<ul class="counts">'
-    for status in (*PROBLEMS, Status.OK, Status.SKIP):
+    for status in WORST_FIRST:
         yield (
             f'<li class="{status.value}"><b class="label">{number[status]}</b>'
             f"{as_text(_words(f'count-{status.value}', lang))}</li>"
