@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from npuenv.cluster import parallel_ssh
-from npuenv.cluster.remote_agent import BOOTSTRAP
 from npuenv.cluster.ssh import failure_line
 from npuenv.core.json_input import JsonError, loads
 from npuenv.facts.target import text
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 _MARK = "NPUENV-ANSWER "
 _MAX_BYTES = 4 << 20
 PYTHON = "python3"
+# The command line: it reads the program from its input, of which the rest is the program's.
+BOOTSTRAP = "import sys; r = getattr(sys.stdin, 'buffer', sys.stdin); exec(r.read(int(r.readline())))"
 
 
 @dataclass(frozen=True, slots=True)
