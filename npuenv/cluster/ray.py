@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +77,7 @@ class StartConflict:
 
     says: Message
     nodes: tuple[str, ...]
-    lines: tuple[str, ...] = field(default=())
+    lines: tuple[tuple[str, Message | str], ...] = ()  # more about some of them: name, sentence
 
 
 def survey(nodes: Sequence[Node], ray: str, transport: Transport) -> list[NodeState]:
@@ -104,14 +104,14 @@ def start_conflicts(
     busy = [state for state in known if state.running]
     wrong = []
     if silent:
-        lines = tuple(f"{state.node.name}: {state.why_not}" for state in silent)
+        lines = tuple((state.node.name, state.why_not) for state in silent)
         wrong.append(StartConflict(Message("cluster.ray-silent"), tuple(state.node.name for state in silent), lines))
     if absent:
         wrong.append(StartConflict(Message("cluster.ray-absent"), tuple(absent)))
     for command in sorted({others.get(state.node.name, "") for state in busy}):
         these = [state for state in busy if others.get(state.node.name, "") == command]
         says = Message("cluster.ray-runs-for", {"command": command}) if command else Message("cluster.ray-runs-already")
-        lines = tuple(f"{state.node.name}: {', '.join((*state.running, *state.joined))}" for state in these)
+        lines = tuple((state.node.name, ", ".join((*state.running, *state.joined))) for state in these)
         wrong.append(StartConflict(says, tuple(state.node.name for state in these), lines))
     return [
         *wrong,
