@@ -20,7 +20,7 @@ from npuenv.app.ray_cluster import (
 from npuenv.cluster import ray, ray_state
 from npuenv.cluster.inventory import read
 from npuenv.cluster.nodeset import fold
-from npuenv.cluster.ray import Plan, StartConflict, StartFailure
+from npuenv.cluster.ray import StartConflict, StartFailure, StartPlan
 from npuenv.cluster.ray_state import clusters_sharing, state_path
 from npuenv.cluster.ssh import require_config
 from npuenv.core.errors import BadInput, ExitCode
@@ -62,7 +62,7 @@ def start_ray(options: RayStartOptions, progress: NodesProgress) -> RayResult:
         return _start(context, plan)
 
 
-def _plan(inventory: Inventory, options: RayStartOptions) -> Plan:
+def _plan(inventory: Inventory, options: RayStartOptions) -> StartPlan:
     names = [node.name for node in inventory.nodes]
     if options.head is not None and options.head not in names:
         args = {"name": options.head, "source": inventory.source}
@@ -73,7 +73,7 @@ def _plan(inventory: Inventory, options: RayStartOptions) -> Plan:
     if ":" in nodes[0].address:
         args = {"name": nodes[0].name, "address": nodes[0].address}
         raise BadInput(Message("cluster.ray-head-six", args), Message("cluster.ray-head-six-hint"))
-    return Plan(
+    return StartPlan(
         tuple(nodes),
         options.ray,
         options.port,
@@ -84,7 +84,7 @@ def _plan(inventory: Inventory, options: RayStartOptions) -> Plan:
     )
 
 
-def _start(context: RayContext, plan: Plan) -> RayResult:
+def _start(context: RayContext, plan: StartPlan) -> RayResult:
     before = ray_state.load(context.path)
     if before is not None:
         results = ray.query_processes(before, context.transport)
@@ -105,7 +105,7 @@ def _start(context: RayContext, plan: Plan) -> RayResult:
     return _start_nodes(context, plan, cluster, plan.nodes)
 
 
-def _start_missing(context: RayContext, plan: Plan, before: Cluster, running: Sequence[str]) -> RayResult:
+def _start_missing(context: RayContext, plan: StartPlan, before: Cluster, running: Sequence[str]) -> RayResult:
     """Starts the nodes that are missing from a cluster that runs."""
     head = before.head_node
     if head is None or head.name not in running:
@@ -136,7 +136,7 @@ def _refuse(conflicts: Sequence[StartConflict]) -> RayResult:
     return RayResult(ExitCode.PROBLEMS, conflicts=tuple(conflicts))
 
 
-def _start_nodes(context: RayContext, plan: Plan, cluster: Cluster, nodes: Sequence[Node]) -> RayResult:
+def _start_nodes(context: RayContext, plan: StartPlan, cluster: Cluster, nodes: Sequence[Node]) -> RayResult:
     """Surveys all nodes of the plan, and starts `nodes`."""
     context.progress.note(Message("cluster.ray-asking", {"count": len(plan.nodes)}))
     states = ray.survey(plan.nodes, plan.ray, context.transport)
@@ -170,7 +170,7 @@ def _address(context: RayContext, head: NodeState) -> str:
     return head.login
 
 
-def _start_each(context: RayContext, plan: Plan, cluster: Cluster, states: Sequence[NodeState]) -> RayResult:
+def _start_each(context: RayContext, plan: StartPlan, cluster: Cluster, states: Sequence[NodeState]) -> RayResult:
     """Starts nodes; each is recorded before and after, so that an interrupt leaves nothing unknown."""
     rows: dict[str, Row] = {}
 

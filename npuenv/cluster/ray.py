@@ -49,7 +49,7 @@ class NodeState:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StartPlan:
     """What is to be started. `port` and `dashboard_port` are the head's."""
 
     nodes: tuple[Node, ...]  # the head first
@@ -167,7 +167,7 @@ def _other_versions(found: Sequence[NodeState]) -> list[StartConflict]:
 
 
 def start(
-    plan: Plan, found: Sequence[NodeState], transport: Transport, note: Callable[[StartedNode], object]
+    plan: StartPlan, found: Sequence[NodeState], transport: Transport, note: Callable[[StartedNode], object]
 ) -> Iterator[StartedNode | StartFailure]:
     """Starts Ray on the nodes that were found, one after another, each as it is done; ends after a failed head.
 
@@ -209,7 +209,7 @@ def stop(cluster: Cluster, transport: Transport) -> dict[str, ProbeResult]:
     return {each.node.name: ended[each.node.name] for each in (*head, *workers)}
 
 
-def _start(plan: Plan, started: StartedNode, transport: Transport) -> StartedNode | StartFailure:
+def _start(plan: StartPlan, started: StartedNode, transport: Transport) -> StartedNode | StartFailure:
     shape = Cards("", started.cards, len(plan.nodes))
     files = render_ray(
         shape,
