@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from npuenv.app.nodes import NodesProgress
+from npuenv.app.job import Progress
+from npuenv.cluster import parallel_ssh
 from npuenv.cluster.inventory import read
 from npuenv.cluster.mesh import (
     FULL,
@@ -25,7 +26,7 @@ from npuenv.cluster.mesh import (
 )
 from npuenv.cluster.mesh.document import MeshResult, estimate
 from npuenv.cluster.ssh import Options
-from npuenv.cluster.transport import Transport
+from npuenv.cluster.transport import Ask, Transport
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.install.locations import data_folder
@@ -52,7 +53,7 @@ class MeshOptions:
     ssh_config: str | None = None
 
 
-class MeshProgress(NodesProgress):
+class MeshProgress(Progress):
     """Shows nothing and agrees to everything; a caller overrides what it needs."""
 
     def confirm(self, most: int) -> None:
@@ -66,8 +67,8 @@ class MeshProgress(NodesProgress):
         """What is done is saved, and can be resumed: the run was interrupted, or some pings could not be made."""
 
 
-def ping_mesh(options: MeshOptions, progress: MeshProgress | None = None) -> MeshResult:
-    """What all pings came to. Raises BadInput."""
+def ping_mesh(options: MeshOptions, progress: MeshProgress | None = None, ask: Ask = parallel_ssh.ask) -> MeshResult:
+    """What all pings came to. `ask` is for the survey of the nodes before them. Raises BadInput."""
     progress = progress or MeshProgress()
     began = time.monotonic()
     inventory = read(options.hosts)
@@ -76,7 +77,7 @@ def ping_mesh(options: MeshOptions, progress: MeshProgress | None = None) -> Mes
     nodes = {node.name: node for node in inventory.nodes}
     transport = Transport(options=Options(config=options.ssh_config), parallel=options.parallel)
     progress.note(Message("mesh.asking", {"count": len(nodes)}))
-    outputs = running.survey(inventory.nodes, running.SshRunner(nodes, replace(transport, ask=progress.ask)))
+    outputs = running.survey(inventory.nodes, running.SshRunner(nodes, replace(transport, ask=ask)))
     survey = planning.find_devices(inventory.nodes, outputs)
     run, state = _open_run(options, inventory, survey, running.SshRunner(nodes, transport))
     with _saved(options, progress, run, state):

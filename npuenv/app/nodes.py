@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from npuenv.app import checkup
 from npuenv.app.job import Progress
@@ -20,18 +20,17 @@ from npuenv.cluster.probing import ProbeReport, identify_nodes, probe, skipped_f
 from npuenv.cluster.probing.ports import has_dynamic_ports, ports_of, sets_hccl_ports
 from npuenv.cluster.ssh import Options, require_config
 from npuenv.cluster.summary import ClusterReport, NodeReport
-from npuenv.cluster.transport import Transport
+from npuenv.cluster.transport import Ask, Transport
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from npuenv.app.examine import DoctorOptions
     from npuenv.cluster.captures import NodeCapture
     from npuenv.cluster.inventory import Inventory, Node
-    from npuenv.cluster.parallel_ssh import Answer
     from npuenv.facts.collect import Facts
     from npuenv.host.base import Host
 
@@ -63,10 +62,6 @@ class NodesOptions:
 class NodesProgress(Progress):
     """Shows nothing; a caller overrides what it needs."""
 
-    def ask(self, *args: Any, **settings: Any) -> Generator[Answer, None, None]:
-        """`parallel_ssh.ask`, for rounds whose answers are not shown one by one."""
-        return parallel_ssh.ask(*args, **settings)
-
     def captures(self, total: int) -> contextlib.AbstractContextManager[Callable[[NodeCapture], object]]:
         """Gives what is called with each capture, of `total` in all."""
         return contextlib.nullcontext(lambda capture: None)
@@ -75,12 +70,17 @@ class NodesProgress(Progress):
         """The stack fits no machine like one of the nodes."""
 
 
-def doctor_nodes(options: NodesOptions, doctor: DoctorOptions, progress: NodesProgress | None = None) -> ClusterReport:
-    """What is wrong with each node of an inventory, or of a folder of captures, and between them. Raises BadInput."""
+def doctor_nodes(
+    options: NodesOptions, doctor: DoctorOptions, progress: NodesProgress | None = None, ask: Ask = parallel_ssh.ask
+) -> ClusterReport:
+    """What is wrong with each node of an inventory, or of a folder of captures, and between them. Raises BadInput.
+
+    `ask` is for the rounds after the captures, whose answers `progress` does not show one by one.
+    """
     options.validate(doctor)
     progress = progress or NodesProgress()
     if options.hosts is not None:
-        return _examine_nodes(options, doctor, progress)
+        return _examine_nodes(options, doctor, progress, ask)
     assert doctor.capture is not None
     inventory, captures = load_captures(doctor.capture)
     examination = _Examination(doctor, str(doctor.capture), progress)
@@ -89,7 +89,7 @@ def doctor_nodes(options: NodesOptions, doctor: DoctorOptions, progress: NodesPr
     return examination.report(inventory)
 
 
-def _examine_nodes(options: NodesOptions, doctor: DoctorOptions, progress: NodesProgress) -> ClusterReport:
+def _examine_nodes(options: NodesOptions, doctor: DoctorOptions, progress: NodesProgress, ask: Ask) -> ClusterReport:
     """Collects a capture of every node and examines each as it arrives, then has the nodes probe each other."""
     assert options.hosts is not None
     inventory = read(options.hosts)
@@ -111,7 +111,7 @@ def _examine_nodes(options: NodesOptions, doctor: DoctorOptions, progress: Nodes
             show(capture)
     if writer:
         progress.note(Message("cluster.saved", {"count": writer.count, "path": str(options.save)}))
-    examination.probe(inventory, replace(transport, ask=progress.ask), options.shared)
+    examination.probe(inventory, replace(transport, ask=ask), options.shared)
     asked = {"agree.ports", "agree.packets"} if doctor.level >= _NETWORK_LEVEL else set()
     return examination.report(inventory, asked=frozenset(asked | ({"agree.storage"} if options.shared else set())))
 

@@ -9,22 +9,21 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from npuenv.cluster import ray, ray_state, ray_status
+from npuenv.cluster import parallel_ssh, ray, ray_state, ray_status
 from npuenv.cluster.inventory import read
 from npuenv.cluster.nodeset import fold, natural
 from npuenv.cluster.ray_state import clusters_sharing
 from npuenv.cluster.ssh import Options, require_config
-from npuenv.cluster.transport import Transport
+from npuenv.cluster.transport import Ask, Transport
 from npuenv.core.errors import BadInput, ExitCode, StepFailed
 from npuenv.core.messages import Message
 from npuenv.host.writing import claimed
 from npuenv.report.ray_cluster import Picture, Row
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from npuenv.app.nodes import NodesProgress
     from npuenv.cluster.inventory import Inventory, Node
     from npuenv.cluster.ray import StartConflict
     from npuenv.cluster.ray_state import Cluster, StartedNode
@@ -57,11 +56,11 @@ class RayContext:
     """What every step of a command needs."""
 
     transport: Transport
-    progress: NodesProgress
     path: Path  # the record of what was started
     source: str  # the inventory
     ssh_config: str | None
     ray: str = ""  # the program on the nodes, where one was named
+    notify: Callable[[Message], object] = lambda message: None  # called with what a user should know meanwhile
 
     def command(self, verb: str, source: str = "") -> str:
         """The command line of another command on the same nodes."""
@@ -90,9 +89,9 @@ class RayContext:
             yield
 
 
-def ray_nodes_status(options: RayOptions, progress: NodesProgress) -> RayResult:
+def ray_nodes_status(options: RayOptions, ask: Ask = parallel_ssh.ask) -> RayResult:
     """The state of the cluster that was started; if none was, whether another Ray runs there. Raises BadInput."""
-    context, cluster, nodes = _open_known(options, progress)
+    context, cluster, nodes = _open_known(options, ask)
     if cluster is None:
         return _foreign(context, nodes)
     started = {each.node.name for each in cluster.started}
@@ -102,9 +101,9 @@ def ray_nodes_status(options: RayOptions, progress: NodesProgress) -> RayResult:
     )
 
 
-def stop_ray(options: RayOptions, progress: NodesProgress) -> RayResult:
+def stop_ray(options: RayOptions, ask: Ask = parallel_ssh.ask) -> RayResult:
     """Stops what was started, and nothing else. Raises BadInput where nothing was."""
-    context, cluster, nodes = _open_known(options, progress)
+    context, cluster, nodes = _open_known(options, ask)
     if cluster is None:
         raise BadInput(Message("cluster.ray-none"), _hint_none(context, nodes))
     with context.locked():
@@ -117,20 +116,13 @@ def stop_ray(options: RayOptions, progress: NodesProgress) -> RayResult:
     return RayResult(code, Picture(title, cluster.address, rows, then=then))
 
 
-def open_context(
-    options: RayOptions, progress: NodesProgress, path: Path, source: str, program: str = ""
-) -> RayContext:
-    """`source` and `program`: those of the record, where the options name none."""
-    transport = Transport(options=Options(config=options.ssh_config), ask=progress.ask)
-    return RayContext(transport, progress, path, options.hosts or source, options.ssh_config, program)
-
-
-def _open_known(options: RayOptions, progress: NodesProgress) -> tuple[RayContext, Cluster | None, Sequence[Node]]:
+def _open_known(options: RayOptions, ask: Ask) -> tuple[RayContext, Cluster | None, Sequence[Node]]:
     """The context, the cluster that was started (None: none was), and the inventory's nodes as far as known."""
     require_config(options.ssh_config)
     cluster, path, inventory = _known(options.hosts)
     source, program = (cluster.source, cluster.ray) if cluster else ("", "")
-    context = open_context(options, progress, path, source, program)
+    transport = Transport(options=Options(config=options.ssh_config), ask=ask)
+    context = RayContext(transport, path, options.hosts or source, options.ssh_config, program)
     return context, cluster, inventory.nodes if inventory else ()
 
 

@@ -13,25 +13,24 @@ from npuenv.app.ray_cluster import (
     RayResult,
     cluster_status,
     joined_status,
-    open_context,
     runs,
     stop_nodes,
 )
-from npuenv.cluster import ray, ray_state
+from npuenv.cluster import parallel_ssh, ray, ray_state
 from npuenv.cluster.inventory import read
 from npuenv.cluster.nodeset import fold
 from npuenv.cluster.ray import StartConflict, StartFailure, StartPlan
 from npuenv.cluster.ray_state import clusters_sharing, state_path
-from npuenv.cluster.ssh import require_config
+from npuenv.cluster.ssh import Options, require_config
+from npuenv.cluster.transport import Ask, Transport
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message
 from npuenv.core.messages.visible import clean
 from npuenv.report.ray_cluster import Picture, Row
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from npuenv.app.nodes import NodesProgress
     from npuenv.cluster.inventory import Inventory, Node
     from npuenv.cluster.ray import NodeState
     from npuenv.cluster.ray_state import Cluster, StartedNode
@@ -50,13 +49,17 @@ class RayStartOptions(RayOptions):
     limit_s: float = 120.0  # for each node
 
 
-def start_ray(options: RayStartOptions, progress: NodesProgress) -> RayResult:
+def start_ray(
+    options: RayStartOptions, ask: Ask = parallel_ssh.ask, notify: Callable[[Message], object] = lambda message: None
+) -> RayResult:
     """Starts what does not run yet: first the head, then the others one by one. Raises BadInput."""
     if options.hosts is None:
         raise BadInput(Message("cluster.ray-hosts"), Message("cluster.ray-hosts-hint"))
     inventory = read(options.hosts)
     require_config(options.ssh_config)
-    context = open_context(options, progress, state_path(inventory, os.environ), options.hosts, options.ray)
+    transport = Transport(options=Options(config=options.ssh_config), ask=ask)
+    path = state_path(inventory, os.environ)
+    context = RayContext(transport, path, options.hosts, options.ssh_config, options.ray, notify)
     plan = _plan(inventory, options)
     with context.locked():
         return _start(context, plan)
@@ -111,7 +114,7 @@ def _start_missing(context: RayContext, plan: StartPlan, before: Cluster, runnin
     if head is None or head.name not in running:
         args = {**context.commands, "head": before.head, "names": fold(running)}
         return _refuse([StartConflict(Message("cluster.ray-headless", args), (before.head,))])
-    context.progress.note(Message("cluster.ray-is-up", {"address": before.address}))
+    context.notify(Message("cluster.ray-is-up", {"address": before.address}))
     missing = [node for node in plan.nodes if node.name not in running]
     if not missing:
         return cluster_status(context, before)
@@ -138,7 +141,7 @@ def _refuse(conflicts: Sequence[StartConflict]) -> RayResult:
 
 def _start_nodes(context: RayContext, plan: StartPlan, cluster: Cluster, nodes: Sequence[Node]) -> RayResult:
     """Surveys all nodes of the plan, and starts `nodes`."""
-    context.progress.note(Message("cluster.ray-asking", {"count": len(plan.nodes)}))
+    context.notify(Message("cluster.ray-asking", {"count": len(plan.nodes)}))
     states = ray.survey(plan.nodes, plan.ray, context.transport)
     names = {node.name for node in nodes}
     # The head of a cluster that gets more nodes runs, as it should.
@@ -166,7 +169,7 @@ def _address(context: RayContext, head: NodeState) -> str:
         return ""
     if head.node.address != head.node.name:
         args = {"name": head.node.name, "address": head.node.address, "login": head.login}
-        context.progress.note(Message("cluster.ray-other-address", args))
+        context.notify(Message("cluster.ray-other-address", args))
     return head.login
 
 
@@ -185,14 +188,14 @@ def _start_each(context: RayContext, plan: StartPlan, cluster: Cluster, states: 
             if isinstance(result, StartFailure):
                 line = result.said.splitlines()[-1] if result.said else ""
                 rows[result.node.name] = Row("not-up", line, result.said)
-                context.progress.note(Message("cluster.ray-failed", {**head, "line": clean(line)}))
+                context.notify(Message("cluster.ray-failed", {**head, "line": clean(line)}))
                 if result.is_clean:
                     cluster = cluster.without(result.node.name)
                     context.save(cluster)
                 continue
             record(result)
             rows[result.node.name] = Row("up", cards=result.cards)
-            context.progress.note(Message("cluster.ray-started", {**head, "cards": result.cards}))
+            context.notify(Message("cluster.ray-started", {**head, "cards": result.cards}))
         return _started(context, cluster, rows)
     except KeyboardInterrupt:
         _note_running(context, cluster)
@@ -216,4 +219,4 @@ def _note_running(context: RayContext, cluster: Cluster) -> None:
     if running or begun:
         word = "begun" if not running else "running" if not begun else "both"
         args = {**context.commands, "names": fold(running), "begun": fold(begun)}
-        context.progress.note(Message(f"cluster.ray-broken-{word}", args))
+        context.notify(Message(f"cluster.ray-broken-{word}", args))

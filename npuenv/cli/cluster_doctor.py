@@ -20,11 +20,10 @@ from npuenv.report.terminal import Manner
 from npuenv.terminal.output import as_json, page_of, require_writable, write_output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Iterator
 
     from npuenv.app import ConflictError
     from npuenv.cluster.captures import NodeCapture
-    from npuenv.cluster.parallel_ssh import Answer
     from npuenv.cluster.summary import ClusterReport
     from npuenv.terminal.options import DoctorCommand
     from npuenv.terminal.ui import Ui
@@ -40,7 +39,7 @@ def run(ui: Ui, command: DoctorCommand, nodes: dict[str, Any]) -> ExitCode:
     options.validate(command)
     if command.out is not None:
         require_writable(command.out)
-    report = doctor_nodes(options, command, _Progress(ui))
+    report = doctor_nodes(options, command, _Progress(ui), report_pending(ui))
     is_well = report.code is ExitCode.FINE and not any(each.status is Status.UNKNOWN for each in report.agreement)
     if command.format != "text" or command.out or not ui.is_quiet or not is_well:
         write_output(ui, command, _render(ui, command, report))
@@ -48,13 +47,10 @@ def run(ui: Ui, command: DoctorCommand, nodes: dict[str, Any]) -> ExitCode:
 
 
 class _Progress(NodesProgress):
-    """On stderr: a bar or a line for each node, and who has not answered."""
+    """On stderr: a bar, or a line for each node."""
 
     def __init__(self, ui: Ui) -> None:
         self._ui = ui
-
-    def ask(self, *args: Any, **settings: Any) -> Generator[Answer, None, None]:
-        return report_pending(self._ui)(*args, **settings)
 
     def note(self, message: Message) -> None:
         self._ui.say(message, err=True)

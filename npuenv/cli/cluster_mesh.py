@@ -25,12 +25,11 @@ from npuenv.report.mesh import brief, lines, render_html
 from npuenv.terminal.output import as_json, require_writable, write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Iterator
 
     from rich.progress import ProgressColumn
 
     from npuenv.cluster.mesh.document import MeshResult
-    from npuenv.cluster.parallel_ssh import Answer
 
 _FORMATS = ("text", "json", "html")
 
@@ -84,7 +83,7 @@ def command(
     mode = FULL if is_full else SAMPLED if is_sampled else None
     options["parallel"] = options["parallel"] or PARALLEL
     mesh = MeshOptions(mode=mode, **options)
-    result = ping_mesh(mesh, _Progress(ui, mesh, form, out, yes=yes))
+    result = ping_mesh(mesh, _Progress(ui, mesh, form, out, yes=yes), report_pending(ui))
     _report(ui, result, mesh.hosts, form, out)
     return int(result.code)
 
@@ -129,9 +128,6 @@ class _PingBar(ProgressBar):
 class _Progress(MeshProgress):
     def __init__(self, ui: Ui, options: MeshOptions, form: str, out: str | None, *, yes: bool) -> None:
         self._ui, self._options, self._form, self._out, self._yes = ui, options, form, out, yes
-
-    def ask(self, *args: Any, **settings: Any) -> Generator[Answer, None, None]:
-        return report_pending(self._ui)(*args, **settings)
 
     def note(self, message: Message) -> None:
         self._ui.say(message, err=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from npuenv.app.nodes import NodesProgress
 from npuenv.app.ray_cluster import RayOptions, ray_nodes_status, stop_ray
 from npuenv.app.ray_start import RayStartOptions, start_ray
 from npuenv.cli.common import Ui, common_options
@@ -16,11 +16,9 @@ from npuenv.core.errors import ExitCode
 from npuenv.report.ray_cluster import document, lines, refused_document, refused_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
 
     from npuenv.app.ray_cluster import RayResult
-    from npuenv.cluster.parallel_ssh import Answer
-    from npuenv.core.messages import Message
 
 _FRAMEWORKS = ("verl", "roll", "vllm-ascend")
 
@@ -64,7 +62,7 @@ def up(ui: Ui, **options: Any) -> int:
     Ray starts with its settings. A Ray that is already running is reported and left alone. Running the command again
     starts only the missing nodes.
     """
-    return _print(ui, start_ray(RayStartOptions(**options), _Progress(ui)))
+    return _print(ui, start_ray(RayStartOptions(**options), report_pending(ui), partial(ui.say, err=True)))
 
 
 @click.command("status", cls=Command)
@@ -75,7 +73,7 @@ def status(ui: Ui, **options: Any) -> int:
 
     If it started none on these nodes, show whether someone else's Ray is running there.
     """
-    return _print(ui, ray_nodes_status(RayOptions(**options), _Progress(ui)))
+    return _print(ui, ray_nodes_status(RayOptions(**options), report_pending(ui)))
 
 
 @click.command("down", cls=Command)
@@ -83,18 +81,7 @@ def status(ui: Ui, **options: Any) -> int:
 @common_options
 def down(ui: Ui, **options: Any) -> int:
     """Stop what `npuenv cluster up` started, and nothing else."""
-    return _print(ui, stop_ray(RayOptions(**options), _Progress(ui)))
-
-
-class _Progress(NodesProgress):
-    def __init__(self, ui: Ui) -> None:
-        self._ui = ui
-
-    def ask(self, *args: Any, **settings: Any) -> Generator[Answer, None, None]:
-        return report_pending(self._ui)(*args, **settings)
-
-    def note(self, message: Message) -> None:
-        self._ui.say(message, err=True)
+    return _print(ui, stop_ray(RayOptions(**options), report_pending(ui)))
 
 
 def _print(ui: Ui, result: RayResult) -> int:
