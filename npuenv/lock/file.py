@@ -35,9 +35,17 @@ _KEYS: Mapping[str, Mapping[str, type]] = {
     "missing": {"name": str, "version": str, "reason": str, "index": str, "detail": str},
     "proof": {"requirement": str, "source": str},
     "source": {"name": str, "repo": str, "ref": str, "is_moving": bool, "how": str},
-    "package": {"name": str, "version": str, "sha256": list, "witnesses": int, "index": str, "why": list},
+    "package": {
+        "name": str,
+        "version": str,
+        "sha256": list,
+        "witnesses": int,
+        "index": str,
+        "why": list,
+        "ignores": list,
+    },
 }
-_OPTIONAL = {"inputs", "newest", "index", "detail", "why", "witnesses"}
+_OPTIONAL = {"inputs", "newest", "index", "detail", "why", "witnesses", "ignores"}
 _PATTERNS = {
     "sha256": r"[0-9a-f]{64}",
     "index": r"[a-z0-9]+([._-][a-z0-9]+)*",
@@ -145,6 +153,7 @@ class LockedPackage:
     index: str | None = None  # label; None: the default index and pip's extra ones
     why: tuple[str, ...] = ()  # "stack", or the packages that need it
     witnesses: int = 0
+    ignores: tuple[str, ...] = ()  # its own requirements that the stack does not follow: it is installed without them
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +224,7 @@ class Lock:
         Not with the tool that wrote the lock, what was asked of it or who vouches for a hash: the same set is the same
         environment.
         """
-        packages = tuple(replace(package, witnesses=0) for package in self.packages)
+        packages = tuple(replace(package, witnesses=0, ignores=()) for package in self.packages)
         bare = replace(self, made_with="", inputs="", newest="", packages=packages)
         lines = (line for block in (_head(bare)[2:], *_tables(bare)) for line in block)
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
@@ -287,6 +296,7 @@ def _package(row: Mapping[str, Any]) -> LockedPackage:
         row.get("index"),
         tuple(row.get("why", ())),
         row.get("witnesses", 0),
+        tuple(row.get("ignores", ())),
     )
 
 
@@ -345,7 +355,8 @@ def _tables(lock: Lock) -> list[list[str]]:
     ]  # fmt: skip
     tables += [
         _table("package", name=package.name, version=package.version, sha256=package.sha256,
-               witnesses=package.witnesses or None, index=package.index, why=package.why)
+               witnesses=package.witnesses or None, index=package.index, why=package.why,
+               ignores=package.ignores or None)
         for package in lock.packages
     ]  # fmt: skip
     return tables

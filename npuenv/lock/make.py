@@ -27,7 +27,7 @@ from npuenv.core.toml_input import load_file
 from npuenv.facts.pip import named_index
 from npuenv.lock.conflict import prove, single_overrides
 from npuenv.lock.file import STACK, Lock, LockedPackage, LockedSource, Missing, Proof
-from npuenv.lock.inputs import NEWEST, REQUIRE, Inputs, inputs_of, stand_in_requires
+from npuenv.lock.inputs import NEWEST, REQUIRE, Inputs, ignored_requirements, inputs_of, stand_in_requires
 from npuenv.lock.uv import (
     PROJECT,
     Resolver,
@@ -266,7 +266,10 @@ def _with_labels(found: list[LockedPackage], stack: Stack, supply: Supply) -> tu
     labels = {pin.name: pin.index for pin in stack.pins}
     gone = {missing.name: missing for missing in supply.missing}
     tags = platform_tags(stack.platform)
-    labelled = (replace(each, index=labels.get(each.name)) for each in found)
+    labelled = (
+        replace(each, index=labels.get(each.name), ignores=ignored_requirements(each.name, each.version))
+        for each in found
+    )
     packages = (_attested(each, gone[each.name], tags) if each.name in gone else each for each in labelled)
     return tuple(sorted(packages, key=lambda package: package.name))
 

@@ -20,11 +20,11 @@ from npuenv.core.messages import Message, say
 from npuenv.facts.pip import pip_settings
 from npuenv.host.base import Ran
 from npuenv.host.local import LocalHost
-from npuenv.lock import Lock, Missing, Proof, make, parse_lock, read_lock, uv, write_lock
+from npuenv.lock import Lock, Missing, Proof, inputs, make, parse_lock, read_lock, uv, write_lock
 from npuenv.lock.inputs import inputs_of, stand_in_requires
 from npuenv.lock.make import Known, Resolver, deciding_line, find_uv, make_lock, solve
 from npuenv.lock.preconditions import require_complete, require_sources
-from npuenv.lock.store import shipped_folder
+from npuenv.lock.store import shelf_locks, shipped_folder
 from npuenv.lock.wheels import uv_platform, write_wheel
 from npuenv.matrix import load_matrix
 from npuenv.matrix.rows import WheelHash
@@ -73,7 +73,7 @@ class Shop:
 
 
 @pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
+def shop(tmp_path: Path, fresh_uv_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
     for name in list(os.environ):
         if name.startswith(("PIP_", "UV_")):
             monkeypatch.delenv(name)
@@ -90,7 +90,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_FIND_LINKS", str(links))
     monkeypatch.setenv("PIP_INDEX_URL", simple_index(default))
-    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("UV_CACHE_DIR", str(fresh_uv_cache))
     monkeypatch.setenv("UV_EXCLUDE_NEWER", "2001-01-01")  # a setting of the user's shell that must not leak in
     stack = Stack(
         "tiny", "cpu", Platform(platform.machine(), f"3.{sys.version_info[1]}"), (pin("torx", "9.1+cpu", "special"),),
@@ -428,7 +428,9 @@ def test_an_offline_resolver_answers_from_the_cache_or_not_at_all(shop: Shop) ->
 
 
 @pytest.mark.registry
-@pytest.mark.parametrize("name", ["verl-0.7.1-cann8.5.0", "verl-0.7.0-cann8.3.RC1"])
+@pytest.mark.parametrize(
+    "name", ["verl-0.7.1-cann8.5.0", pytest.param("verl-0.7.0-cann8.3.RC1", marks=pytest.mark.long)]
+)
 def test_a_published_stack_locks_to_the_committed_lock(name: str) -> None:
     host = LocalHost()
     matrix = load_matrix()
@@ -512,3 +514,33 @@ def test_recorded_wheels_are_wheels_with_a_hash_and_a_source() -> None:
     for row in load_matrix().wheel_hashes:
         parse_wheel_filename(row.id)
         assert re.fullmatch(r"[0-9a-f]{64}", row.sha256) and row.independent >= 1 and row.source
+
+
+def test_a_package_that_is_installed_without_its_requirements_brings_none_in(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pins = ("base==1.0", "nowhere==1")
+    for module in (make, uv, inputs):
+        monkeypatch.setattr(module, "ignored_requirements", lambda name, version: pins if name == "torx" else ())
+    write_wheel(shop.special, "torx", "9.1+cpu", requires=pins)
+    lock = shop.lock()
+    assert lock.is_complete and versions(lock)["base"] == "2.0", lock.missing
+    package = lock.package("torx")
+    assert package is not None and package.ignores == pins
+    assert parse_lock(write_lock(lock)) == lock
+    assert lock.inputs == inputs_of(shop.stack).digest
+    monkeypatch.undo()
+    assert lock.inputs != inputs_of(shop.stack).digest
+
+
+@pytest.mark.parametrize("version", ["3.2.1", "3.2.2"])
+def test_triton_ascend_is_locked_without_its_requirements_by_name(version: str) -> None:
+    row = load_matrix().triton_ascend_row(version)
+    assert row is not None and "numpy==1.26.4" in row.requires
+    locks = [lock for lock in shelf_locks(shipped_folder()) if (found := lock.package("triton-ascend")) and
+             found.version == version]  # fmt: skip
+    assert locks
+    for lock in locks:
+        triton = lock.package("triton-ascend")
+        assert triton is not None and triton.ignores == row.requires
+        assert all(not each.ignores for each in lock.packages if each is not triton)

@@ -204,6 +204,9 @@ def _is_elsewhere(context: Context, item: _Unmet) -> bool:
     """Whether another check reports it, or nothing on an NPU wants it."""
     if item.name in _JUDGED.get(item.owner, ()):
         return True
+    triton = context.matrix.triton_ascend_row(public(version_of(context, "triton-ascend") or ""))
+    if item.owner == "triton-ascend" and triton is not None and triton.requires:
+        return True  # it is installed without its requirements, as `python.triton` says
     ascend = context.matrix.vllm_ascend_row(public(version_of(context, "vllm-ascend") or ""))
     if item.owner == "vllm-ascend" and ascend is not None:
         return True

@@ -9,6 +9,7 @@ from npuenv.checks.python.installed import (
     chip_generations,
     lines,
     pip,
+    public,
     published_as,
     python_of,
     resolve_here,
@@ -17,6 +18,7 @@ from npuenv.checks.python.installed import (
 from npuenv.core import versions
 
 if TYPE_CHECKING:
+    from npuenv.core.fact import Evidence
     from npuenv.facts.python.interpreter import Python
 
 # From here on triton-ascend asks for triton itself and still brings every file of it: both together are worth a
@@ -49,7 +51,15 @@ def triton(context: Context) -> CheckResult:
         )
         verdict = warn if coexist else fail
         return verdict("python.triton-residue", *evidence, fix=fix, triton=plain, ascend=ascend, count=shared)
-    return _cann(context, ascend) or ok("python.triton-ok", *evidence, ascend=ascend)
+    return _cann(context, ascend) or _well(context, ascend, evidence)
+
+
+def _well(context: Context, ascend: str, evidence: tuple[Evidence, ...]) -> CheckResult:
+    row = context.matrix.triton_ascend_row(public(ascend))
+    if row is None or not row.requires:
+        return ok("python.triton-ok", *evidence, ascend=ascend)
+    names = tuple(dict.fromkeys(versions.requirement_name(text) for text in row.requires))
+    return ok("python.triton-ok-alone", *evidence, ascend=ascend, requires=names)
 
 
 def _cann(context: Context, ascend: str) -> CheckResult | None:

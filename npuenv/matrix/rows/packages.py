@@ -83,6 +83,8 @@ class TritonAscend(Row):
     hardware: tuple[str, ...]
     index: str  # "default" or a label of indexes.toml
     published: str = ""  # YYYY-MM-DD; "": not known
+    # Requires-Dist that no published stack follows: it is installed last, without its requirements. Empty: it has none.
+    requires: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
