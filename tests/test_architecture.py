@@ -179,6 +179,7 @@ READS_JSON = {
     "npuenv.core.json_input",
     "npuenv.core.toml_input",
     "npuenv.cluster.mesh.remote",
+    "npuenv.cluster.remote_agent",
     "npuenv.install.env_verifier.files",
     "npuenv.render.activation_program",
     "npuenv.smoke.backends.target_program",

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from npuenv.app.installation import install, preview
     from npuenv.app.job import InstallOptions, InstallResult, Progress
     from npuenv.app.locks import lock
+    from npuenv.app.mesh import MeshOptions, ping_mesh
+    from npuenv.app.nodes import NodesOptions, doctor_nodes
+    from npuenv.app.ray_cluster import RayOptions, RayResult, ray_nodes_status, stop_ray
+    from npuenv.app.ray_start import RayStartOptions, start_ray
     from npuenv.app.resolution import ConflictError, resolve
     from npuenv.app.training import SmokeOptions, SmokeResult, smoke_train
     from npuenv.app.updates import repair, roll_back, update
@@ -29,23 +33,33 @@ __all__ = [
     "ImageOptions",
     "InstallOptions",
     "InstallResult",
+    "MeshOptions",
+    "NodesOptions",
     "Progress",
+    "RayOptions",
+    "RayResult",
+    "RayStartOptions",
     "SmokeOptions",
     "SmokeResult",
     "checkup",
     "doctor",
+    "doctor_nodes",
     "images",
     "install",
     "installation",
     "lock",
     "locks",
+    "ping_mesh",
     "preview",
+    "ray_nodes_status",
     "render_docker",
     "repair",
     "resolution",
     "resolve",
     "roll_back",
     "smoke_train",
+    "start_ray",
+    "stop_ray",
     "training",
     "update",
     "updates",
@@ -58,6 +72,10 @@ _MODULES = {
     "installation": ("install", "preview"),
     "job": ("InstallOptions", "InstallResult", "Progress"),
     "locks": ("lock",),
+    "mesh": ("MeshOptions", "ping_mesh"),
+    "nodes": ("NodesOptions", "doctor_nodes"),
+    "ray_cluster": ("RayOptions", "RayResult", "ray_nodes_status", "stop_ray"),
+    "ray_start": ("RayStartOptions", "start_ray"),
     "resolution": ("ConflictError", "resolve"),
     "training": ("SmokeOptions", "SmokeResult", "smoke_train"),
     "updates": ("repair", "roll_back", "update"),

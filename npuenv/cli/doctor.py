@@ -63,7 +63,7 @@ def command(ui: Ui, **values: Any) -> int:
     if many["hosts"] is not None or (asked.capture is not None and asked.capture.is_dir()):
         from npuenv.cli import cluster_doctor
 
-        return int(cluster_doctor.run(ui, asked, cluster_doctor.ClusterOptions(**many)))
+        return int(cluster_doctor.run(ui, asked, many))
     alone = next((name for name, value in many.items() if value is not None), None)
     if alone is not None:
         args = {"option": f"--{alone.removesuffix('_s').replace('_', '-')}"}

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from npuenv import __version__
 from npuenv.cluster.inventory import Inventory, Node
 from npuenv.cluster.parallel_ssh import MAX_BYTES
-from npuenv.cluster.remote_agent import AGENT, MARK, STOP_S
 from npuenv.cluster.ssh import NodeFailure, failing_hop, failure_line, keeps_host_keys
 from npuenv.core.errors import BadInput
 from npuenv.core.json_input import load_file
 from npuenv.core.messages import Message, say
+from npuenv.facts.target import joined
 from npuenv.host.recorded import load_capture, parse_capture
 from npuenv.host.redact import Redactor
 from npuenv.host.writing import write_whole
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 # Seconds that a node may take, by the level of the look: reading files, asking tools, cards and network, burning in.
 LIMITS_S = (60.0, 120.0, 600.0, 1800.0)
-_SPARE_S = STOP_S + 1.0  # of the limit, for the node to say itself that it is over, and to clean up
+_MARK = b"\0npuenv-answer "  # before the answer of `remote_agent`
+_SPARE_S = 5.0  # of the limit, for the node to say itself that it is over, and to clean up
 _OLDEST_FOR_PROBES = (3, 6)  # for the small programs by which nodes tell what there is between them
 
 SCHEMA = "npuenv.nodes/1"
@@ -75,7 +76,8 @@ def collect_captures(
     remote_s = max(limit_s - _SPARE_S, limit_s / 2)
     request = {"limit_s": remote_s, "size": len(program), "words": list(words)}
     data = json.dumps(request).encode() + b"\n" + program
-    answers = transport.run_python(nodes, AGENT, lambda _: data, limit_s=limit_s, max_bytes=MAX_BYTES)
+    agent = joined("npuenv.cluster", ("remote_agent",))
+    answers = transport.run_python(nodes, agent, lambda _: data, limit_s=limit_s, max_bytes=MAX_BYTES)
     for answer in answers:
         capture = _capture_of(answer)
         is_new = capture.failure is NodeFailure.HOST_KEY and "host key is known for" in capture.line
@@ -89,7 +91,7 @@ def _capture_of(answer: Answer) -> NodeCapture:
     found = _parse_answer(answer.out)
     if found is None:
         failure = answer.failure or NodeFailure.BROKEN
-        line = failure_line(answer.err, answer.out if MARK not in answer.out else b"", failure)
+        line = failure_line(answer.err, answer.out if _MARK not in answer.out else b"", failure)
         at = failing_hop(answer.node, answer.err)
         return NodeCapture(answer.node, answer.seconds, failure=failure, line=line, at=at)
     word, body = found
@@ -120,10 +122,10 @@ def _read(answer: Answer, body: bytes) -> NodeCapture:
 
 def _parse_answer(out: bytes) -> tuple[str, bytes] | None:
     """The word of the answer and what belongs to it; None where it is not whole."""
-    at = out.find(MARK)
+    at = out.find(_MARK)
     if at < 0:
         return None
-    head, _, rest = out[at + len(MARK) :].partition(b"\n")
+    head, _, rest = out[at + len(_MARK) :].partition(b"\n")
     match = re.fullmatch(rb"([a-z-]+) (\d+)", head)
     if match is None or len(rest) < int(match[2]):
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +49,7 @@ class NodeState:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StartPlan:
     """What is to be started. `port` and `dashboard_port` are the head's."""
 
     nodes: tuple[Node, ...]  # the head first
@@ -77,7 +77,7 @@ class StartConflict:
 
     says: Message
     nodes: tuple[str, ...]
-    lines: tuple[str, ...] = field(default=())
+    lines: tuple[tuple[str, Message | str], ...] = ()  # more about some of them: name, sentence
 
 
 def survey(nodes: Sequence[Node], ray: str, transport: Transport) -> list[NodeState]:
@@ -104,14 +104,14 @@ def start_conflicts(
     busy = [state for state in known if state.running]
     wrong = []
     if silent:
-        lines = tuple(f"{state.node.name}: {state.why_not}" for state in silent)
+        lines = tuple((state.node.name, state.why_not) for state in silent)
         wrong.append(StartConflict(Message("cluster.ray-silent"), tuple(state.node.name for state in silent), lines))
     if absent:
         wrong.append(StartConflict(Message("cluster.ray-absent"), tuple(absent)))
     for command in sorted({others.get(state.node.name, "") for state in busy}):
         these = [state for state in busy if others.get(state.node.name, "") == command]
         says = Message("cluster.ray-runs-for", {"command": command}) if command else Message("cluster.ray-runs-already")
-        lines = tuple(f"{state.node.name}: {', '.join((*state.running, *state.joined))}" for state in these)
+        lines = tuple((state.node.name, ", ".join((*state.running, *state.joined))) for state in these)
         wrong.append(StartConflict(says, tuple(state.node.name for state in these), lines))
     return [
         *wrong,
@@ -167,7 +167,7 @@ def _other_versions(found: Sequence[NodeState]) -> list[StartConflict]:
 
 
 def start(
-    plan: Plan, found: Sequence[NodeState], transport: Transport, note: Callable[[StartedNode], object]
+    plan: StartPlan, found: Sequence[NodeState], transport: Transport, note: Callable[[StartedNode], object]
 ) -> Iterator[StartedNode | StartFailure]:
     """Starts Ray on the nodes that were found, one after another, each as it is done; ends after a failed head.
 
@@ -209,7 +209,7 @@ def stop(cluster: Cluster, transport: Transport) -> dict[str, ProbeResult]:
     return {each.node.name: ended[each.node.name] for each in (*head, *workers)}
 
 
-def _start(plan: Plan, started: StartedNode, transport: Transport) -> StartedNode | StartFailure:
+def _start(plan: StartPlan, started: StartedNode, transport: Transport) -> StartedNode | StartFailure:
     shape = Cards("", started.cards, len(plan.nodes))
     files = render_ray(
         shape,

@@ -1,29 +1,40 @@
-"""The agent that runs on a node for as long as one capture takes, as text.
+"""The agent: runs the doctor on a node for as long as one capture takes, and leaves neither files nor processes behind,
+whether the doctor ends, dies or takes too long, or the caller is gone.
 
-It is sent to whatever Python the node has, so it is written in the grammar of Python 2 as well, and reports by itself
-if that Python is too old. It leaves neither files nor processes behind, whether the doctor ends, dies or takes too
-long, or the caller is gone.
+It is sent as text to whatever Python the node has (`npuenv.cluster.captures`). So it is written in the grammar of
+Python 2 as well, and reports by itself if that Python is too old.
+
+Input: a line of JSON with limit_s, size, words; then as many bytes of a program as `size` says; then it stays open.
+Output: MARK, a word, a number of bytes, a line end, and those bytes: the capture compressed, or why there is none.
 """
+# mypy: ignore-errors
+# ruff: noqa: SIM105, UP024, UP031
 
-from __future__ import annotations
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
 
 MARK = b"\0npuenv-answer "  # before the answer: a login shell may say something of its own first
 OLDEST = (3, 9)
 STOP_S = 4.0  # how long the end of a doctor can last: it is asked to end, then killed with all that it has started
-# The command line: it reads the program from its input, of which the rest is the program's.
-BOOTSTRAP = "import sys; r = getattr(sys.stdin, 'buffer', sys.stdin); exec(r.read(int(r.readline())))"
-# Input: a line of JSON with limit_s, size, words; then as many bytes of a program as `size` says; then it stays open.
-# Output: MARK, a word, a number of bytes, a line end, and those bytes: the capture compressed, or why there is none.
-AGENT = f"""
-import json, os, select, shutil, signal, subprocess, sys, tempfile, time, zlib
+
 
 def answer(word, body):
     out = getattr(sys.stdout, "buffer", sys.stdout)
-    out.write({MARK!r} + ("%s %d\\n" % (word, len(body))).encode("ascii") + body)
+    out.write(MARK + ("%s %d\n" % (word, len(body))).encode("ascii") + body)
     out.flush()
+
 
 def end(number, frame):
     sys.exit(1)
+
 
 def content(path):
     try:
@@ -32,27 +43,31 @@ def content(path):
     except (IOError, OSError):
         return b""
 
+
 def processes():
     # Number -> (parent, session, time of start in ticks, state) of all that has not ended.
-    found = {{}}
+    found = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         row = content("/proc/%s/stat" % name).rpartition(b")")[2].split() if name.isdigit() else []
         if len(row) > 19 and row[0] not in (b"Z", b"X"):
             found[int(name)] = (int(row[1]), int(row[3]), int(row[19]), row[0].decode("ascii"))
     return found
 
+
 def family(pid):
     # A process and all that descend from it, with the times of their starts: a number may be another's later.
     found, line = processes(), [pid]
     for each in line:
         line.extend(child for child, row in found.items() if row[0] == each)
-    return set((each, found[each][2]) for each in line if each in found)
+    return {(each, found[each][2]) for each in line if each in found}
+
 
 def gone(doctor, seconds):
     deadline = time.time() + seconds
     while doctor.poll() is None and time.time() < deadline:
         time.sleep(0.02)
     return doctor.poll() is not None
+
 
 def stop(doctor):
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
@@ -64,11 +79,12 @@ def stop(doctor):
     except OSError:
         pass
 
+
 def end_family(doctor):
     # What it runs has sessions of its own, and no parent that leads here once the doctor has ended.
     left = family(doctor.pid)
     os.kill(doctor.pid, signal.SIGTERM)
-    gone(doctor, {STOP_S / 2})
+    gone(doctor, STOP_S / 2)
     left |= family(doctor.pid)
     now = processes()
     for pid, start in left:
@@ -78,7 +94,8 @@ def end_family(doctor):
             except OSError:
                 pass
     # One that hangs in the kernel is left to it.
-    gone(doctor, {STOP_S / 2})
+    gone(doctor, STOP_S / 2)
+
 
 def under_way(doctor):
     # What the doctor waits for, and for how long; its own line where it waits for nobody.
@@ -87,11 +104,12 @@ def under_way(doctor):
     # The programs that it runs lead sessions of their own.
     asked = [(row[2], pid) for pid, row in now.items() if row[0] == doctor.pid and row[1] == pid]
     start, pid = max(asked) if asked else (known[2], doctor.pid)
-    line = b" ".join(content("/proc/%d/cmdline" % pid).replace(b"\\0", b" ").split())[:200]
+    line = b" ".join(content("/proc/%d/cmdline" % pid).replace(b"\0", b" ").split())[:200]
     up = content("/proc/uptime").split()
     seconds = float(up[0]) - start / float(os.sysconf("SC_CLK_TCK")) if up else 0
     state = ", state D" if now.get(pid, known)[3] == "D" else ""
     return line + (" (%d s%s)" % (seconds, state)).encode("ascii")
+
 
 def look(folder, asked, program):
     path, capture, said = [os.path.join(folder, name) for name in ("npuenv-doctor.pyz", "capture.json", "said")]
@@ -116,11 +134,13 @@ def look(folder, asked, program):
         why = file.read()[-4000:]
     return answer("died", why.strip() or ("exit code %d" % doctor.returncode).encode("ascii"))
 
+
 def run():
-    asked = json.loads(r.readline().decode("utf-8"))
-    if sys.version_info < {OLDEST!r}:
+    source = getattr(sys.stdin, "buffer", sys.stdin)
+    asked = json.loads(source.readline().decode("utf-8"))
+    if sys.version_info < OLDEST:
         return answer("too-old", sys.version.split()[0].encode("ascii"))
-    program = r.read(asked["size"])
+    program = source.read(asked["size"])
     if len(program) < asked["size"]:
         return None
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
@@ -136,5 +156,6 @@ def run():
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
-run()
-"""
+
+if __name__ == "__main__":
+    run()

@@ -7,6 +7,7 @@ that is not known, hand the agent on, leave a connection open behind us, or keep
 from __future__ import annotations
 
 import enum
+import os
 import re
 import shlex
 import subprocess
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.cluster.inventory import NO_JUMP, Node
+from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
@@ -92,6 +94,13 @@ class Options:
     config: str | None = None  # a configuration instead of the user's own; None: the user's
     connect_s: int = 10  # how long it may take to reach a node
     settings: tuple[str, ...] = ()  # more of `-o`, before ours, so that they win
+
+
+def require_config(path: str | None) -> None:
+    """Raises BadInput where the configuration for ssh is named and is no file."""
+    if path is not None and not os.path.isfile(path):
+        args = {"path": path}
+        raise BadInput(Message("cluster.no-ssh-config", args), Message("cluster.no-ssh-config-hint"))
 
 
 def argv_for(

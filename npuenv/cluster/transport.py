@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from npuenv.cluster import parallel_ssh
-from npuenv.cluster.remote_agent import BOOTSTRAP
+from npuenv.cluster.parallel_ssh import Answer
 from npuenv.cluster.ssh import failure_line
 from npuenv.core.json_input import JsonError, loads
 from npuenv.facts.target import text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from npuenv.cluster.inventory import Node
-    from npuenv.cluster.parallel_ssh import Answer
     from npuenv.cluster.ssh import Options
 
 _MARK = "NPUENV-ANSWER "
 _MAX_BYTES = 4 << 20
+Ask = Callable[..., Generator[Answer, None, None]]  # as `parallel_ssh.ask`
 PYTHON = "python3"
+# The command line: it reads the program from its input, of which the rest is the program's.
+BOOTSTRAP = "import sys; r = getattr(sys.stdin, 'buffer', sys.stdin); exec(r.read(int(r.readline())))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class Transport:
     client: Sequence[str] = ("ssh",)
     options: Options | None = None
     parallel: int = parallel_ssh.PARALLEL
-    ask: Callable[..., Generator[Answer, None, None]] = parallel_ssh.ask
+    ask: Ask = parallel_ssh.ask
 
     def run_python(
         self,

@@ -86,13 +86,8 @@ def lines(picture: Picture, lang: str) -> list[str]:
 
 def refused_document(wrong: Sequence[StartConflict], code: int, lang: str) -> dict[str, Any]:
     """Why nothing was started, as a document."""
-    rows = [{"nodes": list(each.nodes), "says": say(each.says, lang), "lines": list(each.lines)} for each in wrong]
+    rows = [{"nodes": list(each.nodes), "says": say(each.says, lang), "lines": _lines_of(each, lang)} for each in wrong]
     return {"schema": SCHEMA, "exit": code, "refused": rows}
-
-
-def refused_line(name: str, row: Row, lang: str) -> str:
-    """Why one node keeps a start from beginning."""
-    return f"{name}: {say(row.line, lang) if isinstance(row.line, Message) else row.line}"
 
 
 def refused_lines(wrong: Sequence[StartConflict], lang: str) -> list[str]:
@@ -103,8 +98,16 @@ def refused_lines(wrong: Sequence[StartConflict], lang: str) -> list[str]:
     for each in wrong:
         args = {"names": fold(each.nodes), "says": each.says}
         found.append(clean(say(Message("cluster.ray-refused", args), lang)))
-        found += [f"  {clean(line)}" for line in each.lines]
+        found += [f"  {clean(line)}" for line in _lines_of(each, lang)]
     return found
+
+
+def _lines_of(conflict: StartConflict, lang: str) -> list[str]:
+    return [f"{name}: {_text(line, lang)}" for name, line in conflict.lines]
+
+
+def _text(line: Message | str, lang: str) -> str:
+    return say(line, lang) if isinstance(line, Message) else line
 
 
 def _row_message(name: str, row: Row, status: RayStatus | None) -> Message:
@@ -120,7 +123,7 @@ def _row_message(name: str, row: Row, status: RayStatus | None) -> Message:
 
 def _row_json(row: Row, status: RayStatus | None, lang: str) -> dict[str, Any]:
     found: dict[str, Any] = {"is_down" if "down" in row.what else "is_up": row.is_well}
-    line = say(row.line, lang) if isinstance(row.line, Message) else row.line
+    line = _text(row.line, lang)
     found |= {"line": line} if line else {}
     found |= {"said": row.said} if row.said else {}
     found |= {"cards": row.cards} if row.cards is not None else {}

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from npuenv.cluster.localize import localize_faults
-from npuenv.cluster.mesh import Device, Plan
+from npuenv.cluster.mesh import Device, PingPlan
 from npuenv.cluster.mesh.planning import full, sampled
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def timed(call: Callable[[], object]) -> float:
     return min(times)
 
 
-def out_of_step(plan: Plan, dead: int | None, pace: float, seed: int = 0) -> tuple[float, float]:
+def out_of_step(plan: PingPlan, dead: int | None, pace: float, seed: int = 0) -> tuple[float, float]:
     """The share of pings during which one of both devices takes part in another one, and the hours of the whole.
 
     Simulated: nodes make their pings one after another, no round before its time (`pace` times what an answer takes),

@@ -19,8 +19,9 @@ from typing import Any
 
 import pytest
 
+from npuenv.app.mesh import MeshOptions
 from npuenv.cli import cluster_mesh, main
-from npuenv.cli.cluster_mesh import MeshOptions
+from npuenv.cli.cluster_mesh import resume_command
 from npuenv.cluster.mesh import Device, Outcome, Results, load_results, save_results
 from tests.cluster.mesh_world import Direct, World
 from tests.support.own_signals import as_from_a_terminal, interruptible
@@ -293,7 +294,7 @@ def test_ctrl_c_leaves_a_state_from_which_no_ping_is_made_twice(
     world.kill_card("node02:1")
     world.hold_after(10)
     heard = []
-    monkeypatch.setattr(cluster_mesh._Progress, "show", lambda _, done, says: heard.append(done))
+    monkeypatch.setattr(cluster_mesh._PingBar, "show", lambda _, done: heard.append(done))
 
     def interrupt() -> None:
         if until(lambda: max(heard, default=0) >= 6 and len(world.made()) >= 10):
@@ -444,17 +445,17 @@ def test_full_and_sampled_exclude_each_other(make_world: Any, capsys: pytest.Cap
 
 
 def test_the_command_that_goes_on_repeats_how_pings_are_made() -> None:
-    usual = MeshOptions("hosts", None, None, "text", None, yes=False, limit_s=15.0, parallel=512, ssh_config=None)
-    assert usual.again("full", Path("/s")) == "npuenv cluster mesh --hosts hosts --full --resume /s"
-    other = replace(usual, limit_s=2.5, parallel=4)
-    assert other.again("sampled", Path("/s")).endswith("--sampled --resume /s --limit 2.5 --parallel 4")
+    usual, state = MeshOptions("hosts"), Path("/s")
+    assert resume_command(usual, "full", state, "text", None) == "npuenv cluster mesh --hosts hosts --full --resume /s"
+    other = resume_command(replace(usual, limit_s=2.5, parallel=4), "sampled", state, "text", None)
+    assert other.endswith("--sampled --resume /s --limit 2.5 --parallel 4")
     for form, out, words in (
         ("html", "mesh.html", "-o mesh.html"),
         ("json", None, "--format json"),
         ("json", "-", "--format json -o -"),
         ("text", "a.json", "--format text -o a.json"),
     ):
-        assert replace(usual, form=form, out=out).again("full", Path("/s")).endswith(f"--resume /s {words}")
+        assert resume_command(usual, "full", state, form, out).endswith(f"--resume /s {words}")
 
 
 @pytest.mark.usefixtures("direct")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npuenv.cluster.localize import Hypothesis, Kind, localize_faults
-from npuenv.cluster.mesh import Device, Plan
+from npuenv.cluster.mesh import Device, PingPlan
 from npuenv.cluster.mesh.planning import full, sampled
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def cluster(shape: Sequence[int], *, is_a3: bool = False) -> list[Device]:
     ]
 
 
-def require_nobody_twice(plan: Plan) -> None:
+def require_nobody_twice(plan: PingPlan) -> None:
     for pings in plan.rounds:
         assert pings
         parts = [place for pair in pings for place in pair]
@@ -37,7 +37,7 @@ def require_nobody_twice(plan: Plan) -> None:
         assert len(nodes) == len(set(nodes)), "a node pings twice"
 
 
-def all_pings(plan: Plan) -> list[tuple[int, int]]:
+def all_pings(plan: PingPlan) -> list[tuple[int, int]]:
     return [pair for pings in plan.rounds for pair in pings]
 
 
@@ -107,7 +107,7 @@ def test_a_sample_asks_no_pair_twice_and_gives_no_device_more_than_four_pings(sh
         assert set(times) == set(range(len(devices))) and min(times.values()) >= 2
 
 
-def culprits_of_a_dead_device(plan: Plan, dead: int) -> tuple[list[Hypothesis], list[Hypothesis]]:
+def culprits_of_a_dead_device(plan: PingPlan, dead: int) -> tuple[list[Hypothesis], list[Hypothesis]]:
     """What is named where all pings of one device fail, and what cannot be told from it."""
     pairs = all_pings(plan)
     failed = [pair for pair in pairs if dead in pair]
@@ -131,7 +131,7 @@ def test_a_sample_of_512_devices_names_a_dead_one_of_each_card_number() -> None:
     require_each_is_named(sampled(cluster([8] * 64)), every=17)
 
 
-def require_each_is_named(plan: Plan, every: int = 1) -> None:
+def require_each_is_named(plan: PingPlan, every: int = 1) -> None:
     for dead in range(0, len(plan.devices), every):
         assert culprits_of_a_dead_device(plan, dead) == ([Hypothesis(Kind.CARD, (dead,))], [])
 

@@ -24,12 +24,12 @@ from tests.support.sentences import says, sentence
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from npuenv.cluster.mesh import Pair, Plan
+    from npuenv.cluster.mesh import Pair, PingPlan
 
 SCHEMA = Path(npuenv.report.__file__).parent / "schemas" / "mesh-1.schema.json"
 
 
-def finished(plan: Plan, outcomes: Callable[[Pair], Outcome], **more: Any) -> MeshResult:
+def finished(plan: PingPlan, outcomes: Callable[[Pair], Outcome], **more: Any) -> MeshResult:
     results = Results.empty(plan.devices)
     for pair in all_pings(plan):
         outcome = outcomes(pair)
@@ -60,7 +60,7 @@ def test_every_kind_of_culprit_is_said_in_both_languages_and_fits_the_schema(nam
     assert len(pictures) > 1 and {ElementTree.fromstring(svg).tag for svg in pictures} == {"svg"}
 
 
-def sizes(plan: Plan, is_broken: Callable[[Pair], bool], hypothesis: Any) -> int:
+def sizes(plan: PingPlan, is_broken: Callable[[Pair], bool], hypothesis: Any) -> int:
     from npuenv.cluster.localize import Topology
 
     topology = Topology(plan.devices, [pair for pair in all_pings(plan) if not is_broken(pair)])

@@ -75,7 +75,7 @@ def listener(host: Machine, port: int) -> Iterator[None]:
 def run_plan(
     local: Local, folder: Path, limit_s: float = 30.0, begun: list[ray_state.StartedNode] | None = None
 ) -> ray_state.StartedNode | ray.StartFailure:
-    plan = ray.Plan((replace(local.node, address="127.0.0.1"),), ray=str(folder), limit_s=limit_s)
+    plan = ray.StartPlan((replace(local.node, address="127.0.0.1"),), ray=str(folder), limit_s=limit_s)
     here = replace(HERE, node=plan.nodes[0], cards=0)
     (result,) = ray.start(plan, [here], local.way, begun.append if begun is not None else lambda _: None)
     return result
@@ -206,7 +206,7 @@ def test_a_worker_that_does_not_reach_the_head_says_why_within_its_limit(tmp_pat
     with socket.socket() as held:  # nobody listens there, and nobody else can begin to
         held.bind((own_address(), 0))
         port = held.getsockname()[1]
-        plan = ray.Plan((head, local.node), ray=folder, port=port, limit_s=4, address=own_address())
+        plan = ray.StartPlan((head, local.node), ray=folder, port=port, limit_s=4, address=own_address())
         (result,) = ray.start(plan, [replace(HERE, node=local.node, cards=1)], local.way, lambda _: None)
     assert isinstance(result, ray.StartFailure)
     assert f"nobody listens at {own_address()}, port {port}, after 2 s" in result.said
@@ -225,7 +225,7 @@ def test_ray_starts_with_what_the_activation_of_its_environment_sets(
     )
     monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
     nodes = (replace(local.node, address=own_address()), Node("other", "other"))
-    plan = ray.Plan(nodes, ray=str(tmp_path / named) if named else "", limit_s=30)
+    plan = ray.StartPlan(nodes, ray=str(tmp_path / named) if named else "", limit_s=30)
     ray_node = replace(HERE, node=plan.nodes[0], cards=0)
     (result,) = ray.start(plan, [ray_node], local.way, lambda _: None)
     assert isinstance(result, ray.StartFailure) and f"sh ray_worker.sh {own_address()}\n" in result.said, result

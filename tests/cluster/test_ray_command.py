@@ -162,7 +162,10 @@ def test_up_again_starts_only_the_nodes_that_are_missing(
     asked = []
 
     def start(
-        plan: ray.Plan, found: Sequence[ray.NodeState], way: Transport, note: Callable[[ray_state.StartedNode], object]
+        plan: ray.StartPlan,
+        found: Sequence[ray.NodeState],
+        way: Transport,
+        note: Callable[[ray_state.StartedNode], object],
     ) -> Any:
         asked.append(([node.name for node in plan.nodes], [here.node.name for here in found], plan.port, plan.ray))
         note(ray_state.StartedNode(found[0].node, mark="word"))

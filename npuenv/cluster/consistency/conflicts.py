@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.checks.network.host import foreign_on_ray_ports
 from npuenv.cluster.consistency import cards, network
-from npuenv.cluster.consistency.findings import chain, few, finding, message, who
+from npuenv.cluster.consistency.findings import and_blind, chain, few, finding, message, unknown, who
 from npuenv.cluster.consistency.readers import has_stand_in
 from npuenv.cluster.consistency.values import NOT_PROBED, Subject, names_to_resolve
 from npuenv.cluster.nodeset import fold
@@ -203,8 +203,7 @@ def hostname(nodes: Nodes, _: Identities) -> Finding:
         says = message("hostname-astray", places=places)
         return finding("hostname", Status.WARN, says, lines, source=source, fix="hostname")
     if blind:
-        lines = [(subject.node, line) for subject, line in blind.items()]
-        return finding("hostname", Status.UNKNOWN, message("blind", who=who(blind)), lines, source=source)
+        return unknown("hostname", blind, source)
     return finding("hostname", Status.OK, message("hostname-ok", count=len(nodes)), source=source)
 
 
@@ -241,8 +240,7 @@ def names(nodes: Nodes, identities: Identities) -> Finding:
     blind = [Subject(node) for node in dict.fromkeys([*absent, *(node for node, _ in unsaid)])]
     if wrong:
         says = message("names-astray", views=few([_view(*view) for view in _folded(wrong)]))
-        if blind:
-            says = message("and-blind", says=says, who=who(blind))
+        says = and_blind(says, blind and who(blind))
         return finding("names", Status.WARN, says, lines, source=source, fix="names-hosts")
     if blind:
         says = message("blind", who=who(blind))
@@ -366,8 +364,7 @@ def _duplicates(
         lines = [(subject.node, line) for lines in twice.values() for subject, line in lines]
         return finding(name, Status.FAIL, message("clash", groups=groups), lines, source=source, fix=name)
     if blind:
-        lines = [(subject.node, line) for subject, line in blind.items()]
-        return finding(name, Status.UNKNOWN, message("blind", who=who(blind)), lines, source=source)
+        return unknown(name, blind, source)
     return finding(name, Status.OK, message("unique", count=len(owners)), source=source)
 
 
@@ -386,14 +383,11 @@ def _unhealthy(
         )
         # No card was counted of a node without an answer.
         rest = count - sum(map(len, unhealthy.values())) - sum(subject.card is not None for subject in blind)
-        says = message("odd", odd=said, count=rest, common=expected)
-        if blind:
-            says = message("and-blind", says=says, who=who(blind))
+        says = and_blind(message("odd", odd=said, count=rest, common=expected), blind and who(blind))
         lines = [(subject.node, line) for each in unhealthy.values() for subject, line in each]
         return finding(name, Status.FAIL, says, lines, source=source, fix=name)
     if blind:
-        lines = [(subject.node, line) for subject, line in blind.items()]
-        return finding(name, Status.UNKNOWN, message("blind", who=who(blind)), lines, source=source)
+        return unknown(name, blind, source)
     if not count:
         return finding(name, Status.SKIP, message("skip-nothing"), source=source)
     return finding(name, Status.OK, message("same", value=expected, count=count), source=source)

@@ -63,7 +63,7 @@ def finding(
 ) -> Finding:
     """A finding about several nodes; each line of evidence begins with its node."""
     shown = [Evidence(f"{node}: {line.command}" if line.command else node, line.line) for node, line in lines]
-    cure = Fix(_message(f"fix-{fix}", **args), is_dangerous=is_dangerous) if fix else None
+    cure = Fix(message(f"fix-{fix}", **args), is_dangerous=is_dangerous) if fix else None
     is_bad = status in (Status.FAIL, Status.WARN, Status.UNKNOWN)
     return Finding(
         f"{AREA}.{name}",
@@ -78,9 +78,20 @@ def finding(
 def alone(name: str, absent: Mapping[str, str], source: str) -> Finding:
     """The finding where fewer than two nodes are left to try something; `absent` says why the others took no part."""
     if not absent:
-        return finding(name, Status.SKIP, _message("ports-alone"), source=source)
+        return finding(name, Status.SKIP, message("ports-alone"), source=source)
     lines = [(node, Evidence("python3", why)) for node, why in absent.items()]
-    return finding(name, Status.UNKNOWN, _message("blind", who=fold(absent)), lines, source=source)
+    return finding(name, Status.UNKNOWN, message("blind", who=fold(absent)), lines, source=source)
+
+
+def unknown(name: str, blind: Mapping[Subject, Evidence], source: str) -> Finding:
+    """The finding where nothing is known of some nodes or cards."""
+    lines = [(subject.node, line) for subject, line in blind.items()]
+    return finding(name, Status.UNKNOWN, message("blind", who=who(blind)), lines, source=source)
+
+
+def and_blind(says: Message, names: object) -> Message:
+    """The sentence, and of whom nothing is known; `names` is empty where there are none."""
+    return message("and-blind", says=says, who=names) if names else says
 
 
 def who(subjects: Iterable[Subject]) -> object:
@@ -92,7 +103,7 @@ def who(subjects: Iterable[Subject]) -> object:
     for node, numbers in cards.items():
         alike[tuple(sorted(numbers))].append(node)
     words = [
-        _message("who-cards", nodes=fold(nodes), cards=fold_numbers(numbers)) if numbers else fold(nodes)
+        message("who-cards", nodes=fold(nodes), cards=fold_numbers(numbers)) if numbers else fold(nodes)
         for numbers, nodes in alike.items()
     ]
     return words[0] if len(words) == 1 else tuple(words)
@@ -100,7 +111,7 @@ def who(subjects: Iterable[Subject]) -> object:
 
 def word(text: str) -> object:
     """A value as it is said."""
-    return _message(f"word-{text[1:]}") if text.startswith(":") else text
+    return message(f"word-{text[1:]}") if text.startswith(":") else text
 
 
 def judge_rule(
@@ -119,9 +130,7 @@ def judge_rule(
     ]
     blind = _blind(by_node, is_mixed=bool(partitions))
     if apart:
-        says = _differences(apart)
-        if blind:
-            says = _message("and-blind", says=says, who=who(blind))
+        says = and_blind(_differences(apart), blind and who(blind))
         lines = [*_lines(apart), *_one_each(blind)]
         return finding(
             rule.id,
@@ -146,9 +155,8 @@ def _alike_but_wrong(rule: ConsistencyRule, wrong: Sequence[Partition], blind: M
     """The finding where all agree on a value that is not a right one: never one of what is well."""
     says = _same(wrong)
     if rule.if_unexpected != "warn":
-        return finding(rule.id, Status.SKIP, _message("alike-unwell", says=says), _lines(wrong)[:1], source=rule.source)
-    if blind:
-        says = _message("and-blind", says=says, who=who(blind))
+        return finding(rule.id, Status.SKIP, message("alike-unwell", says=says), _lines(wrong)[:1], source=rule.source)
+    says = and_blind(says, blind and who(blind))
     lines = [*_lines(wrong)[:1], *_one_each(blind)]
     return finding(rule.id, Status.WARN, says, lines, source=rule.source, fix=rule.fix)
 
@@ -156,9 +164,9 @@ def _alike_but_wrong(rule: ConsistencyRule, wrong: Sequence[Partition], blind: M
 def _why_skipped(by_node: Mapping[str, NodeValues]) -> Message:
     levels = sorted({each.level for each in by_node.values() if each.level})
     if levels:
-        return _message("skip-level", level=levels[0])
+        return message("skip-level", level=levels[0])
     hiding = [node for node, each in by_node.items() if each.hidden and not each.values]
-    return _message("skip-hidden", who=fold(hiding)) if hiding else _message("skip-nothing")
+    return message("skip-hidden", who=fold(hiding)) if hiding else message("skip-nothing")
 
 
 def _unread(
@@ -171,11 +179,11 @@ def _unread(
     nodes = {subject.node for subject in blind}
     has_values = any(each.values for each in by_node.values())
     if not has_values and nodes == set(by_node):
-        says = _message("blind-all", count=len(nodes))
+        says = message("blind-all", count=len(nodes))
     elif has_values and partitions:
-        says = _message("blind-some", who=who(blind), says=_same(partitions))
+        says = message("blind-some", who=who(blind), says=_same(partitions))
     else:
-        says = _message("blind", who=who(blind))
+        says = message("blind", who=who(blind))
     return finding(rule.id, Status.UNKNOWN, says, lines, source=rule.source)
 
 
@@ -213,7 +221,7 @@ def _differences(apart: Sequence[Partition]) -> Message:
     parts = [_several(subjects, partitions) for subjects, partitions in together.items()]
     parts += [_difference(partition) for partition in alone[:_TOPICS_AT_MOST]]
     if len(alone) > _TOPICS_AT_MOST:
-        parts.append(_message("more", count=len(alone) - _TOPICS_AT_MOST))
+        parts.append(message("more", count=len(alone) - _TOPICS_AT_MOST))
     return chain(parts)
 
 
@@ -221,7 +229,7 @@ def chain(parts: Sequence[Message]) -> Message:
     """Sentences one after the other."""
     says = parts[0]
     for part in parts[1:]:
-        says = _message("then", first=says, rest=part)
+        says = message("then", first=says, rest=part)
     return says
 
 
@@ -229,7 +237,7 @@ def _several(subjects: tuple[Subject, ...], partitions: Sequence[Partition]) -> 
     if len(partitions) == 1:
         return _difference(partitions[0])
     items = [
-        _message(
+        message(
             "instead",
             topic=partition.topic,
             value=word(next(iter(partition.outliers))),
@@ -238,39 +246,39 @@ def _several(subjects: tuple[Subject, ...], partitions: Sequence[Partition]) -> 
         for partition in partitions[:_TOPICS_AT_MOST]
     ]
     if len(partitions) > _TOPICS_AT_MOST:
-        items.append(_message("more", count=len(partitions) - _TOPICS_AT_MOST))
-    return _message("said", who=who(subjects), value=tuple(items))
+        items.append(message("more", count=len(partitions) - _TOPICS_AT_MOST))
+    return message("said", who=who(subjects), value=tuple(items))
 
 
 def _difference(partition: Partition) -> Message:
-    groups = few([_message("said", who=who(whose), value=word(value)) for value, whose in partition.outliers.items()])
+    groups = few([message("said", who=who(whose), value=word(value)) for value, whose in partition.outliers.items()])
     if len(groups) < len(partition.outliers):
         rest = [subject for whose in list(partition.outliers.values())[GROUPS_AT_MOST:] for subject in whose]
-        groups = (*groups[:-1], _message("more-on", count=len(partition.outliers) - GROUPS_AT_MOST, who=who(rest)))
+        groups = (*groups[:-1], message("more-on", count=len(partition.outliers) - GROUPS_AT_MOST, who=who(rest)))
     if partition.majority is None:
-        says = _message("tied", groups=groups)
+        says = message("tied", groups=groups)
     else:
-        says = _message(
+        says = message(
             "odd", odd=groups, count=len(partition.holders[partition.majority]), common=word(partition.majority)
         )
-    return _message("of", topic=partition.topic, says=says) if partition.topic else says
+    return message("of", topic=partition.topic, says=says) if partition.topic else says
 
 
 def few(groups: Sequence[Message]) -> tuple[Message, ...]:
     """The first groups, and how many more there are: where all differ, nobody reads all of them."""
     if len(groups) <= GROUPS_AT_MOST + 1:  # the last one takes no more room than its number
         return tuple(groups)
-    return (*groups[:GROUPS_AT_MOST], _message("more", count=len(groups) - GROUPS_AT_MOST))
+    return (*groups[:GROUPS_AT_MOST], message("more", count=len(groups) - GROUPS_AT_MOST))
 
 
 def _same(partitions: Sequence[Partition]) -> Message:
     united = [partition for partition in partitions if partition.is_unanimous]
     if len(partitions) == 1 and united and not partitions[0].topic:
         value, whose = next(iter(partitions[0].holders.items()))
-        return _message("same", value=word(value), count=len(whose))
+        return message("same", value=word(value), count=len(whose))
     if len(united) < len(partitions):
-        return _message("layout", count=max(len(partition.holders) for partition in partitions))
-    return _message("same-topics", count=len(partitions))
+        return message("layout", count=max(len(partition.holders) for partition in partitions))
+    return message("same-topics", count=len(partitions))
 
 
 def _lines(partitions: Sequence[Partition]) -> list[tuple[str, Evidence]]:
@@ -283,8 +291,5 @@ def _lines(partitions: Sequence[Partition]) -> list[tuple[str, Evidence]]:
     return found
 
 
-def _message(name: str, /, **args: object) -> Message:
+def message(name: str, /, **args: object) -> Message:
     return Message(f"{AREA}.{name}", args)
-
-
-message = _message

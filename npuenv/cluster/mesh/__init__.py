@@ -80,7 +80,7 @@ class Outcome(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PingPlan:
     """Which pings are made, in rounds: within a round no device takes part twice, and no node pings twice."""
 
     devices: tuple[Device, ...]

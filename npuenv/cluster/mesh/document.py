@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
 
     from npuenv.cluster.localize import Fault
-    from npuenv.cluster.mesh import Device, Pair, Plan, Results
+    from npuenv.cluster.mesh import Device, Pair, PingPlan, Results
     from npuenv.cluster.mesh.planning import MissingDevice
 
 SCHEMA = "npuenv.mesh/1"
@@ -28,7 +28,7 @@ _MOST_NOTES = 1000  # of single pings, in the document; the matrix has all of th
 class MeshResult:
     """What a run came to."""
 
-    plan: Plan
+    plan: PingPlan
     results: Results
     missing: tuple[MissingDevice, ...] = ()  # nodes and cards that could not take part at all
     lost: Mapping[str, Message] | None = None  # nodes that could not ping, and why
@@ -194,7 +194,7 @@ def _key_of(kind: Kind) -> str:
     return next((key for start, key in _ABOUT.items() if kind.name.startswith(start)), "")
 
 
-def estimate(plan: Plan, seconds_a_ping: float, total_s: float) -> dict[str, object]:
+def estimate(plan: PingPlan, seconds_a_ping: float, total_s: float) -> dict[str, object]:
     """What is said about the time before it is spent."""
     nodes = {device.node for device in plan.devices}
     return {

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
-from npuenv.cluster.mesh import FULL, SAMPLED, Device, Pair, Plan
+from npuenv.cluster.mesh import FULL, SAMPLED, Device, Pair, PingPlan
 from npuenv.core.messages import Message
 from npuenv.facts.hccn.a2 import ip
 from npuenv.facts.hccn.answers import Refusal, refused
@@ -157,7 +157,7 @@ def _name(device: Device) -> Message:
     return Message("mesh.card", {"node": device.node, "card": device.card})
 
 
-def full(devices: Sequence[Device]) -> Plan:
+def full(devices: Sequence[Device]) -> PingPlan:
     """Every device to every other, once in each direction, but for pairs that are not built to reach each other."""
     nodes = _by_node(devices)
     size = max(map(len, nodes), default=0)
@@ -169,10 +169,10 @@ def full(devices: Sequence[Device]) -> Plan:
     is_even = len(nodes) % 2 == 0 and size * len(nodes) == len(devices)
     if not is_even:  # gaps, which the pings of later rounds can fill
         rounds = _first_fit(devices, (pair for pings in rounds for pair in pings))
-    return Plan(tuple(devices), tuple(filter(None, rounds)), FULL)
+    return PingPlan(tuple(devices), tuple(filter(None, rounds)), FULL)
 
 
-def sampled(devices: Sequence[Device]) -> Plan:
+def sampled(devices: Sequence[Device]) -> PingPlan:
     """So few pings that no device takes part in more than four, and yet any single dead one shows.
 
     Every device is paired with two others at least (where there are three), in one direction. If one device is dead
@@ -187,7 +187,7 @@ def sampled(devices: Sequence[Device]) -> Plan:
         source, target = (one, other) if sent[one] <= sent[other] else (other, one)
         sent[source] += 1
         directed.append((source, target))
-    return Plan(tuple(devices), tuple(_first_fit(devices, directed)), SAMPLED)
+    return PingPlan(tuple(devices), tuple(_first_fit(devices, directed)), SAMPLED)
 
 
 def _by_node(devices: Sequence[Device]) -> list[list[int]]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from npuenv.cluster.inventory import Node
-    from npuenv.cluster.mesh import Device, Pair, Plan, Results
+    from npuenv.cluster.mesh import Device, Pair, PingPlan, Results
     from npuenv.cluster.parallel_ssh import Answer
     from npuenv.host.base import Ran
 
@@ -182,7 +182,7 @@ class Run:
     a new address is often lost while the address is resolved.
     """
 
-    plan: Plan
+    plan: PingPlan
     results: Results
     runner: Runner
     tools: Tools = field(default_factory=Tools)
@@ -212,7 +212,7 @@ class Run:
                 if self.results.is_pending(pair):
                     self.results.note(pair, Outcome.UNTRIED)
 
-    def expected_s(self, plan: Plan) -> float:
+    def expected_s(self, plan: PingPlan) -> float:
         """How long a plan takes, by what was measured so far: its rounds, and the beginnings of its batches."""
         num_nodes = len({device.node for device in plan.devices})
         a_round_s = max(self._step_s * (num_nodes > 1), self.results.seconds_a_ping or 0)
@@ -229,7 +229,7 @@ class Run:
         return max(_FIRST_ROUNDS, int(BATCH_S / max(self._step_s or _STEP, 0.01)))
 
     @property
-    def left(self) -> Plan:
+    def left(self) -> PingPlan:
         """The plan of what is not done yet."""
         rounds = (tuple(filter(self._is_left, pings)) for pings in self.plan.rounds)
         return replace(self.plan, rounds=tuple(filter(None, rounds)))

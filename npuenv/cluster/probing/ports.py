@@ -13,7 +13,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from npuenv.cluster.consistency.findings import alone, chain, finding, message
+from npuenv.cluster.consistency.findings import alone, and_blind, chain, finding, message
 from npuenv.cluster.localize import PortFault, PortProbe, connected_groups, fewest, localize_port_faults
 from npuenv.cluster.nodeset import fold, fold_numbers
 from npuenv.cluster.transport import run_program
@@ -171,10 +171,8 @@ def judge(
     if not all(tried.values()):
         places = _places(tried)
         lines = [(probe.source, _line(probe, why[probe])) for _, failed in places for probe in failed]
-        says = message("ports-closed", places=tuple(says for says, _ in places))
-        unseen = {*silent, *untried, *late}
-        if unseen:
-            says = message("and-blind", says=says, who=fold(unseen))
+        unseen = fold({*silent, *untried, *late})
+        says = and_blind(message("ports-closed", places=tuple(says for says, _ in places)), unseen)
         return finding("ports", Status.FAIL, says, lines, source=_SOURCE, fix="ports", is_dangerous=True)
     open_ports = [port for port in ports if port not in {probe.port for probe in withdrawn}]
     if silent or unopened or missed or untried or not open_ports:
@@ -210,9 +208,7 @@ def packets(answers: Mapping[str, Mapping[str, Any]], silent: Mapping[str, str])
             for _, lost in places
             for probe in lost
         ]
-        says = message("packets-lost", places=tuple(says for says, _ in places))
-        if unseen:
-            says = message("and-blind", says=says, who=fold(unseen))
+        says = and_blind(message("packets-lost", places=tuple(says for says, _ in places)), fold(unseen))
         return finding("packets", Status.FAIL, says, lines, source=_PACKETS_SOURCE, fix="packets")
     if unseen:
         lines = [(name, Evidence("python3 (knock)", silent.get(name, "no outcome"))) for name in sorted(unseen)]

@@ -10,7 +10,7 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.cluster.consistency.findings import alone, finding, message
+from npuenv.cluster.consistency.findings import alone, and_blind, finding, message
 from npuenv.cluster.inventory import Node
 from npuenv.cluster.nodeset import fold
 from npuenv.cluster.transport import ProbeResult, run_program
@@ -129,9 +129,7 @@ def judge(folder: str, writer: str, results: Mapping[str, ProbeResult], count: i
             for word in dict.fromkeys(astray.values())
         ]
         args = {"folder": folder, "writer": writer, "groups": tuple(groups), "count": count - len(astray) - len(silent)}
-        says = message("storage-apart", **args)
-        if silent:
-            says = message("and-blind", says=says, who=fold(silent))
+        says = and_blind(message("storage-apart", **args), fold(silent))
         return finding("storage", Status.FAIL, says, lines, source=_SOURCE, fix="storage", folder=folder)
     if silent:
         lines = [(name, Evidence(folder, why)) for name, why in silent.items()]

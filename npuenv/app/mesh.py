@@ -1,0 +1,165 @@
+"""Pings between the device addresses of all cards of an inventory: `ping_mesh`."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from npuenv.app.job import Progress
+from npuenv.cluster import parallel_ssh
+from npuenv.cluster.inventory import read
+from npuenv.cluster.mesh import (
+    FULL,
+    SAMPLED,
+    Outcome,
+    Results,
+    load_results,
+    planning,
+    require_same_devices,
+    running,
+    save_results,
+)
+from npuenv.cluster.mesh.document import MeshResult, estimate
+from npuenv.cluster.ssh import Options
+from npuenv.cluster.transport import Ask, Transport
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
+from npuenv.install.locations import data_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from npuenv.cluster.inventory import Inventory
+    from npuenv.cluster.mesh.planning import Survey
+    from npuenv.cluster.mesh.running import Run
+
+PARALLEL = 512  # the most nodes at once
+
+
+@dataclass(frozen=True, slots=True)
+class MeshOptions:
+    """Which cards are pinged, and how."""
+
+    hosts: str  # the inventory
+    mode: str | None = None  # full, sampled; None: by the number of devices
+    state: Path | None = None  # of an interrupted run that is resumed
+    limit_s: float = running.LIMIT_S  # of one ping
+    parallel: int = PARALLEL
+    ssh_config: str | None = None
+
+
+class MeshProgress(Progress):
+    """Shows nothing and agrees to everything; a caller overrides what it needs."""
+
+    def confirm(self, most: int) -> None:
+        """Before a full mesh of more than `most` devices; raises to refuse it."""
+
+    def pings(self, total: int) -> contextlib.AbstractContextManager[Callable[[int], object]]:
+        """Gives what is called with the number of pings that are done, of `total`, after each."""
+        return contextlib.nullcontext(lambda done: None)
+
+    def unfinished(self, mode: str, state: Path, *, is_interrupted: bool) -> None:
+        """What is done is saved, and can be resumed: the run was interrupted, or some pings could not be made."""
+
+
+def ping_mesh(options: MeshOptions, progress: MeshProgress | None = None, ask: Ask = parallel_ssh.ask) -> MeshResult:
+    """What all pings came to. `ask` is for the survey of the nodes before them. Raises BadInput."""
+    progress = progress or MeshProgress()
+    began = time.monotonic()
+    inventory = read(options.hosts)
+    # Nodes that are to have no cards have nothing to ping with, and nothing that could be pinged.
+    inventory = replace(inventory, nodes=tuple(node for node in inventory.nodes if node.cards != 0))
+    nodes = {node.name: node for node in inventory.nodes}
+    transport = Transport(options=Options(config=options.ssh_config), parallel=options.parallel)
+    progress.note(Message("mesh.asking", {"count": len(nodes)}))
+    outputs = running.survey(inventory.nodes, running.SshRunner(nodes, replace(transport, ask=ask)))
+    survey = planning.find_devices(inventory.nodes, outputs)
+    run, state = _open_run(options, inventory, survey, running.SshRunner(nodes, transport))
+    with _saved(options, progress, run, state):
+        _estimate(progress, run)
+        _run_pings(progress, run, state)
+    missing = (*survey.missing, *planning.vanished_devices(run.plan.devices, survey))
+    return MeshResult(run.plan, run.results, missing, run.lost, time.monotonic() - began)
+
+
+def _open_run(
+    options: MeshOptions, inventory: Inventory, survey: Survey, runner: running.SshRunner
+) -> tuple[Run, Path]:
+    """The run, new or resumed, and the file of its state. Raises BadInput."""
+    if options.state is not None:
+        results, mode = load_results(options.state)
+        if options.mode not in (None, mode):
+            args = {"path": str(options.state), "mode": Message(f"mesh.mode-{mode}")}
+            raise BadInput(Message("mesh.other-mode", args), Message("mesh.other-mode-hint"))
+        require_same_devices(results.devices, survey.devices, {node.name for node in inventory.nodes}, options.state)
+    else:
+        results = Results.empty(survey.devices)
+        mode = options.mode or (FULL if len(survey.devices) <= planning.MOST_FOR_FULL else SAMPLED)
+    plan = (planning.full if mode == FULL else planning.sampled)(results.devices)
+    return running.Run(plan, results, runner, limit_s=options.limit_s), options.state or _new_state(results)
+
+
+def _new_state(results: Results) -> Path:
+    digest = hashlib.sha256(repr(results.devices).encode()).hexdigest()[:8]
+    return Path(data_folder(os.environ), "mesh", f"{time.strftime('%Y%m%d-%H%M%S')}-{digest}.json")
+
+
+def _estimate(progress: MeshProgress, run: Run) -> None:
+    """Reports how long the run takes, measured on the first pings, and asks if that is much."""
+    is_resumed = run.results.num_timed > 0
+    each_s = run.measure()
+    if each_s is None:
+        return
+    progress.note(Message("mesh.estimate", estimate(run.plan, each_s, run.expected_s(run.plan))))
+    if is_resumed:
+        left = estimate(run.left, each_s, run.expected_s(run.left))
+        args = {"left": left["pings"], "pings": run.plan.num_pings, "time": left["time"]}
+        progress.note(Message("mesh.estimate-left", args))
+    elif run.plan.mode == FULL and len(run.plan.devices) > planning.MOST_FOR_FULL:
+        progress.confirm(planning.MOST_FOR_FULL)
+
+
+def _run_pings(progress: MeshProgress, run: Run, state: Path) -> None:
+    """Makes the pings that are left, and saves the results after every batch."""
+    total = run.plan.num_pings
+    with progress.pings(total) as show:
+        done = total - run.left.num_pings
+
+        def count() -> None:
+            nonlocal done
+            done += 1
+            show(done)
+
+        run.on_ping = count
+        for _ in run.run_remaining():
+            _save(run, state)
+
+
+@contextlib.contextmanager
+def _saved(options: MeshOptions, progress: MeshProgress, run: Run, state: Path) -> Iterator[None]:
+    """Saves what is done if the block is interrupted or leaves pings without an answer; else removes the file."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if run.results.num_timed:
+            _save(run, state)
+            progress.unfinished(run.plan.mode, state, is_interrupted=True)
+        raise
+    if any(True for _ in run.results.pairs(Outcome.UNTRIED, Outcome.SILENT)):
+        _save(run, state)
+        progress.unfinished(run.plan.mode, state, is_interrupted=False)
+    elif options.state is None:
+        state.unlink(missing_ok=True)
+
+
+def _save(run: Run, state: Path) -> None:
+    try:
+        save_results(state, run.results, run.plan.mode)
+    except OSError as error:
+        args = {"path": str(state), "reason": error.strerror or str(error)}
+        raise BadInput(Message("cli.cannot-save", args), Message("cli.cannot-save-hint")) from error
