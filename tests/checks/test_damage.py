@@ -55,6 +55,15 @@ def test_an_import_that_damage_breaks_is_told_by_the_check_of_the_damage(
         assert find(facts, check).status is Status.FAIL
 
 
+@pytest.mark.parametrize(("name", "check"), [("numpy", "python.altered"), ("scipy", None)])
+def test_numpy_counts_as_a_part_of_torch_though_torch_does_not_declare_it(name: str, check: str | None) -> None:
+    crash = put(import_torch=Import("torch", False, "", (), "ended by signal 7"), import_torch_npu=None)
+    bare = part("python.packages", requires={"torch": ("filelock",)})
+    facts = both(crash, bare, part("python.files", altered=(owned(name, f"{name}/a.so"),)))(HEALTHY)
+    finding = find(facts, "python.torch-imports")
+    assert finding.says.args.get("cause") == check
+
+
 def test_the_package_is_named_before_anything_that_follows_from_it() -> None:
     error = CANNOT.format("libtorch_cpu.so")
     broken = put(import_torch=Import("torch", False, "", (error,), ""))

@@ -182,8 +182,11 @@ def _can_break(item: Owned) -> bool:
 
 
 def _built_on(context: Context, module: str) -> set[str]:
-    """The distributions that a module needs, its own and those that torch loads by itself among them."""
-    packages, waiting = context.facts.python.packages.value, [versions.requirement_name(module), "torch-npu"]
+    """The distributions that a module needs, its own and those that torch loads by itself among them.
+
+    torch loads numpy wherever it is installed, and does not declare it.
+    """
+    packages, waiting = context.facts.python.packages.value, [versions.requirement_name(module), "torch-npu", "numpy"]
     found: set[str] = set()
     while waiting:
         name = waiting.pop()
