@@ -12,6 +12,7 @@ from npuenv.facts.python.packages import Owned
 from tests.support.changes import HEALTHY, both, find, part, put
 
 CANNOT = "{}: cannot open shared object file: No such file or directory"
+CUT = "a/b.py (9 bytes, 10 recorded)"
 CPU, PYTHON = "torch/lib/libtorch_cpu.so", "torch/lib/libtorch_python.so (90 bytes, 100 recorded)"
 
 
@@ -32,7 +33,11 @@ def owned(name: str, *paths: str, native: int = 1) -> Owned:
         ("files.altered", owned("numpy", "numpy/a.so"), "ended by signal 7", "python.altered"),
         ("files.missing", owned("numpy", "numpy.libs/libblas64_p.so"), CANNOT.format("libblas64_p.so"), "python.files"),
         ("files.altered", owned("torch-npu", "torch_npu/lib/libtorch_npu.so"), "ended by signal 11", "python.altered"),
+        ("files.altered", owned("torch", CUT, native=0), "NameError: x", "python.altered"),
+        ("files.altered", owned("numpy", CUT, native=0), "SyntaxError: x", "python.altered"),
+        ("files.emptied", owned("numpy", "numpy/a.py", native=0), "AttributeError: x", "python.files"),
         # Not about the damage.
+        ("files.altered", owned("torch", "torch/a.h (9 bytes, 99 recorded)", native=0), "NameError: x", None),
         ("files.missing", owned("torch", CPU), f"ImportError: {CANNOT.format('libhccl.so')}", None),
         ("files.missing", owned("torch", CPU), "No module named 'sympy'", None),
         ("files.altered", owned("scipy", "scipy/a.so"), "ended by signal 7", None),
