@@ -215,8 +215,7 @@ def test_records_are_cut_behind_the_step_and_its_evaluation(tmp_path: Path) -> N
 
 def test_a_record_nested_too_deep_is_no_record(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("[" * 100_000 + "\n")
-    found = resume.continue_records(tmp_path, 1)
-    assert (found.num_dropped, found.num_validated) == (0, 0)
+    assert resume.continue_records(tmp_path, 1).num_dropped == 1
 
 
 def test_the_last_evaluation_is_made_again_by_whoever_goes_on(tmp_path: Path) -> None:
