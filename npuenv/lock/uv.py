@@ -15,9 +15,10 @@ from npuenv.lock.inputs import CONSTRAIN, EXCLUDE, REPLACE, REQUIRE, Inputs, sta
 from npuenv.lock.wheels import uv_platform, write_wheel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from npuenv.core.messages import Message
     from npuenv.host.base import Host, Ran
     from npuenv.lock.file import Missing
     from npuenv.resolve.types import Platform
@@ -50,6 +51,7 @@ class Resolver:
     settings: PipSettings
     indexes: Mapping[str, str]
     is_offline: bool = False  # answer from uv's cache alone
+    warn: Callable[[Message], None] = lambda _: None  # gets what is odd and does not end a resolution
 
     def run(self, argv: tuple[str, ...], *, env: Mapping[str, str] | None = None, is_cut_off: bool = False) -> Ran:
         """uv with the settings in force. `is_cut_off` drops every index of the settings: only `env` names some."""

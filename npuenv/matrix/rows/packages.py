@@ -95,6 +95,14 @@ class Companion(Row):
 
 
 @dataclass(frozen=True, slots=True)
+class WheelHash(Row):
+    """The hash of a wheel as public lock files of others record it. `id` is the file's name."""
+
+    sha256: str
+    independent: int  # how many repositories record it by themselves
+
+
+@dataclass(frozen=True, slots=True)
 class Built(Row):
     """What a package that is built from a repository asks for."""
 
