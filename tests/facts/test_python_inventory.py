@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import platform
+import random
 import subprocess
 import sys
 import sysconfig
@@ -371,6 +372,20 @@ def test_a_record_that_names_no_file_is_trouble(site: Site, text: str) -> None:
     (info / "INSTALLER").write_text("pip\n")
     (info / "RECORD").write_text(text)
     assert [each.what for each in site.packages().trouble] == ["RECORD names no file"]
+
+
+@pytest.mark.parametrize("installer", ["", "pip"])
+def test_metadata_of_any_bytes_stops_nothing(site: Site, installer: str) -> None:
+    site.add("intact", {"intact.py": ""})
+    draw = random.Random(1)
+    names = ("RECORD", "METADATA", "INSTALLER", "WHEEL", "top_level.txt", "entry_points.txt", "direct_url.json")
+    for number, name in enumerate(names):
+        info = site.add(f"noise{number}", {f"noise{number}.py": ""})
+        (info / "INSTALLER").write_text(installer)
+        (info / name).write_bytes(draw.randbytes(3000) + b"\0,\n" + b"x" * 5000 + b"/a.py,sha256=a,1\n../" * 99)
+    found = site.packages()
+    assert found.trouble and "intact" not in {each.entry for each in found.trouble}
+    assert site.files().looked
 
 
 def test_an_origin_of_many_brackets_stops_nothing(site: Site) -> None:

@@ -114,7 +114,7 @@ class Distribution:
         text = self.text("RECORD")
         if text is None and not self.trouble and self.installer in ("pip", "uv"):
             self.trouble.append("no RECORD")  # system packagers leave it out, pip and uv never do
-        elif text is not None and ("\0" in text or "," not in text) and self.installer in ("pip", "uv"):
+        elif text is not None and ("\0" in text or ("," not in text and self.installer in ("pip", "uv"))):
             self.trouble.append("RECORD names no file")
             return None
         elif text and not text.endswith("\n") and self.installer in ("pip", "uv"):
