@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import shutil
 import sys
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import pytest
 from npuenv.install.locations import default_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterator
     from pathlib import Path
 
 # Of the shell that starts the tests: a language, colours, a width. A test that means one of these sets it itself.
@@ -28,7 +29,11 @@ if importlib.util.find_spec("hypothesis") is not None:
     import hypothesis
 
     # The same examples on every run, so that none fails by chance; `--hypothesis-profile=default` draws new ones.
-    hypothesis.settings.register_profile("repeated", derandomize=True)
+    # A machine that is busy draws slowly, which says nothing about the product.
+    too_slow = [hypothesis.HealthCheck.too_slow]
+    repeated = hypothesis.settings(max_examples=60, derandomize=True, suppress_health_check=too_slow)
+    hypothesis.settings.register_profile("repeated", repeated)
+    hypothesis.settings.register_profile("quick", repeated, max_examples=20)  # of `.ci/quick`
     hypothesis.settings.load_profile("repeated")
 
 # Taken before any test changes the environment: where `npuenv install cpu` puts its environment.
@@ -58,10 +63,14 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What collecting makes stays for the whole run: looking through it for garbage would cost seconds."""
+    """What collecting makes stays for the whole run: looking through it for garbage would cost seconds.
+
+    Tests leave little garbage in circles, so that looking for it seldom is enough.
+    """
     gc.disable()
     result = yield
     gc.freeze()
+    gc.set_threshold(50_000)
     gc.enable()
     return result
 
@@ -76,6 +85,29 @@ def cpu_environment() -> Path:
     if not (CPU_ENVIRONMENT / "bin" / "python").exists():
         pytest.skip("the CPU stack is not installed: npuenv install cpu --yes")
     return CPU_ENVIRONMENT
+
+
+@pytest.fixture(scope="session")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """npuenv's cache for all tests of a run, also of several processes: what depends on npuenv alone is made once."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "npuenv-cache"
+
+
+@pytest.fixture(scope="session")
+def _pythons(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What uv knows of the Pythons of this machine."""
+    return tmp_path_factory.mktemp("pythons")
+
+
+@pytest.fixture
+def fresh_uv_cache(tmp_path: Path, _pythons: Path) -> Iterator[Path]:
+    """A cache of uv that holds no package, only what it knows of Pythons: to ask one costs 0.1 s of a core."""
+    cache = tmp_path / "cache"
+    shutil.copytree(_pythons, cache)
+    yield cache
+    for known in cache.glob("interpreter-v*"):
+        shutil.copytree(known, _pythons / known.name, dirs_exist_ok=True)
 
 
 @pytest.fixture

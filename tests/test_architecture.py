@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,7 @@ FORBIDDEN = {
 }
 
 
+@functools.cache
 def modules(package: str) -> dict[str, Path]:
     """Dotted name to file, for every module of a package."""
     found = {}
@@ -79,16 +81,23 @@ def read_imports(name: str, path: Path) -> Iterator[str]:
     `from package import submodule` names the submodule; the package itself only where something of its own is taken.
     """
     home = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in statements(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = ".".join([*home.split(".")[: len(home.split(".")) - node.level + 1]]) if node.level else ""
             source = ".".join(part for part in (base, node.module or "") if part)
             for alias in node.names:
-                folder = ROOT.joinpath(*source.split("."))
-                is_module = (folder / f"{alias.name}.py").is_file() or (folder / alias.name / "__init__.py").is_file()
-                yield f"{source}.{alias.name}" if is_module else source
+                below = f"{source}.{alias.name}"
+                yield below if any(below in modules(each) for each in FLOORS) else source
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All statements below a node, without their expressions, in which nothing is imported."""
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for child in getattr(node, name, ()):
+            yield child
+            yield from statements(child)
 
 
 def arrows(package: str) -> list[tuple[str, str]]:
@@ -176,10 +185,13 @@ READS_JSON = {
 _PARSERS = {"json": {"load", "loads", "JSONDecoder"}, "tomli": {"load", "loads"}, "tomllib": {"load", "loads"}}
 
 
+_PARSES = re.compile(r"\b(json|tomli|tomllib)\s*(\.\s*(load|JSONDecoder)|\bimport\b)")
+
+
 def parses_itself(path: Path) -> bool:
     """Whether a file uses a parser of JSON or TOML without the bounds of npuenv's own readers."""
     source = path.read_text(encoding="utf-8")
-    if not any(name in source for name in _PARSERS):
+    if not _PARSES.search(source):
         return False
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):

@@ -28,17 +28,18 @@ def this_resolver(progress: Progress) -> Resolver:
     for warning in settings.warnings:
         progress.warning(warning)
     indexes = {row.label: row.url for row in load_matrix().indexes if row.url}
-    return Resolver(host, find_uv(), settings, indexes)
+    return Resolver(host, find_uv(), settings, indexes, warn=progress.note)
 
 
 def lock(stack: Stack, resolver: Resolver | None = None, *, fill: bool = False, progress: Progress = SILENT) -> Lock:
-    """The stack's lock: a shipped or an own one; made now where there is none, or where it is partial and `fill` is on.
+    """The stack's lock: a shipped or an own one; made now where there is none, or where it is partial
+    or rests on hashes that its index did not give, and `fill` is on.
 
     `resolver` None: that of this machine, where a lock has to be made. Raises CannotTell, NothingFits.
     """
     folder = own_locks(resolver.host.environ()) if resolver else own_locks()
     found = find_lock(stack, folder)
-    if found is None or (fill and not found.is_complete):
+    if found is None or (fill and not found.is_from_indexes):
         from npuenv.lock.make import make_lock  # most locks are found, and rendering does not wait for it
 
         about = {"stack": stack.name, "platform": stack.platform.tag}

@@ -1,6 +1,6 @@
-"""Which cures `doctor --fix` may run: those that only put packages of an environment right. Start from `declared`.
+"""Which fixes `doctor --fix` may run: those that only put packages of an environment right. Start from `declared`.
 
-One rule for all checks instead of a flag in each: a cure is automatic when every command of it is pip, or uv, that
+One rule for all checks instead of a flag in each: a fix is automatic when every command of it is pip, or uv, that
 installs or removes named packages in the judged environment, with nothing among them that could fetch gigabytes of
 CUDA or start a build. The Python of the distribution is never touched: its packages belong to the system's own tools.
 """
@@ -26,13 +26,13 @@ _SWITCHES = frozenset({"-y", "--force-reinstall", "--no-deps", "--upgrade", "-U"
 _WITH_VALUE = frozenset({"--extra-index-url"})
 # Built for the machine from source, with settings that a plain command does not give.
 _BUILT = frozenset({"vllm", "vllm-ascend", "sgl-kernel-npu", "apex", "megatron-core", "mindspeed"})
-# Their cures are proposals: what one package gains by them another may lose.
+# Their fixes are proposals: what one package gains by them another may lose.
 _JUDGED_BY_A_PERSON = frozenset({"python.requirements", "python.unsupported"})
 _BESIDE_TORCH = frozenset({"torchvision", "torchaudio"})  # bring a torch of their own unless they are kept from it
 
 
 def declared(fix: Fix | None, context: Context, check: str = "") -> Fix | None:
-    """The cure, marked as automatic with its undo where the rule allows it; else as its check declared it.
+    """The fix, marked as automatic with its undo where the rule allows it; else as its check declared it.
 
     The undo brings the named packages back to what is installed now; what else an installation drew in stays.
     """

@@ -112,14 +112,12 @@ def unread(cards: Mapping[Any, Evidence]) -> CheckResult | None:
 def worst(outcomes: Iterable[CheckResult | None], *, otherwise: CheckResult) -> CheckResult:
     """The verdict of a check over several cards: as grave as the gravest outcome, with what each of them says.
 
-    No outcome hides another: those that fail, warn or could not be judged are all told, the gravest first, with their
-    fixes. Without any of these it is `otherwise`, unless an outcome was left to another check.
+    No outcome hides another: all that fail, warn or could not be judged are reported with their fixes, the gravest
+    first. Without any of these it is `otherwise`, unless an outcome was left to another check.
     """
     found = sorted(filter(None, outcomes), key=lambda verdict: SEVERITY[verdict.status])
-    told = [verdict for verdict in found if verdict.status in _PROBLEMS]
-    problems = [
-        verdict for place, verdict in enumerate(told) if verdict.says not in [item.says for item in told[:place]]
-    ]
+    bad = [verdict for verdict in found if verdict.status in _PROBLEMS]
+    problems = [verdict for place, verdict in enumerate(bad) if verdict.says not in [item.says for item in bad[:place]]]
     if not problems:
         return next((verdict for verdict in found if verdict.status is Status.SKIP), otherwise)
     return functools.reduce(_joined, problems)
@@ -130,8 +128,8 @@ def _joined(first: CheckResult, other: CheckResult) -> CheckResult:
     lines = itertools.chain.from_iterable(itertools.zip_longest(first.evidence, other.evidence))
     says = message("both", first=first.says, other=other.says)
     fixes = [verdict.fix for verdict in (first, other) if verdict.fix]
-    cure = functools.reduce(_both_fixes, fixes) if fixes else None
-    return CheckResult(first.status, says, cure, tuple(dict.fromkeys(filter(None, lines))))
+    fix = functools.reduce(_both_fixes, fixes) if fixes else None
+    return CheckResult(first.status, says, fix, tuple(dict.fromkeys(filter(None, lines))))
 
 
 def _both_fixes(first: Fix, other: Fix) -> Fix:
@@ -145,7 +143,7 @@ def _both_fixes(first: Fix, other: Fix) -> Fix:
     )
 
 
-def fix(
+def fix_for(
     name: str,
     /,
     *commands: tuple[str, ...],
@@ -156,7 +154,7 @@ def fix(
     done_when: tuple[Condition, ...] = (),
     **args: object,
 ) -> Fix:
-    """A cure; the sentence of `fix("area.name")` has the key `fix-name` in the catalogue `check_area`."""
+    """A fix; the sentence of `fix_for("area.name")` has the key `fix-name` in the catalogue `check_area`."""
     area, dot, rest = name.rpartition(".")
     says = message(f"{area}{dot}fix-{rest}", **args)
     return Fix(says, commands, is_dangerous, is_automatic, needs_root, undo, done_when)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unsure, warn
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
@@ -63,14 +63,14 @@ def _address(context: Context) -> CheckResult:
         return ok("ray.address-ok", address=address.value)
     source = address.evidence[0].command
     if source == "environment":
-        cure = fix("ray.address-named", ("unset", "RAY_ADDRESS"), address=address.value)
-        return warn("ray.address-named", *address.evidence, fix=cure, address=address.value)
-    cure = fix("ray.address-noted", ("rm", source))
-    return warn("ray.address-noted", *address.evidence, fix=cure, address=address.value, path=source)
+        fix = fix_for("ray.address-named", ("unset", "RAY_ADDRESS"), address=address.value)
+        return warn("ray.address-named", *address.evidence, fix=fix, address=address.value)
+    fix = fix_for("ray.address-noted", ("rm", source))
+    return warn("ray.address-noted", *address.evidence, fix=fix, address=address.value, path=source)
 
 
 def _answers(context: Context) -> CheckResult:
-    """Each refusal has its own cure; nobody there is the business of `ray.address` where no node runs here."""
+    """Each refusal has its own fix; nobody there is the business of `ray.address` where no node runs here."""
     value = context.facts.ray.status.value
     if value is None:
         return skip("ray.no-address")
@@ -81,21 +81,21 @@ def _answers(context: Context) -> CheckResult:
     if value.kind in (Refusal.TIMEOUT, Refusal.UNREACHABLE, Refusal.NO_CLUSTER) and _runs_here(context) is False:
         return skip("ray.because-address")
     address = context.facts.ray.address.value or "-"
-    return fail(f"ray.refused-{value.kind.value}", fix=_cure(value), address=address, line=value.line)
+    return fail(f"ray.refused-{value.kind.value}", fix=_fix(value), address=address, line=value.line)
 
 
 def _nodes(status: Status) -> int | str:
     return "?" if status.nodes is None else status.nodes
 
 
-def _cure(trouble: Trouble) -> Fix:
+def _fix(trouble: Trouble) -> Fix:
     from npuenv.facts.ray.status import Refusal
 
     commands = {
         Refusal.TOKEN: (("export", "RAY_AUTH_MODE=disabled"),),
         Refusal.VERSION: (("ray", "--version"), ("python", "--version")),
     }
-    return fix(f"ray.refused-{trouble.kind.value}", *commands.get(trouble.kind, ()))
+    return fix_for(f"ray.refused-{trouble.kind.value}", *commands.get(trouble.kind, ()))
 
 
 def _npu(context: Context) -> CheckResult:
@@ -109,10 +109,10 @@ def _npu(context: Context) -> CheckResult:
         return ok("ray.npu-ok", npus=f"{npus:g}", nodes=_nodes(status))
     if not chips and context.framework not in NPU_FRAMEWORKS:
         return skip("no-nodes")  # a cluster of a machine without NPUs may well have GPUs
-    cure = fix("ray.npu", ("ray", "start", "--head", f'--resources={{"NPU": {chips or 8}}}'), chips=chips)
+    fix = fix_for("ray.npu", ("ray", "start", "--head", f'--resources={{"NPU": {chips or 8}}}'), chips=chips)
     if gpus:
-        return fail("ray.npu-gpu", fix=cure, gpus=f"{gpus:g}")
-    return fail("ray.npu-none", fix=cure, chips=chips)
+        return fail("ray.npu-gpu", fix=fix, gpus=f"{gpus:g}")
+    return fail("ray.npu-none", fix=fix, chips=chips)
 
 
 def _gpu(context: Context) -> CheckResult:
@@ -127,7 +127,7 @@ def _gpu(context: Context) -> CheckResult:
         return skip("ray.because-npu")
     if not gpus:
         return ok("ray.gpu-ok")
-    return warn("ray.gpu-both", fix=fix("ray.gpu"), gpus=f"{gpus:g}", npus=f"{npus:g}")
+    return warn("ray.gpu-both", fix=fix_for("ray.gpu"), gpus=f"{gpus:g}", npus=f"{npus:g}")
 
 
 def _count(context: Context) -> CheckResult:
@@ -143,8 +143,8 @@ def _count(context: Context) -> CheckResult:
         return ok("ray.count-ok", npus=f"{npus:g}", nodes=status.nodes)
     words = {"npus": f"{npus:g}", "nodes": status.nodes, "chips": chips, "expected": expected}
     if status.nodes == 1 and npus > chips:
-        return fail("ray.count-more", fix=fix("ray.count-more", chips=chips), **words)
-    return warn("ray.count-fewer", fix=fix("ray.count-fewer"), **words)
+        return fail("ray.count-more", fix=fix_for("ray.count-more", chips=chips), **words)
+    return warn("ray.count-fewer", fix=fix_for("ray.count-fewer"), **words)
 
 
 def _demands(context: Context) -> CheckResult:
@@ -161,8 +161,8 @@ def _demands(context: Context) -> CheckResult:
     idle = next((demand for demand in status.demands if _fits_now(demand, status)), None)
     if idle is not None:
         line = Evidence(context.facts.ray.status.evidence[0].command, idle.line)
-        cure = fix("ray.demand-idle", ("ray", "list", "nodes"))
-        return warn("ray.demand-idle", line, *context.facts.ray.status.evidence[:1], fix=cure, demand=idle.line)
+        fix = fix_for("ray.demand-idle", ("ray", "list", "nodes"))
+        return warn("ray.demand-idle", line, *context.facts.ray.status.evidence[:1], fix=fix, demand=idle.line)
     if not status.has_all_demands or not all(_can_tell(demand, status) for demand in status.demands):
         return unsure("ray.demands-unknown")
     return ok("ray.demands-ok", count=len(status.demands))
@@ -204,12 +204,12 @@ def _never_told(context: Context, demand: Demand, short: UnsatisfiableDemand, st
     name = "apart" if short.lack is Lack.APART else "cpu" if short.name == "CPU" else "other"
     words = {"demand": demand.line, "resource": short.name, "total": f"{short.total:g}", "bundles": demand.count}
     nodes = short.nodes if name == "apart" else _nodes(status)
-    cure = fix("ray.demand-cpu" if name == "cpu" else "ray.demand-other")
-    return fail(f"ray.demand-{name}", line, *context.facts.ray.status.evidence[:1], fix=cure, nodes=nodes, **words)
+    fix = fix_for("ray.demand-cpu" if name == "cpu" else "ray.demand-other")
+    return fail(f"ray.demand-{name}", line, *context.facts.ray.status.evidence[:1], fix=fix, nodes=nodes, **words)
 
 
 def _cpus(context: Context) -> CheckResult:
-    """Too few processors look exactly like missing cards: everything waits without an end. What Ray was told counts."""
+    """Too few processors look exactly like missing cards: everything waits without an end. Ray's own count decides."""
     facts = context.facts
     cpus, chips, status = facts.machine.cpus.value, _chips(context), _status(context)
     evidence = (*facts.machine.cpus.evidence, *facts.npu.nodes.evidence)
@@ -231,7 +231,13 @@ def _cpus(context: Context) -> CheckResult:
         return ok("ray.cpus-ok", *evidence, cpus=f"{cpus:g}")
     good, each = f"{chips * needs:g}", f"{needs:g}"
     return warn(
-        "ray.cpus-warn", *evidence, fix=fix("ray.cpus", good=good), cpus=f"{cpus:g}", chips=chips, good=good, each=each
+        "ray.cpus-warn",
+        *evidence,
+        fix=fix_for("ray.cpus", good=good),
+        cpus=f"{cpus:g}",
+        chips=chips,
+        good=good,
+        each=each,
     )
 
 
@@ -250,8 +256,8 @@ def _folder(context: Context) -> CheckResult:
         return skip("ray.no-session")
     if session.is_writable and session.is_note_writable:
         return ok("ray.folder-ok", path=session.folder)
-    cure = fix("ray.folder", ("export", "RAY_TMPDIR=/tmp/ray-of-mine"))
-    return fail("ray.folder-fail", fix=cure, path=session.folder)
+    fix = fix_for("ray.folder", ("export", "RAY_TMPDIR=/tmp/ray-of-mine"))
+    return fail("ray.folder-fail", fix=fix, path=session.folder)
 
 
 def _length(context: Context) -> CheckResult:
@@ -263,8 +269,8 @@ def _length(context: Context) -> CheckResult:
     if len(folder.encode()) <= _FOLDER_AT_MOST:
         return ok("ray.length-ok", path=folder)
     line = Evidence("environment", f"{name}={environ[name]}")
-    cure = fix("ray.length", ("export", "RAY_TMPDIR=/tmp"))
-    return fail("ray.length-fail", line, fix=cure, path=folder, length=len(folder.encode()), most=_FOLDER_AT_MOST)
+    fix = fix_for("ray.length", ("export", "RAY_TMPDIR=/tmp"))
+    return fail("ray.length-fail", line, fix=fix, path=folder, length=len(folder.encode()), most=_FOLDER_AT_MOST)
 
 
 def _disk(context: Context) -> CheckResult:
@@ -279,7 +285,7 @@ def _disk(context: Context) -> CheckResult:
         return ok("ray.disk-ok", share=f"{share:.0%}")
     if folder.free_kib < _TMP_GOOD_KIB:
         return skip("ray.because-tmp")
-    return warn("ray.disk-full", fix=fix("ray.disk"), share=f"{share:.0%}", path=folder.path)
+    return warn("ray.disk-full", fix=fix_for("ray.disk"), share=f"{share:.0%}", path=folder.path)
 
 
 def _noset(context: Context) -> CheckResult:
@@ -290,9 +296,11 @@ def _noset(context: Context) -> CheckResult:
     line = Evidence("environment", f"{_NOSET}={value}")
     ray = _ray(context)
     if value.lower() in _NO_WORDS and ray is not None and versions.accepts("<=2.41.0", ray):
-        return warn("ray.noset-word", line, fix=fix("ray.noset", ("unset", _NOSET)), name=_NOSET, value=value, ray=ray)
+        return warn(
+            "ray.noset-word", line, fix=fix_for("ray.noset", ("unset", _NOSET)), name=_NOSET, value=value, ray=ray
+        )
     if value and value.lower() not in _NO_WORDS and context.framework == "vllm-ascend":
-        return warn("ray.noset-on", line, fix=fix("ray.noset", ("unset", _NOSET)), name=_NOSET, value=value)
+        return warn("ray.noset-on", line, fix=fix_for("ray.noset", ("unset", _NOSET)), name=_NOSET, value=value)
     return ok("ray.noset-ok", line, name=_NOSET, value=value)
 
 

@@ -46,7 +46,7 @@ def check_all(
 
 
 def by_severity(findings: Iterable[Finding]) -> list[Finding]:
-    """Failures first, then what could not be told, warnings, the rest; the order of declaration within each."""
+    """Failures first, then what could not be evidence, warnings, the rest; the order of declaration within each."""
     return sorted(findings, key=lambda finding: SEVERITY[finding.status])
 
 

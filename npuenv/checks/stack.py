@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, unsure, warn
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
@@ -23,17 +23,17 @@ def _cann(context: Context) -> CheckResult:
     cann = context.facts.cann.toolkit.value
     if context.stack is None or pin is None or cann is None:
         return skip("stack.none" if context.stack is None else "stack.no-cann")
-    told = (*context.facts.cann.toolkit.evidence, Evidence(context.stack.name, f"CANN {pin.version}"))
+    evidence = (*context.facts.cann.toolkit.evidence, Evidence(context.stack.name, f"CANN {pin.version}"))
     args: dict[str, Any] = {"stack": context.stack.name, "wanted": pin.version, "has": cann.version}
     try:
         has, wanted = versions.cann(cann.version), versions.cann(pin.version)
     except BadInput:
-        return unsure("stack.cann-unread", *told, **args)
+        return unsure("stack.cann-unread", *evidence, **args)
     if has == wanted:
-        return ok("stack.cann-ok", *told, **args)
-    cure = fix("stack.cann", ("npuenv", "resolve", context.stack.name, "--cann", cann.version), **args)
+        return ok("stack.cann-ok", *evidence, **args)
+    fix = fix_for("stack.cann", ("npuenv", "resolve", context.stack.name, "--cann", cann.version), **args)
     verdict = warn if has.series == wanted.series else fail
-    return verdict("stack.cann-differs", *told, fix=cure, **args)
+    return verdict("stack.cann-differs", *evidence, fix=fix, **args)
 
 
 def _python(context: Context) -> CheckResult:
@@ -45,7 +45,7 @@ def _python(context: Context) -> CheckResult:
     args = {"stack": context.stack.name, "wanted": wanted, "has": has}
     if has == wanted:
         return ok("stack.python-ok", **args)
-    return fail("stack.python-differs", fix=fix("stack.python", ("npuenv", "install", context.stack.name)), **args)
+    return fail("stack.python-differs", fix=fix_for("stack.python", ("npuenv", "install", context.stack.name)), **args)
 
 
 def _settings(context: Context) -> CheckResult:
@@ -59,11 +59,11 @@ def _settings(context: Context) -> CheckResult:
     wrong = {name: value for name, value in wanted.items() if environment.get(name) != value}
     if not wrong:
         return ok("stack.settings-ok", stack=context.stack.name, count=len(wanted))
-    told = tuple(
+    evidence = tuple(
         Evidence(f"${name}", f"{environment.get(name, '-')}, {context.stack.name}: {wrong[name]}") for name in wrong
     )
-    cure = fix("stack.settings", *(("export", f"{name}={value}") for name, value in wrong.items()))
-    return warn("stack.settings-differ", *told, fix=cure, stack=context.stack.name, names=tuple(wrong))
+    fix = fix_for("stack.settings", *(("export", f"{name}={value}") for name, value in wrong.items()))
+    return warn("stack.settings-differ", *evidence, fix=fix, stack=context.stack.name, names=tuple(wrong))
 
 
 _SOURCE = "matrix: the named stack's recipe, with its own sources"

@@ -23,7 +23,7 @@ from npuenv.core.messages import Message, say
 from npuenv.lock import Lock, store, write_lock
 from npuenv.lock.consistent import complaints
 from npuenv.lock.export import PYLOCK, files_by_hash, pylock_toml, requirements_txt
-from npuenv.lock.file import PARTIAL
+from npuenv.lock.file import PARTIAL, LockedPackage
 from npuenv.lock.make import Resolver, make_lock, ways_out
 from npuenv.lock.preconditions import why_impossible, why_missing
 from npuenv.lock.store import locks_named, put_lock, put_text, shelf_locks
@@ -39,6 +39,7 @@ from npuenv.report.shelf import (
     show_shelf,
     show_verified,
     verified_json,
+    witnessed,
 )
 from npuenv.resolve import published_requests, resolve
 from npuenv.resolve.names import in_normal_form
@@ -51,7 +52,9 @@ FORMS = ("toml", "requirements", "pylock")
 @click.command("lock", cls=Command)
 @request_options
 @click.argument("more", nargs=-1, metavar="")
-@click.option("--fill", is_flag=True, help="Complete a partial lock from its indexes; with --all, every partial lock.")
+@click.option(
+    "--fill", is_flag=True, help="Ask the indexes for hashes that the lock lacks or took from public lock files."
+)
 @click.option("--renew", is_flag=True, help="Resolve again even if a lock exists.")
 @click.option("--offline", is_flag=True, help="Resolve from uv's cache only.")
 @click.option("--all", "is_all", is_flag=True, help="Lock every published stack that matches the options.")
@@ -178,16 +181,24 @@ def _give(ui: Ui, resolver: Resolver, lock: Lock, form: str, bundle: Path | None
                 "stack": lock.stack,
                 "platform": lock.platform,
                 "status": lock.status,
-                "packages": [{"name": p.name, "version": p.version, "index": p.index} for p in lock.packages],
+                "packages": [_package_json(package) for package in lock.packages],
                 "missing": [{"name": m.name, "version": m.version, "reason": m.reason} for m in lock.missing],
                 "proof": [{"requirement": p.requirement, "source": p.source} for p in lock.proof],
             }
         )
+    for says in witnessed(lock):
+        ui.say(says, err=True)
     for missing in lock.missing:
         ui.say(Message("cli.lock-gap", {"why": why_missing(missing, resolver)}), err=True)
     for why in why_impossible(lock.proof, "") if lock.proof else ():
         ui.say(Message("cli.lock-gap", {"why": why}), err=True)
     return int(code)
+
+
+def _package_json(package: LockedPackage) -> dict[str, object]:
+    """A package of the document; `witnesses` only where its hashes were not given by an index."""
+    row: dict[str, object] = {"name": package.name, "version": package.version, "index": package.index}
+    return {**row, "witnesses": package.witnesses} if package.witnesses else row
 
 
 def _text(resolver: Resolver, lock: Lock, form: str, bundle: Path | None, out: Path | None) -> tuple[str, str]:

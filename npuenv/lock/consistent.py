@@ -74,7 +74,10 @@ def _against_metadata(
         for text in distribution.requires or ():
             says = _unmet(name, text, found, stack.platform)
             if says is not None:
-                yield Complaint(name, says, reasons.get(versions.requirement_name(text)))
+                package = lock.package(name)
+                is_ignored = package is not None and bool(package.ignores)
+                because = Message("consistent.ignored", {"name": name}) if is_ignored else None
+                yield Complaint(name, says, because or reasons.get(versions.requirement_name(text)))
 
 
 def _unmet(name: str, text: str, found: Mapping[str, str], platform: Platform) -> Message | None:

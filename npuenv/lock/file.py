@@ -35,9 +35,17 @@ _KEYS: Mapping[str, Mapping[str, type]] = {
     "missing": {"name": str, "version": str, "reason": str, "index": str, "detail": str},
     "proof": {"requirement": str, "source": str},
     "source": {"name": str, "repo": str, "ref": str, "is_moving": bool, "how": str},
-    "package": {"name": str, "version": str, "sha256": list, "index": str, "why": list},
+    "package": {
+        "name": str,
+        "version": str,
+        "sha256": list,
+        "witnesses": int,
+        "index": str,
+        "why": list,
+        "ignores": list,
+    },
 }
-_OPTIONAL = {"inputs", "newest", "index", "detail", "why"}
+_OPTIONAL = {"inputs", "newest", "index", "detail", "why", "witnesses", "ignores"}
 _PATTERNS = {
     "sha256": r"[0-9a-f]{64}",
     "index": r"[a-z0-9]+([._-][a-z0-9]+)*",
@@ -134,13 +142,18 @@ STACK = "stack"  # in `why`: the stack itself asks for the package
 
 @dataclass(frozen=True, slots=True)
 class LockedPackage:
-    """One distribution. `sha256` holds every file that fits the platform; empty where the lock could not learn it."""
+    """One distribution. `sha256` holds every file that fits the platform; empty where the lock could not learn it.
+
+    `witnesses` is 0 for hashes that the index gave, else the number of independent public lock files that they rest on.
+    """
 
     name: str
     version: str
     sha256: tuple[str, ...]
     index: str | None = None  # label; None: the default index and pip's extra ones
     why: tuple[str, ...] = ()  # "stack", or the packages that need it
+    witnesses: int = 0
+    ignores: tuple[str, ...] = ()  # its own requirements that the stack does not follow: it is installed without them
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +206,11 @@ class Lock:
         return not self.missing
 
     @property
+    def is_from_indexes(self) -> bool:
+        """True when it is complete and every hash was given by an index."""
+        return self.is_complete and not any(package.witnesses for package in self.packages)
+
+    @property
     def status(self) -> str:
         """complete; impossible where the set does not resolve; else partial: it resolves, but hashes lack."""
         if any(missing.reason == DOES_NOT_RESOLVE for missing in self.missing):
@@ -203,9 +221,11 @@ class Lock:
     def hash(self) -> str:
         """Twelve hex digits that change with any version, hash or source.
 
-        Not with the tool that wrote the lock, nor with what was asked of it: the same set is the same environment.
+        Not with the tool that wrote the lock, what was asked of it or who vouches for a hash: the same set is the same
+        environment.
         """
-        bare = replace(self, made_with="", inputs="", newest="")
+        packages = tuple(replace(package, witnesses=0, ignores=()) for package in self.packages)
+        bare = replace(self, made_with="", inputs="", newest="", packages=packages)
         lines = (line for block in (_head(bare)[2:], *_tables(bare)) for line in block)
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
 
@@ -269,7 +289,15 @@ def parse_lock(text: str, path: str = "lock") -> Lock:
 
 
 def _package(row: Mapping[str, Any]) -> LockedPackage:
-    return LockedPackage(row["name"], row["version"], tuple(row["sha256"]), row.get("index"), tuple(row.get("why", ())))
+    return LockedPackage(
+        row["name"],
+        row["version"],
+        tuple(row["sha256"]),
+        row.get("index"),
+        tuple(row.get("why", ())),
+        row.get("witnesses", 0),
+        tuple(row.get("ignores", ())),
+    )
 
 
 def _unsealed(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -327,23 +355,26 @@ def _tables(lock: Lock) -> list[list[str]]:
     ]  # fmt: skip
     tables += [
         _table("package", name=package.name, version=package.version, sha256=package.sha256,
-               index=package.index, why=package.why)
+               witnesses=package.witnesses or None, index=package.index, why=package.why,
+               ignores=package.ignores or None)
         for package in lock.packages
     ]  # fmt: skip
     return tables
 
 
-def _table(kind: str, **values: str | bool | Iterable[str] | None) -> list[str]:
+def _table(kind: str, **values: str | int | Iterable[str] | None) -> list[str]:
     return [f"[[{kind}]]", *_lines(values)]
 
 
-def _lines(values: Mapping[str, str | bool | Iterable[str] | None]) -> list[str]:
+def _lines(values: Mapping[str, str | int | Iterable[str] | None]) -> list[str]:
     return [f"{name} = {_value(value)}" for name, value in values.items() if value is not None]
 
 
-def _value(value: str | bool | Iterable[str]) -> str:
+def _value(value: str | int | Iterable[str]) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
     if isinstance(value, str):
         return _quoted(value)
     return f"[{', '.join(_quoted(item) for item in value)}]"

@@ -19,6 +19,7 @@ from npuenv.core.messages import Message
 from npuenv.core.toml_input import load_file
 from npuenv.core.versions import accepts, normalised, python_version
 from npuenv.lock.file import Proof
+from npuenv.matrix import load_matrix
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -141,6 +142,7 @@ class Inputs:
         for name, _ in sorted(self.labels):
             requires = stand_in_requires(name, versions.get(name, ""))
             said.append(f"stand-in {name} {'?' if requires is None else ', '.join(requires)}")
+            said += [f"ignores {name} {text}" for text in ignored_requirements(name, versions.get(name, ""))]
         return "\n".join(said) + "\n"
 
 
@@ -172,6 +174,12 @@ def stand_in_requires(name: str, version: str) -> tuple[str, ...] | None:
         if row["name"] == name and public and accepts(row["versions"], public):
             return tuple(text.replace("{release}", python_version(public).base_version) for text in row["requires"])
     return None
+
+
+def ignored_requirements(name: str, version: str) -> tuple[str, ...]:
+    """What a version requires and no published stack follows: it is installed last, without its requirements."""
+    row = load_matrix().triton_ascend_row(version) if name == "triton-ascend" else None
+    return row.requires if row is not None else ()
 
 
 def _required(stack: Stack, pins: list[Pin], built: set[str]) -> Iterator[Line]:

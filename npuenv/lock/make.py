@@ -1,19 +1,24 @@
 """From a stack to its lock: uv resolves the Python layer for the stack's platform. Start from `make_lock`.
 
 uv is asked twice for the same resolution: once for the files and hashes, once (from its cache) for who needs what.
-A pin whose index cannot be reached is replaced by an empty stand-in, so that the rest still resolves, and is listed as
-missing its hash: the lock then is partial and says so. A set that does not resolve gives a lock without packages that
-names the smallest clashing requirements.
+A pin whose index cannot be reached is replaced by an empty stand-in, so that the rest still resolves. Its hash is taken
+from `matrix/wheel_hashes.toml`, which has what public lock files of others record; without such a row the pin is listed
+as missing its hash, and the lock is partial. What an index answers wins over those rows. A set that does not resolve
+gives a lock without packages that names the smallest clashing requirements.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
+
+from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.version import Version
 
 import npuenv
 from npuenv.core.errors import CannotTell
@@ -22,7 +27,7 @@ from npuenv.core.toml_input import load_file
 from npuenv.facts.pip import named_index
 from npuenv.lock.conflict import prove, single_overrides
 from npuenv.lock.file import STACK, Lock, LockedPackage, LockedSource, Missing, Proof
-from npuenv.lock.inputs import NEWEST, REQUIRE, Inputs, inputs_of, stand_in_requires
+from npuenv.lock.inputs import NEWEST, REQUIRE, Inputs, ignored_requirements, inputs_of, stand_in_requires
 from npuenv.lock.uv import (
     PROJECT,
     Resolver,
@@ -35,11 +40,13 @@ from npuenv.lock.uv import (
     write_question,
 )
 from npuenv.lock.wheels import fits, platform_tags, wheels_in_links
+from npuenv.matrix import load_matrix
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from npuenv.host.base import Ran
+    from npuenv.matrix.rows import WheelHash
     from npuenv.resolve.types import Pin, Stack
 
 _CUDA = re.compile(r"nvidia-.+|cuda-.+|cupy|cupy-cuda.+|.+-cu1[1-9]\d*")
@@ -135,7 +142,8 @@ def solve(stack: Stack, inputs: Inputs, resolver: Resolver, known: Known) -> Sol
         what = tuple(f"{package.name} {package.version}" for package in bad)
         missing = Missing("*", "", "does-not-resolve", detail=say(Message("locking.unwanted", {"what": what})))
         return Solved((), (missing, *supply.missing), pulled_in_by(bad, packages, inputs))
-    return Solved(packages, supply.missing)
+    attested = {package.name for package in packages if package.witnesses}
+    return Solved(packages, tuple(each for each in supply.missing if each.name not in attested))
 
 
 def ways_out(stack: Stack, lock: Lock, resolver: Resolver) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -235,23 +243,61 @@ def _resolve(
     if told.code != 0:
         return [], told
     why, tags = _who_needs(told.out), platform_tags(inputs.platform)
+    rows = load_file(found)["packages"]
+    _warn_of_differences([row for row in rows if row["name"] in supply.on_index], resolver)
     return [
-        LockedPackage(row["name"], row["version"], _hashes(row, tags), why=why.get(row["name"], ()))
-        for row in load_file(found)["packages"]
+        LockedPackage(row["name"], row["version"], _hashes(row, tags), why=why.get(row["name"], ())) for row in rows
     ], None
+
+
+def _warn_of_differences(rows: Iterable[Mapping[str, Any]], resolver: Resolver) -> None:
+    """Reports each wheel whose hash on its index differs from the one that public lock files record."""
+    for row in rows:
+        recorded = {each.id: each for each in wheel_hashes(row["name"], row["version"])}
+        for wheel in row.get("wheels", ()):
+            known = recorded.get(_file_name(wheel))
+            if known is not None and known.sha256 != wheel["hashes"]["sha256"]:
+                args = {"file": known.id, "index": wheel["hashes"]["sha256"], "recorded": known.sha256}
+                resolver.warn(Message("locking.hash-differs", {**args, "count": known.independent}))
 
 
 def _with_labels(found: list[LockedPackage], stack: Stack, supply: Supply) -> tuple[LockedPackage, ...]:
     """The packages by name, with the label of their index; a stand-in's hash is none of the real package's."""
     labels = {pin.name: pin.index for pin in stack.pins}
-    gone = {missing.name for missing in supply.missing}
+    gone = {missing.name: missing for missing in supply.missing}
+    tags = platform_tags(stack.platform)
     labelled = (
-        LockedPackage(
-            each.name, each.version, () if each.name in gone else each.sha256, labels.get(each.name), each.why
-        )
+        replace(each, index=labels.get(each.name), ignores=ignored_requirements(each.name, each.version))
         for each in found
     )
-    return tuple(sorted(labelled, key=lambda package: package.name))
+    packages = (_attested(each, gone[each.name], tags) if each.name in gone else each for each in labelled)
+    return tuple(sorted(packages, key=lambda package: package.name))
+
+
+def _attested(package: LockedPackage, missing: Missing, tags: frozenset[Any]) -> LockedPackage:
+    """A package whose index gave nothing, with the hashes that public lock files record; without any, with none.
+
+    None where the index answered that it does not carry the version, and where nobody knows what the package requires:
+    it could need more than is locked.
+    """
+    is_open = missing.reason == "index-out-of-reach" and not missing.detail
+    wheels = [row for row in wheel_hashes(package.name, package.version) if is_open and fits(row.id, tags)]
+    hashes = tuple(sorted({row.sha256 for row in wheels}))
+    return replace(package, sha256=hashes, witnesses=min((row.independent for row in wheels), default=0))
+
+
+def wheel_hashes(name: str, version: str) -> tuple[WheelHash, ...]:
+    """The wheels of a version whose hashes public lock files record, for every platform."""
+    return _recorded_wheels().get((canonicalize_name(name), Version(version)), ())
+
+
+@functools.cache
+def _recorded_wheels() -> dict[tuple[str, Version], tuple[WheelHash, ...]]:
+    found: dict[tuple[str, Version], tuple[WheelHash, ...]] = {}
+    for row in load_matrix().wheel_hashes:
+        name, version = parse_wheel_filename(row.id)[:2]
+        found[name, version] = (*found.get((name, version), ()), row)
+    return found
 
 
 def _failure(stack: Stack, inputs: Inputs, supply: Supply, resolver: Resolver, ran: Ran) -> Solved:

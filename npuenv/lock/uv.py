@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,13 +12,14 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from npuenv.facts.pip import PipSettings, for_uv, named_index, without_secrets
-from npuenv.lock.inputs import CONSTRAIN, EXCLUDE, REPLACE, REQUIRE, Inputs, stand_in_requires
+from npuenv.lock.inputs import CONSTRAIN, EXCLUDE, REPLACE, REQUIRE, Inputs, ignored_requirements, stand_in_requires
 from npuenv.lock.wheels import uv_platform, write_wheel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from npuenv.core.messages import Message
     from npuenv.host.base import Host, Ran
     from npuenv.lock.file import Missing
     from npuenv.resolve.types import Platform
@@ -50,6 +52,7 @@ class Resolver:
     settings: PipSettings
     indexes: Mapping[str, str]
     is_offline: bool = False  # answer from uv's cache alone
+    warn: Callable[[Message], None] = lambda _: None  # gets what is odd and does not end a resolution
 
     def run(self, argv: tuple[str, ...], *, env: Mapping[str, str] | None = None, is_cut_off: bool = False) -> Ran:
         """uv with the settings in force. `is_cut_off` drops every index of the settings: only `env` names some."""
@@ -96,7 +99,13 @@ def write_question(inputs: Inputs, supply: Supply, resolver: Resolver, folder: P
     (folder / "pyproject.toml").write_text(_project(inputs, supply, resolver), encoding="utf-8")
     bounds = ("-c", str(folder / "constrain.txt"), "--overrides", str(folder / "replace.txt"))
     files = ("--excludes", str(folder / "exclude.txt"), str(folder / "pyproject.toml"))
-    return (*platform_options(inputs.platform), *_age_options(inputs), *bounds, *files)
+    return (
+        *platform_options(inputs.platform),
+        *_age_options(inputs),
+        *_without_requirements(inputs, folder),
+        *bounds,
+        *files,
+    )
 
 
 def environ(resolver: Resolver, folder: Path) -> dict[str, str]:
@@ -109,8 +118,14 @@ def environ(resolver: Resolver, folder: Path) -> dict[str, str]:
 
 
 def platform_options(platform: Platform) -> tuple[str, ...]:
-    """uv's options for a platform other than this machine's."""
-    return ("--python-platform", uv_platform(platform), "--python-version", platform.python)
+    """uv's options for a platform other than this machine's.
+
+    To find a Python of that version, uv starts each on PATH, and those of pyenv are slow scripts (measured: 0.2 s of a
+    core instead of 0.02). Where this Python has it, it is named.
+    """
+    options = ("--python-platform", uv_platform(platform), "--python-version", platform.python)
+    is_this = platform.python == f"{sys.version_info[0]}.{sys.version_info[1]}"
+    return (*options, "--python", sys.executable) if is_this and sys.executable else options
 
 
 def deciding_line(text: str) -> str:
@@ -153,6 +168,17 @@ def _age_options(inputs: Inputs) -> tuple[str, ...]:
         return ()
     free = tuple(word for name in inputs.any_age for word in ("--exclude-newer-package", f"{name}=false"))
     return ("--exclude-newer", f"{inputs.first_day_out}T00:00:00Z", *free)
+
+
+def _without_requirements(inputs: Inputs, folder: Path) -> tuple[str, ...]:
+    """The option for packages that uv takes as requiring nothing, which it reads from its own settings only."""
+    text = ""
+    for requirement in map(Requirement, inputs.of(REQUIRE)):
+        version = str(requirement.specifier).removeprefix("==")
+        if ignored_requirements(requirement.name, version):
+            text += f'[[dependency-metadata]]\nname = "{requirement.name}"\nversion = "{version}"\nrequires-dist = []\n'
+    (folder / "uv.toml").write_text(text, encoding="utf-8")
+    return ("--config-file", str(folder / "uv.toml")) if text else ()
 
 
 def _project(inputs: Inputs, supply: Supply, resolver: Resolver) -> str:

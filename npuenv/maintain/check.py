@@ -28,8 +28,8 @@ _ROW_PINS = ("torch-npu", "vllm-ascend", "triton-ascend")
 _TABLES = (
     "hardware", "cann", "systems", "torch_npu", "vllm_ascend", "triton_ascend", "companions", "images", "indexes",
     "settings", "unsupported", "limits", "clashes", "npu_faults", "variables", "contradictions", "system_packages",
-    "cann_files", "probes", "models", "model_types", "container_places", "container_cards", "roll_releases",
-    "roll_recipes", "launch_recipes", "launch_keys", "upstream",
+    "cann_files", "wheel_hashes", "probes", "models", "model_types", "container_places", "container_cards",
+    "roll_releases", "roll_recipes", "launch_recipes", "launch_keys", "upstream",
 )  # fmt: skip
 # The fields that hold a day, beside `seen`.
 _DAYS = ("published", "released", "date")

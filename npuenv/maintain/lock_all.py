@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from npuenv.core.errors import BadInput, CannotTell
 from npuenv.core.json_input import load_file
 from npuenv.core.messages import Message
-from npuenv.lock.file import PARTIAL, Lock, Proof, read_lock
+from npuenv.lock.file import Lock, Proof, read_lock
 from npuenv.lock.inputs import Inputs, inputs_of
 from npuenv.lock.make import Known, Solved, as_lock, made_with, solve
 from npuenv.lock.store import put_lock, put_text
@@ -47,6 +47,7 @@ class GridRow:
     seconds: float  # what solving it took; 0 where another stack or an earlier run had done it
     reused: bool  # kept from an earlier run
     detail: str = ""  # for an impossible one the resolver's own words
+    is_from_indexes: bool = True  # False: a hash is missing, or rests on public lock files
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ def lock_all(
     proofs = {} if renew else _read_impossible(folder)
     for number, cell in enumerate(cells):
         row = None if renew else _kept(cell, folder, proofs)
-        if row is not None and not (fill and row.status == PARTIAL):
+        if row is not None and not (fill and not row.is_from_indexes):
             run.finish(number, row)
         else:
             waiting.setdefault(cell.inputs.digest, []).append(number)
@@ -206,6 +207,7 @@ def _row(cell: _Cell, lock: Lock, *, seconds: float, reused: bool) -> GridRow:
         seconds=seconds,
         reused=reused,
         detail=lock.missing[0].detail if is_impossible else "",
+        is_from_indexes=is_impossible or lock.is_from_indexes,
     )
 
 

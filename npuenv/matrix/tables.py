@@ -138,6 +138,10 @@ class Matrix:
         return self._table("cann_files", rows.CannFile)
 
     @functools.cached_property
+    def wheel_hashes(self) -> tuple[rows.WheelHash, ...]:
+        return self._table("wheel_hashes", rows.WheelHash)
+
+    @functools.cached_property
     def probes(self) -> tuple[rows.Probe, ...]:
         """In the order in which they are to be imported."""
         return self._table("probes", rows.Probe)

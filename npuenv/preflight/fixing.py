@@ -47,7 +47,8 @@ def fix(reading: Reading, options: ReadOptions, rules: Sequence[Rule] | None = N
     for _ in range(_MOST_ROUNDS):
         before = len(done)
         touched: set[tuple[str, bool]] = set()  # a second wish for the same key waits for the next look
-        for problem in _problems(now, rules):
+        problems = _problems(now, rules)
+        for problem in problems:
             keys = {(change.key, change.is_variable) for change in problem.changes}
             if not keys or problem.changes in refused or keys & touched:
                 continue
@@ -61,7 +62,7 @@ def fix(reading: Reading, options: ReadOptions, rules: Sequence[Rule] | None = N
             touched |= keys
             done += problem.changes
         if len(done) == before:
-            break
+            return Fixed(written(reading), written(now), tuple(done), problems)
     return Fixed(written(reading), written(now), tuple(done), _problems(now, rules))
 
 

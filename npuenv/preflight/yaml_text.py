@@ -75,13 +75,10 @@ def read_yaml(text: str, path: str) -> tuple[Entry, ...]:
     """
     if len(text) > limits.LETTERS:
         raise TooLarge(path, limits.LETTERS, "letters")
-    from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-    reader: Any = YAML(typ="safe", pure=True)
-    reader.composer.warn_double_anchors = False  # the second one counts from there on, as YAML says
     try:
-        return _entries(list(reader.compose_all(text)), text, path)
+        return _entries(_nodes(text), text, path)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise _broken(path, mark.line + 1 if mark else 1, str(error.problem or error.context)) from error
@@ -89,6 +86,16 @@ def read_yaml(text: str, path: str) -> tuple[Entry, ...]:
         raise _broken(path, 1, str(error).partition("\n")[0]) from error
     except RecursionError as error:
         raise TooLarge(path, limits.LEVELS, "levels") from error
+
+
+@functools.lru_cache(maxsize=32)  # by the text alone: a correction reads it without its path
+def _nodes(text: str) -> list[Any]:
+    """The documents of a text as ruamel's nodes; nobody changes them."""
+    from ruamel.yaml import YAML
+
+    reader: Any = YAML(typ="safe", pure=True)
+    reader.composer.warn_double_anchors = False  # the second one counts from there on, as YAML says
+    return list(reader.compose_all(text))
 
 
 def _entries(nodes: list[Any], text: str, path: str) -> tuple[Entry, ...]:

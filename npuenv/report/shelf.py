@@ -38,7 +38,7 @@ class ShelfRow:
     hardware: tuple[str, ...]
     status: str  # complete | partial | impossible | absent
     num_packages: int
-    why: tuple[Message, ...]  # what lacks, or the proof
+    why: tuple[Message, ...]  # what lacks, or the proof; for a complete lock the hashes that no index gave
 
 
 def shelf_rows(
@@ -68,15 +68,29 @@ def shelf_rows(
 
 
 def lacks(lock: Lock) -> tuple[Message, ...]:
-    """What keeps a lock from being complete: its proof where it has one, else each row of `missing`."""
+    """What keeps a lock from being complete: its proof where it has one, else each row of `missing`.
+
+    For a complete one, the packages whose hashes no index gave.
+    """
     if lock.status == IMPOSSIBLE:
         return why_impossible(lock.proof, lock.missing[0].detail)
+    if lock.is_complete:
+        return witnessed(lock)
     return tuple(
         Message(f"lock.lacks-{missing.reason}", {
             "name": missing.name, "version": missing.version, "index": missing.index or "", "detail": missing.detail,
         })
         for missing in lock.missing
     )  # fmt: skip
+
+
+def witnessed(lock: Lock) -> tuple[Message, ...]:
+    """The packages whose hashes rest on public lock files of others, each with their number."""
+    return tuple(
+        Message("lock.witnessed", {"name": p.name, "version": p.version, "count": p.witnesses})
+        for p in lock.packages
+        if p.witnesses
+    )
 
 
 def shelf_page(rows: Sequence[ShelfRow], lang: str = "en") -> str:
@@ -200,10 +214,11 @@ def _cells(row: ShelfRow, lang: str) -> tuple[str, ...]:
 
 def _table(rows: Sequence[ShelfRow], status: str, lang: str) -> list[str]:
     """A Markdown table without the columns that say nothing for this status."""
-    useless = {"status", *({"why"} if status in (COMPLETE, ABSENT) else ())}
+    useless = {"status", *({"why"} if status == ABSENT else ())}
     useless |= {"packages"} if status not in (COMPLETE, PARTIAL) else set()
     kept = [number for number, key in enumerate(_COLUMNS) if key not in useless]
-    heads = [say(Message(f"lock.column-{_COLUMNS[number]}"), lang) for number in kept]
+    columns = ["witnesses" if key == "why" and status == COMPLETE else key for key in _COLUMNS]
+    heads = [say(Message(f"lock.column-{columns[number]}"), lang) for number in kept]
     lines = [heads, ["---"] * len(kept)]
     lines += [[cell.replace("|", "\\|") for cell in (_cells(row, lang)[number] for number in kept)] for row in rows]
     return [f"| {' | '.join(line)} |" for line in lines]

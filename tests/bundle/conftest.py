@@ -93,21 +93,14 @@ class Shop:
         return make_bundle(self.gather(**more), out, self.resolver, tell=self.told.append)
 
 
-@pytest.fixture(scope="session")
-def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """npuenv's cache for all tests of a run, also of several processes."""
-    base = tmp_path_factory.getbasetemp()
-    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "npuenv-cache"
-
-
 @pytest.fixture
-def shop(tmp_path: Path, home: Path, shared_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
+def shop(tmp_path: Path, home: Path, shared_cache: Path, fresh_uv_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
     """Wheels for both architectures, one package that is a source only, and stand-ins for what npuenv itself needs."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("UV_CACHE_DIR", str(fresh_uv_cache))
     # Asked for another Python than this one, uv starts each on PATH; those of pyenv and asdf are slow scripts.
     folders = os.environ["PATH"].split(os.pathsep)
     monkeypatch.setenv("PATH", os.pathsep.join(each for each in folders if Path(each).name != "shims"))

@@ -8,6 +8,7 @@ import pytest
 
 from npuenv.checks import check_all
 from npuenv.checks.network.hccn import CHECKS
+from npuenv.checks.registry import CHECKS as ALL_CHECKS
 from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import say
 from npuenv.facts.collect import collect
@@ -531,9 +532,13 @@ def test_a_file_that_cannot_be_read_is_not_a_file_without_addresses() -> None:
         assert found[f"network.{name}"].says.key == "check_network.because-conf", name
 
 
+OF_NETWORK = tuple(check for check in ALL_CHECKS if check.id.startswith("network."))
+
+
 def statuses(host: EditedHost) -> dict[str, Finding]:
-    facts = collect(host, level=2)
-    return {item.check: item for item in check_all(facts, level=2) if item.check.startswith("network.")}
+    """What the checks of the network find. Nothing else is collected or judged: no other fact reaches them."""
+    facts = collect(host, level=2, only=frozenset({"machine", "npu", "hccn", "network"}))
+    return {item.check: item for item in check_all(facts, level=2, checks=OF_NETWORK)}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 from npuenv.checks import check_all
 from npuenv.checks.network.host import CHECKS, is_excepted
 from npuenv.checks.network.interfaces import hccl_choice, matching
+from npuenv.checks.registry import CHECKS as ALL_CHECKS
 from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import say
 from npuenv.facts.collect import collect
@@ -282,10 +283,13 @@ CASES: list[tuple[str, Edit, Status, str]] = [
 ]
 
 
+OF_NETWORK = tuple(check for check in ALL_CHECKS if check.id.startswith("network."))
+
+
 def findings(host: EditedHost) -> dict[str, Finding]:
-    """What level 1 finds; the proxies are not tried there."""
-    facts = collect(host, level=1)
-    return {item.check: item for item in check_all(facts, level=1) if item.check.startswith("network.")}
+    """What level 1 finds of the network; the proxies are not tried there. No other fact reaches those checks."""
+    facts = collect(host, level=1, only=frozenset({"machine", "npu", "hccn", "network"}))
+    return {item.check: item for item in check_all(facts, level=1, checks=OF_NETWORK)}
 
 
 @pytest.mark.parametrize("address", ["ray://user:word@10.0.0.1:10001", "10.0.0.1:6379", "http://***@10.0.0.1:8265"])

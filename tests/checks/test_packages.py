@@ -315,6 +315,24 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("python.requirements", requires("pip", "never-there; broken marker", "@@", ""), Status.OK, ""),
     ("python.requirements", requires("pip", "click==not.a.version!"), Status.OK, ""),
     ("python.requirements", requires("torch", "nvidia-cublas-cu12==12.8", "triton==3.4.0"), Status.OK, ""),
+    (
+        "python.requirements",
+        both(packages(triton_ascend="3.2.1"), requires("triton-ascend", "numpy==1.26.4", "pytest==8.3.2")),
+        Status.OK,
+        "",
+    ),
+    (
+        "python.triton",
+        both(packages(triton_ascend="3.2.1"), part("toolkit", version="9.0.0")),
+        Status.OK,
+        "pip check",
+    ),
+    (
+        "python.requirements",
+        both(packages(triton_ascend="3.2.0"), requires("triton-ascend", "click<8")),
+        Status.WARN,
+        "click<8",
+    ),
     ("python.requirements", requires("vllm", "torch==2.9.0", "xformers==0.0.32"), Status.OK, ""),
     (
         "python.user-site",

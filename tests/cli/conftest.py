@@ -19,12 +19,7 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "bin" / "python")
 
 
-@pytest.fixture(scope="session")
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
-def packed_doctor(_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def packed_doctor(shared_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The doctor in one file is taken from a cache that all tests share: to pack it takes a second."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(_cache))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared_cache))

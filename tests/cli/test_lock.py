@@ -52,12 +52,12 @@ def offer(folder: Path, name: str, version: str, *, requires: tuple[str, ...] = 
 
 
 @pytest.fixture
-def lock_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def lock_file(home: Path, fresh_uv_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A complete lock in a file, and a default index that offers what it names."""
     index = home / "index"
     packages = tuple(LockedPackage(name, "1.0", (offer(index, name, "1.0"),)) for name in ("base", "upper"))
     monkeypatch.setenv("PIP_INDEX_URL", (index / "simple").as_uri())
-    monkeypatch.setenv("UV_CACHE_DIR", str(home / "cache"))
+    monkeypatch.setenv("UV_CACHE_DIR", str(fresh_uv_cache))
     return put_lock(Lock("tiny", TAG, "npuenv 1", packages), home / "some")
 
 
@@ -230,7 +230,7 @@ def test_all_takes_architecture_and_python_in_any_spelling(home: Path, capsys: p
 
 
 def test_renew_mends_a_lock_that_cannot_be_trusted(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Path, fresh_uv_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As its refusal says; until then nothing else works with that stack."""
     stack, folder = cpu_stack(), home / "wheels"
@@ -240,7 +240,7 @@ def test_renew_mends_a_lock_that_cannot_be_trusted(
     write_wheel(folder, "numpy", "2.4")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("UV_CACHE_DIR", str(home / "cache"))
+    monkeypatch.setenv("UV_CACHE_DIR", str(fresh_uv_cache))
     own_lock(home, lock_by_hand(stack, {}))
     path = home / "data/npuenv/locks" / f"cpu.{stack.platform.tag}.toml"
     path.write_text(path.read_text().replace("a" * 64, "b" * 64, 1))
@@ -281,13 +281,13 @@ def tiny_stack() -> Stack:
 
 
 def test_fill_completes_a_partial_lock_where_its_index_answers(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Path, fresh_uv_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     offer(home / "index", "base", "1.0")
     offer(home / "index", "upper", "1.0", requires=("base",))
     digest = offer(home / "special", "torx", "9.1", requires=("base",))
     monkeypatch.setenv("PIP_INDEX_URL", (home / "index/simple").as_uri())
-    monkeypatch.setenv("UV_CACHE_DIR", str(home / "cache"))
+    monkeypatch.setenv("UV_CACHE_DIR", str(fresh_uv_cache))
     stack, host = tiny_stack(), LocalHost()
 
     def resolver(url: str) -> Resolver:

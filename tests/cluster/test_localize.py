@@ -306,7 +306,7 @@ def pings_of(devices: Sequence[Device]) -> st.SearchStrategy[tuple[list[Pair], l
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(pings_of(SMALL := cluster([2, 2, 1])))
 def test_an_explanation_covers_all_failures_contradicts_no_success_and_has_no_part_too_many(
     pings: tuple[list[Pair], list[Pair]],
@@ -349,14 +349,14 @@ def fewest(devices: Sequence[Device], failing: Sequence[Pair], working: Sequence
 STEADY = sorted(name for name in FAULTS if "flap" not in name and not name.startswith("groups"))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from(STEADY), min_size=1, max_size=2, unique=True))
 def test_planted_faults_are_explained_by_no_more_culprits_than_were_planted(names: list[str]) -> None:
     culprits = found(DEVICES, lambda pair: any(FAULTS[name][0](pair) for name in names))
     assert len(culprits) <= sum(len(FAULTS[name][1]) for name in names)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.sets(st.sampled_from(all_pings(full(TINY := cluster([2, 1, 1])))), max_size=7))
 def test_small_meshes_get_the_fewest_culprits_there_are_or_one_more(failing: set[Pair]) -> None:
     """One more, because the choice is greedy: about one random mesh in some hundreds needs less."""

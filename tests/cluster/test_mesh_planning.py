@@ -41,7 +41,7 @@ def all_pings(plan: Plan) -> list[tuple[int, int]]:
     return [pair for pings in plan.rounds for pair in pings]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(SHAPES)
 def test_the_full_mesh_has_every_pair_once_in_each_direction_and_nobody_twice_in_a_round(shape: list[int]) -> None:
     devices = cluster(shape)
@@ -93,7 +93,7 @@ def test_a_mesh_of_512_devices_is_complete() -> None:
     assert len(set(all_pings(plan))) == 512 * 511
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(SHAPES)
 def test_a_sample_asks_no_pair_twice_and_gives_no_device_more_than_four_pings(shape: list[int]) -> None:
     devices = cluster(shape)
@@ -136,7 +136,7 @@ def require_each_is_named(plan: Plan, every: int = 1) -> None:
         assert culprits_of_a_dead_device(plan, dead) == ([Hypothesis(Kind.CARD, (dead,))], [])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(SHAPES, st.booleans())
 def test_a_sample_of_any_shape_names_each_single_dead_device(shape: list[int], is_a3: bool) -> None:
     if is_a3:

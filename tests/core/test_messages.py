@@ -101,12 +101,13 @@ HOSTILE = "\x1b]0;x\x07\x1b[2J\x9b31m\u202etxt\u2066\u200b\ud800\x00\x7f\r\n\t\u
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_no_argument_of_any_message_paints_moves_or_hides_anything(lang: str) -> None:
-    for key, template in catalogue(lang).items():
+    kinds: list[object] = [HOSTILE, Path(HOSTILE), (HOSTILE, Message("cli.error", {"message": HOSTILE}))]
+    for at, (key, template) in enumerate(catalogue(lang).items()):
         names = placeholders(template)
         if any(spec for _, _, spec, _ in string.Formatter().parse(template)):
             continue  # a number
-        kinds: list[object] = [HOSTILE, Path(HOSTILE), (HOSTILE, Message("cli.error", {"message": HOSTILE}))]
-        for value in kinds:
+        # What becomes of a value of another kind does not hang on the message.
+        for value in kinds if at % 20 == 0 else kinds[:1]:
             said = say(Message(key, dict.fromkeys(names, value)), lang)
             raw = [each for each in said if not each.isprintable() and each not in template]
             assert (raw, said.count("\n")) == ([], template.count("\n")), key

@@ -20,7 +20,7 @@ LATEST = "/usr/local/Ascend/ascend-toolkit/latest"
 NOISE = st.text(st.characters(codec="utf-8"), max_size=400)
 NAMES = st.text("abcdefghijklmnopqrstuvwxyz_-", min_size=1, max_size=12)
 RELEASES = st.sampled_from(["8.0.0", "8.0.RC3", "8.2.RC1", "8.3.RC1.alpha001", "8.5.0", "9.0.0-beta.1", "9.1.0"])
-FEW = settings(max_examples=60, deadline=None)
+FEW = settings(deadline=None)
 
 
 @pytest.mark.parametrize(

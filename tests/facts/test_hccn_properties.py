@@ -63,7 +63,7 @@ WORDS = st.sampled_from(PIECES)
 TEXTS = st.one_of(st.text(max_size=300), st.lists(WORDS, max_size=30).map("".join))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(TEXTS, st.sampled_from(sorted(ITEMS)), st.integers(0, 255))
 def test_no_text_makes_a_parser_raise_and_a_value_comes_only_with_its_words(text: str, item: str, code: int) -> None:
     value = ITEMS[item](text)
@@ -78,7 +78,7 @@ def test_no_text_makes_a_parser_raise_and_a_value_comes_only_with_its_words(text
         assert all(name in text and str(number) in text for name, number in value.items())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(TEXTS, TEXTS)
 def test_a_refusal_quotes_a_line_of_the_output(out: str, err: str) -> None:
     found = refused(Ran(("hccn_tool",), 1, out, err))
@@ -87,7 +87,7 @@ def test_a_refusal_quotes_a_line_of_the_output(out: str, err: str) -> None:
     assert grammar(Ran(("hccn_tool",), 1, out, err)) in ("a2", "950", None)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(st.text(max_size=40))
 def test_addresses_and_masks_are_judged_and_never_raise(text: str) -> None:
     assert is_address(text) in (True, False)

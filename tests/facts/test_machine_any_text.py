@@ -52,7 +52,7 @@ PIECES = (
     "CapEff:\t00000000a80425fb\nSeccomp:\t2\n",
     "MemTotal: 100 kB\n0::/a/b\n11:memory:/x\n9223372036854771712\noom_kill 3\n",
 )
-LIMITS = settings(max_examples=60, deadline=None)
+LIMITS = settings(deadline=None)
 texts = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=60)), max_size=6).map("".join)
 
 

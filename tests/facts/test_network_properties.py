@@ -45,7 +45,7 @@ PIECES = (
 TEXTS = st.one_of(st.text(max_size=200), st.lists(st.sampled_from(PIECES), max_size=25).map("".join))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(TEXTS)
 def test_no_text_makes_a_parser_raise_and_every_address_stands_in_the_text(text: str) -> None:
     assert all(address in text for address in interfaces.local_addresses(text))
@@ -62,7 +62,7 @@ def test_no_text_makes_a_parser_raise_and_every_address_stands_in_the_text(text:
     assert clock.of_timedatectl(text) is None or "NTPSynchronized=" in text
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(st.ip_addresses(v=4), st.integers(0, 32))
 def test_an_address_is_found_behind_the_narrowest_route(address: ipaddress.IPv4Address, length: int) -> None:
     net = ipaddress.ip_network(f"{address}/{length}", strict=False)

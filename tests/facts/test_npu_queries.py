@@ -110,7 +110,7 @@ OURS |= {"conflict", "abnormal", "exception", "0", "0000"}
 
 
 @given(case=st.sampled_from(CASES), noise=NOISE, at=st.integers(0, 30), cut=st.integers(0, 3000), ends=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 def test_no_noise_raises_or_invents_a_value(case: Path, noise: list[str], at: int, cut: int, ends: bool) -> None:
     text = load_file(case)["output"]
     lines = text.splitlines()
@@ -122,7 +122,7 @@ def test_no_noise_raises_or_invents_a_value(case: Path, noise: list[str], at: in
 
 
 @given(text=st.text(max_size=400))
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 def test_no_text_raises(text: str) -> None:
     for read in READERS.values():
         read(text)

@@ -53,7 +53,7 @@ def test_what_could_not_be_read_stays_unknown() -> None:
     assert package_facts.hashes(lost).state is State.UNKNOWN
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(key=st.sampled_from(sorted(packages({}))), value=TREES)
 def test_no_value_of_any_part_raises_or_becomes_another_type(key: str, value: Any) -> None:
     answer = whole()

@@ -61,7 +61,7 @@ def has_settled(seen: Path) -> bool:
     [
         (signal.SIGINT, 130),
         pytest.param(signal.SIGTERM, 130, marks=pytest.mark.slow),
-        pytest.param(signal.SIGHUP, 130, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, 130, marks=[pytest.mark.slow, pytest.mark.long]),
         (signal.SIGKILL, -9),
     ],
 )

@@ -222,8 +222,9 @@ def other_world(world: World, tmp_path: Path) -> World:
 
 @pytest.fixture
 def asked_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Conditions of steps are asked without a process each; the steps themselves run their programs as always."""
+    """Conditions of steps are asked, and what is installed is verified, without a process each."""
     monkeypatch.setattr(environment, "_inspect", inspect_here)
+    monkeypatch.setattr(work, "_run", run_here)
 
 
 def answered_once(answers: dict[tuple[str, ...], Ran]) -> Callable[..., Ran]:
@@ -288,7 +289,6 @@ def product(
     monkeypatch.setenv("XDG_DATA_HOME", str(data))
     monkeypatch.setenv("LANG", "C")
     product = Product(world, data, capsys)
-    monkeypatch.setattr(work, "_run", run_here)
     monkeypatch.setattr(LocalHost, "run", answered_once(world.kept.answers))
     monkeypatch.setattr(resolution, "for_this_machine", lambda request: request)
     monkeypatch.setattr(resolution, "resolve", lambda request: product.stack)

@@ -1,6 +1,7 @@
 """Corruptions of an installed environment: the doctor names each, a repair mends each, and every file is as before.
 
-NPUENV_CORRUPTIONS sets how many are drawn (one of each kind), NPUENV_CORRUPTION_SEED which files and bytes.
+NPUENV_CORRUPTIONS sets how many are drawn (two changes of each place; from 33 on all kinds), NPUENV_CORRUPTION_SEED
+which files and bytes.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ KINDS: list[Kind] = [(name, change) for name in PLACES for change in CHANGES] + 
 
 
 def drawn() -> list[Kind]:
-    """One of each kind, and as many more as are wanted."""
+    """One of each kind, and as many more as are wanted; where fewer are wanted, two changes of each place."""
+    if len(KINDS) > NUM_CORRUPTIONS:
+        return [kind for at, kind in enumerate(KINDS) if (at + at // len(CHANGES)) % 2 == 0]
     return [*KINDS, *random.Random(SEED).choices(KINDS, k=max(0, NUM_CORRUPTIONS - len(KINDS)))]
 
 

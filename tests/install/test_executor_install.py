@@ -69,6 +69,7 @@ def test_a_first_run_does_every_step_and_the_environment_works(world: World) -> 
     assert [str(num_files), "3", str(num_files)] in [re.findall(r"\d+", line) for line in world.lines()]
 
 
+@pytest.mark.usefixtures("asked_here")
 def test_a_second_run_does_nothing_and_is_quick(world: World) -> None:
     plan = world.installed()
     began = time.monotonic()
@@ -144,6 +145,7 @@ def change_one_byte(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [delete, truncate, change_one_byte])
+@pytest.mark.usefixtures("asked_here")
 def test_a_damaged_file_is_found_and_its_package_installed_again(world: World, damage: object) -> None:
     plan = world.installed()
     damage(world.site / "torch/big.txt")  # type: ignore[operator]
@@ -213,6 +215,7 @@ def test_a_file_that_two_packages_want_alike_is_fine_and_survives_the_mending_of
     assert imported(world.root, "numbers_b, tools") == "ok"
 
 
+@pytest.mark.usefixtures("asked_here")
 def test_a_package_of_another_accelerator_fails_the_verification(world: World) -> None:
     plan = world.installed()
     info = world.site / "nvidia_cublas-1.0.dist-info"
@@ -304,11 +307,13 @@ def waits_for(world: World, plan: Plan, meanwhile: Callable[[], object] = lambda
             assert told == [(other.pid,)]
 
 
+@pytest.mark.usefixtures("asked_here")
 def test_another_execution_is_named_and_waited_for(world: World) -> None:
     waits_for(world, world.plan())
     assert json.loads((world.root / MARKER).read_text())["status"] == "complete"
 
 
+@pytest.mark.usefixtures("asked_here")
 def test_what_another_one_put_in_meanwhile_is_not_undone(world: World) -> None:
     marker = world.root / MARKER
     text = json.dumps({"stack": "other", "lock": "0123", "status": "complete", "kind": "venv", "platform": "any"})

@@ -198,12 +198,12 @@ def small_bed(world: World, tmp_path: Path) -> Iterator[Bed]:
 def bed(world: World, tmp_path: Path) -> Iterator[Bed]:
     """Eight wheels with hundreds of files, so that there is something to be killed in."""
     draw = random.Random(7)
-    files = {f"torch/part{n}.txt": f"{draw.random()}" * draw.randrange(1, 400) for n in range(400)}
-    files |= {"torch/__init__.py": "__version__ = '9.1+cpu'\n", "torch/big.txt": "x" * 8_000_000}
+    files = {f"torch/part{n}.txt": f"{draw.random()}" * draw.randrange(1, 400) for n in range(150)}
+    files |= {"torch/__init__.py": "__version__ = '9.1+cpu'\n", "torch/big.txt": "x" * 4_000_000}
     write_wheel(world.wheels, "torch", "9.1+cpu", requires=["numbers"], files=files)
     names = [f"small{n}" for n in range(6)]
     for name in names:
-        files = {f"{name}/part{n}.py": f"X = {draw.random()}\n" * draw.randrange(1, 200) for n in range(100)}
+        files = {f"{name}/part{n}.py": f"X = {draw.random()}\n" * draw.randrange(1, 200) for n in range(40)}
         write_wheel(world.wheels, name, "1.0", files=files)
     world.stack = replace(world.stack, requirements=("tools", *names))
     world.link = str(tmp_path / "current")
@@ -274,7 +274,9 @@ def test_killed_at_random_points_and_run_again_it_is_complete(bed: Bed, num_poin
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize(
+    "number", [pytest.param(0, marks=pytest.mark.long), 1, pytest.param(2, marks=pytest.mark.long)]
+)
 def test_killed_twice_in_a_row_it_is_complete_after_the_third_run(bed: Bed, number: int) -> None:
     times = bed.times()
     shutil.rmtree(bed.root)

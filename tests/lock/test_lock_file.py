@@ -356,6 +356,7 @@ def lacks_only_what_comes_from_an_index_of_its_own(lock: Lock) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_published_stack_has_a_lock_or_a_proof_and_the_page_says_which(tmp_path: Path) -> None:
     """The shelf answers what is published today: nothing has to be asked of any index to say so."""
     if not (FOLDER / "README.md").is_file():

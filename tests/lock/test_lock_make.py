@@ -5,25 +5,29 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import shutil
 import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from packaging.utils import parse_wheel_filename
+from packaging.version import Version
 
 from npuenv.core.errors import BadInput, CannotTell, NothingFits
 from npuenv.core.messages import Message, say
 from npuenv.facts.pip import pip_settings
 from npuenv.host.base import Ran
 from npuenv.host.local import LocalHost
-from npuenv.lock import Lock, Missing, Proof, parse_lock, read_lock, write_lock
+from npuenv.lock import Lock, Missing, Proof, inputs, make, parse_lock, read_lock, uv, write_lock
 from npuenv.lock.inputs import inputs_of, stand_in_requires
 from npuenv.lock.make import Known, Resolver, deciding_line, find_uv, make_lock, solve
 from npuenv.lock.preconditions import require_complete, require_sources
-from npuenv.lock.store import shipped_folder
+from npuenv.lock.store import shelf_locks, shipped_folder
 from npuenv.lock.wheels import uv_platform, write_wheel
 from npuenv.matrix import load_matrix
+from npuenv.matrix.rows import WheelHash
 from npuenv.resolve import resolve
 from npuenv.resolve.types import GitSource, Override, Pin, Platform, Reason, Request, Stack
 
@@ -69,7 +73,7 @@ class Shop:
 
 
 @pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
+def shop(tmp_path: Path, fresh_uv_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
     for name in list(os.environ):
         if name.startswith(("PIP_", "UV_")):
             monkeypatch.delenv(name)
@@ -86,7 +90,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_FIND_LINKS", str(links))
     monkeypatch.setenv("PIP_INDEX_URL", simple_index(default))
-    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("UV_CACHE_DIR", str(fresh_uv_cache))
     monkeypatch.setenv("UV_EXCLUDE_NEWER", "2001-01-01")  # a setting of the user's shell that must not leak in
     stack = Stack(
         "tiny", "cpu", Platform(platform.machine(), f"3.{sys.version_info[1]}"), (pin("torx", "9.1+cpu", "special"),),
@@ -165,7 +169,8 @@ def test_what_an_index_carries_is_remembered_by_version(shop: Shop) -> None:
     assert [[missing.reason for missing in each.missing] for each in solved] == [[], ["not-on-index"], []]
 
 
-def test_a_stand_in_brings_along_what_the_real_package_needs(shop: Shop) -> None:
+def test_a_stand_in_brings_along_what_the_real_package_needs(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(make, "_recorded_wheels", dict)
     for name in ("filelock", "typing-extensions", "networkx", "jinja2", "fsspec", "sympy", "setuptools"):
         write_wheel(shop.default, name, "70.0")
     shop.stack = replace(shop.stack, pins=(pin("torch", "2.8.0+cpu", "special"),))
@@ -423,7 +428,9 @@ def test_an_offline_resolver_answers_from_the_cache_or_not_at_all(shop: Shop) ->
 
 
 @pytest.mark.registry
-@pytest.mark.parametrize("name", ["verl-0.7.1-cann8.5.0", "verl-0.7.0-cann8.3.RC1"])
+@pytest.mark.parametrize(
+    "name", ["verl-0.7.1-cann8.5.0", pytest.param("verl-0.7.0-cann8.3.RC1", marks=pytest.mark.long)]
+)
 def test_a_published_stack_locks_to_the_committed_lock(name: str) -> None:
     host = LocalHost()
     matrix = load_matrix()
@@ -433,3 +440,107 @@ def test_a_published_stack_locks_to_the_committed_lock(name: str) -> None:
     made = make_lock(stack, Resolver(host, find_uv(), pip_settings(host), indexes))
     committed = read_lock(shipped_folder() / made.file_name)
     assert write_lock(replace(made, made_with="")) == write_lock(replace(committed, made_with=""))
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch, *wheels: tuple[str, str, int]) -> None:
+    """Public lock files that record these wheels: file name, hash, number of lock files."""
+    rows = tuple(WheelHash(name, "a/b uv.lock", "2026-01-01", sha256, count) for name, sha256, count in wheels)
+    monkeypatch.setattr(make, "_recorded_wheels", lambda: {("torx", Version("9.1+cpu")): rows})
+
+
+def know_requirements(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (make, uv):
+        monkeypatch.setattr(module, "stand_in_requires", lambda name, version: ("base",))
+
+
+def test_a_hash_that_no_index_gives_is_taken_from_public_lock_files(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tag = f"cp3{sys.version_info[1]}-cp3{sys.version_info[1]}"
+    arch = platform.machine()
+    recorded(
+        monkeypatch,
+        (f"torx-9.1+cpu-{tag}-linux_{arch}.whl", "a" * 64, 3),
+        (f"torx-9.1+cpu-{tag}-manylinux_2_28_{arch}.whl", "b" * 64, 2),
+        (f"torx-9.1+cpu-{tag}-linux_s390x.whl", "c" * 64, 9),
+        (f"torx-9.1+cpu-cp38-cp38-linux_{arch}.whl", "d" * 64, 9),
+    )
+    know_requirements(monkeypatch)
+    lock = shop.lock("https://index.invalid/simple/")
+    package = lock.package("torx")
+    assert lock.is_complete and not lock.is_from_indexes
+    assert package is not None
+    assert (package.sha256, package.witnesses, package.index) == (("a" * 64, "b" * 64), 2, "special")
+    assert parse_lock(write_lock(lock)) == lock
+    given = replace(package, witnesses=0)
+    same = replace(lock, packages=tuple(given if each is package else each for each in lock.packages))
+    assert same.hash == lock.hash and same.is_from_indexes
+    with pytest.raises(NothingFits):  # the file itself still has to come from somewhere
+        require_sources(shop.stack, lock, shop.resolver("https://index.invalid/simple/"))
+
+
+def test_what_is_not_known_of_a_package_no_public_lock_file_makes_up_for(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded(monkeypatch, ("torx-9.1+cpu-py3-none-any.whl", "a" * 64, 3))
+    assert not shop.lock("https://index.invalid/simple/").is_complete  # what it requires
+    know_requirements(monkeypatch)
+    (shop.special / "torx-9.1+cpu-py3-none-any.whl").unlink()
+    lock = shop.lock()  # the index answers, and does not have it
+    assert [missing.reason for missing in lock.missing] == ["not-on-index"]
+    assert lock.packages[-2].sha256 == ()
+
+
+def test_the_index_wins_over_public_lock_files_and_a_difference_is_reported(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded(monkeypatch, ("torx-9.1+cpu-py3-none-any.whl", "a" * 64, 3))
+    warnings: list[Message] = []
+    lock = make_lock(shop.stack, replace(shop.resolver(), warn=warnings.append))
+    package = lock.package("torx")
+    assert package is not None and package.witnesses == 0
+    digest = hashlib.sha256((shop.special / "torx-9.1+cpu-py3-none-any.whl").read_bytes()).hexdigest()
+    assert package.sha256 == (digest,)
+    assert [(said.key, said.args["index"], said.args["recorded"]) for said in warnings] == [
+        ("locking.hash-differs", digest, "a" * 64)
+    ]
+    recorded(monkeypatch, ("torx-9.1+cpu-py3-none-any.whl", digest, 3))
+    warnings.clear()
+    make_lock(shop.stack, replace(shop.resolver(), warn=warnings.append))
+    assert warnings == []
+
+
+def test_recorded_wheels_are_wheels_with_a_hash_and_a_source() -> None:
+    for row in load_matrix().wheel_hashes:
+        parse_wheel_filename(row.id)
+        assert re.fullmatch(r"[0-9a-f]{64}", row.sha256) and row.independent >= 1 and row.source
+
+
+def test_a_package_that_is_installed_without_its_requirements_brings_none_in(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pins = ("base==1.0", "nowhere==1")
+    for module in (make, uv, inputs):
+        monkeypatch.setattr(module, "ignored_requirements", lambda name, version: pins if name == "torx" else ())
+    write_wheel(shop.special, "torx", "9.1+cpu", requires=pins)
+    lock = shop.lock()
+    assert lock.is_complete and versions(lock)["base"] == "2.0", lock.missing
+    package = lock.package("torx")
+    assert package is not None and package.ignores == pins
+    assert parse_lock(write_lock(lock)) == lock
+    assert lock.inputs == inputs_of(shop.stack).digest
+    monkeypatch.undo()
+    assert lock.inputs != inputs_of(shop.stack).digest
+
+
+@pytest.mark.parametrize("version", ["3.2.1", "3.2.2"])
+def test_triton_ascend_is_locked_without_its_requirements_by_name(version: str) -> None:
+    row = load_matrix().triton_ascend_row(version)
+    assert row is not None and "numpy==1.26.4" in row.requires
+    locks = [lock for lock in shelf_locks(shipped_folder()) if (found := lock.package("triton-ascend")) and
+             found.version == version]  # fmt: skip
+    assert locks
+    for lock in locks:
+        triton = lock.package("triton-ascend")
+        assert triton is not None and triton.ignores == row.requires
+        assert all(not each.ignores for each in lock.packages if each is not triton)

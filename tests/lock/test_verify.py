@@ -72,7 +72,7 @@ class Market:
 
 
 @pytest.fixture
-def market(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Market:
+def market(tmp_path: Path, fresh_uv_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Market:
     for name in list(os.environ):
         if name.startswith(("PIP_", "UV_")):
             monkeypatch.delenv(name)
@@ -88,7 +88,7 @@ def market(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Market:
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_INDEX_URL", default.url)
     monkeypatch.setenv("PIP_RETRIES", "0")
-    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("UV_CACHE_DIR", str(fresh_uv_cache))
     tag = f"{platform.machine()}-cp3{sys.version_info[1]}-glibc2.28"
     return Market(default, special, Lock("tiny", tag, "npuenv 1, uv 2", packages), monkeypatch)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from pathlib import Path
 
@@ -18,10 +19,12 @@ MATRIX = load_matrix()
 RECIPES = {recipe.id: recipe for recipe in MATRIX.recipes}
 
 
+@functools.cache
 def mapped() -> list[dict[str, str]]:
     return [row for path in sorted(FOLDER.glob("*.toml")) for row in load_file(path)["stack"]]
 
 
+@functools.cache
 def collected() -> dict[str, dict[str, str]]:
     rows = load_file(FACTS)["stack"]
     return {row["name"]: row for row in rows if row["framework"].casefold() in ("verl", "roll")}

@@ -6,7 +6,8 @@ is moved back.
 
 from __future__ import annotations
 
-import json
+import ast
+import functools
 import os
 import re
 import subprocess
@@ -29,8 +30,8 @@ Triple = tuple[str, str, bool]  # source, target, whether it is read-only
 FEW_OPEN_FILES = say(Message("container.few-open-files", {"limit": 65536})) + "\n"
 _MOVED = re.compile(r"(?<=[ '=:,])/(?=(?:dev|usr/local|usr/bin|etc|lib|srv)/)")
 _STAND_IN = """\
-#!{python} -S
-import json, os, sys, time
+#!{python} -IS
+import os, sys, time
 PATIENCE_S = 90
 name = os.path.basename(sys.argv[0])
 seen = dict(os.environ)
@@ -38,7 +39,7 @@ for word in sys.argv[1:]:  # a file of users is gone when the script has ended
     if word.startswith("type=bind,source=") and word.endswith("/etc/passwd,readonly"):
         seen["USERS"] = open(word.partition("source=")[2].partition(",")[0]).read()
 with open(os.environ["CALLS"], "a") as file:
-    file.write(json.dumps([name, sys.argv[1:], seen]) + "\\n")
+    file.write(repr([name, sys.argv[1:], seen]) + "\\n")  # importing json takes as long as all the rest
 words = sys.argv[1:]
 if "--relative=0" in words:  # the head's command outlives the start of its workers, as a training does
     ends = time.monotonic() + PATIENCE_S
@@ -116,7 +117,7 @@ class Host:
         done = subprocess.run(
             [interpreter, str(file), *words], env=environ, cwd=self.root, capture_output=True, text=True, timeout=240
         )
-        seen = [Call(*json.loads(line)) for line in calls.read_text().splitlines()] if calls.exists() else []
+        seen = [Call(*ast.literal_eval(line)) for line in calls.read_text().splitlines()] if calls.exists() else []
         return done.returncode, self.back(done.stderr), seen
 
     def back(self, text: str) -> str:
@@ -196,11 +197,12 @@ def _srun(host: Host, call: Call) -> Read:
 
 
 def load_yaml(text: str) -> Any:
-    return YAML(typ="safe").load(text)
+    return load_all(text)[0]
 
 
-def load_all(text: str) -> list[Any]:
-    return list(YAML(typ="safe").load_all(text))
+@functools.cache  # reading takes longer than anything that a test does with it; nobody changes what was read
+def load_all(text: str) -> tuple[Any, ...]:
+    return tuple(YAML(typ="safe").load_all(text))
 
 
 def read_compose(text: str) -> Read:

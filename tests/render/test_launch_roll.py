@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import re
 import shutil
@@ -57,8 +58,19 @@ def render(name: str, release: str, *words: str, placement: Placement | None = N
 
 def content(files: dict[str, str]) -> dict[str, Any]:
     [name] = [name for name in files if name.endswith(".yaml")]
-    found: dict[str, Any] = YAML(typ="safe").load(io.StringIO(files[name]))
+    return parsed(files[name])
+
+
+@functools.cache
+def parsed(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = YAML(typ="safe").load(io.StringIO(text))
     return found
+
+
+@functools.cache
+def as_published(name: str, release: str, *, allows_local_code: bool = False) -> dict[str, str]:
+    """A sample's files without any wish of a user's, rendered once for all tests."""
+    return render(name, release, allows_local_code=allows_local_code)
 
 
 def keys(tree: Any, above: str = "") -> list[str]:
@@ -80,7 +92,7 @@ def cards_of(text: str) -> list[int]:
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_sample_keeps_its_plan_and_its_sums(name: str, release: str) -> None:
-    tree, row = content(render(name, release)), recipes.recipe_of(name, MATRIX.roll_recipes)
+    tree, row = content(as_published(name, release)), recipes.recipe_of(name, MATRIX.roll_recipes)
     train = cards_of(tree["actor_train"]["device_mapping"])
     assert written_cards(train) == row.train
     assert written_cards(cards_of(tree["actor_infer"]["device_mapping"])) == row.infer
@@ -97,7 +109,7 @@ def test_every_sample_keeps_its_plan_and_its_sums(name: str, release: str) -> No
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_deepspeed_is_for_releases_below_0_3_and_fsdp2_for_the_others(name: str) -> None:
-    old, new = content(render(name, "5d1e3c3d")), content(render(name, "0.3.0"))
+    old, new = content(as_published(name, "5d1e3c3d")), content(as_published(name, "0.3.0"))
     assert old["actor_train"]["strategy_args"]["strategy_name"] == "deepspeed_train"
     offloads = "_cpuoffload" if "2x8" in name else ""
     assert old["actor_train"]["strategy_args"]["strategy_config"] == f"${{deepspeed_zero3{offloads}}}"
@@ -119,7 +131,7 @@ def test_deepspeed_is_for_releases_below_0_3_and_fsdp2_for_the_others(name: str)
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_key_is_one_that_roll_reads(name: str, release: str) -> None:
-    tree = content(render(name, release, allows_local_code=True))
+    tree = content(as_published(name, release, allows_local_code=True))
     strange = [key for key in keys(tree) if not is_read(key) and key.split(".")[0] not in ("defaults", "hydra")]
     assert strange == []
     assert "num_gpus_per_node" not in tree
@@ -128,8 +140,8 @@ def test_every_key_is_one_that_roll_reads(name: str, release: str) -> None:
 @pytest.mark.parametrize("name", [TWO_NODES, pytest.param(f"{TWO_NODES}-spread", marks=pytest.mark.slow)])
 def test_a_value_that_is_not_the_guides_says_so_in_the_file(name: str) -> None:
     new, old, own = (
-        render(name, "0.3.0"),
-        render(name, "5d1e3c3d"),
+        as_published(name, "0.3.0"),
+        as_published(name, "5d1e3c3d"),
         render(name, "0.3.0", "reference.infer_batch_size=1"),
     )
     text = " ".join(new[f"{name}.yaml"].replace("#", " ").split())
@@ -163,6 +175,7 @@ SAMPLES = _toml.loads(Path(__file__).with_name("roll_samples.toml").read_text(en
 EXPORTS = SAMPLES.pop("exports")
 
 
+@functools.cache
 def published(name: str) -> dict[str, Any]:
     """A sample's values, as `flat` gives those of a file; what its shell exports counts with its variables."""
     row = recipes.recipe_of(name, MATRIX.roll_recipes)
@@ -184,7 +197,7 @@ _BY_PLAN = ("defaults", "num_gpus_per_node", "device_mapping", "system_envs", "m
 @pytest.mark.parametrize("allows", [True, False])
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_value_is_the_samples_or_a_departure_that_the_file_names(name: str, allows: bool) -> None:
-    files = render(name, "5d1e3c3d", allows_local_code=allows)
+    files = as_published(name, "5d1e3c3d", allows_local_code=allows)
     text = " ".join(files[f"{name}.yaml"].replace("#", " ").split())
     ours, theirs = flat(content(files)), published(name)
     differing = {key for key in ours.keys() | theirs.keys() if ours.get(key, key) != theirs.get(key, key)}
@@ -208,7 +221,7 @@ def test_every_value_is_the_samples_or_a_departure_that_the_file_names(name: str
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_variable_of_the_samples_is_set_or_the_file_names_it(name: str, release: str) -> None:
-    files = render(name, release)
+    files = as_published(name, release)
     tree, text = content(files), files[f"{name}.yaml"]
     groups = (tree, tree["actor_train"], tree["actor_infer"])
     written = {key for group in groups for key in group.get("system_envs", {})}
@@ -248,14 +261,14 @@ def test_variables_are_quoted_texts_and_apart_by_role() -> None:
 
 def test_code_rewards_come_only_when_they_are_allowed() -> None:
     without, with_code = (
-        content(render(TWO_NODES, "0.3.0")),
-        content(render(TWO_NODES, "0.3.0", allows_local_code=True)),
+        content(as_published(TWO_NODES, "0.3.0")),
+        content(as_published(TWO_NODES, "0.3.0", allows_local_code=True)),
     )
     assert list(without["rewards"]) == ["math_rule"]
     assert without["actor_train"]["data_args"]["domain_interleave_probs"] == {"math_rule": 1.0}
     assert with_code["rewards"]["code_sandbox"]["use_local"] is True
     assert with_code["actor_train"]["data_args"]["domain_interleave_probs"] == {"math_rule": 0.5, "code_sandbox": 0.5}
-    assert "--allow-local-code" in render(TWO_NODES, "0.3.0")[f"{TWO_NODES}.yaml"]
+    assert "--allow-local-code" in as_published(TWO_NODES, "0.3.0")[f"{TWO_NODES}.yaml"]
 
 
 def test_a_colocated_run_keeps_its_state_in_the_hosts_memory() -> None:
@@ -270,7 +283,7 @@ def test_roles_that_share_cards_take_free_ports_of_card_and_host() -> None:
     every, name = tuple(range(8)), "HCCL_HOST_SOCKET_PORT_RANGE"
     together = content(render(FROZEN_LAKE, "0.3.0", placement=Placement(every, every, every)))["system_envs"]
     assert (together[name], together["HCCL_NPU_SOCKET_PORT_RANGE"]) == ("auto", "auto")
-    assert name not in content(render(FROZEN_LAKE, "0.3.0"))["system_envs"]
+    assert name not in content(as_published(FROZEN_LAKE, "0.3.0"))["system_envs"]
 
 
 def test_other_cards_keep_the_sequences_of_an_update() -> None:
@@ -420,7 +433,7 @@ def run(tmp_path: Path, name: str, **environ: str) -> subprocess.CompletedProces
     fake = tools / "python"
     fake.write_text('#!/bin/sh\necho "$@"\npwd\nenv | sort\n', encoding="utf-8")
     fake.chmod(0o755)
-    for file, text in render(name, "0.3.0").items():
+    for file, text in as_published(name, "0.3.0").items():
         (tmp_path / file).write_text(text, encoding="utf-8")
     whole = {"PATH": f"{tools}:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(tmp_path), "ROLL_ROOT": str(tree), **environ}
     return subprocess.run(
@@ -460,13 +473,13 @@ def test_a_folder_that_is_not_rolls_tree_is_named(tmp_path: Path) -> None:
 
 
 def test_gloo_and_tensorpipe_take_the_interface_by_its_plain_name() -> None:
-    script = render(TWO_NODES, "0.3.0")["run.sh"]
+    script = as_published(TWO_NODES, "0.3.0")["run.sh"]
     for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
         assert f'{name}="${{{name}:-$name}}"' in script
 
 
 def test_the_room_of_a_shared_reference_is_said_for_the_waking_engine_only() -> None:
-    [text] = [text for name, text in render(FROZEN_LAKE, "0.3.0").items() if name.endswith(".yaml")]
+    [text] = [text for name, text in as_published(FROZEN_LAKE, "0.3.0").items() if name.endswith(".yaml")]
     words = " ".join(text.replace("#", " ").split())
     assert says(words, "launch_roll.why-shared")
 

@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.checks import check_all
 from npuenv.core.fact import Evidence, known
 from npuenv.core.finding import Fix, Status
 from npuenv.core.messages import Message
-from npuenv.facts.collect import collect
-from npuenv.host.recorded import load_capture
 from npuenv.report.html import render_html
+from tests.support.changes import examined
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,8 +61,7 @@ class Page(html.parser.HTMLParser):
 
 
 def _of(name: str, lang: str = "en") -> tuple[list[Finding], str]:
-    facts = collect(load_capture(HOSTS / f"{name}.json"), level=2)
-    findings = check_all(facts, level=2)
+    facts, findings = examined(name)
     return list(findings), render_html(findings, facts, lang=lang)
 
 

@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-from npuenv.checks import check_all
 from npuenv.core.finding import Fix, Status
 from npuenv.core.messages import Message
-from npuenv.facts.collect import collect
-from npuenv.host.recorded import load_capture
 from npuenv.report.junit import render_junit
+from tests.support.changes import examined
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +45,7 @@ def test_each_status_has_its_element(found: Callable[..., Finding]) -> None:
 
 
 def test_the_numbers_add_up_on_a_recorded_host() -> None:
-    findings = check_all(collect(load_capture(HOSTS / "container_8020.json"), level=2), level=2)
+    _, findings = examined("container_8020")
     root = ElementTree.fromstring(render_junit(findings, lang="zh"))
     assert root.tag == "testsuites"
     assert [root.get(name) for name in ("tests", "failures", "errors")] == [

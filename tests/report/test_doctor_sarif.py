@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import jsonschema
 
-from npuenv.checks import check_all
 from npuenv.checks.registry import CHECKS
 from npuenv.core.finding import Fix, Status
 from npuenv.core.messages import Message
-from npuenv.facts.collect import collect
-from npuenv.host.recorded import load_capture
 from npuenv.report.sarif import sarif_document
+from tests.support.changes import examined
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,7 +71,7 @@ SARIF = obj("version runs", **{"$schema": TEXT, "version": {"enum": ["2.1.0"]}, 
 
 def test_every_recorded_host_gives_a_valid_log() -> None:
     for path in sorted(HOSTS.glob("*.json")):
-        findings = check_all(collect(load_capture(path), level=2), level=2)
+        _, findings = examined(path.stem)
         log = json.loads(json.dumps(sarif_document(findings, lang="zh")))
         jsonschema.Draft202012Validator(SARIF).validate(log)
         run = log["runs"][0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,12 +11,12 @@ import jsonschema
 import pytest
 
 import npuenv.report
-from npuenv.checks import check_all
 from npuenv.core.finding import Fix, Status
 from npuenv.core.messages import Message
 from npuenv.facts.collect import collect
 from npuenv.host.recorded import RecordingHost, load_capture
 from npuenv.report.doctor import document
+from tests.support.changes import examined
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +28,7 @@ SCHEMAS = Path(npuenv.report.__file__).parent / "schemas"
 HOSTS = sorted((Path(__file__).parent.parent / "support" / "hosts").glob("*.json"))
 
 
+@functools.cache
 def validator(name: str) -> jsonschema.Draft202012Validator:
     schema = json.loads((SCHEMAS / f"{name}.schema.json").read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator.check_schema(schema)
@@ -40,8 +42,8 @@ def problems(name: str, value: Any) -> list[str]:
 @pytest.mark.parametrize("path", HOSTS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_the_document_of_every_recorded_host_is_valid(path: Path, lang: str) -> None:
-    facts = collect(load_capture(path), level=2)
-    made = json.loads(json.dumps(document(check_all(facts, level=2), facts, lang=lang, level=2)))
+    facts, findings = examined(path.stem)
+    made = json.loads(json.dumps(document(findings, facts, lang=lang, level=2)))
     assert problems("doctor-1", made) == []
     assert len(made["findings"]) > 40 and made["asked"] == {"for": None, "stack": None, "level": 2}
 

@@ -61,7 +61,7 @@ class Market:
 
 
 @pytest.fixture
-def market(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Market]:
+def market(tmp_path: Path, fresh_uv_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Market]:
     for name in list(os.environ):
         if name.startswith(("PIP_", "UV_")) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
@@ -93,7 +93,7 @@ def market(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Market]:
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_INDEX_URL", market.url)
     monkeypatch.setenv("PIP_RETRIES", "0")
-    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("UV_CACHE_DIR", str(fresh_uv_cache))
     yield market
     server.shutdown()
     server.server_close()

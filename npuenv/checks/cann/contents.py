@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.base import Check, fail, fix_for, ok, skip, unsure, warn
 from npuenv.checks.session.variables import generation
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
@@ -48,7 +48,7 @@ def _parts(context: Context) -> CheckResult:
     says = {"old": oldest[0], "old_release": oldest[1][0], "new": newest[0], "new_release": newest[1][0]}
     lines = (oldest[1][2], newest[1][2])
     is_far = oldest[1][1].series != newest[1][1].series
-    return (fail if is_far else warn)("cann.parts-mixed", *lines, fix=fix("cann.parts"), **says)
+    return (fail if is_far else warn)("cann.parts-mixed", *lines, fix=fix_for("cann.parts"), **says)
 
 
 def _ops(context: Context) -> CheckResult:
@@ -63,16 +63,16 @@ def _ops(context: Context) -> CheckResult:
     if toolkit == kernels:
         return ok("cann.ops-ok", version=ops.version)
     lines = (*context.facts.cann.ops.evidence, *context.facts.cann.toolkit.evidence)
-    cure = _install(context, cann.version)
+    fix = _install(context, cann.version)
     is_bundled = ops.place.endswith("ascend_ops_install.info")
     if toolkit.series != kernels.series and (is_bundled or kernels > toolkit):
-        return fail("cann.ops-other", *lines, fix=cure, ops=ops.version, cann=cann.version)
-    return warn("cann.ops-other", *lines, fix=cure, ops=ops.version, cann=cann.version)
+        return fail("cann.ops-other", *lines, fix=fix, ops=ops.version, cann=cann.version)
+    return warn("cann.ops-other", *lines, fix=fix, ops=ops.version, cann=cann.version)
 
 
 def _install(context: Context, version: str) -> Fix:
     row = context.matrix.hardware_row(generation(context))
-    return fix("cann.ops-install", version=version, chip=row.image_chip if row else "CHIP")
+    return fix_for("cann.ops-install", version=version, chip=row.image_chip if row else "CHIP")
 
 
 def _kernels(context: Context) -> CheckResult:
@@ -80,28 +80,28 @@ def _kernels(context: Context) -> CheckResult:
     cann, row = context.facts.cann.toolkit.value, context.matrix.hardware_row(generation(context))
     if cann is None:
         return skip("no-cann")
-    fact, cure = context.facts.cann.kernels, _install(context, cann.version)
+    fact, fix = context.facts.cann.kernels, _install(context, cann.version)
     if row is None or not row.kernels:
-        return _for_any_chip(context, cure)
+        return _for_any_chip(context, fix)
     kernels, says = fact.value, {"chip": row.kernels[0]}
     if kernels is None:
-        return _by_package(context, row, cure)
+        return _by_package(context, row, fix)
     if set(row.kernels) & set(kernels.chips):
         return ok("cann.kernels-ok", **says)
     if set(row.kernels) & set(kernels.hollow):
-        return fail("cann.kernels-hollow", *fact.evidence, fix=cure, folder=kernels.folder, **says)
+        return fail("cann.kernels-hollow", *fact.evidence, fix=fix, folder=kernels.folder, **says)
     if kernels.chips:
-        return fail("cann.kernels-other", *fact.evidence, fix=cure, chips=kernels.chips, **says)
-    return fail("cann.kernels-none", *fact.evidence, fix=cure, folder=kernels.folder, **says)
+        return fail("cann.kernels-other", *fact.evidence, fix=fix, chips=kernels.chips, **says)
+    return fail("cann.kernels-none", *fact.evidence, fix=fix, folder=kernels.folder, **says)
 
 
-def _for_any_chip(context: Context, cure: Fix) -> CheckResult:
+def _for_any_chip(context: Context, fix: Fix) -> CheckResult:
     """Without the chip's name, because npu-smi lists none: kernels for no chip at all are missing on every one."""
     fact, npu = context.facts.cann.kernels, context.facts.npu
     if npu.smi.value is not None and npu.smi.value.cards:
         return skip("cann.kernels-skip")
     if fact.value is not None and not fact.value.chips:
-        return fail("cann.kernels-none-at-all", *fact.evidence, fix=cure, folder=fact.value.folder)
+        return fail("cann.kernels-none-at-all", *fact.evidence, fix=fix, folder=fact.value.folder)
     if not (npu.smi_trouble.is_known or npu.smi.state is State.UNKNOWN):
         return skip("cann.kernels-skip")
     if fact.value is None:
@@ -109,14 +109,14 @@ def _for_any_chip(context: Context, cure: Fix) -> CheckResult:
     return unsure("cann.kernels-no-chip", *npu.smi_trouble.evidence, chips=fact.value.chips)
 
 
-def _by_package(context: Context, row: Hardware, cure: Fix) -> CheckResult:
+def _by_package(context: Context, row: Hardware, fix: Fix) -> CheckResult:
     """What the package's own name says, where its folders cannot be seen."""
     fact = context.facts.cann.ops
     if fact.value is None or not fact.value.chip:
         return unsure("unknown-input", *context.facts.cann.kernels.evidence, facts=("cann.kernels",))
     if fact.value.chip.casefold() == row.image_chip.casefold():
         return ok("cann.kernels-ok", *fact.evidence, chip=row.kernels[0])
-    return fail("cann.kernels-other", *fact.evidence, fix=cure, chips=(fact.value.chip,), chip=row.kernels[0])
+    return fail("cann.kernels-other", *fact.evidence, fix=fix, chips=(fact.value.chip,), chip=row.kernels[0])
 
 
 def _custom(context: Context) -> CheckResult:
@@ -126,13 +126,13 @@ def _custom(context: Context) -> CheckResult:
         return skip("cann.custom-none")
     if fact.value.unreadable:
         path = fact.value.unreadable[0]
-        cure = fix("cann.custom-closed", ("chmod", "a+r", path), needs_root=True)
-        return fail("cann.custom-closed", Evidence(path, "unreadable"), fix=cure, path=path)
+        fix = fix_for("cann.custom-closed", ("chmod", "a+r", path), needs_root=True)
+        return fail("cann.custom-closed", Evidence(path, "unreadable"), fix=fix, path=path)
     lost = [item for item in fact.value.packages if not item.is_there]
     if lost:
         lines = _places((item.named_by, f"{item.path}: absent") for item in lost)
-        cure = fix("cann.custom-lost")
-        return warn("cann.custom-lost", *lines, fix=cure, path=lost[0].path, named_by=lost[0].named_by)
+        fix = fix_for("cann.custom-lost")
+        return warn("cann.custom-lost", *lines, fix=fix, path=lost[0].path, named_by=lost[0].named_by)
     row = context.matrix.hardware_row(generation(context))
     wanted = set(row.kernels) if row else set()
     other = [item for item in fact.value.packages if wanted and item.chips and not wanted & set(item.chips)]
@@ -141,7 +141,7 @@ def _custom(context: Context) -> CheckResult:
         return warn(
             "cann.custom-other",
             *lines,
-            fix=fix("cann.custom-other"),
+            fix=fix_for("cann.custom-other"),
             path=other[0].path,
             chips=other[0].chips or (),
             chip=min(wanted),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix, ok, skip, warn
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, warn
 from npuenv.checks.cann.session import source
 from npuenv.checks.session.variables import environment, installed, line, setting
 from npuenv.core import versions
@@ -25,15 +25,15 @@ def _nnal(context: Context) -> CheckResult:
         if cann is not None and not _same_series(nnal.version, cann):
             return warn(
                 "cann.nnal-other",
-                fix=fix("cann.nnal-install", version=cann.version),
+                fix=fix_for("cann.nnal-install", version=cann.version),
                 nnal=nnal.version,
                 cann=cann.version,
             )
         return ok("cann.nnal-ok", version=nnal.version)
     if cann is None:
         return skip("no-cann")
-    cure = fix("cann.nnal-install", version=cann.version)
-    return fail("cann.nnal-fail", fix=cure) if context.framework in NPU_FRAMEWORKS else warn("cann.nnal-fail", fix=cure)
+    fix = fix_for("cann.nnal-install", version=cann.version)
+    return fail("cann.nnal-fail", fix=fix) if context.framework in NPU_FRAMEWORKS else warn("cann.nnal-fail", fix=fix)
 
 
 def _same_series(version: str, cann: Cann) -> bool:
@@ -52,22 +52,22 @@ def _sourced(context: Context) -> CheckResult:
     nnal, atb = context.facts.cann.nnal.value, context.facts.cann.atb.value
     if nnal is None:
         return skip("cann.nnal-sourced-skip")
-    cure = source(_script(nnal))
+    fix = source(_script(nnal))
     if not setting(context, "ATB_HOME_PATH"):
-        return warn("cann.nnal-sourced-unset", line(context, "ATB_HOME_PATH"), fix=cure)
+        return warn("cann.nnal-sourced-unset", line(context, "ATB_HOME_PATH"), fix=fix)
     if atb is not None and not atb.is_there:
-        return fail("cann.nnal-sourced-nowhere", line(context, "ATB_HOME_PATH"), fix=cure, home=atb.home)
+        return fail("cann.nnal-sourced-nowhere", line(context, "ATB_HOME_PATH"), fix=fix, home=atb.home)
     path = environment(context).get("LD_LIBRARY_PATH", "")
     kinds = _kinds(context)
     if len(set(kinds)) > 1:
         return warn(
-            "cann.nnal-sourced-mixed", line(context, "LD_LIBRARY_PATH"), fix=fix("cann.nnal-mixed"), first=kinds[0]
+            "cann.nnal-sourced-mixed", line(context, "LD_LIBRARY_PATH"), fix=fix_for("cann.nnal-mixed"), first=kinds[0]
         )
     if kinds and atb is not None and atb.abi and kinds[0] != atb.abi:
         shown = (line(context, "ATB_HOME_PATH"), line(context, "LD_LIBRARY_PATH"))
-        return warn("cann.nnal-sourced-split", *shown, fix=fix("cann.nnal-mixed"), home=atb.abi, first=kinds[0])
+        return warn("cann.nnal-sourced-split", *shown, fix=fix_for("cann.nnal-mixed"), home=atb.abi, first=kinds[0])
     if path and not kinds and f"{setting(context, 'ATB_HOME_PATH').rstrip('/')}/lib" not in path.split(":"):
-        return warn("cann.nnal-sourced-half", line(context, "LD_LIBRARY_PATH"), fix=cure)
+        return warn("cann.nnal-sourced-half", line(context, "LD_LIBRARY_PATH"), fix=fix)
     return ok("cann.nnal-sourced-ok", line(context, "ATB_HOME_PATH"))
 
 
@@ -84,8 +84,8 @@ def _library(context: Context) -> CheckResult:
     if atb.has_library:
         return ok("cann.nnal-library-ok")
     cann = context.facts.cann.toolkit.value
-    cure = fix("cann.nnal-install", version=cann.version if cann else "")
-    return fail("cann.nnal-library-fail", *context.facts.cann.atb.evidence, fix=cure, home=atb.home)
+    fix = fix_for("cann.nnal-install", version=cann.version if cann else "")
+    return fail("cann.nnal-library-fail", *context.facts.cann.atb.evidence, fix=fix, home=atb.home)
 
 
 def why_unloadable(context: Context) -> str | None:
@@ -107,9 +107,9 @@ def _abi(context: Context) -> CheckResult:
         return ok("cann.nnal-abi-ok", abi=torch)
     nnal = context.facts.cann.nnal.value
     script = _script(nnal) if nnal else "nnal/atb/set_env.sh"
-    cure = fix("cann.nnal-abi", ("source", script, f"--cxx_abi={torch}"))
+    fix = fix_for("cann.nnal-abi", ("source", script, f"--cxx_abi={torch}"))
     shown = line(context, "ATB_HOME_PATH" if loaded == atb.abi else "LD_LIBRARY_PATH")
-    return fail("cann.nnal-abi-fail", shown, *lines, fix=cure, atb=loaded, torch=torch)
+    return fail("cann.nnal-abi-fail", shown, *lines, fix=fix, atb=loaded, torch=torch)
 
 
 def _is_of_one_abi(torch: str) -> bool:

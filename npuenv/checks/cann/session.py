@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, fail, fix, ok, skip, warn
+from npuenv.checks.base import Check, fail, fix_for, ok, skip, warn
 from npuenv.checks.session.variables import environment, installed, line, setting
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
@@ -28,8 +28,8 @@ _OLDEST_GCC = 8  # vllm-ascend's operators are C++17
 
 
 def source(path: str) -> Fix:
-    """The cure that sources an environment script."""
-    return fix("cann.source", ("source", path or "CANN/set_env.sh"))
+    """The fix that sources an environment script."""
+    return fix_for("cann.source", ("source", path or "CANN/set_env.sh"))
 
 
 def _own_script(context: Context) -> Fix:
@@ -48,7 +48,7 @@ class BrokenLink:
     path: str
     root: str
     version: str
-    cure: Fix
+    fix: Fix
 
 
 def broken_link(context: Context) -> BrokenLink | None:
@@ -60,8 +60,8 @@ def broken_link(context: Context) -> BrokenLink | None:
         beside = [item for item in installs.found if posixpath.dirname(item.root) == posixpath.dirname(path)]
         if beside:
             newest = max(beside, key=lambda item: _release(item.version))
-            cure = fix("cann.link", ("ln", "-sfn", newest.root, path), needs_root=True)
-            return BrokenLink(path, newest.root, newest.version, cure)
+            fix = fix_for("cann.link", ("ln", "-sfn", newest.root, path), needs_root=True)
+            return BrokenLink(path, newest.root, newest.version, fix)
     return None
 
 
@@ -81,14 +81,14 @@ def _links(context: Context) -> CheckResult:
     if found.mixed:
         link, homes = next(iter(sorted(found.mixed.items())))
         lines = (Evidence(link, home) for home in homes)
-        return warn("cann.links-mixed", *lines, fix=fix("cann.links"), link=link, homes=homes)
+        return warn("cann.links-mixed", *lines, fix=fix_for("cann.links"), link=link, homes=homes)
     if found.dangling:
         broken = broken_link(context)
         if broken is not None and context.facts.cann.toolkit.value is None and context.facts.cann.closed.value is None:
-            return skip("because", cause="cann.found")  # which names the link, and has the same cure
+            return skip("because", cause="cann.found")  # which names the link, and has the same fix
         lines = (Evidence(link, "leads nowhere") for link in found.dangling)
-        cure = broken.cure if broken is not None else fix("cann.links")
-        return warn("cann.links-dangling", *lines, fix=cure, links=found.dangling)
+        fix = broken.fix if broken is not None else fix_for("cann.links")
+        return warn("cann.links-dangling", *lines, fix=fix, links=found.dangling)
     if not found.found:
         return skip("no-cann")
     return ok("cann.links-ok", installs=tuple(item.root for item in found.found))
@@ -103,12 +103,12 @@ def _one_version(context: Context) -> CheckResult:
     others = [item for item in entries if item.real and item.real != own and item.is_there]
     if not others:
         return ok("cann.one-version-ok", root=own)
-    cure, shown = fix("cann.fresh", *_own_script(context).commands), others[0]
+    fix, shown = fix_for("cann.fresh", *_own_script(context).commands), others[0]
     lines = tuple(Evidence("environment", f"{item.variable}: {item.path}") for item in others)
     says = {"variable": shown.variable, "other": shown.real, "own": own}
     if any(item.variable not in _LISTS or _comes_first(item, entries, own) for item in others):
-        return fail("cann.one-version-first", *lines, fix=cure, **says)
-    return warn("cann.one-version-behind", *lines, fix=cure, **says)
+        return fail("cann.one-version-first", *lines, fix=fix, **says)
+    return warn("cann.one-version-behind", *lines, fix=fix, **says)
 
 
 def _comes_first(entry: Entry, entries: tuple[Entry, ...], own: str) -> bool:
@@ -120,7 +120,7 @@ def _comes_first(entry: Entry, entries: tuple[Entry, ...], own: str) -> bool:
 
 
 def _gone(context: Context) -> CheckResult:
-    """Search paths into a CANN that is no longer there. The session's own home being gone is told by cann.sourced."""
+    """Search paths into a CANN that is no longer there. `cann.sourced` reports a missing home of the session itself."""
     entries = _entries(context)
     if context.facts.cann.toolkit.value is None:
         return skip("no-cann")
@@ -130,7 +130,7 @@ def _gone(context: Context) -> CheckResult:
         return ok("cann.gone-ok")
     homes = tuple(dict.fromkeys(item.home for item in gone))
     lines = (Evidence("environment", f"{item.variable}: {item.path}") for item in gone)
-    return warn("cann.gone-warn", *lines, fix=fix("cann.fresh", *_own_script(context).commands), homes=homes)
+    return warn("cann.gone-warn", *lines, fix=fix_for("cann.fresh", *_own_script(context).commands), homes=homes)
 
 
 def _stand_ins(context: Context) -> CheckResult:
@@ -143,7 +143,7 @@ def _stand_ins(context: Context) -> CheckResult:
     folder = folders[stand_ins[0]]
     evidence = Evidence("environment", f"LD_LIBRARY_PATH: {folder}")
     return fail(
-        "cann.stand-ins-fail", evidence, fix=fix("cann.stand-ins", *_own_script(context).commands), folder=folder
+        "cann.stand-ins-fail", evidence, fix=fix_for("cann.stand-ins", *_own_script(context).commands), folder=folder
     )
 
 
@@ -166,9 +166,9 @@ def _python_packages(context: Context) -> CheckResult:
     if not missing:
         return ok("cann.packages-ok")
     where = f"{python.executable} (inventory)"
-    cure = fix("cann.packages", (python.executable, "-m", "pip", "install", *missing))
+    fix = fix_for("cann.packages", (python.executable, "-m", "pip", "install", *missing))
     lines = (Evidence(where, f"{name} not installed") for name in missing)
-    return warn("cann.packages-missing", *lines, fix=cure, names=missing)
+    return warn("cann.packages-missing", *lines, fix=fix, names=missing)
 
 
 def _gcc(context: Context) -> CheckResult:
@@ -178,7 +178,7 @@ def _gcc(context: Context) -> CheckResult:
         return skip("cann.gcc-skip")
     if int(version.split(".")[0]) >= _OLDEST_GCC:
         return ok("cann.gcc-ok", version=version)
-    return warn("cann.gcc-old", fix=fix("cann.gcc"), version=version, least=_OLDEST_GCC)
+    return warn("cann.gcc-old", fix=fix_for("cann.gcc"), version=version, least=_OLDEST_GCC)
 
 
 def _writable(context: Context) -> CheckResult:
@@ -189,7 +189,7 @@ def _writable(context: Context) -> CheckResult:
         return ok("cann.writable-ok")
     evidence = Evidence(f"{shut.named_by} ({shut.path})", shut.state)
     return warn(
-        "cann.writable-shut", evidence, fix=fix("cann.writable", path=shut.path), path=shut.path, state=shut.state
+        "cann.writable-shut", evidence, fix=fix_for("cann.writable", path=shut.path), path=shut.path, state=shut.state
     )
 
 

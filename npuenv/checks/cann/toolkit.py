@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unsure, warn
 from npuenv.checks.cann import contents as cann_contents
 from npuenv.checks.cann import nnal
 from npuenv.checks.cann import session as cann_session
@@ -35,19 +35,19 @@ def _found(context: Context) -> CheckResult:
     if fact.state is State.UNKNOWN:
         return unsure("unknown-input", *lines, facts=("cann.toolkit",))
     if cann is None and (link := cann_session.broken_link(context)) is not None:
-        return fail("cann.cann-found-link", *lines, fix=link.cure, link=link.path, root=link.root, version=link.version)
+        return fail("cann.cann-found-link", *lines, fix=link.fix, link=link.path, root=link.root, version=link.version)
     if cann is None:
-        return fail("cann.cann-found-fail", *lines, fix=fix("cann.cann-install", resolve_here(context)))
+        return fail("cann.cann-found-fail", *lines, fix=fix_for("cann.cann-install", resolve_here(context)))
     says = {"version": cann.version, "root": cann.root}
     if cann.torn:
         lines = (Evidence(cann.torn, "names no version"), *lines)
-        return warn("cann.cann-found-torn", *lines, fix=fix("cann.cann-reinstall"), file=cann.torn, **says)
+        return warn("cann.cann-found-torn", *lines, fix=fix_for("cann.cann-reinstall"), file=cann.torn, **says)
     if not cann.set_env:
         line = Evidence(cann.root, "no set_env.sh, here or in the folder above")
-        return warn("cann.cann-found-no-script", line, fix=fix("cann.cann-reinstall"), **says)
+        return warn("cann.cann-found-no-script", line, fix=fix_for("cann.cann-reinstall"), **says)
     if not cann.has_install_file:
         lines = (Evidence(cann.root, "no ascend_*_install.info"), *lines)
-        return warn("cann.cann-found-no-file", *lines, fix=fix("cann.cann-reinstall"), **says)
+        return warn("cann.cann-found-no-file", *lines, fix=fix_for("cann.cann-reinstall"), **says)
     return ok("cann.cann-found-ok", *lines, answered_by=cann.answered_by, **says)
 
 
@@ -56,11 +56,11 @@ def _shut(context: Context) -> CheckResult:
     shut, account = context.facts.cann.closed.value, context.facts.machine.account.value
     assert shut is not None
     user = (account.name or str(account.uid)) if account else "?"
-    cure = fix("cann.cann-closed-above", path=shut.path)
+    fix = fix_for("cann.cann-closed-above", path=shut.path)
     if home_of(f"{shut.path}/") or shut.path.endswith("/Ascend"):  # a home folder as a whole is nobody else's to read
-        cure = fix("cann.cann-closed", ("chmod", "-R", "a+rX", shut.path), needs_root=True)
+        fix = fix_for("cann.cann-closed", ("chmod", "-R", "a+rX", shut.path), needs_root=True)
     lines = context.facts.cann.closed.evidence
-    return fail("cann.cann-found-closed", *lines, fix=cure, path=shut.path, user=user)
+    return fail("cann.cann-found-closed", *lines, fix=fix, path=shut.path, user=user)
 
 
 def why_unloadable(context: Context) -> str | None:
@@ -94,7 +94,9 @@ def _sourced(context: Context) -> CheckResult:
             "cann.cann-sourced-opp-nowhere", *lines, fix=source(cann.set_env), path=environment["ASCEND_OPP_PATH"]
         )
     if cann.missing_parts:
-        return fail("cann.cann-sourced-parts", fix=fix("cann.cann-reinstall"), root=cann.root, parts=cann.missing_parts)
+        return fail(
+            "cann.cann-sourced-parts", fix=fix_for("cann.cann-reinstall"), root=cann.root, parts=cann.missing_parts
+        )
     if not _has_libraries(context, cann.root):
         lines = _variable(environment, "LD_LIBRARY_PATH")
         return fail("cann.cann-sourced-libraries", *lines, fix=source(cann.set_env), root=cann.root)
@@ -122,7 +124,7 @@ def _arch(context: Context) -> CheckResult:
         return skip("no-cann")
     if cann.arch == arch:
         return ok("cann.cann-arch-ok", arch=arch)
-    return fail("cann.cann-arch-fail", fix=fix("cann.cann-reinstall"), cann=cann.arch, machine=arch)
+    return fail("cann.cann-arch-fail", fix=fix_for("cann.cann-reinstall"), cann=cann.arch, machine=arch)
 
 
 def _driver(context: Context) -> CheckResult:
@@ -141,8 +143,8 @@ def _driver(context: Context) -> CheckResult:
     if row is None:
         return unsure("cann.cann-driver-no-row", cann=cann.version)
     if row.driver_since and have.series < versions.driver(row.driver_since).series:
-        cure = fix("cann.driver-update", since=row.driver_since)
-        return fail("cann.cann-driver-old", fix=cure, cann=cann.version, driver=driver, since=row.driver_since)
+        fix = fix_for("cann.driver-update", since=row.driver_since)
+        return fail("cann.cann-driver-old", fix=fix, cann=cann.version, driver=driver, since=row.driver_since)
     if row.driver_until and have.series > versions.driver(row.driver_until).series:
         return warn("cann.cann-driver-new", cann=cann.version, driver=driver, until=row.driver_until)
     if row.driver_since:

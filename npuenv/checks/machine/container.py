@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix, ok, skip, warn
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, warn
 
 _GIB_KIB = 1 << 20
 _MEMORY_OF_A_CHIP_KIB = 8 * _GIB_KIB  # weights pass through the host's memory on their way; the threshold is ours
@@ -18,8 +18,8 @@ def _emulated(context: Context) -> CheckResult:
     if processor.family == arch:
         return ok("machine.emulated-ok", family=processor.family)
     evidence = (*context.facts.machine.arch.evidence, *context.facts.machine.processor.evidence)
-    cure = fix("machine.emulated", platform=_PLATFORMS[processor.family])
-    return fail("machine.emulated-fail", *evidence, fix=cure, arch=arch, family=processor.family)
+    fix = fix_for("machine.emulated", platform=_PLATFORMS[processor.family])
+    return fail("machine.emulated-fail", *evidence, fix=fix, arch=arch, family=processor.family)
 
 
 def _memory(context: Context) -> CheckResult:
@@ -31,19 +31,19 @@ def _memory(context: Context) -> CheckResult:
     if groups.memory_kib >= chips * _MEMORY_OF_A_CHIP_KIB:
         return ok("machine.limit-ok", limit=limit)
     good = f"{chips * _MEMORY_OF_A_CHIP_KIB // _GIB_KIB} GiB"
-    return warn("machine.limit-warn", fix=fix("machine.limit", good=good), limit=limit, chips=chips, good=good)
+    return warn("machine.limit-warn", fix=fix_for("machine.limit", good=good), limit=limit, chips=chips, good=good)
 
 
 def _tasks(context: Context) -> CheckResult:
     groups = context.facts.machine.cgroup.value
     if groups is None or groups.tasks is None:
         return skip("no-limit")
-    cure = fix("machine.group-tasks", good=_TASKS_GOOD)
+    fix = fix_for("machine.group-tasks", good=_TASKS_GOOD)
     if groups.tasks_now is not None and groups.tasks_now >= groups.tasks * 0.95:
-        return fail("machine.group-tasks-full", fix=cure, limit=groups.tasks, now=groups.tasks_now)
+        return fail("machine.group-tasks-full", fix=fix, limit=groups.tasks, now=groups.tasks_now)
     if groups.tasks >= _TASKS_GOOD:
         return ok("machine.group-tasks-ok", limit=groups.tasks)
-    return warn("machine.group-tasks-warn", fix=cure, limit=groups.tasks, good=_TASKS_GOOD)
+    return warn("machine.group-tasks-warn", fix=fix, limit=groups.tasks, good=_TASKS_GOOD)
 
 
 def _oom(context: Context) -> CheckResult:
@@ -52,7 +52,7 @@ def _oom(context: Context) -> CheckResult:
         return skip("machine.oom-absent")
     if groups.oom_kills == 0:
         return ok("machine.oom-ok")
-    return warn("machine.oom-warn", fix=fix("machine.oom"), count=groups.oom_kills)
+    return warn("machine.oom-warn", fix=fix_for("machine.oom"), count=groups.oom_kills)
 
 
 CHECKS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, unsure, warn
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ def _home(context: Context) -> CheckResult:
     home = context.facts.machine.home.value
     if home is None:
         path = (context.facts.environment.value or {}).get("HOME") or "/"
-        return fail("machine.home-absent", fix=fix("machine.home"), path=path)
+        return fail("machine.home-absent", fix=fix_for("machine.home"), path=path)
     if home.is_writable is None:
         return unsure("machine.writable-unknown", path=home.path)
     if home.is_writable:
         return ok("machine.home-ok", path=home.path)
-    cure = fix("machine.home")
-    return fail("machine.home-fail", *_why_closed(home), fix=cure, path=home.path)
+    fix = fix_for("machine.home")
+    return fail("machine.home-fail", *_why_closed(home), fix=fix, path=home.path)
 
 
 def _why_closed(folder: Folder) -> tuple[Evidence, ...]:
@@ -53,15 +53,15 @@ def _tmp(context: Context) -> CheckResult:
     tmp, home = context.facts.machine.tmp.value, context.facts.machine.home.value
     if tmp is None:
         path = (context.facts.environment.value or {}).get("TMPDIR") or "/tmp"
-        return fail("machine.tmp-absent", fix=fix("machine.tmp-absent", ("mkdir", "-p", path)), path=path)
+        return fail("machine.tmp-absent", fix=fix_for("machine.tmp-absent", ("mkdir", "-p", path)), path=path)
     if tmp.is_writable is False:
-        return fail("machine.tmp-closed", *_why_closed(tmp), fix=fix("machine.tmp-closed"), path=tmp.path)
+        return fail("machine.tmp-closed", *_why_closed(tmp), fix=fix_for("machine.tmp-closed"), path=tmp.path)
     if not _is_same_disk(tmp, home) and tmp.free_kib < _TMP_GOOD_KIB:
         verdict = fail if tmp.free_kib < _TMP_LEAST_KIB else warn
-        return verdict("machine.tmp-small", fix=fix("machine.tmp-small"), path=tmp.path, size=_size(tmp.free_kib))
+        return verdict("machine.tmp-small", fix=fix_for("machine.tmp-small"), path=tmp.path, size=_size(tmp.free_kib))
     if tmp.mount is not None and tmp.mount.is_noexec:
         line = Evidence("/proc/self/mountinfo", f"{tmp.mount.place} {tmp.mount.kind} {_flags(tmp)}")
-        return warn("machine.tmp-noexec", line, fix=fix("machine.tmp-noexec"), path=tmp.path)
+        return warn("machine.tmp-noexec", line, fix=fix_for("machine.tmp-noexec"), path=tmp.path)
     return ok("machine.tmp-ok", path=tmp.path, size=_size(tmp.free_kib))
 
 
@@ -84,8 +84,8 @@ def _files(context: Context) -> CheckResult:
         return ok("machine.files-room-ok", left=left)
     verdict = fail if weighed < _FILES_LEAST else warn
     line = Evidence(f"df -iP {folder.path}", f"{left} of {folder.files} free")
-    cure = fix("machine.files-room", ("df", "-i", folder.path))
-    return verdict("machine.files-room-small", line, fix=cure, path=folder.path, left=left)
+    fix = fix_for("machine.files-room", ("df", "-i", folder.path))
+    return verdict("machine.files-room-small", line, fix=fix, path=folder.path, left=left)
 
 
 def _caches(context: Context) -> CheckResult:
@@ -96,13 +96,13 @@ def _caches(context: Context) -> CheckResult:
     for cache in found:
         if cache.nearest.is_writable is False and not (is_offline and cache.variable in _MODELS):
             verdict = warn if cache.variable in _MODELS else fail
-            cure = fix("machine.cache-closed", ("unset", cache.variable), variable=cache.variable)
+            fix = fix_for("machine.cache-closed", ("unset", cache.variable), variable=cache.variable)
             lines = (Evidence("environment", f"{cache.variable}={cache.path}"), *_why_closed(cache.nearest))
-            return verdict("machine.cache-closed", *lines, fix=cure, variable=cache.variable, path=cache.path)
+            return verdict("machine.cache-closed", *lines, fix=fix, variable=cache.variable, path=cache.path)
     for cache in found:
         if cache.nearest.free_kib < _CACHE_GOOD_KIB and not _is_same_disk(cache.nearest, home):
-            size, cure = _size(cache.nearest.free_kib), fix("machine.cache-small", variable=cache.variable)
-            return warn("machine.cache-small", fix=cure, variable=cache.variable, path=cache.path, size=size)
+            size, fix = _size(cache.nearest.free_kib), fix_for("machine.cache-small", variable=cache.variable)
+            return warn("machine.cache-small", fix=fix, variable=cache.variable, path=cache.path, size=size)
     return ok("machine.caches-ok", variables=tuple(cache.variable for cache in found))
 
 
@@ -114,8 +114,8 @@ def _locks(context: Context) -> CheckResult:
         mount = folder.mount
         if mount is not None and mount.kind == "lustre" and not any(word in mount.options for word in _LUSTRE_LOCKS):
             line = Evidence("/proc/self/mountinfo", f"{mount.place} {mount.kind} {','.join(mount.options)}")
-            cure = fix("machine.locks", ("export", "HF_HOME=/tmp/hf"))
-            return warn("machine.locks-warn", line, fix=cure, path=folder.path, place=mount.place)
+            fix = fix_for("machine.locks", ("export", "HF_HOME=/tmp/hf"))
+            return warn("machine.locks-warn", line, fix=fix, path=folder.path, place=mount.place)
     return ok("machine.locks-ok")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import FRAMEWORKS, Check, CheckResult, Context, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.base import FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unsure, warn
 from npuenv.core.fact import State
 from npuenv.facts.machine.account import DRIVER_GROUP
 from npuenv.facts.machine.processes import line_of
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 _GIB_KIB = 1 << 20
 _ARCHES = ("x86_64", "aarch64")
 _GLIBC = (2, 28)  # the floor of torch_npu's and most other wheels: manylinux_2_28
-# Docker gives 64 MiB unless told otherwise; torch and Ray exchange tensors there. Thresholds are ours.
+# Docker gives 64 MiB by default; torch and Ray exchange tensors there. Thresholds are ours.
 _SHM_LEAST_KIB, _SHM_GOOD_KIB = 512 << 10, 8 * _GIB_KIB
 _FILES_GOOD = 65536  # what ROLL's Ascend samples give the container
-_LOCKED_OLD_DEFAULT = 64 << 10  # bytes; what kernels before 5.16 allow unless told otherwise
+_LOCKED_OLD_DEFAULT = 64 << 10  # bytes; what kernels before 5.16 allow by default
 _FILES_CPU = 1024  # a trial without cards opens few
 _CXX_LEVEL = 24  # the newest GLIBCXX_3.4.N that a manylinux_2_28 wheel may ask for
 _TASKS_GOOD = 4096  # every rank, worker and compiler starts dozens of threads; the threshold is ours
@@ -60,21 +60,21 @@ def _arch(context: Context) -> CheckResult:
 def _glibc(context: Context) -> CheckResult:
     glibc = context.facts.machine.glibc.value
     if glibc is None:
-        return fail("machine.glibc-other", fix=fix("machine.glibc"))
+        return fail("machine.glibc-other", fix=fix_for("machine.glibc"))
     if tuple(int(word) for word in glibc.split(".")[:2]) < _GLIBC:
-        return fail("machine.glibc-fail", fix=fix("machine.glibc"), glibc=glibc)
+        return fail("machine.glibc-fail", fix=fix_for("machine.glibc"), glibc=glibc)
     return ok("machine.glibc-ok", glibc=glibc)
 
 
 def _shm(context: Context) -> CheckResult:
     space = context.facts.machine.shared_memory.value
     if space is None:
-        return warn("machine.shm-absent", fix=fix("machine.shm"))
+        return warn("machine.shm-absent", fix=fix_for("machine.shm"))
     size = _size(space.size_kib)
     if space.size_kib < _SHM_LEAST_KIB and context.framework != "cpu":
-        return fail("machine.shm-small", fix=fix("machine.shm"), size=size)
+        return fail("machine.shm-small", fix=fix_for("machine.shm"), size=size)
     if space.size_kib < _SHM_GOOD_KIB:
-        return warn("machine.shm-small", fix=fix("machine.shm"), size=size)
+        return warn("machine.shm-small", fix=fix_for("machine.shm"), size=size)
     return ok("machine.shm-ok", size=size)
 
 
@@ -84,11 +84,11 @@ def _shm_free(context: Context) -> CheckResult:
     if space is None or space.size_kib < _SHM_GOOD_KIB:
         return skip("machine.because-shm")
     free, size = _size(space.free_kib), _size(space.size_kib)
-    cure = fix("machine.shm-free", ("ls", "-l", "/dev/shm"))
+    fix = fix_for("machine.shm-free", ("ls", "-l", "/dev/shm"))
     if space.free_kib < _SHM_LEAST_KIB:
-        return fail("machine.shm-full", fix=cure, free=free, size=size)
+        return fail("machine.shm-full", fix=fix, free=free, size=size)
     if space.free_kib * 10 < space.size_kib:
-        return warn("machine.shm-full", fix=cure, free=free, size=size)
+        return warn("machine.shm-full", fix=fix, free=free, size=size)
     return ok("machine.shm-free-ok", free=free)
 
 
@@ -105,14 +105,14 @@ def _files(context: Context) -> CheckResult:
         return ok("machine.files-ok")
     hard = _hard_limit(context.facts.machine.open_files)
     if hard is not None and hard < good:
-        cure = fix("machine.files-hard", hard=hard, good=good)
+        fix = fix_for("machine.files-hard", hard=hard, good=good)
     else:
-        cure = fix("machine.files", ("ulimit", "-n", str(good)))
-    return warn("machine.files-warn", fix=cure, limit=limit, good=good)
+        fix = fix_for("machine.files", ("ulimit", "-n", str(good)))
+    return warn("machine.files-warn", fix=fix, limit=limit, good=good)
 
 
 def _hard_limit(fact: Fact[int]) -> int | None:
-    """What a shell can raise the soft limit to, by the line of /proc/self/limits; None: without bound, or not told.
+    """What a shell can raise the soft limit to, by the line of /proc/self/limits; None: unlimited, or not stated.
 
     Example: "Max open files 1024 20000 files" gives 20000
     """
@@ -128,10 +128,10 @@ def _locked(context: Context) -> CheckResult:
         return ok("machine.locked-ok")
     hard = _hard_limit(context.facts.machine.locked_memory)
     if hard is not None:
-        cure = fix("machine.locked-hard", hard=hard >> 10)
+        fix = fix_for("machine.locked-hard", hard=hard >> 10)
     else:
-        cure = fix("machine.locked", ("ulimit", "-l", "unlimited"))
-    return warn("machine.locked-warn", fix=cure, limit=limit >> 10)
+        fix = fix_for("machine.locked", ("ulimit", "-l", "unlimited"))
+    return warn("machine.locked-warn", fix=fix, limit=limit >> 10)
 
 
 def _disk(context: Context) -> CheckResult:
@@ -140,9 +140,9 @@ def _disk(context: Context) -> CheckResult:
         return unsure("machine.disk-absent")
     size = _size(space.free_kib)
     if space.free_kib < _DISK_LEAST_KIB:
-        return fail("machine.disk-small", fix=fix("machine.disk"), size=size)
+        return fail("machine.disk-small", fix=fix_for("machine.disk"), size=size)
     if space.free_kib < _DISK_GOOD_KIB:
-        return warn("machine.disk-small", fix=fix("machine.disk"), size=size)
+        return warn("machine.disk-small", fix=fix_for("machine.disk"), size=size)
     return ok("machine.disk-ok", size=size)
 
 
@@ -159,7 +159,7 @@ def _libstdcxx(context: Context) -> CheckResult:
         return skip("machine.because-glibc")
     name = "machine.cxx-path" if library.is_from_path else "machine.cxx-system"
     folder = library.path.rpartition("/")[0]
-    return fail("machine.cxx-fail", fix=fix(name, folder=folder), path=library.path, level=library.level)
+    return fail("machine.cxx-fail", fix=fix_for(name, folder=folder), path=library.path, level=library.level)
 
 
 def _tasks(context: Context) -> CheckResult:
@@ -171,7 +171,7 @@ def _tasks(context: Context) -> CheckResult:
     if limit == UNLIMITED or limit >= _TASKS_GOOD or (account is not None and account.is_root):
         return ok("machine.tasks-ok")
     # No command: the hard limit, often the same number, is not known here.
-    return warn("machine.tasks-warn", fix=fix("machine.tasks", good=_TASKS_GOOD), limit=limit, good=_TASKS_GOOD)
+    return warn("machine.tasks-warn", fix=fix_for("machine.tasks", good=_TASKS_GOOD), limit=limit, good=_TASKS_GOOD)
 
 
 def _memory(context: Context) -> CheckResult:
@@ -182,8 +182,8 @@ def _memory(context: Context) -> CheckResult:
     if memory.available_kib >= min(max(_FREE_MEMORY_LEAST_KIB, memory.total_kib // 100), memory.total_kib // 4):
         return ok("machine.memory-ok", free=free)
     swap = _size((memory.swap_kib or 0) - (memory.swap_free_kib or 0))
-    cure = fix("machine.memory", ("ps", "-eo", "pid,user,rss,comm", "--sort=-rss"))
-    return warn("machine.memory-warn", fix=cure, free=free, total=total, swap=swap)
+    fix = fix_for("machine.memory", ("ps", "-eo", "pid,user,rss,comm", "--sort=-rss"))
+    return warn("machine.memory-warn", fix=fix, free=free, total=total, swap=swap)
 
 
 def _clock(context: Context) -> CheckResult:
@@ -192,7 +192,7 @@ def _clock(context: Context) -> CheckResult:
         return skip("machine.clock-absent")
     if int(time[:4]) in _YEARS:
         return ok("machine.clock-ok", time=time)
-    return fail("machine.clock-fail", fix=fix("machine.clock", ("date", "-u"), needs_root=True), time=time)
+    return fail("machine.clock-fail", fix=fix_for("machine.clock", ("date", "-u"), needs_root=True), time=time)
 
 
 def _encoding(context: Context) -> CheckResult:
@@ -201,7 +201,7 @@ def _encoding(context: Context) -> CheckResult:
     if encoding in (None, "utf-8") or environ.get("PYTHONUTF8") == "1":
         return ok("machine.encoding-ok", encoding=encoding or "utf-8")
     return warn(
-        "machine.encoding-warn", fix=fix("machine.encoding", ("export", "LC_ALL=C.UTF-8")), encoding=encoding or "-"
+        "machine.encoding-warn", fix=fix_for("machine.encoding", ("export", "LC_ALL=C.UTF-8")), encoding=encoding or "-"
     )
 
 
@@ -211,7 +211,7 @@ def _user_entry(context: Context) -> CheckResult:
         return skip("machine.account-absent")
     if account.name is not None:
         return ok("machine.user-ok", uid=account.uid)
-    return fail("machine.user-fail", fix=fix("machine.user", uid=account.uid, gid=account.gid), uid=account.uid)
+    return fail("machine.user-fail", fix=fix_for("machine.user", uid=account.uid, gid=account.gid), uid=account.uid)
 
 
 def _driver_group(context: Context) -> CheckResult:
@@ -223,7 +223,7 @@ def _driver_group(context: Context) -> CheckResult:
     if facts.machine.driver_group.is_known or info.get("UserGroup", DRIVER_GROUP) != DRIVER_GROUP:
         return ok("machine.group-ok")
     commands = (("groupadd", DRIVER_GROUP), ("useradd", "-m", "-g", DRIVER_GROUP, "-s", "/bin/bash", DRIVER_GROUP))
-    return warn("machine.group-warn", fix=fix("machine.group", *commands, needs_root=True), group=DRIVER_GROUP)
+    return warn("machine.group-warn", fix=fix_for("machine.group", *commands, needs_root=True), group=DRIVER_GROUP)
 
 
 def _leftovers(context: Context) -> CheckResult:
@@ -238,8 +238,8 @@ def _leftovers(context: Context) -> CheckResult:
     pids = tuple(process.pid for process in stale)
     # The parent of a half-dead process is what has to end: the process itself takes no signal any more.
     ends = dict.fromkeys(str(item.parent if item.is_half_dead and item.parent > 1 else item.pid) for item in stale)
-    cure = fix("machine.leftovers", ("kill", *ends), is_dangerous=True)
-    return warn("machine.leftovers-warn", *map(line_of, stale[:6]), fix=cure, pids=pids, count=len(pids))
+    fix = fix_for("machine.leftovers", ("kill", *ends), is_dangerous=True)
+    return warn("machine.leftovers-warn", *map(line_of, stale[:6]), fix=fix, pids=pids, count=len(pids))
 
 
 def _is_stale(process: Process, found: Processes, is_noted: bool) -> bool:
@@ -268,7 +268,11 @@ def _zombies(context: Context) -> CheckResult:
     shown = unreaped or dead
     parents = tuple(dict.fromkeys(process.parent for process in shown))
     return warn(
-        "machine.zombies-warn", *map(line_of, shown[:6]), fix=fix("machine.zombies"), count=len(shown), parents=parents
+        "machine.zombies-warn",
+        *map(line_of, shown[:6]),
+        fix=fix_for("machine.zombies"),
+        count=len(shown),
+        parents=parents,
     )
 
 

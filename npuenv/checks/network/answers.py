@@ -60,8 +60,8 @@ def stands_back(context: Context) -> CheckResult | None:
 def unread_cards(context: Context, cards: Mapping[int, Evidence], *, of: Mapping[int, Any]) -> CheckResult | None:
     """Unknown for the cards of which nothing could be read; `of` are those that could be.
 
-    A card that answers nothing, what was not asked because of it, and a tool that answers for no card, are told by the
-    check of the tool.
+    The check of the tool reports a card that answers nothing, what was not asked because of it, and a tool that
+    answers for no card.
     """
     from npuenv.facts.hccn.survey import NOT_ASKED  # read from level 2 on
 

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix, ok, skip, unsure, warn, worst
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, unsure, warn, worst
 from npuenv.checks.network.answers import answers, cards_here, stands_back, stranded_cards, unread_cards
 from npuenv.core.fact import Evidence, State
 from npuenv.core.finding import Fix, Status
@@ -115,8 +115,8 @@ def _of_either(judge: Callable[[Context, Addresses], CheckResult]) -> Callable[[
     def judged(context: Context) -> CheckResult:
         verdicts = [judge(context, found) for found in (in_use(context), in_file(context)) if found]
         well = verdicts[0] if verdicts else skip("network.address-none")
-        told = [verdict for verdict in verdicts if verdict.status is not Status.SKIP]
-        return worst((*told, _unread(context, "addresses"), _without_file(context)), otherwise=well)
+        outcomes = [verdict for verdict in verdicts if verdict.status is not Status.SKIP]
+        return worst((*outcomes, _unread(context, "addresses"), _without_file(context)), otherwise=well)
 
     return judged
 
@@ -131,7 +131,7 @@ def _unread(context: Context, *names: str) -> CheckResult | None:
 
 
 def _without_file(context: Context) -> CheckResult | None:
-    """The file is there and cannot be read: told by the check of TLS, which needs it."""
+    """The file is there and cannot be read: reported by the check of TLS, which needs it."""
     return skip("network.because-conf") if context.facts.hccn.conf.state is State.UNKNOWN else None
 
 
@@ -167,8 +167,8 @@ def _mixed(switches: Mapping[int, str], lines: Mapping[int, Evidence]) -> CheckR
     on, off = (tuple(card for card, value in switches.items() if value == wanted) for wanted in ("1", "0"))
     if not (on and off):
         return None
-    cure = fix("network.tls", is_dangerous=True)
-    return fail("network.tls-mixed", *(lines[card] for card in (*on, *off)), fix=cure, on=on, off=off)
+    fix = fix_for("network.tls", is_dangerous=True)
+    return fail("network.tls-mixed", *(lines[card] for card in (*on, *off)), fix=fix, on=on, off=off)
 
 
 def _unnamed(context: Context, named: Iterable[int]) -> set[int]:
@@ -183,8 +183,8 @@ def _conf(context: Context) -> CheckResult:
         return _without_file(context) or skip("network.conf-none")
     if conf.unreadable_lines:
         lines = (Evidence(CONF, line) for line in conf.unreadable_lines)
-        cure = fix("network.conf", needs_root=True)
-        return warn("network.conf-unreadable", *lines, fix=cure, lines=conf.unreadable_lines[:3])
+        fix = fix_for("network.conf", needs_root=True)
+        return warn("network.conf-unreadable", *lines, fix=fix, lines=conf.unreadable_lines[:3])
     return ok("network.conf-ok", count=len(conf.by_device))
 
 
@@ -197,8 +197,8 @@ def _set(context: Context) -> CheckResult:
         (in_file(context), _blind_in_file(context), CONF),
     ):
         lines = [Evidence(where, f"address_{card}={addresses[card].ip}") for card in list(addresses)[:2]]
-        cure = fix("network.address", needs_root=True)
-        outcomes.append(_lacking(context, "network.address-missing", where, lines, cure, addresses, blind))
+        fix = fix_for("network.address", needs_root=True)
+        outcomes.append(_lacking(context, "network.address-missing", where, lines, fix, addresses, blind))
         counts += [len(addresses)] if addresses else []
     well = ok("network.address-set", count=counts[0]) if counts else skip("network.address-none")
     return worst(outcomes, otherwise=well)
@@ -209,7 +209,7 @@ def _lacking(
     name: str,
     where: str,
     lines: list[Evidence],
-    cure: Fix,
+    fix: Fix,
     having: Collection[int],
     blind: Collection[int],
 ) -> CheckResult | None:
@@ -218,14 +218,14 @@ def _lacking(
     if not missing or len(missing) >= len(having):
         return None
     shown = [Evidence(where, f"none for card {card}") for card in missing]
-    return warn(name, *shown, *lines, fix=cure, cards=missing, count=len(having))
+    return warn(name, *shown, *lines, fix=fix, cards=missing, count=len(having))
 
 
 def _blind_in_use(context: Context, name: str = "addresses") -> set[int]:
     """The cards of which the tool could not say it, which is not the same as none."""
     found = answers(context, name)
-    told = getattr(context.facts.hccn, name).value or {}
-    return {*(found.unread if found else ()), *(cards_here(context) - told.keys())}
+    values = getattr(context.facts.hccn, name).value or {}
+    return {*(found.unread if found else ()), *(cards_here(context) - values.keys())}
 
 
 def _blind_in_file(context: Context) -> set[int]:
@@ -249,7 +249,7 @@ def _same(context: Context) -> CheckResult:
     elif other:
         lines = [item for card in other for item in (filed[card].line, live[card].line)]
         words = tuple(f"{card}: {filed[card].ip} / {live[card].ip}" for card in other)
-        bad = warn("network.address-differs", *lines, fix=fix("network.address-differs"), cards=words)
+        bad = warn("network.address-differs", *lines, fix=fix_for("network.address-differs"), cards=words)
     well = ok("network.address-same", count=len(both)) if both else skip("network.address-one-side")
     return worst((bad, blind_ones, _without_file(context)), otherwise=well)
 
@@ -264,9 +264,9 @@ def _valid(_: Context, addresses: Addresses) -> CheckResult:
     bad = {card: address for card, address in addresses.items() if not address.is_usable}
     if bad:
         lines = (address.line for address in bad.values())
-        cure = fix("network.address", needs_root=True)
+        fix = fix_for("network.address", needs_root=True)
         texts = tuple(f"{card}: {address.ip} {address.netmask}".rstrip() for card, address in bad.items())
-        return fail("network.address-invalid", *lines, fix=cure, addresses=texts)
+        return fail("network.address-invalid", *lines, fix=fix, addresses=texts)
     return ok("network.address-valid", count=len(addresses))
 
 
@@ -278,16 +278,16 @@ def _unique(context: Context, addresses: Addresses) -> CheckResult:
     interfaces = context.facts.network.interfaces.value or ()
     hosts = {ip: interface.name for interface in interfaces for ip in interface.addresses}
     shared = sorted(ip for ip in counts if ip in hosts)
-    cure = fix("network.address", needs_root=True)
+    fix = fix_for("network.address", needs_root=True)
     outcomes: list[CheckResult | None] = []
     if twice:
         cards = tuple(card for card, address in usable.items() if address.ip in twice)
         lines = (usable[card].evidence for card in cards)
-        outcomes.append(fail("network.address-twice", *lines, fix=cure, ip=tuple(twice), cards=cards))
+        outcomes.append(fail("network.address-twice", *lines, fix=fix, ip=tuple(twice), cards=cards))
     if shared:
         lines = (address.evidence for address in usable.values() if address.ip in shared)
         own = {"ip": tuple(shared), "interface": hosts[shared[0]]}
-        outcomes.append(fail("network.address-of-host", *lines, fix=cure, **own))
+        outcomes.append(fail("network.address-of-host", *lines, fix=fix, **own))
     return worst(outcomes, otherwise=ok("network.address-unique", count=len(usable)))
 
 
@@ -301,8 +301,8 @@ def _masks(_: Context, addresses: Addresses) -> CheckResult:
     if odd:
         lines = (addresses[card].line for card in odd)
         common = Counter(masks.values()).most_common(1)[0][0]
-        cure = fix("network.address", needs_root=True)
-        return fail("network.netmask-differs", *lines, fix=cure, cards=tuple(odd), common=common)
+        fix = fix_for("network.address", needs_root=True)
+        return fail("network.netmask-differs", *lines, fix=fix, cards=tuple(odd), common=common)
     return ok("network.netmask-agrees", count=len(masks))
 
 
@@ -322,10 +322,10 @@ def _subnets(context: Context, addresses: Addresses) -> CheckResult:
         return skip("network.because-twice")
     odd = _odd(networks)
     if odd:
-        cure = fix("network.address", needs_root=True)
+        fix = fix_for("network.address", needs_root=True)
         lines = (addresses[card].line for card in odd)
         common = Counter(networks.values()).most_common(1)[0][0]
-        return warn("network.subnet-odd", *lines, fix=cure, cards=tuple(odd), common=common)
+        return warn("network.subnet-odd", *lines, fix=fix, cards=tuple(odd), common=common)
     return ok("network.subnet-ok", count=len(set(networks.values())))
 
 
@@ -344,10 +344,10 @@ def _gateway(context: Context) -> CheckResult:
     ):
         judged = {card: ip for card, ip in gateways.items() if card in addresses and addresses[card].is_usable}
         lines = [Evidence(where, f"gateway of {card}: {ip}") for card, ip in list(gateways.items())[:2]]
-        cure = fix("network.gateway-missing", needs_root=True)
+        fix = fix_for("network.gateway-missing", needs_root=True)
         bare = {*blind, *stranded_cards(context), *(cards_here(context) - addresses.keys())}
         outcomes.append(_outside(judged, addresses))
-        outcomes.append(_lacking(context, "network.gateway-missing", where, lines, cure, gateways, bare))
+        outcomes.append(_lacking(context, "network.gateway-missing", where, lines, fix, gateways, bare))
         counts += [len(judged)] if judged else []
     well = ok("network.gateway-ok", count=counts[0]) if counts else skip("network.gateway-none")
     return worst(outcomes, otherwise=well)
@@ -362,7 +362,7 @@ def _outside(judged: Mapping[int, str], addresses: Addresses) -> CheckResult | N
     source, network = addresses[card].evidence.command, str(addresses[card].network)
     lines = [Evidence(source, f"gateway of {item}: {judged[item]}; {addresses[item].line.line}") for item in outside]
     says = {"cards": tuple(outside), "gateway": judged[card], "network": network}
-    return fail("network.gateway-outside", *lines, fix=fix("network.gateway", needs_root=True), **says)
+    return fail("network.gateway-outside", *lines, fix=fix_for("network.gateway", needs_root=True), **says)
 
 
 def _is_neighbour(gateway: str, address: CardAddress) -> bool:
@@ -397,9 +397,9 @@ def _two_sizes(sizes: Mapping[int, str], lines: Mapping[int, Evidence]) -> Check
         return None
     common = Counter(sizes.values()).most_common(1)[0][0]
     shown = sorted(sizes, key=lambda card: (sizes[card] == common, card))
-    cure = fix("network.mtu", needs_root=True)
+    fix = fix_for("network.mtu", needs_root=True)
     values = tuple(f"{card}: {sizes[card]}" for card in shown)
-    return warn("network.mtu-differs", *(lines[card] for card in shown), fix=cure, values=values)
+    return warn("network.mtu-differs", *(lines[card] for card in shown), fix=fix, values=values)
 
 
 def _odd(values: dict[int, str]) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from npuenv.checks.base import Check, CheckResult, Context, fix, ok, skip, warn, worst
+from npuenv.checks.base import Check, CheckResult, Context, fix_for, ok, skip, warn, worst
 from npuenv.checks.network.answers import answers, unread_cards
 from npuenv.core.fact import Evidence, Fact, State
 
@@ -42,7 +42,7 @@ def _flaps(context: Context) -> CheckResult:
         shown = [Evidence(found.lines[card].command, f"link up count: {read[card].up_count}") for card in cards]
         counts = tuple(f"{card}: {read[card].up_count}" for card in cards)
         if cards:
-            outcomes.append(warn(name, *shown, fix=fix("network.flaps"), counts=counts, cards=tuple(cards)))
+            outcomes.append(warn(name, *shown, fix=fix_for("network.flaps"), counts=counts, cards=tuple(cards)))
     return worst(outcomes, otherwise=ok("network.flaps-ok", *fact.evidence[:1], count=len(read)))
 
 

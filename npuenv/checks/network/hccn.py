@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix, ok, skip, unsure, warn, worst
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unsure, warn, worst
 from npuenv.checks.network import card_addresses, flaps, interfaces, rank_table
 from npuenv.checks.network.answers import answers, cards_here, silent_cards, stands_back, stranded_cards, unread_cards
 from npuenv.core.fact import State
@@ -31,16 +31,16 @@ def _tool(context: Context) -> CheckResult:
         if not (interfaces.spans_nodes(context) or card_addresses.addressed_cards(context)):
             return skip("network.tool-unneeded")
         in_container = context.facts.machine.container.is_known
-        cure = fix("network.tool-container" if in_container else "network.tool")
-        return unsure("network.tool-missing", *hccn.tool.evidence, fix=cure)
+        fix = fix_for("network.tool-container" if in_container else "network.tool")
+        return unsure("network.tool-missing", *hccn.tool.evidence, fix=fix)
     if hccn.refused.value is not None:
         silent = silent_cards(context)
         if silent:
-            cure, says = fix("network.tool-no-answer"), {"cards": tuple(silent), "line": hccn.refused.value.line}
-            return unsure("network.tool-card-silent", *hccn.refused.evidence, fix=cure, **says)
+            fix, says = fix_for("network.tool-no-answer"), {"cards": tuple(silent), "line": hccn.refused.value.line}
+            return unsure("network.tool-card-silent", *hccn.refused.evidence, fix=fix, **says)
         kind = hccn.refused.value.kind.value
-        cure = fix(f"network.tool-{kind}", needs_root=kind == "permission")
-        return unsure(f"network.tool-{kind}", *hccn.refused.evidence, fix=cure, line=hccn.refused.value.line)
+        fix = fix_for(f"network.tool-{kind}", needs_root=kind == "permission")
+        return unsure(f"network.tool-{kind}", *hccn.refused.evidence, fix=fix, line=hccn.refused.value.line)
     if hccn.grammar.state is State.UNKNOWN:
         return unsure("network.tool-unread", *hccn.grammar.evidence)
     name = "network.tool-ok" if hccn.tool.value.is_linked else "network.tool-not-on-path"
@@ -82,8 +82,10 @@ def _down(context: Context, states: Mapping[int, str], lines: Mapping[int, Evide
     bare = [card for card in down if card in known and not known[card].is_present and not known[card].readings]
     if bare:
         shown = (*shown, *(modules.lines[card] for card in bare if modules))
-        return fail("network.links-no-module", *shown, fix=fix("network.module"), cards=tuple(down), bare=tuple(bare))
-    return fail("network.links-down", *shown, fix=fix("network.link"), cards=tuple(down), count=len(states))
+        return fail(
+            "network.links-no-module", *shown, fix=fix_for("network.module"), cards=tuple(down), bare=tuple(bare)
+        )
+    return fail("network.links-down", *shown, fix=fix_for("network.link"), cards=tuple(down), count=len(states))
 
 
 def _health(context: Context) -> CheckResult:
@@ -97,13 +99,13 @@ def _health(context: Context) -> CheckResult:
     sick = {card: state for card, state in judged.items() if state not in ("success", "unknown", *_NOT_SET_UP)}
     unset = [card for card in stranded_cards(context) if card in sick]
     unsaid = {card: lines[card] for card, state in judged.items() if state == "unknown"}
-    cures = {"health-no-gateway": fix("network.gateway-set"), "health-bad": fix("network.health")}
+    fixes = {"health-no-gateway": fix_for("network.gateway-set"), "health-bad": fix_for("network.health")}
     groups = {"health-no-gateway": unset, "health-bad": [card for card in sick if card not in unset]}
     bad = [
         fail(
             f"network.{name}",
             *(lines[card] for card in cards),
-            fix=cures[name],
+            fix=fixes[name],
             cards=tuple(cards),
             states=tuple(f"{card}: {sick[card]}" for card in cards),
         )
@@ -137,14 +139,14 @@ def _speed(context: Context) -> CheckResult:
     first = list(lines.values())[:1]
     gbps = max(known.values(), default=0) // 1000
     slow = sorted(card for card, mbps in known.items() if mbps < max(known.values()))
-    cure = fix("network.speed")
+    fix = fix_for("network.speed")
     outcomes = [unread_cards(context, blind if known else {**blind, **unsaid}, of=known)]
     if slow:
         least = min(known.values()) // 1000
         shown = (lines[card] for card in slow)
-        outcomes.append(warn("network.speed-differs", *shown, fix=cure, cards=tuple(slow), least=least, most=gbps))
+        outcomes.append(warn("network.speed-differs", *shown, fix=fix, cards=tuple(slow), least=least, most=gbps))
     if unsaid and known:
-        outcomes.append(warn("network.speed-unknown", *unsaid.values(), fix=cure, cards=tuple(unsaid)))
+        outcomes.append(warn("network.speed-unknown", *unsaid.values(), fix=fix, cards=tuple(unsaid)))
     well = ok("network.speed-ok", *first, gbps=gbps, count=len(known)) if known else skip("network.because-links")
     return worst(outcomes, otherwise=well)
 
@@ -159,7 +161,7 @@ def _optical(context: Context) -> CheckResult:
     gone = sorted(card for card, module in judged.items() if not module.is_present)
     odd = {card: lines[card] for card in gone if judged[card].readings}
     outside = {card: module.outside_limits for card, module in judged.items() if module.outside_limits}
-    cure = fix("network.module")
+    fix = fix_for("network.module")
     outcomes = [unread_cards(context, blind, of=modules)]
     if odd:
         values = tuple(f"{card}: {value}" for card in odd for value in judged[card].readings[:1])
@@ -167,9 +169,9 @@ def _optical(context: Context) -> CheckResult:
     absent = [card for card in gone if card not in odd]
     if absent:
         shown = (lines[card] for card in absent)
-        outcomes.append(warn("network.optical-absent", *shown, fix=cure, cards=tuple(absent)))
+        outcomes.append(warn("network.optical-absent", *shown, fix=fix, cards=tuple(absent)))
     outcomes += [
-        warn("network.optical-limits", lines[card], fix=cure, card=card, values=values)
+        warn("network.optical-limits", lines[card], fix=fix, card=card, values=values)
         for card, values in outside.items()
         if card not in gone
     ]
@@ -185,7 +187,7 @@ def _vnic(context: Context) -> CheckResult:
     vnics, lines, blind = found
     down = sorted(card for card, vnic in vnics.items() if not vnic.is_up)
     shown = (lines[card] for card in down)
-    bad = fail("network.vnic-down", *shown, fix=fix("network.vnic"), cards=tuple(down)) if down else None
+    bad = fail("network.vnic-down", *shown, fix=fix_for("network.vnic"), cards=tuple(down)) if down else None
     blind_ones = unread_cards(context, blind, of=vnics)
     return worst((bad, blind_ones), otherwise=ok("network.vnic-up", count=len(vnics)))
 
@@ -205,7 +207,7 @@ def _ping(context: Context) -> CheckResult:
         make(
             "network.ping-lost",
             *(lines[card] for card in some),
-            fix=fix("network.ping"),
+            fix=fix_for("network.ping"),
             ways=tuple(f"{card} -> {ping.target or '?'}: {_loss(ping)}" for card, ping in some.items()),
         )
         for make, some in ((fail, dead), (warn, weak))
@@ -252,8 +254,8 @@ def _expiring(on: Mapping[int, Any], lines: Mapping[int, Evidence], expiry: str)
     first = named[cards[0]][0]
     name, make = ("certificate-expired", fail) if expiry == "has expired" else ("certificate-near", warn)
     shown = (lines[card] for card in cards)
-    cure = fix("network.certificate", needs_root=True)
-    return make(f"network.{name}", *shown, fix=cure, cards=tuple(cards), what=first.name, end=first.end)
+    fix = fix_for("network.certificate", needs_root=True)
+    return make(f"network.{name}", *shown, fix=fix, cards=tuple(cards), what=first.name, end=first.end)
 
 
 def _ports(context: Context) -> CheckResult:
@@ -274,7 +276,7 @@ def _ports(context: Context) -> CheckResult:
     broken = None
     if any(len(numbers) < len(cards[card].ports) for card, numbers in bad.items()):
         words = tuple(f"{card}: {number}" for card, numbers in bad.items() for number in numbers)
-        broken = fail("network.ports-down", *(lines[card] for card in bad), fix=fix("network.link"), ports=words)
+        broken = fail("network.ports-down", *(lines[card] for card in bad), fix=fix_for("network.link"), ports=words)
     return worst((broken, unread_cards(context, blind, of=cards)), otherwise=well)
 
 

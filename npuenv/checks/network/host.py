@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, unsure, warn
 from npuenv.checks.network import interfaces
 from npuenv.checks.network.interfaces import own_addresses, spans_nodes, variable, variables
 from npuenv.core.fact import Evidence, State
@@ -35,14 +35,14 @@ def _hostname(context: Context) -> CheckResult:
         return unsure("network.hostname-unread", *found.evidence)
     name = found.value
     addresses = name.resolved if name.resolved is not None else name.in_hosts
-    cure = fix("network.hostname", needs_root=True)
+    fix = fix_for("network.hostname", needs_root=True)
     if addresses and all(is_loopback(address) for address in addresses):
-        return warn("network.hostname-loopback", *found.evidence, fix=cure, name=name.name, address=addresses[0])
+        return warn("network.hostname-loopback", *found.evidence, fix=fix, name=name.name, address=addresses[0])
     if name.resolved == ():
-        return warn("network.hostname-unknown", *found.evidence, fix=cure, name=name.name)
+        return warn("network.hostname-unknown", *found.evidence, fix=fix, name=name.name)
     own = own_addresses(context)
     if addresses and own and not own & set(addresses):
-        return warn("network.hostname-foreign", *found.evidence, fix=cure, name=name.name, address=addresses[0])
+        return warn("network.hostname-foreign", *found.evidence, fix=fix, name=name.name, address=addresses[0])
     if not addresses:
         return unsure("network.hostname-unread", *found.evidence)
     return ok("network.hostname-ok", name=name.name, address=addresses[0])
@@ -55,25 +55,25 @@ def _master(context: Context) -> CheckResult:
     if master is None:
         return skip("network.master-unset")
     line = variable(context, "MASTER_ADDR")
-    cure = fix("network.master")
+    fix = fix_for("network.master")
     if not master.addresses:
-        return fail("network.master-nowhere", *network.master.evidence, fix=cure, name=master.name)
+        return fail("network.master-nowhere", *network.master.evidence, fix=fix, name=master.name)
     if not spans_nodes(context):
         return ok("network.master-ok", line, name=master.name)
     if all(map(is_loopback, master.addresses)):
         if network.hostname.value is not None and network.hostname.value.name == master.name:
             return skip("network.because-hostname")
-        return fail("network.master-loopback", *network.master.evidence, fix=cure, name=master.name)
+        return fail("network.master-loopback", *network.master.evidence, fix=fix, name=master.name)
     own = own_addresses(context)
     rank = _node_rank(environment)
     is_own = bool(own & set(master.addresses))
     if own and rank == 0 and not is_own:
-        return fail("network.master-not-here", line, *network.interfaces.evidence, fix=cure, name=master.name)
+        return fail("network.master-not-here", line, *network.interfaces.evidence, fix=fix, name=master.name)
     if own and rank and is_own:
-        return fail("network.master-is-here", line, *network.interfaces.evidence, fix=cure, name=master.name, rank=rank)
+        return fail("network.master-is-here", line, *network.interfaces.evidence, fix=fix, name=master.name, rank=rank)
     table, four = network.routes, [address for address in master.addresses if number_of(address)]
     if four and not is_own and table.value and not any(way_to(table.value, address) for address in four):
-        return fail("network.master-no-way", line, *table.evidence, fix=fix("network.route"), name=master.name)
+        return fail("network.master-no-way", line, *table.evidence, fix=fix_for("network.route"), name=master.name)
     return ok("network.master-ok", line, name=master.name)
 
 
@@ -89,19 +89,19 @@ def _master_port(context: Context) -> CheckResult:
     if not text:
         return skip("network.port-unset")
     line = variable(context, "MASTER_PORT")
-    cure = fix("network.master-port", ("export", "MASTER_PORT=29500"))
+    fix = fix_for("network.master-port", ("export", "MASTER_PORT=29500"))
     if not re.fullmatch(r"[0-9]{1,5}", text) or not 0 < int(text) < 65536:
-        return fail("network.port-unreadable", line, fix=cure, value=text)
+        return fail("network.port-unreadable", line, fix=fix, value=text)
     port = int(text)
     if _is_here(context):
         taken = [item for item in network.listeners.value or () if item.port == port]
         is_rays = port in _RAY_PORTS and not taken[0].owner if taken else False
         if taken and not is_rays and not _belongs_to_ray(taken[0].owner):
             owner = taken[0].owner or "?"
-            return warn("network.port-taken", line, *network.listeners.evidence, fix=cure, port=port, owner=owner)
+            return warn("network.port-taken", line, *network.listeners.evidence, fix=fix, port=port, owner=owner)
         kernel = network.port_range
         if kernel.value is not None and kernel.value.gives_out(port):
-            return warn("network.port-given-out", line, *kernel.evidence, fix=cure, port=port)
+            return warn("network.port-given-out", line, *kernel.evidence, fix=fix, port=port)
     return ok("network.port-ok", line, port=port)
 
 
@@ -129,15 +129,15 @@ def _hccl_ports(context: Context) -> CheckResult:
     table = context.facts.npu.smi.value
     if taken and not (table and table.processes):
         lines = tuple(Evidence("/proc/net/tcp", f"{item.address}:{item.port} {item.owner}".strip()) for item in taken)
-        cure = fix("network.hccl-ports", ("export", f"{listening_ports.BASE}={_free_base(context)}"))
+        fix = fix_for("network.hccl-ports", ("export", f"{listening_ports.BASE}={_free_base(context)}"))
         ports, owner = tuple(item.port for item in taken), taken[0].owner or "?"
-        return warn("network.hccl-ports-taken", *lines, fix=cure, ports=ports, owner=owner, first=base, last=last)
+        return warn("network.hccl-ports-taken", *lines, fix=fix, ports=ports, owner=owner, first=base, last=last)
     kernel = network.port_range
     if text and kernel.value is not None and any(kernel.value.gives_out(port) for port in range(base, last + 1)):
         reserve = f"net.ipv4.ip_local_reserved_ports={base}-{last}"
-        cure = fix("network.hccl-ports-reserve", ("sysctl", "-w", reserve), needs_root=True)
+        fix = fix_for("network.hccl-ports-reserve", ("sysctl", "-w", reserve), needs_root=True)
         lines = (variable(context, listening_ports.BASE), *kernel.evidence)
-        return warn("network.hccl-ports-given-out", *lines, fix=cure, first=base, last=last)
+        return warn("network.hccl-ports-given-out", *lines, fix=fix, first=base, last=last)
     return ok("network.hccl-ports-ok", first=base, last=last)
 
 
@@ -161,9 +161,9 @@ def _ray_ports(context: Context) -> CheckResult:
     if foreign and _is_here(context):
         lines = tuple(Evidence("ss -H -ltnp", f"{item.address}:{item.port} {item.owner}") for item in foreign)
         item = foreign[0]
-        cure = fix("network.ray-ports", port=item.port)
+        fix = fix_for("network.ray-ports", port=item.port)
         return warn(
-            "network.ray-port-taken", *lines, fix=cure, port=item.port, owner=item.owner, role=_RAY_PORTS[item.port]
+            "network.ray-port-taken", *lines, fix=fix, port=item.port, owner=item.owner, role=_RAY_PORTS[item.port]
         )
     return ok("network.ray-ports-ok")
 
@@ -198,11 +198,11 @@ def _no_proxy(context: Context) -> CheckResult:
             Evidence("environment", f"no_proxy={environment.get('no_proxy', environment.get('NO_PROXY', ''))}")
         )
         given = ",".join(part for part in excepted.split(",") if part.strip())
-        cure = fix(
+        fix = fix_for(
             "network.no-proxy",
             ("export", f"no_proxy={','.join(filter(None, (given, *open_ones, 'localhost,127.0.0.1')))}"),
         )
-        return warn("network.no-proxy-hole", *lines, fix=cure, names=open_ones)
+        return warn("network.no-proxy-hole", *lines, fix=fix, names=open_ones)
     return ok("network.no-proxy-ok")
 
 
@@ -232,8 +232,8 @@ def _firewall(context: Context) -> CheckResult:
         return skip("network.firewall-host")
     found = context.facts.network.firewall
     if found.value is not None:
-        cure = fix("network.firewall", is_dangerous=True, needs_root=True)
-        return warn("network.firewall-on", *found.evidence, fix=cure, name=found.value.name)
+        fix = fix_for("network.firewall", is_dangerous=True, needs_root=True)
+        return warn("network.firewall-on", *found.evidence, fix=fix, name=found.value.name)
     if found.state is State.UNKNOWN:
         return unsure("network.firewall-unread", *found.evidence)
     return ok("network.firewall-off", *found.evidence)
@@ -249,8 +249,8 @@ def _clock(context: Context) -> CheckResult:
         nothing = found.state is State.ABSENT
         return skip("network.clock-nothing") if nothing else unsure("network.clock-unread", *found.evidence)
     if not found.value.is_synchronised:
-        cure = fix("network.clock", needs_root=True)
-        return warn("network.clock-alone", *found.evidence, fix=cure)
+        fix = fix_for("network.clock", needs_root=True)
+        return warn("network.clock-alone", *found.evidence, fix=fix)
     return ok("network.clock-ok", *found.evidence)
 
 

@@ -1,4 +1,4 @@
-"""The interfaces that HCCL, gloo and TensorPipe are told to use, or would choose by themselves.
+"""The interfaces that HCCL, gloo and TensorPipe are configured to use, or would choose by default.
 
 What only matters between nodes is judged where the session speaks of several: a single node stays silent about it.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, unsure, warn
 from npuenv.core.fact import Evidence
 from npuenv.facts.network.interfaces import number_of, way_to
 from npuenv.facts.network.rendezvous import is_loopback
@@ -82,8 +82,8 @@ def _hccl_interface(context: Context) -> CheckResult:
     several = _apart(context, usable) if re.match(r"[^=^]", setting) else []
     if several:
         lines = (variable(context, "HCCL_SOCKET_IFNAME"), *_rows(context, *several))
-        cure = fix("network.ifname-exact", ("export", f"HCCL_SOCKET_IFNAME=={several[0]}"))
-        return warn("network.ifname-several", *lines, fix=cure, setting=setting, names=tuple(several))
+        fix = fix_for("network.ifname-exact", ("export", f"HCCL_SOCKET_IFNAME=={several[0]}"))
+        return warn("network.ifname-several", *lines, fix=fix, setting=setting, names=tuple(several))
     return _judge_names(context, "HCCL_SOCKET_IFNAME", setting, (usable or chosen)[:1])
 
 
@@ -114,25 +114,27 @@ def _judge_names(context: Context, name_set: str, setting: str, chosen: Sequence
     found = context.facts.network.interfaces
     line = variable(context, name_set)
     good = tuple(item.name for item in found.value or () if _is_good(item))
-    cure = (
-        fix("network.ifname", ("export", f"{name_set}={good[0]}"), names=good) if good else fix("network.ifname-none")
+    fix = (
+        fix_for("network.ifname", ("export", f"{name_set}={good[0]}"), names=good)
+        if good
+        else fix_for("network.ifname-none")
     )
     if not chosen:
-        return fail("network.ifname-missing", line, *found.evidence, fix=cure, variable=name_set, setting=setting)
+        return fail("network.ifname-missing", line, *found.evidence, fix=fix, variable=name_set, setting=setting)
     down = [item for item in chosen if not item.is_up]
     if down:
         name, state = down[0].name, down[0].state
         return fail(
-            "network.ifname-down", line, *_rows(context, name), fix=cure, variable=name_set, name=name, state=state
+            "network.ifname-down", line, *_rows(context, name), fix=fix, variable=name_set, name=name, state=state
         )
     bare = [item for item in chosen if not item.addresses]
     if bare:
         name = bare[0].name
-        return fail("network.ifname-bare", line, *_rows(context, name), fix=cure, variable=name_set, name=name)
+        return fail("network.ifname-bare", line, *_rows(context, name), fix=fix, variable=name_set, name=name)
     inner = [item for item in chosen if item.name == "lo" or INNER.fullmatch(item.name)]
     if inner and spans_nodes(context):
         name = inner[0].name
-        return fail("network.ifname-inner", line, *_rows(context, name), fix=cure, variable=name_set, name=name)
+        return fail("network.ifname-inner", line, *_rows(context, name), fix=fix, variable=name_set, name=name)
     return ok("network.ifname-ok", line, name=chosen[0].name)
 
 
@@ -173,28 +175,28 @@ def _hccl_address(context: Context) -> CheckResult:
     line = variable(context, "HCCL_IF_IP")
     interfaces = context.facts.network.interfaces.value or ()
     good = tuple(address for item in interfaces if _is_good(item) for address in item.addresses if number_of(address))
-    cure = (
-        fix("network.if-ip", ("export", f"HCCL_IF_IP={good[0]}"), addresses=good) if good else fix("network.if-ip-none")
+    fix = (
+        fix_for("network.if-ip", ("export", f"HCCL_IF_IP={good[0]}"), addresses=good)
+        if good
+        else fix_for("network.if-ip-none")
     )
     if number_of(setting) is None and not re.fullmatch(r"[0-9a-fA-F:.]*:[0-9a-fA-F:.]*", setting):
         return skip("network.if-ip-unreadable")  # session.hccl reports it
     owner = next((item for item in interfaces if setting in item.addresses), None)
     if owner is None:
         rows = context.facts.network.interfaces.evidence
-        return fail("network.if-ip-foreign", line, *rows, fix=cure, setting=setting)
+        return fail("network.if-ip-foreign", line, *rows, fix=fix, setting=setting)
     if not owner.is_up:
         return fail(
-            "network.if-ip-down", line, *_rows(context, owner.name), fix=cure, name=owner.name, state=owner.state
+            "network.if-ip-down", line, *_rows(context, owner.name), fix=fix, name=owner.name, state=owner.state
         )
     if spans_nodes(context) and (is_loopback(setting) or INNER.fullmatch(owner.name)):
-        return fail(
-            "network.if-ip-inner", line, *_rows(context, owner.name), fix=cure, setting=setting, name=owner.name
-        )
+        return fail("network.if-ip-inner", line, *_rows(context, owner.name), fix=fix, setting=setting, name=owner.name)
     return ok("network.if-ip-ok", line, name=owner.name)
 
 
 def hccl_choice(interfaces: Iterable[Interface]) -> Interface | None:
-    """What HCCL takes when it is told nothing: by name, docker's after all others, lo last."""
+    """What HCCL takes without configuration: by name, docker's after all others, lo last."""
     return min((item for item in interfaces if item.is_up and item.addresses), key=_rank, default=None)
 
 
@@ -225,13 +227,13 @@ def _hccl_guess(context: Context) -> CheckResult:
     wanted = (own or ways) - {None, "lo"}
     good = sorted(name for name in wanted if name)
     if good and chosen.name not in good:
-        cure = fix("network.ifname", ("export", f"HCCL_SOCKET_IFNAME={good[0]}"), names=tuple(good))
+        fix = fix_for("network.ifname", ("export", f"HCCL_SOCKET_IFNAME={good[0]}"), names=tuple(good))
         return warn(
-            "network.guess-wrong", *_rows(context, chosen.name, *good), fix=cure, name=chosen.name, wanted=good[0]
+            "network.guess-wrong", *_rows(context, chosen.name, *good), fix=fix, name=chosen.name, wanted=good[0]
         )
     if not good and INNER.fullmatch(chosen.name):
-        cure = fix("network.ifname-none")
-        return warn("network.guess-inner", *_rows(context, chosen.name), fix=cure, name=chosen.name)
+        fix = fix_for("network.ifname-none")
+        return warn("network.guess-inner", *_rows(context, chosen.name), fix=fix, name=chosen.name)
     return ok("network.guess-ok", *_rows(context, chosen.name), name=chosen.name)
 
 
@@ -245,11 +247,11 @@ def _ipv6_only(context: Context) -> CheckResult:
     outer = [address for item in found if _is_good(item) for address in item.addresses]
     family = variables(context).get("HCCL_SOCKET_FAMILY", "")
     if outer and not any(number_of(address) for address in outer) and family != "AF_INET6":
-        cure = fix("network.family", ("export", "HCCL_SOCKET_FAMILY=AF_INET6"))
-        return warn("network.ipv6-only", *context.facts.network.interfaces.evidence, fix=cure)
+        fix = fix_for("network.family", ("export", "HCCL_SOCKET_FAMILY=AF_INET6"))
+        return warn("network.ipv6-only", *context.facts.network.interfaces.evidence, fix=fix)
     if family == "AF_INET6" and outer and not any(":" in address for address in outer):
-        cure = fix("network.family-none", ("unset", "HCCL_SOCKET_FAMILY"))
-        return fail("network.ipv6-none", variable(context, "HCCL_SOCKET_FAMILY"), fix=cure)
+        fix = fix_for("network.family-none", ("unset", "HCCL_SOCKET_FAMILY"))
+        return fail("network.ipv6-none", variable(context, "HCCL_SOCKET_FAMILY"), fix=fix)
     return ok("network.family-ok")
 
 

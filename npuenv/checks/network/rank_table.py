@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix, ok, skip, worst
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, worst
 from npuenv.checks.network import card_addresses
 from npuenv.checks.network.answers import answers, unread_cards
 from npuenv.checks.network.interfaces import own_addresses
@@ -22,8 +22,8 @@ def _table(context: Context) -> CheckResult:
         return skip("network.rank-table-none")
     wrong = _wrong(table)
     if wrong:
-        cure = fix("network.rank-table")
-        return fail("network.rank-table-bad", Evidence(table.path, wrong), fix=cure, path=table.path, why=wrong)
+        fix = fix_for("network.rank-table")
+        return fail("network.rank-table-bad", Evidence(table.path, wrong), fix=fix, path=table.path, why=wrong)
     return ok("network.rank-table-ok", count=len(table.servers))
 
 
@@ -73,9 +73,9 @@ def _addresses(context: Context) -> CheckResult:
         device, address = wrong[0]
         lines = [Evidence(table.path, f"device_id {item.card}, device_ip {item.ip}") for item, _ in wrong]
         lines += [own.evidence for _, own in wrong]
-        cure = fix("network.rank-table-addresses")
+        fix = fix_for("network.rank-table-addresses")
         numbers = tuple(item.card for item, _ in wrong)
-        bad = fail("network.rank-table-differs", *lines, fix=cure, cards=numbers, ip=device.ip, own=address.ip)
+        bad = fail("network.rank-table-differs", *lines, fix=fix, cards=numbers, ip=device.ip, own=address.ip)
     well = ok("network.rank-table-agrees", count=len(named & cards.keys()))
     return worst((bad, unread_cards(context, blind, of=cards)), otherwise=well)
 

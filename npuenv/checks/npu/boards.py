@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix, ok, skip, unread, unsure, warn, worst
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, unread, unsure, warn, worst
 from npuenv.checks.npu.listed import unread_of
 from npuenv.core.fact import Evidence
 
@@ -34,7 +34,7 @@ def _answer(context: Context) -> CheckResult:
         return skip("npu.not-told")
     if not silent:
         return ok("npu.cards-answer-ok")
-    return fail("npu.cards-answer-fail", fix=fix("npu.card-silent", ("lspci", "-d", "19e5:")), count=len(silent))
+    return fail("npu.cards-answer-fail", fix=fix_for("npu.card-silent", ("lspci", "-d", "19e5:")), count=len(silent))
 
 
 def _memory(context: Context) -> CheckResult:
@@ -52,7 +52,7 @@ def _memory(context: Context) -> CheckResult:
             lines += [
                 Evidence(f"npu-smi info -t ecc -i {card.npu}", f"{key}: {count}") for key, count in counts.items()
             ]
-    said = warn("npu.cards-memory-warn", *lines, fix=fix("npu.card-memory"), cards=tuple(bad)) if bad else None
+    said = warn("npu.cards-memory-warn", *lines, fix=fix_for("npu.card-memory"), cards=tuple(bad)) if bad else None
     return worst((said, unread_of(context, "ecc")), otherwise=ok("npu.cards-memory-ok", count=len(cards)))
 
 
@@ -77,9 +77,9 @@ def _several(context: Context, boards: Iterable[Board], name: str) -> Iterator[C
     said = [(str(board.npu), getattr(board, name)) for board in boards]
     versions = tuple(sorted({value for _, value in said if value}))
     evidence = context.facts.npu.boards.evidence
-    cure = fix("npu.firmware" if name == "firmware" else "npu.driver-reboot")
+    fix = fix_for("npu.firmware" if name == "firmware" else "npu.driver-reboot")
     if len(versions) > 1:
-        yield warn(f"npu.cards-alike-{name}", *evidence, fix=cure, versions=versions)
+        yield warn(f"npu.cards-alike-{name}", *evidence, fix=fix, versions=versions)
     if versions:
         yield _blind("board", said)
 
@@ -97,7 +97,7 @@ def _compatible(context: Context) -> CheckResult:
         return skip("npu.not-told")
     bad = {npu: word for npu, word in words.items() if word.upper() not in _COMPATIBLE}
     lines = (Evidence(f"npu-smi info -t board -i {npu}", f"Compatibility : {word}") for npu, word in bad.items())
-    said = fail("npu.cards-compatible-fail", *lines, fix=fix("npu.firmware"), cards=tuple(bad)) if bad else None
+    said = fail("npu.cards-compatible-fail", *lines, fix=fix_for("npu.firmware"), cards=tuple(bad)) if bad else None
     silent = _blind("board", [(str(board.npu), board.compatibility) for board in boards or ()])
     outcomes = (said, silent, unread_of(context, "boards"))
     return worst(outcomes, otherwise=ok("npu.cards-compatible-ok", count=len(words)))
@@ -123,7 +123,7 @@ def _linked(context: Context) -> CheckResult:
     lost = {pair: word for pair, word in pairs.items() if word in _FALLBACK}
     lines = (Evidence("npu-smi info -t topo", f"NPU{one} - NPU{other}: {word}") for (one, other), word in lost.items())
     names = tuple(f"{one}-{other}" for one, other in lost)
-    said = warn("npu.cards-linked-warn", *lines, fix=fix("npu.card-link"), pairs=names) if lost else None
+    said = warn("npu.cards-linked-warn", *lines, fix=fix_for("npu.card-link"), pairs=names) if lost else None
     return worst((said, rest), otherwise=ok("npu.cards-linked-ok", count=len(pairs)))
 
 
@@ -138,11 +138,11 @@ def _in_pod(context: Context) -> CheckResult:
         _blind("spod-info", [(f"{pod.npu}.{pod.chip}", _is_whole(pod)) for pod in pods]),
     ]
     if len(places) > 1:
-        outcomes.append(fail("npu.cards-pod-differ", *evidence, fix=fix("npu.card-pod"), servers=_servers(pods)))
+        outcomes.append(fail("npu.cards-pod-differ", *evidence, fix=fix_for("npu.card-pod"), servers=_servers(pods)))
     numbers = [pod.sdid for pod in pods if pod.sdid is not None]
     twice = tuple(sorted({number for number in numbers if numbers.count(number) > 1}))
     if twice:
-        outcomes.append(fail("npu.cards-pod-twice", *evidence, fix=fix("npu.card-pod"), numbers=twice))
+        outcomes.append(fail("npu.cards-pod-twice", *evidence, fix=fix_for("npu.card-pod"), numbers=twice))
     first = pods[0]
     well = ok("npu.cards-pod-ok", *evidence[:1], pod=first.pod, server=first.server, size=first.size)
     return worst(outcomes, otherwise=well)
@@ -170,7 +170,7 @@ def _events(context: Context) -> CheckResult:
         return blind or ok("npu.cards-events-harmless", *context.facts.npu.faults.evidence, codes=codes)
     grave = any(row is not None and row.action in _GRAVE_ACTIONS for row in rows)
     says = fail if grave else warn
-    said = says("npu.cards-events-warn", *context.facts.npu.faults.evidence, fix=fix("npu.card-alarm"), codes=codes)
+    said = says("npu.cards-events-warn", *context.facts.npu.faults.evidence, fix=fix_for("npu.card-alarm"), codes=codes)
     return worst((said, blind), otherwise=said)
 
 
@@ -179,19 +179,19 @@ def _kernel(context: Context) -> CheckResult:
     events = context.facts.npu.kernel.value
     if events is None:
         return skip("npu.not-told")
-    told = []
+    others = []
     for event in events:
         row = context.matrix.npu_fault(event.code) if event.code else None
         if event.kind == "abnormal" or (event.kind == "exception" and not (row and row.action == "none")):
-            told.append(event)
-    if not told:
+            others.append(event)
+    if not others:
         return ok("npu.cards-kernel-ok")
     table = context.facts.npu.smi.value
     if table is None or any(card.health != "OK" for card in table.cards):
         return skip("npu.cards-kernel-skip")
-    lines = (Evidence("dmesg", event.line) for event in told)
-    devices = tuple(sorted({str(event.device) for event in told if event.device is not None})) or ("?",)
-    return warn("npu.cards-kernel-warn", *lines, fix=fix("npu.card-kernel"), devices=devices)
+    lines = (Evidence("dmesg", event.line) for event in others)
+    devices = tuple(sorted({str(event.device) for event in others if event.device is not None})) or ("?",)
+    return warn("npu.cards-kernel-warn", *lines, fix=fix_for("npu.card-kernel"), devices=devices)
 
 
 def _claimed(context: Context) -> CheckResult:
@@ -212,7 +212,7 @@ def _claimed(context: Context) -> CheckResult:
     ]
     devices = tuple(sorted({str(device) for claim in others for device in claim.devices}, key=int))
     pids = tuple(str(claim.root_pid) for claim in others)
-    return warn("npu.cards-claimed-warn", *lines, fix=fix("npu.card-claimed"), devices=devices, pids=pids)
+    return warn("npu.cards-claimed-warn", *lines, fix=fix_for("npu.card-claimed"), devices=devices, pids=pids)
 
 
 CHECKS = (

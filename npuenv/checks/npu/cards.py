@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix, ok, skip, unsure, warn, worst
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unsure, warn, worst
 from npuenv.checks.npu.listed import TABLE, interface_is_down, unread_of, unread_rows, without_table
 from npuenv.core.fact import Evidence, State
 from npuenv.facts.collector import was_asked
@@ -63,7 +63,10 @@ def _present(context: Context) -> CheckResult:
         return skip("npu.see-npu-smi")
     if facts.npu.pci_devices.value:
         return fail(
-            "npu.cards-present-pci-only", *looked, fix=fix("npu.driver-install"), count=len(facts.npu.pci_devices.value)
+            "npu.cards-present-pci-only",
+            *looked,
+            fix=fix_for("npu.driver-install"),
+            count=len(facts.npu.pci_devices.value),
         )
     if not (facts.npu.smi.is_known or facts.npu.smi_trouble.is_known) and (
         nodes is None or facts.npu.smi.state is State.UNKNOWN
@@ -81,19 +84,21 @@ def _not_looked(context: Context) -> str:
 
 
 def _nodes_alone(context: Context, looked: tuple[Evidence, ...], count: int) -> CheckResult:
-    """Device nodes and no card in a table. A tool that does not work is told by its own check; one that works and
-    lists nothing speaks for itself."""
+    """Device nodes and no card in a table. A tool that fails is reported by its own check; one that works
+    and lists nothing is evidence of its own."""
     npu = context.facts.npu
     if npu.smi_trouble.is_known or npu.smi.state is State.ABSENT:
         return skip("npu.see-npu-smi")
     if npu.smi.is_known:
         said = npu.smi.evidence[0].line if npu.smi.evidence else ""
-        return warn("npu.cards-present-none-listed", *looked, fix=fix("npu.driver-sees-none"), count=count, said=said)
+        return warn(
+            "npu.cards-present-none-listed", *looked, fix=fix_for("npu.driver-sees-none"), count=count, said=said
+        )
     return warn("npu.cards-present-nodes-only", *looked, count=count)
 
 
 def _try_cpu() -> Fix:
-    return fix("npu.try-cpu", ("npuenv", "up", "--for", "cpu"))
+    return fix_for("npu.try-cpu", ("npuenv", "up", "--for", "cpu"))
 
 
 def _healthy(context: Context) -> CheckResult:
@@ -118,8 +123,8 @@ def _healthy(context: Context) -> CheckResult:
         unread_of(context, "health"),
     ]
     if plain:
-        cure = fix("npu.card-alarm", ("npu-smi", "info", "-t", "health", "-i", str(plain[0].npu)))
-        outcomes.append(warn("npu.cards-healthy-alarm", *_rows(plain), fix=cure, cards=_labels(plain)))
+        fix = fix_for("npu.card-alarm", ("npu-smi", "info", "-t", "health", "-i", str(plain[0].npu)))
+        outcomes.append(warn("npu.cards-healthy-alarm", *_rows(plain), fix=fix, cards=_labels(plain)))
     if not table.is_complete or not any(card.health for card in table.cards):
         outcomes.append(unsure("npu.cards-healthy-unknown", *_rows(table.cards)))
     return worst(outcomes, otherwise=ok("npu.cards-healthy-ok", count=len(table.cards)))
@@ -130,8 +135,8 @@ def _rows(cards: Iterable[Card]) -> Iterator[Evidence]:
 
 
 def _critical(cards: list[Card], name: str) -> CheckResult | None:
-    cure = fix(f"npu.card-{name}")
-    return fail(f"npu.cards-healthy-{name}", *_rows(cards), fix=cure, cards=_labels(cards)) if cards else None
+    fix = fix_for(f"npu.card-{name}")
+    return fail(f"npu.cards-healthy-{name}", *_rows(cards), fix=fix, cards=_labels(cards)) if cards else None
 
 
 def _unsaid(cards: list[Card]) -> CheckResult | None:
@@ -140,8 +145,8 @@ def _unsaid(cards: list[Card]) -> CheckResult | None:
         return None
     if any(card.is_virtual for card in cards):
         return unsure("npu.cards-healthy-untold", *_rows(cards), cards=_labels(cards))
-    cure = fix("npu.card-untold", ("npu-smi", "info", "-t", "health", "-i", str(cards[0].npu)))
-    return warn("npu.cards-healthy-untold", *_rows(cards), fix=cure, cards=_labels(cards))
+    fix = fix_for("npu.card-untold", ("npu-smi", "info", "-t", "health", "-i", str(cards[0].npu)))
+    return warn("npu.cards-healthy-untold", *_rows(cards), fix=fix, cards=_labels(cards))
 
 
 def _with_codes(context: Context, cards: list[Card], codes: tuple[str, ...]) -> CheckResult | None:
@@ -150,10 +155,10 @@ def _with_codes(context: Context, cards: list[Card], codes: tuple[str, ...]) -> 
         return None
     actions = {row.action for row in map(context.matrix.npu_fault, codes) if row is not None}
     action = next((each for each in reversed(_ACTIONS) if each in actions), "unnamed")
-    cure = fix(f"npu.card-fault-{action}")
+    fix = fix_for(f"npu.card-fault-{action}")
     says = fail if action in ("reset", "separate") else warn
     lines = (*_rows(cards), *context.facts.npu.health.evidence)
-    return says("npu.cards-healthy-codes", *lines, fix=cure, cards=_labels(cards), codes=codes)
+    return says("npu.cards-healthy-codes", *lines, fix=fix, cards=_labels(cards), codes=codes)
 
 
 def _supported(context: Context) -> CheckResult:
@@ -196,18 +201,18 @@ def _in_use(context: Context, table: SmiTable, held: list[Card], busy: tuple[int
     if not busy and not held:
         return None
     if not busy:
-        return warn("npu.cards-free-held", *lines, fix=fix("npu.card-held"), cards=_labels(held))
+        return warn("npu.cards-free-held", *lines, fix=fix_for("npu.card-held"), cards=_labels(held))
     rows = context.facts.npu.holders.evidence
     if held:
-        return warn("npu.cards-free-both", *lines, *rows, fix=fix("npu.card-held"), npus=busy, cards=_labels(held))
+        return warn("npu.cards-free-both", *lines, *rows, fix=fix_for("npu.card-held"), npus=busy, cards=_labels(held))
     holders = context.facts.npu.holders.value or ()
     account = context.facts.machine.account.value
     name = _who(holders, account.uid if account else None)
     pids = tuple(str(holder.pid) for holder in holders)
     if not pids:
         pids = tuple(dict.fromkeys(str(process.pid) for process in table.processes))
-    cure = _end(name, holders) if name != "busy" else fix("npu.free-busy", ("ps", "-fp", ",".join(pids)))
-    return warn(f"npu.cards-free-{name}", *rows, fix=cure, npus=busy, pids=pids)
+    fix = _end(name, holders) if name != "busy" else fix_for("npu.free-busy", ("ps", "-fp", ",".join(pids)))
+    return warn(f"npu.cards-free-{name}", *rows, fix=fix, npus=busy, pids=pids)
 
 
 def _unlisted(table: SmiTable) -> CheckResult | None:
@@ -229,8 +234,8 @@ def _who(holders: tuple[Holder, ...], uid: int | None) -> str:
 
 def _end(name: str, holders: tuple[Holder, ...]) -> Fix:
     if name != "own":
-        return fix(f"npu.free-{name}")
-    return fix("npu.free-own", ("kill", *(str(holder.pid) for holder in holders)), is_dangerous=True)
+        return fix_for(f"npu.free-{name}")
+    return fix_for("npu.free-own", ("kill", *(str(holder.pid) for holder in holders)), is_dangerous=True)
 
 
 def _holds_memory(table: SmiTable, card: Card) -> bool:
@@ -254,7 +259,7 @@ def _stuck(context: Context) -> CheckResult:
     idle = [card for card in table.cards if card.npu in table.listed and card.npu not in with_process]
     stuck = [card for card in idle if card.busy_percent == _FULL_PERCENT and not _holds_memory(table, card)]
     lines = (Evidence("npu-smi info", f"NPU {card.npu}: {card.busy_percent} %, no process") for card in stuck)
-    said = warn("npu.cards-stuck-warn", *lines, fix=fix("npu.card-stuck"), cards=_labels(stuck)) if stuck else None
+    said = warn("npu.cards-stuck-warn", *lines, fix=fix_for("npu.card-stuck"), cards=_labels(stuck)) if stuck else None
     blind = unread_rows(idle, lambda card: card.busy_percent is not None)
     well = ok("npu.cards-stuck-ok", count=len(idle)) if idle else skip("npu.cards-stuck-skip")
     return worst((said or _unlisted(table), blind), otherwise=well)
@@ -275,7 +280,7 @@ def _complete(context: Context) -> CheckResult:
     evidence = (*context.facts.npu.pci_addresses.evidence, *context.facts.npu.mapped.evidence)
     missing = missing or _between_neighbours(table) or _half_pairs(table)
     if missing:
-        return warn("npu.cards-complete-warn", *evidence, fix=fix("npu.card-missing"), cards=missing)
+        return warn("npu.cards-complete-warn", *evidence, fix=fix_for("npu.card-missing"), cards=missing)
     return ok("npu.cards-complete-ok", count=len(table.cards))
 
 
@@ -327,7 +332,7 @@ def _one_kind(context: Context) -> CheckResult:
     if len(different) > 1:
         evidence = context.facts.npu.chips.evidence if different is exact else context.facts.npu.smi.evidence
         names_seen = tuple(sorted(different))
-        outcomes.append(warn("npu.cards-one-kind-warn", *evidence, fix=fix("npu.one-kind"), names=names_seen))
+        outcomes.append(warn("npu.cards-one-kind-warn", *evidence, fix=fix_for("npu.one-kind"), names=names_seen))
     return worst(outcomes, otherwise=ok("npu.cards-one-kind-ok", count=len(table.cards)))
 
 
@@ -340,7 +345,7 @@ def _whole(context: Context) -> CheckResult:
     if not slices:
         return ok("npu.cards-whole-ok")
     if context.framework in _TRAINING:
-        return fail("npu.cards-whole-fail", fix=fix("npu.whole-card"), count=len(slices))
+        return fail("npu.cards-whole-fail", fix=fix_for("npu.whole-card"), count=len(slices))
     return ok("npu.cards-whole-slices", count=len(slices))
 
 

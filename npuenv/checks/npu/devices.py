@@ -11,7 +11,7 @@ from npuenv.checks.base import (
     CheckResult,
     Context,
     fail,
-    fix,
+    fix_for,
     ok,
     skip,
     unread,
@@ -45,15 +45,15 @@ def _openable(context: Context) -> CheckResult:
     if not shut:
         return ok("npu.devices-openable-ok", count=len(nodes.cards))
     lines = [*_stopped(context), *(Evidence(node.path, node.why_not) for node in shut)]
-    cure = fix("npu.device-flags") if context.facts.machine.container.is_known else _join_group(context)
-    return fail("npu.devices-openable-fail", *lines, fix=cure, paths=tuple(node.path for node in shut))
+    fix = fix_for("npu.device-flags") if context.facts.machine.container.is_known else _join_group(context)
+    return fail("npu.devices-openable-fail", *lines, fix=fix, paths=tuple(node.path for node in shut))
 
 
 def _join_group(context: Context) -> Fix:
     account = context.facts.machine.account.value
     home = (context.facts.environment.value or {}).get("HOME", "").rstrip("/")
     user = (account.name if account else "") or home.rpartition("/")[2] or "USER"
-    return fix("npu.device-group", ("usermod", "-aG", "HwHiAiUser", user), is_dangerous=True, needs_root=True)
+    return fix_for("npu.device-group", ("usermod", "-aG", "HwHiAiUser", user), is_dangerous=True, needs_root=True)
 
 
 def _managers(context: Context) -> CheckResult:
@@ -61,9 +61,11 @@ def _managers(context: Context) -> CheckResult:
     if nodes is None or not nodes.cards:
         return skip("no-nodes")
     if nodes.missing_managers:
-        cure = fix("npu.manager-nodes") if context.facts.machine.container.is_known else fix("npu.driver-install")
+        fix = (
+            fix_for("npu.manager-nodes") if context.facts.machine.container.is_known else fix_for("npu.driver-install")
+        )
         lines = (*context.facts.npu.nodes.evidence, *_stopped(context))
-        return fail("npu.devices-managers-fail", *lines, fix=cure, paths=nodes.missing_managers)
+        return fail("npu.devices-managers-fail", *lines, fix=fix, paths=nodes.missing_managers)
     return ok("npu.devices-managers-ok")
 
 
@@ -86,9 +88,9 @@ def _agree(context: Context) -> CheckResult:
         return ok("npu.devices-agree-ok", count=chips)
     if not table.is_complete:
         return unsure("npu.cards-healthy-unknown")
-    cure = fix("npu.devices-more" if context.facts.machine.container.is_known else "npu.devices-fewer")
+    fix = fix_for("npu.devices-more" if context.facts.machine.container.is_known else "npu.devices-fewer")
     lines = (Evidence("npu-smi info", f"{chips} chips"), *context.facts.npu.nodes.evidence)
-    return warn("npu.devices-agree-warn", *lines, fix=cure, chips=chips, nodes=len(nodes.cards))
+    return warn("npu.devices-agree-warn", *lines, fix=fix, chips=chips, nodes=len(nodes.cards))
 
 
 def _computes(context: Context) -> CheckResult:
@@ -97,15 +99,15 @@ def _computes(context: Context) -> CheckResult:
         return skip("npu.devices-computes-skip", *context.facts.python.devices.evidence)
     if devices.error:
         taken = _TAKEN.search(devices.error) is not None
-        cure = fix("npu.smi-in-use") if taken else fix("npu.device-error")
-        return fail(f"npu.devices-computes-{'taken' if taken else 'error'}", fix=cure, error=devices.error)
+        fix = fix_for("npu.smi-in-use") if taken else fix_for("npu.device-error")
+        return fail(f"npu.devices-computes-{'taken' if taken else 'error'}", fix=fix, error=devices.error)
     if devices.count == 0:
-        return fail("npu.devices-computes-none", fix=fix("npu.device-error"))
+        return fail("npu.devices-computes-none", fix=fix_for("npu.device-error"))
     outcomes = [*_wrong(devices), _unfinished(devices)]
     expected = _expected_devices(context)
     if expected is not None and devices.count < expected:
-        cure = fix("npu.device-error")
-        outcomes.append(warn("npu.devices-computes-fewer", fix=cure, count=devices.count, expected=expected))
+        fix = fix_for("npu.device-error")
+        outcomes.append(warn("npu.devices-computes-fewer", fix=fix, count=devices.count, expected=expected))
     well = ok("npu.devices-computes-ok", count=devices.count, name=devices.names[0] if devices.names else "?")
     return worst(outcomes, otherwise=well)
 
@@ -126,18 +128,18 @@ def _wrong(devices: Devices) -> Iterator[CheckResult]:
         lines = _lines(devices.cards, copies)
         yield fail("npu.devices-computes-copy-some", *lines, fix=_bad_cards(), cards=tuple(copies))
     elif devices.copies_exactly is not True:
-        yield fail("npu.devices-computes-copy", fix=fix("npu.device-wrong"))
+        yield fail("npu.devices-computes-copy", fix=fix_for("npu.device-wrong"))
         return
     if wrong and len(wrong) < len(answered):
         lines = _lines(devices.cards, wrong)
         yield fail("npu.devices-computes-some", *lines, fix=_bad_cards(), cards=tuple(wrong), worst=worst_error)
     elif devices.computes_correctly is not True and not copies:
         values = {"worst": worst_error, "tolerance": devices.tolerance, "count": devices.count}
-        yield fail("npu.devices-computes-wrong", fix=fix("npu.device-wrong"), **values)
+        yield fail("npu.devices-computes-wrong", fix=fix_for("npu.device-wrong"), **values)
 
 
 def _bad_cards() -> Fix:
-    return fix("npu.device-wrong-some")
+    return fix_for("npu.device-wrong-some")
 
 
 def _lines(runs: tuple[DeviceRun, ...], numbers: list[int]) -> list[Evidence]:
@@ -161,9 +163,9 @@ def _answers(context: Context) -> CheckResult:
     lines = _lines(devices.cards, silent)
     table = context.facts.npu.smi.value
     if table is not None and table.processes:
-        return warn("npu.devices-answers-busy", *lines, fix=fix("npu.card-held"), cards=tuple(silent))
+        return warn("npu.devices-answers-busy", *lines, fix=fix_for("npu.card-held"), cards=tuple(silent))
     return fail(
-        "npu.devices-answers-fail", *lines, fix=fix("npu.device-silent", ("dmesg", "--ctime")), cards=tuple(silent)
+        "npu.devices-answers-fail", *lines, fix=fix_for("npu.device-silent", ("dmesg", "--ctime")), cards=tuple(silent)
     )
 
 
@@ -175,7 +177,7 @@ def _burnt(context: Context) -> CheckResult:
     if devices.error and not devices.cards:
         return skip("npu.burn-skip", Evidence("burn-in", devices.error))
     lines = _lines(devices.cards, bad)
-    said = fail("npu.burn-fail", *lines, fix=fix("npu.device-wrong-some"), cards=tuple(bad)) if bad else None
+    said = fail("npu.burn-fail", *lines, fix=fix_for("npu.device-wrong-some"), cards=tuple(bad)) if bad else None
     rounds = sum(run.rounds for run in devices.cards)
     well = ok("npu.burn-ok", *context.facts.npu.burn.evidence, count=len(devices.cards), rounds=rounds)
     return worst((said, _unfinished(devices)), otherwise=well)
@@ -193,9 +195,9 @@ def _diagnosed(context: Context) -> CheckResult:
     ]
     items = tuple(f"{item} {word}" for item, word in bad.items())
     if any(word in _GRAVE for word in bad.values()):
-        return fail("npu.dmi-fail", *lines, fix=fix("npu.dmi"), items=items)
+        return fail("npu.dmi-fail", *lines, fix=fix_for("npu.dmi"), items=items)
     if bad:
-        return warn("npu.dmi-warn", *lines, fix=fix("npu.dmi"), items=items)
+        return warn("npu.dmi-warn", *lines, fix=fix_for("npu.dmi"), items=items)
     passed = tuple(item for item, word in found.items.items() if word != "SKIP")
     return ok("npu.dmi-ok", items=passed) if passed else skip("npu.dmi-skip", *context.facts.npu.dmi.evidence)
 
@@ -216,7 +218,7 @@ def _visible(context: Context) -> CheckResult:
     if value is None:
         return ok("npu.visible-unset")
     line = Evidence("environment", f"ASCEND_RT_VISIBLE_DEVICES={value}")
-    unset = fix("npu.visible-devices", ("unset", "ASCEND_RT_VISIBLE_DEVICES"))
+    unset = fix_for("npu.visible-devices", ("unset", "ASCEND_RT_VISIBLE_DEVICES"))
     words = [word.strip() for word in value.split(",")]
     if not value.strip() or value == "NoDevFiles":
         return warn("npu.visible-none", line, fix=unset)
@@ -231,8 +233,8 @@ def _visible(context: Context) -> CheckResult:
         return fail(name, line, fix=unset, value=value, count=count, last=count - 1)
     if ids != sorted(ids):
         rising = ",".join(map(str, sorted(ids)))
-        cure = fix("npu.visible-sorted", ("export", f"ASCEND_RT_VISIBLE_DEVICES={rising}"))
-        return warn("npu.visible-unsorted", line, fix=cure, value=value)
+        fix = fix_for("npu.visible-sorted", ("export", f"ASCEND_RT_VISIBLE_DEVICES={rising}"))
+        return warn("npu.visible-unsorted", line, fix=fix, value=value)
     return unsure("npu.visible-uncounted", line) if count is None else ok("npu.visible-ok", line, value=value)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix, ok, skip, title, unsure, warn
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, title, unsure, warn
 from npuenv.checks.npu.listed import TABLE, without_table
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
@@ -44,23 +44,23 @@ def _answers(context: Context) -> CheckResult:
         return _init_failed(context, trouble)
     if trouble.kind is Trouble.UNREADABLE:
         lines = facts.npu.smi_trouble.evidence
-        cure = fix("npu.smi-unreadable", ("npu-smi", "info"), ("dmesg", "--ctime"))
+        fix = fix_for("npu.smi-unreadable", ("npu-smi", "info"), ("dmesg", "--ctime"))
         if not trouble.line and lines:
-            return unsure("npu.smi-silent", *lines, fix=cure, line=lines[0].line)
-        return unsure("npu.smi-unreadable", *lines, fix=cure, line=trouble.line)
+            return unsure("npu.smi-silent", *lines, fix=fix, line=lines[0].line)
+        return unsure("npu.smi-unreadable", *lines, fix=fix, line=trouble.line)
     if trouble.kind is Trouble.IN_USE:
         return _in_use(context, trouble)
-    cures = {
-        Trouble.LIBRARY: fix(
+    fixes = {
+        Trouble.LIBRARY: fix_for(
             "npu.smi-library", ("export", f"LD_LIBRARY_PATH={library_path(context)}"), library=trouble.library
         ),
-        Trouble.UNEXECUTABLE: fix("npu.smi-unexecutable"),
-        Trouble.TIMEOUT: fix("npu.smi-timeout", ("npuenv", "doctor", "--level", "2"), ("dmesg", "--ctime")),
+        Trouble.UNEXECUTABLE: fix_for("npu.smi-unexecutable"),
+        Trouble.TIMEOUT: fix_for("npu.smi-timeout", ("npuenv", "doctor", "--level", "2"), ("dmesg", "--ctime")),
     }
     return fail(
         f"npu.smi-{trouble.kind.value}",
         *facts.npu.smi_trouble.evidence,
-        fix=cures[trouble.kind],
+        fix=fixes[trouble.kind],
         library=trouble.library or "",
         ret=trouble.ret or 0,
         line=trouble.line,
@@ -74,16 +74,18 @@ def _in_use(context: Context, trouble: SmiTrouble) -> CheckResult:
     conflicts = [event for event in npu.kernel.value or () if event.kind == "conflict"]
     lines = [*npu.smi_trouble.evidence, *(Evidence("dmesg", event.line) for event in conflicts)]
     if not holders:
-        return fail("npu.smi-in-use", *lines, fix=fix("npu.smi-in-use"), ret=trouble.ret or 0)
+        return fail("npu.smi-in-use", *lines, fix=fix_for("npu.smi-in-use"), ret=trouble.ret or 0)
     pids = tuple(str(claim.root_pid) for claim in holders)
     lines += list(npu.claims.evidence)
-    return fail("npu.smi-in-use-by", *lines, fix=fix("npu.smi-in-use-by", pid=pids[0]), ret=trouble.ret or 0, pids=pids)
+    return fail(
+        "npu.smi-in-use-by", *lines, fix=fix_for("npu.smi-in-use-by", pid=pids[0]), ret=trouble.ret or 0, pids=pids
+    )
 
 
 def _init_failed(context: Context, trouble: SmiTrouble) -> CheckResult:
     """`dcmi module initialize failed`: no nodes, no module, another driver; else all four candidates.
 
-    Nodes that cannot be opened and missing manager devices are told by the checks about them.
+    Nodes that cannot be opened and missing manager devices are reported by their own checks.
     """
     facts = context.facts
     nodes = facts.npu.nodes.value
@@ -95,18 +97,18 @@ def _init_failed(context: Context, trouble: SmiTrouble) -> CheckResult:
         if nodes.cards and nodes.missing_managers:
             return skip("npu.smi-because", *evidence, ret=trouble.ret, cause=title("devices.managers"))
         if not nodes.cards and in_container:
-            return fail("npu.smi-init-unmounted", *evidence, fix=fix("npu.device-flags"), ret=trouble.ret)
+            return fail("npu.smi-init-unmounted", *evidence, fix=fix_for("npu.device-flags"), ret=trouble.ret)
     if not in_container and facts.npu.modules.value == ():
-        return fail("npu.smi-init-not-loaded", *evidence, fix=fix("npu.driver-load"), ret=trouble.ret)
+        return fail("npu.smi-init-not-loaded", *evidence, fix=fix_for("npu.driver-load"), ret=trouble.ret)
     changed = facts.npu.changed.value
     if changed is not None and changed.is_after_boot:
-        cure = fix("npu.driver-restart-container") if in_container else fix("npu.driver-reboot")
-        return fail("npu.smi-init-changed", *evidence, *facts.npu.changed.evidence, fix=cure, ret=trouble.ret)
-    return fail("npu.smi-init-several", *evidence, fix=fix("npu.smi-init-several"), ret=trouble.ret)
+        fix = fix_for("npu.driver-restart-container") if in_container else fix_for("npu.driver-reboot")
+        return fail("npu.smi-init-changed", *evidence, *facts.npu.changed.evidence, fix=fix, ret=trouble.ret)
+    return fail("npu.smi-init-several", *evidence, fix=fix_for("npu.smi-init-several"), ret=trouble.ret)
 
 
 def _mount_or_install(context: Context) -> Fix:
-    return fix("npu.driver-mount") if context.facts.machine.container.is_known else fix("npu.driver-install")
+    return fix_for("npu.driver-mount") if context.facts.machine.container.is_known else fix_for("npu.driver-install")
 
 
 def library_path(context: Context) -> str:
@@ -129,7 +131,7 @@ def _complete(context: Context) -> CheckResult:
     info, table = context.facts.npu.install_info.value, context.facts.npu.smi.value
     status = (info or {}).get("Driver_Install_Status")
     if status not in (None, "complete") or (table is not None and table.is_install_incomplete):
-        return warn("npu.driver-complete-warn", fix=fix("npu.driver-install"), status=status or "-")
+        return warn("npu.driver-complete-warn", fix=fix_for("npu.driver-install"), status=status or "-")
     return skip("npu.driver-complete-skip") if info is None else ok("npu.driver-complete-ok")
 
 
@@ -147,8 +149,8 @@ def _agree(context: Context) -> CheckResult:
     changed = context.facts.npu.changed.value
     if changed is not None and changed.is_after_boot and not in_container:
         return skip("npu.driver-agree-reboot")
-    cure = fix("npu.driver-restart-container") if in_container else fix("npu.driver-reboot")
-    return warn("npu.driver-agree-warn", *evidence, fix=cure, file=driver.version, running=table.driver)
+    fix = fix_for("npu.driver-restart-container") if in_container else fix_for("npu.driver-reboot")
+    return warn("npu.driver-agree-warn", *evidence, fix=fix, file=driver.version, running=table.driver)
 
 
 def _is_same(one: str, other: str) -> bool | None:
@@ -185,7 +187,7 @@ def _rebooted(context: Context) -> CheckResult:
     return fail(
         "npu.driver-rebooted-fail",
         *evidence,
-        fix=fix("npu.driver-reboot"),
+        fix=fix_for("npu.driver-reboot"),
         file=driver.version,
         running=table.driver,
     )
@@ -202,8 +204,8 @@ def _tool(context: Context) -> CheckResult:
     if tool == driver:
         return ok("npu.driver-tool-ok", tool=table.tool, driver=table.driver)
     in_container = context.facts.machine.container.is_known
-    cure = fix("npu.driver-tool-mount") if in_container else fix("npu.driver-install")
-    return warn("npu.driver-tool-warn", fix=cure, tool=table.tool, driver=table.driver)
+    fix = fix_for("npu.driver-tool-mount") if in_container else fix_for("npu.driver-install")
+    return warn("npu.driver-tool-warn", fix=fix, tool=table.tool, driver=table.driver)
 
 
 def _firmware(context: Context) -> CheckResult:
@@ -230,7 +232,7 @@ def _firmware(context: Context) -> CheckResult:
     return fail(
         "npu.driver-firmware-fail",
         *lines,
-        fix=fix("npu.firmware"),
+        fix=fix_for("npu.firmware"),
         version=firmware.version,
         wanted=driver.compatible_firmware,
     )
@@ -251,7 +253,7 @@ def _is_between(version: str, low: str, high: str) -> bool:
 
 
 def _loaded(context: Context) -> CheckResult:
-    """On the host itself. Where npu-smi tells the same, it has told it."""
+    """On the host itself. What npu-smi reports too is left to its check."""
     npu = context.facts.npu
     if context.facts.machine.container.is_known or not npu.driver.is_known or npu.modules.value is None:
         return skip("npu.driver-loaded-skip")
@@ -259,7 +261,7 @@ def _loaded(context: Context) -> CheckResult:
         return ok("npu.driver-loaded-ok", modules=npu.modules.value[:4])
     if npu.smi_trouble.is_known:
         return skip("npu.see-npu-smi")
-    return fail("npu.driver-loaded-fail", fix=fix("npu.driver-load"))
+    return fail("npu.driver-loaded-fail", fix=fix_for("npu.driver-load"))
 
 
 def _libraries(context: Context) -> CheckResult:
@@ -272,7 +274,7 @@ def _libraries(context: Context) -> CheckResult:
         item.command for item in npu.driver_libraries.evidence if item.command not in there and "lib64" in item.command
     )
     if missing:
-        return fail("npu.driver-libraries-fail", fix=fix("npu.driver-install"), paths=missing)
+        return fail("npu.driver-libraries-fail", fix=fix_for("npu.driver-install"), paths=missing)
     return ok("npu.driver-libraries-ok", count=len(there))
 
 
@@ -290,7 +292,7 @@ def _for_all(context: Context) -> CheckResult:
         Evidence("/etc/ascend_install.info", "Driver_Install_For_All=no"),
         *context.facts.machine.account.evidence,
     )
-    return warn("npu.driver-for-all-warn", *evidence, fix=fix("npu.driver-for-all", group=group), group=group)
+    return warn("npu.driver-for-all-warn", *evidence, fix=fix_for("npu.driver-for-all", group=group), group=group)
 
 
 def _line(context: Context) -> CheckResult:
@@ -308,9 +310,9 @@ def _line(context: Context) -> CheckResult:
     (kind,) = kinds
     series = _numbers(version)[:2]
     if kind != _A5 and series in _A5_SERIES:
-        return fail("npu.driver-line-fail", fix=fix("npu.driver-line"), version=version, kind=kind)
+        return fail("npu.driver-line-fail", fix=fix_for("npu.driver-line"), version=version, kind=kind)
     if kind == _A5 and series < min(_A5_SERIES) and series != _A5_POD_SERIES:
-        return fail("npu.driver-line-fail", fix=fix("npu.driver-line"), version=version, kind=kind)
+        return fail("npu.driver-line-fail", fix=fix_for("npu.driver-line"), version=version, kind=kind)
     return ok("npu.driver-line-ok", version=version, kind=kind)
 
 
@@ -334,14 +336,14 @@ def _installed_well(context: Context) -> CheckResult:
     if installer is None:
         return skip("npu.installer-skip")
     if installer.missing_tools:
-        cure = fix("npu.installer-tools", tools=installer.missing_tools)
-        return fail("npu.installer-tools", fix=cure, tools=installer.missing_tools)
+        fix = fix_for("npu.installer-tools", tools=installer.missing_tools)
+        return fail("npu.installer-tools", fix=fix, tools=installer.missing_tools)
     if installer.outcome == "failed":
-        return fail("npu.installer-failed", fix=fix("npu.driver-install"), line=installer.line)
+        return fail("npu.installer-failed", fix=fix_for("npu.driver-install"), line=installer.line)
     if installer.outcome == "unfinished":
-        return warn("npu.installer-unfinished", fix=fix("npu.driver-install"), line=installer.line)
+        return warn("npu.installer-unfinished", fix=fix_for("npu.driver-install"), line=installer.line)
     if installer.needs_reboot:
-        return warn("npu.installer-reboot", fix=fix("npu.driver-reboot"), line=installer.line)
+        return warn("npu.installer-reboot", fix=fix_for("npu.driver-reboot"), line=installer.line)
     return ok("npu.installer-ok", line=installer.line)
 
 
@@ -359,12 +361,12 @@ def _mounts(context: Context) -> CheckResult:
         missing.append("npu-smi")
     libraries = [path for path in missing if "lib64" in path]
     if libraries:
-        return fail("npu.container-mounts-fail", fix=fix("npu.driver-mount"), paths=tuple(missing))
+        return fail("npu.container-mounts-fail", fix=fix_for("npu.driver-mount"), paths=tuple(missing))
     if missing:
-        return warn("npu.container-mounts-warn", fix=fix("npu.driver-mount"), paths=tuple(missing))
+        return warn("npu.container-mounts-warn", fix=fix_for("npu.driver-mount"), paths=tuple(missing))
     info = facts.npu.install_info
     if info.state is State.ABSENT and facts.npu.driver.is_known and not _is_by_runtime(context):
-        return warn("npu.container-mounts-info", *info.evidence, fix=fix("npu.driver-mount"), path=INSTALL_INFO)
+        return warn("npu.container-mounts-info", *info.evidence, fix=fix_for("npu.driver-mount"), path=INSTALL_INFO)
     return ok("npu.container-mounts-ok")
 
 

@@ -39,7 +39,7 @@ def interface_is_down(context: Context) -> bool:
 def without_table(context: Context) -> CheckResult | None:
     """What a check about listed cards comes to where none is listed; None where some are.
 
-    A tool that does not work is told once, by the check about the tool.
+    A tool that does not work is reported once, by the check of the tool.
     """
     npu = context.facts.npu
     if npu.smi.value is not None and npu.smi.value.cards:
@@ -54,11 +54,11 @@ def without_table(context: Context) -> CheckResult | None:
 def unread_of(context: Context, name: str) -> CheckResult | None:
     """Unknown for the cards that the fact `npu.NAME` lacks; None where it has all of them.
 
-    That a card does not answer at all is told once, by the check about that.
+    That a card does not answer at all is reported once, by the check for that.
     """
     lacking = (context.facts.npu.unread.value or {}).get(name, {})
-    told = set(context.facts.npu.silent.evidence) if context.facts.npu.silent.value else set()
-    rest = {card: line for card, line in lacking.items() if line not in told}
+    reported = set(context.facts.npu.silent.evidence) if context.facts.npu.silent.value else set()
+    rest = {card: line for card, line in lacking.items() if line not in reported}
     return unread(rest) if rest or not lacking else skip("because", cause="cards.answer")
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, fail, fix, ok, skip
+from npuenv.checks.base import Check, fail, fix_for, ok, skip
 from npuenv.checks.npu.driver import library_path
 from npuenv.core.fact import Evidence, Fact
 
@@ -50,9 +50,9 @@ def _named(context: Context) -> list[str]:
 
 
 def _not_named(context: Context, folder: str, library: str, line: Evidence) -> CheckResult:
-    cure = fix("npu.library-path", ("export", f"LD_LIBRARY_PATH={library_path(context)}"), folder=folder)
+    fix = fix_for("npu.library-path", ("export", f"LD_LIBRARY_PATH={library_path(context)}"), folder=folder)
     shown = (line, Evidence(f"ls {folder}", library), Evidence("environment", f"LD_LIBRARY_PATH lacks {folder}"))
-    return fail("npu.library-path-fail", *shown, fix=cure, library=library, folder=folder)
+    return fail("npu.library-path-fail", *shown, fix=fix, library=library, folder=folder)
 
 
 CHECKS = (Check("driver.library-path", ("npu.library_files",), _SOURCE, _library_path, is_about_cards=True, level=1),)

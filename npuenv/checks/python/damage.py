@@ -42,10 +42,12 @@ def _files(context: Context) -> CheckResult:
     bad = (*files.missing, *files.emptied, *spared)
     if not bad:
         return ok("python.files-ok", count=files.looked)
-    told = _told((*files.missing, *spared), "missing") + _told(files.emptied, "empty")
+    evidence = _lines((*files.missing, *spared), "missing") + _lines(files.emptied, "empty")
     names = tuple(dict.fromkeys(item.owner for item in bad))
     verdict = fail if _gone(context) else warn
-    return verdict("python.files-fail", *told, fix=restore(context, names), count=_sum(bad), packages=names[:_SHOWN])
+    return verdict(
+        "python.files-fail", *evidence, fix=restore(context, names), count=_sum(bad), packages=names[:_SHOWN]
+    )
 
 
 def _gone(context: Context) -> list[Owned]:
@@ -74,15 +76,17 @@ def _altered(context: Context) -> CheckResult:
     linked = [item for item in files.linked if item.owner in put_in(context)]
     if linked and not bad:
         names = tuple(item.owner for item in linked)
-        told = _told(linked, "behind a link")
-        cure = restore(context, names)
-        return warn("python.altered-linked", *told, fix=cure, count=_sum(linked), packages=names[:_SHOWN])
+        evidence = _lines(linked, "behind a link")
+        fix = restore(context, names)
+        return warn("python.altered-linked", *evidence, fix=fix, count=_sum(linked), packages=names[:_SHOWN])
     if not bad:
-        return ok("python.altered-ok", *_told(files.altered, "of another size"), count=_sum(files.altered))
+        return ok("python.altered-ok", *_lines(files.altered, "of another size"), count=_sum(files.altered))
     names = tuple(item.owner for item in bad)
     verdict = fail if any(item.native for item in bad) else warn
-    told = _told(bad, "of another size")
-    return verdict("python.altered-fail", *told, fix=restore(context, names), count=_sum(bad), packages=names[:_SHOWN])
+    evidence = _lines(bad, "of another size")
+    return verdict(
+        "python.altered-fail", *evidence, fix=restore(context, names), count=_sum(bad), packages=names[:_SHOWN]
+    )
 
 
 def _has_both_tritons(context: Context) -> bool:
@@ -90,7 +94,7 @@ def _has_both_tritons(context: Context) -> bool:
 
 
 def _hashes(context: Context) -> CheckResult:
-    """Contents against the recorded hashes, of the files whose size is as recorded: the others are told already."""
+    """Contents against the recorded hashes, of the files whose size is as recorded: the others are reported already."""
     hashes = context.facts.python.hashes.value
     if hashes is None:
         return skip("no-python")
@@ -100,8 +104,10 @@ def _hashes(context: Context) -> CheckResult:
         return skip("python.because", cause="python.triton") if is_told else _as_recorded(hashes)
     names = tuple(item.owner for item in bad)
     is_grave = any(item.native or item.owner in _UNTOUCHED for item in bad)
-    verdict, told = fail if is_grave else warn, _told(bad, "of other content")
-    return verdict("python.hashes-fail", *told, fix=restore(context, names), count=_sum(bad), packages=names[:_SHOWN])
+    verdict, evidence = fail if is_grave else warn, _lines(bad, "of other content")
+    return verdict(
+        "python.hashes-fail", *evidence, fix=restore(context, names), count=_sum(bad), packages=names[:_SHOWN]
+    )
 
 
 def _as_recorded(hashes: Hashes) -> CheckResult:
@@ -111,17 +117,17 @@ def _as_recorded(hashes: Hashes) -> CheckResult:
     names = tuple(item.owner for item in hashes.altered)
     args = {"count": hashes.looked, "edited": _sum(hashes.altered), "packages": names[:_SHOWN]}
     name = "python.hashes-edited" if hashes.is_complete else "python.hashes-part-edited"
-    return ok(name, *_told(hashes.altered, "of other content"), **args)
+    return ok(name, *_lines(hashes.altered, "of other content"), **args)
 
 
 def _that_count(context: Context, items: Iterable[Owned]) -> list[Owned]:
     """Those of altered files that somebody has to look at; python.triton says which of two tritons lies there."""
     counted = _UNTOUCHED | _TOOLS | put_in(context)
-    told = _TRITONS if _has_both_tritons(context) else set()
-    return [item for item in items if (item.native or item.owner in counted) and item.owner not in told]
+    ignored = _TRITONS if _has_both_tritons(context) else set()
+    return [item for item in items if (item.native or item.owner in counted) and item.owner not in ignored]
 
 
-def _told(items: Iterable[Owned], how: str) -> tuple[Evidence, ...]:
+def _lines(items: Iterable[Owned], how: str) -> tuple[Evidence, ...]:
     return tuple(Evidence(f"RECORD of {item.owner}", f"{item.count} {how}: {item.examples[0]}") for item in items)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os.path
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix, ok, skip, warn
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, warn
 from npuenv.checks.python.damage import cause_of_library, damaged
 from npuenv.checks.python.imports import cause_of_missing, library_fix
 from npuenv.checks.python.installed import accepts, python_of, version_of
@@ -28,12 +28,12 @@ def _owners(context: Context) -> CheckResult:
     if python is None:
         return skip("no-python")
     others = [item for item in python.shared_files if not set(item.owners) <= _TRITONS]
-    told = [Evidence(" + ".join(item.owners), f"{item.count} files: {item.examples[0]}") for item in others]
+    evidence = [Evidence(" + ".join(item.owners), f"{item.count} files: {item.examples[0]}") for item in others]
     twice = _twice(context, python)
     if others or twice:
         names = tuple(" + ".join(item.owners) for item in others) + tuple(twice)
-        told += [Evidence(name, text) for name, text in twice.items()]
-        return warn("python.shared-warn", *told, fix=fix("python.shared"), packages=names)
+        evidence += [Evidence(name, text) for name, text in twice.items()]
+        return warn("python.shared-warn", *evidence, fix=fix_for("python.shared"), packages=names)
     return ok("python.shared-ok", count=len(python.distributions))
 
 
@@ -67,10 +67,10 @@ def _machines(context: Context) -> CheckResult:
         return skip("python.because", cause=next(filter(None, causes.values())))
     if not bad:
         return ok("python.machines-ok", count=elf.looked)
-    told = tuple(Evidence(path, what) for path, what in bad.items())
+    evidence = tuple(Evidence(path, what) for path, what in bad.items())
     names = tuple(os.path.basename(path) for path in bad)
     arch = context.facts.machine.arch.value or "-"
-    return fail("python.machines-fail", *told, fix=fix("python.machines"), files=names[:_SHOWN], arch=arch)
+    return fail("python.machines-fail", *evidence, fix=fix_for("python.machines"), files=names[:_SHOWN], arch=arch)
 
 
 def _libraries(context: Context) -> CheckResult:
@@ -93,12 +93,14 @@ def _libraries(context: Context) -> CheckResult:
     cause = cause_of_missing(context, first.library)
     if cause is not None:
         return skip("python.because", cause=cause)
-    told = tuple(Evidence(each.path, f"needs {each.library}: {each.lies_in or 'not found'}") for each in missing)
+    evidence = tuple(Evidence(each.path, f"needs {each.library}: {each.lies_in or 'not found'}") for each in missing)
     module, others = _module(elf, first), tuple(dict.fromkeys(each.library for each in missing))
-    cure = library_fix(context, first.library)
+    fix = library_fix(context, first.library)
     if first.lies_in:
-        return fail("python.libraries-off", *told, fix=cure, module=module, library=first.library, folder=first.lies_in)
-    return fail("python.libraries-gone", *told, fix=cure, module=module, libraries=others[:_SHOWN])
+        return fail(
+            "python.libraries-off", *evidence, fix=fix, module=module, library=first.library, folder=first.lies_in
+        )
+    return fail("python.libraries-gone", *evidence, fix=fix, module=module, libraries=others[:_SHOWN])
 
 
 def _is_optional(missing: MissingLibrary) -> bool:
@@ -120,11 +122,13 @@ def _runtimes(context: Context) -> CheckResult:
         return skip("python.no-elf")
     if not elf.versions:
         return ok("python.runtimes-ok", count=elf.looked)
-    told = tuple(Evidence(each.path, f"needs {each.version}, {each.library} has {each.has}") for each in elf.versions)
+    evidence = tuple(
+        Evidence(each.path, f"needs {each.version}, {each.library} has {each.has}") for each in elf.versions
+    )
     first = elf.versions[0]
     names = tuple(dict.fromkeys(os.path.basename(each.path) for each in elf.versions))
     args = {"files": names[:_SHOWN], "version": first.version, "library": first.library, "has": first.has or "-"}
-    return fail("python.runtimes-fail", *told, fix=fix("python.glibc"), **args)
+    return fail("python.runtimes-fail", *evidence, fix=fix_for("python.glibc"), **args)
 
 
 def _symbols(context: Context) -> CheckResult:
@@ -134,7 +138,7 @@ def _symbols(context: Context) -> CheckResult:
         return skip("python.no-elf")
     if not elf.symbols:
         return ok("python.symbols-ok", count=elf.looked)
-    told = tuple(Evidence(each.path, f"{each.count} undefined: {each.symbols[0]}") for each in elf.symbols)
+    evidence = tuple(Evidence(each.path, f"{each.count} undefined: {each.symbols[0]}") for each in elf.symbols)
     names = tuple(dict.fromkeys(os.path.basename(each.path) for each in elf.symbols))
     torch, torch_npu = version_of(context, "torch") or "-", version_of(context, "torch-npu") or "-"
     if not _is_pair(context):
@@ -143,7 +147,7 @@ def _symbols(context: Context) -> CheckResult:
     if cause is not None:
         return skip("python.because", cause=cause)
     args = {"files": names[:_SHOWN], "torch": torch, "torch_npu": torch_npu}
-    return fail("python.symbols-fail", *told, fix=fix("python.symbol-torch"), **args)
+    return fail("python.symbols-fail", *evidence, fix=fix_for("python.symbol-torch"), **args)
 
 
 def _is_pair(context: Context) -> bool:

@@ -6,7 +6,7 @@ import functools
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import FRAMEWORKS, NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix, ok, skip, unsure
+from npuenv.checks.base import FRAMEWORKS, NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unsure
 from npuenv.checks.npu.listed import has_sign_of_cards
 from npuenv.checks.python.damage import cause_of
 from npuenv.checks.python.installed import is_for_npu, lines, resolve_here, safe_install, version_of
@@ -138,23 +138,23 @@ def _imported(context: Context, found: Import | None, name: str, evidence: tuple
     damage = cause_of(context, found)
     if damage is not None:
         return skip("python.import-because", module=found.module, cause=damage)
-    told = tuple(Evidence(item.command, text) for item in evidence[:1] for text in found.errors or (found.crash,))
+    evidence = tuple(Evidence(item.command, text) for item in evidence[:1] for text in found.errors or (found.crash,))
     for text in reversed(found.errors):
         for look in _KINDS:
-            verdict = look(context, found, text, told)
+            verdict = look(context, found, text, evidence)
             if verdict is not None:
                 return verdict
     owner = _owner(context, found.module)
     is_own = owner in _ALONE and f"{found.module}" in found.innermost
-    cure = _again(context, owner) if is_own else fix("python.import")
-    return fail("python.import-fail", *told, fix=cure, module=found.module, error=found.innermost)
+    fix = _again(context, owner) if is_own else fix_for("python.import")
+    return fail("python.import-fail", *evidence, fix=fix, module=found.module, error=found.innermost)
 
 
-def _by_library(context: Context, found: Import, text: str, told: tuple[Evidence, ...]) -> CheckResult | None:
+def _by_library(context: Context, found: Import, text: str, evidence: tuple[Evidence, ...]) -> CheckResult | None:
     match = _LIBRARY.search(text)
     if match is None:
         return None
-    library, cure = match.group(1), library_fix(context, match.group(1))
+    library, fix = match.group(1), library_fix(context, match.group(1))
     cause = cause_of_missing(context, library)
     if cause is not None:
         return skip("python.import-because", module=found.module, cause=cause)
@@ -163,8 +163,10 @@ def _by_library(context: Context, found: Import, text: str, told: tuple[Evidence
         next((each.lies_in for each in elf.missing if each.library == library and each.lies_in), "") if elf else ""
     )
     if lies_in:
-        return fail("python.import-library-at", *told, fix=cure, module=found.module, library=library, folder=lies_in)
-    return fail("python.import-library", *told, fix=cure, module=found.module, library=library)
+        return fail(
+            "python.import-library-at", *evidence, fix=fix, module=found.module, library=library, folder=lies_in
+        )
+    return fail("python.import-library", *evidence, fix=fix, module=found.module, library=library)
 
 
 def cause_of_missing(context: Context, library: str) -> str | None:
@@ -190,14 +192,14 @@ def _driver_cause(context: Context, library: str) -> str | None:
     return "driver.npu-smi" if npu.smi_trouble.value and npu.smi_trouble.value.library else "driver.library-path"
 
 
-def _by_version(context: Context, found: Import, text: str, told: tuple[Evidence, ...]) -> CheckResult | None:
+def _by_version(context: Context, found: Import, text: str, evidence: tuple[Evidence, ...]) -> CheckResult | None:
     match = _VERSION.search(text)
     if match is None:
         return None
     library, version = match.groups()
     folder = _folder_of_path(context, library)
-    cure = fix("machine.cxx-path", folder=folder) if folder else fix("python.glibc")
-    return fail("python.import-version", *told, fix=cure, module=found.module, library=library, version=version)
+    fix = fix_for("machine.cxx-path", folder=folder) if folder else fix_for("python.glibc")
+    return fail("python.import-version", *evidence, fix=fix, module=found.module, library=library, version=version)
 
 
 def _folder_of_path(context: Context, file: str) -> str:
@@ -207,55 +209,57 @@ def _folder_of_path(context: Context, file: str) -> str:
     return folder if folder and folder in (each.rstrip("/") for each in named) else ""
 
 
-def _by_shadow(context: Context, found: Import, text: str, told: tuple[Evidence, ...]) -> CheckResult | None:
+def _by_shadow(context: Context, found: Import, text: str, evidence: tuple[Evidence, ...]) -> CheckResult | None:
     """A symbol of the C++ library that the copy on LD_LIBRARY_PATH lacks: neither the package nor the system is ill."""
     match, library = _SYMBOL.search(text), context.facts.machine.libstdcxx.value
     if match is None or library is None or not library.is_from_path or not _OF_CXX.search(text):
         return None
-    shown = (*told, *context.facts.machine.libstdcxx.evidence)
-    cure = fix("machine.cxx-path", folder=library.path.rpartition("/")[0])
-    return fail("python.import-shadow", *shown, fix=cure, module=found.module, symbol=match[2], path=library.path)
+    shown = (*evidence, *context.facts.machine.libstdcxx.evidence)
+    fix = fix_for("machine.cxx-path", folder=library.path.rpartition("/")[0])
+    return fail("python.import-shadow", *shown, fix=fix, module=found.module, symbol=match[2], path=library.path)
 
 
-def _by_symbol(context: Context, found: Import, text: str, told: tuple[Evidence, ...]) -> CheckResult | None:
+def _by_symbol(context: Context, found: Import, text: str, evidence: tuple[Evidence, ...]) -> CheckResult | None:
     match = _SYMBOL.search(text)
     if match is None:
         return None
     file, symbol = match.groups()
     kind = "nnal" if "3atb" in symbol else "abi" if symbol.startswith(("_Py", "Py")) else "torch"
     is_torch = re.match(r"_ZN[KV]?(3c10|2at|5torch|7c10_npu|6at_npu)", symbol)
-    cure = fix(f"python.symbol-{kind}") if kind != "torch" or is_torch else fix("python.import")
-    return fail("python.import-symbol", *told, fix=cure, module=found.module, file=file, symbol=symbol)
+    fix = fix_for(f"python.symbol-{kind}") if kind != "torch" or is_torch else fix_for("python.import")
+    return fail("python.import-symbol", *evidence, fix=fix, module=found.module, file=file, symbol=symbol)
 
 
-def _by_module(context: Context, found: Import, text: str, told: tuple[Evidence, ...]) -> CheckResult | None:
+def _by_module(context: Context, found: Import, text: str, evidence: tuple[Evidence, ...]) -> CheckResult | None:
     match = _MODULE.search(text)
     if match is None:
         return None
     name = match.group(1)
     top = name.split(".")[0]
     if top == found.module:
-        return fail("python.import-part", *told, fix=_again(context, found.module), module=found.module, part=name)
+        return fail("python.import-part", *evidence, fix=_again(context, found.module), module=found.module, part=name)
     if "." in name:  # Python found the package itself, else it would have named that one
-        cure = _again(context, _owner(context, top))
-        return fail("python.import-part-other", *told, fix=cure, module=found.module, part=name, name=top)
-    cure = safe_install(context, "python.import-module", top.replace("_", "-"))
-    return fail("python.import-module", *told, fix=cure, module=found.module, name=name)
+        fix = _again(context, _owner(context, top))
+        return fail("python.import-part-other", *evidence, fix=fix, module=found.module, part=name, name=top)
+    fix = safe_install(context, "python.import-module", top.replace("_", "-"))
+    return fail("python.import-module", *evidence, fix=fix, module=found.module, name=name)
 
 
-def _by_other_signs(context: Context, found: Import, text: str, told: tuple[Evidence, ...]) -> CheckResult | None:
+def _by_other_signs(context: Context, found: Import, text: str, evidence: tuple[Evidence, ...]) -> CheckResult | None:
     match = _TLS.search(text)
     if match is not None:
-        cure = fix("python.static-tls", ("export", f"LD_PRELOAD={match.group(1)}"))
-        return fail("python.import-static-tls", *told, fix=cure, module=found.module, library=match.group(1))
+        fix = fix_for("python.static-tls", ("export", f"LD_PRELOAD={match.group(1)}"))
+        return fail("python.import-static-tls", *evidence, fix=fix, module=found.module, library=match.group(1))
     if "Two accelerators cannot be used" in text:
-        cure = fix("python.autoload", ("export", "TORCH_DEVICE_BACKEND_AUTOLOAD=0"))
-        return fail("python.import-autoload", *told, fix=cure, module=found.module)
+        fix = fix_for("python.autoload", ("export", "TORCH_DEVICE_BACKEND_AUTOLOAD=0"))
+        return fail("python.import-autoload", *evidence, fix=fix, module=found.module)
     if "is an empty shell" in text or "(unknown location)" in text:
-        return fail("python.import-shell", *told, fix=_again(context, found.module), module=found.module)
+        return fail("python.import-shell", *evidence, fix=_again(context, found.module), module=found.module)
     if _NUMPY.search(text):
         numpy = version_of(context, "numpy") or "-"
-        return fail("python.import-numpy", *told, fix=fix("python.numpy-clash"), module=found.module, numpy=numpy)
+        return fail(
+            "python.import-numpy", *evidence, fix=fix_for("python.numpy-clash"), module=found.module, numpy=numpy
+        )
     return None
 
 
@@ -286,17 +290,17 @@ def library_fix(context: Context, library: str) -> Fix:
         if folders:
             present = (context.facts.environment.value or {}).get("LD_LIBRARY_PATH")
             path = ":".join((*folders, *((present,) if present else ())))
-            return fix("python.driver-path", ("export", f"LD_LIBRARY_PATH={path}"), folders=folders)
-        return fix("python.driver-mount" if context.facts.machine.container.is_known else "python.driver-install")
+            return fix_for("python.driver-path", ("export", f"LD_LIBRARY_PATH={path}"), folders=folders)
+        return fix_for("python.driver-mount" if context.facts.machine.container.is_known else "python.driver-install")
     cann = context.facts.cann.toolkit.value
     if library.startswith(_OF_NNAL):
-        return fix("python.nnal")
+        return fix_for("python.nnal")
     is_of_others = not _OF_CANN.match(library) and (not is_for_npu(context) or library.startswith(_OF_OTHERS))
     if is_of_others:
-        return fix("python.library-of-others", library=library)
+        return fix_for("python.library-of-others", library=library)
     if cann is not None and cann.set_env:
-        return fix("python.source", ("source", cann.set_env))
-    return fix("python.cann-install", resolve_here(context))
+        return fix_for("python.source", ("source", cann.set_env))
+    return fix_for("python.cann-install", resolve_here(context))
 
 
 def _check(module: str) -> Check:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Context, fix, message
+from npuenv.checks.base import Context, fix_for, message
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
@@ -99,7 +99,7 @@ def pip(context: Context, verb: str, *words: str) -> tuple[str, ...]:
 def reinstall(context: Context, *requirements: str, options: tuple[str, ...] = ()) -> Fix:
     """Installs these, whatever is there."""
     command = pip(context, "install", *options, *requirements)
-    return fix("python.reinstall", command, requirement=" ".join(requirements))
+    return fix_for("python.reinstall", command, requirement=" ".join(requirements))
 
 
 def put_in(context: Context) -> frozenset[str]:
@@ -110,7 +110,7 @@ def put_in(context: Context) -> frozenset[str]:
 
 def repair(made: Described, says: str = "python.restore") -> Fix:
     """Puts back what an environment of npuenv's own lost, whatever it is."""
-    return fix(says, ("npuenv", "install", "--repair", "--target", made.root))
+    return fix_for(says, ("npuenv", "install", "--repair", "--target", made.root))
 
 
 def restore(context: Context, names: Iterable[str]) -> Fix:
@@ -127,7 +127,7 @@ def torch_fix(context: Context, version: str, *others: str) -> Fix:
     row = context.matrix.index_row("pytorch-cpu")
     words = (f"torch=={release(version)}+cpu", *others)
     more = ("--extra-index-url", row.url) if row is not None else ()
-    return fix("python.reinstall", pip(context, "install", *more, *words), requirement=" ".join(words))
+    return fix_for("python.reinstall", pip(context, "install", *more, *words), requirement=" ".join(words))
 
 
 def safe_install(context: Context, name: str, *requirements: str, options: tuple[str, ...] = ()) -> Fix:
@@ -139,22 +139,22 @@ def safe_install(context: Context, name: str, *requirements: str, options: tuple
     named = {split(text)[0]: text for text in requirements}
     if "vllm" in named and (is_for_npu(context) or version_of(context, "vllm-ascend") is not None):
         name_, spec = split(named["vllm"])
-        return fix("python.vllm-plain", wanted=name_ + (f"=={public(spec[2:])}" if spec.startswith("==") else spec))
+        return fix_for("python.vllm-plain", wanted=name_ + (f"=={public(spec[2:])}" if spec.startswith("==") else spec))
     is_open = any(each in _BRINGS_TORCH and not split(text)[1] for each, text in named.items())
     if is_open and "--no-deps" not in options:
-        return fix("python.whole", install_here(context))
+        return fix_for("python.whole", install_here(context))
     is_gpu_wanted = "torch" in named and is_for_gpus(named["torch"]) and context.framework is None
     if "torch" in named and (is_for_npu(context) or not is_gpu_wanted):
         version = _torch_version(context, split(named["torch"])[1])
         row = context.matrix.index_row("pytorch-cpu")
         if version is None or row is None:
-            return fix("python.whole", install_here(context))
+            return fix_for("python.whole", install_here(context))
         named["torch"] = f"torch=={version}+cpu"
         options = (*options, "--extra-index-url", row.url)
     command = pip(context, "install", *options, *named.values())
     if name != "python.reinstall":
-        return fix(name, command)
-    return fix(name, command, requirement=" ".join(named.values()))
+        return fix_for(name, command)
+    return fix_for(name, command, requirement=" ".join(named.values()))
 
 
 def _torch_version(context: Context, spec: str) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import FRAMEWORKS, Check, CheckResult, Context, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.base import FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unsure, warn
 from npuenv.checks.python.installed import CORE, accepts, install_here, python_of, restore, version_of, where
 from npuenv.core.fact import Evidence, State
 from npuenv.facts.collector import was_asked
@@ -34,25 +34,25 @@ def _found(context: Context) -> CheckResult:
             executable=python.executable,
             kind=python.kind,
         )
-    told = (*context.facts.python.broken.evidence, *fact.evidence)
+    evidence = (*context.facts.python.broken.evidence, *fact.evidence)
     if broken is not None and broken.what == "garbled":
         return unsure("python.python-found-garbled", *fact.evidence, path=broken.path)
     if broken is not None and broken.what == "too-old":
-        cure = fix("python.python-version", install_here(context))
-        return fail("python.python-found-too-old", *told, fix=cure, path=broken.path)
+        fix = fix_for("python.python-version", install_here(context))
+        return fail("python.python-found-too-old", *evidence, fix=fix, path=broken.path)
     if broken is not None and broken.what == "hook":
-        cure = fix("python.hook", ("mv", broken.path, f"{broken.path}.off"))
-        return fail("python.python-found-hook", *told, fix=cure, path=broken.path, line=told[0].line)
+        fix = fix_for("python.hook", ("mv", broken.path, f"{broken.path}.off"))
+        return fail("python.python-found-hook", *evidence, fix=fix, path=broken.path, line=evidence[0].line)
     if broken is not None:
-        cure = fix("python.python-broken", install_here(context))
-        return fail(f"python.python-found-{broken.what}", *told, fix=cure, path=broken.path)
+        fix = fix_for("python.python-broken", install_here(context))
+        return fail(f"python.python-found-{broken.what}", *evidence, fix=fix, path=broken.path)
     line = fact.evidence[0].line if fact.evidence else ""
     if fact.state is State.UNKNOWN and _SAYS_WHY.search(line):
-        cure = fix("python.python-broken", install_here(context))
-        return fail("python.python-found-crash", *fact.evidence, fix=cure, line=line)
+        fix = fix_for("python.python-broken", install_here(context))
+        return fail("python.python-found-crash", *fact.evidence, fix=fix, line=line)
     if fact.state is State.UNKNOWN:
         return unsure("python.python-found-mute", *fact.evidence, line=line or "-")
-    return fail("python.python-found-fail", *fact.evidence, fix=fix("python.python-install"))
+    return fail("python.python-found-fail", *fact.evidence, fix=fix_for("python.python-install"))
 
 
 def _supported(context: Context) -> CheckResult:
@@ -69,8 +69,8 @@ def _supported(context: Context) -> CheckResult:
     all_ = {item for row in rows for item in row.pythons(arch)}
     offered = sorted((item for item in all_ if _release_key(item) >= _OLDEST), key=_release_key)
     if numbers < _OLDEST or (offered and short not in offered):
-        cure = fix("python.python-version", install_here(context))
-        return fail("python.python-version-fail", fix=cure, version=short, offered=tuple(offered))
+        fix = fix_for("python.python-version", install_here(context))
+        return fail("python.python-version-fail", fix=fix, version=short, offered=tuple(offered))
     return ok("python.python-version-ok", version=short)
 
 
@@ -79,9 +79,9 @@ def _supported_by_torch(context: Context, numbers: tuple[int, ...], short: str) 
     offered = {item for recipe in context.matrix.recipes if recipe.framework == "cpu" for item in recipe.python}
     if numbers >= min(map(_release_key, offered), default=_OLDEST):
         return ok("python.python-version-ok", version=short)
-    cure = fix("python.python-version", ("npuenv", "install", "--for", "cpu"))
+    fix = fix_for("python.python-version", ("npuenv", "install", "--for", "cpu"))
     shown = tuple(sorted(offered, key=_release_key))
-    return fail("python.python-version-cpu", fix=cure, version=short, offered=shown)
+    return fail("python.python-version-cpu", fix=fix, version=short, offered=shown)
 
 
 def _release_key(text: str) -> tuple[int, ...]:
@@ -107,15 +107,15 @@ def _active(context: Context) -> CheckResult:
             "python.active-off", Evidence("environment", f"{name}={environment[name]}"), variable=name, folder=folder
         )
     if others and path.index(others[0]) < path.index(folder):
-        told = Evidence("environment", f"PATH: {others[0]} before {folder}")
-        return warn("python.active-behind", told, fix=_activate(name, folder), folder=folder, other=others[0])
+        evidence = Evidence("environment", f"PATH: {others[0]} before {folder}")
+        return warn("python.active-behind", evidence, fix=_activate(name, folder), folder=folder, other=others[0])
     return ok("python.active-ok", folder=folder)
 
 
 def _activate(name: str, folder: str) -> Fix:
     if name == "VIRTUAL_ENV":
-        return fix("python.activate", ("source", f"{folder}/activate"))
-    return fix("python.activate-conda")
+        return fix_for("python.activate", ("source", f"{folder}/activate"))
+    return fix_for("python.activate-conda")
 
 
 def _readable(context: Context) -> CheckResult:
@@ -124,14 +124,14 @@ def _readable(context: Context) -> CheckResult:
         return skip("no-python")
     if packages.no_settings:
         file, base = packages.no_settings
-        cure = fix("python.no-settings", (base, "-m", "venv", "--without-pip", file.rpartition("/")[0]))
-        return fail("python.readable-no-settings", Evidence(file, "not there"), fix=cure, file=file)
+        fix = fix_for("python.no-settings", (base, "-m", "venv", "--without-pip", file.rpartition("/")[0]))
+        return fail("python.readable-no-settings", Evidence(file, "not there"), fix=fix, file=file)
     shut = [Evidence(place, why) for place, why in packages.unreadable.items()]
     shut += [Evidence(place, "not readable") for place in (files.unreadable if files is not None else ())]
     if not shut:
         return ok("python.readable-ok", count=len(packages.path))
     places = tuple(item.command for item in shut[:_SHOWN])
-    return fail("python.readable-fail", *shut, fix=fix("python.readable"), folders=places)
+    return fail("python.readable-fail", *shut, fix=fix_for("python.readable"), folders=places)
 
 
 def _metadata(context: Context) -> CheckResult:
@@ -141,12 +141,12 @@ def _metadata(context: Context) -> CheckResult:
         return skip("no-python")
     if not packages.trouble:
         return ok("python.metadata-ok")
-    told = tuple(Evidence(each.entry, each.what) for each in packages.trouble)
+    evidence = tuple(Evidence(each.entry, each.what) for each in packages.trouble)
     names = tuple(dict.fromkeys(each.name for each in packages.trouble))
-    cure = restore(context, names)
+    fix = restore(context, names)
     verdict = fail if set(names) & CORE else warn
     return verdict(
-        "python.metadata-fail", *told, fix=cure, packages=tuple(each.entry for each in packages.trouble[:_SHOWN])
+        "python.metadata-fail", *evidence, fix=fix, packages=tuple(each.entry for each in packages.trouble[:_SHOWN])
     )
 
 
@@ -156,10 +156,10 @@ def _leftovers(context: Context) -> CheckResult:
         return skip("no-python")
     if not packages.leftovers:
         return ok("python.leftovers-ok")
-    told = tuple(Evidence(path, "left by an installation that broke off") for path in packages.leftovers)
+    evidence = tuple(Evidence(path, "left by an installation that broke off") for path in packages.leftovers)
     names = tuple(path.rpartition("/")[2] for path in packages.leftovers[:_SHOWN])
-    cure = fix("python.leftovers", ("rm", "-r", "--", *packages.leftovers[:_SHOWN]))
-    return warn("python.leftovers-warn", *told, fix=cure, names=names)
+    fix = fix_for("python.leftovers", ("rm", "-r", "--", *packages.leftovers[:_SHOWN]))
+    return warn("python.leftovers-warn", *evidence, fix=fix, names=names)
 
 
 def _editable(context: Context) -> CheckResult:
@@ -173,7 +173,7 @@ def _editable(context: Context) -> CheckResult:
         return ok("python.editable-ok", count=sum(each.is_editable for each in packages.origins.values()))
     names = tuple(dict.fromkeys(item.command for item in gone))
     verdict = fail if packages.gone_sources else warn
-    return verdict("python.editable-gone", *gone, fix=fix("python.editable"), packages=names[:_SHOWN])
+    return verdict("python.editable-gone", *gone, fix=fix_for("python.editable"), packages=names[:_SHOWN])
 
 
 def _shadowed(context: Context) -> CheckResult:
@@ -184,19 +184,23 @@ def _shadowed(context: Context) -> CheckResult:
     shadows = [each for each in packages.shadows if each.over or each.kind == "package"]
     if not shadows:
         return ok("python.shadowed-ok")
-    told = tuple(Evidence(f"{each.place}/{each.module}", each.over or "no distribution owns it") for each in shadows)
+    evidence = tuple(
+        Evidence(f"{each.place}/{each.module}", each.over or "no distribution owns it") for each in shadows
+    )
     first = min(shadows, key=lambda each: (not each.over, each.module))
     is_left = not first.over
     names = tuple(dict.fromkeys(each.module for each in shadows))
     if is_left:
-        return warn("python.shadowed-unowned", *told, fix=fix("python.unowned"), modules=names, place=first.place)
-    return fail("python.shadowed-fail", *told, fix=_leave(first), modules=names, place=first.place)
+        return warn(
+            "python.shadowed-unowned", *evidence, fix=fix_for("python.unowned"), modules=names, place=first.place
+        )
+    return fail("python.shadowed-fail", *evidence, fix=_leave(first), modules=names, place=first.place)
 
 
 def _leave(shadow: Shadow) -> Fix:
     if shadow.kind.startswith("cwd-"):
-        return fix("python.leave-folder", ("cd", "/"))
-    return fix("python.pythonpath", ("unset", "PYTHONPATH"))
+        return fix_for("python.leave-folder", ("cd", "/"))
+    return fix_for("python.pythonpath", ("unset", "PYTHONPATH"))
 
 
 def _user_site(context: Context) -> CheckResult:
@@ -207,9 +211,9 @@ def _user_site(context: Context) -> CheckResult:
     found = sorted(CORE & set(packages.in_user_site))
     if not found:
         return ok("python.user-site-ok")
-    told = tuple(Evidence(packages.user_site, f"{name} {python.distributions.get(name, '-')}") for name in found)
-    cure = fix("python.user-site", ("export", "PYTHONNOUSERSITE=1"))
-    return warn("python.user-site-warn", *told, fix=cure, packages=tuple(found), folder=packages.user_site)
+    evidence = tuple(Evidence(packages.user_site, f"{name} {python.distributions.get(name, '-')}") for name in found)
+    fix = fix_for("python.user-site", ("export", "PYTHONNOUSERSITE=1"))
+    return warn("python.user-site-warn", *evidence, fix=fix, packages=tuple(found), folder=packages.user_site)
 
 
 def _abi(context: Context) -> CheckResult:
@@ -218,17 +222,17 @@ def _abi(context: Context) -> CheckResult:
     if python is None or packages is None:
         return skip("no-python")
     foreign = {**packages.foreign_extensions, **packages.foreign_wheels}
-    told = [Evidence(where(context), f"{name}: {what}") for name, what in sorted(foreign.items())]
+    evidence = [Evidence(where(context), f"{name}: {what}") for name, what in sorted(foreign.items())]
     if foreign:
         names = tuple(sorted(foreign))
-        cure = restore(context, names)
-        return fail("python.abi-fail", *told, fix=cure, packages=names[:_SHOWN], version=python.version)
+        fix = restore(context, names)
+        return fail("python.abi-fail", *evidence, fix=fix, packages=names[:_SHOWN], version=python.version)
     refused = [name for name, spec in packages.requires_python.items() if accepts(spec, python.version) is False]
     if refused:
-        told = [
+        evidence = [
             Evidence(where(context), f"{name}: Requires-Python {packages.requires_python[name]}") for name in refused
         ]
-        return warn("python.abi-refused", *told, packages=tuple(refused[:_SHOWN]), version=python.version)
+        return warn("python.abi-refused", *evidence, packages=tuple(refused[:_SHOWN]), version=python.version)
     return ok("python.abi-ok", version=python.version)
 
 

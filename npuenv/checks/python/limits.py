@@ -14,7 +14,7 @@ from npuenv.checks.base import (
     CheckResult,
     Context,
     fail,
-    fix,
+    fix_for,
     message,
     ok,
     skip,
@@ -78,10 +78,8 @@ def numpy_era(context: Context) -> CheckResult:
         return ok("python.numpy-free", *lines(context, "numpy"), numpy=numpy, cann=cann.version)
     if versions.accepts(row.numpy, numpy):
         return ok("python.numpy-ok", *lines(context, "numpy"), numpy=numpy, cann=cann.version)
-    cure = reinstall(context, f"numpy{row.numpy}")
-    return fail(
-        "python.numpy-fail", *lines(context, "numpy"), fix=cure, numpy=numpy, cann=cann.version, needs=row.numpy
-    )
+    fix = reinstall(context, f"numpy{row.numpy}")
+    return fail("python.numpy-fail", *lines(context, "numpy"), fix=fix, numpy=numpy, cann=cann.version, needs=row.numpy)
 
 
 def broken_limits(context: Context) -> list[tuple[str, str]]:
@@ -106,9 +104,9 @@ def _limits(context: Context) -> CheckResult:
         return ok("python.limits-ok", count=len(context.matrix.limits) + len(context.matrix.clashes))
     names = [split(text)[0] for row in broken for text in (row.when, row.needs)]
     needs = tuple(_strictest(context, [row.needs for row in broken]))
-    cure = safe_install(context, "python.reinstall", *needs)
+    fix = safe_install(context, "python.reinstall", *needs)
     pairs = tuple(f"{row.when}: {row.needs}" for row in broken)
-    return fail("python.limits-fail", *lines(context, *dict.fromkeys(names)), fix=cure, limits=pairs)
+    return fail("python.limits-fail", *lines(context, *dict.fromkeys(names)), fix=fix, limits=pairs)
 
 
 def _strictest(context: Context, needs: Iterable[str]) -> Iterator[str]:
@@ -150,15 +148,15 @@ def _requirements(context: Context) -> CheckResult:
     if not unmet:
         return ok("python.requirements-ok", count=len(packages.requires))
     unmet.sort(key=lambda item: (not _is_grave(item), item.owner, item.name))
-    told = [
+    evidence = [
         Evidence(where(context), f"{i.owner} {version_of(context, i.owner)}: {i.needs}, {i.has or 'not installed'}")
         for i in unmet
     ]
     wanted = tuple(dict.fromkeys(item.needs for item in unmet))
-    cure = safe_install(context, "python.requirements", *wanted[:_SHOWN])
+    fix = safe_install(context, "python.requirements", *wanted[:_SHOWN])
     verdict = fail if _is_grave(unmet[0]) else warn
     shown = tuple(message("python.asks", owner=item.owner, what=gap(item.needs, item.has)) for item in unmet[:_SHOWN])
-    return verdict("python.requirements-unmet", *told, fix=cure, count=len(unmet), requirements=shown)
+    return verdict("python.requirements-unmet", *evidence, fix=fix, count=len(unmet), requirements=shown)
 
 
 def _is_grave(item: _Unmet) -> bool:
@@ -206,6 +204,9 @@ def _is_elsewhere(context: Context, item: _Unmet) -> bool:
     """Whether another check reports it, or nothing on an NPU wants it."""
     if item.name in _JUDGED.get(item.owner, ()):
         return True
+    triton = context.matrix.triton_ascend_row(public(version_of(context, "triton-ascend") or ""))
+    if item.owner == "triton-ascend" and triton is not None and triton.requires:
+        return True  # it is installed without its requirements, as `python.triton` says
     ascend = context.matrix.vllm_ascend_row(public(version_of(context, "vllm-ascend") or ""))
     if item.owner == "vllm-ascend" and ascend is not None:
         return True
@@ -296,10 +297,10 @@ def _unsupported(context: Context) -> CheckResult:
         found = {name: row for name, row in found.items() if name not in brought}
     if not found:
         return ok("python.unsupported-ok")
-    told = tuple(Evidence(row.source, f"{name} {python.distributions[name]}") for name, row in found.items())
+    evidence = tuple(Evidence(row.source, f"{name} {python.distributions[name]}") for name, row in found.items())
     instead = tuple(dict.fromkeys(row.instead for row in found.values() if row.instead)) or ("-",)
-    cure = fix("python.unsupported", pip(context, "uninstall", *found), instead=instead)
-    return warn("python.unsupported-warn", *told, fix=cure, packages=tuple(found))
+    fix = fix_for("python.unsupported", pip(context, "uninstall", *found), instead=instead)
+    return warn("python.unsupported-warn", *evidence, fix=fix, packages=tuple(found))
 
 
 def _stack(context: Context) -> CheckResult:
@@ -312,13 +313,13 @@ def _stack(context: Context) -> CheckResult:
     wrong = [(pin, has) for pin, has in gaps if has is None or accepts(f"=={public(pin.version)}", has) is False]
     if not wrong:
         return ok("python.stack-ok", stack=stack.name, count=len(pins))
-    told = tuple(
+    evidence = tuple(
         Evidence(where(context), f"{pin.name} {has or 'not installed'}; {stack.name}: {pin.version}")
         for pin, has in wrong
     )
     shown = tuple(gap(f"{pin.name} {pin.version}", has) for pin, has in wrong[:_SHOWN])
-    cure = fix("python.stack", ("npuenv", "install", stack.name))
-    return fail("python.stack-differs", *told, fix=cure, stack=stack.name, count=len(wrong), packages=shown)
+    fix = fix_for("python.stack", ("npuenv", "install", stack.name))
+    return fail("python.stack-differs", *evidence, fix=fix, stack=stack.name, count=len(wrong), packages=shown)
 
 
 def _mindspeed(context: Context) -> CheckResult:
@@ -330,7 +331,7 @@ def _mindspeed(context: Context) -> CheckResult:
     if (int(match.group(1)), int(match.group(2))) >= (0, 12):
         return ok("python.mindspeed-ok", mindspeed=has)
     return warn(
-        "python.mindspeed-old", *lines(context, "mindspeed", "verl"), fix=fix("python.mindspeed"), mindspeed=has
+        "python.mindspeed-old", *lines(context, "mindspeed", "verl"), fix=fix_for("python.mindspeed"), mindspeed=has
     )
 
 

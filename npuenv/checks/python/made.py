@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix, ok, skip, warn
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, warn
 from npuenv.checks.python.installed import repair
 from npuenv.core.fact import Evidence
 from npuenv.facts.manifest import DAMAGED, LOCK, VERIFIED
@@ -13,23 +13,23 @@ def _made(context: Context) -> CheckResult:
     made = context.facts.python.made.value
     if made is None:
         return skip("python.made-elsewhere")
-    told = context.facts.python.made.evidence
-    cure = fix("python.made", ("npuenv", "install", made.stack, "--target", made.root))
+    evidence = context.facts.python.made.evidence
+    fix = fix_for("python.made", ("npuenv", "install", made.stack, "--target", made.root))
     args = {"stack": made.stack, "lock": made.lock}
     if made.status not in ("complete", DAMAGED):
-        return fail("python.made-unfinished", *told, fix=cure, **args)
+        return fail("python.made-unfinished", *evidence, fix=fix, **args)
     if made.status == "complete" and (not made.is_proven or made.verified is None):
         unproven = Evidence(f"{made.root}/{VERIFIED}", "not there, of another lock, or altered")
-        return warn("python.made-unproven", *told, unproven, fix=cure, **args)
+        return warn("python.made-unproven", *evidence, unproven, fix=fix, **args)
     if made.lost:
-        told = tuple(Evidence(f"{made.root}/{name}", "not there, or not as npuenv wrote it") for name in made.lost)
+        evidence = tuple(Evidence(f"{made.root}/{name}", "not there, or not as npuenv wrote it") for name in made.lost)
         needs_anew = LOCK in made.lost  # from which a repair would restore
-        return warn("python.made-lost", *told, fix=cure if needs_anew else repair(made), **args, files=made.lost)
+        return warn("python.made-lost", *evidence, fix=fix if needs_anew else repair(made), **args, files=made.lost)
     if made.hooks:
-        told = tuple(Evidence(f"{made.root}/{name}", "belongs to no package") for name in made.hooks)
-        return warn("python.made-hooks", *told, fix=repair(made, "python.hooks"), **args, files=made.hooks)
+        evidence = tuple(Evidence(f"{made.root}/{name}", "belongs to no package") for name in made.hooks)
+        return warn("python.made-hooks", *evidence, fix=repair(made, "python.hooks"), **args, files=made.hooks)
     assert made.verified is not None
-    return ok("python.made-ok", *told, **args, at=made.verified.at or "-", packages=made.verified.packages)
+    return ok("python.made-ok", *evidence, **args, at=made.verified.at or "-", packages=made.verified.packages)
 
 
 CHECKS = (Check("python.made", ("python.made",), "npuenv: what it writes down when it installs", _made),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix, ok, skip, unsure
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unsure
 from npuenv.checks.python.installed import install_here, is_for_npu, lines, pip, published_as, version_of
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ def _parts(context: Context) -> CheckResult:
     missing = missing_parts(context)
     if not missing:
         return _complete(context, framework)
-    told = lines(context, *missing)
+    evidence = lines(context, *missing)
     return fail(
-        "python.parts-fail", *told, fix=_install(context, framework, missing), framework=framework, packages=missing
+        "python.parts-fail", *evidence, fix=_install(context, framework, missing), framework=framework, packages=missing
     )
 
 
@@ -75,13 +75,13 @@ def _complete(context: Context, framework: str) -> CheckResult:
 def _install(context: Context, framework: str, missing: tuple[str, ...]) -> Fix:
     """One by one with the versions of a published stack that this looks like; without torch the whole set."""
     if {"torch", "torch-npu", "vllm"} & set(missing):
-        return fix("python.whole", install_here(context))
+        return fix_for("python.whole", install_here(context))
     known = [name for name in ("torch-npu", "vllm-ascend") if version_of(context, name) is not None]
     recipes = published_as(context, *known) if known else iter(())
     pins = [{pin.name: pin.version for pin in recipe.pin} for recipe in recipes]
     found = {name: next((each[name] for each in pins if name in each), None) for name in missing}
     words = (f"{name}=={version}" if version else name for name, version in found.items())
-    return fix("python.parts", pip(context, "install", *words))
+    return fix_for("python.parts", pip(context, "install", *words))
 
 
 CHECKS = (

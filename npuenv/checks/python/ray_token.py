@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npuenv.checks.base import Check, CheckResult, Context, fix, ok, skip, warn
+from npuenv.checks.base import Check, CheckResult, Context, fix_for, ok, skip, warn
 from npuenv.checks.network.interfaces import spans_nodes
 from npuenv.checks.python.installed import lines, version_of
 from npuenv.core.versions import accepts
@@ -15,8 +15,8 @@ def _ray(context: Context) -> CheckResult:
         return skip("python.no-ray")
     is_decided = context.framework == "cpu" or "RAY_AUTH_MODE" in (context.facts.environment.value or {})
     if accepts(">=2.59", ray) and not is_decided and spans_nodes(context):
-        cure = fix("python.ray-token", ("export", "RAY_AUTH_MODE=disabled"))
-        return warn("python.ray-token", *lines(context, "ray"), fix=cure, ray=ray)
+        fix = fix_for("python.ray-token", ("export", "RAY_AUTH_MODE=disabled"))
+        return warn("python.ray-token", *lines(context, "ray"), fix=fix, ray=ray)
     return ok("python.ray-ok", *lines(context, "ray"), ray=ray)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unsure, warn
 from npuenv.checks.python.installed import (
     is_for_gpus,
     is_for_npu,
@@ -37,13 +37,18 @@ def torch_pair(context: Context) -> CheckResult:
         return fail("python.torch-pair-no-torch", fix=torch_fix(context, release(torch_npu)), torch_npu=torch_npu)
     row = context.matrix.torch_npu_row(torch_npu.split("+")[0])
     wanted = row.torch if row is not None else release(torch_npu)
-    told = lines(context, "torch", "torch-npu")
+    evidence = lines(context, "torch", "torch-npu")
     if release(torch) == release(wanted):
         if is_for_gpus(torch):
-            return warn("python.torch-pair-gpu", *told, fix=torch_fix(context, wanted), torch=torch)
-        return ok("python.torch-pair-ok", *told, torch=torch, torch_npu=torch_npu)
+            return warn("python.torch-pair-gpu", *evidence, fix=torch_fix(context, wanted), torch=torch)
+        return ok("python.torch-pair-ok", *evidence, torch=torch, torch_npu=torch_npu)
     return fail(
-        "python.torch-pair-fail", *told, fix=torch_fix(context, wanted), torch=torch, torch_npu=torch_npu, wanted=wanted
+        "python.torch-pair-fail",
+        *evidence,
+        fix=torch_fix(context, wanted),
+        torch=torch,
+        torch_npu=torch_npu,
+        wanted=wanted,
     )
 
 
@@ -52,33 +57,35 @@ def torch_npu_cann(context: Context) -> CheckResult:
     torch_npu, cann = version_of(context, "torch-npu"), context.facts.cann.toolkit.value
     if torch_npu is None or cann is None:
         return skip("no-torch-npu" if torch_npu is None else "no-cann")
-    told = (*lines(context, "torch-npu"), *context.facts.cann.toolkit.evidence)
+    evidence = (*lines(context, "torch-npu"), *context.facts.cann.toolkit.evidence)
     try:
         have = versions.cann(cann.version)
         fitting = [row.version for row in context.matrix.torch_npu if row.cann and versions.cann(row.cann) == have]
     except BadInput:
-        return unsure("python.torch-npu-cann-unknown", *told, torch_npu=torch_npu, cann=cann.version)
+        return unsure("python.torch-npu-cann-unknown", *evidence, torch_npu=torch_npu, cann=cann.version)
     row = context.matrix.torch_npu_row(torch_npu.split("+")[0])
     if row is None:
-        return unsure("python.torch-npu-cann-unknown", *told, torch_npu=torch_npu, cann=cann.version)
+        return unsure("python.torch-npu-cann-unknown", *evidence, torch_npu=torch_npu, cann=cann.version)
     if row.version in fitting:
-        return ok("python.torch-npu-cann-pair", *told, torch_npu=torch_npu, cann=cann.version)
+        return ok("python.torch-npu-cann-pair", *evidence, torch_npu=torch_npu, cann=cann.version)
     stated = (*row.cann_compatible, *row.cann_unofficial)
     series = f"{have.series[0]}.{have.series[1]}.X"
     if series in stated or any(
         text[:1].isdigit() and "X" not in text and versions.cann(text) == have for text in stated
     ):
-        return ok("python.torch-npu-cann-compatible", *told, torch_npu=torch_npu, cann=cann.version)
+        return ok("python.torch-npu-cann-compatible", *evidence, torch_npu=torch_npu, cann=cann.version)
     if _is_released(context, have):
-        return ok("python.torch-npu-cann-released", *told, torch_npu=torch_npu, cann=cann.version)
-    cure = _recommended(context, fitting, torch_npu)
+        return ok("python.torch-npu-cann-released", *evidence, torch_npu=torch_npu, cann=cann.version)
+    fix = _recommended(context, fitting, torch_npu)
     pair = next((version for version in fitting if release(version) == release(torch_npu)), None)
     if not row.cann and pair is not None:
-        return warn("python.torch-npu-cann-other", *told, fix=cure, torch_npu=torch_npu, cann=cann.version, pair=pair)
+        return warn(
+            "python.torch-npu-cann-other", *evidence, fix=fix, torch_npu=torch_npu, cann=cann.version, pair=pair
+        )
     if not row.cann:
-        return unsure("python.torch-npu-cann-unstated", *told, torch_npu=torch_npu, cann=cann.version)
+        return unsure("python.torch-npu-cann-unstated", *evidence, torch_npu=torch_npu, cann=cann.version)
     return warn(
-        "python.torch-npu-cann-warn", *told, fix=cure, torch_npu=torch_npu, cann=cann.version, recommended=row.cann
+        "python.torch-npu-cann-warn", *evidence, fix=fix, torch_npu=torch_npu, cann=cann.version, recommended=row.cann
     )
 
 
@@ -107,13 +114,13 @@ def _companions(context: Context) -> CheckResult:
         return skip("python.companions-skip")
     wanted = {"torchvision": row.torchvision, "torchaudio": row.torchaudio}
     wrong = [name for name, version in found.items() if version and wanted[name] and release(version) != wanted[name]]
-    told = lines(context, "torch", *found)
+    evidence = lines(context, "torch", *found)
     if not wrong:
-        return ok("python.companions-ok", *told, torch=torch)
+        return ok("python.companions-ok", *evidence, torch=torch)
     needs = tuple(f"{name}=={wanted[name]}" for name in wrong)
-    cure = fix("python.reinstall", pip(context, "install", "--no-deps", *needs), requirement=" ".join(needs))
+    fix = fix_for("python.reinstall", pip(context, "install", "--no-deps", *needs), requirement=" ".join(needs))
     verdict = fail if "torchvision" in wrong else warn
-    return verdict("python.companions-fail", *told, fix=cure, torch=torch, packages=needs)
+    return verdict("python.companions-fail", *evidence, fix=fix, torch=torch, packages=needs)
 
 
 def _build(context: Context) -> CheckResult:
@@ -128,8 +135,8 @@ def _build(context: Context) -> CheckResult:
     brought = sorted(name for name in python.distributions if _CUDA.fullmatch(name))
     cuda = next((said[key] for key in ("cuda", "hip") if said.get(key, "None") != "None"), "")
     if cuda or (not said and brought):
-        told = (Evidence("torch/version.py", f"cuda {cuda}"),) if cuda else lines(context, "torch", *brought[:3])
-        return warn("python.build-cuda", *told, fix=torch_fix(context, torch), torch=torch, cuda=cuda or brought[0])
+        evidence = (Evidence("torch/version.py", f"cuda {cuda}"),) if cuda else lines(context, "torch", *brought[:3])
+        return warn("python.build-cuda", *evidence, fix=torch_fix(context, torch), torch=torch, cuda=cuda or brought[0])
     return ok("python.build-ok", *lines(context, "torch"), torch=torch)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix, ok, skip, warn
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, warn
 from npuenv.checks.python.installed import (
     chip_generations,
     lines,
     pip,
+    public,
     published_as,
     python_of,
     resolve_here,
@@ -17,6 +18,7 @@ from npuenv.checks.python.installed import (
 from npuenv.core import versions
 
 if TYPE_CHECKING:
+    from npuenv.core.fact import Evidence
     from npuenv.facts.python.interpreter import Python
 
 # From here on triton-ascend asks for triton itself and still brings every file of it: both together are worth a
@@ -32,24 +34,32 @@ def triton(context: Context) -> CheckResult:
     if python is None or (ascend is None and (plain is None or "torch-npu" not in python.distributions)):
         return skip("no-triton-ascend")
     if ascend is None:
-        cure = fix("python.triton-alone", pip(context, "uninstall", "triton"), resolve_here(context))
-        return warn("python.triton-alone", *lines(context, "triton", "torch-npu"), fix=cure, triton=plain)
-    told = lines(context, "triton", "triton-ascend")
-    cure = fix(
+        fix = fix_for("python.triton-alone", pip(context, "uninstall", "triton"), resolve_here(context))
+        return warn("python.triton-alone", *lines(context, "triton", "torch-npu"), fix=fix, triton=plain)
+    evidence = lines(context, "triton", "triton-ascend")
+    fix = fix_for(
         "python.triton",
         pip(context, "uninstall", "triton", "triton-ascend"),
         pip(context, "install", f"triton-ascend=={ascend}"),
     )
     coexist = versions.accepts(f">={_COEXISTS}", ascend)
     if "ascend" not in python.triton_backends or _won(python) == "triton":
-        return fail("python.triton-overwritten", *told, fix=cure, backends=python.triton_backends or ("-",))
+        return fail("python.triton-overwritten", *evidence, fix=fix, backends=python.triton_backends or ("-",))
     if plain is not None:
         shared = next(
             (item.count for item in python.shared_files if set(item.owners) == {"triton", "triton-ascend"}), 0
         )
         verdict = warn if coexist else fail
-        return verdict("python.triton-residue", *told, fix=cure, triton=plain, ascend=ascend, count=shared)
-    return _cann(context, ascend) or ok("python.triton-ok", *told, ascend=ascend)
+        return verdict("python.triton-residue", *evidence, fix=fix, triton=plain, ascend=ascend, count=shared)
+    return _cann(context, ascend) or _well(context, ascend, evidence)
+
+
+def _well(context: Context, ascend: str, evidence: tuple[Evidence, ...]) -> CheckResult:
+    row = context.matrix.triton_ascend_row(public(ascend))
+    if row is None or not row.requires:
+        return ok("python.triton-ok", *evidence, ascend=ascend)
+    names = tuple(dict.fromkeys(versions.requirement_name(text) for text in row.requires))
+    return ok("python.triton-ok-alone", *evidence, ascend=ascend, requires=names)
 
 
 def _cann(context: Context, ascend: str) -> CheckResult | None:
@@ -62,8 +72,8 @@ def _cann(context: Context, ascend: str) -> CheckResult | None:
     have = versions.cann(cann.version)
     if any(each.cann and versions.cann(each.cann) == have for each in published_as(context, "triton-ascend")):
         return None
-    told = (*lines(context, "triton-ascend"), *context.facts.cann.toolkit.evidence)
-    return warn("python.triton-cann", *told, ascend=ascend, cann=cann.version, published=row.cann)
+    evidence = (*lines(context, "triton-ascend"), *context.facts.cann.toolkit.evidence)
+    return warn("python.triton-cann", *evidence, ascend=ascend, cann=cann.version, published=row.cann)
 
 
 def _won(python: Python) -> str:
@@ -84,9 +94,9 @@ def _chip(context: Context) -> CheckResult:
         return skip("python.vllm-chip-skip")
     if _NO_TRITON not in chips:
         return ok("python.triton-chip-ok", ascend=ascend)
-    cure = fix("python.triton-chip", pip(context, "uninstall", "triton-ascend", "triton"))
+    fix = fix_for("python.triton-chip", pip(context, "uninstall", "triton-ascend", "triton"))
     evidence = (*lines(context, "triton-ascend"), *context.facts.npu.smi.evidence)
-    return warn("python.triton-chip-warn", *evidence, fix=cure, ascend=ascend, chip=chips[_NO_TRITON])
+    return warn("python.triton-chip-warn", *evidence, fix=fix, ascend=ascend, chip=chips[_NO_TRITON])
 
 
 CHECKS = (

@@ -6,7 +6,7 @@ import os.path
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unsure, warn
 from npuenv.checks.python.installed import (
     accepts,
     chip_generations,
@@ -73,19 +73,19 @@ def _pair(context: Context) -> CheckResult:
     if _UNREADABLE.match(_said_version(context, vllm)):
         return skip("python.because", cause="python.vllm-version")
     row = _row(context)
-    told = lines(context, "vllm", "vllm-ascend")
+    evidence = lines(context, "vllm", "vllm-ascend")
     if row is None:
-        return unsure("python.vllm-unknown", *told, vllm=vllm, ascend=ascend)
+        return unsure("python.vllm-unknown", *evidence, vllm=vllm, ascend=ascend)
     if public(_said_version(context, vllm)) == public(row.vllm):
         if is_for_gpus(vllm):
-            return warn("python.vllm-gpu", *told, fix=fix("python.vllm-gpu"), vllm=vllm)
-        return _transformers(context, row) or ok("python.vllm-ok", *told, vllm=vllm, ascend=ascend)
+            return warn("python.vllm-gpu", *evidence, fix=fix_for("python.vllm-gpu"), vllm=vllm)
+        return _transformers(context, row) or ok("python.vllm-ok", *evidence, vllm=vllm, ascend=ascend)
     fitting = _fitting_plugin(context)
     if fitting is not None:
-        cure = reinstall(context, f"vllm-ascend=={fitting.version}")
+        fix = reinstall(context, f"vllm-ascend=={fitting.version}")
     else:
-        cure = fix("python.vllm-plain", wanted=f"vllm=={public(row.vllm)}")
-    return fail("python.vllm-fail", *told, fix=cure, vllm=vllm, ascend=ascend, wanted=row.vllm)
+        fix = fix_for("python.vllm-plain", wanted=f"vllm=={public(row.vllm)}")
+    return fail("python.vllm-fail", *evidence, fix=fix, vllm=vllm, ascend=ascend, wanted=row.vllm)
 
 
 def _fitting_plugin(context: Context) -> VllmAscend | None:
@@ -110,8 +110,8 @@ def _alone(context: Context, vllm: str | None, ascend: str | None) -> CheckResul
     if ascend is not None:
         row = _row(context)
         wanted = f"=={public(row.vllm)}" if row is not None else ""
-        cure = fix("python.vllm-plain", wanted=f"vllm{wanted}")
-        return fail("python.vllm-alone-ascend", *lines(context, "vllm-ascend", "vllm"), fix=cure, ascend=ascend)
+        fix = fix_for("python.vllm-plain", wanted=f"vllm{wanted}")
+        return fail("python.vllm-alone-ascend", *lines(context, "vllm-ascend", "vllm"), fix=fix, ascend=ascend)
     # SGLang takes parts of vllm and runs on NPUs without the plugin.
     if vllm is None or not is_for_npu(context) or version_of(context, "sglang") is not None:
         return skip("python.no-vllm")
@@ -128,10 +128,10 @@ def _transformers(context: Context, row: VllmAscend) -> CheckResult | None:
     """
     have, needs = version_of(context, "transformers"), row.requires_transformers
     if not _is_too_new(context, row) or "transformers" in {name for _, name in broken_limits(context)}:
-        return None  # a broken limit is told there, with this bound beside the other
-    cure = reinstall(context, f"transformers{needs}")
-    told = lines(context, "transformers", "vllm-ascend")
-    return fail("python.vllm-transformers", *told, fix=cure, have=have, needs=needs)
+        return None  # reported by the check of limits, with both bounds
+    fix = reinstall(context, f"transformers{needs}")
+    evidence = lines(context, "transformers", "vllm-ascend")
+    return fail("python.vllm-transformers", *evidence, fix=fix, have=have, needs=needs)
 
 
 def _is_too_new(context: Context, row: VllmAscend) -> bool:
@@ -151,8 +151,8 @@ def _version(context: Context) -> CheckResult:
         return ok("python.vllm-version-ok", vllm=said)
     row = _row(context)
     wanted = public(row.vllm) if row is not None else "X.Y.Z"
-    cure = fix("python.vllm-version", ("export", f"VLLM_VERSION={wanted}"))
-    return fail("python.vllm-version-fail", *lines(context, "vllm", "vllm-ascend"), fix=cure, vllm=said)
+    fix = fix_for("python.vllm-version", ("export", f"VLLM_VERSION={wanted}"))
+    return fail("python.vllm-version-fail", *lines(context, "vllm", "vllm-ascend"), fix=fix, vllm=said)
 
 
 def _build(context: Context) -> CheckResult:
@@ -167,8 +167,8 @@ def _build(context: Context) -> CheckResult:
     ]
     if not compiled:
         return ok("python.vllm-build-ok", vllm=vllm)
-    told = tuple(Evidence(where(context), path) for path in compiled)
-    return warn("python.vllm-build-cuda", *told, fix=fix("python.vllm-gpu"), vllm=vllm)
+    evidence = tuple(Evidence(where(context), path) for path in compiled)
+    return warn("python.vllm-build-cuda", *evidence, fix=fix_for("python.vllm-gpu"), vllm=vllm)
 
 
 def _needs(context: Context) -> CheckResult:
@@ -192,12 +192,12 @@ def _needs(context: Context) -> CheckResult:
         return ok("python.vllm-needs-ok", ascend=ascend)
     pair = {"torch", "torch-npu"} & set(unmet)
     shown = tuple(gap(f"{name}{spec}", version_of(context, name)) for name, spec in unmet.items())
-    cure = safe_install(context, "python.reinstall", *(f"{name}{spec}" for name, spec in unmet.items()))
+    fix = safe_install(context, "python.reinstall", *(f"{name}{spec}" for name, spec in unmet.items()))
     verdict = fail if pair else warn
     if "torch-npu" in unmet and version_of(context, "torch-npu") is None:
-        needs, told = f"torch-npu{unmet['torch-npu']}", lines(context, "vllm-ascend", *unmet)
-        return fail("python.vllm-needs-torch-npu", *told, fix=cure, ascend=ascend, needs=needs)
-    return verdict("python.vllm-needs", *lines(context, "vllm-ascend", *unmet), fix=cure, ascend=ascend, packages=shown)
+        needs, evidence = f"torch-npu{unmet['torch-npu']}", lines(context, "vllm-ascend", *unmet)
+        return fail("python.vllm-needs-torch-npu", *evidence, fix=fix, ascend=ascend, needs=needs)
+    return verdict("python.vllm-needs", *lines(context, "vllm-ascend", *unmet), fix=fix, ascend=ascend, packages=shown)
 
 
 def _is_odd_plugin(context: Context) -> bool:
@@ -236,9 +236,9 @@ def _chip(context: Context) -> CheckResult:
         return ok("python.vllm-chip-ok", built=text)
     generation, name = next(iter(chips.items()))
     wanted = context.matrix.hardware_row(generation)
-    told = (Evidence("vllm_ascend/_build_info.py", text), *context.facts.npu.smi.evidence)
-    cure = fix("python.vllm-chip", soc=wanted.socs[0] if wanted is not None and wanted.socs else generation)
-    return fail("python.vllm-chip-fail", *told, fix=cure, ascend=ascend, built=text, chip=name)
+    evidence = (Evidence("vllm_ascend/_build_info.py", text), *context.facts.npu.smi.evidence)
+    fix = fix_for("python.vllm-chip", soc=wanted.socs[0] if wanted is not None and wanted.socs else generation)
+    return fail("python.vllm-chip-fail", *evidence, fix=fix, ascend=ascend, built=text, chip=name)
 
 
 def _is_usable(context: Context, generation: str) -> bool:
@@ -269,17 +269,17 @@ def _cann(context: Context) -> CheckResult:
         return skip("python.because", cause="python.torch-npu-cann")
     if any(versions.cann(each.cann).series == has for each in published_as(context, "vllm-ascend") if each.cann):
         return ok("python.vllm-cann-ok", ascend=row.version, cann=cann.version)
-    told = (*lines(context, "vllm-ascend"), *context.facts.cann.toolkit.evidence)
-    cure = fix(
+    evidence = (*lines(context, "vllm-ascend"), *context.facts.cann.toolkit.evidence)
+    fix = fix_for(
         "python.vllm-cann", ("npuenv", "resolve", "--host", "this", "--for", "vllm-ascend", "--cann", cann.version)
     )
     shown = tuple(dict.fromkeys(named))
     other = _installed_too(context, set(series))
     if other is not None:
-        cure, told = _switch(context, other), (*told, Evidence(other.root, f"CANN {other.version}"))
+        fix, evidence = _switch(context, other), (*evidence, Evidence(other.root, f"CANN {other.version}"))
         args = {"ascend": row.version, "cann": cann.version, "named": shown, "other": other.version}
-        return warn("python.vllm-cann-other", *told, fix=cure, **args)
-    return warn("python.vllm-cann-warn", *told, fix=cure, ascend=row.version, cann=cann.version, named=shown)
+        return warn("python.vllm-cann-other", *evidence, fix=fix, **args)
+    return warn("python.vllm-cann-warn", *evidence, fix=fix, ascend=row.version, cann=cann.version, named=shown)
 
 
 def _installed_too(context: Context, series: set[tuple[int, ...]]) -> Install | None:
@@ -290,14 +290,14 @@ def _installed_too(context: Context, series: set[tuple[int, ...]]) -> Install | 
 
 
 def _switch(context: Context, to: Install) -> Fix:
-    """The cure that makes the session use another install: by the links to the one in use, where they lie beside it."""
+    """The fix that makes the session use another install: by the links to the one in use, where they lie beside it."""
     installs, cann = context.facts.cann.installs.value, context.facts.cann.toolkit.value
     assert installs is not None and cann is not None
     in_use = [item for item in installs.found if item.version == cann.version]
     folder = os.path.dirname(to.root)
     links = [link for item in in_use for link in item.links if os.path.dirname(link) == folder]
     commands = (("ln", "-sfn", to.root, link) for link in links)
-    return fix("python.vllm-cann-other", *commands, needs_root=bool(links), root=to.root, version=to.version)
+    return fix_for("python.vllm-cann-other", *commands, needs_root=bool(links), root=to.root, version=to.version)
 
 
 def _is_compatible(context: Context, torch_npu: str, cann: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, fail, fix, ok, warn
+from npuenv.checks.base import Check, fail, fix_for, ok, warn
 from npuenv.checks.session.variables import environment, generation, installed, line, setting
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
@@ -38,16 +38,16 @@ def _nz(context: Context) -> CheckResult:
     value = setting(context, "VLLM_ASCEND_ENABLE_NZ")
     if value in ("", "0") or not _trains(context, "verl", "roll"):
         return ok("session.nz-ok")
-    cure = fix("session.nz", ("export", "VLLM_ASCEND_ENABLE_NZ=0"))
-    return fail("session.nz-on", line(context, "VLLM_ASCEND_ENABLE_NZ"), fix=cure, value=value)
+    fix = fix_for("session.nz", ("export", "VLLM_ASCEND_ENABLE_NZ=0"))
+    return fail("session.nz-on", line(context, "VLLM_ASCEND_ENABLE_NZ"), fix=fix, value=value)
 
 
 def _engine(context: Context) -> CheckResult:
     if setting(context, "VLLM_USE_V1") != "0" or not _has(context, "vllm-ascend", _NO_V0_SINCE):
         return ok("session.engine-ok")
-    cure = fix("session.engine", ("unset", "VLLM_USE_V1"))
+    fix = fix_for("session.engine", ("unset", "VLLM_USE_V1"))
     version = installed(context)["vllm-ascend"]
-    return fail("session.engine-v0", line(context, "VLLM_USE_V1"), fix=cure, version=version)
+    return fail("session.engine-v0", line(context, "VLLM_USE_V1"), fix=fix, version=version)
 
 
 def _fork(context: Context) -> CheckResult:
@@ -56,10 +56,10 @@ def _fork(context: Context) -> CheckResult:
     if value in ("", "spawn") or "vllm-ascend" not in installed(context):
         return ok("session.fork-ok")
     evidence = line(context, "VLLM_WORKER_MULTIPROC_METHOD")
-    cure = fix("session.fork", ("export", "VLLM_WORKER_MULTIPROC_METHOD=spawn"))
+    fix = fix_for("session.fork", ("export", "VLLM_WORKER_MULTIPROC_METHOD=spawn"))
     if value == "fork":
-        return warn("session.fork-on", evidence, fix=cure)
-    return fail("session.fork-unread", evidence, fix=cure, value=value)
+        return warn("session.fork-on", evidence, fix=fix)
+    return fail("session.fork-unread", evidence, fix=fix, value=value)
 
 
 def _noset(context: Context) -> CheckResult:
@@ -67,10 +67,10 @@ def _noset(context: Context) -> CheckResult:
     if not setting(context, _NOSET) or not _trains(context, "verl"):
         return ok("session.noset-ok")
     visible = [part.strip() for part in setting(context, "ASCEND_RT_VISIBLE_DEVICES").split(",") if part.strip()]
-    cure = fix("session.noset", ("unset", _NOSET))
+    fix = fix_for("session.noset", ("unset", _NOSET))
     if visible and visible != [str(number) for number in range(len(visible))]:
         lines = (line(context, _NOSET), line(context, "ASCEND_RT_VISIBLE_DEVICES"))
-        return fail("session.noset-numbers", *lines, fix=cure, visible=",".join(visible))
+        return fail("session.noset-numbers", *lines, fix=fix, visible=",".join(visible))
     return ok("session.noset-all", line(context, _NOSET))
 
 
@@ -80,12 +80,12 @@ def _ranks(context: Context) -> CheckResult:
     if not (rank or size):
         return ok("session.ranks-unset")
     lines = [line(context, name) for name in ("RANK", "WORLD_SIZE")]
-    cure = fix("session.ranks", ("unset", "RANK", "WORLD_SIZE"))
+    fix = fix_for("session.ranks", ("unset", "RANK", "WORLD_SIZE"))
     wrong = next((text for text in (rank, size) if text and not text.isdigit()), None)
     if wrong is not None:
-        return fail("session.ranks-unread", *lines, fix=cure, value=wrong)
+        return fail("session.ranks-unread", *lines, fix=fix, value=wrong)
     if rank and size and int(rank) >= int(size):
-        return fail("session.ranks-beyond", *lines, fix=cure, rank=rank, size=size)
+        return fail("session.ranks-beyond", *lines, fix=fix, rank=rank, size=size)
     return ok("session.ranks-ok", *lines)
 
 
@@ -94,8 +94,8 @@ def _threads(context: Context) -> CheckResult:
     value = setting(context, "OMP_NUM_THREADS")
     if not value or re.fullmatch(r"[1-9][0-9]*(?:\s*,\s*[1-9][0-9]*)*", value):
         return ok("session.threads-ok")
-    cure = fix("session.threads", ("unset", "OMP_NUM_THREADS"))
-    return warn("session.threads-unread", line(context, "OMP_NUM_THREADS"), fix=cure, value=value)
+    fix = fix_for("session.threads", ("unset", "OMP_NUM_THREADS"))
+    return warn("session.threads-unread", line(context, "OMP_NUM_THREADS"), fix=fix, value=value)
 
 
 def _hub(context: Context) -> CheckResult:
@@ -103,8 +103,8 @@ def _hub(context: Context) -> CheckResult:
     value = setting(context, "HF_ENDPOINT")
     if not value or re.match(r"https?://[^/\s]", value):
         return ok("session.hub-ok")
-    cure = fix("session.hub", ("export", f"HF_ENDPOINT=https://{value.lstrip('/')}"))
-    return fail("session.hub-no-scheme", line(context, "HF_ENDPOINT"), fix=cure, value=value)
+    fix = fix_for("session.hub", ("export", f"HF_ENDPOINT=https://{value.lstrip('/')}"))
+    return fail("session.hub-no-scheme", line(context, "HF_ENDPOINT"), fix=fix, value=value)
 
 
 def _docker_devices(context: Context) -> CheckResult:
@@ -114,8 +114,8 @@ def _docker_devices(context: Context) -> CheckResult:
     if "ASCEND_VISIBLE_DEVICES" not in variables or "ASCEND_RT_VISIBLE_DEVICES" in variables or container.is_known:
         return ok("session.docker-devices-ok")
     value = variables["ASCEND_VISIBLE_DEVICES"]
-    cure = fix("session.docker-devices", ("export", f"ASCEND_RT_VISIBLE_DEVICES={value}"))
-    return warn("session.docker-devices-lost", line(context, "ASCEND_VISIBLE_DEVICES"), fix=cure, value=value)
+    fix = fix_for("session.docker-devices", ("export", f"ASCEND_RT_VISIBLE_DEVICES={value}"))
+    return warn("session.docker-devices-lost", line(context, "ASCEND_VISIBLE_DEVICES"), fix=fix, value=value)
 
 
 def _soc_version(context: Context) -> CheckResult:
@@ -125,9 +125,9 @@ def _soc_version(context: Context) -> CheckResult:
     if not value or not own or not meant or own in {row.id for row in meant}:
         return ok("session.soc-version-ok")
     mine = next(row for row in context.matrix.hardware if row.id == own)
-    cure = fix("session.soc-version", ("unset", "SOC_VERSION"))
+    fix = fix_for("session.soc-version", ("unset", "SOC_VERSION"))
     says = {"value": value, "meant": meant[0].title, "own": mine.title}
-    return warn("session.soc-version-other", line(context, "SOC_VERSION"), fix=cure, **says)
+    return warn("session.soc-version-other", line(context, "SOC_VERSION"), fix=fix, **says)
 
 
 def _cuda_devices(context: Context) -> CheckResult:
@@ -136,10 +136,10 @@ def _cuda_devices(context: Context) -> CheckResult:
     is_choice = re.fullmatch(r"[0-9]+(?:\s*,\s*[0-9]+)*", value) is not None
     if not is_choice or "ASCEND_RT_VISIBLE_DEVICES" in environment(context):
         return ok("session.cuda-devices-ok")
-    cure = fix(
+    fix = fix_for(
         "session.cuda-devices", ("unset", "CUDA_VISIBLE_DEVICES"), ("export", f"ASCEND_RT_VISIBLE_DEVICES={value}")
     )
-    return warn("session.cuda-devices-lost", line(context, "CUDA_VISIBLE_DEVICES"), fix=cure, value=value)
+    return warn("session.cuda-devices-lost", line(context, "CUDA_VISIBLE_DEVICES"), fix=fix, value=value)
 
 
 CHECKS = (

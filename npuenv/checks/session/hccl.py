@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, fail, fix, ok, warn
+from npuenv.checks.base import Check, fail, fix_for, ok, warn
 from npuenv.checks.session.variables import generation, hccl_values, line, setting
 
 if TYPE_CHECKING:
@@ -39,11 +39,11 @@ def _mode(context: Context) -> CheckResult:
     takes = _MODES.get(chip, ())
     if not mode or not takes or mode.casefold() in {item.casefold() for item in takes}:
         return ok("session.hccl-mode-ok")
-    cure = fix("session.hccl-mode", ("unset", "HCCL_OP_EXPANSION_MODE"))
+    fix = fix_for("session.hccl-mode", ("unset", "HCCL_OP_EXPANSION_MODE"))
     evidence = line(context, "HCCL_OP_EXPANSION_MODE")
     if chip == "950":
-        return fail("session.hccl-mode-refused", evidence, fix=cure, mode=mode, takes=takes)
-    return warn("session.hccl-mode-lost", evidence, fix=cure, mode=mode, takes=takes)
+        return fail("session.hccl-mode-refused", evidence, fix=fix, mode=mode, takes=takes)
+    return warn("session.hccl-mode-lost", evidence, fix=fix, mode=mode, takes=takes)
 
 
 def _links(context: Context) -> CheckResult:
@@ -51,9 +51,9 @@ def _links(context: Context) -> CheckResult:
     pcie, roce = setting(context, "HCCL_INTRA_PCIE_ENABLE"), setting(context, "HCCL_INTRA_ROCE_ENABLE")
     if (pcie, roce) in (("1", "1"), ("0", ""), ("", "0")):
         names = ("HCCL_INTRA_PCIE_ENABLE", "HCCL_INTRA_ROCE_ENABLE")
-        cure = fix("session.hccl-links", *(("unset", name) for name in names))
+        fix = fix_for("session.hccl-links", *(("unset", name) for name in names))
         lines = (line(context, name) for name in names)
-        return warn("session.hccl-links-wrong", *lines, fix=cure, pcie=pcie or "-", roce=roce or "-")
+        return warn("session.hccl-links-wrong", *lines, fix=fix, pcie=pcie or "-", roce=roce or "-")
     return ok("session.hccl-links-ok")
 
 
@@ -65,9 +65,9 @@ def _event_timeout(context: Context) -> CheckResult:
         return ok("session.event-timeout-ok")
     if int(execute) != 0 and int(event) > int(execute):
         return ok("session.event-timeout-ok")
-    cure = fix("session.event-timeout", ("unset", "HCCL_EVENT_TIMEOUT"))
+    fix = fix_for("session.event-timeout", ("unset", "HCCL_EVENT_TIMEOUT"))
     lines = (line(context, name) for name in names)
-    return warn("session.event-timeout-short", *lines, fix=cure, event=event, execute=execute)
+    return warn("session.event-timeout-short", *lines, fix=fix, event=event, execute=execute)
 
 
 def _undone(context: Context) -> CheckResult:
@@ -76,15 +76,15 @@ def _undone(context: Context) -> CheckResult:
     retry, exact = setting(context, "HCCL_OP_RETRY_ENABLE"), setting(context, "HCCL_DETERMINISTIC").lower()
     mode_line = line(context, "HCCL_OP_EXPANSION_MODE")
     if mode == "AIV" and exact in ("true", "strict"):
-        cure = fix("session.hccl-pair", ("unset", "HCCL_OP_EXPANSION_MODE"))
-        return warn("session.hccl-pair-exact", mode_line, line(context, "HCCL_DETERMINISTIC"), fix=cure, value=exact)
+        fix = fix_for("session.hccl-pair", ("unset", "HCCL_OP_EXPANSION_MODE"))
+        return warn("session.hccl-pair-exact", mode_line, line(context, "HCCL_DETERMINISTIC"), fix=fix, value=exact)
     if mode not in ("", "AI_CPU") and ":1" in retry:
-        cure = fix("session.hccl-pair", ("export", "HCCL_OP_EXPANSION_MODE=AI_CPU"))
-        return warn("session.hccl-pair-retry", mode_line, line(context, "HCCL_OP_RETRY_ENABLE"), fix=cure, mode=mode)
+        fix = fix_for("session.hccl-pair", ("export", "HCCL_OP_EXPANSION_MODE=AI_CPU"))
+        return warn("session.hccl-pair-retry", mode_line, line(context, "HCCL_OP_RETRY_ENABLE"), fix=fix, mode=mode)
     if exact == "strict" and setting(context, "HCCL_INTER_HCCS_DISABLE").upper() == "TRUE":
-        cure = fix("session.hccl-pair", ("unset", "HCCL_INTER_HCCS_DISABLE"))
+        fix = fix_for("session.hccl-pair", ("unset", "HCCL_INTER_HCCS_DISABLE"))
         lines = (line(context, "HCCL_DETERMINISTIC"), line(context, "HCCL_INTER_HCCS_DISABLE"))
-        return fail("session.hccl-pair-roce", *lines, fix=cure)
+        return fail("session.hccl-pair-roce", *lines, fix=fix)
     return ok("session.hccl-pair-ok")
 
 
@@ -92,9 +92,9 @@ def _whitelist(context: Context) -> CheckResult:
     """HCCL_WHITELIST_DISABLE=0 turns a check on that needs a file."""
     if setting(context, "HCCL_WHITELIST_DISABLE") != "0" or setting(context, "HCCL_WHITELIST_FILE"):
         return ok("session.whitelist-ok")
-    cure = fix("session.whitelist", ("unset", "HCCL_WHITELIST_DISABLE"))
+    fix = fix_for("session.whitelist", ("unset", "HCCL_WHITELIST_DISABLE"))
     lines = (line(context, "HCCL_WHITELIST_DISABLE"), line(context, "HCCL_WHITELIST_FILE"))
-    return fail("session.whitelist-no-file", *lines, fix=cure)
+    return fail("session.whitelist-no-file", *lines, fix=fix)
 
 
 CHECKS = (

@@ -1,4 +1,4 @@
-"""The settings of the session: what programs are told through variables. HCCL, torch_npu and engines have files of
+"""The settings of the session: variables that programs read. HCCL, torch_npu and engines have files of
 their own; what is left is here: switches for debugging, files and folders that variables name, other Pythons' packages.
 """
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix, ok, skip, warn
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, warn
 from npuenv.checks.session import engines as session_engines
 from npuenv.checks.session import hccl as session_hccl
 from npuenv.checks.session import torch as session_torch
@@ -37,9 +37,9 @@ def _proxy(context: Context) -> CheckResult:
         return ok("network.proxy-untried", count=len(proxies))
     dead = [name for name, is_there in listen.items() if not is_there]
     if dead:
-        cure = fix("network.proxy", ("unset", *dead))
+        fix = fix_for("network.proxy", ("unset", *dead))
         return fail(
-            "network.proxy-dead", *context.facts.network.proxies_listen.evidence, fix=cure, variables=tuple(dead)
+            "network.proxy-dead", *context.facts.network.proxies_listen.evidence, fix=fix, variables=tuple(dead)
         )
     return ok("network.proxy-ok", *context.facts.network.proxies_listen.evidence, count=len(proxies))
 
@@ -52,7 +52,7 @@ def _interface(context: Context) -> CheckResult:
         name = environment["NCCL_SOCKET_IFNAME"]
         line = Evidence("environment", f"NCCL_SOCKET_IFNAME={name}")
         return warn(
-            "network.interface-nccl", line, fix=fix("network.interface", ("export", f"HCCL_SOCKET_IFNAME={name}"))
+            "network.interface-nccl", line, fix=fix_for("network.interface", ("export", f"HCCL_SOCKET_IFNAME={name}"))
         )
     return ok("network.interface-ok")
 
@@ -62,8 +62,8 @@ def _debugging(context: Context) -> CheckResult:
     left = [name for name, values in _DEBUGGING if setting(context, name) in values]
     if not left:
         return ok("session.debugging-ok")
-    cure = fix("session.debugging", *(("unset", name) for name in left))
-    return warn("session.debugging-on", *(line(context, name) for name in left), fix=cure, names=tuple(left))
+    fix = fix_for("session.debugging", *(("unset", name) for name in left))
+    return warn("session.debugging-on", *(line(context, name) for name in left), fix=fix, names=tuple(left))
 
 
 def _preload(context: Context) -> CheckResult:
@@ -72,8 +72,8 @@ def _preload(context: Context) -> CheckResult:
     lost = [item.path for item in files if item.variable == "LD_PRELOAD" and not item.is_there]
     if not lost:
         return ok("session.preload-ok")
-    cure = fix("session.preload", ("unset", "LD_PRELOAD"))
-    return warn("session.preload-lost", line(context, "LD_PRELOAD"), fix=cure, paths=tuple(lost))
+    fix = fix_for("session.preload", ("unset", "LD_PRELOAD"))
+    return warn("session.preload-lost", line(context, "LD_PRELOAD"), fix=fix, paths=tuple(lost))
 
 
 def _named_files(context: Context) -> CheckResult:
@@ -83,12 +83,12 @@ def _named_files(context: Context) -> CheckResult:
         return ok("session.files-none")
     lost = next((item for item in files if not item.is_there), None)
     if lost is not None:
-        cure = fix("session.files", ("unset", lost.variable))
-        return warn("session.files-lost", line(context, lost.variable), fix=cure, name=lost.variable, path=lost.path)
+        fix = fix_for("session.files", ("unset", lost.variable))
+        return warn("session.files-lost", line(context, lost.variable), fix=fix, name=lost.variable, path=lost.path)
     linked = next((item for item in files if item.is_link), None)
     if linked is not None:
-        cure = fix("session.files", ("unset", linked.variable))
-        return fail("session.files-link", line(context, linked.variable), fix=cure, path=linked.path)
+        fix = fix_for("session.files", ("unset", linked.variable))
+        return fail("session.files-link", line(context, linked.variable), fix=fix, path=linked.path)
     return ok("session.files-ok", *(line(context, item.variable) for item in files))
 
 
@@ -97,8 +97,8 @@ def _python_path(context: Context) -> CheckResult:
     every environment but the one it was set for."""
     python = context.facts.python.interpreter.value
     if setting(context, "PYTHONHOME"):
-        cure = fix("session.python-path", ("unset", "PYTHONHOME"))
-        return fail("session.python-path-home", line(context, "PYTHONHOME"), fix=cure)
+        fix = fix_for("session.python-path", ("unset", "PYTHONHOME"))
+        return fail("session.python-path-home", line(context, "PYTHONHOME"), fix=fix)
     if python is None:
         return skip("no-python")
     mine = ".".join(python.version.split(".")[:2])
@@ -108,8 +108,8 @@ def _python_path(context: Context) -> CheckResult:
         return ok("session.python-path-ok")
     entry, version = foreign[0]
     evidence = Evidence("environment", f"PYTHONPATH: {entry}")
-    cure = fix("session.python-path", ("unset", "PYTHONPATH"))
-    return fail("session.python-path-other", evidence, fix=cure, entry=entry, version=version, mine=mine)
+    fix = fix_for("session.python-path", ("unset", "PYTHONPATH"))
+    return fail("session.python-path-other", evidence, fix=fix, entry=entry, version=version, mine=mine)
 
 
 CHECKS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, fail, fix, ok, warn
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, fail, fix_for, ok, warn
 from npuenv.checks.session.variables import generation, installed, line, setting
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
@@ -74,7 +74,7 @@ _EXCLUDE = (
 def _allocator(context: Context) -> CheckResult:
     """PYTORCH_NPU_ALLOC_CONF: `key:value,...`. Expandable segments suit training, not vllm-ascend's memory pool."""
     value, evidence = setting(context, _ALLOCATOR), line(context, _ALLOCATOR)
-    unset = fix("session.allocator", ("unset", _ALLOCATOR))
+    unset = fix_for("session.allocator", ("unset", _ALLOCATOR))
     if not value:
         return ok("session.allocator-unset")
     parts = [part.strip().partition(":") for part in re.split(r",(?![^\[]*\])", value)]
@@ -113,13 +113,13 @@ def _allocator_twice(context: Context) -> CheckResult:
     lines = (*((line(context, _ALLOCATOR),) if own else ()), line(context, "PYTORCH_ALLOC_CONF"))
     torch = installed(context).get("torch", "")
     if torch and _is_before(torch, "2.10.0"):
-        cure = fix("session.allocator-name", ("export", f"{_ALLOCATOR}={shared}"))
+        fix = fix_for("session.allocator-name", ("export", f"{_ALLOCATOR}={shared}"))
         says = "session.allocator-twice-older"
-        return ok(says, *lines, torch=torch) if own else warn(says, *lines, fix=cure, torch=torch)
+        return ok(says, *lines, torch=torch) if own else warn(says, *lines, fix=fix, torch=torch)
     if not own:
         return ok("session.allocator-twice-ok")
     return fail(
-        "session.allocator-twice-both", *lines, fix=fix("session.allocator-twice", ("unset", "PYTORCH_ALLOC_CONF"))
+        "session.allocator-twice-both", *lines, fix=fix_for("session.allocator-twice", ("unset", "PYTORCH_ALLOC_CONF"))
     )
 
 
@@ -133,13 +133,13 @@ def _is_before(version: str, bound: str) -> bool:
 def _task_queue(context: Context) -> CheckResult:
     """TASK_QUEUE_ENABLE=2 raises peak memory: for training processes; vllm-ascend's workers want 1."""
     value, evidence = setting(context, "TASK_QUEUE_ENABLE"), line(context, "TASK_QUEUE_ENABLE")
-    cure = fix("session.queue", ("unset", "TASK_QUEUE_ENABLE"))
+    fix = fix_for("session.queue", ("unset", "TASK_QUEUE_ENABLE"))
     if not value:
         return ok("session.queue-unset")
     if value not in ("0", "1", "2"):
-        return fail("session.queue-unread", evidence, fix=cure, value=value)
+        return fail("session.queue-unread", evidence, fix=fix, value=value)
     if value == "2" and _generates(context):
-        return warn("session.queue-all-roles", evidence, fix=cure)
+        return warn("session.queue-all-roles", evidence, fix=fix)
     return ok("session.queue-ok", evidence, value=value)
 
 
@@ -148,11 +148,11 @@ def _blocking(context: Context) -> CheckResult:
     if setting(context, "ASCEND_LAUNCH_BLOCKING") != "1":
         return ok("session.blocking-ok")
     evidence = line(context, "ASCEND_LAUNCH_BLOCKING")
-    cure = fix("session.blocking", ("unset", "ASCEND_LAUNCH_BLOCKING"))
+    fix = fix_for("session.blocking", ("unset", "ASCEND_LAUNCH_BLOCKING"))
     have = installed(context).get("vllm-ascend", "")
     if have and not _is_before(have, _NO_CAPTURE_SINCE):
-        return fail("session.blocking-refused", evidence, fix=cure, version=have)
-    return warn("session.blocking-slow", evidence, fix=cure)
+        return fail("session.blocking-refused", evidence, fix=fix, version=have)
+    return warn("session.blocking-slow", evidence, fix=fix)
 
 
 def _affinity(context: Context) -> CheckResult:
@@ -161,14 +161,14 @@ def _affinity(context: Context) -> CheckResult:
     if not value:
         return ok("session.affinity-unset")
     evidence = line(context, "CPU_AFFINITY_CONF")
-    cure = fix("session.affinity", ("unset", "CPU_AFFINITY_CONF"))
+    fix = fix_for("session.affinity", ("unset", "CPU_AFFINITY_CONF"))
     mode, *options = [part.strip() for part in value.split(",")]
     mode = mode.rpartition("mode:")[2].strip()  # older documents write `mode:1`
     wrong = [option for option in options if not _is_affinity(option)]
     if mode not in ("0", "1", "2") or wrong:
-        return warn("session.affinity-misread", evidence, fix=cure, part=wrong[0] if wrong else mode)
+        return warn("session.affinity-misread", evidence, fix=fix, part=wrong[0] if wrong else mode)
     if "npu_affine:1" in options and generation(context) not in ("", "a2"):
-        return warn("session.affinity-chip", evidence, fix=cure)
+        return warn("session.affinity-chip", evidence, fix=fix)
     return ok("session.affinity-ok", evidence)
 
 
@@ -184,18 +184,18 @@ def _saturation(context: Context) -> CheckResult:
     if setting(context, "INF_NAN_MODE_ENABLE") != "0" or generation(context) not in ("a2", "a3"):
         return ok("session.saturation-ok")
     evidence = line(context, "INF_NAN_MODE_ENABLE")
-    cure = fix("session.saturation", ("unset", "INF_NAN_MODE_ENABLE"))
+    fix = fix_for("session.saturation", ("unset", "INF_NAN_MODE_ENABLE"))
     if setting(context, "INF_NAN_MODE_FORCE_DISABLE") == "1":
-        return warn("session.saturation-forced", evidence, line(context, "INF_NAN_MODE_FORCE_DISABLE"), fix=cure)
-    return fail("session.saturation-refused", evidence, fix=cure)
+        return warn("session.saturation-forced", evidence, line(context, "INF_NAN_MODE_FORCE_DISABLE"), fix=fix)
+    return fail("session.saturation-refused", evidence, fix=fix)
 
 
 def _autoload(context: Context) -> CheckResult:
     """TORCH_DEVICE_BACKEND_AUTOLOAD=0 belongs to builds: later, torch has no `npu` until torch_npu is imported."""
     if setting(context, "TORCH_DEVICE_BACKEND_AUTOLOAD") != "0" or "torch-npu" not in installed(context):
         return ok("session.autoload-ok")
-    cure = fix("session.autoload", ("unset", "TORCH_DEVICE_BACKEND_AUTOLOAD"))
-    return warn("session.autoload-off", line(context, "TORCH_DEVICE_BACKEND_AUTOLOAD"), fix=cure)
+    fix = fix_for("session.autoload", ("unset", "TORCH_DEVICE_BACKEND_AUTOLOAD"))
+    return warn("session.autoload-off", line(context, "TORCH_DEVICE_BACKEND_AUTOLOAD"), fix=fix)
 
 
 CHECKS = (

@@ -9,7 +9,7 @@ import difflib
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix, ok, warn
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, warn
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
@@ -129,10 +129,10 @@ def hccl_values(context: Context) -> CheckResult | None:
         return None
     row, value, takes = wrong[0]
     lines = [line(context, each.name) for each, *_ in wrong]
-    cure = fix("session.hccl", *(("unset", each.name) for each, *_ in wrong))
+    fix = fix_for("session.hccl", *(("unset", each.name) for each, *_ in wrong))
     if row.name == "HCCL_BUFFSIZE" and _is_number(value, row.most, 10**12) and len(wrong) == 1:
-        return warn("session.hccl-bytes", *lines, fix=cure, name=row.name, value=value, takes=takes)
-    return fail("session.hccl-range", *lines, fix=cure, name=row.name, value=value, takes=takes)
+        return warn("session.hccl-bytes", *lines, fix=fix, name=row.name, value=value, takes=takes)
+    return fail("session.hccl-range", *lines, fix=fix, name=row.name, value=value, takes=takes)
 
 
 def _torch_npu(context: Context) -> CheckResult:
@@ -142,8 +142,8 @@ def _torch_npu(context: Context) -> CheckResult:
         return ok("session.values-ok")
     row, value, takes = wrong[0]
     lines = [line(context, each.name) for each, *_ in wrong]
-    cure = fix("session.values", *(("unset", each.name) for each, *_ in wrong))
-    return warn("session.values-misread", *lines, fix=cure, name=row.name, value=value, takes=takes)
+    fix = fix_for("session.values", *(("unset", each.name) for each, *_ in wrong))
+    return warn("session.values-misread", *lines, fix=fix, name=row.name, value=value, takes=takes)
 
 
 def _names(context: Context) -> CheckResult:
@@ -155,8 +155,8 @@ def _names(context: Context) -> CheckResult:
     for name in sorted(set(ours) - known):
         near = difflib.get_close_matches(name, known, n=1, cutoff=_ALIKE)
         if near and near[0] not in environment(context) and not _is_other_name(name, near[0]):
-            cure = fix("session.names", ("unset", name), ("export", f"{near[0]}={environment(context)[name]}"))
-            return warn("session.names-near", line(context, name), fix=cure, name=name, near=near[0])
+            fix = fix_for("session.names", ("unset", name), ("export", f"{near[0]}={environment(context)[name]}"))
+            return warn("session.names-near", line(context, name), fix=fix, name=name, near=near[0])
     return ok("session.names-ok")
 
 
@@ -183,10 +183,10 @@ def _unread(context: Context) -> CheckResult:
     lost = [row for row in rows if not _is_read(row, have)]
     if not lost:
         return ok("session.vllm-ascend-ok")
-    cure = fix("session.vllm-ascend", *(("unset", row.name) for row in lost))
+    fix = fix_for("session.vllm-ascend", *(("unset", row.name) for row in lost))
     lines = [line(context, row.name) for row in lost]
     names = tuple(row.name for row in lost)
-    return warn("session.vllm-ascend-unread", *lines, fix=cure, names=names, version=have)
+    return warn("session.vllm-ascend-unread", *lines, fix=fix, names=names, version=have)
 
 
 def _is_read(row: Variable, version: str) -> bool:

@@ -8,6 +8,7 @@ first. Exit 0 with nothing on stdout is a failure.
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -70,6 +71,7 @@ _STATUSES = {
 _ABSENT = (Refusal.NOT_SET, Refusal.UNSUPPORTED)
 
 
+@functools.lru_cache(maxsize=512)  # eight cards say the same
 def refusal(text: str) -> Refused | None:
     """The failure that a text states, by its words alone; None for a text that states none."""
     for line in lines_of(text):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import TypeVar
 
@@ -34,6 +35,7 @@ def labelled(line: str, labels: re.Pattern[str]) -> tuple[str, str] | None:
     return (found.group("label"), found.group("value").strip()) if found else None
 
 
+@functools.cache
 def pattern_of(labels: tuple[str, ...]) -> re.Pattern[str]:
     """What finds one of the labels before a colon. A longer label wins over a shorter one that it ends with."""
     words = "|".join(re.escape(label) for label in sorted(labels, key=len, reverse=True))

@@ -45,7 +45,7 @@ _SUBJECTS = {
         "Variable",
     ),
     "models": ("ModelShape", "ModelType"),
-    "packages": ("Built", "Companion", "ReleaseImage", "TorchNpu", "TritonAscend", "VllmAscend"),
+    "packages": ("Built", "Companion", "ReleaseImage", "TorchNpu", "TritonAscend", "VllmAscend", "WheelHash"),
     "recipes": ("Dispute", "Recipe", "RecipeGit", "RecipeOverride", "RecipePin", "RecipeRange", "RecipeStep"),
     "roll_launch": ("RollDeparture", "RollRecipe", "RollRelease"),
     "upstream": ("Upstream",),

@@ -83,6 +83,8 @@ class TritonAscend(Row):
     hardware: tuple[str, ...]
     index: str  # "default" or a label of indexes.toml
     published: str = ""  # YYYY-MM-DD; "": not known
+    # Requires-Dist that no published stack follows: it is installed last, without its requirements. Empty: it has none.
+    requires: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,14 @@ class Companion(Row):
     torch: str
     torchvision: str
     torchaudio: str
+
+
+@dataclass(frozen=True, slots=True)
+class WheelHash(Row):
+    """The hash of a wheel as public lock files of others record it. `id` is the file's name."""
+
+    sha256: str
+    independent: int  # how many repositories record it by themselves
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,10 +60,18 @@ def test_a_wheel_in_find_links_is_taken_without_any_index() -> None:
 
 
 def test_packages_without_a_hash_have_a_step_of_their_own_that_says_so() -> None:
-    _, _, plan = planned("cpu", "aarch64")
-    torch = step_of(plan, "torch")
-    assert "--require-hashes" not in runs(torch)[0].argv
-    assert torch.why.key == "plan.why-group-unhashed"
+    _, lock, plan = planned("verl-cann9.1.0")
+    triton = step_of(plan, "triton-ascend")
+    assert [missing.name for missing in lock.missing] == ["triton-ascend"]
+    assert "--require-hashes" not in runs(triton)[0].argv
+    assert triton.why.key == "plan.why-group-unhashed"
+
+
+def test_a_hash_from_public_lock_files_is_checked_like_any_other() -> None:
+    _, lock, plan = planned("cpu", "aarch64")
+    torch = lock.package("torch")
+    assert torch is not None and torch.witnesses and torch.sha256
+    assert "--require-hashes" in runs(step_of(plan, "torch"))[0].argv
 
 
 def test_wheels_from_one_place_go_in_together_and_the_step_names_what_it_does() -> None:

@@ -96,10 +96,10 @@ def test_other_micro_batches_round_otherwise_and_no_more(dtype: str, limit: floa
     In four layers of 256 they are 7.2e-7 and 1.4e-15, and 0.003 in bfloat16.
     """
     config = changed(THERE, dtype=dtype, hidden=64, intermediate=128)
-    batch = answers(config, size=16)
+    batch = answers(config, size=8)
     wanted = own(config, batch)
     assert float(wanted[batch.mask_BT].max()) < -0.5
-    for size, rows in ((2, 0), (3, 0), (5, 0), (7, 0), (2, 5), (4, 1)):
+    for size, rows in ((2, 0), (3, 0), (7, 0), (2, 5), (4, 1)):
         found = said(changed(config, micro_batch_rows=rows), batch, size)
         assert found.dtype == wanted.dtype
         assert float((found - wanted).abs().max()) < limit

@@ -82,6 +82,7 @@ def test_a_folder_that_holds_no_model_is_a_bad_setting(tmp_path: Path) -> None:
 
 @pytest.mark.registry
 @pytest.mark.slow
+@pytest.mark.long  # its tests run with the installed release before each change
 def test_the_oldest_pinned_release_loads_scores_and_samples(tmp_path: Path) -> None:
     """This room's tests of transformers, and the engine's, with that release in the place of the installed one."""
     import uv

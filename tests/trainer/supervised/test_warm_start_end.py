@@ -92,7 +92,7 @@ def test_a_look_asks_the_same_prompts_each_time_and_none_that_is_held_out(
 
     def noted(engine: Any, prompts: Sequence[Prompt], *rest: Any) -> list[Group]:
         asked.append([each.text for each in prompts])
-        return collect(engine, prompts, *rest)
+        return collect(engine, prompts[:4], *rest)
 
     monkeypatch.setattr(warm_start, "collect", noted)
     for seed in (0, 1):

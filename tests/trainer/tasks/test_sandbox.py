@@ -109,7 +109,7 @@ thread.join()
 )
 def test_what_does_not_end_is_ended(source: str) -> None:
     started_s = time.monotonic()
-    ended = program(source, "", Bounds(time_s=1.0))
+    ended = program(source, "", Bounds(time_s=0.5))
     assert (ended.end, ended.code) == (End.TIME, -9)
     assert time.monotonic() - started_s < 120
 
