@@ -87,7 +87,7 @@ class Inventory:
         place = located(distribution.folder, path)
         try:
             stamp = self.disk.stamp(place)
-            has = -1 if stamp is None else stamp[0]
+            has: int | None = -1 if stamp is None else stamp[0]
         except OSError:
             has = None
         self.looked += 1
