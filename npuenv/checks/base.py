@@ -7,7 +7,7 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from npuenv.core.finding import SEVERITY, Fix, Status
+from npuenv.core.finding import PROBLEMS, WORST_FIRST, Fix, Status
 from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ CATALOGUES = {
     "ray": "ray",
     "stack": "stack",
 }
-
-_PROBLEMS = (Status.FAIL, Status.UNKNOWN, Status.WARN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +113,8 @@ def worst(outcomes: Iterable[CheckResult | None], *, otherwise: CheckResult) -> 
     No outcome hides another: all that fail, warn or could not be judged are reported with their fixes, the gravest
     first. Without any of these it is `otherwise`, unless an outcome was left to another check.
     """
-    found = sorted(filter(None, outcomes), key=lambda verdict: SEVERITY[verdict.status])
-    bad = [verdict for verdict in found if verdict.status in _PROBLEMS]
+    found = sorted(filter(None, outcomes), key=lambda verdict: WORST_FIRST.index(verdict.status))
+    bad = [verdict for verdict in found if verdict.status in PROBLEMS]
     problems = [verdict for place, verdict in enumerate(bad) if verdict.says not in [item.says for item in bad[:place]]]
     if not problems:
         return next((verdict for verdict in found if verdict.status is Status.SKIP), otherwise)

@@ -11,7 +11,7 @@ from npuenv.checks.npu.listed import has_sign_of_cards
 from npuenv.checks.registry import CHECKS
 from npuenv.core.errors import ExitCode
 from npuenv.core.fact import Evidence, State
-from npuenv.core.finding import SEVERITY, Finding, Status
+from npuenv.core.finding import WORST_FIRST, Finding, Status
 from npuenv.facts.collector import was_asked
 from npuenv.matrix import load_matrix
 
@@ -46,8 +46,8 @@ def check_all(
 
 
 def by_severity(findings: Iterable[Finding]) -> list[Finding]:
-    """Failures first, then what could not be evidence, warnings, the rest; the order of declaration within each."""
-    return sorted(findings, key=lambda finding: SEVERITY[finding.status])
+    """Failures first, then what is unknown, warnings, the rest; the order of declaration within each."""
+    return sorted(findings, key=lambda finding: WORST_FIRST.index(finding.status))
 
 
 def exit_code(findings: Iterable[Finding], *, framework: str | None = None) -> ExitCode:

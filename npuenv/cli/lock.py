@@ -21,7 +21,7 @@ from npuenv.cli.progress import CountBar, StepProgress
 from npuenv.core.errors import BadInput, CannotTell, ExitCode
 from npuenv.core.messages import Message, say
 from npuenv.lock import Lock, store, write_lock
-from npuenv.lock.consistent import complaints
+from npuenv.lock.consistent import find_inconsistencies
 from npuenv.lock.export import PYLOCK, files_by_hash, pylock_toml, requirements_txt
 from npuenv.lock.file import PARTIAL, LockedPackage
 from npuenv.lock.make import Resolver, make_lock, ways_out
@@ -139,7 +139,7 @@ def _hold_against(ui: Ui, stack: Stack, lock: Lock, folder: Path) -> int:
     if not folder.is_dir():
         raise BadInput(Message("consistent.no-folder", {"path": str(folder)}))
     places = sorted(folder.glob("lib/python3.*/site-packages"))
-    found = complaints(places[0] if places else folder, stack, lock)
+    found = find_inconsistencies(places[0] if places else folder, stack, lock)
     unexplained = [each for each in found if each.because is None]
     code = ExitCode.PROBLEMS if unexplained else ExitCode.FINE
     if ui.is_json:

@@ -9,6 +9,7 @@ import click
 from npuenv.cli.common import Ui, common_options
 from npuenv.cli.help import Group
 from npuenv.core.errors import ExitCode
+from npuenv.core.finding import Status
 from npuenv.core.messages import Message
 from npuenv.facts.pip import pip_settings
 from npuenv.host.local import LocalHost
@@ -67,12 +68,12 @@ def lint_command(ui: Ui, *, paths: tuple[Path, ...], folder: Path | None) -> int
     PATH is a file or the root of a checkout. Nothing in it is executed. Exit codes: 0 no errors (warnings are allowed),
     1 errors, 2 no such path.
     """
-    complaints = lint_paths(paths, load_matrix(folder))
-    code = ExitCode.PROBLEMS if any(each.severity == "error" for each in complaints) else ExitCode.FINE
+    findings = lint_paths(paths, load_matrix(folder))
+    code = ExitCode.PROBLEMS if any(each.status is Status.FAIL for each in findings) else ExitCode.FINE
     if ui.is_json:
-        ui.print_json({**lint_json(complaints, ui.lang), "exit": int(code)})
+        ui.print_json({**lint_json(findings, ui.lang), "exit": int(code)})
     else:
-        show_lint(complaints, ui.console(), ui.lang, is_quiet=ui.is_quiet)
+        show_lint(findings, ui.console(), ui.lang, is_quiet=ui.is_quiet)
     return int(code)
 
 

@@ -12,6 +12,7 @@ from npuenv import app
 from npuenv.cli.common import Ui, common_options
 from npuenv.cli.help import Command
 from npuenv.core.errors import BadInput, ExitCode
+from npuenv.core.finding import Status
 from npuenv.core.messages import Message
 from npuenv.facts.python.interpreter import interpreter
 from npuenv.host.local import LocalHost
@@ -23,8 +24,7 @@ from npuenv.preflight.reading import Reading, ReadOptions, all_of, read_file, re
 from npuenv.preflight.releases import is_far, known_releases
 from npuenv.preflight.rules import RULES
 from npuenv.preflight.types import Machine
-from npuenv.report.preflight import Examined, document, sarif_document, show, show_fix
-from npuenv.report.preflight_junit import render_junit
+from npuenv.report.preflight import Examined, document, render_junit, sarif_document, show, show_fix
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,20 +78,23 @@ def command(ui: Ui, *, words: tuple[str, ...], form: str | None, **options: Any)
     if fixed is not None and to is not None and fixed.changes:
         _write(to, fixed.after, like=reading.path)
     judged = found.problems if fixed is None else fixed.left
-    code = _code(reading, any(problem.severity == "error" for problem in judged))
+    code = _code(reading, any(problem.status is Status.FAIL for problem in judged))
     _report(replace(ui, is_json=form != "text"), found, fixed, to=to, code=code, form=form)
     return int(code)
 
 
 def _judged(readings: tuple[Reading, ...], asked: ReadOptions, *, is_fixing: bool) -> tuple[Examined, Fixed | None]:
     """What is wrong with the launches of one text, launch by launch, and the corrected copy."""
-    pairs = [(each, problem) for each in readings for problem in examine(each.launch, refused=each.refused)]
+    problems = (
+        replace(problem, corrected=corrected(each, asked, problem))
+        for each in readings
+        for problem in examine(each.launch, refused=each.refused)
+    )
     first, *rest = readings
     found = Examined(
         first.launch,
         first.path,
-        tuple(problem for _, problem in pairs),
-        tuple(corrected(each, asked, problem) for each, problem in pairs),
+        tuple(problems),
         first.notes,
         tuple(each.launch for each in rest),
     )

@@ -5,12 +5,13 @@ Findings come from the ordinary checks and from `npuenv.cluster.consistency`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from npuenv.checks import Status, exit_code
+from npuenv.checks import exit_code
 from npuenv.cluster.ssh import NodeFailure
 from npuenv.core.errors import ExitCode
+from npuenv.core.finding import PROBLEMS, Status
 from npuenv.core.messages import say
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from npuenv.cluster.inventory import Node
     from npuenv.core.messages import Message
 
-PROBLEMS = (Status.FAIL, Status.UNKNOWN, Status.WARN)
 # The node may be well: it is we who are not let in, or have nothing there to ask with.
 NOT_ASKED = frozenset(
     {
@@ -88,23 +88,15 @@ class ClusterReport:
         return ExitCode.PROBLEMS if finding.status is Status.FAIL else ExitCode.FINE
 
 
-@dataclass(frozen=True, slots=True)
-class SharedFinding:
-    """A finding that several nodes have in the same words."""
-
-    finding: Finding  # of the first of them, with its evidence
-    names: tuple[str, ...]
-
-
-def merge_findings(nodes: Iterable[NodeReport], statuses: Sequence[Status] = PROBLEMS) -> list[SharedFinding]:
-    """The findings with these statuses; those in the same words are one, with the names of all their nodes."""
+def merge_findings(nodes: Iterable[NodeReport], statuses: Sequence[Status] = PROBLEMS) -> list[Finding]:
+    """The findings with these statuses; those in the same words are one, with all their nodes."""
     groups: dict[tuple[str, Status, str], list[tuple[Finding, str]]] = {}
     for report in nodes:
         for finding in report.findings:
             if finding.status in statuses:
                 key = (finding.check, finding.status, say(finding.says, "en"))
                 groups.setdefault(key, []).append((finding, report.node.name))
-    return [SharedFinding(group[0][0], tuple(name for _, name in group)) for group in groups.values()]
+    return [replace(group[0][0], nodes=tuple(name for _, name in group)) for group in groups.values()]
 
 
 def group_nodes(nodes: Iterable[NodeReport]) -> list[tuple[NodeReport, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from npuenv.core.fact import Evidence
@@ -22,7 +22,12 @@ class Status(enum.Enum):
     SKIP = "skip"  # does not apply here, with the reason
 
 
-SEVERITY = {Status.FAIL: 0, Status.UNKNOWN: 1, Status.WARN: 2, Status.OK: 3, Status.SKIP: 4}
+PROBLEMS = (Status.FAIL, Status.UNKNOWN, Status.WARN)
+WORST_FIRST = (*PROBLEMS, Status.OK, Status.SKIP)
+Severity = Literal["error", "warning", "note"]
+# What SARIF, and the documents and tables about files, call the statuses of a problem.
+SEVERITIES: dict[Status, Severity] = {Status.FAIL: "error", Status.WARN: "warning", Status.UNKNOWN: "note"}
+STATUS_OF: dict[Severity, Status] = {severity: status for status, severity in SEVERITIES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +44,31 @@ class Fix:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One check's outcome."""
+class Location:
+    """A line of a file, the first being 1, or a word of a command line."""
 
-    check: str
+    path: str  # "" for a command line
+    line: int
+    word: int = 0  # of a command: the position among all words, from 1; 0: no command
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The outcome of one check or rule."""
+
+    check: str  # the id of the check or rule
     status: Status
     says: Message
     evidence: tuple[Evidence, ...]
     source: str
     fix: Fix | None
+    location: Location | None = None  # where it is written; None: it is about no text
+    nodes: tuple[str, ...] = ()  # of a cluster: the nodes that have it in the same words
+
+    @property
+    def severity(self) -> Severity:
+        """`error`, `warning` or `note`; only for problems."""
+        return SEVERITIES[self.status]

@@ -1,7 +1,7 @@
-"""Whether what lies in a folder is what a lock says and holds together. Start from `complaints`.
+"""Whether what lies in a folder is what a lock says and holds together. Start from `find_inconsistencies`.
 
 The check reads metadata only, with the markers of the lock's platform, so that a set for another architecture can be
-looked at too. Each complaint that the stack brings about on purpose carries the reason; one without is a defect.
+looked at too. Each inconsistency that the stack brings about on purpose carries the reason; one without is a defect.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Complaint:
-    """Something that does not hold together."""
+class Inconsistency:
+    """A departure from the lock, or from what a distribution requires."""
 
     who: str  # the distribution whose requirement it is, or the one that is not as locked
     says: Message
     because: Message | None  # the stack's reason for it; None: nothing explains it
 
 
-def complaints(folder: Path, stack: Stack, lock: Lock) -> tuple[Complaint, ...]:
+def find_inconsistencies(folder: Path, stack: Stack, lock: Lock) -> tuple[Inconsistency, ...]:
     """What in a folder of installed distributions departs from the lock, or from what the distributions require."""
     named = [each for each in distributions(path=[str(folder)]) if _has_name(each)]
     installed = {versions.normalised(each.metadata["Name"]): each for each in named}
@@ -47,28 +47,28 @@ def _has_name(distribution: Distribution) -> bool:
     return any(texts) and all(key in distribution.metadata for key in ("Name", "Version"))
 
 
-def _nameless(folder: Path) -> Iterator[Complaint]:
+def _nameless(folder: Path) -> Iterator[Inconsistency]:
     for place in sorted(folder.glob("*.dist-info")):
         if not _has_name(PathDistribution(place)):
-            yield Complaint(place.name, Message("consistent.no-metadata", {"folder": place.name}), None)
+            yield Inconsistency(place.name, Message("consistent.no-metadata", {"folder": place.name}), None)
 
 
-def _against_lock(found: Mapping[str, str], lock: Lock) -> Iterator[Complaint]:
+def _against_lock(found: Mapping[str, str], lock: Lock) -> Iterator[Inconsistency]:
     gaps = {missing.name for missing in lock.missing}
     for package in lock.packages:
         has = found.get(package.name)
         if has is None or not versions.accepts(f"=={package.version}", has):
             args = {"name": package.name, "version": package.version, "has": has or Message("consistent.nothing")}
             because = Message("consistent.no-hash", {"name": package.name}) if package.name in gaps else None
-            yield Complaint(package.name, Message("consistent.not-as-locked", args), because)
+            yield Inconsistency(package.name, Message("consistent.not-as-locked", args), because)
     known = {package.name for package in lock.packages} | {canonicalize_name(each.name) for each in lock.sources}
     for name in sorted(found.keys() - known):
-        yield Complaint(name, Message("consistent.not-in-lock", {"name": name, "version": found[name]}), None)
+        yield Inconsistency(name, Message("consistent.not-in-lock", {"name": name, "version": found[name]}), None)
 
 
 def _against_metadata(
     installed: Mapping[str, Distribution], found: Mapping[str, str], stack: Stack, lock: Lock
-) -> Iterator[Complaint]:
+) -> Iterator[Inconsistency]:
     reasons = _reasons(stack, lock)
     for name, distribution in sorted(installed.items()):
         for text in distribution.requires or ():
@@ -77,7 +77,7 @@ def _against_metadata(
                 package = lock.package(name)
                 is_ignored = package is not None and bool(package.ignores)
                 because = Message("consistent.ignored", {"name": name}) if is_ignored else None
-                yield Complaint(name, says, because or reasons.get(versions.requirement_name(text)))
+                yield Inconsistency(name, says, because or reasons.get(versions.requirement_name(text)))
 
 
 def _unmet(name: str, text: str, found: Mapping[str, str], platform: Platform) -> Message | None:

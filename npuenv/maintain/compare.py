@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from packaging.requirements import Requirement
 
@@ -23,19 +23,26 @@ if TYPE_CHECKING:
     from npuenv.matrix.tables import Matrix
 
 ARCHITECTURES = ("aarch64", "x86_64")
+Standing = Literal[
+    "settled",  # a side is believed, with a reason
+    "open",  # both sides are written down, and the evidence does not decide
+    "unsettled",  # nobody has written it down
+]
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """Two statements that cannot both hold."""
+class RowConflict:
+    """Two statements of the matrix that cannot both hold."""
 
     kind: str  # stable, like "policy-torch-npu"
     rows: tuple[str, ...]  # ids of the rows it lies between, the one that is asked about first
     subjects: tuple[str, ...]  # what it is about: normalised distribution names, or "cann"
     says: Message
+    standing: Standing = "unsettled"
+    by: tuple[str, ...] = ()  # ids of the contradictions and recipes that speak about it
 
 
-def release_differences(matrix: Matrix) -> Iterator[Difference]:
+def release_differences(matrix: Matrix) -> Iterator[RowConflict]:
     """Where the policy table, the metadata, the images and the partners of each vllm-ascend release differ."""
     for row in matrix.vllm_ascend:
         yield from _policy(row, matrix)
@@ -54,11 +61,11 @@ def _distinct(images: Iterable[ReleaseImage]) -> Iterator[ReleaseImage]:
         yield replace(group[0], hardware=tuple(name for image in group for name in image.hardware))
 
 
-def _difference(kind: str, rows: tuple[str, ...], subjects: tuple[str, ...], **args: object) -> Difference:
-    return Difference(kind, rows, subjects, Message(f"matrix.found-{kind}", {"row": rows[0], **args}))
+def _difference(kind: str, rows: tuple[str, ...], subjects: tuple[str, ...], **args: object) -> RowConflict:
+    return RowConflict(kind, rows, subjects, Message(f"matrix.found-{kind}", {"row": rows[0], **args}))
 
 
-def _policy(row: VllmAscend, matrix: Matrix) -> Iterator[Difference]:
+def _policy(row: VllmAscend, matrix: Matrix) -> Iterator[RowConflict]:
     """The policy table against the metadata."""
     required = row.requires_torch_npu
     if row.torch_npu and required and not versions.accepts(required, row.torch_npu):
@@ -75,7 +82,7 @@ def _policy(row: VllmAscend, matrix: Matrix) -> Iterator[Difference]:
         yield _difference("policy-triton-ascend", (row.id,), ("triton-ascend",), **args)
 
 
-def _image(row: VllmAscend, image: ReleaseImage, matrix: Matrix) -> Iterator[Difference]:
+def _image(row: VllmAscend, image: ReleaseImage, matrix: Matrix) -> Iterator[RowConflict]:
     """One of the release's images against its table, its metadata and what its parts were published for."""
     where = ", ".join(image.hardware)
     cann = matrix.cann_row(image.cann)
@@ -91,12 +98,12 @@ def _image(row: VllmAscend, image: ReleaseImage, matrix: Matrix) -> Iterator[Dif
         yield _unpaired(npu, image.cann, rows)
 
 
-def _unpaired(npu: TorchNpu, cann: str, rows: tuple[str, ...]) -> Difference:
+def _unpaired(npu: TorchNpu, cann: str, rows: tuple[str, ...]) -> RowConflict:
     args = {"torch_npu": npu.version, "cann": cann, "has": ", ".join(_paired_with(npu))}
     return _difference("torch-npu-cann", rows, ("torch-npu", "cann"), **args)
 
 
-def _wheels(row: VllmAscend, image: ReleaseImage, matrix: Matrix) -> Iterator[Difference]:
+def _wheels(row: VllmAscend, image: ReleaseImage, matrix: Matrix) -> Iterator[RowConflict]:
     """Whether what the release asks for exists for its image's Python, where its wheels were listed, and its CANN."""
     npu = matrix.torch_npu_row(image.torch_npu or versions.exact(row.requires_torch_npu))
     for arch in ARCHITECTURES if npu and npu.index == "default" else ():
@@ -114,7 +121,7 @@ def _wheels(row: VllmAscend, image: ReleaseImage, matrix: Matrix) -> Iterator[Di
             yield _difference("no-wheel", (row.id, triton.id), ("triton-ascend",), **args)
 
 
-def _partner(row: VllmAscend, matrix: Matrix) -> Iterator[Difference]:
+def _partner(row: VllmAscend, matrix: Matrix) -> Iterator[RowConflict]:
     """Packages for which vllm-ascend and its vllm ask for ranges that never meet."""
     own, vllm = matrix.built_row("vllm-ascend", row.version), matrix.built_row("vllm", row.vllm)
     if own is None or vllm is None:
@@ -127,7 +134,7 @@ def _partner(row: VllmAscend, matrix: Matrix) -> Iterator[Difference]:
                 yield _difference("vllm-against-vllm-ascend", (row.id,), (name,), **args)
 
 
-def recipe_differences(matrix: Matrix) -> Iterator[Difference]:
+def recipe_differences(matrix: Matrix) -> Iterator[RowConflict]:
     """Where the recipes of the tables contradict themselves, the rows, or what their components ask for."""
     for recipe in matrix.recipes:
         pins = {pin.name: pin.version for pin in recipe.pin}
@@ -136,7 +143,7 @@ def recipe_differences(matrix: Matrix) -> Iterator[Difference]:
         yield from _components(recipe, pins, matrix)
 
 
-def _own_ranges(recipe: Recipe, pins: Mapping[str, str]) -> Iterator[Difference]:
+def _own_ranges(recipe: Recipe, pins: Mapping[str, str]) -> Iterator[RowConflict]:
     asked = [(each.name, each.spec, each.source) for each in recipe.range]
     asked += [(*_named(Requirement(text)), recipe.source) for text in recipe.requirements]
     for name, spec, source in asked:
@@ -145,7 +152,7 @@ def _own_ranges(recipe: Recipe, pins: Mapping[str, str]) -> Iterator[Difference]
             yield _difference("recipe-range", (recipe.id,), (name,), **args)
 
 
-def _pairs(recipe: Recipe, pins: Mapping[str, str], matrix: Matrix) -> Iterator[Difference]:
+def _pairs(recipe: Recipe, pins: Mapping[str, str], matrix: Matrix) -> Iterator[RowConflict]:
     """The pins against the rows that say which versions belong together."""
     npu, cann = matrix.torch_npu_row(pins.get("torch-npu", "")), matrix.cann_row(recipe.cann) if recipe.cann else None
     if npu and cann and not is_paired(npu, recipe.cann):
@@ -159,7 +166,7 @@ def _pairs(recipe: Recipe, pins: Mapping[str, str], matrix: Matrix) -> Iterator[
             yield _difference("recipe-pair", (recipe.id, row_id), (name,), **args)
 
 
-def _triton_on(triton: TritonAscend, cann: str, row: str) -> Iterator[Difference]:
+def _triton_on(triton: TritonAscend, cann: str, row: str) -> Iterator[RowConflict]:
     """A triton-ascend on a CANN of another series than those it was published for."""
     series = {versions.cann(each).series for each in triton.cann}
     if series and versions.cann(cann).series not in series:
@@ -181,7 +188,7 @@ def _expected(pins: Mapping[str, str], matrix: Matrix) -> Iterator[tuple[str, st
         yield "torchaudio", companion.torchaudio, companion.id
 
 
-def _components(recipe: Recipe, pins: Mapping[str, str], matrix: Matrix) -> Iterator[Difference]:
+def _components(recipe: Recipe, pins: Mapping[str, str], matrix: Matrix) -> Iterator[RowConflict]:
     """The pins, and the overrides, against what the components built from repositories ask for."""
     for git in recipe.git:
         row = matrix.built_row(git.name, pins.get(git.name) or git.ref.removeprefix("v"))

@@ -8,8 +8,8 @@ stand in the tables count: what follows from a rule alone, nobody has looked at.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from npuenv.core import versions
 from npuenv.maintain.compare import recipe_differences, release_differences
@@ -17,43 +17,25 @@ from npuenv.maintain.compare import recipe_differences, release_differences
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from npuenv.core.messages import Message
-    from npuenv.maintain.compare import Difference
+    from npuenv.maintain.compare import RowConflict, Standing
     from npuenv.matrix.rows import Contradiction, Recipe
     from npuenv.matrix.tables import Matrix
 
-Standing = Literal[
-    "settled",  # a side is believed, with a reason
-    "open",  # both sides are written down, and the evidence does not decide
-    "unsettled",  # nobody has written it down
-]
 
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A contradiction that was computed from the rows."""
-
-    kind: str
-    rows: tuple[str, ...]
-    says: Message
-    standing: Standing
-    by: tuple[str, ...]  # ids of the contradictions and recipes that speak about it
-
-
-def find_contradictions(matrix: Matrix) -> tuple[Found, ...]:
+def find_contradictions(matrix: Matrix) -> tuple[RowConflict, ...]:
     """Every contradiction between the rows, releases first, with its standing."""
     found = [*release_differences(matrix), *recipe_differences(matrix)]
     return tuple(_judge(each, matrix) for each in found)
 
 
-def _judge(found: Difference, matrix: Matrix) -> Found:
+def _judge(found: RowConflict, matrix: Matrix) -> RowConflict:
     written = [each for each in matrix.contradictions if _speaks_about(each, found)]
     deciding = [each for each in matrix.recipes if _concerns(each, found, matrix) and _decides(each, found)]
     by = tuple(each.id for each in (*written, *deciding))
-    return Found(found.kind, found.rows, found.says, _standing(found, written, deciding), by)
+    return replace(found, standing=_standing(found, written, deciding), by=by)
 
 
-def _standing(found: Difference, written: Sequence[Contradiction], deciding: Sequence[Recipe]) -> Standing:
+def _standing(found: RowConflict, written: Sequence[Contradiction], deciding: Sequence[Recipe]) -> Standing:
     """What is written down about the rows themselves outweighs what one recipe does about it."""
     if written:
         return "open" if any(each.believe == "open" for each in written) else "settled"
@@ -63,17 +45,17 @@ def _standing(found: Difference, written: Sequence[Contradiction], deciding: Seq
     return "open" if disputes and all(each.believe == "open" for each in disputes) else "settled"
 
 
-def _speaks_about(row: Contradiction, found: Difference) -> bool:
+def _speaks_about(row: Contradiction, found: RowConflict) -> bool:
     return set(found.rows) <= set(row.rows) and _names(row.about, found)
 
 
-def _names(about: str, found: Difference) -> bool:
+def _names(about: str, found: RowConflict) -> bool:
     """Whether a heading like "torch_npu of vllm-ascend 0.11.0" names what a difference is about."""
     words = re.findall(r"[a-z0-9][a-z0-9.+-]*", about.lower().replace("_", "-"))
     return any(subject in words for subject in found.subjects)
 
 
-def _concerns(recipe: Recipe, found: Difference, matrix: Matrix) -> bool:
+def _concerns(recipe: Recipe, found: RowConflict, matrix: Matrix) -> bool:
     """Whether a recipe rests on the rows that a difference lies between: on one of each table that it names."""
     pins = {pin.name: pin.version for pin in recipe.pin}
     rests_on = (
@@ -90,6 +72,6 @@ def _concerns(recipe: Recipe, found: Difference, matrix: Matrix) -> bool:
     return found.rows[0] == recipe.id or all(tables.values())
 
 
-def _decides(recipe: Recipe, found: Difference) -> bool:
+def _decides(recipe: Recipe, found: RowConflict) -> bool:
     overruled = {versions.requirement_name(each.requirement) for each in recipe.override}
     return any(_names(each.about, found) for each in recipe.dispute) or not overruled.isdisjoint(found.subjects)

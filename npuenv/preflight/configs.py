@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.core.errors import BadInput
 from npuenv.core.files import read_bytes
+from npuenv.core.finding import Location
 from npuenv.core.messages import Message
 from npuenv.matrix.keys import configs_of
 from npuenv.preflight import limits
 from npuenv.preflight.limits import TooLarge
-from npuenv.preflight.types import Place, Setting
+from npuenv.preflight.types import Setting
 from npuenv.preflight.yaml_text import read_yaml
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def _leaves(entry: Entry) -> Iterator[Entry]:
 
 
 def _setting(leaf: Entry, path: str) -> Setting:
-    return Setting(leaf.dotted, leaf.value, leaf.text, Place(path, leaf.line))
+    return Setting(leaf.dotted, leaf.value, leaf.text, Location(path, leaf.line))
 
 
 def _lay_over(settings: dict[str, Setting], others: Mapping[str, Setting], package: str) -> None:

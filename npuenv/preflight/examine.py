@@ -5,18 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from npuenv.core.finding import Status
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from npuenv.preflight.rules.base import Rule
-    from npuenv.preflight.types import Launch, Problem
+    from npuenv.preflight.types import Launch, LaunchFinding
 
-_ORDER = ("error", "warning", "note")
+_ORDER = (Status.FAIL, Status.WARN, Status.UNKNOWN)
 
 
 def examine(
-    launch: Launch, rules: Sequence[Rule] | None = None, *, refused: Iterable[Problem] = ()
-) -> tuple[Problem, ...]:
+    launch: Launch, rules: Sequence[Rule] | None = None, *, refused: Iterable[LaunchFinding] = ()
+) -> tuple[LaunchFinding, ...]:
     """Every problem of a launch, the worst first, then in the order of the text; one cause speaks once.
 
     `rules` None: all. `refused` is what the reader found. What a rule raises is a mistake of ours and goes through.
@@ -30,24 +32,24 @@ def examine(
     return once((*refused, *(each for each in judged if all(setting.is_sure for setting in each.settings))))
 
 
-def _judged(rule: Rule, launch: Launch) -> Iterator[Problem]:
+def _judged(rule: Rule, launch: Launch) -> Iterator[LaunchFinding]:
     from npuenv.preflight.rules.keys import has_own_keys
 
     is_other = rule.is_trainers and has_own_keys(launch)
     for each in rule.judge(launch):
-        yield replace(each, severity="warning") if is_other and each.severity == "error" else each
+        yield replace(each, status=Status.WARN) if is_other and each.status is Status.FAIL else each
 
 
-def once(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+def once(problems: Iterable[LaunchFinding]) -> tuple[LaunchFinding, ...]:
     """The problems in order, each cause once: the same sentence about the same settings, whatever rule says it."""
-    unique: dict[tuple[object, ...], Problem] = {}
+    unique: dict[tuple[object, ...], LaunchFinding] = {}
     for problem in problems:
         keys = tuple(sorted(setting.key for setting in problem.settings))
-        unique.setdefault((problem.rule, keys, problem.says.key, str(problem.says.args)), problem)
+        unique.setdefault((problem.check, keys, problem.says.key, str(problem.says.args)), problem)
     return tuple(sorted(unique.values(), key=_rank))
 
 
-def _rank(problem: Problem) -> tuple[object, ...]:
-    place = problem.settings[0].place if problem.settings else None
+def _rank(problem: LaunchFinding) -> tuple[object, ...]:
+    place = problem.location
     at = (place.path, place.line, place.word) if place else ("", 0, 0)
-    return (_ORDER.index(problem.severity), *at, problem.rule)
+    return (_ORDER.index(problem.status), *at, problem.check)

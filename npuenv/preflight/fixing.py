@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from npuenv.preflight.rules.base import Rule
-    from npuenv.preflight.types import Problem
+    from npuenv.preflight.types import LaunchFinding
 
 _MOST_ROUNDS = 12  # one correction can call for the next; far fewer are needed
 
@@ -30,7 +30,7 @@ class Fixed:
     before: str
     after: str  # of a command line: the line as it is typed
     changes: tuple[Change, ...]  # what was done, in order
-    left: tuple[Problem, ...]  # what is still wrong: only the user can decide, or the text is not here
+    left: tuple[LaunchFinding, ...]  # what is still wrong: only the user can decide, or the text is not here
 
     @property
     def diff(self) -> tuple[str, ...]:
@@ -80,7 +80,7 @@ def fix_all(readings: Sequence[Reading], options: ReadOptions) -> Fixed:
     return fixed
 
 
-def _problems(reading: Reading, rules: Sequence[Rule] | None) -> tuple[Problem, ...]:
+def _problems(reading: Reading, rules: Sequence[Rule] | None) -> tuple[LaunchFinding, ...]:
     return examine(reading.launch, rules, refused=reading.refused)
 
 
@@ -146,7 +146,7 @@ def written(reading: Reading) -> str:
     return reading.text if reading.path else f"{shown([word.value for word in reading.words])}\n"
 
 
-def corrected(reading: Reading, options: ReadOptions, problem: Problem) -> tuple[str, ...]:
+def corrected(reading: Reading, options: ReadOptions, problem: LaunchFinding) -> tuple[str, ...]:
     """The lines, or the words of a command, that mend one problem; empty where only the user can decide."""
     edited = apply(reading, options, problem.changes) if problem.changes else None
     if edited is None:

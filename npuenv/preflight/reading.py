@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from npuenv.core.errors import BadInput
 from npuenv.core.files import read_bytes
+from npuenv.core.finding import Location
 from npuenv.core.json_input import JsonError, loads
 from npuenv.core.messages import Message
 from npuenv.core.shellscript import UNKNOWN, open_quote
@@ -25,7 +26,7 @@ from npuenv.preflight.interpolate import fill
 from npuenv.preflight.releases import counted_as, program_config
 from npuenv.preflight.script import Script, Word, survey
 from npuenv.preflight.script_problems import cut_off, gpu_packages, ray_gpus, started_often, unset_variables
-from npuenv.preflight.types import Launch, Machine, Place, Problem, Setting
+from npuenv.preflight.types import Launch, LaunchFinding, Machine, Setting, launch_finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +68,7 @@ class Reading:
     words: tuple[Word, ...] = ()  # of a command line or of a script's launch
     call: Call | None = None
     script: Script | None = None
-    refused: tuple[Problem, ...] = ()  # what the words alone show: Hydra's grammar, and how Ray is started
+    refused: tuple[LaunchFinding, ...] = ()  # what the words alone show: Hydra's grammar, and how Ray is started
     notes: tuple[Message, ...] = ()
     arguments: tuple[str, ...] = ()  # what the script is called with
     nth: int = 0  # which launch of the script this is
@@ -279,7 +280,7 @@ def _variable(name: str, word: Word, path: str, at: int = 0) -> Setting:
     value = word.value.partition("=")[2]
     text = word.raw.partition("=")[2] if UNKNOWN in value else value
     is_open = UNKNOWN in value
-    return Setting(name, text if is_open else value, text, Place(path, word.line, at), "", is_open, is_open)
+    return Setting(name, text if is_open else value, text, Location(path, word.line, at), "", is_open, is_open)
 
 
 def _leading(words: Sequence[Word]) -> dict[str, Setting]:
@@ -288,7 +289,7 @@ def _leading(words: Sequence[Word]) -> dict[str, Setting]:
     for at, word in enumerate(words, 1):
         name, sign, _ = word.value.partition("=")
         if sign and re.fullmatch(r"[A-Za-z_]\w*", name):
-            found[name] = replace(_variable(name, word, "", at), place=Place("", 1, at))
+            found[name] = replace(_variable(name, word, "", at), place=Location("", 1, at))
         elif word.value not in ("env", "exec", "nohup", "time"):
             break
     return found
@@ -305,7 +306,7 @@ def _of_job(words: Sequence[Word], path: str) -> dict[str, Setting]:
             except JsonError:
                 return {}
             pairs = found.get("env_vars") if isinstance(found, dict) else None
-            place = Place(path, word.line if path else 1, at + 1)
+            place = Location(path, word.line if path else 1, at + 1)
             items = pairs.items() if isinstance(pairs, dict) else ()
             return {key: Setting(f"{JOB_VARIABLES}{key}", str(value), str(value), place) for key, value in items}
     return {}
@@ -323,10 +324,10 @@ def _of_verl_call(reading: Reading, environ: dict[str, Setting], options: ReadOp
     beside = Path(reading.path).parent if reading.path else options.folder
     base = _verl_config(reading.call, options, beside)
     settings = dict(base.settings)
-    refused: list[Problem] = []
+    refused: list[LaunchFinding] = []
     for at in reading.call.overrides:
         word = reading.words[at]
-        place = Place(reading.path, word.line if reading.path else 1, at + 1)
+        place = Location(reading.path, word.line if reading.path else 1, at + 1)
         try:
             found = _settings_of(word, place)
         except NotHydra as error:
@@ -367,7 +368,7 @@ def _places(folder: Path, beside: Path) -> tuple[Path, ...]:
     return tuple(top / end for top in (beside, *beside.resolve().parents)) if end else (beside,)
 
 
-def _settings_of(word: Word, place: Place) -> list[Setting]:
+def _settings_of(word: Word, place: Location) -> list[Setting]:
     """What a word of the command sets: one setting, or one for each leaf of a dictionary."""
     if UNKNOWN in word.value:
         mark, key = re.fullmatch(r"(\+\+|\+|~|)(.*)", word.value.partition("=")[0], re.DOTALL).groups()  # type: ignore[union-attr]
@@ -389,12 +390,12 @@ def _leaves(setting: Setting) -> Sequence[Setting]:
     return tuple(leaf for each in inner for leaf in _leaves(each))
 
 
-def _refusal(error: NotHydra, word: Word, place: Place) -> Problem:
+def _refusal(error: NotHydra, word: Word, place: Location) -> LaunchFinding:
     key = word.value.partition("=")[0].lstrip("+~")
     _, sign, text = word.value.partition("=")
     setting = Setting(key, text if sign else None, text, place)
     says = Message(f"preflight.refused-{error.why}", {"key": key, "what": error.what})
-    return Problem("preflight.hydra-grammar", "error", says, (setting,), _GRAMMAR)
+    return launch_finding("preflight.hydra-grammar", "error", says, (setting,), _GRAMMAR)
 
 
 def _of_roll_call(call: Call, environ: Mapping[str, Setting], options: ReadOptions, beside: Path) -> Reading:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from npuenv.core.finding import Location
 from npuenv.core.messages import Message
 from npuenv.core.shellscript import UNKNOWN, source_of, tokens
 from npuenv.matrix import load_matrix
 from npuenv.preflight.calls import is_driver, is_launcher
 from npuenv.preflight.rules.base import nearest
-from npuenv.preflight.types import Place, Problem, Setting
+from npuenv.preflight.types import LaunchFinding, Setting, launch_finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +37,7 @@ _OUTSIDE = re.compile(
 )
 
 
-def started_often(words: Sequence[Word], call: Call, path: str) -> tuple[Problem, ...]:
+def started_often(words: Sequence[Word], call: Call, path: str) -> tuple[LaunchFinding, ...]:
     """A driver that a launcher would start once for each card: it is one process, which starts the others by Ray."""
     if not is_driver(call.program):
         return ()
@@ -44,13 +45,13 @@ def started_often(words: Sequence[Word], call: Call, path: str) -> tuple[Problem
     launcher = next((word for word in words[: values.index(call.program)] if is_launcher(word.value)), None)
     if launcher is None:
         return ()
-    setting = Setting("start", launcher.value, launcher.raw, Place(path, launcher.line if path else 1))
+    setting = Setting("start", launcher.value, launcher.raw, Location(path, launcher.line if path else 1))
     args = {"launcher": launcher.value, "program": call.program}
     says = Message("preflight_rules.launcher", {name: each.replace(UNKNOWN, "…") for name, each in args.items()})
-    return (Problem("preflight.launcher", "error", says, (setting,), _DRIVER),)
+    return (launch_finding("preflight.launcher", "error", says, (setting,), _DRIVER),)
 
 
-def gpu_packages(found: Survey, framework: str, path: str) -> Iterator[Problem]:
+def gpu_packages(found: Survey, framework: str, path: str) -> Iterator[LaunchFinding]:
     """Packages for GPUs that a script installs before it starts the run."""
     known = {
         row.package: row
@@ -60,28 +61,28 @@ def gpu_packages(found: Survey, framework: str, path: str) -> Iterator[Problem]:
     for word in found.installs:
         name = re.split(r"[=<>!~\[;@ ]", word.value)[0].casefold().replace("_", "-")
         if name in known:
-            setting = Setting("install", word.value, word.raw, Place(path, word.line))
+            setting = Setting("install", word.value, word.raw, Location(path, word.line))
             says = Message("preflight_rules.gpu-package", {"name": name})
-            yield Problem("preflight.gpu-package", "warning", says, (setting,), known[name].source)
+            yield launch_finding("preflight.gpu-package", "warning", says, (setting,), known[name].source)
 
 
-def cut_off(script: Script, path: str) -> Iterator[Problem]:
+def cut_off(script: Script, path: str) -> Iterator[LaunchFinding]:
     """Places where the shell ends the command, though its words go on."""
     of_windows = [cut for cut in script.cuts if cut.why == "carriage-return"]
     for cut in (each for each in script.cuts if each not in of_windows[1:]):
         key, sign, text = cut.lost.partition("=")
-        setting = Setting(key or "\\", text if sign else None, text, Place(path, cut.line))
+        setting = Setting(key or "\\", text if sign else None, text, Location(path, cut.line))
         says = Message(f"preflight_rules.cut-{cut.why}", {"line": cut.line})
-        yield Problem("preflight.cut-off", "error", says, (setting,), _CONTINUED)
+        yield launch_finding("preflight.cut-off", "error", says, (setting,), _CONTINUED)
 
 
-def ray_gpus(word: Word, path: str) -> Problem:
-    setting = Setting("ray start", word.value, word.raw, Place(path, word.line))
+def ray_gpus(word: Word, path: str) -> LaunchFinding:
+    setting = Setting("ray start", word.value, word.raw, Location(path, word.line))
     says = Message("preflight_rules.ray-gpus", {"word": word.value})
-    return Problem("preflight.ray-gpus", "error", says, (setting,), _RAY)
+    return launch_finding("preflight.ray-gpus", "error", says, (setting,), _RAY)
 
 
-def unset_variables(text: str, path: str, known: Mapping[str, str]) -> Iterator[Problem]:
+def unset_variables(text: str, path: str, known: Mapping[str, str]) -> Iterator[LaunchFinding]:
     """A problem for each name; nothing where another file that the script reads may set it.
 
     With a name like it that is set, the name is a slip; without one it may come from the environment.
@@ -99,7 +100,7 @@ def unset_variables(text: str, path: str, known: Mapping[str, str]) -> Iterator[
                 continue
             found_names.add(name)
             near = nearest(name, names, 0.88)
-            setting = Setting(name, None, token.text, Place(path, token.line))
+            setting = Setting(name, None, token.text, Location(path, token.line))
             key = "unset-near" if near else "unset-ends" if ends else "unset-empty"
             says = Message(f"preflight_rules.{key}", {"name": name, "near": near or "-"})
-            yield Problem("preflight.unset", "error" if near else "warning", says, (setting,), _MANUAL)
+            yield launch_finding("preflight.unset", "error" if near else "warning", says, (setting,), _MANUAL)

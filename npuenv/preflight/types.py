@@ -1,25 +1,17 @@
-"""A launch as it was written, and what will not work in it: Place, Setting, Launch, Problem."""
+"""A launch as it was written, and what will not work in it: Setting, Launch, LaunchFinding."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from npuenv.core.finding import STATUS_OF, Finding
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from npuenv.core.finding import Location, Severity
     from npuenv.core.messages import Message
-
-Severity = Literal["error", "warning", "note"]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where something stands: a file's line, the first being 1, or a word of a command line."""
-
-    path: str  # "" for a command line
-    line: int
-    word: int = 0  # of a command: the position of the override among all words, from 1; 0: no command
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +21,7 @@ class Setting:
     key: str  # dotted, without Hydra's marks: actor_rollout_ref.rollout.name
     value: Any  # the YAML value; interpolations filled in where that was possible
     text: str  # as it was written
-    place: Place
+    place: Location
     mark: str = ""  # Hydra's "+", "++" or "~" before the key
     is_open: bool = False  # it holds a ${...} or a shell variable that could not be filled in: `value` is the text
     is_shells: bool = False  # open because only the running shell knows the value
@@ -96,12 +88,24 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """What will not work, where it stands, and the corrected line where there is one."""
+class LaunchFinding(Finding):
+    """What will not work in a launch, with what was written and the corrections."""
 
-    rule: str  # stable: preflight.<what>
-    severity: Severity
-    says: Message
-    settings: tuple[Setting, ...]  # what was written and is at fault; the deciding one first
-    source: str  # where the rule comes from: a row of the matrix, a document, or what was run
-    changes: tuple[Change, ...] = ()  # together they mend it; empty: only the user can decide
+    settings: tuple[Setting, ...] = ()  # what was written and is at fault; the deciding one first
+    changes: tuple[Change, ...] = ()  # together they fix it; empty: only the user can decide
+    corrected: tuple[str, ...] = ()  # the lines or words as they read with the changes, where those can be put in
+
+
+def launch_finding(
+    rule: str,
+    severity: Severity,
+    says: Message,
+    settings: tuple[Setting, ...],
+    source: str,
+    changes: tuple[Change, ...] = (),
+) -> LaunchFinding:
+    """A finding at the first of its settings. `source`: a row of the matrix, a document, or what was run."""
+    location = settings[0].place if settings else None
+    return LaunchFinding(
+        rule, STATUS_OF[severity], says, (), source, None, location, settings=settings, changes=changes
+    )

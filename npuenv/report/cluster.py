@@ -10,17 +10,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
-from npuenv.checks import Status, title
+from npuenv.checks import title
 from npuenv.cluster import consistency
 from npuenv.cluster.inventory import NO_JUMP
 from npuenv.cluster.nodeset import fold
 from npuenv.cluster.ssh import NodeFailure, command_line, describe_failure, host_key_name, jump_host
-from npuenv.cluster.summary import NOT_ASKED, PROBLEMS, SharedFinding, group_nodes, merge_findings
+from npuenv.cluster.summary import NOT_ASKED, group_nodes, merge_findings
 from npuenv.core.errors import ExitCode
+from npuenv.core.finding import PROBLEMS, WORST_FIRST, Status
 from npuenv.core.messages import Message, say
 from npuenv.core.messages.visible import clean
 from npuenv.report.doctor import counts, finding_json, grouped, in_order
-from npuenv.report.terminal import Branch, Drawn, Manner, Plain, arrow_of, cure_of, label_of
+from npuenv.report.terminal import Branch, Drawn, Manner, Plain, branches_of, label_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from npuenv.checks import Finding
     from npuenv.cluster.summary import ClusterReport, NodeReport
     from npuenv.report.doctor import Scope
-    from npuenv.report.terminal import Page
+    from npuenv.report.terminal import Page, Span
 
 SCHEMA = "npuenv.cluster/1"
 _STATUS = {
@@ -37,11 +38,9 @@ _STATUS = {
     ExitCode.UNKNOWN: Status.UNKNOWN,
     ExitCode.NOTHING_FITS: Status.FAIL,
 }
-ORDER = (Status.FAIL, Status.UNKNOWN, Status.WARN, Status.OK)
 _NAMES_AT_MOST = 10  # of what the nodes agree on; -v lists all
 _SSH_PORT = 22
 _ALIKE_AT_MOST = 3  # of the same finding in other words, and of silent nodes; -v tells all
-_EVIDENCE_LINES = 4  # of one deciding line, folded; -v shows all
 
 
 def document(cluster: ClusterReport, asked: Scope, lang: str = "en") -> dict[str, Any]:
@@ -78,15 +77,15 @@ def render(cluster: ClusterReport, page: Page, manner: Manner) -> str:
     for status, says, lines in _nodes(cluster, manner):
         branches = (Branch(((clean(line), "cyan"),)) for line in lines)
         sheet.finding(label_of(status, page, manner.lang), [(clean(says), "")], branches, is_whole=True)
-    for shared, more in gathered(problems(cluster, manner.is_quiet, is_whole=manner.is_verbose)):
-        _tell(sheet, shared, page, manner)
+    for finding, more in gathered(problems(cluster, manner.is_quiet, is_whole=manner.is_verbose)):
+        _tell(sheet, finding, page, manner)
         for each in more if manner.is_verbose else ():
             _tell(sheet, each, page, manner)
         if more and not manner.is_verbose:
             _tell_also(sheet, more, page, manner)
     if manner.is_verbose and not manner.is_quiet:
-        for shared in merge_findings(cluster.nodes, (Status.OK, Status.SKIP)):
-            _tell(sheet, shared, page, manner)
+        for finding in merge_findings(cluster.nodes, (Status.OK, Status.SKIP)):
+            _tell(sheet, finding, page, manner)
     _add_agreement(sheet, cluster, page, manner)
     sheet.line((say(summary(cluster), manner.lang), "green" if cluster.code is ExitCode.FINE else "bold red"))
     following = next_of(cluster, manner.again)
@@ -95,16 +94,14 @@ def render(cluster: ClusterReport, page: Page, manner: Manner) -> str:
     return sheet.text
 
 
-def problems(cluster: ClusterReport, is_quiet: bool = False, *, is_whole: bool = False) -> list[SharedFinding]:
+def problems(cluster: ClusterReport, is_quiet: bool = False, *, is_whole: bool = False) -> list[Finding]:
     """What is wrong on nodes, worst first; what many nodes have before what few have.
 
     What could only not be judged because of another problem of its node is left out, unless all is wanted.
     """
     statuses = (Status.FAIL, Status.UNKNOWN) if is_quiet else PROBLEMS
     nodes = cluster.nodes if is_whole else [_causes_of(report) for report in cluster.nodes]
-    shared = sorted(merge_findings(nodes, statuses), key=lambda each: -len(each.names))
-    rank = {id(finding): at for at, finding in enumerate(in_order(each.finding for each in shared))}
-    return sorted(shared, key=lambda each: rank[id(each.finding)])
+    return in_order(sorted(merge_findings(nodes, statuses), key=lambda each: -len(each.nodes)))
 
 
 def _causes_of(report: NodeReport) -> NodeReport:
@@ -112,16 +109,16 @@ def _causes_of(report: NodeReport) -> NodeReport:
     return replace(report, findings=kept)
 
 
-def gathered(shared: Sequence[SharedFinding]) -> list[tuple[SharedFinding, tuple[SharedFinding, ...]]]:
+def gathered(findings: Sequence[Finding]) -> list[tuple[Finding, tuple[Finding, ...]]]:
     """The same, where many nodes have the same finding, each in words of its own: the first of them, and behind the
     last one that is told by itself all others.
     """
-    kinds = [(each.finding.check, each.finding.status) for each in shared]
-    by_kind: dict[object, list[SharedFinding]] = {}
-    for kind, each in zip(kinds, shared):
+    kinds = [(each.check, each.status) for each in findings]
+    by_kind: dict[object, list[Finding]] = {}
+    for kind, each in zip(kinds, findings):
         by_kind.setdefault(kind, []).append(each)
     rows = []
-    for kind, each in zip(kinds, shared):
+    for kind, each in zip(kinds, findings):
         at = by_kind[kind].index(each)
         is_many = len(by_kind[kind]) > _ALIKE_AT_MOST + 1
         if at < _ALIKE_AT_MOST or not is_many:
@@ -129,9 +126,9 @@ def gathered(shared: Sequence[SharedFinding]) -> list[tuple[SharedFinding, tuple
     return rows
 
 
-def names_of(shared: Sequence[SharedFinding]) -> tuple[str, int]:
+def names_of(findings: Sequence[Finding]) -> tuple[str, int]:
     """All nodes that have one of these, folded, and how many they are."""
-    names = [name for each in shared for name in each.names]
+    names = [name for each in findings for name in each.nodes]
     return fold(names), len(names)
 
 
@@ -205,7 +202,7 @@ def _overview(cluster: ClusterReport, manner: Manner) -> str:
 def _nodes(cluster: ClusterReport, manner: Manner) -> Iterator[tuple[Status, str, list[str]]]:
     """What nodes came to that came to the same, worst first; of silent ones with the lines that decide."""
     groups = [(*says_of(group), group) for group in group_nodes(cluster.nodes)]
-    for status, says, group in sorted(groups, key=lambda each: ORDER.index(each[0])):
+    for status, says, group in sorted(groups, key=lambda each: WORST_FIRST.index(each[0])):
         if status in (Status.FAIL, Status.UNKNOWN) or not manner.is_quiet:
             lines = lines_of(group)
             if len(lines) > _ALIKE_AT_MOST + 1 and not manner.is_verbose:
@@ -219,41 +216,24 @@ def lines_of(group: Sequence[NodeReport]) -> list[str]:
     return [f"{report.node.name}: {report.line}" for report in group if report.line]
 
 
-def _tell(sheet: Plain | Drawn, shared: SharedFinding, page: Page, manner: Manner) -> None:
+def _tell(sheet: Plain | Drawn, finding: Finding, page: Page, manner: Manner) -> None:
     """A finding with the nodes that have it; the evidence is the first one's."""
-    finding, lang = shared.finding, manner.lang
-    colon = "：" if lang == "zh" else ": "
-    names = (f"{fold(shared.names)}  ", "bold cyan") if shared.names else ("", "")
-    head = [names, (clean(say(name_of(finding), lang)) + colon, "bold"), (clean(say(finding.says, lang)), "")]
-    sheet.finding(
-        label_of(finding.status, page, lang), head, _branches(finding, page, manner), is_whole=manner.is_verbose
-    )
+    head = _head(fold(finding.nodes), finding, clean(say(finding.says, manner.lang)), manner.lang)
+    label = label_of(finding.status, page, manner.lang)
+    sheet.finding(label, head, branches_of(finding, page, manner), is_whole=manner.is_verbose)
 
 
-def _tell_also(sheet: Plain | Drawn, more: Sequence[SharedFinding], page: Page, manner: Manner) -> None:
+def _tell_also(sheet: Plain | Drawn, more: Sequence[Finding], page: Page, manner: Manner) -> None:
     """Who else has a finding that was told of a few."""
     names, count = names_of(more)
-    also = say(Message("cluster.also", {"count": count}), manner.lang)
-    name = clean(say(name_of(more[0].finding), manner.lang)) + ("：" if manner.lang == "zh" else ": ")
-    sheet.finding(
-        label_of(more[0].finding.status, page, manner.lang),
-        [(f"{names}  ", "bold cyan"), (name, "bold"), (clean(also), "")],
-        (),
-        is_whole=False,
-    )
+    also = clean(say(Message("cluster.also", {"count": count}), manner.lang))
+    label = label_of(more[0].status, page, manner.lang)
+    sheet.finding(label, _head(names, more[0], also, manner.lang), (), is_whole=False)
 
 
-def _branches(finding: Finding, page: Page, manner: Manner) -> Iterator[Branch]:
-    if finding.status in PROBLEMS or manner.is_verbose:
-        for item in dict.fromkeys(finding.evidence):
-            command, line = clean(item.command), clean(item.line)
-            spans = (command, "dim"), (arrow_of(page) if line else "", "dim"), (line, "cyan")
-            yield Branch(spans, at_most=_EVIDENCE_LINES)
-    if manner.is_verbose:
-        source = say(Message("doctor.source", {"source": finding.source}), manner.lang)
-        yield Branch(((f"[{finding.check}] {clean(source)}", "dim"),))
-    if finding.fix is not None:
-        yield cure_of(finding.fix, manner, str)
+def _head(names: str, finding: Finding, says: str, lang: str) -> list[Span]:
+    name = clean(say(name_of(finding), lang)) + ("：" if lang == "zh" else ": ")
+    return [(f"{names}  " if names else "", "bold cyan"), (name, "bold"), (says, "")]
 
 
 def _add_agreement(sheet: Plain | Drawn, cluster: ClusterReport, page: Page, manner: Manner) -> None:
@@ -264,7 +244,7 @@ def _add_agreement(sheet: Plain | Drawn, cluster: ClusterReport, page: Page, man
     shown = [Status.FAIL, Status.UNKNOWN] if manner.is_quiet else list(Status) if manner.is_verbose else list(PROBLEMS)
     for finding in in_order(cluster.agreement):
         if finding.status in shown:
-            _tell(sheet, SharedFinding(finding, ()), page, manner)
+            _tell(sheet, finding, page, manner)
     if not manner.is_quiet and not manner.is_verbose:
         well: list[Message] = [name_of(finding) for finding in cluster.agreement if finding.status is Status.OK]
         if well:

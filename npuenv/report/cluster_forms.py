@@ -6,16 +6,15 @@ Each is made of the same parts as the report on one machine: `html`, `junit` and
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from npuenv import __version__
-from npuenv.checks import Finding, Status
 from npuenv.cluster.nodeset import fold
-from npuenv.cluster.summary import PROBLEMS, NodeReport, group_nodes
+from npuenv.cluster.summary import NodeReport, group_nodes
 from npuenv.core.errors import ExitCode
+from npuenv.core.finding import PROBLEMS, WORST_FIRST, Finding
 from npuenv.core.messages import Message, say
 from npuenv.report.cluster import (
-    ORDER,
     gathered,
     lines_of,
     name_of,
@@ -26,14 +25,15 @@ from npuenv.report.cluster import (
     summary,
 )
 from npuenv.report.doctor import in_order
-from npuenv.report.html import as_text, cure_of, whole_page
-from npuenv.report.junit import suite, whole
-from npuenv.report.sarif import SCHEMA, run_of
+from npuenv.report.doctor_ci import doctor_cases, doctor_run
+from npuenv.report.html import as_text, details_of, heading, whole_page
+from npuenv.report.junit import junit
+from npuenv.report.sarif import sarif_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from npuenv.cluster.summary import ClusterReport, SharedFinding
+    from npuenv.cluster.summary import ClusterReport
 
 _LINES_AT_MOST = 3  # of silent nodes, before the others are folded away
 _BETWEEN = "between-nodes"  # what stands for a node's name where it is about several
@@ -50,14 +50,14 @@ def _html(cluster: ClusterReport, lang: str, again: str) -> str:
     body = [*_head(cluster, lang, again), *_nodes(cluster, lang)]
     found = gathered(problems(cluster))
     body += [f"<h2>{as_text(say(Message('cluster.html-found'), lang))}</h2>"] if found else []
-    for shared, more in found:
-        body += _finding(shared.finding, shared, lang)
+    for finding, more in found:
+        body += _finding(finding, lang)
         body += _also(more, lang) if more else ()
     body += [f"<h2>{as_text(say(Message('cluster.between'), lang))}</h2>"]
     if cluster.why_no_agreement is not None:
         body.append(f'<p class="dim">{as_text(say(cluster.why_no_agreement, lang))}</p>')
     for finding in in_order(cluster.agreement):
-        body += _finding(finding, None, lang)
+        body += _finding(finding, lang)
     foot = say(Message("doctor.html-foot", {"version": __version__}), lang)
     body.append(f'<footer class="meta"><p><code>{as_text(again)}</code></p><p>{as_text(foot)}</p></footer>')
     return whole_page(say(Message("cluster.html-title"), lang), "\n".join(body), lang)
@@ -78,11 +78,10 @@ def _nodes(cluster: ClusterReport, lang: str) -> Iterator[str]:
     """What came of whom, worst first; under silent nodes the lines that decide."""
     yield f"<h2>{as_text(say(Message('cluster.html-nodes'), lang))}</h2>"
     groups = [(*says_of(group), group) for group in group_nodes(cluster.nodes)]
-    for status, says, group in sorted(groups, key=lambda each: ORDER.index(each[0])):
+    for status, says, group in sorted(groups, key=lambda each: WORST_FIRST.index(each[0])):
         lines = lines_of(group)
         shown = lines if len(lines) <= _LINES_AT_MOST + 1 else lines[:_LINES_AT_MOST]
-        yield f'<section class="finding {status.value}"><h3>{_label(status, lang)}'
-        yield f'<span class="brief">{as_text(say(says, lang))}</span></h3>'
+        yield f'<section class="finding {status.value}"><h3>{heading(status, "", say(says, lang), lang)}</h3>'
         if lines:
             yield '<dl class="evidence">'
             yield from (f"<dd><code>{as_text(line)}</code></dd>" for line in shown)
@@ -95,64 +94,43 @@ def _nodes(cluster: ClusterReport, lang: str) -> Iterator[str]:
         yield "</section>"
 
 
-def _also(more: Sequence[SharedFinding], lang: str) -> Iterator[str]:
+def _also(more: Sequence[Finding], lang: str) -> Iterator[str]:
     """Who else has a finding that was told of a few, folded."""
     names, count = names_of(more)
-    finding = more[0].finding
-    name = as_text(say(name_of(finding), lang))
-    says = as_text(say(Message("cluster.also-here", {"count": count}), lang))
-    yield f'<details class="finding {finding.status.value}"><summary>{_label(finding.status, lang)}'
-    yield f'<code>{as_text(names)}</code> {name}: <span class="brief">{says}</span></summary><dl class="evidence">'
+    finding = more[0]
+    says = say(Message("cluster.also-here", {"count": count}), lang)
+    head = heading(finding.status, say(name_of(finding), lang), says, lang, nodes=names)
+    yield f'<details class="finding {finding.status.value}"><summary>{head}</summary><dl class="evidence">'
     for each in more:
-        shared = as_text(say(each.finding.says, lang))
-        yield f"<dt><code>{as_text(fold(each.names))}</code></dt><dd>{shared}</dd>"
+        yield f"<dt><code>{as_text(fold(each.nodes))}</code></dt><dd>{as_text(say(each.says, lang))}</dd>"
     yield "</dl></details>"
 
 
-def _finding(finding: Finding, shared: SharedFinding | None, lang: str) -> Iterator[str]:
+def _finding(finding: Finding, lang: str) -> Iterator[str]:
     """A finding with its nodes: open where it is a problem, folded where it is well."""
-    name, says = as_text(say(name_of(finding), lang)), as_text(say(finding.says, lang))
-    names = f"<code>{as_text(fold(shared.names))}</code> " if shared else ""
-    is_open = finding.status in PROBLEMS
-    outer, inner = ("section", "h3") if is_open else ("details", "summary")
-    yield f'<{outer} class="finding {finding.status.value}">'
-    yield f'<{inner}>{_label(finding.status, lang)}{names}{name}: <span class="brief">{says}</span></{inner}>'
-    if finding.evidence:
-        yield '<dl class="evidence">'
-        command = None
-        for item in finding.evidence:
-            if item.command != command:  # several lines of one stand below it together
-                command = item.command
-                yield f"<dt><code>{as_text(command)}</code></dt>"
-            yield f"<dd><code>{as_text(item.line)}</code></dd>"
-        yield "</dl>"
-    if finding.fix is not None:
-        yield from cure_of(finding.fix, lang)
-    source = say(Message("doctor.source", {"source": finding.source}), lang)
-    yield f'<p class="meta"><code>{as_text(finding.check)}</code> · {as_text(source)}</p></{outer}>'
-
-
-def _label(status: Status, lang: str) -> str:
-    return f'<span class="label">{as_text(say(Message(f"doctor.label-{status.value}"), lang))}</span>'
+    outer, inner = ("section", "h3") if finding.status in PROBLEMS else ("details", "summary")
+    says = say(finding.says, lang)
+    head = heading(finding.status, say(name_of(finding), lang), says, lang, nodes=fold(finding.nodes))
+    yield f'<{outer} class="finding {finding.status.value}"><{inner}>{head}</{inner}>'
+    yield from details_of([finding], lang, is_grouped=True)
+    yield f"</{outer}>"
 
 
 def _junit(cluster: ClusterReport, lang: str) -> str:
     """One suite for each node, and one for what is between them. A silent node is a case that fails."""
-    named = [(report.node.name, _with_failure(report)) for report in cluster.nodes]
-    named.append((_BETWEEN, cluster.agreement))
-    lines = [line for name, findings in named for line in suite(name, findings, lang, name_of)]
-    return whole([finding for _, findings in named for finding in findings], lines)
+    findings = {report.node.name: _with_failure(report) for report in cluster.nodes}
+    findings[_BETWEEN] = cluster.agreement
+    return junit("npuenv doctor", {name: doctor_cases(each, lang, name_of) for name, each in findings.items()})
 
 
 def _sarif(cluster: ClusterReport, lang: str) -> str:
     """One run for each node, and one for what is between them."""
-    runs: list[dict[str, Any]] = [
-        run_of(_with_failure(report), lang=lang, code=report.code, host=report.node.name, name_of=name_of)
+    runs = [
+        doctor_run(_with_failure(report), lang=lang, code=report.code, host=report.node.name, name_of=name_of)
         for report in cluster.nodes
     ]
-    runs.append(run_of(cluster.agreement, lang=lang, code=cluster.code, host=_BETWEEN, name_of=name_of))
-    document = {"$schema": SCHEMA, "version": "2.1.0", "runs": runs}
-    return json.dumps(document, ensure_ascii=False, indent=2) + "\n"
+    runs.append(doctor_run(cluster.agreement, lang=lang, code=cluster.code, host=_BETWEEN, name_of=name_of))
+    return json.dumps(sarif_log(*runs), ensure_ascii=False, indent=2) + "\n"
 
 
 def _with_failure(report: NodeReport) -> tuple[Finding, ...]:

@@ -1,7 +1,7 @@
 """What the doctor found, as values that every form of the report is made from, and as the `npuenv.doctor/1` document.
 
-Start from `document` and `grouped`. Nothing is judged here; findings come from `npuenv.checks`. The forms are in
-`terminal`, `html`, `junit` and `sarif` beside this file.
+Start from `document` and `grouped`. Nothing is judged here; findings come from `npuenv.checks`. Other formats:
+`terminal`, `html` and `doctor_ci` beside this file.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
 from npuenv.checks import by_severity, exit_code
-from npuenv.core.finding import Status
+from npuenv.core.finding import PROBLEMS, Status
 from npuenv.core.messages import Message, say
-from npuenv.core.shell import can_be_written_down
+from npuenv.core.messages.visible import clean
+from npuenv.core.shell import can_be_written_down, shell_line
 from npuenv.facts.collect import to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from npuenv.core.finding import Finding, Fix
     from npuenv.facts.collect import Facts
 
 SCHEMA = "npuenv.doctor/1"
-PROBLEMS = (Status.FAIL, Status.UNKNOWN, Status.WARN)
 _UNREAD = "checks.unknown-input"
 _NOT_HELD = "not in the capture"  # of an older npuenv, or of a lower level: one thing for all facts that need it
 # From the ground up: what is wrong further down explains what is wrong above it.
@@ -45,7 +45,7 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class FindingGroup:
     """Findings that are told together: one, or several that could not be judged for one and the same reason."""
 
     findings: tuple[Finding, ...]
@@ -88,6 +88,20 @@ def finding_json(finding: Finding, lang: str) -> dict[str, Any]:
     }
 
 
+def detail_lines(finding: Finding, lang: str) -> Iterator[str]:
+    """What a finding rests on and what fixes it, as plain lines."""
+    for item in finding.evidence:
+        yield f"{clean(item.command)} -> {clean(item.line)}"
+    if finding.fix is not None:
+        yield fix_text(finding.fix, lang)
+        yield from (f"$ {shell_line(argv)}" for argv in finding.fix.commands)
+
+
+def fix_text(fix: Fix, lang: str) -> str:
+    """The sentence of a fix, with its warning where it is dangerous."""
+    return say(Message("doctor.fix-dangerous" if fix.is_dangerous else "doctor.fix", {"says": fix.says}), lang)
+
+
 def counts(findings: Iterable[Finding]) -> Mapping[Status, int]:
     """How many findings there are of each status."""
     return Counter(finding.status for finding in findings)
@@ -98,12 +112,12 @@ def in_order(findings: Iterable[Finding]) -> list[Finding]:
     return by_severity(sorted(findings, key=lambda finding: _layer(finding.check)))
 
 
-def grouped(findings: Iterable[Finding], *, is_merging: bool = True) -> list[Group]:
+def grouped(findings: Iterable[Finding], *, is_merging: bool = True) -> list[FindingGroup]:
     """The findings in order, those put together that could not be judged for the same reason with the same evidence.
 
     `because` names another problem with that evidence. Without `is_merging` each finding is a group of its own.
     """
-    groups: list[Group] = []
+    groups: list[FindingGroup] = []
     ordered = in_order(findings)
     # What says more of it than that it is unknown is the cause, also where it stands further down.
     named = [each for each in ordered if each.status in (Status.FAIL, Status.UNKNOWN) and not _is_mere_unknown(each)]
@@ -116,9 +130,9 @@ def grouped(findings: Iterable[Finding], *, is_merging: bool = True) -> list[Gro
             next((at for at, group in enumerate(groups) if _is_like(finding, group.first)), None) if can_join else None
         )
         if place is not None:
-            groups[place] = Group((*groups[place].findings, finding), groups[place].because)
+            groups[place] = FindingGroup((*groups[place].findings, finding), groups[place].because)
             continue
-        groups.append(Group((finding,), _cause(finding, causes) if can_join else None))
+        groups.append(FindingGroup((finding,), _cause(finding, causes) if can_join else None))
         if finding.status in PROBLEMS:
             for item in finding.evidence:
                 causes.setdefault(item, finding.check)

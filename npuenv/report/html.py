@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
 from npuenv.checks import title
-from npuenv.core.finding import Status
+from npuenv.core.finding import PROBLEMS, WORST_FIRST, Status
 from npuenv.core.messages import Message, say
 from npuenv.core.messages.visible import clean
 from npuenv.core.shell import shell_line
 from npuenv.facts.collect import to_json
-from npuenv.report.doctor import PROBLEMS, Group, counts, grouped, in_order, machine_lines
+from npuenv.report.doctor import FindingGroup, counts, fix_text, grouped, in_order, machine_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -113,7 +113,7 @@ def _head(findings: Sequence[Finding], facts: Facts, lang: str) -> Iterator[str]
     verdict = as_text(_words(f"verdict-{worst.value}", lang))
     yield f'<p class="verdict {worst.value}"><span class="label">{verdict}</span></p>'
     yield '<ul class="counts">'
-    for status in (*PROBLEMS, Status.OK, Status.SKIP):
+    for status in WORST_FIRST:
         yield (
             f'<li class="{status.value}"><b class="label">{number[status]}</b>'
             f"{as_text(_words(f'count-{status.value}', lang))}</li>"
@@ -121,7 +121,7 @@ def _head(findings: Sequence[Finding], facts: Facts, lang: str) -> Iterator[str]
     yield "</ul>\n</header>"
 
 
-def _problem(group: Group, lang: str) -> Iterator[str]:
+def _problem(group: FindingGroup, lang: str) -> Iterator[str]:
     """A problem, open, with all that is known about it; several that could not be judged for one reason, together."""
     yield f'<section class="finding {group.first.status.value}" id="{as_text(group.first.check)}">'
     yield f"<h3>{_heading(group.findings, lang)}</h3>"
@@ -154,31 +154,46 @@ def _others(findings: Sequence[Finding], lang: str) -> Iterator[str]:
 
 
 def _heading(findings: Sequence[Finding], lang: str) -> str:
-    label = f'<span class="label">{as_text(_words(f"label-{findings[0].status.value}", lang))}</span>'
     names = ("、" if lang == "zh" else ", ").join(say(title(finding.check), lang) for finding in findings)
-    says = f'<span class="brief">{as_text(say(findings[0].says, lang))}</span>'
-    return f"{label}{as_text(names)}{'：' if lang == 'zh' else ': '}{says}"
+    return heading(findings[0].status, names, say(findings[0].says, lang), lang)
 
 
-def details_of(findings: Sequence[Finding], lang: str) -> Iterator[str]:
-    """What `findings` share: evidence and cure; then the id and the source of each."""
+def heading(status: Status, name: str, says: str, lang: str, *, nodes: str = "") -> str:
+    """The label of the status, the nodes, the name and the sentence of a finding."""
+    at = f"<code>{as_text(nodes)}</code> " if nodes else ""
+    brief = f'<span class="brief">{as_text(says)}</span>'
+    colon = "：" if lang == "zh" else ": "
+    return f"{label_of(status, lang)}{at}{as_text(name)}{colon if name else ''}{brief}"
+
+
+def label_of(status: Status, lang: str) -> str:
+    return f'<span class="label">{as_text(_words(f"label-{status.value}", lang))}</span>'
+
+
+def details_of(findings: Sequence[Finding], lang: str, *, is_grouped: bool = False) -> Iterator[str]:
+    """What `findings` share: evidence and fix; then the id and the source of each.
+
+    `is_grouped`: a command stands once above all of its lines.
+    """
     finding = findings[0]
     if finding.evidence:
         yield '<dl class="evidence">'
+        command = None
         for item in finding.evidence:
-            yield f"<dt><code>{as_text(item.command)}</code></dt><dd><code>{as_text(item.line)}</code></dd>"
+            head = "" if is_grouped and item.command == command else f"<dt><code>{as_text(item.command)}</code></dt>"
+            command = item.command
+            yield f"{head}<dd><code>{as_text(item.line)}</code></dd>"
         yield "</dl>"
     if finding.fix is not None:
-        yield from cure_of(finding.fix, lang)
+        yield from _fix(finding.fix, lang)
     for each in findings:
         source = say(Message("doctor.source", {"source": each.source}), lang)
         yield f'<p class="meta"><code>{as_text(each.check)}</code> · {as_text(source)}</p>'
 
 
-def cure_of(fix: Fix, lang: str) -> Iterator[str]:
-    kind = "fix-dangerous" if fix.is_dangerous else "fix"
+def _fix(fix: Fix, lang: str) -> Iterator[str]:
     css = ' class="caution"' if fix.is_dangerous else ""
-    yield f"<p{css}>{as_text(_words(kind, lang, says=fix.says))}</p>"
+    yield f"<p{css}>{as_text(fix_text(fix, lang))}</p>"
     if fix.needs_root and fix.commands:
         yield f'<p class="meta">{as_text(_words("as-root", lang))}</p>'
     for argv in fix.commands:

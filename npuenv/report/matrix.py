@@ -1,4 +1,4 @@
-"""What `npuenv matrix` has to say, for people and for programs: the check, the linter's complaints, proposed changes.
+"""What `npuenv matrix` has to say, for people and for programs: the check, the linter's findings, proposed changes.
 
 Each has a `show_…` that writes to a rich console and an `…_json` that gives plain data.
 """
@@ -9,15 +9,17 @@ import collections
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from npuenv.core.finding import Status
 from npuenv.core.messages import Message, say
+from npuenv.report.lines import Lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from rich.console import Console
 
-    from npuenv.maintain.contradict import Found
-    from npuenv.maintain.lint.values import Complaint
+    from npuenv.core.finding import Finding
+    from npuenv.maintain.compare import RowConflict
     from npuenv.maintain.refresh import Proposal
     from npuenv.matrix.rows import Contradiction
 
@@ -32,7 +34,7 @@ class Checked:
 
     tables: Mapping[str, int]
     contradictions: tuple[Contradiction, ...]
-    found: tuple[Found, ...]
+    found: tuple[RowConflict, ...]
 
     @property
     def has_unsettled(self) -> bool:
@@ -41,37 +43,34 @@ class Checked:
 
 def show_check(checked: Checked, console: Console, lang: str, *, is_quiet: bool, is_verbose: bool) -> None:
     """Prints what was checked. Quiet: only what nobody has settled. Verbose: the settled ones and all sources too."""
-    lines = _Lines(console, lang)
+    lines = Lines(console, lang, "matrix")
     if not is_quiet:
-        args = {"rows": sum(checked.tables.values()), "tables": len(checked.tables)}
-        lines.say("check-valid", args)
+        lines.line(lines.word("check-valid", rows=sum(checked.tables.values()), tables=len(checked.tables)))
         _show_written(checked.contradictions, lines, is_verbose=is_verbose)
         counts = collections.Counter(each.standing for each in checked.found)
         standings = {name: counts[name] for name in ("settled", "open", "unsettled")}
-        lines.gap()
-        lines.say("check-found", {"count": len(checked.found), **standings}, style="bold")
+        lines.head(lines.word("check-found", count=len(checked.found), **standings))
     shown = {"unsettled"} if is_quiet else {"unsettled", "open", "settled"} if is_verbose else {"unsettled", "open"}
     for standing in ("settled", "open", "unsettled"):
         for each in checked.found:
             if each.standing == standing and standing in shown:
                 _show_found(each, lines)
     if not is_quiet and not checked.has_unsettled:
-        lines.say("check-all-settled", {})
+        lines.line(lines.word("check-all-settled"))
 
 
-def _show_written(rows: Sequence[Contradiction], lines: _Lines, *, is_verbose: bool) -> None:
+def _show_written(rows: Sequence[Contradiction], lines: Lines, *, is_verbose: bool) -> None:
     counts = collections.Counter(row.believe for row in rows)
     args = {"both": counts["both"], "open": counts["open"], "decided": counts["one"] + counts["other"]}
-    lines.gap()
-    lines.say("check-written", {"count": len(rows), **args}, style="bold")
+    lines.head(lines.word("check-written", count=len(rows), **args))
     for row in rows:
         lines.line(row.about, 2, "bold")
         for key, side, source in _sides(row):
-            lines.say(key, {"side": side}, 4)
+            lines.line(lines.word(key, side=side), 4)
             if is_verbose:
-                lines.say("source-of", {"source": source}, 6, "dim")
+                lines.line(lines.word("source-of", source=source), 6, "dim")
         if is_verbose:
-            lines.line(say(Message(row.why), lines.lang), 4)
+            lines.line(lines.say(Message(row.why)), 4)
 
 
 def _sides(row: Contradiction) -> Iterator[tuple[str, str, str]]:
@@ -83,11 +82,11 @@ def _sides(row: Contradiction) -> Iterator[tuple[str, str, str]]:
     yield (names[1], *second)
 
 
-def _show_found(found: Found, lines: _Lines) -> None:
-    lines.line(say(found.says, lines.lang), 2)
+def _show_found(found: RowConflict, lines: Lines) -> None:
+    lines.line(lines.say(found.says), 2)
     key = {"settled": "settled-by", "open": "open-by", "unsettled": "unsettled"}[found.standing]
     style = "red" if found.standing == "unsettled" else "dim"
-    lines.say(key, {"by": found.by}, 4, style)
+    lines.line(lines.word(key, by=found.by), 4, style)
 
 
 def check_json(checked: Checked, lang: str) -> dict[str, Any]:
@@ -117,7 +116,7 @@ def _contradiction_json(row: Contradiction, lang: str) -> dict[str, Any]:
     }
 
 
-def _found_json(found: Found, lang: str) -> dict[str, Any]:
+def _found_json(found: RowConflict, lang: str) -> dict[str, Any]:
     return {
         "kind": found.kind,
         "rows": list(found.rows),
@@ -127,42 +126,44 @@ def _found_json(found: Found, lang: str) -> dict[str, Any]:
     }
 
 
-def show_lint(complaints: Sequence[Complaint], console: Console, lang: str, *, is_quiet: bool) -> None:
-    """Prints one block per complaint, as `path:line`, the rule and the lines it rests on. Quiet: errors only."""
-    lines = _Lines(console, lang)
-    for each in complaints:
-        if is_quiet and each.severity != "error":
+def show_lint(findings: Sequence[Finding], console: Console, lang: str, *, is_quiet: bool) -> None:
+    """Prints one block per finding, as `path:line`, the rule and the lines it rests on. Quiet: errors only."""
+    lines = Lines(console, lang, "matrix")
+    for each in findings:
+        if is_quiet and each.status is not Status.FAIL:
             continue
-        style = "red" if each.severity == "error" else "yellow"
-        lines.line(f"{each.path}:{each.line}: {lines.word(f'lint-{each.severity}', {})} {each.rule}", 0, style)
-        lines.line(say(each.says, lang), 4)
+        style = "red" if each.status is Status.FAIL else "yellow"
+        lines.line(f"{each.location}: {lines.word(f'lint-{each.severity}')} {each.check}", 0, style)
+        lines.line(lines.say(each.says), 4)
         for evidence in each.evidence:
-            lines.line(evidence, 6, "dim")
+            lines.line(evidence.line, 6, "dim")
     if not is_quiet:
-        lines.say("lint-summary" if complaints else "lint-clean", _lint_counts(complaints))
+        lines.line(lines.word("lint-summary" if findings else "lint-clean", **_lint_counts(findings)))
 
 
-def _lint_counts(complaints: Sequence[Complaint]) -> dict[str, int]:
-    errors = sum(each.severity == "error" for each in complaints)
-    return {"errors": errors, "warnings": len(complaints) - errors}
+def _lint_counts(findings: Sequence[Finding]) -> dict[str, int]:
+    errors = sum(each.status is Status.FAIL for each in findings)
+    return {"errors": errors, "warnings": len(findings) - errors}
 
 
-def lint_json(complaints: Sequence[Complaint], lang: str) -> dict[str, Any]:
-    """The complaints as data, in the order they were found."""
+def lint_json(findings: Sequence[Finding], lang: str) -> dict[str, Any]:
+    """The findings as data, in the order they were found."""
     return {
         "schema": LINT_SCHEMA,
-        "summary": _lint_counts(complaints),
-        "complaints": [
-            {
-                "path": each.path,
-                "line": each.line,
-                "rule": each.rule,
-                "severity": each.severity,
-                "says": say(each.says, lang),
-                "evidence": list(each.evidence),
-            }
-            for each in complaints
-        ],
+        "summary": _lint_counts(findings),
+        "complaints": [_lint_row(each, lang) for each in findings],
+    }
+
+
+def _lint_row(finding: Finding, lang: str) -> dict[str, Any]:
+    assert finding.location is not None
+    return {
+        "path": finding.location.path,
+        "line": finding.location.line,
+        "rule": finding.check,
+        "severity": finding.severity,
+        "says": say(finding.says, lang),
+        "evidence": [item.line for item in finding.evidence],
     }
 
 
@@ -186,26 +187,3 @@ def refresh_json(proposals: Sequence[Proposal], diff: str) -> dict[str, Any]:
         ],
         "diff": diff,
     }
-
-
-class _Lines:
-    """Writes indented lines, without markup from data."""
-
-    def __init__(self, console: Console, lang: str) -> None:
-        self.console = console
-        self.lang = lang
-
-    def word(self, key: str, args: Mapping[str, object]) -> str:
-        return say(Message(f"matrix.{key}", args), self.lang)
-
-    def say(self, key: str, args: Mapping[str, object], indent: int = 0, style: str = "") -> None:
-        self.line(self.word(key, args), indent, style)
-
-    def gap(self) -> None:
-        self.console.print()
-
-    def line(self, text: str, indent: int = 0, style: str = "") -> None:
-        from rich.padding import Padding
-        from rich.text import Text
-
-        self.console.print(Padding(Text(text, style=style, overflow="fold"), (0, 0, 0, indent), expand=False))

@@ -1,4 +1,4 @@
-"""What a preflight found, for people and for programs: `show`, `document`, `sarif_document`. No secrets."""
+"""What a preflight found, for people and for programs: as text, JSON, SARIF and JUnit XML. No secrets."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from npuenv import __version__
+from npuenv.core.finding import STATUS_OF, Status
 from npuenv.core.messages import Message, say
 from npuenv.core.messages.visible import clean
 from npuenv.host.secrets import SECRET, without_secrets
+from npuenv.report.junit import Case, junit
+from npuenv.report.sarif import sarif_log, sarif_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.console import Console
 
+    from npuenv.core.finding import Location
     from npuenv.preflight.fixing import Fixed
-    from npuenv.preflight.types import Change, Launch, Place, Problem, Setting
+    from npuenv.preflight.types import Change, Launch, LaunchFinding, Setting
 
 SCHEMA = "npuenv.preflight/1"
-SARIF = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
-SEVERITIES = ("error", "warning", "note")
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _SECRET_NAME = re.compile(
     r"(?:.*[._])?(?:.*(?:api|access|private|secret)_?key|.*secret.*|.*passw(?:or)?d.*|(?:\w+_)?token|.*credentials?)",
@@ -38,14 +40,13 @@ class Examined:
 
     launch: Launch
     path: str
-    problems: tuple[Problem, ...]
-    corrected: tuple[tuple[str, ...], ...]  # for each problem: the lines or words that mend it
+    problems: tuple[LaunchFinding, ...]
     notes: tuple[Message, ...] = ()
     others: tuple[Launch, ...] = ()  # further launches of the same script, whose problems are among these
 
     @property
     def counts(self) -> dict[str, int]:
-        return {name: sum(each.severity == name for each in self.problems) for name in SEVERITIES}
+        return {name: sum(each.severity == name for each in self.problems) for name in STATUS_OF}
 
 
 class Veil:
@@ -88,12 +89,12 @@ def show(found: Examined, console: Console, lang: str, *, is_quiet: bool = False
     from rich.text import Text
 
     veil = Veil(found.launch, *found.others)
-    for problem, corrected in zip(found.problems, found.corrected):
-        if is_quiet and problem.severity != "error":
+    for problem in found.problems:
+        if is_quiet and problem.status is not Status.FAIL:
             continue
-        head = f"{_where(problem, found, lang)}: {_say(problem.severity, lang)} {problem.rule}"
+        head = f"{_where(problem, found, lang)}: {_say(problem.severity, lang)} {problem.check}"
         console.print(Text(head, _STYLES[problem.severity]), soft_wrap=True)
-        for line in body_lines(problem, corrected, veil, lang):
+        for line in _lines(problem, veil, lang):
             console.print(Text(f"    {line}"), soft_wrap=True)
         console.print(Text(f"      {_say('source', lang, source=problem.source)}", "dim"), soft_wrap=True)
     if not is_quiet:
@@ -102,14 +103,14 @@ def show(found: Examined, console: Console, lang: str, *, is_quiet: bool = False
         console.print(Text(_summary(found, lang), "bold"), soft_wrap=True)
 
 
-def body_lines(problem: Problem, corrected: Sequence[str], veil: Veil, lang: str) -> Iterator[str]:
+def _lines(problem: LaunchFinding, veil: Veil, lang: str) -> Iterator[str]:
     """What is wrong, what was written, and how the lines read when they are right."""
     yield veil(say(problem.says, lang))
     for setting in problem.settings:
         yield _say("written", lang, what=_as_written(setting, veil))
-    for line in corrected:
+    for line in problem.corrected:
         yield _say("corrected", lang, line=veil(line))
-    if problem.changes and not corrected:
+    if problem.changes and not problem.corrected:
         yield _say("corrected", lang, line="; ".join(_change_line(each, veil, lang) for each in problem.changes))
 
 
@@ -130,18 +131,14 @@ def _change_line(change: Change, veil: Veil, lang: str) -> str:
     return f"{change.key}={veil.value(change.key, change.value)}"
 
 
-def _where(problem: Problem, found: Examined, lang: str) -> str:
-    place = problem.settings[0].place if problem.settings else None
-    return place_text(place, found.path, lang)
-
-
-def place_text(place: Place | None, path: str, lang: str) -> str:
+def _where(problem: LaunchFinding, found: Examined, lang: str) -> str:
     """`run.sh:12`, the position of a word of a command line, or the whole launch."""
-    if place is None:
-        return clean(path) or _say("command", lang)
-    if place.path:
-        return f"{clean(place.path)}:{place.line}"
-    return _say("word", lang, word=place.word) if place.word else _say("command", lang)
+    at = problem.location
+    if at is None:
+        return clean(found.path) or _say("command", lang)
+    if at.path:
+        return f"{clean(at.path)}:{at.line}"
+    return _say("word", lang, word=at.word) if at.word else _say("command", lang)
 
 
 def _summary(found: Examined, lang: str) -> str:
@@ -169,7 +166,7 @@ def show_fix(fixed: Fixed, found: Examined, console: Console, lang: str, *, to: 
         where = _where(problem, found, lang)
         if to and found.path:
             where = where.replace(found.path, to, 1)  # its lines are counted in the copy
-        line = f"  {where}: {_say(problem.severity, lang)} {problem.rule}: "
+        line = f"  {where}: {_say(problem.severity, lang)} {problem.check}: "
         console.print(Text(line + veil(say(problem.says, lang)), _STYLES[problem.severity]), soft_wrap=True)
 
 
@@ -211,31 +208,29 @@ def document(
         "open": [setting.key for setting in launch.settings.values() if setting.is_open],
         "missing_files": list(launch.missing_files),
         "summary": found.counts,
-        "problems": [
-            _problem_json(problem, corrected, veil, lang) for problem, corrected in zip(found.problems, found.corrected)
-        ],
+        "problems": [_problem_json(problem, veil, lang) for problem in found.problems],
         "notes": [say(note, lang) for note in found.notes],
         "fix": _fix_json(fixed, found, to, veil, lang) if fixed is not None else None,
     }
 
 
-def _problem_json(problem: Problem, corrected: Sequence[str], veil: Veil, lang: str) -> dict[str, Any]:
+def _problem_json(problem: LaunchFinding, veil: Veil, lang: str) -> dict[str, Any]:
     return {
-        "rule": problem.rule,
+        "rule": problem.check,
         "severity": problem.severity,
         "says": veil(say(problem.says, lang)),
-        "place": _place_json(problem.settings[0].place) if problem.settings else None,
+        "place": _place_json(problem.location) if problem.location else None,
         "settings": [
             {"key": _named(each), "text": veil.setting(each), "open": each.is_open, "place": _place_json(each.place)}
             for each in problem.settings
         ],
         "source": problem.source,
-        "corrected": [veil(line) for line in corrected],
+        "corrected": [veil(line) for line in problem.corrected],
         "changes": [_change_json(each, veil) for each in problem.changes],
     }
 
 
-def _place_json(place: Place) -> dict[str, Any]:
+def _place_json(place: Location) -> dict[str, Any]:
     return {"path": place.path or None, "line": place.line, "word": place.word or None}
 
 
@@ -249,40 +244,45 @@ def _fix_json(fixed: Fixed, found: Examined, to: str | None, veil: Veil, lang: s
         "written": to or None,
         "changes": [_change_json(each, veil) for each in fixed.changes],
         "diff": diff_lines(fixed, found.path, to or "", veil),
-        "left": [_problem_json(each, (), veil, lang) for each in fixed.left],
+        "left": [_problem_json(each, veil, lang) for each in fixed.left],
     }
 
 
 def sarif_document(found: Examined, lang: str, *, code: int) -> dict[str, Any]:
-    """The SARIF 2.1.0 log with one run: each rule that spoke, each problem a result at its line."""
+    """The SARIF log with one run: each rule that spoke, each problem a result at its line."""
     veil = Veil(found.launch, *found.others)
-    sources: Mapping[str, str] = {problem.rule: problem.source for problem in found.problems}
-    rules = [{"id": rule, "help": {"text": source}} for rule, source in sources.items()]
-    results = [
-        _result(problem, corrected, list(sources).index(problem.rule), veil, lang)
-        for problem, corrected in zip(found.problems, found.corrected)
-    ]
-    run = {
-        "tool": {"driver": {"name": "npuenv preflight", "version": __version__, "rules": rules}},
-        "columnKind": "unicodeCodePoints",
-        "invocations": [{"executionSuccessful": True, "exitCode": code}],
-        "results": results,
-    }
-    return {"$schema": SARIF, "version": "2.1.0", "runs": [run]}
+
+    def describe(problem: LaunchFinding) -> dict[str, Any]:
+        result: dict[str, Any] = {"message": {"text": "\n".join(_lines(problem, veil, lang))}}
+        at = problem.location
+        if at is not None and at.path:
+            where = {"artifactLocation": {"uri": quote(at.path)}, "region": {"startLine": at.line}}
+            result["locations"] = [{"physicalLocation": where}]
+        return result
+
+    sources = {problem.check: problem.source for problem in found.problems}
+    rules = ({"id": rule, "help": {"text": source}} for rule, source in sources.items())
+    return sarif_log(sarif_run("npuenv preflight", found.problems, code=code, rules=rules, describe=describe))
 
 
-def _result(problem: Problem, corrected: Sequence[str], rule: int, veil: Veil, lang: str) -> dict[str, Any]:
-    result = {
-        "ruleId": problem.rule,
-        "ruleIndex": rule,
-        "level": problem.severity,
-        "message": {"text": "\n".join(body_lines(problem, corrected, veil, lang))},
-    }
-    place = problem.settings[0].place if problem.settings else None
-    if place is not None and place.path:
-        where = {"artifactLocation": {"uri": quote(place.path)}, "region": {"startLine": place.line}}
-        result["locations"] = [{"physicalLocation": where}]
-    return result
+def render_junit(found: Examined, rules: Sequence[str], lang: str) -> str:
+    """The JUnit document with a case for each problem and for each of the `rules` that had nothing to say.
+
+    An error fails its case; a warning or a note is its output.
+    """
+    veil = Veil(found.launch, *found.others)
+
+    def case(problem: LaunchFinding) -> Case:
+        where = _where(problem, found, lang)
+        name, body = f"{problem.check} {where}", "\n".join((where, *_lines(problem, veil, lang)))
+        if problem.status is Status.FAIL:
+            return Case(name, "failure", problem.severity, veil(say(problem.says, lang)), body)
+        return Case(name, "system-out", body=f"{problem.severity}: {body}")
+
+    spoke = {problem.check for problem in found.problems}
+    silent = [Case(rule) for rule in dict.fromkeys(rules) if rule not in spoke]
+    suite = [*map(case, found.problems), *silent]
+    return junit("npuenv preflight", {found.path or _say("command", lang): suite})
 
 
 def _say(name: str, lang: str, **args: object) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message, say
+from npuenv.report.lines import Lines
 from npuenv.resolve.types import Clash, Conflict, GitSource, Override, Pin, Reason, Stack, WayOut
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ CONFLICT_SCHEMA = "npuenv.conflict/1"
 
 def show(result: Stack | Conflict, console: Console, lang: str = "en") -> None:
     """Prints everything about a stack, or a conflict with its ways out."""
-    lines = _Lines(console, lang)
+    lines = Lines(console, lang, "stack")
     if isinstance(result, Stack):
         _show_stack(result, lines)
     else:
@@ -43,7 +44,7 @@ def show_table(
 
     `said`: keys of notes that were said already.
     """
-    lines = _Lines(console, lang)
+    lines = Lines(console, lang, "stack")
     _show_head(stack, lines)
     for note in stack.notes:
         if note.key.startswith("resolve.note-") and note.key not in said:  # those of the recipe are among the reasons
@@ -67,7 +68,7 @@ def show_reasons(stack: Stack, console: Console, lang: str = "en", *, package: s
 
     Raises BadInput for a package that the stack does not speak of.
     """
-    lines = _Lines(console, lang)
+    lines = Lines(console, lang, "stack")
     pins = [pin for pin in stack.pins if package in (None, pin.name)]
     overrides = [each for each in stack.overrides if package in (None, each.package, _name_of(each.requirement))]
     sources = [git for git in stack.git_sources if package in (None, git.name)]
@@ -88,11 +89,11 @@ def _name_of(requirement: str) -> str:
     return versions.requirement_name(requirement)
 
 
-def _pin_row(pin: Pin, lines: _Lines) -> tuple[str, str, str, str]:
+def _pin_row(pin: Pin, lines: Lines) -> tuple[str, str, str, str]:
     return pin.name, pin.version, pin.strength, lines.word("git") if _is_built(pin) else pin.index or ""
 
 
-def _source_rows(stack: Stack, lines: _Lines) -> Iterator[tuple[str, str, str, str]]:
+def _source_rows(stack: Stack, lines: Lines) -> Iterator[tuple[str, str, str, str]]:
     """What is built from a repository and is no pin: the framework itself, and what it needs."""
     for git in stack.git_sources:
         if stack.pin(git.name) is None:
@@ -104,38 +105,14 @@ def as_json(result: Stack | Conflict, lang: str = "en") -> dict[str, Any]:
     return _stack_json(result, lang) if isinstance(result, Stack) else _conflict_json(result, lang)
 
 
-class _Lines:
-    """Writes headings and indented lines, without markup from data."""
-
-    def __init__(self, console: Console, lang: str) -> None:
-        self.console = console
-        self.lang = lang
-
-    def word(self, key: str, **args: object) -> str:
-        return say(Message(f"stack.{key}", args), self.lang)
-
-    def say(self, message: Message) -> str:
-        return say(message, self.lang)
-
-    def head(self, text: str) -> None:
-        self.console.print()
-        self.line(text, style="bold")
-
-    def line(self, text: str, indent: int = 0, style: str | None = None) -> None:
-        from rich.padding import Padding
-        from rich.text import Text
-
-        self.console.print(Padding(Text(text, style=style or "", overflow="fold"), (0, 0, 0, indent), expand=False))
-
-
-def _show_head(stack: Stack, lines: _Lines) -> None:
+def _show_head(stack: Stack, lines: Lines) -> None:
     lines.line(_title(stack, lines), style="bold")
     lines.line(lines.word(f"verified-{stack.verified_by}"))
     if stack.platform.hardware is not None:
         lines.line(lines.word("image", image=stack.image) if stack.image else lines.word("image-none"))
 
 
-def _show_stack(stack: Stack, lines: _Lines) -> None:
+def _show_stack(stack: Stack, lines: Lines) -> None:
     _show_head(stack, lines)
     lines.head(lines.word("head-pins"))
     for pin in stack.pins:
@@ -144,7 +121,7 @@ def _show_stack(stack: Stack, lines: _Lines) -> None:
     _show_rest(stack, lines)
 
 
-def _title(stack: Stack, lines: _Lines) -> str:
+def _title(stack: Stack, lines: Lines) -> str:
     platform = stack.platform
     args = {"name": stack.name, "framework": stack.framework, "arch": platform.arch, "python": platform.python}
     if platform.hardware is None:
@@ -155,7 +132,7 @@ def _title(stack: Stack, lines: _Lines) -> str:
     )
 
 
-def _show_pin(pin: Pin, lines: _Lines) -> None:
+def _show_pin(pin: Pin, lines: Lines) -> None:
     lines.line(" · ".join(filter(None, (f"{pin.name} {pin.version}", pin.strength, _origin(pin, lines)))), 2, "bold")
     _show_reason("because", pin.because, lines)
     _show_reason("why-not-newer", pin.why_not_newer, lines)
@@ -165,13 +142,13 @@ def _is_built(pin: Pin) -> bool:
     return not pin.is_python and pin.name not in ("cann", "python")
 
 
-def _origin(pin: Pin, lines: _Lines) -> str:
+def _origin(pin: Pin, lines: Lines) -> str:
     if _is_built(pin):
         return lines.word("built")
     return lines.word("from-index", index=pin.index) if pin.index else ""
 
 
-def _show_reason(label: str, reason: Reason, lines: _Lines) -> None:
+def _show_reason(label: str, reason: Reason, lines: Lines) -> None:
     lines.line(f"{lines.word(label)}: {lines.say(reason.says)}", 4)
     lines.line(f"{lines.word('source')}: {_unique(reason.sources)}", 6, "dim")
 
@@ -181,7 +158,7 @@ def _unique(sources: Iterable[str]) -> str:
     return "; ".join(dict.fromkeys(part for source in sources for part in source.split("; ")))
 
 
-def _show_overrides(overrides: Iterable[Override], lines: _Lines) -> None:
+def _show_overrides(overrides: Iterable[Override], lines: Lines) -> None:
     """One line per override; those with the same reason share it."""
     by_reason: dict[str, list[Override]] = {}
     for each in overrides:
@@ -196,7 +173,7 @@ def _show_overrides(overrides: Iterable[Override], lines: _Lines) -> None:
         lines.line(f"{lines.word('source')}: {_unique(sources)}", 6, "dim")
 
 
-def _show_rest(stack: Stack, lines: _Lines) -> None:
+def _show_rest(stack: Stack, lines: Lines) -> None:
     _show_sources(stack.git_sources, lines)
     if stack.requirements:
         lines.head(lines.word("head-requirements"))
@@ -214,7 +191,7 @@ def _show_rest(stack: Stack, lines: _Lines) -> None:
         lines.line(source, 2, "dim")
 
 
-def _show_sources(sources: Sequence[GitSource], lines: _Lines) -> None:
+def _show_sources(sources: Sequence[GitSource], lines: Lines) -> None:
     if sources:
         lines.head(lines.word("head-git"))
     for git in sources:
@@ -222,14 +199,14 @@ def _show_sources(sources: Sequence[GitSource], lines: _Lines) -> None:
         lines.line(f"{git.name}: {git.repo} @ {git.ref}{moving}", 2)
 
 
-def _show_notes(stack: Stack, lines: _Lines) -> None:
+def _show_notes(stack: Stack, lines: Lines) -> None:
     if stack.notes:
         lines.head(lines.word("head-notes"))
     for note in stack.notes:
         lines.line(f"- {lines.say(note)}", 2)
 
 
-def _show_conflict(conflict: Conflict, lines: _Lines) -> None:
+def _show_conflict(conflict: Conflict, lines: Lines) -> None:
     import shlex
 
     lines.line(lines.word("conflict-title"), style="bold")

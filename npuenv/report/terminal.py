@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.checks import title
-from npuenv.core.finding import Status
+from npuenv.core.finding import PROBLEMS, Status
 from npuenv.core.messages import Message, say
 from npuenv.core.messages.visible import clean
 from npuenv.core.shell import shell_line
-from npuenv.report.doctor import PROBLEMS, Group, counts, grouped, in_order, is_mendable, machine_lines
+from npuenv.report.doctor import FindingGroup, counts, fix_text, grouped, in_order, is_mendable, machine_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-    from npuenv.core.finding import Finding, Fix
+    from npuenv.core.finding import Finding
     from npuenv.facts.collect import Facts
 
     Span = tuple[str, str]  # text and the name of a style
@@ -205,7 +205,8 @@ def render_report(findings: Sequence[Finding], facts: Facts, page: Page, manner:
     shown = [group for group in groups if group.first.status in told or (manner.is_verbose and not manner.is_quiet)]
     own = manner.restore if page.is_terminal else str
     for group in shown:
-        says, branches = list(_says(group, manner.lang, own)), _branches(group, manner, arrow_of(page), own)
+        says = list(_says(group, manner.lang, own))
+        branches = branches_of(group.first, page, manner, own, has_evidence=group.because is None)
         sheet.finding(label_of(group.first.status, page, manner.lang), says, branches, is_whole=manner.is_verbose)
     has_gap = bool(shown) and not manner.is_quiet
     if not (manner.is_verbose or manner.is_quiet):
@@ -237,7 +238,7 @@ def _add_head(sheet: Plain | Drawn, facts: Facts, manner: Manner) -> None:
         sheet.line((clean(versions), "cyan"))
 
 
-def _says(group: Group, lang: str, own: Callable[[str], str]) -> Iterator[Span]:
+def _says(group: FindingGroup, lang: str, own: Callable[[str], str]) -> Iterator[Span]:
     names = [clean(say(title(finding.check), lang)) for finding in group.findings]
     if len(names) > _NAMES_AT_MOST:
         left = len(names) - _NAMES_AT_MOST + 1
@@ -249,25 +250,23 @@ def _says(group: Group, lang: str, own: Callable[[str], str]) -> Iterator[Span]:
         yield " " + say(Message("doctor.because", {"name": title(group.because)}), lang), "dim"
 
 
-def _branches(group: Group, manner: Manner, arrow: str, own: Callable[[str], str]) -> Iterator[Branch]:
-    finding, lang = group.first, manner.lang
-    if (finding.status in PROBLEMS or manner.is_verbose) and group.because is None:
+def branches_of(
+    finding: Finding, page: Page, manner: Manner, own: Callable[[str], str] = str, *, has_evidence: bool = True
+) -> Iterator[Branch]:
+    """What stands below a finding: its evidence where it is a problem, its source with `-v`, its fix."""
+    if has_evidence and (finding.status in PROBLEMS or manner.is_verbose):
         for item in dict.fromkeys(finding.evidence):
             command, line = clean(own(item.command)), clean(own(item.line))
-            spans = (command, "dim"), (arrow if line else "", "dim"), (line, "cyan")
+            spans = (command, "dim"), (_arrow(page) if line else "", "dim"), (line, "cyan")
             yield Branch(spans, at_most=_EVIDENCE_LINES)
     if manner.is_verbose:
-        source = say(Message("doctor.source", {"source": finding.source}), lang)
+        source = say(Message("doctor.source", {"source": finding.source}), manner.lang)
         yield Branch(((f"[{finding.check}] {clean(source)}", "dim"),))
     if finding.fix is not None:
-        yield cure_of(finding.fix, manner, own)
-
-
-def cure_of(fix: Fix, manner: Manner, own: Callable[[str], str]) -> Branch:
-    key = "doctor.fix-dangerous" if fix.is_dangerous else "doctor.fix"
-    prompt = "# " if fix.needs_root else "$ "
-    commands = tuple(((prompt, "dim"), (manner.restore(shell_line(argv)), "bold")) for argv in fix.commands)
-    return Branch(((clean(own(say(Message(key, {"says": fix.says}), manner.lang))), ""),), commands)
+        prompt = "# " if finding.fix.needs_root else "$ "
+        lines = [manner.restore(shell_line(argv)) for argv in finding.fix.commands]
+        commands = tuple(((prompt, "dim"), (line, "bold")) for line in lines)
+        yield Branch(((clean(own(fix_text(finding.fix, manner.lang))), ""),), commands)
 
 
 def _add_well(sheet: Plain | Drawn, findings: Sequence[Finding], page: Page, manner: Manner) -> None:
@@ -363,7 +362,7 @@ def label_of(status: Status, page: Page, lang: str) -> Span:
     return word + " " * max(1, _indent(page) - cell_len(word)), _STYLES[status]
 
 
-def arrow_of(page: Page) -> str:
+def _arrow(page: Page) -> str:
     """What stands between a command and its line."""
     return " → " if page.is_terminal and page.is_unicode else " -> "
 

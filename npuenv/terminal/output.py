@@ -106,11 +106,11 @@ def render(ui: Ui, command: DoctorCommand, result: DoctorResult) -> str:
 
         return render_html(findings, facts, lang=lang, asked=result.redact(f"{command.again} --format html"))
     if command.format == "junit":
-        from npuenv.report.junit import render_junit
+        from npuenv.report.doctor_ci import render_junit
 
         return render_junit(findings, lang=lang)
     from npuenv.report.doctor import document
-    from npuenv.report.sarif import sarif_document
+    from npuenv.report.doctor_ci import sarif_document
 
     if command.format == "sarif":
         content = sarif_document(findings, lang=lang, framework=result.framework, host=result.host.name)

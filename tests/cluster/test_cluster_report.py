@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from npuenv.checks import Finding, Status, check_all
 from npuenv.cluster.consistency import check_consistency
 from npuenv.cluster.inventory import Node
 from npuenv.cluster.ssh import NodeFailure
-from npuenv.cluster.summary import ClusterReport, NodeReport, SharedFinding
+from npuenv.cluster.summary import ClusterReport, NodeReport
 from npuenv.core.errors import ExitCode
 from npuenv.core.fact import Evidence
 from npuenv.core.messages import LANGUAGES, Message
@@ -47,8 +49,8 @@ def test_of_many_nodes_with_one_finding_in_other_words_three_are_told_and_all_ar
 
 
 def test_what_is_not_gathered_stays_in_its_order() -> None:
-    rows = [SharedFinding(full(number), (f"n{number}",)) for number in range(1, 7)]
-    other = SharedFinding(Finding("network.other", Status.FAIL, Message("agree.word-none"), (), "s", None), ("n9",))
+    rows = [replace(full(number), nodes=(f"n{number}",)) for number in range(1, 7)]
+    other = Finding("network.other", Status.FAIL, Message("agree.word-none"), (), "s", None, nodes=("n9",))
     told = cluster.gathered([*rows[:2], other, *rows[2:]])
     assert [each for each, _ in told] == [*rows[:2], other, rows[2]]
     assert [more for _, more in told] == [(), (), (), tuple(rows[3:])]
@@ -87,6 +89,6 @@ def test_a_tool_that_is_dead_on_a_node_is_one_line_and_no_node_without_a_problem
     nodes = planted("a2-b3-host-roll", 2, {2: [{"command": program, **answer}]})
     judged = [NodeReport(Node(n, n), check_all(facts, framework=use, level=2), use) for n, facts in nodes.items()]
     found = ClusterReport(tuple(judged), tuple(check_consistency(nodes)), source="hosts")
-    assert [(each.finding.check, each.names) for each in cluster.problems(found)] == [(check, ("node02",))]
+    assert [(each.check, each.nodes) for each in cluster.problems(found)] == [(check, ("node02",))]
     assert [each.check for each in found.agreement if each.status is Status.UNKNOWN] == []
     assert (found.code, cluster.summary(found).args["fine"]) == (code, 1)

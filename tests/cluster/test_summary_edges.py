@@ -86,7 +86,7 @@ def test_findings_are_told_together_when_check_status_and_words_are_the_same() -
         judged("d", finding(Status.FAIL, key="agree.skip-unmet")),
         judged("e", finding(Status.FAIL, "machine.disk")),
     ]
-    assert [shared.names for shared in merge_findings(nodes)] == [("a", "b"), ("c",), ("d",), ("e",)]
+    assert [shared.nodes for shared in merge_findings(nodes)] == [("a", "b"), ("c",), ("d",), ("e",)]
 
 
 def test_nodes_are_alike_by_their_trouble_and_by_how_many_findings_of_each_status_they_have() -> None:

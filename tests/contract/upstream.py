@@ -41,7 +41,7 @@ from tests.render.verl_jobs import RECIPES, published
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from npuenv.preflight.types import Problem
+    from npuenv.preflight.types import LaunchFinding
 
 VERDICTS = Path(__file__).with_name("verl_verdicts.py")
 ROLL_VERDICTS = Path(__file__).with_name("roll_verdicts.py")
@@ -128,7 +128,7 @@ class Row:
 
     script: str
     is_npu: bool  # one of verl's workflows for NPUs runs it
-    problem: Problem
+    problem: LaunchFinding
     verdict: str | None
 
 
@@ -142,7 +142,7 @@ def scripts_of(tree: Path) -> dict[str, bool]:
 
 def rows(tree: Path, release: str, verl: Framework) -> tuple[int, list[Row]]:
     """How many scripts were judged, and preflight's errors with what verl says of each alone."""
-    found: list[tuple[str, bool, Problem]] = []
+    found: list[tuple[str, bool, LaunchFinding]] = []
     judged = 0
     for name, is_npu in scripts_of(tree).items():
         try:
@@ -154,12 +154,12 @@ def rows(tree: Path, release: str, verl: Framework) -> tuple[int, list[Row]]:
         found += [(name, is_npu, each) for each in problems]
     runs = [started(tree / name, tree) for name, _, _ in found]
     said: list[str | None] = [
-        run.refused if each.rule in OF_THE_SHELL else None for run, (*_, each) in zip(runs, found)
+        run.refused if each.check in OF_THE_SHELL else None for run, (*_, each) in zip(runs, found)
     ]
     # A launch may have several mistakes: what verl blames that is not the problem's own goes, and verl is asked again.
     open_: dict[int, tuple[str, tuple[str, ...]]] = {
         at: run.launches[0] for at, run in enumerate(runs)
-        if run.launches and found[at][2].rule not in (*OF_THE_SHELL, *OF_THE_MACHINE)
+        if run.launches and found[at][2].check not in (*OF_THE_SHELL, *OF_THE_MACHINE)
     }  # fmt: skip
     while open_:
         again = {}
@@ -184,15 +184,15 @@ def _is_blamed(key: str, text: str) -> bool:
 def compare(tree: Path, verl: Framework) -> bool:
     release = (tree / "verl/version/version").read_text(encoding="utf-8").strip()
     judged, found = rows(tree, release, verl)
-    alone = [row for row in found if row.verdict is None and row.problem.rule not in OF_THE_MACHINE]
-    of_machine = [row for row in found if row.verdict is None and row.problem.rule in OF_THE_MACHINE]
+    alone = [row for row in found if row.verdict is None and row.problem.check not in OF_THE_MACHINE]
+    of_machine = [row for row in found if row.verdict is None and row.problem.check in OF_THE_MACHINE]
     print(f"\nverl {release}: {judged} scripts, {sum(scripts_of(tree).values())} of workflows for NPUs")
     print(f"  errors {len(found)}: {len(found) - len(alone) - len(of_machine)} verl gives too,"
           f" {len(of_machine)} only a machine could show, {len(alone)} neither")  # fmt: skip
     print(f"  errors in scripts of workflows for NPUs: {sum(row.is_npu for row in found)}")
     for row in found:
-        why = row.verdict or OF_THE_MACHINE.get(row.problem.rule) or "NOT CONFIRMED: " + say(row.problem.says)
-        print(f"  {row.script}: {row.problem.rule}: {' '.join(why.split())[:160]}")
+        why = row.verdict or OF_THE_MACHINE.get(row.problem.check) or "NOT CONFIRMED: " + say(row.problem.says)
+        print(f"  {row.script}: {row.problem.check}: {' '.join(why.split())[:160]}")
     return not alone and not any(row.is_npu and row.verdict is None for row in found)
 
 
@@ -270,7 +270,7 @@ def errors_of(mutant: Mutant, release: str, folder: Path) -> list[str]:
         readings = all_of(read_text(mutant.text, folder / mutant.base, known), known)
     except NpuenvError as error:
         return [error.message.key]
-    return [p.rule for r in readings for p in examine(r.launch, refused=r.refused) if p.severity == "error"]
+    return [p.check for r in readings for p in examine(r.launch, refused=r.refused) if p.severity == "error"]
 
 
 def mistakes(bases: dict[str, str], release: str, tree: Path, verl: Framework) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.core.messages import Message
-from npuenv.lock.consistent import Complaint, complaints
+from npuenv.lock.consistent import Inconsistency, find_inconsistencies
 from npuenv.lock.file import Lock, LockedPackage, LockedSource, Missing
 from npuenv.lock.wheels import write_wheel
 from npuenv.resolve.types import GitSource, Override, Pin, Platform, Reason, Stack
@@ -65,27 +65,27 @@ def test_a_package_whose_metadata_is_gone_is_a_complaint(folder: Path, left: str
     put(folder, "captum", "1.0")
     metadata = folder / "captum-1.0.dist-info" / "METADATA"
     metadata.unlink() if left is None else metadata.write_text(left)
-    found = complaints(folder, a_stack(), a_lock("torch==2.8.0", "captum==1.0"))
+    found = find_inconsistencies(folder, a_stack(), a_lock("torch==2.8.0", "captum==1.0"))
     assert [(each.who, each.says.key, each.because) for each in found] == [
         ("captum-1.0.dist-info", "consistent.no-metadata", None),
         ("captum", "consistent.not-as-locked", None),
     ]
 
 
-def keys(found: tuple[Complaint, ...]) -> list[tuple[str, str, str | None]]:
+def keys(found: tuple[Inconsistency, ...]) -> list[tuple[str, str, str | None]]:
     return [(each.who, each.says.key, each.because.key if each.because else None) for each in found]
 
 
 def test_a_set_that_holds_together_gives_no_complaint(folder: Path) -> None:
     put(folder, "torch", "2.8.0+cpu", "numpy>=1.20", "colorama; sys_platform == 'win32'", "extra; extra == 'all'")
     put(folder, "numpy", "1.26.4")
-    assert complaints(folder, a_stack(), a_lock("torch==2.8.0", "numpy==1.26.4")) == ()
+    assert find_inconsistencies(folder, a_stack(), a_lock("torch==2.8.0", "numpy==1.26.4")) == ()
 
 
 def test_another_version_a_lacking_and_a_stray_distribution_are_named(folder: Path) -> None:
     put(folder, "numpy", "2.1.0")
     put(folder, "stray", "1.0")
-    found = complaints(folder, a_stack(), a_lock("numpy==1.26.4", "torch==2.8.0"))
+    found = find_inconsistencies(folder, a_stack(), a_lock("numpy==1.26.4", "torch==2.8.0"))
     assert keys(found) == [
         ("numpy", "consistent.not-as-locked", None),
         ("torch", "consistent.not-as-locked", None),
@@ -98,7 +98,7 @@ def test_what_the_stack_overrules_carries_its_reason(folder: Path) -> None:
     put(folder, "fastapi", "0.123.0")
     put(folder, "torch", "2.8.0")
     put(folder, "asks", "1.0", "fastapi>=0.133", "xformers", "torch==2.9.0", "vllm>=1")
-    found = complaints(folder, a_stack(), a_lock("fastapi==0.123.0", "torch==2.8.0", "asks==1.0"))
+    found = find_inconsistencies(folder, a_stack(), a_lock("fastapi==0.123.0", "torch==2.8.0", "asks==1.0"))
     assert keys(found) == [
         ("asks", "consistent.unmet", "stack.vllm-torch"),
         ("asks", "consistent.unmet", "stack.vllm-torch"),
@@ -110,7 +110,7 @@ def test_what_the_stack_overrules_carries_its_reason(folder: Path) -> None:
 def test_what_nothing_explains_has_no_reason(folder: Path) -> None:
     put(folder, "asks", "1.0", "numpy<2", "lacking")
     put(folder, "numpy", "2.1.0")
-    found = complaints(folder, a_stack(), a_lock("asks==1.0", "numpy==2.1.0"))
+    found = find_inconsistencies(folder, a_stack(), a_lock("asks==1.0", "numpy==2.1.0"))
     assert keys(found) == [("asks", "consistent.unmet", None)] * 2
     assert found[0].says.args == {"who": "asks", "needs": "numpy<2", "has": "2.1.0"}
 
@@ -118,27 +118,29 @@ def test_what_nothing_explains_has_no_reason(folder: Path) -> None:
 def test_markers_are_those_of_the_locks_platform(folder: Path) -> None:
     put(folder, "asks", "1.0", "lacking; platform_machine == 'x86_64'")
     lock = a_lock("asks==1.0")
-    assert complaints(folder, a_stack(arch="aarch64"), lock) == ()
-    assert keys(complaints(folder, a_stack(arch="x86_64"), lock)) == [("asks", "consistent.unmet", None)]
+    assert find_inconsistencies(folder, a_stack(arch="aarch64"), lock) == ()
+    assert keys(find_inconsistencies(folder, a_stack(arch="x86_64"), lock)) == [("asks", "consistent.unmet", None)]
 
 
 def test_markers_are_those_of_the_locks_python(folder: Path) -> None:
     put(folder, "asks", "1.0", "old; python_version < '3.11'", "new; python_full_version >= '3.12'")
-    assert complaints(folder, a_stack(), a_lock("asks==1.0")) == ()
+    assert find_inconsistencies(folder, a_stack(), a_lock("asks==1.0")) == ()
     put(folder, "more", "1.0", "lacking; python_version == '3.11'")
-    found = complaints(folder, a_stack(), a_lock("asks==1.0", "more==1.0"))
+    found = find_inconsistencies(folder, a_stack(), a_lock("asks==1.0", "more==1.0"))
     assert keys(found) == [("more", "consistent.unmet", None)]
 
 
 def test_a_pre_release_that_was_locked_meets_a_requirement(folder: Path) -> None:
     put(folder, "asks", "1.0", "numpy>=1.26")
     put(folder, "numpy", "2.0rc1")
-    assert complaints(folder, a_stack(), a_lock("asks==1.0", "numpy==2.0rc1")) == ()
+    assert find_inconsistencies(folder, a_stack(), a_lock("asks==1.0", "numpy==2.0rc1")) == ()
 
 
 def test_a_package_without_a_hash_is_explained_by_the_partial_lock(folder: Path) -> None:
     put(folder, "asks", "1.0", "torchvision")
-    found = complaints(folder, a_stack(), a_lock("asks==1.0", "torchvision==0.23.0", missing=("torchvision",)))
+    found = find_inconsistencies(
+        folder, a_stack(), a_lock("asks==1.0", "torchvision==0.23.0", missing=("torchvision",))
+    )
     assert keys(found) == [
         ("torchvision", "consistent.not-as-locked", "consistent.no-hash"),
         ("asks", "consistent.unmet", "consistent.no-hash"),
@@ -147,7 +149,9 @@ def test_a_package_without_a_hash_is_explained_by_the_partial_lock(folder: Path)
 
 def test_a_requirement_that_cannot_be_read_is_a_complaint(folder: Path) -> None:
     put(folder, "asks", "1.0", "not a == requirement !!")
-    assert keys(complaints(folder, a_stack(), a_lock("asks==1.0"))) == [("asks", "consistent.unreadable", None)]
+    assert keys(find_inconsistencies(folder, a_stack(), a_lock("asks==1.0"))) == [
+        ("asks", "consistent.unreadable", None)
+    ]
 
 
 @pytest.mark.registry
@@ -174,6 +178,6 @@ def test_a_real_set_for_aarch64_is_as_locked_and_explained(tmp_path: Path) -> No
     words = ("pip", "install", "--no-deps", "--require-hashes", *where, *platform, "-r", str(listed))
     ran = resolver.run(words)
     assert ran.code == 0, ran.err
-    found = complaints(tmp_path / "site", stack, lock)
+    found = find_inconsistencies(tmp_path / "site", stack, lock)
     assert [each for each in found if each.because is None] == []
     assert list((tmp_path / "site").rglob("*x86_64*")) == []

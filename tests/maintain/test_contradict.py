@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.core.messages import LANGUAGES, say
-from npuenv.maintain.contradict import Found, find_contradictions
+from npuenv.maintain.contradict import find_contradictions
 from npuenv.matrix import Matrix, load_matrix
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from npuenv.maintain.compare import RowConflict
 
 MATRIX = load_matrix()
 FOUND = find_contradictions(MATRIX)
@@ -86,7 +88,7 @@ def folder(tmp_path: Path) -> Path:
     return copy
 
 
-def found_after(folder: Path, file: str, old: str, new: str) -> list[Found]:
+def found_after(folder: Path, file: str, old: str, new: str) -> list[RowConflict]:
     path = folder / file
     text = path.read_text(encoding="utf-8")
     assert old in text

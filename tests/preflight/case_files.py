@@ -14,7 +14,7 @@ from npuenv.core.toml_input import load_file
 from npuenv.matrix.keys import defaults_of
 from npuenv.preflight.examine import examine
 from npuenv.preflight.reading import Reading, ReadOptions, read_text
-from npuenv.preflight.types import Machine, Problem
+from npuenv.preflight.types import LaunchFinding, Machine
 
 CASES = Path(__file__).parent / "cases"
 
@@ -62,7 +62,7 @@ def asked(case: Case) -> ReadOptions:
 
 
 _READ: dict[str, Reading] = {}
-_ALARMS: dict[str, list[Problem]] = {}
+_ALARMS: dict[str, list[LaunchFinding]] = {}
 
 
 def read(case: Case) -> Reading:
@@ -79,13 +79,13 @@ def bash_takes(text: str) -> bool:
     return subprocess.run(["bash", "-n", "-c", text], capture_output=True).returncode == 0
 
 
-def alarms(case: Case) -> list[Problem]:
+def alarms(case: Case) -> list[LaunchFinding]:
     """Errors and warnings, each case examined once; what is a note disturbs nobody."""
     if case.id not in _ALARMS:
         _ALARMS[case.id] = _examined(case)
     return _ALARMS[case.id]
 
 
-def _examined(case: Case) -> list[Problem]:
+def _examined(case: Case) -> list[LaunchFinding]:
     reading = read(case)
     return [found for found in examine(reading.launch, refused=reading.refused) if found.severity != "note"]

@@ -28,7 +28,7 @@ def read(text: str, asked: ReadOptions = ASKED) -> Reading:
 def sentences(reading: Reading) -> dict[str, str]:
     """Rule -> sentence's key and severity."""
     found = examine(reading.launch, refused=reading.refused)
-    return {each.rule: f"{each.severity} {each.says.key.partition('.')[2]}" for each in found}
+    return {each.check: f"{each.severity} {each.says.key.partition('.')[2]}" for each in found}
 
 
 def test_a_misspelt_key_does_not_overwrite_the_right_one() -> None:

@@ -11,11 +11,13 @@ from npuenv.preflight.examine import examine
 from npuenv.preflight.fixing import corrected, fix
 from npuenv.preflight.reading import ReadOptions, read_file, read_words
 from npuenv.preflight.rules.base import Rule
-from npuenv.preflight.types import Change, Launch, Problem, Severity
+from npuenv.preflight.types import Change, Launch, LaunchFinding, launch_finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    from npuenv.core.finding import Severity
 
 
 def nothing(framework: str, release: str) -> Mapping[str, Any]:
@@ -29,11 +31,13 @@ VERL = ("python3", "-m", "verl.trainer.main_ppo")
 def rule(key: str, wanted: object, *changes: Change, severity: Severity = "error", framework: str = "verl") -> Rule:
     """Complains while the key is written with another value; `changes` mend it, by default the value itself."""
 
-    def judge(launch: Launch) -> Iterator[Problem]:
+    def judge(launch: Launch) -> Iterator[LaunchFinding]:
         setting = launch.settings.get(key)
         if setting is not None and setting.value != wanted:
             mend = changes or (Change(key, wanted),)
-            yield Problem(f"preflight.{key}", severity, Message("preflight.word", {"word": key}), (setting,), "s", mend)
+            yield launch_finding(
+                f"preflight.{key}", severity, Message("preflight.word", {"word": key}), (setting,), "s", mend
+            )
 
     return Rule(f"preflight.{key}", (framework,), judge)
 
@@ -47,17 +51,17 @@ def test_problems_come_worst_first_then_in_the_order_of_the_text() -> None:
         rule("w", 1, severity="warning"),
         rule("b", 1, framework="roll"),
     ]
-    assert [each.rule.partition(".")[2] for each in examine(launch, rules)] == ["b", "a", "w", "n"]
+    assert [each.check.partition(".")[2] for each in examine(launch, rules)] == ["b", "a", "w", "n"]
 
 
 def test_the_same_cause_speaks_once_and_refused_words_are_among_them() -> None:
     reading = read_words((*VERL, "a=0", "x=1,2"), ASKED)
     found = examine(reading.launch, [rule("a", 1), rule("a", 1)], refused=reading.refused)
-    assert [each.rule for each in found] == ["preflight.a", "preflight.hydra-grammar"]
+    assert [each.check for each in found] == ["preflight.a", "preflight.hydra-grammar"]
 
 
 def test_a_rule_that_breaks_is_heard() -> None:
-    def judge(launch: Launch) -> Iterator[Problem]:
+    def judge(launch: Launch) -> Iterator[LaunchFinding]:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -67,10 +71,10 @@ def test_a_rule_that_breaks_is_heard() -> None:
 def test_one_correction_can_call_for_the_next() -> None:
     reading = read_words((*VERL, "a=0", "b=5"), ASKED)
 
-    def judge(launch: Launch) -> Iterator[Problem]:
+    def judge(launch: Launch) -> Iterator[LaunchFinding]:
         if launch.get("a") != launch.get("b"):
             says = Message("preflight.word", {"word": "b"})
-            yield Problem(
+            yield launch_finding(
                 "preflight.same", "error", says, (launch.settings["b"],), "s", (Change("b", launch.get("a")),)
             )
 
@@ -80,11 +84,11 @@ def test_one_correction_can_call_for_the_next() -> None:
 
 
 def test_what_only_the_user_can_decide_is_left() -> None:
-    def judge(launch: Launch) -> Iterator[Problem]:
-        yield Problem("preflight.you", "error", Message("preflight.word", {"word": 1}), (), "s")
+    def judge(launch: Launch) -> Iterator[LaunchFinding]:
+        yield launch_finding("preflight.you", "error", Message("preflight.word", {"word": 1}), (), "s")
 
     fixed = fix(read_words((*VERL, "a=0"), ASKED), ASKED, [rule("a", 1), Rule("preflight.you", ("verl",), judge)])
-    assert [each.rule for each in fixed.left] == ["preflight.you"]
+    assert [each.check for each in fixed.left] == ["preflight.you"]
     assert fixed.changes == (Change("a", 1),)
 
 
@@ -94,7 +98,7 @@ def test_a_problem_is_mended_whole_or_not_at_all(tmp_path: Path) -> None:
     reading = read_file(path, ASKED)
     fixed = fix(reading, ASKED, [rule("a", 1, Change("a", 1), Change("b", 1))])  # b stands in a variable
     assert fixed.after == fixed.before
-    assert [each.rule for each in fixed.left] == ["preflight.a"]
+    assert [each.check for each in fixed.left] == ["preflight.a"]
 
 
 def test_rules_that_want_opposite_things_come_to_an_end() -> None:
@@ -104,10 +108,10 @@ def test_rules_that_want_opposite_things_come_to_an_end() -> None:
 
 
 def test_a_second_wish_for_the_same_key_waits_for_another_look() -> None:
-    def judge(launch: Launch) -> Iterator[Problem]:
+    def judge(launch: Launch) -> Iterator[LaunchFinding]:
         for wanted in (2, 3) if launch.get("a") == 0 else ():
             says = Message("preflight.word", {"word": wanted})
-            yield Problem("preflight.a", "error", says, (launch.settings["a"],), "s", (Change("a", wanted),))
+            yield launch_finding("preflight.a", "error", says, (launch.settings["a"],), "s", (Change("a", wanted),))
 
     fixed = fix(read_words((*VERL, "a=0"), ASKED), ASKED, [Rule("preflight.a", ("verl",), judge)])
     assert fixed.changes == (Change("a", 2),)
@@ -165,9 +169,9 @@ def test_variables_of_a_script_around_a_yaml_are_left_to_the_user(tmp_path: Path
     (tmp_path / "run.sh").write_text("export A=1\npython start_x_pipeline.py --config_name lake\n", encoding="utf-8")
     asked = ReadOptions(nothing, folder=tmp_path)
 
-    def judge(launch: Launch) -> Iterator[Problem]:
+    def judge(launch: Launch) -> Iterator[LaunchFinding]:
         if "A" in launch.environ:
-            yield Problem(
+            yield launch_finding(
                 "preflight.a", "error", Message("preflight.word", {"word": 1}), (launch.environ["A"],), "s",
                 (Change("A", None, is_variable=True),),
             )  # fmt: skip
@@ -175,4 +179,4 @@ def test_variables_of_a_script_around_a_yaml_are_left_to_the_user(tmp_path: Path
     rules = [Rule("preflight.a", ("roll",), judge), rule("pretrain", "y", framework="roll")]
     fixed = fix(read_words(("bash", "run.sh"), asked), asked, rules)
     assert fixed.after == "pretrain: y\n"
-    assert (fixed.changes, [each.rule for each in fixed.left]) == ((Change("pretrain", "y"),), ["preflight.a"])
+    assert (fixed.changes, [each.check for each in fixed.left]) == ((Change("pretrain", "y"),), ["preflight.a"])

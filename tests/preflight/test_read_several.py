@@ -88,7 +88,7 @@ def test_every_launch_of_a_script_is_corrected_in_one_copy(tmp_path: Path) -> No
     first, pause, second = fixed.after.splitlines()
     assert (first.split()[:5], pause) == ([*PPO.split(), f"{NAME}=vllm", "trainer.device=npu"], "sleep 5")
     assert second.split()[:5] == first.split()[:5]
-    assert [problem.rule for problem in fixed.left if problem.rule == "preflight.engine"] == []
+    assert [problem.check for problem in fixed.left if problem.check == "preflight.engine"] == []
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_script_may_hold_its_launch_in_a_text(tmp_path: Path) -> None:
     assert reading.launch.settings["a"].place.line == 5
     fixed = fix(reading, asked)
     assert (fixed.after, fixed.changes) == (text, ())
-    assert "preflight.engine" in [problem.rule for problem in fixed.left]
+    assert "preflight.engine" in [problem.check for problem in fixed.left]
     assert corrected(reading, asked, fixed.left[0]) == ()
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from npuenv.core.finding import Location
 from npuenv.core.messages import say
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import defaults_of, known_releases, names_of, nearest_release, releases_beside
@@ -18,7 +19,7 @@ from npuenv.preflight.rules import RULES
 from npuenv.preflight.rules.base import as_number, value
 from npuenv.preflight.rules.cards import mapping_of
 from npuenv.preflight.rules.keys import moves
-from npuenv.preflight.types import Change, Launch, Machine, Place, Setting
+from npuenv.preflight.types import Change, Launch, Machine, Setting
 from tests.preflight import case_files
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ RIGHT = case_files.cases_of("right")
 def launch_of(framework: str = "verl", release: str | None = "0.7.1", **settings: Any) -> Launch:
     """A launch from a few values, `__` in a name standing for a dot."""
     keys = {name.replace("__", "."): item for name, item in settings.items()}
-    written = {key: Setting(key, item, str(item), Place("", 1)) for key, item in keys.items()}
+    written = {key: Setting(key, item, str(item), Location("", 1)) for key, item in keys.items()}
     return Launch(framework, release, written, defaults_of(framework, release), {}, Machine(), "command")  # type: ignore[arg-type]
 
 
@@ -42,12 +43,12 @@ def rules_of(launch: Launch) -> set[str]:
     found: Iterator[Any] = (
         each for rule in RULES if launch.framework in rule.frameworks for each in rule.judge(launch)
     )
-    return {problem.rule for problem in found if problem.severity != "note"}
+    return {problem.check for problem in found if problem.severity != "note"}
 
 
 @pytest.mark.parametrize("case", FAULTS, ids=lambda case: case.id)
 def test_a_planted_fault_is_found_by_its_rule_alone_and_said_in_both_languages_and_corrected(case: Any) -> None:
-    assert {problem.rule for problem in case_files.alarms(case)} == {case.rule}
+    assert {problem.check for problem in case_files.alarms(case)} == {case.rule}
     for problem in case_files.alarms(case):
         english, chinese = say(problem.says, "en"), say(problem.says, "zh")
         assert problem.source and english and chinese != english
@@ -57,14 +58,14 @@ def test_a_planted_fault_is_found_by_its_rule_alone_and_said_in_both_languages_a
 
 @pytest.mark.parametrize("case", RIGHT, ids=lambda case: case.id)
 def test_a_right_configuration_gives_no_alarm(case: Any) -> None:
-    assert [(problem.rule, say(problem.says)) for problem in case_files.alarms(case)] == []
+    assert [(problem.check, say(problem.says)) for problem in case_files.alarms(case)] == []
 
 
 def check_corrections(case: Any) -> None:
     """The corrections take the fault away, and bash takes the corrected script."""
-    undecided = [problem.rule for problem in case_files.alarms(case) if not problem.changes]
+    undecided = [problem.check for problem in case_files.alarms(case) if not problem.changes]
     fixed = fix(case_files.read(case), case_files.asked(case))
-    assert [problem.rule for problem in fixed.left if problem.severity != "note"] == undecided
+    assert [problem.check for problem in fixed.left if problem.severity != "note"] == undecided
     assert fixed.changes or undecided
     assert not case.base.endswith(".sh") or case_files.bash_takes(fixed.after)
 
@@ -218,10 +219,10 @@ def test_a_key_out_of_a_file_is_taken_and_one_of_the_command_over_it_too() -> No
             if rule.id in ("preflight.noise-injection", "preflight.key-unknown")
             for each in rule.judge(known)
         ]
-        assert [each.says.key for each in found if each.rule == "preflight.noise-injection"] == [
+        assert [each.says.key for each in found if each.check == "preflight.noise-injection"] == [
             f"preflight_rules.{says}"
         ]
-        assert [each.severity for each in found if each.rule == "preflight.key-unknown"] == [severity]
+        assert [each.severity for each in found if each.check == "preflight.key-unknown"] == [severity]
 
 
 @pytest.mark.parametrize("text", [float("inf"), float("nan"), "1e400", "9" * 400 + "."])
@@ -236,7 +237,7 @@ def own_keys(launch: Launch) -> list[str]:
 
 
 def added(key: str, text: str) -> Setting:
-    return Setting(key, text, text, Place("", 1), "+")
+    return Setting(key, text, text, Location("", 1), "+")
 
 
 def test_a_key_that_was_forced_in_and_that_nobody_lists_is_a_note() -> None:
@@ -245,11 +246,11 @@ def test_a_key_that_was_forced_in_and_that_nobody_lists_is_a_note() -> None:
     settings = {key: added(key, "flash_attention_2") for key in (*nobodys, free)}
     verls = ["reward.reward_kwargs.overlong_buffer_cfg.len", "actor_rollout_ref.actor.fsdp_config.mixed_precision.x"]
     settings |= {key: added(key, "1") for key in verls}  # read, although no configuration lists them
-    settings["data.seed"] = Setting("data.seed", "x", "${actor_rollout_ref.actor.clip_ratio}", Place("", 1))
+    settings["data.seed"] = Setting("data.seed", "x", "${actor_rollout_ref.actor.clip_ratio}", Location("", 1))
     launch = replace(launch_of(), settings=settings)
     assert own_keys(launch) == nobodys
     assert not rules_of(launch) & {"preflight.key-unknown"}
-    settings["data.seed"] = Setting("data.seed", "x", "${foo.bar}", Place("", 1))
+    settings["data.seed"] = Setting("data.seed", "x", "${foo.bar}", Location("", 1))
     assert own_keys(launch) == nobodys[1:]
 
 
@@ -276,15 +277,15 @@ def test_an_old_name_is_taken_out_where_the_new_one_is_written_too() -> None:
 def test_an_unknown_release_is_said_once_and_as_a_note() -> None:
     launch = launch_of(release=None, trainer__n_gpus_per_node=8)
     found = [problem for rule in RULES if "verl" in rule.frameworks for problem in rule.judge(launch)]
-    assert [problem.severity for problem in found if problem.rule == "preflight.release"] == ["note"]
-    assert not {"preflight.key-unknown", "preflight.device"} & {problem.rule for problem in found}
+    assert [problem.severity for problem in found if problem.check == "preflight.release"] == ["note"]
+    assert not {"preflight.key-unknown", "preflight.device"} & {problem.check for problem in found}
 
 
 def test_that_megatrons_memory_is_not_judged_is_a_note() -> None:
     launch = launch_of(actor_rollout_ref__actor__strategy="megatron")
     known = replace(launch, machine=Machine("a2", 8, 1, 64.0))
     found = [each for rule in RULES if "verl" in rule.frameworks for each in rule.judge(known)]
-    assert [(each.severity, each.says.key) for each in found if each.rule == "preflight.memory-unjudged"] == [
+    assert [(each.severity, each.says.key) for each in found if each.check == "preflight.memory-unjudged"] == [
         ("note", "preflight_rules.memory-megatron")
     ]
 
@@ -292,7 +293,7 @@ def test_that_megatrons_memory_is_not_judged_is_a_note() -> None:
 def test_an_open_value_is_not_judged() -> None:
     key = "actor_rollout_ref.rollout.gpu_memory_utilization"
     launch = launch_of()
-    settings = {key: Setting(key, "$MEM", "$MEM", Place("", 1), is_open=True)}
+    settings = {key: Setting(key, "$MEM", "$MEM", Location("", 1), is_open=True)}
     known = Launch("verl", "0.7.1", settings, launch.defaults, {}, Machine(), "command")
     assert "preflight.number" not in rules_of(known)
 

@@ -56,7 +56,7 @@ def test_only_a_strategy_itself_decides_about_memory_while_it_is_open(word: str,
 def test_relief_cuts_the_tokens_of_log_probabilities_that_are_more_than_a_sequence() -> None:
     tokens = (f"{ACTOR}.ppo_max_token_len_per_gpu=262144", f"{ROLLOUT}.log_prob_use_dynamic_bsz=True")
     found = launch(*JOB, *tokens, f"{ROLLOUT}.log_prob_max_token_len_per_gpu=262144")
-    (problem,) = (each for each in examine(found) if each.rule == "preflight.memory")
+    (problem,) = (each for each in examine(found) if each.check == "preflight.memory")
     changes = {each.key: each.value for each in problem.changes}
     assert changes[f"{ACTOR}.ppo_max_token_len_per_gpu"] == 8192
     assert changes[f"{ROLLOUT}.log_prob_max_token_len_per_gpu"] == 8192
@@ -67,7 +67,7 @@ def test_relief_writes_the_reference_s_micro_batch_only_where_it_was_written(is_
     sizes = (f"{ACTOR}.use_dynamic_bsz=False", f"{ACTOR}.ppo_micro_batch_size_per_gpu=64")
     keys = {role: f"{role}.log_prob_micro_batch_size_per_gpu" for role in (ROLLOUT, REF)}
     more = (f"{keys[REF]}=64",) if is_written else ()
-    (problem,) = (each for each in examine(launch(*JOB, *sizes, *more)) if each.rule == "preflight.memory")
+    (problem,) = (each for each in examine(launch(*JOB, *sizes, *more)) if each.check == "preflight.memory")
     found = {each.key: each.value for each in problem.changes}
     assert found.get(keys[ROLLOUT]) == 1
     assert found.get(keys[REF]) == (1 if is_written else None)

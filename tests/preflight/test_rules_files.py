@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from npuenv.core.finding import Location
 from npuenv.preflight.rules import RULES
-from npuenv.preflight.types import Launch, Machine, Place, Setting
+from npuenv.preflight.types import Launch, Machine, Setting
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,10 +18,10 @@ GOOD = "def score(data_source, solution_str, ground_truth, extra_info=None):\n  
 
 def found(settings: dict[str, Any], *, is_here: bool = True) -> dict[str, Any]:
     """The problems about data by rule."""
-    written = {key: Setting(key, item, str(item), Place("", 1)) for key, item in settings.items()}
+    written = {key: Setting(key, item, str(item), Location("", 1)) for key, item in settings.items()}
     launch = Launch("verl", None, written, {}, {}, Machine(is_here=is_here), "command")
     rules = [rule for rule in RULES if rule.id in ("preflight.path", "preflight.columns", "preflight.reward-signature")]
-    return {problem.rule: problem for rule in rules for problem in rule.judge(launch)}
+    return {problem.check: problem for rule in rules for problem in rule.judge(launch)}
 
 
 def parquet(path: Path, *columns: str) -> str:

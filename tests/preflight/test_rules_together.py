@@ -48,7 +48,7 @@ def test_the_three_batches_are_corrected_as_one_whole(
     written: tuple[int, int, int, int], right: tuple[int, int, int]
 ) -> None:
     reading = read_words(command(*written), ASKED)
-    problems = [each for each in examine(reading.launch) if each.rule in BATCHES]
+    problems = [each for each in examine(reading.launch) if each.check in BATCHES]
     first = {change.key: change.value for change in problems[0].changes}
     assert problems and all(each.changes == problems[0].changes for each in problems)
     fixed = fix(reading, ASKED)
@@ -56,7 +56,7 @@ def test_the_three_batches_are_corrected_as_one_whole(
     found = tuple(int(word.partition("=")[2]) for key in (TRAIN, MINI, MICRO) for word in after if f"{key}=" in word)
     assert found == right
     assert {**dict(zip((TRAIN, MINI, MICRO), written)), **first} == dict(zip((TRAIN, MINI, MICRO), right))
-    assert not [each for each in fixed.left if each.rule in BATCHES]
+    assert not [each for each in fixed.left if each.check in BATCHES]
     said = {word for each in problems for word in corrected(reading, ASKED, each)}
     assert said == {word for word in after if word not in command(*written)}
 
@@ -64,8 +64,8 @@ def test_the_three_batches_are_corrected_as_one_whole(
 @pytest.mark.parametrize("train", [100, 128])
 def test_dynamic_batches_leave_the_other_sizes_alone(train: int) -> None:
     reading = read_words(command(train, 256, 7, 1, f"{ACTOR}.use_dynamic_bsz=True"), ASKED)
-    problems = [each for each in examine(reading.launch) if each.rule in BATCHES]
-    assert {each.rule: [(c.key, c.value) for c in each.changes] for each in problems} == {
+    problems = [each for each in examine(reading.launch) if each.check in BATCHES]
+    assert {each.check: [(c.key, c.value) for c in each.changes] for each in problems} == {
         "preflight.mini-batch": [(MINI, train)]
     }
 
@@ -107,7 +107,7 @@ def test_megatrons_settings_go_with_megatron(tmp_path: Path, extra: str) -> None
         **dtype,
         "reference.strategy_args.strategy_name": "hf_infer",
     }
-    assert not [each for each in fixed.left if each.rule == "preflight.roll-megatron"]
+    assert not [each for each in fixed.left if each.check == "preflight.roll-megatron"]
 
 
 SGLANG = """\
@@ -165,7 +165,7 @@ def test_fsdp_of_roll_without_a_size_is_a_copy_on_each_card(tmp_path: Path) -> N
         encoding="utf-8",
     )
     asked = ReadOptions(defaults_of, "roll", "0.3.0", Machine("a2", 8, 1, 64.0))
-    found = [each for each in examine(read_file(path, asked).launch) if each.rule == "preflight.memory"]
+    found = [each for each in examine(read_file(path, asked).launch) if each.check == "preflight.memory"]
     size = "actor_train.strategy_args.strategy_config.fsdp_size"
     assert [[(change.key, change.value) for change in each.changes] for each in found] == [[(size, 8)]]
 
@@ -177,5 +177,5 @@ def test_fsdp_of_roll_without_a_size_is_a_copy_on_each_card(tmp_path: Path) -> N
 def test_a_range_of_visible_cards_is_spelled_out(text: str, right: str | None) -> None:
     name = "ASCEND_RT_VISIBLE_DEVICES"
     reading = read_words([f"{name}={text}", *command(64, 64, 1, 1, "trainer.n_gpus_per_node=2")], ASKED)
-    (found,) = [each for each in examine(reading.launch) if each.rule == "preflight.visible-cards"]
+    (found,) = [each for each in examine(reading.launch) if each.check == "preflight.visible-cards"]
     assert [(change.key, change.value) for change in found.changes] == ([(name, right)] if right else [])

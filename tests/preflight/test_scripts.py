@@ -100,8 +100,8 @@ def alarms(reading: Reading) -> list[Any]:
 def test_a_script_has_the_problems_that_it_has_and_no_other(case: Case) -> None:
     first, *rest = all_of(read(case), asked(case))
     found = alarms(first)
-    assert {each.rule for each in found} == set(case.found), [say(each.says) for each in found]
-    assert [each.rule for reading in rest for each in alarms(reading)] == list(case.later)
+    assert {each.check for each in found} == set(case.found), [say(each.says) for each in found]
+    assert [each.check for reading in rest for each in alarms(reading)] == list(case.later)
     if case.line:
         assert (found[0].settings[0].place.line, found[0].says.key) == (case.line, f"preflight_rules.{case.says}")
         assert say(found[0].says, "zh") != say(found[0].says, "en")
@@ -122,7 +122,7 @@ def test_what_the_shell_refuses_is_not_written() -> None:
     picky = asked(case, parses=lambda text: "\n  :\n" not in text)
     fixed = fix(read_text(text_of(case), PATH, picky), picky)
     assert (fixed.after, fixed.changes) == (fixed.before, ())
-    assert [each.rule for each in fixed.left] == ["preflight.nccl"]
+    assert [each.check for each in fixed.left] == ["preflight.nccl"]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_script_that_another_one_calls_is_read_and_its_launch_stands_in_the_li
         "verl.trainer.main_ppo",
         3,
     )
-    assert {"preflight.visibility", "preflight.number"} <= {each.rule for each in alarms(reading)}
+    assert {"preflight.visibility", "preflight.number"} <= {each.check for each in alarms(reading)}
     assert fix(reading, known).after == fix(reading, known).before
 
 
@@ -199,7 +199,7 @@ def test_the_server_that_generates_is_not_judged_as_a_trainer() -> None:
 def test_a_variable_for_gpus_that_hides_no_card_ends_no_launch(cards: str, severity: str) -> None:
     text = f"export CUDA_VISIBLE_DEVICES={cards}\npython3 -m verl.trainer.main_ppo {' '.join(RIGHT)}\n"
     found = alarms(read_text(text, PATH, asked(CASES[0])))
-    assert [(each.rule, each.severity) for each in found] == [("preflight.visibility", severity)]
+    assert [(each.check, each.severity) for each in found] == [("preflight.visibility", severity)]
 
 
 @pytest.mark.parametrize(
@@ -219,17 +219,17 @@ def test_what_no_recorded_release_decides_is_no_error(release: str, word: str, s
     known = replace(asked(CASES[0]), release=release)
     reading = read_text(f"python3 -m verl.trainer.main_ppo {' '.join(RIGHT)} {word}\n", PATH, known)
     rules = ("preflight.choice", "preflight.key-exists", "preflight.micro-batch")
-    assert [each.severity for each in alarms(reading) if each.rule in rules] == ([severity] if severity else [])
+    assert [each.severity for each in alarms(reading) if each.check in rules] == ([severity] if severity else [])
 
 
 def test_a_search_path_that_names_verls_own_folder_brings_no_keys() -> None:
     words = "+trainer.nnodes=2 \"hydra.searchpath=['pkg://verl.trainer.config']\""
     text = f"python3 -m verl.trainer.main_ppo {' '.join(RIGHT[:-2])} {words}\n"
-    assert "preflight.key-exists" in {each.rule for each in alarms(read_text(text, PATH, asked(CASES[0])))}
+    assert "preflight.key-exists" in {each.check for each in alarms(read_text(text, PATH, asked(CASES[0])))}
 
 
 @pytest.mark.parametrize("samples", [True, False])
 def test_validation_that_samples_needs_a_temperature(samples: bool) -> None:
     words = f"actor_rollout_ref.rollout.temperature=0 actor_rollout_ref.rollout.val_kwargs.do_sample={samples}"
     reading = read_text(f"python3 -m verl.trainer.main_ppo {' '.join(RIGHT)} {words}\n", PATH, asked(CASES[0]))
-    assert ("preflight.number" in {each.rule for each in alarms(reading)}) is samples
+    assert ("preflight.number" in {each.check for each in alarms(reading)}) is samples

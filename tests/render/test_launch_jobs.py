@@ -169,7 +169,7 @@ def test_preflight_lowers_the_tokens_of_a_dynamic_batch_that_does_not_fit() -> N
     script = render_verl(job, placement, row, stack=None, paths=published(row.id)[3])["run.sh"]
     asked = ReadOptions(defaults_of, "verl", "0.7.1", Machine("a2", 16, 1, 64.0))
     reading = read_text(script, Path("run.sh"), asked)
-    (found,) = [each for each in examine(reading.launch) if each.rule == "preflight.memory"]
+    (found,) = [each for each in examine(reading.launch) if each.check == "preflight.memory"]
     # 2048 + 20480 tokens over sequence parallel 4.
     assert [(change.key, change.value) for change in found.changes] == [(budget, 5632)]
 
@@ -181,5 +181,5 @@ def test_preflight_lowers_whole_sequences_where_those_are_what_is_too_large() ->
     job, placement = shipped(row.id, "0.9.1", **{key.replace(".", "__"): text for key, text in keys.items()})
     script = render_verl(job, placement, row, stack=None, paths=published(row.id)[3])["run.sh"]
     reading = read_text(script, Path("run.sh"), ReadOptions(defaults_of, "verl", "0.9.1", Machine("a2", 8, 1, 64.0)))
-    (found,) = [each for each in examine(reading.launch) if each.rule == "preflight.memory"]
+    (found,) = [each for each in examine(reading.launch) if each.check == "preflight.memory"]
     assert (f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", 1) in [(each.key, each.value) for each in found.changes]

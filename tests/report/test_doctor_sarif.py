@@ -11,7 +11,7 @@ import jsonschema
 from npuenv.checks.registry import CHECKS
 from npuenv.core.finding import Fix, Status
 from npuenv.core.messages import Message
-from npuenv.report.sarif import sarif_document
+from npuenv.report.doctor_ci import sarif_document
 from tests.support.changes import examined
 
 if TYPE_CHECKING:

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from npuenv.core import versions
+from npuenv.core.finding import Location
 from npuenv.core.json_input import JsonError, loads
 from npuenv.core.shellscript import UNKNOWN, Source, expand, source_of, tokens
 from npuenv.maintain.lint.script import Reader, turns_tls_off
-from npuenv.maintain.lint.values import Image, Place, Remark, Script, Setting
+from npuenv.maintain.lint.values import Image, Remark, Script, Setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,7 +135,7 @@ class _Reading:
 
     def take(self, instruction: Instruction) -> None:
         text = instruction.source.text.strip()
-        place = Place(self.path, instruction.line)
+        place = Location(self.path, instruction.line)
         if not _INSTRUCTION.fullmatch(instruction.name):
             self.reader.events.append(Remark(place, "instruction", instruction.name))
         elif instruction.name == "FROM":
@@ -152,7 +153,7 @@ class _Reading:
         elif instruction.name == "RUN":
             self._run(instruction)
 
-    def _from(self, place: Place, text: str) -> None:
+    def _from(self, place: Location, text: str) -> None:
         self._close()
         words = text.split()
         platform = next((each.partition("=")[2] for each in words if each.startswith("--platform=")), "")
@@ -186,7 +187,7 @@ class _Reading:
         for name, value, line in pairs:
             self.reader.env[name] = full = expand(value, before)
             if UNKNOWN not in full:
-                place = Place(self.path, line)
+                place = Location(self.path, line)
                 self.reader.events.append(Setting(place, name, full, ""))
                 if turns_tls_off(name, full):
                     self.reader.events.append(Remark(place, "tls", f"{name}={full}"))
@@ -218,7 +219,7 @@ def _plain_run(source: Source) -> Source:
     return replace(source, text=text)
 
 
-def image_of(place: Place, text: str) -> Image:
+def image_of(place: Location, text: str) -> Image:
     """What a base image's name says. Example: `cann:8.5.1-910b-ubuntu22.04-py3.11` is CANN 8.5.1 for the chip 910b."""
     shown = text.replace(UNKNOWN, "?")
     released = _RELEASE_TAG.search(text) if UNKNOWN not in text else None

@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npuenv.core.errors import BadInput
+from npuenv.core.finding import Location
 from npuenv.core.messages import Message
 from npuenv.maintain.lint.dockerfile import read_dockerfile, read_shell_script
 from npuenv.maintain.lint.project_files import read_pyproject, read_setup_cfg, read_setup_py
 from npuenv.maintain.lint.requirement_files import read_requirements
-from npuenv.maintain.lint.values import Checkout, Complaint, RequirementFile, Script
+from npuenv.maintain.lint.values import Checkout, RequirementFile, Script, finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from npuenv.core.finding import Finding
 
 _SKIPPED = frozenset(
     (".git", ".hg", ".svn", ".tox", ".venv", "venv", "node_modules", "__pycache__", "build", "dist", "site-packages")
@@ -43,7 +46,7 @@ def gather(path: Path) -> Checkout:
     reading = _Reading(path if is_folder else path.parent)
     for each in reading.interesting() if is_folder else (path,):
         reading.take(each, named=each == path)
-    return Checkout(str(path), tuple(reading.files), tuple(reading.scripts), tuple(reading.complaints))
+    return Checkout(str(path), tuple(reading.files), tuple(reading.scripts), tuple(reading.findings))
 
 
 def _kind(name: str) -> str:
@@ -64,7 +67,7 @@ class _Reading:
         self.root = root
         self.files: list[RequirementFile] = []
         self.scripts: list[Script] = []
-        self.complaints: list[Complaint] = []
+        self.findings: list[Finding] = []
 
     def interesting(self) -> Iterator[Path]:
         """The files below the root whose names matter. A folder that cannot be entered is noted."""
@@ -140,5 +143,4 @@ class _Reading:
         return None
 
     def _left_out(self, name: str, what: str | Message) -> None:
-        says = Message("lint.unreadable", {"file": name, "what": what})
-        self.complaints.append(Complaint(name, 1, "lint.unreadable", says, (), "warning"))
+        self.findings.append(finding(Location(name, 1), "unreadable", {"file": name, "what": what}, (), "warning"))

@@ -10,6 +10,7 @@ from packaging.requirements import InvalidRequirement
 from packaging.requirements import Requirement as PackagingRequirement
 
 from npuenv.core import versions
+from npuenv.core.finding import Location
 from npuenv.core.shellscript import ARCHES
 from npuenv.maintain.lint.ranges import disjoint
 from npuenv.maintain.lint.values import (
@@ -17,7 +18,6 @@ from npuenv.maintain.lint.values import (
     Clone,
     Image,
     Install,
-    Place,
     Remark,
     Requirement,
     RequirementFile,
@@ -44,7 +44,7 @@ class Package:
     """vllm or vllm-ascend as a script installs it."""
 
     name: str
-    place: Place
+    place: Location
     order: int
     version: str = ""  # "": not decided
     requires: tuple[Requirement, ...] = ()
@@ -53,7 +53,7 @@ class Package:
 
 
 @dataclass(frozen=True, slots=True)
-class Clash:
+class MetadataConflict:
     """A requirement that a package's own requirement excludes."""
 
     active: ActiveRequirement
@@ -69,7 +69,7 @@ class History:
     script: Script
     final: dict[str, dict[str, ActiveRequirement]] = field(default_factory=dict)
     packages: dict[str, Package] = field(default_factory=dict)
-    clashes: list[Clash] = field(default_factory=list)
+    clashes: list[MetadataConflict] = field(default_factory=list)
     cann: str = ""
     cann_evidence: str = ""
 
@@ -78,7 +78,7 @@ class History:
         active = self.final[arch].get(name)
         return active.requirement if active else None
 
-    def where(self, name: str, arch: str) -> Place:
+    def where(self, name: str, arch: str) -> Location:
         """The line that brought a package: its own, or that of the install whose metadata asks for it."""
         active = self.final[arch][name]
         if active.requirement and active.requirement.place.line:
@@ -183,9 +183,9 @@ class _Walk:
                 (each for each in package.requires if each.name == active.requirement.name and each.on(self.arch)), None
             )
             if needs and _apart(active.requirement, needs) and active.why == "command":
-                self._clash(Clash(active, package, needs, replaced=False))
+                self._clash(MetadataConflict(active, package, needs, replaced=False))
 
-    def _clash(self, clash: Clash) -> None:
+    def _clash(self, clash: MetadataConflict) -> None:
         if clash not in self.history.clashes:
             self.history.clashes.append(clash)
 
@@ -224,7 +224,7 @@ class _Walk:
             before = self.state.get(needs.name)
             fits = before and before.requirement and not _apart(before.requirement, needs)
             if before and before.requirement and not fits and before.why == "command":
-                self._clash(Clash(before, whole, needs, replaced=not package.no_deps))
+                self._clash(MetadataConflict(before, whole, needs, replaced=not package.no_deps))
             if not package.no_deps and needs.on(self.arch) and not fits:
                 self.state[needs.name] = ActiveRequirement(needs, package.order, "metadata")
 
@@ -234,9 +234,9 @@ class _Walk:
             return ()
         row = self.matrix.built_row(name, version)
         if row:
-            texts, where = row.requires, Place(f"{row.id} ({row.source})", 0)
+            texts, where = row.requires, Location(f"{row.id} ({row.source})", 0)
         elif name == "vllm-ascend" and (release := self.matrix.vllm_ascend_row(version)):
-            texts, where = _declared(release), Place(f"{release.id} ({release.source})", 0)
+            texts, where = _declared(release), Location(f"{release.id} ({release.source})", 0)
         else:
             return ()
         requirements = []

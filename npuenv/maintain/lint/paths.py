@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from npuenv.maintain.lint.values import Checkout, Complaint
+    from npuenv.core.finding import Finding
+    from npuenv.maintain.lint.values import Checkout
     from npuenv.matrix import Matrix
 
 _OF_CHECKOUT = (
@@ -44,20 +45,25 @@ _OF_SCRIPT = (
 )
 
 
-def lint_paths(paths: Sequence[Path], matrix: Matrix) -> tuple[Complaint, ...]:
-    """Every complaint about some files and checkouts, by path and line. Each is said once.
+def lint_paths(paths: Sequence[Path], matrix: Matrix) -> tuple[Finding, ...]:
+    """Every finding about some files and checkouts, by path and line. Each is said once.
 
     Raises: BadInput where a path does not exist.
     """
-    found: list[Complaint] = []
+    found: list[Finding] = []
     for path in paths:
         found += _lint(gather(path), matrix)
-    unique = {(each.path, each.line, each.rule, each.says.key, str(each.says.args)): each for each in reversed(found)}
-    return tuple(sorted(unique.values(), key=lambda each: (each.path, each.line, each.rule, str(each.says.args))))
+    unique = {(each.location, each.check, each.says.key, str(each.says.args)): each for each in reversed(found)}
+    return tuple(sorted(unique.values(), key=_position))
 
 
-def _lint(checkout: Checkout, matrix: Matrix) -> Iterator[Complaint]:
-    yield from checkout.complaints
+def _position(finding: Finding) -> tuple[str, int, str, str]:
+    assert finding.location is not None
+    return finding.location.path, finding.location.line, finding.check, str(finding.says.args)
+
+
+def _lint(checkout: Checkout, matrix: Matrix) -> Iterator[Finding]:
+    yield from checkout.findings
     for rule in _OF_CHECKOUT:
         yield from rule(checkout, matrix)
     histories = [follow(script, checkout, matrix) for script in checkout.scripts]

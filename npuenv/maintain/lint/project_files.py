@@ -9,9 +9,10 @@ import posixpath
 import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
+from npuenv.core.finding import Location
 from npuenv.core.toml_input import loads
 from npuenv.maintain.lint.requirement_files import parse_requirement, read_requirements
-from npuenv.maintain.lint.values import Place, Requirement, RequirementFile
+from npuenv.maintain.lint.values import Requirement, RequirementFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -85,7 +86,7 @@ def _file_of(
 ) -> RequirementFile:
     requirements: list[Requirement] = []
     for text, number in lines:
-        found = parse_requirement(text, Place(path, number))
+        found = parse_requirement(text, Location(path, number))
         requirements += [found] if found else []
     return RequirementFile(path, kind, tuple(requirements), label)
 

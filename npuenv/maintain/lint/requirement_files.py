@@ -14,8 +14,9 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sdist_filename, parse_wheel_filename
 
 from npuenv.core import versions
+from npuenv.core.finding import Location
 from npuenv.core.shellscript import ARCHES
-from npuenv.maintain.lint.values import Place, Requirement, RequirementFile
+from npuenv.maintain.lint.values import Requirement, RequirementFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ _WHEEL_OPTIONS = re.compile(r"\s+--(?:hash|config-settings|global-option).*$")
 _MAX_INCLUDES = 50
 
 
-def parse_requirement(text: str, place: Place, *, indexes: tuple[str, ...] = ()) -> Requirement | None:
+def parse_requirement(text: str, place: Location, *, indexes: tuple[str, ...] = ()) -> Requirement | None:
     """A requirement, or None where the text is none, is for no platform of ours, or hangs on the Python version.
 
     Example: "torch_npu==2.8.0 ; platform_machine == 'aarch64'" gives torch-npu, only on aarch64.
@@ -47,7 +48,7 @@ def parse_requirement(text: str, place: Place, *, indexes: tuple[str, ...] = ())
     return Requirement(versions.normalised(parsed.name), spec, text, place, arch, indexes)
 
 
-def _archive(text: str, place: Place) -> Requirement | None:
+def _archive(text: str, place: Location) -> Requirement | None:
     """A wheel or sdist named by its address. The version counts only where the whole name is readable."""
     file = unquote(urlsplit(text.split("#")[0]).path if "://" in text else text).rpartition("/")[2]
     try:
@@ -130,7 +131,7 @@ def read_requirements(path: str, read: Callable[[str], str | None]) -> Requireme
             elif option:
                 indexes.append(option[2])
             elif not line.startswith("-"):
-                found = parse_requirement(_WHEEL_OPTIONS.sub("", line), Place(current, number))
+                found = parse_requirement(_WHEEL_OPTIONS.sub("", line), Location(current, number))
                 requirements += [found] if found else []
     whole = tuple(
         Requirement(each.name, each.spec, each.text, each.place, each.arch, tuple(indexes)) for each in requirements

@@ -7,9 +7,10 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.core import versions
+from npuenv.core.finding import Finding, Location
 from npuenv.core.messages import Message
 from npuenv.core.shellscript import ARCH, ARCHES, UNKNOWN
-from npuenv.maintain.lint.values import Clone, Complaint, Install, Place, Remark, Setting, complaint
+from npuenv.maintain.lint.values import Clone, Install, Remark, Setting, finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,7 +28,7 @@ _CANN_IN_NAME = re.compile(r"(?<![\d.])(\d+\.\d+(?:\.(?:\d+|rc\d+))(?:-beta\.\d+
 _PATH_SETTINGS = re.compile(r"(HOME|PATH|ROOT|DIR|PRELOAD)$")
 
 
-def soc_version(history: History, matrix: Matrix) -> Iterator[Complaint]:
+def soc_version(history: History, matrix: Matrix) -> Iterator[Finding]:
     """SOC_VERSION of another chip than the base image's."""
     image = history.script.image
     chip = next((row for row in matrix.hardware if image and image.chip and row.image_chip == image.chip), None)
@@ -37,7 +38,7 @@ def soc_version(history: History, matrix: Matrix) -> Iterator[Complaint]:
         row = next((each for each in matrix.hardware if event.value.casefold() in each.socs), None)
         if row and row.id != chip.id:
             args = {"soc": event.value, "title": row.title, "image": image.text, "wanted": chip.title}
-            yield complaint(
+            yield finding(
                 event.place,
                 "soc-version",
                 args,
@@ -50,8 +51,8 @@ def soc_version(history: History, matrix: Matrix) -> Iterator[Complaint]:
             )
 
 
-def source_under_sh(history: History, matrix: Matrix) -> Iterator[Complaint]:
-    """`source` where /bin/sh may be dash. One complaint a stage, the other lines as evidence."""
+def source_under_sh(history: History, matrix: Matrix) -> Iterator[Finding]:
+    """`source` where /bin/sh may be dash. One finding a stage, the other lines as evidence."""
     del matrix
     script = history.script
     if script.shell == "bash" or (script.image and not script.image.os.startswith(("ubuntu", "debian"))):
@@ -61,20 +62,20 @@ def source_under_sh(history: History, matrix: Matrix) -> Iterator[Complaint]:
         first = found[0].place
         image = (f"{script.image.place}: FROM {script.image.text}",) if script.image else ()
         evidence = (*(f"{each.place}: {each.text}" for each in found), *image)
-        yield complaint(first, "source-sh", {"count": len(found)}, evidence, "warning")
+        yield finding(first, "source-sh", {"count": len(found)}, evidence, "warning")
 
 
-def tls(history: History, matrix: Matrix) -> Iterator[Complaint]:
-    """Certificates that are not checked. One complaint a script."""
+def tls(history: History, matrix: Matrix) -> Iterator[Finding]:
+    """Certificates that are not checked. One finding a script."""
     del matrix
     found = [each for each in history.script.events if isinstance(each, Remark) and each.kind == "tls"]
     if found:
         first = found[0].place
         evidence = tuple(dict.fromkeys(f"{each.place}: {each.text}" for each in found))
-        yield complaint(first, "tls-off", {"what": found[0].text, "count": len(evidence)}, evidence, "warning")
+        yield finding(first, "tls-off", {"what": found[0].text, "count": len(evidence)}, evidence, "warning")
 
 
-def refs(history: History, matrix: Matrix) -> Iterator[Complaint]:
+def refs(history: History, matrix: Matrix) -> Iterator[Finding]:
     """A clone of a branch that moves, and a commit in a short form."""
     for event in history.script.events:
         if not isinstance(event, Clone) or event.ref is None or not event.certain:
@@ -84,7 +85,7 @@ def refs(history: History, matrix: Matrix) -> Iterator[Complaint]:
             tag = _tag_for(event, matrix)
             args = {"repo": event.repo, "ref": ref or Message("lint.default-branch")}
             says = "moving-ref-tag" if tag else "moving-ref"
-            yield complaint(
+            yield finding(
                 event.place,
                 "moving-ref",
                 {**args, "tag": tag} if tag else args,
@@ -93,7 +94,7 @@ def refs(history: History, matrix: Matrix) -> Iterator[Complaint]:
                 says=says,
             )
         elif re.fullmatch(r"(?=.*\d)[0-9a-f]{7,39}", ref):
-            yield complaint(
+            yield finding(
                 event.place, "short-commit", {"repo": event.repo, "ref": ref}, _evidence(event, "", matrix), "warning"
             )
 
@@ -110,7 +111,7 @@ def _evidence(event: Clone, tag: str, matrix: Matrix) -> tuple[str, ...]:
     return (f"{event.place}: {event.repo} {event.ref or ''}".rstrip(), *((f"{row.id} ({row.source})",) if row else ()))
 
 
-def vllm_target(history: History, matrix: Matrix) -> Iterator[Complaint]:
+def vllm_target(history: History, matrix: Matrix) -> Iterator[Finding]:
     """vllm built for CUDA, or taken as a wheel, which asks for another torch, beside torch_npu or vllm-ascend."""
     del matrix
     vllm = history.packages.get("vllm")
@@ -126,16 +127,16 @@ def vllm_target(history: History, matrix: Matrix) -> Iterator[Complaint]:
     if vllm.built and target != "empty" and UNKNOWN not in target:
         args = {"target": target or Message("lint.unset")}
         evidence = (f"{vllm.place}: vllm {vllm.version}".rstrip(), f"VLLM_TARGET_DEVICE={target}")
-        yield complaint(vllm.place, "vllm-target", args, evidence, "error")
+        yield finding(vllm.place, "vllm-target", args, evidence, "error")
     elif not vllm.built:
         evidence = (
             f"{vllm.place}: vllm {vllm.version}".rstrip(),
             history.cann_evidence or f"{vllm.place}: torch_npu, vllm-ascend",
         )
-        yield complaint(vllm.place, "vllm-wheel", {"version": vllm.version}, evidence, "warning")
+        yield finding(vllm.place, "vllm-wheel", {"version": vllm.version}, evidence, "warning")
 
 
-def one_architecture(history: History, matrix: Matrix) -> Iterator[Complaint]:
+def one_architecture(history: History, matrix: Matrix) -> Iterator[Finding]:
     """A path or download of one architecture in an image that is built for both."""
     del matrix
     script = history.script
@@ -155,19 +156,19 @@ def one_architecture(history: History, matrix: Matrix) -> Iterator[Complaint]:
             continue
         if len({_ARCH_OF[each] for each in names}) == 1:
             evidence = (f"{event.place}: {text}", f"{script.image.place}: FROM {script.image.text}")
-            yield complaint(event.place, "one-arch", {"what": text, "arch": min(names)}, evidence, "warning")
+            yield finding(event.place, "one-arch", {"what": text, "arch": min(names)}, evidence, "warning")
 
 
-def unknown_instruction(history: History, matrix: Matrix) -> Iterator[Complaint]:
+def unknown_instruction(history: History, matrix: Matrix) -> Iterator[Finding]:
     """A line that is no instruction, most often because a backslash is missing on the line before."""
     del matrix
     for event in history.script.events:
         if isinstance(event, Remark) and event.kind == "instruction":
             evidence = (f"{event.place}: {event.text}",)
-            yield complaint(event.place, "unknown-instruction", {"name": event.text}, evidence, "error")
+            yield finding(event.place, "unknown-instruction", {"name": event.text}, evidence, "error")
 
 
-def file_name(history: History, matrix: Matrix) -> Iterator[Complaint]:
+def file_name(history: History, matrix: Matrix) -> Iterator[Finding]:
     """A Dockerfile whose name has another CANN version than what it is built on and installs."""
     script = history.script
     name = posixpath.basename(script.path)
@@ -175,12 +176,12 @@ def file_name(history: History, matrix: Matrix) -> Iterator[Complaint]:
         return
     named = [each for each in _CANN_IN_NAME.findall(name) if versions.is_cann(each) and matrix.cann_row(each)]
     if named and versions.cann(named[0]) != versions.cann(history.cann):
-        place = Place(script.path, script.image.place.line)
+        place = Location(script.path, script.image.place.line)
         args = {"named": named[0], "cann": history.cann}
-        yield complaint(place, "file-name", args, (script.path, history.cann_evidence), "warning")
+        yield finding(place, "file-name", args, (script.path, history.cann_evidence), "warning")
 
 
-def different_vllm(histories: Sequence[History]) -> Iterator[Complaint]:
+def different_vllm(histories: Sequence[History]) -> Iterator[Finding]:
     """Dockerfiles of one folder that build the checkout on different vllm releases."""
     by_folder: dict[str, History] = {}
     for each in histories:
@@ -191,4 +192,4 @@ def different_vllm(histories: Sequence[History]) -> Iterator[Complaint]:
         if first.version != vllm.version:
             args = {"one": vllm.version, "other": first.version, "file": first.place.path}
             evidence = (f"{first.place}: vllm {first.version}", f"{vllm.place}: vllm {vllm.version}")
-            yield complaint(vllm.place, "vllm-differs", args, evidence, "warning")
+            yield finding(vllm.place, "vllm-differs", args, evidence, "warning")

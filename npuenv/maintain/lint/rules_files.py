@@ -10,24 +10,25 @@ from npuenv.core.messages import Message
 from npuenv.core.shellscript import ARCHES
 from npuenv.core.versions import requirement_name, specifier
 from npuenv.maintain.lint.ranges import disjoint, takes_newest, within
-from npuenv.maintain.lint.values import Checkout, Complaint, Requirement, RequirementFile, complaint
+from npuenv.maintain.lint.values import Checkout, Requirement, RequirementFile, finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from npuenv.core.finding import Finding
     from npuenv.matrix import Matrix
     from npuenv.matrix.rows import Limit
 
 _NOT_PROJECT = frozenset(("setuptools", "wheel", "pip"))  # a build may well want others than the project runs with
 
 
-def disjoint_asks(checkout: Checkout, matrix: Matrix) -> Iterator[Complaint]:
+def disjoint_asks(checkout: Checkout, matrix: Matrix) -> Iterator[Finding]:
     """Two requirements of one project that no version satisfies: metadata against requirement files, each in itself."""
     del matrix
     for one, other in _pairs(checkout.files):
         for first, second in _clashing(one, other):
             args = {"package": first.name, "one": first.text, "other": second.text, "file": second.place.path}
-            yield complaint(first.place, "disjoint", args, (str(first), str(second)), "error")
+            yield finding(first.place, "disjoint", args, (str(first), str(second)), "error")
 
 
 def _pairs(files: tuple[RequirementFile, ...]) -> Iterator[tuple[RequirementFile, RequirementFile]]:
@@ -62,7 +63,7 @@ def _clashing(one: RequirementFile, other: RequirementFile) -> Iterator[tuple[Re
                 yield first, second
 
 
-def undeclared_limits(checkout: Checkout, matrix: Matrix) -> Iterator[Complaint]:
+def undeclared_limits(checkout: Checkout, matrix: Matrix) -> Iterator[Finding]:
     """A file whose requirements let in what no metadata forbids and an import refuses."""
     for file in checkout.files:
         if file.kind in ("requirements", "project"):
@@ -70,7 +71,7 @@ def undeclared_limits(checkout: Checkout, matrix: Matrix) -> Iterator[Complaint]
                 yield from _over_limit(file, limit)
 
 
-def _over_limit(file: RequirementFile, limit: Limit) -> Iterator[Complaint]:
+def _over_limit(file: RequirementFile, limit: Limit) -> Iterator[Finding]:
     when, needs = requirement_name(limit.when), requirement_name(limit.needs)
     when_range, needs_range = (
         specifier(each[len(name) :]) for each, name in ((limit.when, when), (limit.needs, needs))
@@ -84,7 +85,7 @@ def _over_limit(file: RequirementFile, limit: Limit) -> Iterator[Complaint]:
     impossible = disjoint(requirement.spec, needs_range)
     if impossible or (takes_newest(requirement.spec) and not takes_newest(needs_range)):
         args = {"asked": requirement.text, "trigger": trigger.text, "needs": limit.needs, "why": Message(limit.why)}
-        yield complaint(
+        yield finding(
             requirement.place,
             "undeclared-limit",
             args,
@@ -93,7 +94,7 @@ def _over_limit(file: RequirementFile, limit: Limit) -> Iterator[Complaint]:
         )
 
 
-def pins_that_pair(checkout: Checkout, matrix: Matrix) -> Iterator[Complaint]:
+def pins_that_pair(checkout: Checkout, matrix: Matrix) -> Iterator[Finding]:
     """torch, torch_npu, torchvision and torchaudio of one file; both triton packages in one."""
     for file in checkout.files:
         for arch in ARCHES:
@@ -103,13 +104,13 @@ def pins_that_pair(checkout: Checkout, matrix: Matrix) -> Iterator[Complaint]:
                 yield together(requirements["triton"], requirements["triton-ascend"])
 
 
-def together(triton: Requirement, ascend: Requirement) -> Complaint:
+def together(triton: Requirement, ascend: Requirement) -> Finding:
     args = {"triton": triton.text, "ascend": ascend.text}
     place = triton.place
-    return complaint(place, "triton-together", args, (str(triton), str(ascend)), "error")
+    return finding(place, "triton-together", args, (str(triton), str(ascend)), "error")
 
 
-def torch_pairs(requirements: dict[str, Requirement], matrix: Matrix, arch: str) -> Iterator[Complaint]:
+def torch_pairs(requirements: dict[str, Requirement], matrix: Matrix, arch: str) -> Iterator[Finding]:
     """torch against torch_npu, and torchvision and torchaudio against torch."""
     torch, npu = requirements.get("torch"), requirements.get("torch-npu")
     row = matrix.torch_npu_row(npu.exact) if npu and npu.exact else None
@@ -118,7 +119,7 @@ def torch_pairs(requirements: dict[str, Requirement], matrix: Matrix, arch: str)
         public = specifier(f"=={row.torch}")
         if disjoint(torch.spec, needs) and disjoint(torch.spec, public):
             args = {"torch_npu": npu.text, "torch": torch.text, "needs": f"torch=={row.torch}"}
-            yield complaint(npu.place, "torch-pair", args, (str(torch), str(npu), f"{row.id} ({row.source})"), "error")
+            yield finding(npu.place, "torch-pair", args, (str(torch), str(npu), f"{row.id} ({row.source})"), "error")
     companions = matrix.companion_row(torch.exact) if torch and torch.exact else None
     for name in ("torchvision", "torchaudio") if companions else ():
         requirement, fits = requirements.get(name), getattr(companions, name)
@@ -131,7 +132,7 @@ def torch_pairs(requirements: dict[str, Requirement], matrix: Matrix, arch: str)
             and not _local(requirement, fits)
         ):
             args = {"asked": requirement.text, "torch": torch.text, "fits": f"{name}=={fits}"}
-            yield complaint(
+            yield finding(
                 requirement.place,
                 "companion",
                 args,

@@ -11,12 +11,13 @@ from npuenv.core.messages import Message
 from npuenv.core.shellscript import ARCHES
 from npuenv.maintain.lint.ranges import disjoint
 from npuenv.maintain.lint.rules_files import together, torch_pairs
-from npuenv.maintain.lint.values import Checkout, Complaint, Event, Install, Place, Requirement, Uninstall, complaint
+from npuenv.maintain.lint.values import Checkout, Event, Install, Requirement, Uninstall, finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from npuenv.maintain.lint.history import Clash, History, Package
+    from npuenv.core.finding import Finding, Location
+    from npuenv.maintain.lint.history import History, MetadataConflict, Package
     from npuenv.matrix import Matrix
     from npuenv.matrix.rows import TorchNpu, TritonAscend, VllmAscend
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _BRINGS_TRITON = frozenset(("triton", "vllm", "xformers", "liger-kernel", "flash-linear-attention"))
 
 
-def pairs(history: History, matrix: Matrix) -> Iterator[Complaint]:
+def pairs(history: History, matrix: Matrix) -> Iterator[Finding]:
     """torch, torch_npu, torchvision and torchaudio as they are in the end."""
     for arch in ARCHES:
         names = ("torch", "torch-npu", "torchvision", "torchaudio")
@@ -35,7 +36,7 @@ def pairs(history: History, matrix: Matrix) -> Iterator[Complaint]:
         yield from torch_pairs(stated, matrix, arch)
 
 
-def pairs_of_commands(history: History, matrix: Matrix) -> Iterator[Complaint]:
+def pairs_of_commands(history: History, matrix: Matrix) -> Iterator[Finding]:
     """The same four of one command, which pip refuses as a whole, whatever comes later. Without dependencies it
     refuses nothing.
     """
@@ -55,7 +56,7 @@ def _states_torch(npu: Requirement | None, matrix: Matrix, arch: str) -> bool:
     return row is not None and bool(row.torch_requirement(arch))
 
 
-def torch_npu_on_cann(history: History, matrix: Matrix) -> Iterator[Complaint]:
+def torch_npu_on_cann(history: History, matrix: Matrix) -> Iterator[Finding]:
     """torch_npu against the CANN of the base image: the recommended pair, the compatible set, or neither."""
     cann = history.cann
     for arch in ARCHES if versions.is_cann(cann) else ():
@@ -77,7 +78,7 @@ def torch_npu_on_cann(history: History, matrix: Matrix) -> Iterator[Complaint]:
             "fits": fits or Message("lint.no-pair"),
         }
         place = history.where("torch-npu", arch)
-        yield complaint(
+        yield finding(
             place,
             "torch-npu-cann",
             args,
@@ -87,7 +88,7 @@ def torch_npu_on_cann(history: History, matrix: Matrix) -> Iterator[Complaint]:
         )
 
 
-def triton_on_cann(history: History, matrix: Matrix) -> Iterator[Complaint]:
+def triton_on_cann(history: History, matrix: Matrix) -> Iterator[Finding]:
     """triton-ascend that was published for another CANN series, where there is one for this."""
     if not versions.is_cann(history.cann):
         return
@@ -104,7 +105,7 @@ def triton_on_cann(history: History, matrix: Matrix) -> Iterator[Complaint]:
             "fits": f"triton-ascend {better.version}",
         }
         place = history.where("triton-ascend", arch)
-        yield complaint(
+        yield finding(
             place,
             "triton-ascend-cann",
             args,
@@ -147,7 +148,7 @@ def _pair_of(matrix: Matrix, torch: str, cann: str) -> str:
     return f"torch_npu {row.version}" if row else ""
 
 
-def wheels(history: History, matrix: Matrix) -> Iterator[Complaint]:
+def wheels(history: History, matrix: Matrix) -> Iterator[Finding]:
     """A pin that has no wheel for the Python of the base image."""
     image = history.script.image
     missing: dict[Requirement, list[tuple[str, TorchNpu | TritonAscend]]] = {}
@@ -163,14 +164,14 @@ def wheels(history: History, matrix: Matrix) -> Iterator[Complaint]:
         assert image is not None
         args = {"asked": requirement.text, "python": image.python, "arch": arches, "pythons": _pythons(row, arches[0])}
         evidence = (str(requirement), f"{image.place}: FROM {image.text}", f"{row.id} ({row.source})")
-        yield complaint(requirement.place, "no-wheel", args, evidence, "error")
+        yield finding(requirement.place, "no-wheel", args, evidence, "error")
 
 
 def _pythons(row: TorchNpu | TritonAscend, arch: str) -> tuple[str, ...]:
     return row.python if hasattr(row, "python") else row.pythons(arch)
 
 
-def index_of_files(checkout: Checkout, matrix: Matrix) -> Iterator[Complaint]:
+def index_of_files(checkout: Checkout, matrix: Matrix) -> Iterator[Finding]:
     """A version in a requirements file that is nowhere, or not where the file, or a script that installs it, looks."""
     indexes_of: dict[str, tuple[str, ...]] = {}
     for script in checkout.scripts:
@@ -188,7 +189,7 @@ def index_of_files(checkout: Checkout, matrix: Matrix) -> Iterator[Complaint]:
             )
 
 
-def index_of_script(history: History, matrix: Matrix) -> Iterator[Complaint]:
+def index_of_script(history: History, matrix: Matrix) -> Iterator[Finding]:
     """The same for the command line of an install."""
     for event in history.script.events:
         if isinstance(event, Install) and event.certain:
@@ -197,7 +198,7 @@ def index_of_script(history: History, matrix: Matrix) -> Iterator[Complaint]:
 
 def _indexes(
     requirements: Iterable[Requirement], matrix: Matrix, severity: Literal["error", "warning"]
-) -> Iterator[Complaint]:
+) -> Iterator[Finding]:
     for requirement in requirements:
         row = _indexed_row(requirement, matrix)
         if row is None or row.index == "default":
@@ -208,7 +209,7 @@ def _indexes(
             continue
         args = {"asked": requirement.text, "index": index.url if index else ""}
         rule = "other-index" if index else "no-index"
-        yield complaint(
+        yield finding(
             requirement.place,
             rule,
             args,
@@ -236,7 +237,7 @@ def _bare_address(url: str) -> str:
     return url.partition("://")[2].rstrip("/").removesuffix("/simple").rpartition("@")[2]
 
 
-def cpu_index(history: History, matrix: Matrix) -> Iterator[Complaint]:
+def cpu_index(history: History, matrix: Matrix) -> Iterator[Finding]:
     """torch_npu whose x86_64 wheel asks for `torch==X+cpu`, in a script that never names where that is."""
     index = next((each for each in matrix.indexes if "torch" in each.carries), None)
     installs = [each for each in history.script.events if isinstance(each, Install)]
@@ -253,10 +254,10 @@ def cpu_index(history: History, matrix: Matrix) -> Iterator[Complaint]:
             if row and "+cpu" in row.requires_x86_64 and "://" not in each.text:
                 args = {"asked": each.text, "needs": row.requires_x86_64, "index": index.url}
                 evidence = (str(each), f"{row.id} ({row.source})")
-                yield complaint(each.place, "cpu-index", args, evidence, "warning")
+                yield finding(each.place, "cpu-index", args, evidence, "warning")
 
 
-def vllm_pair(history: History, matrix: Matrix) -> Iterator[Complaint]:
+def vllm_pair(history: History, matrix: Matrix) -> Iterator[Finding]:
     """vllm-ascend against vllm, the base image's CANN and Python, and their own metadata against each other."""
     ascend, vllm = history.packages.get("vllm-ascend"), history.packages.get("vllm")
     row = matrix.vllm_ascend_row(ascend.version) if ascend and ascend.version else None
@@ -265,26 +266,26 @@ def vllm_pair(history: History, matrix: Matrix) -> Iterator[Complaint]:
     evidence = (f"{ascend.place}: vllm-ascend {ascend.version}", f"{row.id} ({row.source})")
     if vllm and vllm.version and not versions.accepts(f"=={row.vllm}", vllm.version):
         args: dict[str, object] = {"ascend": row.version, "vllm": vllm.version, "fits": row.vllm}
-        yield complaint(vllm.place, "vllm-pair", args, (f"{vllm.place}: vllm {vllm.version}", *evidence), "error")
+        yield finding(vllm.place, "vllm-pair", args, (f"{vllm.place}: vllm {vllm.version}", *evidence), "error")
     yield from _ascend_in_image(history, row, ascend, evidence)
 
 
 def _ascend_in_image(
     history: History, row: VllmAscend, ascend: Package, evidence: tuple[str, ...]
-) -> Iterator[Complaint]:
+) -> Iterator[Finding]:
     image = history.script.image
     stated = {each for each in (row.cann, row.cann_image, *(each.cann for each in row.image)) if versions.is_cann(each)}
     if versions.is_cann(history.cann) and stated and not any(_in_series(each, history.cann) for each in stated):
         args = {"ascend": row.version, "cann": history.cann, "fits": tuple(sorted(stated))}
-        yield complaint(ascend.place, "vllm-ascend-cann", args, (*evidence, history.cann_evidence), "warning")
+        yield finding(ascend.place, "vllm-ascend-cann", args, (*evidence, history.cann_evidence), "warning")
     if image and image.python and row.python and not versions.accepts(row.python, f"{image.python}.0"):
         args = {"ascend": row.version, "python": image.python, "fits": row.python}
-        yield complaint(
+        yield finding(
             ascend.place, "vllm-ascend-python", args, (*evidence, f"{image.place}: FROM {image.text}"), "error"
         )
 
 
-def metadata_clash(history: History, matrix: Matrix) -> Iterator[Complaint]:
+def metadata_clash(history: History, matrix: Matrix) -> Iterator[Finding]:
     """vllm and vllm-ascend that ask for different versions of a third package."""
     del matrix
     ascend, vllm = history.packages.get("vllm-ascend"), history.packages.get("vllm")
@@ -294,7 +295,7 @@ def metadata_clash(history: History, matrix: Matrix) -> Iterator[Complaint]:
         other = next((each for each in vllm.requires if each.name == one.name), None)
         if other and one.spec is not None and other.spec is not None and disjoint(one.spec, other.spec):
             args = {"package": one.name, "ascend": one.text, "vllm": other.text}
-            yield complaint(
+            yield finding(
                 ascend.place,
                 "metadata-clash",
                 args,
@@ -303,7 +304,7 @@ def metadata_clash(history: History, matrix: Matrix) -> Iterator[Complaint]:
             )
 
 
-def broken_pins(history: History, matrix: Matrix) -> Iterator[Complaint]:
+def broken_pins(history: History, matrix: Matrix) -> Iterator[Finding]:
     """An install that overrides what vllm or vllm-ascend asks for, or that they undo afterwards."""
     del matrix
     for clash in history.clashes:
@@ -311,23 +312,23 @@ def broken_pins(history: History, matrix: Matrix) -> Iterator[Complaint]:
             yield _broken(clash, clash.active.requirement)
 
 
-def _broken(clash: Clash, requirement: Requirement) -> Complaint:
+def _broken(clash: MetadataConflict, requirement: Requirement) -> Finding:
     rule = "pin-replaced" if clash.replaced else "breaks-pin"
     package = f"{clash.package.name} {clash.package.version}".strip()
     args = {"asked": requirement.text, "package": package, "needs": clash.needs.text}
     evidence = (str(requirement), f"{clash.package.place}: {package}", _shown(clash.needs))
     severity: Literal["error", "warning"] = "warning" if clash.replaced else "error"
-    return complaint(requirement.place, rule, args, evidence, severity)
+    return finding(requirement.place, rule, args, evidence, severity)
 
 
-def triton_order(history: History, matrix: Matrix) -> Iterator[Complaint]:
+def triton_order(history: History, matrix: Matrix) -> Iterator[Finding]:
     """Community triton and triton-ascend own the same files: whichever is touched last decides."""
     del matrix
     for arch in ARCHES:
         yield from _triton_on(history, arch)
 
 
-def _triton_on(history: History, arch: str) -> Iterator[Complaint]:
+def _triton_on(history: History, arch: str) -> Iterator[Finding]:
     events = [(order, each) for order, each in enumerate(history.script.events) if _counts(each, arch)]
     anew = max(
         (order for order, each in events if isinstance(each, Install) and _installs_ascend(each, arch)), default=-1
@@ -345,7 +346,7 @@ def _triton_on(history: History, arch: str) -> Iterator[Complaint]:
         elif isinstance(event, Uninstall) and "triton" in event.names and ascend and order > anew:
             evidence = (str(ascend), f"{event.place}: pip uninstall triton")
             place = event.place
-            yield complaint(place, "triton-uninstalled-last", {"ascend": ascend.text}, evidence, "warning")
+            yield finding(place, "triton-uninstalled-last", {"ascend": ascend.text}, evidence, "warning")
 
 
 def _counts(event: Event, arch: str) -> bool:
@@ -357,18 +358,18 @@ def _installs_ascend(event: Install, arch: str) -> bool:
     return event.opaque or any(each.name == "triton-ascend" and each.on(arch) for each in event.requirements)
 
 
-def _over_ascend(event: Install, ascend: Requirement, arch: str, *, is_last: bool) -> Iterator[Complaint]:
+def _over_ascend(event: Install, ascend: Requirement, arch: str, *, is_last: bool) -> Iterator[Finding]:
     for each in event.requirements:
         if each.name == "triton" and each.on(arch):
             yield together(each, ascend)
         elif each.name in _BRINGS_TRITON and each.on(arch) and is_last:
             place, evidence = each.place, (str(ascend), str(each))
-            yield complaint(
+            yield finding(
                 place, "triton-ascend-not-last", {"ascend": ascend.text, "asked": each.text}, evidence, "warning"
             )
 
 
-def _sides(requirement: Requirement, place: Place) -> tuple[str, ...]:
+def _sides(requirement: Requirement, place: Location) -> tuple[str, ...]:
     """A requirement, and the line that brought it where that is another one."""
     return (_shown(requirement),) if requirement.place == place else (_shown(requirement), f"{place}")
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from npuenv.core import versions
+from npuenv.core.finding import Location
 from npuenv.core.shellscript import ARCH, UNKNOWN, Command, Source, commands
 from npuenv.maintain.lint.requirement_files import parse_requirement
-from npuenv.maintain.lint.values import Clone, Event, Install, Place, Remark, Requirement, Setting, Uninstall
+from npuenv.maintain.lint.values import Clone, Event, Install, Remark, Requirement, Setting, Uninstall
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -87,7 +88,7 @@ class Reader:
             self._note(command)
 
     def _note(self, command: Command) -> None:
-        place = Place(self.path, command.line)
+        place = Location(self.path, command.line)
         for name, value in command.own.items():
             self._setting(place, name, value, command)
         words = _without_prefix(command.words)
@@ -111,17 +112,17 @@ class Reader:
             self.events.append(Install(place, (), (), (), (), {}, False, command.arch, command.certain, opaque=True))
         self._cann(place, words, command)
 
-    def _remark(self, place: Place, kind: str, text: str, command: Command) -> None:
+    def _remark(self, place: Location, kind: str, text: str, command: Command) -> None:
         shown = text.replace(UNKNOWN, "?").replace(ARCH, "$(uname -m)")
         self.events.append(Remark(place, kind, shown, command.arch, command.certain))  # type: ignore[arg-type]
 
-    def _setting(self, place: Place, name: str, value: str, command: Command) -> None:
+    def _setting(self, place: Location, name: str, value: str, command: Command) -> None:
         if UNKNOWN not in value:
             self.events.append(Setting(place, name, value, command.arch))
         if turns_tls_off(name, value):
             self._remark(place, "tls", f"{name}={value}", command)
 
-    def _cann(self, place: Place, words: tuple[str, ...], command: Command) -> None:
+    def _cann(self, place: Location, words: tuple[str, ...], command: Command) -> None:
         """A toolkit that is installed over the image's own."""
         found = (
             _CANN_FILE.search(" ".join(words[:3])) if words[0] in ("bash", "sh") or words[0].startswith("./") else None
@@ -135,7 +136,7 @@ class Reader:
             name = "/root/" + name.lstrip("~/")
         return posixpath.normpath(posixpath.join(self.folder, name))
 
-    def _download(self, place: Place, words: tuple[str, ...], command: Command) -> None:
+    def _download(self, place: Location, words: tuple[str, ...], command: Command) -> None:
         off = {"--no-check-certificate", "-k", "--insecure"} & set(words[1:])
         if off:
             self._remark(place, "tls", f"{words[0]} {min(off)}", command)
@@ -143,7 +144,7 @@ class Reader:
             if "://" in each and ARCH not in each and UNKNOWN not in each:
                 self._remark(place, "download", each, command)
 
-    def _pip(self, place: Place, words: tuple[str, ...], command: Command) -> None:
+    def _pip(self, place: Location, words: tuple[str, ...], command: Command) -> None:
         verb, rest = words[0], words[1:]
         if verb == "uninstall":
             names = tuple(
@@ -155,13 +156,13 @@ class Reader:
         elif verb == "install":
             self._install(place, rest, command)
 
-    def _config(self, place: Place, key: str, value: str, command: Command) -> None:
+    def _config(self, place: Location, key: str, value: str, command: Command) -> None:
         if key.endswith("trusted-host"):
             self._remark(place, "tls", f"pip config set {key} {value}", command)
         elif key.endswith(("index-url", "find-links")):
             self.indexes.append(value)
 
-    def _install(self, place: Place, words: tuple[str, ...], command: Command) -> None:
+    def _install(self, place: Location, words: tuple[str, ...], command: Command) -> None:
         options = _options(words)
         for host in options.values("--trusted-host"):
             self._remark(place, "tls", f"pip install --trusted-host {host}", command)
@@ -196,7 +197,7 @@ class Reader:
             )
         )
 
-    def _git(self, place: Place, words: tuple[str, ...], command: Command) -> None:
+    def _git(self, place: Location, words: tuple[str, ...], command: Command) -> None:
         folder = self.folder
         while len(words) > 1 and words[0] in ("-C", "-c"):
             folder = self.inside(words[1]) if words[0] == "-C" else folder
@@ -210,7 +211,7 @@ class Reader:
             refs = [each for each in rest if not each.startswith("-")]
             self._check_out(place, folder, refs[0] if refs else "", command)
 
-    def _clone(self, place: Place, words: tuple[str, ...], command: Command) -> None:
+    def _clone(self, place: Location, words: tuple[str, ...], command: Command) -> None:
         options = _options(
             words, ("-b", "--branch", "--depth", "-j", "--jobs", "--reference", "-c", "--config", "-o", "--origin")
         )
@@ -225,7 +226,7 @@ class Reader:
         self.clones[folder] = len(self.events)
         self.events.append(Clone(place, repo, _decided(refs[-1] if refs else ""), folder, command.certain))
 
-    def _check_out(self, place: Place, folder: str, ref: str, command: Command) -> None:
+    def _check_out(self, place: Location, folder: str, ref: str, command: Command) -> None:
         """The clone in a folder gets another ref, and the place where that is said."""
         at = self.clones.get(folder)
         event = self.events[at] if at is not None else None
@@ -272,7 +273,7 @@ def _options(words: tuple[str, ...], valued: tuple[str, ...] = ()) -> _Options:
     return found
 
 
-def _requirement_of(word: str, place: Place) -> Requirement | None:
+def _requirement_of(word: str, place: Location) -> Requirement | None:
     """A word of an install as a requirement; without a version where the text does not decide it."""
     if UNKNOWN not in word or word.endswith(".whl"):
         return parse_requirement(word.replace(UNKNOWN, "_"), place)

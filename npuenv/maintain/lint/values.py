@@ -1,4 +1,4 @@
-"""What the linter reads out of a checkout: asks for packages, what a script does in order, base images; and complaints.
+"""What the linter reads out of a checkout: asks for packages, what a script does in order, base images; and findings.
 
 Nothing here judges. A text that could not be decided (an unset variable, the output of a command) is never guessed:
 a version is None then, a name or a path is left out.
@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from npuenv.core.fact import Evidence
+from npuenv.core.finding import STATUS_OF, Finding
 from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
@@ -16,42 +18,25 @@ if TYPE_CHECKING:
 
     from packaging.specifiers import SpecifierSet
 
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A line of a file, the first line being 1."""
-
-    path: str
-    line: int
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.line}"
+    from npuenv.core.finding import Location, Severity
 
 
-@dataclass(frozen=True, slots=True)
-class Complaint:
-    """What is wrong at a place, and the lines and matrix rows of both sides."""
-
-    path: str
-    line: int
-    rule: str  # stable id, `lint.<what>`
-    says: Message
-    evidence: tuple[str, ...]
-    severity: Literal["error", "warning"]
-
-
-def complaint(
-    place: Place,
+def finding(
+    location: Location,
     rule: str,
     args: Mapping[str, object],
     evidence: Iterable[str],
-    severity: Literal["error", "warning"],
+    severity: Severity,
     *,
     says: str = "",
-) -> Complaint:
-    """A complaint of `lint.<rule>`; its sentence is `lint.<says>`, else that of the rule."""
+) -> Finding:
+    """A finding of `lint.<rule>`; its sentence is `lint.<says>`, else that of the rule.
+
+    `evidence`: the lines and matrix rows of both sides.
+    """
     sentence = Message(f"lint.{says or rule}", args)
-    return Complaint(place.path, place.line, f"lint.{rule}", sentence, tuple(evidence), severity)
+    lines = tuple(Evidence("", line) for line in evidence)
+    return Finding(f"lint.{rule}", STATUS_OF[severity], sentence, lines, "", None, location)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +46,7 @@ class Requirement:
     name: str  # normalised
     spec: SpecifierSet | None  # None: the version is not decided by the text
     text: str
-    place: Place
+    place: Location
     arch: str = ""  # only on this architecture
     indexes: tuple[str, ...] = ()  # addresses in effect beside the default index
 
@@ -92,7 +77,7 @@ class RequirementFile:
 class Image:
     """A base image; "" for what its tag does not say."""
 
-    place: Place
+    place: Location
     text: str
     cann: str = ""
     chip: str = ""
@@ -105,7 +90,7 @@ class Image:
 class Clone:
     """A repository that a script fetches. `ref` is "" for the default branch, None where it is not decided."""
 
-    place: Place
+    place: Location
     repo: str  # the last part of the address, lower case, without .git
     ref: str | None
     folder: str
@@ -116,7 +101,7 @@ class Clone:
 class Install:
     """One `pip install`."""
 
-    place: Place
+    place: Location
     requirements: tuple[Requirement, ...]
     files: tuple[str, ...]  # requirement files, as absolute paths inside the image
     builds: tuple[str, ...]  # folders that it builds, as absolute paths inside the image
@@ -132,7 +117,7 @@ class Install:
 class Uninstall:
     """One `pip uninstall`."""
 
-    place: Place
+    place: Location
     names: tuple[str, ...]
     arch: str
     certain: bool
@@ -142,7 +127,7 @@ class Uninstall:
 class Setting:
     """An environment variable that is set, in the image or in one command line."""
 
-    place: Place
+    place: Location
     name: str
     value: str
     arch: str
@@ -152,7 +137,7 @@ class Setting:
 class Remark:
     """Something else a rule looks for."""
 
-    place: Place
+    place: Location
     kind: Literal["source", "tls", "download", "instruction", "cann"]
     text: str
     arch: str = ""
@@ -181,4 +166,4 @@ class Checkout:
     root: str
     files: tuple[RequirementFile, ...] = ()
     scripts: tuple[Script, ...] = ()
-    complaints: tuple[Complaint, ...] = field(default=())  # what could not be read
+    findings: tuple[Finding, ...] = field(default=())  # what could not be read

@@ -13,12 +13,13 @@ from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.core.shellscript import UNKNOWN
-from npuenv.preflight.types import Change, Launch, Problem, Setting, Severity
+from npuenv.preflight.types import Change, Launch, LaunchFinding, Setting, launch_finding
 
 if TYPE_CHECKING:
+    from npuenv.core.finding import Severity
     from npuenv.preflight.types import Machine
 
-Judge = Callable[[Launch], Iterable[Problem]]
+Judge = Callable[[Launch], Iterable[LaunchFinding]]
 _POINTER = re.compile(r"\$\{(?:oc\.select:)?([A-Za-z_][\w.]*)(?:,\s*(.*))?\}")
 _MANDATORY = "???"
 _ACTOR = "actor_rollout_ref.actor"
@@ -46,10 +47,10 @@ def rule(id: str, *frameworks: str, source: str = "", is_trainers: bool = False)
     """
 
     def register(judge: Judge) -> Judge:
-        def complete(launch: Launch) -> Iterator[Problem]:
+        def complete(launch: Launch) -> Iterator[LaunchFinding]:
             for each in judge(launch):
                 says = each.says if each.says.key else Message(f"preflight_rules.{id}", each.says.args)
-                yield replace(each, rule=each.rule or f"preflight.{id}", says=says, source=each.source or source)
+                yield replace(each, check=each.check or f"preflight.{id}", says=says, source=each.source or source)
 
         RULES.append(Rule(f"preflight.{id}", frameworks or BOTH, complete, is_trainers))
         return complete
@@ -67,13 +68,13 @@ def problem(
     changes: Iterable[Change] = (),
     source: str = "",
     **args: object,
-) -> Problem:
+) -> LaunchFinding:
     """A problem of some keys or variables; its sentence is `preflight_rules.<says>`, else that of the rule."""
     settings = tuple(found for key in keys if (found := written(launch, key)) is not None)
     shown = {name: each.replace(UNKNOWN, "…") if isinstance(each, str) else each for name, each in args.items()}
     sentence = f"preflight_rules.{says or rule}" if says or rule else ""
     named = f"preflight.{rule}" if rule else ""
-    return Problem(named, severity, Message(sentence, shown), settings, source, tuple(changes))
+    return launch_finding(named, severity, Message(sentence, shown), settings, source, tuple(changes))
 
 
 def written(launch: Launch, key: str) -> Setting | None:

@@ -28,7 +28,8 @@ from npuenv.preflight.types import Change
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.preflight.types import Launch, Problem, Severity
+    from npuenv.core.finding import Severity
+    from npuenv.preflight.types import Launch, LaunchFinding
 
 _ACTOR = "actor_rollout_ref.actor"
 _TRAIN, _MINI = "data.train_batch_size", f"{_ACTOR}.ppo_mini_batch_size"
@@ -83,7 +84,7 @@ def _least(launch: Launch, parts: int) -> int:
 
 
 @rule("train-batch", "verl", source=_VALIDATE, is_trainers=True)
-def _train_batch(launch: Launch) -> Iterator[Problem]:
+def _train_batch(launch: Launch) -> Iterator[LaunchFinding]:
     cards, batch, n = data_parallel(launch), whole(launch, _TRAIN, 1024), _rollouts(launch)
     if not (cards and batch and n and is_off(launch, f"{_ACTOR}.use_dynamic_bsz")):
         return
@@ -105,7 +106,7 @@ def _rollouts(launch: Launch) -> int | None:
 
 
 @rule("mini-batch", "verl", source=_VALIDATE, is_trainers=True)
-def _mini_batch(launch: Launch) -> Iterator[Problem]:
+def _mini_batch(launch: Launch) -> Iterator[LaunchFinding]:
     batch, mini = whole(launch, _TRAIN, 1024), whole(launch, _MINI, 256)
     if batch and mini and mini > batch:
         yield problem(launch, (_MINI, _TRAIN), changes=fitting(launch), mini=mini, batch=batch)
@@ -118,7 +119,7 @@ def _share_of_mini(launch: Launch) -> tuple[int, int, int, int] | None:
 
 
 @rule("mini-batch-uneven", "verl", source="verl wheels: verl/workers/fsdp_workers.py divides and rounds down")
-def _mini_uneven(launch: Launch) -> Iterator[Problem]:
+def _mini_uneven(launch: Launch) -> Iterator[LaunchFinding]:
     share = _share_of_mini(launch)
     if share and share[3]:
         mini, n, parts, _ = share
@@ -135,7 +136,7 @@ def _mini_uneven(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("micro-batch", "verl", source="verl wheels 0.5.0 to 0.7.1: verl/workers/fsdp_workers.py", is_trainers=True)
-def _micro_batch(launch: Launch) -> Iterator[Problem]:
+def _micro_batch(launch: Launch) -> Iterator[LaunchFinding]:
     micro, share = whole(launch, _MICRO), _share_of_mini(launch)
     if not share or share[3] or not micro or not is_off(launch, f"{_ACTOR}.use_dynamic_bsz"):
         return
@@ -170,14 +171,14 @@ def _micro_keys(launch: Launch) -> Iterator[tuple[str, str, str]]:
 
 
 @rule("micro-batch-both", "verl", source=_VALIDATE, is_trainers=True)
-def _micro_both(launch: Launch) -> Iterator[Problem]:
+def _micro_both(launch: Launch) -> Iterator[LaunchFinding]:
     for old, new, _ in _micro_keys(launch):
         if is_set(launch, old) and is_set(launch, new):
             yield problem(launch, (old, new), changes=(Change(old, None),), old=old, new=new)
 
 
 @rule("micro-batch-none", "verl", source=_VALIDATE, is_trainers=True)
-def _micro_none(launch: Launch) -> Iterator[Problem]:
+def _micro_none(launch: Launch) -> Iterator[LaunchFinding]:
     if not is_off(launch, f"{_ACTOR}.use_dynamic_bsz"):
         return
     for old, new, switch in _micro_keys(launch):
@@ -186,7 +187,7 @@ def _micro_none(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("group-of-one", "verl", source="verl wheels: verl/trainer/ppo/core_algos.py, a group of one")
-def _group_of_one(launch: Launch) -> Iterator[Problem]:
+def _group_of_one(launch: Launch) -> Iterator[LaunchFinding]:
     grouped = ("grpo", "grpo_passk", "rloo", "rloo_vectorized", "grpo_vectorized", "gdpo", "opo")
     estimator = value(launch, "algorithm.adv_estimator")
     if estimator in grouped and number(launch, "actor_rollout_ref.rollout.n", 1) == 1:
@@ -196,7 +197,7 @@ def _group_of_one(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("group-of-one", "roll", source=_ROLL)
-def _roll_group(launch: Launch) -> Iterator[Problem]:
+def _roll_group(launch: Launch) -> Iterator[LaunchFinding]:
     key = "num_return_sequences_in_group"
     is_agentic = any(key.startswith("train_env_manager.") for key in launch.settings)
     if (
@@ -209,7 +210,7 @@ def _roll_group(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("roll-batch", "roll", source=_ROLL)
-def _roll_batch(launch: Launch) -> Iterator[Problem]:
+def _roll_batch(launch: Launch) -> Iterator[LaunchFinding]:
     base = "actor_train.training_args"
     device, steps = (
         whole(launch, f"{base}.per_device_train_batch_size"),
@@ -252,7 +253,7 @@ def _roll_parts(launch: Launch, cards: int) -> int | None:
 
 
 @rule("env-groups", "roll", source=_AGENTIC)
-def _env_groups(launch: Launch) -> Iterator[Problem]:
+def _env_groups(launch: Launch) -> Iterator[LaunchFinding]:
     for manager, batch_key in (("train_env_manager", "rollout_batch_size"), ("val_env_manager", "val_batch_size")):
         key = f"{manager}.num_env_groups"
         groups, size, batch = whole(launch, key), whole(launch, f"{manager}.group_size", 1), whole(launch, batch_key)
@@ -277,7 +278,7 @@ def _partition(launch: Launch, manager: str) -> list[int] | None:
 
 
 @rule("env-partition", "roll", source=_AGENTIC)
-def _env_partition(launch: Launch) -> Iterator[Problem]:
+def _env_partition(launch: Launch) -> Iterator[LaunchFinding]:
     for manager in ("train_env_manager", "val_env_manager"):
         parts, tags = _partition(launch, manager), value(launch, f"{manager}.tags")
         groups, key = whole(launch, f"{manager}.num_env_groups"), f"{manager}.num_groups_partition"
@@ -298,7 +299,7 @@ def _env_partition(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("env-tag", "roll", source=_AGENTIC)
-def _env_tags(launch: Launch) -> Iterator[Problem]:
+def _env_tags(launch: Launch) -> Iterator[LaunchFinding]:
     known = {key.split(".")[1] for key in launch.settings if key.startswith("custom_envs.")}
     for manager in ("train_env_manager", "val_env_manager") if known else ():
         tags = value(launch, f"{manager}.tags")
@@ -308,7 +309,7 @@ def _env_tags(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("domain-probabilities", "roll")
-def _domains(launch: Launch) -> Iterator[Problem]:
+def _domains(launch: Launch) -> Iterator[LaunchFinding]:
     prefix = "actor_train.data_args.domain_interleave_probs."
     shares = {s.key.removeprefix(prefix): number(launch, s.key) for s in matching(launch, prefix + "*")}
     if not shares or None in shares.values():
@@ -335,7 +336,7 @@ def _domains(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("ulysses-padding", "verl", source=_VALIDATE)
-def _ulysses_padding(launch: Launch) -> Iterator[Problem]:
+def _ulysses_padding(launch: Launch) -> Iterator[LaunchFinding]:
     key, size = sequence_parallel(launch)
     padding = "actor_rollout_ref.model.use_remove_padding"
     if (size or 1) > 1 and value(launch, padding) is not None and not is_true(launch, padding):

@@ -28,7 +28,7 @@ from npuenv.preflight.types import Change
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.preflight.types import Launch, Problem
+    from npuenv.preflight.types import Launch, LaunchFinding
 
 _MOST_CARDS = 65536  # a range beyond this is a slip, and its list is not made
 _ROLL = "alibaba/ROLL roll/configs/worker_config.py: device_mapping is evaluated, then counted"
@@ -99,7 +99,7 @@ def _mappings(launch: Launch) -> dict[str, tuple[int, ...]]:
 
 
 @rule("device-mapping", "roll", source=_ROLL)
-def _device_mapping(launch: Launch) -> Iterator[Problem]:
+def _device_mapping(launch: Launch) -> Iterator[LaunchFinding]:
     for role in roles(launch):
         key = f"{role}.device_mapping"
         setting = written(launch, key)
@@ -111,7 +111,7 @@ def _device_mapping(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("device-duplicate", "roll", source=_ROLL)
-def _device_duplicate(launch: Launch) -> Iterator[Problem]:
+def _device_duplicate(launch: Launch) -> Iterator[LaunchFinding]:
     for role, cards in _mappings(launch).items():
         twice = sorted({card for card in cards if cards.count(card) > 1})
         if twice:
@@ -137,7 +137,7 @@ def _all_cards(launch: Launch) -> int | None:
 
 
 @rule("device-beyond", "roll", source=_ROLL)
-def _device_beyond(launch: Launch) -> Iterator[Problem]:
+def _device_beyond(launch: Launch) -> Iterator[LaunchFinding]:
     cards_there = _all_cards(launch)
     for role, cards in _mappings(launch).items():
         beyond = tuple(card for card in cards if card < 0 or (cards_there is not None and card >= cards_there))
@@ -152,7 +152,7 @@ def _device_beyond(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("device-overlap", "roll")
-def _device_overlap(launch: Launch) -> Iterator[Problem]:
+def _device_overlap(launch: Launch) -> Iterator[LaunchFinding]:
     """Cards that training and generation share: before 0.3.0 none may be, and later no part of both."""
     train, infer = set(cards_of(launch, "actor_train") or ()), set(cards_of(launch, "actor_infer") or ())
     shared = tuple(sorted(train & infer))
@@ -176,7 +176,7 @@ def _device_overlap(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("device-gap", "roll", source=_ROLL)
-def _device_gap(launch: Launch) -> Iterator[Problem]:
+def _device_gap(launch: Launch) -> Iterator[LaunchFinding]:
     mappings = _mappings(launch)
     if any(written(launch, f"{role}.device_mapping") for role in roles(launch) if role not in mappings):
         return  # the cards of one role are not known
@@ -188,7 +188,7 @@ def _device_gap(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("device-missing", "roll", source=_ROLL)
-def _device_missing(launch: Launch) -> Iterator[Problem]:
+def _device_missing(launch: Launch) -> Iterator[LaunchFinding]:
     for role in _ON_CARDS:
         key = f"{role}.strategy_args.strategy_name"
         if (
@@ -200,7 +200,7 @@ def _device_missing(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("cards-machine", "verl", source=_POOL)
-def _cards_machine(launch: Launch) -> Iterator[Problem]:
+def _cards_machine(launch: Launch) -> Iterator[LaunchFinding]:
     there = {"n_gpus_per_node": launch.machine.cards_per_node, "nnodes": launch.machine.nodes}
     pools = ("trainer", "rollout") if generates_apart(launch) else ("trainer",)
     for pool, (name, most) in itertools.product(pools, there.items()):
@@ -226,7 +226,7 @@ def _cards_machine(launch: Launch) -> Iterator[Problem]:
     "roll",
     source="alibaba/ROLL roll/distributed/scheduler/resource_manager.py: a bundle of cards for each node",
 )
-def _roll_cards_machine(launch: Launch) -> Iterator[Problem]:
+def _roll_cards_machine(launch: Launch) -> Iterator[LaunchFinding]:
     key, there = "num_gpus_per_node", launch.machine.cards_per_node
     requested = whole(launch, key)
     if any(_device_beyond(launch)):
@@ -236,7 +236,7 @@ def _roll_cards_machine(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("world-size", "roll", source="ROLL Ascend samples (2026-04): WORLD_SIZE is the number of nodes")
-def _world_size(launch: Launch) -> Iterator[Problem]:
+def _world_size(launch: Launch) -> Iterator[LaunchFinding]:
     setting, used = launch.environ.get("WORLD_SIZE"), _mappings(launch)
     if setting is None or setting.is_open or not used or not str(setting.value).isdigit():
         return
@@ -258,7 +258,7 @@ def _world_size(launch: Launch) -> Iterator[Problem]:
     "verl",
     source="verl wheels: the engines take their cards in groups of this size; validate_config lets it pass",
 )
-def _verl_parallel(launch: Launch) -> Iterator[Problem]:
+def _verl_parallel(launch: Launch) -> Iterator[LaunchFinding]:
     cards, key = verl_rollout_cards(launch), "actor_rollout_ref.rollout.tensor_model_parallel_size"
     size = whole(launch, key, 2)
     pool = "rollout" if generates_apart(launch) else "trainer"
@@ -268,7 +268,7 @@ def _verl_parallel(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("tensor-parallel", "roll", source=_ROLL)
-def _roll_parallel(launch: Launch) -> Iterator[Problem]:
+def _roll_parallel(launch: Launch) -> Iterator[LaunchFinding]:
     for role, cards in _mappings(launch).items():
         base = f"{role}.strategy_args.strategy_config"
         for names in (
@@ -285,7 +285,7 @@ def _roll_parallel(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("heads", source="vllm-project/vllm vllm/config: total number of attention heads must be divisible")
-def _heads(launch: Launch) -> Iterator[Problem]:
+def _heads(launch: Launch) -> Iterator[LaunchFinding]:
     """A group of cards shares out a layer's attention heads evenly, or the engine does not start."""
     model_key, role = (
         ("actor_rollout_ref.model.path", "actor_rollout_ref.rollout")
@@ -312,7 +312,7 @@ def _heads(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("sequence-parallel", "verl", source="verl wheels: verl/workers/fsdp_workers.py, device mesh dp x sp")
-def _ulysses(launch: Launch) -> Iterator[Problem]:
+def _ulysses(launch: Launch) -> Iterator[LaunchFinding]:
     cards, (key, size) = verl_cards(launch), sequence_parallel(launch)
     if cards and size and size > 1 and cards % size:
         yield problem(
@@ -325,7 +325,7 @@ def _ulysses(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("megatron-parallel", "verl")
-def _megatron_parallel(launch: Launch) -> Iterator[Problem]:
+def _megatron_parallel(launch: Launch) -> Iterator[LaunchFinding]:
     """tensor x pipeline x context of Megatron's training, which share the cards out."""
     cards, base = verl_cards(launch), "actor_rollout_ref.actor.megatron"
     if value(launch, "actor_rollout_ref.actor.strategy") != "megatron" or not cards:
@@ -361,7 +361,7 @@ def _megatron_parallel(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("shard-size", source="verl wheels: verl/workers/fsdp_workers.py, create_device_mesh")
-def _shard_size(launch: Launch) -> Iterator[Problem]:
+def _shard_size(launch: Launch) -> Iterator[LaunchFinding]:
     for key, cards in _sharded(launch):
         size = whole(launch, key)  # -1, all cards, is no whole number of cards
         if cards and size and size < cards and cards % size:

@@ -18,7 +18,7 @@ from npuenv.preflight.types import Change
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.preflight.types import Launch, Problem
+    from npuenv.preflight.types import Launch, LaunchFinding
 
 _FILES = ("data.train_files", "data.val_files")
 _PATHS = (
@@ -55,7 +55,7 @@ def _written_paths(launch: Launch) -> Iterator[tuple[str, str]]:
 
 
 @rule("path", source="looked at on this machine")
-def _missing(launch: Launch) -> Iterator[Problem]:
+def _missing(launch: Launch) -> Iterator[LaunchFinding]:
     for key, path in _written_paths(launch) if launch.machine.is_here else ():
         if not os.path.exists(os.path.expanduser(path)):
             yield problem(launch, (key,), key=key, path=path)
@@ -66,7 +66,7 @@ def _missing(launch: Launch) -> Iterator[Problem]:
     "verl",
     source="verl wheels 0.5.0 to 0.9.1: verl/utils/dataset/rl_dataset.py; the reward reads them later",
 )
-def _columns(launch: Launch) -> Iterator[Problem]:
+def _columns(launch: Launch) -> Iterator[LaunchFinding]:
     for key, path in _written_paths(launch) if launch.machine.is_here else ():
         if key not in _FILES or not path.endswith(".parquet"):
             continue
@@ -95,7 +95,7 @@ def _footer(path: Path) -> bytes:
 
 
 @rule("reward-function", "verl", source="verl wheels 0.7.1, 0.9.1: reward managers pass data_source and extra_info")
-def _reward_function(launch: Launch) -> Iterator[Problem]:
+def _reward_function(launch: Launch) -> Iterator[LaunchFinding]:
     """A function of verl's own takes (solution, truth); reward managers call with data_source and extra_info."""
     for base in _REWARDS:
         key = f"{base}.path"
@@ -109,7 +109,7 @@ def _reward_function(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("reward-signature", "verl", source="verl wheels 0.7.1, 0.9.1: reward managers pass data_source and extra_info")
-def _reward_signature(launch: Launch) -> Iterator[Problem]:
+def _reward_signature(launch: Launch) -> Iterator[LaunchFinding]:
     """The user's own function, read and never run."""
     for base in _REWARDS if launch.machine.is_here else ():
         path, name = value(launch, f"{base}.path"), value(launch, f"{base}.name", "compute_score") or "compute_score"
@@ -156,7 +156,7 @@ def _lacking(path: Path, name: str) -> tuple[str, ...]:
 
 
 @rule("code-reward", "roll", source="alibaba/ROLL roll/pipeline/rlvr/rlvr_config.py: use_local; ROLL samples, sample 3")
-def _roll_code(launch: Launch) -> Iterator[Problem]:
+def _roll_code(launch: Launch) -> Iterator[LaunchFinding]:
     """`use_local` is true unless it is written."""
     for setting in matching(launch, "rewards.*.worker_cls"):
         base = setting.key.removesuffix(".worker_cls")
@@ -166,7 +166,7 @@ def _roll_code(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("code-reward", "verl", source="verl wheels: verl/utils/reward_score/prime_code runs answers in local processes")
-def _verl_code(launch: Launch) -> Iterator[Problem]:
+def _verl_code(launch: Launch) -> Iterator[LaunchFinding]:
     for base, sandbox in (
         ("reward_model.reward_manager", "sandbox_fusion.url"),
         ("reward.reward_manager.name", "reward.sandbox_fusion.url"),

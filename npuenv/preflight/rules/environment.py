@@ -16,8 +16,9 @@ from npuenv.preflight.types import Change
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from npuenv.core.finding import Severity
     from npuenv.matrix.rows import Variable
-    from npuenv.preflight.types import Launch, Problem, Severity
+    from npuenv.preflight.types import Launch, LaunchFinding
 
 _AIV_EXEC_TIMEOUT_S = 1091  # with AIV, larger values and 0 count as this on A2, A3 and 950
 _BYTES_ABOVE = 65536
@@ -32,7 +33,7 @@ def _text(launch: Launch, name: str) -> str:
 
 
 @rule("hccl-bytes", source="hicann/hccl docs/zh/user_guide/hccl_env/HCCL_BUFFSIZE.md: MB")
-def _buffer(launch: Launch) -> Iterator[Problem]:
+def _buffer(launch: Launch) -> Iterator[LaunchFinding]:
     name, text = "HCCL_BUFFSIZE", _text(launch, "HCCL_BUFFSIZE")
     if text.isdigit() and int(text) > _BYTES_ABOVE:
         megabytes = max(int(text) // 2**20, 1)
@@ -42,7 +43,7 @@ def _buffer(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("hccl-aiv", source="hicann/hccl docs/zh/user_guide/hccl_env/HCCL_EXEC_TIMEOUT.md")
-def _aiv_timeout(launch: Launch) -> Iterator[Problem]:
+def _aiv_timeout(launch: Launch) -> Iterator[LaunchFinding]:
     name, text = "HCCL_EXEC_TIMEOUT", _text(launch, "HCCL_EXEC_TIMEOUT")
     is_number = re.fullmatch(r"\d+(?:\.\d+)?", text) is not None
     if (
@@ -61,7 +62,7 @@ def _aiv_timeout(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("variable")
-def _range(launch: Launch) -> Iterator[Problem]:
+def _range(launch: Launch) -> Iterator[LaunchFinding]:
     rows = {row.name: row for row in load_matrix().variables} if launch.environ else {}
     for name in launch.environ:
         row, text = rows.get(name), _text(launch, name)
@@ -91,7 +92,7 @@ def _misread(row: Variable, text: str) -> str:
     "expandable-segments",
     source="vllm-project/vllm-ascend camem allocator; alibaba/ROLL roll/platforms/npu.py @8eb27cc2",
 )
-def _allocator(launch: Launch) -> Iterator[Problem]:
+def _allocator(launch: Launch) -> Iterator[LaunchFinding]:
     """Expandable segments and the memory pool of vllm-ascend do not go together; the variable belongs to training."""
     name = "PYTORCH_NPU_ALLOC_CONF"
     is_whole = name in launch.environ and "expandable_segments:true" in _text(launch, name).casefold().replace(" ", "")
@@ -107,7 +108,7 @@ def _allocator(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("task-queue")
-def _task_queue(launch: Launch) -> Iterator[Problem]:
+def _task_queue(launch: Launch) -> Iterator[LaunchFinding]:
     name = "TASK_QUEUE_ENABLE"
     if _text(launch, name) not in ("", "0", "1", "2"):
         yield problem(
@@ -131,7 +132,7 @@ def _task_queue(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("unread-variable")
-def _unread(launch: Launch) -> Iterator[Problem]:
+def _unread(launch: Launch) -> Iterator[LaunchFinding]:
     have = launch.machine.packages.get("vllm-ascend")
     for row in load_matrix().variables if have else ():
         if row.reader == "vllm-ascend" and row.name in launch.environ:
@@ -150,7 +151,7 @@ def _unread(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("visible-cards", source=_VISIBLE_SOURCE)
-def _visible(launch: Launch) -> Iterator[Problem]:
+def _visible(launch: Launch) -> Iterator[LaunchFinding]:
     """The cards that the launch may see: numbers of cards that are there, each once, and as many as it asks for."""
     text, there = _text(launch, _VISIBLE), launch.machine.cards_per_node
     if not text:
@@ -197,7 +198,7 @@ def _requested_cards(launch: Launch) -> tuple[str, int]:
 
 
 @rule("variable-text", "roll", source="ray: runtime_env env_vars is a dict of str to str; others are a TypeError")
-def _not_text(launch: Launch) -> Iterator[Problem]:
+def _not_text(launch: Launch) -> Iterator[LaunchFinding]:
     """Variables of a ROLL YAML that are numbers or switches there: Ray's environment takes text alone."""
     inner = {key: each for key, each in launch.settings.items() if ".system_envs." in key}
     for key, setting in {**launch.environ, **inner}.items() if launch.source == "roll-yaml" else ():

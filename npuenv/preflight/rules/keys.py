@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npuenv.matrix.rows import MovedKey
-    from npuenv.preflight.types import Launch, Problem, Setting
+    from npuenv.preflight.types import Launch, LaunchFinding, Setting
 
 _HYDRA = "hydra-core 1.3: a key that the configuration does not have is refused"
 TABLE = "npuenv/matrix/keys/verl.toml, from the wheels"
@@ -130,7 +130,7 @@ def _other_name(launch: Launch, key: str, names: frozenset[str]) -> str | None:
 
 
 @rule("key-moved", "verl", source=TABLE)
-def _key_moved(launch: Launch) -> Iterator[Problem]:
+def _key_moved(launch: Launch) -> Iterator[LaunchFinding]:
     for each in _unknown(launch):
         setting, is_gone = each.setting, _is_gone(launch, each.setting.key)
         renamed = _other_name(launch, setting.key, each.names)
@@ -167,7 +167,7 @@ def _is_between(launch: Launch, each: _UnknownKey) -> bool:
 
 
 @rule("key-unknown", "verl", source=TABLE)
-def _key_between(launch: Launch) -> Iterator[Problem]:
+def _key_between(launch: Launch) -> Iterator[LaunchFinding]:
     """A key that only one of the two releases has between which the launch's lies."""
     for each in _unknown(launch):
         if _is_between(launch, each) and not launch.is_added(each.setting.key):
@@ -184,7 +184,7 @@ def _key_between(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("key-unknown", "verl", source=_HYDRA)
-def _key_unknown(launch: Launch) -> Iterator[Problem]:
+def _key_unknown(launch: Launch) -> Iterator[LaunchFinding]:
     for each in _unknown(launch):
         setting, names = each.setting, each.names
         if _is_between(launch, each) or _is_gone(launch, setting.key) or _other_name(launch, setting.key, names):
@@ -235,7 +235,7 @@ def _is_read(launch: Launch, key: str) -> bool:
     return any(f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.") for name in named)
 
 
-def _key_own(launch: Launch, setting: Setting) -> Iterator[Problem]:
+def _key_own(launch: Launch, setting: Setting) -> Iterator[LaunchFinding]:
     """Says aloud that a key which was forced in may do nothing: code of the user's own may read it, verl's does not."""
     is_verls = any(row.adds(setting.key) for row in load_matrix().launch_keys)
     if not is_verls and not _is_read(launch, setting.key) and not launch.missing_files:
@@ -269,7 +269,7 @@ def is_slip(key: str, near: str, cutoff: float = 0.7) -> bool:
 
 
 @rule("key-exists", "verl", source="hydra-core 1.3: Could not append to config")
-def _key_exists(launch: Launch) -> Iterator[Problem]:
+def _key_exists(launch: Launch) -> Iterator[LaunchFinding]:
     beside = () if has_own_keys(launch) else releases_beside("verl", launch.release)
     tables = [defaults_of("verl", name) for name in beside]
     is_sure = len(beside) == 2 or is_recorded("verl", launch.release)
@@ -291,7 +291,7 @@ def _key_exists(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("noise-injection", "verl", source="verl wheels 0.4.1 to 0.9.1: no reader of trainer.noise_injection")
-def _noise(launch: Launch) -> Iterator[Problem]:
+def _noise(launch: Launch) -> Iterator[LaunchFinding]:
     keys = tuple(key for key in launch.settings if key.startswith(_NOISE))
     if keys:
         says = "noise-ignored" if all(map(launch.is_added, keys)) else "noise-refused"
@@ -299,7 +299,7 @@ def _noise(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("key-mandatory", "verl", source=TABLE)
-def _mandatory(launch: Launch) -> Iterator[Problem]:
+def _mandatory(launch: Launch) -> Iterator[LaunchFinding]:
     key = "actor_rollout_ref.rollout.name"
     is_unset = key not in launch.settings and not launch.is_open(key)
     if is_unset and defaults_of("verl", launch.release).get(key) == "???":
@@ -307,7 +307,7 @@ def _mandatory(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("key-dropped", "roll", source=_DROPPED)
-def _roll_dropped(launch: Launch) -> Iterator[Problem]:
+def _roll_dropped(launch: Launch) -> Iterator[LaunchFinding]:
     used = {name for s in launch.settings.values() for name in re.findall(r"\$\{([\w]+)", s.text)}
     for key, setting in launch.settings.items():
         part, name, where = _part_of(key)
@@ -351,7 +351,7 @@ def _config_near(file: str) -> str | None:
 
 
 @rule("defaults-missing")
-def _defaults_missing(launch: Launch) -> Iterator[Problem]:
+def _defaults_missing(launch: Launch) -> Iterator[LaunchFinding]:
     """`${deepspeed_zero3}` of a fragment whose `defaults:` are not there."""
     for file in launch.missing_files:
         near = _config_near(file) if launch.framework == "verl" else None
@@ -384,7 +384,7 @@ def _defaults_missing(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("program", "verl", source=f"{TABLE}: modules with hydra.main")
-def _program(launch: Launch) -> Iterator[Problem]:
+def _program(launch: Launch) -> Iterator[LaunchFinding]:
     """A module that no release has, and that is nearly one of this release's."""
     module = module_of(launch.program)
     near = nearest(module, programs_of("verl", launch.release), 0.9)
@@ -393,7 +393,7 @@ def _program(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("choice", "verl", source=f"{TABLE}: configuration groups")
-def _group(launch: Launch) -> Iterator[Problem]:
+def _group(launch: Launch) -> Iterator[LaunchFinding]:
     """A choice that its configuration group does not have; files of the user's own may bring more of them."""
     if has_own_keys(launch) or launch.from_files or launch.is_partial or launch.release is None:
         return

@@ -10,7 +10,7 @@ from npuenv.preflight.types import Change
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.preflight.types import Launch, Problem
+    from npuenv.preflight.types import Launch, LaunchFinding
 
 _ROLLOUT, _ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 
@@ -29,7 +29,7 @@ def roll_length(launch: Launch) -> int | None:
 
 
 @rule("length", "verl", source="verl wheels: verl/workers/rollout; an engine takes no more than max_model_len")
-def _verl_model_length(launch: Launch) -> Iterator[Problem]:
+def _verl_model_length(launch: Launch) -> Iterator[LaunchFinding]:
     key, total = f"{_ROLLOUT}.max_model_len", verl_length(launch)
     most = whole(launch, key)
     if total and most and total > most:
@@ -38,7 +38,7 @@ def _verl_model_length(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("length", "roll", source="ROLL Ascend samples (2026-04), sample 2: 2048 + 8192 tokens over 8000")
-def _roll_model_length(launch: Launch) -> Iterator[Problem]:
+def _roll_model_length(launch: Launch) -> Iterator[LaunchFinding]:
     key, total = "actor_infer.strategy_args.strategy_config.max_model_len", roll_length(launch)
     most = whole(launch, key)
     if total and most and total > most:
@@ -57,7 +57,7 @@ def _roll_model_length(launch: Launch) -> Iterator[Problem]:
     "verl",
     source="vllm-project/vllm vllm/config: without chunked prefill a batch holds a whole sequence",
 )
-def _batched_tokens(launch: Launch) -> Iterator[Problem]:
+def _batched_tokens(launch: Launch) -> Iterator[LaunchFinding]:
     if value(launch, f"{_ROLLOUT}.name", "vllm") != "vllm" or is_at_least(launch, "0.9.1"):
         return  # 0.9.1 raises the limit by itself
     key = f"{_ROLLOUT}.max_num_batched_tokens"
@@ -69,7 +69,7 @@ def _batched_tokens(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("dynamic-tokens", "verl", source="verl wheels: verl/utils/seqlen_balancing.py, max_token_len >= max_seq_len")
-def _dynamic_tokens(launch: Launch) -> Iterator[Problem]:
+def _dynamic_tokens(launch: Launch) -> Iterator[LaunchFinding]:
     key, total = f"{_ACTOR}.ppo_max_token_len_per_gpu", verl_length(launch)
     most, parts = whole(launch, key, 16384), sequence_parallel(launch)[1]
     if total and most and parts and is_true(launch, f"{_ACTOR}.use_dynamic_bsz") and most * parts < total:
@@ -84,7 +84,7 @@ def _dynamic_tokens(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("new-tokens", "roll", source="alibaba/ROLL roll/configs/base_config.py: a sequence holds prompt and answer")
-def _new_tokens(launch: Launch) -> Iterator[Problem]:
+def _new_tokens(launch: Launch) -> Iterator[LaunchFinding]:
     key = "actor_infer.generating_args.max_new_tokens"
     new, total = whole(launch, key), whole(launch, "sequence_length")
     if new and total and new > total:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npuenv.preflight.memory.types import Engine
-    from npuenv.preflight.types import Launch, Problem
+    from npuenv.preflight.types import Launch, LaunchFinding
 
 _ACTOR, _ROLLOUT, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 # Keys whose values decide about memory.
@@ -214,7 +214,7 @@ def _roll_shards(launch: Launch, cards: int) -> int:
 
 
 @rule("memory", source="npuenv.preflight.memory: an estimate")
-def _memory(launch: Launch) -> Iterator[Problem]:
+def _memory(launch: Launch) -> Iterator[LaunchFinding]:
     found = job_of(launch)
     if found is None:
         return
@@ -294,7 +294,7 @@ def _smallest(launch: Launch, job: Job) -> tuple[Sizes, tuple[Change, ...]]:
 
 
 @rule("memory-unjudged")
-def _memory_unjudged(launch: Launch) -> Iterator[Problem]:
+def _memory_unjudged(launch: Launch) -> Iterator[LaunchFinding]:
     """Says aloud that nothing was estimated, where the cards are all that is missing."""
     machine = launch.machine
     if machine.memory_gib is not None and machine.hardware is not None:

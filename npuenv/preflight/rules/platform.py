@@ -13,7 +13,8 @@ from npuenv.preflight.types import Change
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.preflight.types import Launch, Problem, Severity
+    from npuenv.core.finding import Severity
+    from npuenv.preflight.types import Launch, LaunchFinding
 
 _UNSUPPORTED = "npuenv/matrix/unsupported.toml"
 _SAMPLES = "ROLL Ascend samples (2026-04)"
@@ -23,7 +24,7 @@ _OF_BOTH_ENGINES = frozenset(("gpu_memory_utilization", "load_format", "dtype", 
 
 
 @rule("device", "verl")
-def _device(launch: Launch) -> Iterator[Problem]:
+def _device(launch: Launch) -> Iterator[LaunchFinding]:
     key = "trainer.device"
     setting = written(launch, key)
     if is_at_least(launch, "0.7.0"):
@@ -48,7 +49,7 @@ def _device(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("visibility", source="ray/_private/accelerators/npu.py: ASCEND_RT_VISIBLE_DEVICES")
-def _visibility(launch: Launch) -> Iterator[Problem]:
+def _visibility(launch: Launch) -> Iterator[LaunchFinding]:
     setting = launch.environ.get("CUDA_VISIBLE_DEVICES")
     if setting is not None:
         new = "ASCEND_RT_VISIBLE_DEVICES"
@@ -71,7 +72,7 @@ def _visibility(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("nccl")
-def _nccl(launch: Launch) -> Iterator[Problem]:
+def _nccl(launch: Launch) -> Iterator[LaunchFinding]:
     for name, setting in launch.environ.items():
         if not name.startswith(("NCCL_", "PYTORCH_CUDA_", "TORCH_NCCL_")):
             continue
@@ -92,14 +93,14 @@ def _nccl(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("megatron-mindspeed", "verl", source="verl Ascend quick start (2025-12): MindSpeed and Megatron-LM")
-def _megatron_needs(launch: Launch) -> Iterator[Problem]:
+def _megatron_needs(launch: Launch) -> Iterator[LaunchFinding]:
     key, packages = "actor_rollout_ref.actor.strategy", launch.machine.packages
     if value(launch, key) == "megatron" and packages and not {"mindspeed", "mindspeed-llm"} & set(packages):
         yield problem(launch, (key,))
 
 
 @rule("roll-strategy", "roll")
-def _roll_strategy(launch: Launch) -> Iterator[Problem]:
+def _roll_strategy(launch: Launch) -> Iterator[LaunchFinding]:
     for role in roles(launch):
         key = f"{role}.strategy_args.strategy_name"
         name = value(launch, key)
@@ -108,7 +109,7 @@ def _roll_strategy(launch: Launch) -> Iterator[Problem]:
         yield from _of_strategy(launch, key, name)
 
 
-def _of_strategy(launch: Launch, key: str, name: str) -> Iterator[Problem]:
+def _of_strategy(launch: Launch, key: str, name: str) -> Iterator[LaunchFinding]:
     is_new = is_at_least(launch, "0.3.0")
     train = "fsdp2_train" if is_new or is_new is None else "deepspeed_train"
     if "deepspeed" in name and is_new:
@@ -202,7 +203,7 @@ def _without_megatron(launch: Launch, key: str, new: str) -> Iterator[Change]:
 
 
 @rule("profiler", "verl", source="verl wheels 0.6.1 to 0.9.1: verl/utils/profiler, npu or torch in place of nsys")
-def _profiler(launch: Launch) -> Iterator[Problem]:
+def _profiler(launch: Launch) -> Iterator[LaunchFinding]:
     for pattern in ("global_profiler.tool", "*.profiler.tool"):
         for setting in matching(launch, pattern):
             if setting.value == "nsys" and _profiles(launch, setting.key):
@@ -221,7 +222,7 @@ def _profiles(launch: Launch, key: str) -> bool:
 
 
 @rule("flash-package")
-def _flash_package(launch: Launch) -> Iterator[Problem]:
+def _flash_package(launch: Launch) -> Iterator[LaunchFinding]:
     for name in ("flash-attn", "flash_attn"):
         if name in launch.machine.packages:
             yield problem(

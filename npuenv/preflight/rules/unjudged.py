@@ -12,14 +12,14 @@ from npuenv.preflight.rules.keys import TABLE, has_own_keys, not_in_table
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.preflight.types import Launch, Problem
+    from npuenv.preflight.types import Launch, LaunchFinding
 
 _MOST_NAMED = 8
 _ANYTHING = re.compile(r"(?:^data\.(?:train|val)_files|_name|_dir|_path)$")  # names and places: no rule is about them
 
 
 @rule("release")
-def _release_unknown(launch: Launch) -> Iterator[Problem]:
+def _release_unknown(launch: Launch) -> Iterator[LaunchFinding]:
     if nearest_release(launch.framework, launch.release) is None:
         yield problem(
             launch,
@@ -32,7 +32,7 @@ def _release_unknown(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("release")
-def _release_near(launch: Launch) -> Iterator[Problem]:
+def _release_near(launch: Launch) -> Iterator[LaunchFinding]:
     """Says aloud that another release's keys speak for this one."""
     known = nearest_release(launch.framework, launch.release)
     if known is not None and (launch.release_name or known != launch.release):
@@ -49,7 +49,7 @@ def _release_near(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("key-unknown", "verl", source=TABLE)
-def _keys_unjudged(launch: Launch) -> Iterator[Problem]:
+def _keys_unjudged(launch: Launch) -> Iterator[LaunchFinding]:
     """Says aloud which keys were left to a program that may have them."""
     unknown = not_in_table(launch) if has_own_keys(launch) else ()
     keys = [each.setting.key for each in unknown if each.setting.is_sure]
@@ -58,7 +58,7 @@ def _keys_unjudged(launch: Launch) -> Iterator[Problem]:
 
 
 @rule("undecided", source="the script itself, which is read and not run")
-def _undecided(launch: Launch) -> Iterator[Problem]:
+def _undecided(launch: Launch) -> Iterator[LaunchFinding]:
     """Says aloud what was not judged, because only the running script decides it."""
     written = (*launch.settings.values(), *launch.environ.values())
     undecided = [setting.key for setting in written if setting.is_shells or not setting.is_sure]

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from npuenv.matrix.rows import Bound, Choice, RefusedValue
-    from npuenv.preflight.types import Launch, Problem, Setting
+    from npuenv.preflight.types import Launch, LaunchFinding, Setting
 
 
-def _refused(rows: Sequence[RefusedValue], launch: Launch) -> Iterator[Problem]:
+def _refused(rows: Sequence[RefusedValue], launch: Launch) -> Iterator[LaunchFinding]:
     """The values that the rows of one rule refuse. The first row that holds speaks of a key."""
-    found: dict[str, Problem] = {}
+    found: dict[str, LaunchFinding] = {}
     for row in rows:
         if launch.framework not in row.frameworks or launch.machine.hardware in row.not_on or not _holds(row, launch):
             continue
@@ -45,7 +45,7 @@ def _refused(rows: Sequence[RefusedValue], launch: Launch) -> Iterator[Problem]:
     return iter(found.values())
 
 
-def _refusal(launch: Launch, row: RefusedValue, key: str, text: str) -> Problem:
+def _refusal(launch: Launch, row: RefusedValue, key: str, text: str) -> LaunchFinding:
     new = None if row.removes else row.fix if row.variables else scalar(row.fix)
     return problem(
         launch,
@@ -82,7 +82,7 @@ def _is_refused(row: RefusedValue, text: str) -> bool:
 
 
 @rule("choice", is_trainers=True)
-def _choices(launch: Launch) -> Iterator[Problem]:
+def _choices(launch: Launch) -> Iterator[LaunchFinding]:
     for row in load_matrix().choices:
         if row.framework != launch.framework or not _holds(row, launch):
             continue
@@ -99,7 +99,7 @@ def _holds(row: Choice | RefusedValue, launch: Launch) -> bool:
     return bool(is_from) and (not row.until or is_at_least(launch, row.until) is False)
 
 
-def _no_choice(launch: Launch, row: Choice, setting: Setting) -> Problem:
+def _no_choice(launch: Launch, row: Choice, setting: Setting) -> LaunchFinding:
     near = _meant(str(setting.value), row)
     changes = (
         (Change(setting.key, near),)
@@ -129,7 +129,7 @@ def _meant(word: str, row: Choice) -> str | None:
 
 
 @rule("number")
-def _bounds(launch: Launch) -> Iterator[Problem]:
+def _bounds(launch: Launch) -> Iterator[LaunchFinding]:
     for row in load_matrix().bounds:
         if row.framework != launch.framework or any(f"{key}={value(launch, key)}" in row.unless for key in _keys(row)):
             continue
@@ -153,7 +153,7 @@ def _is_none(launch: Launch, setting: Setting) -> bool:
 
 
 @rule("number", "verl", source="npuenv/matrix/keys/verl.toml: the release's own value", is_trainers=True)
-def _types(launch: Launch) -> Iterator[Problem]:
+def _types(launch: Launch) -> Iterator[LaunchFinding]:
     """Words in the place of a number or a switch, by what the release's own value is."""
     bound = {row.key for row in load_matrix().bounds}
     for key, default in launch.defaults.items():

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npuenv.core.errors import BadInput
+from npuenv.core.finding import Status
 from npuenv.core.messages import Message
 from npuenv.matrix.keys import defaults_of
 from npuenv.preflight.examine import examine
@@ -43,7 +44,7 @@ def _machine(cards: Cards) -> Machine:
 
 def _refuse(reading: Reading) -> None:
     found = examine(reading.launch, refused=reading.refused)
-    errors = [each for each in found if each.severity == "error" and each.rule not in _LEFT_OUT]
+    errors = [each for each in found if each.status is Status.FAIL and each.check not in _LEFT_OUT]
     if not errors:
         return
     first = errors[0]

@@ -20,7 +20,7 @@ ONE_AFTER_THE_OTHER = "RUN pip install torch==2.9.0\nRUN pip install --no-deps t
 def rules(folder: Path, text: str) -> set[str]:
     """The rules that complain of a Dockerfile."""
     (folder / "Dockerfile").write_text(text, encoding="utf-8")
-    return {each.rule for each in lint_paths([folder], load_matrix())}
+    return {each.check for each in lint_paths([folder], load_matrix())}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_variable_that_turns_certificates_off_is_seen_wherever_it_is_set(
 def complaints(folder: Path, files: dict[str, str]) -> list[str]:
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
-    return [f"{each.path}:{each.line} {each.rule}" for each in lint_paths([folder], load_matrix())]
+    return [f"{each.location} {each.check}" for each in lint_paths([folder], load_matrix())]
 
 
 def test_a_build_may_want_another_setuptools_than_the_project_runs_with(tmp_path: Path) -> None:

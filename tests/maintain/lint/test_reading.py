@@ -10,6 +10,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from npuenv.core.errors import BadInput
+from npuenv.core.finding import Location
 from npuenv.core.messages import Message
 from npuenv.core.shellscript import ARCH, UNKNOWN, commands, expand, source_of
 from npuenv.maintain.lint.dockerfile import image_of, read_dockerfile, read_shell_script
@@ -17,13 +18,19 @@ from npuenv.maintain.lint.gather import gather
 from npuenv.maintain.lint.paths import lint_paths
 from npuenv.maintain.lint.ranges import disjoint, takes_newest, within
 from npuenv.maintain.lint.requirement_files import logical_lines, parse_requirement
-from npuenv.maintain.lint.values import Clone, Install, Place
+from npuenv.maintain.lint.values import Clone, Install
 from npuenv.matrix import load_matrix
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-PLACE = Place("f", 1)
+    from npuenv.core.finding import Finding
+
+PLACE = Location("f", 1)
+
+
+def path_of(finding: Finding) -> str:
+    return str(finding.location).rpartition(":")[0]
 
 
 def words(text: str, env: dict[str, str] | None = None) -> list[tuple[str, ...]]:
@@ -246,7 +253,7 @@ def test_a_file_that_cannot_be_read_is_named_and_the_rest_is_still_linted(
     (tmp_path / name).write_bytes(content)
     (tmp_path / "requirements-a.txt").write_text("numpy<2\npyarrow>=15\n")
     found = lint_paths([tmp_path], load_matrix())
-    assert [(each.path, each.rule) for each in found] == [
+    assert [(path_of(each), each.check) for each in found] == [
         *sorted([(name, "lint.unreadable"), ("requirements-a.txt", "lint.undeclared-limit")])
     ]
 
@@ -266,7 +273,7 @@ def test_an_include_that_is_not_read_is_said(include: str, why: str, tmp_path: P
     file.parent.mkdir()
     file.write_text(f"-r {include}\ntorch-npu==2.9.0\n")
     (found,) = lint_paths([file], load_matrix())
-    assert (found.rule, found.path, found.severity) == ("lint.unreadable", include, "warning")
+    assert (found.check, path_of(found), found.severity) == ("lint.unreadable", include, "warning")
     what = found.says.args["what"]
     assert isinstance(what, Message) and what.key == why
 
@@ -275,32 +282,34 @@ def test_an_include_inside_the_checkout_is_read_and_said_to_be_nothing_else(tmp_
     (tmp_path / "requirements.txt").write_text("torch==2.8.0\n")
     (tmp_path / "requirements").mkdir()
     (tmp_path / "requirements" / "requirements-npu.txt").write_text("-r ../requirements.txt\ntorch-npu==2.9.0\n")
-    assert [each.rule for each in lint_paths([tmp_path], load_matrix())] == ["lint.torch-pair"]
+    assert [each.check for each in lint_paths([tmp_path], load_matrix())] == ["lint.torch-pair"]
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
 def test_a_file_without_permission_is_named(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("numpy\n")
     (tmp_path / "requirements.txt").chmod(0)
-    assert [each.rule for each in lint_paths([tmp_path], load_matrix())] == ["lint.unreadable"]
+    assert [each.check for each in lint_paths([tmp_path], load_matrix())] == ["lint.unreadable"]
 
 
 def test_a_folder_by_the_name_of_a_file_and_a_dangling_link_do_no_harm(tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").mkdir()
     (tmp_path / "requirements.txt").symlink_to("nowhere")
-    assert [(each.path, each.rule) for each in lint_paths([tmp_path], load_matrix())] == [
+    assert [(path_of(each), each.check) for each in lint_paths([tmp_path], load_matrix())] == [
         ("requirements.txt", "lint.unreadable")
     ]
 
 
 def test_bytes_that_are_not_utf8_and_odd_line_ends_are_read(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_bytes(b"\xef\xbb\xbfnumpy<2  # \xe9\r\npyarrow>=15\r\n")
-    assert [(each.line, each.rule) for each in lint_paths([tmp_path], load_matrix())] == [(2, "lint.undeclared-limit")]
+    assert [f"{each.location} {each.check}" for each in lint_paths([tmp_path], load_matrix())] == [
+        "requirements.txt:2 lint.undeclared-limit"
+    ]
 
 
 def test_an_index_that_the_installing_script_names_counts_for_the_file(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("torch-npu==2.8.0.post1\n")
-    assert [each.rule for each in lint_paths([tmp_path], load_matrix())] == ["lint.other-index"]
+    assert [each.check for each in lint_paths([tmp_path], load_matrix())] == ["lint.other-index"]
     index = load_matrix().index_row("huawei-ascend")
     assert index is not None
     (tmp_path / "install.sh").write_text(f"pip install -r requirements.txt --extra-index-url {index.url}\n")
@@ -314,9 +323,9 @@ def test_a_pin_from_metadata_is_placed_at_the_line_that_brings_it(tmp_path: Path
         "    pip install -r requirements.txt\n"
     )
     (tmp_path / "Dockerfile").write_text(text)
-    (found,) = [each for each in lint_paths([tmp_path], load_matrix()) if each.rule == "lint.torch-npu-cann"]
-    assert (found.line, found.severity) == (3, "error")
-    assert any("torch-npu==2.10.0.post4" in each for each in found.evidence)
+    (found,) = [each for each in lint_paths([tmp_path], load_matrix()) if each.check == "lint.torch-npu-cann"]
+    assert (str(found.location), found.severity) == ("Dockerfile:3", "error")
+    assert any("torch-npu==2.10.0.post4" in each.line for each in found.evidence)
 
 
 def test_a_path_that_does_not_exist_is_bad_input(tmp_path: Path) -> None:
@@ -328,7 +337,7 @@ def test_a_single_file_is_read_whatever_it_is_called(tmp_path: Path) -> None:
     (tmp_path / "my.build").write_text(
         "FROM quay.io/ascend/cann:8.5.0-a3-ubuntu22.04-py3.11\nENV SOC_VERSION=ascend910b1\n"
     )
-    assert [each.rule for each in lint_paths([tmp_path / "my.build"], load_matrix())] == ["lint.soc-version"]
+    assert [each.check for each in lint_paths([tmp_path / "my.build"], load_matrix())] == ["lint.soc-version"]
 
 
 def test_a_complaint_is_said_once_for_a_path_named_twice(tmp_path: Path) -> None:

@@ -27,15 +27,15 @@ def write(folder: Path, files: dict[str, str]) -> Path:
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_a_bad_checkout_gets_exactly_the_complaints_of_the_rule_at_their_lines(path: Path, tmp_path: Path) -> None:
     case = load_file(path)
-    found = [each for each in lint_paths([write(tmp_path, case["bad"])], load_matrix()) if each.rule == case["rule"]]
-    assert [f"{each.path}:{each.line} {each.severity}" for each in found] == case["complaints"]
+    found = [each for each in lint_paths([write(tmp_path, case["bad"])], load_matrix()) if each.check == case["rule"]]
+    assert [f"{each.location} {each.severity}" for each in found] == case["complaints"]
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_a_good_checkout_gets_no_complaint_of_the_rule(path: Path, tmp_path: Path) -> None:
     case = load_file(path)
     found = lint_paths([write(tmp_path, case["good"])], load_matrix())
-    assert [each for each in found if each.rule == case["rule"]] == []
+    assert [each for each in found if each.check == case["rule"]] == []
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
@@ -43,7 +43,7 @@ def test_every_complaint_can_be_said_in_both_languages_and_names_its_evidence(pa
     for each in lint_paths([write(tmp_path, load_file(path)["bad"])], load_matrix()):
         assert all(say(each.says, lang) for lang in LANGUAGES)
         assert each.evidence
-        assert each.path in {part.split(":")[0] for part in each.evidence}
+        assert str(each.location).split(":")[0] in {item.line.split(":")[0] for item in each.evidence}
 
 
 def test_every_rule_has_a_case() -> None:

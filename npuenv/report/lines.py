@@ -1,0 +1,39 @@
+"""Indented lines on a console, with the words of one catalogue."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npuenv.core.messages import Message, say
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class Lines:
+    """Writes headings and indented lines, without markup from data."""
+
+    def __init__(self, console: Console, lang: str, catalogue: str) -> None:
+        self.console = console
+        self.lang = lang
+        self._catalogue = catalogue
+
+    def word(self, key: str, /, **args: object) -> str:
+        """The text of a key of the catalogue."""
+        return say(Message(f"{self._catalogue}.{key}", args), self.lang)
+
+    def say(self, message: Message) -> str:
+        """The text of any message."""
+        return say(message, self.lang)
+
+    def head(self, text: str) -> None:
+        """A heading with a blank line above it."""
+        self.console.print()
+        self.line(text, style="bold")
+
+    def line(self, text: str, indent: int = 0, style: str | None = None) -> None:
+        """One line; a terminal folds it within its indent."""
+        from rich.padding import Padding
+        from rich.text import Text
+
+        self.console.print(Padding(Text(text, style=style or "", overflow="fold"), (0, 0, 0, indent), expand=False))
