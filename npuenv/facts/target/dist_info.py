@@ -24,10 +24,10 @@ def normal(name: str) -> str:
 
 
 def list_folder(path: str) -> list[str]:
-    """The names in a folder, sorted; [] where it cannot be read."""
+    """The names in a folder, sorted; [] where there is none. Raises OSError where it cannot be read."""
     try:
         return sorted(os.listdir(path))
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 

@@ -167,10 +167,18 @@ class Modules:
         """The shared libraries of a package: beside its modules and in its lib folder, largest part of it first."""
         home, found = self.home(name), []
         for folder in (home, os.path.join(home, "lib"), os.path.join(home, "_C")) if home else ():
-            found += [os.path.join(folder, each) for each in list_folder(folder)]
+            found += [os.path.join(folder, each) for each in _readable(folder)]
         # A dangling link is a file that is gone, which `files` tells.
         there = (path for path in found if is_native(os.path.basename(path)) and os.path.exists(path))
         return list(there)[:EXTENSIONS_AT_MOST]
+
+
+def _readable(path: str) -> list[str]:
+    """The names in a folder; [] where there is none or it cannot be read."""
+    try:
+        return list_folder(path)
+    except OSError:
+        return []
 
 
 def kind_of(folder: str, name: str) -> str:
@@ -179,7 +187,7 @@ def kind_of(folder: str, name: str) -> str:
         return "package"
     if os.path.isfile(place + ".py"):
         return "module"
-    has_code = any(each.endswith((".py", ".so")) for each in list_folder(place))
+    has_code = any(each.endswith((".py", ".so")) for each in _readable(place))
     return "folder" if has_code else ""
 
 
@@ -316,7 +324,7 @@ def packages(path: list[str], folders: list[Folder], inventory: Inventory, modul
 def of_conda(inventory: Inventory) -> dict[str, str]:
     """Versions that conda wrote down, by distribution, where another one is there: pip installed over it."""
     found = {}
-    for entry in list_folder(os.path.join(sys.prefix, "conda-meta")):
+    for entry in _readable(os.path.join(sys.prefix, "conda-meta")):
         name, _, rest = entry.rpartition("-")[0].rpartition("-") if entry.endswith(".json") else ("", "", "")
         here = inventory.first.get(normal(name))
         if here is not None and here.version != rest and here.folder.startswith(sys.prefix + "/"):
