@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, cast
 
 from npuenv.core import versions
+from npuenv.core.finding import Location
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import defaults_of
 from npuenv.preflight.memory.types import Job, Sizes
 from npuenv.preflight.rules.jobs import verl_job
-from npuenv.preflight.types import Launch, Machine, Place, Setting
+from npuenv.preflight.types import Launch, Machine, Setting
 from npuenv.render.launch.verl_values import value_of
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def launch_of(
     """The values of a recipe as a launch, over what the release sets by itself."""
 
     def settings(pairs: Mapping[str, object]) -> dict[str, Setting]:
-        return {key: Setting(key, found, str(found), Place("", 0)) for key, found in pairs.items()}
+        return {key: Setting(key, found, str(found), Location("", 0)) for key, found in pairs.items()}
 
     known = defaults_of(framework, release)
     return Launch(framework, release, settings(values), known, settings(environ), Machine(), "command")
