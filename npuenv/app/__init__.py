@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from npuenv.app.images import ImageOptions, render_docker
     from npuenv.app.installation import install, preview
     from npuenv.app.job import InstallOptions, InstallResult, Progress
+    from npuenv.app.launch_check import PreflightOptions, PreflightResult, preflight
     from npuenv.app.locks import lock
     from npuenv.app.mesh import MeshOptions, ping_mesh
     from npuenv.app.nodes import NodesOptions, doctor_nodes
@@ -35,6 +36,8 @@ __all__ = [
     "InstallResult",
     "MeshOptions",
     "NodesOptions",
+    "PreflightOptions",
+    "PreflightResult",
     "Progress",
     "RayOptions",
     "RayResult",
@@ -50,6 +53,7 @@ __all__ = [
     "lock",
     "locks",
     "ping_mesh",
+    "preflight",
     "preview",
     "ray_nodes_status",
     "render_docker",
@@ -71,6 +75,7 @@ _MODULES = {
     "images": ("ImageOptions", "render_docker"),
     "installation": ("install", "preview"),
     "job": ("InstallOptions", "InstallResult", "Progress"),
+    "launch_check": ("PreflightOptions", "PreflightResult", "preflight"),
     "locks": ("lock",),
     "mesh": ("MeshOptions", "ping_mesh"),
     "nodes": ("NodesOptions", "doctor_nodes"),
