@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from npuenv.app.installation import install, preview
     from npuenv.app.job import InstallOptions, InstallResult, Progress
     from npuenv.app.launch_check import PreflightOptions, PreflightResult, preflight
+    from npuenv.app.launch_files import LaunchOptions, render_launch, write_launch
     from npuenv.app.locks import lock
     from npuenv.app.mesh import MeshOptions, ping_mesh
     from npuenv.app.nodes import NodesOptions, doctor_nodes
@@ -34,6 +35,7 @@ __all__ = [
     "ImageOptions",
     "InstallOptions",
     "InstallResult",
+    "LaunchOptions",
     "MeshOptions",
     "NodesOptions",
     "PreflightOptions",
@@ -57,6 +59,7 @@ __all__ = [
     "preview",
     "ray_nodes_status",
     "render_docker",
+    "render_launch",
     "repair",
     "resolution",
     "resolve",
@@ -67,6 +70,7 @@ __all__ = [
     "training",
     "update",
     "updates",
+    "write_launch",
 ]
 # The public names of each module. None has the name of a module: importing that would take its place.
 _MODULES = {
@@ -76,6 +80,7 @@ _MODULES = {
     "installation": ("install", "preview"),
     "job": ("InstallOptions", "InstallResult", "Progress"),
     "launch_check": ("PreflightOptions", "PreflightResult", "preflight"),
+    "launch_files": ("LaunchOptions", "render_launch", "write_launch"),
     "locks": ("lock",),
     "mesh": ("MeshOptions", "ping_mesh"),
     "nodes": ("NodesOptions", "doctor_nodes"),
