@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from npuenv.app.job import InstallOptions, InstallResult, Progress
     from npuenv.app.launch_check import PreflightOptions, PreflightResult, preflight
     from npuenv.app.launch_files import LaunchOptions, render_launch, write_launch
-    from npuenv.app.locks import lock
+    from npuenv.app.locks import LockOptions, LockResult, lock, lock_request
     from npuenv.app.mesh import MeshOptions, ping_mesh
     from npuenv.app.nodes import NodesOptions, doctor_nodes
+    from npuenv.app.published_locks import lock_published, verify_locks
     from npuenv.app.ray_cluster import RayOptions, RayResult, ray_nodes_status, stop_ray
     from npuenv.app.ray_start import RayStartOptions, start_ray
     from npuenv.app.resolution import ConflictError, resolve
@@ -36,6 +37,8 @@ __all__ = [
     "InstallOptions",
     "InstallResult",
     "LaunchOptions",
+    "LockOptions",
+    "LockResult",
     "MeshOptions",
     "NodesOptions",
     "PreflightOptions",
@@ -53,6 +56,8 @@ __all__ = [
     "install",
     "installation",
     "lock",
+    "lock_published",
+    "lock_request",
     "locks",
     "ping_mesh",
     "preflight",
@@ -70,6 +75,7 @@ __all__ = [
     "training",
     "update",
     "updates",
+    "verify_locks",
     "write_launch",
 ]
 # The public names of each module. None has the name of a module: importing that would take its place.
@@ -81,9 +87,10 @@ _MODULES = {
     "job": ("InstallOptions", "InstallResult", "Progress"),
     "launch_check": ("PreflightOptions", "PreflightResult", "preflight"),
     "launch_files": ("LaunchOptions", "render_launch", "write_launch"),
-    "locks": ("lock",),
+    "locks": ("LockOptions", "LockResult", "lock", "lock_request"),
     "mesh": ("MeshOptions", "ping_mesh"),
     "nodes": ("NodesOptions", "doctor_nodes"),
+    "published_locks": ("lock_published", "verify_locks"),
     "ray_cluster": ("RayOptions", "RayResult", "ray_nodes_status", "stop_ray"),
     "ray_start": ("RayStartOptions", "start_ray"),
     "resolution": ("ConflictError", "resolve"),
