@@ -11,7 +11,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from npuenv.app import checkup, images, installation, locks, resolution, training, updates
+    from npuenv.app import bundling, checkup, images, installation, locks, resolution, training, updates
+    from npuenv.app.bundling import BundleOptions, BundleResult, bundle, preview_bundle
     from npuenv.app.checkup import doctor
     from npuenv.app.examine import DoctorOptions, DoctorResult
     from npuenv.app.images import ImageOptions, render_docker
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from npuenv.app.updates import repair, roll_back, update
 
 __all__ = [
+    "BundleOptions",
+    "BundleResult",
     "ConflictError",
     "DoctorOptions",
     "DoctorResult",
@@ -49,6 +52,8 @@ __all__ = [
     "RayStartOptions",
     "SmokeOptions",
     "SmokeResult",
+    "bundle",
+    "bundling",
     "checkup",
     "doctor",
     "doctor_nodes",
@@ -62,6 +67,7 @@ __all__ = [
     "ping_mesh",
     "preflight",
     "preview",
+    "preview_bundle",
     "ray_nodes_status",
     "render_docker",
     "render_launch",
@@ -80,6 +86,7 @@ __all__ = [
 ]
 # The public names of each module. None has the name of a module: importing that would take its place.
 _MODULES = {
+    "bundling": ("BundleOptions", "BundleResult", "bundle", "preview_bundle"),
     "checkup": ("doctor",),
     "examine": ("DoctorOptions", "DoctorResult"),
     "images": ("ImageOptions", "render_docker"),
