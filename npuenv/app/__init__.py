@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from npuenv.app.bundling import BundleOptions, BundleResult, bundle, preview_bundle
     from npuenv.app.checkup import doctor
     from npuenv.app.examine import DoctorOptions, DoctorResult
+    from npuenv.app.fixes import FixOptions, FixResult, fix
     from npuenv.app.images import ImageOptions, render_docker
     from npuenv.app.installation import install, preview
     from npuenv.app.job import InstallOptions, InstallResult, Progress
@@ -36,6 +37,8 @@ __all__ = [
     "ConflictError",
     "DoctorOptions",
     "DoctorResult",
+    "FixOptions",
+    "FixResult",
     "ImageOptions",
     "InstallOptions",
     "InstallResult",
@@ -57,6 +60,7 @@ __all__ = [
     "checkup",
     "doctor",
     "doctor_nodes",
+    "fix",
     "images",
     "install",
     "installation",
@@ -89,6 +93,7 @@ _MODULES = {
     "bundling": ("BundleOptions", "BundleResult", "bundle", "preview_bundle"),
     "checkup": ("doctor",),
     "examine": ("DoctorOptions", "DoctorResult"),
+    "fixes": ("FixOptions", "FixResult", "fix"),
     "images": ("ImageOptions", "render_docker"),
     "installation": ("install", "preview"),
     "job": ("InstallOptions", "InstallResult", "Progress"),
