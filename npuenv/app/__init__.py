@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from npuenv.app.job import InstallOptions, InstallResult, Progress
     from npuenv.app.launch_check import PreflightOptions, PreflightResult, preflight
     from npuenv.app.launch_files import LaunchOptions, render_launch, write_launch
-    from npuenv.app.locks import LockOptions, LockResult, lock, lock_request
+    from npuenv.app.locks import LockedRequest, LockOptions, lock, lock_request
     from npuenv.app.mesh import MeshOptions, ping_mesh
     from npuenv.app.nodes import NodesOptions, doctor_nodes
     from npuenv.app.published_locks import lock_published, verify_locks
@@ -44,7 +44,7 @@ __all__ = [
     "InstallResult",
     "LaunchOptions",
     "LockOptions",
-    "LockResult",
+    "LockedRequest",
     "MeshOptions",
     "NodesOptions",
     "PreflightOptions",
@@ -99,7 +99,7 @@ _MODULES = {
     "job": ("InstallOptions", "InstallResult", "Progress"),
     "launch_check": ("PreflightOptions", "PreflightResult", "preflight"),
     "launch_files": ("LaunchOptions", "render_launch", "write_launch"),
-    "locks": ("LockOptions", "LockResult", "lock", "lock_request"),
+    "locks": ("LockOptions", "LockedRequest", "lock", "lock_request"),
     "mesh": ("MeshOptions", "ping_mesh"),
     "nodes": ("NodesOptions", "doctor_nodes"),
     "published_locks": ("lock_published", "verify_locks"),

@@ -10,7 +10,7 @@ from npuenv.app.job import SILENT, Progress
 from npuenv.app.resolution import basis_of, for_this_machine, own_locks, resolve
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message
-from npuenv.lock.file import COMPLETE, IMPOSSIBLE, PARTIAL
+from npuenv.lock.request import LockedRequest
 from npuenv.lock.store import find_lock, put_lock
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from npuenv.lock.make import Resolver
     from npuenv.resolve.types import Request, Stack
 
-_CODES = {COMPLETE: ExitCode.FINE, PARTIAL: ExitCode.UNKNOWN, IMPOSSIBLE: ExitCode.NOTHING_FITS}
-
 
 @dataclass(frozen=True, slots=True)
 class LockOptions:
@@ -32,20 +30,6 @@ class LockOptions:
     renew: bool = False  # resolve again even where a lock is there
     is_offline: bool = False  # resolve from uv's cache only
     out: Path | None = None  # the folder of the locks; None: that of the locks made on this machine
-
-
-@dataclass(frozen=True, slots=True)
-class LockResult:
-    """A lock, and what it was made of and with."""
-
-    stack: Stack
-    lock: Lock
-    resolver: Resolver
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """UNKNOWN for a partial lock, NOTHING_FITS for an impossible one."""
-        return _CODES[self.lock.status]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +82,7 @@ def lock(stack: Stack, resolver: Resolver | None = None, *, fill: bool = False, 
     return found
 
 
-def lock_request(request: Request, options: LockOptions | None = None, progress: Progress = SILENT) -> LockResult:
+def lock_request(request: Request, options: LockOptions | None = None, progress: Progress = SILENT) -> LockedRequest:
     """The stack of a request on this machine, and its lock. Raises ConflictError, BadInput, CannotTell, NothingFits.
 
     With `renew` a complete lock replaces that of this machine, unless it is for another folder.
@@ -110,14 +94,14 @@ def lock_request(request: Request, options: LockOptions | None = None, progress:
     for note in basis_of(request, stack):
         progress.note(note)
     if not options.renew:
-        return LockResult(stack, lock(stack, resolver, fill=options.fill, progress=progress), resolver)
+        return LockedRequest(stack, lock(stack, resolver, fill=options.fill, progress=progress), resolver, request)
     from npuenv.lock.make import make_lock
 
     made = make_lock(stack, resolver)
     if made.is_complete and options.out is None:
         path = put_lock(made, own_locks())
         progress.note(Message("cli.locked", {"path": str(path), "packages": len(made.packages)}))
-    return LockResult(stack, made, resolver)
+    return LockedRequest(stack, made, resolver, request)
 
 
 def compare_installed(folder: Path, stack: Stack, lock: Lock) -> InstalledComparison:

@@ -27,7 +27,7 @@ from npuenv.report.shelf import shelf_json, show_shelf, show_verified, verified_
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from npuenv.app.locks import InstalledComparison, LockResult
+    from npuenv.app.locks import InstalledComparison, LockedRequest
     from npuenv.lock import Lock
     from npuenv.lock.file import LockedPackage
     from npuenv.lock.make import Resolver
@@ -129,13 +129,13 @@ def _report_installed(ui: Ui, compared: InstalledComparison, lock: Lock) -> int:
     return int(code)
 
 
-def _show_ways_out(ui: Ui, found: LockResult) -> None:
+def _show_ways_out(ui: Ui, found: LockedRequest) -> None:
     for requirement, overruled in ways_out(found.stack, found.lock, found.resolver)[:_MOST_WAYS_OUT]:
         args = {"requirement": requirement, "overruled": overruled or Message("locking.dependents")}
         ui.say(Message("locking.way-out", args), err=True)
 
 
-def _give(ui: Ui, found: LockResult, form: str, bundle: Path | None, out: Path | None) -> None:
+def _give(ui: Ui, found: LockedRequest, form: str, bundle: Path | None, out: Path | None) -> None:
     """Prints or writes one lock, and says what it lacks."""
     lock, resolver = found.lock, found.resolver
     if out or not ui.is_json:

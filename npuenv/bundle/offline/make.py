@@ -24,6 +24,7 @@ from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.host.hashing import sha256_of
 from npuenv.lock.file import write_lock
+from npuenv.lock.request import LockedRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from npuenv.lock.file import Lock
     from npuenv.lock.uv import Resolver
     from npuenv.matrix import Matrix
-    from npuenv.resolve.types import Request, Stack
 
 # Endings under which nobody looks for a folder or a plain tar archive.
 _OTHER_FORMS = (
@@ -58,13 +58,9 @@ class BundleOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class BundleRequest:
+class BundleRequest(LockedRequest):
     """What is to be bundled, from where."""
 
-    stack: Stack
-    lock: Lock
-    resolver: Resolver
-    request: Request
     options: BundleOptions = field(default_factory=BundleOptions)
 
     @property
