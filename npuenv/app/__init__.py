@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from npuenv.app import bundling, checkup, images, installation, locks, resolution, training, updates
-    from npuenv.app.bundling import BundleOptions, BundleResult, bundle, preview_bundle
+    from npuenv.app.bundling import BundleResult, bundle, preview_bundle
     from npuenv.app.checkup import doctor
     from npuenv.app.examine import DoctorOptions, DoctorResult
     from npuenv.app.fixes import FixOptions, FixResult, fix
     from npuenv.app.images import ImageOptions, render_docker
     from npuenv.app.installation import install, preview
     from npuenv.app.job import InstallOptions, InstallResult, Progress
-    from npuenv.app.launch_check import PreflightOptions, PreflightResult, preflight
-    from npuenv.app.launch_files import LaunchOptions, render_launch, write_launch
-    from npuenv.app.locks import LockedRequest, LockOptions, lock, lock_request
+    from npuenv.app.launch_check import PreflightOptions, preflight
+    from npuenv.app.launch_files import render_launch, write_launch
+    from npuenv.app.locks import LockOptions, lock, lock_request
     from npuenv.app.mesh import MeshOptions, ping_mesh
     from npuenv.app.nodes import NodesOptions, doctor_nodes
     from npuenv.app.published_locks import lock_published, verify_locks
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from npuenv.app.resolution import ConflictError, resolve
     from npuenv.app.training import SmokeOptions, SmokeResult, smoke_train
     from npuenv.app.updates import repair, roll_back, update
+    from npuenv.bundle.offline.make import BundleOptions
+    from npuenv.lock.request import LockedRequest
+    from npuenv.preflight.result import PreflightResult
+    from npuenv.render.launch.generate import LaunchOptions
 
 __all__ = [
     "BundleOptions",

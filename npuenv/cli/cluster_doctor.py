@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from npuenv.app.nodes import NodesOptions, NodesProgress, doctor_nodes
 from npuenv.checks import Status
 from npuenv.cli.common import show_conflict
-from npuenv.cli.progress import CountBar, report_pending
+from npuenv.cli.progress import CountBar, StepProgress, report_pending
 from npuenv.cluster.ssh import describe_failure
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
@@ -46,14 +46,8 @@ def run(ui: Ui, command: DoctorCommand, nodes: dict[str, Any]) -> ExitCode:
     return report.code
 
 
-class _Progress(NodesProgress):
+class _Progress(StepProgress, NodesProgress):
     """On stderr: a bar, or a line for each node."""
-
-    def __init__(self, ui: Ui) -> None:
-        self._ui = ui
-
-    def note(self, message: Message) -> None:
-        self._ui.say(message, err=True)
 
     @contextlib.contextmanager
     def captures(self, total: int) -> Iterator[Callable[[NodeCapture], object]]:

@@ -36,14 +36,8 @@ def run_fix(ui: Ui, command: DoctorCommand) -> ExitCode:
     return result.exit_code
 
 
-class ConsoleProgress(FixProgress):
+class ConsoleProgress(StepProgress, FixProgress):
     """Shows the plan, asks unless `yes`, and draws what runs."""
-
-    def __init__(self, ui: Ui, *, yes: bool) -> None:
-        self._ui, self._yes = ui, yes
-
-    def note(self, message: Message) -> None:
-        self._ui.say(message, err=True)
 
     @contextlib.contextmanager
     def examining(self) -> Iterator[Callable[[str], object] | None]:

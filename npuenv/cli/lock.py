@@ -27,7 +27,8 @@ from npuenv.report.shelf import shelf_json, show_shelf, show_verified, verified_
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from npuenv.app.locks import InstalledComparison, LockedRequest
+    from npuenv.app import LockedRequest
+    from npuenv.app.locks import InstalledComparison
     from npuenv.lock import Lock
     from npuenv.lock.file import LockedPackage
     from npuenv.lock.make import Resolver
