@@ -52,12 +52,12 @@ class _Progress(StepProgress, NodesProgress):
     @contextlib.contextmanager
     def captures(self, total: int) -> Iterator[Callable[[NodeCapture], object]]:
         with CountBar(self._ui, total) as bar:
-            yield lambda capture: bar.tick(self._line(capture))
+            yield lambda capture: bar.tick(self._line_of(capture))
 
     def conflict(self, error: ConflictError) -> None:
         show_conflict(replace(self._ui, is_json=False), error)  # on stderr, never as a second document
 
-    def _line(self, capture: NodeCapture) -> str:
+    def _line_of(self, capture: NodeCapture) -> str:
         if capture.failure is None:
             return f"{capture.node.name} ({capture.seconds:.1f} s)"
         says = describe_failure(capture.failure, capture.node.address, capture.at)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -65,21 +65,19 @@ def command(
     *,
     request: Request,
     more: tuple[str, ...],
-    fill: bool,
-    renew: bool,
-    is_offline: bool,
     is_all: bool,
     verify: bool,
     installed: Path | None,
     form: str,
     bundle: Path | None,
-    out: Path | None,
+    **values: Any,
 ) -> int:
     """Create the full hashed lock of a stack: every package with its version, hashes and dependents.
 
     A lock is partial if an index cannot be reached, and lists the pins concerned (exit 3); it is impossible if the
     published set does not resolve, and lists the conflicting requirements (exit 4).
     """
+    options = app.LockOptions(**values)
     if more and not verify:
         raise BadInput(Message("lock.one-stack", {"words": more}))
     _check_form(form, bundle)
@@ -89,17 +87,17 @@ def command(
     if whole and installed is not None:
         raise BadInput(Message("lock.not-with", {"option": "--installed", "other": whole}))
     if verify:
-        given = {"--all": is_all, "--fill": fill, "--renew": renew, "--out": out, "--offline": is_offline}
+        given = {"--all": is_all, "--fill": options.fill, "--renew": options.renew}
+        given |= {"--out": options.out is not None, "--offline": options.is_offline}
         refuse_with("--verify", {**given, **options_of(replace(request, stack=None))})
         return _verify(ui, tuple(filter(None, (request.stack, *more))))
-    options = app.LockOptions(fill=fill, renew=renew, is_offline=is_offline, out=out)
     if is_all:
         return _lock_all(ui, request, options)
     # Progress on stderr: stdout may be the lock.
     found = app.lock_request(request, options, StepProgress(replace(ui, is_json=True)))
     if installed is not None:
         return _report_installed(ui, compare_installed(installed, found.stack, found.lock), found.lock)
-    _give(ui, found, form, bundle, out)
+    _give(ui, found, form, bundle, options.out)
     if found.lock.proof and not ui.is_json:
         _show_ways_out(ui, found)
     return int(found.exit_code)
