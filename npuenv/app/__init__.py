@@ -11,48 +11,74 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from npuenv.app import checkup, images, installation, locks, resolution, training, updates
+    from npuenv.app import bundling, checkup, images, installation, locks, resolution, training, updates
+    from npuenv.app.bundling import BundleResult, bundle, preview_bundle
     from npuenv.app.checkup import doctor
     from npuenv.app.examine import DoctorOptions, DoctorResult
+    from npuenv.app.fixes import FixOptions, FixResult, fix
     from npuenv.app.images import ImageOptions, render_docker
     from npuenv.app.installation import install, preview
     from npuenv.app.job import InstallOptions, InstallResult, Progress
-    from npuenv.app.locks import lock
+    from npuenv.app.launch_check import PreflightOptions, preflight
+    from npuenv.app.launch_files import render_launch, write_launch
+    from npuenv.app.locks import LockOptions, lock, lock_request
     from npuenv.app.mesh import MeshOptions, ping_mesh
     from npuenv.app.nodes import NodesOptions, doctor_nodes
+    from npuenv.app.published_locks import lock_published, verify_locks
     from npuenv.app.ray_cluster import RayOptions, RayResult, ray_nodes_status, stop_ray
     from npuenv.app.ray_start import RayStartOptions, start_ray
     from npuenv.app.resolution import ConflictError, resolve
     from npuenv.app.training import SmokeOptions, SmokeResult, smoke_train
     from npuenv.app.updates import repair, roll_back, update
+    from npuenv.bundle.offline.make import BundleOptions
+    from npuenv.lock.request import LockedRequest
+    from npuenv.preflight.result import PreflightResult
+    from npuenv.render.launch.generate import LaunchOptions
 
 __all__ = [
+    "BundleOptions",
+    "BundleResult",
     "ConflictError",
     "DoctorOptions",
     "DoctorResult",
+    "FixOptions",
+    "FixResult",
     "ImageOptions",
     "InstallOptions",
     "InstallResult",
+    "LaunchOptions",
+    "LockOptions",
+    "LockedRequest",
     "MeshOptions",
     "NodesOptions",
+    "PreflightOptions",
+    "PreflightResult",
     "Progress",
     "RayOptions",
     "RayResult",
     "RayStartOptions",
     "SmokeOptions",
     "SmokeResult",
+    "bundle",
+    "bundling",
     "checkup",
     "doctor",
     "doctor_nodes",
+    "fix",
     "images",
     "install",
     "installation",
     "lock",
+    "lock_published",
+    "lock_request",
     "locks",
     "ping_mesh",
+    "preflight",
     "preview",
+    "preview_bundle",
     "ray_nodes_status",
     "render_docker",
+    "render_launch",
     "repair",
     "resolution",
     "resolve",
@@ -63,17 +89,24 @@ __all__ = [
     "training",
     "update",
     "updates",
+    "verify_locks",
+    "write_launch",
 ]
 # The public names of each module. None has the name of a module: importing that would take its place.
 _MODULES = {
+    "bundling": ("BundleOptions", "BundleResult", "bundle", "preview_bundle"),
     "checkup": ("doctor",),
     "examine": ("DoctorOptions", "DoctorResult"),
+    "fixes": ("FixOptions", "FixResult", "fix"),
     "images": ("ImageOptions", "render_docker"),
     "installation": ("install", "preview"),
     "job": ("InstallOptions", "InstallResult", "Progress"),
-    "locks": ("lock",),
+    "launch_check": ("PreflightOptions", "PreflightResult", "preflight"),
+    "launch_files": ("LaunchOptions", "render_launch", "write_launch"),
+    "locks": ("LockOptions", "LockedRequest", "lock", "lock_request"),
     "mesh": ("MeshOptions", "ping_mesh"),
     "nodes": ("NodesOptions", "doctor_nodes"),
+    "published_locks": ("lock_published", "verify_locks"),
     "ray_cluster": ("RayOptions", "RayResult", "ray_nodes_status", "stop_ray"),
     "ray_start": ("RayStartOptions", "start_ray"),
     "resolution": ("ConflictError", "resolve"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from npuenv.lock.request import LockedRequest
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -16,8 +18,6 @@ if TYPE_CHECKING:
     from npuenv.install.locations import Target
     from npuenv.install.plan import Plan, Step
     from npuenv.lock import Lock
-    from npuenv.lock.make import Resolver
-    from npuenv.resolve.types import Request, Stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,9 @@ class InstallOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class InstallRequest:
+class InstallRequest(LockedRequest):
     """What is to be installed, from where."""
 
-    stack: Stack
-    lock: Lock
-    resolver: Resolver
-    request: Request
     bundle: Bundle | None = None
 
 

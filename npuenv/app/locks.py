@@ -1,22 +1,54 @@
-"""The lock of a stack, and what locks and installs on this machine."""
+"""The lock of a stack, what locks and installs on this machine, and whether a folder holds what a lock says."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.app.job import SILENT, Progress
-from npuenv.app.resolution import own_locks
+from npuenv.app.resolution import basis_of, for_this_machine, own_locks, resolve
+from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message
+from npuenv.lock.request import LockedRequest
 from npuenv.lock.store import find_lock, put_lock
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from npuenv.lock import Lock
+    from npuenv.lock.consistent import Inconsistency
     from npuenv.lock.make import Resolver
-    from npuenv.resolve.types import Stack
+    from npuenv.resolve.types import Request, Stack
 
 
-def this_resolver(progress: Progress) -> Resolver:
+@dataclass(frozen=True, slots=True)
+class LockOptions:
+    """How stacks are locked."""
+
+    fill: bool = False  # ask the indexes for what a lock lacks or took from public lock files
+    renew: bool = False  # resolve again even where a lock is there
+    is_offline: bool = False  # resolve from uv's cache only
+    out: Path | None = None  # the folder of the locks; None: that of the locks made on this machine
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledComparison:
+    """What in a folder departs from a lock, or from what its packages require."""
+
+    found: tuple[Inconsistency, ...]
+
+    @property
+    def num_unexplained(self) -> int:
+        """Those that the stack does not bring about on purpose."""
+        return sum(each.because is None for each in self.found)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        return ExitCode.PROBLEMS if self.num_unexplained else ExitCode.FINE
+
+
+def this_resolver(progress: Progress, *, is_offline: bool = False) -> Resolver:
     """uv with the indexes of the tables and the settings that the user made for pip on this machine."""
     from npuenv.facts.pip import pip_settings
     from npuenv.host.local import LocalHost
@@ -28,7 +60,7 @@ def this_resolver(progress: Progress) -> Resolver:
     for warning in settings.warnings:
         progress.warning(warning)
     indexes = {row.label: row.url for row in load_matrix().indexes if row.url}
-    return Resolver(host, find_uv(), settings, indexes, warn=progress.note)
+    return Resolver(host, find_uv(), settings, indexes, is_offline=is_offline, warn=progress.note)
 
 
 def lock(stack: Stack, resolver: Resolver | None = None, *, fill: bool = False, progress: Progress = SILENT) -> Lock:
@@ -48,3 +80,35 @@ def lock(stack: Stack, resolver: Resolver | None = None, *, fill: bool = False, 
         if found.is_complete:
             put_lock(found, folder)
     return found
+
+
+def lock_request(request: Request, options: LockOptions | None = None, progress: Progress = SILENT) -> LockedRequest:
+    """The stack of a request on this machine, and its lock. Raises ConflictError, BadInput, CannotTell, NothingFits.
+
+    With `renew` a complete lock replaces that of this machine, unless it is for another folder.
+    """
+    options = options or LockOptions()
+    resolver = this_resolver(progress, is_offline=options.is_offline)
+    request = for_this_machine(request)
+    stack = resolve(request)
+    for note in basis_of(request, stack):
+        progress.note(note)
+    if not options.renew:
+        return LockedRequest(stack, lock(stack, resolver, fill=options.fill, progress=progress), resolver, request)
+    from npuenv.lock.make import make_lock
+
+    made = make_lock(stack, resolver)
+    if made.is_complete and options.out is None:
+        path = put_lock(made, own_locks())
+        progress.note(Message("cli.locked", {"path": str(path), "packages": len(made.packages)}))
+    return LockedRequest(stack, made, resolver, request)
+
+
+def compare_installed(folder: Path, stack: Stack, lock: Lock) -> InstalledComparison:
+    """What in an environment, or a folder of packages, departs from the lock. Raises BadInput for no such folder."""
+    from npuenv.lock.consistent import find_inconsistencies
+
+    if not folder.is_dir():
+        raise BadInput(Message("consistent.no-folder", {"path": str(folder)}))
+    packages = min(folder.glob("lib/python3.*/site-packages"), default=folder)
+    return InstalledComparison(find_inconsistencies(packages, stack, lock))

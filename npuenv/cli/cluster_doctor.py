@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from npuenv.app.nodes import NodesOptions, NodesProgress, doctor_nodes
 from npuenv.checks import Status
 from npuenv.cli.common import show_conflict
-from npuenv.cli.progress import CountBar, report_pending
+from npuenv.cli.progress import CountBar, StepProgress, report_pending
 from npuenv.cluster.ssh import describe_failure
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
@@ -46,24 +46,18 @@ def run(ui: Ui, command: DoctorCommand, nodes: dict[str, Any]) -> ExitCode:
     return report.code
 
 
-class _Progress(NodesProgress):
+class _Progress(StepProgress, NodesProgress):
     """On stderr: a bar, or a line for each node."""
-
-    def __init__(self, ui: Ui) -> None:
-        self._ui = ui
-
-    def note(self, message: Message) -> None:
-        self._ui.say(message, err=True)
 
     @contextlib.contextmanager
     def captures(self, total: int) -> Iterator[Callable[[NodeCapture], object]]:
         with CountBar(self._ui, total) as bar:
-            yield lambda capture: bar.tick(self._line(capture))
+            yield lambda capture: bar.tick(self._line_of(capture))
 
     def conflict(self, error: ConflictError) -> None:
         show_conflict(replace(self._ui, is_json=False), error)  # on stderr, never as a second document
 
-    def _line(self, capture: NodeCapture) -> str:
+    def _line_of(self, capture: NodeCapture) -> str:
         if capture.failure is None:
             return f"{capture.node.name} ({capture.seconds:.1f} s)"
         says = describe_failure(capture.failure, capture.node.address, capture.at)

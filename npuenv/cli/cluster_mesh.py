@@ -14,7 +14,7 @@ import click
 from npuenv.app.mesh import PARALLEL, MeshOptions, MeshProgress, ping_mesh
 from npuenv.cli.common import Ui, common_options
 from npuenv.cli.help import Command
-from npuenv.cli.progress import ProgressBar, report_pending
+from npuenv.cli.progress import ProgressBar, StepProgress, report_pending
 from npuenv.cli.prompt import confirm
 from npuenv.cluster.mesh import FULL, SAMPLED
 from npuenv.cluster.mesh.document import document
@@ -125,12 +125,10 @@ class _PingBar(ProgressBar):
         return BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.description}")
 
 
-class _Progress(MeshProgress):
+class _Progress(StepProgress, MeshProgress):
     def __init__(self, ui: Ui, options: MeshOptions, form: str, out: str | None, *, yes: bool) -> None:
-        self._ui, self._options, self._form, self._out, self._yes = ui, options, form, out, yes
-
-    def note(self, message: Message) -> None:
-        self._ui.say(message, err=True)
+        super().__init__(ui, yes=yes)
+        self._options, self._form, self._out = options, form, out
 
     def confirm(self, most: int) -> None:
         if not self._yes:

@@ -19,7 +19,7 @@ from npuenv.terminal.common import COMMON, Option, take_ui
 from npuenv.terminal.ui import Ui as Ui  # noqa: TC001  # commands take it from here
 
 if TYPE_CHECKING:
-    from npuenv.resolve.types import Request, Stack
+    from npuenv.resolve.types import Request
 
 _MOST_BYTES = 4 << 20  # of a constraints file
 
@@ -224,12 +224,6 @@ def absolute(path: Path) -> Path:
         return Path(os.path.abspath(path))
     except FileNotFoundError as error:
         raise BadInput(Message("cli.no-cwd", {"path": str(path)}), Message("cli.no-cwd-hint")) from error
-
-
-def tell_basis(ui: Ui, request: Request, stack: Stack) -> None:
-    """Says first what nobody typed: what was read from the host, and the cards that were neither named nor found."""
-    for note in app.resolution.basis_of(request, stack):
-        ui.say(note, err=True)
 
 
 class Stop(Exception):

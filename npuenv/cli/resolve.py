@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv import app
-from npuenv.cli.common import Ui, common_options, request_options, tell_basis
+from npuenv.cli.common import Ui, common_options, request_options
 from npuenv.cli.help import Command
 from npuenv.core.messages import Message
 from npuenv.core.versions import normalised
@@ -46,7 +46,8 @@ def command(ui: Ui, *, request: Request, why: str | None) -> int:
     request = app.resolution.for_this_host(request)
     stack = app.resolve(request)
     if not ui.is_json:
-        tell_basis(ui, request, stack)
+        for note in app.resolution.basis_of(request, stack):
+            ui.say(note, err=True)
     if ui.is_json:
         ui.print_json({**as_json(stack, ui.lang), "exit": 0})
     elif why is not None:

@@ -23,9 +23,10 @@ SCHEMA = "npuenv.fix/1"
 
 
 @dataclass(frozen=True, slots=True)
-class Mended:
-    """What became of a plan. Ids of checks, except in `states` and `reasons`, which are by step id."""
+class FixOutcome:
+    """A plan, and what became of it. Ids of checks, except in `states` and `reasons`, which are by step id."""
 
+    cures: Cures
     states: Mapping[str, str] = field(default_factory=dict)  # planned | already | done | failed
     reasons: Mapping[str, Message] = field(default_factory=dict)  # of failed steps
     mended: tuple[str, ...] = ()
@@ -36,15 +37,13 @@ class Mended:
     session_file: str | None = None
 
 
-def plan_lines(
-    cures: Cures, lang: str, states: Mapping[str, str] | None = None, restore: Callable[[str], str] = str
-) -> Iterator[str]:
+def plan_lines(outcome: FixOutcome, lang: str, restore: Callable[[str], str] = str) -> Iterator[str]:
     """The plan for reading: each step that is not done already with its reason and commands, then what is only shown.
 
-    `states`: see `Mended`; None where nothing is done. `restore` turns stand-ins in sentences into real names; those
-    in commands are turned back when the plan is made.
+    `restore` turns stand-ins in sentences into real names; those in commands are turned back when the plan is made.
     """
-    steps = [step for step in cures.plan.steps if (states or {}).get(step.id) != "already"]
+    cures, states = outcome.cures, outcome.states
+    steps = [step for step in cures.plan.steps if states.get(step.id) != "already"]
     if steps:
         yield _say("plan-head", lang)
     for number, step in enumerate(steps, 1):
@@ -68,7 +67,7 @@ def plan_lines(
         yield from (f"     {prompt} {shell_line(argv)}" for argv in each.commands)
 
 
-def outcome_lines(result: Mended, lang: str) -> Iterator[str]:
+def outcome_lines(result: FixOutcome, lang: str) -> Iterator[str]:
     """What is mended and what is not, and how to take it back."""
     yield from (say(why, lang) for why in result.reasons.values())
     for name, checks in (("mended", result.mended), ("mended-in-shell", result.in_shell), ("left", result.left)):
@@ -84,9 +83,10 @@ def outcome_lines(result: Mended, lang: str) -> Iterator[str]:
 
 
 def fix_document(
-    cures: Cures, result: Mended, *, exit_code: int, is_dry_run: bool, lang: str, redact: Callable[[str], str] = str
+    result: FixOutcome, *, exit_code: int, is_dry_run: bool, lang: str, redact: Callable[[str], str] = str
 ) -> dict[str, Any]:
     """The JSON document. `redact` puts stand-ins for names back into what was made for this machine."""
+    cures = result.cures
 
     def words(argv: Sequence[str]) -> list[str]:
         return [redact(word) for word in argv]

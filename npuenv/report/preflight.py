@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from npuenv import __version__
-from npuenv.core.finding import STATUS_OF, Status
+from npuenv.core.finding import Status
 from npuenv.core.messages import Message, say
 from npuenv.core.messages.visible import clean
 from npuenv.host.secrets import SECRET, without_secrets
+from npuenv.preflight.rules import RULES
 from npuenv.report.junit import Case, junit
 from npuenv.report.sarif import sarif_log, sarif_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from rich.console import Console
 
     from npuenv.core.finding import Location
     from npuenv.preflight.fixing import Fixed
+    from npuenv.preflight.result import PreflightResult
     from npuenv.preflight.types import Change, Launch, LaunchFinding, Setting
 
 SCHEMA = "npuenv.preflight/1"
@@ -32,21 +33,6 @@ _SECRET_NAME = re.compile(
 )
 _SHORTEST = 4  # a shorter value would be found inside of ordinary words
 _LONGEST = 400  # characters of a written value that are shown
-
-
-@dataclass(frozen=True, slots=True)
-class Examined:
-    """A launch with its problems, in order."""
-
-    launch: Launch
-    path: str
-    problems: tuple[LaunchFinding, ...]
-    notes: tuple[Message, ...] = ()
-    others: tuple[Launch, ...] = ()  # further launches of the same script, whose problems are among these
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return {name: sum(each.severity == name for each in self.problems) for name in STATUS_OF}
 
 
 class Veil:
@@ -81,10 +67,10 @@ def _is_secret(key: str) -> bool:
     return bool(_SECRET_NAME.fullmatch(key.rpartition(".")[2]))
 
 
-def show(found: Examined, console: Console, lang: str, *, is_quiet: bool = False) -> None:
+def show(found: PreflightResult, console: Console, lang: str, *, is_quiet: bool = False) -> None:
     """One block per problem: where, what is wrong, how the line reads when it is right, and where the rule comes from.
 
-    Quiet: errors only.
+    Quiet: errors only. Then the corrected copy, where one was asked for.
     """
     from rich.text import Text
 
@@ -101,6 +87,8 @@ def show(found: Examined, console: Console, lang: str, *, is_quiet: bool = False
         for note in found.notes:
             console.print(Text(say(note, lang)), soft_wrap=True)
         console.print(Text(_summary(found, lang), "bold"), soft_wrap=True)
+    if found.fixed is not None:
+        _show_fix(found.fixed, found, console, lang)
 
 
 def _lines(problem: LaunchFinding, veil: Veil, lang: str) -> Iterator[str]:
@@ -131,7 +119,7 @@ def _change_line(change: Change, veil: Veil, lang: str) -> str:
     return f"{change.key}={veil.value(change.key, change.value)}"
 
 
-def _where(problem: LaunchFinding, found: Examined, lang: str) -> str:
+def _where(problem: LaunchFinding, found: PreflightResult, lang: str) -> str:
     """`run.sh:12`, the position of a word of a command line, or the whole launch."""
     at = problem.location
     if at is None:
@@ -141,20 +129,20 @@ def _where(problem: LaunchFinding, found: Examined, lang: str) -> str:
     return _say("word", lang, word=at.word) if at.word else _say("command", lang)
 
 
-def _summary(found: Examined, lang: str) -> str:
+def _summary(found: PreflightResult, lang: str) -> str:
     launch = found.launch
     args = {**found.counts, "framework": launch.framework, "count": len(launch.settings)}
     release = launch.release or Message("preflight.some-release")
     return _say("summary" if found.problems else "clean", lang, release=release, **args)
 
 
-def show_fix(fixed: Fixed, found: Examined, console: Console, lang: str, *, to: str) -> None:
-    """The diff of the corrected copy, and what is left to the user. `to` "": it was not written."""
+def _show_fix(fixed: Fixed, found: PreflightResult, console: Console, lang: str) -> None:
+    """The diff of the corrected copy, and what is left to the user."""
     from rich.text import Text
 
-    veil = Veil(found.launch, *found.others)
+    to, veil = found.written, Veil(found.launch, *found.others)
     styles = {"+": "green", "-": "red", "@": "cyan"}
-    for line in diff_lines(fixed, found.path, to, veil):
+    for line in _diff_lines(fixed, found, veil):
         # Into a file or a pipe go the bytes that `patch` needs.
         shown = clean(line) if console.is_terminal else line
         console.print(Text(shown, styles.get(line[:1], "")), soft_wrap=True)
@@ -170,11 +158,11 @@ def show_fix(fixed: Fixed, found: Examined, console: Console, lang: str, *, to: 
         console.print(Text(line + veil(say(problem.says, lang)), _STYLES[problem.severity]), soft_wrap=True)
 
 
-def diff_lines(fixed: Fixed, path: str, to: str, veil: Veil) -> list[str]:
+def _diff_lines(fixed: Fixed, found: PreflightResult, veil: Veil) -> list[str]:
     """A unified diff with its header, secrets taken out; empty where nothing changed."""
     if not fixed.diff:
         return []
-    return [f"--- {path or '-'}", f"+++ {to or '-'}", *(_kept(line, veil) for line in fixed.diff)]
+    return [f"--- {found.path or '-'}", f"+++ {found.written or '-'}", *(_kept(line, veil) for line in fixed.diff)]
 
 
 def _kept(line: str, veil: Veil) -> str:
@@ -183,16 +171,14 @@ def _kept(line: str, veil: Veil) -> str:
     return line[:start] + veil(line[start:])
 
 
-def document(
-    found: Examined, lang: str, *, code: int, fixed: Fixed | None = None, to: str | None = None
-) -> dict[str, Any]:
+def document(found: PreflightResult, lang: str) -> dict[str, Any]:
     """The `npuenv.preflight/1` document. Keys and ids do not depend on the language, sentences do."""
     veil = Veil(found.launch, *found.others)
     launch = found.launch
     return {
         "schema": SCHEMA,
         "npuenv": __version__,
-        "exit": code,
+        "exit": int(found.exit_code),
         "framework": launch.framework,
         "release": launch.release,
         "source": launch.source,
@@ -210,7 +196,7 @@ def document(
         "summary": found.counts,
         "problems": [_problem_json(problem, veil, lang) for problem in found.problems],
         "notes": [say(note, lang) for note in found.notes],
-        "fix": _fix_json(fixed, found, to, veil, lang) if fixed is not None else None,
+        "fix": _fix_json(found.fixed, found, veil, lang) if found.fixed is not None else None,
     }
 
 
@@ -239,16 +225,16 @@ def _change_json(change: Change, veil: Veil) -> dict[str, Any]:
     return {"key": change.key, "value": value, "variable": change.is_variable, "renames": change.renames}
 
 
-def _fix_json(fixed: Fixed, found: Examined, to: str | None, veil: Veil, lang: str) -> dict[str, Any]:
+def _fix_json(fixed: Fixed, found: PreflightResult, veil: Veil, lang: str) -> dict[str, Any]:
     return {
-        "written": to or None,
+        "written": found.written or None,
         "changes": [_change_json(each, veil) for each in fixed.changes],
-        "diff": diff_lines(fixed, found.path, to or "", veil),
+        "diff": _diff_lines(fixed, found, veil),
         "left": [_problem_json(each, veil, lang) for each in fixed.left],
     }
 
 
-def sarif_document(found: Examined, lang: str, *, code: int) -> dict[str, Any]:
+def sarif_document(found: PreflightResult, lang: str) -> dict[str, Any]:
     """The SARIF log with one run: each rule that spoke, each problem a result at its line."""
     veil = Veil(found.launch, *found.others)
 
@@ -262,11 +248,12 @@ def sarif_document(found: Examined, lang: str, *, code: int) -> dict[str, Any]:
 
     sources = {problem.check: problem.source for problem in found.problems}
     rules = ({"id": rule, "help": {"text": source}} for rule, source in sources.items())
+    code = int(found.exit_code)
     return sarif_log(sarif_run("npuenv preflight", found.problems, code=code, rules=rules, describe=describe))
 
 
-def render_junit(found: Examined, rules: Sequence[str], lang: str) -> str:
-    """The JUnit document with a case for each problem and for each of the `rules` that had nothing to say.
+def render_junit(found: PreflightResult, lang: str) -> str:
+    """The JUnit document with a case for each problem and for each of the framework's rules that had nothing to say.
 
     An error fails its case; a warning or a note is its output.
     """
@@ -280,7 +267,8 @@ def render_junit(found: Examined, rules: Sequence[str], lang: str) -> str:
         return Case(name, "system-out", body=f"{problem.severity}: {body}")
 
     spoke = {problem.check for problem in found.problems}
-    silent = [Case(rule) for rule in dict.fromkeys(rules) if rule not in spoke]
+    rules = dict.fromkeys(rule.id for rule in RULES if found.launch.framework in rule.frameworks)
+    silent = [Case(rule) for rule in rules if rule not in spoke]
     suite = [*map(case, found.problems), *silent]
     return junit("npuenv preflight", {found.path or _say("command", lang): suite})
 

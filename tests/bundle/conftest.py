@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 from packaging.requirements import Requirement
 
-from npuenv.bundle.offline.make import BundleOptions, Contents, gather, make_bundle
+from npuenv.bundle.offline.make import BundleOptions, BundleRequest, Contents, gather, make_bundle
 from npuenv.bundle.offline.manifest import FileRow, Manifest, SourceRow, manifest_text, request_values
 from npuenv.bundle.offline.self_package import BOOTSTRAP, own_requirements
 from npuenv.bundle.offline.write import settle, write_tar
@@ -82,15 +82,15 @@ class Shop:
             sources=(),
         )
 
-    def wish(self, **more: object) -> BundleOptions:
-        lock = make_lock(self.stack, self.resolver)
-        return BundleOptions(self.stack, lock, Request(stack="tiny", arch=self.arch), **more)  # type: ignore[arg-type]
+    def request(self, **more: object) -> BundleRequest:
+        lock, options = make_lock(self.stack, self.resolver), BundleOptions(**more)  # type: ignore[arg-type]
+        return BundleRequest(self.stack, lock, self.resolver, Request(stack="tiny", arch=self.arch), options)
 
     def gather(self, **more: object) -> Contents:
-        return gather(self.wish(**more), self.resolver, load_matrix())
+        return gather(self.request(**more), load_matrix())
 
     def make(self, out: Path, **more: object) -> Manifest:
-        return make_bundle(self.gather(**more), out, self.resolver, tell=self.told.append)
+        return make_bundle(self.gather(**more), out, tell=self.told.append)
 
 
 @pytest.fixture

@@ -20,6 +20,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from npuenv import __version__
+from npuenv.app import BundleResult, bundling
+from npuenv.app.bundling import verify_bundle
 from npuenv.bundle import zipapp
 from npuenv.bundle.offline.backends import build_requirements
 from npuenv.bundle.offline.listing import Offer, best
@@ -134,21 +136,21 @@ def test_a_run_after_an_interrupted_one_uses_what_is_whole_and_drops_the_rest(sh
     (part / "older-1-py3-none-any.whl").write_bytes(b"of another stack")
     (part / "pure_source-1.2.tar.gz.part").write_bytes(b"rest")
     (staging(out) / "gone").mkdir()
-    make_bundle(contents, out, shop.resolver, tell=shop.told.append)
+    make_bundle(contents, out, tell=shop.told.append)
     shop.make(tmp_path / "clean")
     assert tree(out) == tree(tmp_path / "clean")
     assert not (out / "gone").exists()
 
 
 def test_a_lock_whose_file_is_not_offered_any_more_is_refused(shop: Shop, tmp_path: Path) -> None:
-    wish = shop.wish()
+    wanted = shop.request()
     write_wheel(shop.wheels, "tools", "0.3", files={"tools.py": "C = 4\n"})
     with pytest.raises(NothingFits) as caught:
-        gather(wish, shop.resolver, load_matrix())
+        gather(wanted, load_matrix())
     assert "tools 0.3" in say(caught.value.message)
     (shop.wheels / "tools-0.3-py3-none-any.whl").unlink()
     with pytest.raises(NothingFits) as caught:
-        gather(wish, shop.resolver, load_matrix())
+        gather(wanted, load_matrix())
     assert "tools" in say(caught.value.message)
 
 
@@ -156,7 +158,7 @@ def test_a_file_that_changes_between_question_and_copy_is_refused(shop: Shop, tm
     contents = shop.gather()
     (shop.wheels / "tools-0.3-py3-none-any.whl").write_bytes(b"other")
     with pytest.raises(StepFailed) as caught:
-        make_bundle(contents, tmp_path / "out", shop.resolver, tell=shop.told.append)
+        make_bundle(contents, tmp_path / "out", tell=shop.told.append)
     assert caught.value.message.key == "bundle.other-content"
     assert caught.value.message.args["file"] == "tools-0.3-py3-none-any.whl"
     assert not (tmp_path / "out").exists()
@@ -381,27 +383,19 @@ def run_command(*argv: str) -> object:
     [
         (["cpu", "--platform", "aarch64", "--arch", "x86_64"], "bundle.two-platforms"),
         (["cpu", "--source", "verl"], "NAME=PATH"),
-        (["cpu", "--cann-file", "/none"], "bundle.no-file"),
-        (["cpu", "--without-source", "verl"], "bundle.unknown-source"),
         (["cpu", "-o", "{bundle}"], "bundle.another"),
-        (["cpu", "-o", "{empty}"], "bundle.not-ours"),
         (["cpu", "-o", "{other}", "--dry-run"], "bundle.not-ours"),
-        (["cpu", "-o", "{other}/text"], "bundle.not-ours"),
         (["cpu", "-o", "x.zip"], "x.zip"),
         (["cpu", "-o", "x.zip", "--dry-run"], "x.zip"),
-        (["cpu", "-o", "x.tar.gz"], "x.tar.gz"),
-        (["cpu", "-o", "x.TGZ"], "x.TGZ"),
-        (["cpu", "-o", "x.whl"], "x.whl"),
     ],
 )
 def test_wrong_input_is_one_sentence_before_any_index_is_asked(
     argv: list[str], part: str, home: Path, bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    for name in ("empty", "other"):
-        (tmp_path / name).mkdir()
+    (tmp_path / "other").mkdir()
     (tmp_path / "other/text").write_text("mine", encoding="utf-8")
-    words = [word.format(bundle=bundle_folder, empty=tmp_path / "empty", other=tmp_path / "other") for word in argv]
+    words = [word.format(bundle=bundle_folder, other=tmp_path / "other") for word in argv]
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadInput) as caught:
         run_command(*words)
@@ -441,8 +435,6 @@ def test_a_place_that_holds_something_else_is_not_spoken_of_as_a_copied_bundle(t
 def test_an_archive_that_is_no_bundle_is_left_alone_with_another_place_as_the_way_out(
     content: str, shop: Shop, tmp_path: Path
 ) -> None:
-    from npuenv.cli import bundle as cli
-
     out = tmp_path / "out.tar"
     out.write_bytes(b"noise" * 999)
     if content == "tar":
@@ -451,7 +443,7 @@ def test_an_archive_that_is_no_bundle_is_left_alone_with_another_place_as_the_wa
         write_tar(tmp_path / "some", out, top="some")
     before = out.read_bytes()
     with pytest.raises(BadInput) as caught:
-        cli._was_made(Ui("en"), shop.wish(), out)
+        verify_bundle(shop.request(out=out))
     assert caught.value.hint is not None and "-o" in say(caught.value.hint)
     assert "copy" not in say(caught.value.hint) and out.read_bytes() == before
 
@@ -461,26 +453,27 @@ def test_the_command_says_what_goes_in_before_and_what_is_there_after(
 ) -> None:
     from npuenv.cli import bundle as cli
 
-    ui, resolver, out = Ui("en"), shop.resolver, tmp_path / "out.tar"
+    ui, out = Ui("en"), tmp_path / "out.tar"
     shop.git_sources = (GitSource("absent", "https://git.invalid/x", "v1", False),)
-    contents = shop.gather(left_out=frozenset({"absent"}))
-    cli._list(ui, contents, out, resolver)
-    said = capsys.readouterr().out
+    request, progress = shop.request(left_out=frozenset({"absent"}), out=out), cli._Progress(ui)
+    plan = bundling._plan(request, progress)
+    contents, said = plan.contents, capsys.readouterr().out
     assert "wheels: 3 files" in said and "source distributions: 1 files" in said and "absent: left out" in said
     assert says(said, "bundle.need-source", name="absent") and says(said, "bundle.need-system", names="g++")
-    cli._print_plan(replace(ui, is_json=True), contents, out)
-    plan = json.loads(capsys.readouterr().out)
-    assert plan["schema"] == "npuenv.bundle-plan/1" and plan["bytes"] == contents.fetched
-    manifest = cli._make(ui, contents, out, resolver)
+    document: Any = cli._plan_document(plan)
+    assert document["schema"] == "npuenv.bundle-plan/1" and document["bytes"] == contents.fetched
+    with progress.fetching(plan) as tell:
+        manifest = make_bundle(contents, out, tell=tell)
     captured = capsys.readouterr()
     num = len(contents.items)
     assert captured.out == "" and f"[{num}/{num}] 100 %" in captured.err
-    cli._report(ui, manifest, out)
+    result = BundleResult(out, manifest)
+    cli._report(ui, result)
     said = capsys.readouterr().out
     assert manifest.digest in said and f"tar -xf out.tar && sh {contents.name}/install.sh" in said
-    cli._report(replace(ui, is_json=True), manifest, out)
+    cli._report(replace(ui, is_json=True), result)
     told = json.loads(capsys.readouterr().out)
     assert (told["schema"], told["manifest_sha256"]) == ("npuenv.bundled/1", manifest.digest)
-    assert cli._was_made(replace(ui, is_quiet=True), contents.options, out) == 0
+    assert verify_bundle(request) == manifest
     with pytest.raises(BadInput):
-        cli._was_made(ui, replace(contents.options, request=Request(stack="tiny", arch=HERE)), out)
+        verify_bundle(replace(request, request=Request(stack="tiny", arch=HERE)))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.bundle.offline.make import BundleOptions, gather, make_bundle
+from npuenv.bundle.offline.make import BundleOptions, BundleRequest, gather, make_bundle
 from npuenv.bundle.offline.reader import open_bundle
 from npuenv.bundle.offline.sources import find_source
 from npuenv.core.errors import CannotTell
@@ -46,10 +46,10 @@ def test_the_stack_of_cann_8_5_0_installs_offline_for_aarch64_with_every_hash_ch
     resolver = Resolver(LocalHost(), find_uv(), pip_settings(LocalHost()), {})
     left_out = frozenset(source.name for source in stack.git_sources if not _can_be_had(source, stack, resolver))
     assert left_out <= WITHOUT_AN_SDIST
-    wish = BundleOptions(stack, lock, request, left_out=left_out)
+    wanted = BundleRequest(stack, lock, resolver, request, BundleOptions(left_out=left_out))
     out = tmp_path / "whole.tar"
     try:
-        make_bundle(gather(wish, resolver, load_matrix()), out, resolver, tell=lambda told: None)
+        make_bundle(gather(wanted, load_matrix()), out, tell=lambda told: None)
         with open_bundle(out, tmp_path) as bundle:
             assert bundle.lock == lock
             names = {source.name for source in stack.git_sources} - left_out

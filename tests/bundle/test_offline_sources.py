@@ -89,7 +89,7 @@ def test_a_branch_goes_in_at_the_commit_it_had_when_asked(shop: Shop, origin: Pa
     contents = shop.gather()
     then = git(origin, "rev-parse", "main")
     repository(origin, {"setup.py": "print(3)\n"})
-    manifest = make_bundle(contents, tmp_path / "out", shop.resolver, tell=shop.told.append)
+    manifest = make_bundle(contents, tmp_path / "out", tell=shop.told.append)
     (row,) = manifest.sources
     assert (row.commit, row.is_moving, row.ref) == (then, True, "main")
     with tarfile.open(tmp_path / "out" / row.path) as archive:

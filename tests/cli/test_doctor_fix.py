@@ -19,11 +19,12 @@ import jsonschema
 import pytest
 
 import npuenv.report
-from npuenv.app import DoctorResult
+from npuenv.app import DoctorResult, FixOptions
+from npuenv.app.fixes import fix_findings
 from npuenv.checks import Finding, Fix, Status
 from npuenv.cli import main
 from npuenv.cli.common import Stop, Ui
-from npuenv.cli.fix import mend
+from npuenv.cli.fix import ConsoleProgress, report
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message
 from npuenv.core.plan import Condition
@@ -67,8 +68,10 @@ class World:
     def mend(
         self, *, is_json: bool = False, is_dry_run: bool = False, yes: bool = True, is_quiet: bool = False
     ) -> ExitCode:
-        host = LocalHost()
-        return mend(Ui("en", is_json, is_quiet), host, self.look, self.look(host), is_dry_run=is_dry_run, yes=yes)
+        ui, host, options = Ui("en", is_json, is_quiet), LocalHost(), FixOptions(is_dry_run)
+        result = fix_findings(self.look(host), self.look, options, ConsoleProgress(ui, yes=yes), host)
+        report(ui, result)
+        return result.exit_code
 
 
 def data() -> Path:
@@ -282,27 +285,6 @@ def test_the_answer_no_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert mark.exists()
 
 
-def test_a_step_that_is_done_already_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    mark = tmp_path / "mark"
-    mark.write_text("", encoding="utf-8")
-    world = World()
-    want = Condition("path.state", (str(mark),), "file")
-    world.add("machine.disk", lambda host: False, ("touch", str(tmp_path / "never")), done_when=(want,))
-    assert world.mend() is ExitCode.PROBLEMS
-    assert says(capsys.readouterr().out, "fix.already")
-    assert not (tmp_path / "never").exists() and not data().exists()
-
-
-def test_the_undo_names_a_step_before_it_begins(tmp_path: Path) -> None:
-    """So that an interruption in the middle of a step leaves a true undo."""
-    seen = tmp_path / "seen"
-    undo = data() / "fixes" / "1" / "undo.sh"
-    world = World()
-    world.add("machine.disk", lambda host: seen.exists(), ("cp", str(undo), str(seen)), undo=(("rm", str(seen)),))
-    assert world.mend() is ExitCode.FINE
-    assert f"rm {seen}" in seen.read_text(encoding="utf-8")
-
-
 def with_pip(folder: Path) -> Path:
     """The Python of a new environment whose pip is this one's, compiled as it is: to unpack another takes seconds."""
     venv.create(folder, symlinks=True)
@@ -418,7 +400,7 @@ def test_this_machine_is_mended_from_the_command_line(capsys: pytest.CaptureFixt
 
 def test_what_needs_root_is_shown_with_roots_prompt_and_sentences_with_real_names() -> None:
     from npuenv.install.plan.fix import Place, plan_cures
-    from npuenv.report.fix import plan_lines
+    from npuenv.report.fix import FixOutcome, plan_lines
 
     saved = Message("cli.saved", {"path": "/home/user1/x"})
     cure = Fix(saved, (("usermod", "-aG", "HwHiAiUser", "user1"),), is_dangerous=True, needs_root=True)
@@ -427,6 +409,6 @@ def test_what_needs_root_is_shown_with_roots_prompt_and_sentences_with_real_name
     def restore(text: str) -> str:
         return text.replace("user1", "ann")
 
-    lines = list(plan_lines(plan_cures([ill], Place("/s"), restore), "en", restore=restore))
+    lines = list(plan_lines(FixOutcome(plan_cures([ill], Place("/s"), restore)), "en", restore))
     assert lines[-1] == "     # usermod -aG HwHiAiUser ann"
     assert says(lines[-2], "cli.saved", path="/home/ann/x")

@@ -67,16 +67,6 @@ def test_what_does_not_fit_is_written_only_with_force(render: Any, tmp_path: Pat
     assert (code, "run.sh" in document["written"]) == (0, True)
 
 
-def test_an_own_file_is_not_overwritten_without_force(render: Any, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "run.sh").write_text("mine", encoding="utf-8")
-    code, document = render("--for", "roll")
-    assert (code, "run.sh" in document["error"]["message"]) == (2, True)
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["run.sh"]
-    assert render("--for", "roll", "--force")[0] == 0
-    assert (tmp_path / "out" / "run.sh").read_text(encoding="utf-8").startswith("#!/bin/sh")
-
-
 def test_cards_and_layout_decide_the_placement(render: Any) -> None:
     _, split = render("--for", "roll", "--train-cards", "0-1", "--infer-cards", "2-7")
     assert (split["placement"]["train"], split["placement"]["reference"]) == ([0, 1], [2, 3, 4, 5, 6, 7])
@@ -188,28 +178,6 @@ def test_a_release_after_the_known_ones_is_rendered_with_a_note(render: Any) -> 
     assert "0.10.0" in document["notes"][0]
     assert "0.9.1" in document["notes"][0]
     assert render("--for", "verl==0.9.1", "--force")[1]["notes"] == []
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("verl-0.7.1-cann8.5.0", "--for", "verl==0.9.1"),
-        ("verl-0.7.1-cann8.5.0", "--release", "0.9.1"),
-        ("roll-deepspeed-cann8.5.1", "--release", "0.3.0"),
-        ("roll-cann9.1.0", "--for", "verl"),
-        ("--for", "verl==0.7.1", "--release", "0.9.1"),
-    ],
-)
-def test_a_stack_and_another_release_contradict_each_other(render: Any, words: tuple[str, ...]) -> None:
-    code, document = render(*words)
-    assert (code, words[-1].rpartition("==")[2] in document["error"]["message"]) == (2, True)
-
-
-@pytest.mark.parametrize(
-    "words", [("verl-0.7.1-cann8.5.0", "--for", "verl==0.7.1"), ("roll-cann9.1.0", "--release", "0.3.0")]
-)
-def test_a_stack_and_its_own_release_go_together(render: Any, words: tuple[str, ...]) -> None:
-    assert render(*words)[0] == 0
 
 
 @pytest.mark.parametrize(

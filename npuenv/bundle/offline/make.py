@@ -24,6 +24,7 @@ from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.host.hashing import sha256_of
 from npuenv.lock.file import write_lock
+from npuenv.lock.request import LockedRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from npuenv.lock.file import Lock
     from npuenv.lock.uv import Resolver
     from npuenv.matrix import Matrix
-    from npuenv.resolve.types import Request, Stack
 
 # Endings under which nobody looks for a folder or a plain tar archive.
 _OTHER_FORMS = (
@@ -46,22 +46,39 @@ _SPARE = 256 * 1024**2
 
 @dataclass(frozen=True, slots=True)
 class BundleOptions:
-    """What is to be bundled, and what the user adds. Paths are absolute."""
+    """What the user adds to a bundle, and where it goes. Paths are absolute."""
 
-    stack: Stack
-    lock: Lock
-    request: Request
     given: Mapping[str, str] = field(default_factory=dict)  # normalised source name -> archive or folder
     left_out: frozenset[str] = frozenset()  # normalised source names
     python_archive: Path | None = None
     cann_files: tuple[Path, ...] = ()
+    fill: bool = False  # first complete a partial lock
+    out: Path | None = None  # a folder or a .tar; None: a folder named after stack and platform
+    home: Path = field(default_factory=Path)  # where that one goes
+
+
+@dataclass(frozen=True, slots=True)
+class BundleRequest(LockedRequest):
+    """What is to be bundled, from where."""
+
+    options: BundleOptions = field(default_factory=BundleOptions)
+
+    @property
+    def name(self) -> str:
+        """The usual name, like npuenv-verl-0.7.1-cann8.5.0.aarch64-cp311-glibc2.28."""
+        return f"npuenv-{self.stack.name}.{self.stack.platform.tag}"
+
+    @property
+    def out(self) -> Path:
+        """The folder or archive of the bundle."""
+        return self.options.out or self.options.home / self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
     """Everything that goes into a bundle, known before anything is fetched."""
 
-    options: BundleOptions
+    request: BundleRequest
     items: tuple[Item, ...]
     tools: tuple[own.Tool, ...]
     sources: tuple[Found, ...]
@@ -79,35 +96,36 @@ class Contents:
     @property
     def copied(self) -> int:
         """Bytes of the files that the user adds."""
-        return sum(path.stat().st_size for path in _added(self.options))
+        return sum(path.stat().st_size for path in _added(self.request.options))
 
     @property
     def name(self) -> str:
-        """The folder's name, like npuenv-verl-0.7.1-cann8.5.0.aarch64-cp311-glibc2.28."""
-        return f"npuenv-{self.options.stack.name}.{self.options.stack.platform.tag}"
+        """The folder's name, inside an archive too."""
+        return self.request.name
 
 
-def gather(options: BundleOptions, resolver: Resolver, matrix: Matrix) -> Contents:
+def gather(request: BundleRequest, matrix: Matrix) -> Contents:
     """What goes into the bundle, with sizes. Only what says what it is built with is fetched for that.
 
     Raises CannotTell where an index or a repository is out of reach, NothingFits for a file that is nowhere any more.
     """
-    platform = options.stack.platform
-    sources = find_sources(options.stack, resolver, given=options.given, left_out=options.left_out)
-    items = [*lock_items(options.lock, platform, resolver), *(item for each in sources for item in source_item(each))]
-    items += find_backends(items, options.lock, platform, resolver)
+    stack, lock, resolver, options = request.stack, request.lock, request.resolver, request.options
+    platform = stack.platform
+    sources = find_sources(stack, resolver, given=options.given, left_out=options.left_out)
+    items = [*lock_items(lock, platform, resolver), *(item for each in sources for item in source_item(each))]
+    items += find_backends(items, lock, platform, resolver)
     tools = own.find_tools(platform, resolver)
     items += tool_items(tools)
     sized = with_sizes([item.wanted for item in items], resolver.settings)
     needed = find_needed(
-        options.stack,
+        stack,
         matrix,
         cann_files=options.cann_files,
         has_python=options.python_archive is not None,
         left_out=[row.source.name for row in sources if row.origin == "left-out"],
     )
     return Contents(
-        options, tuple(item.of_size(one.size) for item, one in zip(items, sized, strict=True)), tools, sources, needed
+        request, tuple(item.of_size(one.size) for item, one in zip(items, sized, strict=True)), tools, sources, needed
     )
 
 
@@ -141,20 +159,18 @@ def check_room(contents: Contents, out: Path) -> None:
         raise BadInput(Message("bundle.no-room", said), Message("bundle.disk-full-hint"))
 
 
-def make_bundle(
-    contents: Contents, out: Path, resolver: Resolver, *, tell: Callable[[DownloadProgress], None]
-) -> Manifest:
+def make_bundle(contents: Contents, out: Path, *, tell: Callable[[DownloadProgress], None]) -> Manifest:
     """Fetches and writes everything; `out` appears when it is whole. An interrupted run goes on with the same call.
 
     Raises StepFailed where something does not come or cannot be written.
     """
-    folder = staging(out)
+    folder, resolver = staging(out), contents.request.resolver
     try:
         folder.mkdir(parents=True, exist_ok=True)
         fetch_all(contents.wanted, folder, resolver.settings, tell=tell)
         rows = [_row(folder, item.wanted.path, item.kind, item.name, item.version) for item in contents.items]
         rows += _packed(contents, folder, resolver)
-        rows += _copied(contents.options, folder)
+        rows += _copied(contents.request.options, folder)
         rows += _own_files(contents, folder, {row.path: row.sha256 for row in rows})
         manifest = _manifest(contents, rows)
         _remove_others(folder, {row.path for row in rows})
@@ -210,6 +226,7 @@ def _copied(options: BundleOptions, folder: Path) -> list[FileRow]:
 
 def _own_files(contents: Contents, folder: Path, digests: Mapping[str, str]) -> list[FileRow]:
     """npuenv itself, the lists that install it, the lock, the doctor and the script that starts it all."""
+    request = contents.request
     wheel, data = own.own_wheel()
     rows = [_put(folder, f"tools/{wheel}", data, "tool")]
     by_file = {path.partition("/")[2]: digest for path, digest in digests.items() if path.startswith("tools/")}
@@ -218,10 +235,10 @@ def _own_files(contents: Contents, folder: Path, digests: Mapping[str, str]) -> 
     sums = {**by_file, wheel: rows[0].sha256, "requirements.txt": rows[1].sha256}
     listing = "".join(f"{digest}  tools/{file}\n" for file, digest in sorted(sums.items()))
     rows.append(_put(folder, "tools/SHA256SUMS", listing.encode(), "tool"))
-    rows.append(_put(folder, _lock_path(contents.options.lock), write_lock(contents.options.lock).encode(), "lock"))
+    rows.append(_put(folder, _lock_path(request.lock), write_lock(request.lock).encode(), "lock"))
     rows.append(_put(folder, "npuenv-doctor.pyz", _doctor(), "program"))
-    archive = f"python/{contents.options.python_archive.name}" if contents.options.python_archive else ""
-    script = install_script(contents.tools, python=contents.options.stack.platform.python, archive=archive)
+    archive = f"python/{request.options.python_archive.name}" if request.options.python_archive else ""
+    script = install_script(contents.tools, python=request.stack.platform.python, archive=archive)
     rows.append(_put(folder, "install.sh", script.encode(), "program"))
     return rows
 
@@ -232,14 +249,14 @@ def _doctor() -> bytes:
 
 
 def _manifest(contents: Contents, rows: list[FileRow]) -> Manifest:
-    options = contents.options
+    request = contents.request
     return Manifest(
         npuenv=npuenv.__version__,
-        stack=options.stack.name,
-        platform=options.stack.platform.tag,
-        lock=options.lock.hash,
-        lock_file=_lock_path(options.lock),
-        request=request_values(options.request),
+        stack=request.stack.name,
+        platform=request.stack.platform.tag,
+        lock=request.lock.hash,
+        lock_file=_lock_path(request.lock),
+        request=request_values(request.request),
         pythons=own.pythons_of(contents.tools),
         files=tuple(sorted(rows, key=lambda row: row.path)),
         sources=tuple(found.row for found in contents.sources),

@@ -20,6 +20,7 @@ from npuenv.resolve.model_types import missing_type
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from npuenv.matrix import Matrix
     from npuenv.matrix.rows import LaunchRecipe
     from npuenv.preflight.memory.types import Estimate, Job, Layout
     from npuenv.render.launch.job import Paths
@@ -46,11 +47,10 @@ _VERL_OPTION = {
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """What the user said. None: not said, the recipe or the stack decides."""
+    """What the user said. None or "": not said, the recipe or the stack decides."""
 
-    framework: str
-    recipe: str
-    release: str
+    recipe: str = ""  # a published run of the stack's framework
+    release: str = ""  # of the framework, or any commit of it
     model: str | None = None
     cards_per_node: int | None = None
     cards_of_host: int | None = None  # what the host has that the files are for; None: not known
@@ -70,11 +70,18 @@ class Launch:
     """The files of a run by name, and what they rest on."""
 
     files: Mapping[str, str]
+    stack: Stack
+    options: LaunchOptions  # with recipe and release
     job: Job
     placement: Placement
     estimate: Estimate
     because: Message  # how many cards it is for, and why
     notes: tuple[Message, ...] = ()  # what was decided in a way that the user may not expect
+
+    @property
+    def fits(self) -> bool:
+        """Whether the run fits into the cards' memory, by the estimate."""
+        return self.estimate.verdict != "infeasible"
 
 
 def recipes(framework: str) -> dict[str, Message | str]:
@@ -96,19 +103,30 @@ def launch(asked: LaunchOptions, stack: Stack, *, lang: str = "en") -> Launch:
 
     Raises: BadInput for unknown names, and for cards, sizes and settings that do not go together.
     """
-    matrix = load_matrix()
-    known = recipes(asked.framework)
+    matrix, framework = load_matrix(), stack.framework
+    known = recipes(framework)
+    asked = replace(
+        asked, recipe=asked.recipe or FIRST_RECIPE[framework], release=asked.release or _release_of(stack, matrix)
+    )
     # A recipe that is not listed has a sentence of its own, which says why it is not rendered.
-    rows = matrix.roll_recipes if asked.framework == "roll" else matrix.launch_recipes
+    rows = matrix.roll_recipes if framework == "roll" else matrix.launch_recipes
     if asked.recipe not in {row.id for row in rows}:
         raise unknown(asked.recipe, known, "recipe")
-    judged = judged_as(asked.framework, asked.release)
-    made = _roll(asked, stack, lang) if asked.framework == "roll" else _verl(asked, stack)
+    judged = judged_as(framework, asked.release)
+    made = _roll(asked, stack, lang) if framework == "roll" else _verl(asked, stack)
     pin = stack.pin("transformers")
     name = made.job.model.id.rstrip("/").rpartition("/")[2]
     missing = missing_type(name, pin.version if pin is not None else None, stack.framework, matrix)
     notes = (missing, judged, _unusual(asked, made))
-    return replace(made, notes=(*(note for note in notes if note is not None), *made.notes))
+    return replace(made, options=asked, notes=(*(note for note in notes if note is not None), *made.notes))
+
+
+def _release_of(stack: Stack, matrix: Matrix) -> str:
+    row = next((row for row in matrix.recipes if stack.name.startswith(row.id)), None)
+    if row is None:
+        args = {"stack": stack.name}
+        raise BadInput(Message("launch_roll.no-release", args), Message("launch_roll.no-release-hint"))
+    return row.release
 
 
 def _unusual(asked: LaunchOptions, made: Launch) -> Message | None:
@@ -156,7 +174,8 @@ def _roll(asked: LaunchOptions, stack: Stack, lang: str) -> Launch:
     refuse_roll(name, files[name], cards, recipe.version)
     notes = _roll_notes(asked, recipe, placement)
     because = _because(asked, cards, row.cards_per_node)
-    return Launch({**files, **_ray(asked, cards, stack)}, job, placement, estimate(job, placement), because, notes)
+    files = {**files, **_ray(asked, cards, stack)}
+    return Launch(files, stack, asked, job, placement, estimate(job, placement), because, notes)
 
 
 def _roll_notes(asked: LaunchOptions, recipe: Filled, placement: Placement) -> tuple[Message, ...]:
@@ -190,7 +209,7 @@ def _verl(asked: LaunchOptions, stack: Stack) -> Launch:
     from npuenv.render.launch.verl_job import environment, job_for
 
     found = next(row for row in load_matrix().launch_recipes if row.id == asked.recipe)
-    asked = replace(asked, release=form_of(asked.framework, asked.release))
+    asked = replace(asked, release=form_of("verl", asked.release))
     release = asked.release
     # First of all: a recipe that is not rendered has no values to judge.
     check_recipe(found, release)
@@ -208,7 +227,8 @@ def _verl(asked: LaunchOptions, stack: Stack) -> Launch:
     # Ray's processes have the environment of the shell that starts Ray. Without Ray there is nothing to start.
     scripts = {} if recipe.entry == "sft" else _ray(asked, cards, stack, environment(recipe))
     because = _because(asked, cards, recipe.cards_per_node)
-    return Launch({**files, **scripts}, job, placement, estimate(job, placement), because)
+    files = {**files, **scripts}
+    return Launch(files, stack, asked, job, placement, estimate(job, placement), because)
 
 
 def _verl_paths(recipe: LaunchRecipe, model: str, overrides: Mapping[str, str]) -> Paths:
@@ -306,4 +326,4 @@ def _ray(asked: LaunchOptions, cards: Cards, stack: Stack, own: Mapping[str, str
         return {}
     from npuenv.render.launch.ray import render_ray
 
-    return render_ray(cards, head=asked.head or None, framework=asked.framework, stack=stack, own=own)
+    return render_ray(cards, head=asked.head or None, framework=stack.framework, stack=stack, own=own)

@@ -188,7 +188,6 @@ def prepare(host: Host, target: Target, found: Found, asked: RunOptions, *, lang
         write_rows(host, target.python, {data / "train.parquet": train, data / "test.parquet": test})
     cards = used_cards(found, asked)
     wanted = LaunchOptions(
-        found.framework,
         _RECIPES[found.framework],
         found.release,
         model=asked.model,

@@ -1,0 +1,131 @@
+"""The files that start a training run of verl or ROLL: `render_launch`, and `write_launch` into a folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from npuenv.app import resolution
+from npuenv.app.job import SILENT, Progress
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
+from npuenv.matrix import load_matrix
+from npuenv.render.launch.generate import FRAMEWORKS, LaunchOptions, launch
+from npuenv.render.launch.job import unknown
+from npuenv.render.launch.ray import FILES
+from npuenv.render.launch.releases import refuse_contradiction
+from npuenv.render.launch.roll_recipe import release_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from npuenv.render.launch.generate import Launch
+    from npuenv.resolve.types import Request
+
+_SCRIPT_MODE, _FILE_MODE = 0o755, 0o644
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The names of files: what was written, and what was left there by an earlier run on several nodes."""
+
+    files: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+
+
+def render_launch(
+    request: Request,
+    options: LaunchOptions | None = None,
+    progress: Progress = SILENT,
+    *,
+    host: str | None = None,
+    lang: str = "en",
+) -> Launch:
+    """The files of a run, whether or not it fits into memory. Nothing is written.
+
+    `host`: `this` or a capture, whose cards count where the options give no number; None: this machine where it decided
+    the request. `lang` is that of the comments. Raises BadInput, ConflictError.
+    """
+    options = options or LaunchOptions()
+    request, release = _with_release(request, framework_of(request), options.release)
+    # The files of a release that is named may be meant for wherever that runs.
+    of_host = request if release else resolution.for_this_host(request)
+    host = host or ("this" if of_host is not request else None)
+    stack = resolution.resolve(of_host)
+    for note in resolution.basis_of(of_host, stack):
+        progress.note(note)
+    cards = resolution.num_cards(host) if host and options.cards_per_node is None else None
+    return launch(replace(options, release=release, cards_of_host=cards or None), stack, lang=lang)
+
+
+def framework_of(request: Request) -> str:
+    """verl or roll: that of the request, else of its stack. Raises BadInput."""
+    if request.framework:
+        name = request.framework.partition("==")[0].strip()
+        if name not in FRAMEWORKS:
+            raise unknown(name, FRAMEWORKS, "framework")
+        return name
+    rows = load_matrix().recipes
+    row = next((row for row in rows if row.id == request.stack), None)
+    if row is not None and row.framework in FRAMEWORKS:
+        return row.framework
+    if request.stack and row is None:
+        raise unknown(request.stack, (row.id for row in rows), "stack")
+    raise BadInput(Message("launch_roll.no-framework"), Message("launch_roll.no-framework-hint"))
+
+
+def _with_release(request: Request, framework: str, release: str) -> tuple[Request, str]:
+    """The request of a stack that goes with the release, and the release: of a launch it may be any commit."""
+    matrix = load_matrix()
+    name, _, named = (part.strip() for part in (request.framework or "").partition("=="))
+    release = release or named
+    if named and named != release:
+        raise BadInput(
+            Message("launch.two-releases", {"first": named, "second": release}), Message("launch.two-releases-hint")
+        )
+    row = next((row for row in matrix.recipes if row.id == request.stack), None)
+    if row is not None:
+        refuse_contradiction(row, name or None, release or None)
+    if request.stack:
+        return replace(request, framework=None), release
+    request = replace(request, framework=framework)
+    if release and framework == "roll":
+        return replace(request, stack=release_of(release, matrix.roll_releases).stack), release
+    # The stack of that release where one is published; else the newest stack, whose settings then serve.
+    known = {row.release for row in matrix.recipes if row.framework == "verl"}
+    is_published = framework == "verl" and release.removeprefix("v") in known
+    return replace(request, release=release) if is_published else request, release
+
+
+def write_launch(files: Mapping[str, str], out: Path, *, is_forced: bool = False) -> Written:
+    """Writes what differs into a folder, scripts executable. Raises BadInput for files in the way, before writing."""
+    try:
+        changed = {name: text for name, text in files.items() if not _holds(out / name, text)}
+        stale = [name for name in FILES if name not in files and _is_ours(out / name)]
+        taken = [*(name for name in changed if (out / name).exists() or (out / name).is_symlink()), *stale]
+        if taken and not is_forced:
+            args = {"folder": str(out), "files": tuple(taken)}
+            raise BadInput(Message("launch_roll.exists", args), Message("launch_roll.exists-hint"))
+        out.mkdir(parents=True, exist_ok=True)
+        for name, text in changed.items():
+            (out / name).write_bytes(text.encode())
+            (out / name).chmod(_SCRIPT_MODE if name.endswith(".sh") else _FILE_MODE)
+        for name in stale:
+            (out / name).unlink()
+    except OSError as error:
+        args = {"path": str(error.filename or out), "reason": error.strerror or str(error)}
+        raise BadInput(Message("render.cannot-write", args), Message("render.cannot-write-hint")) from error
+    return Written(tuple(changed), tuple(stale))
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether npuenv wrote a file: its second line says so."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return b"\n# npuenv " in file.read(200)
+
+
+def _holds(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_bytes() == text.encode()
