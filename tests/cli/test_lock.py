@@ -266,7 +266,7 @@ def test_all_without_an_index_says_how_far_it_came(home: Path, capsys: pytest.Ca
 def test_a_stack_that_is_impossible_from_the_start_needs_no_index(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["lock", "roll-950", "--all", "-o", str(home / "locks"), "--json"]) == 0
+    assert main(["lock", "verl-950", "--all", "-o", str(home / "locks"), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert rows and all(row["status"] == "impossible" and row["why"] for row in rows)
 

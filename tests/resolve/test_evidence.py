@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import io
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
@@ -13,8 +14,13 @@ from npuenv.matrix import load_matrix
 from npuenv.report import resolution
 from npuenv.report.resolution import as_json, show_table
 from npuenv.resolve import resolve
+from npuenv.resolve.rules import against_rows
+from npuenv.resolve.search import judged
 from npuenv.resolve.types import Request, Stack
 from tests.support.sentences import says
+
+if TYPE_CHECKING:
+    from npuenv.matrix.rows import Recipe
 
 MATRIX = load_matrix()
 
@@ -23,6 +29,12 @@ def stack_of(name: str, **asked: str) -> Stack:
     stack = resolve(Request(stack=name, **asked), MATRIX)
     assert isinstance(stack, Stack)
     return stack
+
+
+def recipe_of(name: str) -> Recipe:
+    recipe = MATRIX.recipe_row(name)
+    assert recipe is not None
+    return recipe
 
 
 def shown(stack: Stack) -> str:
@@ -87,3 +99,12 @@ def test_the_age_is_that_of_all_rows_that_decided() -> None:
     recipe = MATRIX.recipe_row("verl-cann9.1.0")
     assert row is not None and recipe is not None
     assert stack.sources_read == (recipe.seen, row.seen)
+
+
+@pytest.mark.parametrize(("version", "is_refused"), [("2.9.0", True), ("2.9.0.post2", False), ("2.6.0", True)])
+def test_a_chip_refuses_the_torch_npu_that_does_not_know_it(version: str, is_refused: bool) -> None:
+    usual = next(candidate for candidate, _ in judged([recipe_of("roll-950")], Request(stack="roll-950"), MATRIX))
+    keys = {clash.says.key for clash in against_rows(usual.with_version("torch-npu", version), MATRIX)}
+    assert ("resolve.torch-npu-hardware" in keys) is is_refused
+    on_a2 = resolve(Request(stack=f"torch-npu-{version}", hardware="a2"), MATRIX)
+    assert isinstance(on_a2, Stack)
