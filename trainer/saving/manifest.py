@@ -47,7 +47,7 @@ def read(folder: Path) -> Saved | None:
         return Saved(**{each.name: found[each.name] for each in fields(Saved) if each.name in found})
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise CorruptCheckpoint(f"{path} is no manifest of a checkpoint: {error}") from error
 
 

@@ -118,7 +118,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
     """None for what is no whole record: the rest of a line that was never finished."""
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return record if line.endswith(b"\n") and isinstance(record, dict) else None
 
