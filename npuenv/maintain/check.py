@@ -29,7 +29,7 @@ _TABLES = (
     "hardware", "cann", "systems", "torch_npu", "vllm_ascend", "triton_ascend", "companions", "images", "indexes",
     "settings", "unsupported", "limits", "clashes", "npu_faults", "variables", "contradictions", "system_packages",
     "cann_files", "wheel_hashes", "probes", "models", "model_types", "container_places", "container_cards",
-    "roll_releases", "roll_recipes", "launch_recipes", "launch_keys", "upstream",
+    "roll_releases", "roll_recipes", "launch_recipes", "launch_keys", "upstream", "runs",
 )  # fmt: skip
 # The fields that hold a day, beside `seen`.
 _DAYS = ("published", "released", "date")
@@ -66,6 +66,7 @@ def _versions(matrix: Matrix) -> None:
     named = [row.version for row in matrix.cann]
     named += [text for npu in matrix.torch_npu for text in (npu.cann, *npu.cann_unofficial, *npu.cann_compatible)]
     named += [text for row in matrix.vllm_ascend for text in (row.cann, *(image.cann for image in row.image))]
+    named += [row.cann for row in matrix.runs]
     for text in filter(None, named):
         versions.cann(text.removesuffix(".X"))
     of_packages = [row.version for row in matrix.torch_npu] + [row.version for row in matrix.vllm_ascend]
@@ -180,6 +181,7 @@ def _references(matrix: Matrix) -> Iterator[tuple[str, str, str, bool]]:
         yield "container_cards", cards.id, cards.hardware, cards.hardware in generations
     for unsupported in matrix.unsupported:
         yield from (("unsupported", unsupported.id, name, name in generations) for name in unsupported.hardware)
+    yield from (("runs", run.id, run.hardware, run.hardware in generations) for run in matrix.runs)
     yield from _release_images(matrix)
     for file in FRAMEWORK_FILES:
         for recipe in matrix.recipes_of(file):

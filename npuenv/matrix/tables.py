@@ -142,6 +142,11 @@ class Matrix:
         return self._table("wheel_hashes", rows.WheelHash)
 
     @functools.cached_property
+    def runs(self) -> tuple[rows.PublicRun, ...]:
+        """The public runs on real cards."""
+        return self._table("runs", rows.PublicRun)
+
+    @functools.cached_property
     def probes(self) -> tuple[rows.Probe, ...]:
         """In the order in which they are to be imported."""
         return self._table("probes", rows.Probe)

@@ -6,6 +6,7 @@ Nothing is cut at sixty columns; colour and emphasis are the console's business 
 
 from __future__ import annotations
 
+import datetime
 from typing import TYPE_CHECKING, Any
 
 from npuenv.core import versions
@@ -19,8 +20,12 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from npuenv.matrix.rows import PublicRun
+
 STACK_SCHEMA = "npuenv.stack/1"
 CONFLICT_SCHEMA = "npuenv.conflict/1"
+OLD = 90  # days after which a source is called old
+today = datetime.date.today
 
 
 def show(result: Stack | Conflict, console: Console, lang: str = "en") -> None:
@@ -110,6 +115,19 @@ def _show_head(stack: Stack, lines: Lines) -> None:
     lines.line(lines.word(f"verified-{stack.verified_by}"))
     if stack.platform.hardware is not None:
         lines.line(lines.word("image", image=stack.image) if stack.image else lines.word("image-none"))
+        lines.line(_run_line(stack.public_run, lines))
+    if stack.sources_read is not None:
+        oldest, youngest = stack.sources_read
+        days = (today() - datetime.date.fromisoformat(oldest)).days
+        key = "sources-old" if days > OLD else "sources-read"
+        lines.line(lines.word(key, oldest=oldest, youngest=youngest, days=days))
+
+
+def _run_line(run: PublicRun | None, lines: Lines) -> str:
+    if run is None:
+        return lines.word("run-none")
+    key = "run-failed" if run.failed else "run"
+    return lines.word(key, chip=run.chip, date=run.date, address=run.source, failed=run.failed)
 
 
 def _show_stack(stack: Stack, lines: Lines) -> None:
@@ -235,6 +253,8 @@ def _stack_json(stack: Stack, lang: str) -> dict[str, Any]:
             "os": platform.os,
         },
         "verified_by": stack.verified_by,
+        "public_run": _run_json(stack.public_run) if stack.public_run else None,
+        "sources_read": list(stack.sources_read) if stack.sources_read else None,
         "image": stack.image,
         "cann_root": stack.cann_root,
         "soc_version": stack.soc_version,
@@ -250,6 +270,20 @@ def _stack_json(stack: Stack, lang: str) -> dict[str, Any]:
         "system_packages": list(stack.system_packages),
         "notes": [say(note, lang) for note in stack.notes],
         "sources": list(stack.sources),
+    }
+
+
+def _run_json(run: PublicRun) -> dict[str, Any]:
+    return {
+        "chip": run.chip,
+        "cards": run.cards or None,
+        "cann": run.cann,
+        "driver": run.driver or None,
+        "packages": dict(run.packages),
+        "what": run.what,
+        "failed": run.failed or None,
+        "date": run.date,
+        "address": run.source,
     }
 
 

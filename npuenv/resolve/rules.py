@@ -65,6 +65,7 @@ _HANGS_ON = {
     "resolve.cann-numpy": ("cann", "pin"),
     "resolve.cann-driver": ("cann", "driver", "hardware"),
     "resolve.torch-npu-cann": ("cann", "pin"),
+    "resolve.torch-npu-hardware": ("hardware", "pin"),
     "resolve.wheel-python": ("python", "arch", "pin"),
     "resolve.wheel-none": ("python", "arch", "pin"),
     "resolve.torch-npu-torch": ("arch", "pin"),
@@ -82,6 +83,7 @@ _HANGS_ON = {
 # Packages that an objection weighs without naming them as a requirement.
 _WEIGHED = {
     "resolve.torch-npu-cann": ("torch-npu",),
+    "resolve.torch-npu-hardware": ("torch-npu",),
     "resolve.torch-npu-torch": ("torch-npu", "torch"),
     "resolve.companion": ("torch",),
     "resolve.vllm-pair": ("vllm", "vllm-ascend"),
@@ -239,6 +241,10 @@ def _torch_npu(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
     if pairing(row, candidate.cann, matrix) is None and not _is_the_release_itself(candidate):
         args = {"version": version, "cann": candidate.cann, "has": paired_with(row)}
         yield Clash(row.id, Message("resolve.torch-npu-cann", args), row.source)
+    chip = matrix.hardware_row(candidate.hardware or "") if candidate.hardware in candidate.recipe.hardware else None
+    if chip and chip.torch_npu and not versions.accepts(chip.torch_npu, version):
+        args = {"version": version, "needs": f"torch-npu{chip.torch_npu}", "hardware": chip.id}
+        yield Clash(chip.id, Message("resolve.torch-npu-hardware", args), chip.source)
     pythons = row.pythons(candidate.arch)
     # On an index that could not be listed the wheels are not known: no objection.
     if candidate.python not in pythons and (pythons or row.index in ("", "default")):

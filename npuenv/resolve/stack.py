@@ -9,6 +9,7 @@ from npuenv.core import versions
 from npuenv.core.messages import Message
 from npuenv.matrix.rows import RecipeGit, RecipeOverride, RecipePin
 from npuenv.resolve.compatibility import pairing
+from npuenv.resolve.evidence import public_run, sources_read
 from npuenv.resolve.model_types import missing_type
 from npuenv.resolve.reasons import because, because_asked, why_not_newer
 from npuenv.resolve.release_stacks import partner_overrides
@@ -47,6 +48,8 @@ def build(candidate: Candidate, request: Request, matrix: Matrix) -> Stack:
         sources=recipe.sources,
         notes=tuple(_notes(candidate, request, matrix, image)),
         date=recipe.date,
+        public_run=public_run(candidate, matrix),
+        sources_read=sources_read(candidate, matrix),
     )
 
 

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npuenv.core.messages import Message
+    from npuenv.matrix.rows import PublicRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,8 @@ class Stack:
     sources: tuple[str, ...]
     notes: tuple[Message, ...] = ()
     date: str = ""  # the lock takes no package that is younger than this day, YYYY-MM-DD; "": no limit
+    public_run: PublicRun | None = None  # that comes closest; None: none is known
+    sources_read: tuple[str, str] | None = None  # when the oldest and the youngest deciding row were read, YYYY-MM-DD
 
     def pin(self, name: str) -> Pin | None:
         """The pin of a package, or None."""

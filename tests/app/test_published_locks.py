@@ -28,11 +28,11 @@ def test_architecture_and_python_choose_in_any_spelling(home: Path) -> None:
 
 
 def test_a_stack_that_is_impossible_from_the_start_needs_no_index(home: Path) -> None:
-    found = lock_published(Request(stack="roll-950"), LockOptions(out=home / "locks"))
+    found = lock_published(Request(stack="verl-950"), LockOptions(out=home / "locks"))
     assert (found.exit_code, found.error) == (ExitCode.FINE, None)
     assert found.rows and all(row.status == "impossible" and row.why for row in found.rows)
     with pytest.raises(BadInput, match=r"lock\.nothing-asked"):
-        lock_published(Request(stack="roll-950", cann="8.5.0"), LockOptions(out=home / "locks"))
+        lock_published(Request(stack="verl-950", cann="8.5.0"), LockOptions(out=home / "locks"))
 
 
 def test_all_locks_of_the_shelf_are_verified_where_none_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

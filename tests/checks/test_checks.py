@@ -343,6 +343,18 @@ def test_the_drivers_of_the_950_line_are_not_measured_against_the_range_of_the_o
     assert find(same_number(HEALTHY), "cann.driver").status is Status.FAIL
 
 
+def test_a_torch_npu_that_does_not_know_the_chip_is_a_failure() -> None:
+    table = HEALTHY.npu.smi.value
+    assert table is not None
+    chips = tuple(dataclasses.replace(card, name="Ascend950PR") for card in table.cards)
+    on_950 = both(part("smi", cards=chips), part("toolkit", version="9.1.0"))
+    refused = find(both(on_950, packages(torch="2.9.0", torch_npu="2.9.0"))(HEALTHY), "python.torch-npu-cann")
+    assert refused.status is Status.FAIL and refused.says.key == "check_python.torch-npu-cann-chip"
+    assert refused.fix is not None
+    known = find(both(on_950, packages(torch="2.9.0", torch_npu="2.9.0.post6"))(HEALTHY), "python.torch-npu-cann")
+    assert known.status is Status.OK
+
+
 def test_a_driver_that_cannot_be_read_is_unknown_and_not_passed_over() -> None:
     assert find(lost("smi", "driver")(HEALTHY), "cann.driver").status is Status.UNKNOWN
     assert find(lost("driver")(HEALTHY), "cann.driver").status is Status.OK  # npu-smi says it as well

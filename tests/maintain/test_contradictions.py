@@ -97,6 +97,7 @@ def test_fastapi_of_both_never_meets_from_0_24_on() -> None:
 DECIDED_ELSEWHERE = {
     "B11": "vllm-fastapi-against-vllm-ascend",
     "D10": "hccl-buffsize-unit",
+    "D7": "roll-950-vllm",
     "D8": "roll-ci-image",
 }
 SIDES = {"1": "one", "2": "other", "?": "open"}

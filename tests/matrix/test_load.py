@@ -109,6 +109,7 @@ def test_missing_file_is_an_error_of_ours(tmp_path: Path) -> None:
         ("frameworks/verl.toml", 'what = ["mindspeed"]', 'what = ["mindspeeed"]', "step mindspeed: mindspeeed"),
         ("triton_ascend.toml", 'index = "huawei-ascend"', 'index = "huawei"', "index huawei"),
         ("images.toml", 'hardware = ["310p", ', 'hardware = ["310x", ', "310x"),
+        ("runs.toml", 'hardware = "950"', 'hardware = "960"', "960"),
     ],
 )
 def test_dangling_reference_names_file_and_row(tmp_path: Path, file: str, old: str, new: str, what: str) -> None:
@@ -132,6 +133,7 @@ def test_the_tables_that_come_with_npuenv_are_right() -> None:
         "cpu-full",
         "verl-cann9.1.0",
         "verl-0.9.0-cann9.1.0-guide",
+        "verl-0.9.1-cann9.1.0",
         "verl-0.8.0-cann9.0.0",
         "verl-0.8.0-cann9.0.0-guide",
         "verl-0.8.0-cann9.0.0-mcore0.12",

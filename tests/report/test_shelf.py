@@ -49,7 +49,7 @@ def test_hardware_that_shares_a_lock_shares_a_row_and_conflicts_say_why() -> Non
     asked = [
         (request, resolve(request, matrix))
         for request in published_requests(matrix)
-        if request.stack in ("cpu", "roll-950")
+        if request.stack in ("cpu", "verl-950")
     ]
     name, tag = "verl-0.7.1-cann8.5.0", "aarch64-cp311-glibc2.28"
     for hardware in ("a2", "a3"):
@@ -58,8 +58,10 @@ def test_hardware_that_shares_a_lock_shares_a_row_and_conflicts_say_why() -> Non
     rows = {(row.stack, row.platform): row for row in shelf_rows(asked, [replace(WHOLE, stack=name, platform=tag)])}
     assert (rows[name, tag].hardware, rows[name, tag].status) == (("a2", "a3"), "complete")
     assert rows["cpu", TAG].status == "absent"
-    conflict = rows["roll-950", "x86_64"]
-    assert conflict.status == "impossible" and says(say(conflict.why[0]), "resolve.stack-lacks", lacks="cann")
+    conflict = rows["verl-950", "x86_64"]
+    assert conflict.status == "impossible" and says(
+        say(conflict.why[0]), "resolve.stack-lacks", lacks="cann, torch-npu"
+    )
 
 
 def test_a_stack_that_was_proved_impossible_shows_its_proof_and_not_an_old_lock() -> None:

@@ -29,7 +29,7 @@ CASES = {
     for path in sorted((Path(__file__).parent / "cases").glob("conflict-*.toml"))
 }
 MORE = {
-    "a wish for a framework alone": Request(framework="roll", pins={"triton-ascend": "3.2.2"}),
+    "a wish for a framework alone": Request(framework="roll", pins={"triton-ascend": "3.2.0rc2"}),
     "three things at once": Request(framework="verl", pins={"numpy": "2.1.0"}, python="3.12", cann="8.5.0"),
     "a pin and nothing else": Request(pins={"torch-npu": "2.14.0"}),
     "a day": Request(stack="roll-cann9.1.0", as_of="2026-01-01"),

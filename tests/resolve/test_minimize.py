@@ -63,7 +63,7 @@ def test_the_few_that_clash_do_and_none_of_them_can_be_spared() -> None:
 
 def test_where_the_pins_are_not_to_blame_none_is_named() -> None:
     plain = {f"plain-{number}": "1.0" for number in range(20)}
-    request = Request(stack="roll-950", pins=plain)
+    request = Request(stack="verl-950", pins=plain)
     conflict = resolve(request, MATRIX)
     assert isinstance(conflict, Conflict)
     assert [clash.says.args.get("field") for clash in conflict.clashes if clash.rule == "request"] == ["stack"]

@@ -17,7 +17,8 @@ MATRIX = load_matrix()
     [
         (Request(framework="verl", cann="8.5.0"), "resolve.newer-release-clashes"),
         (Request(stack="verl-0.7.1-cann8.5.0"), "resolve.newer-release-fits"),
-        (Request(stack="verl-cann9.1.0"), None),
+        (Request(stack="verl-cann9.1.0"), "resolve.newer-release-fits"),
+        (Request(stack="verl-0.9.1-cann9.1.0"), None),
         (Request(stack="roll-cann9.1.0"), None),
         (Request(stack="cpu"), None),
     ],

@@ -18,6 +18,7 @@ from npuenv.checks.python.installed import (
     torch_fix,
     version_of,
 )
+from npuenv.checks.session.variables import generation
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
@@ -66,6 +67,11 @@ def torch_npu_cann(context: Context) -> CheckResult:
     row = context.matrix.torch_npu_row(torch_npu.split("+")[0])
     if row is None:
         return unsure("python.torch-npu-cann-unknown", *evidence, torch_npu=torch_npu, cann=cann.version)
+    chip = context.matrix.hardware_row(generation(context))
+    if chip and chip.torch_npu and not versions.accepts(chip.torch_npu, row.version):
+        args = {"torch_npu": torch_npu, "chip": chip.title, "needs": chip.torch_npu}
+        known = [version for version in fitting if versions.accepts(chip.torch_npu, version)]
+        return fail("python.torch-npu-cann-chip", *evidence, fix=_recommended(context, known, torch_npu), **args)
     if row.version in fitting:
         return ok("python.torch-npu-cann-pair", *evidence, torch_npu=torch_npu, cann=cann.version)
     stated = (*row.cann_compatible, *row.cann_unofficial)

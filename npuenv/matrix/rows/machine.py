@@ -19,6 +19,7 @@ class Hardware(Row):
     image_chip: str  # the chip part of a CANN image tag; "" where no image is published
     kernels: tuple[str, ...] = ()  # folders of its compiled operators below an opp, any of which will do
     called: tuple[str, ...] = ()  # what guides and people call it, products and short names; never read from a machine
+    torch_npu: str = ""  # the versions that know its chips, where others are known to refuse them; "": no such version
     accepted: bool = True  # False: known, so that it can be named, but no stack runs on it
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003 - the loader reads these annotations at run time
 from dataclasses import dataclass
 from typing import Literal
 
@@ -111,3 +112,18 @@ class Built(Row):
     name: str
     version: str
     requires: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PublicRun(Row):
+    """A run on real cards that others published. `source` is its address."""
+
+    chip: str  # as published: a chip like "910B3", or only its generation
+    hardware: str
+    cann: str
+    packages: Mapping[str, str]  # distribution name -> version, as far as published
+    what: str
+    date: str  # of the report, YYYY-MM-DD
+    cards: int = 0  # 0: not stated
+    driver: str = ""  # "": not stated
+    failed: str = ""  # what went wrong after the run had started
