@@ -1,7 +1,7 @@
 """The settings of a run: their names, defaults and limits, and how `KEY=VALUE` words become a `Config`.
 
 Knows nothing of torch, so that a mistyped setting is refused at once. A key is a setting's name, alone or after its
-section (`lr`, `optim.lr`), or verl's name for it (`trainer.overrides.verl`). Start from `parse`.
+section (`lr`, `optim.lr`), or verl's name for it (`trainer.overrides.verl`).
 """
 
 from __future__ import annotations

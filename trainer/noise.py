@@ -1,7 +1,8 @@
 """Adaptive noise on the weights that the sampler draws with (AQN), never on those that are trained.
 
-Start from `start`, which reads a configuration and a model. `Injection.apply` gives a mapping for
-`Engine.load_weights`; validation hands over the learner's own weights instead, which are the same bits as before.
+`Injection.apply` gives a mapping for `Engine.load_weights`. Validation loads the learner's own weights instead, bit for
+bit the same as before.
+
 Source: QeRL, trl_trainer/noise_scheduler.py and grpo_trainer.py; layer choice as in verl's AQN branch,
 verl/utils/noise_injection.py. Both report gains in some settings and losses in others.
 """

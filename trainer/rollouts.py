@@ -1,9 +1,8 @@
 """Rollouts, from prompts to scored groups: one answer each, or whole episodes with an environment that answers back.
 
-Start from `PromptSampler.draw`, `collect` and `score`; `demonstrate` makes the rollout of prepared answers, to learn
-from before any was sampled. An episode's tokens are what was sampled, with the environment's words appended as tokens:
-nothing is decoded and encoded again, so that the learner sees exactly the tokens that the sampler's log-probabilities
-belong to.
+`demonstrate` makes rollouts from prepared answers, for supervised learning. An episode's tokens are what was sampled,
+with the environment's replies appended as tokens: nothing is decoded and encoded again, so that the learner sees
+exactly the tokens that the sampler's log-probabilities belong to.
 """
 
 from __future__ import annotations

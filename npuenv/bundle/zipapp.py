@@ -1,4 +1,4 @@
-"""The doctor as one file that any Python from 3.9 on runs, on a host where nothing is installed. Start from `build`.
+"""The doctor as one file that any Python from 3.9 on runs, on a host where nothing is installed.
 
 It holds the doctor's own modules, their tables, and four libraries that are pure Python. What it cannot do there is
 said by `npuenv.portable`. The same sources give the same bytes.

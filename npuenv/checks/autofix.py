@@ -1,4 +1,4 @@
-"""Which fixes `doctor --fix` may run: those that only put packages of an environment right. Start from `declared`.
+"""Which fixes `doctor --fix` may run: those that only put packages of an environment right.
 
 One rule for all checks instead of a flag in each: a fix is automatic when every command of it is pip, or uv, that
 installs or removes named packages in the judged environment, with nothing among them that could fetch gigabytes of

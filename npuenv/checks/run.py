@@ -1,4 +1,4 @@
-"""Runs the declared checks over facts and sums them up. Start from `check_all` and `exit_code`."""
+"""Runs the declared checks over facts and sums them up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This machine as a host. Start from `LocalHost`; it runs programs and looks at paths, and interprets nothing."""
+"""This machine as a host: runs programs and reads paths, interprets nothing."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 A `Redactor` belongs to one session. The same name always gets the same stand-in, and stand-ins for names can be turned
 back, so that a path seen with a stand-in can still be asked for. Secrets (`npuenv.host.secrets`) become `***` for good.
 Addresses of private networks stay: which node reaches which is what a diagnosis is about, and they mean nothing
-elsewhere. Start from `Redactor`, or from `redact_text` for a text that comes without a machine.
+elsewhere. `redact_text` is for a text that comes without a machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a secret looks like in a text: keys, tokens, passwords, signed addresses. Start from `without_secrets`.
+"""What a secret looks like in a text: keys, tokens, passwords, signed addresses.
 
 Each rule names words that its secrets never come without, so that most of a text is not looked at twice. Names of
 people and machines are not secrets but private; they are in `npuenv.host.redact`.

@@ -1,4 +1,4 @@
-"""This machine as a shell sees it after reading a file of settings. Start from `sourced`."""
+"""This machine as a shell sees it after reading a file of settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads single files out of sdists and wheels without unpacking them. Start from `sdist_texts` and `wheel_metadata`.
+"""Reads single files out of sdists and wheels without unpacking them.
 
 An archive is not trusted: only regular files with a wanted name are read, into memory, within the bounds below; links
 are never followed, nothing is written, and a member that points outside spoils the whole archive.

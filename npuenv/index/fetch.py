@@ -1,4 +1,4 @@
-"""Reads addresses the way pip would, within bounds. Start from `Fetch`.
+"""Reads addresses the way pip would, within bounds.
 
 pip's certificates, trusted hosts, proxies and credentials count.
 Addresses may be `file://` places or paths. Nothing is retried: a refresh can be run again.

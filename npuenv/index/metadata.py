@@ -1,7 +1,7 @@
 """What a package asks for: from core metadata, or from the requirement files that its `setup.py` reads.
 
 Requirements are given in the normal form of `packaging` (no blanks, specifiers in order, markers kept), in the order of
-their source. Start from `metadata_requires`, `sdist_requires` and `empty_build_requires`. Nothing here reads an index.
+their source. Nothing here reads an index.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The package indexes that pip is set up with, read as they stand now. Start from `Indexes`.
+"""The package indexes that pip is set up with, read as they stand now.
 
 Pages are parsed by `pypi-simple`, which is an optional requirement: without it nothing here can be used. Where pip has
 no index configured, the library's default, which is pip's, is asked.

@@ -1,4 +1,4 @@
-"""The environment that a command is about where none is named. Start from `active_environment`."""
+"""The environment that a command is about where none is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The environments on this machine: found, measured, taken away. Start from `environments`.
+"""The environments on this machine: found, measured, taken away.
 
 Those of the data folder are found by looking; of those elsewhere the data folder keeps a list of places.
 """

@@ -1,4 +1,4 @@
-"""Runs a plan on this machine, step by step, so that it can be stopped anywhere and run again. Start from `execute`.
+"""Runs a plan on this machine, step by step, so that it can be stopped anywhere and run again.
 
 A step's conditions are asked before it (all hold: nothing to do) and after it (not all hold: it failed, whatever the
 exit code said). A journal and one log per step lie below the environment, in `.npuenv/`.

@@ -1,4 +1,4 @@
-"""What made a step fail, as a sentence: from a program's output, or from the system. Start from `reason`."""
+"""What made a step fail, as a sentence: from a program's output, or from the system."""
 
 from __future__ import annotations
 

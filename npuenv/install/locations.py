@@ -1,4 +1,4 @@
-"""Where environments lie and how their folders are laid out. Start from `target_for`."""
+"""Where environments lie and how their folders are laid out."""
 
 from __future__ import annotations
 

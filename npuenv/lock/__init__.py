@@ -1,4 +1,4 @@
-"""Full, hashed locks of the Python layer. Start from `make_lock`, `read_lock` and `write_lock`."""
+"""Full, hashed locks of the Python layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stack of a request, of several that fit one whose lock is complete. Start from `choose`."""
+"""The stack of a request, of several that fit one whose lock is complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a set does not resolve: the fewest of the stack's own lines that clash. Start from `prove`, `single_overrides`.
+"""Why a set does not resolve: the fewest of the stack's own lines that clash.
 
 uv's complaint names packages; what is wanted are the lines that were asked and who asked for them. Lines are dropped
 one after the other as long as uv still finds no solution. Each complaint names the packages of one contradiction, so

@@ -1,4 +1,4 @@
-"""Whether what lies in a folder is what a lock says and holds together. Start from `find_inconsistencies`.
+"""Whether what lies in a folder is what a lock says and holds together.
 
 The check reads metadata only, with the markers of the lock's platform, so that a set for another architecture can be
 looked at too. Each inconsistency that the stack brings about on purpose carries the reason; one without is a defect.

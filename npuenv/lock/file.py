@@ -1,4 +1,4 @@
-"""The lock as values and as a file. Start from `Lock`, `read_lock` and `write_lock`.
+"""The lock as values and as a file.
 
 A lock names versions, hashes and index labels: no addresses, no hosts, no clocks, so that it can be committed and
 compared byte for byte. Each table is sealed (see `npuenv.lock.seal`): an edited file is refused, with the line.

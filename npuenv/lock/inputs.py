@@ -1,4 +1,4 @@
-"""What is asked of the resolver for a stack, line by line, each with where it comes from. Start from `inputs_of`.
+"""What is asked of the resolver for a stack, line by line, each with where it comes from.
 
 Nothing here runs uv or looks at a machine: the same stack gives the same inputs everywhere, and `Inputs.digest` tells
 whether a lock on disk still answers them.

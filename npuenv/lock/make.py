@@ -1,4 +1,4 @@
-"""From a stack to its lock: uv resolves the Python layer for the stack's platform. Start from `make_lock`.
+"""From a stack to its lock: uv resolves the Python layer for the stack's platform.
 
 uv is asked twice for the same resolution: once for the files and hashes, once (from its cache) for who needs what.
 A pin whose index cannot be reached is replaced by an empty stand-in, so that the rest still resolves. Its hash is taken

@@ -1,4 +1,4 @@
-"""Whether a lock can be installed from here. Start from the `require_` functions."""
+"""Whether a lock can be installed from here."""
 
 from __future__ import annotations
 

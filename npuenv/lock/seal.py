@@ -3,7 +3,7 @@
 A block is the head of the file or one `[[table]]` with its lines, without blank lines at the end. Its last line is
 `seal = "..."` over the lines before it; the head also holds a digest over the whole file, because a table that was
 taken away or moved leaves all other seals whole. This guards against slips (a hand edit, a bad merge, a damaged disk),
-not against somebody who wants to deceive. Start from `join_blocks`, `split_blocks` and `first_flaw`.
+not against somebody who wants to deceive.
 """
 
 from __future__ import annotations

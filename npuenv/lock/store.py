@@ -1,4 +1,4 @@
-"""Where locks lie: those that npuenv ships, and those that were made on this machine. Start from `find_lock`."""
+"""Where locks lie: those that npuenv ships, and those that were made on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking uv: the resolver with its settings, the files it reads, and what its complaints mean. Start from `ask`."""
+"""Asking uv: the resolver with its settings, the files it reads, and what its complaints mean."""
 
 from __future__ import annotations
 

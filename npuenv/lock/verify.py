@@ -1,4 +1,4 @@
-"""Whether what a lock names can still be had: its versions and hashes, asked of the indexes. Start from `verify_lock`.
+"""Whether what a lock names can still be had: its versions and hashes, asked of the indexes.
 
 uv is asked once per index for all packages that come from it; only where it refuses is it asked again without the
 package it names. Nothing is downloaded but metadata.

@@ -1,6 +1,6 @@
 """Locks as a shelf: what each published stack has, and what became of what the locks name.
 
-Start from `shelf_page` (the README beside the locks), `show_shelf` and `show_verified`.
+`shelf_page` is the README beside the locks.
 """
 
 from __future__ import annotations

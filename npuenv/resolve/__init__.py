@@ -1,7 +1,7 @@
 """Request and matrix to a Stack, or a Conflict; with why, and why not newer, for each pin.
 
-Start from `resolve`. It looks at the matrix alone: no network, no machine. The Python packages that follow from a stack
-are the lock's business (`npuenv.lock`).
+It looks at the matrix alone: no network, no machine. The Python packages that follow from a stack are the lock's
+business (`npuenv.lock`).
 """
 
 from __future__ import annotations

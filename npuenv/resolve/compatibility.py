@@ -1,4 +1,4 @@
-"""How a torch_npu version goes with a CANN: the one question that most of the matrix answers. Start from `pairing`."""
+"""How a torch_npu version goes with a CANN: the one question that most of the matrix answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request with what a host decides: architecture, hardware, system, driver, CANN. Start from `filled`.
+"""A request with what a host decides: architecture, hardware, system, driver, CANN.
 
 `generation` reads the cards alone.
 

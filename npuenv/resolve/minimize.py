@@ -1,4 +1,4 @@
-"""Conflicts of requests with many pins, such as a whole `pip freeze`. Start from `few_that_clash`.
+"""Conflicts of requests with many pins, such as a whole `pip freeze`.
 
 With each pin taken or left there are more ways than can be looked at. So the pins are first cut down to a few that
 clash by themselves, and those are explained. The way out leaves out pins that stand in the way, none of which can be

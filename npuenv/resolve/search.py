@@ -1,4 +1,4 @@
-"""Every candidate that matters, judged. Start from `judged`.
+"""Every candidate that matters, judged.
 
 A recipe can be had in many ways: each architecture, each Python, with and without each of the user's pins. Most of them
 need no look: another choice can only help where a rule objects that hangs on it, and it costs a wish of the user's.

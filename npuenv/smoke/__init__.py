@@ -1,8 +1,7 @@
 """The smoke test: starts the packaged trainer in a target environment, follows its records and judges them.
 
 The trainer measures and never judges; `judge` turns its records into findings, whose worst is the verdict, and `cause`
-picks the finding that explains the others. What the records do not hold is unknown, not fine. Start from `start`,
-`follow` and `judge`.
+picks the finding that explains the others. What the records do not hold is unknown, not fine.
 """
 
 from npuenv.smoke.judge import cause, judge

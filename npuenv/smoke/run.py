@@ -1,4 +1,4 @@
-"""Starts the packaged trainer in a target environment and follows its records. Start from `start` and `follow`."""
+"""Starts the packaged trainer in a target environment and follows its records."""
 
 from __future__ import annotations
 

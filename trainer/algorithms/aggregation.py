@@ -4,7 +4,7 @@ What a mean divides by is counted once, over everything one optimizer step sees 
 `Totals`. Each micro batch then gives its share, and the sum of the shares (and of their gradients) is the same however
 the rows were split, ordered or padded. A mean of means would not be: rows differ in length.
 
-Values where the mask is off are replaced, never multiplied by 0: they may be NaN. Start from `aggregate`.
+Values where the mask is off are replaced, never multiplied by 0: they may be NaN.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ With d = log q - log p, p the policy and q the reference, all on the token that 
 - k3+: the value of k3 with the gradient of k2, which is not clamped. k1+ likewise.
 - abs = |d|.
 
-Source: Schulman, "Approximating KL divergence"; straight-through form: verl core_algos.kl_penalty. Start from
-`divergence`; a controller holds the coefficient.
+Source: Schulman, "Approximating KL divergence"; straight-through form: verl core_algos.kl_penalty.
+
+A controller holds the coefficient.
 """
 
 from __future__ import annotations

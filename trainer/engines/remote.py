@@ -1,10 +1,10 @@
 """An engine that has others generate: prompts spread over generators in other processes, weights sent to all of them.
 
-Start from `Remote`. Its `Pool` holds the generators, one a slot, and starts a new one where one was lost. Prompts are
-always cut in as many portions as there are slots, and a portion that was lost with its generator is made once more as a
-whole: the answers are those of a run that lost nothing, and none is counted twice. With another number of generators
-the same seeds draw; only sums may round otherwise, because other rows stand beside a row. Where the generators keep the
-run's reference policy, `Remote.reference_logprobs` spreads answers over them in the same way.
+Its `Pool` holds the generators, one a slot, and starts a new one where one was lost. Prompts are always cut in as many
+portions as there are slots, and a portion that was lost with its generator is made once more as a whole: the answers
+are those of a run that lost nothing, and none is counted twice. With another number of generators the same seeds draw;
+only sums may round otherwise, because other rows stand beside a row. Where the generators keep the run's reference
+policy, `Remote.reference_logprobs` spreads answers over them in the same way.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 With fewer generators than ranks a generator would else be sent every version by each rank, and each would hold a copy.
 Here the others read the buckets that one has sent where they lie, so any of them can send them to the generator that
-takes the place of a lost one. Start from `SharedRemote.barrier`.
+takes the place of a lost one.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 A number that a run does not measure has no name in its records: no critic, no `critic/values`; no reference policy, no
 `actor/kl_loss` (as verl has it, but for 0.7.1, whose FSDP actor says 0 there). Means, maxima and minima are over the
-tokens that the model said or over the answers, as verl has them. Source: verl 0.7.1,
-trainer/ppo (metric_utils.py, ray_trainer.py, core_algos.py, rollout_corr_helper.py), workers/actor/dp_actor.py,
-utils/seqlen_balancing.py, utils/debug/metrics.py. Start from `describe_step` and `over_ranks`.
+tokens that the model said or over the answers, as verl has them. Source: verl 0.7.1, trainer/ppo (metric_utils.py,
+ray_trainer.py, core_algos.py, rollout_corr_helper.py), workers/actor/dp_actor.py, utils/seqlen_balancing.py,
+utils/debug/metrics.py.
 """
 
 from __future__ import annotations

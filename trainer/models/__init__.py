@@ -1,4 +1,4 @@
-"""The policies. Start from `build`; `decoder.Decoder` is the built-in one."""
+"""The policies. `decoder.Decoder` is the built-in one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Model folders in transformers' layout: `config.json`, and weights in the safetensors format, read and written here.
 
-Start from `read_shape`, `read_weights` and `write`. The format: eight bytes of length, a JSON header that gives each
-tensor's dtype, shape and place, then the bytes. Source: huggingface/safetensors, README, "Format".
+The format: eight bytes of length, a JSON header that gives each tensor's dtype, shape and place, then the bytes.
+Source: huggingface/safetensors, README, "Format".
 """
 
 from __future__ import annotations

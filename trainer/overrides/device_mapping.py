@@ -1,6 +1,6 @@
 """Which devices a role of a ROLL configuration uses: `list(range(0,8))`, `[0,1,2]`, `list(range(0,4)) + [6]`, `0-3,5`.
 
-ROLL evaluates these texts; here they are parsed, and nothing in them is ever run. Start from `parse_device_mapping`.
+ROLL evaluates these texts; here they are parsed, and nothing in them is ever run.
 """
 
 from __future__ import annotations

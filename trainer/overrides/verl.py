@@ -5,8 +5,8 @@ or several of them together become one of ours, as the batch and the mini batch 
 
 One word of verl's, whichever, makes the whole command line one of verl's: what then is not given of loss and optimizer
 is as in verl (no bonus for entropy, a constant learning rate of 1e-6, ...) and told in `assumed`. The estimator, sizes,
-lengths and the engine stay those of this trainer. Start from `translate`.
-Source: verl, trainer/config/ppo_trainer.yaml and the files it includes.
+lengths and the engine stay those of this trainer. Source: verl, trainer/config/ppo_trainer.yaml and the files it
+includes.
 """
 
 from __future__ import annotations

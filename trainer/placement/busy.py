@@ -1,4 +1,4 @@
-"""Who else uses a Ray, as far as Ray tells: for a run that waits for places that others have. Start from `holders`."""
+"""Who else uses a Ray, as far as Ray tells: for a run that waits for places that others have."""
 
 from __future__ import annotations
 

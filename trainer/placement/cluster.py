@@ -1,7 +1,7 @@
 """The Ray that a run stands in: one that is there already, one of this run's own, or one on all nodes of a launcher.
 
-A Ray that this process did not start is left as it was. Every wait has a bound, and what is missing is told before
-Ray, which waits without a word, is asked for it. Start from `opened`.
+A Ray that this process did not start is left as it was. Every wait has a bound, and what is missing is told before Ray,
+which waits without a word, is asked for it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Without its head Ray's calls block, and after a minute Ray ends the process that made them, without a word that anybody
 reads. So the head is asked beside the run. When it is silent the run is told; one that cannot leave then is ended.
-Start from `watched`.
 """
 
 from __future__ import annotations

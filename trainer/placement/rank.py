@@ -1,4 +1,4 @@
-"""One rank of a placed run, within the process that Ray has started for it. Start from `Rank`."""
+"""One rank of a placed run, within the process that Ray has started for it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A placed run from its start to its end: attempts, one after another, until one ends for a reason of its own.
 
 An attempt ends for a reason that is not its own when a process or a node is lost, or hangs. The next one goes on from
-the last checkpoint, whose state holds the random numbers too: no rollout counts twice, and the records are cut where
-it goes on. Start from `lead`.
+the last checkpoint, whose state holds the random numbers too: no rollout counts twice, and the records are cut where it
+goes on.
 """
 
 from __future__ import annotations

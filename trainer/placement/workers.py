@@ -1,6 +1,6 @@
 """The processes of a placed run: the places reserved, an actor in each, the trainer and its variables brought there.
 
-Start from `started`. What fails here fails before anything is learnt, and is told in a sentence (`Unfit`).
+What fails here fails before anything is learnt, and is told in a sentence (`Unfit`).
 """
 
 from __future__ import annotations

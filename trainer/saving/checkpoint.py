@@ -2,8 +2,8 @@
 
 At every moment the manifest names a whole state file, however the process or the machine ends: a state is on the disk
 before the manifest that names it takes the older one's place, and the older state goes only after that. What a killed
-save leaves behind is removed by the next one. Start from `save` and `load`; `manifest` says what lies there, `sharded`
-writes and reads a state of which every rank holds some rows.
+save leaves behind is removed by the next one. `sharded` writes and reads a state of which every
+rank holds some rows.
 """
 
 from __future__ import annotations

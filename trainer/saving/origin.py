@@ -4,8 +4,6 @@ What a checkpoint holds as the reference is the reference, wherever it is kept f
 generators had made it from the settings; then it holds the fingerprint of those weights, whoever keeps the reference
 now makes it from the same settings, and it must come to the same. So a run that goes on never takes for its reference
 what it has learnt since, nor what stands by now in the folder of its model.
-
-Start from `begin`; `added` and `restore` are for checkpoints.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A resumed run makes on a CPU the same bits as one that was never stopped, from any step: the state holds the weights,
 the moments, the reference policy (or what it is known by, see `origin`), the random numbers of prompts, answers and
-mini batches, and the coefficient of the divergence. Start from `find` and `continue_records`.
+mini batches, and the coefficient of the divergence.
 """
 
 from __future__ import annotations

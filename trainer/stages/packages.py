@@ -1,7 +1,7 @@
 """Do Ray, tensordict and vllm work here? Asked only where they are installed, each in a process of its own.
 
 Such a package may hang or take the process with it, and what it starts must not stay: the child has a time limit and a
-process group. Start from `probe`.
+process group.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What is asked of the machine before training: packages, import, device, arithmetic, memory, ranks, first use.
 
-Start from `ask`. Together the questions take under 0.3 s on a CPU without Ray and vllm.
+Together the questions take under 0.3 s on a CPU without Ray and vllm.
 """
 
 from __future__ import annotations

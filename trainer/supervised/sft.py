@@ -1,7 +1,7 @@
 """Supervised fine-tuning as a run of its own: transcripts, tool use included, the loss on the assistant's words only.
 
 Reads `train_files` and `val_files` (jsonl, see `trainer.tasks.transcripts`), `prompts_per_step` transcripts a step.
-Writes records, checkpoints, and at the end the model: `OUT/model`, with LoRA `OUT/adapter` too. Start from `run`.
+Writes records, checkpoints, and at the end the model: `OUT/model`, with LoRA `OUT/adapter` too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Supervised steps: the likelihood of given answers goes up. Shared by the warm start and by fine-tuning.
-
-Start from `SFTLearner`.
-"""
+"""Supervised steps: the likelihood of given answers goes up. Shared by the warm start and by fine-tuning."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Supervised steps on a task's right answers before the first rollout, for tasks that chance alone never solves.
 
 The answers are those that the task knows: a shortest solution of a map, a sum. The policy after it is where the run
-starts: the reference policy is a copy of it, and the optimizer's moments begin at 0. Start from `run`.
+starts: the reference policy is a copy of it, and the optimizer's moments begin at 0.
 
 `warm_start_until` says how good the policy shall be then, which a number of steps does not: after 150 steps seeds were
 anywhere from 11 to 64 %. Far below, the rewards are too rare to learn from; far above, little is left to gain.

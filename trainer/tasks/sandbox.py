@@ -14,7 +14,7 @@ environment and an empty folder that is removed afterwards. Bounded or refused:
 
 Not contained: faults of the kernel or of the interpreter's C code behind the allowed calls; time it takes from other
 processes until it is stopped; what can be learnt from timing. A solution that needs numpy, a temporary file or a
-child process fails. Start from `program` and `values`; `require` says beforehand whether this machine can do it.
+child process fails. `require` raises if this machine cannot do it.
 """
 
 from __future__ import annotations

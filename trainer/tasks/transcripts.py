@@ -2,7 +2,7 @@
 
 A line is `{"messages": [{"role", "content", "tool_calls"?}, ...], "tools"?: [...]}`. The tokens of a conversation are
 put together from its pieces, cut where the assistant begins and ends to speak: as a sampler sees them, which never
-encodes what it said a second time. Start from `read`.
+encodes what it said a second time.
 """
 
 from __future__ import annotations

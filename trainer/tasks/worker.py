@@ -3,7 +3,6 @@
 Why not in this process under an alarm: a signal waits until the interpreter is back from C code, and a product of huge
 numbers or a stuck library call never comes back. Why one process for all calls: starting one takes 50 ms, a call 0.1.
 It bounds honest mistakes; it is no wall against hostile code, for which see `trainer.tasks.sandbox`.
-Start from `Worker`.
 """
 
 from __future__ import annotations

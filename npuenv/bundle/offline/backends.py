@@ -1,4 +1,4 @@
-"""What sdists are built with where there is no index: read from the sdists themselves. Start from `find_backends`."""
+"""What sdists are built with where there is no index: read from the sdists themselves."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Whether a bundle is what the user asks for, and whether this npuenv still knows its stack.
 
-Start from `require_meant` and `require_known`. A bundle holds one stack for one platform, in the versions of the tables
-that it was made with.
+A bundle holds one stack for one platform, in the versions of the tables that it was made with.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The files of a bundle that come from indexes: which, from where, under which name. Start from `lock_items`."""
+"""The files of a bundle that come from indexes: which, from where, under which name."""
 
 from __future__ import annotations
 

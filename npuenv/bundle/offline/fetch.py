@@ -1,4 +1,4 @@
-"""Files from indexes into a folder: resumed after a cut, compared before they count. Start from `fetch_all`.
+"""Files from indexes into a folder: resumed after a cut, compared before they count.
 
 What has come so far lies in `NAME.part`; it gets its name only when its sha256 is one of the wanted ones. So an
 interrupted run goes on with the same call, and whatever has its name is whole.

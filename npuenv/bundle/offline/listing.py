@@ -1,4 +1,4 @@
-"""Where the files of exact versions are to be had: uv asks the indexes as pip is set up. Start from `list_files`."""
+"""Where the files of exact versions are to be had: uv asks the indexes as pip is set up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a bundle says of itself: every file with size and hash, what it is for, what it lacks. Start from `Manifest`.
+"""What a bundle says of itself: every file with size and hash, what it is for, what it lacks.
 
 The text is canonical, so that the same bundle has the same manifest, and sealed with its own hash, so that an edit is
 seen. A seal guards against slips and damage. Somebody who wants to deceive can make a new one: compare the digest of

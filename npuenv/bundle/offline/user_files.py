@@ -1,4 +1,4 @@
-"""What a bundle cannot get by itself, and the files the user supplies for it. Start from `find_needed`."""
+"""What a bundle cannot get by itself, and the files the user supplies for it."""
 
 from __future__ import annotations
 

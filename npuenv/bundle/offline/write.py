@@ -1,4 +1,4 @@
-"""A folder of files as a tar archive with the same bytes every time. Start from `write_tar` and `settle`."""
+"""A folder of files as a tar archive with the same bytes every time."""
 
 from __future__ import annotations
 

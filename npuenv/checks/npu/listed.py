@@ -1,4 +1,4 @@
-"""The card table for checks: there, or the verdict in its place. Start from `without_table`."""
+"""The card table for checks: there, or the verdict in its place."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Whether the installed files are there and as their packages recorded them, and what follows where they are not.
 
-Start from `cause_of`: a module that does not import because of such a file, or a library that is not found, is the
-damage of that package and no problem of its own.
+`cause_of` attributes a failed import or a library that is not found to the damaged package, so that one damaged file
+gives one problem.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Environment variables against what their readers document: values out of range, names that nobody reads.
 
-The ranges are rows of matrix/variables.toml. Start from `misread` and `CHECKS`.
+The ranges are rows of matrix/variables.toml.
 """
 
 from __future__ import annotations

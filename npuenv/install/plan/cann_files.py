@@ -1,7 +1,6 @@
 """CANN's three parts: found where the stack wants them, or installed from files that the user supplies.
 
-Start from `cann_steps`. Nothing is downloaded: the files lie behind an account and a licence. Names of files as their
-makers give them:
+Nothing is downloaded: the files lie behind an account and a licence. Names of files as their makers give them:
 
     Ascend-cann-toolkit_8.5.0_linux-aarch64.run
     Ascend-cann-910b-ops_8.5.0_linux-aarch64.run          from 8.5 on; A3 too

@@ -1,4 +1,4 @@
-"""What an installation replaces in an environment that the user had already. Start from `replaced`."""
+"""What an installation replaces in an environment that the user had already."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the steps of one installation are made from. Start from `Making`."""
+"""What the steps of one installation are made from."""
 
 from __future__ import annotations
 

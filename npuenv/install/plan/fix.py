@@ -1,7 +1,7 @@
 """From cures to a plan: what `doctor --fix` runs, what it writes down for the user's shell, and what it only shows.
 
-Start from `plan_cures`. Pure: nothing is run or read here. A cure is run only when its check declares it automatic, and
-never when it touches security, other users' processes or the cards' state, whatever the check says.
+Pure: nothing is run or read here. A cure is run only when its check declares it automatic, and never when it touches
+security, other users' processes or the cards' state, whatever the check says.
 """
 
 from __future__ import annotations

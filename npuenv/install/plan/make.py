@@ -1,4 +1,4 @@
-"""From a stack and its lock to the steps that put it into an environment. Start from `plan_install`.
+"""From a stack and its lock to the steps that put it into an environment.
 
 Packages go in at their exact versions with their hashes and without asking for dependencies, so no order among them can
 change what ends up there; the stack's published order counts for components built from source and for triton-ascend,

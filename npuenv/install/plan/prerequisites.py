@@ -1,4 +1,4 @@
-"""What a plan stands on and what comes before its own steps. Start from `Prerequisites` and `privilege_of`."""
+"""What a plan stands on and what comes before its own steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operating system's packages that a stack needs and that lack here. Start from `look_at_system`.
+"""The operating system's packages that a stack needs and that lack here.
 
 Stacks name packages as Debian and Ubuntu do; names that differ elsewhere stand in `matrix/system_packages.toml`.
 Nothing is installed without consent: without it, what lacks is told with the command that brings it.

@@ -1,6 +1,6 @@
 """Whether an environment may go to its place, and what it is made from.
 
-Start from `check_target`; for an environment that is there already from `existing_target`.
+`check_target` is for a new environment, `existing_target` for one that exists.
 """
 
 from __future__ import annotations
