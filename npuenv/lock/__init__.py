@@ -1,4 +1,4 @@
-"""Full, hashed locks of the Python layer."""
+"""Complete, hashed locks of the Python packages of a stack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a resolution takes and gives: Request, Stack or Conflict."""
+"""The types of a resolution: Request, Stack, Conflict and their parts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Platform:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the user asked for. None and empty mean: not said."""
+    """What the user requested. None and empty mean: not given."""
 
     stack: str | None = None
     framework: str | None = None  # verl | roll | vllm-ascend | torch-npu | cpu
@@ -73,7 +73,7 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """A requirement of a package that the stack overrules, said aloud."""
+    """A requirement of a package that the stack overrides, reported to the user."""
 
     package: str  # whose requirement is overruled, or the excluded package itself
     does: str  # replace | exclude | constrain
@@ -83,12 +83,12 @@ class Override:
 
 @dataclass(frozen=True, slots=True)
 class GitSource:
-    """A component that is built from a repository at a pinned place."""
+    """A component that is built from a repository at a fixed tag or commit."""
 
     name: str
     repo: str
     ref: str  # tag or commit; never a branch where a tag or commit is published
-    is_moving: bool  # True where only a branch is published: said aloud in every rendering
+    is_moving: bool  # True if only a branch is published; every rendering says so
     build_env: Mapping[str, str] = field(default_factory=dict)
     how: str = "install"  # install | editable | pythonpath
     requires: tuple[str, ...] = ()  # what the built package itself requires, for the lock; empty: not recorded
@@ -125,7 +125,7 @@ class Stack:
     verified_by: str  # published | recommended | compatible | satisfiable | measured-here
     sources: tuple[str, ...]
     notes: tuple[Message, ...] = ()
-    date: str = ""  # the lock takes no package that is younger than this day, YYYY-MM-DD; "": no limit
+    date: str = ""  # YYYY-MM-DD: the lock uses no package younger than this day; "": no limit
 
     def pin(self, name: str) -> Pin | None:
         """The pin of a package, or None."""
@@ -134,7 +134,7 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class Clash:
-    """One side of a conflict: what it demands, and where that comes from (a matrix row, or the user's own words)."""
+    """One side of a conflict: what it demands, and its source (a matrix row, or the user's request)."""
 
     rule: str  # matrix row id, or "request"
     says: Message
@@ -152,7 +152,7 @@ class WayOut:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Nothing fits: the smallest clashing set (dropping any one makes it solvable), and ways out, nearest first."""
+    """Nothing fits: the smallest clashing set (solvable without any one member), and suggestions, nearest first."""
 
     request: Request
     clashes: tuple[Clash, ...]
