@@ -27,7 +27,7 @@ from npuenv.host.sourced_env import sourced
 from npuenv.host.writing import write_whole
 from npuenv.install.executor import Event, Session, execute, unmet
 from npuenv.install.locations import data_folder
-from npuenv.install.plan.fix import SESSION_STEP, Cures, Place, plan_cures, undo_script
+from npuenv.install.plan.fix import SESSION_STEP, FixContext, FixPlan, plan_fixes, undo_script
 from npuenv.report.doctor import in_order
 from npuenv.report.fix import Mended, fix_document, outcome_lines, plan_lines
 from npuenv.terminal.spinner import Spinner
@@ -68,7 +68,7 @@ def mend(ui: Ui, host: Host, look: Look, judged: DoctorResult, *, is_dry_run: bo
     """
     work = _Work(host)
     ills = [finding for finding in in_order(judged.findings) if finding.status in _ILL]
-    cures = plan_cures(ills, work.place, judged.restore)
+    cures = plan_fixes(ills, work.place, judged.restore)
     todo = work.unmet(cures)
     states = {step.id: "planned" if step in todo else "already" for step in cures.plan.steps}
     if is_dry_run or not todo:
@@ -90,7 +90,7 @@ def mend(ui: Ui, host: Host, look: Look, judged: DoctorResult, *, is_dry_run: bo
     return code
 
 
-def _run(ui: Ui, work: _Work, cures: Cures, todo: list[Step], states: dict[str, str]) -> dict[str, Message]:
+def _run(ui: Ui, work: _Work, cures: FixPlan, todo: list[Step], states: dict[str, str]) -> dict[str, Message]:
     """Runs the steps; an interruption still says how to take back what was begun."""
     try:
         return work.run(ui, cures, todo, states)
@@ -110,21 +110,22 @@ class _Work:
         self._root = homes / str(max(taken, default=0) + 1)
         file = self._data / "session.sh"
         self._before = file.read_text(encoding="utf-8") if file.is_file() else ""
-        self.place = Place(str(file), self._before, str(self._root / "session.before.sh"), is_root=os.geteuid() == 0)
+        backup = str(self._root / "session.before.sh")
+        self.place = FixContext(str(file), self._before, backup, is_root=os.geteuid() == 0)
 
     @property
     def undo(self) -> Path:
         return self._root / "undo.sh"
 
-    def unmet(self, cures: Cures) -> list[Step]:
+    def unmet(self, cures: FixPlan) -> list[Step]:
         """The steps that are not done already."""
         return [step for step in cures.plan.steps if not step.done_when or unmet(step, self._host)]
 
-    def session_of(self, cures: Cures) -> str | None:
+    def session_of(self, cures: FixPlan) -> str | None:
         """The file for the user's shell, where there is something in it."""
         return self.place.session_file if cures.session else None
 
-    def run(self, ui: Ui, cures: Cures, todo: list[Step], states: dict[str, str]) -> dict[str, Message]:
+    def run(self, ui: Ui, cures: FixPlan, todo: list[Step], states: dict[str, str]) -> dict[str, Message]:
         """Runs the steps and notes their states; why each one failed that did. One does not keep the others from it.
 
         The script that undoes them names each step before it begins, so that an interruption leaves a true one.
@@ -152,7 +153,7 @@ class _Work:
         own = {name: value for name, value in environ.items() if name.startswith(("PIP_", "UV_"))}
         return Session(self._host, str(self._root), UvSettings(secret=own), tell, ("npuenv", *sys.argv[1:]))
 
-    def _write_undo(self, cures: Cures, begun: list[str], lang: str) -> None:
+    def _write_undo(self, cures: FixPlan, begun: list[str], lang: str) -> None:
         try:
             if self._before and SESSION_STEP in begun:
                 write_whole(self.place.backup, self._before)
@@ -163,7 +164,7 @@ class _Work:
             raise BadInput(Message("cli.cannot-save", args), Message("cli.cannot-save-hint")) from error
 
 
-def _in_shell(cures: Cures, work: _Work, look: Look) -> DoctorResult | None:
+def _in_shell(cures: FixPlan, work: _Work, look: Look) -> DoctorResult | None:
     """The machine as a shell sees it that has read the session file; None where there is none."""
     file = work.session_of(cures)
     if file is None:
@@ -186,12 +187,12 @@ def _compared(ills: list[Finding], before: DoctorResult, after: DoctorResult, in
     return Mended(mended=mended, in_shell=later, left=left, new=new)
 
 
-def _ask(ui: Ui, cures: Cures, states: Mapping[str, str], restore: Callable[[str], str]) -> None:
+def _ask(ui: Ui, cures: FixPlan, states: Mapping[str, str], restore: Callable[[str], str]) -> None:
     _print(plan_lines(cures, ui.lang, states, restore), err=ui.is_json)
     confirm(ui)
 
 
-def _tell(ui: Ui, judged: DoctorResult, cures: Cures, result: Mended, code: ExitCode, *, is_dry_run: bool) -> None:
+def _tell(ui: Ui, judged: DoctorResult, cures: FixPlan, result: Mended, code: ExitCode, *, is_dry_run: bool) -> None:
     if ui.is_json:
         ui.print_json(
             fix_document(cures, result, exit_code=int(code), is_dry_run=is_dry_run, lang=ui.lang, redact=judged.redact)

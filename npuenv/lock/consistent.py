@@ -34,7 +34,7 @@ class Inconsistency:
 
 
 def find_inconsistencies(folder: Path, stack: Stack, lock: Lock) -> tuple[Inconsistency, ...]:
-    """The differences between a folder of installed distributions and the lock, and the requirements that are not met."""
+    """The differences between a folder of installed distributions and the lock, and all unmet requirements."""
     named = [each for each in distributions(path=[str(folder)]) if _has_name(each)]
     installed = {versions.normalised(each.metadata["Name"]): each for each in named}
     found = {name: each.version for name, each in installed.items()}

@@ -28,12 +28,12 @@ def require_complete(lock: Lock, resolver: Resolver, request: Request | None = N
     `request`: the request that the lock's stack was resolved from, for the command that completes the lock.
     """
     if lock.status == IMPOSSIBLE:
-        said = {
+        args = {
             "stack": lock.stack,
             "platform": lock.platform,
             "why": why_impossible(lock.proof, lock.missing[0].detail),
         }
-        raise NothingFits(Message("lock.impossible", said), Message("lock.impossible-hint"))
+        raise NothingFits(Message("lock.impossible", args), Message("lock.impossible-hint"))
     if lock.missing:
         why = tuple(why_missing(each, resolver) for each in lock.missing)
         raise NothingFits(
@@ -87,7 +87,7 @@ def require_sources(
 def why_missing(missing: Missing, resolver: Resolver) -> Message:
     """The message for one row of `missing`, with the index's label and address and the find-links folders."""
     links = tuple(without_secrets(item.value) for item in resolver.settings.find_links) or (Message("lock.no-links"),)
-    said = {
+    args = {
         "name": missing.name,
         "version": missing.version,
         "index": missing.index or "",
@@ -95,7 +95,7 @@ def why_missing(missing: Missing, resolver: Resolver) -> Message:
         "links": links,
         "detail": missing.detail,
     }
-    return Message(_REASONS[missing.reason], said)
+    return Message(_REASONS[missing.reason], args)
 
 
 _REASONS = {

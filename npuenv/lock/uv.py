@@ -109,7 +109,7 @@ def write_inputs(inputs: Inputs, supply: Supply, resolver: Resolver, folder: Pat
 
 
 def environ(resolver: Resolver, folder: Path) -> dict[str, str]:
-    """The environment variables of a resolution: stand-ins in addition to the user's links, credentials of the indexes."""
+    """The environment variables of a resolution: stand-ins beside the user's links, and credentials of the indexes."""
     secret: dict[str, str] = {}
     for label, url in resolver.indexes.items():
         named_index(label, url, secret)

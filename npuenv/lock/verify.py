@@ -114,9 +114,7 @@ def _in_links(group: Sequence[LockedPackage], platform: str, resolver: Resolver,
     return found
 
 
-def _query_locations(
-    group: Sequence[LockedPackage], platform: str, resolver: Resolver
-) -> Mapping[str, frozenset[str]]:
+def _query_locations(group: Sequence[LockedPackage], platform: str, resolver: Resolver) -> Mapping[str, frozenset[str]]:
     """The hashes that all configured locations offer together.
 
     uv takes a version's files from one location; pip, and a machine with other settings, may take them from any.

@@ -1,4 +1,4 @@
-"""Whether a bundle is what the user asks for, and whether this npuenv still knows its stack.
+"""Checks whether a bundle matches the user's request, and whether this npuenv still knows its stack.
 
 A bundle holds one stack for one platform, in the versions of the tables that it was made with.
 """
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
 
 
 def as_bundled(bundle: Bundle) -> Request:
-    """The request for the very stack of the bundle, whichever one its words would find in today's tables."""
+    """The request for exactly the stack of the bundle, independent of today's tables."""
     return replace(bundle.request, stack=bundle.stack, framework=None, release=None)
 
 
 def require_known(bundle: Bundle, matrix: Matrix) -> None:
-    """Raises BadInput where the tables of this npuenv make another stack of it than the one whose packages are there.
+    """Raises BadInput if the tables of this npuenv give the stack other versions than the bundle holds.
 
     The bundle's `install.sh` runs the npuenv that made it.
     """
     try:
         found = resolve(as_bundled(bundle), matrix)
-    except BadInput:  # a name that was in the tables once
+    except BadInput:  # a name that the tables no longer have
         found = None
     if not (isinstance(found, Stack) and answers(bundle.lock, found)):
-        said = {"stack": bundle.stack, "npuenv": bundle.manifest.npuenv}
-        raise BadInput(Message("bundle.other-tables", said), Message("bundle.other-tables-hint"))
+        args = {"stack": bundle.stack, "npuenv": bundle.manifest.npuenv}
+        raise BadInput(Message("bundle.other-tables", args), Message("bundle.other-tables-hint"))
 
 
 def require_meant(asked: Request, bundle: Bundle, stack: Stack, matrix: Matrix) -> None:
-    """Raises BadInput where what is asked for beside the bundle is not what it holds, or exists nowhere."""
+    """Raises BadInput if the options beside the bundle do not match its content, or do not exist."""
     meant = checked(replace(asked, stack=asked.stack or bundle.stack), matrix)
     recipe = recipe_named(stack.name, matrix)
     cann = stack.pin("cann")
@@ -64,8 +64,8 @@ def require_meant(asked: Request, bundle: Bundle, stack: Stack, matrix: Matrix) 
         other["--cann"] = meant.cann
     other |= {f"--pin {name}==": each for name, each in meant.pins.items() if not _holds(bundle.lock, name, each)}
     for option, wanted in other.items():
-        said = {"option": option, "wanted": wanted, "stack": stack.name, "platform": stack.platform.tag}
-        raise BadInput(Message("install.bundle-other", said), Message("install.bundle-other-hint"))
+        args = {"option": option, "wanted": wanted, "stack": stack.name, "platform": stack.platform.tag}
+        raise BadInput(Message("install.bundle-other", args), Message("install.bundle-other-hint"))
 
 
 def _holds(lock: Lock, name: str, version: str) -> bool:

@@ -112,9 +112,9 @@ def _health(context: Context) -> CheckResult:
         for name, cards in groups.items()
         if cards
     ]
-    said = {card: state for card, state in judged.items() if card not in unsaid}
+    args = {card: state for card, state in judged.items() if card not in unsaid}
     blind_ones = unread_cards(context, {**blind, **unsaid}, of=states)
-    return worst((*bad, blind_ones), otherwise=_watching(lines, said))
+    return worst((*bad, blind_ones), otherwise=_watching(lines, args))
 
 
 def _watching(lines: Mapping[int, Evidence], judged: Mapping[int, str]) -> CheckResult:

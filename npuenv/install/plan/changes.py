@@ -1,4 +1,4 @@
-"""What an installation replaces in an environment that the user had already."""
+"""What an installation replaces in an environment that the user already had."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def replaced(host: Host, target: Target, plan: Plan) -> tuple[Message, ...]:
-    """What the plan does to the packages that are there: new versions, put in again, added, taken out.
+    """The plan's changes to installed packages: new versions, reinstalled, added, removed.
 
-    Empty for an environment of npuenv's own, and where everything is there already. uv puts in what a step names as a
-    whole, so a package at the right version goes in again where another one of its step is not.
+    Empty for an environment of npuenv's own, and if everything is installed. uv installs a step's packages together, so
+    a package at the right version is reinstalled if another one of its step is missing.
     """
     if target.kind != "existing":
         return ()
@@ -37,7 +37,7 @@ def replaced(host: Host, target: Target, plan: Plan) -> tuple[Message, ...]:
 
 
 def _put_in(step: Step, there: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Kind, name and what to say of each package of a step that puts wheels in; none where all are there."""
+    """Kind, name and description of each package of a step that installs wheels; none if all are installed."""
     words = [word for want in step.done_when if want.fact == "env.dists" for word in want.of[1:]]
     wanted = dict(word.split("==", 1) for word in words if "==" in word)
     if all(there.get(name) == version for name, version in wanted.items()):
@@ -55,7 +55,7 @@ def _put_in(step: Step, there: Mapping[str, str]) -> list[tuple[str, str, str]]:
 
 
 def _built(host: Host, step: Step, there: Mapping[str, str]) -> list[tuple[str, str, str | Message]]:
-    """The same of a step that builds a package; its version is known only afterwards."""
+    """The same for a step that builds a package; its version is known only afterwards."""
     names = [want.of[-1] for want in step.done_when if want.fact == "env.dists" and "=" not in want.of[-1]]
     notes = [want for want in step.done_when if want.fact == "file.text"]
     if all(name in there for name in names) and all(ask(host, want).value == want.value for want in notes):
