@@ -57,13 +57,13 @@ class _Arguments(argparse.ArgumentParser):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What the words on the command line ask for."""
+    """The parsed command line."""
 
     command: str
     out: Path
     given: Given
     settings: Sequence[str]  # as they were given, with what follows from the cards
-    point: resume.Point | None  # where a run goes on; None: it starts
+    point: resume.Point | None  # the point to resume from; None: a new run
     start_of_paths: Path | None  # of relative paths among the settings; None: the working folder
 
     @property
@@ -85,9 +85,10 @@ class Running:
 def main(
     argv: Sequence[str] | None = None, *, progress: Progress | None = None, interrupt: Interrupt | None = None
 ) -> int:
-    """Runs and gives back the exit code. Signals are taken over unless an `interrupt` is given that hears of them.
+    """Runs and returns the exit code. Installs signal handlers unless an `interrupt` is given that receives the
+    signals.
 
-    A caller that gives `argv` has its own handlers of signals back afterwards; without, the process is about to end.
+    A caller that gives `argv` gets its own signal handlers back afterwards; without it the process is about to end.
     """
     if argv is None:
         return _main(sys.argv[1:], progress or Progress(), interrupt)
@@ -243,7 +244,7 @@ def _bad_folder(option: str, folder: Path, error: OSError) -> BadSetting:
 
 
 def _lead(argv: Sequence[str], ranks: int, out: Path) -> int:
-    """Runs all ranks; when one of them failed, a last record says which."""
+    """Runs all ranks; if one of them failed, a last record names it."""
     try:
         ended = launch.run_ranks(argv, ranks, out)
     except OSError as error:
@@ -257,7 +258,7 @@ def _lead(argv: Sequence[str], ranks: int, out: Path) -> int:
 
 
 def _record(order: Order, progress: Progress, interrupt: Interrupt) -> int:
-    """Runs with open records, the last of which says how it ended."""
+    """Runs with open records; the last one says how the run ended."""
     continued = None
     interrupt.hold()  # until `_run` has begun: once they are open they say of a signal that it came
     try:
@@ -376,9 +377,10 @@ def _tune(run: Running, device: torch.device, world: World) -> None:
 
 
 def _in_steps(config: Config) -> Config:
-    """With the steps that its epochs come to: as many whole batches as the questions make, as in verl.
+    """The configuration with the number of steps of its epochs: as many complete batches as the prompts make, as in
+    verl.
 
-    Steps that are given beside epochs end the run earlier, if they are fewer.
+    If steps are given in addition to epochs, the smaller number applies.
     """
     if not config.run.epochs:
         return config
@@ -390,10 +392,10 @@ def _in_steps(config: Config) -> Config:
 
 
 def _goes_on(run: Running, point: resume.Point, config: Config) -> State:
-    """The state to go on from. Raises BadSetting for one that is damaged: nothing else is taken in its place.
+    """The state to resume from. Raises BadSetting for a damaged one; no other state is used instead.
 
-    And for one behind the end of the run, which with epochs is known only here. Its tensors are on the CPU: where the
-    run has its own, there may be no room for them.
+    Also for one past the end of the run, which with epochs is known only here. Its tensors are on the CPU: next to the
+    run's own tensors there may be no room for them on the device.
     """
     import torch
 
@@ -452,7 +454,7 @@ def _head(run: Running, config: Config, device: torch.device, world: World, more
 
 
 def _way_on(out: Path) -> str | None:
-    """How an interrupted run goes on; None where nothing of it was saved."""
+    """How to resume an interrupted run; None if nothing was saved."""
     point = resume.saved_step(out)
     return None if point is None else f"the same command with resume=true goes on after step {point}"
 

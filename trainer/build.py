@@ -1,4 +1,4 @@
-"""A trainer as a configuration says: its policy, reference, critic, engine and task."""
+"""Builds a trainer from a configuration: its policy, reference, critic, engine and task."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def build_trainer(
 def build_policy(
     config: Config, vocabulary_size: int, device: torch.device, *, seed: int, world: World, is_adapted: bool = True
 ) -> Model:
-    """The configured policy on the device, sharded over the ranks where that is asked for.
+    """The configured policy on the device, sharded over the ranks if configured.
 
-    What will be sharded is built on the CPU: whole, it may be more than a card holds. Raises BadSetting.
+    A model to be sharded is built on the CPU: unsharded, it may not fit on a card. Raises BadSetting.
     """
     if config.run.offload and device.type == "cpu":
         raise BadSetting(OFFLOAD_ON_CPU)

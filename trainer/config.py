@@ -1,6 +1,6 @@
-"""The settings of a run: their names, defaults and limits, and how `KEY=VALUE` words become a `Config`.
+"""The settings of a run: their names, defaults and limits, and the parser of `KEY=VALUE` arguments.
 
-Knows nothing of torch, so that a mistyped setting is refused at once. A key is a setting's name, alone or after its
+Does not import torch, so that a mistyped setting is rejected at once. A key is a setting's name, alone or after its
 section (`lr`, `optim.lr`), or verl's name for it (`trainer.overrides.verl`).
 """
 
@@ -97,9 +97,9 @@ class Config:
         return {name: value for name, value in self.flat().items() if name != "resume"}
 
 
-@functools.lru_cache(maxsize=16)  # it is asked for in every step
+@functools.lru_cache(maxsize=16)  # called in every step
 def _numbers(cards: str) -> frozenset[int] | str:
-    """The cards of a list; its text where there is none, or where it cannot be read, which is told elsewhere."""
+    """The cards of a list; its text if there is none or it cannot be read, which is reported elsewhere."""
     try:
         return frozenset(parse_device_mapping(cards)) if cards else cards
     except BadSetting:
@@ -111,11 +111,11 @@ _HOME: Mapping[str, str] = {each.name: section for section, kind in SECTIONS.ite
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What words came to."""
+    """The result of parsing the arguments."""
 
     config: Config
-    translated: Mapping[str, str]  # verl's words, each with what it became here
-    ignored: Mapping[str, str]  # verl's words that mean nothing here, each with the reason
+    translated: Mapping[str, str]  # verl's arguments, each with its equivalent here
+    ignored: Mapping[str, str]  # verl's arguments without effect here, each with the reason
     # Settings that nobody gave and that follow from others: as in verl, because a word of verl's was given; the
     # correction between sampler and learner, because one is a step behind the other.
     assumed: Mapping[str, str]
@@ -125,7 +125,7 @@ class Given:
 # Where numbers can go beside the record file.
 LOGGERS = ("tensorboard", "wandb", "swanlab")
 OFFLOAD_ON_CPU = "offload=true moves shards from an accelerator to the CPU, and this run computes on the CPU"
-# Near names that a refusal tells; and where all of them stand.
+# The number of near names in an error; and the pointer to the list of all.
 _NUM_NEAR = 3
 _ALL = "`python -m trainer --help` lists every setting"
 # Other trainers' names for settings, which a refusal translates. Source: transformers' TrainingArguments, TRL's
@@ -163,11 +163,11 @@ def parse(words: Iterable[str], *, devices: tuple[str, ...]) -> Config:
 
 
 def read(words: Iterable[str], *, devices: tuple[str, ...], launched: int = 1) -> Given:
-    """The defaults with `KEY=VALUE` words applied in order; `devices` are the accepted values of `device`.
+    """The defaults with `KEY=VALUE` arguments applied in order; `devices` are the accepted values of `device`.
 
-    `launched`: the processes that a launcher has started, each of which is a rank unless the words say otherwise.
-    A key may carry hydra's `+` or `++`, which change nothing. Raises BadSetting for a word without `=`, an unknown
-    key, a value of the wrong kind or outside its limits, and for values that do not go together.
+    `launched`: the processes that a launcher has started, each of which is a rank unless the arguments say otherwise. A
+    key may carry hydra's `+` or `++`, which have no effect. Raises BadSetting for an argument without `=`, an unknown
+    key, a value of the wrong kind or outside its limits, and for values that do not fit together.
     """
     own: dict[str, str] = {}
     foreign: dict[str, str] = {}
@@ -213,7 +213,7 @@ _BY_GROUP = ("grpo", "rloo", "reinforce_plus_plus_baseline", "opo")
 
 
 def doubts(config: Config, *, updates: int, cores: int, load: float) -> list[str]:
-    """What of a configuration with its final number of steps is accepted and will hardly be meant.
+    """Settings of a configuration with its final number of steps that are valid but probably unintended.
 
     `updates`: the optimizer steps of the run. `cores`: those that this process may use; `load`: how many are busy with
     other work. Threads share each product and wait for the slowest: with fewer free cores than threads a run was 8 to
@@ -242,9 +242,9 @@ def doubts(config: Config, *, updates: int, cores: int, load: float) -> list[str
 
 
 def instead(words: Iterable[str], name: str, value: str) -> list[str]:
-    """The words with `name=value` in place of those that set `name`; one of verl's keeps its key, and gets the value.
+    """The arguments with `name=value` instead of those that set `name`; one of verl's keeps its key and gets the value.
 
-    verl's words stay, because one of them changes what is meant where nothing is said.
+    verl's arguments stay, because any of them selects verl's defaults.
     Example: ["save_every=5", "trainer.save_freq=-1"], save_every, 10 -> ["trainer.save_freq=10", "save_every=10"]
     """
     made = []
@@ -306,7 +306,7 @@ def describe(devices: Sequence[str]) -> Iterator[tuple[str, str, list[tuple[str,
 
 
 def differing(before: Mapping[str, Any], now: Config) -> tuple[dict[str, tuple[Any, Any]], dict[str, tuple[Any, Any]]]:
-    """Settings whose values differ from those that a saved run kept: the ones that may, and the ones that must not.
+    """Settings whose values differ from those of a saved run: those that may change, and those that must not.
 
     Example: {"steps": (10, 20)}, {"lr": (0.1, 0.2)}
     """

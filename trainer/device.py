@@ -1,7 +1,7 @@
-"""The device a run computes on: the only place that knows accelerators by name.
+"""The device a run computes on: the only module that knows accelerators by name.
 
-Everything is decided when a function is called; importing this module looks at nothing and imports no torch. Start
-from `choose`; `memory`, `peak_mib` and `synchronize` measure on what it gave, `describe` says what it is.
+Everything is decided when a function is called; importing this module inspects nothing and imports no torch. `choose`
+selects the device; `memory`, `peak_mib` and `synchronize` measure it, `describe` describes it.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ NPU_ENVIRONMENT: Mapping[str, Mapping[str, str]] = {
 }
 # Which of them were set here, for whoever inherits the environment in another role.
 _PREPARED = "TRAINER_PREPARED"
-# Compiled operators are kept here between runs; CANN's own default lies in the working folder or the home folder.
+# Cache of compiled operators between runs; CANN's own default is in the working folder or the home folder.
 CACHE_VARIABLE = "ACL_OP_COMPILER_CACHE_DIR"
 
 
 class NoDevice(ValueError):
-    """The device that was asked for cannot be used here."""
+    """The requested device cannot be used on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,11 @@ class Memory:
 
 
 def choose(name: str, *, role: str = "train") -> torch.device:
-    """The device for `name`; `auto` takes an NPU, else a CUDA card, else the CPU.
+    """The device for `name`; `auto` selects an NPU, else a CUDA card, else the CPU.
 
-    Before torch_npu is imported, the variables of the role are set that the user has not set. Raises NoDevice when a
-    named accelerator is absent, or when torch_npu is installed and cannot be imported: that is an environment to mend,
-    not one to leave silently for the CPU.
+    Before torch_npu is imported, the variables of the role are set unless the user has set them. Raises NoDevice if a
+    named accelerator is absent, or if torch_npu is installed and cannot be imported: such an environment has to be
+    repaired, not silently replaced by the CPU.
     """
     import torch
 
@@ -253,7 +253,7 @@ def _numbers(path: Path) -> dict[str, int]:
 
 
 def _number(path: Path) -> int | None:
-    """The one number in a file; None where there is no such file or it says `max`."""
+    """The number in a file; None if the file is missing or contains `max`."""
     try:
         text = path.read_text(encoding="ascii").strip()
     except OSError:

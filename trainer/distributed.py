@@ -1,7 +1,7 @@
-"""The ranks of a run: several processes that each make a share of the rollouts and learn one gradient together.
+"""The ranks of a run: processes that each generate a share of the rollouts and update the same weights together.
 
-`World.single()` is a run of one process, whose every collective is the identity, so that nothing else asks how many
-ranks there are. `join` makes the world of a process that was started with `RANK`, `WORLD_SIZE` and `LOCAL_RANK` in its
+`World.single()` is a run of one process, whose collectives are the identity, so that other modules need not check the
+number of ranks. `join` makes the world of a process that was started with `RANK`, `WORLD_SIZE` and `LOCAL_RANK` in its
 environment (by `trainer.launch`, torchrun or Ray).
 """
 
@@ -138,10 +138,10 @@ def leave(world: World) -> None:
 
 
 def checksum(weights: Iterable[tuple[str, Tensor]]) -> int:
-    """A number that weights with one bit changed do not share: the sum of their bits as whole numbers, by position.
+    """A checksum of weights that detects any changed bit: the sum of their bits as integers, weighted by position.
 
-    Goes through all of them, with room for a piece of one at a time beside it. Not against intent, only against
-    accident. Example: two ranks whose weights agree have the same.
+    Processes one piece of the weights at a time, with memory for one piece. It protects against accidents, not against
+    forgery. Example: two ranks with equal weights have the same checksum.
     """
     total = 0
     for number, (_, weight) in enumerate(weights, start=1):

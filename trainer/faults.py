@@ -52,7 +52,7 @@ def task(made: Task, fault: str) -> Task:
 
 
 def install(trainer: Any) -> None:
-    """Wraps one call of a trainer (`trainer.trainer.Trainer`, whose module is above this one) as its fault says."""
+    """Wraps one call of a trainer (`trainer.trainer.Trainer`, whose module is above this one) to inject the fault."""
     fault, learner, rank = trainer.config.run.fault, trainer.learner, trainer.world.rank
     wrap: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
         "lr-zero": (learner, "lr", lambda lr: lambda: 0.0),

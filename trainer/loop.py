@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def train(trainer: Trainer, observers: Sequence[Observer] = (), *, interrupt: Interrupt | None = None) -> None:
-    """The steps from where the trainer stands to the last. Raises Left after the step in which a signal came."""
+    """Runs the remaining steps. Raises Left after the step in which a signal came."""
     interrupt = interrupt or Interrupt()
     for observer in observers:
         observer.on_start()

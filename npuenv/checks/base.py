@@ -105,7 +105,8 @@ def skip(name: str, /, *evidence: Evidence, **args: object) -> CheckResult:
 
 
 def unread(cards: Mapping[Any, Evidence]) -> CheckResult | None:
-    """Unknown for the cards that could not be read, each with the line that gives the reason; None if there are none."""
+    """Unknown for the cards that could not be read, each with the line that gives the reason; None without such cards.
+    """
     return unknown("cards-unread", *cards.values(), cards=tuple(cards)) if cards else None
 
 

@@ -77,7 +77,7 @@ class Change:
 
 
 def changes(before: Lock, after: Lock) -> tuple[Change, ...]:
-    """Changes by name. A package of the same version whose files changed is listed with the first digits of its hash."""
+    """Changes by name. A package of the same version with changed files is listed with the first digits of its hash."""
     old, new = _versions(before), _versions(after)
     found = []
     for name in sorted(old.keys() | new.keys()):

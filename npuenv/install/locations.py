@@ -72,7 +72,7 @@ def default_environment(stack: str, environ: Mapping[str, str] | None = None) ->
 
 
 def target_for(lock: Lock, environ: Mapping[str, str], chosen: str | None = None) -> Target:
-    """The folder of a lock's environment: exactly `chosen`, or `<data>/envs/STACK/<lock hash>` with a `current` link."""
+    """The folder of a lock's environment: `chosen` itself, or `<data>/envs/STACK/<lock hash>` with a `current` link."""
     if chosen is not None:
         return Target(posixpath.normpath(chosen))
     home = posixpath.join(data_folder(environ), "envs", lock.stack)

@@ -329,7 +329,7 @@ def _weights(run: Reading) -> Finding:
 
 
 def _checkpoint(run: Reading) -> Finding:
-    """Whether the state was restored, and whether the next step is identical: the second may fail for its own reason."""
+    """Whether the state was restored, and whether the next step is identical: the second may fail independently."""
     check, stage = "training.checkpoint-exact", run.stage("checkpoint") or {}
     is_back = stage.get("restored_equal") is True and stage.get("next_step_equal") is False
     if stage.get("cause") is not None or not is_back:

@@ -1,8 +1,8 @@
-"""How much better than expected an answer was, token by token.
+"""Advantage estimators: how much better than expected an answer was, per token.
 
-An answer's reward says little alone: each estimator takes something off it (its group's mean, what the other answers
-got, a critic's forecast) so that what remains is credit. Choose one by name with `advantages`; `ESTIMATORS` lists
-them. What the frameworks do differently is in `conventions`. Nothing here has a gradient.
+A reward alone says little: each estimator subtracts a baseline (its group's mean, the other answers' rewards, a
+critic's value). Choose one by name with `advantages`; `ESTIMATORS` lists them. Differences between frameworks are in
+`conventions`. Nothing here has a gradient.
 
 Letters: B rows (answers), T tokens, G answers of one group.
 """
@@ -26,14 +26,14 @@ __all__ = ["CONVENTIONS", "ESTIMATORS", "Advantages", "Convention", "Scores", "S
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What the answers of one step were worth, and to what they belong.
+    """The rewards of one step's answers, with their groups.
 
-    The rows may stand in any order; what stands outside the mask may be NaN.
+    The rows may be in any order; values outside of the mask may be NaN.
     """
 
     token_rewards_BT: Tensor  # the answer's reward on its last token, minus a divergence on every token if wanted
     mask_BT: Tensor  # bool; true on the model's own tokens
-    lengths_B: Tensor  # int64; tokens of the row, an environment's words included
+    lengths_B: Tensor  # int64; tokens of the row, including observations
     group_B: Tensor  # int64; equal numbers share a baseline
     values_BT: Tensor | None = None  # a critic's forecast before each token; gae only
 
@@ -48,7 +48,7 @@ class Advantages:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What an estimator can be told; each reads what concerns it."""
+    """The options of the estimators; each reads those it needs."""
 
     scale_by_std: bool = True  # grpo: over the group's deviation
     gamma: float = 1.0  # discount per token
@@ -92,7 +92,7 @@ def grpo(scores: Scores, convention: Convention, *, settings: Settings) -> Advan
         if not settings.scale_by_std:
             return centred_G
         deviation = _deviation(rewards_G, convention)
-        # Asked only where it can be: an answer from the device for each group is most of this function's time.
+        # Only if needed: one synchronization with the device per group takes most of this function's time.
         if convention.smallest_deviation >= 0 and bool(deviation <= convention.smallest_deviation):
             return torch.zeros_like(rewards_G)
         return centred_G / (deviation + convention.deviation_epsilon)

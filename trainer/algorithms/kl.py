@@ -1,6 +1,6 @@
-"""Divergence from a reference policy, one number per token, and how much it weighs.
+"""Divergence from a reference policy, one number per token, and its coefficient.
 
-With d = log q - log p, p the policy and q the reference, all on the token that the policy said:
+With d = log q - log p, p the policy and q the reference, both of the sampled token:
 
 - k1 = -d: unbiased, may be negative; as a loss its expected gradient is 0, so it belongs in the reward.
 - k2 = d*d/2: biased value, unbiased gradient.
@@ -9,9 +9,9 @@ With d = log q - log p, p the policy and q the reference, all on the token that 
 - k3+: the value of k3 with the gradient of k2, which is not clamped. k1+ likewise.
 - abs = |d|.
 
-Source: Schulman, "Approximating KL divergence"; straight-through form: verl core_algos.kl_penalty.
-
 A controller holds the coefficient.
+
+Source: Schulman, "Approximating KL divergence"; straight-through form: verl core_algos.kl_penalty.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 """Log-probabilities and entropy from logits, and the policy losses, one number per token.
 
-`token_logprobs` turns logits into what the losses need. `policy_loss` gives a loss per token, not yet aggregated:
-`aggregation.aggregate` makes the step's scalar out of it. With r the ratio of new to old probability and A the
-advantage:
+`token_logprobs` turns logits into the inputs of the losses. `policy_loss` returns a loss per token;
+`aggregation.aggregate` reduces it to the step's scalar. With r the ratio of new to old probability and A the advantage:
 
 - clip: max(-A r, -A clip(r, 1-low, 1+high)), the surrogate of PPO and GRPO; `Clip.dual` bounds it where A < 0.
 - gspo: the same with one ratio per answer, the geometric mean of its tokens'; made for seq-mean-token-mean, which some
-  conventions take whatever is asked for.
+  conventions use regardless of the setting.
 - cispo: -A clip(r) log p with no gradient through the clipped ratio, so that no token loses its gradient.
 - plain: -A log p, REINFORCE.
 
-Where the mask is off a loss is 0 with gradient 0 and a ratio is 1, whatever stands there, NaN included.
+Where the mask is off a loss is 0 with gradient 0 and a ratio is 1, whatever the value, NaN included.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class TokenLosses:
     """All [B, T]."""
 
     losses_BT: Tensor  # 0 where the mask is off
-    ratios_BT: Tensor  # new to old probability, of the whole answer for gspo; detached; 1 where the mask is off
+    ratios_BT: Tensor  # new / old probability, per answer for gspo; detached; 1 where the mask is off
     is_clipped_BT: Tensor  # bool; the clipped term decides, so the token has no gradient (cispo: the bound was used)
     is_bounded_BT: Tensor  # bool; the second bound made the loss smaller (clip and gspo alone)
     log_ratios_BT: Tensor  # new to old probability of each token, limited as the ratio is; detached; 0 off the mask
@@ -149,7 +148,7 @@ def _log_ratios(logprobs_BT: Tensor, old_BT: Tensor, convention: Convention) -> 
 def _surrogate(
     ratios_BT: Tensor, log_ratios_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, clip: Clip, dual_clip: str
 ) -> TokenLosses:
-    """The larger of the plain and the clipped term, with the second bound in the form asked for."""
+    """The larger of the unclipped and the clipped term, with the second bound in the requested form."""
     clipped_BT = -advantages_BT * ratios_BT.clamp(1 - clip.low, 1 + clip.high)
     free_BT = -advantages_BT * ratios_BT
     is_clipped_BT = mask_BT & (clipped_BT > free_BT)
@@ -182,7 +181,7 @@ def token_logprobs(
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Logits in, two numbers a row out: nothing of the logits' size is kept for the way back.
+    """Maps logits to two numbers per row without saving anything of the logits' size for backward.
 
     With p the probabilities, l = log p and H the entropy: dl_token/dx = [token] - p and dH/dx = -p (l + H).
     """
@@ -245,9 +244,9 @@ class ValueLosses:
 
 
 def value_loss(values_BT: Tensor, returns_BT: Tensor, old_BT: Tensor, mask_BT: Tensor, *, clip: float) -> ValueLosses:
-    """Half the squared error; the larger one of the value and the value held within `clip` of the old one.
+    """Half the squared error; the larger one of the value and the value clipped to within `clip` of the old one.
 
-    `old_BT` is what the critic said before this batch; a clip of 0: none. Gradient flows into `values_BT`.
+    `old_BT` is the critic's value before this batch; a clip of 0: none. Gradient flows into `values_BT`.
     Source: PPO as in verl core_algos.compute_value_loss and ROLL's CriticWorker.
     Example: value 2, return 0, old 0.5, clip 0.5 -> max(4, 1) / 2 = 2
     """

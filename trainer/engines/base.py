@@ -29,7 +29,7 @@ class Sampling:
 
 
 class Engine(Protocol):
-    """Generates with weights of its own, which change only through `load_weights`."""
+    """Generates with its own weights, which change only through `load_weights`."""
 
     def generate(self, prompts: Sequence[Tokens], sampling: Sampling) -> list[tuple[Rollout, ...]]:
         """For each prompt, in order, `rollouts_per_prompt` answers; log-probabilities are those at the temperature."""

@@ -71,7 +71,7 @@ class SharedRemote(Remote):
         raise GeneratorLost(self.pool.slots[0].name, "is lost again and again before all had its weights")
 
     def _leave(self, *kinds: str) -> None:
-        """Has the generator, or another one in its place, hold weights and tell the others where they lie.
+        """Makes the generator, or its replacement, hold weights and give the other ranks references to them.
 
         Raises GeneratorLost.
         """

@@ -1,10 +1,10 @@
-"""What the numbers of a run advise for the next one: micro batch, memory fraction, length of answers, engine.
+"""Advice for the next run from the numbers of this one: micro batch, memory fraction, length of answers, engine.
 
-An advice is data: an id, and arguments for a sentence that whoever shows it has. The thresholds are experience, not
-measurements of this machine; where a rule looks at memory it needs the run's peak, so a short run may ask for more than
-a long one can give. Source of the order of the levers and of the values: the memory tuning of verl's NPU guides for
-Qwen2.5 on 8 cards of 64 GiB, where 45 % of the memory used became 84 % with larger micro batches and a memory fraction
-of 0.8 instead of 0.4, and tokens a second rose by 43 %. The 60 and 92 % are ours.
+An advice is data: an id, and arguments for a message of the caller's. The thresholds are experience, not measurements
+of this machine; rules about memory need the run's peak, so a short run may advise more than fits a long one. Source of
+the order and the values: the memory tuning of verl's NPU guides for Qwen2.5 on 8 cards of 64 GiB, where 45 % of the
+memory used became 84 % with larger micro batches and a memory fraction of 0.8 instead of 0.4, and tokens a second rose
+by 43 %. The 60 and 92 % are this project's own.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ Advice = tuple[str, dict[str, Any]]
 
 
 class Advisor:
-    """Gathers a run's numbers; a follower of records that speaks at the end."""
+    """Collects a run's numbers as a follower of its records; writes its advice at the end."""
 
     def __init__(self) -> None:
         self._seen = Seen()

@@ -54,7 +54,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A limit and whether it is kept."""
+    """A limit and whether the value is within it."""
 
     name: str
     relative: float
@@ -226,7 +226,7 @@ def _over(part: float, whole: float) -> float:
 
 
 def _number(value: object) -> float | None:
-    """A number of a record, also one that stands there as text because JSON cannot hold it."""
+    """A number of a record, also from a text for a value that JSON cannot represent."""
     if isinstance(value, bool):
         return None
     if isinstance(value, (int, float)):

@@ -53,7 +53,7 @@ class Progress:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
 
     def since_last_step(self) -> dict[str, float]:
-        """Seconds by part since this was last asked, parts without any left out."""
+        """Seconds by part since the last call; parts without any are left out."""
         spent = {name: total - self._before.get(name, 0.0) for name, total in self.seconds.items()}
         self._before = dict(self.seconds)
         return {name: value for name, value in spent.items() if value > 0}

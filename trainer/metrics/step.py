@@ -1,10 +1,9 @@
-"""The numbers of a step, under the names that verl's users look for and with verl's meaning of each.
+"""The metrics of a step, under verl's names and with verl's meaning of each.
 
-A number that a run does not measure has no name in its records: no critic, no `critic/values`; no reference policy, no
-`actor/kl_loss` (as verl has it, but for 0.7.1, whose FSDP actor says 0 there). Means, maxima and minima are over the
-tokens that the model said or over the answers, as verl has them. Source: verl 0.7.1, trainer/ppo (metric_utils.py,
-ray_trainer.py, core_algos.py, rollout_corr_helper.py), workers/actor/dp_actor.py, utils/seqlen_balancing.py,
-utils/debug/metrics.py.
+A value that a run does not measure is not in its records: no critic, no `critic/values`; no reference policy, no
+`actor/kl_loss` (as in verl, except 0.7.1, whose FSDP actor writes 0 there). Means, maxima and minima are over the
+model's tokens or over the answers, as in verl. Source: verl 0.7.1, trainer/ppo (metric_utils.py, ray_trainer.py,
+core_algos.py, rollout_corr_helper.py), workers/actor/dp_actor.py, utils/seqlen_balancing.py, utils/debug/metrics.py.
 """
 
 from __future__ import annotations
@@ -105,14 +104,14 @@ def of_update(result: StepResult, config: Config) -> dict[str, float]:
 
 
 def _unmeasured(logprobs: LogProbs, config: Config) -> set[str]:
-    """Fields of an update that stand at 0 because the run has nothing that they would be measured with."""
+    """Fields of an update that are 0 because the run does not measure them."""
     algorithm = config.algorithm
     absent: set[str] = set()
     if logprobs.reference_BT is None:
         absent.add("kl")
     if algorithm.loss == "plain":
         absent.add("clip_fraction")
-    # As in `policy_loss`; verl says 0 for its losses without a second bound.
+    # As in `policy_loss`; verl writes 0 for its losses without a second bound.
     has_second = algorithm.loss == "clip" or (
         algorithm.loss == "gspo" and CONVENTIONS[algorithm.convention].dual_clip != "constant"
     )
@@ -137,10 +136,10 @@ def of_rewards(scores_PG: Tensor, rewards_B: Tensor) -> dict[str, float]:
 
 
 def of_advantages(batch: Batch, logprobs: LogProbs, advantages: Advantages) -> dict[str, float]:
-    """Advantages and returns of the tokens that the model said; values where there is a critic.
+    """Advantages and returns of the model's tokens; values if there is a critic.
 
-    Estimators without returns of their own have the advantages as theirs, as in verl. Where the returns do not vary
-    there is nothing that a critic could explain.
+    Estimators without returns use the advantages as returns, as in verl. If the returns do not vary there is no
+    explained variance.
     """
     mask_BT = batch.mask_BT
     returns_BT = advantages.advantages_BT if advantages.returns_BT is None else advantages.returns_BT
@@ -156,7 +155,7 @@ def of_advantages(batch: Batch, logprobs: LogProbs, advantages: Advantages) -> d
 
 
 def of_probabilities(batch: Batch, logprobs: LogProbs) -> dict[str, float]:
-    """How far the sampler's probabilities of its own tokens are from the learner's; nothing where they are not known.
+    """Differences between the sampler's and the learner's probabilities of sampled tokens; empty if they are unknown.
 
     Unlike the differences of log-probabilities these do not grow with how unlikely a token was.
     """
@@ -199,7 +198,7 @@ def of_lengths(groups: Sequence[Group], config: Config) -> dict[str, Any]:
 
 
 def _turns(rollout: Rollout) -> int:
-    """verl's number of an episode's turns: the first question, each answer, each word of the environment."""
+    """verl's number of an episode's turns: the prompt, each answer, each observation."""
     said = rollout.response_mask
     answers = sum(now and not before for before, now in zip((False, *said), said, strict=False)) if said else 1
     return 2 * answers
@@ -225,8 +224,8 @@ def _spread(name: str, values_N: Tensor) -> dict[str, float]:
 def of_times(parts: Mapping[str, float], lengths: Mapping[str, Any], seconds: float) -> dict[str, float]:
     """Seconds by phase and per token, and tokens a second.
 
-    `perf/throughput` is verl's: all tokens of prompts and answers over the step, per card. Ours beside it: what the
-    sampler said in its own time, what the learner learnt from in its own, and what was said over the whole step.
+    `perf/throughput` is verl's: all tokens of prompts and answers over the step, per card. In addition: generated
+    tokens over generation time, trained tokens over training time, and generated tokens over the step.
     """
     answers, total = lengths["response_length/mean"], lengths["response_length/mean"] + lengths["prompt_length/mean"]
     rows = lengths["perf/total_num_tokens"] / total if total else 0.0

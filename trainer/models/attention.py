@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# Scores of one layer that may be written out; they are kept for the way back.
+# Scores of one layer that may be materialized; they are saved for backward.
 MOST_SCORES = 1 << 24
 
 
-@lru_cache(maxsize=8)  # every layer, and most batches, ask for the same
+@lru_cache(maxsize=8)  # every layer, and most batches, use the same one
 def causal(size: int, repeats: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """[size * repeats, size]: 0 where a row sees a column, else -inf. To be read only."""
     hidden = torch.ones(size, size, dtype=torch.bool, device=device).triu(1)
@@ -26,7 +26,7 @@ def causal(size: int, repeats: int, dtype: torch.dtype, device: torch.device) ->
 
 
 def of_prompts(queries_PSKRD: Tensor, keys_PKSD: Tensor, values_PKSD: Tensor) -> Tensor:
-    """Causal attention within each prompt [P, S, K, R, D]; what stands after its end is seen by nothing before it."""
+    """Causal attention within each prompt [P, S, K, R, D]; tokens after its end are not visible to those before it."""
     prompts, length, kv_heads, repeats, size = queries_PSKRD.shape
     if prompts * kv_heads * repeats * length * length > MOST_SCORES:
         queries = queries_PSKRD.flatten(2, 3).transpose(1, 2)
@@ -75,7 +75,9 @@ def two_parts(
 def two_weights(
     queries: Tensor, own_keys: Tensor, prompt_keys: Tensor, *, own_mask: Tensor | None, prompt_mask: Tensor | None
 ) -> Tensor:
-    """What each row takes of the prompt's values, then of its own: [P*K, G*n, S + T], every row's sum 1."""
+    """The attention weights of each row over the prompt's values, then over its own: [P*K, G*n, S + T], every row's sum
+    1.
+    """
     batch, rows, size = queries.shape
     of_own = scores(queries.reshape(len(own_keys), -1, size), own_keys, own_mask).view(batch, rows, -1)
     return torch.softmax(torch.cat((scores(queries, prompt_keys, prompt_mask), of_own), dim=2), dim=-1)
@@ -101,7 +103,7 @@ def of_answers(
     prompt: tuple[Tensor, Tensor],
     is_pad_PS: Tensor | None,
 ) -> Tensor:
-    """Attention [P, G, T, K, R, D] of the answers' tokens over their whole prompt, and causally over their answer.
+    """Attention [P, G, T, K, R, D] of the answers' tokens over their complete prompt, and causally over their answer.
 
     `own` keys and values [P, G, T, K, D], the prompt's [P, K, S, D]; by torch's attention, with the prompt's keys
     repeated for each of its answers.

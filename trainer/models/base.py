@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class Scored:
     """How likely the policy holds each answer token, with gradient; float32 at least, 0 where the mask is off."""
 
-    logprobs_BT: Tensor  # of the token itself, at the temperature asked for
-    entropy_BT: Tensor  # of the distribution that the token was drawn from, in nats; all 0 unless it was asked for
+    logprobs_BT: Tensor  # of the token itself, at the requested temperature
+    entropy_BT: Tensor  # of the sampling distribution, in nats; all 0 unless requested
 
 
 class Model(nn.Module, ABC):
@@ -28,7 +28,7 @@ class Model(nn.Module, ABC):
     is_gathered = False  # whether its weights are gathered from all ranks before each use and freed after it
 
     def gather_weights(self) -> None:
-        """Says that from now on they are: a rank then computes each layer as often as any, and leaves them alone."""
+        """Marks the weights as gathered: every rank then computes each layer equally often and does not modify them."""
         self.is_gathered = True
 
     @abstractmethod

@@ -185,7 +185,7 @@ class Decoder(Model):
                 module.join = ops.copied
 
     def angles(self, num_positions: int) -> Rotary:
-        """Cosine and sine [L, 1, D] of at least so many places, in the weights' dtype; kept for the next call."""
+        """Cosine and sine [L, 1, D] of at least so many positions, in the weights' dtype; cached for the next call."""
         like, known = self.model.embed_tokens.weight, self._angles
         if (
             known is None

@@ -149,7 +149,7 @@ def _tensor(data: bytes, entry: Mapping[str, Any], name: str) -> Tensor:
 
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """A safetensors file; it appears under its name only once it is whole. Raises OSError."""
+    """Writes a safetensors file, which appears under its name only once it is complete. Raises OSError."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     at = 0
     for name, tensor in tensors.items():

@@ -1,7 +1,7 @@
-"""Generation with a key-value cache: the prompts' keys once per prompt, the answers' in buffers made beforehand.
+"""Generation with a key-value cache: the prompts' keys once per prompt, the answers' in preallocated buffers.
 
-The rows stand in P lines of G slots, the rows of a line sharing a prompt. When enough rows have ended, the others are
-moved into fewer slots; a slot that nobody needs repeats a row of its line.
+The rows are in P lines of G slots; the rows of a line share a prompt. When enough rows have ended, the others are moved
+into fewer slots; an unused slot repeats a row of its line.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Run:
         if num_needed > _COMPACT_BELOW * self.num_slots:
             return None
         if num_needed <= _COMPACT_BELOW * len(lines) * group:
-            # Some lines need many more slots than others: each row gets a line of its own, with a copy of its prompt.
+            # Some lines need many more slots than others: each row gets its own line, with a copy of its prompt.
             lines, order_P = is_needed_PG.nonzero().unbind(1)
             group, order_PG, is_needed_PG = 1, order_P[:, None], torch.ones_like(order_P[:, None], dtype=torch.bool)
         else:

@@ -1,4 +1,4 @@
-"""Checks of the session's paths to CANN: one install only, no missing one, no stub libraries, and its Python packages."""
+"""Checks of the session's paths to CANN: one install only, none missing, no stub libraries, and its Python packages."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _stand_ins(context: Context) -> CheckResult:
 
 
 def _python_path(context: Context) -> CheckResult:
-    """PYTHONPATH was overwritten or unset after set_env.sh, so that CANN's own packages (te, tbe, acl) are not found."""
+    """PYTHONPATH was overwritten or unset after set_env.sh, so that CANN's packages (te, tbe, acl) are not found."""
     if not setting(context, "ASCEND_HOME_PATH"):
         return skip("cann.python-path-skip")
     if any(item.variable == "PYTHONPATH" for item in _entries(context)):

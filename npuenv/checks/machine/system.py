@@ -227,7 +227,7 @@ def _driver_group(context: Context) -> CheckResult:
 
 
 def _leftovers(context: Context) -> CheckResult:
-    """Only processes that cannot be part of a running job: workers without their raylet, engines without their server."""
+    """Only processes that cannot be part of a running job: workers without a raylet, engines without a server."""
     found = context.facts.machine.processes.value
     if found is None:
         return skip("machine.no-processes")

@@ -41,7 +41,7 @@ class CardAddress:
 
     @property
     def is_usable(self) -> bool:
-        """Whether a card can have it: the address of one host, not of a network, and not a link-local or loopback one."""
+        """Whether a card can have it: not a network or broadcast address, loopback, unspecified or multicast."""
         return _is_usable(self.ip, self.netmask)
 
     @property

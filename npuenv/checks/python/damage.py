@@ -164,7 +164,7 @@ def damaged(context: Context) -> Iterator[tuple[str, Owned]]:
 
 
 def cause_of_library(context: Context, library: str) -> str | None:
-    """The id of the check that reports a damaged library of a package; None if it is intact or belongs to no package."""
+    """The id of the check that reports a damaged library of a package; None if it is intact or of no package."""
     return next((check for check, item in damaged(context) if library in libraries_of(item)), None)
 
 

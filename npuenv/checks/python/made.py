@@ -9,7 +9,9 @@ from npuenv.facts.manifest import DAMAGED, LOCK, VERIFIED
 
 
 def _made(context: Context) -> CheckResult:
-    """Passes for another tool's environment; fails for one of npuenv's that was never finished or verified."""
+    """Skipped for another tool's environment; fails for an unfinished one of npuenv's, warns about an unverified or
+    modified one.
+    """
     made = context.facts.python.made.value
     if made is None:
         return skip("python.made-elsewhere")

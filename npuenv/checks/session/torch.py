@@ -41,7 +41,8 @@ def _is_switch(text: str) -> bool:
     return text.lower() in ("true", "false")
 
 
-# Key -> the values it accepts; None: no value. A value in brackets may contain commas and colons.
+# Key -> the test of a value, and a description of the accepted values. A value in brackets may contain commas and
+# colons.
 _KEYS: dict[str, tuple[Callable[[str], bool], str]] = {
     "max_split_size_mb": (_whole(21), "> 20"),
     "garbage_collection_threshold": (_share(is_open=True), "0.0 < x < 1.0"),
@@ -144,7 +145,7 @@ def _task_queue(context: Context) -> CheckResult:
 
 
 def _blocking(context: Context) -> CheckResult:
-    """ASCEND_LAUNCH_BLOCKING=1 is for finding a failing operator: it is slow, and vllm-ascend's graph mode rejects it."""
+    """ASCEND_LAUNCH_BLOCKING=1 is for finding a failing operator: slow, and vllm-ascend's graph mode rejects it."""
     if setting(context, "ASCEND_LAUNCH_BLOCKING") != "1":
         return ok("session.blocking-ok")
     evidence = line(context, "ASCEND_LAUNCH_BLOCKING")

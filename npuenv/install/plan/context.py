@@ -74,5 +74,5 @@ class Making:
         return Run((self.tools.uv, *argv), env or {}, unset)
 
     def source(self, name: str) -> GitSource:
-        """The stack's source of that name. Raises: StopIteration if there is none, which the stack's order rules out."""
+        """The stack's source of that name. Raises: StopIteration without one, which the stack's order rules out."""
         return next(s for s in self.stack.git_sources if canonicalize_name(s.name) == canonicalize_name(name))

@@ -267,7 +267,7 @@ def _step(check: str, fix: FixLike, programs: tuple[Argv, ...], restore: Callabl
 
 
 def _rehearsal(programs: tuple[Argv, ...]) -> tuple[Argv, ...]:
-    """Downloads for the installations of a fix that removes packages first, as dry runs before anything is removed.
+    """The installations of a fix that removes packages first, as dry runs before anything is removed.
 
     If an index is unreachable, the step then fails with the environment unchanged.
     """

@@ -69,7 +69,8 @@ _INSTALLED = (".dist-info", ".egg-info", ".egg-link")
 
 
 def check_target(host: Host, target: Target, lock: Lock) -> None:
-    """Passes if the environment may be created there. Raises: BadInput: foreign content, read-only, not enough space."""
+    """Passes if the environment may be created there. Raises: BadInput (foreign content, read-only, too little space).
+    """
     check_content(host, target)
     place = _nearest(host, target.root)
     if not host.look(place).is_writable:
