@@ -105,8 +105,7 @@ def skip(name: str, /, *evidence: Evidence, **args: object) -> CheckResult:
 
 
 def unread(cards: Mapping[Any, Evidence]) -> CheckResult | None:
-    """Unknown for the cards that could not be read, each with the line that gives the reason; None without such cards.
-    """
+    """Unknown for the cards that could not be read, each with the line that gives the reason; None without any."""
     return unknown("cards-unread", *cards.values(), cards=tuple(cards)) if cards else None
 
 

@@ -69,8 +69,7 @@ _INSTALLED = (".dist-info", ".egg-info", ".egg-link")
 
 
 def check_target(host: Host, target: Target, lock: Lock) -> None:
-    """Passes if the environment may be created there. Raises: BadInput (foreign content, read-only, too little space).
-    """
+    """Passes if the environment may be created there. Raises: BadInput (foreign content, read-only, no space)."""
     check_content(host, target)
     place = _nearest(host, target.root)
     if not host.look(place).is_writable:
