@@ -1,10 +1,10 @@
-"""One step off policy: the next step's answers are generated while this step's are learnt from.
+"""One step off policy: the next step's answers are generated while this step trains.
 
-Between two steps nothing is under way: what `Prefetch.start` began in a step, with the weights of before its update, is
-there by that step's end, and only then do the generators get new weights. So every batch but the first of a run is
-exactly one step older than the policy that learns from it, whatever is slow; evaluations and checkpoints in between
-need to know nothing of it; and a checkpoint holds the batch that lies ready, so that a run that goes on from it learns
-from the same answers. `packed` and `unpacked` are that batch as tensors.
+Between two steps nothing is pending: generation that `Prefetch.start` began in a step, with the weights before its
+update, is complete by that step's end, and only then do the generators get new weights. So every batch but the first of
+a run is exactly one step older than the policy that learns from it, whatever is slow; evaluations and checkpoints in
+between are not affected. A checkpoint includes the prefetched batch, so that a resumed run learns from the same
+answers. `packed` and `unpacked` convert that batch to tensors and back.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _PLACES = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")
 
 
 def shard(model: Model, config: Config, device: torch.device, *, world: World) -> None:
-    """Shards a model, layer by layer, over all ranks; it may stand on the CPU, and stands on the device after that.
+    """Shards a model, layer by layer, over all ranks; it may be on the CPU, and is on the device afterwards.
 
     Raises BadSetting for a torch without `fully_shard`.
     """
@@ -51,7 +51,7 @@ def shard(model: Model, config: Config, device: torch.device, *, world: World) -
 
 
 def layers(model: nn.Module) -> list[nn.Module]:
-    """What is gathered at a time: the members of every list of modules that stands in no other one."""
+    """The units of gathering: the members of every list of modules that is not inside another one."""
     from torch.nn import ModuleList
 
     found: list[nn.Module] = []
@@ -97,10 +97,10 @@ def _options(fsdp: Any, config: Config, device: torch.device, world: World) -> d
 
 
 def _sum_gradients(model: nn.Module, world: World) -> None:
-    """Makes the gradients sums, where torch takes means.
+    """Turns gradients into sums, where torch computes means.
 
-    With a factor of 1 alone torch multiplies within the reduction, which gloo and others cannot. Before the release
-    that can be told to add only (2.8 and earlier), the mean is multiplied afterwards, by `World.all_reduce_gradients`.
+    With a factor of 1 alone torch multiplies within the reduction, which gloo and others cannot. Releases that have no
+    option to only add (2.8 and earlier) compute the mean, which `World.all_reduce_gradients` multiplies afterwards.
     """
     units: list[Any] = [each for each in model.modules() if hasattr(each, "set_requires_gradient_sync")]
     for unit in units:

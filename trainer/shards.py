@@ -65,7 +65,7 @@ def like(own: Tensor, part: Tensor) -> Tensor:
 
 @torch.no_grad()
 def put(own: Tensor, given: Tensor) -> None:
-    """Copies the values of a tensor into another: both sharded alike, or a whole one into either."""
+    """Copies the values of a tensor into another: both sharded alike, or an unsharded one into either."""
     local(own).copy_(rows(own, given))
 
 

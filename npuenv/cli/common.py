@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +20,8 @@ from npuenv.terminal.ui import Ui as Ui  # noqa: TC001  # commands take it from 
 
 if TYPE_CHECKING:
     from npuenv.resolve.types import Request, Stack
+
+_MOST_BYTES = 4 << 20  # of a constraints file
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -167,14 +170,14 @@ def parse_pins(words: tuple[str, ...]) -> dict[str, str]:
 
 def parse_pin(word: str) -> tuple[str, str]:
     """`"Torch==2.8.0"` -> `("torch", "2.8.0")`. Raises BadInput for anything that is not NAME==VERSION."""
-    from packaging.utils import InvalidName, canonicalize_name
-    from packaging.version import InvalidVersion, Version
+    from packaging.utils import canonicalize_name
+    from packaging.version import Version
 
     name, _, version = word.partition("==")
     try:
         Version(version)
         return canonicalize_name(name.strip(), validate=True), version.strip()
-    except (InvalidVersion, InvalidName):
+    except ValueError:  # InvalidName, InvalidVersion, or a number of thousands of digits
         raise BadInput(Message("cli.bad-pin", {"pin": word}), Message("cli.bad-pin-hint")) from None
 
 
@@ -188,6 +191,10 @@ def pins_of_file(path: Path) -> dict[str, str]:
     """
     if not path.exists() or path.is_dir():
         raise BadInput(Message("cli.no-constraints", {"path": str(path)}))
+    is_endless = path.is_char_device() and not path.samefile(os.devnull)
+    if is_endless or path.stat().st_size > _MOST_BYTES:
+        why = os.strerror(errno.EFBIG)
+        raise BadInput(Message("cli.bad-constraints", {"path": str(path), "why": why}))
     # Importing it asks pip for its version, a process of its own: never before it is needed.
     import pip_api
 

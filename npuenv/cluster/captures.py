@@ -76,7 +76,7 @@ def collect_captures(
     remote_s = max(limit_s - _SPARE_S, limit_s / 2)
     request = {"limit_s": remote_s, "size": len(program), "words": list(words)}
     data = json.dumps(request).encode() + b"\n" + program
-    agent = joined("npuenv.cluster", ("remote_agent",))
+    agent = joined([f"{__package__}.remote_agent"])
     answers = transport.run_python(nodes, agent, lambda _: data, limit_s=limit_s, max_bytes=MAX_BYTES)
     for answer in answers:
         capture = _capture_of(answer)

@@ -25,6 +25,7 @@ _FINAL = 3
 _SNAPSHOT = re.compile(r"_\d{8,}$")
 _CANN_BUILD = re.compile(r"\.B\d+$", re.IGNORECASE)
 _DRIVER_BUILD = re.compile(r"\.b\d+$", re.IGNORECASE)
+_LONG_NUMBER = re.compile(r"\d{300}")  # int() refuses thousands of digits with a ValueError
 _CANN = re.compile(
     r"(?P<numbers>\d+\.\d+(?:\.\d+)?)"
     r"(?:[.-]?(?P<stage>RC|alpha|beta)\.?(?P<count>\d+))?"
@@ -106,7 +107,7 @@ def covers_cann(named: str, text: str) -> bool:
 
 def firmware(text: str) -> Version:
     """A firmware version: numbers only, such as `7.8.0.2.212`. Raises: BadInput."""
-    if not re.fullmatch(r"\d+(\.\d+){2,}", text.strip()):
+    if not re.fullmatch(r"\d+(\.\d+){2,}", text.strip()) or _LONG_NUMBER.search(text):
         raise BadInput(Message("versions.not-firmware", {"text": text}), Message("versions.hint-firmware"))
     return Version(text.strip(), tuple(int(part) for part in text.strip().split(".")))
 
@@ -115,11 +116,11 @@ def firmware(text: str) -> Version:
 def python_version(text: str) -> PythonVersion:
     """A PEP 440 version. Raises: BadInput."""
     # Importing packaging takes 15 ms, and a doctor that finds no packages never compares any.
-    from packaging.version import InvalidVersion, Version
+    from packaging.version import Version
 
     try:
         return Version(text)
-    except InvalidVersion:
+    except ValueError:  # InvalidVersion is one; so is a number of thousands of digits
         raise BadInput(Message("versions.not-pep440", {"text": text}), Message("versions.hint-pep440")) from None
 
 
@@ -140,6 +141,8 @@ def specifier(text: str) -> SpecifierSet:
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
     try:
+        if _LONG_NUMBER.search(text):
+            raise InvalidSpecifier(text)
         return SpecifierSet(text)
     except InvalidSpecifier:
         raise BadInput(Message("versions.not-specifier", {"text": text}), Message("versions.hint-specifier")) from None
@@ -200,7 +203,11 @@ def exact(spec: str) -> str:
 @functools.lru_cache(maxsize=512)
 def is_cann(text: str) -> bool:
     """Whether a text can be read as a CANN version."""
-    return _CANN.fullmatch(_CANN_BUILD.sub("", _SNAPSHOT.sub("", text.strip()))) is not None
+    try:
+        cann(text)
+    except BadInput:
+        return False
+    return True
 
 
 @functools.lru_cache(maxsize=1024)
@@ -233,7 +240,7 @@ def normalised(name: str) -> str:
 def _staged_key(bare: str, text: str, error: str) -> tuple[int, ...]:
     """Major, minor, patch, stage, count, further numbers padded, sub-stage, its count."""
     match = _CANN.fullmatch(bare)
-    if match is None:
+    if match is None or _LONG_NUMBER.search(text):
         raise BadInput(Message(error, {"text": text}), Message("versions.hint-staged"))
     numbers = [int(part) for part in match["numbers"].split(".")]
     numbers += [0] * (3 - len(numbers))

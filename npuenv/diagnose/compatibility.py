@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
@@ -54,7 +54,7 @@ def _judged(
 def _version(seen: Sighting[str] | None) -> Version | None:
     try:
         return Version(seen.value) if seen else None
-    except InvalidVersion:
+    except ValueError:  # InvalidVersion, or a number of thousands of digits
         return None
 
 
@@ -94,7 +94,7 @@ def _companions(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
 def _version_text(text: str) -> Version | None:
     try:
         return Version(text)
-    except InvalidVersion:
+    except ValueError:  # InvalidVersion, or a number of thousands of digits
         return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from npuenv.diagnose.compatibility import plugin_row
 
@@ -57,7 +57,7 @@ def _torch_npu(facts: ReportFacts, matrix: Matrix) -> TorchNpu | None:
     seen = facts.packages.get("torch") or facts.packages.get("torch-npu")
     try:
         minor = Version(seen.value).release[:2] if seen else ()
-    except InvalidVersion:
+    except ValueError:  # InvalidVersion, or a number of thousands of digits
         return None
     rows = [row for row in matrix.torch_npu if row.status in ("released", "patch")]
     fitting = [row for row in rows if Version(row.torch).release[:2] == minor]

@@ -210,7 +210,8 @@ def _locked(host: Host, root: str) -> dict[str, Any]:
 
 
 def _verified(found: Mapping[str, Any]) -> Verified | None:
-    if not isinstance(found.get("lock"), str) or found.get("seal", seal_of(found)) != seal_of(found):
+    is_verification = isinstance(found.get("lock"), str) and bool(_text(found, "at"))
+    if not is_verification or found.get("seal", seal_of(found)) != seal_of(found):
         return None
     counts = {name: value for name in ("files", "packages") if isinstance(value := found.get(name), int)}
     at, tree = _text(found, "at"), _text(found, "tree")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from npuenv.core.errors import CannotTell
 from npuenv.core.json_input import loads
@@ -154,7 +154,7 @@ def _version(text: str | None) -> str:
     """A normalised version; "" for an invalid one, which old files on an index may have."""
     try:
         return str(Version(text or ""))
-    except InvalidVersion:
+    except ValueError:  # InvalidVersion, or a number of thousands of digits
         return ""
 
 

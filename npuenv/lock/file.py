@@ -101,13 +101,13 @@ def _are_texts(value: Sequence[object]) -> bool:
 
 def _is_version(version: str, row: Mapping[str, Any]) -> bool:
     """PEP 440; the row for the complete set has no version."""
-    from packaging.version import InvalidVersion, Version
+    from packaging.version import Version
 
     if row.get("name") == COMPLETE_SET:
         return version == ""
     try:
         Version(version)
-    except InvalidVersion:
+    except ValueError:  # InvalidVersion, or a number of thousands of digits
         return False
     return True
 

@@ -8,8 +8,8 @@ import zipfile
 from typing import TYPE_CHECKING
 
 from packaging.tags import Tag, compatible_tags, cpython_tags
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-from packaging.version import InvalidVersion, Version
+from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.version import Version
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
@@ -56,7 +56,7 @@ def fits(file_name: str, tags: frozenset[Tag]) -> bool:
     """Whether a wheel's file name carries one of the tags; False for other names."""
     try:
         return bool(parse_wheel_filename(file_name)[3] & tags)
-    except (InvalidWheelFilename, InvalidVersion):
+    except ValueError:  # InvalidWheelFilename, InvalidVersion, or a number of thousands of digits
         return False
 
 

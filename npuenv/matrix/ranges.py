@@ -11,7 +11,7 @@ import functools
 import itertools
 from typing import TYPE_CHECKING
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from npuenv.core import versions
 
@@ -64,7 +64,7 @@ def _named(specifiers: Iterable[Specifier]) -> Iterator[Version]:
     for each in specifiers:
         try:
             version = Version(each.version.removesuffix(".*"))
-        except InvalidVersion:  # `===` may name a text that is no version
+        except ValueError:  # `===` may name a text that is no version, and any a number of thousands of digits
             continue
         yield version
         release = version.release[:-1] if each.operator == "~=" else version.release

@@ -12,6 +12,7 @@ from npuenv.facts.python.packages import Owned
 from tests.support.changes import HEALTHY, both, find, part, put
 
 CANNOT = "{}: cannot open shared object file: No such file or directory"
+CUT = "a/b.py (9 bytes, 10 recorded)"
 CPU, PYTHON = "torch/lib/libtorch_cpu.so", "torch/lib/libtorch_python.so (90 bytes, 100 recorded)"
 
 
@@ -32,7 +33,11 @@ def owned(name: str, *paths: str, native: int = 1) -> Owned:
         ("files.altered", owned("numpy", "numpy/a.so"), "ended by signal 7", "python.altered"),
         ("files.missing", owned("numpy", "numpy.libs/libblas64_p.so"), CANNOT.format("libblas64_p.so"), "python.files"),
         ("files.altered", owned("torch-npu", "torch_npu/lib/libtorch_npu.so"), "ended by signal 11", "python.altered"),
+        ("files.altered", owned("torch", CUT, native=0), "NameError: x", "python.altered"),
+        ("files.altered", owned("numpy", CUT, native=0), "SyntaxError: x", "python.altered"),
+        ("files.emptied", owned("numpy", "numpy/a.py", native=0), "AttributeError: x", "python.files"),
         # Not about the damage.
+        ("files.altered", owned("torch", "torch/a.h (9 bytes, 99 recorded)", native=0), "NameError: x", None),
         ("files.missing", owned("torch", CPU), f"ImportError: {CANNOT.format('libhccl.so')}", None),
         ("files.missing", owned("torch", CPU), "No module named 'sympy'", None),
         ("files.altered", owned("scipy", "scipy/a.so"), "ended by signal 7", None),
@@ -53,6 +58,15 @@ def test_an_import_that_damage_breaks_is_told_by_the_check_of_the_damage(
     else:
         assert (finding.status, finding.says.args["cause"]) == (Status.SKIP, check)
         assert find(facts, check).status is Status.FAIL
+
+
+@pytest.mark.parametrize(("name", "check"), [("numpy", "python.altered"), ("scipy", None)])
+def test_numpy_counts_as_a_part_of_torch_though_torch_does_not_declare_it(name: str, check: str | None) -> None:
+    crash = put(import_torch=Import("torch", False, "", (), "ended by signal 7"), import_torch_npu=None)
+    bare = part("python.packages", requires={"torch": ("filelock",)})
+    facts = both(crash, bare, part("python.files", altered=(owned(name, f"{name}/a.so"),)))(HEALTHY)
+    finding = find(facts, "python.torch-imports")
+    assert finding.says.args.get("cause") == check
 
 
 def test_the_package_is_named_before_anything_that_follows_from_it() -> None:

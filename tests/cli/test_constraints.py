@@ -74,3 +74,28 @@ def test_file_and_option_must_not_contradict(home: Path, capsys: pytest.CaptureF
 def test_a_missing_file_is_named(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["resolve", "cpu", "-c", str(home / "none.txt")]) == 2
     assert str(home / "none.txt") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("file", ["/dev/zero", "large.txt"])
+def test_a_file_without_an_end_or_larger_than_any_list_is_refused(
+    file: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (home / "large.txt").open("wb") as large:
+        large.truncate(1 << 40)  # takes no room on the disk
+    assert main(["resolve", "cpu", "-c", str(home / file)]) == 2
+    assert str(home / file) in capsys.readouterr().err
+
+
+def test_an_empty_device_is_an_empty_list() -> None:
+    assert main(["resolve", "cpu", "-c", os.devnull]) == 0
+
+
+@pytest.mark.parametrize("words", [("-c", "{}"), ("--pin", "numpy==2.{}"), ("--for", "verl==0.{}")])
+def test_a_number_of_thousands_of_digits_is_refused(
+    words: tuple[str, str], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digits = "9" * 5000
+    (home / "mine.txt").write_text(f"numpy==2.{digits}\n")
+    option, value = words
+    assert main(["resolve", option, value.format(home / "mine.txt" if option == "-c" else digits)]) == 2
+    assert "Traceback" not in capsys.readouterr().err

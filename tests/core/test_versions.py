@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from typing import TYPE_CHECKING
 
 import pytest
 
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CANN = [
     "8.0.RC3.alpha003",
@@ -89,6 +93,25 @@ def test_what_is_no_cann_version_is_refused(text: str) -> None:
         versions.cann(text)
     assert refused.value.message.args["text"] == text
     assert versions.is_cann(text) is False
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        (versions.cann, "8.5.{}"),
+        (versions.cann, "8.5.RC{}"),
+        (versions.driver, "25.0.{}"),
+        (versions.firmware, "7.8.0.{}"),
+        (versions.python_version, "2.{}"),
+        (versions.python_version, "2.8.0.post{}"),
+        (versions.specifier, "=={}"),
+    ],
+)
+def test_a_number_of_thousands_of_digits_is_no_version(read: Callable[[str], object], text: str) -> None:
+    long = text.format("9" * 5000)
+    with pytest.raises(BadInput):
+        read(long)
+    assert not versions.is_cann(long) and not versions.is_release(long)
 
 
 @pytest.mark.parametrize("text", ["7.8", "7.8.0.rc1", "x"])

@@ -77,7 +77,7 @@ def test_what_an_environment_says_of_itself_is_read_whole(data: Path) -> None:
     assert own.is_proven
 
 
-@pytest.mark.parametrize("torn", ["", "{", "[]", '{"lock": 3}', '{"lock": "other"}'])
+@pytest.mark.parametrize("torn", ["", "{", "[]", '{"lock": 3}', '{"lock": "other"}', '{"lock": "bbb"}'])
 def test_a_torn_or_foreign_verification_proves_nothing(data: Path, torn: str) -> None:
     root = data / "envs/tiny/bbb"
     (root / VERIFIED).write_text(torn)

@@ -16,10 +16,10 @@ import pytest
 
 from npuenv.facts.environment import INSPECTOR
 from npuenv.facts.manifest import describe, seal_of
+from npuenv.facts.target.hashing import sha256
 from npuenv.host.local import LocalHost
 from npuenv.install import env_verifier as inspector
 from npuenv.install.env_verifier import files, program
-from npuenv.install.env_verifier.files import sha256
 from npuenv.lock.make import find_uv
 from npuenv.lock.wheels import write_wheel
 from tests.support.inspecting import inspected
@@ -49,21 +49,22 @@ def state(world: World, *words: str) -> dict[str, object]:
 
 
 def test_what_is_sent_is_one_program_of_the_standard_library_for_every_python_from_3_9_on() -> None:
-    tree = ast.parse(inspector.text(), feature_version=(3, 9))
-    for_types = {each for node in tree.body if isinstance(node, ast.If) for each in ast.walk(node)}
-    nodes = [node for node in ast.walk(tree) if node not in for_types]
-    named = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    named += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-    named = [name.partition(".")[0] for name in named]
-    assert all(
-        ast.unparse(node.test).startswith(("TYPE_CHECKING", "__name__"))
-        for node in tree.body
-        if isinstance(node, ast.If)
-    )
-    assert {"subprocess", "sysconfig", "csv"} <= set(named) <= set(sys.stdlib_module_names)
-    assert sum(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body) == 1
-    own = [node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
-    assert sorted(own) == sorted(set(own))  # two parts that both define a name would quarrel
+    sent = re.findall(r"exec\(compile\(r\'\'\'(.*?)\'\'\', '(\S+)'", inspector.text(), re.DOTALL)
+    before: set[str] = set()
+    named: set[str] = set()
+    for source, module in sent:
+        tree = ast.parse(source, feature_version=(3, 9))
+        conditions = {ast.unparse(node.test): node for node in tree.body if isinstance(node, ast.If)}
+        assert all(condition.startswith(("TYPE_CHECKING", "__name__")) for condition in conditions)
+        for_types = {each for node in conditions.values() for each in ast.walk(node)}
+        nodes = [node for node in ast.walk(tree) if node not in for_types]
+        imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        imported |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+        assert {name for name in imported if name.startswith("npuenv")} <= before, module
+        named |= {name.partition(".")[0] for name in imported - before}
+        before.add(module)
+    assert len(sent) == 9 and sent[-1][1] == program.__name__
+    assert {"subprocess", "sysconfig", "csv"} <= named <= set(sys.stdlib_module_names)
 
 
 @pytest.mark.parametrize("size", [0, 1, 5, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3 << 20])

@@ -96,7 +96,7 @@ def read(path: Path, tokenizer: Tokenizer) -> list[list[Rollout]]:
 def _group(line: str, tokenizer: Tokenizer, where: str) -> list[Rollout]:
     try:
         answers = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadSetting(f"{where}: no JSON: {error}") from error
     if not isinstance(answers, list) or not answers:
         raise BadSetting(f"{where}: a line is a JSON list of at least one answer")

@@ -142,7 +142,7 @@ def read(path: Path) -> Run:
     for number, text in enumerate(texts, start=1):
         try:
             record = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if number == len(texts):
                 continue
             raise Unusable(f"{file} line {number} is no record: {error}") from error

@@ -1,8 +1,8 @@
-"""Which cards learn, which generate, and where in a cluster each of them is.
+"""The placement of learners and generators on a cluster's cards.
 
-Cards are counted over the nodes: with 8 a node, card 11 is the fourth of the second. Nothing here talks to Ray:
-`read` is what the settings ask for, `place_workers` holds that against nodes that were found. Where no node has a card
-the numbers count processes on CPUs.
+Cards are counted over the nodes: with 8 a node, card 11 is the fourth of the second. Nothing here connects to Ray:
+`read` parses the settings, `place_workers` matches them with the nodes. If no node has a card the numbers count
+processes on CPUs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Unfit(BadSetting):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the settings ask for."""
+    """The requested placement."""
 
     learners: tuple[int, ...]  # the card of each rank
     generators: tuple[tuple[int, ...], ...]  # the cards of each; none: every rank generates for itself
@@ -104,7 +104,7 @@ class Placement:
 
 
 def read(config: Config) -> Layout | None:
-    """What the settings ask for; None for a run without Ray. Raises BadSetting."""
+    """The requested placement; None for a run without Ray. Raises BadSetting."""
     given = config.placement
     if not given.train_cards:
         if given.infer_cards:
@@ -246,7 +246,7 @@ def _why_not(kind: str, nodes: Sequence[Node]) -> str:
 
 
 def _cards_per_node(layout: Layout, nodes: Sequence[Node], resource: str) -> int:
-    """As many as the nodes have, all alike; where CPUs stand for cards, those of the layout spread over its nodes."""
+    """The nodes' number of cards, equal on all; for CPUs in place of cards, the layout's cards divided by the nodes."""
     count = max(layout.cards) + 1
     if resource == CPU:
         return -(-count // max(1, layout.nodes))

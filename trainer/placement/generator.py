@@ -1,8 +1,7 @@
-"""A generator in an actor of Ray's. A rank starts its own, in the places that were reserved for them, and again those
-that it has lost.
+"""A generator in a Ray actor. A rank starts its own in the reserved resources, and replaces those that are lost.
 
-With fewer generators than ranks several ranks use one: the first of them starts it, and it answers them in the order in
-which they ask.
+With fewer generators than ranks several ranks share one: the first of them starts it, and it answers in the order of
+the requests.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _SETTINGS = ("BadSetting", "NoDevice")
 
 
 class StoreFull(RuntimeError):
-    """Ray's object store has no room; another generator would find as little. The text says for what."""
+    """Ray's object store is full; another generator would have as little room. The text names the object."""
 
     def __str__(self) -> str:
         return (
@@ -69,7 +68,7 @@ def sharing(num_places: int, number: int, count: int) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Reply(Generic[T]):
-    """What an actor was asked for."""
+    """The pending response of an actor."""
 
     name: str
     asked: Any
@@ -110,7 +109,7 @@ class RayGenerator:
         self._place, self._node = place, place.placement.nodes[place.slot.node]
         self.name = f"{place.slot.name} on {self._node.address}"
         self._handle = workers.actor(place.slot, place.placement.resource, place.group, label=place.label)
-        # What is asked later fails with what these fail with.
+        # Later requests fail with the same errors.
         workers.settle(self._handle, place.slot, place.placement)
         _running.append(self._handle)
         self._ask("prepare", "trainer.generator:serve", _from_here(order))
@@ -166,7 +165,7 @@ class RayGenerator:
         except Exception as error:
             if type(error).__name__ in _FULL:
                 raise StoreFull(f"what {self.name} is asked does not fit") from error
-            # A lost connection: told where the answer is wanted.
+            # A lost connection: reported when the response is needed.
             return Reply(self.name, GeneratorLost(self.name, f"cannot be asked: {one_line(error)}"))
         return Reply(self.name, asked)
 
@@ -180,7 +179,7 @@ def _from_here(order: Order) -> Order:
     return replace(order, config=replace(order.config, model=model))
 
 
-# The actors that this process has asked for and not ended.
+# The actors that this process has started and not ended.
 _running: list[Any] = []
 
 
@@ -237,7 +236,7 @@ _sent: dict[tuple[int, int, int], Any] = {}
 
 
 def _get(name: str, asked: Any, timeout_s: float) -> Any:
-    """What was asked for. Raises TimeoutError, GeneratorLost, and BadSetting for an engine that cannot be made."""
+    """The response. Raises TimeoutError, GeneratorLost, and BadSetting for an engine that cannot be created."""
     import ray
 
     if isinstance(asked, GeneratorLost):
@@ -253,5 +252,5 @@ def _get(name: str, asked: Any, timeout_s: float) -> Any:
         if type(cause).__name__ in _SETTINGS:
             raise BadSetting(str(cause)) from None
         raise GeneratorLost(name, f"failed: {one_line(cause)}") from None
-    except ray.exceptions.RayError as error:  # what it said is lost: a full store, a node that is gone
+    except ray.exceptions.RayError as error:  # the response is lost: a full store, a lost node
         raise GeneratorLost(name, f"has not answered: {one_line(error)}") from None

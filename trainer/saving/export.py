@@ -1,9 +1,9 @@
-"""`python -m trainer export CHECKPOINT OUT`: a checkpoint's model as a folder, as a run that completes leaves it.
+"""`python -m trainer export CHECKPOINT OUT`: a checkpoint's model as a folder, like that of a completed run.
 
-CHECKPOINT is a run's folder or the `checkpoint` in it, of `train` or `sft`, whole or in shards. Writes OUT/model, which
-transformers and vllm load, with LoRA's changes merged in, and then OUT/adapter too, and prints what it wrote. Needs one
-process and no accelerator. Exit codes: 0 written; 2 the checkpoint, its model's folder or OUT cannot be used; 1 writing
-failed.
+CHECKPOINT is a run's folder or the `checkpoint` in it, of `train` or `sft`, complete or in shards. Writes OUT/model,
+which transformers and vllm load, with LoRA's adapters merged in, and then OUT/adapter too, and prints what it wrote.
+Needs one process and no accelerator. Exit codes: 0 written; 2 the checkpoint, its model's folder or OUT cannot be used;
+1 writing failed.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def export(checkpoint: Path, out: Path, *, path: str | None = None) -> list[Path
 
 
 def _restored(config: Config, state: State, prefix: str) -> Decoder | Pretrained:
-    """The model with the weights of the state, which all stand under the prefix."""
+    """The model with the weights of the state, which are all under the prefix."""
     stored = state.get(STORED)
     given = {name: each for name, each in flatten(state).items() if name.startswith(prefix)}
     sizes = stored.sizes() if stored is not None else {name: tuple(each.shape) for name, each in given.items()}

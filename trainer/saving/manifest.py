@@ -1,6 +1,6 @@
-"""A checkpoint on the disk: the manifest says which file holds the state, of which step and settings.
+"""The manifest of a checkpoint: the file of the state, its step and its settings.
 
-What is written has a name only once its bytes are there. Imports no torch.
+A file gets its name only once its bytes are written. Imports no torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MANIFEST = "manifest.json"
 
 
 class CorruptCheckpoint(Exception):
-    """A checkpoint that is not what was saved; the text says in what it differs."""
+    """A checkpoint that differs from what was saved; the text says how."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class Saved:
 
 
 def read(folder: Path) -> Saved | None:
-    """What the last whole save wrote; None where nothing was saved. Raises CorruptCheckpoint for one of another form.
+    """The last complete manifest; None if nothing was saved. Raises CorruptCheckpoint for one of another format.
 
-    Unknown entries are passed over: a later version may write more.
+    Unknown entries are ignored: a later version may write more.
     """
     path = folder / MANIFEST
     try:
@@ -47,7 +47,7 @@ def read(folder: Path) -> Saved | None:
         return Saved(**{each.name: found[each.name] for each in fields(Saved) if each.name in found})
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise CorruptCheckpoint(f"{path} is no manifest of a checkpoint: {error}") from error
 
 
@@ -56,7 +56,7 @@ State = dict[str, Any]
 FULL = 1 << 20
 # Under which a sharded state has its tensors when it is loaded.
 STORED = "stored"
-# What a state of either kind is called until it is whole; nothing is named so for longer than a save takes.
+# The name of an incomplete state; a save takes seconds, so older ones are remains.
 UNFINISHED_FILE, UNFINISHED_SHARDS = "state.unfinished", "shards-*.unfinished"
 
 

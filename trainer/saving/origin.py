@@ -1,9 +1,9 @@
-"""The weights that a run began with, those of its reference policy: what a checkpoint tells of them, and who gets them.
+"""The reference policy's weights across checkpoints: what a checkpoint stores about them, and who gets them.
 
-What a checkpoint holds as the reference is the reference, wherever it is kept from then on. Where it holds none, the
-generators had made it from the settings; then it holds the fingerprint of those weights, whoever keeps the reference
-now makes it from the same settings, and it must come to the same. So a run that goes on never takes for its reference
-what it has learnt since, nor what stands by now in the folder of its model.
+If a checkpoint has the reference's weights, they are used, wherever the reference is held from then on. If it has none,
+the generators had made the reference from the settings; then the checkpoint has the fingerprint of those weights, the
+reference is made from the same settings again, and the fingerprints must match. So a resumed run never uses its trained
+weights as its reference, nor a changed model folder.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ MARK = "reference_mark"
 
 
 def begin(learner: Learner, remote: Remote) -> None:
-    """Tells an engine by which fingerprint to know the reference of its generators; a collective where it is sharded.
+    """Gives an engine the fingerprint of its generators' reference; a collective if it is sharded.
 
-    An engine that knows one already keeps it.
+    An engine that has one already keeps it.
     """
     if remote.origin is None:
         remote.expect_reference(fingerprint(learner.base_weights()))
@@ -66,7 +66,7 @@ def restore(learner: Learner, remote: Remote | None, state: Mapping[str, Any]) -
 
 
 def _held(learner: Learner, state: Mapping[str, Any]) -> Mapping[str, Tensor] | None:
-    """The reference that a state holds, whole; None where it holds none."""
+    """The complete reference of a state; None if it has none."""
     if not is_stored(state):
         held: Mapping[str, Tensor] | None = state["learner"].get("reference")
         return held

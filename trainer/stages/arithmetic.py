@@ -1,6 +1,6 @@
-"""Does the device compute? Products and a small decoder, against float64 on the CPU.
+"""Checks the device's arithmetic: products and a small decoder, against float64 on the CPU.
 
-A device whose operators do nothing, or round wrongly, gives tensors of the right shape: only their values tell.
+A device whose operators do nothing, or round wrongly, returns tensors of the right shape: only their values show it.
 """
 
 from __future__ import annotations

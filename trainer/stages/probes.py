@@ -1,6 +1,6 @@
-"""What is asked of the machine before training: packages, import, device, arithmetic, memory, ranks, first use.
+"""Checks of the machine before training: packages, import, device, arithmetic, memory, ranks, first use.
 
-Together the questions take under 0.3 s on a CPU without Ray and vllm.
+Together they take under 0.3 s on a CPU without Ray and vllm.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NEEDED = ("device", "matmul", "decoder")
 
 
 def ask(trainer: Trainer, config: Config, records: Records, progress: Progress) -> None:
-    """Asks every question and records the answers. Raises StageFailed where training would be in vain."""
+    """Runs every probe and records the results. Raises StageFailed if training would be pointless."""
     device, dtype = trainer.device, config.run.dtype
     if trainer.world.is_first:
         is_wanted = config.run.probe_packages

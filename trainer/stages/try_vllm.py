@@ -1,7 +1,7 @@
-"""`python -m trainer.stages.try_vllm TYPE COUNT`: imports vllm, on a card generates one token, tells in JSON.
+"""`python -m trainer.stages.try_vllm TYPE COUNT`: imports vllm, generates one token on a card, prints JSON.
 
-The model has two layers and random weights, which vllm makes itself from the configuration written here: nothing is
-downloaded. Without a card vllm has no engine to try, and only the import is told.
+The model has two layers and random weights, which vllm creates from the configuration written here: nothing is
+downloaded. Without a card vllm has no engine to try, and only the import is reported.
 """
 
 from __future__ import annotations

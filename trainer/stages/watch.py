@@ -91,7 +91,7 @@ class Watch(Observer):
                 trainer.sync_weights(step)
 
     def on_start(self) -> None:
-        """Validates, unless the process that this run goes on from did."""
+        """Validates, unless the resumed process did."""
         if "before" not in self._validated:
             self.validate("before", self._trainer.learner.steps_done)
 
@@ -149,9 +149,9 @@ class Watch(Observer):
         return next(filter(None, self._trainer.world.gather(name)), None)
 
     def _second_opinion(self, result: StepResult) -> Tensor | None:
-        """The rewards of a step asked for once more, past whatever stands between the task and the loop.
+        """Computes the rewards of a step once more, bypassing any wrapper between the task and the loop.
 
-        Of one step only, the first whose rewards differ: a reward may be costly, and equal rewards tell nothing.
+        Only for one step, the first whose rewards differ: a reward may be costly, and equal rewards prove nothing.
         """
         if not self._reward.wants_second_opinion or bool((result.rewards_PG == result.rewards_PG.reshape(-1)[0]).all()):
             return None
@@ -216,7 +216,7 @@ class Watch(Observer):
 
     @contextmanager
     def saves_before_leaving(self) -> Iterator[None]:
-        """A signal, and a reward that breaks, end the run when the state is saved, from which it can go on."""
+        """After a signal or a failing reward the run ends only once the state is saved, from which it can resume."""
         try:
             yield
         except Left as left:
@@ -275,7 +275,7 @@ def logprob_limits(config: Config) -> tuple[float, float]:
     """
     run = config.run
     if config.noise.noise_stages or config.rollout.off_policy:
-        return 8.0, 1.0  # the sampler is another policy on purpose; that its weights are those meant is told apart
+        return 8.0, 1.0  # the sampler's policy differs on purpose; its weights are checked separately
     is_exact = run.dtype in ("float32", "float64") and run.matmul_precision == "highest"
     return (LOGPROB_LIMIT, LOGPROB_LIMIT) if is_exact and config.rollout.engine != "vllm" else (4.0, 0.05)
 
@@ -327,6 +327,6 @@ def _at_once(prompts: Sequence[Prompt], trainer: Trainer) -> Iterator[Sequence[P
 
 
 def _answer(trainer: Trainer, group: Group) -> tuple[int, str]:
-    """Whether the first answer is right, and what it says."""
+    """Whether the first answer is right, and its text."""
     first = group.rollouts[0]
     return int(trainer.is_right(group.prompt, first)), trainer.task.tokenizer.decode(first.tokens)

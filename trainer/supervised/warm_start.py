@@ -51,11 +51,10 @@ _CHECK_SEED = 0
 
 
 def run(trainer: Trainer, config: Config, records: Records, progress: Progress) -> None:
-    """Takes up to the configured steps, `prompts_per_step` right answers each, and hands the policy to the sampler.
+    """Runs up to the configured steps, `prompts_per_step` right answers each, and gives the weights to the sampler.
 
-    With `warm_start_until` it ends at the first look that finds as large a share of answers right; the last record's
-    `ended` says why: "reached" or "steps". Raises BadSetting for a task that has no right answers, or whose own
-    judgement does not take them.
+    With `warm_start_until` it ends at the first evaluation with this accuracy; the last record's `ended` says why:
+    "reached" or "steps". Raises BadSetting for a task without right answers, or whose own reward rejects them.
     """
     optim, task = config.optim, trainer.task
     learner = SFTLearner(
@@ -64,7 +63,7 @@ def run(trainer: Trainer, config: Config, records: Records, progress: Progress) 
     generator = torch.Generator().manual_seed(config.run.seed + _APART)
     losses: list[float] = []
     ended = None
-    # Each step and each look is a part of its own: by parts that end a run is seen to get on.
+    # Each step and each evaluation is a part of its own: ended parts show that a run makes progress.
     for step in range(1, optim.warm_start_steps + 1):
         with progress.part("warm_start"):
             prompts = trainer.world.shard(draw(task.train, config.rollout.prompts_per_step, generator))

@@ -35,10 +35,10 @@ class Tokenizer(Protocol):
         """Token ids, nothing added. Raises ValueError for text that it cannot express."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text; the end token and what stands for nothing are left out."""
+        """The text, without the end token and padding."""
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """The tokens of a conversation (`role`, `content`) up to where the assistant's next words begin."""
+        """The tokens of a conversation (`role`, `content`) up to the start of the assistant's next turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Environment(Protocol):
     """One episode. Made anew for each rollout of a prompt, from the prompt alone: a group shares its start."""
 
     def step(self, answer: str) -> Observation:
-        """Takes the model's words of one turn."""
+        """Applies the model's turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class Task:
     tokenizer: Tokenizer
     train: Sequence[Prompt]
     heldout: Sequence[Prompt]
-    max_new_tokens: int  # of a whole answer, or of one turn
-    reward: Callable[[Prompt, Rollout], float]  # not asked where an environment paid
+    max_new_tokens: int  # of a complete answer, or of one turn
+    reward: Callable[[Prompt, Rollout], float]  # unused if an environment gave the reward
     is_right: Callable[[Prompt, Rollout], bool]  # what accuracy counts
     environment: Callable[[Prompt], Environment] | None = None  # None: one question, one answer
     max_turns: int = 1

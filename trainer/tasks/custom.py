@@ -1,9 +1,9 @@
-"""A reward of the user's own, `FILE.py:NAME`, and the task of questions from a file that it judges.
+"""A reward function of the user's, `FILE.py:NAME`, and the task of questions from a file that it scores.
 
 The function is called with verl's keywords `data_source`, `solution_str`, `ground_truth`, `extra_info`, or, if it takes
-none of these, with the prompt's text and the answer's text. It gives a number, or a dict with a number `score`. It runs
-in a process of its own (`trainer.tasks.worker`): one that raises, hangs, even in C code, or dies breaks the run with a
-sentence that names its line, within `reward_timeout_s` for each answer.
+none of these, with the prompt's text and the answer's text. It returns a number, or a dict with a number `score`. It
+runs in its own process (`trainer.tasks.worker`): if it raises, hangs, even in C code, or crashes, the run fails with a
+message that names its line, within `reward_timeout_s` for each answer.
 """
 
 from __future__ import annotations

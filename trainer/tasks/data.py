@@ -1,8 +1,8 @@
-"""Questions from files: rows in verl's layout, parquet or jsonl, checked before they cost a run.
+"""Questions from files: rows in verl's layout, parquet or jsonl, validated before the run.
 
-A row is `{data_source, prompt: [{role, content}], ability, reward_model: {style, ground_truth}, extra_info}`. What
-verl loads without a word and then scores 0 for ever, a ground truth that is no text, is refused here by name. Start
-from `questions`; `rows` and `check` serve whoever writes such files.
+A row is `{data_source, prompt: [{role, content}], ability, reward_model: {style, ground_truth}, extra_info}`. A ground
+truth that is no text, which verl loads silently and then always scores 0, is rejected by name. `questions` reads the
+files; `rows` and `check` are for programs that write them.
 """
 
 from __future__ import annotations
@@ -160,5 +160,5 @@ def parquet_module() -> Any:
     """`pyarrow.parquet`. Raises BadSetting where it is missing or does not go with the numpy that is there."""
     try:
         return import_module("pyarrow.parquet")
-    except ImportError as error:  # pyarrow from 26.0 on says so at import when numpy is below 2
+    except ImportError as error:  # pyarrow from 26.0 on raises this at import if numpy is below 2
         raise BadSetting(f"Parquet files need the package pyarrow, which cannot be imported: {error}") from error

@@ -20,7 +20,7 @@ SOURCE = "openai/gsm8k"
 INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
 _WINDOW = 300  # characters at the end of an answer in which the strict score looks
 _STRICT = re.compile(r"#### (-?[0-9.,]+)")
-# A minus is a sign only where no number stands before it: `10-5` ends in 5.
+# A minus is a sign only if no number precedes it: `10-5` ends in 5.
 _NUMBER = re.compile(r"((?<![\w)])-\$?|\$-)?(\d[\d,]*(?:\.\d+)?|\.\d+)")
 
 

@@ -1,8 +1,8 @@
-"""Mathematics with one right answer, judged by value with the package math-verify.
+"""Mathematics with one right answer, compared by value with the package math-verify.
 
-`\\frac{1}{2}` and `0.5` are the same answer. There is no judge of our own for where the package is missing: one that
-compares text would call right answers wrong. Judging runs in a process of its own, since an answer such as
-`9^{9^{9^9}}` can keep the algebra busy for ever; such an answer scores 0.
+`\\frac{1}{2}` and `0.5` are the same answer. There is no fallback without the package: comparing texts would reject
+right answers. The comparison runs in its own process, since an answer such as `9^{9^{9^9}}` can keep the algebra busy
+forever; such an answer scores 0.
 """
 
 from __future__ import annotations

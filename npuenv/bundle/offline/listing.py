@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-from packaging.version import InvalidVersion
+from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from npuenv.core.errors import CannotTell, NothingFits
 from npuenv.core.messages import Message
@@ -111,7 +110,7 @@ def _rank(file: str, tags: frozenset[Tag]) -> tuple[int, int, int] | None:
     """The rank of a wheel, higher is better: its ABI, its Python, its C library; None if it does not fit."""
     try:
         matching = parse_wheel_filename(file)[3] & tags
-    except (InvalidWheelFilename, InvalidVersion):
+    except ValueError:  # InvalidWheelFilename, InvalidVersion, or a number of thousands of digits
         return None
     return max((_rank_of_tag(tag) for tag in matching), default=None)
 

@@ -60,8 +60,9 @@ def _gone(context: Context) -> list[Owned]:
 
 
 def _lacks_modules(item: Owned) -> bool:
-    """Whether modules of a package are missing; images remove tests and examples to save space."""
-    return any(path.endswith(".py") and not _SPARE & set(path.split("/")) for path in item.examples)
+    """Whether modules of a package are damaged; images remove tests and examples to save space."""
+    paths = (path.split(" (")[0] for path in item.examples)
+    return any(path.endswith(".py") and not _SPARE & set(path.split("/")) for path in paths)
 
 
 def _altered(context: Context) -> CheckResult:
@@ -82,11 +83,19 @@ def _altered(context: Context) -> CheckResult:
     if not bad:
         return ok("python.altered-ok", *_lines(files.altered, "of another size"), count=_sum(files.altered))
     names = tuple(item.owner for item in bad)
-    verdict = fail if any(item.native for item in bad) else warn
+    verdict = fail if _breaks_something(context, bad) else warn
     evidence = _lines(bad, "of another size")
     return verdict(
         "python.altered-fail", *evidence, fix=restore(context, names), count=_sum(bad), packages=names[:_SHOWN]
     )
+
+
+def _breaks_something(context: Context, altered: Iterable[Owned]) -> bool:
+    """Whether a library is altered, or a module of a package that a failing import is built on."""
+    python = context.facts.python
+    failing = [each for each in (python.import_torch.value, python.import_torch_npu.value) if each and not each.is_ok]
+    needed = {name for each in failing if not _is_about_a_file(each) for name in _built_on(context, each.module)}
+    return any(item.native or (item.owner in needed and _lacks_modules(item)) for item in altered)
 
 
 def _has_both_tritons(context: Context) -> bool:
@@ -145,10 +154,14 @@ def cause_of(context: Context, found: Import) -> str | None:
     for check, item in damaged(context):
         if any(_names(last, library) for library in libraries_of(item)) or _is_part(last, item):
             return check
-    if _FILE.search(last) and "undefined symbol" not in last:
+    if _is_about_a_file(found):
         return None
     built_on = _built_on(context, found.module)
     return next((check for check, item in damaged(context) if item.owner in built_on and _can_break(item)), None)
+
+
+def _is_about_a_file(found: Import) -> bool:
+    return _FILE.search(found.innermost) is not None and "undefined symbol" not in found.innermost
 
 
 def damaged(context: Context) -> Iterator[tuple[str, Owned]]:
@@ -156,7 +169,7 @@ def damaged(context: Context) -> Iterator[tuple[str, Owned]]:
     files, hashes = context.facts.python.files.value, context.facts.python.hashes.value
     yield from (("python.files", item) for item in _gone(context))
     altered = _that_count(context, files.altered) if files is not None else []
-    if any(item.native for item in altered):
+    if _breaks_something(context, altered):
         yield from (("python.altered", item) for item in altered)
     contents = _that_count(context, hashes.altered) if hashes is not None else []
     if any(item.native or item.owner in _UNTOUCHED for item in contents):
@@ -188,8 +201,11 @@ def _can_break(item: Owned) -> bool:
 
 
 def _built_on(context: Context, module: str) -> set[str]:
-    """The distributions that a module needs, including its own and those that torch loads by itself."""
-    packages, waiting = context.facts.python.packages.value, [versions.requirement_name(module), "torch-npu"]
+    """The distributions that a module needs, including its own and those that torch loads by itself.
+
+    torch loads numpy if it is installed, and does not declare it.
+    """
+    packages, waiting = context.facts.python.packages.value, [versions.requirement_name(module), "torch-npu", "numpy"]
     found: set[str] = set()
     while waiting:
         name = waiting.pop()

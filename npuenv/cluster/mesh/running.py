@@ -138,7 +138,7 @@ class SshRunner:
         on_line: Callable[[str, Line], object] | None,
         barrier: Barrier | None,
     ) -> Iterator[tuple[str, NodeOutput]]:
-        program = joined(__name__.rpartition(".")[0], ("remote",))
+        program = joined([f"{__package__}.remote"])
         rests: defaultdict[str, bytes] = defaultdict(bytes)
 
         def receive(node: Node, chunk: bytes) -> None:

@@ -11,27 +11,34 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Programs of more than one file: their parts in order, sent as one text.
-_PARTS = {"inventory": ("records", "inventory"), "hashes": ("records", "hashes")}
-_LEFT_OUT = ("from __future__", "from npuenv")
+# Programs of more than one file: each file after those that it imports, the program itself last.
+_PARTS = {"inventory": ("dist_info", "records", "inventory"), "hashes": ("dist_info", "records", "hashing", "hashes")}
+# The target has no npuenv: there each file becomes the module that the next ones import.
+_MODULE = """
+module = sys.modules[{name!r}] = types.ModuleType({name!r})
+exec(compile(r'''{source}''', {name!r}, "exec"), module.__dict__)
+"""
+_MAIN = """
+exec(compile(r'''{source}''', {name!r}, "exec"))
+"""
 
 
 def text(name: str) -> str:
     """The source of a program, also from inside a zip archive."""
-    return joined(__name__, _PARTS.get(name, (name,)))
+    return joined([f"{__name__}.{part}" for part in _PARTS.get(name, (name,))])
 
 
-def joined(package: str, parts: Sequence[str]) -> str:
-    """The modules of a package as the source of one program; what they import of each other is there already."""
-    texts = [_source(package, part) for part in parts]
-    if len(texts) == 1:
-        return texts[0]
-    # One `from __future__` may stand, and only at the start.
-    lines = [line for each in texts for line in each.splitlines() if not line.startswith(_LEFT_OUT)]
-    return "from __future__ import annotations\n" + "\n".join(lines) + "\n"
+def joined(modules: Sequence[str]) -> str:
+    """Modules as the source of one program, each of them whole: the last one runs, the others are there to import."""
+    *others, main = modules
+    if not others:
+        return _source(main)
+    parts = [_MODULE.format(name=name, source=_source(name)) for name in others]
+    return "import sys\nimport types\n" + "".join(parts) + _MAIN.format(name=main, source=_source(main))
 
 
-def _source(package: str, name: str) -> str:
+def _source(module: str) -> str:
+    package, _, name = module.rpartition(".")
     data = pkgutil.get_data(package, f"{name}.py")
-    assert data is not None, name
+    assert data is not None and b"'''" not in data, module
     return data.decode("utf-8")

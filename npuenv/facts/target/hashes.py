@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import os
 import sys
 import time
-from typing import TYPE_CHECKING
 
-from npuenv.facts.target.records import EXAMPLES_AT_MOST, Distribution, Folder, Tally, normal
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from npuenv.facts.target.dist_info import located, normal
+from npuenv.facts.target.hashing import sha256
+from npuenv.facts.target.records import EXAMPLES_AT_MOST, Folder, Tally
 
 ENOUGH_S = 90.0  # a slow network disk: what was read until then is the answer
-CHUNK = 1 << 20
-
-
-def recorded(distribution: Distribution) -> Iterator[tuple[str, str, str]]:
-    """Path, digest and size of each file with a digest, compiled files and those of other tools left out."""
-    for line in (distribution.record or "").splitlines():
-        path, mark, rest = line.rpartition(",sha256=")
-        if mark and not path.endswith(".pyc"):
-            wanted, _, size = rest.partition(",")
-            yield path.strip('"').replace('""', '"'), wanted, size
-
-
-def digest(path: str) -> str:
-    """As RECORD writes it: URL-safe base64 without padding."""
-    found = hashlib.sha256()
-    with open(path, "rb") as file:
-        while True:
-            chunk = file.read(CHUNK)
-            if not chunk:
-                return base64.urlsafe_b64encode(found.digest()).rstrip(b"=").decode("ascii")
-            found.update(chunk)
 
 
 def is_told(place: str, claims: list[tuple[str, str, str, str]]) -> bool:
@@ -52,15 +27,16 @@ def answer(path: list[str]) -> dict[str, object]:
     owned: dict[str, list[tuple[str, str, str, str]]] = {}
     for folder in path:
         for distribution in Folder(folder).distributions():
-            for file, wanted, size in recorded(distribution):
-                place = os.path.normpath(os.path.join(folder, file))
-                owned.setdefault(place, []).append((normal(distribution.name), file, wanted, size))
+            for file, wanted, size in distribution.files():
+                if wanted.startswith("sha256="):
+                    claim = (normal(distribution.name), file, wanted, size)
+                    owned.setdefault(located(folder, file), []).append(claim)
     for place, claims in owned.items():
         if time.monotonic() - started > ENOUGH_S:
             is_complete = False
             break
         try:
-            has = "" if is_told(place, claims) else digest(place)
+            has = "" if is_told(place, claims) else sha256(place)
         except FileNotFoundError:
             continue  # missing files are told apart by the inventory
         except OSError:

@@ -11,7 +11,8 @@ import site
 import sys
 import sysconfig
 
-from npuenv.facts.target.records import EXAMPLES_AT_MOST, Distribution, Folder, Tally, is_native, normal, read
+from npuenv.facts.target.dist_info import Disk, list_folder, located, normal, source_folder
+from npuenv.facts.target.records import EXAMPLES_AT_MOST, Distribution, Folder, Tally, is_native, read
 
 TYPE_CHECKING = False  # as in the first part
 if TYPE_CHECKING:
@@ -46,46 +47,6 @@ EXTENSION = re.compile(r"\.cpython-\d+\w*-[\w-]+\.so$")
 SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX") or "")
 
 
-class Sizes:
-    """Sizes of files, one listing per folder: a call per file costs twice as much."""
-
-    def __init__(self) -> None:
-        self._folders: dict[str, dict[str, int] | None] = {}
-        self._links: set[str] = set()  # of what has been listed
-        self._is_linked: dict[str, bool] = {}
-
-    def is_linked(self, path: str, below: str) -> bool:
-        """Whether a path that was looked for, or a folder between it and `below`, is a link."""
-        folder = path.rpartition("/")[0]
-        if folder not in self._is_linked:
-            is_inside = folder.startswith(below + "/")
-            self._is_linked[folder] = is_inside and (os.path.islink(folder) or self.is_linked(folder, below))
-        return path in self._links or self._is_linked[folder]
-
-    def of(self, path: str) -> int | None:
-        """Bytes; -1 where nothing is there; None where the folder cannot be read."""
-        folder, _, name = path.rpartition("/")
-        if folder not in self._folders:
-            self._folders[folder] = self._list(folder)
-        sizes = self._folders[folder]
-        return None if sizes is None else sizes.get(name, -1)
-
-    def _list(self, folder: str) -> dict[str, int] | None:
-        sizes: dict[str, int] = {}
-        try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    if entry.is_symlink():
-                        self._links.add(entry.path)
-                    if not entry.is_symlink() or os.path.exists(entry.path):  # a dangling link is as good as gone
-                        sizes[entry.name] = entry.stat().st_size
-        except (FileNotFoundError, NotADirectoryError):
-            return {}
-        except OSError:
-            return None
-        return sizes
-
-
 class Inventory:
     """Distributions by name: the first on the path counts, as it does for imports."""
 
@@ -99,12 +60,12 @@ class Inventory:
                     self.others.setdefault(key, []).append(distribution)
                 elif key:
                     self.first[key] = distribution
-        self.sizes = Sizes()
+        self.disk = Disk()
         self.looked = 0
         self.missing, self.spared, self.altered, self.emptied, self.linked = (Tally() for _ in range(5))
         self.unread: set[str] = set()
         self.foreign: dict[str, str] = {}
-        self.owners: dict[str, tuple[str, str]] = {}
+        self.owners: dict[str, tuple[str, str, str]] = {}  # file -> name, hash and size as recorded
         self.shared: dict[tuple[str, str], dict[str, Any]] = {}
         for key, distribution in self.first.items():
             self._look(key, distribution)
@@ -112,26 +73,28 @@ class Inventory:
     def _look(self, key: str, distribution: Distribution) -> None:
         tagged: list[str] = []
         has_own = False
-        for path, said in distribution.files():
+        for path, digest, size in distribution.files():
             if EXTENSION.search(path):
                 tagged.append(path)
                 has_own = has_own or path.endswith(SUFFIX)
-            self._file(key, distribution, path, said)
+            self._file(distribution, path, (key, digest, size))
         if tagged and not has_own:
             self.foreign[key] = tagged[0]
 
-    def _file(self, key: str, distribution: Distribution, path: str, said: str) -> None:
-        """One file; `said` is the digest and the size that RECORD gives."""
-        place = f"{distribution.folder}/{path}"
-        if path.startswith("../"):
-            place = os.path.normpath(place)
-        has = self.sizes.of(place)
+    def _file(self, distribution: Distribution, path: str, claim: tuple[str, str, str]) -> None:
+        """One file; `claim` is the distribution's name with the hash and the size that RECORD gives."""
+        key, digest, size = claim
+        place = located(distribution.folder, path)
+        try:
+            stamp = self.disk.stamp(place)
+            has: int | None = -1 if stamp is None else stamp[0]
+        except OSError:
+            has = None
         self.looked += 1
-        size = said.rpartition(",")[2]
-        other = self.owners.setdefault(place, (key, said))
+        other = self.owners.setdefault(place, claim)
         if other[0] != key and not path.startswith(HARMLESS):
-            if other[1] != said or len(said) <= len(size) + 1:  # of equal content it does not matter whose it is
-                self._share((other[0], other[1].rpartition(",")[2]), (key, size), path, has)
+            if other[1:] != claim[1:] or not digest:  # of equal content it does not matter whose it is
+                self._share((other[0], other[2]), (key, size), path, has)
         elif has is None:
             self.unread.add(os.path.dirname(path))
         elif has < 0:
@@ -144,7 +107,7 @@ class Inventory:
             as_published = path == distribution.entry + "/METADATA" and has > 0 and not IS_OURS
             tally = self.spared if as_published else self.emptied if has == 0 else self.altered
             tally.add(key, f"{path} ({has} bytes, {size} recorded)")
-        elif self.sizes.is_linked(place, distribution.folder):
+        elif self.disk.link(place, distribution.folder):
             self.linked.add(key, path)
 
     def _share(self, one: tuple[str, str], two: tuple[str, str], path: str, has: int | None) -> None:
@@ -169,13 +132,11 @@ class Inventory:
         ]
 
     def requires(self) -> dict[str, list[str]]:
-        """Requirements without those of extras, which nobody said were wanted."""
-        found = {}
-        for name, each in sorted(self.first.items()):
-            lines = [text for text in each.requires if "extra" not in text.partition(";")[2]]
-            if lines and each.is_installed and not each.is_of_others:
-                found[name] = lines
-        return found
+        return {
+            name: each.requires
+            for name, each in sorted(self.first.items())
+            if each.requires and each.is_installed and not each.is_of_others
+        }
 
 
 class Modules:
@@ -198,24 +159,24 @@ class Modules:
         if found:
             return os.path.join(found[0], name)
         distribution = self.inventory.first.get(MODULES.get(name, name))
-        url = str(distribution.origin().get("url", "")) if distribution is not None else ""
-        folder = os.path.join(url[len("file://") :], name) if url.startswith("file:///") else ""
-        return folder if folder and os.path.isfile(os.path.join(folder, "__init__.py")) else ""
+        source = source_folder(distribution.origin()) if distribution is not None else ""
+        folder = os.path.join(source, name)
+        return folder if source and os.path.isfile(os.path.join(folder, "__init__.py")) else ""
 
     def extensions(self, name: str) -> list[str]:
         """The shared libraries of a package: beside its modules and in its lib folder, largest part of it first."""
         home, found = self.home(name), []
         for folder in (home, os.path.join(home, "lib"), os.path.join(home, "_C")) if home else ():
-            found += [os.path.join(folder, each) for each in listed(folder)]
+            found += [os.path.join(folder, each) for each in _readable(folder)]
         # A dangling link is a file that is gone, which `files` tells.
         there = (path for path in found if is_native(os.path.basename(path)) and os.path.exists(path))
         return list(there)[:EXTENSIONS_AT_MOST]
 
 
-def listed(folder: str) -> list[str]:
-    """The names in a folder; [] where it cannot be read."""
+def _readable(path: str) -> list[str]:
+    """The names in a folder; [] where there is none or it cannot be read."""
     try:
-        return sorted(os.listdir(folder))
+        return list_folder(path)
     except OSError:
         return []
 
@@ -226,7 +187,7 @@ def kind_of(folder: str, name: str) -> str:
         return "package"
     if os.path.isfile(place + ".py"):
         return "module"
-    has_code = any(each.endswith((".py", ".so")) for each in listed(place))
+    has_code = any(each.endswith((".py", ".so")) for each in _readable(place))
     return "folder" if has_code else ""
 
 
@@ -245,7 +206,7 @@ def shadows(modules: Modules) -> list[dict[str, str]]:
 
 def shadow(name: str, owner: Distribution, places: list[tuple[str, str]], path: list[str]) -> list[dict[str, str]]:
     origin = owner.origin()
-    source = str(origin["url"])[len("file://") :] if origin.get("is_editable") else ""
+    source = source_folder(origin) if origin.get("is_editable") else ""
     rows = []
     if places and not source and not same(places[0][0], owner.folder) and owner.record:
         rows.append({"module": name, "place": places[0][0], "kind": places[0][1], "over": owner.folder})
@@ -277,7 +238,7 @@ def gone_sources(inventory: Inventory) -> list[dict[str, str]]:
     rows = []
     for name, distribution in sorted(inventory.first.items()):
         origin = distribution.origin()
-        folder = str(origin.get("url", ""))[len("file://") :]
+        folder = source_folder(origin)
         if origin.get("is_editable") and not os.path.isdir(folder):
             rows.append({"name": name, "folder": folder})
     return rows
@@ -363,7 +324,7 @@ def packages(path: list[str], folders: list[Folder], inventory: Inventory, modul
 def of_conda(inventory: Inventory) -> dict[str, str]:
     """Versions that conda wrote down, by distribution, where another one is there: pip installed over it."""
     found = {}
-    for entry in listed(os.path.join(sys.prefix, "conda-meta")):
+    for entry in _readable(os.path.join(sys.prefix, "conda-meta")):
         name, _, rest = entry.rpartition("-")[0].rpartition("-") if entry.endswith(".json") else ("", "", "")
         here = inventory.first.get(normal(name))
         if here is not None and here.version != rest and here.folder.startswith(sys.prefix + "/"):

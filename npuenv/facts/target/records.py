@@ -1,4 +1,4 @@
-"""One distribution as its folder tells it, and the folders of a path. First part of the program `inventory`.
+"""One distribution as its folder tells it, and the folders of a path. Part of the programs `inventory` and `hashes`.
 
 Read from the folders themselves, not through importlib.metadata: damaged metadata must neither stop nor hide the rest,
 and a few hundred e-mail headers would cost more than the whole answer.
@@ -12,19 +12,15 @@ import platform
 import re
 import sys
 
-TYPE_CHECKING = False  # as type checkers know it; importing `typing` would take a tenth of the whole program's time
+from npuenv.facts.target.dist_info import headers, is_hash, record_rows, requirements
+
+TYPE_CHECKING = False  # as in the first part
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
 EXAMPLES_AT_MOST = 5
 LIBRARIES_AT_MOST = 64  # torch for CUDA has 20, and what fails to load names one of them
-NO_HASH = re.compile(r".+,(?!(?:md5|sha1|sha224|sha256|sha384|sha512)=)[^,]+,\d*$")
-HEADERS = ("name", "version", "requires-python", "requires-dist")
-
-
-def normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def read(path: str) -> str | None:
@@ -34,26 +30,6 @@ def read(path: str) -> str | None:
             return file.read()
     except (FileNotFoundError, NotADirectoryError):
         return None
-
-
-def headers(text: str) -> dict[str, list[str]]:
-    """The headers of METADATA or PKG-INFO that matter, up to the description."""
-    found: dict[str, list[str]] = {}
-    last = None
-    for line in text.split("\n"):  # splitlines would also cut at the form feeds of a licence
-        line = line.rstrip("\r")
-        if not line:
-            break
-        if line[0] in " \t":
-            if last is not None:
-                last[-1] += " " + line.strip()
-            continue
-        key, mark, value = line.partition(":")
-        last = None
-        if mark and key.lower() in HEADERS:
-            last = found.setdefault(key.lower(), [])
-            last.append(value.strip())
-    return found
 
 
 class Distribution:
@@ -73,7 +49,7 @@ class Distribution:
         self._read_metadata()
         self.record = self._read_record()
         if self.is_of_others:
-            self.trouble, self.record = [], None
+            self.trouble, self.record = [], ""
 
     @property
     def is_wheel(self) -> bool:
@@ -92,45 +68,48 @@ class Distribution:
             return None
 
     def _read_metadata(self) -> None:
-        if self.is_wheel:
-            text = self.text("METADATA")
-        else:
-            text = self.text("PKG-INFO") if os.path.isdir(self.place) else self.text("")
-        if text is None:
+        name = "METADATA" if self.is_wheel else "PKG-INFO" if os.path.isdir(self.place) else ""
+        try:
+            found = headers(os.path.join(self.place, name))
+        except (FileNotFoundError, NotADirectoryError):
             if not self.trouble:
                 self.trouble.append("no METADATA" if self.is_wheel else "no PKG-INFO")
             return
-        found = headers(text)
+        except OSError as error:
+            self.trouble.append(f"{name}: {error.strerror}")
+            return
         if not found.get("name") or not found.get("version"):
             self.trouble.append("METADATA without a name or a version")
         self.name = (found.get("name") or [self.name])[0] or self.name
         self.version = (found.get("version") or [self.version])[0] or self.version
-        self.requires = found.get("requires-dist", [])
+        self.requires = requirements(found)
         self.requires_python = (found.get("requires-python") or [""])[0]
 
-    def _read_record(self) -> str | None:
-        if not self.is_wheel:
-            return None
-        text = self.text("RECORD")
-        if text is None and not self.trouble and self.installer in ("pip", "uv"):
-            self.trouble.append("no RECORD")  # system packagers leave it out, pip and uv never do
-        elif text is not None and ("\0" in text or "," not in text) and self.installer in ("pip", "uv"):
+    def _read_record(self) -> str:
+        """The text of RECORD; "" where it cannot be read. System packagers leave it out, pip and uv never do."""
+        text = self.text("RECORD") if self.is_wheel else None
+        is_of_pip = self.is_wheel and self.installer in ("pip", "uv")
+        if text is None:
+            if is_of_pip and not self.trouble:
+                self.trouble.append("no RECORD")
+            return ""
+        if is_of_pip and ("\0" in text or "," not in text):
             self.trouble.append("RECORD names no file")
-            return None
-        elif text and not text.endswith("\n") and self.installer in ("pip", "uv"):
+            return ""
+        if is_of_pip and not text.endswith("\n"):
             self.trouble.append("RECORD breaks off")  # both end each line that they write
-        elif text and any(NO_HASH.match(line) for line in text.splitlines() if ",sha256=" not in line):
-            self.trouble.append("RECORD has something else in place of a hash")
+        else:
+            rest = (line for line in text.splitlines() if ",sha256=" not in line)
+            if any(not is_hash(row[1]) for row in record_rows(rest) if len(row) == 3):
+                self.trouble.append("RECORD has something else in place of a hash")
         return text
 
-    def files(self) -> Iterator[tuple[str, str]]:
-        """Path as RECORD names it, and "DIGEST,SIZE", each "" where it gives none; no compiled files."""
-        for line in (self.record or "").splitlines():
-            path, _, rest = line.rpartition(",sha256=") if '"' not in line else quoted(line)
-            if not path:
-                path, _, rest = line.partition(",")
+    def files(self) -> Iterator[tuple[str, str, str]]:
+        """Path, hash and size as RECORD names them, each "" where it gives none; no compiled files."""
+        for row in record_rows(self.record.splitlines()):
+            path, digest, size = row if len(row) == 3 else (row[0], "", "")
             if not path.endswith(".pyc") and "__pycache__/" not in path:
-                yield path, rest
+                yield path, digest, size
 
     def origin(self) -> dict[str, Any]:
         """Where it was installed from, when that is no index; {} else."""
@@ -184,11 +163,6 @@ def is_of_others(folder: str) -> bool:
         return True
     homes = [os.environ.get(name) for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")]
     return any(home and folder.startswith(home.rstrip("/") + "/") for home in homes)
-
-
-def quoted(line: str) -> tuple[str, str, str]:
-    match = re.match(r'"((?:[^"]|"")*)",(.*)$', line)
-    return (match.group(1).replace('""', '"'), "", match.group(2)) if match else ("", "", "")
 
 
 def fits(tag: str) -> bool:

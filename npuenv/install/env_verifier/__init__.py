@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from npuenv.facts.target import joined
 
-# In the order in which each needs those before it.
+# Each after those that it imports; the first two are parts of the doctor's programs as well.
+_SHARED = ("npuenv.facts.target.dist_info", "npuenv.facts.target.hashing")
 _PARTS = ("files", "inspection", "leftovers", "surroundings", "mending", "verifying", "program")
 
 
 def text() -> str:
     """The source of the whole program, also from inside a zip archive."""
-    return joined(__name__, _PARTS)
+    return joined([*_SHARED, *(f"{__name__}.{part}" for part in _PARTS)])

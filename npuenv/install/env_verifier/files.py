@@ -1,9 +1,7 @@
-"""Files as wheels and uv leave them: what RECORD says of them, their hashes, and small documents beside them."""
+"""What an installed wheel has, or None where its record is not whole; hashes of many files; documents of npuenv."""
 
 from __future__ import annotations
 
-import base64
-import csv
 import errno
 import hashlib
 import json
@@ -11,36 +9,25 @@ import os
 import re
 from collections import deque
 
+from npuenv.facts.target.dist_info import headers, is_hash, normal, record_rows
+from npuenv.facts.target.hashing import CHUNK, sha256
+
 TYPE_CHECKING = False  # as type checkers know it; importing `typing` would take as long as reading an environment
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-CHUNK = 1 << 20
 FEW = 64
-HASH = re.compile(r"$|(md5|sha1|sha224|sha256|sha384|sha512)=")  # that a file may have in RECORD; else it is no hash
-
-
-def normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def identity(info: str) -> tuple[str, str]:
     """Name (normalised) and version from METADATA; from the folder's name where METADATA cannot be read."""
-    stem = os.path.basename(info)[: -len(".dist-info")]
-    name, _, version = stem.partition("-")
+    name, _, version = os.path.basename(info)[: -len(".dist-info")].partition("-")
     try:
-        with open(os.path.join(info, "METADATA"), encoding="utf-8", errors="replace") as file:
-            for line in file:
-                if not line.strip():
-                    break
-                if line.startswith("Name:"):
-                    name = line[5:].strip()
-                elif line.startswith("Version:"):
-                    version = line[8:].strip()
+        found = headers(os.path.join(info, "METADATA"))
     except OSError:
-        pass  # damaged; RECORD names METADATA, so this is found and said there
-    return normal(name), version
+        found = {}  # damaged; RECORD names METADATA, so this is found and said there
+    return normal(found.get("name", [name])[0]), found.get("version", [version])[0]
 
 
 def read_record(info: str, *, is_installed: bool = True) -> list[list[str]] | None:
@@ -51,12 +38,12 @@ def read_record(info: str, *, is_installed: bool = True) -> list[list[str]] | No
     try:
         with open(os.path.join(info, "RECORD"), newline="", encoding="utf-8") as file:
             text = file.read()
-        rows = [row for row in csv.reader(text.splitlines()) if row]
-    except (OSError, UnicodeDecodeError, csv.Error):
+        rows = list(record_rows(text.splitlines()))
+    except (OSError, UnicodeDecodeError):
         return None
     is_whole = bool(rows) and (text.endswith("\n") or not is_installed)
     if not is_whole or any(
-        len(row) != 3 or not HASH.match(row[1]) or not (row[2].isdigit() or not row[2]) for row in rows
+        len(row) != 3 or not is_hash(row[1]) or not (row[2].isdigit() or not row[2]) for row in rows
     ):
         return None
     return [row for row in rows if not row[0].endswith(".pyc")]
@@ -78,14 +65,6 @@ def text_hash(text: str) -> str:
 def seal_of(document: dict[str, Any]) -> str:
     """What the rest of a document hashes to; kept in it, an alteration is seen."""
     return text_hash(json.dumps({name: document[name] for name in document if name != "seal"}, sort_keys=True))
-
-
-def list_folder(path: str) -> list[str]:
-    """Names in a folder; none where there is no such folder."""
-    try:
-        return sorted(os.listdir(path))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
 
 
 def read_json(path: str) -> dict[str, Any]:
@@ -150,21 +129,3 @@ def hashed(files: list[tuple[int, str, list[Any]]]) -> Iterator[tuple[str, str, 
     with ThreadPoolExecutor(max_workers=workers) as pool:
         for future in [pool.submit(work) for _ in range(workers)]:
             yield from future.result()
-
-
-def sha256(path: str, size: int = CHUNK) -> str:
-    """As RECORD writes it: `sha256=` and urlsafe base64 without padding. `size`: as expected. Raises OSError."""
-    digest = hashlib.sha256()
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        # One byte more than there is: a short answer is the end, and no second one is asked for.
-        chunk = os.read(file, min(size + 1, CHUNK))
-        digest.update(chunk)
-        is_all = len(chunk) == size < CHUNK
-        while not is_all:
-            chunk = os.read(file, CHUNK)
-            digest.update(chunk)
-            is_all = not chunk
-    finally:
-        os.close(file)
-    return "sha256=" + base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode()

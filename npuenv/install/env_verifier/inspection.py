@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 import sysconfig
 
-from npuenv.install.env_verifier.files import hashed, identity, lock_names, normal, read_json, read_record, write_json
+from npuenv.facts.target.dist_info import Disk, located, normal, source_folder
+from npuenv.install.env_verifier.files import hashed, identity, lock_names, read_json, read_record, write_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Inspection:
         self.stamps: dict[str, list[Any]] = {}  # path -> size and times; only of files that are there
         self.digests: dict[str, str] = {}  # path -> the hash that it has
         self.misfits: list[tuple[str, str, str]] = []  # name, path, what presence and size tell against it
-        self.links: dict[str, str] = {}  # folder -> the link that it is or lies below; ""
+        self.disk = Disk()
         self.num_hashed = 0
         self.only_locked = only_locked
         self.left_alone: set[str] = set()  # packages that stay as they are, damaged or not
@@ -63,9 +63,7 @@ class Inspection:
         if rows is None:
             self.damaged[name] = "RECORD is not there, or not whole"
         for path, digest, size in rows or ():
-            full = self.site + "/" + path
-            if ".." in path or path.startswith("/"):
-                full = os.path.normpath(os.path.join(self.site, path))
+            full = located(self.site, path)
             self.owners.setdefault(full, {})[name] = digest
             problem = self.size_problem(full, size)
             if problem:
@@ -76,35 +74,24 @@ class Inspection:
         """What presence and size tell against a file; "" when nothing. Keeps its stamp."""
         if path not in self.stamps:
             try:
-                found = os.lstat(path)
-                link = path if stat.S_ISLNK(found.st_mode) else self.link_above(path)
-                if link:
-                    os.stat(path)  # one that leads nowhere is a file that is not there
+                stamp = self.disk.stamp(path)
+                link = self.disk.link(path, self.site)
+                if stamp is not None and link:
                     return f"leads out of the package, by the link {link} to {os.readlink(link)}"
             except OSError as error:
-                return "is not there" if isinstance(error, FileNotFoundError) else str(error.strerror)
-            self.stamps[path] = [found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+                return str(error.strerror)
+            if stamp is None:  # also a link that leads nowhere
+                return "is not there"
+            self.stamps[path] = list(stamp)  # as read_json gives it
         found_size = self.stamps[path][0]
         return f"has {found_size} bytes instead of {size}" if size and found_size != int(size) else ""
-
-    def link_above(self, path: str) -> str:
-        """The link among the packages that a path lies below; "" where its folders are folders.
-
-        No wheel holds links: what one leads to is somebody else's, and changes or goes without this environment.
-        """
-        folder = path.rpartition("/")[0]
-        if folder not in self.links:
-            is_inside = folder.startswith(self.site + "/")
-            above = self.link_above(folder) if is_inside else ""
-            self.links[folder] = above or (folder if is_inside and os.path.islink(folder) else "")
-        return self.links[folder]
 
     def read_source(self, name: str, info: str) -> None:
         """An editable package is as whole as the folder that it points to."""
         direct = read_json(os.path.join(info, "direct_url.json"))
         if not direct.get("dir_info", {}).get("editable"):
             return
-        folder = folder_of(direct)
+        folder = source_folder(direct)
         if name not in self.damaged and not os.path.isdir(folder):
             self.damaged[name] = f"its folder {folder} is not there"
 
@@ -211,13 +198,6 @@ class Inspection:
         except OSError:
             # A read-only environment can still be inspected; it is only hashed again next time.
             return
-
-
-def folder_of(direct: dict[str, Any]) -> str:
-    """The folder that a direct_url.json names."""
-    from urllib.parse import unquote, urlsplit  # 10 ms to load, and hardly a package was put in from a folder
-
-    return unquote(urlsplit(direct.get("url", "")).path)
 
 
 def deviations(inspection: Inspection, wanted: list[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from npuenv.install.env_verifier.files import list_folder
+from npuenv.facts.target.dist_info import list_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

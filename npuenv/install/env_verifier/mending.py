@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 
-from npuenv.install.env_verifier.files import list_folder, normal, read_record, sha256
+from npuenv.facts.target.dist_info import list_folder, normal
+from npuenv.facts.target.hashing import sha256
+from npuenv.install.env_verifier.files import read_record
 from npuenv.install.env_verifier.leftovers import remove_byte_code, remove_if_torn, unowned
 
 TYPE_CHECKING = False
@@ -32,7 +34,7 @@ def mend(inspection: Inspection, uv: list[str]) -> int:
         for path, names in inspection.owners.items():
             is_ours = path.startswith(inspection.root + os.sep) and not path.startswith(info + os.sep)
             is_needed = any(other not in out for other in names)
-            path = inspection.link_above(path) or path  # what lies behind a link is not ours
+            path = inspection.disk.link_above(path, inspection.site) or path  # what lies behind a link is not ours
             if name in names and is_ours and not is_needed and os.path.lexists(path):
                 os.remove(path)
                 remove_byte_code(path)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 
-from npuenv.install.env_verifier.files import list_folder, read_json, text_hash
+from npuenv.facts.target.dist_info import list_folder
+from npuenv.install.env_verifier.files import read_json, text_hash
 from npuenv.install.env_verifier.leftovers import NOBODYS
 
 TYPE_CHECKING = False

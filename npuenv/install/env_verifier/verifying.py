@@ -7,8 +7,9 @@ import re
 import sys
 import time
 
-from npuenv.install.env_verifier.files import normal, read_json, seal_of, text_hash, write_json
-from npuenv.install.env_verifier.inspection import Inspection, deviations, folder_of, report
+from npuenv.facts.target.dist_info import headers, normal, requirements, source_folder
+from npuenv.install.env_verifier.files import read_json, seal_of, text_hash, write_json
+from npuenv.install.env_verifier.inspection import Inspection, deviations, report
 from npuenv.install.env_verifier.leftovers import foreign_pth, remove_if_torn, unowned
 from npuenv.install.env_verifier.surroundings import KEPT, hooks, venv_texts
 
@@ -28,7 +29,7 @@ for name in sys.argv[1:]:
                 version = ""
         print("\\nloaded: %s %s" % (name, version))
 """
-REQUIRED = re.compile(r"^Requires-Dist: *([\w.-]+)(?!.*\bextra\b)", re.MULTILINE)
+NAME = re.compile(r"[\w.-]+")  # at the start of a requirement
 
 
 def verify(inspection: Inspection, options: dict[str, list[str]]) -> int:
@@ -66,8 +67,8 @@ def print_notes(inspection: Inspection, others: list[str]) -> None:
     notes += [f"{name} is damaged: {problem}" for name, problem in sorted(inspection.strange.items())]
     for name, info in sorted(inspection.folders.items()):
         direct = read_json(os.path.join(info, "direct_url.json"))
-        if direct.get("dir_info", {}).get("editable") and is_altered_checkout(folder_of(direct)):
-            notes.append(f"the sources of {name} in {folder_of(direct)} are not those that were fetched")
+        if direct.get("dir_info", {}).get("editable") and is_altered_checkout(source_folder(direct)):
+            notes.append(f"the sources of {name} in {source_folder(direct)} are not those that were fetched")
     free = [path for path in unowned(inspection) if not remove_if_torn(path)]
     notes += [f"{os.path.relpath(path, inspection.root)} belongs to no package" for path in free[:MAX_NOTES]]
     if len(free) > MAX_NOTES:
@@ -129,11 +130,8 @@ def required_by(inspection: Inspection, names: list[str]) -> set[str]:
     A module that is called otherwise than its package requires nothing here: then more is imported by itself.
     """
     infos = [inspection.folders[normal(name)] for name in names if normal(name) in inspection.folders]
-    found: set[str] = set()
-    for info in infos:
-        with open(os.path.join(info, "METADATA"), encoding="utf-8", errors="replace") as file:
-            found.update(map(normal, REQUIRED.findall(file.read())))
-    return found
+    texts = [text for info in infos for text in requirements(headers(os.path.join(info, "METADATA")))]
+    return {normal(match.group()) for match in map(NAME.match, texts) if match}
 
 
 def imported(name: str, names: list[str], limit_s: float) -> tuple[dict[str, str], str]:

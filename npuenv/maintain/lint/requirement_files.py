@@ -11,7 +11,7 @@ from packaging.markers import Marker, UndefinedComparison, UndefinedEnvironmentN
 from packaging.requirements import InvalidRequirement
 from packaging.requirements import Requirement as PackagingRequirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sdist_filename, parse_wheel_filename
+from packaging.utils import parse_sdist_filename, parse_wheel_filename
 
 from npuenv.core import versions
 from npuenv.core.finding import Location
@@ -58,7 +58,7 @@ def _archive(text: str, place: Location) -> Requirement | None:
             name, version = parse_sdist_filename(file)
         else:
             return None
-    except (InvalidWheelFilename, InvalidSdistFilename):
+    except ValueError:  # InvalidWheelFilename, InvalidSdistFilename, or a number of thousands of digits
         known = re.match(r"([A-Za-z0-9_.]+)-", file)
         return (
             Requirement(versions.normalised(known[1]), None, text, place) if known and file.endswith(".whl") else None

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
 from npuenv.core.messages import Message
@@ -112,5 +112,5 @@ def published(files: Iterable[IndexFile]) -> str:
 def _tags(item: IndexFile) -> frozenset[Tag]:
     try:
         return parse_wheel_filename(item.file)[3]
-    except InvalidWheelFilename:
+    except ValueError:  # InvalidWheelFilename, or a number of thousands of digits
         return frozenset()

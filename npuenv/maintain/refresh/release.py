@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from npuenv.matrix.rows import ReleaseImage
 
@@ -150,7 +150,7 @@ def _version(text: str) -> str:
     """A release tag as a version: `v0.10.1/v0.10.1.1` is `0.10.1`; "" for what is none, as `main`."""
     try:
         return str(Version(text.split("/")[0].strip().removeprefix("v")))
-    except InvalidVersion:
+    except ValueError:  # InvalidVersion, or a number of thousands of digits
         return ""
 
 

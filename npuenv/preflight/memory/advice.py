@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.messages import Message
 from npuenv.preflight.memory.feasibility import TIGHT, judge, missing_cache_gib, tensor_parallel_fits
-from npuenv.preflight.memory.generation import longest
 from npuenv.preflight.memory.phases import moments
 from npuenv.preflight.memory.types import Placement
 
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
 
 LOW = 0.60  # of a card: below it there is room for larger batches
 _LEAST_UTILIZATION, _MOST_UTILIZATION = 0.2, 0.9
-_LEAST_LENGTH = 1024
-_ADAPTER_RANK = 32
+_LEAST_RESPONSE = 256  # tokens
 _MORE = (2, 4, 8, 16)  # times the nodes
 
 Step = Callable[["Job", "Placement"], "Job | None"]
@@ -42,7 +40,7 @@ def fit(job: Job, placement: Placement) -> tuple[Change, ...]:
 
     First the trained state is spread over all cards, which costs the least. Source: verl, the AQN guide's order (micro
     batch, log-prob micro batch, utilization, answer length), with offload before the answers are cut; ROLL, its guide's
-    order (offload, micro batch with more accumulation, max_model_len, LoRA). Where the engine's cache is too small:
+    order (offload, micro batch with more accumulation, lengths). Where the engine's cache is too small:
     tensor parallelism, its share, its lengths.
     """
     done: list[Change] = []
@@ -141,8 +139,6 @@ def _says(name: str, old: Job, new: Job, placement: Placement) -> Message:
         "accumulation": _accumulation(new, placement),
         "from_tokens": old.sizes.micro_tokens or 0,
         "tokens": new.sizes.micro_tokens or 0,
-        "from_reference": old.sizes.reference_micro_batch or old.sizes.log_prob_micro_batch,
-        "reference": new.sizes.reference_micro_batch or new.sizes.log_prob_micro_batch,
         "from_scoring": _scoring(old),
         "scoring": _scoring(new),
         "from_scoring_tokens": _scoring_tokens(old),
@@ -151,11 +147,8 @@ def _says(name: str, old: Job, new: Job, placement: Placement) -> Message:
         "utilization": f"{new.gpu_memory_utilization:g}",
         "from_parallel": old.tensor_parallel,
         "parallel": new.tensor_parallel,
-        "from_length": longest(old),
-        "length": longest(new),
         "from_response": old.sizes.response_length,
         "response": new.sizes.response_length,
-        "rank": new.lora_rank,
         "cards": len(placement.train),
     }
     return Message(f"placement.advice-{name}", args)
@@ -271,15 +264,9 @@ def _scoring_tokens(job: Job) -> int:
     return max(job.sizes.log_prob_tokens or 0, job.sizes.reference_tokens or 0)
 
 
-def _halve_reference(job: Job, placement: Placement) -> Job | None:
-    now = job.sizes.reference_micro_batch or job.sizes.log_prob_micro_batch
-    return replace(job, sizes=replace(job.sizes, reference_micro_batch=now // 2)) if now > 1 else None
-
-
 def _lower_utilization(job: Job, placement: Placement) -> Job | None:
     lower = round(job.gpu_memory_utilization - 0.1, 2)
-    new = replace(job, gpu_memory_utilization=lower)
-    return new if lower >= _LEAST_UTILIZATION and not missing_cache_gib(new, placement) else None
+    return replace(job, gpu_memory_utilization=lower) if lower >= _LEAST_UTILIZATION else None
 
 
 def _raise_utilization(job: Job, placement: Placement) -> Job | None:
@@ -316,18 +303,9 @@ def _offload(job: Job, placement: Placement) -> Job | None:
     return replace(job, offloads_parameters=True, offloads_optimizer=True, offloads_reference=True)
 
 
-def _shorten(job: Job, placement: Placement) -> Job | None:
-    """Half as many tokens in the longest sequence; answers give way, prompts stay."""
-    length = longest(job) // 2
-    response = min(job.sizes.response_length, length - job.sizes.prompt_length)
-    if length < _LEAST_LENGTH or response < 1:
-        return None
-    return _cut(job, response, length)
-
-
 def _halve_response(job: Job, placement: Placement) -> Job | None:
     response = job.sizes.response_length // 2
-    if response < _LEAST_LENGTH // 4:
+    if response < _LEAST_RESPONSE:
         return None
     limit = job.sizes.max_model_len and min(job.sizes.max_model_len, job.sizes.prompt_length + response)
     return _cut(job, response, limit)
@@ -357,10 +335,6 @@ def _spread(job: Job, placement: Placement) -> Job | None:
     return replace(job, shard_cards=None)
 
 
-def _adapters(job: Job, placement: Placement) -> Job | None:
-    return None if job.lora_rank else replace(job, lora_rank=_ADAPTER_RANK)
-
-
 _FOR_CACHE: tuple[tuple[str, Step], ...] = (("parallel", _raise_parallel), ("raise-utilization", _raise_utilization))
 _VERL: tuple[tuple[str, Step], ...] = (
     ("shards", _spread),
@@ -371,15 +345,11 @@ _VERL: tuple[tuple[str, Step], ...] = (
     ("utilization", _lower_utilization),
     ("offload", _offload),
     ("response", _halve_response),
-    ("length", _shorten),
 )
 _ROLL: tuple[tuple[str, Step], ...] = (
     ("shards", _spread),
     ("offload", _offload),
     ("micro", _halve_micro),
-    ("reference", _halve_reference),
     ("scoring", _halve_scoring),
-    ("length", _shorten),
-    ("utilization", _lower_utilization),
-    ("adapters", _adapters),
+    ("response", _halve_response),
 )

@@ -235,6 +235,11 @@ def roles(launch: Launch) -> tuple[str, ...]:
     return tuple(found)
 
 
+def is_agentic(launch: Launch) -> bool:
+    """Whether a launch is of ROLL's agentic pipeline: environments make the prompts."""
+    return any(key.startswith("train_env_manager.") for key in launch.settings)
+
+
 def nearest(word: str, words: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The word that is most alike, or None where none is."""
     import difflib  # only where there is a problem already

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.preflight.rules.base import (
     divisor_below,
+    is_agentic,
     is_at_least,
     is_off,
     is_set,
@@ -199,9 +200,8 @@ def _group_of_one(launch: Launch) -> Iterator[LaunchFinding]:
 @rule("group-of-one", "roll", source=_ROLL)
 def _roll_group(launch: Launch) -> Iterator[LaunchFinding]:
     key = "num_return_sequences_in_group"
-    is_agentic = any(key.startswith("train_env_manager.") for key in launch.settings)
     if (
-        not is_agentic
+        not is_agentic(launch)
         and value(launch, "adv_estimator") == "grpo"
         and number(launch, key, 1) == 1
         and "actor_train.strategy_args.strategy_name" in launch.settings
@@ -219,7 +219,7 @@ def _roll_batch(launch: Launch) -> Iterator[LaunchFinding]:
     cards, batch = cards_of(launch, "actor_train"), whole(launch, "rollout_batch_size")
     if not (device and steps and cards and batch):
         return
-    n = 1 if _is_agentic(launch) else whole(launch, "num_return_sequences_in_group", 1)
+    n = 1 if is_agentic(launch) else whole(launch, "num_return_sequences_in_group", 1)
     parts = _roll_parts(launch, len(cards))
     if not (n and parts):
         return
@@ -237,10 +237,6 @@ def _roll_batch(launch: Launch) -> Iterator[LaunchFinding]:
             update=update,
             total=batch * n,
         )
-
-
-def _is_agentic(launch: Launch) -> bool:
-    return any(key.startswith("train_env_manager.") for key in launch.settings)
 
 
 def _roll_parts(launch: Launch, cards: int) -> int | None:

@@ -13,14 +13,18 @@ from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.matrix.keys import fields_of
-from npuenv.preflight.memory.types import Cards, Job, Placement, Sizes
+from npuenv.preflight.memory.types import Cards, Placement
+from npuenv.preflight.rules.base import as_number
+from npuenv.preflight.rules.jobs import ROLL_ENGINES, ROLL_SHARDS, roll_job
+from npuenv.preflight.yaml_text import scalar
 from npuenv.render.launch.job import parse_cards, unknown
+from npuenv.render.launch.verl_job import launch_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from npuenv.matrix.rows import RollDeparture, RollRecipe, RollRelease
-    from npuenv.preflight.memory.types import Model
+    from npuenv.preflight.memory.types import Job, Model
 
 # Groups of the whole configuration that are one role each; under `rewards` there is one for each domain.
 _ROLES = ("actor_train", "actor_infer", "reference", "critic", "reward", "validation", "reward_model")
@@ -84,6 +88,20 @@ TRAIN_CONFIG = "actor_train.strategy_args.strategy_config"
 INFER_CONFIG = "actor_infer.strategy_args.strategy_config"
 REFERENCE_CONFIG = "reference.strategy_args.strategy_config"
 OFFLOAD = f"{TRAIN_CONFIG}.offload_policy"
+# What must be a whole number, 1 or more.
+_COUNTS = (TRAIN, "actor_train.infer_batch_size", "reference.infer_batch_size")
+_RLVR_COUNTS = ("prompt_length", "response_length", "rollout_batch_size", "num_return_sequences_in_group")
+_AGENTIC_COUNTS = (
+    "actor_infer.generating_args.max_new_tokens",
+    "sequence_length",
+    "train_env_manager.num_env_groups",
+    "train_env_manager.group_size",
+)
+_OPTIONAL_COUNTS = {
+    f"{INFER_CONFIG}.tensor_parallel_size",
+    f"{INFER_CONFIG}.max_model_len",
+    "actor_train.model_args.lora_rank",
+}
 # Reward workers that run what the model wrote, unless another machine does it for them.
 LOCAL_CODE = "CodeSandboxRewardWorker"
 # What the placement and the sizes decide: said with options of their own, so that nothing contradicts the plan.
@@ -230,36 +248,45 @@ def job_of(recipe: Filled, model: Model, cards: Cards, *, num_train: int) -> Job
     """The run that a recipe describes, as far as cards and memory go.
 
     `num_train` is how many cards train; where the user left accumulation alone, the sequences of one update are those
-    of the published plan, whatever that number is.
+    of the published plan, whatever that number is. Raises: BadInput for a number that is none.
     """
-    values = recipe.values
-    is_offloaded = _is_offloaded(recipe)
-    return Job(
-        framework="roll",
-        release=recipe.version,
-        model=model,
-        cards=cards,
-        sizes=_sizes(recipe, num_train),
-        engine=recipe.release.engine,
-        gpu_memory_utilization=_share(recipe),
-        tensor_parallel=_optional(recipe, f"{INFER_CONFIG}.tensor_parallel_size", 1),
-        offloads_parameters=is_offloaded,
-        offloads_optimizer=is_offloaded,
-        offloads_reference=values.get(f"{REFERENCE_CONFIG}.offload_policy") == "true",
-        checkpoints_gradients=values.get("actor_train.model_args.disable_gradient_checkpointing") != "true",
-        lora_rank=_optional(recipe, "actor_train.model_args.lora_rank", 0),
-        replicates_reference=values.get("reference.strategy_args.strategy_name") == "hf_infer",
-    )
+    _require_numbers(recipe)
+    strategies = {engine: name for name, engine in ROLL_ENGINES.items()}
+    values: dict[str, object] = {
+        OFFLOAD: recipe.row.offloads and not recipe.values.keys() & {OFFLOAD, TRAIN_CONFIG},
+        "reference.device_mapping": recipe.row.reference,
+        **{key: scalar(text) for key, text in recipe.values.items()},
+        "actor_train.strategy_args.strategy_name": strategies[recipe.release.engine],
+    }
+    job = roll_job(launch_of("roll", recipe.version, values, {}), model, cards, num_train=num_train)
+    # One copy over all cards that train is what is written, however many they turn out to be.
+    return _with_update(replace(job, shard_cards=None), recipe, num_train)
+
+
+def _require_numbers(recipe: Filled) -> None:
+    is_agentic = recipe.row.pipeline == "agentic"
+    for key in (*_COUNTS, *(_AGENTIC_COUNTS if is_agentic else _RLVR_COUNTS)):
+        recipe.number(key)
+    for key in _OPTIONAL_COUNTS & recipe.values.keys():
+        recipe.number(key)
+    key = f"{INFER_CONFIG}.gpu_memory_utilization"
+    share = as_number(recipe.values.get(key, ""))
+    if share is None or not 0 < share <= 1:
+        raise BadInput(Message("launch_roll.no-share", {"key": key, "value": recipe.values.get(key) or "-"}))
+
+
+def _with_update(job: Job, recipe: Filled, num_train: int) -> Job:
+    prompts = max(1, update_sequences(recipe, num_train) // job.sizes.rollouts)
+    return replace(job, sizes=replace(job.sizes, mini_batch=prompts))
 
 
 def placed_job(job: Job, recipe: Filled, placement: Placement) -> Job:
     """The job with what its placement decides: colocated training always leaves the cards while others generate."""
-    sizes = _sizes(recipe, len(placement.train))
-    key = f"{TRAIN_CONFIG}.fsdp_size"
-    job = replace(job, shard_cards=recipe.number(key) if key in recipe.explicit else None)
+    job = _with_update(job, recipe, len(placement.train))
+    job = replace(job, shard_cards=recipe.number(ROLL_SHARDS) if ROLL_SHARDS in recipe.explicit else None)
     if placement.layout == "split" or OFFLOAD in recipe.explicit:
-        return replace(job, sizes=sizes)
-    return replace(job, sizes=sizes, offloads_parameters=True, offloads_optimizer=True, offloads_reference=True)
+        return job
+    return replace(job, offloads_parameters=True, offloads_optimizer=True, offloads_reference=True)
 
 
 def published_train(row: RollRecipe) -> int:
@@ -278,30 +305,6 @@ def published_placement(row: RollRecipe) -> Placement:
     return Placement(*(parse_cards(text, cards) for text in (row.train, row.infer, row.reference)))
 
 
-def _sizes(recipe: Filled, num_train: int) -> Sizes:
-    if recipe.row.pipeline == "agentic":
-        # A trajectory is one sequence of several turns: what is not the last answer counts as its prompt.
-        response = recipe.number("actor_infer.generating_args.max_new_tokens")
-        prompt = recipe.number("sequence_length") - response
-        prompts = recipe.number("train_env_manager.num_env_groups")
-        rollouts = recipe.number("train_env_manager.group_size")
-    else:
-        prompt, response = recipe.number("prompt_length"), recipe.number("response_length")
-        prompts = recipe.number("rollout_batch_size")
-        rollouts = recipe.number("num_return_sequences_in_group")
-    return Sizes(
-        prompt_length=prompt,
-        response_length=response,
-        prompts=prompts,
-        rollouts=rollouts,
-        mini_batch=max(1, update_sequences(recipe, num_train) // rollouts),
-        micro_batch=recipe.number(TRAIN),
-        log_prob_micro_batch=recipe.number("actor_train.infer_batch_size"),
-        reference_micro_batch=recipe.number("reference.infer_batch_size"),
-        max_model_len=_optional(recipe, f"{INFER_CONFIG}.max_model_len", 0) or None,
-    )
-
-
 def update_sequences(recipe: Filled, num_train: int) -> int:
     """Sequences of one update over all cards that train.
 
@@ -311,27 +314,3 @@ def update_sequences(recipe: Filled, num_train: int) -> int:
     if ACCUMULATION not in recipe.explicit:
         return recipe.published_update
     return recipe.number(TRAIN) * recipe.number(ACCUMULATION) * num_train
-
-
-def _is_offloaded(recipe: Filled) -> bool:
-    if OFFLOAD in recipe.values:
-        return recipe.values[OFFLOAD] == "true"
-    if TRAIN_CONFIG in recipe.values:
-        return "cpuoffload" in recipe.values[TRAIN_CONFIG]
-    return recipe.row.offloads
-
-
-def _share(recipe: Filled) -> float:
-    key = f"{INFER_CONFIG}.gpu_memory_utilization"
-    text = recipe.values.get(key, "")
-    try:
-        share = float(text)
-    except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:
-        raise BadInput(Message("launch_roll.no-share", {"key": key, "value": text or "-"}))
-    return share
-
-
-def _optional(recipe: Filled, key: str, default: int) -> int:
-    return recipe.number(key) if key in recipe.values else default

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, cast
 
 from npuenv.core import versions
+from npuenv.core.finding import Location
 from npuenv.matrix import load_matrix
-from npuenv.preflight.memory.types import HCCL_BUFFER_MIB, Job, Sizes
-from npuenv.render.launch.verl_check import needs_reference
+from npuenv.matrix.keys import defaults_of
+from npuenv.preflight.memory.types import Job, Sizes
+from npuenv.preflight.rules.jobs import verl_job
+from npuenv.preflight.types import Launch, Machine, Setting
 from npuenv.render.launch.verl_values import value_of
 
 if TYPE_CHECKING:
@@ -25,8 +29,6 @@ _FINDS_DEVICE = ">=0.7.0"
 _BATCHED = f"{_R}.max_num_batched_tokens"
 _BATCHED_TOKENS = 8192  # what verl gives the engine for one forward pass where nothing is said
 _BUDGET = 16384  # tokens of a dynamic batch where nothing is said
-_BUFFER = "HCCL_BUFFSIZE"
-_CHUNKS = "entropy_from_logits_with_chunking"
 
 
 def written(recipe: LaunchRecipe) -> dict[str, Value]:
@@ -45,96 +47,49 @@ def environment(recipe: LaunchRecipe) -> dict[str, str]:
 def job_for(recipe: LaunchRecipe, *, model: Model, cards: Cards, release: str) -> Job:
     """The job that a recipe was published with, for a model, cards and a release of verl."""
     values = written(recipe)
-    is_sft = recipe.entry == "sft"
-    prefix, offloads = ("model", "engine") if is_sft else (_M, f"{_A}.fsdp_config")
-    shards = _number(values, f"{_A}.fsdp_config.fsdp_size", -1)
+    if recipe.entry == "sft":
+        return _sft_job(values, model=model, cards=cards, release=release, strategy=recipe.strategy)
+    values = {f"{_A}.strategy": recipe.strategy} | values
+    launch = launch_of("verl", release, values, environment(recipe))
+    return replace(verl_job(launch, model, cards), has_critic=recipe.algorithm == "ppo")
+
+
+def launch_of(
+    framework: Literal["verl", "roll"], release: str, values: Mapping[str, object], environ: Mapping[str, str]
+) -> Launch:
+    """The values of a recipe as a launch, over what the release sets by itself."""
+
+    def settings(pairs: Mapping[str, object]) -> dict[str, Setting]:
+        return {key: Setting(key, found, str(found), Location("", 0)) for key, found in pairs.items()}
+
+    known = defaults_of(framework, release)
+    return Launch(framework, release, settings(values), known, settings(environ), Machine(), "command")
+
+
+def _sft_job(values: Mapping[str, Value], *, model: Model, cards: Cards, release: str, strategy: str) -> Job:
+    """Supervised training: nothing is generated."""
     return Job(
         framework="verl",
         release=release,
         model=model,
         cards=cards,
-        sizes=_sft_sizes(values) if is_sft else _sizes(values),
+        sizes=_sft_sizes(values),
         # A name that is none is refused with the sentence of `check`.
-        engine=cast("Engine", values.get("engine.strategy" if is_sft else f"{_A}.strategy", recipe.strategy)),
-        gpu_memory_utilization=_share(values, f"{_R}.gpu_memory_utilization"),
-        tensor_parallel=_number(values, f"{_R}.tensor_model_parallel_size"),
-        offloads_parameters=values.get(f"{offloads}.param_offload") is True,
-        offloads_optimizer=values.get(f"{offloads}.optimizer_offload") is True,
-        offloads_reference=values.get(f"{_F}.fsdp_config.param_offload") is True,
-        checkpoints_gradients=values.get(f"{prefix}.enable_gradient_checkpointing") is not False,
-        has_reference=needs_reference(values),
-        has_critic=recipe.algorithm == "ppo",
-        removes_padding=values.get(f"{prefix}.use_remove_padding") is True,
-        lora_rank=_number(values, f"{prefix}.lora_rank", 0),
-        sequence_parallel=_number(values, "engine.ulysses_sequence_parallel_size") if is_sft else cut_over(values),
-        shard_cards=shards if shards > 0 else None,
-        has_entropy_loss=bool(values.get(f"{_A}.entropy_coeff")),
-        # The key of older releases stands one level higher.
-        chunks_entropy=any(values.get(f"{above}.{_CHUNKS}") is True for above in (_A, f"{_A}.fsdp_config")),
-        engine_sleeps=values.get(f"{_R}.free_cache_engine") is not False,
-        hccl_buffer_mib=int(environment(recipe).get(_BUFFER, HCCL_BUFFER_MIB)),
+        engine=cast("Engine", values.get("engine.strategy", strategy)),
+        gpu_memory_utilization=0.0,
+        offloads_parameters=values.get("engine.param_offload") is True,
+        offloads_optimizer=values.get("engine.optimizer_offload") is True,
+        checkpoints_gradients=values.get("model.enable_gradient_checkpointing") is not False,
+        has_reference=False,
+        removes_padding=values.get("model.use_remove_padding") is True,
+        lora_rank=_number(values, "model.lora_rank", 0),
+        sequence_parallel=_number(values, "engine.ulysses_sequence_parallel_size"),
     )
-
-
-def cut_over(values: Mapping[str, Value]) -> int:
-    """The cards that share the tokens of one sequence. The older key counts where it is above 1.
-
-    Source: verl wheels 0.7.1, 0.9.1: verl/workers/config/actor.py.
-    """
-    name = "ulysses_sequence_parallel_size"
-    older = _number(values, f"{_A}.{name}")
-    return older if older != 1 else _number(values, f"{_A}.fsdp_config.{name}")
 
 
 def _number(values: Mapping[str, Value], key: str, default: int = 1) -> int:
     found = values.get(key, default)
     return found if isinstance(found, int) and not isinstance(found, bool) else default
-
-
-def _share(values: Mapping[str, Value], key: str) -> float:
-    found = values.get(key, 0.0)
-    return float(found) if isinstance(found, (int, float)) else 0.0
-
-
-def _sizes(values: Mapping[str, Value]) -> Sizes:
-    """What a step holds. The log-probabilities follow the update's dynamic batch where nothing else is said.
-
-    Source: verl wheels 0.5.0 to 0.9.1, verl/trainer/config/rollout/rollout.yaml and ref/ref.yaml.
-    """
-    prompt, response = _number(values, "data.max_prompt_length"), _number(values, "data.max_response_length")
-    is_dynamic = values.get(f"{_A}.use_dynamic_bsz") is True
-    budget = _number(values, f"{_A}.ppo_max_token_len_per_gpu", _BUDGET)
-    scoring, reference = (_number(values, f"{role}.log_prob_micro_batch_size_per_gpu") for role in (_R, _F))
-    longest = -(-(prompt + response) // max(1, cut_over(values)))  # a size that cannot be is refused later
-
-    def tokens(role: str, micro: int) -> int | None:
-        if values.get(f"{role}.log_prob_use_dynamic_bsz", is_dynamic) is True:
-            return _number(values, f"{role}.log_prob_max_token_len_per_gpu", budget)
-        # Whole sequences beside a dynamic update.
-        return micro * longest if is_dynamic else None
-
-    return Sizes(
-        prompt_length=prompt,
-        response_length=response,
-        prompts=_number(values, "data.train_batch_size"),
-        rollouts=_number(values, f"{_R}.n"),
-        mini_batch=_number(values, f"{_A}.ppo_mini_batch_size", _number(values, "data.train_batch_size")),
-        micro_batch=_number(values, f"{_A}.ppo_micro_batch_size_per_gpu"),
-        log_prob_micro_batch=scoring,
-        micro_tokens=budget if is_dynamic else None,
-        log_prob_tokens=tokens(_R, scoring),
-        reference_micro_batch=reference,
-        reference_tokens=tokens(_F, reference),
-        batched_tokens=_batched(values, prompt + response),
-    )
-
-
-def _batched(values: Mapping[str, Value], longest: int) -> int | None:
-    """Tokens that the engine reads at once, where the recipe says it; without chunks a whole sequence at least."""
-    found = values.get(_BATCHED)
-    if not isinstance(found, int):
-        return None
-    return max(found, longest) if values.get(f"{_R}.enable_chunked_prefill") is False else found
 
 
 def _sft_sizes(values: Mapping[str, Value]) -> Sizes:

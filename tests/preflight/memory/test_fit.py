@@ -104,16 +104,16 @@ def test_roll_then_lowers_the_batch_and_raises_the_accumulation() -> None:
 def test_roll_then_lowers_the_lengths() -> None:
     job = roll("Qwen/Qwen2.5-7B", cards(8), Sizes(1024, 60000, 64, 8, 32, 1, 1, 61024), 0.8)
     placement, found = plan(job)
-    assert [m.key for m in found.advice[:2]] == ["placement.advice-offload", "placement.advice-length"]
-    assert fitted(job).sizes.max_model_len == 61024 // 4
+    assert [m.key for m in found.advice[:2]] == ["placement.advice-offload", "placement.advice-response"]
+    assert (fitted(job).sizes.response_length, fitted(job).sizes.max_model_len) == (60000 // 4, 1024 + 60000 // 4)
     assert estimate(fitted(job), placement).verdict == "feasible"
 
 
 def test_a_tight_job_is_told_how_to_get_room() -> None:
     found = estimate(TWO_NODES, TWO_NODES_PLACES)
     assert found.verdict == "tight"
-    assert [m.key for m in found.advice] == ["placement.advice-reference", "placement.advice-then-feasible"]
-    assert found.advice[0].args["reference"] == 4
+    assert [m.key for m in found.advice] == ["placement.advice-scoring", "placement.advice-then-feasible"]
+    assert found.advice[0].args["scoring"] == 4
 
 
 def test_a_small_cache_wants_tensor_parallelism() -> None:

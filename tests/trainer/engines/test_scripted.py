@@ -81,6 +81,7 @@ def test_weights_are_kept_as_copies(tmp_path: Path) -> None:
         ('[{"text": "1", "logprobs": ["x", 0]}]', "be said"),
         ('["abc"]', "be said"),
         ("nothing", "no JSON"),
+        pytest.param("[" * 100_000, "no JSON", id="deep"),
         ("\n", "no answers"),
     ],
 )

@@ -106,6 +106,7 @@ def test_clocks_are_not_compared_and_the_json_holds_everything(
         ('{"kind": "step", "step": 1, "x": 1}', "nor a reward"),
         ('no json\n{"kind": "end"}', "line 1 "),
         ("[1]\n", "line 1 "),
+        pytest.param("[" * 100_000 + "\n[1]\n", "line 1 ", id="deep"),
     ],
 )
 def test_what_is_no_run_is_unusable(

@@ -197,7 +197,7 @@ def test_another_whole_state_is_named_beside_the_broken_one_and_not_taken(tmp_pa
 
 def test_a_manifest_that_is_none_is_said_to_be(tmp_path: Path) -> None:
     assert manifest.read(tmp_path) is None
-    for text in ("{", "[]", "{}", "null"):
+    for text in ("{", "[]", "{}", "null", "[" * 100_000):
         (tmp_path / MANIFEST).write_text(text)
         with pytest.raises(CorruptCheckpoint, match=rf"{MANIFEST} .*no manifest"):
             manifest.read(tmp_path)

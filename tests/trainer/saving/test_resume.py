@@ -213,6 +213,11 @@ def test_records_are_cut_behind_the_step_and_its_evaluation(tmp_path: Path) -> N
     assert resume.continue_records(tmp_path / "nowhere", 1).num_dropped == 0
 
 
+def test_a_record_nested_too_deep_is_no_record(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text("[" * 100_000 + "\n")
+    assert resume.continue_records(tmp_path, 1).num_dropped == 1
+
+
 def test_the_last_evaluation_is_made_again_by_whoever_goes_on(tmp_path: Path) -> None:
     """As a process leaves it that was killed while it saved for the last time."""
     lines = [{"kind": "step", "step": 2}, {"kind": "eval", "when": "after", "step": 0}, {"kind": "stage", "name": "x"}]
