@@ -80,7 +80,7 @@ def saved_step(out: Path) -> int | None:
 
 
 def set_aside(out: Path) -> None:
-    """Moves an old run's checkpoint aside, so that it is not mistaken for that of a new run before its first save.
+    """Renames an old run's manifest, so that it is not mistaken for that of a new run before its first save.
 
     The earlier state itself stays until then.
     """
