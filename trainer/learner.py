@@ -1,7 +1,7 @@
-"""The trained policy: recomputes log-probabilities, takes optimizer steps, gives its weights and its state.
+"""The trained policy: recomputes log-probabilities, takes optimizer steps, provides its weights and its state.
 
-A batch is cut into mini batches of whole groups (one optimizer step each) and those into micro batches of rows (one
-forward pass each). Sums are divided by counts of the whole mini batch, so the gradient does not depend on the second
+A batch is cut into mini batches of complete groups (one optimizer step each) and those into micro batches of rows (one
+forward pass each). Sums are divided by counts of the complete mini batch, so the gradient does not depend on the second
 cut.
 """
 

@@ -1,16 +1,17 @@
-"""Fully sharded data parallelism: each rank keeps its rows of every weight, gradient and moment, and gathers the rest.
+"""Fully sharded data parallelism: each rank holds its rows of every weight, gradient and moment, and gathers the rest.
 
 `shard` does that to a model in place, with torch's `fully_shard` (FSDP2): a layer's weights are gathered for its own
-pass and freed after it, and its gradients are summed and handed out as soon as they are there. What then differs from a
-model that every rank holds whole:
+pass and freed after it, and its gradients are summed and scattered as soon as they are computed. Differences from a
+model that every rank holds completely:
 
 - A parameter is a DTensor (`trainer.shards`), in float32 at least. With `dtype=bfloat16` it is gathered, and computed
-  with, in bfloat16, as the sampler gets it; what a whole model has as the optimizer's wide copy is the weight itself.
+  with, in bfloat16, as the sampler gets it; the float32 copy that an unsharded model's optimizer holds is the weight
+  itself.
 - Gradients are sums over the ranks, not means: each rank has divided by the counts of all. They are summed after each
-  micro batch: keeping them until the last one would need room for all of them on each rank.
-- Every pass, forward or back, is a collective: all ranks take as many.
+  micro batch: summing them only after the last one would need memory for all of them on each rank.
+- Every pass, forward or backward, is a collective: all ranks run the same number.
 
-torch's package for it is imported when a model is sharded, not before (it brings its compiler: 3 s).
+torch's package for it is imported only when a model is sharded (it imports its compiler: 3 s).
 """
 
 from __future__ import annotations

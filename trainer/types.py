@@ -1,4 +1,4 @@
-"""The values that pass through the loop: prompts, rollouts, groups of them, and the tensors made from them.
+"""The values of the training loop: prompts, rollouts, groups of them, and the tensors made from them.
 
 No behaviour here. Shapes in the whole trainer: P prompts, G rollouts per prompt, B = P*G rows, T tokens of the longest
 answer, S tokens of the longest prompt, V vocabulary, H hidden size, K key-value heads, D size of a head.

@@ -108,12 +108,12 @@ def content() -> bytes:
     Checking and packing takes a second, so the result is cached in the user's cache folder, by its inputs.
     """
     found = sorted(members())
-    place = Path(cache_folder(os.environ), "doctor", f"{_digest(found)}.pyz")
-    kept = _cached(place)
-    if kept is not None:
-        return kept
+    location = Path(cache_folder(os.environ), "doctor", f"{_digest(found)}.pyz")
+    cached = _cached(location)
+    if cached is not None:
+        return cached
     data = _packed(found)
-    _cache(place, data)
+    _cache(location, data)
     return data
 
 
@@ -125,10 +125,10 @@ def _digest(found: Iterable[tuple[str, bytes]]) -> str:
     return whole.hexdigest()
 
 
-def _cached(place: Path) -> bytes | None:
+def _cached(location: Path) -> bytes | None:
     """The cached bytes; None if there are none, they are damaged, or another user could have written them."""
     try:
-        with place.open("rb") as file:
+        with location.open("rb") as file:
             about = os.fstat(file.fileno())
             seal, data = file.read(_SEAL_BYTES), file.read()
     except OSError:
@@ -137,20 +137,20 @@ def _cached(place: Path) -> bytes | None:
     return data if is_ours and seal == hashlib.sha256(data).digest() else None
 
 
-def _cache(place: Path, data: bytes) -> None:
+def _cache(location: Path, data: bytes) -> None:
     """Writes the bytes to the cache atomically and removes those of other sources. Errors are ignored."""
     with contextlib.suppress(OSError):
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=place.parent, prefix=".", delete=False) as file:
+        location.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=location.parent, prefix=".", delete=False) as file:
             part = Path(file.name)
             try:
                 file.write(hashlib.sha256(data).digest() + data)
                 file.flush()
-                part.replace(place)
+                part.replace(location)
             finally:
                 part.unlink(missing_ok=True)
-        for other in place.parent.glob("*.pyz"):
-            if other != place:
+        for other in location.parent.glob("*.pyz"):
+            if other != location:
                 other.unlink(missing_ok=True)
 
 
@@ -185,9 +185,9 @@ def members() -> Iterator[tuple[str, bytes]]:
         yield from _licenses(distribution)
 
 
-def _files(root: Path, place: Path, left_out: frozenset[str] = frozenset()) -> Iterator[tuple[str, bytes]]:
+def _files(root: Path, location: Path, left_out: frozenset[str] = frozenset()) -> Iterator[tuple[str, bytes]]:
     """The code and tables of a package, or of one part of it, below the package's name."""
-    for file in [place] if place.is_file() else sorted(place.rglob("*")):
+    for file in [location] if location.is_file() else sorted(location.rglob("*")):
         name = file.relative_to(root).as_posix()
         if file.suffix in _SUFFIXES and name not in left_out:
             yield f"{root.name}/{name}", file.read_bytes()

@@ -117,7 +117,7 @@ def worst(outcomes: Iterable[CheckResult | None], *, otherwise: CheckResult) -> 
     """
     found = sorted(filter(None, outcomes), key=lambda verdict: WORST_FIRST.index(verdict.status))
     bad = [verdict for verdict in found if verdict.status in PROBLEMS]
-    problems = [verdict for place, verdict in enumerate(bad) if verdict.says not in [item.says for item in bad[:place]]]
+    problems = [verdict for at, verdict in enumerate(bad) if verdict.says not in [item.says for item in bad[:at]]]
     if not problems:
         return next((verdict for verdict in found if verdict.status is Status.SKIP), otherwise)
     return functools.reduce(_joined, problems)

@@ -93,8 +93,8 @@ def _judge(check: Check, context: Context, level: int, owners: Mapping[str, str]
     try:
         return check.judge(context)
     except Exception as error:  # a bug in a check must not hide the findings of the others
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        line = f"{type(error).__name__}: {error} ({place.name}, line {place.lineno})"
+        location = traceback.extract_tb(error.__traceback__)[-1]
+        line = f"{type(error).__name__}: {error} ({location.name}, line {location.lineno})"
         return unknown("crashed", Evidence(check.id, line), check=check.id)
 
 

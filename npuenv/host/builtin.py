@@ -187,7 +187,7 @@ def _df(words: tuple[str, ...]) -> str | None:
     if len(words) != 2 or words[0] not in ("-kP", "-iP"):
         return None
     system = os.statvfs(words[1])
-    source, place = _mount_of(os.path.realpath(words[1]))
+    source, location = _mount_of(os.path.realpath(words[1]))
     if words[0] == "-iP":
         titles, total, free, left = "Inodes IUsed IFree IUse%", system.f_files, system.f_ffree, system.f_favail
     else:
@@ -196,7 +196,7 @@ def _df(words: tuple[str, ...]) -> str | None:
         total, free, left = (int(n * unit) for n in (system.f_blocks, system.f_bfree, system.f_bavail))
     used = total - free
     share = f"{math.ceil(100 * used / (used + left))}%" if used + left else "-"
-    return f"Filesystem {titles} Mounted on\n{source} {total} {used} {left} {share} {place}\n"
+    return f"Filesystem {titles} Mounted on\n{source} {total} {used} {left} {share} {location}\n"
 
 
 def _mount_of(path: str) -> tuple[str, str]:

@@ -163,14 +163,14 @@ def _finish(process: subprocess.Popen[bytes], argv: tuple[str, ...], timeout_s: 
     assert process.stdout is not None and process.stderr is not None
     streams: dict[IO[bytes], bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
     timed_out = not _drain(process, streams, time.monotonic() + timeout_s)
-    out, err = (_trimmed(kept).decode("utf-8", "replace") for kept in streams.values())
+    out, err = (_trimmed(size).decode("utf-8", "replace") for size in streams.values())
     return Ran(argv, None if timed_out else process.returncode, out, err, timed_out)
 
 
-def _trimmed(kept: bytearray) -> bytes:
+def _trimmed(size: bytearray) -> bytes:
     """At most MAX_BYTES: the beginning and the end, which contain the error or the answer."""
     half = MAX_BYTES // 2
-    return bytes(kept) if len(kept) <= MAX_BYTES else bytes(kept[:half]) + b"\n" + bytes(kept[-half + 1 :])
+    return bytes(size) if len(size) <= MAX_BYTES else bytes(size[:half]) + b"\n" + bytes(size[-half + 1 :])
 
 
 def _drain(process: subprocess.Popen[bytes], streams: dict[IO[bytes], bytearray], deadline: float) -> bool:
@@ -207,7 +207,7 @@ def _read_some(selector: selectors.BaseSelector, streams: dict[IO[bytes], bytear
         if not chunk:
             selector.unregister(stream)
             continue
-        kept = streams[stream]  # type: ignore[index]
-        kept.extend(chunk)
-        if len(kept) > 2 * MAX_BYTES:
-            del kept[MAX_BYTES // 2 : -MAX_BYTES]
+        size = streams[stream]  # type: ignore[index]
+        size.extend(chunk)
+        if len(size) > 2 * MAX_BYTES:
+            del size[MAX_BYTES // 2 : -MAX_BYTES]

@@ -72,12 +72,12 @@ def _placed(document: str, start: int, pieces: Sequence[Piece]) -> str:
     """The evidence on its own lines, or on the next free ones; every other line empty."""
     lines = [""] * (document.count("\n") + 1)
     for at, piece in pieces:
-        place = document.count("\n", 0, max(at - start, 0))
-        while place < len(lines) and lines[place]:
-            place += 1
-        if place == len(lines):
+        location = document.count("\n", 0, max(at - start, 0))
+        while location < len(lines) and lines[location]:
+            location += 1
+        if location == len(lines):
             lines.append("")
-        lines[place] = " ".join(piece.split("\n"))
+        lines[location] = " ".join(piece.split("\n"))
     return "\n".join(lines)
 
 
@@ -125,9 +125,9 @@ def _of_document(document: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
     for run in _dicts(document.get("runs")):
         for result in _dicts(run.get("results")):
             message = result.get("message")
-            said = str(message.get("text", "")) if isinstance(message, dict) else ""
+            text = str(message.get("text", "")) if isinstance(message, dict) else ""
             if result.get("level") in ("error", "warning"):
-                yield said, list(_lines_of_evidence(said.split("\n")[1:]))
+                yield text, list(_lines_of_evidence(text.split("\n")[1:]))
 
 
 def _dicts(value: object) -> list[dict[str, Any]]:
@@ -138,7 +138,7 @@ def _located(text: str, start: int, results: Iterable[tuple[str, list[str]]]) ->
     at = max(text.find('"findings"', start), text.find('"results"', start), start)
     for whole, pieces in results:
         written = (json.dumps(whole, ensure_ascii=is_ascii) for is_ascii in (False, True))
-        at = next((place for form in written if (place := text.find(form, at)) >= 0), at)
+        at = next((location for form in written if (location := text.find(form, at)) >= 0), at)
         for piece in pieces:
             yield at, piece
 

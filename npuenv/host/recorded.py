@@ -223,31 +223,33 @@ class _Reader:
             [self._looked(path, item, f"paths.{path}") for path, item in paths.items()],
         )
 
-    def _ran(self, item: Any, place: str) -> Ran:
-        argv = self._words(item, "argv", place)
-        code = self._need(item, "code", (int, type(None)), place)
-        out, err = (self._need(item, key, str, place) for key in ("out", "err"))
-        return Ran(argv, code, out, err, self._need(item, "timed_out", bool, place, False))
+    def _ran(self, item: Any, location: str) -> Ran:
+        argv = self._words(item, "argv", location)
+        code = self._need(item, "code", (int, type(None)), location)
+        out, err = (self._need(item, key, str, location) for key in ("out", "err"))
+        return Ran(argv, code, out, err, self._need(item, "timed_out", bool, location, False))
 
-    def _looked(self, path: str, item: Any, place: str) -> Looked:
-        word = self._need(item, "state", str, place)
+    def _looked(self, path: str, item: Any, location: str) -> Looked:
+        word = self._need(item, "state", str, location)
         if word not in {state.value for state in PathState}:
-            raise _bad(self._path, Message("host.wrong-state", {"place": place, "found": word}))
-        names = self._words(item, "names", place, ())
-        text, error = (self._need(item, key, str, place, "") for key in ("text", "error"))
-        return Looked(path, PathState(word), text, names, error, self._need(item, "is_writable", bool, place, False))
+            raise _bad(self._path, Message("host.wrong-state", {"place": location, "found": word}))
+        names = self._words(item, "names", location, ())
+        text, error = (self._need(item, key, str, location, "") for key in ("text", "error"))
+        return Looked(path, PathState(word), text, names, error, self._need(item, "is_writable", bool, location, False))
 
-    def _words(self, item: Any, key: str, place: str, default: object = None) -> tuple[str, ...]:
-        words = self._need(item, key, (list, tuple), place, default)
+    def _words(self, item: Any, key: str, location: str, default: object = None) -> tuple[str, ...]:
+        words = self._need(item, key, (list, tuple), location, default)
         if not all(isinstance(word, str) for word in words):
-            raise _bad(self._path, Message("host.wrong-type", {"place": f"{place}.{key}"}))
+            raise _bad(self._path, Message("host.wrong-type", {"place": f"{location}.{key}"}))
         return tuple(words)
 
-    def _need(self, item: Any, key: str, kind: Any, place: str, default: object = None) -> Any:
+    def _need(self, item: Any, key: str, kind: Any, location: str, default: object = None) -> Any:
         value = item.get(key, default) if isinstance(item, dict) else None
         is_missing = isinstance(item, dict) and key not in item and default is None
         if not isinstance(value, kind) or is_missing or (kind == (int, type(None)) and isinstance(value, bool)):
-            raise _bad(self._path, Message("host.wrong-type", {"place": f"{place}.{key}" if place != key else key}))
+            raise _bad(
+                self._path, Message("host.wrong-type", {"place": f"{location}.{key}" if location != key else key})
+            )
         return value
 
 

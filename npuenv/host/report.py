@@ -79,13 +79,13 @@ def read_paste(data: bytes, redact: Callable[[str], str] = str) -> Paste:
     data, document = _without_documents(_as_utf8(data).replace(b"\r\n", b"\n").removesuffix(b"\n"))
     total = data.count(b"\n") + 1 if data else 0
     raw, first_of_tail = _ends(data, total)
-    places = list(_line_places(raw))
-    cut = [_shorten(_decode(raw[at])) for at in places]
+    locations = list(_line_places(raw))
+    cut = [_shorten(_decode(raw[at])) for at in locations]
     clean = _redacted([_CONTROL.sub(" ", _ANSI.sub("", line)) for line in cut], redact)
-    numbers = [at + 1 if at < first_of_tail else at + 1 + total - len(raw) for at in places]
+    numbers = [at + 1 if at < first_of_tail else at + 1 + total - len(raw) for at in locations]
     lines = tuple(piece for number, line in zip(numbers, clean) for piece in _pieces(number, line))
     lines, own = _without_own(lines, document)
-    return Paste(lines, total, total - len(places), own)
+    return Paste(lines, total, total - len(locations), own)
 
 
 def _without_documents(data: bytes) -> tuple[bytes, int | None]:

@@ -141,8 +141,8 @@ class _Look:
         self.search = search
         self.near = near
         self.session = tuple(filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")))
-        places = ("/lib64", "/usr/lib64", "/lib", "/usr/lib", f"/lib/{machine}-linux-gnu")
-        self.standard = (*places, f"/usr/lib/{machine}-linux-gnu", "/usr/local/lib")
+        locations = ("/lib64", "/usr/lib64", "/lib", "/usr/lib", f"/lib/{machine}-linux-gnu")
+        self.standard = (*locations, f"/usr/lib/{machine}-linux-gnu", "/usr/local/lib")
         self.cache = _loader_cache()
 
     def at(self, paths: Iterable[str]) -> dict[str, Any]:

@@ -19,16 +19,16 @@ def write_whole(path: str, text: str, mode: int = 0o644) -> None:
 
     This also holds after a loss of power; once it has returned it is the new text.
     """
-    place = Path(path)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    temporary = place.with_name(f".{place.name}.new")
+    location = Path(path)
+    location.parent.mkdir(parents=True, exist_ok=True)
+    temporary = location.with_name(f".{location.name}.new")
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
     temporary.chmod(mode)
-    temporary.replace(place)
-    settle(place.parent)
+    temporary.replace(location)
+    settle(location.parent)
 
 
 def settle(folder: Path) -> None:

@@ -227,8 +227,8 @@ def _auth_for(settings: PipSettings) -> Callable[[Any], Any] | None:
     import requests
 
     known = {}
-    for place in (settings.index_url, *settings.extra_index_urls):
-        parts = urlsplit(place.value) if place else None
+    for location in (settings.index_url, *settings.extra_index_urls):
+        parts = urlsplit(location.value) if location else None
         if parts is not None and parts.username is not None:
             known[(parts.hostname, parts.port)] = unquote(parts.username), unquote(parts.password or "")
 

@@ -65,11 +65,12 @@ class Indexes:
         Raises: CannotTell for an index without a response, or if no index has the package.
         """
         if name not in self._known:
-            pages = [page for place in self._locations if (page := self._page(place, name)) is not None]
+            pages = [page for location in self._locations if (page := self._page(location, name)) is not None]
             if not pages:
-                places = tuple(without_secrets(place) for place in self._locations)
+                locations = tuple(without_secrets(location) for location in self._locations)
                 raise CannotTell(
-                    Message("refresh.not-on-index", {"package": name, "index": places}), Message("refresh.hint-index")
+                    Message("refresh.not-on-index", {"package": name, "index": locations}),
+                    Message("refresh.hint-index"),
                 )
             merged = {item.file: item for page in reversed(pages) for item in page}
             self._known[name] = tuple(sorted(merged.values(), key=lambda item: (Version(item.version), item.file)))
@@ -95,9 +96,9 @@ class Indexes:
         with self._fetch.whole(item.url, self._bounds.archive, item.sha256) as stream:
             return sdist_texts(stream, wanted)
 
-    def _page(self, place: str, name: str) -> tuple[IndexFile, ...] | None:
+    def _page(self, location: str, name: str) -> tuple[IndexFile, ...] | None:
         """The files on one index; None if it does not have the package."""
-        url = f"{_without_credentials(place).rstrip('/')}/{name}/"
+        url = f"{_without_credentials(location).rstrip('/')}/{name}/"
         is_local = local_folder(url) is not None
         try:
             found = self._fetch.read(f"{url}index.html" if is_local else url, self._bounds.page, {"Accept": _ACCEPT})

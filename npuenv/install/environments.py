@@ -245,8 +245,8 @@ def remains(data: Path) -> tuple[Path, ...]:
     """
     homes = [home for home in sorted((data / "envs").glob("*")) if home.is_dir()]
     inside = [path for home in homes for path in sorted(home.glob(f"{_DYING}*"))]
-    places = [Path(form) for place in _places(data) for form in (place, os.path.realpath(place))]
-    beside = [path for place in places if place.name and _is_ours(path := _dying(place))]
+    locations = [Path(text) for location in _places(data) for text in (location, os.path.realpath(location))]
+    beside = [path for location in locations if location.name and _is_ours(path := _dying(location))]
     return tuple(dict.fromkeys((*inside, *beside)))
 
 
@@ -290,8 +290,8 @@ def _delete(dying: Path) -> None:
         dying.rmdir()
 
 
-def _not_removed(place: Path, error: OSError) -> StepFailed:
-    args = {"path": str(error.filename or place), "why": error.strerror or str(error)}
+def _not_removed(location: Path, error: OSError) -> StepFailed:
+    args = {"path": str(error.filename or location), "why": error.strerror or str(error)}
     return StepFailed(Message("store.not-removed", args), Message("store.not-removed-hint"))
 
 
@@ -307,8 +307,8 @@ def _managed(host: Host, data: Path) -> Iterator[EnvironmentEntry]:
 
 
 def _elsewhere(host: Host, data: Path) -> Iterator[EnvironmentEntry]:
-    for place in _places(data):
-        own = describe(host, place)
+    for location in _places(data):
+        own = describe(host, location)
         if own is not None:
             yield EnvironmentEntry(own, "elsewhere")
 
@@ -320,14 +320,14 @@ def _places(data: Path) -> list[str]:
         return []
 
 
-def _write_places(data: Path, places: list[str]) -> None:
-    if places != _places(data):
-        write_whole(str(data / "environments.txt"), "".join(f"{place}\n" for place in places))
+def _write_places(data: Path, locations: list[str]) -> None:
+    if locations != _places(data):
+        write_whole(str(data / "environments.txt"), "".join(f"{location}\n" for location in locations))
 
 
 def _forget_place(root: Path, data: Path) -> None:
-    gone = os.path.realpath(root)
-    _write_places(data, [place for place in _places(data) if os.path.realpath(place) != gone])
+    missing = os.path.realpath(root)
+    _write_places(data, [location for location in _places(data) if os.path.realpath(location) != missing])
 
 
 def _forget_links(root: Path) -> None:

@@ -219,10 +219,10 @@ class _lock_environment:
             (self._session.own / "logs").mkdir(parents=True, exist_ok=True)
             self._held = self._wait()
         except OSError as error:
-            said = system_error(error, self._session.root)
+            reason = system_error(error, self._session.root)
             if error.errno in _NO_PLACE:
-                raise BadInput(said, Message("plan.choose-target")) from error
-            raise StepFailed(said, _run_again(self._session)) from error
+                raise BadInput(reason, Message("plan.choose-target")) from error
+            raise StepFailed(reason, _run_again(self._session)) from error
         return self._held
 
     def _wait(self) -> int:
@@ -230,13 +230,13 @@ class _lock_environment:
         end.
         """
         path = str(self._session.own / "running")
-        tells_at, is_told = time.monotonic() + _GRACE_S, False
+        tells_at, is_reported = time.monotonic() + _GRACE_S, False
         while (held := claim(path)) is None:
-            if not is_told and time.monotonic() >= tells_at:
-                is_told = True
+            if not is_reported and time.monotonic() >= tells_at:
+                is_reported = True
                 self._session.wait(holders(path))
             time.sleep(_POLL_S)
-        if is_told:
+        if is_reported:
             try:
                 self._require_same_lock()
             except BaseException:
@@ -333,7 +333,7 @@ def _run(action: Run, step: Step, session: Session, held: int, on_line: Callable
 
 
 def _watch(running: Running, log: Path, start: int, on_line: Callable[[str | None], None]) -> int:
-    told_at = time.monotonic()
+    reported_at = time.monotonic()
     with log.open("rb") as file:
         file.seek(start)
         rest = b""
@@ -342,8 +342,8 @@ def _watch(running: Running, log: Path, start: int, on_line: Callable[[str | Non
             *lines, rest = (rest + file.read()).split(b"\n")
             for line in lines:
                 on_line(without_secrets(line.decode("utf-8", "replace")).rstrip("\r"))
-            if time.monotonic() - told_at >= _WAITING_S:
-                told_at = time.monotonic()
+            if time.monotonic() - reported_at >= _WAITING_S:
+                reported_at = time.monotonic()
                 on_line(None)
             if code is not None:
                 if rest:

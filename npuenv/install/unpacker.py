@@ -122,8 +122,8 @@ def copy(path: str, folder: str) -> None:
         if os.path.islink(full):
             require_inside(name, os.readlink(full))
 
-    def ignore(place: str, names: list[str]) -> list[str]:
-        return [name for name in left_out(path, place, names) if name != ".git"]
+    def ignore(location: str, names: list[str]) -> list[str]:
+        return [name for name in left_out(path, location, names) if name != ".git"]
 
     shutil.copytree(path, folder, symlinks=True, dirs_exist_ok=True, ignore=ignore)
 
@@ -149,10 +149,10 @@ def untar(archive: tarfile.TarFile, folder: str) -> None:
         if member.islnk() and not below(safe_name(member.linkname), top):
             raise Refused(f"{member.name} leads out of the archive")
     for member in members:
-        place = below(safe_name(member.name), top)
-        if not place:
+        location = below(safe_name(member.name), top)
+        if not location:
             continue
-        full = os.path.join(folder, place)
+        full = os.path.join(folder, location)
         if member.isdir():
             os.makedirs(full, exist_ok=True)
         elif member.issym():
@@ -173,17 +173,17 @@ def unzip(archive: zipfile.ZipFile, folder: str) -> None:
         if stat.S_ISLNK(member.external_attr >> 16):
             links.append((below(safe_name(member.filename), top), archive.read(member).decode()))
             require_inside(*links[-1])
-    places = {place for place, _ in links}
+    locations = {location for location, _ in links}
     for member in members:
-        place = below(safe_name(member.filename), top)
-        if not place or place in places:
+        location = below(safe_name(member.filename), top)
+        if not location or location in locations:
             continue
         if member.is_dir():
-            os.makedirs(os.path.join(folder, place), exist_ok=True)
+            os.makedirs(os.path.join(folder, location), exist_ok=True)
         else:
             with archive.open(member) as content:
-                write(os.path.join(folder, place), content, member.external_attr >> 16)
-    put_links([(os.path.join(folder, place), target) for place, target in links])
+                write(os.path.join(folder, location), content, member.external_attr >> 16)
+    put_links([(os.path.join(folder, location), target) for location, target in links])
 
 
 def write(full: str, content: IO[bytes], mode: int) -> None:
@@ -210,11 +210,11 @@ def safe_name(name: str) -> str:
     return "/".join(parts)
 
 
-def require_inside(place: str, target: str) -> None:
+def require_inside(location: str, target: str) -> None:
     """Refuses a link at `place` (relative to the root) whose target is not below the root."""
-    reached = posixpath.normpath(posixpath.join(posixpath.dirname(place), target))
+    reached = posixpath.normpath(posixpath.join(posixpath.dirname(location), target))
     if target.startswith("/") or reached == ".." or reached.startswith("../"):
-        raise Refused(f"the link {place} leads out of the source, to {target}")
+        raise Refused(f"the link {location} leads out of the source, to {target}")
 
 
 def require_size(size: int) -> None:

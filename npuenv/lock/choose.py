@@ -29,7 +29,7 @@ _AT_MOST = timedelta(days=183)
 _HEAD = 2048  # characters: the status is among the first lines of a lock
 
 
-def choose(request: Request, matrix: Matrix, own: Path) -> Stack | Conflict:
+def choose(request: Request, matrix: Matrix, local_folder: Path) -> Stack | Conflict:
     """Like `resolve`, but if no stack is named, one with a complete lock is preferred to one with a partial lock.
 
     The other stack must be for the same use and hardware, have at least the same confidence level, and be about as
@@ -40,10 +40,10 @@ def choose(request: Request, matrix: Matrix, own: Path) -> Stack | Conflict:
         return first
     if request.is_newest:
         return _beside(first, resolve(replace(request, is_newest=False), matrix), "resolve.note-newest")
-    if _status(first, own) in (None, COMPLETE):
+    if _status(first, local_folder) in (None, COMPLETE):
         return first
     for stack in _others(request, matrix):
-        if _serves_as_well(stack, first) and _status(stack, own) == COMPLETE:
+        if _serves_as_well(stack, first) and _status(stack, local_folder) == COMPLETE:
             return _beside(stack, first, "resolve.note-complete-lock")
     return first
 
@@ -70,11 +70,11 @@ def _beside(stack: Stack, other: Stack | Conflict, key: str) -> Stack:
     return replace(stack, notes=(Message(key, {"stack": stack.name, "other": other.name}), *stack.notes))
 
 
-def _status(stack: Stack, own: Path) -> str | None:
+def _status(stack: Stack, local_folder: Path) -> str | None:
     """The best status among the stack's locks; None if there is no lock."""
     name = f"{stack.name}.{stack.platform.tag}.toml"
     found = set()
-    for folder in (own, shipped_folder()):
+    for folder in (local_folder, shipped_folder()):
         if (folder / name).is_file():
             with (folder / name).open(encoding="utf-8", errors="replace") as lock:
                 found.update(_STATUS.findall(lock.read(_HEAD)))

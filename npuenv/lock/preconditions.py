@@ -79,8 +79,8 @@ def require_sources(
         ran = probe(package.name, package.version, package.index, stack, resolver)
         if ran.code != 0:
             reason = "index-out-of-reach" if ran.timed_out or is_out_of_reach(ran.err) else "not-on-index"
-            gone = Missing(package.name, package.version, reason, package.index)
-            raise NothingFits(why_missing(gone, resolver), Message("lock.provide-wheel", {"name": package.name}))
+            missing = Missing(package.name, package.version, reason, package.index)
+            raise NothingFits(why_missing(missing, resolver), Message("lock.provide-wheel", {"name": package.name}))
     return found
 
 

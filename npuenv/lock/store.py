@@ -26,13 +26,13 @@ def shipped_folder() -> Path:
     return checkout if checkout.is_dir() else Path(sysconfig.get_path("data")) / "share" / "npuenv" / "lockfiles"
 
 
-def find_lock(stack: Stack, own: Path) -> Lock | None:
+def find_lock(stack: Stack, local_folder: Path) -> Lock | None:
     """The lock of a stack: a local one (in `own`) before the shipped one, a complete one before a partial one; None if
     neither matches the stack.
     """
     name = f"{stack.name}.{stack.platform.tag}.toml"
     lacking = None
-    for folder in (own, shipped_folder()):
+    for folder in (local_folder, shipped_folder()):
         if (folder / name).is_file():
             lock = read_lock(folder / name)
             if answers(lock, stack):

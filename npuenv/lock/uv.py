@@ -93,9 +93,9 @@ def write_inputs(inputs: Inputs, supply: Supply, resolver: Resolver, folder: Pat
             lines = [line for line in lines if canonicalize_name(Requirement(line).name) not in supply.on_index]
         (folder / f"{kind}.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     (folder / "links").mkdir(exist_ok=True)
-    for gone in supply.missing:
-        requires = stand_in_requires(gone.name, gone.version) or ()
-        write_wheel(folder / "links", gone.name, gone.version, requires=requires)
+    for missing in supply.missing:
+        requires = stand_in_requires(missing.name, missing.version) or ()
+        write_wheel(folder / "links", missing.name, missing.version, requires=requires)
     (folder / "pyproject.toml").write_text(_project(inputs, supply, resolver), encoding="utf-8")
     bounds = ("-c", str(folder / "constrain.txt"), "--overrides", str(folder / "replace.txt"))
     files = ("--excludes", str(folder / "exclude.txt"), str(folder / "pyproject.toml"))

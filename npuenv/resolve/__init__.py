@@ -34,51 +34,53 @@ def resolve(request: Request, matrix: Matrix) -> Stack | Conflict:
     Preferred: the requested CANN, else the newest; NPU stacks before CPU ones; then the published platform.
     Raises: BadInput for an unknown name, and for a request too empty to choose by.
     """
-    wanted = checked(request, matrix)
-    candidate = _of_named(wanted, matrix)
+    normalised = checked(request, matrix)
+    candidate = _of_named(normalised, matrix)
     if candidate is not None:
-        return build(candidate, wanted, matrix)
-    asked, others = by_preference(wanted, matrix)
-    candidate = first_fit(asked, wanted, matrix)
+        return build(candidate, normalised, matrix)
+    requested, others = by_preference(normalised, matrix)
+    candidate = first_fit(requested, normalised, matrix)
     if candidate is not None:
-        stack = build(candidate, wanted, matrix)
-        moved = _moved_by_pins(candidate, asked, wanted, matrix) if wanted.pins else None
+        stack = build(candidate, normalised, matrix)
+        moved = _moved_by_pins(candidate, requested, normalised, matrix) if normalised.pins else None
         return stack if moved is None else replace(stack, notes=(moved, *stack.notes))
-    return _why_not(wanted, asked, others, matrix)
+    return _why_not(normalised, requested, others, matrix)
 
 
-def _of_named(wanted: Request, matrix: Matrix) -> Candidate | None:
+def _of_named(request: Request, matrix: Matrix) -> Candidate | None:
     """The candidate of the stack that a request names, without building the other stacks."""
-    recipe = recipe_named(wanted.stack, matrix) if wanted.stack else None
-    return first_fit((recipe,), wanted, matrix) if recipe and is_asked_for(recipe, wanted) else None
+    recipe = recipe_named(request.stack, matrix) if request.stack else None
+    return first_fit((recipe,), request, matrix) if recipe and is_asked_for(recipe, request) else None
 
 
-def _moved_by_pins(candidate: Candidate, asked: list[Recipe], wanted: Request, matrix: Matrix) -> Message | None:
+def _moved_by_pins(candidate: Candidate, requested: list[Recipe], request: Request, matrix: Matrix) -> Message | None:
     """A note that another stack would be chosen without the user's pins, with its first clash; None otherwise."""
-    usual = first_fit(asked, replace(wanted, pins={}), matrix)
+    usual = first_fit(requested, replace(request, pins={}), matrix)
     if usual is None or usual.recipe.id == candidate.recipe.id:
         return None
-    _, clashes = next(evaluate([usual.recipe], wanted, matrix))
+    _, clashes = next(evaluate([usual.recipe], request, matrix))
     if not clashes:
         return None
-    pins = tuple(f"{name}=={version}" for name, version in wanted.pins.items())
+    pins = tuple(f"{name}=={version}" for name, version in request.pins.items())
     args = {"stack": candidate.recipe.id, "usual": usual.recipe.id, "pins": pins, "why": clashes[0].says}
     return Message("resolve.note-moved", args)
 
 
-def _why_not(wanted: Request, asked: list[Recipe], others: list[Recipe], matrix: Matrix) -> Conflict:
+def _why_not(request: Request, requested: list[Recipe], others: list[Recipe], matrix: Matrix) -> Conflict:
     """The conflict of a request that no candidate meets."""
     from npuenv.resolve.conflict import explain
     from npuenv.resolve.minimize import MAX_PINS, clashing_pins, fitting_pins
     from npuenv.resolve.suggestions import without_pins
 
-    few = clashing_pins(asked, wanted, matrix) if len(wanted.pins) > MAX_PINS else wanted
-    conflict = explain(list(evaluate(asked, few, matrix)), others, few, matrix, resolve)
-    if few is wanted:
+    few = clashing_pins(requested, request, matrix) if len(request.pins) > MAX_PINS else request
+    conflict = explain(list(evaluate(requested, few, matrix)), others, few, matrix, resolve)
+    if few is request:
         return conflict
-    enough = fitting_pins(asked, wanted, matrix)
+    enough = fitting_pins(requested, request, matrix)
     return replace(
-        conflict, request=wanted, ways_out=() if enough is None else without_pins(wanted, enough, matrix, resolve)
+        conflict,
+        request=request,
+        ways_out=() if enough is None else without_pins(request, enough, matrix, resolve),
     )
 
 
@@ -98,10 +100,10 @@ def published_requests(matrix: Matrix) -> Iterator[Request]:
     for recipe in all_recipes(matrix):
         if recipe.framework == "torch-npu":
             continue
-        wanted = recipe.hardware if recipe.id.endswith("-310p") else dict.fromkeys((*_TRAINING, *recipe.hardware))
-        places = wanted if recipe.framework == "vllm-ascend" else recipe.hardware or (None,)
+        generations = recipe.hardware if recipe.id.endswith("-310p") else dict.fromkeys((*_TRAINING, *recipe.hardware))
+        choices = generations if recipe.framework == "vllm-ascend" else recipe.hardware or (None,)
         pythons = recipe.python[:1] if recipe.hardware else recipe.python
-        for arch, hardware, python in itertools.product(recipe.arch, places, pythons):
+        for arch, hardware, python in itertools.product(recipe.arch, choices, pythons):
             yield Request(stack=recipe.id, arch=arch, hardware=hardware, python=python)
 
 

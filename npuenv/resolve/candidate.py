@@ -52,15 +52,15 @@ def by_preference(request: Request, matrix: Matrix) -> tuple[list[Recipe], list[
     """The recipes that match the request, preferred ones first, and all the others, nearest first."""
     recipes = all_recipes(matrix)
     wanted = next((each for each in recipes if each.id == request.stack), None)
-    asked: list[Recipe] = []
+    requested: list[Recipe] = []
     others: list[Recipe] = []
     for recipe in recipes:
         if not recipe.lacks or _is_relevant(recipe, request, recipes):
-            (asked if is_asked_for(recipe, request) else others).append(recipe)
+            (requested if is_asked_for(recipe, request) else others).append(recipe)
     order = [versions.cann(row.version) for row in matrix.cann]
-    asked.sort(key=lambda each: _preference(each, request, order))
+    requested.sort(key=lambda each: _preference(each, request, order))
     others.sort(key=lambda each: (_distance(each, request, wanted), _preference(each, request, order)))
-    return asked, others
+    return requested, others
 
 
 def _is_relevant(recipe: Recipe, request: Request, recipes: tuple[Recipe, ...]) -> bool:

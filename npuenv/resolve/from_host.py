@@ -45,8 +45,8 @@ def filled(
                 Message("resolve.host-untold", {"what": Message(f"resolve.what-{field}"), "line": _line(evidence)})
             )
             continue
-        taken: dict[str, Any] = {field: value, "origins": {**request.origins, field: _line(evidence)}}
-        request = replace(request, **taken)
+        changes: dict[str, Any] = {field: value, "origins": {**request.origins, field: _line(evidence)}}
+        request = replace(request, **changes)
     return request, tuple(notes)
 
 

@@ -44,9 +44,9 @@ def worker_run(python: Path, settings: Mapping[str, str]) -> Iterator[tuple[Runn
     # there is no checkpoint to resume from here
     own = {name: value for name, value in settings.items() if name != "resume"}
     with tempfile.TemporaryDirectory(prefix="npuenv-node-") as folder:
-        place = Target(python, Path(folder) / "out")
-        with start(place, own) as running:
-            yield running, place.out
+        location = Target(python, Path(folder) / "out")
+        with start(location, own) as running:
+            yield running, location.out
 
 
 Record = Mapping[str, Any]

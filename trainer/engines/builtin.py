@@ -1,4 +1,4 @@
-"""Sampling with the built-in decoder: each prompt is computed once for its whole group."""
+"""Sampling with the built-in decoder: each prompt is computed once for its complete group."""
 
 from __future__ import annotations
 

@@ -319,7 +319,7 @@ def stop(handles: Sequence[Any]) -> None:
 
 
 def end(group: WorkerGroup) -> None:
-    """Ends the ranks if Ray cannot: each is asked to end itself; those on this node that do not respond are killed."""
+    """Ends the ranks if Ray cannot: each is asked to exit; those on this node that do not respond are killed."""
     stop([each.handle for each in group.ranks])
     here = [each.pid for each in group.ranks if group.placement.nodes[each.slot.node].is_home and _is_there(each.pid)]
     for pid in here:

@@ -61,7 +61,7 @@ def find_backends(items: Sequence[Item], lock: Lock, platform: Platform, resolve
 def _wanted(sdists: Sequence[Download], resolver: Resolver) -> list[str]:
     """The build requirements of all sdists together. The sdists are fetched, because only they state them."""
     with tempfile.TemporaryDirectory(prefix="npuenv-sdists-") as name:
-        fetch_all(sdists, Path(name), resolver.settings, tell=lambda told: None)
+        fetch_all(sdists, Path(name), resolver.settings, tell=lambda report: None)
         return sorted({line for item in sdists for line in build_requirements(Path(name) / item.path)})
 
 

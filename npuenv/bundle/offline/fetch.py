@@ -74,8 +74,8 @@ def bytes_per_second(wanted: Sequence[Download], settings: PipSettings) -> float
     last = max(1, min(_SAMPLE, largest.size)) - 1
     with _Loading(settings) as loading:
         begun = time.monotonic()
-        taken = loading.sample(largest.url, last)
-    return taken / max(time.monotonic() - begun, 1e-3)
+        used = loading.sample(largest.url, last)
+    return used / max(time.monotonic() - begun, 1e-3)
 
 
 def still_to_fetch(wanted: Sequence[Download], folder: Path) -> int:
@@ -252,15 +252,15 @@ class _Loading(Fetch):
         import requests
         import urllib3
 
-        taken = 0
+        used = 0
         try:
             headers = {**_PLAIN, "Range": f"bytes=0-{last}"}
             with self._session.get(url, headers=headers, stream=True, **self._options) as response:
-                while response.ok and taken <= last and (piece := response.raw.read1(_CHUNK, decode_content=False)):
-                    taken += len(piece)
+                while response.ok and used <= last and (piece := response.raw.read1(_CHUNK, decode_content=False)):
+                    used += len(piece)
         except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError):  # as in `size`
             return 0
-        return taken
+        return used
 
     def append(self, url: str, part: Path, run: _Run) -> None:
         """Appends the rest of a file to `part`. Raises: _Cut, and StepFailed if there is no such file."""
@@ -271,7 +271,7 @@ class _Loading(Fetch):
         headers = {**_PLAIN, **({"Range": f"bytes={have}-"} if have else {})}
         try:
             with self._session.get(url, headers=headers, stream=True, **self._options) as response:
-                start, whole = _span(response, have, url)
+                start, total = _span(response, have, url)
                 if start != have:  # the server ignores ranges
                     run.count(-have)
                 with part.open("ab" if start else "wb") as target:
@@ -286,16 +286,16 @@ class _Loading(Fetch):
         ) as error:
             raise _Cut(_short(error)) from error
         has = _size_of(part.parent, part.name)
-        if run.stopped.is_set() or (whole and has < whole):
-            raise _Cut(f"{has} / {whole}")
+        if run.stopped.is_set() or (total and has < total):
+            raise _Cut(f"{has} / {total}")
 
 
 def _span(response: Any, have: int, url: str) -> tuple[int, int]:
     """The start of a response's content, and the size of the complete file (0: unknown)."""
     if response.status_code == 416:  # the local part has all bytes, or too many
-        whole = str(response.headers.get("Content-Range", "")).rpartition("/")[2]
+        total = str(response.headers.get("Content-Range", "")).rpartition("/")[2]
         response.close()
-        return have, int(whole) if whole.isdigit() else 0
+        return have, int(total) if total.isdigit() else 0
     if response.status_code in _FOR_GOOD:
         args = {"file": without_secrets(url), "why": f"HTTP {response.status_code}"}
         raise StepFailed(Message("bundle.not-coming", args), Message("bundle.again"))

@@ -130,11 +130,11 @@ def _listed(row: Any, folder: Path) -> Listed:
 def _offers(row: Any, folder: Path) -> Iterator[Offer]:
     """A row of PEP 751: `wheels`, then `sdist` or `archive`, each with `url` or `path`, `hashes` and `size`."""
     for file in (*row.get("wheels", ()), *(row[kind] for kind in ("sdist", "archive") if kind in row)):
-        place = file.get("url") or ""
-        local = local_folder(place) if place else str(folder / file["path"])
-        name = file.get("name") or unquote(urlsplit(place).path if place else local or "").rpartition("/")[2]
+        location = file.get("url") or ""
+        local = local_folder(location) if location else str(folder / file["path"])
+        name = file.get("name") or unquote(urlsplit(location).path if location else local or "").rpartition("/")[2]
         size = int(file.get("size", 0))
         if local is not None:
-            place = str(Path(local).resolve())
-            size = size or (Path(place).stat().st_size if Path(place).is_file() else 0)
-        yield Offer(name, place, file.get("hashes", {}).get("sha256", ""), size)
+            location = str(Path(local).resolve())
+            size = size or (Path(location).stat().st_size if Path(location).is_file() else 0)
+        yield Offer(name, location, file.get("hashes", {}).get("sha256", ""), size)

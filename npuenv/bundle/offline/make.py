@@ -135,16 +135,16 @@ def check_place(out: Path) -> None:
 
 def check_room(contents: Contents, out: Path) -> None:
     """Raises BadInput if the disk of `out` is too small. Files from an earlier run count as done."""
-    place = out
-    while not place.exists():
-        place = place.parent
-    free = shutil.disk_usage(place).free
+    location = out
+    while not location.exists():
+        location = location.parent
+    free = shutil.disk_usage(location).free
     whole = contents.fetched + contents.copied + _SPARE
     wanted = (
         still_to_fetch(contents.wanted, staging(out)) + contents.copied + _SPARE + (whole if is_archive(out) else 0)
     )
     if free < wanted:
-        args = {"path": str(place), "free": free >> 20, "wanted": wanted >> 20}
+        args = {"path": str(location), "free": free >> 20, "wanted": wanted >> 20}
         raise BadInput(Message("bundle.no-room", args), Message("bundle.disk-full-hint"))
 
 
@@ -267,15 +267,15 @@ def _put(folder: Path, path: str, data: bytes, kind: str) -> FileRow:
 
 
 def _row(folder: Path, path: str, kind: str, name: str = "", version: str = "") -> FileRow:
-    place = folder / path
-    return FileRow(path, kind, place.stat().st_size, sha256_of(place), name, version)
+    location = folder / path
+    return FileRow(path, kind, location.stat().st_size, sha256_of(location), name, version)
 
 
 def _remove_others(folder: Path, paths: set[str]) -> None:
     """Removes files of an earlier run for another stack or version."""
-    for place in sorted(folder.rglob("*"), reverse=True):
-        if place.is_dir() and not place.is_symlink():
-            if not any(place.iterdir()):
-                place.rmdir()
-        elif place.relative_to(folder).as_posix() not in paths:
-            place.unlink()
+    for location in sorted(folder.rglob("*"), reverse=True):
+        if location.is_dir() and not location.is_symlink():
+            if not any(location.iterdir()):
+                location.rmdir()
+        elif location.relative_to(folder).as_posix() not in paths:
+            location.unlink()

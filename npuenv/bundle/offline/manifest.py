@@ -103,23 +103,23 @@ def manifest_text(manifest: Manifest) -> str:
     return _text({**bare, "seal": _seal(bare)})
 
 
-def parse_manifest(data: bytes, place: str) -> Manifest:
+def parse_manifest(data: bytes, location: str) -> Manifest:
     """The manifest in a file; `place` is for messages. Raises: BadInput for an invalid or modified one."""
     try:
         table = loads(data)
     except JsonError as error:
-        raise _wrong(place, Message("bundle.no-json", {"why": str(error)[:200]})) from error
+        raise _wrong(location, Message("bundle.no-json", {"why": str(error)[:200]})) from error
     if not isinstance(table, dict) or table.get("schema") != SCHEMA:
         schema = str(table.get("schema"))[:100] if isinstance(table, dict) else "-"
-        raise _wrong(place, Message("bundle.other-schema", {"schema": schema, "known": SCHEMA}))
+        raise _wrong(location, Message("bundle.other-schema", {"schema": schema, "known": SCHEMA}))
     seal = table.pop("seal", "")
     if seal != _seal(table) or data != _text({**table, "seal": seal}).encode():
-        raise _wrong(place, Message("bundle.changed-manifest"))
+        raise _wrong(location, Message("bundle.changed-manifest"))
     try:
         return _manifest(table)
     except (KeyError, TypeError, ValueError) as error:
         raise _wrong(
-            place, Message("bundle.bad-manifest", {"why": f"{type(error).__name__}: {error}"[:200]})
+            location, Message("bundle.bad-manifest", {"why": f"{type(error).__name__}: {error}"[:200]})
         ) from error
 
 
@@ -157,8 +157,8 @@ def _manifest(table: dict[str, Any]) -> Manifest:
     return manifest
 
 
-def _wrong(place: str, what: Message) -> BadInput:
-    return BadInput(Message("bundle.no-bundle", {"path": place, "what": what}), Message("bundle.no-bundle-hint"))
+def _wrong(location: str, what: Message) -> BadInput:
+    return BadInput(Message("bundle.no-bundle", {"path": location, "what": what}), Message("bundle.no-bundle-hint"))
 
 
 def _seal(table: Mapping[str, Any]) -> str:

@@ -86,13 +86,13 @@ def open_bundle(
     compared so far and their total. Raises: BadInput for any difference from what was written, with the name of the
     first such file; StepFailed if there is no space to unpack.
     """
-    place = Path(path)
-    if place.is_dir():
-        yield _bundle(place.resolve(), _checked_folder(place, tell))
-    elif place.is_file():
+    location = Path(path)
+    if location.is_dir():
+        yield _bundle(location.resolve(), _checked_folder(location, tell))
+    elif location.is_file():
         with tempfile.TemporaryDirectory(prefix="npuenv-bundle-", dir=scratch) as folder:
             root = Path(folder).resolve()
-            yield _bundle(root, _unpacked(place, root, tell))
+            yield _bundle(root, _unpacked(location, root, tell))
     else:
         raise BadInput(Message("bundle.absent", {"path": str(path)}), Message("bundle.absent-hint"))
 
@@ -104,49 +104,49 @@ def _bundle(root: Path, manifest: Manifest) -> Bundle:
     return Bundle(root, manifest, lock, Request(**manifest.request))
 
 
-def _checked_folder(place: Path, tell: Callable[[int, int], None] | None) -> Manifest:
-    if not (place / MANIFEST).is_file():
-        raise _refused(place, Message("bundle.no-manifest", {"name": MANIFEST}))
+def _checked_folder(location: Path, tell: Callable[[int, int], None] | None) -> Manifest:
+    if not (location / MANIFEST).is_file():
+        raise _refused(location, Message("bundle.no-manifest", {"name": MANIFEST}))
     try:
-        with (place / MANIFEST).open("rb") as file:
-            manifest = parse_manifest(_head(file), str(place))
+        with (location / MANIFEST).open("rb") as file:
+            manifest = parse_manifest(_head(file), str(location))
         rows = {row.path: row for row in manifest.files}
-        for found in _entries(place):
+        for found in _entries(location):
             if found not in rows and found != MANIFEST:
-                raise _refused(place, Message("bundle.extra-file", {"file": found}))
+                raise _refused(location, Message("bundle.extra-file", {"file": found}))
         done = 0
         for row in manifest.files:
             done += row.size
-            _check_file(place, row)
+            _check_file(location, row)
             if tell:
                 tell(done, manifest.size)
     except OSError as error:
-        args = {"file": str(error.filename or place), "why": error.strerror or str(error)}
-        raise _refused(place, Message("bundle.unreadable-file", args)) from error
+        args = {"file": str(error.filename or location), "why": error.strerror or str(error)}
+        raise _refused(location, Message("bundle.unreadable-file", args)) from error
     return manifest
 
 
-def _check_file(place: Path, row: FileRow) -> None:
-    path = place / row.path
+def _check_file(location: Path, row: FileRow) -> None:
+    path = location / row.path
     try:
         looked = path.lstat()
     except FileNotFoundError as error:
-        raise _refused(place, Message("bundle.missing-file", {"file": row.path})) from error
+        raise _refused(location, Message("bundle.missing-file", {"file": row.path})) from error
     # A link may lead to a file that changes after it was compared.
-    if not stat.S_ISREG(looked.st_mode) or os.path.realpath(path) != os.path.join(os.path.realpath(place), row.path):
-        raise _refused(place, Message("bundle.no-plain-file", {"file": row.path}))
+    if not stat.S_ISREG(looked.st_mode) or os.path.realpath(path) != os.path.join(os.path.realpath(location), row.path):
+        raise _refused(location, Message("bundle.no-plain-file", {"file": row.path}))
     if looked.st_size != row.size:
         args = {"file": row.path, "expected": row.size, "found": looked.st_size}
-        raise _refused(place, Message("bundle.other-size", args))
+        raise _refused(location, Message("bundle.other-size", args))
     with path.open("rb") as content:
-        _require_hash(place, row, _pour(content, None, row))
+        _require_hash(location, row, _pour(content, None, row))
 
 
-def _entries(place: Path) -> Iterator[str]:
+def _entries(location: Path) -> Iterator[str]:
     """Every entry below a folder that is not itself a folder, links to folders included."""
-    for folder, names, files in os.walk(place, onerror=_raise):
+    for folder, names, files in os.walk(location, onerror=_raise):
         for name in (*files, *(name for name in names if os.path.islink(os.path.join(folder, name)))):
-            yield Path(folder, name).relative_to(place).as_posix()
+            yield Path(folder, name).relative_to(location).as_posix()
 
 
 def _raise(error: OSError) -> None:
@@ -240,15 +240,16 @@ def _pour(content: IO[bytes], target: IO[bytes] | None, row: FileRow) -> str:
     return digest.hexdigest()
 
 
-def _require_hash(place: Path, row: FileRow, found: str) -> None:
+def _require_hash(location: Path, row: FileRow, found: str) -> None:
     if found != row.sha256:
         args = {"file": row.path, "expected": row.sha256, "found": found}
-        raise _refused(place, Message("bundle.other-hash", args))
+        raise _refused(location, Message("bundle.other-hash", args))
 
 
 def _head(file: IO[bytes]) -> bytes:
     return file.read(MAX_MANIFEST + 1)
 
 
-def _refused(place: Path, what: Message) -> BadInput:
-    return BadInput(Message("bundle.no-bundle", {"path": str(place), "what": what}), Message("bundle.no-bundle-hint"))
+def _refused(location: Path, what: Message) -> BadInput:
+    args = {"path": str(location), "what": what}
+    return BadInput(Message("bundle.no-bundle", args), Message("bundle.no-bundle-hint"))

@@ -68,8 +68,8 @@ def find_sources(
     stack: Stack, resolver: Resolver, *, given: Mapping[str, str], left_out: frozenset[str]
 ) -> tuple[Found, ...]:
     """The origin of each of a stack's sources. Raises: CannotTell with all that cannot be found, together."""
-    asked = [_sought(source, stack.platform, resolver, given, left_out) for source in stack.git_sources]
-    lacking = [each for each in asked if isinstance(each, CannotTell)]
+    results = [_sought(source, stack.platform, resolver, given, left_out) for source in stack.git_sources]
+    lacking = [each for each in results if isinstance(each, CannotTell)]
     if len(lacking) == 1:
         raise lacking[0]
     if lacking:
@@ -77,7 +77,7 @@ def find_sources(
         options = " ".join(f"--without-source {error.message.args['name']}" for error in lacking)
         hint = Message("bundle.no-sources-hint", {"options": options})
         raise CannotTell(Message("bundle.no-sources", {"sources": rows}), hint)
-    return tuple(each for each in asked if isinstance(each, Found))
+    return tuple(each for each in results if isinstance(each, Found))
 
 
 def _sought(
@@ -164,18 +164,18 @@ def _commit_of_ref(text: str, source: GitSource) -> str:
     for line in text.splitlines():
         commit, _, name = line.partition("\t")
         rows[name] = commit
-    said = {"name": source.name, "repo": source.repo, "ref": source.ref}
-    hint = Message("bundle.no-source-hint", said)
+    details = {"name": source.name, "repo": source.repo, "ref": source.ref}
+    hint = Message("bundle.no-source-hint", details)
     kinds = ("refs/heads", "refs/tags") if source.is_moving else ("refs/tags", "refs/heads")
     for kind in kinds:
         for name in (f"{kind}/{source.ref}^{{}}", f"{kind}/{source.ref}"):
             commit = rows.get(name, "")
             if _COMMIT.fullmatch(commit) and not commit.startswith(source.commit):
-                args = {**said, "recorded": source.commit, "found": commit}
+                args = {**details, "recorded": source.commit, "found": commit}
                 raise NothingFits(Message("bundle.tag-moved", args), hint)
             if _COMMIT.fullmatch(commit):
                 return commit
-    raise NothingFits(Message("bundle.no-ref", said), hint)
+    raise NothingFits(Message("bundle.no-ref", details), hint)
 
 
 def _commit_of_folder(path: str, resolver: Resolver) -> str:

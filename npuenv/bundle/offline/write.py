@@ -112,12 +112,12 @@ def plain_member(name: str, size: int, mode: int) -> tarfile.TarInfo:
 
 def _ordered(folder: Path, first: tuple[str, ...], skip: frozenset[str]) -> Iterator[tuple[Path, str]]:
     found: dict[str, Path] = {}
-    for place, folders, files in os.walk(folder):
+    for location, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if name not in skip]
-        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
+        links = [name for name in folders if os.path.islink(os.path.join(location, name))]
         for name in (*files, *links):
             if name not in skip:
-                path = Path(place, name)
+                path = Path(location, name)
                 found[path.relative_to(folder).as_posix()] = path
     ordered = [name for name in first if name in found] + [name for name in sorted(found) if name not in first]
     return ((found[name], name) for name in ordered)

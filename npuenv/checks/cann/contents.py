@@ -36,9 +36,7 @@ def _parts(context: Context) -> CheckResult:
     for name, release in (config.running if config else {}).items():
         named.setdefault(name, (release, Evidence("version.cfg", f"{name}_running_version {release}")))
     named.pop("opp_kernel", None)  # the kernels package has its own check
-    read = {
-        name: (release, version, place) for name, (release, place) in named.items() if (version := _release(release))
-    }
+    read = {name: (release, version, path) for name, (release, path) in named.items() if (version := _release(release))}
     if not read:
         return skip("cann.parts-skip")
     oldest = min(read.items(), key=lambda item: item[1][1])
@@ -151,7 +149,7 @@ def _custom(context: Context) -> CheckResult:
 
 
 def _places(pairs: Iterable[tuple[str, str]]) -> tuple[Evidence, ...]:
-    return tuple(Evidence(place, line) for place, line in pairs)
+    return tuple(Evidence(location, line) for location, line in pairs)
 
 
 CHECKS = (

@@ -254,7 +254,7 @@ def _is_stale(process: Process, found: Processes, is_noted: bool) -> bool:
     if process.name.startswith("ray::"):
         # a worker's parent is its raylet; process 1 inherits it when the raylet has ended
         return found.init != "raylet"
-    if any(place in process.command for place in _PARTS_OF_RAY):
+    if any(part in process.command for part in _PARTS_OF_RAY):
         return not any(other.name in _RAY_SERVERS for other in found.ours)
     return process.name.startswith("VLLM") and found.init in _INITS
 

@@ -149,13 +149,13 @@ def _tls(context: Context) -> CheckResult:
         return skip("network.tls-no-entry")
     found = answers(context, "tls")
     lines = {card: Evidence(CONF, f"tls_enable_{card}={value}") for card, value in filed.items()}
-    odd = {card: lines[card] for card, value in filed.items() if value not in ("0", "1")}
+    outliers = {card: lines[card] for card, value in filed.items() if value not in ("0", "1")}
     silent = sorted({*conf.by_device, *_unnamed(context, filed)} - filed.keys())
     outcomes = [_mixed(filed, lines), _unread(context, "tls")]
     if found:
         outcomes.insert(0, _mixed({card: str(int(state.is_on)) for card, state in found.values.items()}, found.lines))
-    if odd:
-        outcomes.append(unknown("network.tls-unreadable", *odd.values(), devices=tuple(odd)))
+    if outliers:
+        outcomes.append(unknown("network.tls-unreadable", *outliers.values(), devices=tuple(outliers)))
     if silent:
         outcomes.append(unknown("network.tls-some", *lines.values(), devices=tuple(silent)))
     is_on = "1" in filed.values()
@@ -298,12 +298,12 @@ def _masks(_: Context, addresses: Addresses) -> CheckResult:
     masks = _masks_of(addresses)
     if len(masks) < 2:
         return skip("network.address-none")
-    odd = _outliers(masks)
-    if odd:
-        lines = (addresses[card].line for card in odd)
+    outliers = _outliers(masks)
+    if outliers:
+        lines = (addresses[card].line for card in outliers)
         common = Counter(masks.values()).most_common(1)[0][0]
         fix = fix_for("network.address", needs_root=True)
-        return fail("network.netmask-differs", *lines, fix=fix, cards=tuple(odd), common=common)
+        return fail("network.netmask-differs", *lines, fix=fix, cards=tuple(outliers), common=common)
     return ok("network.netmask-agrees", count=len(masks))
 
 
@@ -321,12 +321,12 @@ def _subnets(context: Context, addresses: Addresses) -> CheckResult:
         return skip("network.because-netmask")
     if _unique(context).status is Status.FAIL:
         return skip("network.because-twice")
-    odd = _outliers(networks)
-    if odd:
+    outliers = _outliers(networks)
+    if outliers:
         fix = fix_for("network.address", needs_root=True)
-        lines = (addresses[card].line for card in odd)
+        lines = (addresses[card].line for card in outliers)
         common = Counter(networks.values()).most_common(1)[0][0]
-        return warn("network.subnet-odd", *lines, fix=fix, cards=tuple(odd), common=common)
+        return warn("network.subnet-odd", *lines, fix=fix, cards=tuple(outliers), common=common)
     return ok("network.subnet-ok", count=len(set(networks.values())))
 
 

@@ -52,8 +52,8 @@ def _is_older(fact: Fact[Any]) -> bool:
         return False
     from npuenv.facts.hccn.answers import Refusal, refusal  # imported from level 2 on
 
-    said = refusal("\n".join(item.line for item in fact.evidence))
-    return said is not None and said.kind is Refusal.GRAMMAR
+    answer = refusal("\n".join(item.line for item in fact.evidence))
+    return answer is not None and answer.kind is Refusal.GRAMMAR
 
 
 def _is_odd(card: int, counts: dict[int, int]) -> bool:

@@ -107,35 +107,35 @@ def _health(context: Context) -> CheckResult:
         return refused or skip("network.none-asked")
     states, lines, blind = found
     down = down_cards(context)
-    judged = {card: state for card, state in states.items() if card not in down}
-    sick = {card: state for card, state in judged.items() if state not in ("success", "unknown", *_NOT_SET_UP)}
-    unset = [card for card in stranded_cards(context) if card in sick]
-    unsaid = {card: lines[card] for card, state in judged.items() if state == "unknown"}
+    assessed = {card: state for card, state in states.items() if card not in down}
+    unhealthy = {card: state for card, state in assessed.items() if state not in ("success", "unknown", *_NOT_SET_UP)}
+    unset = [card for card in stranded_cards(context) if card in unhealthy]
+    unreported = {card: lines[card] for card, state in assessed.items() if state == "unknown"}
     fixes = {"health-no-gateway": fix_for("network.gateway-set"), "health-bad": fix_for("network.health")}
-    groups = {"health-no-gateway": unset, "health-bad": [card for card in sick if card not in unset]}
+    groups = {"health-no-gateway": unset, "health-bad": [card for card in unhealthy if card not in unset]}
     bad = [
         fail(
             f"network.{name}",
             *(lines[card] for card in cards),
             fix=fixes[name],
             cards=tuple(cards),
-            states=tuple(f"{card}: {sick[card]}" for card in cards),
+            states=tuple(f"{card}: {unhealthy[card]}" for card in cards),
         )
         for name, cards in groups.items()
         if cards
     ]
-    args = {card: state for card, state in judged.items() if card not in unsaid}
-    blind_ones = unread_cards(context, {**blind, **unsaid}, of=states)
+    args = {card: state for card, state in assessed.items() if card not in unreported}
+    blind_ones = unread_cards(context, {**blind, **unreported}, of=states)
     return worst((*bad, blind_ones), otherwise=_watching(lines, args))
 
 
-def _watching(lines: Mapping[int, Evidence], judged: Mapping[int, str]) -> CheckResult:
-    if not judged:
+def _watching(lines: Mapping[int, Evidence], assessed: Mapping[int, str]) -> CheckResult:
+    if not assessed:
         return skip("network.because-links")
     first = list(lines.values())[:1]
-    watching = sum(state not in _NOT_SET_UP for state in judged.values())
+    watching = sum(state not in _NOT_SET_UP for state in assessed.values())
     if not watching:
-        return ok("network.health-not-set-up", *first, count=len(judged))
+        return ok("network.health-not-set-up", *first, count=len(assessed))
     return ok("network.health-ok", *first, count=watching)
 
 
@@ -145,20 +145,20 @@ def _speed(context: Context) -> CheckResult:
         return refused or skip("network.none-asked")
     speeds, lines, blind = found
     down = down_cards(context)
-    judged = {card: speed.mbps for card, speed in speeds.items() if card not in down}
-    known = {card: mbps for card, mbps in judged.items() if mbps is not None}
-    unsaid = {card: lines[card] for card in judged if card not in known}
+    assessed = {card: speed.mbps for card, speed in speeds.items() if card not in down}
+    known = {card: mbps for card, mbps in assessed.items() if mbps is not None}
+    unreported = {card: lines[card] for card in assessed if card not in known}
     first = list(lines.values())[:1]
     gbps = max(known.values(), default=0) // 1000
     slow = sorted(card for card, mbps in known.items() if mbps < max(known.values()))
     fix = fix_for("network.speed")
-    outcomes = [unread_cards(context, blind if known else {**blind, **unsaid}, of=known)]
+    outcomes = [unread_cards(context, blind if known else {**blind, **unreported}, of=known)]
     if slow:
         least = min(known.values()) // 1000
         shown = (lines[card] for card in slow)
         outcomes.append(warn("network.speed-differs", *shown, fix=fix, cards=tuple(slow), least=least, most=gbps))
-    if unsaid and known:
-        outcomes.append(warn("network.speed-unknown", *unsaid.values(), fix=fix, cards=tuple(unsaid)))
+    if unreported and known:
+        outcomes.append(warn("network.speed-unknown", *unreported.values(), fix=fix, cards=tuple(unreported)))
     well = ok("network.speed-ok", *first, gbps=gbps, count=len(known)) if known else skip("network.because-links")
     return worst(outcomes, otherwise=well)
 
@@ -169,16 +169,17 @@ def _optical(context: Context) -> CheckResult:
     if refused or found is None:
         return refused or skip("network.none-asked")
     modules, lines, blind = found
-    judged = {card: module for card, module in modules.items() if card not in down_cards(context)}
-    gone = sorted(card for card, module in judged.items() if not module.is_present)
-    odd = {card: lines[card] for card in gone if judged[card].readings}
-    outside = {card: module.outside_limits for card, module in judged.items() if module.outside_limits}
+    assessed = {card: module for card, module in modules.items() if card not in down_cards(context)}
+    gone = sorted(card for card, module in assessed.items() if not module.is_present)
+    outliers = {card: lines[card] for card in gone if assessed[card].readings}
+    outside = {card: module.outside_limits for card, module in assessed.items() if module.outside_limits}
     fix = fix_for("network.module")
     outcomes = [unread_cards(context, blind, of=modules)]
-    if odd:
-        values = tuple(f"{card}: {value}" for card in odd for value in judged[card].readings[:1])
-        outcomes.append(unknown("network.optical-contradicts", *odd.values(), cards=tuple(odd), values=values))
-    absent = [card for card in gone if card not in odd]
+    if outliers:
+        values = tuple(f"{card}: {value}" for card in outliers for value in assessed[card].readings[:1])
+        cards = tuple(outliers)
+        outcomes.append(unknown("network.optical-contradicts", *outliers.values(), cards=cards, values=values))
+    absent = [card for card in gone if card not in outliers]
     if absent:
         shown = (lines[card] for card in absent)
         outcomes.append(warn("network.optical-absent", *shown, fix=fix, cards=tuple(absent)))
@@ -187,7 +188,7 @@ def _optical(context: Context) -> CheckResult:
         for card, values in outside.items()
         if card not in gone
     ]
-    well = ok("network.optical-ok", count=len(judged)) if judged else skip("network.because-links")
+    well = ok("network.optical-ok", count=len(assessed)) if assessed else skip("network.because-links")
     return worst(outcomes, otherwise=well)
 
 

@@ -52,8 +52,8 @@ def _memory(context: Context) -> CheckResult:
             lines += [
                 Evidence(f"npu-smi info -t ecc -i {card.npu}", f"{key}: {count}") for key, count in counts.items()
             ]
-    said = warn("npu.cards-memory-warn", *lines, fix=fix_for("npu.card-memory"), cards=tuple(bad)) if bad else None
-    return worst((said, unread_of(context, "ecc")), otherwise=ok("npu.cards-memory-ok", count=len(cards)))
+    reported = warn("npu.cards-memory-warn", *lines, fix=fix_for("npu.card-memory"), cards=tuple(bad)) if bad else None
+    return worst((reported, unread_of(context, "ecc")), otherwise=ok("npu.cards-memory-ok", count=len(cards)))
 
 
 def _alike(context: Context) -> CheckResult:
@@ -74,19 +74,19 @@ def _alike(context: Context) -> CheckResult:
 
 def _several(context: Context, boards: Iterable[Board], name: str) -> Iterator[CheckResult | None]:
     """What is wrong with one of the two versions: it differs between cards, or is missing on some."""
-    said = [(str(board.npu), getattr(board, name)) for board in boards]
-    versions = tuple(sorted({value for _, value in said if value}))
+    reported = [(str(board.npu), getattr(board, name)) for board in boards]
+    versions = tuple(sorted({value for _, value in reported if value}))
     evidence = context.facts.npu.boards.evidence
     fix = fix_for("npu.firmware" if name == "firmware" else "npu.driver-reboot")
     if len(versions) > 1:
         yield warn(f"npu.cards-alike-{name}", *evidence, fix=fix, versions=versions)
     if versions:
-        yield _blind("board", said)
+        yield _blind("board", reported)
 
 
-def _blind(query: str, said: Iterable[tuple[str, object]]) -> CheckResult | None:
+def _blind(query: str, reported: Iterable[tuple[str, object]]) -> CheckResult | None:
     """Unknown for the cards that do not report what others do."""
-    return unread({card: Evidence(f"npu-smi info -t {query}", f"{card}: -") for card, value in said if not value})
+    return unread({card: Evidence(f"npu-smi info -t {query}", f"{card}: -") for card, value in reported if not value})
 
 
 def _compatible(context: Context) -> CheckResult:
@@ -97,9 +97,9 @@ def _compatible(context: Context) -> CheckResult:
         return skip("npu.not-told")
     bad = {npu: word for npu, word in words.items() if word.upper() not in _COMPATIBLE}
     lines = (Evidence(f"npu-smi info -t board -i {npu}", f"Compatibility : {word}") for npu, word in bad.items())
-    said = fail("npu.cards-compatible-fail", *lines, fix=fix_for("npu.firmware"), cards=tuple(bad)) if bad else None
+    reported = fail("npu.cards-compatible-fail", *lines, fix=fix_for("npu.firmware"), cards=tuple(bad)) if bad else None
     silent = _blind("board", [(str(board.npu), board.compatibility) for board in boards or ()])
-    outcomes = (said, silent, unread_of(context, "boards"))
+    outcomes = (reported, silent, unread_of(context, "boards"))
     return worst(outcomes, otherwise=ok("npu.cards-compatible-ok", count=len(words)))
 
 
@@ -123,21 +123,21 @@ def _linked(context: Context) -> CheckResult:
     lost = {pair: word for pair, word in pairs.items() if word in _FALLBACK}
     lines = (Evidence("npu-smi info -t topo", f"NPU{one} - NPU{other}: {word}") for (one, other), word in lost.items())
     names = tuple(f"{one}-{other}" for one, other in lost)
-    said = warn("npu.cards-linked-warn", *lines, fix=fix_for("npu.card-link"), pairs=names) if lost else None
-    return worst((said, rest), otherwise=ok("npu.cards-linked-ok", count=len(pairs)))
+    reported = warn("npu.cards-linked-warn", *lines, fix=fix_for("npu.card-link"), pairs=names) if lost else None
+    return worst((reported, rest), otherwise=ok("npu.cards-linked-ok", count=len(pairs)))
 
 
 def _in_pod(context: Context) -> CheckResult:
     pods = context.facts.npu.spods.value
     if pods is None:
         return skip("npu.not-told")
-    places = {(pod.pod, pod.size, pod.server) for pod in pods if _is_whole(pod)}
+    locations = {(pod.pod, pod.size, pod.server) for pod in pods if _is_whole(pod)}
     evidence = context.facts.npu.spods.evidence
     outcomes = [
         unread_of(context, "spods"),
         _blind("spod-info", [(f"{pod.npu}.{pod.chip}", _is_whole(pod)) for pod in pods]),
     ]
-    if len(places) > 1:
+    if len(locations) > 1:
         outcomes.append(fail("npu.cards-pod-differ", *evidence, fix=fix_for("npu.card-pod"), servers=_servers(pods)))
     numbers = [pod.sdid for pod in pods if pod.sdid is not None]
     twice = tuple(sorted({number for number in numbers if numbers.count(number) > 1}))
@@ -170,8 +170,9 @@ def _events(context: Context) -> CheckResult:
         return blind or ok("npu.cards-events-harmless", *context.facts.npu.faults.evidence, codes=codes)
     grave = any(row is not None and row.action in _GRAVE_ACTIONS for row in rows)
     says = fail if grave else warn
-    said = says("npu.cards-events-warn", *context.facts.npu.faults.evidence, fix=fix_for("npu.card-alarm"), codes=codes)
-    return worst((said, blind), otherwise=said)
+    fix = fix_for("npu.card-alarm")
+    result = says("npu.cards-events-warn", *context.facts.npu.faults.evidence, fix=fix, codes=codes)
+    return worst((result, blind), otherwise=result)
 
 
 def _kernel(context: Context) -> CheckResult:

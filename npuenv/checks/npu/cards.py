@@ -103,9 +103,9 @@ def _nodes_alone(context: Context, looked: tuple[Evidence, ...], count: int) -> 
     if npu.smi_trouble.is_known or npu.smi.state is State.ABSENT:
         return skip("npu.see-npu-smi")
     if npu.smi.is_known:
-        said = npu.smi.evidence[0].line if npu.smi.evidence else ""
+        reported = npu.smi.evidence[0].line if npu.smi.evidence else ""
         return warn(
-            "npu.cards-present-none-listed", *looked, fix=fix_for("npu.driver-sees-none"), count=count, said=said
+            "npu.cards-present-none-listed", *looked, fix=fix_for("npu.driver-sees-none"), count=count, said=reported
         )
     return warn("npu.cards-present-nodes-only", *looked, count=count)
 
@@ -120,12 +120,14 @@ def _healthy(context: Context) -> CheckResult:
         return without_table(context) or skip("no-table")
     details = [item for item in context.facts.npu.health.value or () if item.status != "OK"]
     codes = {f"{item.npu}.{item.chip}": item.codes for item in details if item.codes}
-    said_ill = {f"{item.npu}.{item.chip}" for item in details if item.status != "UNKNOWN"}
+    reported_unhealthy = {f"{item.npu}.{item.chip}" for item in details if item.status != "UNKNOWN"}
     dead = [card for card in table.cards if card.health == "Critical"]
     rest = [card for card in table.cards if card not in dead]
     coded = [card for card in rest if _label(card) in codes]
-    ill = [card for card in rest if card.health not in ("OK", None, "UNKNOWN") or _label(card) in said_ill]
-    plain = [card for card in ill if card not in coded]
+    unhealthy = [
+        card for card in rest if card.health not in ("OK", None, "UNKNOWN") or _label(card) in reported_unhealthy
+    ]
+    plain = [card for card in unhealthy if card not in coded]
     unsaid = [card for card in rest if card.health == "UNKNOWN" and card not in (*coded, *plain)]
     outcomes = [
         _critical([card for card in dead if card.power_w == 0.0], "dead"),
@@ -185,9 +187,9 @@ def _supported(context: Context) -> CheckResult:
     shown = context.facts.npu.smi.evidence
     if refused:
         outcomes.append(fail("npu.cards-supported-fail", *shown, names=tuple(refused), fix=_try_cpu()))
-    strange = [name for name, row in rows.items() if row is None]
-    if strange or not names:
-        outcomes.append(unknown("npu.cards-supported-unknown", *shown, names=tuple(strange) or ("?",)))
+    unsupported = [name for name, row in rows.items() if row is None]
+    if unsupported or not names:
+        outcomes.append(unknown("npu.cards-supported-unknown", *shown, names=tuple(unsupported) or ("?",)))
     return worst(outcomes, otherwise=ok("npu.cards-supported-ok", names=tuple(names)))
 
 
@@ -272,10 +274,12 @@ def _stuck(context: Context) -> CheckResult:
     idle = [card for card in table.cards if card.npu in table.listed and card.npu not in with_process]
     stuck = [card for card in idle if card.busy_percent == _FULL_PERCENT and not _holds_memory(table, card)]
     lines = (Evidence("npu-smi info", f"NPU {card.npu}: {card.busy_percent} %, no process") for card in stuck)
-    said = warn("npu.cards-stuck-warn", *lines, fix=fix_for("npu.card-stuck"), cards=_labels(stuck)) if stuck else None
+    reported = (
+        warn("npu.cards-stuck-warn", *lines, fix=fix_for("npu.card-stuck"), cards=_labels(stuck)) if stuck else None
+    )
     blind = unread_rows(idle, lambda card: card.busy_percent is not None)
     well = ok("npu.cards-stuck-ok", count=len(idle)) if idle else skip("npu.cards-stuck-skip")
-    return worst((said or _unlisted(table), blind), otherwise=well)
+    return worst((reported or _unlisted(table), blind), otherwise=well)
 
 
 def _complete(context: Context) -> CheckResult:
@@ -303,7 +307,7 @@ def _lost_on_bus(context: Context, table: SmiTable) -> tuple[str, ...]:
     if not all(card.bus_id for card in table.cards):
         return ()  # some cards print no address, so none can be missing
     seen = {_bus(card.bus_id or "") for card in table.cards}
-    return tuple(place for place in addresses if _bus(place) not in seen)
+    return tuple(location for location in addresses if _bus(location) not in seen)
 
 
 def _bus(address: str) -> str:

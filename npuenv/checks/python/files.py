@@ -40,10 +40,10 @@ def _owners(context: Context) -> CheckResult:
 def _twice(context: Context, python: Python) -> dict[str, str]:
     """Distributions at two locations with different versions, or twice at one location after a broken upgrade."""
     packages = context.facts.python.packages.value
-    places = {each.name: each for each in packages.twice} if packages is not None else {}
+    locations = {each.name: each for each in packages.twice} if packages is not None else {}
     found = {}
     for name, versions in python.installed_twice.items():
-        each = places.get(name)
+        each = locations.get(name)
         if each is None:
             found[name] = ", ".join(versions)
             continue

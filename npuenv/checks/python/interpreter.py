@@ -126,12 +126,12 @@ def _readable(context: Context) -> CheckResult:
         file, base = packages.no_settings
         fix = fix_for("python.no-settings", (base, "-m", "venv", "--without-pip", file.rpartition("/")[0]))
         return fail("python.readable-no-settings", Evidence(file, "not there"), fix=fix, file=file)
-    shut = [Evidence(place, why) for place, why in packages.unreadable.items()]
-    shut += [Evidence(place, "not readable") for place in (files.unreadable if files is not None else ())]
+    shut = [Evidence(location, why) for location, why in packages.unreadable.items()]
+    shut += [Evidence(location, "not readable") for location in (files.unreadable if files is not None else ())]
     if not shut:
         return ok("python.readable-ok", count=len(packages.path))
-    places = tuple(item.command for item in shut[:_SHOWN])
-    return fail("python.readable-fail", *shut, fix=fix_for("python.readable"), folders=places)
+    locations = tuple(item.command for item in shut[:_SHOWN])
+    return fail("python.readable-fail", *shut, fix=fix_for("python.readable"), folders=locations)
 
 
 def _metadata(context: Context) -> CheckResult:

@@ -270,9 +270,9 @@ def _is_overridden(item: _Unmet, override: RecipeOverride) -> bool:
         return item.name in (name, override.package)
     if override.does == "constrain":
         return item.name == name and bool(accepts(spec, item.has)) and not _can_both(split(item.needs)[1], spec)
-    is_meant = item.name == name and override.package in (item.owner, item.name)
+    is_intended = item.name == name and override.package in (item.owner, item.name)
     # The stack fills in `torch=={torch}` with its own torch, which is the installed one.
-    return is_meant and bool(item.has) and ("{" in spec or accepts(spec, item.has) is not False)
+    return is_intended and bool(item.has) and ("{" in spec or accepts(spec, item.has) is not False)
 
 
 def _can_both(one: str, other: str) -> bool:
@@ -289,10 +289,10 @@ def _unsupported(context: Context) -> CheckResult:
     chips = set(chip_generations(context))
     found: dict[str, Unsupported] = {}
     for row in context.matrix.unsupported:
-        is_meant = not row.frameworks or context.framework is None or context.framework in row.frameworks
+        is_intended = not row.frameworks or context.framework is None or context.framework in row.frameworks
         is_here = row.package in python.distributions and row.package not in ("", "triton")
         on_chip = not row.hardware or bool(chips & set(row.hardware))
-        if row.kind == "package" and row.believe and not row.until and is_meant and is_here and on_chip:
+        if row.kind == "package" and row.believe and not row.until and is_intended and is_here and on_chip:
             found.setdefault(row.package, row)
     if found:  # a published stack may contain a package that its guide later calls unsupported
         brought = {versions.requirement_name(text) for recipe in _like_this(context) for text in recipe.requirements}

@@ -131,10 +131,10 @@ def _build(context: Context) -> CheckResult:
     if is_for_gpus(torch):
         return skip("python.because", cause="python.torch-pair")
     packages = context.facts.python.packages.value
-    said = packages.built.get("torch", {}) if packages is not None else {}
+    reported = packages.built.get("torch", {}) if packages is not None else {}
     brought = sorted(name for name in python.distributions if _CUDA.fullmatch(name))
-    cuda = next((said[key] for key in ("cuda", "hip") if said.get(key, "None") != "None"), "")
-    if cuda or (not said and brought):
+    cuda = next((reported[key] for key in ("cuda", "hip") if reported.get(key, "None") != "None"), "")
+    if cuda or (not reported and brought):
         evidence = (Evidence("torch/version.py", f"cuda {cuda}"),) if cuda else lines(context, "torch", *brought[:3])
         return warn("python.build-cuda", *evidence, fix=torch_fix(context, torch), torch=torch, cuda=cuda or brought[0])
     return ok("python.build-ok", *lines(context, "torch"), torch=torch)

@@ -97,8 +97,8 @@ def _fitting_plugin(context: Context) -> VllmAscend | None:
     pair = [(field, version_of(context, name)) for field, name in _NEEDS.items() if name in ("torch", "torch-npu")]
     if vllm is None or ascend is None:
         return None
-    said = public(_said_version(context, vllm))
-    rows = [row for row in context.matrix.vllm_ascend if public(row.vllm) == said]
+    reported = public(_said_version(context, vllm))
+    rows = [row for row in context.matrix.vllm_ascend if public(row.vllm) == reported]
     rows = [row for row in rows if all(has and accepts(getattr(row, field), has) is True for field, has in pair)]
     if not rows or public(ascend) in {row.version for row in rows}:
         return None
@@ -147,13 +147,13 @@ def _version(context: Context) -> CheckResult:
     vllm, ascend = version_of(context, "vllm"), version_of(context, "vllm-ascend")
     if vllm is None or ascend is None:
         return skip("python.no-vllm")
-    said = _said_version(context, vllm)
-    if not _UNREADABLE.match(said):
-        return ok("python.vllm-version-ok", vllm=said)
+    reported = _said_version(context, vllm)
+    if not _UNREADABLE.match(reported):
+        return ok("python.vllm-version-ok", vllm=reported)
     row = _row(context)
     wanted = public(row.vllm) if row is not None else "X.Y.Z"
     fix = fix_for("python.vllm-version", ("export", f"VLLM_VERSION={wanted}"))
-    return fail("python.vllm-version-fail", *lines(context, "vllm", "vllm-ascend"), fix=fix, vllm=said)
+    return fail("python.vllm-version-fail", *lines(context, "vllm", "vllm-ascend"), fix=fix, vllm=reported)
 
 
 def _build(context: Context) -> CheckResult:
@@ -222,8 +222,8 @@ def _lacks(context: Context, row: VllmAscend, name: str, spec: str) -> bool:
 def _chip(context: Context) -> CheckResult:
     """The chip that vllm-ascend was built for, from its build information, against the cards."""
     packages, ascend = context.facts.python.packages.value, version_of(context, "vllm-ascend")
-    said = packages.built.get("vllm_ascend", {}) if packages is not None else {}
-    text = said.get("device_type") or said.get("soc_version") or ""
+    reported = packages.built.get("vllm_ascend", {}) if packages is not None else {}
+    text = reported.get("device_type") or reported.get("soc_version") or ""
     if ascend is None or not text:
         return skip("python.vllm-chip-skip")
     row = context.matrix.hardware_of_chip(text)

@@ -61,7 +61,7 @@ def put_in(making: Making, items: Sequence[BuildStep]) -> list[Step]:
                 group.items.append(item)
             group.packages.append(package)
     parted = {item.id for item in items if sum(item in group.items for group in groups.values()) > 1}
-    return [_step(making, place, group, parted) for place, group in groups.items()]
+    return [_step(making, location, group, parted) for location, group in groups.items()]
 
 
 def take_out(making: Making, item: BuildStep) -> Step:
@@ -70,10 +70,10 @@ def take_out(making: Making, item: BuildStep) -> Step:
     # A name that is installed again later cannot be a condition: every further run would uninstall it once more.
     later = {package.name for package in making.lock.packages}
     wants = tuple(Condition("dist.version", (making.target.python, n), "") for n in names if n not in later)
-    again = [package for package in making.lock.packages if package.name in names]
+    reinstalled = [package for package in making.lock.packages if package.name in names]
     # Packages that are installed again were put there by npuenv; any other may be the user's.
     is_upkeep = making.is_own and not wants
-    return Step(item.id, item.why, (run,), wants or (_complete_want(making, again),), is_upkeep=is_upkeep)
+    return Step(item.id, item.why, (run,), wants or (_complete_want(making, reinstalled),), is_upkeep=is_upkeep)
 
 
 def _packages(making: Making, item: BuildStep) -> list[LockedPackage]:
@@ -94,29 +94,29 @@ def _place(making: Making, package: LockedPackage) -> _Location:
     return _Location(package.index or "", folder, bool(package.sha256))
 
 
-def _step(making: Making, place: _Location, group: _Group, parted: set[str]) -> Step:
+def _step(making: Making, location: _Location, group: _Group, parted: set[str]) -> Step:
     """A step named after its entries, and after the location if one of them has several."""
     name = "+".join(item.id for item in group.items)
     if any(item.id in parted for item in group.items):
-        name += f"@{place.label or 'default'}{'' if place.is_hashed else '-unhashed'}"
+        name += f"@{location.label or 'default'}{'' if location.is_hashed else '-unhashed'}"
     lines = [
         " ".join([f"{p.name}=={p.version}", *(f"--hash=sha256:{digest}" for digest in p.sha256)])
         for p in group.packages
     ]
     file = making.target.own(f"{name}.txt")
-    options, env, unset = _from(making, place)
+    options, env, unset = _from(making, location)
     if not making.is_own:
         options += _reinstall_options(making, group.packages)
     run = making.uv("pip", "install", "--python", making.target.python, *options, "-r", file, env=env, unset=unset)
     args = {
         "why": functools.reduce(_both, (item.why for item in group.items)),
         "count": len(group.packages),
-        "from": place.folder or place.label or Message("plan.default-index"),
+        "from": location.folder or location.label or Message("plan.default-index"),
     }
-    message = Message("plan.why-group" if place.is_hashed else "plan.why-group-unhashed", args)
+    message = Message("plan.why-group" if location.is_hashed else "plan.why-group-unhashed", args)
     want = _complete_want(making, group.packages)
     do = (WriteFile(file, "\n".join(lines) + "\n"), run)
-    return Step(name, message, do, (want,), needs_network=not place.folder, is_upkeep=making.is_own)
+    return Step(name, message, do, (want,), needs_network=not location.folder, is_upkeep=making.is_own)
 
 
 def _both(first: Message, other: Message) -> Message:
@@ -136,15 +136,15 @@ def _reinstall_options(making: Making, packages: Sequence[LockedPackage]) -> lis
     return [word for package in packages if package.name in present for word in ("--reinstall-package", package.name)]
 
 
-def _from(making: Making, place: _Location) -> tuple[list[str], dict[str, str], tuple[str, ...]]:
+def _from(making: Making, location: _Location) -> tuple[list[str], dict[str, str], tuple[str, ...]]:
     """uv's options, the variables it gets, and those that are unset."""
     options = ["--no-deps", "--python-platform", uv_platform(making.stack.platform)]
-    options += ["--link-mode", making.tools.link_mode, *["--require-hashes"] * place.is_hashed]
-    if place.folder:
+    options += ["--link-mode", making.tools.link_mode, *["--require-hashes"] * location.is_hashed]
+    if location.folder:
         unset = (*_ALL_PLACES, *_NETWORK) if making.tools.wheels else _ALL_PLACES
-        return [*options, "--no-index", "--find-links", place.folder, *making.tools.offline], {}, unset
-    if place.label:
-        address = named_index(place.label, making.tools.indexes[place.label], {})
+        return [*options, "--no-index", "--find-links", location.folder, *making.tools.offline], {}, unset
+    if location.label:
+        address = named_index(location.label, making.tools.indexes[location.label], {})
         return options, {"UV_DEFAULT_INDEX": address}, _INDEX_VARIABLES
     return [*options, *making.tools.settings.options], {}, ()
 

@@ -71,11 +71,11 @@ _INSTALLED = (".dist-info", ".egg-info", ".egg-link")
 def check_target(host: Host, target: Target, lock: Lock) -> None:
     """Passes if the environment may be created there. Raises: BadInput (foreign content, read-only, no space)."""
     check_content(host, target)
-    place = _nearest(host, target.root)
-    if not host.look(place).is_writable:
-        raise BadInput(Message("plan.target-read-only", {"path": place}), Message("plan.choose-target"))
+    location = _nearest(host, target.root)
+    if not host.look(location).is_writable:
+        raise BadInput(Message("plan.target-read-only", {"path": location}), Message("plan.choose-target"))
     if not host.look(target.root).names:
-        _require_room(host, place, lock.packages, Message("plan.choose-target"))
+        _require_room(host, location, lock.packages, Message("plan.choose-target"))
 
 
 def check_content(host: Host, target: Target) -> None:
@@ -91,8 +91,8 @@ def check_content(host: Host, target: Target) -> None:
     if target.link is None and target.root.startswith(managed) and not looked.names:
         args = {"path": target.root, "managed": managed}
         raise BadInput(Message("plan.target-managed", args), Message("plan.choose-target"))
-    there = describe(host, target.root)
-    if there is not None and there.kind == "existing":
+    present = describe(host, target.root)
+    if present is not None and present.kind == "existing":
         raise BadInput(
             Message("plan.target-existing", {"path": target.root}),
             Message("plan.into-folder-hint", {"path": target.python}),
@@ -135,8 +135,8 @@ def existing_target(host: Host, exe: str, lock: Lock, stack: Stack) -> Target:
         raise BadInput(Message("plan.into-made", known), Message("plan.into-made-hint", known))
     if not host.look(prefix).is_writable:
         raise BadInput(Message("plan.target-read-only", {"path": prefix}), Message("plan.into-hint"))
-    there = dist_versions(host, target.python).value or {}
-    lacking = [package for package in lock.packages if there.get(package.name) != package.version]
+    present = dist_versions(host, target.python).value or {}
+    lacking = [package for package in lock.packages if present.get(package.name) != package.version]
     _require_room(host, prefix, lacking, Message("plan.make-room"))
     return target
 
@@ -152,10 +152,10 @@ def present_in(host: Host, target: Target, python: str) -> frozenset[str]:
 
 def _is_made(host: Host, root: str) -> bool:
     """Whether npuenv made the environment, finished or not; False for one that it only installed packages into."""
-    there = describe(host, root)
-    if there is None or there.kind == "existing":
+    present = describe(host, root)
+    if present is None or present.kind == "existing":
         return False
-    return bool(there.kind) or there.status != DAMAGED  # a damaged marker alone does not say whose it is
+    return bool(present.kind) or present.status != DAMAGED  # a damaged marker alone does not say whose it is
 
 
 def _into_hint(host: Host, exe: str) -> Message:
@@ -184,20 +184,20 @@ def require_same(host: Host, target: Target, lock: Lock, *, is_replacing: bool) 
 
     An environment with a damaged marker counts as finished, and is replaced only if it is known to be npuenv's own.
     """
-    there = describe(host, target.root)
-    if there is None or there.status not in ("complete", DAMAGED):
+    present = describe(host, target.root)
+    if present is None or present.status not in ("complete", DAMAGED):
         return
     # Only the lock file itself names the lock of an unfinished environment.
-    is_same = (there.lock or _hash_in(host, target)) == lock.hash
-    if is_same and there.kind in ("", target.kind):
+    is_same = (present.lock or _hash_in(host, target)) == lock.hash
+    if is_same and present.kind in ("", target.kind):
         return
-    is_known = there.status == "complete" or bool(there.kind) or target.link is not None
+    is_known = present.status == "complete" or bool(present.kind) or target.link is not None
     if is_replacing and is_known:
         return
     if is_same:
-        args = {"path": target.root, "stack": there.stack, "kind": there.kind, "wanted": target.kind}
+        args = {"path": target.root, "stack": present.stack, "kind": present.kind, "wanted": target.kind}
         raise BadInput(Message("install.other-kind", args), Message("install.other-kind-hint", args))
-    args = {"path": target.root, "stack": there.stack, "lock": there.lock or "?", "wanted": lock.stack}
+    args = {"path": target.root, "stack": present.stack, "lock": present.lock or "?", "wanted": lock.stack}
     hint = "install.other-environment-hint" if is_known else "plan.choose-target"
     raise BadInput(Message("install.other-environment", args), Message(hint))
 
@@ -207,13 +207,13 @@ def kept_lock(host: Host, target: Target, lock: Lock) -> Lock:
 
     A lock that was rewritten, by another tool or with other inputs, is no reason to recreate an environment.
     """
-    there = _lock_in(host, target)
-    return there if there is not None and there.hash == lock.hash else lock
+    present = _lock_in(host, target)
+    return present if present is not None and present.hash == lock.hash else lock
 
 
 def _hash_in(host: Host, target: Target) -> str:
-    there = _lock_in(host, target)
-    return there.hash if there is not None else ""
+    present = _lock_in(host, target)
+    return present.hash if present is not None else ""
 
 
 def _lock_in(host: Host, target: Target) -> Lock | None:
@@ -227,8 +227,8 @@ def _lock_in(host: Host, target: Target) -> Lock | None:
 
 def damage_of(host: Host, target: Target) -> tuple[Message, ...]:
     """The damage of a marker in a folder that is npuenv's own otherwise: the plan rewrites the marker."""
-    there = describe(host, target.root)
-    is_damaged = there is not None and there.status == DAMAGED
+    present = describe(host, target.root)
+    is_damaged = present is not None and present.status == DAMAGED
     args = {"path": target.root, "file": f"{target.root}/{MARKER}"}
     return (Message("install.marker-damaged", args),) if is_damaged else ()
 
@@ -271,9 +271,9 @@ def _candidates(host: Host, version: str) -> list[str]:
     environ = host.environ()
     folders = [folder for folder in environ.get("PATH", "").split(":") if folder.startswith("/")]
     home = environ.get("HOME", "")
-    kept = [posixpath.join(home, ".pyenv/versions"), posixpath.join(home, "miniconda3/envs"), "/opt/conda/envs"]
-    kept += [posixpath.join(environ["CONDA_PREFIX"], "envs")] if environ.get("CONDA_PREFIX") else []
-    several = [posixpath.join(place, name, "bin") for place in kept for name in host.look(place).names]
+    installers = [posixpath.join(home, ".pyenv/versions"), posixpath.join(home, "miniconda3/envs"), "/opt/conda/envs"]
+    installers += [posixpath.join(environ["CONDA_PREFIX"], "envs")] if environ.get("CONDA_PREFIX") else []
+    several = [posixpath.join(location, name, "bin") for location in installers for name in host.look(location).names]
     names = (f"python{version}", "python3", "python")
     paths = [
         posixpath.join(folder, name) for name in names for folder in [*folders, "/usr/bin", "/usr/local/bin", *several]
@@ -288,13 +288,13 @@ def _nearest(host: Host, path: str) -> str:
     return path if host.look(path).state is not PathState.ABSENT else "."
 
 
-def _require_room(host: Host, place: str, packages: Iterable[LockedPackage], hint: Message) -> None:
+def _require_room(host: Host, location: str, packages: Iterable[LockedPackage], hint: Message) -> None:
     """Source: `df -Pk`; a real last line: `/dev/vda 264231588 23950256 82834020 23% /`."""
-    ran = host.run(("df", "-Pk", place))
+    ran = host.run(("df", "-Pk", location))
     words = ran.out.strip().splitlines()[-1].split() if ran.code == 0 and ran.out.strip() else []
     if len(words) < 4 or not words[3].isdigit():
         return  # without an answer here, the step that fills the disk reports it
     free_mib, wanted_mib = int(words[3]) // 1024, room_mib(packages)
     if free_mib < wanted_mib:
-        args = {"path": place, "free": free_mib, "wanted": wanted_mib}
+        args = {"path": location, "free": free_mib, "wanted": wanted_mib}
         raise BadInput(Message("plan.disk-too-small", args), hint)

@@ -203,8 +203,8 @@ def _unseen(run: Run) -> list[Finding]:
 
 def _brief(record: Record) -> dict[str, object]:
     """The part of a record that a finding is based on; the complete record has a hundred numbers."""
-    kept = ("step", *_WATCHED, "critic/score/min", "critic/score/max")
-    return {name: value for name, value in record.items() if name in kept or is_accuracy(name)}
+    selected = ("step", *_WATCHED, "critic/score/min", "critic/score/max")
+    return {name: value for name, value in record.items() if name in selected or is_accuracy(name)}
 
 
 QUESTIONS: tuple[Callable[[Run], Finding], ...] = (_completed, _losses_finite, _reward, _validated)

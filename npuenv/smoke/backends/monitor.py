@@ -65,40 +65,40 @@ class _Timeouts:
         return None
 
 
-def header(found: Found, asked: RunOptions, *, cards: int) -> dict[str, Any]:
+def header(found: Found, requested: RunOptions, *, cards: int) -> dict[str, Any]:
     """The first record of a run."""
     return {
         "kind": "header",
         "schema": SCHEMA,
         "backend": found.framework,
         "release": found.release,
-        "settings": {"steps": asked.steps, "cards": cards, "model": asked.model, **asked.overrides},
+        "settings": {"steps": requested.steps, "cards": cards, "model": requested.model, **requested.overrides},
     }
 
 
-def follow(running: Running, out: Path, first: dict[str, Any], asked: RunOptions) -> Iterator[dict[str, Any]]:
+def follow(running: Running, out: Path, first: dict[str, Any], requested: RunOptions) -> Iterator[dict[str, Any]]:
     """Each record as the log shows it, also written to the records' file, until the run has ended.
 
     The last record is `end` with the exit code and the wall time. If this process ended the run, a `stopped` record
     before it gives the reason.
     """
     began = time.monotonic()
-    with (out / METRICS).open("w", encoding="utf-8") as kept:
-        yield _keep(first, kept)
-        for record in _records(running, out, str(first["backend"]), asked):
-            yield _keep(record, kept)
+    with (out / METRICS).open("w", encoding="utf-8") as saved:
+        yield _keep(first, saved)
+        for record in _records(running, out, str(first["backend"]), requested):
+            yield _keep(record, saved)
         wall_s = round(time.monotonic() - began, 3)
-        yield _keep({"kind": "end", "code": running.poll(), "wall_s": wall_s}, kept)
+        yield _keep({"kind": "end", "code": running.poll(), "wall_s": wall_s}, saved)
 
 
-def _keep(record: dict[str, Any], kept: Any) -> dict[str, Any]:
-    kept.write(json.dumps(record) + "\n")
-    kept.flush()
+def _keep(record: dict[str, Any], saved: Any) -> dict[str, Any]:
+    saved.write(json.dumps(record) + "\n")
+    saved.flush()
     return record
 
 
-def _records(running: Running, out: Path, framework: str, asked: RunOptions) -> Iterator[dict[str, Any]]:
-    timeouts = _Timeouts(asked.silence_limit_s, asked.pending_limit_s, time.monotonic())
+def _records(running: Running, out: Path, framework: str, requested: RunOptions) -> Iterator[dict[str, Any]]:
+    timeouts = _Timeouts(requested.silence_limit_s, requested.pending_limit_s, time.monotonic())
     tails: dict[Path, _Tail] = {}
     seen: set[tuple[object, object]] = set()
     while True:

@@ -89,12 +89,12 @@ def _release(framework: str, answer: dict[str, Any]) -> str:
 def write_rows(host: Host, python: Path, files: Mapping[Path, list[dict[str, Any]]]) -> None:
     """Writes rows as parquet files with the target's pyarrow. Raises: StepFailed if that fails."""
     words = []
-    for place, rows in files.items():
-        source = place.with_suffix(".json")
+    for location, rows in files.items():
+        source = location.with_suffix(".json")
         source.write_text(json.dumps(rows), encoding="utf-8")
-        words += [str(source), str(place)]
+        words += [str(source), str(location)]
     ran = host.run([str(python), "-c", program(), "write", *words], timeout_s=_WRITE_S)
-    missing = next((place for place in files if not place.is_file()), None)
+    missing = next((location for location in files if not location.is_file()), None)
     if ran.code != 0 or missing is not None:
         reason = (ran.err.strip() or str(ran.code)).rpartition("\n")[2]
         args = {"path": str(missing or next(iter(files))), "reason": reason}

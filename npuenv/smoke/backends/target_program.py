@@ -19,10 +19,10 @@ from typing import Any
 def look(name: str) -> dict[str, Any]:
     """The version and location of a package, and the number of cards that Ray will detect."""
     spec = importlib.util.find_spec(name)
-    place = os.path.dirname(spec.origin) if spec is not None and spec.origin else ""
+    location = os.path.dirname(spec.origin) if spec is not None and spec.origin else ""
     return {
         "version": version(name),
-        "place": place,
+        "place": location,
         "cards": cards(),
         "has_pyarrow": importlib.util.find_spec("pyarrow") is not None,
     }
@@ -60,9 +60,9 @@ def write(pairs: list[str]) -> dict[str, Any]:
     import pyarrow  # type: ignore[import-not-found]
     import pyarrow.parquet  # type: ignore[import-not-found]
 
-    for rows, place in zip(pairs[::2], pairs[1::2]):
+    for rows, location in zip(pairs[::2], pairs[1::2]):
         with open(rows, encoding="utf-8") as source:
-            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(json.load(source)), place)
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(json.load(source)), location)
     return {"written": pairs[1::2]}
 
 
