@@ -62,7 +62,7 @@ class Order:
     command: str
     out: Path
     given: Given
-    settings: Sequence[str]  # as they were given, with what follows from the cards
+    settings: Sequence[str]  # as given, with the settings that follow from the cards
     point: resume.Point | None  # the point to resume from; None: a new run
     start_of_paths: Path | None  # of relative paths among the settings; None: the working folder
 
@@ -73,7 +73,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What a run writes to and listens to."""
+    """The outputs and signal sources of a run."""
 
     order: Order
     records: Records
@@ -123,7 +123,7 @@ def _main(words: list[str], progress: Progress, interrupt: Interrupt | None) -> 
     except BadSetting as error:
         return _complain(str(error), BAD_SETTING)
     except OSError as error:
-        # Where the records go: nothing can be written any more, so the line on stderr is all there is.
+        # The records' own disk failed: nothing can be written, so the line on stderr is all there is.
         return _complain(f"the records cannot be written: {' '.join(str(error).split())}", BROKE)
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -175,7 +175,7 @@ def _ranks_of_cards(config: Config) -> list[str]:
 
 
 def _place(order: Order) -> int:
-    """Runs in processes that Ray starts, where the settings say."""
+    """Runs in processes that Ray starts, if the settings request that."""
     from trainer.placement import cards, supervise
 
     layout = cards.read(order.config)
@@ -203,7 +203,7 @@ def _settings_help() -> str:
 
 
 def _start_in(folder: Path, config: Config) -> None:
-    """Makes it the working folder. On a node of a placed run it may be missing, where no path starts there."""
+    """Makes it the working folder. On a node of a placed run it may be missing if no path starts there."""
     try:
         os.chdir(folder)
     except OSError as error:
@@ -218,7 +218,7 @@ def _start_in(folder: Path, config: Config) -> None:
 
 
 def _paths(config: Config) -> Iterator[tuple[str, str]]:
-    """Settings that name files or folders, each with one of what it names."""
+    """Settings that name files or folders, each with one of its paths."""
     task = config.task
     for name, files in ("train_files", task.train_files), ("val_files", task.val_files):
         yield from ((name, each.strip()) for each in files.split(",") if each.strip())
@@ -282,7 +282,7 @@ def _record(order: Order, progress: Progress, interrupt: Interrupt) -> int:
             code = INTERRUPTED
         except (devices.NoDevice, BadSetting) as error:
             end, code = {"status": "failed", "reason": str(error)}, BAD_SETTING
-        except Exception as error:  # whatever broke the run is what its last record is for
+        except Exception as error:  # any error that ends the run belongs in its last record
             end, code = {"status": "failed", "reason": _one_line(error), "where": _where(error)}, BROKE
             if isinstance(error, RewardBroken):
                 end["resume"] = _way_on(order.out)
@@ -331,7 +331,7 @@ def _train(run: Running, device: torch.device, world: World) -> None:
     config = _in_steps(run.order.config)
     logs = run.order.out
     trainer = build_trainer(config, device, seed=config.run.seed, world=world, logs=logs, progress=progress)
-    # What was imported lives to the end: going through it again and again would cost a small run 5 % of its time.
+    # Imported objects live to the end: scanning them again and again would cost a small run 5 % of its time.
     gc.freeze()
     progress.meter = measures = meter.start(trainer.learner.model, config, device)
     more = {

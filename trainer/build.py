@@ -85,7 +85,7 @@ def build_policy(
 
 
 def build_critic(config: Config, vocabulary_size: int, device: torch.device, *, seed: int) -> Critic | None:
-    """The critic, where the advantages need one."""
+    """The critic, if the advantages need one; else None."""
     if config.algorithm.estimator != "gae":
         return None
     from trainer.models import critic

@@ -18,7 +18,7 @@ _POLL_S = 0.005
 
 
 def exit_code(process: Popen[bytes]) -> int | None:
-    """The exit code, minus the signal's number where one ended it; None while it runs."""
+    """The exit code, or minus the signal's number; None while it runs."""
     if process.returncode is not None:
         return process.returncode
     ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -73,7 +73,7 @@ class Config:
 
     @classmethod
     def of_saved(cls, settings: Mapping[str, Any]) -> Config:
-        """The configuration that `lasting` gave; of one that another version saved, what is known of it here."""
+        """The configuration from the result of `lasting`; of another version's, the settings that are known here."""
         values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
         for name, value in settings.items():
             if name in _HOME:
@@ -82,7 +82,7 @@ class Config:
 
     @property
     def reference_at(self) -> str | None:
-        """Where the reference policy is: `learner`, `generators`; None: the divergence counts nothing, and none is."""
+        """The location of the reference policy: `learner`, `generators`; None: the divergence is not used."""
         if self.algorithm.kl_coef <= 0:
             return None
         chosen, rollout = self.placement.reference_place, self.rollout
@@ -93,7 +93,7 @@ class Config:
         return "generators" if self.is_split and not is_too_large else "learner"
 
     def lasting(self) -> dict[str, Any]:
-        """What a checkpoint keeps: every setting but `resume`, which is about one process of the run."""
+        """The settings in a checkpoint: all but `resume`, which is about one process of the run."""
         return {name: value for name, value in self.flat().items() if name != "resume"}
 
 
@@ -116,10 +116,10 @@ class Given:
     config: Config
     translated: Mapping[str, str]  # verl's arguments, each with its equivalent here
     ignored: Mapping[str, str]  # verl's arguments without effect here, each with the reason
-    # Settings that nobody gave and that follow from others: as in verl, because a word of verl's was given; the
-    # correction between sampler and learner, because one is a step behind the other.
+    # Settings that were not given and follow from others: verl's defaults if any verl setting was given; the correction
+    # between sampler and learner if one is a step behind the other.
     assumed: Mapping[str, str]
-    warnings: Sequence[str] = ()  # what was given and does not count
+    warnings: Sequence[str] = ()  # settings without effect
 
 
 # Where numbers can go beside the record file.
@@ -272,7 +272,7 @@ def _name(key: str) -> str:
 
 
 def _nearest(key: str, names: Sequence[str]) -> list[str]:
-    """Up to `_NUM_NEAR` names, the best first, and others only where they are about as near as that."""
+    """Up to `_NUM_NEAR` names, the best first, and further ones only if they are about as near."""
     found = difflib.get_close_matches(key, names, n=_NUM_NEAR, cutoff=0.65)
     nearness = {name: difflib.SequenceMatcher(None, name, key).ratio() for name in found}
     return [name for name in found if nearness[name] > nearness[found[0]] - 0.1]
@@ -296,7 +296,7 @@ def _refuse_contradiction(name: str, own: Mapping[str, str], made: verl.Translat
 
 
 def describe(devices: Sequence[str]) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
-    """Each section's name, what it is, and its settings: `name=default (limits)` with one line about it."""
+    """Each section's name and description, and its settings: `name=default (limits)` with one line about it."""
     for section, kind in SECTIONS.items():
         rows = []
         for each in fields(kind):
@@ -358,7 +358,7 @@ def _check_together(config: Config) -> None:
 
 
 def _check_alone(config: Config) -> None:
-    """Raises BadSetting for what means something between several ranks only, where there is one."""
+    """Raises BadSetting for settings that need several ranks if there is only one."""
     run, cards = config.run, _numbers(config.placement.train_cards)
     if max(run.ranks, len(cards)) > 1:
         return
@@ -372,7 +372,7 @@ def _check_alone(config: Config) -> None:
 
 
 def _check_unread(config: Config) -> None:
-    """Raises BadSetting for what is given and nothing would read."""
+    """Raises BadSetting for given settings that are not used."""
     rollout, cards = config.rollout, config.placement
     for name in () if cards.train_cards else ("nodes", "cards_per_node", "ray"):
         value = getattr(cards, name)

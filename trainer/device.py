@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 ACCEPTED = ("auto", "cpu", "npu", "cuda")
 
-# Ray's name for what a device is to it.
+# Ray's resource name of a device.
 RAY_NPU, RAY_GPU = "NPU", "GPU"
 RAY_RESOURCES: Mapping[str, str] = {"npu": RAY_NPU, "cuda": RAY_GPU}
-# By Ray's name: what a process reads to know its cards, and what keeps Ray from writing it.
+# By Ray's name: the variable with a process's visible cards, and the one that keeps Ray from writing it.
 VISIBLE: Mapping[str, str] = {RAY_NPU: "ASCEND_RT_VISIBLE_DEVICES", RAY_GPU: "CUDA_VISIBLE_DEVICES"}
-# What tells a card's collectives the interface by which nodes meet, and says that an interface is meant by its whole
-# name: a plain value is a prefix.
+# The variable that selects the network interface of a card's collectives, and the format for an exact name: a plain
+# value is a prefix.
 INTERFACE: Mapping[str, str] = {RAY_NPU: "HCCL_SOCKET_IFNAME"}
 INTERFACE_EXACT = "={}"
 RAY_KEEPS_OUT: Mapping[str, str] = {
@@ -43,7 +43,7 @@ NPU_ENVIRONMENT: Mapping[str, Mapping[str, str]] = {
     "train": {"TASK_QUEUE_ENABLE": "2", "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"},
     "rollout": {"TASK_QUEUE_ENABLE": "1"},
 }
-# Which of them were set here, for whoever inherits the environment in another role.
+# The variables set here, for a child that inherits the environment in another role.
 _PREPARED = "TRAINER_PREPARED"
 # Cache of compiled operators between runs; CANN's own default is in the working folder or the home folder.
 CACHE_VARIABLE = "ACL_OP_COMPILER_CACHE_DIR"
@@ -55,7 +55,7 @@ class NoDevice(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of the device's memory; on the CPU what the system, or the container's limit, leaves to this process."""
+    """Bytes of the device's memory; on the CPU as limited by the system or the container."""
 
     free: int
     total: int
@@ -160,7 +160,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """What the device is and how it is set up: for the CPU threads and precision, for a card name and variables."""
+    """The device and its settings: for the CPU threads and precision, for a card name and variables."""
     import torch
 
     if device.type == "cpu":
@@ -187,7 +187,7 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 
 def memory(device: torch.device) -> Memory | None:
-    """What is free and what there is; None where the system does not say."""
+    """The free and the total memory; None if the system does not report it."""
     if device.type == "cpu":
         return _ram()
     free, total = _module(device).mem_get_info()
@@ -195,12 +195,12 @@ def memory(device: torch.device) -> Memory | None:
 
 
 def allocated(device: torch.device) -> int | None:
-    """Bytes held by tensors there; None on the CPU, where nobody counts them."""
+    """Bytes held by tensors on the device; None on the CPU, which does not count them."""
     return None if device.type == "cpu" else int(_module(device).memory_allocated())
 
 
 def peak_mib(device: torch.device) -> float | None:
-    """The most memory that tensors have held there; None on the CPU, where the process's own peak is the figure."""
+    """The peak memory of tensors on the device; None on the CPU, where the process's own peak applies."""
     return None if device.type == "cpu" else int(_module(device).max_memory_allocated()) / (1 << 20)
 
 
@@ -243,7 +243,7 @@ _CGROUP_FILES = (
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """`MemTotal:  123 kB` lines as numbers; empty where there is no such file."""
+    """`MemTotal:  123 kB` lines as numbers; empty without the file."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except OSError:

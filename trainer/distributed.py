@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-# A rank that waits this much longer for the others than a step may take gives up: whoever watches the ranks is first.
+# Extra time that a rank waits for the others beyond a step's limit, so that the process that watches the ranks acts
+# first.
 _PATIENCE_S = 600.0
 _WIDE = 4  # bytes of a float32
 
@@ -45,7 +46,7 @@ class World:
         return self.rank == 0
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
-        """The sum over the ranks, in place; of float64 in float32 where the device cannot do better."""
+        """The sum over the ranks, in place; of float64 in float32 if the device does not support it."""
         if self.size > 1:
             _reduce(tensor)
         return tensor
@@ -100,7 +101,7 @@ class World:
 
 
 def _reduce(tensor: Tensor, **how: Any) -> None:
-    """An all-reduce in place, in float32 where the device's collectives know no float64."""
+    """An all-reduce in place, in float32 if the device's collectives do not support float64."""
     if tensor.dtype != torch.float64 or devices.reduces_float64(tensor.device):
         torch.distributed.all_reduce(tensor, **how)
         return
@@ -110,9 +111,9 @@ def _reduce(tensor: Tensor, **how: Any) -> None:
 
 
 def join(backend: str, *, limit_s: float = 1800.0) -> World:
-    """Meets the other ranks. Raises RuntimeError when they do not come.
+    """Joins the other ranks. Raises RuntimeError if they do not join.
 
-    `limit_s`: what a step may take; compiling operators for the first time takes minutes on an NPU.
+    `limit_s`: the limit of a step; compiling operators for the first time takes minutes on an NPU.
     """
     if not launch.is_rank():
         return World.single()
@@ -125,7 +126,7 @@ def join(backend: str, *, limit_s: float = 1800.0) -> World:
 
 
 def present() -> World:
-    """The world that this process has joined; that of one process where it has joined none."""
+    """The world that this process has joined; else that of one process."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return World.single()
     return World(torch.distributed.get_rank(), torch.distributed.get_world_size())

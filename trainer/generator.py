@@ -49,7 +49,7 @@ def main() -> int:
     """Serves until the input ends; returns 1 if the engine cannot be created, which the first response reports."""
     for name in SIGNALS:
         signal.signal(name, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # held back so far by whoever started this
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # blocked so far by the parent
     outbox = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     inbox: queue.SimpleQueue[tuple[int, str, tuple[Any, ...]]] = queue.SimpleQueue()
@@ -99,7 +99,7 @@ def _bucket(
     place: Place | None,
     sent: bytes,
 ) -> Bucket:
-    """The bucket with its memory: looked at where it is shared, which is remembered, else as it was sent."""
+    """The bucket with its memory: mapped and cached if it is shared, else as it was sent."""
     import torch
 
     from trainer.engines.shared import look
@@ -119,7 +119,7 @@ def framed(value: Any) -> bytes:
 
 
 def read(file: BinaryIO) -> Any:
-    """The next value; None where the file has ended, in the middle of one too."""
+    """The next value; None at the end of the file, also in the middle of a value."""
     head = file.read(HEADER.size)
     if len(head) < HEADER.size:
         return None

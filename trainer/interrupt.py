@@ -36,7 +36,7 @@ class Left(KeyboardInterrupt):
 
 @dataclass(slots=True)
 class Interrupt:
-    """What to do with a signal: it raises KeyboardInterrupt, but the first one is remembered while signals are held."""
+    """The handler of signals: it raises KeyboardInterrupt, but stores the first one while signals are held."""
 
     name: str | None = None  # of the remembered signal
     _is_held: bool = False
@@ -98,7 +98,7 @@ def given_back() -> Iterator[None]:
 
 
 def ignore() -> None:
-    """From here on signals do nothing: what is left to do takes no time. They are the main thread's alone."""
+    """From here on signals are ignored: the rest takes no time. Only the main thread handles them."""
     if threading.current_thread() is not threading.main_thread():
         return
     for number in SIGNALS:

@@ -114,7 +114,7 @@ def _place(rank: int, size: int, rendezvous: Path) -> dict[str, str]:
 
 
 def end_with_launcher() -> None:
-    """Lets a rank that `run_ranks` started be killed when that process is: nobody would end it, and it has cards."""
+    """Lets a rank that `run_ranks` started be killed with its parent: nothing else would end it, and it holds cards."""
     if _LAUNCHER not in os.environ or is_placed() or sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
@@ -171,7 +171,7 @@ def _cause(seen: Sequence[int | None], codes: Sequence[int | None]) -> Ended:
 
 
 def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
-    """Waits a while for the ranks, then stops those that are left; how each ended by itself, None where it did not."""
+    """Waits a while for the ranks, then kills the rest; how each ended by itself, None if it did not."""
     deadline = time.monotonic() + _GRACE_S
     while any(exit_code(process) is None for process in ranks) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -55,10 +55,10 @@ class LogProbs:
 
 @dataclass(frozen=True, slots=True)
 class StepAdvantages(Advantages):
-    """Advantages with what they were made from."""
+    """Advantages and their inputs."""
 
-    rewards_B: Tensor  # of each answer, less the divergence from the reference where it is taken from the reward
-    kl_coef: float  # what the divergence weighs in this step, in the loss or in the reward
+    rewards_B: Tensor  # of each answer, less the divergence from the reference if it is part of the reward
+    kl_coef: float  # the coefficient of the divergence in this step, in the loss or in the reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ class Learner:
         )
 
     def compute_advantages(self, batch: Batch, logprobs: LogProbs) -> StepAdvantages:
-        """Advantages of every token, from the rewards and what a critic or the reference adds to them."""
+        """Advantages of every token, from the rewards and the outputs of a critic or the reference."""
         algorithm, coef, rewards_B = self._config.algorithm, self._kl.coef, batch.rewards_B
         token_rewards_BT = torch.zeros_like(batch.sampler_logprobs_BT)
         # An episode may end with an observation: the reward is on the last token of the model.
@@ -360,7 +360,7 @@ class Learner:
     def _token_metrics(
         self, part: Batch, old_BT: Tensor, policy: TokenLosses, corrected: Correction | None, totals: Totals
     ) -> dict[str, Tensor]:
-        """A micro batch's share of what is measured over tokens."""
+        """A micro batch's share of the metrics over tokens."""
         mask_BT, algorithm = part.mask_BT, self._config.algorithm
         gap_BT = torch.where(mask_BT, old_BT - part.sampler_logprobs_BT, torch.zeros_like(old_BT))
         metrics = {

@@ -43,7 +43,7 @@ class Advantages:
     """Both [B, T]; 0 where the mask is off."""
 
     advantages_BT: Tensor
-    returns_BT: Tensor | None  # what a critic learns; None where no critic is involved
+    returns_BT: Tensor | None  # the target of a critic; None without one
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,9 @@ def advantages(
 ) -> Advantages:
     """The advantage of each token by the estimator of that name.
 
-    A group lies on one rank; with `add`, which sums over ranks, whitening is over the tokens of all.
-    Raises ValueError for a name that is not in `ESTIMATORS`, for gae without a critic's values, and for whitening
-    fewer than two tokens where the convention calls that an error.
+    A group is on one rank; with `add`, which sums over ranks, whitening is over the tokens of all. Raises ValueError
+    for a name that is not in `ESTIMATORS`, for gae without a critic's values, and for whitening fewer than two tokens
+    if the convention treats that as an error.
     """
     if name not in ESTIMATORS:
         raise ValueError(f"There is no estimator {name!r}. Accepted: {', '.join(ESTIMATORS)}")
@@ -172,9 +172,9 @@ def reinforce_plus_plus_baseline(scores: Scores, convention: Convention, *, sett
 
 
 def gae(scores: Scores, convention: Convention, *, settings: Settings) -> Advantages:
-    """What came after each token minus the critic's forecast, the far future discounted by gamma and lambda.
+    """Generalized advantage estimation: later rewards minus the critic's value, discounted by gamma and lambda.
 
-    Whitened over all tokens where the convention does so; the returns (advantage plus forecast) never are.
+    Whitened over all tokens if the convention does so; the returns (advantage plus value) never are.
     Source: Schulman et al. 2016, eq. 16; verl core_algos and ROLL functionals, compute_gae_advantage_return.
     Example: values 0.5, 0.5, rewards 0, 1, gamma = lambda = 1 -> returns 1, 1; advantages before whitening 0.5, 0.5
     """
@@ -249,7 +249,7 @@ def _mean(rewards_G: Tensor, convention: Convention) -> Tensor:
 
 
 def _deviation(rewards_G: Tensor, convention: Convention) -> Tensor:
-    """With n-1; of a single reward 1 where it keeps its value, else 0."""
+    """With n-1; of a single reward 1 if the convention keeps its value, else 0."""
     if len(rewards_G) == 1:
         return torch.full_like(rewards_G[0], 1.0 if convention.group_of_one == "reward" else 0.0)
     if not convention.skips_nan_rewards:

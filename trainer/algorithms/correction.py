@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """The weights with what they were made of, both [B, T] and 0 where the mask is off."""
+    """The weights and their inputs, both [B, T] and 0 where the mask is off."""
 
     weights_BT: Tensor
     ratios_BT: Tensor  # learner / sampler, before the bound; for "sequence" equal on each token of a row
@@ -89,7 +89,7 @@ def shares(
     found: Correction, mask_BT: Tensor, totals: Totals, *, level: str, cap: float, floor: float = 0.0
 ) -> dict[str, Tensor]:
     """A part's contribution to the weights' statistics, given the denominators of the total; scalars."""
-    # Squares of what is beyond 1, the usual weight: nothing cancels in the deviation.
+    # Squares of the distance from 1, the usual weight, to avoid cancellation in the deviation.
     excess_BT = found.weights_BT - 1
     is_of_rows = level == "sequence"
     shown_BT = found.ratios_BT if is_of_rows else found.weights_BT

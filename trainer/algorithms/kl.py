@@ -83,7 +83,7 @@ def divergence(
     """One estimate per token, [B, T], in nats; gradient flows into `logprobs_BT`.
 
     Where the mask is off the result is 0. Without a mask every token counts, and a NaN anywhere reaches the gradient:
-    give it wherever a gradient is taken. With `old_BT`, a k3 in the loss is multiplied by the ratio of new to old
+    pass it whenever a gradient is taken. With `old_BT`, a k3 in the loss is multiplied by the ratio of new to old
     probability if the convention says so (TRL, `use_bias_correction_kl`).
     Example: policy log-probability -1, reference -2: k1 1, k2 0.5, k3 0.368
     """

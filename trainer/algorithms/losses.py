@@ -1,16 +1,4 @@
-"""Log-probabilities and entropy from logits, and the policy losses, one number per token.
-
-`token_logprobs` turns logits into the inputs of the losses. `policy_loss` returns a loss per token;
-`aggregation.aggregate` reduces it to the step's scalar. With r the ratio of new to old probability and A the advantage:
-
-- clip: max(-A r, -A clip(r, 1-low, 1+high)), the surrogate of PPO and GRPO; `Clip.dual` bounds it where A < 0.
-- gspo: the same with one ratio per answer, the geometric mean of its tokens'; made for seq-mean-token-mean, which some
-  conventions use regardless of the setting.
-- cispo: -A clip(r) log p with no gradient through the clipped ratio, so that no token loses its gradient.
-- plain: -A log p, REINFORCE.
-
-Where the mask is off a loss is 0 with gradient 0 and a ratio is 1, whatever the value, NaN included.
-"""
+"""perfect values; 0: as good as a constant; below: worse. 0 if the returns do not vary."""
 
 from __future__ import annotations
 
@@ -41,10 +29,10 @@ CHUNK_ELSEWHERE = 1 << 26
 class Clip:
     """Bounds of the ratio of new to old probability.
 
-    `dual` is a second bound that keeps one token from dominating a batch; None: there is none. What it bounds is the
-    convention's: "constant" holds the loss at -A dual where A < 0 (verl, above 1); "ratio" holds the unclipped ratio
-    at dual for both signs of A (TRL's delta, above 1 + high); "double" holds the loss at -A (1 + 2 low) where A < 0
-    and reads no number (ROLL).
+    `dual` is a second bound that keeps one token from dominating a batch; None: no second bound. The convention decides
+    what it bounds: "constant" clamps the loss at -A dual where A < 0 (verl, above 1); "ratio" clamps the unclipped
+    ratio at dual for both signs of A (TRL's delta, above 1 + high); "double" clamps the loss at -A (1 + 2 low) where A
+    < 0 and ignores the number (ROLL).
     """
 
     low: float
@@ -74,15 +62,15 @@ def policy_loss(
     convention: Convention,
     weights_BT: Tensor | None = None,
 ) -> TokenLosses:
-    """The loss of that name per token, times the weight of a correction where one is given.
+    """The loss of that name per token, times the weight of a correction, if any.
 
-    `old_BT` are the log-probabilities before this step's first update. Gradient flows into `logprobs_BT` alone.
-    Raises ValueError for a name that is not in `LOSSES`.
+    `old_BT` are the log-probabilities before this step's first update. Gradient flows into `logprobs_BT` alone. Raises
+    ValueError for a name that is not in `LOSSES`.
     Example: clip with A = 1, ratio 1.5, high 0.2 -> -1.2, clipped
     """
     if name not in LOSSES:
         raise ValueError(f"There is no policy loss {name!r}. Accepted: {', '.join(LOSSES)}")
-    # Replaced before anything is computed: what follows never meets a NaN, forwards or backwards.
+    # Replaced before any computation, so that no NaN occurs forward or backward.
     logprobs_BT = torch.where(mask_BT, logprobs_BT, 0.0)
     old_BT = torch.where(mask_BT, old_BT.detach(), 0.0)
     advantages_BT = torch.where(mask_BT, advantages_BT.detach(), 0.0)
@@ -166,12 +154,12 @@ def _surrogate(
 def token_logprobs(
     logits_BTV: Tensor, tokens_BT: Tensor, *, temperature: float = 1.0, with_entropy: bool = True
 ) -> tuple[Tensor, Tensor | None]:
-    """The log-probability of each token and the entropy of the distribution it was drawn from, both [B, T].
+    """The log-probability of each token and the entropy of its distribution, both [B, T].
 
-    Any leading shape will do: [N, V] logits with [N] tokens too. The logits of a row are those that predict its
-    tokens, already shifted by one. Entropy in nats, at this temperature; None without `with_entropy`. Half-precision
-    logits are worked on in float32, which is what comes back. A token whose results get no gradient gives none to its
-    logits, even if they are NaN.
+    Any leading shape works: [N, V] logits with [N] tokens too. The logits of a row are those that predict its tokens,
+    already shifted by one. Entropy in nats, at this temperature; None without `with_entropy`. Half-precision logits are
+    converted to float32, the dtype of the result. A token whose results get no gradient gives none to its logits, even
+    if they are NaN.
     """
     vocabulary = logits_BTV.shape[-1]
     logprobs_N, entropy_N = _TokenLogprobs.apply(
@@ -262,10 +250,7 @@ def value_loss(values_BT: Tensor, returns_BT: Tensor, old_BT: Tensor, mask_BT: T
 
 
 def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """1 - variance of the error over variance of the returns, over the mask; a scalar.
-
-    1: the critic knows every return; 0: as good as a constant; below: worse. 0 where the returns do not vary.
-    """
+    """1 - variance of the error over variance of the returns, over the mask; a scalar."""
 
     def variance(numbers_BT: Tensor) -> Tensor:
         return masked_mean((numbers_BT - masked_mean(numbers_BT, mask_BT)).square(), mask_BT)

@@ -201,10 +201,10 @@ class AdamW:
 def clip_grad_norm(
     gradients: Sequence[Tensor | None], largest: float, *, add: Callable[[Tensor], Tensor] | None = None
 ) -> float:
-    """Scales the gradients, in place, to a common norm of at most `largest`; gives back the norm before that.
+    """Scales the gradients, in place, to a common norm of at most `largest`; returns the norm before that.
 
-    As torch.nn.utils.clip_grad_norm_ does it, with fewer calls; where the norm is not finite they stay as they are.
-    `add` sums over ranks that hold other rows of the gradients each; None: they are all here.
+    As torch.nn.utils.clip_grad_norm_ does it, with fewer calls; if the norm is not finite they are left unchanged.
+    `add` sums over ranks that hold other rows of the gradients; None: all rows are local.
     """
     present = [each for each in gradients if each is not None]
     norm = 0.0

@@ -63,7 +63,8 @@ class ReferenceLogProbs:
 class GeneratorStats:
     """What generators did in a step."""
 
-    # Computing answers that were drawn, greedy ones aside, and what a reference says of them; mean over the generators.
+    # Seconds of computing samples, except greedy ones, and of the reference's log-probabilities; mean over the
+    # generators.
     busy_s: float = 0.0
     weights_s: float = 0.0  # until all of them had new weights
     weights_bytes: int = 0  # sent to them, added up
@@ -72,7 +73,7 @@ class GeneratorStats:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerInfo:
-    """What an engine needs to know of a tokenizer: no text is read or written where it generates."""
+    """The properties of a tokenizer that an engine needs: it neither reads nor writes text."""
 
     vocabulary_size: int
     pad: int
@@ -90,7 +91,7 @@ class TokenizerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a generator's engine is made from; it can be sent."""
+    """The inputs of a generator's engine; it can be sent to another process."""
 
     config: Config
     tokenizer: TokenizerInfo
@@ -142,15 +143,15 @@ class Generator(Protocol):
 
     @property
     def name(self) -> str:
-        """For messages: what and where it is. Example: `generator 1`, `generator 3 on node02`."""
+        """For messages: the name and location. Example: `generator 1`, `generator 3 on node02`."""
 
     def generate(self, prompts: Sequence[Tokens], sampling: Sampling) -> Pending[Generated]:
         """As `Engine.generate`; `sampling.seeds` has one number for each prompt."""
 
     def load(self, bucket: Bucket) -> Pending[None]:
-        """Sends one bucket. With the last one of a version, in whatever order, the engine takes that version over.
+        """Sends one bucket. The engine loads a version when its last bucket has arrived, in any order.
 
-        `bucket.flat` must not change before its result is there.
+        `bucket.flat` must not change before its result has arrived.
         """
 
     def reference_logprobs(self, parts: Sequence[Batch]) -> Pending[ReferenceLogProbs]:
@@ -170,10 +171,10 @@ class Generator(Protocol):
 
 
 class SharedGenerator(Generator, Protocol):
-    """One that several ranks use: one of them sends weights, the others take what it has left there."""
+    """A generator that several ranks use: one of them sends weights, the others use the buckets stored there."""
 
     def leave(self, kind: str, buckets: Sequence[Bucket]) -> Pending[None]:
         """Stores references to the buckets, replacing the previous ones of this kind."""
 
     def left(self, kind: str) -> Pending[Sequence[Bucket]]:
-        """Those buckets, to be read where they lie; none: nobody left any. Comes beside what it computes."""
+        """References to those buckets; empty: none are stored. Answered in parallel to computations."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 # Attempts for a portion, and lost generators of a slot before one of them has responded.
 MOST_TRIES = 3
-# What a process may take to start and to make its engine, beside the time for its first answer.
+# The time for a process to start and to create its engine, in addition to the time for its first response.
 _START_S = 600.0
 
 T = TypeVar("T")
@@ -51,7 +51,8 @@ class Slot:
     number: int
     generator: Generator | None
     version: int = AT_START  # of the weights that it was sent
-    reference: int | None = None  # mark of the origin that it was sent; None: its reference is what it has made itself
+    # the mark of the origin that it was sent; None: its reference is the one it has built itself
+    reference: int | None = None
     num_lost: int = 0  # in a row
     is_new: bool = True  # it has answered nothing yet
 
@@ -87,7 +88,7 @@ class Pool:
         return time.monotonic() + self.timeout_s + (_START_S if slot.is_new else 0.0)
 
     def new_version(self) -> int:
-        """A number that no weights had before, whoever publishes them."""
+        """A version number that no other weights had, whichever rank publishes them."""
         self._versions += 1
         return self._versions - 1
 
@@ -96,7 +97,7 @@ class Pool:
         return sorted((slot for slot in self.slots if slot.generator is not None), key=lambda slot: slot.num_lost > 0)
 
     def lose(self, slot: Slot, lost: GeneratorLost) -> None:
-        """Ends what is left of a generator and starts another, unless too many were lost in its place."""
+        """Ends a lost generator and starts another, unless too many were lost in its slot."""
         self.losses.append(str(lost))
         if slot.generator is not None:
             slot.generator.end()
@@ -135,7 +136,7 @@ class Portion(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Asked(Generic[T]):
-    """What a generator is at."""
+    """The present request of a generator."""
 
     slot: Slot
     loaded: list[Pending[None]]  # of weights that it needs first
@@ -396,7 +397,7 @@ class Remote:
         self.random.set_state(state)
 
     def take_stats(self) -> GeneratorStats:
-        """What was done since the last time."""
+        """The statistics since the last call."""
         stats, self.stats = self.stats, GeneratorStats()
         return stats
 

@@ -130,7 +130,7 @@ def _until_end(tokens: list[int], logprobs: list[float], end: int | None) -> Rol
 
 
 def start(config: Config, task: Task, device: torch.device, *, seed: int) -> Generator:
-    """The engine of the model in the folder `path`. Raises BadSetting where the folder or the package is missing."""
+    """The engine of the model in the folder `path`. Raises BadSetting if the folder or the package is missing."""
     if not config.model.path:
         raise BadSetting(
             "engine=transformers needs path=FOLDER: the built-in decoder has an engine of its own, builtin"

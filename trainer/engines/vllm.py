@@ -109,7 +109,7 @@ class Vllm:
         )
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Hands the weights over, in place or through the folder; what was cached with the old ones is forgotten."""
+        """Loads the weights, in place or through the folder; clears the caches of the old ones."""
         if self._folder is not None:
             _write(self._folder, weights)
             self._llm.collective_rpc(reload)
@@ -218,7 +218,7 @@ def _cut_out(name: str, shapes: Mapping[str, tuple[int, ...]], own: Mapping[str,
 
 
 def start(config: Config, task: Task, *, seed: int) -> Vllm:
-    """The engine of the model in the folder `path`. Raises BadSetting where the folder or the package is missing.
+    """The engine of the model in the folder `path`. Raises BadSetting if the folder or the package is missing.
 
     The weights are read from the folder; the first `load_weights` replaces them.
     """

@@ -20,7 +20,7 @@ MOST_FRACTION = 0.8  # beside a learner and a reference on the same card
 CLIPPED = 0.10  # share of answers cut off at their limit
 UNUSED = 0.5  # of the limit, the longest answer
 SLOW_GENERATION = 0.7  # share of the steps' time
-# In these the limit is what a right answer takes, or the environment ends the episode: a longer one helps nobody.
+# In these the limit is the length of a right answer, or the environment ends the episode: a longer one is useless.
 _OWN_LENGTH = ("successor", "addition", "copy", "frozen_lake", "sokoban")
 _LEVERS = ("micro_batch_rows", "memory_fraction", "max_new_tokens")
 
@@ -54,7 +54,7 @@ class Seen:
 
     @property
     def mini_batch_rows(self) -> int:
-        """Rows of one optimizer step on one rank; 0 where the settings do not say."""
+        """Rows of one optimizer step on one rank; 0 if the settings do not say."""
         rows = int(_number(self.settings.get("prompts_per_step")) * _number(self.settings.get("rollouts_per_prompt")))
         parts = _number(self.settings.get("mini_batches")) * max(_number(self.settings.get("ranks")), 1)
         return int(rows / parts) if parts else 0
@@ -144,5 +144,5 @@ def _percent(share: float) -> int:
 
 
 def _number(value: object) -> float:
-    """0 for what is no number, a text for one that JSON cannot hold among them."""
+    """A number; 0 for any other value, including a text for one that JSON cannot represent."""
     return float(value) if isinstance(value, (int, float)) else 0.0

@@ -66,7 +66,7 @@ def first_difference(left: Iterable[tuple[str, Tensor]], right: Mapping[str, Ten
 
 @dataclass(slots=True)
 class MaskCheck:
-    """Compares each batch's mask with what the rollouts say the model generated."""
+    """Compares each batch's mask with the rollouts' own record of the generated tokens."""
 
     batches: int = 0
     generated_tokens: int = 0
@@ -281,7 +281,7 @@ class UpdateCheck:
         self.grad_norm_lowest = min(self.grad_norm_lowest, grad_norm)
 
     def result(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
-        """What it came to; `moved` is the length of the way over the length of the weights at the start."""
+        """The result; `moved` is the length of the change divided by the length of the weights at the start."""
         pairs = [(_sample(weights[name]).double(), old.double()) for name, old in self.start.items()]
         way = math.sqrt(sum(float((new - old).square().sum()) for new, old in pairs))
         size = math.sqrt(sum(float(old.square().sum()) for _, old in pairs))

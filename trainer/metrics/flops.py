@@ -190,10 +190,10 @@ class Peak:
 
 
 def peak(config: Config, device: torch.device) -> Peak:
-    """The peak of one device: `peak_tflops` where it is set, else the best of a few square products.
+    """The peak of one device: `peak_tflops` if it is set, else the best of a few square products.
 
-    In the run's dtype, with the run's threads and matmul precision, so that an MFU of 1 is what this device has shown
-    to reach, not what its data sheet promises. Takes up to 0.2 s on a CPU and about 1 s on a card.
+    In the run's dtype, with the run's threads and matmul precision, so that an MFU of 1 is what this device was
+    measured to reach, not its data sheet. Takes up to 0.2 s on a CPU and about 1 s on a card.
     """
     if config.output.peak_tflops > 0:
         return Peak(config.output.peak_tflops, "setting", None, 0.0)

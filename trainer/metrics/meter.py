@@ -1,7 +1,7 @@
-"""What a run's device is measured with: operations against its peak, memory against what there is.
+"""Measures a run's device: operations against its peak, used against total memory.
 
 `start` is called once, before the first step; `Progress.meter` holds it from then on. Without one a step's record has
-no MFU and no share of memory.
+no MFU and no fraction of memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trainer.types import Group
 
 _GIB = 1 << 30
-# verl's names where it has one: `actor` is the update, `actor_infer` the pass before it.
+# verl's names if it has one: `actor` is the update, `actor_infer` the pass before it.
 _MFU = {
     "gen": "perf/mfu/gen",
     "old_log_prob": "perf/mfu/actor_infer",
@@ -43,7 +43,7 @@ class Meter:
     memory_bytes: int | None  # of the device, or of the machine for a CPU; None: the system does not say
 
     def header(self) -> dict[str, Any]:
-        """What a reader of MFU must know, for the run's header."""
+        """The values for the run's header that are needed to interpret MFU."""
         return {
             "peak": asdict(self.peak),
             "flops": None if self.model is None else asdict(self.model),

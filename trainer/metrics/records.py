@@ -32,7 +32,7 @@ class Follower(Protocol):
 
 
 class Records:
-    """An open record file; without `append` an older one is replaced. Raises OSError where it cannot be written."""
+    """An open record file; without `append` an older one is replaced. Raises OSError if it cannot be written."""
 
     def __init__(self, folder: Path, *, append: bool = False, followers: Sequence[Follower] = ()) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -72,7 +72,7 @@ class StepResult:
 
 
 class Observer:
-    """Follows a run; the loop knows nothing of what it does."""
+    """Follows a run; the loop does not know what it does."""
 
     def on_start(self) -> None:
         """Before the first step."""
@@ -88,7 +88,7 @@ class Observer:
 
 
 def of_update(result: StepResult, config: Config) -> dict[str, float]:
-    """The learner's numbers; the coefficient is what the divergence from the reference weighed in this step."""
+    """The learner's metrics; the coefficient is that of the divergence from the reference in this step."""
     update, algorithm = result.update, config.algorithm
     absent = _unmeasured(result.logprobs, config)
     found = {name: getattr(update, field) for field, name in NAMES.items() if field not in absent}
@@ -121,10 +121,10 @@ def _unmeasured(logprobs: LogProbs, config: Config) -> set[str]:
 
 
 def of_rewards(scores_PG: Tensor, rewards_B: Tensor) -> dict[str, float]:
-    """Scores and rewards over all answers, and how many groups can teach something.
+    """Scores and rewards over all answers, and the number of groups with a signal.
 
-    `score` is what the task paid. `rewards` is what was learnt from: that, less the divergence from the reference where
-    it is taken from the reward.
+    `score` is the task's reward. `rewards` is what the learner uses: the score, less the divergence from the reference
+    if it is part of the reward.
     """
     wide_PG = scores_PG.double()
     low, high = wide_PG.aminmax()
@@ -269,9 +269,9 @@ def of_generators(result: StepResult, parts: Mapping[str, float], seconds: float
 
 
 def of_validation(prompts: Sequence[Prompt], correct: Sequence[int], *, task: str) -> dict[str, float]:
-    """Greedy accuracy by where the questions come from: `val-core/openai/gsm8k/acc/mean@1`.
+    """Greedy accuracy by the data source of the prompts: `val-core/openai/gsm8k/acc/mean@1`.
 
-    A prompt without a data source belongs to the task's name. One answer a question, hence mean@1.
+    A prompt without a data source counts under the task's name. One answer per prompt, hence mean@1.
     """
     by_source: dict[str, list[int]] = {}
     for prompt, is_right in zip(prompts, correct, strict=True):

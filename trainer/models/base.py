@@ -1,4 +1,4 @@
-"""What a model is to the trainer: a module that scores answers. `Scored` is what it gives, `Model` what it offers."""
+"""The interface of a model for the trainer: a module that scores answers. `Scored` is the result, `Model` the type."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """How likely the policy holds each answer token, with gradient; float32 at least, 0 where the mask is off."""
+    """The policy's log-probability of each answer token, with gradient; float32 at least, 0 where the mask is off."""
 
     logprobs_BT: Tensor  # of the token itself, at the requested temperature
     entropy_BT: Tensor  # of the sampling distribution, in nats; all 0 unless requested

@@ -129,10 +129,10 @@ class Run:
         return mixed.view(prompts, kv_heads, group, repeats, size).transpose(1, 2).flatten(2).flatten(0, 1)
 
     def compact(self, is_needed_R: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Moves the rows still needed (some are) into fewer slots if that is worth it; None: they stay where they are.
+        """Moves the rows still needed (some are) into fewer slots if that is worth it; None: they are not moved.
 
-        Gives back the old slot of each new one, and which of the new ones are needed: where fewer rows of a line are
-        needed than of others, it is filled with one of them again.
+        Returns the old slot of each new one, and which of the new ones are needed: if fewer rows of a line are needed
+        than of others, it is filled by repeating one of them.
         """
         is_needed_PG = is_needed_R.view(-1, self._group)
         counts_P = is_needed_PG.sum(1)

@@ -53,7 +53,7 @@ class Layout:
     num_prompt_tokens: int  # the first of the N
     prompts: Rectangle  # [P, S]
     answers: Rectangle  # [P, G, T]; without any element where every answer is a single token
-    is_pad_PS: Tensor | None  # true where a prompt has ended; None: nowhere
+    is_pad_PS: Tensor | None  # true beyond the end of a prompt; None: nowhere
     last_P: Tensor  # packed place of each prompt's last token
     kept_M: Tensor  # packed places of the P + A that are left after the last layer
     source_M: Tensor | None  # which of the P + A predict a masked token; None: all

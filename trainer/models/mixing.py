@@ -54,7 +54,7 @@ def _out(x_BND: Tensor, home: Rectangle, kv_heads: int, heads: int) -> Tensor:
 def _mix(
     parts: Tensor, cos: Tensor, sin: Tensor, layout: Layout, kv_heads: int, is_last: bool
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """The mixed values, and what the way back needs."""
+    """The mixed values, and the tensors saved for backward."""
     heads, cut, size = parts.shape[1] - 2 * kv_heads, layout.num_prompt_tokens, parts.shape[2]
     turned = ops.apply_rotary(parts[:, : heads + kv_heads], cos, sin)
     queries, keys, values = turned[:, :heads], turned[:, heads:], parts[:, heads + kv_heads :]

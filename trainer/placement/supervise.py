@@ -58,8 +58,8 @@ _NOT_OWN = (
     "ObjectStoreFullError",
 )
 _PEER_GONE = ("gloo/transport", "Connection closed by peer", "HCCL function error", "call hccl api failed")
-# Somebody else listens at the port at which the ranks meet, which was kept for them: no other loss is behind that, and
-# the next attempt has another one.
+# Another program listens on the port that was reserved for the ranks' rendezvous: there is no other cause, and the next
+# attempt uses another port.
 _PORT_TAKEN = "EADDRINUSE"
 
 

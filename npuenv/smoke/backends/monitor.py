@@ -105,7 +105,7 @@ def _records(running: Running, out: Path, framework: str, requested: RunOptions)
         has_ended = running.wait(_POLL_S) is not None
         for path in _logs(out):
             tail = tails.setdefault(path, _Tail(path, reader(framework)))
-            for record in _records(tail.fresh(is_last=has_ended), tail.reader, timeouts):
+            for record in _parsed(tail.fresh(is_last=has_ended), tail.reader, timeouts):
                 if record["kind"] == "pending" or (record["kind"], record["step"]) not in seen:
                     seen.add((record["kind"], record.get("step")))
                     yield record
@@ -142,7 +142,7 @@ class _Tail:
         return lines
 
 
-def _records(lines: Iterable[bytes], read: Reader, timeouts: _Timeouts) -> Iterator[dict[str, Any]]:
+def _parsed(lines: Iterable[bytes], read: Reader, timeouts: _Timeouts) -> Iterator[dict[str, Any]]:
     for raw in lines:
         line = without_colours(raw.decode("utf-8", "replace"))
         demand = pending(line)
