@@ -119,10 +119,10 @@ def content() -> bytes:
 
 def _digest(found: Iterable[tuple[str, bytes]]) -> str:
     """The digest of all inputs: the content, and the code that packs it."""
-    whole = hashlib.sha256(f"1 {zlib.ZLIB_RUNTIME_VERSION}\n".encode())
+    digest = hashlib.sha256(f"1 {zlib.ZLIB_RUNTIME_VERSION}\n".encode())
     for name, text in found:
-        whole.update(f"{len(name)} {len(text)} {name}\n".encode() + text)
-    return whole.hexdigest()
+        digest.update(f"{len(name)} {len(text)} {name}\n".encode() + text)
+    return digest.hexdigest()
 
 
 def _cached(location: Path) -> bytes | None:

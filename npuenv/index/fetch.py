@@ -87,19 +87,21 @@ class Fetch:
 
     def whole(self, url: str, limit: Limit, sha256: str) -> IO[bytes]:
         """A file, as a temporary one. Raises also: Unreadable if its hash is not `sha256`."""
-        return self._kept(url, limit, sha256, None)[0]
+        return self._download(url, limit, sha256, None)[0]
 
     def seekable(self, url: str, limit: Limit, part_limit: Limit, sha256: str) -> IO[bytes]:
         """A file of which only the parts that are read are fetched, if the server supports ranges; else the complete
         file.
         """
-        whole, answer = self._kept(url, limit, sha256, {"Range": "bytes=0-0"})
+        whole, answer = self._download(url, limit, sha256, {"Range": "bytes=0-0"})
         if not answer.whole_size:
             return whole
         whole.close()
         return io.BufferedReader(_Parts(self, url, answer.whole_size, part_limit), _CHUNK)
 
-    def _kept(self, url: str, limit: Limit, sha256: str, headers: dict[str, str] | None) -> tuple[IO[bytes], Answer]:
+    def _download(
+        self, url: str, limit: Limit, sha256: str, headers: dict[str, str] | None
+    ) -> tuple[IO[bytes], Answer]:
         kept = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
         try:
             answer = self._copy(url, kept, limit, headers)

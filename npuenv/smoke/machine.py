@@ -24,14 +24,14 @@ def packages(run: Reading) -> Finding:
     if stage.get("passed") is None and isinstance(skipped, list) and skipped:
         args = {"names": ", ".join(map(str, skipped))}
         return finding("training.packages", Status.SKIP, "packages-skipped", args)
-    return _asked(run, "packages", "training.packages", "packages-failed", args, when_null="packages-none")
+    return _stage_finding(run, "packages", "training.packages", "packages-failed", args, when_null="packages-none")
 
 
 def imported(run: Reading) -> Finding:
     """torch and, on an NPU, torch_npu."""
     stage = run.stage("import") or {}
     args = {"torch": stage.get("torch"), "seconds": f"{number(stage, 'seconds'):.1f}", "reason": stage.get("reason")}
-    return _asked(run, "import", "training.imports", "import-failed", args)
+    return _stage_finding(run, "import", "training.imports", "import-failed", args)
 
 
 def device(run: Reading) -> Finding:
@@ -39,7 +39,7 @@ def device(run: Reading) -> Finding:
     stage = run.stage("device") or {}
     args = {"device": stage.get("card") if stage.get("type") != "cpu" else "cpu", "reason": stage.get("reason")}
     cpu = {"threads": stage.get("num_threads"), "cores": stage.get("cores"), "precision": stage.get("matmul_precision")}
-    found = _asked(run, "device", "training.device", "device-failed", args)
+    found = _stage_finding(run, "device", "training.device", "device-failed", args)
     if found.status is Status.OK and stage.get("type") == "cpu":
         return finding(found.check, Status.OK, "device-cpu", cpu, evidence=stage)
     return found
@@ -60,7 +60,7 @@ def decoder(run: Reading) -> Finding:
     """A small decoder's log-probabilities and gradient, on the device and on the CPU."""
     stage = run.stage("decoder") or {}
     args = {"forward": f"{number(stage, 'logprob_error'):.1e}", "backward": f"{number(stage, 'gradient_error'):.1e}"}
-    return _asked(run, "decoder", "training.gradients", "decoder-wrong", args)
+    return _stage_finding(run, "decoder", "training.gradients", "decoder-wrong", args)
 
 
 def memory(run: Reading) -> Finding:
@@ -72,7 +72,7 @@ def memory(run: Reading) -> Finding:
         "reason": stage.get("reason"),
     }
     failed = "out-of-memory" if stage.get("cause") == "out-of-memory" else "memory-short"
-    return _asked(run, "memory", "training.memory", failed, args, when_null="memory-unsaid")
+    return _stage_finding(run, "memory", "training.memory", failed, args, when_null="memory-unsaid")
 
 
 def collective(run: Reading) -> Finding:
@@ -80,17 +80,17 @@ def collective(run: Reading) -> Finding:
     stage = run.stage("collective") or {}
     args = {"ranks": stage.get("ranks"), "reason": stage.get("reason")}
     failed = "collective-failed" if stage.get("cause") is None else "collective-broken"  # during the run
-    return _asked(run, "collective", "training.collective", failed, args, when_null="collective-none")
+    return _stage_finding(run, "collective", "training.collective", failed, args, when_null="collective-none")
 
 
 def first_use(run: Reading) -> Finding:
     """The duration of the first generation and the first gradient, if operators are compiled for them."""
     stage = run.stage("warm-up") or {}
     args = {"seconds": f"{number(stage, 'seconds'):.0f}", "reason": stage.get("reason")}
-    return _asked(run, "warm-up", "training.first-use", "first-use-failed", args, when_null="nothing-compiled")
+    return _stage_finding(run, "warm-up", "training.first-use", "first-use-failed", args, when_null="nothing-compiled")
 
 
-def _asked(
+def _stage_finding(
     run: Reading, name: str, check: str, failed: str, args: Mapping[str, object], *, when_null: str = ""
 ) -> Finding:
     """The finding of a stage with the result yes, no or, if `when_null` is a message, not applicable."""

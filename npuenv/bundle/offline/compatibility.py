@@ -43,26 +43,26 @@ def require_known(bundle: Bundle, matrix: Matrix) -> None:
         raise BadInput(Message("bundle.other-tables", args), Message("bundle.other-tables-hint"))
 
 
-def require_meant(asked: Request, bundle: Bundle, stack: Stack, matrix: Matrix) -> None:
+def require_meant(requested: Request, bundle: Bundle, stack: Stack, matrix: Matrix) -> None:
     """Raises BadInput if the options beside the bundle do not match its content, or do not exist."""
-    meant = checked(replace(asked, stack=asked.stack or bundle.stack), matrix)
+    expected = checked(replace(requested, stack=requested.stack or bundle.stack), matrix)
     recipe = recipe_named(stack.name, matrix)
     cann = stack.pin("cann")
     pairs = {
-        "STACK": (meant.stack, stack.name),
-        "--for": (meant.framework, stack.framework),
-        "--for ...==": (meant.release, recipe.release if recipe else None),
-        "--arch": (meant.arch, stack.platform.arch),
-        "--python": (meant.python, stack.platform.python),
-        "--hardware": (meant.hardware, stack.platform.hardware),
-        "--os": (meant.os, stack.platform.os),
-        "--as-of": (meant.as_of, bundle.request.as_of),
-        "--newest": ("on" if meant.is_newest else None, "on" if bundle.request.is_newest else None),
+        "STACK": (expected.stack, stack.name),
+        "--for": (expected.framework, stack.framework),
+        "--for ...==": (expected.release, recipe.release if recipe else None),
+        "--arch": (expected.arch, stack.platform.arch),
+        "--python": (expected.python, stack.platform.python),
+        "--hardware": (expected.hardware, stack.platform.hardware),
+        "--os": (expected.os, stack.platform.os),
+        "--as-of": (expected.as_of, bundle.request.as_of),
+        "--newest": ("on" if expected.is_newest else None, "on" if bundle.request.is_newest else None),
     }
     other = {option: wanted for option, (wanted, held) in pairs.items() if wanted is not None and wanted != held}
-    if meant.cann and not (cann and versions.cann(meant.cann) == versions.cann(cann.version)):
-        other["--cann"] = meant.cann
-    other |= {f"--pin {name}==": each for name, each in meant.pins.items() if not _holds(bundle.lock, name, each)}
+    if expected.cann and not (cann and versions.cann(expected.cann) == versions.cann(cann.version)):
+        other["--cann"] = expected.cann
+    other |= {f"--pin {name}==": each for name, each in expected.pins.items() if not _holds(bundle.lock, name, each)}
     for option, wanted in other.items():
         args = {"option": option, "wanted": wanted, "stack": stack.name, "platform": stack.platform.tag}
         raise BadInput(Message("install.bundle-other", args), Message("install.bundle-other-hint"))

@@ -300,9 +300,9 @@ def _span(response: Any, have: int, url: str) -> tuple[int, int]:
         args = {"file": without_secrets(url), "why": f"HTTP {response.status_code}"}
         raise StepFailed(Message("bundle.not-coming", args), Message("bundle.again"))
     response.raise_for_status()
-    told = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", str(response.headers.get("Content-Range", "")))
-    if response.status_code == 206 and told and int(told[1]) == have:
-        return have, int(told[2]) if told[2].isdigit() else 0
+    content_range = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", str(response.headers.get("Content-Range", "")))
+    if response.status_code == 206 and content_range and int(content_range[1]) == have:
+        return have, int(content_range[2]) if content_range[2].isdigit() else 0
     length = str(response.headers.get("Content-Length", ""))
     return 0, int(length) if length.isdigit() else 0
 

@@ -139,9 +139,9 @@ def check_room(contents: Contents, out: Path) -> None:
     while not location.exists():
         location = location.parent
     free = shutil.disk_usage(location).free
-    whole = contents.fetched + contents.copied + _SPARE
+    total = contents.fetched + contents.copied + _SPARE
     wanted = (
-        still_to_fetch(contents.wanted, staging(out)) + contents.copied + _SPARE + (whole if is_archive(out) else 0)
+        still_to_fetch(contents.wanted, staging(out)) + contents.copied + _SPARE + (total if is_archive(out) else 0)
     )
     if free < wanted:
         args = {"path": str(location), "free": free >> 20, "wanted": wanted >> 20}

@@ -218,8 +218,8 @@ def _end_of(member: tarfile.TarInfo, raw: IO[bytes], start: int, path: Path, *, 
 def _require_end(raw: IO[bytes], end: int, path: Path) -> None:
     """Requires that the last member is followed by the zeros that end an archive, and nothing else."""
     raw.seek(end)
-    whole = -(-(end + 2 * tarfile.BLOCKSIZE) // tarfile.RECORDSIZE) * tarfile.RECORDSIZE
-    if raw.read(whole - end + 1) != bytes(whole - end):
+    padded = -(-(end + 2 * tarfile.BLOCKSIZE) // tarfile.RECORDSIZE) * tarfile.RECORDSIZE
+    if raw.read(padded - end + 1) != bytes(padded - end):
         raise _refused(path, Message("bundle.after-the-end"))
 
 

@@ -65,9 +65,9 @@ def check_cann_files(paths: Sequence[Path], stack: Stack, matrix: Matrix) -> Non
 
 def _checked(path: Path, stack: Stack, matrix: Matrix) -> CannFile:
     _require_file(path)
-    said, names = {"path": str(path), "stack": stack.name}, expected_names(stack)
+    args, names = {"path": str(path), "stack": stack.name}, expected_names(stack)
     if not names:
-        raise BadInput(Message("bundle.no-cann-wanted", said))
+        raise BadInput(Message("bundle.no-cann-wanted", args))
     file = recognise(path.name)
     if file is None:
         raise BadInput(Message("plan.cann-name", {"path": str(path), "names": names}), Message("plan.cann-name-hint"))
@@ -81,10 +81,10 @@ def _checked(path: Path, stack: Stack, matrix: Matrix) -> CannFile:
     }
     for found, (wanted, is_fit) in others.items():
         if not is_fit:
-            raise BadInput(Message("plan.cann-other", {**said, "is": found, "wanted": wanted}))
+            raise BadInput(Message("plan.cann-other", {**args, "is": found, "wanted": wanted}))
     known = next((row.sha256 for row in matrix.cann_files if row.id == path.name), "")
     if known and sha256_of(path) != known:
-        raise BadInput(Message("bundle.other-cann", {**said, "expected": known}))
+        raise BadInput(Message("bundle.other-cann", {**args, "expected": known}))
     return file
 
 

@@ -72,8 +72,8 @@ def _is_same_disk(one: Folder, other: Folder | None) -> bool:
 def _files(context: Context) -> CheckResult:
     """On disks full of small files the inodes run out before the space."""
     machine = context.facts.machine
-    kept = [machine.home.value, *(cache.nearest for cache in machine.caches.value or ())]
-    counted = [(folder, 1) for folder in kept if folder is not None]
+    nearest = [machine.home.value, *(cache.nearest for cache in machine.caches.value or ())]
+    counted = [(folder, 1) for folder in nearest if folder is not None]
     counted += [(machine.tmp.value, _FILES_OF_TMP)] if machine.tmp.value is not None else []
     rooms = [(folder.files_free * factor, folder) for folder, factor in counted if folder.files_free is not None]
     if not rooms:

@@ -84,9 +84,9 @@ def silent_cards(context: Context) -> list[int]:
     links = hccn.links.value or {}
     others = [card for card, fact in links.items() if fact.value is not None]
     silent = [card for card, fact in links.items() if fact.value is None and fact.evidence[0].line == refused.line]
-    asked = re.search(r" -i ([0-9]+)", hccn.refused.evidence[0].command)
-    if not silent and NO_DEVICE_HEALTH in refused.line.lower() and asked:
-        silent = [int(asked[1])]
+    match = re.search(r" -i ([0-9]+)", hccn.refused.evidence[0].command)
+    if not silent and NO_DEVICE_HEALTH in refused.line.lower() and match:
+        silent = [int(match[1])]
     return silent if others or NO_DEVICE_HEALTH in refused.line.lower() else []
 
 

@@ -104,21 +104,21 @@ def addressed_cards(context: Context) -> set[int]:
 
 def has_address_fault(context: Context) -> bool:
     """Whether a check of this module reports an address, which then explains a failed ping."""
-    judged = (_set(context), _valid(context), _unique(context), _masks(context), _subnets(context))
-    return any(verdict.fix is not None for verdict in judged)
+    results = (_set(context), _valid(context), _unique(context), _masks(context), _subnets(context))
+    return any(verdict.fix is not None for verdict in results)
 
 
 def _of_either(judge: Callable[[Context, Addresses], CheckResult]) -> Callable[[Context], CheckResult]:
     """The combined result of a check for the addresses in use and in the file."""
 
     @functools.wraps(judge)
-    def judged(context: Context) -> CheckResult:
+    def check_both(context: Context) -> CheckResult:
         verdicts = [judge(context, found) for found in (in_use(context), in_file(context)) if found]
         well = verdicts[0] if verdicts else skip("network.address-none")
         outcomes = [verdict for verdict in verdicts if verdict.status is not Status.SKIP]
         return worst((*outcomes, _unread(context, "addresses"), _without_file(context)), otherwise=well)
 
-    return judged
+    return check_both
 
 
 def _unread(context: Context, *names: str) -> CheckResult | None:
@@ -343,26 +343,26 @@ def _gateway(context: Context) -> CheckResult:
         (live, in_use(context), _blind_in_use(context, "gateways"), "hccn_tool -gateway -g"),
         (filed, in_file(context), _blind_in_file(context), CONF),
     ):
-        judged = {card: ip for card, ip in gateways.items() if card in addresses and addresses[card].is_usable}
+        usable = {card: ip for card, ip in gateways.items() if card in addresses and addresses[card].is_usable}
         lines = [Evidence(where, f"gateway of {card}: {ip}") for card, ip in list(gateways.items())[:2]]
         fix = fix_for("network.gateway-missing", needs_root=True)
         bare = {*blind, *stranded_cards(context), *(cards_here(context) - addresses.keys())}
-        outcomes.append(_outside(judged, addresses))
+        outcomes.append(_outside(usable, addresses))
         outcomes.append(_lacking(context, "network.gateway-missing", where, lines, fix, gateways, bare))
-        counts += [len(judged)] if judged else []
+        counts += [len(usable)] if usable else []
     well = ok("network.gateway-ok", count=counts[0]) if counts else skip("network.gateway-none")
     return worst(outcomes, otherwise=well)
 
 
-def _outside(judged: Mapping[int, str], addresses: Addresses) -> CheckResult | None:
+def _outside(usable: Mapping[int, str], addresses: Addresses) -> CheckResult | None:
     """The cards whose gateway is outside of their subnet."""
-    outside = sorted(card for card, ip in judged.items() if not _is_neighbour(ip, addresses[card]))
+    outside = sorted(card for card, ip in usable.items() if not _is_neighbour(ip, addresses[card]))
     if not outside:
         return None
     card = outside[0]
     source, network = addresses[card].evidence.command, str(addresses[card].network)
-    lines = [Evidence(source, f"gateway of {item}: {judged[item]}; {addresses[item].line.line}") for item in outside]
-    says = {"cards": tuple(outside), "gateway": judged[card], "network": network}
+    lines = [Evidence(source, f"gateway of {item}: {usable[item]}; {addresses[item].line.line}") for item in outside]
+    says = {"cards": tuple(outside), "gateway": usable[card], "network": network}
     return fail("network.gateway-outside", *lines, fix=fix_for("network.gateway", needs_root=True), **says)
 
 

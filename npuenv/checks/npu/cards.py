@@ -128,12 +128,12 @@ def _healthy(context: Context) -> CheckResult:
         card for card in rest if card.health not in ("OK", None, "UNKNOWN") or _label(card) in reported_unhealthy
     ]
     plain = [card for card in unhealthy if card not in coded]
-    unsaid = [card for card in rest if card.health == "UNKNOWN" and card not in (*coded, *plain)]
+    unreported = [card for card in rest if card.health == "UNKNOWN" and card not in (*coded, *plain)]
     outcomes = [
         _critical([card for card in dead if card.power_w == 0.0], "dead"),
         _critical([card for card in dead if card.power_w != 0.0], "critical"),
         _with_codes(context, coded, tuple(dict.fromkeys(code for card in coded for code in codes[_label(card)]))),
-        _unsaid(unsaid),
+        _unsaid(unreported),
         unread_rows(table.cards, lambda card: card.health is not None),
         unread_of(context, "health"),
     ]
@@ -332,8 +332,8 @@ def _between_neighbours(table: SmiTable) -> tuple[str, ...]:
 def _half_pairs(table: SmiTable) -> tuple[str, ...]:
     """Cards with one chip if the others have two."""
     chips = Counter(card.npu for card in table.cards)
-    whole = max(chips.values())
-    return tuple(f"NPU {npu}" for npu, count in sorted(chips.items()) if count < whole)
+    most = max(chips.values())
+    return tuple(f"NPU {npu}" for npu, count in sorted(chips.items()) if count < most)
 
 
 def _one_kind(context: Context) -> CheckResult:

@@ -177,10 +177,10 @@ def _burnt(context: Context) -> CheckResult:
     if devices.error and not devices.cards:
         return skip("npu.burn-skip", Evidence("burn-in", devices.error))
     lines = _lines(devices.cards, bad)
-    said = fail("npu.burn-fail", *lines, fix=fix_for("npu.device-wrong-some"), cards=tuple(bad)) if bad else None
+    failure = fail("npu.burn-fail", *lines, fix=fix_for("npu.device-wrong-some"), cards=tuple(bad)) if bad else None
     rounds = sum(run.rounds for run in devices.cards)
     well = ok("npu.burn-ok", *context.facts.npu.burn.evidence, count=len(devices.cards), rounds=rounds)
-    return worst((said, _unfinished(devices)), otherwise=well)
+    return worst((failure, _unfinished(devices)), otherwise=well)
 
 
 def _diagnosed(context: Context) -> CheckResult:

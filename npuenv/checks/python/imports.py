@@ -96,16 +96,16 @@ def _other(module: str, context: Context) -> CheckResult:
     name = next((each for each in names if version_of(context, each) is not None), None)
     if name is None:
         return skip("python.import-skip", *lines(context, *names[:1]), package=module)
-    asked = tuple(item for item in fact.evidence if item.command.endswith(f"'import {module}'"))
+    tries = tuple(item for item in fact.evidence if item.command.endswith(f"'import {module}'"))
     found = (fact.value or {}).get(module)
     if found is None and context.facts.python.import_torch.state is State.UNKNOWN:
         return skip("python.because", cause="python.torch-imports")
     if found is None:
-        is_untried = all(item.line == "not in the capture" for item in asked)
-        return (skip if is_untried else unknown)("python.import-unknown", *asked, module=module)
+        is_untried = all(item.line == "not in the capture" for item in tries)
+        return (skip if is_untried else unknown)("python.import-unknown", *tries, module=module)
     cause = None if found.is_ok else _cause(context, found)
     return (
-        skip("python.import-because", module=module, cause=cause) if cause else _imported(context, found, name, asked)
+        skip("python.import-because", module=module, cause=cause) if cause else _imported(context, found, name, tries)
     )
 
 

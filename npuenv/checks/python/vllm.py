@@ -60,7 +60,7 @@ def _row(context: Context) -> VllmAscend | None:
     return context.matrix.vllm_ascend_row(public(ascend)) if ascend else None
 
 
-def _said_version(context: Context, vllm: str) -> str:
+def _reported_version(context: Context, vllm: str) -> str:
     """The version that vllm-ascend uses: VLLM_VERSION if set, for builds without a version of their own."""
     return (context.facts.environment.value or {}).get("VLLM_VERSION") or vllm
 
@@ -70,13 +70,13 @@ def _pair(context: Context) -> CheckResult:
     vllm, ascend = version_of(context, "vllm"), version_of(context, "vllm-ascend")
     if vllm is None or ascend is None:
         return _alone(context, vllm, ascend)
-    if _UNREADABLE.match(_said_version(context, vllm)):
+    if _UNREADABLE.match(_reported_version(context, vllm)):
         return skip("python.because", cause="python.vllm-version")
     row = _row(context)
     evidence = lines(context, "vllm", "vllm-ascend")
     if row is None:
         return unknown("python.vllm-unknown", *evidence, vllm=vllm, ascend=ascend)
-    if public(_said_version(context, vllm)) == public(row.vllm):
+    if public(_reported_version(context, vllm)) == public(row.vllm):
         if is_for_gpus(vllm):
             return warn("python.vllm-gpu", *evidence, fix=fix_for("python.vllm-gpu"), vllm=vllm)
         return _transformers(context, row) or ok("python.vllm-ok", *evidence, vllm=vllm, ascend=ascend)
@@ -97,7 +97,7 @@ def _fitting_plugin(context: Context) -> VllmAscend | None:
     pair = [(field, version_of(context, name)) for field, name in _NEEDS.items() if name in ("torch", "torch-npu")]
     if vllm is None or ascend is None:
         return None
-    reported = public(_said_version(context, vllm))
+    reported = public(_reported_version(context, vllm))
     rows = [row for row in context.matrix.vllm_ascend if public(row.vllm) == reported]
     rows = [row for row in rows if all(has and accepts(getattr(row, field), has) is True for field, has in pair)]
     if not rows or public(ascend) in {row.version for row in rows}:
@@ -147,7 +147,7 @@ def _version(context: Context) -> CheckResult:
     vllm, ascend = version_of(context, "vllm"), version_of(context, "vllm-ascend")
     if vllm is None or ascend is None:
         return skip("python.no-vllm")
-    reported = _said_version(context, vllm)
+    reported = _reported_version(context, vllm)
     if not _UNREADABLE.match(reported):
         return ok("python.vllm-version-ok", vllm=reported)
     row = _row(context)
