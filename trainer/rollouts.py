@@ -99,7 +99,7 @@ class PromptSampler:
         return [self._prompts[index] for index in self._order[first : self._num_taken]]
 
     def state(self) -> dict[str, Any]:
-        """What the prompts that come next depend on."""
+        """The state that the next prompts depend on."""
         if not self._by_epoch:
             return {"prompts_random": self.generator.get_state()}
         return {"prompts_random": self._before, "prompts_taken": self._num_taken}
@@ -139,7 +139,7 @@ class Episode:
 
     @property
     def context(self) -> tuple[int, ...]:
-        """What the model reads before its next turn."""
+        """The model's input of its next turn."""
         return (*self.prompt.tokens, *self.tokens)
 
     def step(self, turn: Rollout, task: Task) -> None:
@@ -208,10 +208,10 @@ def reply(tokenizer: Tokenizer, text: str, *, is_closed: bool) -> tuple[int, ...
 
 
 def demonstrate(prompt: Prompt, task: Task) -> Rollout:
-    """The right answers to a prompt as a rollout: log-probabilities 0, tokens and marks as `collect` makes them.
+    """The right answers to a prompt as a rollout: log-probabilities 0, tokens and masks as in `collect`.
 
-    The answers are `prompt.extra["answers"]`, one for each turn, else the one `prompt.expected`. Each is closed with
-    the end token where the tokenizer has one. Raises ValueError when the answers end before the episode does.
+    The answers are `prompt.extra["answers"]`, one for each turn, else the single `prompt.expected`. Each is closed with
+    the end token if the tokenizer has one. Raises ValueError if the answers end before the episode does.
     """
     end = () if task.tokenizer.end is None else (task.tokenizer.end,)
     turns = [
@@ -262,7 +262,7 @@ def reward_limit_s(config: Config) -> float | None:
 
 
 def overlong_penalty(lengths_B: Tensor, *, limit: int, buffer: int, factor: float) -> Tensor:
-    """What is added to each answer's reward: 0 up to limit - buffer tokens, then falling to -factor at the limit.
+    """The penalty added to each answer's reward: 0 up to limit - buffer tokens, then falling to -factor at the limit.
 
     Shapes: lengths_B, tokens per answer -> [B], float32. A buffer of 0 costs nothing at any length.
     Source: verl DAPO reward manager, min(-(length - (limit - buffer)) / buffer * factor, 0).
@@ -275,10 +275,10 @@ def overlong_penalty(lengths_B: Tensor, *, limit: int, buffer: int, factor: floa
 
 
 def has_signal(rewards_PG: Tensor, convention: Convention) -> Tensor:
-    """Whether a group teaches anything, [P] bool: its rewards are not all equal.
+    """Whether a group has a signal, [P] bool: its rewards are not all equal.
 
-    A group of one has a signal where the convention lets it keep its bare reward. A group with a NaN has one only
-    where the convention leaves NaN out and the rest differs.
+    A group of one has a signal if the convention keeps its bare reward. A group with a NaN has one only if the
+    convention leaves NaN out and the rest differs.
     """
     if rewards_PG.shape[1] == 1:
         alone_P = ~rewards_PG[:, 0].isnan()

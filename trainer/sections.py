@@ -86,7 +86,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """The prompts, and the rewards of their answers."""
+    """What is asked, and what an answer is worth."""
 
     task: str = choice(
         "successor",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from trainer.distributed import World
     from trainer.models.base import Model
 
-# Where the package was before torch 2.6.
+# The location of the package before torch 2.6.
 _PLACES = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")
 
 
@@ -87,7 +87,7 @@ def _options(fsdp: Any, config: Config, device: torch.device, world: World) -> d
     narrow = dtype if dtype != wide else None
     options = {
         "mesh": init_device_mesh(device.type, (world.size,)),
-        # The model's own code decides what it computes in; what a layer is given is left alone.
+        # The model's own code decides its compute dtype; a layer's input is not cast.
         "mp_policy": fsdp.MixedPrecisionPolicy(
             param_dtype=narrow, reduce_dtype=narrow and wide, cast_forward_inputs=False
         ),

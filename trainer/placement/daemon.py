@@ -35,7 +35,7 @@ LAST_WORD = "TRAINER_LAST_WORD"
 _BROKE = 1
 _PORT = "6379"
 _END_S = 10.0
-# So long the way to the head may be down; where its node answers that nobody listens, it has ended.
+# How long the connection to the head may be down; if its node refuses the connection, the head has ended.
 _OUTAGE_S = 60.0
 _REFUSED = os.strerror(errno.ECONNREFUSED)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -55,12 +55,12 @@ def is_head() -> bool:
 
 
 def joined_node() -> bool:
-    """Whether this node only lends what it has to the run that the first one leads."""
+    """Whether this node only joins the run of the first one."""
     return is_one_of_several() and not is_head()
 
 
 def place() -> str:
-    """Where the head is: MASTER_ADDR and MASTER_PORT."""
+    """The head's location: MASTER_ADDR and MASTER_PORT."""
     return f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', _PORT)}"
 
 
@@ -142,9 +142,9 @@ def _ray(words: Sequence[str]) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
 
 @contextlib.contextmanager
 def _nothing_left() -> Iterator[None]:
-    """Ends after the block what was started within it, also what its parents have left behind: that is this one's then.
+    """Ends the processes that were started within the block, including orphans, which this process adopts.
 
-    Ray's processes end by themselves within seconds of their node's, but not one that is stopped.
+    Ray's processes end within seconds of their node's, but not one that is stopped.
     """
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Ray's errors where nothing more goes into its object store, nor onto the disk that it uses then.
+# Ray's errors if its object store, and the disk it uses then, are full.
 _FULL = ("ObjectStoreFullError", "OutOfDiskError")
 # Errors of making an engine that another try would meet again.
 _SETTINGS = ("BadSetting", "NoDevice")
@@ -48,7 +48,7 @@ class StoreFull(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank may have a generator; it can be sent."""
+    """A location for a rank's generator; it can be sent."""
 
     slot: WorkerSlot
     placement: Placement
@@ -85,7 +85,7 @@ class Reply(Generic[T]):
 
 
 class Left(Reply["Sequence[Bucket]"]):
-    """References that an actor holds, and what they refer to."""
+    """References that an actor holds, and their objects."""
 
     def result(self, timeout_s: float) -> Sequence[Bucket]:
         deadline = time.monotonic() + timeout_s
@@ -189,7 +189,7 @@ def quit_all() -> None:
 
 
 class Packed:
-    """A bucket on its way: its memory goes beside the pickle, and is looked at in Ray's store where it arrives."""
+    """A serialized bucket: its memory is sent beside the pickle, and mapped in Ray's store on arrival."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
@@ -197,7 +197,7 @@ class Packed:
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         flat = self._bucket.flat
         memory = (ctypes.c_char * flat.numel()).from_address(flat.data_ptr()) if flat.numel() else b""
-        # As plain bytes: Ray 2.60 crashes where it unpacks a buffer with the format of ctypes.
+        # As plain bytes, because Ray 2.60 crashes when it unpacks a buffer with a ctypes format.
         plain_bytes = memoryview(memory).cast("B")
         plain = {each.name: getattr(self._bucket, each.name) for each in fields(self._bucket) if each.name != "flat"}
         return _unpacked, (type(self._bucket), plain, pickle.PickleBuffer(plain_bytes))
@@ -231,7 +231,7 @@ def _put(bucket: Bucket) -> Any:
     return _sent[key]
 
 
-# Of the version that is being sent: what was put into Ray's store.
+# The objects of the present version in Ray's store.
 _sent: dict[tuple[int, int, int], Any] = {}
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from trainer.placement.generator import Place
 
-# Where a rank waits for the others, not on its own account.
+# The phases in which a rank waits for the others.
 _WAITING = ("trainer/distributed.py", "torch/distributed/")
 _LAST = 4000  # characters of its output that are saved
 

@@ -1,4 +1,4 @@
-"""What is common to all that has to do with Ray: its variables, its errors in a line, whether an address answers."""
+"""Helpers for Ray: its variables, its errors in one line, whether an address responds."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from trainer.placement.workers import Worker, WorkerGroup
 
 COMPLETED, BROKE, BAD_SETTING, INTERRUPTED = 0, 1, 2, 130
-# Steps between two checkpoints where the settings name none: what a restart may lose.
+# Steps between two checkpoints if the settings name none: the maximum loss of a restart.
 SAVE_EVERY = 10
 # Between two looks at the processes; and between two at what Ray knows of a loss.
 _LOOK_S = 1.0
@@ -328,12 +328,12 @@ def _failure(rank: int, code: int | None, said: str) -> Ended:
 
 
 class Watch:
-    """Whether the processes get on. One that hangs holds up all: the one that waits for nobody is named."""
+    """Whether the processes make progress. One that hangs blocks all: the one that waits for no other is named."""
 
     def __init__(self, group: WorkerGroup, limit_s: float, *, start_limit_s: float) -> None:
         self._workers, self._limit_s = group, limit_s
         self._start_limit_s = start_limit_s  # until the first step, which waits for imports above all
-        self._asked: dict[int, Any] = {}  # of each rank, what is on its way
+        self._asked: dict[int, Any] = {}  # the pending request of each rank
         self._beats: dict[int, dict[str, Any]] = {}
         self._heard: dict[int, float] = {}
         self._marks: dict[int, Any] = {}
@@ -406,7 +406,7 @@ def _is_told(answer: Any) -> bool:
 
     try:
         return bool(ray.get(answer))
-    except Exception:  # whatever it fails with, it is about to be ended
+    except Exception:  # any error: the process is about to be ended
         return False
 
 

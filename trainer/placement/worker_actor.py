@@ -62,7 +62,7 @@ class WorkerActor:
         return found
 
     def set_env(self, environ: Mapping[str, str], unless_set: Mapping[str, str]) -> None:
-        """Sets variables, some only where the node does not; before anything is imported that reads them."""
+        """Sets variables, some only if the node does not; before the import of any module that reads them."""
         for name, value in unless_set.items():
             os.environ.setdefault(name, value)
         os.environ.update(environ)
@@ -72,7 +72,7 @@ class WorkerActor:
         return os.path.exists(path)
 
     def prepare(self, place: str, *args: Any) -> None:
-        """Calls `module:function`; what it gives is what later calls are methods of. Called again it does nothing."""
+        """Calls `module:function`; later calls are methods of its result. Repeated calls do nothing."""
         if self._made is not None:
             return
         if self._failure is not None:
@@ -85,7 +85,7 @@ class WorkerActor:
             raise
 
     def call(self, name: str, *args: Any) -> Any:
-        """A method of what was made."""
+        """Calls a method of that object."""
         if self._failure is not None:
             raise self._failure
         return getattr(self._made, name)(*args)
@@ -96,7 +96,7 @@ class WorkerActor:
 
     def quit(self) -> None:
         """Ends this process at once, after the processes it has started elsewhere. Does not use Ray's head."""
-        with contextlib.suppress(Exception):  # what was made may know of none, or be half made
+        with contextlib.suppress(Exception):  # the object may not have the method, or be incomplete
             self._made.quit()
         os._exit(0)
 
@@ -182,8 +182,8 @@ def _names(visible: str, local: Sequence[int]) -> list[str]:
 
 
 def _kept_port() -> socket.socket:
-    """A port that the system gives to nobody else while this is open, and that torch's store, which reuses addresses,
-    can listen at: until it does, torch is imported.
+    """A port that the system gives to no other program while this socket is open, and that torch's store, which reuses
+    addresses, can listen on.
     """
     kept = socket.socket()
     kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -59,7 +59,7 @@ class Worker:
         return f"{self.slot.name} on {self.address}"
 
     def ask(self, name: str, *args: Any, is_beside: bool = False) -> Any:
-        """Ray's reference to what a method of the process will give; beside what it computes, if so wanted."""
+        """Ray's reference to the result of a method of the process; in parallel to its computations, if requested."""
         if is_beside:
             return self.handle.watch.options(concurrency_group="watch").remote(name, *args)
         return self.handle.call.options(concurrency_group="work").remote(name, *args)
@@ -117,7 +117,7 @@ def _reserve(
     deadline: float,
     look: Callable[[], None],
 ) -> Any:
-    """The placement group. That the nodes are large enough is known: what is waited for are other users of them."""
+    """The placement group. The nodes are known to be large enough, so it waits only for other users of them."""
     from ray.util.placement_group import placement_group, remove_placement_group
 
     bundles = placement.bundles()
@@ -154,9 +154,9 @@ def _free(cluster: Cluster) -> str:
 
 
 def actor(slot: WorkerSlot, resource: str, group: Any, *, label: str | None = None) -> Any:
-    """An actor bound to the reserved place of a slot; with a label the one that has it, if there is one.
+    """An actor bound to the reserved bundle of a slot; with a label the existing one, if there is one.
 
-    Ray does not start it again: what it held would be gone.
+    Ray does not restart it: its state would be lost.
     """
     import ray
     from ray import cloudpickle
@@ -229,7 +229,7 @@ def _answer(asked: Any, name: str) -> Any:
         return ray.get(asked)
     except ray.exceptions.RayActorError as error:
         raise Unfit(f"{name} could not be started: it {how_lost(error)}") from error
-    except Exception as error:  # whatever a process ends with before it has begun
+    except Exception as error:  # any error that a process fails with before it has begun
         raise Unfit(f"{name} could not be started: {one_line(getattr(error, 'cause', None) or error)}") from error
 
 
@@ -274,7 +274,7 @@ def _are_together(placement: Placement) -> bool:
 
 
 def interfaces(placement: Placement, facts: Mapping[str, Any]) -> dict[str, str]:
-    """The variables that say by which interface a rank meets the others, where a node does not say it itself."""
+    """The variables that select a rank's network interface, unless its node sets them itself."""
     if _are_together(placement):
         return {"GLOO_SOCKET_IFNAME": "lo"}
     if not (interface := facts["interface"]):

@@ -130,7 +130,7 @@ def load(folder: Path, device: torch.device) -> State:
 
 
 def _others(folder: Path, saved: Saved | None) -> str:
-    """Which other states lie there; their names hold the start of their digest, so each can be checked."""
+    """The other states in the folder; their names hold the start of their digest, so each can be checked."""
     names = sorted(path.name for path in folder.glob("state-*.pt") if saved is None or path.name != saved.file)
     whole = [name for name in names if name == f"state-{digest_of(folder / name)[:16]}.pt"]
     return f"; {', '.join(whole)} beside it is whole, and was not taken" if whole else "; there is no other state"

@@ -25,7 +25,7 @@ class CorruptCheckpoint(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a save wrote; also the manifest."""
+    """The result of a save; also the manifest."""
 
     file: str
     sha256: str
@@ -79,7 +79,7 @@ def name_in_manifest(saved: Saved, folder: Path) -> None:
 
 
 def put(unfinished: Path, place: Path) -> None:
-    """Gives a file its name once its bytes are on the disk; then the name is there too, whatever happens."""
+    """Gives a file its name once its bytes are on the disk; then the name survives a crash, too."""
     sync_file(unfinished)
     os.replace(unfinished, place)
     sync_folder(place.parent)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trainer.engines.remote import Remote
     from trainer.learner import Learner
 
-# Where a state has the fingerprint, if the generators have the reference.
+# The key of the fingerprint in a state, if the generators have the reference.
 MARK = "reference_mark"
 
 
@@ -36,7 +36,7 @@ def begin(learner: Learner, remote: Remote) -> None:
 
 
 def added(state: dict[str, Any], remote: Remote | None) -> dict[str, Any]:
-    """A state with what is to be known of the generators' reference; None: it is not there."""
+    """A state with the data about the generators' reference; unchanged (None) without one."""
     if remote is None or remote.origin is None:
         return state
     learner, origin = state["learner"], remote.origin
@@ -51,9 +51,9 @@ def is_stored(state: Mapping[str, Any]) -> bool:
 
 
 def restore(learner: Learner, remote: Remote | None, state: Mapping[str, Any]) -> None:
-    """Sees to it that the reference is that of the saved run; `remote` is None where the learner keeps it.
+    """Restores the reference of the saved run; `remote` is None if the learner holds it.
 
-    Raises BadSetting where it can no longer be had.
+    Raises BadSetting if it is no longer available.
     """
     if remote is not None and remote.origin is not None:
         held = _held(learner, state)

@@ -90,9 +90,9 @@ def set_aside(out: Path) -> None:
 
 
 def continue_records(out: Path, step: int) -> Continued:
-    """Cuts the records behind those of `step`: what follows will be written again.
+    """Removes the records after those of `step`, which will be written again.
 
-    A line that was cut off by a crash goes with them. Raises OSError.
+    A line that was truncated by a crash is removed with them. Raises OSError.
     """
     path = out / FILE
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []

@@ -62,7 +62,7 @@ class Stored:
     folder: Path
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
-        """Of each tensor, under the names of `flatten`; what is no tensor has none, and is never unpickled."""
+        """The size of each tensor, under the names of `flatten`; other values have none, and are never unpickled."""
         known = _reader(self.folder).read_metadata().state_dict_metadata
         return {name: tuple(each.size) for name, each in known.items() if getattr(each, "size", None) is not None}
 
@@ -192,7 +192,7 @@ def _finish(state: State, flat: Mapping[str, Any], made: Path, named: Mapping[st
 def load(folder: Path, saved: Saved, *, world: World) -> State:
     """The saved state; its sharded tensors are `Stored` under "stored". A collective.
 
-    Raises CorruptCheckpoint, on every rank, where a file is not the one that the manifest describes.
+    Raises CorruptCheckpoint, on every rank, if a file is not the one that the manifest describes.
     """
     place = folder / saved.file
     wrong = [_wrong(place, name, saved.files[name]) for name in world.shard(sorted(saved.files))]
@@ -240,7 +240,7 @@ def _of_one_process() -> Iterator[None]:
 
 
 def _package() -> tuple[Any, type[BaseException]]:
-    """torch's package, and what it raises on every rank where one has failed."""
+    """torch's package, and the error that it raises on every rank if one has failed."""
     package: Any = importlib.import_module("torch.distributed.checkpoint")
     return package, package.api.CheckpointException
 
@@ -264,7 +264,7 @@ def _reader(folder: Path) -> Any:
 
 
 class _Index(pickle.Unpickler):
-    """Makes the classes of torch's index, and nothing else: what is called is named here, and no path into a module."""
+    """Unpickles only the classes of torch's index: callables are listed here by name, not by a path into a module."""
 
     _KNOWN = (
         ("torch.distributed.checkpoint.metadata", "Metadata"),
@@ -279,7 +279,7 @@ class _Index(pickle.Unpickler):
         ("torch.distributed.checkpoint.filesystem", "_StoragePrefix"),
         ("torch", "Size"),
         ("collections", "OrderedDict"),
-        ("pathlib", "PosixPath"),  # where it was written
+        ("pathlib", "PosixPath"),  # the path where it was written
         ("pathlib._local", "PosixPath"),
     )
     _LAYOUT = ("torch.serialization", "_get_layout")  # a name to a layout, by a table

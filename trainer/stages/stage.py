@@ -1,4 +1,4 @@
-"""What a stage came to, and how it becomes a record."""
+"""The result of a stage, and its record."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Stage:
     """One answer of the machine or of the run."""
 
     passed: bool | None  # None: unknown, or does not apply; the reason says which
-    reason: str | None = None  # None: nothing to say beyond what was measured
+    reason: str | None = None  # None: nothing beyond the measurements
     measured: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -34,7 +34,7 @@ def run(name: str, probe: Callable[[], Stage], records: Records) -> Stage:
     began = time.perf_counter()
     try:
         stage = probe()
-    except Exception as error:  # an operator that is missing or breaks is what a probe is to find out
+    except Exception as error:  # a missing or failing operator is a result of the probe
         stage = Stage(False, f"{type(error).__name__}: {' '.join(str(error).split())}")
     write(records, name, stage, time.perf_counter() - began)
     return stage

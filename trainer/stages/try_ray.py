@@ -57,6 +57,6 @@ def through_an_actor() -> dict[str, Any]:
 if __name__ == "__main__":
     try:
         answer = main(sys.argv[1], int(sys.argv[2]))
-    except Exception as error:  # whatever Ray breaks with is the answer
+    except Exception as error:  # any failure of Ray is the result
         answer = {"problem": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
     print(json.dumps(answer))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SFTStep:
-    """What a step found, over all ranks."""
+    """The metrics of a step, over all ranks."""
 
     loss: float  # before the step: minus the log-probability, the mean over the tokens to be learnt
     grad_norm: float  # before clipping

@@ -91,9 +91,9 @@ def run(trainer: Trainer, config: Config, records: Records, progress: Progress) 
 
 
 def share_right(trainer: Trainer) -> float:
-    """The share of right greedy answers to up to 256 prompts of training, from the learner's weights; a collective.
+    """The share of right greedy answers to up to 256 training prompts, from the learner's weights; a collective.
 
-    None of them is held out: what a run is judged by does not say where it starts.
+    None of them is held out, so that the starting point does not depend on the validation prompts.
     """
     generator = torch.Generator().manual_seed(_CHECK_SEED)
     prompts = draw(trainer.task.train, min(_NUM_CHECKED, len(trainer.task.train)), generator)
@@ -104,7 +104,7 @@ def share_right(trainer: Trainer) -> float:
 
 
 def demonstration(prompt: Prompt, task: Task) -> Group:
-    """A prompt with its right answer. Raises BadSetting where the task has none that it would count as right."""
+    """A prompt with its right answer. Raises BadSetting if the task has none that its own reward accepts."""
     try:
         rollout = demonstrate(prompt, task)
     except ValueError as error:

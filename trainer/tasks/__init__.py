@@ -30,7 +30,7 @@ MAKERS: Mapping[str, tuple[str, str]] = {
 
 
 def choose(config: Config) -> Task:
-    """The task of a configuration, with the reward function of the user where one is named.
+    """The task of a configuration, with the user's reward function if one is named.
 
     Raises BadSetting for files, packages or functions that cannot be used.
     """

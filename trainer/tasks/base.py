@@ -1,4 +1,4 @@
-"""What a task is, what turns text into tokens, and the seam to environments that answer back."""
+"""The interfaces of a task, of tokenizers, and of environments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from trainer.types import Rollout
 
-# What the offline tasks are written in, and the order of their tokens.
+# The characters of the offline tasks, in the order of their tokens.
 ALPHABET = "0123456789+=*-#. "
 
 
@@ -45,7 +45,7 @@ class Tokenizer(Protocol):
 class Observation:
     """What an environment makes of a turn."""
 
-    text: str  # what the model reads next; empty once the episode has ended
+    text: str  # the model's next input; empty once the episode has ended
     reward: float
     is_done: bool
     is_valid: bool = True  # false: no action could be read from the answer

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 
 def task(config: Config) -> Task:
-    """Questions of `train_files` and `val_files` in verl's layout; right is what the function gives 1 or more for."""
+    """Questions of `train_files` and `val_files` in verl's layout; an answer is right if the function returns 1 or
+    more.
+    """
     if not config.task.reward_function:
         raise BadSetting("task=file needs reward_function=FILE.py:NAME to judge the answers")
     tokenizer = tokenizers.choose(config.model.path)
@@ -47,12 +49,14 @@ def task(config: Config) -> Task:
 
 
 def with_reward(task: Task, settings: Questions) -> Task:
-    """The task with the user's reward. What is right stays the task's own; so does what an environment pays."""
+    """The task with the user's reward. The task itself still decides which answers are right, and an environment its
+    rewards.
+    """
     return replace(task, reward=custom(settings, task.tokenizer))
 
 
 def custom(settings: Questions, tokenizer: Tokenizer) -> Callable[[Prompt, Rollout], float]:
-    """The reward of `reward_function`. Raises BadSetting where it cannot be loaded; the reward raises RewardBroken."""
+    """The reward of `reward_function`. Raises BadSetting if it cannot be loaded; the reward raises RewardBroken."""
     given = settings.reward_function
     path, colon, name = given.rpartition(":")
     file = Path(path).expanduser().resolve()

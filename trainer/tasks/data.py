@@ -53,7 +53,7 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def check(row: Row) -> str | None:
-    """What is wrong with the first column of a row that verl's reader or rewards would trip over; None: nothing."""
+    """The error in the first column of a row that verl's reader or rewards would fail on; None if there is none."""
     for name, kind in (("data_source", str), ("prompt", list), ("reward_model", dict)):
         if name not in row:
             return f"has no column {name!r}; it has {', '.join(map(repr, row)) or 'none'}"
@@ -157,7 +157,7 @@ def _parquet(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def parquet_module() -> Any:
-    """`pyarrow.parquet`. Raises BadSetting where it is missing or does not go with the numpy that is there."""
+    """`pyarrow.parquet`. Raises BadSetting if it is missing or incompatible with the installed numpy."""
     try:
         return import_module("pyarrow.parquet")
     except ImportError as error:  # pyarrow from 26.0 on raises this at import if numpy is below 2

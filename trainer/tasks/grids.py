@@ -60,7 +60,7 @@ class Form:
     """How maps and actions are written. Example, short: `P_/OG=` answered by `R`."""
 
     is_short: bool
-    rules: str = ""  # wordy only: what the symbols mean and what is wanted
+    rules: str = ""  # word format only: the meaning of the symbols, and the goal
     thinks: bool = False  # wordy only: an action counts after <think>...</think> alone, as ROLL's think_action_pattern
 
     def show(self, rows: Sequence[str]) -> str:

@@ -67,7 +67,7 @@ def tolerant(answer: str, ground_truth: str) -> float:
 def row(raw: Mapping[str, Any], split: str, index: int) -> dict[str, Any]:
     """A raw row (`question`, `answer`) in the layout and column order that verl's preprocessing writes.
 
-    The ground truth is the text after `#### ` without commas. Raises ValueError where there is none.
+    The ground truth is the text after `#### ` without commas. Raises ValueError if there is none.
     """
     question, answer = raw.get("question"), raw.get("answer")
     if not isinstance(question, str) or not isinstance(answer, str):

@@ -31,7 +31,7 @@ _ANSWER_S = 10.0
 def task(config: Config) -> Task:
     """Questions of `train_files` and `val_files` in verl's layout; 1 for an answer of the right value, else 0.
 
-    Raises BadSetting where the package math-verify is missing.
+    Raises BadSetting if the package math-verify is missing.
     """
     judge = judged(min(_ANSWER_S, config.task.reward_timeout_s))
     tokenizer = tokenizers.choose(config.model.path)
