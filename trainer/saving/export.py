@@ -1,9 +1,9 @@
-"""`python -m trainer export CHECKPOINT OUT`: a checkpoint's model as a folder, like that of a completed run.
+"""`python -m trainer export CHECKPOINT OUT`: a checkpoint's model as a folder, as a run that completes leaves it.
 
-CHECKPOINT is a run's folder or the `checkpoint` in it, of `train` or `sft`, complete or in shards. Writes OUT/model,
-which transformers and vllm load, with LoRA's adapters merged in, and then OUT/adapter too, and prints what it wrote.
-Needs one process and no accelerator. Exit codes: 0 written; 2 the checkpoint, its model's folder or OUT cannot be used;
-1 writing failed.
+CHECKPOINT is a run's folder or the `checkpoint` in it, of `train` or `sft`, whole or in shards. Writes OUT/model, which
+transformers and vllm load, with LoRA's changes merged in, and then OUT/adapter too, and prints what it wrote. Needs one
+process and no accelerator. Exit codes: 0 written; 2 the checkpoint, its model's folder or OUT cannot be used; 1 writing
+failed.
 """
 
 from __future__ import annotations
