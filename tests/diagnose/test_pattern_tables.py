@@ -131,3 +131,11 @@ def test_hits_come_once_a_line_and_in_order() -> None:
     assert [line.number for line in text.with_any(("error", "b"))] == [1, 2, 3]
     assert "error" in text
     assert 5 not in text
+
+
+def test_a_code_says_what_it_means_and_stands_in_one_row_of_the_catalogue() -> None:
+    rows = [row for row in PATTERNS.rows if row.id.startswith("code.")]
+    assert all(row.means and row.source for row in rows)
+    codes = [text for row in rows for text in row.patterns if text.startswith("#")]
+    assert len(codes) > 200
+    assert len(codes) - len({*codes}) <= 2  # 207004 and EI0007 have a row for each cause
