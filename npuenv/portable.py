@@ -1,4 +1,4 @@
-"""The doctor of the single file: `npuenv doctor` for machines on which nothing is installed. Start from `main`.
+"""The doctor of the single file: `npuenv doctor` for machines on which nothing is installed.
 
 It takes the same options, with argparse of the standard library, and gives the same findings and exit codes. What
 needs more than the file holds is answered with what to do instead: see `LEFT_OUT`.

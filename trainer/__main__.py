@@ -57,13 +57,13 @@ class _Arguments(argparse.ArgumentParser):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What the words on the command line ask for."""
+    """The parsed command line."""
 
     command: str
     out: Path
     given: Given
-    settings: Sequence[str]  # as they were given, with what follows from the cards
-    point: resume.Point | None  # where a run goes on; None: it starts
+    settings: Sequence[str]  # as given, with the settings that follow from the cards
+    point: resume.Point | None  # the point to resume from; None: a new run
     start_of_paths: Path | None  # of relative paths among the settings; None: the working folder
 
     @property
@@ -73,7 +73,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What a run writes to and listens to."""
+    """The outputs and signal sources of a run."""
 
     order: Order
     records: Records
@@ -85,9 +85,10 @@ class Running:
 def main(
     argv: Sequence[str] | None = None, *, progress: Progress | None = None, interrupt: Interrupt | None = None
 ) -> int:
-    """Runs and gives back the exit code. Signals are taken over unless an `interrupt` is given that hears of them.
+    """Runs and returns the exit code. Installs signal handlers unless an `interrupt` is given that receives the
+    signals.
 
-    A caller that gives `argv` has its own handlers of signals back afterwards; without, the process is about to end.
+    A caller that gives `argv` gets its own signal handlers back afterwards; without it the process is about to end.
     """
     if argv is None:
         return _main(sys.argv[1:], progress or Progress(), interrupt)
@@ -122,7 +123,7 @@ def _main(words: list[str], progress: Progress, interrupt: Interrupt | None) -> 
     except BadSetting as error:
         return _complain(str(error), BAD_SETTING)
     except OSError as error:
-        # Where the records go: nothing can be written any more, so the line on stderr is all there is.
+        # The records' own disk failed: nothing can be written, so the line on stderr is all there is.
         return _complain(f"the records cannot be written: {' '.join(str(error).split())}", BROKE)
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -174,7 +175,7 @@ def _ranks_of_cards(config: Config) -> list[str]:
 
 
 def _place(order: Order) -> int:
-    """Runs in processes that Ray starts, where the settings say."""
+    """Runs in processes that Ray starts, if the settings request that."""
     from trainer.placement import cards, supervise
 
     layout = cards.read(order.config)
@@ -202,7 +203,7 @@ def _settings_help() -> str:
 
 
 def _start_in(folder: Path, config: Config) -> None:
-    """Makes it the working folder. On a node of a placed run it may be missing, where no path starts there."""
+    """Makes it the working folder. On a node of a placed run it may be missing if no path starts there."""
     try:
         os.chdir(folder)
     except OSError as error:
@@ -217,7 +218,7 @@ def _start_in(folder: Path, config: Config) -> None:
 
 
 def _paths(config: Config) -> Iterator[tuple[str, str]]:
-    """Settings that name files or folders, each with one of what it names."""
+    """Settings that name files or folders, each with one of its paths."""
     task = config.task
     for name, files in ("train_files", task.train_files), ("val_files", task.val_files):
         yield from ((name, each.strip()) for each in files.split(",") if each.strip())
@@ -243,7 +244,7 @@ def _bad_folder(option: str, folder: Path, error: OSError) -> BadSetting:
 
 
 def _lead(argv: Sequence[str], ranks: int, out: Path) -> int:
-    """Runs all ranks; when one of them failed, a last record says which."""
+    """Runs all ranks; if one of them failed, a last record names it."""
     try:
         ended = launch.run_ranks(argv, ranks, out)
     except OSError as error:
@@ -257,7 +258,7 @@ def _lead(argv: Sequence[str], ranks: int, out: Path) -> int:
 
 
 def _record(order: Order, progress: Progress, interrupt: Interrupt) -> int:
-    """Runs with open records, the last of which says how it ended."""
+    """Runs with open records; the last one says how the run ended."""
     continued = None
     interrupt.hold()  # until `_run` has begun: once they are open they say of a signal that it came
     try:
@@ -281,7 +282,7 @@ def _record(order: Order, progress: Progress, interrupt: Interrupt) -> int:
             code = INTERRUPTED
         except (devices.NoDevice, BadSetting) as error:
             end, code = {"status": "failed", "reason": str(error)}, BAD_SETTING
-        except Exception as error:  # whatever broke the run is what its last record is for
+        except Exception as error:  # any error that ends the run belongs in its last record
             end, code = {"status": "failed", "reason": _one_line(error), "where": _where(error)}, BROKE
             if isinstance(error, RewardBroken):
                 end["resume"] = _way_on(order.out)
@@ -330,7 +331,7 @@ def _train(run: Running, device: torch.device, world: World) -> None:
     config = _in_steps(run.order.config)
     logs = run.order.out
     trainer = build_trainer(config, device, seed=config.run.seed, world=world, logs=logs, progress=progress)
-    # What was imported lives to the end: going through it again and again would cost a small run 5 % of its time.
+    # Imported objects live to the end: scanning them again and again would cost a small run 5 % of its time.
     gc.freeze()
     progress.meter = measures = meter.start(trainer.learner.model, config, device)
     more = {
@@ -376,9 +377,10 @@ def _tune(run: Running, device: torch.device, world: World) -> None:
 
 
 def _in_steps(config: Config) -> Config:
-    """With the steps that its epochs come to: as many whole batches as the questions make, as in verl.
+    """The configuration with the number of steps of its epochs: as many complete batches as the prompts make, as in
+    verl.
 
-    Steps that are given beside epochs end the run earlier, if they are fewer.
+    If steps are given in addition to epochs, the smaller number applies.
     """
     if not config.run.epochs:
         return config
@@ -390,10 +392,10 @@ def _in_steps(config: Config) -> Config:
 
 
 def _goes_on(run: Running, point: resume.Point, config: Config) -> State:
-    """The state to go on from. Raises BadSetting for one that is damaged: nothing else is taken in its place.
+    """The state to resume from. Raises BadSetting for a damaged one; no other state is used instead.
 
-    And for one behind the end of the run, which with epochs is known only here. Its tensors are on the CPU: where the
-    run has its own, there may be no room for them.
+    Also for one past the end of the run, which with epochs is known only here. Its tensors are on the CPU: next to the
+    run's own tensors there may be no room for them on the device.
     """
     import torch
 
@@ -452,7 +454,7 @@ def _head(run: Running, config: Config, device: torch.device, world: World, more
 
 
 def _way_on(out: Path) -> str | None:
-    """How an interrupted run goes on; None where nothing of it was saved."""
+    """How to resume an interrupted run; None if nothing was saved."""
     point = resume.saved_step(out)
     return None if point is None else f"the same command with resume=true goes on after step {point}"
 

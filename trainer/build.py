@@ -1,4 +1,4 @@
-"""A trainer as a configuration says: its policy, reference, critic, engine and task."""
+"""Builds a trainer from a configuration: its policy, reference, critic, engine and task."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def build_trainer(
 def build_policy(
     config: Config, vocabulary_size: int, device: torch.device, *, seed: int, world: World, is_adapted: bool = True
 ) -> Model:
-    """The configured policy on the device, sharded over the ranks where that is asked for.
+    """The configured policy on the device, sharded over the ranks if configured.
 
-    What will be sharded is built on the CPU: whole, it may be more than a card holds. Raises BadSetting.
+    A model to be sharded is built on the CPU: unsharded, it may not fit on a card. Raises BadSetting.
     """
     if config.run.offload and device.type == "cpu":
         raise BadSetting(OFFLOAD_ON_CPU)
@@ -85,7 +85,7 @@ def build_policy(
 
 
 def build_critic(config: Config, vocabulary_size: int, device: torch.device, *, seed: int) -> Critic | None:
-    """The critic, where the advantages need one."""
+    """The critic, if the advantages need one; else None."""
     if config.algorithm.estimator != "gae":
         return None
     from trainer.models import critic

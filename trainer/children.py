@@ -1,8 +1,8 @@
-"""How a program that this process started has ended, asked so that Ctrl-C at any moment breaks nothing.
+"""Reads how a child process ended, safely with respect to Ctrl-C at any moment.
 
-`Popen.poll` and `Popen.wait` take a lock. An interrupt between the taking and the block that gives it back leaves it
-taken, and the next `wait` waits for ever. Here nothing is taken and nothing is used up: the program stays to be waited
-for until the one `Popen.wait` at its end.
+`Popen.poll` and `Popen.wait` take a lock. An interrupt between acquiring it and the block that releases it leaves it
+locked, and the next `wait` waits forever. Nothing here takes a lock or reaps the process: it stays a zombie until the
+one `Popen.wait` at its end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _POLL_S = 0.005
 
 
 def exit_code(process: Popen[bytes]) -> int | None:
-    """The exit code, minus the signal's number where one ended it; None while it runs."""
+    """The exit code, or minus the signal's number; None while it runs."""
     if process.returncode is not None:
         return process.returncode
     ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)

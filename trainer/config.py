@@ -1,7 +1,7 @@
-"""The settings of a run: their names, defaults and limits, and how `KEY=VALUE` words become a `Config`.
+"""The settings of a run: their names, defaults and limits, and the parser of `KEY=VALUE` arguments.
 
-Knows nothing of torch, so that a mistyped setting is refused at once. A key is a setting's name, alone or after its
-section (`lr`, `optim.lr`), or verl's name for it (`trainer.overrides.verl`). Start from `parse`.
+Does not import torch, so that a mistyped setting is rejected at once. A key is a setting's name, alone or after its
+section (`lr`, `optim.lr`), or verl's name for it (`trainer.overrides.verl`).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Config:
 
     @classmethod
     def of_saved(cls, settings: Mapping[str, Any]) -> Config:
-        """The configuration that `lasting` gave; of one that another version saved, what is known of it here."""
+        """The configuration from the result of `lasting`; of another version's, the settings that are known here."""
         values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
         for name, value in settings.items():
             if name in _HOME:
@@ -82,7 +82,7 @@ class Config:
 
     @property
     def reference_at(self) -> str | None:
-        """Where the reference policy is: `learner`, `generators`; None: the divergence counts nothing, and none is."""
+        """The location of the reference policy: `learner`, `generators`; None: the divergence is not used."""
         if self.algorithm.kl_coef <= 0:
             return None
         chosen, rollout = self.placement.reference_place, self.rollout
@@ -93,13 +93,13 @@ class Config:
         return "generators" if self.is_split and not is_too_large else "learner"
 
     def lasting(self) -> dict[str, Any]:
-        """What a checkpoint keeps: every setting but `resume`, which is about one process of the run."""
+        """The settings in a checkpoint: all but `resume`, which is about one process of the run."""
         return {name: value for name, value in self.flat().items() if name != "resume"}
 
 
-@functools.lru_cache(maxsize=16)  # it is asked for in every step
+@functools.lru_cache(maxsize=16)  # called in every step
 def _numbers(cards: str) -> frozenset[int] | str:
-    """The cards of a list; its text where there is none, or where it cannot be read, which is told elsewhere."""
+    """The cards of a list; its text if there is none or it cannot be read, which is reported elsewhere."""
     try:
         return frozenset(parse_device_mapping(cards)) if cards else cards
     except BadSetting:
@@ -111,21 +111,21 @@ _HOME: Mapping[str, str] = {each.name: section for section, kind in SECTIONS.ite
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What words came to."""
+    """The result of parsing the arguments."""
 
     config: Config
-    translated: Mapping[str, str]  # verl's words, each with what it became here
-    ignored: Mapping[str, str]  # verl's words that mean nothing here, each with the reason
-    # Settings that nobody gave and that follow from others: as in verl, because a word of verl's was given; the
-    # correction between sampler and learner, because one is a step behind the other.
+    translated: Mapping[str, str]  # verl's arguments, each with its equivalent here
+    ignored: Mapping[str, str]  # verl's arguments without effect here, each with the reason
+    # Settings that were not given and follow from others: verl's defaults if any verl setting was given; the correction
+    # between sampler and learner if one is a step behind the other.
     assumed: Mapping[str, str]
-    warnings: Sequence[str] = ()  # what was given and does not count
+    warnings: Sequence[str] = ()  # settings without effect
 
 
 # Where numbers can go beside the record file.
 LOGGERS = ("tensorboard", "wandb", "swanlab")
 OFFLOAD_ON_CPU = "offload=true moves shards from an accelerator to the CPU, and this run computes on the CPU"
-# Near names that a refusal tells; and where all of them stand.
+# The number of near names in an error; and the pointer to the list of all.
 _NUM_NEAR = 3
 _ALL = "`python -m trainer --help` lists every setting"
 # Other trainers' names for settings, which a refusal translates. Source: transformers' TrainingArguments, TRL's
@@ -163,11 +163,11 @@ def parse(words: Iterable[str], *, devices: tuple[str, ...]) -> Config:
 
 
 def read(words: Iterable[str], *, devices: tuple[str, ...], launched: int = 1) -> Given:
-    """The defaults with `KEY=VALUE` words applied in order; `devices` are the accepted values of `device`.
+    """The defaults with `KEY=VALUE` arguments applied in order; `devices` are the accepted values of `device`.
 
-    `launched`: the processes that a launcher has started, each of which is a rank unless the words say otherwise.
-    A key may carry hydra's `+` or `++`, which change nothing. Raises BadSetting for a word without `=`, an unknown
-    key, a value of the wrong kind or outside its limits, and for values that do not go together.
+    `launched`: the processes that a launcher has started, each of which is a rank unless the arguments say otherwise. A
+    key may carry hydra's `+` or `++`, which have no effect. Raises BadSetting for an argument without `=`, an unknown
+    key, a value of the wrong kind or outside its limits, and for values that do not fit together.
     """
     own: dict[str, str] = {}
     foreign: dict[str, str] = {}
@@ -213,7 +213,7 @@ _BY_GROUP = ("grpo", "rloo", "reinforce_plus_plus_baseline", "opo")
 
 
 def doubts(config: Config, *, updates: int, cores: int, load: float) -> list[str]:
-    """What of a configuration with its final number of steps is accepted and will hardly be meant.
+    """Settings of a configuration with its final number of steps that are valid but probably unintended.
 
     `updates`: the optimizer steps of the run. `cores`: those that this process may use; `load`: how many are busy with
     other work. Threads share each product and wait for the slowest: with fewer free cores than threads a run was 8 to
@@ -242,9 +242,9 @@ def doubts(config: Config, *, updates: int, cores: int, load: float) -> list[str
 
 
 def instead(words: Iterable[str], name: str, value: str) -> list[str]:
-    """The words with `name=value` in place of those that set `name`; one of verl's keeps its key, and gets the value.
+    """The arguments with `name=value` instead of those that set `name`; one of verl's keeps its key and gets the value.
 
-    verl's words stay, because one of them changes what is meant where nothing is said.
+    verl's arguments stay, because any of them selects verl's defaults.
     Example: ["save_every=5", "trainer.save_freq=-1"], save_every, 10 -> ["trainer.save_freq=10", "save_every=10"]
     """
     made = []
@@ -272,7 +272,7 @@ def _name(key: str) -> str:
 
 
 def _nearest(key: str, names: Sequence[str]) -> list[str]:
-    """Up to `_NUM_NEAR` names, the best first, and others only where they are about as near as that."""
+    """Up to `_NUM_NEAR` names, the best first, and further ones only if they are about as near."""
     found = difflib.get_close_matches(key, names, n=_NUM_NEAR, cutoff=0.65)
     nearness = {name: difflib.SequenceMatcher(None, name, key).ratio() for name in found}
     return [name for name in found if nearness[name] > nearness[found[0]] - 0.1]
@@ -296,7 +296,7 @@ def _refuse_contradiction(name: str, own: Mapping[str, str], made: verl.Translat
 
 
 def describe(devices: Sequence[str]) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
-    """Each section's name, what it is, and its settings: `name=default (limits)` with one line about it."""
+    """Each section's name and description, and its settings: `name=default (limits)` with one line about it."""
     for section, kind in SECTIONS.items():
         rows = []
         for each in fields(kind):
@@ -306,7 +306,7 @@ def describe(devices: Sequence[str]) -> Iterator[tuple[str, str, list[tuple[str,
 
 
 def differing(before: Mapping[str, Any], now: Config) -> tuple[dict[str, tuple[Any, Any]], dict[str, tuple[Any, Any]]]:
-    """Settings whose values differ from those that a saved run kept: the ones that may, and the ones that must not.
+    """Settings whose values differ from those of a saved run: those that may change, and those that must not.
 
     Example: {"steps": (10, 20)}, {"lr": (0.1, 0.2)}
     """
@@ -358,7 +358,7 @@ def _check_together(config: Config) -> None:
 
 
 def _check_alone(config: Config) -> None:
-    """Raises BadSetting for what means something between several ranks only, where there is one."""
+    """Raises BadSetting for settings that need several ranks if there is only one."""
     run, cards = config.run, _numbers(config.placement.train_cards)
     if max(run.ranks, len(cards)) > 1:
         return
@@ -372,7 +372,7 @@ def _check_alone(config: Config) -> None:
 
 
 def _check_unread(config: Config) -> None:
-    """Raises BadSetting for what is given and nothing would read."""
+    """Raises BadSetting for given settings that are not used."""
     rollout, cards = config.rollout, config.placement
     for name in () if cards.train_cards else ("nodes", "cards_per_node", "ray"):
         value = getattr(cards, name)

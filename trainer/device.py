@@ -1,7 +1,7 @@
-"""The device a run computes on: the only place that knows accelerators by name.
+"""The device a run computes on: the only module that knows accelerators by name.
 
-Everything is decided when a function is called; importing this module looks at nothing and imports no torch. Start
-from `choose`; `memory`, `peak_mib` and `synchronize` measure on what it gave, `describe` says what it is.
+Everything is decided when a function is called; importing this module inspects nothing and imports no torch. `choose`
+selects the device; `memory`, `peak_mib` and `synchronize` measure it, `describe` describes it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 ACCEPTED = ("auto", "cpu", "npu", "cuda")
 
-# Ray's name for what a device is to it.
+# Ray's resource name of a device.
 RAY_NPU, RAY_GPU = "NPU", "GPU"
 RAY_RESOURCES: Mapping[str, str] = {"npu": RAY_NPU, "cuda": RAY_GPU}
-# By Ray's name: what a process reads to know its cards, and what keeps Ray from writing it.
+# By Ray's name: the variable with a process's visible cards, and the one that keeps Ray from writing it.
 VISIBLE: Mapping[str, str] = {RAY_NPU: "ASCEND_RT_VISIBLE_DEVICES", RAY_GPU: "CUDA_VISIBLE_DEVICES"}
-# What tells a card's collectives the interface by which nodes meet, and says that an interface is meant by its whole
-# name: a plain value is a prefix.
+# The variable that selects the network interface of a card's collectives, and the format for an exact name: a plain
+# value is a prefix.
 INTERFACE: Mapping[str, str] = {RAY_NPU: "HCCL_SOCKET_IFNAME"}
 INTERFACE_EXACT = "={}"
 RAY_KEEPS_OUT: Mapping[str, str] = {
@@ -43,30 +43,30 @@ NPU_ENVIRONMENT: Mapping[str, Mapping[str, str]] = {
     "train": {"TASK_QUEUE_ENABLE": "2", "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"},
     "rollout": {"TASK_QUEUE_ENABLE": "1"},
 }
-# Which of them were set here, for whoever inherits the environment in another role.
+# The variables set here, for a child that inherits the environment in another role.
 _PREPARED = "TRAINER_PREPARED"
-# Compiled operators are kept here between runs; CANN's own default lies in the working folder or the home folder.
+# Cache of compiled operators between runs; CANN's own default is in the working folder or the home folder.
 CACHE_VARIABLE = "ACL_OP_COMPILER_CACHE_DIR"
 
 
 class NoDevice(ValueError):
-    """The device that was asked for cannot be used here."""
+    """The requested device cannot be used on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of the device's memory; on the CPU what the system, or the container's limit, leaves to this process."""
+    """Bytes of the device's memory; on the CPU as limited by the system or the container."""
 
     free: int
     total: int
 
 
 def choose(name: str, *, role: str = "train") -> torch.device:
-    """The device for `name`; `auto` takes an NPU, else a CUDA card, else the CPU.
+    """The device for `name`; `auto` selects an NPU, else a CUDA card, else the CPU.
 
-    Before torch_npu is imported, the variables of the role are set that the user has not set. Raises NoDevice when a
-    named accelerator is absent, or when torch_npu is installed and cannot be imported: that is an environment to mend,
-    not one to leave silently for the CPU.
+    Before torch_npu is imported, the variables of the role are set unless the user has set them. Raises NoDevice if a
+    named accelerator is absent, or if torch_npu is installed and cannot be imported: such an environment has to be
+    repaired, not silently replaced by the CPU.
     """
     import torch
 
@@ -160,7 +160,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """What the device is and how it is set up: for the CPU threads and precision, for a card name and variables."""
+    """The device and its settings: for the CPU threads and precision, for a card name and variables."""
     import torch
 
     if device.type == "cpu":
@@ -187,7 +187,7 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 
 def memory(device: torch.device) -> Memory | None:
-    """What is free and what there is; None where the system does not say."""
+    """The free and the total memory; None if the system does not report it."""
     if device.type == "cpu":
         return _ram()
     free, total = _module(device).mem_get_info()
@@ -195,12 +195,12 @@ def memory(device: torch.device) -> Memory | None:
 
 
 def allocated(device: torch.device) -> int | None:
-    """Bytes held by tensors there; None on the CPU, where nobody counts them."""
+    """Bytes held by tensors on the device; None on the CPU, which does not count them."""
     return None if device.type == "cpu" else int(_module(device).memory_allocated())
 
 
 def peak_mib(device: torch.device) -> float | None:
-    """The most memory that tensors have held there; None on the CPU, where the process's own peak is the figure."""
+    """The peak memory of tensors on the device; None on the CPU, where the process's own peak applies."""
     return None if device.type == "cpu" else int(_module(device).max_memory_allocated()) / (1 << 20)
 
 
@@ -243,7 +243,7 @@ _CGROUP_FILES = (
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """`MemTotal:  123 kB` lines as numbers; empty where there is no such file."""
+    """`MemTotal:  123 kB` lines as numbers; empty without the file."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except OSError:
@@ -253,7 +253,7 @@ def _numbers(path: Path) -> dict[str, int]:
 
 
 def _number(path: Path) -> int | None:
-    """The one number in a file; None where there is no such file or it says `max`."""
+    """The number in a file; None if the file is missing or contains `max`."""
     try:
         text = path.read_text(encoding="ascii").strip()
     except OSError:

@@ -1,7 +1,7 @@
-"""The ranks of a run: several processes that each make a share of the rollouts and learn one gradient together.
+"""The ranks of a run: processes that each generate a share of the rollouts and update the same weights together.
 
-`World.single()` is a run of one process, whose every collective is the identity, so that nothing else asks how many
-ranks there are. `join` makes the world of a process that was started with `RANK`, `WORLD_SIZE` and `LOCAL_RANK` in its
+`World.single()` is a run of one process, whose collectives are the identity, so that other modules need not check the
+number of ranks. `join` makes the world of a process that was started with `RANK`, `WORLD_SIZE` and `LOCAL_RANK` in its
 environment (by `trainer.launch`, torchrun or Ray).
 """
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-# A rank that waits this much longer for the others than a step may take gives up: whoever watches the ranks is first.
+# Extra time that a rank waits for the others beyond a step's limit, so that the process that watches the ranks acts
+# first.
 _PATIENCE_S = 600.0
 _WIDE = 4  # bytes of a float32
 
@@ -45,7 +46,7 @@ class World:
         return self.rank == 0
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
-        """The sum over the ranks, in place; of float64 in float32 where the device cannot do better."""
+        """The sum over the ranks, in place; of float64 in float32 if the device does not support it."""
         if self.size > 1:
             _reduce(tensor)
         return tensor
@@ -100,7 +101,7 @@ class World:
 
 
 def _reduce(tensor: Tensor, **how: Any) -> None:
-    """An all-reduce in place, in float32 where the device's collectives know no float64."""
+    """An all-reduce in place, in float32 if the device's collectives do not support float64."""
     if tensor.dtype != torch.float64 or devices.reduces_float64(tensor.device):
         torch.distributed.all_reduce(tensor, **how)
         return
@@ -110,9 +111,9 @@ def _reduce(tensor: Tensor, **how: Any) -> None:
 
 
 def join(backend: str, *, limit_s: float = 1800.0) -> World:
-    """Meets the other ranks. Raises RuntimeError when they do not come.
+    """Joins the other ranks. Raises RuntimeError if they do not join.
 
-    `limit_s`: what a step may take; compiling operators for the first time takes minutes on an NPU.
+    `limit_s`: the limit of a step; compiling operators for the first time takes minutes on an NPU.
     """
     if not launch.is_rank():
         return World.single()
@@ -125,7 +126,7 @@ def join(backend: str, *, limit_s: float = 1800.0) -> World:
 
 
 def present() -> World:
-    """The world that this process has joined; that of one process where it has joined none."""
+    """The world that this process has joined; else that of one process."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return World.single()
     return World(torch.distributed.get_rank(), torch.distributed.get_world_size())
@@ -138,10 +139,10 @@ def leave(world: World) -> None:
 
 
 def checksum(weights: Iterable[tuple[str, Tensor]]) -> int:
-    """A number that weights with one bit changed do not share: the sum of their bits as whole numbers, by position.
+    """A checksum of weights that detects any changed bit: the sum of their bits as integers, weighted by position.
 
-    Goes through all of them, with room for a piece of one at a time beside it. Not against intent, only against
-    accident. Example: two ranks whose weights agree have the same.
+    Processes one piece of the weights at a time, with memory for one piece. It protects against accidents, not against
+    forgery. Example: two ranks with equal weights have the same checksum.
     """
     total = 0
     for number, (_, weight) in enumerate(weights, start=1):

@@ -52,7 +52,7 @@ def task(made: Task, fault: str) -> Task:
 
 
 def install(trainer: Any) -> None:
-    """Wraps one call of a trainer (`trainer.trainer.Trainer`, whose module is above this one) as its fault says."""
+    """Wraps one call of a trainer (`trainer.trainer.Trainer`, whose module is above this one) to inject the fault."""
     fault, learner, rank = trainer.config.run.fault, trainer.learner, trainer.world.rank
     wrap: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
         "lr-zero": (learner, "lr", lambda lr: lambda: 0.0),
@@ -85,9 +85,9 @@ def deadly(sync_weights: Sync, rank: int) -> Sync:
 
 
 def drifting(sync_weights: Sync, trainer: Any) -> Sync:
-    """Moves one weight of rank 1 a little after the second step.
+    """Changes one weight of rank 1 slightly after the second step.
 
-    Where the ranks have one copy of the weights between them, it is one of those that rank 1 samples with.
+    If the ranks share one copy of the weights, it is one of those that rank 1 samples with.
     """
     learner, rank = trainer.learner, trainer.world.rank
 
@@ -135,7 +135,7 @@ def dies(found: Generated) -> Generated:
 
 
 def babbles(found: Generated, *, token: int) -> Generated:
-    """The same answers, each beginning with a token that nobody knows."""
+    """The same answers, each beginning with an unknown token."""
     groups = [tuple(replace(each, tokens=(token, *each.tokens[1:])) for each in group) for group in found.groups]
     return replace(found, groups=groups)
 
@@ -257,7 +257,7 @@ def corrupted(save: Save, rank: int = 0) -> Save:
 
 
 def full(state: State, folder: Path) -> Saved:
-    """Raises what a write to a full disk raises."""
+    """Raises the error of a write to a full disk."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 

@@ -1,10 +1,10 @@
-"""`python -m trainer.generator`: an engine in a process of its own, for the process that started it.
+"""`python -m trainer.generator`: an engine in its own process, as a child of the process that started it.
 
-It reads requests from its standard input and writes answers to its standard output, both framed (`read`, `write`);
-what an engine prints goes to standard error. It ends when its input ends, whatever it is doing then: so it never
-outlives the process that started it. Ctrl-C, which a terminal sends to both, is left to that process.
+It reads requests from its standard input and writes responses to its standard output, both framed (`read`, `write`);
+output of an engine goes to standard error. It ends when its input ends, whatever it is doing: so it never outlives its
+parent. Ctrl-C, which a terminal sends to both, is left to the parent.
 
-`serve` alone is for those who bring requests in another way.
+`serve` alone is for other transports.
 """
 
 from __future__ import annotations
@@ -46,20 +46,21 @@ def serve(order: Order) -> Server:
 
 
 def main() -> int:
-    """Serves until the input ends; 1 when the engine cannot be made, which the first answer then says."""
+    """Serves until the input ends; returns 1 if the engine cannot be created, which the first response reports."""
     for name in SIGNALS:
         signal.signal(name, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # held back so far by whoever started this
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # blocked so far by the parent
     outbox = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     inbox: queue.SimpleQueue[tuple[int, str, tuple[Any, ...]]] = queue.SimpleQueue()
-    # A thread of its own reads: the end of the input is heard, and the other side can write, while the engine works.
+    # A separate thread reads, so that the end of the input is noticed, and the parent can write, while the engine
+    # works.
     threading.Thread(target=_listen, args=(os.fdopen(os.dup(0), "rb"), inbox), daemon=True).start()
     number, _, (order, shared) = inbox.get()
     pieces: dict[Place, Tensor] = {}
     try:
         server = serve(order)
-    except Exception as error:  # the one who asked decides what it means
+    except Exception as error:  # the parent decides what it means
         _answer(outbox, number, error)
         return 1
     _answer(outbox, number, None)
@@ -81,7 +82,7 @@ def _listen(file: BinaryIO, inbox: queue.SimpleQueue[tuple[int, str, tuple[Any, 
 
 
 def _answer(file: BinaryIO, number: int, found: Any) -> None:
-    """Says what was found; of an error its kind and its text, since the other side may not know its class."""
+    """Sends a result; of an error its kind and its text, since the parent may not know its class."""
     if isinstance(found, Exception):
         found = (type(found).__name__, " ".join(str(found).split()))
         file.write(framed((number, False, found)))
@@ -98,7 +99,7 @@ def _bucket(
     place: Place | None,
     sent: bytes,
 ) -> Bucket:
-    """The bucket with its memory: looked at where it is shared, which is remembered, else as it was sent."""
+    """The bucket with its memory: mapped and cached if it is shared, else as it was sent."""
     import torch
 
     from trainer.engines.shared import look
@@ -118,7 +119,7 @@ def framed(value: Any) -> bytes:
 
 
 def read(file: BinaryIO) -> Any:
-    """The next value; None where the file has ended, in the middle of one too."""
+    """The next value; None at the end of the file, also in the middle of a value."""
     head = file.read(HEADER.size)
     if len(head) < HEADER.size:
         return None

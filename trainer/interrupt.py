@@ -1,7 +1,7 @@
-"""Ctrl-C and the like: a run is left between two steps, with a checkpoint; at the second signal it is left at once.
+"""Ctrl-C and other signals: the run ends between two steps with a checkpoint; at the second signal it ends at once.
 
-The first imports are not left in their middle either. Elsewhere a signal that comes while Python tidies up, where an
-exception would be lost, is heard a moment later.
+The first imports are not interrupted either. A signal while Python cleans up, where an exception would be lost, is
+handled a moment later.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _AGAIN_S = 0.01
 
 
 class Left(KeyboardInterrupt):
-    """The run was left after a whole step whose state is saved; the text is the signal's name."""
+    """The run ended after a complete step whose state is saved; the text is the signal's name."""
 
     def __init__(self, signal_name: str, step: int) -> None:
         super().__init__(signal_name)
@@ -36,7 +36,7 @@ class Left(KeyboardInterrupt):
 
 @dataclass(slots=True)
 class Interrupt:
-    """What to do with a signal: it raises KeyboardInterrupt, but the first one is remembered while signals are held."""
+    """The handler of signals: it raises KeyboardInterrupt, but stores the first one while signals are held."""
 
     name: str | None = None  # of the remembered signal
     _is_held: bool = False
@@ -73,7 +73,7 @@ class Interrupt:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Within it a first signal waits for `asked`."""
+        """During the block a first signal waits for `asked`."""
         self._is_held = True
         try:
             yield
@@ -98,7 +98,7 @@ def given_back() -> Iterator[None]:
 
 
 def ignore() -> None:
-    """From here on signals do nothing: what is left to do takes no time. They are the main thread's alone."""
+    """From here on signals are ignored: the rest takes no time. Only the main thread handles them."""
     if threading.current_thread() is not threading.main_thread():
         return
     for number in SIGNALS:
@@ -106,9 +106,10 @@ def ignore() -> None:
 
 
 def _would_be_lost(frame: FrameType | None) -> bool:
-    """Whether we are in what Python calls while it tidies up: it prints what is raised there, and goes on.
+    """Whether this runs inside a function that Python calls while it cleans up: exceptions there are printed and
+    dropped.
 
-    With every module that is imported, a function of that kind looks after its lock.
+    The import of each module runs such a function for its lock.
     """
     while frame is not None:
         code = frame.f_code

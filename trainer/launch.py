@@ -1,6 +1,6 @@
-"""Starts the ranks of a run on this machine, and says which one ended it.
+"""Starts the ranks of a run on this machine, and finds out which one ended it.
 
-The process that starts them computes nothing and imports no torch: it lives when a rank is killed, and names it.
+The launching process computes nothing and imports no torch, so that it survives a killed rank and can name it.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 RENDEZVOUS = "TRAINER_RENDEZVOUS"
 # The process that started a rank of this machine: without it a rank was started by another launcher.
 _LAUNCHER = "TRAINER_LAUNCHER"
-# Set in a process of a placed run: what the header tells of its placement, in JSON.
+# Set in a process of a placed run: the placement for the header, as JSON.
 PLACED = "TRAINER_PLACED"
 # How long the other ranks may take to end by themselves after one has failed: they write what they know. The one that
 # the others failed for may be among them: they can see its death before it is seen here.
 _GRACE_S = 5.0
 # How long after the first rank the last one may take to end well. They end a checkpoint together.
 _TOGETHER_S = 60.0
-# Only a process that asks Ray for others has this. Ray alone is no sign of that: vllm imports it.
+# Only a process that connects to Ray has this. An imported Ray is no sign of that: vllm imports it.
 _SUPERVISES = "trainer.placement.supervise"
 _SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How the ranks ended: the one that failed for a reason of its own, or rank 0 when none failed."""
+    """How the ranks ended: the one that failed by itself, or rank 0 if none failed."""
 
     rank: int
     code: int  # negative: the signal that ended it
@@ -105,7 +105,7 @@ def run_ranks(argv: Sequence[str], size: int, logs: Path) -> Ended:
 
 
 def _place(rank: int, size: int, rendezvous: Path) -> dict[str, str]:
-    """What a rank's environment says of its place."""
+    """The location of a rank, from its environment."""
     place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
     place |= {RENDEZVOUS: str(rendezvous), _LAUNCHER: str(os.getpid())}
     if sys.platform == "linux" and "GLOO_SOCKET_IFNAME" not in os.environ:
@@ -114,7 +114,7 @@ def _place(rank: int, size: int, rendezvous: Path) -> dict[str, str]:
 
 
 def end_with_launcher() -> None:
-    """Lets a rank that `run_ranks` started be killed when that process is: nobody would end it, and it has cards."""
+    """Lets a rank that `run_ranks` started be killed with its parent: nothing else would end it, and it holds cards."""
     if _LAUNCHER not in os.environ or is_placed() or sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
@@ -154,11 +154,11 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> Ended:
 
 
 def _cause(seen: Sequence[int | None], codes: Sequence[int | None]) -> Ended:
-    """Which rank the others failed for, from the codes when a failure was first seen and those in the end.
+    """The rank that made the others fail, from the exit codes at the first failure and at the end.
 
-    One that lost another fails too: with an exit code, or by SIGABRT where the library of the collectives gives up.
-    So any other signal is the cause, whichever death was seen first; without one, what was seen first is. Ranks that
-    ended alike cannot be told apart: the first of them. Example: [-SIGABRT, None], then [-SIGABRT, -SIGKILL]: rank 1.
+    A rank that loses another fails too: with an exit code, or by SIGABRT if the collectives' library aborts. So any
+    other signal is the cause, whichever failure was seen first; without one, the first failure is. Of ranks that ended
+    alike the first is named. Example: [-SIGABRT, None], then [-SIGABRT, -SIGKILL]: rank 1.
     """
     failed = [rank for rank, code in enumerate(codes) if code]
 
@@ -171,7 +171,7 @@ def _cause(seen: Sequence[int | None], codes: Sequence[int | None]) -> Ended:
 
 
 def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
-    """Waits a while for the ranks, then stops those that are left; how each ended by itself, None where it did not."""
+    """Waits a while for the ranks, then kills the rest; how each ended by itself, None if it did not."""
     deadline = time.monotonic() + _GRACE_S
     while any(exit_code(process) is None for process in ranks) and time.monotonic() < deadline:
         time.sleep(0.01)

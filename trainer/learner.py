@@ -1,7 +1,7 @@
-"""The trained policy: recomputes log-probabilities, takes optimizer steps, gives its weights and its state.
+"""The trained policy: recomputes log-probabilities, takes optimizer steps, provides its weights and its state.
 
-A batch is cut into mini batches of whole groups (one optimizer step each) and those into micro batches of rows (one
-forward pass each). Sums are divided by counts of the whole mini batch, so the gradient does not depend on the second
+A batch is cut into mini batches of complete groups (one optimizer step each) and those into micro batches of rows (one
+forward pass each). Sums are divided by counts of the complete mini batch, so the gradient does not depend on the second
 cut.
 """
 
@@ -55,15 +55,17 @@ class LogProbs:
 
 @dataclass(frozen=True, slots=True)
 class StepAdvantages(Advantages):
-    """Advantages with what they were made from."""
+    """Advantages and their inputs."""
 
-    rewards_B: Tensor  # of each answer, less the divergence from the reference where it is taken from the reward
-    kl_coef: float  # what the divergence weighs in this step, in the loss or in the reward
+    rewards_B: Tensor  # of each answer, less the divergence from the reference if it is part of the reward
+    kl_coef: float  # the coefficient of the divergence in this step, in the loss or in the reward
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What a batch did, averaged over its optimizer steps unless said; per-token means are over the masked tokens."""
+    """The statistics of a batch, averaged over its optimizer steps unless noted; per-token means are over the masked
+    tokens.
+    """
 
     loss: float
     policy_loss: float
@@ -97,7 +99,7 @@ class Update:
 class Learner:
     """Owns the policy, its frozen reference, the critic if there is one, moments, and the order of groups.
 
-    Without a reference, where the divergence counts, somebody else says what it would: see `forward_only`.
+    Without a reference, if the divergence counts, its log-probabilities are passed in: see `forward_only`.
     """
 
     def __init__(
@@ -157,9 +159,9 @@ class Learner:
         return {name: local(each) for name, each in self.model.named_parameters()}
 
     def weights(self) -> Mapping[str, Tensor]:
-        """What an engine is to sample with, under transformers' names; adapters are merged into them.
+        """The weights for an engine, under transformers' names, with adapters merged.
 
-        By reference where nothing is sharded; else a whole copy, and a collective.
+        By reference if nothing is sharded; else a complete copy, and a collective.
         """
         return dict(self.full_weights())
 
@@ -199,9 +201,10 @@ class Learner:
 
     @torch.no_grad()
     def forward_only(self, batch: Batch, reference_BT: Tensor | None = None) -> LogProbs:
-        """What must be known of a batch before its first optimizer step.
+        """Old, reference and value outputs for a batch, before its first optimizer step.
 
-        `reference_BT` is what a reference elsewhere says of the answers. Raises ValueError where that is missing.
+        `reference_BT` are the log-probabilities of a reference in another process. Raises ValueError if they are
+        missing.
         """
         algorithm = self._config.algorithm
         if reference_BT is not None:
@@ -218,10 +221,10 @@ class Learner:
         )
 
     def compute_advantages(self, batch: Batch, logprobs: LogProbs) -> StepAdvantages:
-        """Advantages of every token, from the rewards and what a critic or the reference adds to them."""
+        """Advantages of every token, from the rewards and the outputs of a critic or the reference."""
         algorithm, coef, rewards_B = self._config.algorithm, self._kl.coef, batch.rewards_B
         token_rewards_BT = torch.zeros_like(batch.sampler_logprobs_BT)
-        # An episode may end with the environment's words: the reward stands where the model said its last one.
+        # An episode may end with an observation: the reward is on the last token of the model.
         places_T = torch.arange(batch.mask_BT.shape[1], device=batch.mask_BT.device)
         last_B1 = torch.where(batch.mask_BT, places_T, 0).amax(dim=1, keepdim=True)
         token_rewards_BT.scatter_(1, last_B1, batch.rewards_B.unsqueeze(1))
@@ -255,7 +258,7 @@ class Learner:
         return self.critic.update(batch, logprobs.values_BT, advantages.returns_BT)
 
     def _logprobs(self, model: Model, batch: Batch) -> Tensor:
-        """Log-probabilities [B, T] of a whole batch, micro batch by micro batch."""
+        """Log-probabilities [B, T] of a complete batch, micro batch by micro batch."""
         temperature, size = self._config.rollout.temperature, self._config.optim.micro_batch_rows
         made_BT = torch.zeros_like(batch.sampler_logprobs_BT)
         if not size or (size >= len(made_BT) and not self.is_sharded):
@@ -272,9 +275,9 @@ class Learner:
         return made_BT
 
     def mini_batches(self, batch: Batch) -> Iterator[Tensor]:
-        """Row numbers of each mini batch: whole groups, drawn anew each time; sizes differ by one group at most.
+        """Row numbers of each mini batch: complete groups in a new random order; sizes differ by one group at most.
 
-        As many numbers are drawn where groups are missing: with dynamic sampling not all ranks have as many.
+        Missing groups draw random numbers too: with dynamic sampling the ranks may have different numbers of groups.
         """
         num_groups, usual = len(batch.prompts_PS), self._config.rollout.prompts_per_step // self._world.size
         order_P = torch.randperm(max(num_groups, usual), generator=self._generator)
@@ -357,7 +360,7 @@ class Learner:
     def _token_metrics(
         self, part: Batch, old_BT: Tensor, policy: TokenLosses, corrected: Correction | None, totals: Totals
     ) -> dict[str, Tensor]:
-        """A micro batch's share of what is measured over tokens."""
+        """A micro batch's share of the metrics over tokens."""
         mask_BT, algorithm = part.mask_BT, self._config.algorithm
         gap_BT = torch.where(mask_BT, old_BT - part.sampler_logprobs_BT, torch.zeros_like(old_BT))
         metrics = {
@@ -431,7 +434,7 @@ class Learner:
         for part in ("policy", "reference"):
             if part not in state and part == "reference":
                 continue  # it was elsewhere, and had what this one has been made with
-            # What a whole bfloat16 model keeps beside its weights is the weight of a sharded one.
+            # The float32 copy of a complete bfloat16 model is the weight itself of a sharded one.
             wide = state.get("master", {}) if part == "policy" and self.is_sharded else {}
             copy_into(own.get(part, {}), {**state.get(part, {}), **wide})
         self.optimizer.restore_moments(state)

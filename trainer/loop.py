@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def train(trainer: Trainer, observers: Sequence[Observer] = (), *, interrupt: Interrupt | None = None) -> None:
-    """The steps from where the trainer stands to the last. Raises Left after the step in which a signal came."""
+    """Runs the remaining steps. Raises Left after the step in which a signal came."""
     interrupt = interrupt or Interrupt()
     for observer in observers:
         observer.on_start()
@@ -80,9 +80,10 @@ def train_step(trainer: Trainer, step: int) -> StepResult:
 
 
 def next_rollouts(trainer: Trainer) -> RolloutBatch:
-    """The rollouts of the next step: prefetched, else made now. Off policy, starts to generate those of the step after.
+    """The rollouts of the next step: prefetched, else generated now. Off policy, starts to generate those of the step
+    after.
 
-    Raises StaleWeights where they were drawn with weights older than the run allows, and RewardBroken.
+    Raises StaleWeights if they were sampled with weights older than the run allows, and RewardBroken.
     """
     rollouts = trainer.prefetch.take() or make_rollouts(trainer)
     trainer.check_staleness(rollouts)
@@ -106,8 +107,8 @@ def wait_rollouts(trainer: Trainer) -> None:
 def make_rollouts(trainer: Trainer, generated: GeneratedGroups | None = None) -> RolloutBatch:
     """Groups with their rewards, from the engine's present weights; `generated` are those of the first batch.
 
-    A collective. Raises RewardBroken, on all ranks, where a reward of any of them ends the run; what is drawn next is
-    then what was drawn here.
+    A collective. Raises RewardBroken, on all ranks, if a reward of any of them ends the run; the next call then samples
+    the same prompts again.
     """
     before, scored, error = trainer.sampling_state(), ScoredGroups(), None
     try:
@@ -118,10 +119,10 @@ def make_rollouts(trainer: Trainer, generated: GeneratedGroups | None = None) ->
 
 
 def score_groups(trainer: Trainer, generated: GeneratedGroups | None = None) -> ScoredGroups:
-    """This rank's groups: prompts are drawn, answers generated, scored and filtered.
+    """This rank's groups: prompts are sampled, answers generated, scored and filtered.
 
-    With dynamic sampling (DAPO) groups without a signal are dropped and others drawn, up to `max_generations` batches.
-    What is there then is used: if no group has a signal, the last batch as it is. Raises RewardBroken.
+    With dynamic sampling (DAPO) groups without a signal are dropped and others sampled, up to `max_generations`
+    batches. The groups found until then are used: if none has a signal, the last batch as it is. Raises RewardBroken.
     """
     algorithm, num_wanted = trainer.config.algorithm, trainer.num_prompts
     kept = ScoredGroups()

@@ -1,7 +1,8 @@
 """Adaptive noise on the weights that the sampler draws with (AQN), never on those that are trained.
 
-Start from `start`, which reads a configuration and a model. `Injection.apply` gives a mapping for
-`Engine.load_weights`; validation hands over the learner's own weights instead, which are the same bits as before.
+`Injection.apply` gives a mapping for `Engine.load_weights`. Validation loads the learner's own weights instead, bit for
+bit the same as before.
+
 Source: QeRL, trl_trainer/noise_scheduler.py and grpo_trainer.py; layer choice as in verl's AQN branch,
 verl/utils/noise_injection.py. Both report gains in some settings and losses in others.
 """
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
 
-# Words among the targets that choose layers by their class; all others are parts of names.
+# Targets that select layers by class; all others are parts of names.
 CLASSES = ("rmsnorm", "linear")
 # In a mixture of experts the norm before the attention also feeds, through the residual, every router.
 _MOE_TARGETS = ("post_attention_layernorm",)
@@ -86,7 +87,7 @@ class Injection:
         return noisy(weights, self.names, self.sigma(step), seed=self.seed, step=step)
 
     def apply_each(self, weights: Iterable[tuple[str, Tensor]], step: int) -> Iterator[tuple[str, Tensor]]:
-        """`apply`, one tensor after the other; a name that never came is told at the end."""
+        """`apply`, one tensor after the other; missing names are reported at the end."""
         sigma, missing = self.sigma(step), set(self.names)
         for name, weight in weights:
             names = [name] if name in missing else []
@@ -95,13 +96,13 @@ class Injection:
         noisy({}, sorted(missing), sigma, seed=self.seed, step=step)
 
     def describe(self, step: int) -> dict[str, object]:
-        """What a record says of it: the deviation and the parameters that get it (none while it is 0)."""
+        """The fields for a record: the deviation and the parameters that get it (none while it is 0)."""
         sigma = self.sigma(step)
         return {"noise_sigma": sigma, "noise_parameters": list(self.names) if sigma else []}
 
 
 def start(config: Config, model: nn.Module) -> Injection | None:
-    """The injection that a configuration asks for; None for 0 stages. Raises NoMatch."""
+    """The injection of a configuration; None for 0 stages. Raises NoMatch."""
     setting = config.noise
     if setting.noise_stages == 0:
         return None
@@ -115,12 +116,12 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def touched(model: nn.Module, *, targets: Sequence[str] = (), excludes: Sequence[str] = ()) -> tuple[str, ...]:
-    """Names of the `weight` parameters that the patterns choose, in the model's order.
+    """Names of the `weight` parameters that the patterns select, in the model's order.
 
-    A module counts when its class name holds `rmsnorm` in any case, or whichever of `CLASSES` stand among the
-    targets; when its name holds no exclude; and, if there are targets that are parts of names, when it holds one of
-    them. With neither targets nor excludes: every RMSNorm of a dense model, and of a mixture of experts only the one
-    after the attention. Raises NoMatch with what there is to choose from.
+    A module is selected if its class name contains `rmsnorm` in any case, or those of `CLASSES` that are among the
+    targets; if its name contains no exclude; and, if some targets are parts of names, if it contains one of them. With
+    neither targets nor excludes: every RMSNorm of a dense model, and of a mixture of experts only the one after the
+    attention. Raises NoMatch with the available names.
     """
     if not targets and not excludes and has_experts(model):
         targets, excludes = _MOE_TARGETS, _MOE_EXCLUDES

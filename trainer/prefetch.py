@@ -1,10 +1,10 @@
-"""One step off policy: the next step's answers are generated while this step's are learnt from.
+"""One step off policy: the next step's answers are generated while this step trains.
 
-Between two steps nothing is under way: what `Prefetch.start` began in a step, with the weights of before its update, is
-there by that step's end, and only then do the generators get new weights. So every batch but the first of a run is
-exactly one step older than the policy that learns from it, whatever is slow; evaluations and checkpoints in between
-need to know nothing of it; and a checkpoint holds the batch that lies ready, so that a run that goes on from it learns
-from the same answers. `packed` and `unpacked` are that batch as tensors.
+Between two steps nothing is pending: generation that `Prefetch.start` began in a step, with the weights before its
+update, is complete by that step's end, and only then do the generators get new weights. So every batch but the first of
+a run is exactly one step older than the policy that learns from it, whatever is slow; evaluations and checkpoints in
+between are not affected. A checkpoint includes the prefetched batch, so that a resumed run learns from the same
+answers. `packed` and `unpacked` convert that batch to tensors and back.
 """
 
 from __future__ import annotations
@@ -33,38 +33,38 @@ class StaleWeights(RuntimeError):
 
 
 class Prefetch:
-    """The batch that is being made, or lies ready, for the next step. At most one, by at most one thread."""
+    """The batch that is being generated, or is ready, for the next step. At most one, by at most one thread."""
 
     def __init__(self) -> None:
         self.ready: RolloutBatch | None = None
-        self.error: RewardBroken | None = None  # why nothing lies ready
+        self.error: RewardBroken | None = None  # why no batch is ready
         self._thread: threading.Thread | None = None
         self._generated: list[GeneratedGroups] = []
         self._failures: list[BaseException] = []
         self._progress = Progress()
 
     def take(self) -> RolloutBatch | None:
-        """What lies ready, which then is gone. Raises RewardBroken where its rewards could not be had."""
+        """Returns and removes the batch. Raises RewardBroken if its rewards failed."""
         if self.error is not None:
             raise self.error
         ready, self.ready = self.ready, None
         return ready
 
     def start(self, generate: Callable[[Progress], GeneratedGroups]) -> None:
-        """Begins to generate beside whatever the caller does next; `generate` is given where to put its times."""
+        """Starts to generate in parallel to the caller; `generate` gets the object for its times."""
         self._progress = progress = Progress()
 
         def work() -> None:
             try:
                 self._generated.append(generate(progress))
-            except BaseException as error:  # it is raised where the groups are waited for
+            except BaseException as error:  # it is raised by `wait`
                 self._failures.append(error)
 
         self._thread = threading.Thread(target=work, name="generation", daemon=True)
         self._thread.start()
 
     def wait(self, progress: Progress) -> GeneratedGroups | None:
-        """What `start` began, when it is all there; None where nothing was begun. Raises what it ended with.
+        """The batch that `start` began, once it is complete; None if none was begun. Raises its error.
 
         Generation time is added to its phases; time blocked here is recorded as `gen_wait`.
         """

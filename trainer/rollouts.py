@@ -1,9 +1,8 @@
-"""Rollouts, from prompts to scored groups: one answer each, or whole episodes with an environment that answers back.
+"""Rollouts, from prompts to scored groups: one answer each, or complete episodes with an environment.
 
-Start from `PromptSampler.draw`, `collect` and `score`; `demonstrate` makes the rollout of prepared answers, to learn
-from before any was sampled. An episode's tokens are what was sampled, with the environment's words appended as tokens:
-nothing is decoded and encoded again, so that the learner sees exactly the tokens that the sampler's log-probabilities
-belong to.
+`demonstrate` makes rollouts from prepared answers, for supervised learning. An episode's tokens are those that were
+sampled, with the environment's replies appended as tokens: nothing is decoded and encoded again, so that the learner
+sees exactly the tokens that the sampler's log-probabilities belong to.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class ScoredGroups:
     rewards_PG: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     num_draws: int = 0
     reference_BT: Tensor | None = None  # as in `RolloutBatch`
-    is_partial: bool = False  # not the groups that the reference was asked about
+    is_partial: bool = False  # not the groups that the reference has evaluated
 
     def where(self, is_kept_P: Tensor) -> ScoredGroups:
         """Some of the groups."""
@@ -79,8 +78,8 @@ class RolloutBatch:
 class PromptSampler:
     """The prompts of each step: at random, or by epochs.
 
-    An epoch has all prompts in a random order, from which each step takes the next ones; without enough left, in a new
-    order. So an epoch asks each prompt once, and leaves out what is less than a step at its end, as verl's loader does.
+    An epoch has all prompts in a random order, from which each step takes the next ones; if too few are left, a new
+    order starts. So an epoch uses each prompt once, and drops the incomplete step at its end, as verl's loader does.
     """
 
     def __init__(self, prompts: Sequence[Prompt], count: int, generator: torch.Generator, *, by_epoch: bool) -> None:
@@ -100,7 +99,7 @@ class PromptSampler:
         return [self._prompts[index] for index in self._order[first : self._num_taken]]
 
     def state(self) -> dict[str, Any]:
-        """What the prompts that come next depend on."""
+        """The state that the next prompts depend on."""
         if not self._by_epoch:
             return {"prompts_random": self.generator.get_state()}
         return {"prompts_random": self._before, "prompts_taken": self._num_taken}
@@ -140,11 +139,11 @@ class Episode:
 
     @property
     def context(self) -> tuple[int, ...]:
-        """What the model reads before its next turn."""
+        """The model's input of its next turn."""
         return (*self.prompt.tokens, *self.tokens)
 
     def step(self, turn: Rollout, task: Task) -> None:
-        """Appends the model's turn and, if the episode goes on, the environment's words."""
+        """Appends the model's turn and, if the episode continues, the environment's reply."""
         observation = self.environment.step(task.tokenizer.decode(turn.tokens))
         self._append(turn.tokens, turn.logprobs, is_response=True)
         self.reward += observation.reward
@@ -163,7 +162,7 @@ class Episode:
         self.response_mask += [is_response] * len(tokens)
 
     def rollout(self) -> Rollout:
-        """The whole episode as one rollout. `stop` is LENGTH when the turns ran out."""
+        """The complete episode as one rollout. `stop` is LENGTH if the turns ran out."""
         stop = self.stop or Stop.LENGTH
         actions, valid = tuple(self.response_mask), tuple(self.is_valid)
         return Rollout(tuple(self.tokens), tuple(self.logprobs), stop, actions, self.reward, valid)
@@ -173,8 +172,8 @@ def collect(engine: Engine, prompts: Sequence[Prompt], task: Task, sampling: Sam
     """A group for each prompt, in order.
 
     With an environment each rollout is an episode of at most `task.max_turns` turns of `sampling.max_new_tokens`
-    tokens; its reward is the sum of what the environment paid. The first turn is one call for whole groups, each
-    later one a call with the contexts, of different lengths, of all episodes that still live.
+    tokens; its reward is the sum of the environment's rewards. The first turn is one call for complete groups, each
+    later one a call with the contexts, of different lengths, of all unfinished episodes.
     """
     if task.environment is None:
         answers = engine.generate([prompt.tokens for prompt in prompts], sampling)
@@ -193,11 +192,11 @@ def collect(engine: Engine, prompts: Sequence[Prompt], task: Task, sampling: Sam
 
 
 def reply(tokenizer: Tokenizer, text: str, *, is_closed: bool) -> tuple[int, ...]:
-    """The environment's words as the tokens that follow a turn of the model, up to where its next words begin.
+    """The environment's reply as the tokens that follow a turn of the model, up to its next turn.
 
-    They are what a conversation grows by, from where the assistant speaks to the user's next words: with chat marks
-    where the tokenizer has such. `is_closed`: the model has said the end token, which is then not said again.
-    Raises BadSetting for a chat template that rewrites what came before.
+    With a chat template they include its markers between the assistant's turn and the next one. `is_closed`: the model
+    has sampled the end token, which is then not repeated. Raises BadSetting for a chat template that rewrites earlier
+    turns.
     """
     user, assistant = {"role": "user", "content": ""}, {"role": "assistant", "content": ""}
     before = tokenizer.chat([user])
@@ -209,10 +208,10 @@ def reply(tokenizer: Tokenizer, text: str, *, is_closed: bool) -> tuple[int, ...
 
 
 def demonstrate(prompt: Prompt, task: Task) -> Rollout:
-    """The right answers to a prompt as a rollout: log-probabilities 0, tokens and marks as `collect` makes them.
+    """The right answers to a prompt as a rollout: log-probabilities 0, tokens and masks as in `collect`.
 
-    The answers are `prompt.extra["answers"]`, one for each turn, else the one `prompt.expected`. Each is closed with
-    the end token where the tokenizer has one. Raises ValueError when the answers end before the episode does.
+    The answers are `prompt.extra["answers"]`, one for each turn, else the single `prompt.expected`. Each is closed with
+    the end token if the tokenizer has one. Raises ValueError if the answers end before the episode does.
     """
     end = () if task.tokenizer.end is None else (task.tokenizer.end,)
     turns = [
@@ -234,9 +233,9 @@ def demonstrate(prompt: Prompt, task: Task) -> Rollout:
 def score(
     groups: Sequence[Group], *, task: Task, config: Config, device: torch.device, errors: list[str] | None = None
 ) -> Tensor:
-    """Rewards [P, G]: what the environment paid, else the task's; less the penalty for answers near the limit.
+    """Rewards [P, G]: the environment's, else the task's; less the penalty for answers near the length limit.
 
-    A reward that cannot be had raises RewardBroken, is 0 or NaN, as `on_reward_error` says; `errors` gets its reason.
+    For a failed reward `on_reward_error` decides: raise RewardBroken, 0 or NaN; `errors` gets its reason.
     """
     algorithm, on_error = config.algorithm, config.task.on_reward_error
     if on_error == "stop":
@@ -257,13 +256,13 @@ def score(
 
 
 def reward_limit_s(config: Config) -> float | None:
-    """Seconds for all rewards of a step; None where each answer is judged in a process with a limit of its own."""
+    """Seconds for all rewards of a step; None if each answer is scored in a process with its own limit."""
     task = config.task
     return None if task.reward_function or task.task in ("code", "math") else task.reward_timeout_s
 
 
 def overlong_penalty(lengths_B: Tensor, *, limit: int, buffer: int, factor: float) -> Tensor:
-    """What is added to each answer's reward: 0 up to limit - buffer tokens, then falling to -factor at the limit.
+    """The penalty added to each answer's reward: 0 up to limit - buffer tokens, then falling to -factor at the limit.
 
     Shapes: lengths_B, tokens per answer -> [B], float32. A buffer of 0 costs nothing at any length.
     Source: verl DAPO reward manager, min(-(length - (limit - buffer)) / buffer * factor, 0).
@@ -276,10 +275,10 @@ def overlong_penalty(lengths_B: Tensor, *, limit: int, buffer: int, factor: floa
 
 
 def has_signal(rewards_PG: Tensor, convention: Convention) -> Tensor:
-    """Whether a group teaches anything, [P] bool: its rewards are not all equal.
+    """Whether a group has a signal, [P] bool: its rewards are not all equal.
 
-    A group of one has a signal where the convention lets it keep its bare reward. A group with a NaN has one only
-    where the convention leaves NaN out and the rest differs.
+    A group of one has a signal if the convention keeps its bare reward. A group with a NaN has one only if the
+    convention leaves NaN out and the rest differs.
     """
     if rewards_PG.shape[1] == 1:
         alone_P = ~rewards_PG[:, 0].isnan()

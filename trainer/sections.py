@@ -1,6 +1,6 @@
-"""The sections of a run's settings: every name with its default, its limits and what it means.
+"""The sections of a run's settings: every name with its default, its limits and its meaning.
 
-Names are unique over all sections. `trainer.config` puts the sections together and fills them from `KEY=VALUE` words.
+Names are unique over all sections. `trainer.config` combines the sections and fills them from `KEY=VALUE` arguments.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a setting is: its default, its limits, one line about it, and how a word becomes its value.
+"""The declaration of a setting: its default, its limits, its description, and how a text becomes its value.
 
-Knows nothing of torch and of no particular setting; `trainer.config` declares them with `number`, `choice`, `text` and
+Imports no torch and declares no setting itself; `trainer.config` declares them with `number`, `choice`, `text` and
 `switch`.
 """
 
@@ -21,15 +21,15 @@ class BadSetting(ValueError):
 
 
 def number(default: float, low: float, high: float, about: str = "", *, may_change: bool = False) -> Any:
-    """A setting with a lowest and a highest accepted value; whole if its default is.
+    """A setting with a lowest and a highest accepted value; an integer if its default is.
 
-    `may_change`, here and below: a resumed run may have another value than the one that it goes on from.
+    `may_change`, here and below: a resumed run may have another value than the saved one.
     """
     return field(default=default, metadata={"low": low, "high": high, "about": about, "may_change": may_change})
 
 
 def choice(default: str, *others: str, about: str = "", may_change: bool = False) -> Any:
-    """A setting that takes one of some words."""
+    """A setting that accepts one of some names."""
     return field(default=default, metadata={"accepted": (default, *others), "about": about, "may_change": may_change})
 
 
@@ -44,9 +44,9 @@ def switch(default: bool, about: str = "", *, may_change: bool = False) -> Any:
 
 
 def value_of(setting: Field[Any], given: str, accepted: Sequence[str] | None = None) -> Any:
-    """The value that a word means. `accepted` are the words of a setting that cannot name them itself.
+    """The value of a text. `accepted` are the names for a setting that cannot declare them itself.
 
-    Raises BadSetting for a word of the wrong kind or outside the limits.
+    Raises BadSetting for a text of the wrong kind or outside of the limits.
     """
     name, kind = setting.name, type(setting.default)
     words = setting.metadata.get("accepted", accepted)
@@ -73,7 +73,7 @@ def _number(name: str, given: str, kind: Callable[[str], Any], low: float, high:
 
 
 def limits(setting: Field[Any], accepted: Sequence[str] | None = None) -> str:
-    """What a setting takes, in words. Example: `0 to 10`, `verl | trl | roll`, `true | false`, `text`."""
+    """The accepted values as text. Example: `0 to 10`, `verl | trl | roll`, `true | false`, `text`."""
     words = setting.metadata.get("accepted", accepted)
     if words is not None:
         return " | ".join(words)

@@ -1,16 +1,17 @@
-"""Fully sharded data parallelism: each rank keeps its rows of every weight, gradient and moment, and gathers the rest.
+"""Fully sharded data parallelism: each rank holds its rows of every weight, gradient and moment, and gathers the rest.
 
 `shard` does that to a model in place, with torch's `fully_shard` (FSDP2): a layer's weights are gathered for its own
-pass and freed after it, and its gradients are summed and handed out as soon as they are there. What then differs from a
-model that every rank holds whole:
+pass and freed after it, and its gradients are summed and scattered as soon as they are computed. Differences from a
+model that every rank holds completely:
 
 - A parameter is a DTensor (`trainer.shards`), in float32 at least. With `dtype=bfloat16` it is gathered, and computed
-  with, in bfloat16, as the sampler gets it; what a whole model has as the optimizer's wide copy is the weight itself.
+  with, in bfloat16, as the sampler gets it; the float32 copy that an unsharded model's optimizer holds is the weight
+  itself.
 - Gradients are sums over the ranks, not means: each rank has divided by the counts of all. They are summed after each
-  micro batch: keeping them until the last one would need room for all of them on each rank.
-- Every pass, forward or back, is a collective: all ranks take as many.
+  micro batch: summing them only after the last one would need memory for all of them on each rank.
+- Every pass, forward or backward, is a collective: all ranks run the same number.
 
-torch's package for it is imported when a model is sharded, not before (it brings its compiler: 3 s).
+torch's package for it is imported only when a model is sharded (it imports its compiler: 3 s).
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ if TYPE_CHECKING:
     from trainer.distributed import World
     from trainer.models.base import Model
 
-# Where the package was before torch 2.6.
+# The location of the package before torch 2.6.
 _PLACES = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")
 
 
 def shard(model: Model, config: Config, device: torch.device, *, world: World) -> None:
-    """Shards a model, layer by layer, over all ranks; it may stand on the CPU, and stands on the device after that.
+    """Shards a model, layer by layer, over all ranks; it may be on the CPU, and is on the device afterwards.
 
     Raises BadSetting for a torch without `fully_shard`.
     """
@@ -51,7 +52,7 @@ def shard(model: Model, config: Config, device: torch.device, *, world: World) -
 
 
 def layers(model: nn.Module) -> list[nn.Module]:
-    """What is gathered at a time: the members of every list of modules that stands in no other one."""
+    """The units of gathering: the members of every list of modules that is not inside another one."""
     from torch.nn import ModuleList
 
     found: list[nn.Module] = []
@@ -86,7 +87,7 @@ def _options(fsdp: Any, config: Config, device: torch.device, world: World) -> d
     narrow = dtype if dtype != wide else None
     options = {
         "mesh": init_device_mesh(device.type, (world.size,)),
-        # The model's own code decides what it computes in; what a layer is given is left alone.
+        # The model's own code decides its compute dtype; a layer's input is not cast.
         "mp_policy": fsdp.MixedPrecisionPolicy(
             param_dtype=narrow, reduce_dtype=narrow and wide, cast_forward_inputs=False
         ),
@@ -97,10 +98,10 @@ def _options(fsdp: Any, config: Config, device: torch.device, world: World) -> d
 
 
 def _sum_gradients(model: nn.Module, world: World) -> None:
-    """Makes the gradients sums, where torch takes means.
+    """Turns gradients into sums, where torch computes means.
 
-    With a factor of 1 alone torch multiplies within the reduction, which gloo and others cannot. Before the release
-    that can be told to add only (2.8 and earlier), the mean is multiplied afterwards, by `World.all_reduce_gradients`.
+    With a factor of 1 alone torch multiplies within the reduction, which gloo and others cannot. Releases that have no
+    option to only add (2.8 and earlier) compute the mean, which `World.all_reduce_gradients` multiplies afterwards.
     """
     units: list[Any] = [each for each in model.modules() if hasattr(each, "set_requires_gradient_sync")]
     for unit in units:

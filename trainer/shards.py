@@ -1,7 +1,7 @@
-"""Tensors of which each rank holds some rows alone, and how they are read and written; others are taken as they are.
+"""Reads and writes tensors of which each rank holds some rows; other tensors are returned unchanged.
 
-They are torch's DTensors, cut along the first axis. Nobody who uses these functions has to import them: a run that
-shards nothing never does.
+They are torch's DTensors, sharded along the first axis. Users of these functions need not import them: a run without
+sharding never does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MEAN_OF = "_mean_of"
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether each rank holds its own rows of it alone: a DTensor of torch, whose module nobody else has to import."""
+    """Whether each rank holds only its rows: a DTensor of torch, whose module the caller need not import."""
     return hasattr(tensor, "to_local")
 
 
@@ -33,7 +33,7 @@ def whole(tensor: Tensor) -> Tensor:
     """All rows of a sharded tensor, gathered on each rank: a collective; any other tensor as it is."""
     if not is_sharded(tensor):
         return tensor
-    there: Any = tensor.detach().to(home(tensor))  # shards that wait on the CPU are gathered where they are used
+    there: Any = tensor.detach().to(home(tensor))  # shards on the CPU are gathered on the device that uses them
     return there.full_tensor()  # type: ignore[no-any-return]
 
 
@@ -43,16 +43,16 @@ def gathered(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def home(tensor: Tensor) -> torch.device | str:
-    """Where the ranks exchange rows of it."""
+    """The device on which the ranks exchange its rows."""
     where: Any = tensor
     return str(where.device_mesh.device_type) if is_sharded(tensor) else tensor.device
 
 
 @torch.no_grad()
 def like(own: Tensor, part: Tensor) -> Tensor:
-    """A tensor that is sharded as `own` is, of which `part` holds this rank's rows; `part` where `own` is not.
+    """A tensor sharded like `own`, of which `part` holds this rank's rows; `part` if `own` is not sharded.
 
-    By reference, unless the rows wait on the CPU: then it has a copy where they are used.
+    By reference, unless the rows are on the CPU: then it is copied to the device that uses them.
     """
     if not is_sharded(own):
         return part
@@ -65,7 +65,7 @@ def like(own: Tensor, part: Tensor) -> Tensor:
 
 @torch.no_grad()
 def put(own: Tensor, given: Tensor) -> None:
-    """Copies the values of a tensor into another: both sharded alike, or a whole one into either."""
+    """Copies the values of a tensor into another: both sharded alike, or an unsharded one into either."""
     local(own).copy_(rows(own, given))
 
 

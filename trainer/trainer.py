@@ -1,6 +1,6 @@
-"""What a run is made of, on one rank: the task, the engine, the learner, and what passes between them.
+"""The components of a run on one rank: the task, the engine, the learner, and their connections.
 
-`trainer.build` makes a `Trainer` as a configuration says, `trainer.loop` calls it step by step.
+`trainer.build` makes a `Trainer` from a configuration, `trainer.loop` calls it step by step.
 """
 
 from __future__ import annotations
@@ -67,9 +67,10 @@ class Trainer:
         return self.world.shard(self.prompts.draw())
 
     def generate(self, prompts: Sequence[Prompt], progress: Progress | None = None) -> GeneratedGroups:
-        """Groups from the engine's present weights, with what a reference in the generators says of them.
+        """Groups sampled with the engine's present weights, with the log-probabilities of a reference in the
+        generators.
 
-        Not yet with dynamic sampling, which may drop them.
+        The latter are missing with dynamic sampling, which may drop groups.
         """
         progress = progress or self.progress
         with progress.part("gen"):
@@ -154,7 +155,9 @@ class Trainer:
         return pack(groups, rewards_PG, pad=self.task.tokenizer.pad)
 
     def reference_logprobs(self, groups: Sequence[Group], progress: Progress | None = None) -> Tensor | None:
-        """What the generators' reference says of answers, on the CPU; None where the learner has it, or nobody."""
+        """The log-probabilities of the generators' reference, on the CPU; None if the learner has the reference, or
+        nobody.
+        """
         if (remote := self._reference_engine()) is None:
             return None
         with (progress or self.progress).part("ref"):
@@ -166,10 +169,10 @@ class Trainer:
     # Weights.
 
     def sync_weights(self, step: int) -> None:
-        """Gives the learner's weights, with the step's noise if there is any, to the engine. A collective.
+        """Sends the learner's weights, with the step's noise if there is any, to the engine. A collective.
 
-        Ranks may have a generator in common: it keeps its weights until all have their answers, and nobody asks it for
-        more before all have sent the new ones.
+        Ranks may share a generator: it keeps its weights until all have their answers, and nobody sends requests before
+        all have sent the new weights.
         """
         if self.config.has_generators:
             self.world.barrier()
@@ -191,7 +194,7 @@ class Trainer:
         self.synced_step = step
 
     def begin_reference(self) -> None:
-        """Tells generators that keep the reference policy which one it is; a collective where it is sharded."""
+        """Gives generators that hold the reference policy its fingerprint; a collective if it is sharded."""
         if (remote := self._reference_engine()) is not None:
             origin.begin(self.learner, remote)
 
@@ -205,17 +208,17 @@ class Trainer:
     # Generators in other processes.
 
     def generator_stats(self) -> GeneratorStats | None:
-        """What generators in other processes did since this was last asked; None where there are none."""
+        """The statistics of generators in other processes since the last call; None if there are none."""
         remote = self._remote()
         return None if remote is None else remote.take_stats()
 
     def lost_generators(self) -> list[str] | None:
-        """Those that were lost so far, in words; None where there are none in other processes."""
+        """The losses of generators so far, as messages; None if there are none in other processes."""
         remote = self._remote()
         return None if remote is None else remote.pool.losses
 
     def twin_engine(self) -> Engine | None:
-        """An engine with weights of its own over the same generators; None where there are none."""
+        """An engine with separate weights over the same generators; None if there are none."""
         remote = self._remote()
         return None if remote is None else remote.twin()
 
@@ -258,7 +261,7 @@ class Trainer:
         return {"ready": {str(rank): each for rank, each in enumerate(ready)}}
 
     def save(self, state: State, folder: Path) -> Saved:
-        """This rank's part of a checkpoint, or the whole of it."""
+        """This rank's part of a checkpoint, or the complete one."""
         return save_shards(state, folder, world=self.world) if self.learner.is_sharded else save(state, folder)
 
     def save_checkpoint(self, state: State, folder: Path) -> Saved:

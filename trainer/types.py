@@ -1,4 +1,4 @@
-"""The values that pass through the loop: prompts, rollouts, groups of them, and the tensors made from them.
+"""The values of the training loop: prompts, rollouts, groups of them, and the tensors made from them.
 
 No behaviour here. Shapes in the whole trainer: P prompts, G rollouts per prompt, B = P*G rows, T tokens of the longest
 answer, S tokens of the longest prompt, V vocabulary, H hidden size, K key-value heads, D size of a head.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Stop(Enum):
     """Why a rollout has no further token."""
 
-    END = "end"  # the model said the end token, which is the last of the rollout's tokens
+    END = "end"  # the model sampled the end token, which is the last of the rollout's tokens
     LENGTH = "length"  # the allowed number of tokens was reached
     TERMINATED = "done"  # the environment ended the episode
 
@@ -38,15 +38,15 @@ class Prompt:
 class Rollout:
     """One answer: its tokens (the end token included) with the log-probability the sampler gave each.
 
-    In an episode of several turns the tokens hold what the environment said in between: there `response_mask` is false
-    and the log-probability 0. The tokens are what was sampled and appended, never text encoded again.
+    In an episode of several turns the tokens include the observations in between: there `response_mask` is false and
+    the log-probability 0. The tokens are those that were sampled and appended, never text encoded again.
     """
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     stop: Stop
-    response_mask: tuple[bool, ...] = ()  # per token; empty: the model said every one
-    reward: float | None = None  # what an environment paid for the whole episode; None: the task judges the answer
+    response_mask: tuple[bool, ...] = ()  # per token; empty: the model sampled every one
+    reward: float | None = None  # an environment's reward for the complete episode; None: the task scores the answer
     is_valid: tuple[bool, ...] = ()  # per turn with an environment: an action could be read from it
 
 
@@ -66,11 +66,11 @@ class Batch:
     tokens [[5, 18], [18, 17]], mask [[1, 1], [1, 0]].
     """
 
-    prompts_PS: Tensor  # int64; the pad token where nothing stands
+    prompts_PS: Tensor  # int64; the pad token where there is none
     prompt_lengths_P: Tensor  # int64
     prompt_of_B: Tensor  # int64, never falling: the row's prompt
-    tokens_BT: Tensor  # int64; the pad token where nothing stands
+    tokens_BT: Tensor  # int64; the pad token where there is none
     mask_BT: Tensor  # bool; true on the model's own tokens, the end token included
-    lengths_B: Tensor  # int64; tokens of the row, an environment's words included
+    lengths_B: Tensor  # int64; tokens of the row, including observations
     sampler_logprobs_BT: Tensor  # 0 where the mask is off
-    rewards_B: Tensor  # the whole answer's
+    rewards_B: Tensor  # of the complete answer

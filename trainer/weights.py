@@ -1,8 +1,8 @@
-"""Weights as a few flat pieces of memory, to be sent and taken over as one version or not at all.
+"""Weights as a few flat buffers, sent and loaded as one version or not at all.
 
 `Packer.pack` fills buckets from pairs of name and tensor, one after the other, so that a learner's shards may be
-gathered one tensor at a time while earlier buckets travel; `unpack` gives the tensors back without copying. Nothing
-here knows how a bucket travels. `fingerprint` tells whether two places hold the same weights without sending them.
+gathered one tensor at a time while earlier buckets are sent; `unpack` returns the tensors without copying. The
+transport of a bucket is not part of this module. `fingerprint` compares weights in two processes without sending them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def fingerprint(weights: Iterable[tuple[str, Tensor]]) -> int:
     total = 0
     for name, weight in weights:
         flat = weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        if len(flat) % 8 or flat.storage_offset() % 8:  # it is read in words of 64 bits
+        if len(flat) % 8 or flat.storage_offset() % 8:  # it is read in 64-bit words
             flat = torch.cat((flat, flat.new_zeros(-len(flat) % 8)))
         what = zlib.crc32(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
         # Beside the product, so that tensors of zeros count too.
@@ -79,7 +79,7 @@ def fingerprint(weights: Iterable[tuple[str, Tensor]]) -> int:
 class Packer:
     """Makes buckets, in memory that it uses again for the next version once a bucket's size is the same."""
 
-    bucket_bytes: int  # a larger tensor gets a bucket of its own
+    bucket_bytes: int  # a larger tensor gets its own bucket
     allocate: Callable[[int], Tensor] = lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8)
     _memory: list[Tensor] = field(default_factory=list)
 
@@ -157,7 +157,7 @@ class Loading:
         self.version: int | None = AT_START
 
     def add(self, bucket: Bucket) -> None:
-        """Takes a bucket, and with the last one that was missing the whole version. Raises NotWhole."""
+        """Adds a bucket, and completes the version with the last missing one. Raises NotWhole."""
         if checksum(bucket.flat) != bucket.checksum:
             raise NotWhole(f"bucket {bucket.index} of version {bucket.version} of the weights was changed on its way")
         if any(other.version != bucket.version for other in self._coming.values()):
@@ -189,7 +189,7 @@ def _same(left: Tensor, right: Tensor) -> bool:
     if left.shape != right.shape:
         return False
     both = [each.contiguous().reshape(-1).view(torch.uint8) for each in (left, right)]
-    # Twice as fast as comparing, where memory can be read in words of 64 bits.
+    # Twice as fast as comparing, if memory can be read in 64-bit words.
     if left.device.type == "cpu" and all(len(each) % 8 == 0 and each.storage_offset() % 8 == 0 for each in both):
         return checksum(both[0]) == checksum(both[1])
     return torch.equal(*both)  # of bytes: a NaN equals itself

@@ -23,7 +23,7 @@ from npuenv.host.sourced_env import sourced
 from npuenv.host.writing import write_whole
 from npuenv.install.executor import Event, Session, execute, unmet
 from npuenv.install.locations import data_folder
-from npuenv.install.plan.fix import SESSION_STEP, Cures, Place, plan_cures, undo_script
+from npuenv.install.plan.fix import SESSION_STEP, FixContext, FixPlan, plan_fixes, undo_script
 from npuenv.report.doctor import in_order
 from npuenv.report.fix import FixOutcome
 
@@ -101,19 +101,19 @@ def fix_findings(
     """Fixes what was found `before` on `host`, and has it examined again. One step does not keep the others from it."""
     run = _FixRun(host, options, progress)
     found = [finding for finding in in_order(before.findings) if finding.status in _FIXABLE]
-    cures = plan_cures(found, run.place, before.restore)
-    todo = [step for step in cures.plan.steps if not step.done_when or unmet(step, host)]
-    states = {step.id: "planned" if step in todo else "already" for step in cures.plan.steps}
-    session_file = run.place.session_file if cures.session else None
+    fixes = plan_fixes(found, run.place, before.restore)
+    todo = [step for step in fixes.plan.steps if not step.done_when or unmet(step, host)]
+    states = {step.id: "planned" if step in todo else "already" for step in fixes.plan.steps}
+    session_file = run.place.session_file if fixes.session else None
     planned = FixOutcome(
-        cures, states, left=tuple(each.check for each in found), session_file=None if todo else session_file
+        fixes, states, left=tuple(each.check for each in found), session_file=None if todo else session_file
     )
     result = FixResult(before, planned, before.exit_code, options.is_dry_run)
     if options.is_dry_run or not todo:
         return result
     progress.approve_fixes(result)
     try:
-        reasons = run.execute(cures, todo)
+        reasons = run.execute(fixes, todo)
     except KeyboardInterrupt:
         progress.interrupted(run.undo)
         raise
@@ -158,14 +158,15 @@ class _FixRun:
         self._root = homes / str(max(taken, default=0) + 1)
         file = data / "session.sh"
         self._before = file.read_text(encoding="utf-8") if file.is_file() else ""
-        self.place = Place(str(file), self._before, str(self._root / "session.before.sh"), is_root=os.geteuid() == 0)
+        backup = str(self._root / "session.before.sh")
+        self.place = FixContext(str(file), self._before, backup, is_root=os.geteuid() == 0)
 
     @property
     def undo(self) -> Path:
         """The script that undoes the run."""
         return self._root / "undo.sh"
 
-    def execute(self, cures: Cures, todo: list[Step]) -> dict[str, Message]:
+    def execute(self, fixes: FixPlan, todo: list[Step]) -> dict[str, Message]:
         """Runs the steps; why each one failed that did.
 
         The script that undoes them names each step before it begins, so that an interruption leaves a true one.
@@ -173,7 +174,7 @@ class _FixRun:
         reasons: dict[str, Message] = {}
         with self._progress.running() as tell:
             for number, step in enumerate(todo, 1):
-                self._write_undo(cures, [each.id for each in todo[:number]])
+                self._write_undo(fixes, [each.id for each in todo[:number]])
 
                 def tell_numbered(event: Event, number: int = number) -> None:
                     tell(replace(event, number=number, total=len(todo)))
@@ -190,12 +191,12 @@ class _FixRun:
         own = {name: value for name, value in environ.items() if name.startswith(("PIP_", "UV_"))}
         return Session(self._host, str(self._root), UvSettings(secret=own), tell, self._options.again)
 
-    def _write_undo(self, cures: Cures, begun: list[str]) -> None:
+    def _write_undo(self, fixes: FixPlan, begun: list[str]) -> None:
         try:
             if self._before and SESSION_STEP in begun:
                 write_whole(self.place.backup, self._before)
             never, head = (say(Message(f"fix.{name}"), self._options.lang) for name in ("plan-once", "undo-head"))
-            write_whole(str(self.undo), undo_script(cures, begun, head=head, never=never), 0o755)
+            write_whole(str(self.undo), undo_script(fixes, begun, head=head, never=never), 0o755)
         except OSError as error:
             args = {"path": str(self.undo), "reason": error.strerror or str(error)}
             raise BadInput(Message("cli.cannot-save", args), Message("cli.cannot-save-hint")) from error

@@ -124,7 +124,7 @@ def lend_node(head: str, environment: Environment, settings: Mapping[str, str], 
 
     Raises BadInput for settings that its trainer refuses, and StepFailed where it broke.
     """
-    with smoke.lent(Path(environment.python), settings) as (running, folder):
+    with smoke.worker_run(Path(environment.python), settings) as (running, folder):
         progress.activity(Message("smoke.lent", {"head": head}))
         try:
             while (code := running.wait(1.0)) is None:

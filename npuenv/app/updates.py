@@ -16,7 +16,7 @@ from npuenv.facts.manifest import LOCK
 from npuenv.host.local import LocalHost
 from npuenv.host.writing import write_whole
 from npuenv.install import environments as switch
-from npuenv.install.environments import Change, Kept, changes, environments, find
+from npuenv.install.environments import Change, EnvironmentEntry, changes, environments, find
 from npuenv.install.locations import data_folder
 from npuenv.lock.file import read_lock, write_lock
 from npuenv.matrix import load_matrix
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class Update:
     """What an update changes."""
 
-    environment: Kept  # the old one
+    environment: EnvironmentEntry  # the old one
     changes: tuple[Change, ...]
     job: InstallJob | None  # None: nothing changes
     result: InstallResult | None = None  # None: not carried out
@@ -121,7 +121,7 @@ def roll_back(request: Request, options: InstallOptions, *, is_dry_run: bool = F
     return RollBack(now, left if left != home else None)
 
 
-def _find(request: Request, options: InstallOptions, verb: str) -> Kept:
+def _find(request: Request, options: InstallOptions, verb: str) -> EnvironmentEntry:
     """The environment that is meant: a folder, a Python's, a stack's name or use, or the only one. Raises BadInput."""
     host = LocalHost()
     data = Path(data_folder(host.environ()))
@@ -143,7 +143,7 @@ def _find(request: Request, options: InstallOptions, verb: str) -> Kept:
     raise BadInput(Message("install.which", {"known": known}), Message("install.which-hint", hint))
 
 
-def _framework_of(kept: Kept) -> str | None:
+def _framework_of(kept: EnvironmentEntry) -> str | None:
     """What the environment is for, however it was asked for: as it says itself, else as the tables say of its stack."""
     own = kept.described
     recipe = None if own.framework else recipe_named(own.stack, load_matrix())
@@ -158,7 +158,7 @@ def _root_of(host: Host, exe: str) -> str:
     return ran.out.rstrip("\n")
 
 
-def _request_of(kept: Kept, said: Request, options: InstallOptions) -> Request:
+def _request_of(kept: EnvironmentEntry, said: Request, options: InstallOptions) -> Request:
     """What the environment was asked for, for the very stack it has; what is said now counts before it.
 
     A bundle was asked for by itself: only what is said now is held against it.
@@ -169,7 +169,7 @@ def _request_of(kept: Kept, said: Request, options: InstallOptions) -> Request:
     return Request(**{**known, **now, "stack": kept.described.stack})
 
 
-def _lock_of(kept: Kept) -> Lock:
+def _lock_of(kept: EnvironmentEntry) -> Lock:
     """The environment's own lock. Raises BadInput where it is not there or not sound."""
     own = kept.described
     try:
@@ -179,7 +179,7 @@ def _lock_of(kept: Kept) -> Lock:
         raise BadInput(Message("install.own-lock-gone", said), Message("install.own-lock-gone-hint", said)) from error
 
 
-def _lock_or_same(kept: Kept, request: Request, options: InstallOptions, progress: Progress) -> Lock:
+def _lock_or_same(kept: EnvironmentEntry, request: Request, options: InstallOptions, progress: Progress) -> Lock:
     """The environment's own lock, or where that is lost the stack's present one if it is the same."""
     try:
         return _lock_of(kept)
@@ -197,7 +197,7 @@ def _put_lock_back(root: Path, lock: Lock) -> None:
         write_whole(str(path), text)
 
 
-def _again_hint(kept: Kept) -> Message:
+def _again_hint(kept: EnvironmentEntry) -> Message:
     own = kept.described
     if own.kind == "existing":
         said = {"stack": own.stack, "python": str(Path(own.root) / "bin" / "python")}

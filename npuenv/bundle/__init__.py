@@ -1,1 +1,1 @@
-"""What is carried to another machine. Start from `zipapp.build`, the doctor in one file."""
+"""Files to carry to another machine: the doctor in one file (`zipapp.build`), and bundles for offline installation."""

@@ -1,7 +1,7 @@
-"""The doctor as one file that any Python from 3.9 on runs, on a host where nothing is installed. Start from `build`.
+"""Builds the doctor as one file that runs on any Python from 3.9 on, on a host without installed packages.
 
-It holds the doctor's own modules, their tables, and four libraries that are pure Python. What it cannot do there is
-said by `npuenv.portable`. The same sources give the same bytes.
+It holds the doctor's own modules, their tables, and four pure Python libraries. `npuenv.portable` reports what it
+cannot do. The same sources give the same bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 OLDEST = (3, 9)  # the Python of openEuler 22.03
-# Files and folders of the package, without what installs, locks and renders. `resolve` knows the published stacks.
+# Files and folders of the package, without those that install, lock and render. `resolve` knows the published stacks.
 PARTS = (
     "__init__.py",
     "app/__init__.py",
@@ -55,11 +55,11 @@ LEFT_OUT = frozenset({"facts/environment.py", "facts/pip.py", "host/background.p
 # Distribution -> its package.
 LIBRARIES = {"packaging": "packaging", "pyelftools": "elftools", "rich": "rich", "tomli": "tomli"}
 _SUFFIXES = (".py", ".toml")
-_LICENSES = ("LICENSE", "LICENCE", "COPYING", "NOTICE")  # how their names begin
-_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that the format knows; a clock would change the bytes
-_SEAL_BYTES = 32  # before the bytes that are kept: their sha256
+_LICENSES = ("LICENSE", "LICENCE", "COPYING", "NOTICE")  # prefixes of their names
+_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest of the format; a clock would change the bytes
+_SEAL_BYTES = 32  # the sha256 before the cached bytes
 _SHEBANG = b"#!/usr/bin/env python3\n"
-# In the grammar of Python 2 as well, which reads a file whole before it runs a line of it.
+# In the grammar of Python 2 as well, which parses a file completely before it runs it.
 _MAIN = '''"""The doctor in one file: python3 npuenv-doctor.pyz --help"""
 import sys
 
@@ -91,7 +91,7 @@ __all__ = ["main"]
 
 
 def build(path: Path) -> int:
-    """Writes the file and gives its size in bytes. Raises BadInput where it cannot be written."""
+    """Writes the file and returns its size in bytes. Raises: BadInput if it cannot be written."""
     data = content()
     try:
         path.write_bytes(data)
@@ -105,30 +105,30 @@ def build(path: Path) -> int:
 def content() -> bytes:
     """The bytes of the file.
 
-    To check and pack everything takes a second, so they are kept in the user's cache, by what they were made from.
+    Checking and packing takes a second, so the result is cached in the user's cache folder, by its inputs.
     """
     found = sorted(members())
-    place = Path(cache_folder(os.environ), "doctor", f"{_digest(found)}.pyz")
-    kept = _kept(place)
-    if kept is not None:
-        return kept
+    location = Path(cache_folder(os.environ), "doctor", f"{_digest(found)}.pyz")
+    cached = _cached(location)
+    if cached is not None:
+        return cached
     data = _packed(found)
-    _keep(place, data)
+    _cache(location, data)
     return data
 
 
 def _digest(found: Iterable[tuple[str, bytes]]) -> str:
-    """Of all that decides the bytes: what goes in, and what packs it."""
-    whole = hashlib.sha256(f"1 {zlib.ZLIB_RUNTIME_VERSION}\n".encode())
+    """The digest of all inputs: the content, and the code that packs it."""
+    digest = hashlib.sha256(f"1 {zlib.ZLIB_RUNTIME_VERSION}\n".encode())
     for name, text in found:
-        whole.update(f"{len(name)} {len(text)} {name}\n".encode() + text)
-    return whole.hexdigest()
+        digest.update(f"{len(name)} {len(text)} {name}\n".encode() + text)
+    return digest.hexdigest()
 
 
-def _kept(place: Path) -> bytes | None:
-    """What was kept there; None where there is nothing, it is damaged, or somebody else could have written it."""
+def _cached(location: Path) -> bytes | None:
+    """The cached bytes; None if there are none, they are damaged, or another user could have written them."""
     try:
-        with place.open("rb") as file:
+        with location.open("rb") as file:
             about = os.fstat(file.fileno())
             seal, data = file.read(_SEAL_BYTES), file.read()
     except OSError:
@@ -137,25 +137,25 @@ def _kept(place: Path) -> bytes | None:
     return data if is_ours and seal == hashlib.sha256(data).digest() else None
 
 
-def _keep(place: Path, data: bytes) -> None:
-    """Puts the bytes there at once, in place of those of other sources. A cache that cannot be written is none."""
+def _cache(location: Path, data: bytes) -> None:
+    """Writes the bytes to the cache atomically and removes those of other sources. Errors are ignored."""
     with contextlib.suppress(OSError):
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=place.parent, prefix=".", delete=False) as file:
+        location.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=location.parent, prefix=".", delete=False) as file:
             part = Path(file.name)
             try:
                 file.write(hashlib.sha256(data).digest() + data)
                 file.flush()
-                part.replace(place)
+                part.replace(location)
             finally:
                 part.unlink(missing_ok=True)
-        for other in place.parent.glob("*.pyz"):
-            if other != place:
+        for other in location.parent.glob("*.pyz"):
+            if other != location:
                 other.unlink(missing_ok=True)
 
 
 def _packed(found: Iterable[tuple[str, bytes]]) -> bytes:
-    """The members as one file. Raises BadInput for code that the oldest Python cannot read."""
+    """The members as one file. Raises: BadInput for code that the oldest Python cannot parse."""
     buffer = io.BytesIO(_SHEBANG)
     buffer.seek(0, io.SEEK_END)
     with zipfile.ZipFile(buffer, "a", compression=zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
@@ -185,16 +185,16 @@ def members() -> Iterator[tuple[str, bytes]]:
         yield from _licenses(distribution)
 
 
-def _files(root: Path, place: Path, left_out: frozenset[str] = frozenset()) -> Iterator[tuple[str, bytes]]:
+def _files(root: Path, location: Path, left_out: frozenset[str] = frozenset()) -> Iterator[tuple[str, bytes]]:
     """The code and tables of a package, or of one part of it, below the package's name."""
-    for file in [place] if place.is_file() else sorted(place.rglob("*")):
+    for file in [location] if location.is_file() else sorted(location.rglob("*")):
         name = file.relative_to(root).as_posix()
         if file.suffix in _SUFFIXES and name not in left_out:
             yield f"{root.name}/{name}", file.read_bytes()
 
 
 def _require_grammar(text: bytes, name: str) -> None:
-    """Raises BadInput for code that the oldest Python cannot read: a library may have moved on."""
+    """Raises BadInput for code that the oldest Python cannot parse: a library may have dropped it."""
     try:
         ast.parse(text, name, feature_version=OLDEST)
     except SyntaxError as error:
@@ -203,7 +203,7 @@ def _require_grammar(text: bytes, name: str) -> None:
 
 
 def _licenses(distribution: str, *others: Path) -> Iterator[tuple[str, bytes]]:
-    """The license texts of a distribution; `others` are where one may lie that is not installed."""
+    """The license texts of a distribution; `others` are further folders for one that is not installed."""
     found = {file.name: file for file in others if file.is_file()}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         for file in importlib.metadata.files(distribution) or ():

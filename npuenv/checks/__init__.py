@@ -1,4 +1,4 @@
-"""Declared checks over facts: what is wrong, why, and what fixes it. Start from `check_all`."""
+"""Declared checks over facts: what is wrong, why, and what fixes it."""
 
 from npuenv.checks.base import Check, CheckResult, Context, title
 from npuenv.checks.run import by_severity, check_all, exit_code

@@ -1,8 +1,8 @@
-"""Which fixes `doctor --fix` may run: those that only put packages of an environment right. Start from `declared`.
+"""Decides which fixes `doctor --fix` may run: those that only change packages of an environment.
 
-One rule for all checks instead of a flag in each: a fix is automatic when every command of it is pip, or uv, that
-installs or removes named packages in the judged environment, with nothing among them that could fetch gigabytes of
-CUDA or start a build. The Python of the distribution is never touched: its packages belong to the system's own tools.
+One rule for all checks instead of a flag in each: a fix is automatic if each of its commands is a pip or uv command
+that installs or removes named packages in the inspected environment, and none of them could fetch gigabytes of CUDA or
+start a build. The distribution's own Python is never changed: its packages belong to the system's tools.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 _REQUIREMENT = re.compile(
     r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?:\[[\w,.-]+\])?((?:[=<>!~]=?=?[\w.*+!-]+,?)*)"
 )
-_OF_THE_SYSTEM = ("/usr", "/")  # one that was built into /usr/local, as in the CANN images, is the user's own
+_OF_THE_SYSTEM = ("/usr", "/")  # a Python built into /usr/local, as in the CANN images, is the user's own
 _SWITCHES = frozenset({"-y", "--force-reinstall", "--no-deps", "--upgrade", "-U"})
 _WITH_VALUE = frozenset({"--extra-index-url"})
-# Built for the machine from source, with settings that a plain command does not give.
+# Built for the machine from source, with settings that a plain command lacks.
 _BUILT = frozenset({"vllm", "vllm-ascend", "sgl-kernel-npu", "apex", "megatron-core", "mindspeed"})
-# Their fixes are proposals: what one package gains by them another may lose.
+# Their fixes are proposals: they may help one package and break another.
 _JUDGED_BY_A_PERSON = frozenset({"python.requirements", "python.unsupported"})
-_BESIDE_TORCH = frozenset({"torchvision", "torchaudio"})  # bring a torch of their own unless they are kept from it
+_BESIDE_TORCH = frozenset({"torchvision", "torchaudio"})  # these install a torch of their own unless prevented
 
 
-def declared(fix: Fix | None, context: Context, check: str = "") -> Fix | None:
-    """The fix, marked as automatic with its undo where the rule allows it; else as its check declared it.
+def mark_automatic(fix: Fix | None, context: Context, check: str = "") -> Fix | None:
+    """The fix, marked as automatic with its undo if the rule allows it; else unchanged.
 
-    The undo brings the named packages back to what is installed now; what else an installation drew in stays.
+    The undo restores the present versions of the named packages; other packages that an installation added stay.
     """
     python = context.facts.python.interpreter.value
     if fix is None or python is None or python.prefix in _OF_THE_SYSTEM or fix.is_automatic or not fix.commands:
@@ -51,7 +51,7 @@ def declared(fix: Fix | None, context: Context, check: str = "") -> Fix | None:
 
 
 def _packages(argv: Sequence[str], python: Python) -> tuple[str, ...] | None:
-    """The packages that a command installs or removes; None for a command that is not of the allowed kind."""
+    """The packages that a command installs or removes; None for any other command."""
     head = _head(argv, python)
     if head is None:
         return None
@@ -71,7 +71,7 @@ def _packages(argv: Sequence[str], python: Python) -> tuple[str, ...] | None:
 
 
 def _head(argv: Sequence[str], python: Python) -> tuple[str, ...] | None:
-    """The words before the options of a pip command for the judged environment."""
+    """The arguments before the options of a pip command for the inspected environment."""
     for verb in ("install", "uninstall"):
         for head in ((python.executable, "-m", "pip", verb), ("uv", "pip", verb, "--python", python.executable)):
             if tuple(argv[: len(head)]) == head:
@@ -80,15 +80,15 @@ def _head(argv: Sequence[str], python: Python) -> tuple[str, ...] | None:
 
 
 def _is_harmless(name: str, spec: str, argv: Sequence[str]) -> bool:
-    if name in _BUILT or "None" in spec:  # a version that was not read
+    if name in _BUILT or "None" in spec:  # a version that could not be read
         return False
-    if name == "torch":  # a plain one is a CUDA build
+    if name == "torch":  # without a label it is a CUDA build
         return re.fullmatch(r"==[\w.]+\+cpu", spec) is not None
     return name not in _BESIDE_TORCH or "--no-deps" in argv
 
 
 def _undo(like: Sequence[str], touched: Mapping[str, None], python: Python) -> tuple[tuple[str, ...], ...]:
-    """The commands that bring the packages back, through the same program as `like`."""
+    """The commands that restore the packages, with the same program as `like`."""
     here = {name: python.distributions[name] for name in touched if name in python.distributions}
     new = [name for name in touched if name not in here]
     commands = []

@@ -1,4 +1,4 @@
-"""What a check is and what it finds. A check reads facts and the matrix; it never runs a command, prints or exits."""
+"""The types of a check and its result. A check reads facts and the matrix; it never runs a command, prints or exits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 NPU_FRAMEWORKS = frozenset({"verl", "roll", "vllm-ascend", "torch-npu"})
 FRAMEWORKS = NPU_FRAMEWORKS | {"cpu"}
-# First part of a check's id -> the catalogue `check_NAME` that holds its title.
+# The first part of a check's id -> the message catalogue `check_NAME` with its title.
 CATALOGUES = {
     "machine": "machine",
     "container": "machine",
@@ -50,79 +50,81 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a check may read besides the host's facts."""
+    """Inputs of a check besides the host's facts."""
 
     facts: Facts
     matrix: Matrix
-    framework: str | None  # what the host is for; None: not said
-    stack: Stack | None = None  # the stack that it is judged against; None: not said
+    framework: str | None  # the framework in use; None: not given
+    stack: Stack | None = None  # the stack to compare with; None: not given
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A declared check. `reads` names the facts without which it cannot judge: one of them unknown makes it unknown."""
+    """A declared check. `reads` names the facts it needs: if one of them is unknown, so is the result."""
 
-    id: str  # area.what; never changes its meaning
+    id: str  # area.what; its meaning never changes
     reads: tuple[str, ...]  # dotted paths into `Facts`: npu.smi
     source: str
     judge: Callable[[Context], CheckResult]
-    is_about_cards: bool = False  # skipped for cpu, and where nothing hints at a card
+    is_about_cards: bool = False  # skipped for cpu, and if there is no sign of a card
     level: int = 0  # the level from which its facts are collected
     required_for: frozenset[str] = frozenset()  # with --for one of these, unknown means: cannot tell
 
 
 def message(name: str, /, **args: object) -> Message:
-    """`area.name` of the catalogue `check_area`; a name without an area is one of the runner's own, in `checks`."""
+    """The message `area.name` of the catalogue `check_area`; a name without an area is one of the runner's, in
+    `checks`.
+    """
     area, _, rest = name.rpartition(".")
     return Message(f"check_{area}.{rest}" if area else f"checks.{name}", args)
 
 
 def ok(name: str, /, *evidence: Evidence, **args: object) -> CheckResult:
-    """All is well."""
+    """A passed check."""
     return CheckResult(Status.OK, message(name, **args), None, evidence)
 
 
 def warn(name: str, /, *evidence: Evidence, fix: Fix | None = None, **args: object) -> CheckResult:
-    """Worth knowing."""
+    """A warning."""
     return CheckResult(Status.WARN, message(name, **args), fix, evidence)
 
 
 def fail(name: str, /, *evidence: Evidence, fix: Fix | None = None, **args: object) -> CheckResult:
-    """A problem, with what mends it."""
+    """A failure, with its fix."""
     return CheckResult(Status.FAIL, message(name, **args), fix, evidence)
 
 
-def unsure(name: str, /, *evidence: Evidence, fix: Fix | None = None, **args: object) -> CheckResult:
-    """Could not tell."""
+def unknown(name: str, /, *evidence: Evidence, fix: Fix | None = None, **args: object) -> CheckResult:
+    """An unknown result."""
     return CheckResult(Status.UNKNOWN, message(name, **args), fix, evidence)
 
 
 def skip(name: str, /, *evidence: Evidence, **args: object) -> CheckResult:
-    """Does not apply."""
+    """A check that does not apply."""
     return CheckResult(Status.SKIP, message(name, **args), None, evidence)
 
 
 def unread(cards: Mapping[Any, Evidence]) -> CheckResult | None:
-    """Unknown for the cards of which nothing could be read, each with the line that says why; None for no card."""
-    return unsure("cards-unread", *cards.values(), cards=tuple(cards)) if cards else None
+    """Unknown for the cards that could not be read, each with the line that gives the reason; None without any."""
+    return unknown("cards-unread", *cards.values(), cards=tuple(cards)) if cards else None
 
 
 def worst(outcomes: Iterable[CheckResult | None], *, otherwise: CheckResult) -> CheckResult:
-    """The verdict of a check over several cards: as grave as the gravest outcome, with what each of them says.
+    """The combined result of a check over several cards: as severe as the worst outcome.
 
-    No outcome hides another: all that fail, warn or could not be judged are reported with their fixes, the gravest
-    first. Without any of these it is `otherwise`, unless an outcome was left to another check.
+    All failures, warnings and unknowns are reported with their fixes, worst first. Without any of these it is
+    `otherwise`, unless an outcome was left to another check.
     """
     found = sorted(filter(None, outcomes), key=lambda verdict: WORST_FIRST.index(verdict.status))
     bad = [verdict for verdict in found if verdict.status in PROBLEMS]
-    problems = [verdict for place, verdict in enumerate(bad) if verdict.says not in [item.says for item in bad[:place]]]
+    problems = [verdict for at, verdict in enumerate(bad) if verdict.says not in [item.says for item in bad[:at]]]
     if not problems:
         return next((verdict for verdict in found if verdict.status is Status.SKIP), otherwise)
     return functools.reduce(_joined, problems)
 
 
 def _joined(first: CheckResult, other: CheckResult) -> CheckResult:
-    """Two outcomes as one; of their lines in turn, as only the first ones are shown."""
+    """Two outcomes as one; their evidence alternates, because only the first lines are shown."""
     lines = itertools.chain.from_iterable(itertools.zip_longest(first.evidence, other.evidence))
     says = message("both", first=first.says, other=other.says)
     fixes = [verdict.fix for verdict in (first, other) if verdict.fix]
@@ -152,12 +154,12 @@ def fix_for(
     done_when: tuple[Condition, ...] = (),
     **args: object,
 ) -> Fix:
-    """A fix; the sentence of `fix_for("area.name")` has the key `fix-name` in the catalogue `check_area`."""
+    """A fix; the message of `fix_for("area.name")` has the key `fix-name` in the catalogue `check_area`."""
     area, dot, rest = name.rpartition(".")
     says = message(f"{area}{dot}fix-{rest}", **args)
     return Fix(says, commands, is_dangerous, is_automatic, needs_root, undo, done_when)
 
 
 def title(check_id: str) -> Message:
-    """The name of a check for people."""
+    """The title of a check."""
     return message(f"{CATALOGUES[check_id.partition('.')[0]]}.title-{check_id.replace('.', '-')}")

@@ -1,10 +1,10 @@
-"""Ray: does the cluster have the cards, can what waits ever run, what did an earlier one leave behind."""
+"""Checks of Ray: whether the cluster has the cards, whether waiting demands can ever run, remains of an earlier one."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unsure, warn
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unknown, warn
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from npuenv.facts.ray.status import Demand, Status, Trouble
 
 _NOSET = "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"
-_NO_WORDS = ("0", "false", "no", "off")
-# /session_2026-11-21_02-17-05_908845_12345 and /sockets/plasma_store follow; a socket's path has 107 bytes at most.
+_FALSE_VALUES = ("0", "false", "no", "off")
+# /session_2026-11-21_02-17-05_908845_12345 and /sockets/plasma_store follow; a socket path is limited to 107 bytes.
 _FOLDER_AT_MOST = 107 - 1 - 40 - 21
 _FULL = 0.95  # Ray's local_fs_capacity_threshold: above it no object is written to disk any more
-_TMP_GOOD_KIB = 2 << 20  # below this `machine.tmp` speaks
+_TMP_GOOD_KIB = 2 << 20  # below this `machine.tmp` reports it
 _CPUS_OF_VERL = 3.0  # a bundle of verl from 0.6 on; up to 0.5 it is 1, from 0.9 on it can be set
 _SERVERS = ("raylet", "gcs_server")
 
@@ -30,7 +30,7 @@ def _ray(context: Context) -> str | None:
 
 
 def _chips(context: Context) -> int:
-    """The chips that Ray would count: the device nodes, or fewer where the session names some of them."""
+    """The chips that Ray would count: the device nodes, or fewer if the session selects some."""
     nodes = context.facts.npu.nodes.value
     here = len(nodes.cards) if nodes else 0
     named = (context.facts.environment.value or {}).get("ASCEND_RT_VISIBLE_DEVICES")
@@ -43,19 +43,19 @@ def _status(context: Context) -> Status | None:
     value = context.facts.ray.status.value
     if value is None:
         return None
-    from npuenv.facts.ray.status import Status  # its parser is spared where no cluster is
+    from npuenv.facts.ray.status import Status  # its parser is not needed without a cluster
 
     return value if isinstance(value, Status) else None
 
 
 def _runs_here(context: Context) -> bool | None:
-    """Whether a Ray node runs on this machine; None where the processes are not known."""
+    """Whether a Ray node runs on this machine; None if the processes are unknown."""
     found = context.facts.machine.processes.value
     return None if found is None else any(item.name in _SERVERS and not item.is_zombie for item in found.ours)
 
 
 def _address(context: Context) -> CheckResult:
-    """An address leads to a cluster only where a node of it runs here; else `ray.init` waits for nobody."""
+    """An address must belong to a cluster with a node on this machine; else `ray.init` waits for nothing."""
     address = context.facts.ray.address
     if address.value is None:
         return skip("ray.no-address")
@@ -70,7 +70,7 @@ def _address(context: Context) -> CheckResult:
 
 
 def _answers(context: Context) -> CheckResult:
-    """Each refusal has its own fix; nobody there is the business of `ray.address` where no node runs here."""
+    """Each refusal has its own fix; `ray.address` reports a missing cluster if no node runs here."""
     value = context.facts.ray.status.value
     if value is None:
         return skip("ray.no-address")
@@ -104,11 +104,11 @@ def _npu(context: Context) -> CheckResult:
         return skip("ray.no-status")
     chips, npus, gpus = _chips(context), status.total("NPU"), status.total("GPU")
     if npus is None:
-        return unsure("ray.resource-unknown", name="NPU")
+        return unknown("ray.resource-unknown", name="NPU")
     if npus:
         return ok("ray.npu-ok", npus=f"{npus:g}", nodes=_nodes(status))
     if not chips and context.framework not in NPU_FRAMEWORKS:
-        return skip("no-nodes")  # a cluster of a machine without NPUs may well have GPUs
+        return skip("no-nodes")  # a cluster without NPUs may have GPUs
     fix = fix_for("ray.npu", ("ray", "start", "--head", f'--resources={{"NPU": {chips or 8}}}'), chips=chips)
     if gpus:
         return fail("ray.npu-gpu", fix=fix, gpus=f"{gpus:g}")
@@ -116,13 +116,13 @@ def _npu(context: Context) -> CheckResult:
 
 
 def _gpu(context: Context) -> CheckResult:
-    """With `--num-gpus` Ray up to 2.48 registers both; from 2.49 on one of them, by the chance of a hash."""
+    """With `--num-gpus` Ray up to 2.48 registers both; from 2.49 on one of them, depending on a hash."""
     status = _status(context)
     if status is None:
         return skip("ray.no-status")
     npus, gpus = status.total("NPU"), status.total("GPU")
     if npus is None or gpus is None:
-        return unsure("ray.resource-unknown", name="GPU" if gpus is None else "NPU")
+        return unknown("ray.resource-unknown", name="GPU" if gpus is None else "NPU")
     if gpus and not npus:
         return skip("ray.because-npu")
     if not gpus:
@@ -131,13 +131,13 @@ def _gpu(context: Context) -> CheckResult:
 
 
 def _count(context: Context) -> CheckResult:
-    """A node that joined with fewer cards than it has does so without a word."""
+    """A node that joins with too few cards does so silently."""
     status, chips = _status(context), _chips(context)
     npus = status.total("NPU") if status else 0.0
     if status is None or npus == 0 or not chips or status.nodes == 0:
         return skip("ray.no-status")
     if npus is None or status.nodes is None:
-        return unsure("ray.resource-unknown", name="NPU")
+        return unknown("ray.resource-unknown", name="NPU")
     expected = status.nodes * chips
     if npus == expected:
         return ok("ray.count-ok", npus=f"{npus:g}", nodes=status.nodes)
@@ -148,7 +148,7 @@ def _count(context: Context) -> CheckResult:
 
 
 def _demands(context: Context) -> CheckResult:
-    """What waits because others are at work will run; what is larger than a node or the cluster never will."""
+    """Demands that wait for other jobs will run; those larger than a node or the cluster never will."""
     status = _status(context)
     if status is None:
         return skip("ray.no-status")
@@ -164,14 +164,14 @@ def _demands(context: Context) -> CheckResult:
         fix = fix_for("ray.demand-idle", ("ray", "list", "nodes"))
         return warn("ray.demand-idle", line, *context.facts.ray.status.evidence[:1], fix=fix, demand=idle.line)
     if not status.has_all_demands or not all(_can_tell(demand, status) for demand in status.demands):
-        return unsure("ray.demands-unknown")
+        return unknown("ray.demands-unknown")
     return ok("ray.demands-ok", count=len(status.demands))
 
 
 def _fits_now(demand: Demand, status: Status) -> bool:
-    """Whether what nobody uses would do: then it waits for a node that is dead, or cannot start a worker.
+    """Whether the unused resources suffice: then the demand waits for a dead node, or no worker can start.
 
-    Of several nodes nobody knows what is free on each, unless all of it is.
+    With several nodes the free resources of each are unknown, unless everything is free.
     """
     rows = {item.name: item for item in status.resources}
     if status.nodes != 1 and any(rows[name].used for name in demand.names if name in rows):
@@ -181,17 +181,17 @@ def _fits_now(demand: Demand, status: Status) -> bool:
 
 
 def _can_tell(demand: Demand, status: Status) -> bool:
-    """Whether there is a total of all that a demand asks for; Ray shows none of the names that it adds by itself."""
+    """Whether the cluster reports totals of all demanded resources; Ray hides the names that it adds by itself."""
     return all(":" in name or status.total(name) is not None for name in demand.names)
 
 
 def _never(context: Context, demand: Demand, status: Status) -> UnsatisfiableDemand | None:
-    """Why a demand can never run, even on an idle cluster; None when it all fits, or nobody can tell."""
+    """Why a demand can never run, even on an idle cluster; None if it fits, or if it is unknown."""
     from npuenv.facts.ray.placement import unsatisfiable_demand
 
     totals = {item.name: item.total for item in status.resources}
     nodes, count = [], status.nodes
-    # With as many cards as that many of this machine, the nodes are alike, and each has its share of the whole.
+    # If the total is a multiple of this machine's cards, all nodes have the same number.
     if count and (count == 1 or totals.get("NPU") == count * _chips(context)):
         nodes = [{name: total / count for name, total in totals.items()}] * count
     return unsatisfiable_demand(demand, status.total, nodes, count)
@@ -209,7 +209,7 @@ def _never_told(context: Context, demand: Demand, short: UnsatisfiableDemand, st
 
 
 def _cpus(context: Context) -> CheckResult:
-    """Too few processors look exactly like missing cards: everything waits without an end. Ray's own count decides."""
+    """Too few CPUs look exactly like missing cards: everything waits forever. Ray's own count decides."""
     facts = context.facts
     cpus, chips, status = facts.machine.cpus.value, _chips(context), _status(context)
     evidence = (*facts.machine.cpus.evidence, *facts.npu.nodes.evidence)
@@ -221,7 +221,7 @@ def _cpus(context: Context) -> CheckResult:
         if npus:
             cpus, chips, evidence = status.total("CPU"), int(npus), facts.ray.status.evidence[:1]
         if npus is None or (npus and cpus is None):
-            return unsure("ray.resource-unknown", *facts.ray.status.evidence[:1], name="CPU" if npus else "NPU")
+            return unknown("ray.resource-unknown", *facts.ray.status.evidence[:1], name="CPU" if npus else "NPU")
     python = facts.python.interpreter.value
     if cpus is None or not chips:
         return skip("no-nodes")
@@ -247,7 +247,7 @@ def _takes_three(verl: str | None, framework: str | None) -> bool:
     try:
         return versions.accepts(">=0.6,<0.9", verl)
     except BadInput:
-        return False  # a version of the user's own making says nothing
+        return False  # a custom version is inconclusive
 
 
 def _folder(context: Context) -> CheckResult:
@@ -274,10 +274,10 @@ def _length(context: Context) -> CheckResult:
 
 
 def _disk(context: Context) -> CheckResult:
-    """On a disk this full Ray writes no object any more, however much is left."""
+    """On a disk this full Ray writes no more objects, however much space is left."""
     folder = context.facts.ray.session_disk.value
     if folder is None and _ray(context) is not None:
-        folder = context.facts.machine.tmp.value  # where it will be once Ray runs
+        folder = context.facts.machine.tmp.value  # its location once Ray runs
     if folder is None or not folder.size_kib:
         return skip("ray.no-session")
     share = 1 - folder.free_kib / folder.size_kib
@@ -289,17 +289,17 @@ def _disk(context: Context) -> CheckResult:
 
 
 def _noset(context: Context) -> CheckResult:
-    """ROLL sets it for its own workers; in the shell it takes from vLLM's workers the one card that each expects."""
+    """ROLL sets it for its own workers; in the shell it hides from vLLM's workers the one card that each expects."""
     value = (context.facts.environment.value or {}).get(_NOSET)
     if value is None:
         return ok("ray.noset-unset")
     line = Evidence("environment", f"{_NOSET}={value}")
     ray = _ray(context)
-    if value.lower() in _NO_WORDS and ray is not None and versions.accepts("<=2.41.0", ray):
+    if value.lower() in _FALSE_VALUES and ray is not None and versions.accepts("<=2.41.0", ray):
         return warn(
             "ray.noset-word", line, fix=fix_for("ray.noset", ("unset", _NOSET)), name=_NOSET, value=value, ray=ray
         )
-    if value and value.lower() not in _NO_WORDS and context.framework == "vllm-ascend":
+    if value and value.lower() not in _FALSE_VALUES and context.framework == "vllm-ascend":
         return warn("ray.noset-on", line, fix=fix_for("ray.noset", ("unset", _NOSET)), name=_NOSET, value=value)
     return ok("ray.noset-ok", line, name=_NOSET, value=value)
 

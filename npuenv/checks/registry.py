@@ -1,4 +1,4 @@
-"""All checks, in the order in which a person would look: machine, cards, driver, CANN, Python, session, network."""
+"""All checks, in the order in which a person would check: machine, cards, driver, CANN, Python, session, network."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Runs the declared checks over facts and sums them up. Start from `check_all` and `exit_code`."""
+"""Runs the declared checks over facts and summarises them."""
 
 from __future__ import annotations
 
 import traceback
 from typing import TYPE_CHECKING
 
-from npuenv.checks.autofix import declared
-from npuenv.checks.base import Check, CheckResult, Context, skip, unsure
+from npuenv.checks.autofix import mark_automatic
+from npuenv.checks.base import Check, CheckResult, Context, skip, unknown
 from npuenv.checks.npu.listed import has_sign_of_cards
 from npuenv.checks.registry import CHECKS
 from npuenv.core.errors import ExitCode
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from npuenv.resolve.types import Stack
 
 _EVIDENCE_AT_MOST = 6
-# Facts that are unknown whenever the first one is, and the check that reports it: the others say only "because of it".
+# Facts that are unknown whenever the first one is, and the check that reports it; the others only refer to it.
 REPORTED_BY = {"python.interpreter": "python.found", "cann.toolkit": "cann.found"}
 _OF_CARDS = ("cards", "devices", "driver", "network")
 
@@ -46,14 +46,14 @@ def check_all(
 
 
 def by_severity(findings: Iterable[Finding]) -> list[Finding]:
-    """Failures first, then what is unknown, warnings, the rest; the order of declaration within each."""
+    """Failures first, then unknowns, warnings, the rest; within each in the order of declaration."""
     return sorted(findings, key=lambda finding: WORST_FIRST.index(finding.status))
 
 
 def exit_code(findings: Iterable[Finding], *, framework: str | None = None) -> ExitCode:
-    """1 when anything fails; else 3 when a check that the framework requires could not tell; else 0.
+    """1 if anything fails; else 3 if a check that the framework requires is unknown; else 0.
 
-    Without a framework, what any of them requires of the cards and their tools counts: where there are none it is
+    Without a framework, any framework's requirements of the cards and their tools count; without cards they are
     skipped.
     """
     required = {
@@ -89,17 +89,17 @@ def _judge(check: Check, context: Context, level: int, owners: Mapping[str, str]
         cause = next((owner for name in blind if (owner := _owner(context.facts, name, owners))), None)
         if cause is not None and cause != check.id:
             return skip("because", cause=cause)
-        return unsure("unknown-input", *_evidence(context.facts, blind), facts=tuple(blind))
+        return unknown("unknown-input", *_evidence(context.facts, blind), facts=tuple(blind))
     try:
         return check.judge(context)
-    except Exception as error:  # a check is our own code: its bug must not hide the findings of the others
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        line = f"{type(error).__name__}: {error} ({place.name}, line {place.lineno})"
-        return unsure("crashed", Evidence(check.id, line), check=check.id)
+    except Exception as error:  # a bug in a check must not hide the findings of the others
+        location = traceback.extract_tb(error.__traceback__)[-1]
+        line = f"{type(error).__name__}: {error} ({location.name}, line {location.lineno})"
+        return unknown("crashed", Evidence(check.id, line), check=check.id)
 
 
 def _owner(facts: Facts, name: str, owners: Mapping[str, str]) -> str | None:
-    """The check that reports why a fact is unknown: that of the fact itself, or of one with the very same evidence."""
+    """The check that reports why a fact is unknown: that of the fact itself, or of one with the same evidence."""
     here = facts.at(name)
     for fact, check in owners.items():
         first = facts.at(fact)
@@ -112,7 +112,7 @@ def _finding(check: Check, verdict: CheckResult, context: Context) -> Finding:
     evidence = verdict.evidence or _evidence(context.facts, check.reads)
     if verdict.status is Status.SKIP:
         evidence = verdict.evidence
-    fix = declared(verdict.fix, context, check.id)
+    fix = mark_automatic(verdict.fix, context, check.id)
     return Finding(check.id, verdict.status, verdict.says, evidence[:_EVIDENCE_AT_MOST], check.source, fix)
 
 

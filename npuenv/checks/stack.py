@@ -1,6 +1,6 @@
-"""What `--stack NAME` adds: CANN, Python and the session's settings against those of the named stack.
+"""The checks of `--stack NAME`: CANN, Python and the session's settings against those of the named stack.
 
-The installed packages against its pins are `python.stack`; architecture and chips decide whether there is such a stack.
+`python.stack` compares the installed packages with its pins; architecture and chips decide whether the stack exists.
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, unsure, warn
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, unknown, warn
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
 
-# The variables that a capture keeps; of others nothing can be said.
+# The variables that a capture stores; others are unknown.
 _SEEN = re.compile(r"(VLLM|HCCL|RAY|OMP|ASCEND|PYTORCH|TORCH|TASK|NPU)_\w+")
 
 
 def _cann(context: Context) -> CheckResult:
-    """Another release of CANN than the stack's was not published with it; another patch of it is worth knowing."""
+    """A CANN of another release than the stack's was not published with it; another patch gives a warning."""
     pin = context.stack.pin("cann") if context.stack else None
     cann = context.facts.cann.toolkit.value
     if context.stack is None or pin is None or cann is None:
@@ -28,7 +28,7 @@ def _cann(context: Context) -> CheckResult:
     try:
         has, wanted = versions.cann(cann.version), versions.cann(pin.version)
     except BadInput:
-        return unsure("stack.cann-unread", *evidence, **args)
+        return unknown("stack.cann-unread", *evidence, **args)
     if has == wanted:
         return ok("stack.cann-ok", *evidence, **args)
     fix = fix_for("stack.cann", ("npuenv", "resolve", context.stack.name, "--cann", cann.version), **args)
@@ -49,7 +49,7 @@ def _python(context: Context) -> CheckResult:
 
 
 def _settings(context: Context) -> CheckResult:
-    """The variables that the stack is published with. What its environment's activation script sets is not set here."""
+    """The variables that the stack is published with, except those that its environment's activation script sets."""
     environment = context.facts.environment.value or {}
     wanted = {
         name: value for name, value in (context.stack.env if context.stack else {}).items() if _SEEN.fullmatch(name)

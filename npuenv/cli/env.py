@@ -14,7 +14,16 @@ from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say, visible
 from npuenv.facts.manifest import DAMAGED, describe
 from npuenv.host.local import LocalHost
-from npuenv.install.environments import Kept, clear, environments, find, left_over, remains, remove, size_mib
+from npuenv.install.environments import (
+    EnvironmentEntry,
+    clear,
+    environments,
+    find,
+    left_over,
+    remains,
+    remove,
+    size_mib,
+)
 from npuenv.install.locations import data_folder
 from npuenv.lock.make import find_uv
 
@@ -138,7 +147,7 @@ def _prune_cache(ui: Ui, host: Host) -> None:
     ui.say(Message("install.cache-pruned", {"said": last[0]}))
 
 
-def _row(kept: Kept) -> dict[str, object]:
+def _row(kept: EnvironmentEntry) -> dict[str, object]:
     return {**kept.described.as_json(), "role": kept.role, "is_proven": kept.described.is_proven}
 
 
@@ -147,7 +156,7 @@ def _show(text: str) -> None:
     click.echo(visible.clean(text))
 
 
-def _table(ui: Ui, found: tuple[Kept, ...]) -> None:
+def _table(ui: Ui, found: tuple[EnvironmentEntry, ...]) -> None:
     """A table where it fits, else a few lines for each environment: no word is ever broken."""
     from rich.table import Table
 
@@ -170,7 +179,7 @@ def _table(ui: Ui, found: tuple[Kept, ...]) -> None:
             console.print(visible.clean(line), overflow="ignore", crop=False)
 
 
-def _states(ui: Ui, kept: Kept) -> tuple[str, str]:
+def _states(ui: Ui, kept: EnvironmentEntry) -> tuple[str, str]:
     """Its place among those of its stack, and how far it is, in words."""
     keys = (f"install.role-{kept.role or 'none'}", f"install.status-{kept.described.status}")
     role, status = (Message(key) for key in keys)
@@ -178,7 +187,7 @@ def _states(ui: Ui, kept: Kept) -> tuple[str, str]:
     return say(role, ui.lang), say(status, ui.lang) if is_known else kept.described.status
 
 
-def _verified(ui: Ui, kept: Kept) -> str:
+def _verified(ui: Ui, kept: EnvironmentEntry) -> str:
     seen = kept.described.verified
     if not kept.described.is_proven or seen is None:
         return say(Message("install.never-verified"), ui.lang)

@@ -1,4 +1,4 @@
-"""One reader of JSON that others wrote. Start from `loads` and `load_file`.
+"""One reader of JSON that others wrote.
 
 Refuses what Python's reader takes but its users fail on: NaN, numbers without end, hundreds of levels, endless files.
 """

@@ -1,4 +1,4 @@
-"""One TOML reader for all supported Pythons. Start from `loads` and `load_file`.
+"""One TOML reader for all supported Pythons.
 
 tomli also where the standard library has the same reader: its wheels are compiled, and read in a third of the
 time.

@@ -1,9 +1,8 @@
 """The order of CANN, driver and firmware versions, and a bridge to `packaging` for Python ones.
 
 CANN and driver numbers are not PEP 440: `8.5.0.B160` reads as a beta below 8.5.0 there, and `8.0.RC3.alpha003` does not
-read at all. Start from `cann`, `driver`, `firmware` (each gives a comparable `Version`), `python_version` and
-`accepts`.
-Nothing here knows which versions fit together; that is `npuenv.matrix`.
+read at all. `cann`, `driver` and `firmware` each give a comparable `Version`. Nothing here knows which versions fit
+together; that is `npuenv.matrix`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Everything a doctor wants to know about one host, asked once and in order. Start from `collect`.
+"""Everything a doctor wants to know about one host, asked once and in order.
 
 Commands on one host run one after the other, each with a timeout: some of the tools refuse to run twice at a time.
 """

@@ -1,4 +1,4 @@
-"""Asks a host for facts under the rules of a level. Start from `Asker` and `not_asked`."""
+"""Asks a host for facts under the rules of a level."""
 
 from __future__ import annotations
 

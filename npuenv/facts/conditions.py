@@ -1,4 +1,4 @@
-"""Answers to single conditions of a plan: one `Condition`, one `Fact`. Start from `ask`.
+"""Answers to single conditions of a plan: one `Condition`, one `Fact`.
 
 An answer of `known` with another value, or `absent`, means the condition does not hold; `unknown`: nobody could tell.
 """

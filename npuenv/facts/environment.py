@@ -1,4 +1,4 @@
-"""Facts about an environment that npuenv made. Start from `ask_environment`.
+"""Facts about an environment that npuenv made.
 
 The environment's own inspector program (`npuenv.install.env_verifier`, copied into it) does the looking. Facts:
 

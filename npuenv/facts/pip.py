@@ -1,4 +1,4 @@
-"""What the user configured for pip, each setting with the place it comes from. Start from `pip_settings` and `for_uv`.
+"""What the user configured for pip, each setting with the place it comes from.
 
 The reader follows pip's own rules (files in the order global, user, site, PIP_CONFIG_FILE; then sections `[global]`,
 `[install]`; then PIP_* variables; empty values do not count), so that a machine set up for pip needs no second set-up.

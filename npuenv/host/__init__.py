@@ -1,1 +1,1 @@
-"""The seam to a machine: the only package that runs programs or touches files of a host."""
+"""The interface to a machine: the only package that runs programs or touches files of a host."""

@@ -1,8 +1,8 @@
-"""A long-running program on this machine whose output goes to a file: started, watched, interrupted.
+"""Runs a long-running program on this machine with its output in a file; it can be polled and interrupted.
 
-For short questions use `Host.run`. The child has a process group of its own, so that Ctrl-C reaches it only through
-`interrupt`, and nothing it started outlives `stop` but what only another user may end. Its group ends with us, too,
-where we are killed.
+For short commands use `Host.run`. The child has its own process group, so that Ctrl-C reaches it only through
+`interrupt`, and `stop` leaves nothing of it running but what only another user may end. The group also ends if this
+process is killed.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.02
 _SUDO = "sudo"
-_SUDO_S = 10.0  # sudo may ask a directory in the network who we are
+_SUDO_S = 10.0  # sudo may look up the user in a network directory
 
 
 class Running:
-    """A started program. Use as a context manager: leaving it stops the whole process group, whatever happened.
+    """A started program. Use as a context manager: leaving it stops the complete process group in any case.
 
-    What sudo started is stopped through sudo, which never asks for a password here. Where it refuses, the program goes
-    on: then `poll` still gives None after `interrupt` and `stop`.
+    Programs started through sudo are stopped through sudo, which never asks for a password here. If it refuses, the
+    program continues: then `poll` still returns None after `interrupt` and `stop`.
 
-    `keep` are descriptors that the program inherits, such as a lock that is to be held as long as it works.
+    `keep` are descriptors that the program inherits, such as a lock to be held as long as it runs.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Running:
         keep: Sequence[int] = (),
     ) -> None:
         self._is_of_sudo = argv[0] == _SUDO
-        self._is_beyond_us = False  # nothing but another user's processes is in the group, and sudo does not help
+        self._is_beyond_us = False  # the group contains only another user's processes, and sudo does not help
         self._guard = Guard()
         environ = {name: value for name, value in os.environ.items() if name not in unset} | dict(env)
         with log.open("ab") as sink, undisturbed():
@@ -72,27 +72,27 @@ class Running:
     def poll(self) -> int | None:
         """The exit code, or None while it runs.
 
-        `Popen` asks for the code under a lock, which an interrupt at the wrong moment would leave locked for ever.
+        `Popen` reads the code under a lock, which an interrupt at the wrong moment would leave locked forever.
         """
         with undisturbed():
             return self._process.poll()
 
     def wait(self, timeout_s: float) -> int | None:
-        """The exit code, or None when it still runs after `timeout_s`."""
+        """The exit code, or None if it still runs after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while (code := self.poll()) is None and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(left, _POLL_S))
         return code
 
     def interrupt(self, grace_s: float = 5.0) -> None:
-        """Asks it to end as Ctrl-C would, waits, and stops it if it does not."""
+        """Sends SIGINT like Ctrl-C, waits, and stops the program if it does not end."""
         if not self._signal(signal.SIGINT) or self.wait(grace_s) is None:
             self.stop()
 
     def stop(self) -> None:
-        """Ends the whole process group and all descendants: terminate, then kill after two seconds.
+        """Ends the complete process group and all descendants: SIGTERM, then SIGKILL after two seconds.
 
-        Harmless when all have ended. A signal that comes meanwhile has its effect afterwards.
+        Harmless if all have ended. A signal that arrives meanwhile takes effect afterwards.
         """
         with undisturbed():
             self._stop()
@@ -108,7 +108,7 @@ class Running:
         killed = []
         for stray in strays:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                stray.kill()  # psutil compares the start time first: a number in use again is left alone
+                stray.kill()  # psutil compares the start time first: a reused number is left alone
                 killed.append(stray)
         psutil.wait_procs(killed, timeout=2.0)
         self._guard.end()
@@ -122,19 +122,19 @@ class Running:
         self.stop()
 
     def __del__(self) -> None:
-        # An interrupt can fall between the start and the `with`; then nobody else would stop it.
+        # An interrupt can arrive between the start and the `with`; then nothing else would stop the program.
         process = getattr(self, "_process", None)
         if process is not None and process.returncode is None:
             self.stop()
 
     def _strays(self) -> list[psutil.Process]:
-        """What left the process group: descendants, and what stayed in the session after its parent ended.
+        """Processes outside of the group: descendants, and those that stayed in the session after their parent ended.
 
-        A daemon that Ray starts makes a group of its own and outlives its parent; the session still tells whose it is.
+        A daemon that Ray starts creates its own group and outlives its parent, but stays in the session.
         """
         strays = {each.pid: each for each in self._descendants()}
         for pid in psutil.pids():
-            # The first process of the session is known; where that number lives on after its end, it is another's.
+            # The first process of the session is known; if its number is reused later, it belongs to another.
             if pid in strays or pid == self._process.pid or not self._is_of_session(pid):
                 continue
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -154,17 +154,17 @@ class Running:
         return strays
 
     def _is_of_session(self, pid: int) -> bool:
-        """Whether a process is of the session that was made for the program, and no longer of its group."""
+        """Whether a process is in the session that was created for the program, and no longer in its group."""
         own = self._process.pid
         if self._process.returncode is not None and psutil.pid_exists(own):
-            return False  # the number is in use again: the kernel gives it out once the whole session has ended
+            return False  # the number was reused: the kernel does that only once the complete session has ended
         try:
             return os.getsid(pid) == own and os.getpgid(pid) != own
         except (ProcessLookupError, PermissionError):
             return False
 
     def _signal(self, number: signal.Signals) -> bool:
-        """Sends it to the whole group, if there still is one; False where nobody in it takes signals from us."""
+        """Sends a signal to the complete group, if it exists; False if none of it accepts signals from this user."""
         if self._is_beyond_us:
             return False
         with contextlib.suppress(ProcessLookupError):
@@ -179,7 +179,7 @@ def _sent_by_sudo(group: int, number: signal.Signals) -> bool:
     argv = (_SUDO, "-n", "kill", "-s", number.name.removeprefix("SIG"), "--", f"-{group}")
     null = subprocess.DEVNULL
     try:
-        # Not `run`, which would kill at the time's end what cannot be killed, and wait for it.
+        # Not `run`, which on timeout would kill what cannot be killed, and wait for it.
         return subprocess.Popen(argv, stdin=null, stdout=null, stderr=null).wait(_SUDO_S) == 0
     except (OSError, subprocess.TimeoutExpired):
         return False

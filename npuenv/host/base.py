@@ -1,6 +1,6 @@
-"""What every host can be asked: this machine, a recorded one, later one behind ssh.
+"""The interface of a host: this machine or a recorded one.
 
-Nothing here interprets what a command printed; that is the work of `npuenv.facts`.
+Nothing here interprets the output of a command; that is the task of `npuenv.facts`.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a command did."""
+    """The result of a command."""
 
     argv: tuple[str, ...]
-    code: int | None  # None: there is no such program, or it ran out of time
+    code: int | None  # None: there is no such program, or it timed out
     out: str
     err: str
     timed_out: bool = False
 
     @property
     def is_absent(self) -> bool:
-        """True when there is no such program on the host."""
+        """Whether the program does not exist on the host."""
         return self.code is None and not self.timed_out
 
 
 class PathState(enum.Enum):
-    """What a path turned out to be."""
+    """The kind of a path."""
 
     FILE = "file"
     FOLDER = "folder"
     DEVICE = "device"
     OTHER = "other"
     ABSENT = "absent"
-    UNREADABLE = "unreadable"  # it is there, or may be, but could not be looked at
+    UNREADABLE = "unreadable"  # it exists, or may, but could not be read
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What looking at a path gave. `text` is a file's content, `names` a folder's sorted entries; else empty."""
+    """The result of reading a path. `text` is a file's content, `names` a folder's sorted entries; else empty."""
 
     path: str
     state: PathState
@@ -53,13 +53,13 @@ class Looked:
 
 
 class Host(Protocol):
-    """A machine that can be looked at. Recorded hosts raise `NotRecorded` for what was never asked of them."""
+    """A machine that can be inspected. Recorded hosts raise `NotRecorded` for anything that was not recorded."""
 
     @property
     def name(self) -> str: ...
 
     def run(self, argv: Sequence[str], *, timeout_s: float = 10.0, env: Mapping[str, str] | None = None) -> Ran:
-        """Runs a program without a shell. `env` adds to the host's environment."""
+        """Runs a program without a shell. `env` is added to the host's environment."""
         ...
 
     def look(self, path: str) -> Looked:
@@ -72,4 +72,4 @@ class Host(Protocol):
 
 
 class NotRecorded(Exception):
-    """A recorded host was asked something that its capture does not hold; it never answers "no" instead."""
+    """A recorded host lacks the answer to a query; it never answers "no" instead."""

@@ -1,7 +1,7 @@
-"""A few standard programs answered without a process: same words, same lines as the programs print them.
+"""Answers a few standard programs without a process, with the same output as the programs.
 
-Starting a process costs milliseconds each, and the doctor's lowest level runs none at all. `answer` gives None for
-words it does not know exactly; then the real program is run. Captures hold the answers like those of any command.
+Starting a process costs milliseconds, and the doctor's lowest level runs none at all. `answer` returns None for
+arguments it does not know exactly; then the real program is run. Captures hold the answers like those of any command.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 WORDS = ("-eo", "pid,ppid,stat,comm")
-_AT_MOST = 5000  # a table is for looking at, not for counting every thread of a farm
+_AT_MOST = 5000  # the table is for reading, not for counting every thread
 
 
 def table() -> str:
-    """One row per process by number, at most 5000; those that end while it is read are left out."""
+    """One row per process by number, at most 5000; those that end during the reading are left out."""
     numbers = sorted(int(name) for name in os.listdir("/proc") if name.isdecimal())
     rows = (_row(number) for number in numbers[:_AT_MOST])
     return "    PID    PPID STAT COMMAND\n" + "".join(row for row in rows if row is not None)
@@ -64,7 +64,7 @@ _DATE = "+%Y-%m-%dT%H:%M:%SZ"
 
 
 def is_answered(argv: Sequence[str]) -> bool:
-    """Whether these words are answered here, so that no program runs for them."""
+    """Whether this command is answered here without running a program."""
     if not argv or argv[0] not in _ANSWERS:
         return False
     words = _ONLY_WITH.get(argv[0], ())
@@ -72,7 +72,7 @@ def is_answered(argv: Sequence[str]) -> bool:
 
 
 def answer(argv: Sequence[str]) -> Ran | None:
-    """What the program would print; None where these words need the real one."""
+    """The output of the program; None if the real one has to run."""
     ask = _ANSWERS.get(argv[0]) if argv else None
     if ask is None:
         return None
@@ -101,7 +101,7 @@ def _nproc(words: tuple[str, ...]) -> str | None:
 
 
 def _getconf(words: tuple[str, ...]) -> str | None:
-    """`glibc 2.36`; None where the C library is another one."""
+    """`glibc 2.36`; None for another C library."""
     if words != ("GNU_LIBC_VERSION",):
         return None
     name, version = platform.libc_ver()
@@ -117,7 +117,7 @@ def _readlink(words: tuple[str, ...]) -> str | None:
 
 
 def _sha256sum(words: tuple[str, ...]) -> str | None:
-    """Of one small file; a large one, whose reading takes long, is left to the program and its time limit."""
+    """Of one small file; a large one, which takes long, is left to the program and its time limit."""
     if len(words) != 1 or not os.path.isfile(words[0]) or os.path.getsize(words[0]) > 1 << 20:
         return None
     with open(words[0], "rb") as file:
@@ -151,7 +151,7 @@ def _account() -> str:
 
 
 def _getent(words: tuple[str, ...]) -> str | int | None:
-    """`getent group NAME`, or its exit status for a name that is not there."""
+    """`getent group NAME`, or its exit status for an unknown name."""
     if len(words) != 2 or words[0] != "group":
         return None
     import grp
@@ -183,11 +183,11 @@ def _ps(words: tuple[str, ...]) -> str | None:
 
 
 def _df(words: tuple[str, ...]) -> str | None:
-    """`df -kP PATH` and `df -iP PATH`, as POSIX lays them out."""
+    """`df -kP PATH` and `df -iP PATH`, in the format of POSIX."""
     if len(words) != 2 or words[0] not in ("-kP", "-iP"):
         return None
     system = os.statvfs(words[1])
-    source, place = _mount_of(os.path.realpath(words[1]))
+    source, location = _mount_of(os.path.realpath(words[1]))
     if words[0] == "-iP":
         titles, total, free, left = "Inodes IUsed IFree IUse%", system.f_files, system.f_ffree, system.f_favail
     else:
@@ -196,22 +196,22 @@ def _df(words: tuple[str, ...]) -> str | None:
         total, free, left = (int(n * unit) for n in (system.f_blocks, system.f_bfree, system.f_bavail))
     used = total - free
     share = f"{math.ceil(100 * used / (used + left))}%" if used + left else "-"
-    return f"Filesystem {titles} Mounted on\n{source} {total} {used} {left} {share} {place}\n"
+    return f"Filesystem {titles} Mounted on\n{source} {total} {used} {left} {share} {location}\n"
 
 
 def _mount_of(path: str) -> tuple[str, str]:
-    """(source, place) of the mount that holds a path; ("-", "/") where the table cannot be read."""
+    """(source, mount point) of the mount of a path; ("-", "/") if the table cannot be read."""
     try:
         with open("/proc/self/mounts", encoding="utf-8", errors="replace") as file:
             rows = [line.split(" ") for line in file if line.count(" ") >= 5]
     except OSError:
-        return "-", "/"  # a machine without /proc; the figures come from the system call all the same
+        return "-", "/"  # without /proc; the figures come from a system call anyway
     holding = [row for row in rows if path == row[1] or path.startswith(row[1].rstrip("/") + "/")]
     best = max(holding, key=lambda row: len(row[1]), default=["-", "/"])
     return best[0], best[1]
 
 
-# Of these programs only some questions are answered here: those that start with these words.
+# Only some commands of these programs are answered here: those that start with these arguments.
 _ONLY_WITH: dict[str, tuple[str, ...]] = {
     "getent": ("group",),
     "test": ("-w",),
@@ -220,10 +220,10 @@ _ONLY_WITH: dict[str, tuple[str, ...]] = {
 }
 
 
-# Each gives what is printed, or an exit status with nothing printed, or None for words that it does not know.
+# Each returns the output, or an exit status without output, or None for arguments that it does not know.
 def _elf(words: tuple[str, ...]) -> str | None:
     """One JSON document about extension modules."""
-    from npuenv.host import shared_objects as elf  # only where such modules are: it brings pyelftools along
+    from npuenv.host import shared_objects as elf  # imported only if needed, because it imports pyelftools
 
     return elf.document(words)
 

@@ -1,6 +1,6 @@
-"""Programs that are started here leave nothing behind: see `undisturbed`, `end_group` and `Guard`.
+"""Cleans up child processes: see `undisturbed`, `end_group` and `Guard`.
 
-`npuenv.host.local` pays for its imports before anything runs, so those that cost something stand inside functions.
+`npuenv.host.local` needs its imports before anything runs, so the expensive ones are inside functions.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterator
 
-_KERNEL_S = 2.0  # for what was killed to be gone: one that hangs in a driver comes out of the kernel late, or never
+_KERNEL_S = 2.0  # for killed processes to disappear: one that hangs in a driver leaves the kernel late, or never
 _SHELL = "/bin/sh"
-# Each line is the list of the groups that run; the end of the input is the end of who wrote it.
+# Each line is the list of the running groups; the end of the input means that the writer has ended.
 _WATCH = (
     'trap "" HUP INT TERM; now=; while read -r line; do now=$line; done; for g in $now; do kill -s KILL -- "-$g"; done'
 )
@@ -25,9 +25,9 @@ _WATCH = (
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Holds back the signals that end this process while the block runs, and delivers them after it.
+    """Delays the signals that end this process until the end of the block.
 
-    Handlers and not a mask, which the started program would inherit. Only the main thread is ever interrupted.
+    With handlers instead of a mask, which the started program would inherit. Only the main thread is interrupted.
     """
     import threading
 
@@ -49,14 +49,14 @@ def undisturbed() -> Iterator[None]:
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Kills a child that leads a group, and whoever is in it, and waits for the child a while.
+    """Kills a child that leads a group, and the group, and waits for the child a while.
 
-    One that hangs in the kernel is left to it: its end would keep us waiting for ever.
+    A child that hangs in the kernel is abandoned: waiting for it would take forever.
     """
     import subprocess
 
-    # The group is gone when the program and its children ended by themselves; a group id is not reused while the
-    # leader is unreaped or members live.
+    # The group is gone if the program and its children ended by themselves; a group id is not reused while the leader
+    # is unreaped or members exist.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -64,38 +64,38 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 class Guard:
-    """Ends the groups that it holds where this process ends without doing so itself, as SIGKILL makes it.
+    """Kills the groups that it holds if this process is killed, for example by SIGKILL.
 
-    A shell beside us waits for the end of a pipe that only we hold open. It costs a fifth of a millisecond (measured),
-    where the kernel's own signal at a parent's death would need ctypes, and reaches the child alone and not its group.
+    A helper shell waits for the end of a pipe that only this process holds open. It costs a fifth of a millisecond
+    (measured); the kernel's parent-death signal would need ctypes, and reaches only the child and not its group.
     """
 
     def __init__(self) -> None:
         self._groups: list[int] = []
         self._lock = _thread.allocate_lock()
         self._owner = os.getpid()
-        self._shell = 0  # its number; 0: none runs
-        self._pipe = -1  # our end; -1: nothing has been held yet
+        self._shell = 0  # process id; 0: none runs
+        self._pipe = -1  # write end; -1: not opened yet
 
     def begin(self) -> None:
-        """Starts the shell if none runs: before a program is started, so that only a write is left for `hold`."""
-        # Without a shell or descriptors only SIGKILL leaves something behind.
+        """Starts the shell if none runs: before a program is started, so that `hold` only has to write."""
+        # Without a shell or descriptors only SIGKILL leaves processes behind.
         with self._lock, contextlib.suppress(OSError):
             if self._pipe < 0:
                 self._start()
 
     def hold(self, group: int) -> None:
-        """From here on a group does not outlive us."""
+        """Adds a group: it will not outlive this process."""
         self.begin()
         with self._lock, contextlib.suppress(OSError):
             self._groups.append(group)
             self._write()
 
     def release(self, group: int) -> None:
-        """It has ended: its number may be another's from now on."""
+        """Removes a group that has ended: its number may be reused."""
         with self._lock:
             self._groups.remove(group)
-            with contextlib.suppress(OSError):  # somebody has ended the shell: what runs here is no worse for it
+            with contextlib.suppress(OSError):  # the shell has been ended: the program here continues without it
                 self._write()
 
     def _start(self) -> None:
@@ -104,7 +104,7 @@ class Guard:
         nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_WRONLY, 0) for number in (1, 2)]
         actions = [(os.POSIX_SPAWN_DUP2, inner, 0), *nothing]
         try:
-            # In a group of its own: what ends us, such as Ctrl-C or `timeout`, is not meant for it.
+            # In its own group, because signals to this process, from Ctrl-C or `timeout`, are not for it.
             self._shell = os.posix_spawn(_SHELL, ["sh", "-c", _WATCH], {}, file_actions=actions, setpgroup=0)
         finally:
             os.close(inner)
@@ -113,7 +113,7 @@ class Guard:
         os.write(self._pipe, " ".join(map(str, self._groups)).encode() + b"\n")
 
     def end(self) -> None:
-        """Lets all groups go, and the shell with them."""
+        """Releases all groups, and ends the shell."""
         shell, pipe = self._shell, self._pipe
         self._shell, self._pipe = 0, -1
         if shell and self._owner == os.getpid():

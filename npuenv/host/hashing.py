@@ -1,4 +1,4 @@
-"""The hash of a file that lies here: `sha256_of`."""
+"""The sha256 of a local file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CHUNK = 1 << 20
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file's content, in hexadecimal digits. Raises OSError."""
+    """The sha256 of a file's content, in hexadecimal digits. Raises: OSError."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(_CHUNK):

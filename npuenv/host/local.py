@@ -1,4 +1,4 @@
-"""This machine as a host. Start from `LocalHost`; it runs programs and looks at paths, and interprets nothing."""
+"""This machine as a host: runs programs and reads paths, interprets nothing."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Mapping, Sequence
 
-MAX_BYTES = 1 << 20  # kept of a file, or of the two ends of an output stream; the rest is read and dropped
-_GRACE_S = 0.2  # how long to wait for the last output of a program that has ended but left its pipes to a child
+MAX_BYTES = 1 << 20  # stored of a file, or of the two ends of an output stream; the rest is read and dropped
+_GRACE_S = 0.2  # how long to wait for the last output of a program that has ended but whose child still holds its pipes
 
 
 class LocalHost:
-    """This machine. Programs run without a shell or input, in a group of their own that outlives neither them nor us.
+    """This machine. Programs run without a shell or input, in their own group that outlives neither them nor this
+    process.
 
-    `own` are questions that this process answers itself, by the first word of their argv: they print what a program of
-    that name would, so that a capture can replay them.
+    `own` answers commands in this process, by the first argument: they print the output of a program of that name, so
+    that a capture can replay them.
     """
 
     def __init__(self, own: Mapping[str, Callable[[Sequence[str]], str]] | None = None) -> None:
@@ -37,7 +38,7 @@ class LocalHost:
         return os.uname().nodename
 
     def run(self, argv: Sequence[str], *, timeout_s: float = 10.0, env: Mapping[str, str] | None = None) -> Ran:
-        """What the program did. Tools speak English: LC_ALL is C unless `env` says otherwise."""
+        """Runs a program. LC_ALL is C unless `env` sets it, so that tools print English."""
         if argv[0] in self._own:
             return Ran(tuple(argv), 0, self._own[argv[0]](argv), "")
         answered = builtin.answer(argv)
@@ -47,7 +48,7 @@ class LocalHost:
         why = _why_absent(argv[0], os.get_exec_path(environ))
         if why is not None:
             return Ran(tuple(argv), None, "", why)
-        import subprocess  # level 0 runs no program and is spared its 4 ms
+        import subprocess  # level 0 runs no program and saves the 4 ms
 
         process: subprocess.Popen[bytes] | None = None
         try:
@@ -79,7 +80,7 @@ class LocalHost:
             process.stderr.close()
 
     def look(self, path: str) -> Looked:
-        """The state of a path, links followed. A device is not opened: its permissions are asked."""
+        """The state of a path, following links. A device is not opened: only its permissions are checked."""
         try:
             mode = os.stat(path).st_mode
         except (FileNotFoundError, NotADirectoryError):
@@ -101,16 +102,16 @@ class LocalHost:
 
 
 def is_on_path(program: str, folders: Sequence[str]) -> bool:
-    """Whether a program lies in one of the folders that can be entered; a name with a slash is taken as it is.
+    """Whether a program is in one of the accessible folders; a name with a slash is used as it is.
 
-    A folder that cannot be entered makes execvp(3) refuse any name that no later folder has: no sign of the program.
+    An inaccessible folder makes execvp(3) refuse any name that no later folder has: that is no sign of the program.
     """
     return "/" in program or any(os.path.isfile(os.path.join(folder, program)) for folder in folders)
 
 
 def _why_absent(program: str, folders: Sequence[str]) -> str | None:
-    """The system's words for why there is no such program, found without the milliseconds of a process; None: there
-    is something of that name.
+    """The system's error for a missing program, found without the milliseconds of a process; None if there is something
+    of that name.
     """
     if not is_on_path(program, folders):
         return os.strerror(errno.ENOENT)
@@ -119,13 +120,13 @@ def _why_absent(program: str, folders: Sequence[str]) -> str | None:
             os.stat(program)
     except (FileNotFoundError, NotADirectoryError) as error:
         return error.strerror
-    except OSError:  # out of reach, or a loop of links: starting it says why
+    except OSError:  # not accessible, or a loop of links: starting it shows why
         pass
     return None
 
 
 def _refused(argv: tuple[str, ...], error: OSError) -> Ran:
-    """What did not start: absent where what its first line names is, else the shell's 126."""
+    """The result of a program that did not start: absent if its interpreter is, else the shell's 126."""
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return Ran(argv, None, "", error.strerror or "")
     return Ran(argv, 126, "", f"{argv[0]}: {error.strerror}")
@@ -149,7 +150,7 @@ def _look_at_folder(path: str, is_writable: bool) -> Looked:
 
 
 def _look_at_device(path: str, is_writable: bool) -> Looked:
-    # Opening an NPU node can tie the card to this container, so access(2) has to do; it also asks the device cgroup.
+    # Opening an NPU node can bind the card to this container, so access(2) has to do; it also checks the device cgroup.
     may = is_writable and os.access(path, os.R_OK)
     return Looked(path, PathState.DEVICE, error="" if may else os.strerror(errno.EACCES), is_writable=may)
 
@@ -162,18 +163,18 @@ def _finish(process: subprocess.Popen[bytes], argv: tuple[str, ...], timeout_s: 
     assert process.stdout is not None and process.stderr is not None
     streams: dict[IO[bytes], bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
     timed_out = not _drain(process, streams, time.monotonic() + timeout_s)
-    out, err = (_trimmed(kept).decode("utf-8", "replace") for kept in streams.values())
+    out, err = (_trimmed(size).decode("utf-8", "replace") for size in streams.values())
     return Ran(argv, None if timed_out else process.returncode, out, err, timed_out)
 
 
-def _trimmed(kept: bytearray) -> bytes:
-    """At most MAX_BYTES: the beginning and the end, where the error or the answer stands."""
+def _trimmed(size: bytearray) -> bytes:
+    """At most MAX_BYTES: the beginning and the end, which contain the error or the answer."""
     half = MAX_BYTES // 2
-    return bytes(kept) if len(kept) <= MAX_BYTES else bytes(kept[:half]) + b"\n" + bytes(kept[-half + 1 :])
+    return bytes(size) if len(size) <= MAX_BYTES else bytes(size[:half]) + b"\n" + bytes(size[-half + 1 :])
 
 
 def _drain(process: subprocess.Popen[bytes], streams: dict[IO[bytes], bytearray], deadline: float) -> bool:
-    """Reads both streams until the program has ended; False when the deadline came first."""
+    """Reads both streams until the program has ended; False if the deadline came first."""
     import selectors  # with subprocess, as above
 
     ended_at: float | None = None
@@ -187,9 +188,10 @@ def _drain(process: subprocess.Popen[bytes], streams: dict[IO[bytes], bytearray]
             if ended_at is not None and (not selector.get_map() or now > ended_at + _GRACE_S):
                 return True
             if ended_at is None and now >= deadline:
-                _read_some(selector, streams, 0.0)  # what lies there: it may be we who were stopped meanwhile
+                # read what is available: this process may have been stopped meanwhile
+                _read_some(selector, streams, 0.0)
                 return False
-            # What has ended is read to its end also after the deadline.
+            # A program that has ended is read to the end also after the deadline.
             until = deadline if ended_at is None else ended_at + _GRACE_S
             _read_some(selector, streams, min(0.02 if not selector.get_map() else 0.1, max(0.0, until - now)))
 
@@ -205,7 +207,7 @@ def _read_some(selector: selectors.BaseSelector, streams: dict[IO[bytes], bytear
         if not chunk:
             selector.unregister(stream)
             continue
-        kept = streams[stream]  # type: ignore[index]
-        kept.extend(chunk)
-        if len(kept) > 2 * MAX_BYTES:
-            del kept[MAX_BYTES // 2 : -MAX_BYTES]
+        size = streams[stream]  # type: ignore[index]
+        size.extend(chunk)
+        if len(size) > 2 * MAX_BYTES:
+            del size[MAX_BYTES // 2 : -MAX_BYTES]

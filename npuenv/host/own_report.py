@@ -1,7 +1,7 @@
-"""Reports of npuenv's own doctor inside a paste: only what its failures and warnings rest on is left to be read.
+"""Reports of npuenv's own doctor inside a paste: keeps only the evidence of failures and warnings.
 
-Such a report speaks of errors in the names and sources of checks that found nothing, so its words show no trouble;
-the evidence of its problems does. Forms with tags or keys are cut by `without_documents`, text by `without_text`.
+Such a report mentions errors in the titles and sources of passed checks, so its text is no sign of a problem; the
+evidence of its problems is. Formats with tags or keys are cut by `without_documents`, text by `without_text`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from npuenv.core.messages import Message, say
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    Piece = tuple[int, str]  # where an evidence stands in the paste, and what it says
+    Piece = tuple[int, str]  # the position of an evidence in the paste, and its text
 
 _LANGUAGES = ("en", "zh")
 _PROBLEMS = ("fail", "warn")
@@ -29,7 +29,7 @@ _JSON_MARK = re.compile(r'"schema":\s*"npuenv\.doctor/\d+"|"name":\s*"npuenv doc
 _OBJECT = re.compile(r"^[ \t]*(\{)", re.MULTILINE)
 _OBJECTS_TRIED = 40
 _DOCUMENTS_AT_MOST = 50
-# Before a line that is no line of JSON.
+# Before a line that is not part of JSON.
 _NO_JSON = re.compile(r'\n(?=[ \t>]*[^\s>"{}\[\]])(?![ \t>]*(?:-?\d[\d.eE+-]*|true|false|null),?\s*\n)')
 _SECTION = re.compile(r'<section class="finding (?:fail|warn)".*?</section>', re.DOTALL)
 _SECTION_END = "</section>"
@@ -40,8 +40,8 @@ _SUMMARY = re.compile(r"· (?:ok|正常):? \d+ · (?:skipped|跳过):? \d+$")
 _SOURCE = re.compile(r"\[[a-z]+\.[\w.-]+\] (?:source: |依据：)")
 _GUIDE = re.compile(r"^[ \t]*(?:[├└]── |[+`]-- )|^[ \t]*(?:│|\|) {1,3}")
 _BRANCH = re.compile(r"^[ \t]*(?:[├└]── |[+`]-- )")
-_FOLDED = re.compile(r"[ \t]*(?:│|\|) | {4}")  # the rest of an evidence that a terminal's width has cut
-_HEAD_AT_MOST = 8  # lines of a head that a narrow terminal has cut
+_FOLDED = re.compile(r"[ \t]*(?:│|\|) | {4}")  # the rest of an evidence that was wrapped at a terminal's width
+_HEAD_AT_MOST = 8  # lines of a heading that a narrow terminal has wrapped
 _QUOTED = re.compile(r"\A(?:> ?)+")
 _FOLLOWING = re.compile(r"(?:next: |下一步：)")
 _ARROW = re.compile(r" (?:->|→)(?: |$)")
@@ -49,7 +49,7 @@ _ARROW = re.compile(r" (?:->|→)(?: |$)")
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A paste without the documents of the doctor. Lines keep their numbers where a document has enough of them."""
+    """A paste without the documents of the doctor. Line numbers are kept if a document has enough lines."""
 
     text: str
     first: int | None  # number of the first line of the first document, from 1; None: there is none
@@ -69,15 +69,15 @@ def without_documents(text: str) -> Cut:
 
 
 def _placed(document: str, start: int, pieces: Sequence[Piece]) -> str:
-    """The evidence on the lines where it stands, or on the next free ones; every other line empty."""
+    """The evidence on its own lines, or on the next free ones; every other line empty."""
     lines = [""] * (document.count("\n") + 1)
     for at, piece in pieces:
-        place = document.count("\n", 0, max(at - start, 0))
-        while place < len(lines) and lines[place]:
-            place += 1
-        if place == len(lines):
+        location = document.count("\n", 0, max(at - start, 0))
+        while location < len(lines) and lines[location]:
+            location += 1
+        if location == len(lines):
             lines.append("")
-        lines[place] = " ".join(piece.split("\n"))
+        lines[location] = " ".join(piece.split("\n"))
     return "\n".join(lines)
 
 
@@ -87,7 +87,7 @@ def _json(text: str) -> Iterator[tuple[int, int, list[Piece]]]:
         if mark.start() < done:
             continue
         found = _object_around(text, mark.start(), done)
-        if found is None:  # cut off, or quoted: what is left of it has to go all the same
+        if found is None:  # truncated, or quoted: the rest has to go all the same
             start, end = _loose(text, mark.start(), done)
             yield start, end, []
         else:
@@ -116,7 +116,7 @@ def _loose(text: str, mark: int, after: int) -> tuple[int, int]:
 
 
 def _of_document(document: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Of each problem in a document: the text as it stands there, and the evidence in it."""
+    """For each problem in a document: its position, and its evidence."""
     for finding in _dicts(document.get("findings")):
         if finding.get("status") in _PROBLEMS:
             for item in _dicts(finding.get("evidence")):
@@ -125,9 +125,9 @@ def _of_document(document: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
     for run in _dicts(document.get("runs")):
         for result in _dicts(run.get("results")):
             message = result.get("message")
-            said = str(message.get("text", "")) if isinstance(message, dict) else ""
+            text = str(message.get("text", "")) if isinstance(message, dict) else ""
             if result.get("level") in ("error", "warning"):
-                yield said, list(_lines_of_evidence(said.split("\n")[1:]))
+                yield text, list(_lines_of_evidence(text.split("\n")[1:]))
 
 
 def _dicts(value: object) -> list[dict[str, Any]]:
@@ -138,13 +138,13 @@ def _located(text: str, start: int, results: Iterable[tuple[str, list[str]]]) ->
     at = max(text.find('"findings"', start), text.find('"results"', start), start)
     for whole, pieces in results:
         written = (json.dumps(whole, ensure_ascii=is_ascii) for is_ascii in (False, True))
-        at = next((place for form in written if (place := text.find(form, at)) >= 0), at)
+        at = next((location for form in written if (location := text.find(form, at)) >= 0), at)
         for piece in pieces:
             yield at, piece
 
 
 def _lines_of_evidence(lines: Iterable[str]) -> Iterator[str]:
-    """What stands behind the arrow of `command -> line`, up to the first line without one."""
+    """The text after the arrow of `command -> line`, up to the first line without one."""
     for line in lines:
         arrow = _ARROW.search(line)
         if arrow is None:
@@ -156,7 +156,8 @@ def _html(text: str) -> Iterator[tuple[int, int, list[Piece]]]:
     titles = [f"<title>{html.escape(word)}</title>" for word in _words("html-title")]
     for start, end in _spans(text, "<!DOCTYPE html>", "</html>"):
         if any(title in text[start:end] for title in titles):
-            # No further than the last one that ends: each that does not would be looked for to the end of the text.
+            # No further than the last complete one: the end of each incomplete one would be searched through the
+            # complete text.
             sections = _SECTION.finditer(
                 text, start, max(text.rfind(_SECTION_END, start, end), start) + len(_SECTION_END)
             )
@@ -175,7 +176,7 @@ def _junit(text: str) -> Iterator[tuple[int, int, list[Piece]]]:
 
 
 def _spans(text: str, opening: str, closing: str) -> Iterator[tuple[int, int]]:
-    """Where each document begins and ends; one that is cut off is none."""
+    """The start and end of each document; a truncated one is not included."""
     end = 0
     for _ in range(_DOCUMENTS_AT_MOST):
         start = text.find(opening, end)
@@ -188,14 +189,14 @@ def _spans(text: str, opening: str, closing: str) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class ReadLine:
-    """A line of a paste that is diagnosed: its place among the lines, and the part of its text that counts."""
+    """A line of a paste for the diagnosis: its line number, and the relevant part of its text."""
 
     at: int
     text: str
 
 
 def without_text(lines: Sequence[str]) -> tuple[list[ReadLine], int | None]:
-    """The lines without text reports of the doctor but with their evidence, and where the first report begins."""
+    """The lines without text reports of the doctor but with their evidence, and the start of the first report."""
     if not any(map(_is_mark, lines)):
         return [ReadLine(at, line) for at, line in enumerate(lines)], None
     reader = _Reader(lines)
@@ -209,20 +210,21 @@ def _is_mark(line: str) -> bool:
 
 
 class _Reader:
-    """Goes through lines of which some are reports of the doctor."""
+    """Reads lines that contain reports of the doctor."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         self._lines = lines
         self.result: list[ReadLine] = []
         self.first: int | None = None
         self._is_inside = False
-        self._in_problem = False  # below a problem, where evidence stands
-        self._findings_at = 0  # where the first finding stands; what is between it and the head is the head's
-        self._evidence_at = -1  # where the evidence that was read last ends
+        self._in_problem = False  # below a problem, where its evidence is
+        # the position of the first finding; lines between it and the heading belong to the heading
+        self._findings_at = 0
+        self._evidence_at = -1  # the end of the last evidence
         self._label, self._problem, self._fix = _labels(_STATUSES), _labels(_PROBLEMS), _fix_label()
 
     def read(self, at: int) -> None:
-        """Adds one line to the result, whole or as evidence, or leaves it out."""
+        """Adds one line to the result, completely or as evidence, or leaves it out."""
         line = _QUOTED.sub("", self._lines[at], count=1)
         text = line.strip()
         if _head().match(text):
@@ -276,7 +278,7 @@ def _head() -> re.Pattern[str]:
 
 
 def _labels(statuses: Iterable[str]) -> re.Pattern[str]:
-    """What a finding begins with: a mark and a word, or a word filled up to a column."""
+    """The beginning of a finding: a mark and a word, or a word padded to a column."""
     words = [word for status in statuses for word in _words(f"label-{status}")]
     some, long = ("|".join(map(re.escape, group)) for group in (words, [word for word in words if len(word) > 6]))
     filled = rf"|(?:{long}) (?=\S[^:]*:)" if long else ""
@@ -284,7 +286,7 @@ def _labels(statuses: Iterable[str]) -> re.Pattern[str]:
 
 
 def _fix_label() -> re.Pattern[str]:
-    """What a fix begins with."""
+    """The beginning of a fix."""
     keys = ("doctor.fix", "doctor.fix-dangerous")
     forms = (say(Message(key, {"says": ""}), lang) for key in keys for lang in _LANGUAGES)
     return re.compile("|".join(re.escape(form.rstrip()) for form in forms))

@@ -1,10 +1,10 @@
-"""Captures: what a host answered, in one JSON file, and a host that answers from such a file.
+"""Captures: a host's answers in one JSON file, and a host that answers from such a file.
 
-`RecordingHost` wraps a live host. It redacts every answer before anybody sees it and remembers what it gave, so a
-diagnosis of the live host and of its capture see the same bytes. `load_capture` gives the host of a capture.
+`RecordingHost` wraps a live host. It redacts every answer first and records it, so that a diagnosis of the live host
+and of its capture see the same bytes. `load_capture` returns the host of a capture.
 
-A capture is known by its schema `npuenv.capture/1`. Commands are found by their argv; what is set in their environment
-does not count, so a question that depends on it needs an argv of its own.
+A capture is identified by its schema `npuenv.capture/1`. Commands are found by their argv; their environment is
+ignored, so a command that depends on it needs an argv of its own.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from npuenv.host.base import Host
 
 SCHEMA = "npuenv.capture/1"
-_ANSWER = "NPUENV-ANSWER "  # stands before the JSON of `npuenv.facts.target`
+_ANSWER = "NPUENV-ANSWER "  # precedes the JSON of `npuenv.facts.target`
 
 
 class RecordingHost:
-    """A host whose answers are redacted and remembered. Asked twice, it gives its first answer again: a capture has
-    one answer to a question, and what was found live has to follow from the same one.
+    """A host whose answers are redacted and recorded. A repeated query returns its first answer: a capture has one
+    answer per query, and live findings have to follow from the same one.
     """
 
     def __init__(self, host: Host) -> None:
@@ -41,7 +41,7 @@ class RecordingHost:
         environ = host.environ()
         self._redactor.see_environ(environ)
         self._redactor.learn_host(host.name)
-        # The account's name before anything else is seen: a session in a container often has no USER.
+        # The account's name first: a session in a container often has no USER.
         with contextlib.suppress(NotRecorded):
             self._redactor.text(host.run(("id",)).out)
         self._environ = self._redactor.environ(environ)
@@ -53,7 +53,7 @@ class RecordingHost:
         return self._redactor.text(self._host.name)
 
     def run(self, argv: Sequence[str], *, timeout_s: float = 10.0, env: Mapping[str, str] | None = None) -> Ran:
-        """What the program did, redacted. Names in `argv` and `env` may be real or stand-ins."""
+        """The redacted result of a command. `argv` and `env` may contain real names or stand-ins."""
         redact, restore = self._redactor.text, self._redactor.restore
         key = tuple(redact(word) for word in argv)
         if key in self._ran:
@@ -64,9 +64,9 @@ class RecordingHost:
         return self._ran[key]
 
     def _output(self, text: str) -> str:
-        """Redacted. In what npuenv's own programs answer each string stands for itself.
+        """Redacted output. In the JSON of npuenv's own programs each string is redacted by itself.
 
-        As text, `"tiktoken": ["regex` would be a token and its value.
+        As text, `"tiktoken": ["regex` would look like a token and its value.
         """
         before, mark, rest = text.partition(_ANSWER)
         line, end, after = rest.partition("\n")
@@ -81,16 +81,16 @@ class RecordingHost:
         return f"{self._redactor.text(before)}{mark}{answer}{end}{self._redactor.text(after)}"
 
     def _each(self, strings: list[str]) -> dict[str, str]:
-        """Each string redacted; those of one plain line in one go, which is a hundred times faster."""
+        """Each string redacted; plain one-line strings together, which is a hundred times faster."""
         plain = [each for each in strings if each.isprintable() and "\\" not in each]
         lines = self._redactor.text("\n".join(plain)).split("\n")
-        if len(lines) != len(plain):  # something reached over several lines
+        if len(lines) != len(plain):  # a match extended over several lines
             plain, lines = [], []
         known = dict(zip(plain, lines))
         return {each: known[each] if each in known else self._redactor.text(each) for each in strings}
 
     def look(self, path: str) -> Looked:
-        """The state of a path, redacted. The path may hold real names or stand-ins."""
+        """The redacted state of a path. The path may contain real names or stand-ins."""
         key = self._redactor.text(path)
         if key in self._looked:
             return self._looked[key]
@@ -101,19 +101,19 @@ class RecordingHost:
         return self._looked[key]
 
     def environ(self) -> Mapping[str, str]:
-        """The variables that a diagnosis can need; the others are not kept."""
+        """The variables that a diagnosis can need; others are not recorded."""
         return dict(self._environ)
 
     def redact(self, text: str) -> str:
-        """A text of the user's own, such as a path, with stand-ins, as everything else that this host gives."""
+        """A text of the user's, such as a path, with stand-ins, as in all output of this host."""
         return self._redactor.text(text)
 
     def restore(self, text: str) -> str:
-        """The text with this host's own names again, for a command that its user is to type; secrets stay hidden."""
+        """The text with this host's real names, for a command that the user is to type; secrets stay hidden."""
         return self._redactor.restore(text)
 
     def capture_text(self) -> str:
-        """Everything answered so far as a capture, sorted, so that the same answers give the same text."""
+        """All answers so far as a capture, sorted, so that the same answers give the same text."""
         document = {
             "schema": SCHEMA,
             "npuenv": __version__,
@@ -150,7 +150,7 @@ def _with_strings(value: Any, new: Mapping[str, str]) -> Any:
 
 
 class RecordedHost:
-    """A host that answers from a capture, and raises NotRecorded for what its capture does not hold."""
+    """A host that answers from a capture, and raises NotRecorded for anything else."""
 
     def __init__(self, name: str, environ: Mapping[str, str], ran: Sequence[Ran], looked: Sequence[Looked]) -> None:
         self.name = name
@@ -159,14 +159,14 @@ class RecordedHost:
         self._looked = {item.path: item for item in looked}
 
     def run(self, argv: Sequence[str], *, timeout_s: float = 10.0, env: Mapping[str, str] | None = None) -> Ran:
-        """What the program did when it was recorded."""
+        """The recorded result of a command."""
         try:
             return self._ran[tuple(argv)]
         except KeyError:
             raise NotRecorded(" ".join(argv)) from None
 
     def look(self, path: str) -> Looked:
-        """The state that the path had when it was recorded."""
+        """The recorded state of a path."""
         try:
             return self._looked[path]
         except KeyError:
@@ -177,12 +177,12 @@ class RecordedHost:
         return dict(self._environ)
 
     def commands(self) -> tuple[tuple[str, ...], ...]:
-        """Every argv that the capture holds an answer to."""
+        """Every recorded argv."""
         return tuple(self._ran)
 
 
 def load_capture(path: Path) -> RecordedHost:
-    """The host of a capture file. Raises BadInput naming the file and, where known, the line and column."""
+    """The host of a capture file. Raises: BadInput with the file and, if known, the line and column."""
     try:
         return _host_of(load_file(path), path)
     except OSError as error:
@@ -192,7 +192,7 @@ def load_capture(path: Path) -> RecordedHost:
 
 
 def parse_capture(text: str, path: Path) -> RecordedHost:
-    """The host of a capture's text; `path` is named in errors. Raises BadInput."""
+    """The host of a capture's text; `path` is named in errors. Raises: BadInput."""
     try:
         return _host_of(loads(text), path)
     except JsonError as error:
@@ -207,7 +207,7 @@ def _host_of(document: Any, path: Path) -> RecordedHost:
 
 
 class _Reader:
-    """Reads a parsed capture, and says in which place something has the wrong type."""
+    """Reads a parsed capture, and reports the location of a value of the wrong type."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -223,31 +223,33 @@ class _Reader:
             [self._looked(path, item, f"paths.{path}") for path, item in paths.items()],
         )
 
-    def _ran(self, item: Any, place: str) -> Ran:
-        argv = self._words(item, "argv", place)
-        code = self._need(item, "code", (int, type(None)), place)
-        out, err = (self._need(item, key, str, place) for key in ("out", "err"))
-        return Ran(argv, code, out, err, self._need(item, "timed_out", bool, place, False))
+    def _ran(self, item: Any, location: str) -> Ran:
+        argv = self._words(item, "argv", location)
+        code = self._need(item, "code", (int, type(None)), location)
+        out, err = (self._need(item, key, str, location) for key in ("out", "err"))
+        return Ran(argv, code, out, err, self._need(item, "timed_out", bool, location, False))
 
-    def _looked(self, path: str, item: Any, place: str) -> Looked:
-        word = self._need(item, "state", str, place)
+    def _looked(self, path: str, item: Any, location: str) -> Looked:
+        word = self._need(item, "state", str, location)
         if word not in {state.value for state in PathState}:
-            raise _bad(self._path, Message("host.wrong-state", {"place": place, "found": word}))
-        names = self._words(item, "names", place, ())
-        text, error = (self._need(item, key, str, place, "") for key in ("text", "error"))
-        return Looked(path, PathState(word), text, names, error, self._need(item, "is_writable", bool, place, False))
+            raise _bad(self._path, Message("host.wrong-state", {"place": location, "found": word}))
+        names = self._words(item, "names", location, ())
+        text, error = (self._need(item, key, str, location, "") for key in ("text", "error"))
+        return Looked(path, PathState(word), text, names, error, self._need(item, "is_writable", bool, location, False))
 
-    def _words(self, item: Any, key: str, place: str, default: object = None) -> tuple[str, ...]:
-        words = self._need(item, key, (list, tuple), place, default)
+    def _words(self, item: Any, key: str, location: str, default: object = None) -> tuple[str, ...]:
+        words = self._need(item, key, (list, tuple), location, default)
         if not all(isinstance(word, str) for word in words):
-            raise _bad(self._path, Message("host.wrong-type", {"place": f"{place}.{key}"}))
+            raise _bad(self._path, Message("host.wrong-type", {"place": f"{location}.{key}"}))
         return tuple(words)
 
-    def _need(self, item: Any, key: str, kind: Any, place: str, default: object = None) -> Any:
+    def _need(self, item: Any, key: str, kind: Any, location: str, default: object = None) -> Any:
         value = item.get(key, default) if isinstance(item, dict) else None
         is_missing = isinstance(item, dict) and key not in item and default is None
         if not isinstance(value, kind) or is_missing or (kind == (int, type(None)) and isinstance(value, bool)):
-            raise _bad(self._path, Message("host.wrong-type", {"place": f"{place}.{key}" if place != key else key}))
+            raise _bad(
+                self._path, Message("host.wrong-type", {"place": f"{location}.{key}" if location != key else key})
+            )
         return value
 
 

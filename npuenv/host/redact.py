@@ -1,9 +1,9 @@
-"""Stable stand-ins for what must not leave a machine: user and host names, mail and public addresses, serial numbers.
+"""Stable stand-ins for private data: user and host names, mail and public addresses, serial numbers.
 
-A `Redactor` belongs to one session. The same name always gets the same stand-in, and stand-ins for names can be turned
-back, so that a path seen with a stand-in can still be asked for. Secrets (`npuenv.host.secrets`) become `***` for good.
-Addresses of private networks stay: which node reaches which is what a diagnosis is about, and they mean nothing
-elsewhere. Start from `Redactor`, or from `redact_text` for a text that comes without a machine.
+A `Redactor` belongs to one session. The same name always gets the same stand-in, and stand-ins for names can be
+restored, so that a path with a stand-in can still be read. Secrets (`npuenv.host.secrets`) become `***` permanently.
+Addresses of private networks stay: a diagnosis needs to know which node reaches which, and they mean nothing elsewhere.
+`redact_text` is for a text that comes without a machine.
 """
 
 from __future__ import annotations
@@ -59,18 +59,19 @@ _ANY_WORD = any_word_pattern(word for words, _ in (*_USERS, *_HOSTS, *_SERVERS) 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What a text gives away, each as often as it is found."""
+    """The private names in a text, with repetitions."""
 
     users: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()  # names of machines, with or without their domain
-    servers: tuple[str, ...] = ()  # whole names in a company's private zones; their first words can be ordinary ones
+    # complete names in a company's private zones; their first parts can be ordinary words
+    servers: tuple[str, ...] = ()
 
 
 _NO_NAMES = Names()
 
 
 def find_names(text: str) -> Names:
-    """The names of users and machines that a text shows by its shape."""
+    """The names of users and machines that a text's patterns reveal."""
     return _of_short(text) if len(text) < SHORT else _names(text.lower(), text)
 
 
@@ -94,7 +95,7 @@ def _found(shapes: tuple[tuple[tuple[str, ...], str], ...], lowered: str, text: 
 
 
 def owners_of_homes(text: str) -> tuple[str, ...]:
-    """Names of folders in which users live, each once; they can be ordinary words."""
+    """Names of users' home folders, each once; they can be ordinary words."""
     if "/home/" not in text and "/Users/" not in text:
         return ()
     found = _compiled(HOMES + r"([^./\s:'\",;\\][^/\s:'\",;\\]*)").findall(text)
@@ -106,7 +107,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern)
 
 
-# Variables a diagnosis can need; all others stay on the machine.
+# Variables a diagnosis can need; all others are not recorded.
 _KEPT_VARIABLE = re.compile(
     r"(ASCEND|HCCL|ACL|ATB|ASDOPS|NPU|CANN|LCCL|TORCH|PYTORCH|VLLM|VERL|ROLL|RAY|HF|PIP|UV|CONDA|GLOO|NCCL|OMP|TOOLCHAIN|"
     r"LD|LC|TASK_QUEUE|COMBINED|CPU_AFFINITY|MULTI_STREAM|PER_STREAM|STREAMS_PER|INF_NAN_MODE|OOM_SNAPSHOT|P2P_HCCL|"
@@ -127,19 +128,19 @@ _SERIAL = re.compile(
 _SERIAL_STAND_IN = re.compile(r"serial[0-9]+|unavailable|none|null|unknown", re.IGNORECASE)
 _PART = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _ADDRESS = re.compile(rf"(?<![\w.-])({_PART}(?:\.{_PART}){{3}})(?!\.?[\w]|-[\w])")
-# Four small numbers with points are a version unless they stand where an address stands.
+# Four small numbers with dots are a version unless they are in the position of an address.
 _ADDRESS_BEFORE = re.compile(
     r"(?i)(?:://|@|\b(?:inet|ip|ipaddr|ip_address|address|addr|host|server|gateway|from|to|via)"
     r"[ \t]*[=:]?[ \t]*[\"'\[(]?)$"
 )
 _ADDRESS_AFTER = re.compile(r":[0-9]{2,5}\b|/[0-9]{1,2}\b")
-# Of IP version 6: those that are routed in the world begin with a 2 or a 3.
+# IPv6: global unicast addresses begin with a 2 or a 3.
 _ADDRESS_6 = re.compile(r"(?<![\w:.])[23][0-9A-Fa-f]{3}:[0-9A-Fa-f:]+(?![\w])")
 _VERSION_OCTETS_BELOW = 100  # no part of a version of these tools is as large
 _STAND_IN = re.compile(r"user[0-9]+|host[0-9]+")
-_STAND_IN_NETS = ("203.0.113", "198.51.100")  # RFC 5737: of documentation, nobody's
+_STAND_IN_NETS = ("203.0.113", "198.51.100")  # RFC 5737: documentation addresses
 _STAND_IN_NET_6, _MOST_6 = "2001:db8::", 0xFFFF  # RFC 3849: the same
-# Names that say nothing about a person and would be replaced all over the place.
+# Names that do not identify a person and would be replaced in too many texts.
 _COMMON = frozenset({
     "root", "admin", "user", "users", "test", "ubuntu", "debian", "centos", "openeuler", "docker", "ascend", "npu",
     "hwhiaiuser", "hiai", "python", "torch", "conda", "data", "work", "home", "local", "localhost", "localdomain",
@@ -151,17 +152,17 @@ _COMMON = frozenset({
 
 
 class Redactor:
-    """Replaces names and secrets in texts. Only `learn` and `see_environ` add to what it knows."""
+    """Replaces names and secrets in texts. Only `learn_...` and `see_environ` add names."""
 
     def __init__(self) -> None:
         self._stand_ins: dict[str, str] = {}  # real name -> stand-in
-        self._ordered: tuple[tuple[str, str], ...] = ()  # the same, the longest name first
-        self._anywhere: set[str] = set()  # names that are replaced wherever they stand as a word
+        self._ordered: tuple[tuple[str, str], ...] = ()  # the same, longest name first
+        self._anywhere: set[str] = set()  # names that are replaced at every word boundary
         self._secrets: set[str] = set()
         self._addresses: dict[str, str] = {}  # public address -> stand-in
         self._addresses_6: dict[str, str] = {}  # the same of IP version 6
         self._serials: dict[str, str] = {}
-        self._own = ""  # the session's home where it is called home itself: what lies in it are no homes
+        self._own = ""  # the session's home where it is called home itself: its entries are not homes
 
     def see_environ(self, environ: Mapping[str, str]) -> None:
         """Learns the session's user names and the values of secret variables."""
@@ -176,7 +177,7 @@ class Redactor:
             if not _ADDRESS.fullmatch(environ.get(name, "")):
                 self.learn_host(environ.get(name, ""))
         for name, value in environ.items():
-            # A path to a secret is none, and hiding it everywhere would hide the folder that it lies in.
+            # A path to a secret is not secret, and hiding it everywhere would hide its folder.
             if _SECRET_VARIABLE.search(name) and len(value) >= 6 and not value.startswith(("/", "~")):
                 self._secrets.add(value)
 
@@ -200,8 +201,8 @@ class Redactor:
         }
 
     def text(self, text: str) -> str:
-        """The text with stand-ins. It keeps its lines."""
-        if not text:  # every second one: the errors of paths that could be read, the texts of folders
+        """The text with stand-ins. The number of lines stays."""
+        if not text:  # half of all texts: the errors of readable paths, the texts of folders
             return text
         text = lines_of(text)
         for secret in sorted(self._secrets, key=len, reverse=True):
@@ -220,7 +221,7 @@ class Redactor:
         return unlined(self._replace_names(text))
 
     def restore(self, text: str) -> str:
-        """The text with stand-ins for names turned back."""
+        """The text with the real names."""
         for real, stand_in in self._ordered:
             if stand_in in text:
                 text = _word(stand_in).sub(lambda _, real=real: real, text)  # type: ignore[misc]
@@ -230,7 +231,7 @@ class Redactor:
         return text
 
     def _learn_from(self, text: str) -> None:
-        """Names that a text gives away: homes, prompts, `id`, `uname -a`, tables of users and mounts."""
+        """Learns the names that a text reveals: homes, prompts, `id`, `uname -a`, tables of users and mounts."""
         for name in owners_of_homes(text.replace(self._own, "/") if self._own else text):
             self._learn(name, "user", anywhere=False)
         found = find_names(text)
@@ -266,7 +267,7 @@ class Redactor:
 
     def _for_address_6(self, found: re.Match[str]) -> str:
         text = found.group()
-        end = ":" if text.endswith(":") and not text.endswith("::") else ""  # of a sentence: "... 2409::5: refused"
+        end = ":" if text.endswith(":") and not text.endswith("::") else ""  # end of a sentence: "... 2409::5: refused"
         address = _public_6(text.removesuffix(end))
         if not address:
             return text
@@ -306,7 +307,7 @@ def _word(name: str) -> re.Pattern[str]:
 
 
 def _is_private(address: str) -> bool:
-    """True for addresses that name nobody: private, local, of documentation, for groups."""
+    """Whether an address identifies nobody: private, local, documentation, multicast."""
     first, second, third, _ = (int(part) for part in address.split("."))
     return (
         first in (0, 10, 127)
@@ -319,7 +320,7 @@ def _is_private(address: str) -> bool:
 
 
 def _public_6(text: str) -> str:
-    """An address of IP version 6 as it is usually written; "" for one of documentation, and for what is none."""
+    """An IPv6 address in its usual notation; "" for a documentation address, and for an invalid one."""
     import ipaddress
 
     try:
@@ -339,5 +340,5 @@ def _is_address(found: re.Match[str]) -> bool:
 
 
 def redact_text(text: str) -> str:
-    """A text that somebody pasted, with stand-ins for what it gives away itself; it keeps its lines."""
+    """A pasted text with stand-ins for the names that it reveals; the number of lines stays."""
     return Redactor().text(text)

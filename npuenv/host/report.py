@@ -1,7 +1,7 @@
-"""A pasted report as numbered lines and blocks. What the lines mean is for `npuenv.diagnose` to say.
+"""A pasted report as numbered lines and blocks. Interpreting them is the task of `npuenv.diagnose`.
 
 A paste is what people put into an issue: tables, lists, logs and shell sessions in any order, quoted, coloured,
-prefixed, cut. Here it is only decoded, cleaned, thinned out where it is long, and cut into blocks at shell prompts.
+prefixed, truncated. Here it is decoded, cleaned, thinned out if it is long, and cut into blocks at shell prompts.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from npuenv.host.own_report import without_documents, without_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-MAX_LINE = 2000  # characters of a line that are looked at; longer ones lose their middle
+MAX_LINE = 2000  # characters of a line that are used; longer ones lose their middle
 _EDGE_LINES = 600  # lines at either end of a paste that are never dropped as repeats
 _MAX_SAME_SHAPE = 3  # lines that differ only in digits
-_MAX_LINES = 5_000  # that are looked at in all
+_MAX_LINES = 5_000  # that are used in all
 _MAX_SCANNED = 100_000  # lines at either end of a paste that are compared with each other at all
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _INFORMATIVE = (
@@ -30,7 +30,7 @@ _INFORMATIVE = (
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[()][A-Z0-9]|\[(?:0|1|2|[39][0-7])(?:;[0-9]{1,3}){0,3}m")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u2028\u2029\x85]")
-# What logs, containers and quoting put before a line. Each is tried at the start, again and again.
+# Prefixes of logs, containers and quotes. Each is tried at the start, repeatedly.
 _PREFIX = re.compile(
     r"(?:> ?)+(?!>)(?=\s*\S)|\|\|\s"
     r"|\([^()\n]{0,60}\b(?:pid|rank|ip)=[^()\n]{1,60}\)\s*|\[(?:rank|default)\d{1,4}\]:?\s*"
@@ -47,14 +47,14 @@ class Line:
     """One line of a paste."""
 
     number: int  # from 1, as an editor counts them
-    shown: str  # as it stands there, without colours and the white space around it
-    text: str  # the same without quote marks and log prefixes, white space at the front kept
-    level: str = ""  # "error", "warning", "info" where the line itself says so
+    shown: str  # as pasted, without colours and surrounding white space
+    text: str  # the same without quote marks and log prefixes; leading white space is kept
+    level: str = ""  # "error", "warning", "info" if the line states it
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Lines that belong together: what a typed command printed, or what stands before the first command."""
+    """Lines that belong together: the output of a typed command, or the lines before the first command."""
 
     command: str | None  # None: nothing was typed before
     lines: tuple[Line, ...]  # the command's own line first
@@ -66,29 +66,30 @@ class Paste:
 
     lines: tuple[Line, ...]
     total: int  # lines in the paste
-    dropped: int  # of which were not looked at: repeats, and what is too much
-    own: Line | None = None  # where a report of npuenv's own doctor begins; of it only evidence of problems is here
+    dropped: int  # the number of dropped lines: repeats, and lines beyond the limit
+    # the start of a report of npuenv's own doctor, of which only the evidence of problems is included
+    own: Line | None = None
 
 
 def read_paste(data: bytes, redact: Callable[[str], str] = str) -> Paste:
-    """The lines of a paste, each redacted before anything else sees it.
+    """The lines of a paste, each redacted first.
 
-    Raises: BadInput where the bytes are no text.
+    Raises: BadInput if the bytes are no text.
     """
     data, document = _without_documents(_as_utf8(data).replace(b"\r\n", b"\n").removesuffix(b"\n"))
     total = data.count(b"\n") + 1 if data else 0
     raw, first_of_tail = _ends(data, total)
-    places = list(_line_places(raw))
-    cut = [_shorten(_decode(raw[at])) for at in places]
+    locations = list(_line_places(raw))
+    cut = [_shorten(_decode(raw[at])) for at in locations]
     clean = _redacted([_CONTROL.sub(" ", _ANSI.sub("", line)) for line in cut], redact)
-    numbers = [at + 1 if at < first_of_tail else at + 1 + total - len(raw) for at in places]
+    numbers = [at + 1 if at < first_of_tail else at + 1 + total - len(raw) for at in locations]
     lines = tuple(piece for number, line in zip(numbers, clean) for piece in _pieces(number, line))
     lines, own = _without_own(lines, document)
-    return Paste(lines, total, total - len(places), own)
+    return Paste(lines, total, total - len(locations), own)
 
 
 def _without_documents(data: bytes) -> tuple[bytes, int | None]:
-    """The paste without documents of npuenv's own doctor, and the number of the line where the first begins."""
+    """The paste without documents of npuenv's own doctor, and the line number of the first."""
     if b"npuenv" not in data:
         return data, None
     cut = without_documents(data.decode("utf-8", errors="surrogateescape"))
@@ -96,7 +97,7 @@ def _without_documents(data: bytes) -> tuple[bytes, int | None]:
 
 
 def _without_own(lines: tuple[Line, ...], document: int | None) -> tuple[tuple[Line, ...], Line | None]:
-    """The lines without text reports of npuenv's own doctor, and the line where its first report begins."""
+    """The lines without text reports of npuenv's own doctor, and the line of the first report."""
     kept, first = without_text([line.text for line in lines])
     own = None if document is None else Line(document, "npuenv doctor", "npuenv doctor")
     if first is None:
@@ -109,7 +110,7 @@ def _cut(line: Line, text: str) -> Line:
 
 
 def _ends(data: bytes, total: int) -> tuple[list[bytes], int]:
-    """The lines of the data, or of a very long paste those of its two ends, and where the second end begins."""
+    """The lines of the data, or of a very long paste those of its two ends, and the start of the second end."""
     if not data:
         return [], 0
     if total <= 2 * _MAX_SCANNED:
@@ -134,13 +135,13 @@ def blocks(lines: Iterable[Line]) -> Iterator[Block]:
 
 
 def typed_command(text: str) -> str | None:
-    """What was typed at a prompt. Example: `[root@host1 ~]# npu-smi info` -> `npu-smi info`; None: no prompt."""
+    """The command typed at a prompt. Example: `[root@host1 ~]# npu-smi info` -> `npu-smi info`; None: no prompt."""
     match = _PROMPT.match(text.strip())
     return match.group(1) if match else None
 
 
 def _as_utf8(data: bytes) -> bytes:
-    """The bytes in an encoding in which lines can be cut. Raises: BadInput."""
+    """The bytes in an encoding that can be split into lines. Raises: BadInput."""
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         return data.decode("utf-16", errors="replace").encode("utf-8", errors="replace")
     data = data[3:] if data.startswith(b"\xef\xbb\xbf") else data
@@ -155,7 +156,7 @@ def _decode(line: bytes) -> str:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError:
-        pass  # not our guess to lose: Chinese consoles write GB 18030
+        pass  # not UTF-8: Chinese consoles write GB 18030
     try:
         return line.decode("gb18030")
     except UnicodeDecodeError:
@@ -163,7 +164,7 @@ def _decode(line: bytes) -> str:
 
 
 def _line_places(raw: list[bytes]) -> Iterator[int]:
-    """Places of the lines that are looked at: all of a short paste; of a long one the ends and what is not a repeat."""
+    """Indexes of the used lines: all of a short paste; of a long one the ends and lines without repeats."""
     if len(raw) <= 2 * _EDGE_LINES:
         yield from range(len(raw))
         return
@@ -194,14 +195,14 @@ def _without_repeats(raw: list[bytes]) -> list[int]:
 
 
 def _shorten(line: str) -> str:
-    """A line of bounded length; a log that was pasted as one line with written-out line ends keeps its ends."""
+    """A line of bounded length; a log that was pasted as one line with escaped line ends keeps its ends."""
     if len(line) <= MAX_LINE or "\\n" in line[:200_000]:
         return line[:400_000]
     return f"{line[: MAX_LINE // 2]} ... {line[-MAX_LINE // 2 :]}"
 
 
 def _redacted(lines: list[str], redact: Callable[[str], str]) -> list[str]:
-    """All lines at once, because a name that one line shows is replaced in all; a redactor keeps line ends."""
+    """All lines together, because a name that one line reveals is replaced in all; a redactor keeps line ends."""
     whole = redact("\n".join(lines)).split("\n")
     return whole if len(whole) == len(lines) else [redact(line).replace("\n", " ") for line in lines]
 

@@ -1,7 +1,7 @@
-"""What a secret looks like in a text: keys, tokens, passwords, signed addresses. Start from `without_secrets`.
+"""Patterns of secrets in a text: keys, tokens, passwords, signed addresses.
 
-Each rule names words that its secrets never come without, so that most of a text is not looked at twice. Names of
-people and machines are not secrets but private; they are in `npuenv.host.redact`.
+Each rule has words without which its secrets do not occur, so that most of a text is not searched. Names of people and
+machines are private but not secret; see `npuenv.host.redact`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 def any_word_pattern(words: Iterable[str]) -> re.Pattern[str]:
-    """An expression that is found in a text exactly where one of the words is.
+    """An expression that matches a text exactly if one of the words is in it.
 
-    For a short text it is ten times as fast as to ask for eighty words one by one; for a long one it is slower.
+    For a short text it is ten times as fast as a search for eighty words one by one; for a long one it is slower.
     """
     return re.compile(_branches(sorted(set(words))))
 
 
 def _branches(words: list[str]) -> str:
-    """Words with the same beginning share it: at each place of a text few letters are compared.
+    """An expression in which words share their common prefixes, so that few characters are compared.
 
     Example: ["npm_", "npx"] -> `np(?:m_|x)`
     """
@@ -39,27 +39,28 @@ def _branches(words: list[str]) -> str:
 
 
 SECRET = "***"
-_MARK = "\ue000"  # a letter of nobody's alphabet, in the place of a backslash
+_MARK = "\ue000"  # a private-use character, in place of a backslash
 _ESCAPED_END = re.compile(r"(\\+)n")
 _MARKED_END = re.compile(f"({_MARK}+)\n")
 _LINE_END = re.compile(f"{_MARK}*\n")
 _AFTER_NAMES = "=:\"'\\\0\n"
-SHORT = 2000  # letters; up to here it is faster to look at the whole text
-CACHE_SIZE = 4096  # short texts whose answers are kept: names of files and lines of tables come again and again
+SHORT = 2000  # characters; up to here it is faster to search the complete text
+CACHE_SIZE = 4096  # cached results for short texts: file names and table lines are frequently repeated
 _OPEN = r"(?:\\*[\"'])?"
-# What a quote opens ends at the next one, which can be escaped itself: texts lie inside JSON inside JSON.
+# A quote ends at the next quote, which can be escaped itself: texts are inside JSON inside JSON.
 _VALUE = r"""(?:(?<=")(?:[^"\\\n]|\\+(?![\\"]))+|(?<=')(?:[^'\\\n]|\\+(?![\\']))+|[^\s\0"',;&|<>)\]}\\]+)"""
-_GAP = r"[\s\0]"  # a process keeps its words apart by zero bytes
+_GAP = r"[\s\0]"  # a process separates its arguments by zero bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Secrets of one shape. `words` are in lower case; at least one of them is in every line that has such a secret."""
+    """Secrets of one pattern. `words` are in lower case; every line with such a secret contains one of them."""
 
     words: tuple[str, ...]
     pattern: str
     instead: str = SECRET
-    is_named: bool = False  # only where `=`, `:` or a quote follows the word: a log is full of `tokens` that are none
+    # only if `=`, `:` or a quote follows the word: logs contain many `tokens` that are not secret
+    is_named: bool = False
 
 
 _PASSWORD = r"(?:passw(?:or)?d|passphrase|pwd)"
@@ -68,9 +69,9 @@ _KEY = (
     r"(?:api|private|account)[_-]?key|access[_-]?key(?:[_-]?id)?)"
 )
 _ASSIGNED = rf"[\"'\\]*{_GAP}*[=:]{_GAP}*{_OPEN}"
-# `InvalidAuthToken: Authentication failed` is a sentence: a single word of letters after a colon is no token.
+# `InvalidAuthToken: Authentication failed` is a sentence: a single word of letters after a colon is not a token.
 _NAMED = rf"[\"'\\]*{_GAP}*(?:=|:(?!{_GAP}*[A-Za-z]{{1,24}}(?:[\s.,;:)]|$))){_GAP}*{_OPEN}"
-# Hidden before; a list or a table of JSON; a mark such as `<|im_end|>`; the version of a package whose name ends so.
+# Already hidden; a list or a table of JSON; a marker such as `<|im_end|>`; the version of a package with such a name.
 _NOT_A_VALUE = r"(?!\s|\*\*\*|[\[{<=]|\d+(?:\.\w+)+[\"'\\]*(?:[\s,;}]|$))"
 _KEY_ENDS = (
     "token", "secret", "apikey", "api_key", "api-key", "accesskey",
@@ -129,7 +130,7 @@ _RULES = (
         r"|ya29\.[\w-]{20,}|nvapi-[\w-]{20,}|hooks\.slack\.com/services/[\w/]+)",
     ),
     Rule(("/hook/", "/robot/send"), r"(?<=/hook/)[\w-]{16,}"),
-    # A signed address: the signature and whose it is.
+    # A signed address: the signature and its owner.
     Rule(
         ("?", "&"),
         r"(?i)([?&][\w.-]*(?:signature|credential|token|key|keyid|secret|passw(?:or)?d|\bsig|auth)=)[^&\s\"'<>\\]+",
@@ -148,7 +149,7 @@ _RULES = (
         rf"\1{SECRET}",
         is_named=True,
     ),
-    # The key of a service under a name of the user's own, and any key that is as long and mixed as a secret.
+    # A service's key under a name of the user's, and any key that is as long and mixed as a secret.
     Rule(
         ("_key", "-key"),
         rf"(?i)((?:wandb|swanlab|hf|hub|modelscope|openai|dashscope|comet|mlflow|clearml|neptune)[_-]key{_NAMED})"
@@ -210,9 +211,9 @@ _ANY_WORD = any_word_pattern(("private key", *(word for rule in _RULES for word 
 
 
 def without_secrets(text: str) -> str:
-    """The text with `***` for everything that looks like a secret; it keeps its lines.
+    """The text with `***` for everything that looks like a secret; the number of lines stays.
 
-    Long texts cost by the lines that could hold one.
+    The cost for a long text depends on the lines that could contain one.
     """
     return _of_short(text) if len(text) < SHORT else _hidden(text)
 
@@ -239,12 +240,12 @@ def _hidden_lines(found: re.Match[str]) -> str:
 
 
 def lines_of(text: str) -> str:
-    """The text with its escaped line ends, as JSON has them, made real ones, so that a line starts where it does."""
+    """The text with escaped line ends, as in JSON, made real ones, so that lines start as in the original."""
     return _ESCAPED_END.sub(lambda found: _MARK * len(found.group(1)) + "\n", text) if "\\n" in text else text
 
 
 def unlined(text: str) -> str:
-    """The text of `lines_of` as it was."""
+    """Reverses `lines_of`."""
     return _MARKED_END.sub(lambda found: "\\" * len(found.group(1)) + "n", text) if _MARK in text else text
 
 
@@ -261,9 +262,9 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def on_lines(words: tuple[str, ...], text: str, lowered: str, change: Callable[[str], str], *, after: str = "") -> str:
-    """The change made only to lines that have one of the words, with a letter of `after` behind it if that is given."""
+    """Applies the change only to lines with one of the words, followed by a character of `after` if that is given."""
     if len(lowered) != len(text):
-        return change(text)  # a letter whose small form is longer: places in the two would differ
+        return change(text)  # a character whose lower case is longer: positions in the two would differ
     kept: list[str] = []
     done = 0
     for start, end in _lines_with(words, lowered, after):
@@ -273,7 +274,7 @@ def on_lines(words: tuple[str, ...], text: str, lowered: str, change: Callable[[
 
 
 def _lines_with(words: tuple[str, ...], lowered: str, after: str) -> list[tuple[int, int]]:
-    """Where the lines begin and end that have one of the words, in order, each once."""
+    """Start and end of the lines that contain one of the words, in order, each once."""
     ends: dict[int, int] = {}
     for word in words:
         at = lowered.find(word)

@@ -1,13 +1,13 @@
-"""What the extension modules of an environment need from the dynamic loader. Answers the word `npuenv-elf`.
+"""What the extension modules of an environment need from the dynamic loader, as the command `npuenv-elf`.
 
-Reads files only: nothing is loaded, so that a broken library cannot crash the one who looks. It follows the loader's
-order (RPATH, LD_LIBRARY_PATH, RUNPATH, its cache, the standard folders), and takes for granted what importing torch
-loads first: the libraries beside torch and torch_npu.
+Only reads files and loads nothing, so that a broken library cannot crash the process. It follows the loader's order
+(RPATH, LD_LIBRARY_PATH, RUNPATH, its cache, the standard folders), and assumes the libraries that importing torch loads
+first: those beside torch and torch_npu.
 
     npuenv-elf NEAR FILE...     NEAR: folders, joined with `:`, in which the interpreter itself finds libraries
 
-Prints one JSON document. A library that is missing is looked for where CANN, NNAL and the driver lie. pyelftools does
-the reading; without it the document says only that.
+Prints one JSON document. A missing library is searched for in the folders of CANN, NNAL and the driver. pyelftools does
+the reading; without it the document only says so.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 WORD = "npuenv-elf"
 MISSING_AT_MOST = 40
 SYMBOLS_AT_MOST = 8
-_LARGE = 64 << 20  # a string table above this is left alone
+_LARGE = 64 << 20  # a larger string table is ignored
 _SYMBOL = struct.Struct("<IBBHQQ")
 _MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
 _ROOTS = ("/usr/local/Ascend", "/opt/Ascend")
@@ -47,7 +47,7 @@ _NAMESPACES = (
 
 
 def document(words: tuple[str, ...]) -> str | None:
-    """The JSON answer to the words after `npuenv-elf`; None where they are not of that form."""
+    """The JSON answer to the arguments after `npuenv-elf`; None if they are invalid."""
     if len(words) < 2:
         return None
     try:
@@ -59,13 +59,13 @@ def document(words: tuple[str, ...]) -> str | None:
 
 
 def _places() -> tuple[str, ...]:
-    """The folders of CANN, NNAL and the driver that are here, sourced or not."""
+    """The existing folders of CANN, NNAL and the driver, sourced or not."""
     roots = [root for root in (*_ROOTS, os.path.expanduser("~/Ascend")) if os.path.isdir(root)]
     return tuple(path for root in roots for each in _FOLDERS for path in sorted(glob.glob(f"{root}/{each}")))
 
 
 class _Elf:
-    """The part of one file that the loader reads. Raises what pyelftools raises on a damaged file."""
+    """The parts of one file that the loader reads. Raises what pyelftools raises on a damaged file."""
 
     def __init__(self, path: str) -> None:
         from elftools.elf.elffile import ELFFile
@@ -95,7 +95,7 @@ class _Elf:
 def _read(path: str) -> tuple[_Elf | None, str]:
     try:
         return _Elf(path), ""
-    except Exception as error:  # a damaged file makes the reader raise anything; that is the answer about it
+    except Exception as error:  # a damaged file can raise any error; that is the result for it
         return None, f"{type(error).__name__}: {error}".strip()
 
 
@@ -113,7 +113,7 @@ def _provided(path: str) -> set[str]:
 
 
 def _symbols(path: str) -> tuple[set[bytes], set[bytes]]:
-    """The dynamic symbols that a file defines, and those it cannot do without."""
+    """The dynamic symbols that a file defines, and those it requires."""
     from elftools.elf.elffile import ELFFile
 
     with open(path, "rb") as stream:
@@ -134,15 +134,15 @@ def _symbols(path: str) -> tuple[set[bytes], set[bytes]]:
 
 
 class _Look:
-    """One answer: the loader's folders of this session, and what was read once."""
+    """One answer: the loader's folders of this session, and a cache of read files."""
 
     def __init__(self, near: tuple[str, ...], search: tuple[str, ...]) -> None:
         machine = platform.machine()
         self.search = search
         self.near = near
         self.session = tuple(filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")))
-        places = ("/lib64", "/usr/lib64", "/lib", "/usr/lib", f"/lib/{machine}-linux-gnu")
-        self.standard = (*places, f"/usr/lib/{machine}-linux-gnu", "/usr/local/lib")
+        locations = ("/lib64", "/usr/lib64", "/lib", "/usr/lib", f"/lib/{machine}-linux-gnu")
+        self.standard = (*locations, f"/usr/lib/{machine}-linux-gnu", "/usr/local/lib")
         self.cache = _loader_cache()
 
     def at(self, paths: Iterable[str]) -> dict[str, Any]:
@@ -185,13 +185,13 @@ class _Look:
         return next((folder for folder in folders if os.path.exists(os.path.join(folder, name))), None)
 
     def _versions(self, elves: list[_Elf]) -> list[dict[str, str]]:
-        """Versions of the C and C++ libraries that a file asks for and those here do not have."""
+        """Versions of the C and C++ libraries that a file needs and the installed ones lack."""
         rows = []
         for library in _RUNTIMES:
             folder = self._first(library, (*self.near, *self.session, *self.standard))
             try:
                 has = _provided(os.path.join(folder, library)) if folder else set()
-            except Exception:  # the system's own library is unreadable or odd: nothing can be said of its versions
+            except Exception:  # the system's own library is unreadable: its versions are unknown
                 has = set()
             for elf in elves if has else ():
                 lacking = [each for each in elf.asks.get(library, ()) if each not in has]
@@ -209,7 +209,7 @@ def _tells_abi(path: str) -> bool:
 
 
 def _has_cxx11(path: str) -> bool:
-    """Whether its strings are those of the C++11 ABI, which must be the same in everything that is built on torch."""
+    """Whether its strings have the C++11 ABI, which must be the same in everything that is built on torch."""
     has, needs = _symbols_or_none(path)
     return any(b"__cxx11" in name for name in (has or set()) | needs)
 
@@ -217,7 +217,7 @@ def _has_cxx11(path: str) -> bool:
 def _undefined(elves: list[_Elf]) -> list[dict[str, Any]]:
     """Symbols of torch's namespaces that a file needs and that neither torch nor torch_npu defines.
 
-    Nothing is said unless every library that defines some of them was read: else they would all look undefined.
+    Empty unless every library that defines some of them was read: else they would all look undefined.
     """
     names = {os.path.basename(elf.path).split(".")[0] for elf in elves}
     kinds = [pattern for pattern, libraries in _NAMESPACES if libraries <= names]
@@ -240,12 +240,12 @@ def _undefined(elves: list[_Elf]) -> list[dict[str, Any]]:
 def _symbols_or_none(path: str) -> tuple[set[bytes] | None, set[bytes]]:
     try:
         return _symbols(path)
-    except Exception:  # a damaged file makes the reader raise anything; what cannot be read makes no claim
+    except Exception:  # a damaged file can raise any error; an unreadable one is ignored
         return None, set()
 
 
 def _loader_cache() -> frozenset[str]:
-    """The names in the loader's cache; empty where there is none."""
+    """The names in the loader's cache; empty without one."""
     try:
         with open("/etc/ld.so.cache", "rb") as file:
             data = file.read()

@@ -1,4 +1,4 @@
-"""This machine as a shell sees it after reading a file of settings. Start from `sourced`."""
+"""This machine with the environment of a shell that has sourced a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TIMEOUT_S = 20.0
 
 
 def sourced(host: Host, file: str) -> SourcedHost | None:
-    """The host with the environment that a shell has after it read `file`; None where no shell could say."""
+    """The host with the environment of a shell after it has sourced `file`; None if no shell could report it."""
     shell = shutil.which("bash") or shutil.which("sh")
     if shell is None:
         return None
@@ -42,7 +42,7 @@ class SourcedHost:
         return self._host.name
 
     def run(self, argv: Sequence[str], *, timeout_s: float = 10.0, env: Mapping[str, str] | None = None) -> Ran:
-        """What the program did. It is started through `env -i`, because a variable may also have to be away."""
+        """Runs a program through `env -i`, because a variable may also have to be unset."""
         if is_answered(argv):
             return self._host.run(argv, timeout_s=timeout_s, env=env)
         path = shutil.which(argv[0], path=self._environ.get("PATH", os.defpath))

@@ -1,4 +1,4 @@
-"""Writing here: whole files, lines of a journal, and a claim on a folder. Reading is in `npuenv.host.local`."""
+"""Writes local files: complete files, journal lines, and locks on a folder. Reading is in `npuenv.host.local`."""
 
 from __future__ import annotations
 
@@ -14,44 +14,45 @@ if TYPE_CHECKING:
 
 
 def write_whole(path: str, text: str, mode: int = 0o644) -> None:
-    """Writes a file through a temporary name beside it: a reader sees the old text or the new. Raises OSError.
+    """Writes a file atomically through a temporary name beside it: readers see the old text or the new. Raises:
+    OSError.
 
-    So it is after a loss of power too, and once this has returned it is the new one.
+    This also holds after a loss of power; once it has returned it is the new text.
     """
-    place = Path(path)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    temporary = place.with_name(f".{place.name}.new")
+    location = Path(path)
+    location.parent.mkdir(parents=True, exist_ok=True)
+    temporary = location.with_name(f".{location.name}.new")
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
     temporary.chmod(mode)
-    temporary.replace(place)
-    settle(place.parent)
+    temporary.replace(location)
+    settle(location.parent)
 
 
 def settle(folder: Path) -> None:
-    """Waits until the names in a folder are on the disk, where its file system can say so. Raises OSError."""
+    """Waits until the names in a folder are on the disk, if its file system supports that. Raises: OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # what some network file systems answer for a folder
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems return these for a folder
             raise
     finally:
         os.close(descriptor)
 
 
 def append_line(path: str, line: str) -> None:
-    """Adds a line to a file. Raises OSError."""
+    """Appends a line to a file. Raises: OSError."""
     with open(path, "a", encoding="utf-8") as file:
         file.write(line + "\n")
 
 
 def claim(path: str) -> int | None:
-    """A lock on a file, held as long as the descriptor is open; None when another process holds it. Raises OSError.
+    """Locks a file for as long as the descriptor is open; None if another process holds the lock. Raises: OSError.
 
-    A program that inherits the descriptor holds the lock too, also when the one that started it is gone.
+    A program that inherits the descriptor holds the lock too, also after its parent has ended.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -67,7 +68,7 @@ def claim(path: str) -> int | None:
 
 
 def holders(path: str) -> tuple[int, ...]:
-    """The other processes that have a file open, as far as we may see them; they hold the claim on it."""
+    """The other processes that have a file open, as far as they are visible; they hold the lock."""
     try:
         wanted = os.stat(path)
     except OSError:
@@ -95,7 +96,7 @@ def _opened(pid: int) -> Iterator[os.stat_result]:
 
 @contextlib.contextmanager
 def claimed(path: str) -> Iterator[bool]:
-    """Holds a lock on a file while the block runs; gives False when another process holds it. Raises OSError."""
+    """Holds a lock on a file during the block; yields False if another process holds it. Raises: OSError."""
     descriptor = claim(path)
     try:
         yield descriptor is not None

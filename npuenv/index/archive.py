@@ -1,7 +1,7 @@
-"""Reads single files out of sdists and wheels without unpacking them. Start from `sdist_texts` and `wheel_metadata`.
+"""Reads single files out of sdists and wheels without unpacking them.
 
-An archive is not trusted: only regular files with a wanted name are read, into memory, within the bounds below; links
-are never followed, nothing is written, and a member that points outside spoils the whole archive.
+Archives are untrusted: only regular files with a requested name are read, into memory, within the limits below. Links
+are never followed and nothing is written; a member that points outside invalidates the archive.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from npuenv.index.metadata import Unreadable
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-MAX_FILE = 2 * 1024**2  # bytes of one file that is read; the largest wanted one upstream has 60 KB
+MAX_FILE = 2 * 1024**2  # bytes of one file that is read; the largest one upstream has 60 KB
 MAX_MEMBER = 256 * 1024**2  # bytes that any member may claim to have
-MAX_UNPACKED = 1024**3  # bytes of a whole sdist; vllm 0.30.0 has 150 MB
+MAX_UNPACKED = 1024**3  # bytes of a complete sdist; vllm 0.30.0 has 150 MB
 MAX_MEMBERS = 100_000
 
 
 class _Bounded(io.RawIOBase):
-    """A stream that refuses to give more than `limit` bytes: what unpacks to more is no source archive."""
+    """A stream that fails after `limit` bytes: no source archive unpacks to more."""
 
     def __init__(self, stream: gzip.GzipFile, limit: int) -> None:
         self._stream, self._limit, self._left = stream, limit, limit
@@ -44,10 +44,10 @@ class _Bounded(io.RawIOBase):
 
 
 def sdist_texts(stream: IO[bytes], wanted: Iterable[str], *, max_unpacked: int = MAX_UNPACKED) -> dict[str, str]:
-    """Path inside the sdist (without its top folder) -> text, for each file that one of the patterns names.
+    """Path inside the sdist (without its top folder) -> text, for each file that matches one of the patterns.
 
     `wanted`: patterns as in `fnmatch`, like "Dockerfile*"; a `*` does not cross a `/`. `max_unpacked`: bytes of the
-    whole archive. Raises: Unreadable.
+    complete archive. Raises: Unreadable.
     """
     patterns = tuple(wanted)
     texts: dict[str, str] = {}
@@ -68,7 +68,7 @@ def sdist_texts(stream: IO[bytes], wanted: Iterable[str], *, max_unpacked: int =
 
 
 def wheel_metadata(stream: IO[bytes]) -> str:
-    """The METADATA of a wheel, from a file object that can seek. Raises: Unreadable."""
+    """The METADATA of a wheel, from a seekable file object. Raises: Unreadable."""
     try:
         with zipfile.ZipFile(stream) as archive:
             found = [
@@ -85,7 +85,7 @@ def wheel_metadata(stream: IO[bytes]) -> str:
 
 
 def _inside(name: str) -> str:
-    """A member's path without the top folder. Raises: Unreadable for one that leaves the archive."""
+    """A member's path without the top folder. Raises: Unreadable for a path outside of the archive."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
         raise Unreadable(name[:200])

@@ -1,7 +1,7 @@
-"""Reads addresses the way pip would, within bounds. Start from `Fetch`.
+"""Reads URLs the way pip does, with size and time limits.
 
-pip's certificates, trusted hosts, proxies and credentials count.
-Addresses may be `file://` places or paths. Nothing is retried: a refresh can be run again.
+Uses pip's certificates, trusted hosts, proxies and credentials. URLs may be `file://` URLs or paths. Nothing is
+retried: a refresh can be run again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CHUNK = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What one request may cost."""
+    """The limits of one request."""
 
     size: int  # bytes
     time_s: float
@@ -41,22 +41,22 @@ class Limit:
 class Bounds:
     """The limits of a run."""
 
-    page: Limit = Limit(64 * 1024**2, 60.0)  # the largest page asked for has 0.5 MB
+    page: Limit = Limit(64 * 1024**2, 60.0)  # the largest page requested has 0.5 MB
     archive: Limit = Limit(512 * 1024**2, 600.0)  # vllm 0.30.0's sdist has 42 MB
-    wait_s: float = 15.0  # without any answer; pip's own `timeout` replaces it
+    wait_s: float = 15.0  # without any response; pip's own `timeout` replaces it
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came with the content of an address."""
+    """The metadata of a response."""
 
     url: str  # after redirections
     content_type: str = "text/html"
-    whole_size: int = 0  # bytes of the whole file where the content is a part of it; 0: the content is all
+    whole_size: int = 0  # bytes of the complete file if the content is a part of it; 0: the content is complete
 
 
 class Fetch:
-    """A session with pip's settings. Raises from every method: CannotTell, or Unreadable for more than the limit."""
+    """A session with pip's settings. Every method raises: CannotTell, or Unreadable for more than the limit."""
 
     def __init__(self, settings: PipSettings, bounds: Bounds) -> None:
         import requests
@@ -71,7 +71,7 @@ class Fetch:
         trusted = _trusted(settings)
         if trusted:
             self._session.mount("https://", _adapter(trusted))
-        if settings.proxy:  # as in pip, its own proxy stands above the environment's
+        if settings.proxy:  # as in pip, its own proxy overrides the environment's
             address = settings.proxy.value if "://" in settings.proxy.value else f"http://{settings.proxy.value}"
             self._session.trust_env = False
             self._session.proxies = {"http": address, "https": address}
@@ -80,24 +80,28 @@ class Fetch:
         self._session.close()
 
     def read(self, url: str, limit: Limit, headers: dict[str, str] | None = None) -> tuple[bytes, Answer] | None:
-        """The content of an address; None where there is none."""
+        """The content of a URL; None if it does not exist."""
         kept = io.BytesIO()
         answer = self._copy(url, kept, limit, headers)
         return (kept.getvalue(), answer) if answer else None
 
     def whole(self, url: str, limit: Limit, sha256: str) -> IO[bytes]:
-        """A file, as a temporary one. Raises also: Unreadable where it has another hash than `sha256`."""
-        return self._kept(url, limit, sha256, None)[0]
+        """A file, as a temporary one. Raises also: Unreadable if its hash is not `sha256`."""
+        return self._download(url, limit, sha256, None)[0]
 
     def seekable(self, url: str, limit: Limit, part_limit: Limit, sha256: str) -> IO[bytes]:
-        """A file of which only what is read gets fetched, where the server gives parts of it; else the whole file."""
-        whole, answer = self._kept(url, limit, sha256, {"Range": "bytes=0-0"})
+        """A file of which only the parts that are read are fetched, if the server supports ranges; else the complete
+        file.
+        """
+        whole, answer = self._download(url, limit, sha256, {"Range": "bytes=0-0"})
         if not answer.whole_size:
             return whole
         whole.close()
         return io.BufferedReader(_Parts(self, url, answer.whole_size, part_limit), _CHUNK)
 
-    def _kept(self, url: str, limit: Limit, sha256: str, headers: dict[str, str] | None) -> tuple[IO[bytes], Answer]:
+    def _download(
+        self, url: str, limit: Limit, sha256: str, headers: dict[str, str] | None
+    ) -> tuple[IO[bytes], Answer]:
         kept = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
         try:
             answer = self._copy(url, kept, limit, headers)
@@ -132,7 +136,7 @@ class Fetch:
 
 
 class _Parts(io.RawIOBase):
-    """A file on a server that gives parts of it, as a file object."""
+    """A file object over a server that supports ranges."""
 
     def __init__(self, fetch: Fetch, url: str, size: int, limit: Limit) -> None:
         self._fetch, self._url, self._size, self._limit = fetch, url, size, limit
@@ -164,7 +168,7 @@ class _Parts(io.RawIOBase):
 
 
 def library() -> Any:
-    """The module `pypi_simple`. Raises: BadInput where it is not installed."""
+    """The module `pypi_simple`. Raises: BadInput if it is not installed."""
     try:
         import pypi_simple
     except ImportError as error:
@@ -176,7 +180,7 @@ def library() -> Any:
 
 
 def no_answer(url: str, why: str) -> CannotTell:
-    """The error for an index that gives nothing usable; neither part of it shows credentials."""
+    """The error for an index without a usable response; neither part of it shows credentials."""
     return CannotTell(
         Message("refresh.no-answer", {"index": without_secrets(url), "why": without_secrets(why)[:300]}),
         Message("refresh.hint-index"),
@@ -184,13 +188,15 @@ def no_answer(url: str, why: str) -> CannotTell:
 
 
 def _short(error: Exception) -> str:
-    """The innermost words of an error: of a chain of wrapped ones, "[Errno 111] Connection refused"."""
+    """The innermost message of a chain of errors: "[Errno 111] Connection refused"."""
     found = re.findall(r"\[Errno -?\d+\] [^'\")\]]+|[Tt]imed out", str(error))
     return found[-1] if found else f"{type(error).__name__}: {error}"
 
 
 def _pieces(response: Any, url: str, limit_s: float) -> Iterator[bytes]:
-    """The content as it arrives. `read1` waits for no full piece, so that a trickle cannot outlast the limit."""
+    """The content as it arrives. `read1` does not wait for a full chunk, so that a slow server cannot exceed the time
+    limit.
+    """
     until = time.monotonic() + limit_s
     while piece := response.raw.read1(_CHUNK, decode_content=True):
         if time.monotonic() > until:
@@ -219,12 +225,12 @@ def _pour(pieces: Iterator[bytes], url: str, target: IO[bytes], limit: Limit) ->
 
 
 def _auth_for(settings: PipSettings) -> Callable[[Any], Any] | None:
-    """Adds the credentials of an index to requests for that host alone; None where no index carries any."""
+    """Adds the credentials of an index to requests for that host only; None if no index has any."""
     import requests
 
     known = {}
-    for place in (settings.index_url, *settings.extra_index_urls):
-        parts = urlsplit(place.value) if place else None
+    for location in (settings.index_url, *settings.extra_index_urls):
+        parts = urlsplit(location.value) if location else None
         if parts is not None and parts.username is not None:
             known[(parts.hostname, parts.port)] = unquote(parts.username), unquote(parts.password or "")
 
@@ -237,7 +243,7 @@ def _auth_for(settings: PipSettings) -> Callable[[Any], Any] | None:
 
 
 def _trusted(settings: PipSettings) -> frozenset[tuple[str, int | None]]:
-    """Host and port of each of pip's trusted hosts; the port is None where any counts. What is no host is left out."""
+    """Host and port of each of pip's trusted hosts; the port is None if any counts. Invalid hosts are left out."""
     found = set()
     for item in settings.trusted_hosts:
         is_bare_ipv6 = item.value.count(":") >= 2 and not set("[@") & set(item.value)
@@ -252,7 +258,7 @@ def _trusted(settings: PipSettings) -> frozenset[tuple[str, int | None]]:
 
 
 def _adapter(trusted: frozenset[tuple[str, int | None]]) -> Any:
-    """Sends to those hosts without a look at their certificates, to all others as asked for; redirections included."""
+    """Skips certificate checks for those hosts and keeps them for all others, redirections included."""
     import requests
     import urllib3
 
@@ -263,7 +269,7 @@ def _adapter(trusted: frozenset[tuple[str, int | None]]) -> Any:
                 options["verify"] = False
             return super().send(request, *args, **options)
 
-    # The user has said so; a line for each request would say it again.
+    # The user configured this; a warning for each request would repeat it.
     urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
     return Adapter()
 

@@ -1,7 +1,7 @@
-"""What a package asks for: from core metadata, or from the requirement files that its `setup.py` reads.
+"""Reads what a package requires: from core metadata, or from the requirement files that its `setup.py` reads.
 
-Requirements are given in the normal form of `packaging` (no blanks, specifiers in order, markers kept), in the order of
-their source. Start from `metadata_requires`, `sdist_requires` and `empty_build_requires`. Nothing here reads an index.
+Requirements are normalised as by `packaging` (no blanks, specifiers in order, markers kept), in the order of their
+source. Reads no index.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from packaging.utils import canonicalize_name
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-# The branch of vllm's get_requirements that a build with VLLM_TARGET_DEVICE=empty takes.
+# The branch of vllm's get_requirements for a build with VLLM_TARGET_DEVICE=empty.
 _EMPTY_BRANCH = re.compile(r"if _no_device\(\):\s+requirements = _read_requirements\(\s*[\"']([^\"']+)[\"']")
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _MAX_NESTING = 8
 
 
 class Unreadable(ValueError):
-    """A text that is not what it should be. `str` of it says where and what."""
+    """Invalid content. `str` of it gives location and reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requires:
-    """What a package asks for, and which file said so."""
+    """The requirements of a package, and the file that states them."""
 
     requires: tuple[str, ...]
     file: str  # "METADATA", "PKG-INFO", "requirements.txt", ...
@@ -38,10 +38,10 @@ class Requires:
 
 
 def metadata_requires(text: str, file: str) -> Requires | None:
-    """Requires-Dist and Requires-Python of core metadata; None where it leaves the requirements to the build.
+    """Requires-Dist and Requires-Python of core metadata; None if it leaves the requirements to the build.
 
-    A wheel's METADATA without Requires-Dist asks for nothing; a PKG-INFO without it says nothing, unless its version
-    is 2.2 or newer and it does not call the field dynamic. Raises: Unreadable.
+    A wheel's METADATA without Requires-Dist requires nothing. A PKG-INFO without it is inconclusive, unless its version
+    is 2.2 or newer and it does not declare the field dynamic. Raises: Unreadable.
     """
     raw, _ = parse_email(text)
     if "name" not in raw or "version" not in raw:
@@ -55,7 +55,8 @@ def metadata_requires(text: str, file: str) -> Requires | None:
 
 
 def sdist_requires(texts: Mapping[str, str]) -> Requires:
-    """What an sdist asks for: its PKG-INFO, else the requirements.txt beside it, which its setup.py reads.
+    """The requirements of an sdist: from its PKG-INFO, else from the requirements.txt beside it, which its setup.py
+    reads.
 
     `texts`: path inside the sdist -> content. Raises: Unreadable.
     """
@@ -69,10 +70,10 @@ def sdist_requires(texts: Mapping[str, str]) -> Requires:
 
 
 def empty_build_requires(texts: Mapping[str, str]) -> Requires:
-    """What vllm asks for when it is built with the empty target: the file that its setup.py reads in that case.
+    """The requirements of vllm built with the empty target: those of the file that its setup.py reads then.
 
     Source: vllm setup.py, get_requirements: `if _no_device(): requirements = _read_requirements("common.txt")`; the
-    files stand in `requirements/` since 0.8, beside setup.py before. Raises: Unreadable.
+    files are in `requirements/` since 0.8, beside setup.py before. Raises: Unreadable.
     """
     found = _EMPTY_BRANCH.search(texts.get("setup.py", ""))
     if found is None:
@@ -85,13 +86,13 @@ def empty_build_requires(texts: Mapping[str, str]) -> Requires:
 def requirement_lines(texts: Mapping[str, str], name: str) -> tuple[str, ...]:
     """The requirements of a requirements file and of those it includes, without options and comments.
 
-    Raises: Unreadable for a file that is not there, a line that is no requirement, or files that include each other.
+    Raises: Unreadable for a missing file, a line that is not a requirement, or files that include each other.
     """
     return tuple(_lines(texts, name, 0))
 
 
 def first_block(requires: Sequence[str], stops: frozenset[str]) -> tuple[str, ...]:
-    """The requirements in front of the first one whose name is in `stops`."""
+    """The requirements before the first one whose name is in `stops`."""
     block: list[str] = []
     for line in requires:
         if distribution(line) in stops:
@@ -101,12 +102,12 @@ def first_block(requires: Sequence[str], stops: frozenset[str]) -> tuple[str, ..
 
 
 def distribution(requirement: str) -> str:
-    """The normalised name of the distribution that a requirement is about."""
+    """The normalised distribution name of a requirement."""
     return canonicalize_name(Requirement(requirement).name)
 
 
 def specifier_of(requires: Sequence[str], name: str) -> str:
-    """The specifier put on a package outside of extras, like `==2.8.0`; "" where it is not asked for or unbounded."""
+    """The specifier for a package outside of extras, like `==2.8.0`; "" if it is not required or unbounded."""
     for line in requires:
         requirement = Requirement(line)
         if canonicalize_name(requirement.name) == name and "extra ==" not in str(requirement.marker or ""):

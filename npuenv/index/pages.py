@@ -1,7 +1,7 @@
-"""The package indexes that pip is set up with, read as they stand now. Start from `Indexes`.
+"""Reads the package indexes of pip's settings.
 
-Pages are parsed by `pypi-simple`, which is an optional requirement: without it nothing here can be used. Where pip has
-no index configured, the library's default, which is pip's, is asked.
+Pages are parsed by `pypi-simple`, which is an optional requirement. If pip has no index configured, the library's
+default, which is pip's, is used.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ _ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+h
 
 @dataclass(frozen=True, slots=True)
 class IndexFile:
-    """A wheel or sdist that an index names."""
+    """A wheel or sdist on an index."""
 
     file: str
     url: str
-    version: str  # in normal form
+    version: str  # normalised
     kind: Literal["wheel", "sdist"]
-    uploaded: str  # YYYY-MM-DD; "": the index does not say
-    sha256: str  # "": the index does not say
+    uploaded: str  # YYYY-MM-DD; "": not stated
+    sha256: str  # "": not stated
     has_metadata: bool  # its METADATA can be fetched alone
 
 
 class Indexes:
-    """All indexes of some pip settings as one, in pip's sense: equal rank, the first file of a name counts.
+    """All indexes of some pip settings as one, as in pip: equal rank, the first file of a name counts.
 
-    Used with `with`, which closes its connections.
+    Use as a context manager, which closes the connections.
     """
 
     def __init__(self, settings: PipSettings, bounds: Bounds | None = None) -> None:
         self._bounds = bounds or Bounds()
         self._fetch = Fetch(settings, self._bounds)
-        self._places = _places(settings)
+        self._locations = _locations(settings)
         self._known: dict[str, tuple[IndexFile, ...]] = {}
 
     def __enter__(self) -> Indexes:
@@ -60,25 +60,26 @@ class Indexes:
         self._fetch.close()
 
     def files(self, name: str) -> tuple[IndexFile, ...]:
-        """Every wheel and sdist of a package by version, yanked ones left out.
+        """Every wheel and sdist of a package by version, without yanked ones.
 
-        Raises: CannotTell for an index that gives no answer, or where no index knows the package.
+        Raises: CannotTell for an index without a response, or if no index has the package.
         """
         if name not in self._known:
-            pages = [page for place in self._places if (page := self._page(place, name)) is not None]
+            pages = [page for location in self._locations if (page := self._page(location, name)) is not None]
             if not pages:
-                places = tuple(without_secrets(place) for place in self._places)
+                locations = tuple(without_secrets(location) for location in self._locations)
                 raise CannotTell(
-                    Message("refresh.not-on-index", {"package": name, "index": places}), Message("refresh.hint-index")
+                    Message("refresh.not-on-index", {"package": name, "index": locations}),
+                    Message("refresh.hint-index"),
                 )
             merged = {item.file: item for page in reversed(pages) for item in page}
             self._known[name] = tuple(sorted(merged.values(), key=lambda item: (Version(item.version), item.file)))
         return self._known[name]
 
     def metadata(self, item: IndexFile) -> str:
-        """The METADATA of a wheel: its own file where the index has it, else a part of the wheel itself.
+        """The METADATA of a wheel: its own file if the index has it, else a part of the wheel itself.
 
-        Raises: CannotTell, or Unreadable for what is no wheel.
+        Raises: CannotTell, or Unreadable for an invalid wheel.
         """
         page, archive = self._bounds.page, self._bounds.archive
         if item.has_metadata:
@@ -89,15 +90,15 @@ class Indexes:
             return wheel_metadata(stream)
 
     def texts(self, item: IndexFile, wanted: Iterable[str]) -> dict[str, str]:
-        """The files of an sdist that one of the patterns names. Raises: CannotTell, Unreadable."""
+        """The files of an sdist that match one of the patterns. Raises: CannotTell, Unreadable."""
         if not item.file.endswith(".tar.gz"):
             raise Unreadable(item.file)
         with self._fetch.whole(item.url, self._bounds.archive, item.sha256) as stream:
             return sdist_texts(stream, wanted)
 
-    def _page(self, place: str, name: str) -> tuple[IndexFile, ...] | None:
-        """The files that one index names; None where it does not know the package."""
-        url = f"{_without_credentials(place).rstrip('/')}/{name}/"
+    def _page(self, location: str, name: str) -> tuple[IndexFile, ...] | None:
+        """The files on one index; None if it does not have the package."""
+        url = f"{_without_credentials(location).rstrip('/')}/{name}/"
         is_local = local_folder(url) is not None
         try:
             found = self._fetch.read(f"{url}index.html" if is_local else url, self._bounds.page, {"Accept": _ACCEPT})
@@ -106,7 +107,7 @@ class Indexes:
         return tuple(_parsed(name, *found)) if found else None
 
 
-def _places(settings: PipSettings) -> tuple[str, ...]:
+def _locations(settings: PipSettings) -> tuple[str, ...]:
     """The indexes in the order of pip: the main one, then the extra ones."""
     if settings.is_no_index:
         raise CannotTell(Message("refresh.no-index-configured"), Message("refresh.hint-index"))
@@ -115,7 +116,7 @@ def _places(settings: PipSettings) -> tuple[str, ...]:
 
 
 def _parsed(name: str, content: bytes, answer: Answer) -> Iterator[IndexFile]:
-    """The files on a page. Raises: CannotTell for a page that is none."""
+    """The files on a page. Raises: CannotTell for an invalid page."""
     try:
         found = _from_json(content, answer) if "json" in answer.content_type else _from_html(name, content, answer)
     except (ValueError, KeyError, TypeError, AttributeError, library().UnsupportedRepoVersionError) as error:
@@ -140,7 +141,7 @@ def _from_json(content: bytes, answer: Answer) -> list[tuple[Any, str]]:
 
 
 def _from_html(name: str, content: bytes, answer: Answer) -> list[tuple[Any, str]]:
-    """HTML has no place for the upload time; some mirrors write it as an attribute of the link all the same."""
+    """The upload time from an HTML attribute. HTML has no standard for it, but some mirrors write one."""
     parser = library()
     base = answer.url if "://" in answer.url else f"file://{answer.url}"
     links = parser.RepositoryPage.from_html(content.decode("utf-8", "replace"), base).links
@@ -151,7 +152,7 @@ def _from_html(name: str, content: bytes, answer: Answer) -> list[tuple[Any, str
 
 
 def _version(text: str | None) -> str:
-    """A version in normal form; "" for what is none, as old files on an index may carry."""
+    """A normalised version; "" for an invalid one, which old files on an index may have."""
     try:
         return str(Version(text or ""))
     except ValueError:  # InvalidVersion, or a number of thousands of digits

@@ -1,1 +1,1 @@
-"""From a resolved stack to an environment on disk: the plan, its execution, verification, activation."""
+"""Installs a resolved stack into an environment on disk: plan, execution, verification, activation."""

@@ -1,4 +1,4 @@
-"""The environment that a command is about where none is named. Start from `active_environment`."""
+"""Finds the environment of a command that names none."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from npuenv.install.locations import data_folder
 
 if TYPE_CHECKING:
     from npuenv.host.base import Host
-    from npuenv.install.environments import Kept
+    from npuenv.install.environments import EnvironmentEntry
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A Python with its packages, and how it came to be chosen."""
+    """A Python with its packages, and how it was chosen."""
 
     python: str  # absolute
-    name: str  # the stack's name where npuenv made it, else its folder
+    name: str  # the stack's name if npuenv made it, else the name of its folder
     origin: str  # named | activated | newest | session
 
     @property
     def says(self) -> Message:
-        """Which one it is and why, in one sentence."""
+        """One sentence: which environment it is and why it was chosen."""
         return Message(f"store.environment-{self.origin}", {"name": self.name, "python": self.python})
 
 
 def active_environment(host: Host, framework: str | None = None) -> Environment:
-    """The activated environment, else the newest one in force that npuenv made, else the Python of the session.
+    """The activated environment, else the most recent active one that npuenv made, else the Python of the session.
 
-    `framework`: of those in force only one that is for this use.
+    `framework`: consider only active environments for this framework.
     """
     activated = _activated(host)
     if activated is not None:
         return environment_at(host, activated, "activated")
-    kept = [each for each in environments(host, Path(data_folder(host.environ()))) if _is_in_force(each, framework)]
-    if kept:
-        return environment_at(host, max(kept, key=_since).described.root, "newest")
+    found = [each for each in environments(host, Path(data_folder(host.environ()))) if _is_active(each, framework)]
+    if found:
+        return environment_at(host, max(found, key=_since).described.root, "newest")
     python = shutil.which("python3", path=host.environ().get("PATH")) or sys.executable
     return Environment(python, python, "session")
 
@@ -55,10 +55,10 @@ def environment_at(host: Host, root: str, origin: str = "named") -> Environment:
 
 
 def _activated(host: Host) -> str | None:
-    """The folder that the session has activated to work in.
+    """The folder of the environment that the session has activated.
 
-    The one that npuenv runs from is activated to have the command, and conda activates its base by itself: without
-    torch these two are not what anybody trains in.
+    npuenv's own environment is activated to have the command, and conda activates its base by itself. Without torch,
+    neither of them is used for training.
     """
     environ = host.environ()
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
@@ -73,13 +73,13 @@ def _activated(host: Host) -> str | None:
     return None
 
 
-def _is_in_force(kept: Kept, framework: str | None) -> bool:
-    own = kept.described
-    is_used = kept.role in (CURRENT, "elsewhere") and own.status != "building"
+def _is_active(entry: EnvironmentEntry, framework: str | None) -> bool:
+    own = entry.described
+    is_used = entry.role in (CURRENT, "elsewhere") and own.status != "building"
     return is_used and framework in (None, own.framework)
 
 
-def _since(kept: Kept) -> float:
-    """When it came into force: its link was made then; one in a folder of the user's choice was finished then."""
-    root = Path(kept.described.root)
-    return (root.with_name(CURRENT) if kept.role == CURRENT else root / MARKER).lstat().st_mtime
+def _since(entry: EnvironmentEntry) -> float:
+    """The time of activation: that of its link, or in a folder of the user's choice the time of installation."""
+    root = Path(entry.described.root)
+    return (root.with_name(CURRENT) if entry.role == CURRENT else root / MARKER).lstat().st_mtime

@@ -1,6 +1,6 @@
-"""The environments on this machine: found, measured, taken away. Start from `environments`.
+"""Lists, measures and removes the environments on this machine.
 
-Those of the data folder are found by looking; of those elsewhere the data folder keeps a list of places.
+Those in the data folder are found by listing it; for environments elsewhere the data folder has a list of their paths.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ CURRENT, PREVIOUS = "current", "previous"
 
 
 def points_to(link: Path) -> str:
-    """The last part of where a link points; "" where there is no link."""
+    """The last part of a link's target; "" if there is no link."""
     return Path(os.readlink(link)).name if link.is_symlink() else ""
 
 
 def previous_of(home: Path) -> Path:
-    """The environment that a rollback would return to. Raises BadInput where there is none."""
+    """The environment that a rollback would return to. Raises: BadInput if there is none."""
     name = points_to(home / PREVIOUS)
     if not name or name == points_to(home / CURRENT) or not (home / name).is_dir():
         raise BadInput(Message("store.no-previous", {"path": str(home)}), Message("store.no-previous-hint"))
@@ -44,18 +44,18 @@ def previous_of(home: Path) -> Path:
 
 
 def roll_back(home: Path) -> tuple[Path, Path]:
-    """Exchanges current and previous; gives back the environment now in force and the one that was.
+    """Exchanges current and previous; returns the environment that is now active and the former one.
 
-    A stop between the two renames leaves `current` where a rollback wants it. Raises BadInput, StepFailed.
+    An interruption between the two renames leaves `current` where a rollback wants it. Raises: BadInput, StepFailed.
     """
     before, now = home / points_to(home / CURRENT), previous_of(home)
     try:
         _point(home / CURRENT, now)
-        if before != home:  # no current link at all: nothing to go back to
+        if before != home:  # no current link: nothing to return to
             _point(home / PREVIOUS, before)
     except OSError as error:
-        said = {"path": str(home), "why": error.strerror or str(error)}
-        raise StepFailed(Message("store.not-switched", said)) from error
+        args = {"path": str(home), "why": error.strerror or str(error)}
+        raise StepFailed(Message("store.not-switched", args)) from error
     return now, before
 
 
@@ -77,7 +77,7 @@ class Change:
 
 
 def changes(before: Lock, after: Lock) -> tuple[Change, ...]:
-    """By name. A package of the same version whose files changed is listed with its hash's first digits."""
+    """Changes by name. A package of the same version with changed files is listed with the first digits of its hash."""
     old, new = _versions(before), _versions(after)
     found = []
     for name in sorted(old.keys() | new.keys()):
@@ -90,7 +90,7 @@ def changes(before: Lock, after: Lock) -> tuple[Change, ...]:
 
 
 def _versions(lock: Lock) -> dict[str, tuple[str, str]]:
-    """Name -> version and what tells two files of one version apart."""
+    """Name -> version, and what distinguishes two files of one version."""
     packages = {each.name: (each.version, ",".join(digest[:8] for digest in each.sha256)) for each in lock.packages}
     return {**packages, **{each.name: (each.ref, each.repo) for each in lock.sources}}
 
@@ -108,8 +108,8 @@ def manifest_text(
 ) -> str:
     """The manifest that the last step writes. The same plan gives the same text: no clock, no host.
 
-    `files`: path below the environment -> text of what the plan itself writes there and puts back when it is lost.
-    `supplied`: by name, what a source is that came from no repository: `sha256:HEX`, `tree:HEX` or `folder PATH`.
+    `files`: path below the environment -> text of the files that the plan writes and restores when they are lost.
+    `supplied`: for each source from no repository its digest by name: `sha256:HEX`, `tree:HEX` or `folder PATH`.
     """
     sources = [{"name": each.name, "ref": each.ref, "how": each.how} for each in stack.git_sources]
     document = {
@@ -129,66 +129,66 @@ def manifest_text(
     return json.dumps(document, indent=1, sort_keys=True) + "\n"
 
 
-# Begins the name that an environment has while it is being deleted: never taken for one again.
+# Prefix of an environment's name while it is being deleted. Such a folder is never listed.
 _DYING = ".removing-"
 _OWN = ".npuenv"
-_RUNNING = f"{_OWN}/running"  # its lock is held while anything is done to the environment
+_RUNNING = f"{_OWN}/running"  # its lock is held during any operation on the environment
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """An environment and its place among those of its stack."""
+class EnvironmentEntry:
+    """An environment and its role among those of its stack."""
 
     described: Described
     role: str  # current | previous | "" | elsewhere: in a folder of the user's choice
 
 
-def environments(host: Host, data: Path) -> tuple[Kept, ...]:
-    """Every environment, by stack and then place. Folders that are none are passed over."""
+def environments(host: Host, data: Path) -> tuple[EnvironmentEntry, ...]:
+    """Every environment, by stack and then role. Other folders are skipped."""
     found = [*_managed(host, data), *_elsewhere(host, data)]
-    return tuple(sorted(found, key=lambda kept: (kept.described.stack, kept.described.root)))
+    return tuple(sorted(found, key=lambda entry: (entry.described.stack, entry.described.root)))
 
 
-def find(host: Host, data: Path, word: str) -> Kept:
-    """The environment that a word means: a folder, a stack's name (its current one), or STACK/HASH.
+def find(host: Host, data: Path, word: str) -> EnvironmentEntry:
+    """The environment for a name: a folder, a stack's name (its current one), or STACK/HASH.
 
-    A link means what it points to. Raises BadInput for a word that means none, with those there are.
+    A link means its target. Raises: BadInput for an unknown name, with the known ones.
     """
     everything = environments(host, data)
     as_folder = os.path.realpath(word) if os.sep in word or word in (".", "..") else None
-    for kept in everything:
-        own = kept.described
+    for entry in everything:
+        own = entry.described
         is_folder = as_folder == os.path.realpath(own.root)
-        if is_folder or word == f"{own.stack}/{own.lock}" or (word == own.stack and kept.role == CURRENT):
-            return kept
-    alone = [kept for kept in everything if kept.described.stack == word]
+        if is_folder or word == f"{own.stack}/{own.lock}" or (word == own.stack and entry.role == CURRENT):
+            return entry
+    alone = [entry for entry in everything if entry.described.stack == word]
     if len(alone) == 1:
         return alone[0]
     if as_folder is not None and (own_here := describe(host, as_folder)) is not None:
-        return Kept(own_here, "elsewhere")
-    known = tuple(_name(kept) for kept in everything) or (Message("store.none"),)
+        return EnvironmentEntry(own_here, "elsewhere")
+    known = tuple(_name(entry) for entry in everything) or (Message("store.none"),)
     raise BadInput(Message("store.no-such", {"word": word, "known": known}), Message("store.no-such-hint"))
 
 
-def _name(kept: Kept) -> str:
-    own = kept.described
-    return own.root if kept.role == "elsewhere" else f"{own.stack}/{own.lock}"
+def _name(entry: EnvironmentEntry) -> str:
+    own = entry.described
+    return own.root if entry.role == "elsewhere" else f"{own.stack}/{own.lock}"
 
 
 def is_complete(host: Host, target: Target, lock: Lock) -> bool:
-    """True when the environment says that it was finished with this lock."""
+    """Whether the environment's marker says that its installation with this lock was finished."""
     own = describe(host, target.root)
     return own is not None and own.status == "complete" and own.lock == lock.hash
 
 
 def remember(root: Path, data: Path) -> None:
-    """Notes an environment outside the data folder, so that it is listed. Raises OSError."""
+    """Records an environment outside the data folder, so that it is listed. Raises: OSError."""
     if not root.is_relative_to(data):
         _write_places(data, [*dict.fromkeys([*_places(data), str(root)])])
 
 
 def size_mib(root: Path) -> int:
-    """What the files of a folder take on disk; hard-linked ones count once."""
+    """The disk space of a folder's files; hard-linked ones count once."""
     seen: set[tuple[int, int]] = set()
     total = 0
     for folder, _, names in os.walk(root):
@@ -201,24 +201,25 @@ def size_mib(root: Path) -> int:
     return total >> 20
 
 
-def remove(kept: Kept, data: Path) -> None:
-    """Deletes an environment: out of sight first, by one rename, so that a stop in between leaves no half one.
+def remove(entry: EnvironmentEntry, data: Path) -> None:
+    """Deletes an environment. It is renamed first, so that an interruption leaves no partial one under its name.
 
-    Raises BadInput where an installation works on it or where it is not known to be npuenv's own folder, StepFailed
-    for the system.
+    Raises: BadInput if an installation works on it or if it is not known to be npuenv's own folder, StepFailed for
+    system errors.
     """
-    root = Path(os.path.realpath(kept.described.root))  # not a link to it, which a rename would take away alone
-    if kept.described.kind == "existing":
+    # the folder, not a link to it: a rename would move only the link
+    root = Path(os.path.realpath(entry.described.root))
+    if entry.described.kind == "existing":
         raise BadInput(Message("store.not-ours", {"path": str(root)}), Message("store.not-ours-hint"))
     is_managed = root.parent.parent == Path(os.path.realpath(data / "envs"))
-    if kept.described.status == DAMAGED and not (kept.described.kind or is_managed):
-        said = {"path": str(root), "file": MARKER, "stack": kept.described.stack}
-        raise BadInput(Message("store.unproven", said), Message("store.unproven-hint", said))
+    if entry.described.status == DAMAGED and not (entry.described.kind or is_managed):
+        args = {"path": str(root), "file": MARKER, "stack": entry.described.stack}
+        raise BadInput(Message("store.unproven", args), Message("store.unproven-hint", args))
     with claimed(str(root / _RUNNING)) as is_mine:
         if not is_mine:
             raise BadInput(Message("store.in-use", {"path": str(root)}))
         dying = _dying(root)
-        # What a removal of the same name left, where it was interrupted, is in the way.
+        # Remains of an interrupted removal of the same name would block the rename.
         if os.path.lexists(dying) and (is_managed or _is_ours(dying)) and not clear(dying, data):
             raise BadInput(Message("store.in-use", {"path": str(dying)}))
         try:
@@ -231,26 +232,26 @@ def remove(kept: Kept, data: Path) -> None:
 
 
 def left_over(host: Host, data: Path) -> tuple[Path, ...]:
-    """What nobody needs any more: remains of removals, and environments neither current nor previous."""
-    idle = [kept for kept in _managed(host, data) if not kept.role]
-    return (*remains(data), *(Path(kept.described.root) for kept in idle))
+    """Everything unused: remains of removals, and environments that are neither current nor previous."""
+    idle = [entry for entry in _managed(host, data) if not entry.role]
+    return (*remains(data), *(Path(entry.described.root) for entry in idle))
 
 
 def remains(data: Path) -> tuple[Path, ...]:
-    """What interrupted removals left: folders, and links that earlier versions renamed in place of the folder.
+    """Remains of interrupted removals: folders, and links that earlier versions renamed instead of the folder.
 
-    In the data folder everything of such a name is npuenv's own. Beside an environment elsewhere a folder is only where
-    it says so itself, or holds nothing.
+    In the data folder every such name is npuenv's own. Beside an environment elsewhere a folder counts only if its
+    marker says so, or if it is empty.
     """
     homes = [home for home in sorted((data / "envs").glob("*")) if home.is_dir()]
     inside = [path for home in homes for path in sorted(home.glob(f"{_DYING}*"))]
-    places = [Path(form) for place in _places(data) for form in (place, os.path.realpath(place))]
-    beside = [path for place in places if place.name and _is_ours(path := _dying(place))]
+    locations = [Path(text) for location in _places(data) for text in (location, os.path.realpath(location))]
+    beside = [path for location in locations if location.name and _is_ours(path := _dying(location))]
     return tuple(dict.fromkeys((*inside, *beside)))
 
 
 def clear(dying: Path, data: Path) -> bool:
-    """Deletes one of `remains`; False where another process is at it. Raises StepFailed for the system."""
+    """Deletes one of `remains`; False if another process is using it. Raises: StepFailed for system errors."""
     root = dying.with_name(dying.name.removeprefix(_DYING))
     try:
         if dying.is_dir() and not dying.is_symlink():
@@ -278,23 +279,23 @@ def _is_ours(dying: Path) -> bool:
 
 
 def _delete(dying: Path) -> None:
-    """Deletes a folder; its lock and then its marker go last, so that until then it is held and known to be ours."""
+    """Deletes a folder; its lock and then its marker go last, so that until then it stays locked and identifiable."""
     last = [dying / _OWN, dying / MARKER]
     for path in (*(path for path in dying.iterdir() if path not in last), *last):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-    with suppress(FileNotFoundError):  # gone with its lock, another process may have ended it
+    with suppress(FileNotFoundError):  # once the lock is gone, another process may have finished the deletion
         dying.rmdir()
 
 
-def _not_removed(place: Path, error: OSError) -> StepFailed:
-    said = {"path": str(error.filename or place), "why": error.strerror or str(error)}
-    return StepFailed(Message("store.not-removed", said), Message("store.not-removed-hint"))
+def _not_removed(location: Path, error: OSError) -> StepFailed:
+    args = {"path": str(error.filename or location), "why": error.strerror or str(error)}
+    return StepFailed(Message("store.not-removed", args), Message("store.not-removed-hint"))
 
 
-def _managed(host: Host, data: Path) -> Iterator[Kept]:
+def _managed(host: Host, data: Path) -> Iterator[EnvironmentEntry]:
     for home in sorted((data / "envs").glob("*")):
         roles = {points_to(home / name): name for name in (PREVIOUS, CURRENT)}
         for root in sorted(home.glob("*")):
@@ -302,14 +303,14 @@ def _managed(host: Host, data: Path) -> Iterator[Kept]:
                 continue
             own = describe(host, str(root))
             if own is not None:
-                yield Kept(own, roles.get(root.name, ""))
+                yield EnvironmentEntry(own, roles.get(root.name, ""))
 
 
-def _elsewhere(host: Host, data: Path) -> Iterator[Kept]:
-    for place in _places(data):
-        own = describe(host, place)
+def _elsewhere(host: Host, data: Path) -> Iterator[EnvironmentEntry]:
+    for location in _places(data):
+        own = describe(host, location)
         if own is not None:
-            yield Kept(own, "elsewhere")
+            yield EnvironmentEntry(own, "elsewhere")
 
 
 def _places(data: Path) -> list[str]:
@@ -319,14 +320,14 @@ def _places(data: Path) -> list[str]:
         return []
 
 
-def _write_places(data: Path, places: list[str]) -> None:
-    if places != _places(data):
-        write_whole(str(data / "environments.txt"), "".join(f"{place}\n" for place in places))
+def _write_places(data: Path, locations: list[str]) -> None:
+    if locations != _places(data):
+        write_whole(str(data / "environments.txt"), "".join(f"{location}\n" for location in locations))
 
 
 def _forget_place(root: Path, data: Path) -> None:
-    gone = os.path.realpath(root)
-    _write_places(data, [place for place in _places(data) if os.path.realpath(place) != gone])
+    missing = os.path.realpath(root)
+    _write_places(data, [location for location in _places(data) if os.path.realpath(location) != missing])
 
 
 def _forget_links(root: Path) -> None:

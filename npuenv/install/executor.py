@@ -1,7 +1,7 @@
-"""Runs a plan on this machine, step by step, so that it can be stopped anywhere and run again. Start from `execute`.
+"""Runs a plan on this machine step by step. It can be interrupted anywhere and run again.
 
-A step's conditions are asked before it (all hold: nothing to do) and after it (not all hold: it failed, whatever the
-exit code said). A journal and one log per step lie below the environment, in `.npuenv/`.
+A step's conditions are checked before it (all hold: nothing to do) and after it (not all hold: it failed, whatever the
+exit code). A journal and one log per step are in `.npuenv/` below the environment.
 """
 
 from __future__ import annotations
@@ -38,37 +38,36 @@ _POLL_S = 0.05
 _GRACE_S = 1.0
 _WAITING_S = 1.0
 _NOT_DONE = "execute.not-done-after"
-# Something in the way of the folder that no second attempt can mend.
+# Errors about the target folder that a second attempt cannot fix.
 _NO_PLACE = (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
-# What only the step that makes an environment is asked for.
+# Facts that only the step that creates the environment checks.
 _MAKING = ("venv.python", "prefix.python")
-# Settings of the caller's shell that would leak into what the steps run.
+# Settings of the caller's shell that would affect the programs of the steps.
 _NEVER_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONSTARTUP")
 
 
 class LeftRunning(NpuenvError):
-    """Interrupted while a program was at work that nobody but another user may end: it goes on by itself."""
+    """Interrupted while a program was running that only another user can end; it continues by itself."""
 
     kind = "interrupted"
     exit_code = ExitCode.INTERRUPTED
 
 
 class State(enum.Enum):
-    """What has just happened to a step."""
+    """An event of a step."""
 
     START = "start"
     LINE = "line"
-    WAITING = "waiting"  # a program of it is at work; told about once a second
+    WAITING = "waiting"  # one of its programs is running; reported about once a second
     DONE = "done"
-    SKIPPED = "skipped"  # its conditions held already
+    SKIPPED = "skipped"  # its conditions already held
     FAILED = "failed"
     INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Progress, in order. `text` is a line of output with LINE, else empty; `seconds` is how long the step took
-    so far."""
+    """Progress, in order. `text` is a line of output with LINE, else empty; `seconds` is the step's duration so far."""
 
     state: State
     step: Step
@@ -80,7 +79,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a whole run did."""
+    """The result of a run."""
 
     done: tuple[str, ...]
     skipped: tuple[str, ...]
@@ -88,16 +87,19 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What every step of one execution shares. `settings` may hold secrets: they reach processes, never a file."""
+    """Shared by all steps of one execution. `settings` may hold secrets: they are passed to processes, never written to
+    a file.
+    """
 
     host: Host
     root: str
     settings: UvSettings = field(default_factory=UvSettings)
     tell: Callable[[Event], None] = lambda event: None
     again: tuple[str, ...] = ("npuenv", "install")  # the command that continues, for hints
-    # Another execution is at work here and is waited for; the numbers of its processes, as far as they can be seen.
+    # Called while waiting for another execution in this environment, with its process ids as far as they are visible.
     wait: Callable[[tuple[int, ...]], None] = lambda pids: None
-    # Step id -> what must pass before it acts, for what the plan's own conditions cannot say; raises NpuenvError.
+    # Step id -> a check that must pass before it runs, for what the plan's conditions cannot express; raises
+    # NpuenvError.
     proofs: Mapping[str, Callable[[], None]] = field(default_factory=dict)
 
     @property
@@ -111,36 +113,35 @@ class Session:
 def execute(plan: Plan, session: Session, *, only: str | None = None, start_at: str | None = None) -> Outcome:
     """Runs the steps whose conditions do not hold yet. `only`: that step alone; `start_at`: it and those after it.
 
-    Another execution that is at work there is waited for. Raises BadInput (unknown step, a part of what was never
-    begun, another lock put in while we waited), StepFailed (what was done stays; run again to continue), and what a
-    proof of the session raises.
-    KeyboardInterrupt passes through after the running program and its children have ended; LeftRunning stands for it
-    where they could not be ended.
+    Waits for another execution in the same environment. Raises: BadInput (unknown step, part of an installation that
+    never began, another lock installed meanwhile), StepFailed (completed steps stay; run again to continue), and what a
+    proof of the session raises. KeyboardInterrupt passes through after the running program and its children have ended;
+    LeftRunning replaces it if they could not be ended.
     """
     steps = chosen(plan, only, start_at)
     _require_begun(plan.steps[: plan.steps.index(steps[0])] if steps else (), session)
     done: dict[str, None] = {}
-    with _claim(session, plan) as held:
+    with _lock_environment(session, plan) as held:
         try:
             _perform_all(steps, session, held, done)
         except StepFailed as error:
-            if not _is_worth_another_try(steps, session, error):
+            if not _is_retryable(steps, session, error):
                 raise
             _perform_all(steps, session, held, done)
     return Outcome(tuple(done), tuple(step.id for step in steps if step.id not in done))
 
 
 def _perform_all(steps: Sequence[Step], session: Session, held: int, done: dict[str, None]) -> None:
-    """Every step in order; the ids of those that had something to do go into `done`."""
+    """Runs every step in order; adds the ids of those that did something to `done`."""
     for number, step in enumerate(steps, 1):
         if _perform(step, session, held, number, len(steps)):
             done[step.id] = None
 
 
-def _is_worth_another_try(steps: Sequence[Step], session: Session, error: StepFailed) -> bool:
-    """True when no program complained and yet there is damage that a step mends: it came along from a cache."""
+def _is_retryable(steps: Sequence[Step], session: Session, error: StepFailed) -> bool:
+    """Whether no program failed, but a step that repairs still finds damage: it came from a cache."""
     failed = next((step for step in steps if step.id == error.message.args.get("step")), None)
-    if failed is None:  # what a proof objects to is no damage
+    if failed is None:  # the failure of a proof is not damage
         return False
     is_verifying = any(want.fact == "env.verified" for want in failed.done_when)
     why = error.message.args["why"]
@@ -152,20 +153,20 @@ def _is_worth_another_try(steps: Sequence[Step], session: Session, error: StepFa
 
 
 def unmet(step: Step, host: Host) -> tuple[tuple[Condition, Fact[str]], ...]:
-    """The conditions of a step that do not hold now, with what was found."""
-    asked = ((want, ask_environment(host, want)) for want in step.done_when)
-    return tuple((want, fact) for want, fact in asked if fact.value != want.value)
+    """The conditions of a step that do not hold now, each with what was found."""
+    results = ((want, ask_environment(host, want)) for want in step.done_when)
+    return tuple((want, fact) for want, fact in results if fact.value != want.value)
 
 
 def is_done(step: Step, host: Host) -> bool:
-    """True when there is nothing to do for a step now."""
+    """Whether a step has nothing to do now."""
     return bool(step.done_when) and not unmet(step, host)
 
 
 def changes_more_than_its_own(steps: Sequence[Step], host: Host) -> bool:
-    """True when what is not done yet changes more than what npuenv itself put into an environment that was complete.
+    """Whether the pending steps change more than files that npuenv itself put into a complete environment.
 
-    To put it in force in place of another is more. What is asked here hashes nothing.
+    Activating it in place of another counts as more. Nothing is hashed for this check.
     """
     for step in steps:
         if not (step.is_upkeep or is_done(step, host)):
@@ -177,35 +178,36 @@ def changes_more_than_its_own(steps: Sequence[Step], host: Host) -> bool:
 
 
 def chosen(plan: Plan, only: str | None, start_at: str | None) -> tuple[Step, ...]:
-    """All steps of a plan, `only` that one, or `start_at` and those after it. Raises BadInput for an unknown one."""
+    """All steps of a plan, `only` that one, or `start_at` and those after it. Raises: BadInput for an unknown one."""
     ids = [step.id for step in plan.steps]
-    wanted = only or start_at
-    if wanted is None:
+    step_id = only or start_at
+    if step_id is None:
         return plan.steps
-    if wanted not in ids:
-        raise BadInput(Message("execute.no-such-step", {"step": wanted, "steps": tuple(ids)}))
-    start = ids.index(wanted)
+    if step_id not in ids:
+        raise BadInput(Message("execute.no-such-step", {"step": step_id, "steps": tuple(ids)}))
+    start = ids.index(step_id)
     return plan.steps[start : start + 1] if only else plan.steps[start:]
 
 
 def _require_begun(before: Sequence[Step], session: Session) -> None:
-    """Raises BadInput where a step that is left out makes the environment, and has not: the others stand on it.
+    """Raises BadInput if a skipped step creates the environment and has not run: the others depend on it.
 
-    Of the inspector only presence counts: that of an older npuenv can be asked too.
+    Only the presence of the verifier counts, so that one of an older npuenv passes.
     """
     made = [step for step in before if any(want.fact in _MAKING for want in step.done_when)]
     placed = [action.path for step in before for action in step.do if isinstance(action, WriteFile)]
     inspectors = [path for path in placed if path.endswith(f"/{INSPECTOR}")]
     is_begun = all(session.host.look(path).state is PathState.FILE for path in inspectors)
     if not is_begun or any(unmet(step, session.host) for step in made):
-        said = {"path": session.root}
-        raise BadInput(Message("execute.not-begun", said), Message("execute.not-begun-hint"))
+        args = {"path": session.root}
+        raise BadInput(Message("execute.not-begun", args), Message("execute.not-begun-hint"))
 
 
-class _claim:
-    """Keeps a second execution away from the same environment; gives the descriptor that holds the lock.
+class _lock_environment:
+    """Locks the environment against a second execution; returns the descriptor that holds the lock.
 
-    What the steps start inherits it: a program of another user, which nobody here may end, still keeps others away.
+    The programs of the steps inherit it: a program of another user, which cannot be ended from here, still holds the
+    lock.
     """
 
     def __init__(self, session: Session, plan: Plan) -> None:
@@ -217,22 +219,24 @@ class _claim:
             (self._session.own / "logs").mkdir(parents=True, exist_ok=True)
             self._held = self._wait()
         except OSError as error:
-            said = system_error(error, self._session.root)
+            reason = system_error(error, self._session.root)
             if error.errno in _NO_PLACE:
-                raise BadInput(said, Message("plan.choose-target")) from error
-            raise StepFailed(said, _run_again(self._session)) from error
+                raise BadInput(reason, Message("plan.choose-target")) from error
+            raise StepFailed(reason, _run_again(self._session)) from error
         return self._held
 
     def _wait(self) -> int:
-        """The lock. Only who waits for more than a moment is told so: what was just killed takes one to go."""
+        """Waits for the lock. Reports it only after a moment, because a process that was just killed takes a moment to
+        end.
+        """
         path = str(self._session.own / "running")
-        tells_at, is_told = time.monotonic() + _GRACE_S, False
+        tells_at, is_reported = time.monotonic() + _GRACE_S, False
         while (held := claim(path)) is None:
-            if not is_told and time.monotonic() >= tells_at:
-                is_told = True
+            if not is_reported and time.monotonic() >= tells_at:
+                is_reported = True
                 self._session.wait(holders(path))
             time.sleep(_POLL_S)
-        if is_told:
+        if is_reported:
             try:
                 self._require_same_lock()
             except BaseException:
@@ -241,20 +245,20 @@ class _claim:
         return held
 
     def _require_same_lock(self) -> None:
-        """What was planned is for what lay here before; with another lock in its place it has to be planned anew."""
+        """Raises BadInput if the environment has another lock than before the wait: the plan no longer applies."""
         texts = [(each.path, each.text) for step in self._plan.steps for each in step.do if isinstance(each, WriteFile)]
-        wanted = {_json.loads(text)["lock"] for path, text in texts if path.endswith(f"/{MARKER}")}
+        planned = {_json.loads(text)["lock"] for path, text in texts if path.endswith(f"/{MARKER}")}
         found = describe(self._session.host, self._session.root)
-        if found is not None and wanted and found.lock not in wanted:
-            said = {"path": self._session.root, "stack": found.stack, "lock": found.lock}
-            raise BadInput(Message("execute.taken-meanwhile", said), _run_again(self._session))
+        if found is not None and planned and found.lock not in planned:
+            args = {"path": self._session.root, "stack": found.stack, "lock": found.lock}
+            raise BadInput(Message("execute.taken-meanwhile", args), _run_again(self._session))
 
     def __exit__(self, *error: object) -> None:
         os.close(self._held)
 
 
 def _perform(step: Step, session: Session, held: int, number: int, total: int) -> bool:
-    """True when the step was run, False when there was nothing to do."""
+    """True if the step ran, False if there was nothing to do."""
 
     def tell(state: State, text: str = "", seconds: float = 0.0) -> None:
         session.tell(Event(state, step, number, total, text, seconds))
@@ -301,7 +305,7 @@ def _act(action: Action, step: Step, session: Session, held: int, on_line: Calla
 
 
 def _run(action: Run, step: Step, session: Session, held: int, on_line: Callable[[str | None], None]) -> int:
-    """Runs a program and passes its lines on as they come, None about once a second.
+    """Runs a program and yields its lines as they come, None about once a second.
 
     Its children end with it, also on Ctrl-C.
     """
@@ -311,7 +315,7 @@ def _run(action: Run, step: Step, session: Session, held: int, on_line: Callable
     unset += [*_NEVER_INHERITED, *action.unset]
     settings = {name: value for name, value in session.settings.environ.items() if name not in action.unset}
     env = {**settings, "UV_NO_CONFIG": "1", "UV_PYTHON_DOWNLOADS": "never", "GIT_TERMINAL_PROMPT": "0", **action.env}
-    if cert := settings.get("SSL_CERT_FILE"):  # git reads no variable but its own
+    if cert := settings.get("SSL_CERT_FILE"):  # git reads only its own variable
         env.setdefault("GIT_SSL_CAINFO", environ.get("GIT_SSL_CAINFO") or cert)
     folder = Path(action.cwd or session.root)
     folder.mkdir(parents=True, exist_ok=True)
@@ -323,13 +327,13 @@ def _run(action: Run, step: Step, session: Session, held: int, on_line: Callable
         except KeyboardInterrupt as stopped:
             running.interrupt()
             if running.poll() is None:
-                said = {"command": without_secrets(shlex.join(action.argv)), "pid": running.pid}
-                raise LeftRunning(Message("execute.left-running", said), _wait_for_it(session)) from stopped
+                args = {"command": without_secrets(shlex.join(action.argv)), "pid": running.pid}
+                raise LeftRunning(Message("execute.left-running", args), _wait_for_it(session)) from stopped
             raise
 
 
 def _watch(running: Running, log: Path, start: int, on_line: Callable[[str | None], None]) -> int:
-    told_at = time.monotonic()
+    reported_at = time.monotonic()
     with log.open("rb") as file:
         file.seek(start)
         rest = b""
@@ -338,8 +342,8 @@ def _watch(running: Running, log: Path, start: int, on_line: Callable[[str | Non
             *lines, rest = (rest + file.read()).split(b"\n")
             for line in lines:
                 on_line(without_secrets(line.decode("utf-8", "replace")).rstrip("\r"))
-            if time.monotonic() - told_at >= _WAITING_S:
-                told_at = time.monotonic()
+            if time.monotonic() - reported_at >= _WAITING_S:
+                reported_at = time.monotonic()
                 on_line(None)
             if code is not None:
                 if rest:
@@ -352,13 +356,13 @@ def _check_after(step: Step, session: Session) -> None:
     if left:
         want, fact = left[0]
         found = fact.value if fact.value is not None else next((item.line for item in fact.evidence), "")
-        said = {"fact": want.fact, "of": want.of[0], "found": short(found)}
-        raise _failed(step, session, Message(_NOT_DONE, said))
+        args = {"fact": want.fact, "of": want.of[0], "found": short(found)}
+        raise _failed(step, session, Message(_NOT_DONE, args))
 
 
 def _failed(step: Step, session: Session, why: Message) -> StepFailed:
-    said = {"step": step.id, "why": why, "log": str(session.log(step))}
-    return StepFailed(Message("execute.step-failed", said), _run_again(session))
+    args = {"step": step.id, "why": why, "log": str(session.log(step))}
+    return StepFailed(Message("execute.step-failed", args), _run_again(session))
 
 
 def _wait_for_it(session: Session) -> Message:
@@ -370,7 +374,7 @@ def _run_again(session: Session) -> Message:
 
 
 def _note(session: Session, step: Step, state: str, *, is_best_effort: bool = False) -> None:
-    """One line of the journal. If it cannot be written the step fails, except while another failure is told."""
+    """Writes one line of the journal. If that fails the step fails, except while another failure is being reported."""
     line = json.dumps({"step": step.id, "state": state, "at": round(time.time(), 1)})
     try:
         append_line(str(session.own / "journal.jsonl"), line)

@@ -1,4 +1,4 @@
-"""What made a step fail, as a sentence: from a program's output, or from the system. Start from `reason`."""
+"""The reason why a step failed, as a sentence: from a program's output or an OSError."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TAIL_BYTES = 1 << 16
 
 
 def reason(text: str, action: Run, code: int) -> Message:
-    """The sentence for what a program complained about; its own deciding line where we know nothing better."""
+    """The sentence for a program's output; the deciding line of the output if no sentence is known."""
     last = deciding_line(text)
     for marks, key in _KNOWN:
         hit = next((line.strip() for line in text.splitlines() if any(mark in line for mark in marks)), None)
@@ -29,7 +29,7 @@ def reason(text: str, action: Run, code: int) -> Message:
 
 _NO_NETWORK = ("dns error", "Connection refused", "Network is unreachable", "Could not resolve host", "timed out",
                "client error (Connect)", "error sending request")  # fmt: skip
-# What uv and git say of a proxy that is there and will not, and of one that is not.
+# Messages of uv and git about a proxy that rejects the request, and about an unreachable one.
 _PROXY = ("proxy authorization required", "tunnel error: unsuccessful", "CONNECT tunnel failed",
           "tunnel error: failed to create underlying connection", "Proxy Authentication Required")  # fmt: skip
 _NO_WHEEL = ("was not found in the provided package locations", "was not found in the package registry",
@@ -44,8 +44,8 @@ _COMPILERS = ("'gcc'", "'g++'", "'cc'", "'c++'", "'clang'", "'cmake'", "'ninja'"
 _NO_COMPILER = (*(f"No such file or directory: {name}" for name in _COMPILERS), "gcc: command not found",
                 "No CMAKE_CXX_COMPILER could be found", "No CMAKE_C_COMPILER could be found",
                 "can't find Rust compiler", "unable to execute 'gcc'", "unable to execute 'g++'")  # fmt: skip
-# In this order: a full disk also breaks downloads, a refused connection is also "no solution found", and a proxy's
-# refusal is told before the connection's that came of it.
+# In this order: a full disk also breaks downloads, a refused connection also causes "no solution found", and a proxy's
+# refusal comes before the connection error that it causes.
 _KNOWN: tuple[tuple[tuple[str, ...], str], ...] = (
     (("No space left on device", "os error 28", "Disk quota exceeded"), "execute.disk-full"),
     (("Read-only file system", "Permission denied", "os error 13", "os error 30"), "execute.not-writable"),
@@ -59,7 +59,7 @@ _KNOWN: tuple[tuple[tuple[str, ...], str], ...] = (
 
 
 def deciding_line(text: str) -> str:
-    """The line of a program's output that says why it failed: a problem, a cause, an error, else its last line."""
+    """The line of a program's output that gives the reason: a problem, a cause, an error, else its last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("$ ")]
     for marks in (("problem: ",), ("Because ",), ("cause: ", "Caused by: "), ("error: ", "fatal: ", "ERROR: ")):
         hits = [line for line in lines if any(mark in line for mark in marks)]
@@ -69,12 +69,12 @@ def deciding_line(text: str) -> str:
 
 
 def system_error(error: OSError, path: str) -> Message:
-    said = {"line": f"{path}: {error.strerror}", "program": "npuenv"}
+    args = {"line": f"{path}: {error.strerror}", "program": "npuenv"}
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return Message("execute.disk-full", said)
+        return Message("execute.disk-full", args)
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return Message("execute.not-writable", said)
-    return Message("execute.system-error", said)
+        return Message("execute.not-writable", args)
+    return Message("execute.system-error", args)
 
 
 def tail(log: Path) -> str:

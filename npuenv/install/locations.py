@@ -1,4 +1,4 @@
-"""Where environments lie and how their folders are laid out. Start from `target_for`."""
+"""The locations of environments and the layout of their folders."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An environment's folder, and the link to a stack's present one (None with a folder of the user's choice)."""
+    """An environment's folder, and the link to a stack's current one (None in a folder of the user's choice)."""
 
     root: str
     link: str | None = None
-    kind: str = "venv"  # venv | conda | existing: an environment that the user had already
+    kind: str = "venv"  # venv | conda | existing: an environment that the user already had
 
     @property
     def python(self) -> str:
         return posixpath.join(self.root, "bin/python")
 
     def own(self, *parts: str) -> str:
-        """A path below the folder where the installation keeps its own files."""
+        """A path below the folder of the installation's own files."""
         return posixpath.join(self.root, ".npuenv", *parts)
 
 
 def data_folder(environ: Mapping[str, str]) -> str:
-    """Where environments live unless the user says otherwise."""
+    """The default folder of environments."""
     return _own_folder(environ, "XDG_DATA_HOME", ".local/share")
 
 
 def cache_folder(environ: Mapping[str, str]) -> str:
-    """Where things lie that can be made again."""
+    """The folder of files that can be recreated."""
     return _own_folder(environ, "XDG_CACHE_HOME", ".cache")
 
 
 def state_folder(environ: Mapping[str, str]) -> str:
-    """Where records of runs lie."""
+    """The folder of records of runs."""
     return _own_folder(environ, "XDG_STATE_HOME", ".local/state")
 
 
 def _own_folder(environ: Mapping[str, str], variable: str, usual: str) -> str:
-    """Our folder in one of the user's. XDG asks to pass over one that is not absolute.
+    """npuenv's folder in one of the user's. XDG requires that a relative path is ignored.
 
-    Raises BadInput where HOME names no place: below the root or the working folder nobody would look for it.
+    Raises: BadInput if HOME names no folder: nobody would look below the root or the working folder.
     """
     base = environ.get(variable, "")
     if not posixpath.isabs(base):
@@ -72,7 +72,7 @@ def default_environment(stack: str, environ: Mapping[str, str] | None = None) ->
 
 
 def target_for(lock: Lock, environ: Mapping[str, str], chosen: str | None = None) -> Target:
-    """Where a lock's environment goes: exactly `chosen`, or `<data>/envs/STACK/<lock hash>` with a `current` link."""
+    """The folder of a lock's environment: `chosen` itself, or `<data>/envs/STACK/<lock hash>` with a `current` link."""
     if chosen is not None:
         return Target(posixpath.normpath(chosen))
     home = posixpath.join(data_folder(environ), "envs", lock.stack)
@@ -80,10 +80,10 @@ def target_for(lock: Lock, environ: Mapping[str, str], chosen: str | None = None
 
 
 def marker_text(lock: Lock, status: str, kind: str = "", manifest: str = "") -> str:
-    """The marker file of an environment. `status`: building, complete; `kind`: as of its target;
-    `manifest`: the text of the manifest, once it is complete.
+    """The marker file of an environment. `status`: building, complete; `kind`: as in its target; `manifest`: the text
+    of the manifest, once it is complete.
 
-    That it is the user's own folder is said from the first moment, so that nobody ever deletes it.
+    It records from the start that a folder is the user's own, so that it is never deleted.
     """
     values = {"schema": 1, "stack": lock.stack, "platform": lock.platform, "lock": lock.hash, "status": status}
     values |= {"kind": kind} if kind == "existing" else {}

@@ -1,8 +1,8 @@
-"""A program that unpacks or copies a supplied source and tells which source it is. Standard library only, no import of
-ours: it is copied beside an environment and run with the interpreter that the environment is made from.
+"""A program that unpacks or copies a supplied source and prints its digest. It uses the standard library only: it is
+copied beside an environment and run with the environment's base interpreter.
 
-    python unpacker.py digest PATH                 what the source is: `sha256:HEX` of a file, `tree:HEX` of a folder
-    python unpacker.py unpack PATH DIGEST FOLDER   its content into FOLDER, which must not be there yet
+    python unpacker.py digest PATH                 the digest: `sha256:HEX` of a file, `tree:HEX` of a folder
+    python unpacker.py unpack PATH DIGEST FOLDER   its content into FOLDER, which must not exist yet
 
 An archive that holds one folder and nothing else gives that folder's content. Nothing is ever written outside FOLDER:
 absolute names, `..`, links that lead out, devices and pipes are refused before anything is written.
@@ -23,14 +23,14 @@ from typing import IO, TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Not part of what a source is, wherever it lies: what versions a checkout, and caches.
+# Not part of a source at any depth: version control data and caches.
 PASSED_OVER = (".git", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache")
-BUILT = ("build", "dist", ".eggs")  # what building leaves at the top; deeper, a package may be called so
-MOST_BYTES = 16 << 30  # an archive that says it holds more is no source
+BUILT = ("build", "dist", ".eggs")  # build output at the top level; deeper, packages may have these names
+MOST_BYTES = 16 << 30  # an archive that declares more is refused
 
 
 class Refused(Exception):
-    """A source that is not taken, with the reason."""
+    """A source that is refused, with the reason."""
 
 
 def main(argv: list[str]) -> int:
@@ -78,7 +78,7 @@ def sha256(path: str) -> str:
 
 
 def files_below(root: str) -> Iterator[tuple[str, str]]:
-    """(name below the root, full path) of every file and link, by name, without what is passed over."""
+    """(name below the root, full path) of every file and link, by name, without ignored ones."""
     for folder, folders, names in os.walk(root):
         links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
         passed = {*links, *left_out(root, folder, folders)}
@@ -90,13 +90,13 @@ def files_below(root: str) -> Iterator[tuple[str, str]]:
 
 
 def left_out(root: str, folder: str, names: list[str]) -> list[str]:
-    """The names in a folder of a source that are not part of it."""
+    """The names in a folder of a source that are ignored."""
     passed = PASSED_OVER + (BUILT if os.path.normpath(folder) == os.path.normpath(root) else ())
     return [name for name in names if name in passed or name.endswith(".egg-info")]
 
 
 def unpack(path: str, folder: str) -> None:
-    """The source's content in `folder`; on any failure no folder."""
+    """Unpacks the source's content into `folder`; removes the folder on any failure."""
     os.makedirs(folder)
     try:
         if os.path.isdir(path):
@@ -117,13 +117,13 @@ def unpack(path: str, folder: str) -> None:
 
 
 def copy(path: str, folder: str) -> None:
-    """A folder's files, links as links; a `.git` goes along, because builds read their version from it."""
+    """A folder's files, links as links. `.git` is included, because builds read their version from it."""
     for name, full in files_below(path):
         if os.path.islink(full):
             require_inside(name, os.readlink(full))
 
-    def ignore(place: str, names: list[str]) -> list[str]:
-        return [name for name in left_out(path, place, names) if name != ".git"]
+    def ignore(location: str, names: list[str]) -> list[str]:
+        return [name for name in left_out(path, location, names) if name != ".git"]
 
     shutil.copytree(path, folder, symlinks=True, dirs_exist_ok=True, ignore=ignore)
 
@@ -132,7 +132,7 @@ def untar(archive: tarfile.TarFile, folder: str) -> None:
     members: list[tarfile.TarInfo] = []
     sizes: dict[str, int] = {}
     total = 0
-    for member in archive:  # a few MB may unpack to terabytes: what comes next is only looked for while there is room
+    for member in archive:  # a few MB may unpack to terabytes, so each next member is read only while there is room
         safe = safe_name(member.name)
         sizes[safe] = sizes.get(safe_name(member.linkname), 0) if member.islnk() else member.size
         total += sizes[safe] + tarfile.BLOCKSIZE
@@ -149,16 +149,16 @@ def untar(archive: tarfile.TarFile, folder: str) -> None:
         if member.islnk() and not below(safe_name(member.linkname), top):
             raise Refused(f"{member.name} leads out of the archive")
     for member in members:
-        place = below(safe_name(member.name), top)
-        if not place:
+        location = below(safe_name(member.name), top)
+        if not location:
             continue
-        full = os.path.join(folder, place)
+        full = os.path.join(folder, location)
         if member.isdir():
             os.makedirs(full, exist_ok=True)
         elif member.issym():
             links.append((full, member.linkname))
         else:
-            content = archive.extractfile(member)  # of a hard link: what it leads to
+            content = archive.extractfile(member)  # of a hard link: its target
             assert content is not None
             write(full, content, member.mode)
     put_links(links)
@@ -173,17 +173,17 @@ def unzip(archive: zipfile.ZipFile, folder: str) -> None:
         if stat.S_ISLNK(member.external_attr >> 16):
             links.append((below(safe_name(member.filename), top), archive.read(member).decode()))
             require_inside(*links[-1])
-    places = {place for place, _ in links}
+    locations = {location for location, _ in links}
     for member in members:
-        place = below(safe_name(member.filename), top)
-        if not place or place in places:
+        location = below(safe_name(member.filename), top)
+        if not location or location in locations:
             continue
         if member.is_dir():
-            os.makedirs(os.path.join(folder, place), exist_ok=True)
+            os.makedirs(os.path.join(folder, location), exist_ok=True)
         else:
             with archive.open(member) as content:
-                write(os.path.join(folder, place), content, member.external_attr >> 16)
-    put_links([(os.path.join(folder, place), target) for place, target in links])
+                write(os.path.join(folder, location), content, member.external_attr >> 16)
+    put_links([(os.path.join(folder, location), target) for location, target in links])
 
 
 def write(full: str, content: IO[bytes], mode: int) -> None:
@@ -194,14 +194,14 @@ def write(full: str, content: IO[bytes], mode: int) -> None:
 
 
 def put_links(links: list[tuple[str, str]]) -> None:
-    """Links come last, so that no file is ever written through one."""
+    """Writes links last, so that no file is ever written through one."""
     for full, target in links:
         os.makedirs(os.path.dirname(full), exist_ok=True)
         os.symlink(target, full)
 
 
 def safe_name(name: str) -> str:
-    """The name as a relative path without `.`; "" for the archive's own root. Refuses what leads out of it."""
+    """The name as a relative path without `.`; "" for the archive's root. Refuses a path that leads out of it."""
     if name.startswith(("/", "\\")) or "\\" in name or "\0" in name or name[1:2] == ":":
         raise Refused(f"{name!r} is no relative path")
     parts = [part for part in name.split("/") if part not in ("", ".")]
@@ -210,11 +210,11 @@ def safe_name(name: str) -> str:
     return "/".join(parts)
 
 
-def require_inside(place: str, target: str) -> None:
+def require_inside(location: str, target: str) -> None:
     """Refuses a link at `place` (relative to the root) whose target is not below the root."""
-    reached = posixpath.normpath(posixpath.join(posixpath.dirname(place), target))
+    reached = posixpath.normpath(posixpath.join(posixpath.dirname(location), target))
     if target.startswith("/") or reached == ".." or reached.startswith("../"):
-        raise Refused(f"the link {place} leads out of the source, to {target}")
+        raise Refused(f"the link {location} leads out of the source, to {target}")
 
 
 def require_size(size: int) -> None:
@@ -223,7 +223,7 @@ def require_size(size: int) -> None:
 
 
 def common_top(names: list[tuple[str, bool]]) -> str:
-    """The one folder that everything lies in; "" where there is none."""
+    """The one folder that holds everything; "" if there is none."""
     tops = {safe_name(name).split("/")[0] for name, _ in names}
     is_folder = all(is_dir or "/" in safe_name(name) for name, is_dir in names)
     return tops.pop() if len(tops) == 1 and is_folder else ""

@@ -1,4 +1,4 @@
-"""Full, hashed locks of the Python layer. Start from `make_lock`, `read_lock` and `write_lock`."""
+"""Complete, hashed locks of the Python packages of a stack."""
 
 from __future__ import annotations
 

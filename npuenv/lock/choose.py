@@ -1,4 +1,4 @@
-"""The stack of a request, of several that fit one whose lock is complete. Start from `choose`."""
+"""Chooses the stack of a request; of several that fit, one whose lock is complete."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
 
 _STATUS = re.compile(r'^status = "(\w+)"$', re.MULTILINE)
 _STANDINGS = ("measured-here", "published", "recommended", "compatible", "satisfiable")
-# A stack that is older still has other features: the first ROLL guide knows no run of 2026.
+# An older stack has other features: the first ROLL guide describes no training run of 2026.
 _AT_MOST = timedelta(days=183)
-_HEAD = 2048  # characters: the status stands among a lock's first lines
+_HEAD = 2048  # characters: the status is among the first lines of a lock
 
 
-def choose(request: Request, matrix: Matrix, own: Path) -> Stack | Conflict:
-    """As `resolve`; where no stack is named, one whose lock is complete comes before one whose lock lacks something.
+def choose(request: Request, matrix: Matrix, local_folder: Path) -> Stack | Conflict:
+    """Like `resolve`, but if no stack is named, one with a complete lock is preferred to one with a partial lock.
 
-    It has to be for the same use and hardware, of no lower standing and about as young. `own`: the folder of the locks
-    that were made here. What was passed over is among the stack's notes.
+    The other stack must be for the same use and hardware, have at least the same confidence level, and be about as
+    young. `own`: the folder of locks made on this machine. The notes of the result name the stack that was passed over.
     """
     first = resolve(request, matrix)
     if not isinstance(first, Stack) or request.stack is not None:
         return first
     if request.is_newest:
         return _beside(first, resolve(replace(request, is_newest=False), matrix), "resolve.note-newest")
-    if _status(first, own) in (None, COMPLETE):
+    if _status(first, local_folder) in (None, COMPLETE):
         return first
     for stack in _others(request, matrix):
-        if _serves_as_well(stack, first) and _status(stack, own) == COMPLETE:
+        if _serves_as_well(stack, first) and _status(stack, local_folder) == COMPLETE:
             return _beside(stack, first, "resolve.note-complete-lock")
     return first
 
@@ -64,17 +64,17 @@ def _serves_as_well(stack: Stack, first: Stack) -> bool:
 
 
 def _beside(stack: Stack, other: Stack | Conflict, key: str) -> Stack:
-    """The stack with a note that names the other one that would have been taken."""
+    """The stack with a note that names the one that was passed over."""
     if not isinstance(other, Stack) or other.name == stack.name:
         return stack
     return replace(stack, notes=(Message(key, {"stack": stack.name, "other": other.name}), *stack.notes))
 
 
-def _status(stack: Stack, own: Path) -> str | None:
-    """What the stack's lock says of itself, the best of those there are; None where there is none."""
+def _status(stack: Stack, local_folder: Path) -> str | None:
+    """The best status among the stack's locks; None if there is no lock."""
     name = f"{stack.name}.{stack.platform.tag}.toml"
     found = set()
-    for folder in (own, shipped_folder()):
+    for folder in (local_folder, shipped_folder()):
         if (folder / name).is_file():
             with (folder / name).open(encoding="utf-8", errors="replace") as lock:
                 found.update(_STATUS.findall(lock.read(_HEAD)))

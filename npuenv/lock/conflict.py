@@ -1,8 +1,8 @@
-"""Why a set does not resolve: the fewest of the stack's own lines that clash. Start from `prove`, `single_overrides`.
+"""Finds the smallest set of a stack's own requirements that clash.
 
-uv's complaint names packages; what is wanted are the lines that were asked and who asked for them. Lines are dropped
-one after the other as long as uv still finds no solution. Each complaint names the packages of one contradiction, so
-that most lines fall away at once and few runs are needed.
+uv's error names packages; users need the requirements and their origins. Requirements are dropped one by one as long as
+uv still finds no solution. Each error names the packages of one contradiction, so that most lines can be dropped at
+once and few runs are needed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 from npuenv.lock.file import Proof
 from npuenv.lock.inputs import CONSTRAIN, NEWEST, REPLACE, REQUIRE, Inputs, Line
-from npuenv.lock.uv import Resolver, Supply, ask, is_cache_miss, is_out_of_reach
+from npuenv.lock.uv import Resolver, Supply, is_cache_miss, is_out_of_reach, pip_compile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,38 +28,38 @@ if TYPE_CHECKING:
 
 MAX_RUNS = 80
 MAX_SECONDS = 120.0
-_MAX_WAYS = 8  # overrides that are tried; each costs a resolution of the whole set
+_MAX_OVERRIDES = 8  # overrides that are tried; each costs a resolution of the complete set
 _ANY_GLIBC = "2.40"
 _PYTHONS = ("3.14", "3.13", "3.12", "3.11", "3.10", "3.9")
 _ARCHES = ("aarch64", "x86_64")
 
 
 class _Spent(Exception):
-    """The search has used up its runs or its time, or cannot ask any more."""
+    """The search has used up its runs or its time, or no index can be reached."""
 
 
 @dataclass
-class _Trials:
-    """uv on subsets of the inputs, from its cache where that is enough. Keeps count and what it has heard."""
+class _UvRuns:
+    """Runs uv on subsets of the inputs, offline if its cache suffices. Counts the runs and caches their errors."""
 
     supply: Supply
     resolver: Resolver
     max_runs: int = MAX_RUNS
     ends: float = field(default_factory=lambda: time.monotonic() + MAX_SECONDS)
-    heard: dict[Inputs, str | None] = field(default_factory=dict)
+    results: dict[Inputs, str | None] = field(default_factory=dict)
 
     def complaint(self, inputs: Inputs) -> str | None:
-        """uv's words when the inputs do not resolve; None when they do."""
-        if inputs not in self.heard:
-            self.heard[inputs] = self._asked(inputs)
-        return self.heard[inputs]
+        """uv's error if the inputs do not resolve; None if they do."""
+        if inputs not in self.results:
+            self.results[inputs] = self._run(inputs)
+        return self.results[inputs]
 
-    def _asked(self, inputs: Inputs) -> str | None:
+    def _run(self, inputs: Inputs) -> str | None:
         for is_offline in dict.fromkeys((True, self.resolver.is_offline)):
-            if len(self.heard) >= self.max_runs or time.monotonic() > self.ends:
+            if len(self.results) >= self.max_runs or time.monotonic() > self.ends:
                 raise _Spent
             with tempfile.TemporaryDirectory(prefix="npuenv-conflict-") as folder:
-                ran = ask(inputs, self.supply, replace(self.resolver, is_offline=is_offline), Path(folder))
+                ran = pip_compile(inputs, self.supply, replace(self.resolver, is_offline=is_offline), Path(folder))
             if ran.code == 0:
                 return None
             if not is_cache_miss(ran.err):
@@ -70,18 +70,19 @@ class _Trials:
 
 
 def prove(inputs: Inputs, supply: Supply, resolver: Resolver, complaint: str) -> tuple[Proof, ...]:
-    """The smallest clashing set of lines; without any one of them uv finds a solution or stumbles over something else.
+    """The smallest clashing set of lines; without any one of them uv finds a solution or fails for another reason.
 
-    `complaint`: uv's words for the whole set. Empty where the search ran out of runs or of time, or could not ask.
+    `complaint`: uv's error for the complete set. Empty if the search ran out of runs or of time, or no index could be
+    reached.
     """
-    trials = _Trials(supply, resolver)
+    runs = _UvRuns(supply, resolver)
     fixed = [line for line in inputs.lines if line.kind not in (REQUIRE, CONSTRAIN, NEWEST)]
     loose = [line for line in inputs.lines if line.kind in (REQUIRE, CONSTRAIN, NEWEST)]
     try:
-        lines = smallest(lambda some: trials.complaint(_only(inputs, some, fixed)), loose, complaint)
+        lines = smallest(lambda some: runs.complaint(_only(inputs, some, fixed)), loose, complaint)
         clash = _only(inputs, lines, fixed)
-        members = [line.proof for line in lines] + [line.proof for line in _guilty_overrides(clash, trials)]
-        return (*members, *_guilty_platform(clash, trials))
+        members = [line.proof for line in lines] + [line.proof for line in _clashing_overrides(clash, runs)]
+        return (*members, *_clashing_platform(clash, runs))
     except _Spent:
         return ()
 
@@ -89,100 +90,100 @@ def prove(inputs: Inputs, supply: Supply, resolver: Resolver, complaint: str) ->
 def smallest(complain: Callable[[Sequence[Line]], str | None], lines: Sequence[Line], complaint: str) -> list[Line]:
     """The fewest of the lines that still clash, in their order.
 
-    `complain` gives the resolver's words about some lines, None when they resolve; `complaint` is what it says about
-    all of them. Holds when fewer lines never clash more.
+    `complain` returns the resolver's error for some lines, None if they resolve; `complaint` is its error for all of
+    them. Assumes that dropping lines never adds a clash.
     """
-    kept: list[Line] = []
-    rest = _narrowed(complain, kept, lines, complaint)
+    needed: list[Line] = []
+    rest = _narrowed(complain, needed, lines, complaint)
     while rest:
-        # From the end: where several lines would do, the stack's pins stay, which come first and say most.
+        # From the end: if several lines would do, the stack's pins stay, because they come first and are most specific.
         *others, last = rest
-        words = complain([*others, *kept])
-        if words is None:
-            kept.insert(0, last)
+        error = complain([*others, *needed])
+        if error is None:
+            needed.insert(0, last)
             rest = others
         else:
-            rest = _narrowed(complain, kept, others, words)
-    return kept
+            rest = _narrowed(complain, needed, others, error)
+    return needed
 
 
 def single_overrides(
     inputs: Inputs, supply: Supply, resolver: Resolver, proof: Sequence[Proof]
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Overrides of which each alone lets the whole set resolve: (requirement, those whose word it overrules).
+    """Overrides that each alone make the complete set resolve: (requirement, sources of the requirements it overrides).
 
-    Each was resolved before it is given. numpy is never overridden: it is bounded only.
+    Each was resolved before it is returned. numpy is never overridden: it is bounded only.
     """
-    trials = _Trials(supply, resolver)
+    runs = _UvRuns(supply, resolver)
     clash = replace(inputs, lines=tuple(line for line in inputs.lines if line.proof in proof or line.kind == REPLACE))
     found = []
     try:
-        for text in list(_ways(clash, trials.complaint(clash) or ""))[:_MAX_WAYS]:
+        for text in list(_candidate_overrides(clash, runs.complaint(clash) or ""))[:_MAX_OVERRIDES]:
             changed = replace(inputs, lines=(*inputs.lines, Line(REPLACE, text, "")))
-            if trials.complaint(changed) is None:
+            if runs.complaint(changed) is None:
                 name = canonicalize_name(Requirement(text).name)
                 over = tuple(line.source for line in clash.lines if line.name == name and line.text != text)
                 found.append((text, over))
     except _Spent:
-        pass  # what was found so far was tried and holds
+        pass  # overrides found so far were tested and are valid
     return tuple(found)
 
 
 def _narrowed(
-    complain: Callable[[Sequence[Line]], str | None], kept: Sequence[Line], lines: Sequence[Line], words: str
+    complain: Callable[[Sequence[Line]], str | None], needed: Sequence[Line], lines: Sequence[Line], error: str
 ) -> list[Line]:
-    """The lines whose packages a complaint names, where those clash by themselves; else all. The day always stays."""
-    named = _names(words)
+    """The lines whose packages an error names, if those clash by themselves; else all. The date limit is always
+    included.
+    """
+    named = _names(error)
     fewer = [line for line in lines if line.name in named or line.kind == NEWEST]
-    if len(fewer) < len(lines) and complain([*fewer, *kept]) is not None:
+    if len(fewer) < len(lines) and complain([*fewer, *needed]) is not None:
         return fewer
     return list(lines)
 
 
-def _names(words: str) -> set[str]:
-    return {canonicalize_name(word) for word in re.findall(r"[A-Za-z0-9][A-Za-z0-9._-]*", words)}
+def _names(error: str) -> set[str]:
+    return {canonicalize_name(token) for token in re.findall(r"[A-Za-z0-9][A-Za-z0-9._-]*", error)}
 
 
 def _only(inputs: Inputs, lines: Iterable[Line], fixed: Iterable[Line]) -> Inputs:
     return replace(inputs, lines=(*lines, *fixed))
 
 
-def _guilty_overrides(clash: Inputs, trials: _Trials) -> Iterator[Line]:
-    """Replaced requirements without which the rest would resolve."""
-    named = _names(trials.complaint(clash) or "")
+def _clashing_overrides(clash: Inputs, runs: _UvRuns) -> Iterator[Line]:
+    """Overrides without which the other lines would resolve."""
+    named = _names(runs.complaint(clash) or "")
     for line in clash.lines:
         if line.kind == REPLACE and line.name in named:
             without = replace(clash, lines=tuple(other for other in clash.lines if other != line))
-            if trials.complaint(without) is None:
+            if runs.complaint(without) is None:
                 yield line
 
 
-def _guilty_platform(clash: Inputs, trials: _Trials) -> Iterator[Proof]:
-    """C library, Python and architecture, where the same lines resolve with another one."""
-    words, platform = trials.complaint(clash) or "", clash.platform
-    if "platform tag" in words:
-        if _resolves_on(replace(platform, glibc=_ANY_GLIBC), clash, trials):
+def _clashing_platform(clash: Inputs, runs: _UvRuns) -> Iterator[Proof]:
+    """C library, Python or architecture as a member of the clash, if the same lines resolve with another one."""
+    error, platform = runs.complaint(clash) or "", clash.platform
+    if "platform tag" in error:
+        if _resolves_on(replace(platform, glibc=_ANY_GLIBC), clash, runs):
             yield Proof(f"glibc<={platform.glibc}", platform.tag)
-        elif any(_resolves_on(replace(platform, arch=arch), clash, trials) for arch in _ARCHES):
+        elif any(_resolves_on(replace(platform, arch=arch), clash, runs) for arch in _ARCHES):
             yield Proof(f"platform_machine=={platform.arch}", platform.tag)
-    elif "Python" in words and any(
-        _resolves_on(replace(platform, python=python), clash, trials) for python in _PYTHONS
-    ):
+    elif "Python" in error and any(_resolves_on(replace(platform, python=python), clash, runs) for python in _PYTHONS):
         yield Proof(f"python=={platform.python}", platform.tag)
 
 
-def _resolves_on(platform: Platform, clash: Inputs, trials: _Trials) -> bool:
-    return platform != clash.platform and trials.complaint(replace(clash, platform=platform)) is None
+def _resolves_on(platform: Platform, clash: Inputs, runs: _UvRuns) -> bool:
+    return platform != clash.platform and runs.complaint(replace(clash, platform=platform)) is None
 
 
-def _ways(clash: Inputs, words: str) -> Iterator[str]:
-    """Requirements that could overrule the others: the clashing lines themselves, then what dependencies ask, then any
-    version of a package whose bound clashes.
+def _candidate_overrides(clash: Inputs, error: str) -> Iterator[str]:
+    """Candidate overrides: the clashing lines themselves, then requirements of dependencies, then any version of a
+    package whose bound clashes.
     """
-    asked = [line.text for line in clash.lines if line.kind in (REQUIRE, CONSTRAIN)]
-    asked += re.findall(r"depends? on ([A-Za-z0-9][A-Za-z0-9._-]*[<>=!~][^\s]*)", words)
+    texts = [line.text for line in clash.lines if line.kind in (REQUIRE, CONSTRAIN)]
+    texts += re.findall(r"depends? on ([A-Za-z0-9][A-Za-z0-9._-]*[<>=!~][^\s]*)", error)
     bounded = [line.name for line in clash.lines if line.kind == REQUIRE and Requirement(line.text).specifier]
-    for text in dict.fromkeys(word.rstrip(",.") for word in (*asked, *bounded)):
+    for text in dict.fromkeys(each.rstrip(",.") for each in (*texts, *bounded)):
         try:
             requirement = Requirement(text)
         except InvalidRequirement:

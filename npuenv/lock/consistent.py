@@ -1,7 +1,7 @@
-"""Whether what lies in a folder is what a lock says and holds together. Start from `find_inconsistencies`.
+"""Compares a folder of installed distributions with a lock, and checks that they are consistent.
 
 The check reads metadata only, with the markers of the lock's platform, so that a set for another architecture can be
-looked at too. Each inconsistency that the stack brings about on purpose carries the reason; one without is a defect.
+checked too. An inconsistency that the stack causes on purpose carries the reason; one without is a defect.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 class Inconsistency:
     """A departure from the lock, or from what a distribution requires."""
 
-    who: str  # the distribution whose requirement it is, or the one that is not as locked
+    who: str  # the distribution that has the requirement, or that differs from the lock
     says: Message
-    because: Message | None  # the stack's reason for it; None: nothing explains it
+    because: Message | None  # the stack's reason for it; None: unexplained
 
 
 def find_inconsistencies(folder: Path, stack: Stack, lock: Lock) -> tuple[Inconsistency, ...]:
-    """What in a folder of installed distributions departs from the lock, or from what the distributions require."""
+    """The differences between a folder of installed distributions and the lock, and all unmet requirements."""
     named = [each for each in distributions(path=[str(folder)]) if _has_name(each)]
     installed = {versions.normalised(each.metadata["Name"]): each for each in named}
     found = {name: each.version for name, each in installed.items()}
@@ -42,15 +42,15 @@ def find_inconsistencies(folder: Path, stack: Stack, lock: Lock) -> tuple[Incons
 
 
 def _has_name(distribution: Distribution) -> bool:
-    """False where the file that says what is installed is gone or cut off."""
+    """False if the distribution's METADATA is missing or truncated."""
     texts = (distribution.read_text(name) for name in ("METADATA", "PKG-INFO", ""))
     return any(texts) and all(key in distribution.metadata for key in ("Name", "Version"))
 
 
 def _nameless(folder: Path) -> Iterator[Inconsistency]:
-    for place in sorted(folder.glob("*.dist-info")):
-        if not _has_name(PathDistribution(place)):
-            yield Inconsistency(place.name, Message("consistent.no-metadata", {"folder": place.name}), None)
+    for path in sorted(folder.glob("*.dist-info")):
+        if not _has_name(PathDistribution(path)):
+            yield Inconsistency(path.name, Message("consistent.no-metadata", {"folder": path.name}), None)
 
 
 def _against_lock(found: Mapping[str, str], lock: Lock) -> Iterator[Inconsistency]:
@@ -61,8 +61,8 @@ def _against_lock(found: Mapping[str, str], lock: Lock) -> Iterator[Inconsistenc
             args = {"name": package.name, "version": package.version, "has": has or Message("consistent.nothing")}
             because = Message("consistent.no-hash", {"name": package.name}) if package.name in gaps else None
             yield Inconsistency(package.name, Message("consistent.not-as-locked", args), because)
-    known = {package.name for package in lock.packages} | {canonicalize_name(each.name) for each in lock.sources}
-    for name in sorted(found.keys() - known):
+    locked = {package.name for package in lock.packages} | {canonicalize_name(each.name) for each in lock.sources}
+    for name in sorted(found.keys() - locked):
         yield Inconsistency(name, Message("consistent.not-in-lock", {"name": name, "version": found[name]}), None)
 
 
@@ -81,7 +81,7 @@ def _against_metadata(
 
 
 def _unmet(name: str, text: str, found: Mapping[str, str], platform: Platform) -> Message | None:
-    """The sentence for a requirement that applies here and is not met; None where it is, or does not apply."""
+    """The message for a requirement that is not met; None if it is met or does not apply to the platform."""
     try:
         requirement = Requirement(text)
     except InvalidRequirement:
@@ -110,7 +110,7 @@ def _environment(platform: Platform) -> dict[str, str]:
 
 
 def _reasons(stack: Stack, lock: Lock) -> dict[str, Message]:
-    """Distribution name -> why a requirement on it is not met on purpose: later entries are the more telling ones."""
+    """Distribution name -> why a requirement on it is not met on purpose. Later, more specific entries win."""
     reasons = {pin.name: pin.because.says for pin in stack.pins if pin.is_python}
     for source in stack.git_sources:
         reasons[canonicalize_name(source.name)] = Message("consistent.built-later", {"name": source.name})

@@ -1,7 +1,7 @@
-"""A lock in the forms that other installers read: `requirements_txt` and `pylock_toml` (PEP 751).
+"""Exports a lock in formats of other installers: requirements.txt and pylock.toml (PEP 751).
 
-Both hold hashed packages only; what a stack builds from repositories is named in them, but no installer of these forms
-builds it with the stack's options. Neither holds a clock or a host name.
+Both hold hashed packages only. Components that a stack builds from repositories are named, but no installer of these
+formats builds them with the stack's options. Neither holds a clock or a host name.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 
     from npuenv.lock.file import Lock, LockedPackage
 
-PYLOCK = "pylock.toml"  # the name that installers look for
+PYLOCK = "pylock.toml"  # the file name that installers look for
 _SDIST_ENDS = (".tar.gz", ".zip")
 
 
 def requirement_lines(package: LockedPackage) -> list[str]:
-    """One exact requirement with all hashes, in the continued lines that pip reads."""
+    """One exact requirement with all hashes, as continued lines of a requirements file."""
     pin = f"{package.name}=={package.version}"
     hashes = [f"    --hash=sha256:{digest}" for digest in package.sha256]
     return [f"{line} \\" for line in (pin, *hashes)[:-1]] + [(pin, *hashes)[-1]]
 
 
 def requirements_txt(lock: Lock, indexes: Mapping[str, str] | None = None) -> str:
-    """The lock as one list for `pip install --require-hashes -r`.
+    """The lock as a requirements file for `pip install --require-hashes -r`.
 
-    `indexes`: address by label. Those that the lock's packages come from stand in the list as extra indexes (the hashes
-    keep pip from taking a file of the same version elsewhere); a label without address is left to the user's settings.
-    Raises BadInput for a partial lock: pip checks all hashes or none.
+    `indexes`: address by label. The indexes of the lock's packages become extra indexes (the hashes keep pip from using
+    a file of the same version from elsewhere); a label without address is left to the user's settings.
+    Raises: BadInput for a partial lock, because pip checks all hashes or none.
     """
     _require_hashes(lock)
     addresses = indexes or {}
@@ -50,10 +50,12 @@ def requirements_txt(lock: Lock, indexes: Mapping[str, str] | None = None) -> st
 
 
 def pylock_toml(lock: Lock, files: Mapping[str, str]) -> str:
-    """The lock as `pylock.toml` over local files. `files`: sha256 -> path from the folder of the pylock, with slashes.
+    """The lock as `pylock.toml` over local files. `files`: sha256 -> path relative to the folder of the pylock, with
+    slashes.
 
-    A file that the lock knows but that is not given is left out, as long as its package has another one. Raises
-    BadInput with every package that has none. Source: PEP 751; `path` is one of the two places that it accepts.
+    A file of the lock that is not in `files` is left out if its package has another one.
+    Raises: BadInput with every package that has none.
+    Source: PEP 751, which accepts `path` as a location.
     """
     _require_hashes(lock)
     lacking = [f"{p.name} {p.version}" for p in lock.packages if not any(digest in files for digest in p.sha256)]
@@ -77,13 +79,13 @@ def pylock_toml(lock: Lock, files: Mapping[str, str]) -> str:
 
 
 def files_by_hash(folder: Path, seen_from: Path | None = None) -> dict[str, str]:
-    """sha256 -> path of every wheel and source archive below a folder, as seen from `seen_from` (default: the folder).
+    """sha256 -> path of every wheel and source archive below a folder, relative to `seen_from` (default: the folder).
 
-    Of two equal files the first by path counts. Raises BadInput when the folder cannot be read.
+    Of two equal files the first by path counts. Raises: BadInput if the folder cannot be read.
     """
     found: dict[str, str] = {}
     try:
-        next(folder.iterdir(), None)  # rglob is silent about a folder that is not there
+        next(folder.iterdir(), None)  # rglob is silent about a folder that does not exist
         for path in sorted(folder.rglob("*"), reverse=True):
             if path.name.endswith((".whl", *_SDIST_ENDS)) and path.is_file():
                 found[sha256_of(path)] = os.path.relpath(path, seen_from or folder).replace(os.sep, "/")
@@ -97,7 +99,7 @@ def _require_hashes(lock: Lock) -> None:
     bare = [f"{package.name} {package.version}" for package in lock.packages if not package.sha256]
     bare += [missing.name for missing in lock.missing if lock.package(missing.name) is None]
     if bare:
-        from npuenv.lock.preconditions import fill_command  # with the resolver, which no export asks
+        from npuenv.lock.preconditions import fill_command  # imports the resolver, which no export needs
 
         raise BadInput(
             Message("lock.export-partial", {"stack": lock.stack, "what": tuple(bare)}),
@@ -117,10 +119,10 @@ def _marker(arch: str, python: str) -> str:
 
 
 def _pylock_package(package: LockedPackage, files: Mapping[str, str]) -> list[str]:
-    """A package's table. Wheels go before the source archive; a reader that can take a wheel never builds."""
-    there = sorted((files[digest], digest) for digest in package.sha256 if digest in files)
-    wheels = [_file(path, digest) for path, digest in there if path.endswith(".whl")]
-    archives = [_file(path, digest) for path, digest in there if not path.endswith(".whl")]
+    """A package's table. Wheels come before the source archive; a reader that can use a wheel never builds."""
+    present = sorted((files[digest], digest) for digest in package.sha256 if digest in files)
+    wheels = [_file(path, digest) for path, digest in present if path.endswith(".whl")]
+    archives = [_file(path, digest) for path, digest in present if not path.endswith(".whl")]
     lines = ["[[packages]]", f"name = {_quoted(package.name)}", f"version = {_quoted(package.version)}"]
     if archives and not wheels:
         return [*lines, f"sdist = {archives[0]}"]

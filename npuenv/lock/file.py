@@ -1,7 +1,7 @@
-"""The lock as values and as a file. Start from `Lock`, `read_lock` and `write_lock`.
+"""The lock as values and as a file.
 
-A lock names versions, hashes and index labels: no addresses, no hosts, no clocks, so that it can be committed and
-compared byte for byte. Each table is sealed (see `npuenv.lock.seal`): an edited file is refused, with the line.
+A lock names versions, hashes and index labels: no addresses, hosts or clocks, so that it can be committed and compared
+byte for byte. Each table has a seal (see `npuenv.lock.seal`): an edited file is refused with the line number.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 DOES_NOT_RESOLVE = "does-not-resolve"
 REASONS = ("index-out-of-reach", "not-on-index", DOES_NOT_RESOLVE)
-WHOLE_SET = "*"  # in `missing`: not one package, the set
+COMPLETE_SET = "*"  # in `missing`: the complete set instead of one package
 _HEAD = {
     "schema": int, "stack": str, "platform": str, "made_with": str, "inputs": str, "newest": str, "status": str,
     "digest": str,
@@ -59,14 +59,14 @@ _PATTERNS = {
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """What cannot be, and the first line of the table in which it stands."""
+    """An invalid value, and the first line of its table."""
 
     line: int
     says: Message
 
 
 def check_rows(table: Mapping[str, Any], blocks: Sequence[Block]) -> Wrong | None:
-    """The first thing in a lock that cannot be, or None. `blocks` are those of the same text."""
+    """The first invalid value in a lock, or None. `blocks` are those of the same text."""
     head = {key: value for key, value in table.items() if key not in _KEYS}
     for says in _of_row(head, _HEAD):
         return Wrong(1, says)
@@ -82,28 +82,28 @@ def check_rows(table: Mapping[str, Any], blocks: Sequence[Block]) -> Wrong | Non
 
 
 def _of_row(row: Mapping[str, Any], keys: Mapping[str, type]) -> Iterator[Message]:
-    """What is wrong with one table by itself."""
+    """The errors of one table by itself."""
     for key in keys.keys() - row.keys() - _OPTIONAL:
         yield Message("lock.no-key", {"key": key})
     for key, value in row.items():
         if key == "seal":
             continue
         items = value if isinstance(value, list) else [value]
-        is_typed = isinstance(value, keys.get(key, ())) and (keys[key] is not list or _are_words(items))
+        is_typed = isinstance(value, keys.get(key, ())) and (keys[key] is not list or _are_texts(items))
         fits = is_typed and (key not in _PATTERNS or all(re.fullmatch(_PATTERNS[key], item) for item in items))
         if not fits or (key == "version" and not _is_version(value, row)):
             yield Message("lock.bad-value", {"key": key, "value": str(value)})
 
 
-def _are_words(value: Sequence[object]) -> bool:
+def _are_texts(value: Sequence[object]) -> bool:
     return all(isinstance(item, str) for item in value)
 
 
 def _is_version(version: str, row: Mapping[str, Any]) -> bool:
-    """PEP 440; the row that stands for the whole set has none."""
+    """PEP 440; the row for the complete set has no version."""
     from packaging.version import Version
 
-    if row.get("name") == WHOLE_SET:
+    if row.get("name") == COMPLETE_SET:
         return version == ""
     try:
         Version(version)
@@ -113,7 +113,7 @@ def _is_version(version: str, row: Mapping[str, Any]) -> bool:
 
 
 def _across(table: Mapping[str, Any], blocks: Sequence[Block]) -> Wrong | None:
-    """What is wrong between tables: a name twice or out of order, a hash missing without a reason, a wrong status."""
+    """Errors between tables: a duplicate or unsorted name, a missing hash without a reason, a wrong status."""
     missing: Sequence[Mapping[str, Any]] = table.get("missing", ())
     explained = {row["name"] for row in missing}
     rows: Sequence[Mapping[str, Any]] = table.get("package", ())
@@ -132,19 +132,19 @@ def _across(table: Mapping[str, Any], blocks: Sequence[Block]) -> Wrong | None:
     return None
 
 
-# 2: each table is sealed. A reader of schema 1 would take an edited file for a sound one.
+# 2: each table has a seal. A reader of schema 1 would accept an edited file.
 SCHEMA = 2
 _MOST_BYTES = 16 * 1024**2  # one of 250 packages with every hash has 0.5 MB
 COMPLETE, PARTIAL, IMPOSSIBLE = STATUSES = ("complete", "partial", "impossible")
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
-STACK = "stack"  # in `why`: the stack itself asks for the package
+STACK = "stack"  # in `why`: the stack itself requires the package
 
 
 @dataclass(frozen=True, slots=True)
 class LockedPackage:
-    """One distribution. `sha256` holds every file that fits the platform; empty where the lock could not learn it.
+    """One distribution. `sha256` holds every file that fits the platform; empty if no hash is known.
 
-    `witnesses` is 0 for hashes that the index gave, else the number of independent public lock files that they rest on.
+    `witnesses` is 0 for hashes from the index, else the number of independent public lock files that recorded them.
     """
 
     name: str
@@ -153,23 +153,23 @@ class LockedPackage:
     index: str | None = None  # label; None: the default index and pip's extra ones
     why: tuple[str, ...] = ()  # "stack", or the packages that need it
     witnesses: int = 0
-    ignores: tuple[str, ...] = ()  # its own requirements that the stack does not follow: it is installed without them
+    ignores: tuple[str, ...] = ()  # its own requirements that the stack ignores
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What keeps a lock from being complete."""
+    """What prevents a lock from being complete."""
 
-    name: str  # "*": the whole set
+    name: str  # "*": the complete set
     version: str
     reason: str  # index-out-of-reach | not-on-index | does-not-resolve
     index: str | None = None
-    detail: str = ""  # the resolver's own words
+    detail: str = ""  # the resolver's own message
 
 
 @dataclass(frozen=True, slots=True)
 class LockedSource:
-    """A component built from a repository; `is_moving` where only a branch is published."""
+    """A component built from a repository; `is_moving` if only a branch is published."""
 
     name: str
     repo: str
@@ -180,15 +180,15 @@ class LockedSource:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """One requirement of the smallest set that cannot be met together."""
+    """One requirement of the smallest set that cannot be satisfied together."""
 
     requirement: str  # opencv-python-headless<=4.11.0.86
-    source: str  # who asks for it: vllm-ascend 0.18.0 (Requires-Dist)
+    source: str  # its origin: vllm-ascend 0.18.0 (Requires-Dist)
 
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """Everything that goes into one environment. Sorted by name; a package without hash is in `missing`."""
+    """The contents of one environment, sorted by name. A package without hash is in `missing`."""
 
     stack: str
     platform: str  # Platform.tag
@@ -196,23 +196,23 @@ class Lock:
     packages: tuple[LockedPackage, ...]
     missing: tuple[Missing, ...] = ()
     sources: tuple[LockedSource, ...] = ()
-    inputs: str = ""  # sha256 over everything that was asked of the resolver; same inputs, same lock
-    newest: str = ""  # the cap: no package is younger than this day
-    proof: tuple[Proof, ...] = ()  # only where the set does not resolve
+    inputs: str = ""  # sha256 over all inputs of the resolver; same inputs, same lock
+    newest: str = ""  # the upload date limit: no package is younger than this day
+    proof: tuple[Proof, ...] = ()  # only if the set does not resolve
 
     @property
     def is_complete(self) -> bool:
-        """True when every package has a hash and the whole set resolves."""
+        """True if every package has a hash and the complete set resolves."""
         return not self.missing
 
     @property
     def is_from_indexes(self) -> bool:
-        """True when it is complete and every hash was given by an index."""
+        """True if it is complete and an index gave every hash."""
         return self.is_complete and not any(package.witnesses for package in self.packages)
 
     @property
     def status(self) -> str:
-        """complete; impossible where the set does not resolve; else partial: it resolves, but hashes lack."""
+        """complete; impossible if the set does not resolve; else partial: it resolves, but hashes are missing."""
         if any(missing.reason == DOES_NOT_RESOLVE for missing in self.missing):
             return IMPOSSIBLE
         return PARTIAL if self.missing else COMPLETE
@@ -221,8 +221,8 @@ class Lock:
     def hash(self) -> str:
         """Twelve hex digits that change with any version, hash or source.
 
-        Not with the tool that wrote the lock, what was asked of it or who vouches for a hash: the same set is the same
-        environment.
+        They do not depend on the tool that wrote the lock, on the inputs or on the origin of a hash: the same set is
+        the same environment.
         """
         packages = tuple(replace(package, witnesses=0, ignores=()) for package in self.packages)
         bare = replace(self, made_with="", inputs="", newest="", packages=packages)
@@ -244,7 +244,7 @@ def write_lock(lock: Lock) -> str:
 
 
 def read_lock(path: Path) -> Lock:
-    """The lock in a file. Raises BadInput when it is not there, not a lock of this schema, or edited by hand."""
+    """The lock in a file. Raises: BadInput if the file is missing, not a lock of this schema, or edited by hand."""
     try:
         text = read_bytes(path, _MOST_BYTES).decode("utf-8").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -254,16 +254,16 @@ def read_lock(path: Path) -> Lock:
 
 
 def parse_lock(text: str, path: str = "lock") -> Lock:
-    """The lock in a text; `path` is for messages. Raises BadInput with the line of what is wrong with it.
+    """The lock in a text; `path` is for messages. Raises: BadInput with the line of the error.
 
-    A file that no longer parses is named by the parser's line, one that parses by the first line of the table whose
-    seal does not fit. Only then is the content looked at.
+    For a file that does not parse that is the parser's line, else the first line of the table whose seal does not
+    match. The content is checked only after the seals.
     """
     try:
         table = loads(text)
     except TomlError as error:
-        place = re.search(r"at line (\d+)", str(error))
-        line = int(place[1]) if place else text.count("\n")
+        match = re.search(r"at line (\d+)", str(error))
+        line = int(match[1]) if match else text.count("\n")
         raise _edited(path, line, Message("lock.no-toml", {"why": str(error)})) from error
     if table.get("schema") == 1 and "seal" not in table:
         raise BadInput(Message("lock.older-form", {"path": path}), Message("lock.renew", _stack_of(table)))
@@ -312,7 +312,7 @@ def _edited(path: str, line: int, what: Message, stack: Mapping[str, str] | None
 
 
 def _what(flaw: Block) -> Message:
-    """What is wrong with a block whose seal does not fit, or with the file where all seals fit."""
+    """The error of a block whose seal does not match, or of the file if all seals match."""
     if flaw.kind:
         return Message("lock.table-changed", {"kind": flaw.kind, "name": flaw.name})
     return Message("lock.tables-moved" if is_sealed(flaw) else "lock.head-changed")
@@ -381,5 +381,5 @@ def _value(value: str | int | Iterable[str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    # TOML forbids the one control character that JSON leaves as it is.
+    # TOML forbids the one control character that JSON does not escape.
     return _ENCODER.encode(text).replace("\x7f", "\\u007f")

@@ -1,7 +1,7 @@
-"""What is asked of the resolver for a stack, line by line, each with where it comes from. Start from `inputs_of`.
+"""The inputs of the resolver for a stack, line by line, each with its origin.
 
-Nothing here runs uv or looks at a machine: the same stack gives the same inputs everywhere, and `Inputs.digest` tells
-whether a lock on disk still answers them.
+Does not run uv or read the machine: the same stack gives the same inputs everywhere. `Inputs.digest` shows whether an
+existing lock still matches them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RELEASE = r"[0-9]+(?:\.[0-9]+)*"
 _VERSION = rf"{_RELEASE}(?:(?:a|b|rc)[0-9]+)?(?:\.post[0-9]+)?(?:\.dev[0-9]+)?"
 _BOUND = rf"(?:(?:>=|<=|<|>){_VERSION}|[=!]=(?:{_VERSION}(?:\+[a-z0-9]+)?|{_RELEASE}\.\*))"
 _MARKER = r'(?:python_version|platform_machine|extra) (?:==|!=|<=|>=|<|>) "[A-Za-z0-9_.-]*"'
-# What nearly every requirement looks like: all that fits is a requirement, but not the other way round.
+# The usual shape of a requirement. Whatever matches is a requirement, but not every requirement matches.
 _PLAIN = re.compile(
     rf"({_NAME})(?:\[({_NAME}(?:,{_NAME})*)\])?({_BOUND}(?:,{_BOUND})*)?(?:; {_MARKER}(?: (?:and|or) {_MARKER})*)?"
 )
@@ -39,9 +39,9 @@ _PLAIN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class RequirementName:
-    """One requirement taken apart."""
+    """The parts of one requirement."""
 
-    written: str  # the name as it stands there
+    written: str  # the name as written
     extras: tuple[str, ...]  # sorted
     is_exact: bool  # one of its bounds names a single version
 
@@ -52,18 +52,18 @@ class RequirementName:
 
 
 @functools.lru_cache(maxsize=4096)
-def asked_by(text: str) -> RequirementName:
-    """What a requirement asks. Raises BadInput for what is none."""
+def parse_requirement(text: str) -> RequirementName:
+    """The parts of a requirement. Raises: BadInput if it is not one."""
     found = _PLAIN.fullmatch(text)
     if found is None:
-        return _any_form(text)
+        return _parse_unusual(text)
     bounds = (found[3] or "").split(",")
     is_exact = any(bound.startswith("==") and not bound.endswith(".*") for bound in bounds)
     return RequirementName(found[1], tuple(sorted(set(found[2].split(",") if found[2] else ()))), is_exact)
 
 
-def _any_form(text: str) -> RequirementName:
-    # Loaded where it is needed: it takes 20 ms.
+def _parse_unusual(text: str) -> RequirementName:
+    # Imported here because it takes 20 ms.
     from packaging.requirements import InvalidRequirement, Requirement
 
     try:
@@ -80,17 +80,17 @@ REQUIRE, CONSTRAIN, REPLACE, EXCLUDE, NEWEST = "require", "constrain", "replace"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One thing that is asked, and by whom."""
+    """One input of the resolver, and its origin."""
 
     kind: str  # require | constrain | replace | exclude | newest
     text: str  # a requirement; for exclude a name; for newest the last day, YYYY-MM-DD
     source: str
-    is_dependency: bool = False  # the list of a built component asks, not the recipe itself
+    is_dependency: bool = False  # required by a built component, not by the recipe itself
 
     @property
     def name(self) -> str:
-        """The normalised name of the package it speaks of; "" for the day."""
-        return "" if self.kind == NEWEST else asked_by(self.text).name
+        """The normalised name of the package; "" for the date limit."""
+        return "" if self.kind == NEWEST else parse_requirement(self.text).name
 
     @property
     def proof(self) -> Proof:
@@ -100,11 +100,13 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Everything that decides a resolution, but for what the indexes hold. The lines keep their order: it counts."""
+    """Everything that decides a resolution except the content of the indexes. The order of the lines matters and is
+    preserved.
+    """
 
     lines: tuple[Line, ...]
     platform: Platform
-    any_age: tuple[str, ...] = ()  # names that the day does not limit: their version is chosen, not found
+    any_age: tuple[str, ...] = ()  # names without date limit: their version is chosen, not resolved
     labels: tuple[tuple[str, str], ...] = ()  # name, label of the index it comes from
 
     def of(self, kind: str) -> list[str]:
@@ -118,7 +120,7 @@ class Inputs:
 
     @property
     def first_day_out(self) -> str:
-        """The day after the last one that counts. Raises BadInput for what is no date."""
+        """The day after the last one that counts. Raises: BadInput if it is not a date."""
         try:
             return (datetime.date.fromisoformat(self.newest) + datetime.timedelta(days=1)).isoformat()
         except ValueError as error:
@@ -130,29 +132,30 @@ class Inputs:
         return hashlib.sha256(self.canonical().encode()).hexdigest()
 
     def canonical(self) -> str:
-        """One statement a line. Not which source asks counts but what is asked, by the recipe or by a component."""
+        """One statement a line: what is required, by the recipe or by a component, without the exact source."""
         platform = self.platform
-        said = ["inputs 1", f"platform {platform.arch} {platform.python} {platform.glibc}"]
-        said += [f"any-age {name}" for name in sorted(self.any_age)]
-        said += [f"index {name} {label}" for name, label in sorted(self.labels)]
+        statements = ["inputs 1", f"platform {platform.arch} {platform.python} {platform.glibc}"]
+        statements += [f"any-age {name}" for name in sorted(self.any_age)]
+        statements += [f"index {name} {label}" for name, label in sorted(self.labels)]
         for kind in (NEWEST, REQUIRE, CONSTRAIN, REPLACE, EXCLUDE):
             lines = [line for line in self.lines if line.kind == kind]
-            said += dict.fromkeys(f"{kind}{' built' if line.is_dependency else ''} {line.text}" for line in lines)
+            statements += dict.fromkeys(f"{kind}{' built' if line.is_dependency else ''} {line.text}" for line in lines)
         versions = dict(text.split("==", 1) for text in self.of(REQUIRE) if "==" in text)
         for name, _ in sorted(self.labels):
             requires = stand_in_requires(name, versions.get(name, ""))
-            said.append(f"stand-in {name} {'?' if requires is None else ', '.join(requires)}")
-            said += [f"ignores {name} {text}" for text in ignored_requirements(name, versions.get(name, ""))]
-        return "\n".join(said) + "\n"
+            statements.append(f"stand-in {name} {'?' if requires is None else ', '.join(requires)}")
+            statements += [f"ignores {name} {text}" for text in ignored_requirements(name, versions.get(name, ""))]
+        return "\n".join(statements) + "\n"
 
 
 def inputs_of(stack: Stack) -> Inputs:
-    """What a stack asks. Raises BadInput where it replaces a requirement on numpy: numpy is bounded, never replaced.
+    """The inputs of a stack. Raises: BadInput if it replaces a requirement on numpy, which may be bounded but never
+    replaced.
 
     As a replacement `numpy<2` would silently keep packages that need numpy 2 beside numpy 1.
     """
     for override in stack.overrides:
-        if override.does == REPLACE and asked_by(override.requirement).name == "numpy":
+        if override.does == REPLACE and parse_requirement(override.requirement).name == "numpy":
             args = {"stack": stack.name, "requirement": override.requirement}
             raise BadInput(Message("locking.numpy-replaced", args), Message("locking.numpy-constrain"))
     built: set[str] = {normalised(source.name) for source in stack.git_sources}
@@ -168,7 +171,7 @@ def inputs_of(stack: Stack) -> Inputs:
 
 
 def stand_in_requires(name: str, version: str) -> tuple[str, ...] | None:
-    """What an empty wheel in place of a package out of reach declares: what that version requires; None: not known."""
+    """The requirements of the empty stand-in wheel for a version whose index is unreachable; None: unknown."""
     public = version.partition("+")[0]
     for row in _table("stand_ins.toml")["stand_in"]:
         if row["name"] == name and public and accepts(row["versions"], public):
@@ -177,7 +180,7 @@ def stand_in_requires(name: str, version: str) -> tuple[str, ...] | None:
 
 
 def ignored_requirements(name: str, version: str) -> tuple[str, ...]:
-    """What a version requires and no published stack follows: it is installed last, without its requirements."""
+    """Requirements of a version that no published stack installs: the package is installed last, without them."""
     row = load_matrix().triton_ascend_row(version) if name == "triton-ascend" else None
     return row.requires if row is not None else ()
 
@@ -189,29 +192,31 @@ def _required(stack: Stack, pins: list[Pin], built: set[str]) -> Iterator[Line]:
     for text in stack.requirements:
         yield Line(REQUIRE, text, recipe)
     pinned = {pin.name for pin in stack.pins if pin.is_python}
-    excluded = {asked_by(override.requirement).name for override in stack.overrides if override.does == EXCLUDE}
+    excluded = {
+        parse_requirement(override.requirement).name for override in stack.overrides if override.does == EXCLUDE
+    }
     for source in stack.git_sources:
         for text in source.requires:
-            name = asked_by(text).name
+            name = parse_requirement(text).name
             if name not in excluded | built:
-                yield _asked_by(source, text, is_pinned=name in pinned)
+                yield _required_by(source, text, is_pinned=name in pinned)
 
 
-def _asked_by(source: GitSource, text: str, *, is_pinned: bool) -> Line:
-    """A built component's own requirement; the stack's pin stands for its bound, extras still count."""
-    asked = asked_by(text)
-    extras = f"[{','.join(asked.extras)}]" if asked.extras else ""
+def _required_by(source: GitSource, text: str, *, is_pinned: bool) -> Line:
+    """A requirement of a built component. If the stack pins the package, only the extras are kept."""
+    requirement = parse_requirement(text)
+    extras = f"[{','.join(requirement.extras)}]" if requirement.extras else ""
     version = source.ref.removeprefix("v")
-    said = f"{asked.written}{extras}" if is_pinned else text
-    return Line(REQUIRE, said, f"{source.name} {version} (Requires-Dist)", is_dependency=True)
+    needed = f"{requirement.written}{extras}" if is_pinned else text
+    return Line(REQUIRE, needed, f"{source.name} {version} (Requires-Dist)", is_dependency=True)
 
 
 def _limits(stack: Stack, pins: list[Pin]) -> Iterator[Line]:
-    """Bounds that no package declares. A floor for what the stack pins itself is left out."""
+    """Bounds that no package declares. A floor for a package that the stack pins is left out."""
     pinned = {pin.name for pin in pins}
-    # Floors are for sets without a day: with one, no such release is reached (measured on every published stack).
+    # Floors are for sets without date limit: with one, no such release is reached (measured on every published stack).
     for row in () if stack.date else _table("floors.toml")["floor"]:
-        if asked_by(row["requirement"]).name not in pinned:
+        if parse_requirement(row["requirement"]).name not in pinned:
             yield Line(CONSTRAIN, row["requirement"], row["source"])
     for override in stack.overrides:
         if override.does == CONSTRAIN:
@@ -223,16 +228,16 @@ def _overrides(stack: Stack, pins: list[Pin]) -> Iterator[Line]:
         if override.does != CONSTRAIN:
             yield Line(override.does, override.requirement, _override_origin(override, stack))
     for pin in pins:
-        # A component's own list asks for other versions of what the stack pins (vllm-ascend: torch==2.8.0, not +cpu).
+        # A component may require another version than the stack pins (vllm-ascend: torch==2.8.0, not +cpu).
         if "+" in pin.version:
             yield Line(REPLACE, f"{pin.name}=={pin.version}", _origin(pin.because, stack))
 
 
 def _chosen(stack: Stack, pins: list[Pin]) -> Iterator[str]:
-    """Names whose exact version the stack itself states: age is no question for those."""
+    """Names whose exact version the stack states: the date limit does not apply to them."""
     yield from (pin.name for pin in pins)
     stated = [*stack.requirements, *(each.requirement for each in stack.overrides if each.does == REPLACE)]
-    yield from (asked_by(text).name for text in stated if asked_by(text).is_exact)
+    yield from (parse_requirement(text).name for text in stated if parse_requirement(text).is_exact)
 
 
 def _origin(reason: Reason, stack: Stack) -> str:

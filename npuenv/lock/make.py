@@ -1,10 +1,10 @@
-"""From a stack to its lock: uv resolves the Python layer for the stack's platform. Start from `make_lock`.
+"""Makes the lock of a stack: uv resolves its Python packages for the stack's platform.
 
-uv is asked twice for the same resolution: once for the files and hashes, once (from its cache) for who needs what.
-A pin whose index cannot be reached is replaced by an empty stand-in, so that the rest still resolves. Its hash is taken
-from `matrix/wheel_hashes.toml`, which has what public lock files of others record; without such a row the pin is listed
-as missing its hash, and the lock is partial. What an index answers wins over those rows. A set that does not resolve
-gives a lock without packages that names the smallest clashing requirements.
+uv runs twice for the same resolution: once for the files and hashes, once (offline) for the dependents of each package.
+A pin whose index is unreachable is replaced by an empty stand-in wheel, so that the other packages still resolve. Its
+hash is taken from `matrix/wheel_hashes.toml`, which records hashes from public lock files; without such a row the hash
+is reported as missing and the lock is partial. An answer of the index takes precedence over these rows. A set that does
+not resolve gives a lock without packages that names the smallest set of clashing requirements.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from npuenv.lock.uv import (
     is_out_of_reach,
     platform_options,
     undated,
-    write_question,
+    write_inputs,
 )
 from npuenv.lock.wheels import fits, platform_tags, wheels_in_links
 from npuenv.matrix import load_matrix
@@ -50,15 +50,15 @@ if TYPE_CHECKING:
     from npuenv.resolve.types import Pin, Stack
 
 _CUDA = re.compile(r"nvidia-.+|cuda-.+|cupy|cupy-cuda.+|.+-cu1[1-9]\d*")
-# Bindings in pure Python to a library that comes with the NVIDIA driver; monitoring tools ask for them everywhere.
+# Pure Python bindings to a library that comes with the NVIDIA driver; monitoring tools often require them.
 _HARMLESS = frozenset({"nvidia-ml-py"})
 
 
 def unwanted(packages: Sequence[LockedPackage], inputs: Inputs) -> tuple[LockedPackage, ...]:
-    """The packages of a set that no NPU environment may hold; () for a clean set.
+    """The packages of a set that no NPU environment may contain; () if there are none.
 
-    What the stack's own recipe names is left alone: that is a published choice (nvidia-modelopt, pure Python), not
-    something a dependency dragged along.
+    Packages that the stack's own recipe names are allowed: that is a published choice (nvidia-modelopt, pure Python),
+    not a side effect of a dependency.
     """
     own = {line.name for line in inputs.lines if line.kind == REQUIRE and not line.is_dependency}
     bad = [each for each in packages if _CUDA.fullmatch(each.name) and each.name not in own | _HARMLESS]
@@ -68,8 +68,8 @@ def unwanted(packages: Sequence[LockedPackage], inputs: Inputs) -> tuple[LockedP
 
 
 def pulled_in_by(bad: Sequence[LockedPackage], packages: Sequence[LockedPackage], inputs: Inputs) -> tuple[Proof, ...]:
-    """For each package or line that pulls unwanted ones in, the first of those. CUDA packages need each other: those
-    are left out.
+    """For each package or line that requires unwanted packages, the first of those. CUDA packages require each other;
+    such pairs are left out.
     """
     versions = {package.name: package.version for package in packages}
     proofs: dict[str, Proof] = {}
@@ -101,12 +101,12 @@ __all__ = [
     "ways_out",
 ]
 
-Known = dict[tuple[str, ...], str]  # what indexes were found to carry: (label, package, version, platform) -> reason
+Known = dict[tuple[str, ...], str]  # answers of indexes so far: (label, package, version, platform) -> reason
 
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """What uv made of the inputs: packages, or the reason why there are none."""
+    """The result of uv for the inputs: packages, or the reason why there are none."""
 
     packages: tuple[LockedPackage, ...]
     missing: tuple[Missing, ...]
@@ -121,16 +121,17 @@ def find_uv() -> str:
 
 
 def make_lock(stack: Stack, resolver: Resolver) -> Lock:
-    """The full lock of a stack for its platform: complete, or partial with a reason for each pin without a hash.
+    """The lock of a stack for its platform: complete, or partial with a reason for each missing hash.
 
-    Raises CannotTell when the default index is out of reach, or does not tell the age that the stack's day asks for.
+    Raises: CannotTell if the default index is unreachable, or does not report the upload dates that the date limit
+    needs.
     """
     inputs = inputs_of(stack)
     return as_lock(stack, inputs, solve(stack, inputs, resolver, {}), made_with(resolver))
 
 
 def solve(stack: Stack, inputs: Inputs, resolver: Resolver, known: Known) -> Solved:
-    """What uv makes of the inputs of a stack. `known` remembers over several calls what an index was found to carry."""
+    """The result of uv for the inputs of a stack. `known` caches the answers of indexes over several calls."""
     supply = _supply(stack, resolver, known)
     with tempfile.TemporaryDirectory(prefix="npuenv-lock-") as folder:
         found, ran = _resolve(inputs, supply, resolver, Path(folder))
@@ -147,9 +148,9 @@ def solve(stack: Stack, inputs: Inputs, resolver: Resolver, known: Known) -> Sol
 
 
 def ways_out(stack: Stack, lock: Lock, resolver: Resolver) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Requirements of which each alone would let an impossible set resolve, and whose word it would overrule.
+    """Requirements that each alone make an impossible set resolve, and the sources of the requirements they override.
 
-    Each was resolved before it is given; empty for a lock without a proof.
+    Each was resolved before it is returned; empty for a lock without a proof.
     """
     if not lock.proof:
         return ()
@@ -157,7 +158,7 @@ def ways_out(stack: Stack, lock: Lock, resolver: Resolver) -> tuple[tuple[str, t
 
 
 def as_lock(stack: Stack, inputs: Inputs, solved: Solved, tools: str) -> Lock:
-    """The lock of a stack from what its inputs came to."""
+    """The lock of a stack, made from the result of uv."""
     return Lock(
         stack=stack.name,
         platform=stack.platform.tag,
@@ -175,25 +176,27 @@ def as_lock(stack: Stack, inputs: Inputs, solved: Solved, tools: str) -> Lock:
 
 
 def made_with(resolver: Resolver) -> str:
-    """Like `npuenv 0.1.0, uv 0.13.8`. Real output of uv: `uv 0.13.8 (x86_64-unknown-linux-gnu)`."""
+    """The tools that wrote the lock: `npuenv 0.1.0, uv 0.13.8`. Real output of uv: `uv 0.13.8
+    (x86_64-unknown-linux-gnu)`.
+    """
     uv = " ".join(resolver.run(("--version",)).out.split()[:2])
     return f"npuenv {npuenv.__version__}, {uv}"
 
 
 def probe(name: str, version: str, label: str, stack: Stack, resolver: Resolver) -> Ran:
-    """uv's answer to: does the index `label` carry this version for the stack's platform? Only that index is asked."""
+    """Runs uv with the index `label` only; it succeeds if the index has this version for the stack's platform."""
     secret: dict[str, str] = {}
     index = named_index(label, resolver.indexes[label], secret)
     with tempfile.TemporaryDirectory(prefix="npuenv-probe-") as folder:
-        wanted = Path(folder) / "wanted.in"
-        wanted.write_text(f"{name}=={version}\n", encoding="utf-8")
-        argv = ("pip", "compile", "--no-deps", "--no-header", *platform_options(stack.platform), str(wanted))
+        requirements = Path(folder) / "wanted.in"
+        requirements.write_text(f"{name}=={version}\n", encoding="utf-8")
+        argv = ("pip", "compile", "--no-deps", "--no-header", *platform_options(stack.platform), str(requirements))
         env = {"UV_DEFAULT_INDEX": index, "UV_HTTP_RETRIES": "0", **secret}
         return resolver.run(argv, env=env, is_cut_off=True)
 
 
 def _supply(stack: Stack, resolver: Resolver, known: Known) -> Supply:
-    """Where the pins with an index of their own can be had: in find-links, on that index, or nowhere."""
+    """The locations of the pins that have an index of their own: find-links, that index, or none."""
     built = {source.name.lower() for source in stack.git_sources}
     labelled = [pin for pin in stack.pins if pin.is_python and pin.index and pin.name not in built]
     in_links = wheels_in_links(
@@ -211,17 +214,19 @@ def _supply(stack: Stack, resolver: Resolver, known: Known) -> Supply:
 
 
 def _why_missing(pin: Pin, stack: Stack, resolver: Resolver, known: Known) -> str:
-    """Why a pin's index does not give it; "" where it does. An index out of reach is asked once for all its pins."""
+    """The reason why a pin's index does not provide it; "" if it does. An unreachable index is tried once for all its
+    pins.
+    """
     assert pin.index is not None
-    asked = (pin.index, pin.name, pin.version, stack.platform.tag)
+    key = (pin.index, pin.name, pin.version, stack.platform.tag)
     if (pin.index,) in known:
         return known[(pin.index,)]
-    if asked not in known:
+    if key not in known:
         ran = probe(pin.name, pin.version, pin.index, stack, resolver)
         if ran.code != 0 and (ran.timed_out or is_out_of_reach(ran.err)):
             return known.setdefault((pin.index,), "index-out-of-reach")
-        known[asked] = "" if ran.code == 0 else "not-on-index"
-    return known[asked]
+        known[key] = "" if ran.code == 0 else "not-on-index"
+    return known[key]
 
 
 def _unknown_requires(pin: Pin) -> str:
@@ -231,18 +236,18 @@ def _unknown_requires(pin: Pin) -> str:
 def _resolve(
     inputs: Inputs, supply: Supply, resolver: Resolver, folder: Path
 ) -> tuple[list[LockedPackage], Ran | None]:
-    """The packages of the set without labels, or none and uv's complaint."""
-    question = write_question(inputs, supply, resolver, folder)
+    """The packages of the set without labels, or none and the failed run of uv."""
+    options = write_inputs(inputs, supply, resolver, folder)
     env, found = environ(resolver, folder), folder / "pylock.toml"
     compile_it = ("pip", "compile", "--no-header", "--quiet")
-    ran = resolver.run((*compile_it, "--format", "pylock.toml", "-o", str(found), *question), env=env)
+    ran = resolver.run((*compile_it, "--format", "pylock.toml", "-o", str(found), *options), env=env)
     if ran.code != 0:
         return [], ran
     from_cache = replace(resolver, is_offline=True)
-    told = from_cache.run((*compile_it, "--annotation-style", "line", *question), env=env)
-    if told.code != 0:
-        return [], told
-    why, tags = _who_needs(told.out), platform_tags(inputs.platform)
+    annotated = from_cache.run((*compile_it, "--annotation-style", "line", *options), env=env)
+    if annotated.code != 0:
+        return [], annotated
+    why, tags = _dependents(annotated.out), platform_tags(inputs.platform)
     rows = load_file(found)["packages"]
     _warn_of_differences([row for row in rows if row["name"] in supply.on_index], resolver)
     return [
@@ -262,7 +267,7 @@ def _warn_of_differences(rows: Iterable[Mapping[str, Any]], resolver: Resolver) 
 
 
 def _with_labels(found: list[LockedPackage], stack: Stack, supply: Supply) -> tuple[LockedPackage, ...]:
-    """The packages by name, with the label of their index; a stand-in's hash is none of the real package's."""
+    """The packages by name, with the label of their index. A stand-in's hash is not recorded."""
     labels = {pin.name: pin.index for pin in stack.pins}
     gone = {missing.name: missing for missing in supply.missing}
     tags = platform_tags(stack.platform)
@@ -275,10 +280,10 @@ def _with_labels(found: list[LockedPackage], stack: Stack, supply: Supply) -> tu
 
 
 def _attested(package: LockedPackage, missing: Missing, tags: frozenset[Any]) -> LockedPackage:
-    """A package whose index gave nothing, with the hashes that public lock files record; without any, with none.
+    """A package whose index is unreachable, with the hashes that public lock files record, if any.
 
-    None where the index answered that it does not carry the version, and where nobody knows what the package requires:
-    it could need more than is locked.
+    None if the index answered that it does not have the version, or if the requirements of the package are unknown: it
+    could need more than is locked.
     """
     is_open = missing.reason == "index-out-of-reach" and not missing.detail
     wheels = [row for row in wheel_hashes(package.name, package.version) if is_open and fits(row.id, tags)]
@@ -301,12 +306,14 @@ def _recorded_wheels() -> dict[tuple[str, Version], tuple[WheelHash, ...]]:
 
 
 def _failure(stack: Stack, inputs: Inputs, supply: Supply, resolver: Resolver, ran: Ran) -> Solved:
-    """The reason why nothing fits, with the smallest clashing set. Raises CannotTell where no index could be asked."""
+    """The reason why the set does not resolve, with the smallest clashing set. Raises: CannotTell if no index was
+    reachable.
+    """
     why = deciding_line(ran.err)
     if ran.timed_out or is_out_of_reach(ran.err):
         raise CannotTell(Message("lock.index-out-of-reach", {"why": why}), Message("lock.check-network"))
     if "No solution found" not in ran.err:
-        # Interrupted, or a source distribution that does not build here: no statement about the versions.
+        # Interrupted, or a source distribution does not build here: this says nothing about the versions.
         hint = Message("locking.look-at-disk" if _is_about_files(ran.err) else "locking.run-again")
         raise CannotTell(Message("locking.uv-stopped", {"stack": stack.name, "why": why}), hint)
     proof = prove(inputs, supply, resolver, ran.err)
@@ -322,25 +329,27 @@ def _is_about_files(text: str) -> bool:
     return any(words in text for words in ("os error 13", "os error 28", "os error 30"))  # EACCES, ENOSPC, EROFS
 
 
-def _who_needs(text: str) -> dict[str, tuple[str, ...]]:
-    """Who needs each package. A real line (uv 0.13.8): `jinja2==3.1.6  # via npuenv-lock (pyproject.toml), torch`."""
+def _dependents(text: str) -> dict[str, tuple[str, ...]]:
+    """The dependents of each package. A real line (uv 0.13.8): `jinja2==3.1.6  # via npuenv-lock (pyproject.toml),
+    torch`.
+    """
     needs = {}
     for line in text.splitlines():
         match = re.match(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==\S+\s+# via (.*)$", line)
         if match:
-            # The resolution's own inputs (project, -c, --override) stand for the stack.
+            # Replace the resolution's own inputs (project, -c, --override) with the stack.
             who = [STACK if "(" in item or item.startswith(("-", PROJECT)) else item for item in match[2].split(", ")]
             needs[match[1]] = tuple(dict.fromkeys(who))
     return needs
 
 
 def _hashes(row: Mapping[str, Any], tags: frozenset[Any]) -> tuple[str, ...]:
-    """The hashes of the fitting wheels, or of the source where there is no such wheel."""
+    """The hashes of the fitting wheels, or of the source archive if there is no such wheel."""
     wheels = [wheel for wheel in row.get("wheels", ()) if fits(_file_name(wheel), tags)]
     chosen = wheels or [row[kind] for kind in ("sdist", "archive") if kind in row]
     return tuple(sorted(file["hashes"]["sha256"] for file in chosen))
 
 
 def _file_name(file: Mapping[str, Any]) -> str:
-    place = file.get("name") or file.get("url") or file.get("path") or ""
-    return unquote(urlsplit(place).path).rpartition("/")[2]
+    location = file.get("name") or file.get("url") or file.get("path") or ""
+    return unquote(urlsplit(location).path).rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""Whether a lock can be installed from here. Start from the `require_` functions."""
+"""Checks whether a lock can be installed on this machine."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 
 def require_complete(lock: Lock, resolver: Resolver, request: Request | None = None) -> None:
-    """Raises NothingFits for a lock that is not complete: what lacks and where it was looked for, or what clashes.
+    """Raises NothingFits for an incomplete lock: the missing hashes and where they were searched for, or the clash.
 
-    `request`: what the lock's stack was resolved from, for the command that completes the lock.
+    `request`: the request that the lock's stack was resolved from, for the command that completes the lock.
     """
     if lock.status == IMPOSSIBLE:
-        said = {
+        args = {
             "stack": lock.stack,
             "platform": lock.platform,
             "why": why_impossible(lock.proof, lock.missing[0].detail),
         }
-        raise NothingFits(Message("lock.impossible", said), Message("lock.impossible-hint"))
+        raise NothingFits(Message("lock.impossible", args), Message("lock.impossible-hint"))
     if lock.missing:
         why = tuple(why_missing(each, resolver) for each in lock.missing)
         raise NothingFits(
@@ -45,16 +45,17 @@ def require_complete(lock: Lock, resolver: Resolver, request: Request | None = N
 def fill_command(lock: Lock, request: Request | None = None) -> str:
     """The command that completes a lock.
 
-    It names architecture and Python even where they are this machine's: the index may be in reach of another one only.
+    It names architecture and Python even if they are this machine's, because the index may be reachable from another
+    machine only.
     """
     arch, tag = lock.platform.split("-")[:2]
     python = f"{tag[2]}.{tag[3:]}"  # cp311
-    words = command(replace(request or Request(), stack=lock.stack, arch=arch, python=python))
-    return shlex.join(("npuenv", "lock", lock.stack, "--fill", *words[3:]))
+    argv = command(replace(request or Request(), stack=lock.stack, arch=arch, python=python))
+    return shlex.join(("npuenv", "lock", lock.stack, "--fill", *argv[3:]))
 
 
 def why_impossible(proof: Sequence[Proof], detail: str) -> tuple[Message, ...]:
-    """Each clashing requirement with who asks for it; where none were found, the resolver's own words."""
+    """Each clashing requirement with its source; without a proof, the resolver's own message."""
     if not proof:
         return (Message("lock.lacks-does-not-resolve", {"detail": detail}),)
     return tuple(Message("lock.proof-row", {"requirement": p.requirement, "source": p.source}) for p in proof)
@@ -63,11 +64,11 @@ def why_impossible(proof: Sequence[Proof], detail: str) -> tuple[Message, ...]:
 def require_sources(
     stack: Stack, lock: Lock, resolver: Resolver, *, only: Collection[str] | None = None
 ) -> dict[str, str]:
-    """Name -> find-links folder, for packages with an index of their own that lie in one.
+    """Name -> find-links folder, for packages with an index of their own that are in one.
 
-    For the others their index is asked; raises NothingFits when it is out of reach or does not carry the version. There
-    is no other place to take them from: the default index has a torch of the same number that drags CUDA along.
-    `only`: the packages that are to be had; None: all.
+    The others are looked up on their index; raises NothingFits if it is unreachable or does not have the version. The
+    default index is no replacement: it has a torch of the same version that requires CUDA packages. `only`: the names
+    of the packages to look up; None: all.
     """
     labelled = [package for package in lock.packages if package.index and (only is None or package.name in only)]
     found = wheels_in_links(resolver.host, resolver.settings, [(p.name, p.version) for p in labelled], stack.platform)
@@ -78,15 +79,15 @@ def require_sources(
         ran = probe(package.name, package.version, package.index, stack, resolver)
         if ran.code != 0:
             reason = "index-out-of-reach" if ran.timed_out or is_out_of_reach(ran.err) else "not-on-index"
-            gone = Missing(package.name, package.version, reason, package.index)
-            raise NothingFits(why_missing(gone, resolver), Message("lock.provide-wheel", {"name": package.name}))
+            missing = Missing(package.name, package.version, reason, package.index)
+            raise NothingFits(why_missing(missing, resolver), Message("lock.provide-wheel", {"name": package.name}))
     return found
 
 
 def why_missing(missing: Missing, resolver: Resolver) -> Message:
-    """The sentence for one row of `missing`, with the index's label and address and the folders that were looked at."""
+    """The message for one row of `missing`, with the index's label and address and the find-links folders."""
     links = tuple(without_secrets(item.value) for item in resolver.settings.find_links) or (Message("lock.no-links"),)
-    said = {
+    args = {
         "name": missing.name,
         "version": missing.version,
         "index": missing.index or "",
@@ -94,7 +95,7 @@ def why_missing(missing: Missing, resolver: Resolver) -> Message:
         "links": links,
         "detail": missing.detail,
     }
-    return Message(_REASONS[missing.reason], said)
+    return Message(_REASONS[missing.reason], args)
 
 
 _REASONS = {

@@ -1,9 +1,9 @@
-"""A text of tables of which each carries a seal, so that an edit can be seen and its table named.
+"""A text of tables that each carry a seal, so that an edit can be detected and its table named.
 
 A block is the head of the file or one `[[table]]` with its lines, without blank lines at the end. Its last line is
-`seal = "..."` over the lines before it; the head also holds a digest over the whole file, because a table that was
-taken away or moved leaves all other seals whole. This guards against slips (a hand edit, a bad merge, a damaged disk),
-not against somebody who wants to deceive. Start from `join_blocks`, `split_blocks` and `first_flaw`.
+`seal = "..."` over the lines before it. The head also holds a digest of the complete file, because removing or moving a
+table leaves all other seals valid. This guards against accidents (a hand edit, a bad merge, a damaged disk), not
+against forgery.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SEAL_DIGITS = 8  # one slip in four thousand million goes unseen by a seal, and none by the digest
+SEAL_DIGITS = 8  # one accidental change in four thousand million passes a seal, and none the digest
 _SEAL = "seal"
 _DIGEST = "digest"
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One table as it stands in the file."""
+    """One table of the file."""
 
     line: int  # of its first line, from 1
     kind: str  # "package"; "" for the head
-    name: str  # the value of its `name` or `requirement`; "" where there is none
+    name: str  # the value of its `name` or `requirement`; "" if there is none
     lines: tuple[str, ...]  # with the seal, without the empty line that ends the block
-    is_ended: bool  # the empty line is there
+    is_ended: bool  # whether the empty line after it is there
 
 
 def join_blocks(head: Sequence[str], tables: Sequence[Sequence[str]]) -> str:
     """The text of a file, with a seal at the end of each block and the digest in the head."""
     sealed = [_with_seal(lines) for lines in tables]
-    told = _text([list(head), *sealed])
-    return _text([_with_seal([*head, f'{_DIGEST} = "{_hex(told)}"']), *sealed])
+    unsigned = _text([list(head), *sealed])
+    return _text([_with_seal([*head, f'{_DIGEST} = "{_hex(unsigned)}"']), *sealed])
 
 
 def split_blocks(text: str) -> tuple[Block, ...]:
@@ -47,18 +47,18 @@ def split_blocks(text: str) -> tuple[Block, ...]:
 
 
 def first_flaw(blocks: Sequence[Block]) -> Block | None:
-    """The first block that is not as it was sealed; the head where only the file as a whole is not."""
+    """The first block whose seal does not match; the head if only the file's digest does not match."""
     for block in blocks:
         if not is_sealed(block):
             return block
     head, *tables = blocks
     body = [line for line in head.lines[:-1] if not line.startswith(f"{_DIGEST} = ")]
-    whole = _text([body, *(list(block.lines) for block in tables)])
-    return None if f'{_DIGEST} = "{_hex(whole)}"' in head.lines else head
+    content = _text([body, *(list(block.lines) for block in tables)])
+    return None if f'{_DIGEST} = "{_hex(content)}"' in head.lines else head
 
 
 def is_sealed(block: Block) -> bool:
-    """True when the block is as it was written, whatever became of the others."""
+    """Whether the block's own seal matches."""
     return block.is_ended and list(block.lines) == _with_seal(block.lines[:-1])
 
 
@@ -71,7 +71,7 @@ def _text(blocks: Sequence[Sequence[str]]) -> str:
 
 
 def _hex(text: str) -> str:
-    # A lone surrogate cannot come out of a file that was read as UTF-8, but may come out of a resolver's words.
+    # A lone surrogate cannot come from a file read as UTF-8, but may come from a resolver's message.
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 

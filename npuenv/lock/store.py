@@ -1,4 +1,4 @@
-"""Where locks lie: those that npuenv ships, and those that were made on this machine. Start from `find_lock`."""
+"""Folders of locks: those shipped with npuenv, and those made on this machine."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def shipped_folder() -> Path:
     return checkout if checkout.is_dir() else Path(sysconfig.get_path("data")) / "share" / "npuenv" / "lockfiles"
 
 
-def find_lock(stack: Stack, own: Path) -> Lock | None:
-    """The lock of a stack: one made here (in `own`) before the shipped one, a complete one before any that lacks
-    something; None when neither answers the stack.
+def find_lock(stack: Stack, local_folder: Path) -> Lock | None:
+    """The lock of a stack: a local one (in `own`) before the shipped one, a complete one before a partial one; None if
+    neither matches the stack.
     """
     name = f"{stack.name}.{stack.platform.tag}.toml"
     lacking = None
-    for folder in (own, shipped_folder()):
+    for folder in (local_folder, shipped_folder()):
         if (folder / name).is_file():
             lock = read_lock(folder / name)
             if answers(lock, stack):
@@ -43,17 +43,17 @@ def find_lock(stack: Stack, own: Path) -> Lock | None:
 
 
 def answers(lock: Lock, stack: Stack) -> bool:
-    """True for a lock of this stack's: of its name and platform, with its pins, made from the same inputs.
+    """Whether a lock belongs to the stack: same name and platform, its pins, and the same inputs.
 
-    One with other versions than the stack pins, or made from other inputs, belongs to another request.
+    A lock with other pins or other inputs belongs to another request.
     """
     is_named = (lock.stack, lock.platform) == (stack.name, stack.platform.tag)
     return is_named and fits_stack(lock, stack) and lock.inputs in ("", inputs_of(stack).digest)
 
 
 def as_locked(stack: Stack, lock: Lock) -> Stack:
-    """The stack with each component that is built taken from where the lock has it."""
-    known = {row.name: row for row in lock.sources}
+    """The stack with the repository and revision of each built component taken from the lock."""
+    locked = {row.name: row for row in lock.sources}
     sources = tuple(
         replace(
             source,
@@ -63,7 +63,7 @@ def as_locked(stack: Stack, lock: Lock) -> Stack:
             how=row.how,
             commit=source.commit if row.ref == source.ref else "",
         )
-        if (row := known.get(source.name))
+        if (row := locked.get(source.name))
         else source
         for source in stack.git_sources
     )
@@ -71,7 +71,7 @@ def as_locked(stack: Stack, lock: Lock) -> Stack:
 
 
 def fits_stack(lock: Lock, stack: Stack) -> bool:
-    """True when the lock holds every Python pin of the stack in the pinned version."""
+    """Whether the lock holds every Python pin of the stack in the pinned version."""
     built = {source.name.lower() for source in stack.git_sources}
     return all(
         (package := lock.package(pin.name)) is not None and package.version == pin.version
@@ -81,39 +81,39 @@ def fits_stack(lock: Lock, stack: Stack) -> bool:
 
 
 def shelf_locks(folder: Path) -> tuple[Lock, ...]:
-    """Every lock in a folder, by file name. Raises BadInput for the first that is not sound."""
+    """Every lock in a folder, by file name. Raises: BadInput for the first invalid one."""
     return tuple(read_lock(path) for path in sorted(folder.glob("*.toml")))
 
 
-def locks_named(words: Sequence[str], folders: Sequence[Path]) -> tuple[Lock, ...]:
-    """The locks that are meant by files or stack names; all of the last folder, the shelf, where nothing is named.
+def locks_named(names: Sequence[str], folders: Sequence[Path]) -> tuple[Lock, ...]:
+    """The locks named by files or stack names; without names, all of the last folder.
 
-    A name means the stack's locks for all platforms, each from the first folder that has it. Raises BadInput for a
-    word that is neither, with the stacks that are there.
+    A stack name means its locks for all platforms, each from the first folder that has it. Raises: BadInput for a name
+    that is neither, with the stacks that exist.
     """
-    if not words:
+    if not names:
         return shelf_locks(folders[-1])
     found: dict[str, Lock] = {}
     shelf = {path.name: path for folder in reversed(folders) for path in sorted(folder.glob("*.toml"))}
     stacks = {name: _stack_of(name) for name in shelf}
-    for word in words:
-        path = Path(word)
+    for name in names:
+        path = Path(name)
         is_file = path.exists() or path.suffix == ".toml"
-        chosen = [path] if is_file else [shelf[name] for name in shelf if stacks[name] == word]
+        chosen = [path] if is_file else [path for file, path in shelf.items() if stacks[file] == name]
         if not chosen:
-            said = {"name": word, "known": tuple(sorted(set(stacks.values())))}
-            raise BadInput(Message("lock.no-such-lock", said))
+            args = {"name": name, "known": tuple(sorted(set(stacks.values())))}
+            raise BadInput(Message("lock.no-such-lock", args))
         found |= {str(item): read_lock(item) for item in chosen}
     return tuple(found.values())
 
 
 def put_lock(lock: Lock, folder: Path) -> Path:
-    """Writes a lock into a folder, replacing an older one as a whole. Raises BadInput when that is not possible."""
+    """Writes a lock into a folder and replaces an older one atomically. Raises: BadInput if that fails."""
     return put_text(write_lock(lock), folder / lock.file_name)
 
 
 def put_text(text: str, path: Path) -> Path:
-    """Writes a file as a whole or not at all, its folder too. Raises BadInput when that is not possible."""
+    """Writes a file atomically; creates its folder. Raises: BadInput if that fails."""
     part = path.with_name(f"{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ def put_text(text: str, path: Path) -> Path:
             part.write_text(text, encoding="utf-8")
             part.replace(path)
         finally:
-            part.unlink(missing_ok=True)  # of a full disk not even the beginning is kept
+            part.unlink(missing_ok=True)  # leaves no partial file on a full disk
     except OSError as error:
         args = {"path": str(path), "why": error.strerror or str(error)}
         raise BadInput(Message("lock.unwritable", args), Message("lock.other-folder")) from error

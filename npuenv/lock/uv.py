@@ -1,4 +1,4 @@
-"""Asking uv: the resolver with its settings, the files it reads, and what its complaints mean. Start from `ask`."""
+"""Runs uv as the resolver: its settings, its input files, and the meaning of its errors."""
 
 from __future__ import annotations
 
@@ -39,63 +39,63 @@ _OUT_OF_REACH = (
 _INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_STRATEGY")
 
 
-# uv breaks its sentences at the width that COLUMNS names; they are read here line by line.
+# uv wraps its messages at the width of COLUMNS; they are parsed line by line.
 _PLAIN = {"COLUMNS": "100000", "NO_COLOR": "1"}
 
 
 @dataclass(frozen=True, slots=True)
 class Resolver:
-    """What a resolution runs with: the host, uv's path, pip's settings and the index addresses by label."""
+    """The settings of a resolution: the host, uv's path, pip's settings and the index addresses by label."""
 
     host: Host
     uv: str
     settings: PipSettings
     indexes: Mapping[str, str]
-    is_offline: bool = False  # answer from uv's cache alone
-    warn: Callable[[Message], None] = lambda _: None  # gets what is odd and does not end a resolution
+    is_offline: bool = False  # use uv's cache only
+    warn: Callable[[Message], None] = lambda _: None  # called with warnings, which do not end a resolution
 
     def run(self, argv: tuple[str, ...], *, env: Mapping[str, str] | None = None, is_cut_off: bool = False) -> Ran:
-        """uv with the settings in force. `is_cut_off` drops every index of the settings: only `env` names some."""
+        """Runs uv with pip's settings. `is_cut_off` drops every index of the settings: only those in `env` are used."""
         uv_settings = for_uv(self.settings)
-        kept = {
+        variables = {
             name: value for name, value in uv_settings.environ.items() if not (is_cut_off and name in _INDEX_VARIABLES)
         }
         stale = [name for name in self.host.environ() if name.startswith("UV_") and name != "UV_CACHE_DIR"]
-        unset = tuple(word for name in stale for word in ("-u", name))
+        unset = tuple(option for name in stale for option in ("-u", name))
         options = (*(() if is_cut_off else uv_settings.options), *(("--offline",) if self.is_offline else ()))
-        words = ("env", *unset, self.uv, *argv, *options)
-        return self.host.run(words, timeout_s=RESOLVE_TIMEOUT_S, env={**_PLAIN, **kept, **(env or {})})
+        command = ("env", *unset, self.uv, *argv, *options)
+        return self.host.run(command, timeout_s=RESOLVE_TIMEOUT_S, env={**_PLAIN, **variables, **(env or {})})
 
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """Where the packages with an index of their own come from this time."""
+    """Where the packages that have an index of their own come from."""
 
-    missing: tuple[Missing, ...] = ()  # nowhere: an empty stand-in takes their place
-    on_index: Mapping[str, str] = field(default_factory=dict)  # name -> label; the others lie in find-links
+    missing: tuple[Missing, ...] = ()  # unreachable: replaced by an empty stand-in
+    on_index: Mapping[str, str] = field(default_factory=dict)  # name -> label; the others are in find-links
 
 
-def ask(inputs: Inputs, supply: Supply, resolver: Resolver, folder: Path, *form: str) -> Ran:
-    """Writes what is asked into an empty folder and runs `uv pip compile` on it; `form` are options of the output."""
+def pip_compile(inputs: Inputs, supply: Supply, resolver: Resolver, folder: Path, *output: str) -> Ran:
+    """Writes the inputs into an empty folder and runs `uv pip compile` on them; `output` are options of the output."""
     return resolver.run(
-        ("pip", "compile", "--no-header", *form, *write_question(inputs, supply, resolver, folder)),
+        ("pip", "compile", "--no-header", *output, *write_inputs(inputs, supply, resolver, folder)),
         env=environ(resolver, folder),
     )
 
 
-def write_question(inputs: Inputs, supply: Supply, resolver: Resolver, folder: Path) -> tuple[str, ...]:
-    """The files that uv reads, in `folder`, and the options that name them."""
+def write_inputs(inputs: Inputs, supply: Supply, resolver: Resolver, folder: Path) -> tuple[str, ...]:
+    """Writes the files that uv reads into `folder`; the options that name them."""
     for kind in (CONSTRAIN, REPLACE, EXCLUDE):
         lines = inputs.of(kind)
         if kind == REPLACE:
-            # uv looks for an override on the default index only: where a package has an index of its own, its exact pin
-            # has to do (`==2.8.0` accepts 2.8.0+cpu).
+            # uv looks up an override on the default index only. For a package with an index of its own the exact pin
+            # has to suffice (`==2.8.0` accepts 2.8.0+cpu).
             lines = [line for line in lines if canonicalize_name(Requirement(line).name) not in supply.on_index]
         (folder / f"{kind}.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     (folder / "links").mkdir(exist_ok=True)
-    for gone in supply.missing:
-        requires = stand_in_requires(gone.name, gone.version) or ()
-        write_wheel(folder / "links", gone.name, gone.version, requires=requires)
+    for missing in supply.missing:
+        requires = stand_in_requires(missing.name, missing.version) or ()
+        write_wheel(folder / "links", missing.name, missing.version, requires=requires)
     (folder / "pyproject.toml").write_text(_project(inputs, supply, resolver), encoding="utf-8")
     bounds = ("-c", str(folder / "constrain.txt"), "--overrides", str(folder / "replace.txt"))
     files = ("--excludes", str(folder / "exclude.txt"), str(folder / "pyproject.toml"))
@@ -109,7 +109,7 @@ def write_question(inputs: Inputs, supply: Supply, resolver: Resolver, folder: P
 
 
 def environ(resolver: Resolver, folder: Path) -> dict[str, str]:
-    """The variables of a resolution: the stand-ins beside the user's own links, credentials of the indexes."""
+    """The environment variables of a resolution: stand-ins beside the user's links, and credentials of the indexes."""
     secret: dict[str, str] = {}
     for label, url in resolver.indexes.items():
         named_index(label, url, secret)
@@ -121,7 +121,7 @@ def platform_options(platform: Platform) -> tuple[str, ...]:
     """uv's options for a platform other than this machine's.
 
     To find a Python of that version, uv starts each on PATH, and those of pyenv are slow scripts (measured: 0.2 s of a
-    core instead of 0.02). Where this Python has it, it is named.
+    core instead of 0.02). If this Python has that version, it is named.
     """
     options = ("--python-platform", uv_platform(platform), "--python-version", platform.python)
     is_this = platform.python == f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -129,7 +129,7 @@ def platform_options(platform: Platform) -> tuple[str, ...]:
 
 
 def deciding_line(text: str) -> str:
-    """The one line of uv's complaint that says why, without addresses' secrets.
+    """The line of uv's error that gives the reason, without secrets of addresses.
 
     Real output (uv 0.13.8): "error: No solution found when resolving dependencies" then "  cause: Because there is no
     version of torch==2.8.0+cpu and you require torch==2.8.0+cpu, we can conclude that ...".
@@ -142,36 +142,36 @@ def deciding_line(text: str) -> str:
 
 
 def is_out_of_reach(text: str) -> bool:
-    """True when uv's complaint is about the network, not about packages."""
+    """Whether uv's error is about the network, not about packages."""
     return any(mark in text for mark in _OUT_OF_REACH)
 
 
 def is_cache_miss(text: str) -> bool:
-    """True when uv was told to stay offline and its cache does not hold enough."""
+    """Whether uv ran offline and its cache was insufficient."""
     return _CACHE_MISS in text
 
 
 def undated(text: str) -> tuple[str, ...]:
-    """Packages whose age the index does not tell, in a complaint that the limit on age caused.
+    """Packages whose upload date the index does not report, in an error caused by the date limit.
 
     Real output (uv 0.13.8): "hint: `zz` was filtered by `exclude-newer` to only include packages uploaded before
-    2024-01-01T00:00:00Z. The latest version satisfying the requirement is v1.0. Consider using ..."; with a known
-    age the sentence goes on with ", published at 2026-07-02T08:40:04.659Z".
+    2024-01-01T00:00:00Z. The latest version satisfying the requirement is v1.0. Consider using ..."; with a known date
+    the sentence ends with ", published at 2026-07-02T08:40:04.659Z".
     """
     pattern = r"`(\S+)` was filtered by `exclude-newer`.*? (?:is|version,) v[^\s,]*[^\s,.]\. "
     return tuple(dict.fromkeys(re.findall(pattern, text)))
 
 
 def _age_options(inputs: Inputs) -> tuple[str, ...]:
-    """The day as uv takes it: files uploaded before the midnight after it. What was chosen by version has any age."""
+    """uv's option for the date limit: files uploaded before the midnight after it. Chosen versions have no limit."""
     if not inputs.newest:
         return ()
-    free = tuple(word for name in inputs.any_age for word in ("--exclude-newer-package", f"{name}=false"))
+    free = tuple(option for name in inputs.any_age for option in ("--exclude-newer-package", f"{name}=false"))
     return ("--exclude-newer", f"{inputs.first_day_out}T00:00:00Z", *free)
 
 
 def _without_requirements(inputs: Inputs, folder: Path) -> tuple[str, ...]:
-    """The option for packages that uv takes as requiring nothing, which it reads from its own settings only."""
+    """The option for packages without requirements, which uv reads from its own settings only."""
     text = ""
     for requirement in map(Requirement, inputs.of(REQUIRE)):
         version = str(requirement.specifier).removeprefix("==")
@@ -182,10 +182,10 @@ def _without_requirements(inputs: Inputs, folder: Path) -> tuple[str, ...]:
 
 
 def _project(inputs: Inputs, supply: Supply, resolver: Resolver) -> str:
-    """A project file: the one form in which uv takes an index for a single package."""
+    """A project file, because uv accepts an index for a single package only there."""
     lines = inputs.of(REQUIRE)
-    asked = {canonicalize_name(Requirement(line).name) for line in lines}
-    on_index = {name: label for name, label in supply.on_index.items() if name in asked}
+    required = {canonicalize_name(Requirement(line).name) for line in lines}
+    on_index = {name: label for name, label in supply.on_index.items() if name in required}
     text = ["[project]", f'name = "{PROJECT}"', 'version = "0"', f'requires-python = ">={inputs.platform.python}"']
     text += [f"dependencies = [{', '.join(json.dumps(line) for line in lines)}]", "", "[tool.uv.sources]"]
     text += [f"{name} = {{ index = {json.dumps(label)} }}" for name, label in on_index.items()]

@@ -1,7 +1,7 @@
-"""Whether what a lock names can still be had: its versions and hashes, asked of the indexes. Start from `verify_lock`.
+"""Checks whether the versions and hashes of a lock are still available on the indexes.
 
-uv is asked once per index for all packages that come from it; only where it refuses is it asked again without the
-package it names. Nothing is downloaded but metadata.
+uv runs once per index for all packages that come from it; only if it fails, it runs again without the package it names.
+Only metadata is downloaded.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 
 class Offer(enum.Enum):
-    """What became of a locked package."""
+    """Whether a locked package is still available."""
 
-    THERE = "there"
-    CHANGED = "changed"  # the version is there, a recorded hash is not among its files
-    YANKED = "yanked"  # still there for whoever names it, withdrawn by its authors
+    AVAILABLE = "there"
+    CHANGED = "changed"  # the version is available, a recorded hash is not among its files
+    YANKED = "yanked"  # still available by exact version, withdrawn by its authors
     GONE = "gone"
-    UNASKED = "out-of-reach"  # its index did not answer, or uv could not say
-    BARE = "no-hash"  # the lock itself has no hash for it: nothing to compare, not asked
+    OUT_OF_REACH = "out-of-reach"  # its index did not answer, or uv gave no answer
+    NO_HASH = "no-hash"  # the lock has no hash for it, so there is nothing to compare
 
 
 LOST = (Offer.CHANGED, Offer.YANKED, Offer.GONE)
@@ -46,7 +46,7 @@ LOST = (Offer.CHANGED, Offer.YANKED, Offer.GONE)
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """One package of a lock and what its index offers. `detail`: the missing hashes, or uv's words."""
+    """One package of a lock and what its index offers. `detail`: the missing hashes, or uv's message."""
 
     name: str
     version: str
@@ -56,9 +56,9 @@ class Verified:
 
 
 def verify_lock(lock: Lock, resolver: Resolver) -> tuple[Verified, ...]:
-    """Every package of a lock with what is offered for it now, in the lock's order."""
+    """Every package of a lock with its offer, in the lock's order."""
     with_hash = [package for package in lock.packages if package.sha256]
-    found = {p.name: Verified(p.name, p.version, Offer.BARE, p.index) for p in lock.packages if not p.sha256}
+    found = {p.name: Verified(p.name, p.version, Offer.NO_HASH, p.index) for p in lock.packages if not p.sha256}
     for label in sorted({package.index or "" for package in with_hash}):
         group = [package for package in with_hash if (package.index or "") == label]
         found |= _verify_group(group, label, lock.platform, resolver)
@@ -66,32 +66,32 @@ def verify_lock(lock: Lock, resolver: Resolver) -> tuple[Verified, ...]:
 
 
 def _verify_group(group: Sequence[LockedPackage], label: str, platform: str, resolver: Resolver) -> dict[str, Verified]:
-    """The packages of one index; the label "" is the default index and what pip's settings set beside it."""
+    """The packages of one index; the label "" is the default index together with the indexes of pip's settings."""
     left = list(group)
     found: dict[str, Verified] = {}
     while left:
-        if not _is_there(label, resolver):
+        if not _is_reachable(label, resolver):
             return found | _in_links(left, platform, resolver, "")
-        ran, offered = _ask(left, label, platform, resolver)
+        ran, offered = _query(left, label, platform, resolver)
         if ran.code == 0:
             rows = {p.name: _compare(p, offered, ran.err) for p in left}
             changed = [] if label else [p for p in left if rows[p.name].offer is Offer.CHANGED]
-            elsewhere = _ask_each_place(changed, platform, resolver)
+            elsewhere = _query_locations(changed, platform, resolver)
             return found | rows | {p.name: _compare(p, elsewhere, ran.err) for p in changed}
-        words = deciding_line(ran.err)
-        # The last one left is the one that is refused, whatever the words.
-        named = _named(words, left) or (left[0] if len(left) == 1 else None)
+        error = deciding_line(ran.err)
+        # The only remaining package is the one that is missing, even if the message does not name it.
+        named = _named(error, left) or (left[0] if len(left) == 1 else None)
         if ran.timed_out or is_out_of_reach(ran.err) or "No solution found" not in ran.err or named is None:
-            return found | _in_links(left, platform, resolver, words)
-        found[named.name] = _row(named, Offer.GONE, words)
+            return found | _in_links(left, platform, resolver, error)
+        found[named.name] = _row(named, Offer.GONE, error)
         left.remove(named)
     return found
 
 
-def _is_there(label: str, resolver: Resolver) -> bool:
-    """False for a label that nobody knows an address for, or whose local folder does not exist.
+def _is_reachable(label: str, resolver: Resolver) -> bool:
+    """False for a label without a known address, or whose local folder does not exist.
 
-    uv takes an index in a folder that is not there for one without packages.
+    uv treats an index in a missing folder as one without packages.
     """
     if not label:
         return True
@@ -101,54 +101,56 @@ def _is_there(label: str, resolver: Resolver) -> bool:
     )
 
 
-def _in_links(group: Sequence[LockedPackage], platform: str, resolver: Resolver, words: str) -> dict[str, Verified]:
-    """Packages whose index does not answer: there where the find-links folders hold them, else not to be asked."""
+def _in_links(group: Sequence[LockedPackage], platform: str, resolver: Resolver, error: str) -> dict[str, Verified]:
+    """Packages whose index does not answer: available if the find-links folders have them, else out of reach."""
     links = replace(resolver.settings, extra_index_urls=(), is_no_index=True)
     found = {}
     for package in group:
-        found[package.name] = _row(package, Offer.UNASKED, *filter(None, (words,)))
+        found[package.name] = _row(package, Offer.OUT_OF_REACH, *filter(None, (error,)))
         if links.find_links:
-            ran, offered = _ask([package], "", platform, replace(resolver, settings=links))
-            if _compare(package, offered, ran.err).offer is Offer.THERE:
-                found[package.name] = _row(package, Offer.THERE)
+            ran, offered = _query([package], "", platform, replace(resolver, settings=links))
+            if _compare(package, offered, ran.err).offer is Offer.AVAILABLE:
+                found[package.name] = _row(package, Offer.AVAILABLE)
     return found
 
 
-def _ask_each_place(group: Sequence[LockedPackage], platform: str, resolver: Resolver) -> Mapping[str, frozenset[str]]:
-    """The hashes that all configured places offer together.
+def _query_locations(group: Sequence[LockedPackage], platform: str, resolver: Resolver) -> Mapping[str, frozenset[str]]:
+    """The hashes that all configured locations offer together.
 
-    uv takes a version's files from one place; pip, and a machine with other settings, may take them from any.
+    uv takes a version's files from one location; pip, and a machine with other settings, may take them from any.
     """
     found: dict[str, frozenset[str]] = {}
     for package in group:
-        for place in _places(resolver.settings):
-            _, offered = _ask([package], "", platform, replace(resolver, settings=place))
+        for location in _locations(resolver.settings):
+            _, offered = _query([package], "", platform, replace(resolver, settings=location))
             found[package.name] = found.get(package.name, frozenset()) | offered.get(package.name, frozenset())
     return found
 
 
-def _places(settings: PipSettings) -> list[PipSettings]:
-    """The settings split into one for each place: the default index, each extra one, the find-links folders."""
+def _locations(settings: PipSettings) -> list[PipSettings]:
+    """The settings split by location: the default index, each extra one, the find-links folders."""
     bare = replace(settings, extra_index_urls=(), find_links=())
     extras = [replace(bare, index_url=item, is_no_index=False) for item in settings.extra_index_urls]
     links = [replace(bare, find_links=settings.find_links, is_no_index=True)] if settings.find_links else []
     return [bare, *extras, *links]
 
 
-def _ask(
+def _query(
     group: Sequence[LockedPackage], label: str, platform: str, resolver: Resolver
 ) -> tuple[Ran, Mapping[str, frozenset[str]]]:
-    """uv's answer, and the hashes of every file it found for each package."""
+    """The run of uv, and the hashes of every file it found for each package."""
     secret: dict[str, str] = {}
     env = {} if resolver.settings.retries else {"UV_HTTP_RETRIES": "1"}
     if label:
         env["UV_DEFAULT_INDEX"] = named_index(label, resolver.indexes[label], secret)
     with tempfile.TemporaryDirectory(prefix="npuenv-verify-") as name:
-        wanted, found = Path(name) / "wanted.in", Path(name) / "pylock.toml"
-        wanted.write_text("".join(f"{p.name}=={p.version}\n" for p in group), encoding="utf-8")
+        requirements, found = Path(name) / "wanted.in", Path(name) / "pylock.toml"
+        requirements.write_text("".join(f"{p.name}=={p.version}\n" for p in group), encoding="utf-8")
         argv = ("pip", "compile", "--no-deps", "--no-header", "--format", "pylock.toml", "-o", str(found))
         ran = resolver.run(
-            (*argv, *platform_options(_platform(platform)), str(wanted)), env={**env, **secret}, is_cut_off=bool(label)
+            (*argv, *platform_options(_platform(platform)), str(requirements)),
+            env={**env, **secret},
+            is_cut_off=bool(label),
         )
         rows = load_file(found).get("packages", ()) if ran.code == 0 else ()
     return ran, {
@@ -161,29 +163,31 @@ def _ask(
 
 
 def _platform(tag: str) -> Platform:
-    """The platform that is meant by `aarch64-cp311-glibc2.28`."""
+    """The platform of a tag like `aarch64-cp311-glibc2.28`."""
     arch, python, glibc = tag.split("-")
     return Platform(arch, f"{python[2]}.{python[3:]}", glibc=glibc.removeprefix("glibc"))
 
 
-def _compare(package: LockedPackage, offered: Mapping[str, frozenset[str]], said: str) -> Verified:
-    """A real line of what uv says beside a success (0.13.8): warning: `old==1.0` is yanked (reason: "bad")."""
+def _compare(package: LockedPackage, offered: Mapping[str, frozenset[str]], messages: str) -> Verified:
+    """The offer of one package. A real warning of uv on success (0.13.8): warning: `old==1.0` is yanked (reason:
+    "bad").
+    """
     lacking = tuple(digest for digest in package.sha256 if digest not in offered.get(package.name, ()))
     if lacking:
         return _row(package, Offer.CHANGED, *lacking)
-    if f"`{package.name}=={package.version}` is yanked" in said:
+    if f"`{package.name}=={package.version}` is yanked" in messages:
         return _row(package, Offer.YANKED)
-    return _row(package, Offer.THERE)
+    return _row(package, Offer.AVAILABLE)
 
 
-def _named(words: str, group: Sequence[LockedPackage]) -> LockedPackage | None:
-    """The package that uv's complaint is about: the first of the group that it names.
+def _named(error: str, group: Sequence[LockedPackage]) -> LockedPackage | None:
+    """The first package of the group that uv's error names.
 
     A real one (uv 0.13.8): "Because there is no version of upper==2.0 and you require upper==2.0, we can conclude ...".
     """
     by_name = {package.name: package for package in group}
-    spoken = (canonicalize_name(word) for word in re.findall(r"[A-Za-z0-9][A-Za-z0-9._-]*(?===|\b)", words))
-    return next((by_name[word] for word in spoken if word in by_name), None)
+    names = (canonicalize_name(name) for name in re.findall(r"[A-Za-z0-9][A-Za-z0-9._-]*(?===|\b)", error))
+    return next((by_name[name] for name in names if name in by_name), None)
 
 
 def _row(package: LockedPackage, offer: Offer, *detail: str) -> Verified:

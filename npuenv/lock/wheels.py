@@ -1,4 +1,4 @@
-"""Wheels as files: which fit a platform, which lie in a folder, and stand-ins for those that cannot be reached."""
+"""Wheel files: which fit a platform, which are in a folder, and empty stand-ins for unreachable ones."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from npuenv.host.base import Host
     from npuenv.resolve.types import Platform
 
-# The C libraries that uv knows platforms for (uv 0.13.8, `--python-platform`).
+# The C libraries of uv's platforms (uv 0.13.8, `--python-platform`).
 _UV_GLIBC = (17, 28, *range(31, 41))
 
 
 def glibc_minor(platform: Platform) -> int:
-    """The Y of the platform's glibc 2.Y. Raises BadInput for what is no such version or older than any wheel's."""
+    """The Y of the platform's glibc 2.Y. Raises: BadInput for an invalid version, or one older than any wheel's."""
     major, _, minor = platform.glibc.partition(".")
     if major != "2" or not minor.isdecimal() or int(minor) < _UV_GLIBC[0]:
         raise BadInput(Message("locking.no-glibc", {"glibc": platform.glibc, "least": f"2.{_UV_GLIBC[0]}"}))
@@ -35,7 +35,7 @@ def glibc_minor(platform: Platform) -> int:
 
 
 def uv_platform(platform: Platform) -> str:
-    """uv's word for a platform: the newest C library that uv knows and that is not above the platform's own.
+    """uv's name of a platform: with the newest C library that uv knows and that is not above the platform's own.
 
     Example: aarch64, glibc 2.30 -> "aarch64-manylinux_2_28"
     """
@@ -53,7 +53,7 @@ def platform_tags(platform: Platform) -> frozenset[Tag]:
 
 
 def fits(file_name: str, tags: frozenset[Tag]) -> bool:
-    """True when a wheel's file name carries one of the tags; names that are no wheel do not fit."""
+    """Whether a wheel's file name carries one of the tags; False for other names."""
     try:
         return bool(parse_wheel_filename(file_name)[3] & tags)
     except ValueError:  # InvalidWheelFilename, InvalidVersion, or a number of thousands of digits
@@ -65,7 +65,7 @@ def wheels_in_links(
 ) -> dict[str, str]:
     """Name -> folder, for each (name, version) that has a fitting wheel in one of the local find-links folders.
 
-    Places on the network are not looked at. The version must be equal with its local part: 2.13.0 is not 2.13.0+cpu.
+    Locations on the network are ignored. The version must be equal with its local part: 2.13.0 is not 2.13.0+cpu.
     """
     from npuenv.facts.pip import local_folder
 
@@ -90,7 +90,7 @@ def write_wheel(
     files: dict[str, str] | None = None,
     tag: str = "py3-none-any",
 ) -> Path:
-    """A small valid wheel. Without files it stands in for a package that is out of reach while a set is resolved."""
+    """Writes a small valid wheel. Without files it is the stand-in for an unreachable package during a resolution."""
     stem = f"{canonicalize_name(name).replace('-', '_')}-{version}"
     info = f"{stem}.dist-info"
     metadata = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}", *(f"Requires-Dist: {r}" for r in requires)]

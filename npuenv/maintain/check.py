@@ -1,4 +1,4 @@
-"""What must hold between matrix tables and within each row, beyond the types of the fields. Start from `check`.
+"""What must hold between matrix tables and within each row, beyond the types of the fields.
 
 Names of other rows must exist, ids are unique over all tables, dates are dates and not younger than the day the row
 was read, every sentence a row names is in the catalogues, and versions that are listed in order are in order.

@@ -1,7 +1,6 @@
 """Where rows of the matrix contradict each other: comparisons of releases, of recipes and of what packages ask for.
 
-Nothing here judges: `contradict` says which of these differences somebody has decided. Start from `release_differences`
-and `recipe_differences`.
+Nothing here judges: `contradict` says which of these differences somebody has decided.
 """
 
 from __future__ import annotations

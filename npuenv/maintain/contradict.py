@@ -1,4 +1,4 @@
-"""The contradictions between the rows of the matrix, and who has decided each. Start from `find_contradictions`.
+"""The contradictions between the rows of the matrix, and who has decided each.
 
 A difference counts as decided where a row of `contradictions.toml` names its rows and speaks about its subject and
 believes a side, or where a recipe that it concerns has a dispute or an override about that subject. Only recipes that

@@ -1,4 +1,4 @@
-"""Locks for many stacks: every one locks, or is proved impossible. Start from `lock_all`.
+"""Locks for many stacks: every one locks, or is proved impossible.
 
 What is done stays done: a lock in the folder that answers the same inputs is kept without starting uv, and so is the
 proof that a set is impossible (in `impossible.json` beside the locks). Stacks with the same Python layer are solved

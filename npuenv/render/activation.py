@@ -1,4 +1,4 @@
-"""The activation scripts of an environment. Start from `render_activations`.
+"""The activation scripts of an environment.
 
 One for bash, zsh and every POSIX shell, one for fish, one for tcsh. They evaluate what the program `entering.py`
 prints, which lies in the environment beside the data that it reads, and says how the way back is kept. The scripts

@@ -1,4 +1,4 @@
-"""What an image stands on and who runs it: the base image with its digest, the user. Start from `base`."""
+"""What an image stands on and who runs it: the base image with its digest, the user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stack and its locks as the folder of an image: Dockerfile, lists of packages, scripts. Start from `render_docker`.
+"""A stack and its locks as the folder of an image: Dockerfile, lists of packages, scripts.
 
 The layers follow the stack's install order, so the image holds what the installer would put onto a machine. Nothing is
 read or written here; `npuenv.render.folder` writes.

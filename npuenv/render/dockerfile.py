@@ -2,7 +2,7 @@
 
 A tree is a tuple of instructions, each a frozen value, so that it can be compared and searched. `text` writes it. Every
 literal comes through `plain`, which refuses whatever could end the word it stands in; the only things that the build
-expands are `Var`s, which the tree names as such. Nothing here knows about stacks: start from `npuenv.render.docker`.
+expands are `Var`s, which the tree names as such. Nothing here knows about stacks (see `npuenv.render.docker`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rendered files on disk: whole folders, replaced at once and on request only. Start from `write_folders`.
+"""Rendered files on disk: whole folders, replaced at once and on request only.
 
 Nobody else's files are touched, whatever is asked for.
 """

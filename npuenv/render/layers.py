@@ -1,4 +1,4 @@
-"""One layer of an image for each step of a stack's install order. Start from `layer`."""
+"""One layer of an image for each step of a stack's install order."""
 
 from __future__ import annotations
 

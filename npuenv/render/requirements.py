@@ -1,7 +1,7 @@
 """A lock's packages as the lists that `pip install --requirement` reads, one for each step, index and kind of hash.
 
 pip checks hashes for a whole list or not at all, and takes one list from one set of indexes; hence the split. Every
-package of the lock stands in exactly one list. Start from `package_lists`.
+package of the lock stands in exactly one list.
 """
 
 from __future__ import annotations

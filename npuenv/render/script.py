@@ -1,4 +1,4 @@
-"""A plan as a POSIX shell script that does the same as `npuenv install`. Start from `render_script`.
+"""A plan as a POSIX shell script that does the same as `npuenv install`.
 
 The script holds no secrets: variables that carry some are named in its head and read from the caller's environment.
 """

@@ -1,4 +1,4 @@
-"""Which published Dockerfile an image corresponds to, and every difference in meaning. Start from `compare`.
+"""Which published Dockerfile an image corresponds to, and every difference in meaning.
 
 Compared are what the two put into an image, not how: base, CANN, Python, system packages, packages, sources, the order
 of installation, settings and edits of installed files.

@@ -1,6 +1,6 @@
 """What a pasted report shows, as lines for people and as the `npuenv.diagnosis/1` document.
 
-Start from `lines`, `print_diagnosis` and `document`. Nothing is judged here; the judgement is `npuenv.diagnose`'s.
+Nothing is judged here; the judgement is `npuenv.diagnose`'s.
 """
 
 from __future__ import annotations

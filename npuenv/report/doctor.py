@@ -1,7 +1,7 @@
 """What the doctor found, as values that every form of the report is made from, and as the `npuenv.doctor/1` document.
 
-Start from `document` and `grouped`. Nothing is judged here; findings come from `npuenv.checks`. Other formats:
-`terminal`, `html` and `doctor_ci` beside this file.
+Nothing is judged here; findings come from `npuenv.checks`. Other formats: `terminal`, `html` and `doctor_ci` beside
+this file.
 """
 
 from __future__ import annotations

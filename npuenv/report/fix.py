@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from npuenv.core.plan import Step
-    from npuenv.install.plan.fix import Cures, Shown
+    from npuenv.install.plan.fix import FixPlan, ManualFix
 
 SCHEMA = "npuenv.fix/1"
 
@@ -26,7 +26,7 @@ SCHEMA = "npuenv.fix/1"
 class FixOutcome:
     """A plan, and what became of it. Ids of checks, except in `states` and `reasons`, which are by step id."""
 
-    cures: Cures
+    fixes: FixPlan
     states: Mapping[str, str] = field(default_factory=dict)  # planned | already | done | failed
     reasons: Mapping[str, Message] = field(default_factory=dict)  # of failed steps
     mended: tuple[str, ...] = ()
@@ -42,23 +42,23 @@ def plan_lines(outcome: FixOutcome, lang: str, restore: Callable[[str], str] = s
 
     `restore` turns stand-ins in sentences into real names; those in commands are turned back when the plan is made.
     """
-    cures, states = outcome.cures, outcome.states
-    steps = [step for step in cures.plan.steps if states.get(step.id) != "already"]
+    fixes, states = outcome.fixes, outcome.states
+    steps = [step for step in fixes.plan.steps if states.get(step.id) != "already"]
     if steps:
         yield _say("plan-head", lang)
     for number, step in enumerate(steps, 1):
         yield restore(_say("plan-step", lang, number=number, step=step.id, why=step.why))
         prompt = "#" if step.needs_root else "$"
-        for line in _commands(step, cures):
+        for line in _commands(step, fixes):
             yield f"     {prompt} {line}"
-        notes = [_say("plan-for", lang, checks=tuple(map(title, cures.mends[step.id])))]
+        notes = [_say("plan-for", lang, checks=tuple(map(title, fixes.checks[step.id])))]
         notes += [_say("plan-root", lang)] if step.needs_root else []
-        notes += [] if cures.undo[step.id] else [_say("plan-once", lang)]
+        notes += [] if fixes.undo[step.id] else [_say("plan-once", lang)]
         yield f"     {' · '.join(notes)}"
-    if cures.shown:
+    if fixes.manual:
         yield _say("shown-head", lang)
-    shared: dict[str, tuple[Shown, list[str]]] = {}
-    for each in cures.shown:  # what several checks want is told once
+    shared: dict[str, tuple[ManualFix, list[str]]] = {}
+    for each in fixes.manual:  # what several checks want is told once
         shared.setdefault(f"{each.says} {each.commands} {each.why}", (each, []))[1].append(each.check)
     for each, checks in shared.values():
         names = tuple(map(title, checks))
@@ -86,7 +86,7 @@ def fix_document(
     result: FixOutcome, *, exit_code: int, is_dry_run: bool, lang: str, redact: Callable[[str], str] = str
 ) -> dict[str, Any]:
     """The JSON document. `redact` puts stand-ins for names back into what was made for this machine."""
-    cures = result.cures
+    fixes = result.fixes
 
     def words(argv: Sequence[str]) -> list[str]:
         return [redact(word) for word in argv]
@@ -95,14 +95,14 @@ def fix_document(
         {
             "id": step.id,
             "why": redact(say(step.why, lang)),
-            "checks": list(cures.mends[step.id]),
+            "checks": list(fixes.checks[step.id]),
             "state": result.states.get(step.id, "planned"),
             "commands": [words(action.argv) for action in step.do if isinstance(action, Run)],
             "writes": [redact(action.path) for action in step.do if not isinstance(action, Run)],
             "needs_root": step.needs_root,
-            "undo": [words(argv) for argv in cures.undo[step.id]],
+            "undo": [words(argv) for argv in fixes.undo[step.id]],
         }
-        for step in cures.plan.steps
+        for step in fixes.plan.steps
     ]
     shown = [
         {
@@ -111,7 +111,7 @@ def fix_document(
             "commands": [words(argv) for argv in each.commands],
             "why": say(each.why, lang),
         }
-        for each in cures.shown
+        for each in fixes.manual
     ]
     return {
         "schema": SCHEMA,
@@ -120,7 +120,7 @@ def fix_document(
         "dry_run": is_dry_run,
         "steps": steps,
         "shown": shown,
-        "session": [shell_line(words(argv)) for argv in cures.session],
+        "session": [shell_line(words(argv)) for argv in fixes.session],
         "mended": list(result.mended),
         "mended_in_shell": list(result.in_shell),
         "left": list(result.left),
@@ -129,9 +129,9 @@ def fix_document(
     }
 
 
-def _commands(step: Step, cures: Cures) -> Iterator[str]:
+def _commands(step: Step, fixes: FixPlan) -> Iterator[str]:
     if step.id == SESSION_STEP:
-        yield from map(shell_line, cures.session)
+        yield from map(shell_line, fixes.session)
     yield from (shell_line(action.argv) for action in step.do if isinstance(action, Run))
 
 

@@ -1,4 +1,4 @@
-"""The doctor's report as one HTML page to send to somebody. Start from `render_html`.
+"""The doctor's report as one HTML page to send to somebody.
 
 The page is whole in itself: no script, no picture, no address is loaded, and its policy forbids any. Whatever a machine
 printed stands in it as text. The standard library alone, because the doctor's single file carries this module.

@@ -1,6 +1,6 @@
 """Locks as a shelf: what each published stack has, and what became of what the locks name.
 
-Start from `shelf_page` (the README beside the locks), `show_shelf` and `show_verified`.
+`shelf_page` is the README beside the locks.
 """
 
 from __future__ import annotations
@@ -140,10 +140,10 @@ def show_verified(found: Sequence[Checked], console: Console, lang: str) -> None
     """One line per lock, one per package that is not as it was, and the numbers of complete and partial locks apart."""
     for lock, rows in found:
         said: dict[str, object] = {"name": lock.file_name, "status": Message(f"lock.status-{lock.status}")}
-        said |= {"there": sum(row.offer is Offer.THERE for row in rows), "all": len(rows)}
+        said |= {"there": sum(row.offer is Offer.AVAILABLE for row in rows), "all": len(rows)}
         console.print(say(Message("lock.verified", said), lang), markup=False, soft_wrap=True)
         for row in rows:
-            if row.offer is not Offer.THERE:
+            if row.offer is not Offer.AVAILABLE:
                 of_row = {"name": row.name, "version": row.version, "index": row.index or "-", "detail": row.detail}
                 text = say(Message(f"lock.offer-{row.offer.value}", of_row), lang)
                 console.print(f"  {text}", markup=False, soft_wrap=True)
@@ -167,7 +167,7 @@ def verified_json(found: Sequence[Checked]) -> list[dict[str, object]]:
                 {"name": row.name, "version": row.version, "offer": row.offer.value, "index": row.index,
                  "detail": list(row.detail)}
                 for row in rows
-                if row.offer is not Offer.THERE
+                if row.offer is not Offer.AVAILABLE
             ],
         }
         for lock, rows in found
@@ -181,7 +181,7 @@ def is_lost(rows: Iterable[Verified]) -> bool:
 
 def is_unasked(rows: Iterable[Verified]) -> bool:
     """True when an index could not be asked."""
-    return any(row.offer is Offer.UNASKED for row in rows)
+    return any(row.offer is Offer.OUT_OF_REACH for row in rows)
 
 
 _COLUMNS = ("stack", "platform", "hardware", "status", "packages", "why")

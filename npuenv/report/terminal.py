@@ -1,4 +1,4 @@
-"""The doctor's findings as text: a tree on a terminal, plain lines elsewhere. Start from `render_report`.
+"""The doctor's findings as text: a tree on a terminal, plain lines elsewhere.
 
 rich draws. It is imported for a terminal alone: the other forms of the report do without it.
 """

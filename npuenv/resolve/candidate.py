@@ -1,7 +1,6 @@
-"""Every way a request could be met, good or not: a recipe on a platform with the versions it would install.
+"""Candidates of a request: a recipe on a platform with the versions it would install.
 
-The resolver asks the rules what they object to about each candidate. One that nothing objects to is an answer; where
-there is none, the objections say why.
+A candidate without clashes (`npuenv.resolve.rules`) is an answer. If there is none, the clashes are the reason.
 """
 
 from __future__ import annotations
@@ -34,51 +33,51 @@ class Candidate:
     hardware: str | None
     os: str | None
     cann: str | None
-    driver: str | None  # None: the driver is not looked at
+    driver: str | None  # None: the driver is not checked
     versions: Mapping[str, str]
 
     def with_version(self, name: str, version: str) -> Candidate:
         """The same candidate with another version of a package, CANN or Python."""
-        place = {"python": self.python, "cann": self.cann}
+        platform = {"python": self.python, "cann": self.cann}
         pinned = dict(self.versions)
-        if name in place:
-            place[name] = version
+        if name in platform:
+            platform[name] = version
         else:
             pinned[name] = version
-        python = place["python"] or self.python
-        return Candidate(self.recipe, self.arch, python, self.hardware, self.os, place["cann"], self.driver, pinned)
+        python = platform["python"] or self.python
+        return Candidate(self.recipe, self.arch, python, self.hardware, self.os, platform["cann"], self.driver, pinned)
 
 
 def by_preference(request: Request, matrix: Matrix) -> tuple[list[Recipe], list[Recipe]]:
-    """The recipes that are what was asked for, preferred ones first, and all the others."""
+    """The recipes that match the request, preferred ones first, and all the others, nearest first."""
     recipes = all_recipes(matrix)
     wanted = next((each for each in recipes if each.id == request.stack), None)
-    asked: list[Recipe] = []
+    requested: list[Recipe] = []
     others: list[Recipe] = []
     for recipe in recipes:
-        if not recipe.lacks or _is_meant(recipe, request, recipes):
-            (asked if is_asked_for(recipe, request) else others).append(recipe)
+        if not recipe.lacks or _is_relevant(recipe, request, recipes):
+            (requested if is_asked_for(recipe, request) else others).append(recipe)
     order = [versions.cann(row.version) for row in matrix.cann]
-    asked.sort(key=lambda each: _preference(each, request, order))
+    requested.sort(key=lambda each: _preference(each, request, order))
     others.sort(key=lambda each: (_distance(each, request, wanted), _preference(each, request, order)))
-    return asked, others
+    return requested, others
 
 
-def _is_meant(recipe: Recipe, request: Request, recipes: tuple[Recipe, ...]) -> bool:
-    """Whether a recipe that says too little to be a stack is worth an answer: it was named, or it is all that its
-    framework has for the hardware.
+def _is_relevant(recipe: Recipe, request: Request, recipes: tuple[Recipe, ...]) -> bool:
+    """Whether an incomplete recipe needs an answer: it was named, or no recipe of its framework is complete for the
+    hardware.
     """
     if recipe.id == request.stack or (request.release is not None and recipe.release == request.release):
         return True
     if request.hardware not in recipe.hardware:
         return False
-    alike = [each for each in recipes if each.framework == recipe.framework and not each.lacks]
-    return not any(request.hardware in each.hardware for each in alike)
+    complete = [each for each in recipes if each.framework == recipe.framework and not each.lacks]
+    return not any(request.hardware in each.hardware for each in complete)
 
 
 def _distance(recipe: Recipe, request: Request, wanted: Recipe | None) -> tuple[object, ...]:
-    """How far a recipe is from what was named: how much of it differs, then whether it is of the framework and the
-    release of the stack that was named, then how late it came.
+    """How far a recipe is from the request, as a sort key: the number of differing fields, then whether framework and
+    release differ from those of the named stack, then how late it was published.
     """
     named = {"framework": recipe.framework, "release": recipe.release}
     misses = sum(getattr(request, name) not in (None, value) for name, value in named.items())
@@ -88,15 +87,15 @@ def _distance(recipe: Recipe, request: Request, wanted: Recipe | None) -> tuple[
 
 
 def is_asked_for(recipe: Recipe, request: Request) -> bool:
-    """Whether a recipe is of the stack, framework, release and time that a request names."""
+    """Whether a recipe matches the stack, framework, release and date of a request."""
     wanted = {"stack": recipe.id, "framework": recipe.framework, "release": recipe.release}
     is_named = all(getattr(request, name) in (None, value) for name, value in wanted.items())
     return is_named and (request.as_of is None or recipe.date <= request.as_of)
 
 
 def _preference(recipe: Recipe, request: Request, order: list[versions.Version]) -> tuple[object, ...]:
-    """NPU stacks before CPU ones, the CANN nearest to the one asked for, and the newest where that was asked for; else
-    the tables' order, with releases before their candidates. `order` is that of all CANN versions.
+    """A sort key: NPU stacks before CPU ones, then the CANN nearest to the requested one. With `--newest` the newest
+    next, else releases before candidates, in the order of the tables. `order` holds all CANN versions, sorted.
     """
     apart = 0
     if request.cann and recipe.cann:
@@ -114,15 +113,15 @@ def _days_old(recipe: Recipe) -> int:
 
 
 def is_candidate_release(recipe: Recipe) -> bool:
-    """Whether a recipe is of a vllm-ascend that was tried out before its release."""
+    """Whether a recipe is of a vllm-ascend release candidate."""
     return recipe.framework == "vllm-ascend" and versions.python_version(recipe.release).is_prerelease
 
 
 def choices(recipe: Recipe, request: Request) -> dict[str, tuple[str | None, ...]]:
-    """What can be chosen about a recipe, by name: what was asked for first, then what is published.
+    """The values to choose from for a recipe, by name: the requested one first, then the published ones.
 
-    A pin of the user's is `pin.NAME`: its version, or None where it is left aside. Whether the driver is looked at is a
-    choice too (None: it is not).
+    A pin of the user's is `pin.NAME`: its version, or None to drop it. For the driver None means that it is not
+    checked.
     """
     hardware: tuple[str | None, ...] = (None,)
     os: tuple[str | None, ...] = (request.os,)
@@ -151,20 +150,20 @@ def candidate_of(recipe: Recipe, chosen: Mapping[str, str | None], matrix: Matri
     assert arch is not None and python is not None
     of_arch = {pin.name: pin.version for pin in recipe.pin if pin.arch in ("", arch)}
     pinned = {name[len(_PIN) :]: value for name, value in chosen.items() if name.startswith(_PIN) and value}
-    place = (chosen["hardware"], chosen["os"], chosen["cann"], chosen["driver"])
-    taken = {**of_arch, **_moved_along(of_arch, pinned, matrix), **pinned}
-    return Candidate(recipe, arch, python, *place, taken)
+    platform = (chosen["hardware"], chosen["os"], chosen["cann"], chosen["driver"])
+    pins = {**of_arch, **_torch_companions(of_arch, pinned, matrix), **pinned}
+    return Candidate(recipe, arch, python, *platform, pins)
 
 
-def _values(published: tuple[str, ...], asked: str | None) -> tuple[str | None, ...]:
-    """What was asked for first, then what is published."""
-    if asked is None:
+def _values(published: tuple[str, ...], requested: str | None) -> tuple[str | None, ...]:
+    """The requested value first, then the published ones."""
+    if requested is None:
         return published
-    return (asked, *(value for value in published if not same(value, asked)))
+    return (requested, *(value for value in published if not same(value, requested)))
 
 
-def _moved_along(of_arch: Mapping[str, str], pinned: Mapping[str, str], matrix: Matrix) -> dict[str, str]:
-    """The torchvision and torchaudio that a pinned torch brings with it."""
+def _torch_companions(of_arch: Mapping[str, str], pinned: Mapping[str, str], matrix: Matrix) -> dict[str, str]:
+    """The torchvision and torchaudio that belong to a pinned torch."""
     row = matrix.companion_row(pinned["torch"]) if "torch" in pinned else None
     if row is None:
         return {}
@@ -172,7 +171,7 @@ def _moved_along(of_arch: Mapping[str, str], pinned: Mapping[str, str], matrix: 
 
 
 def same(one: str | None, other: str | None) -> bool:
-    """Whether two names or CANN versions mean the same."""
+    """Whether two names or CANN versions are equal."""
     if one is None or other is None:
         return one is other
     if one.casefold() == other.casefold():
@@ -181,6 +180,6 @@ def same(one: str | None, other: str | None) -> bool:
 
 
 def packages(recipe: Recipe) -> set[str]:
-    """The distribution names a recipe speaks of: pinned, required, or built."""
+    """The distribution names in a recipe: pinned, required, or built."""
     names = {pin.name for pin in recipe.pin} | {git.name for git in recipe.git}
     return names | {versions.requirement_name(text) for text in recipe.requirements}

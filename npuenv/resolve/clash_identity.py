@@ -1,6 +1,6 @@
-"""When two clashes are the same rule: the keys that reasons are made of.
+"""Keys that identify the rule behind a clash. Equal keys mean the same rule.
 
-A clash has a key of its own, and some are part of a broader one about the whole framework.
+Each clash has its own key. Some also belong to a broader clash about all stacks of the framework.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from npuenv.resolve.types import Request
 
 
-# Objections of single stacks that together are one statement about their framework, and what it is about.
+# Clashes of single stacks that together are one statement about their framework, and the arguments that identify it.
 OF_ALL_STACKS = {
     "resolve.stack-hardware": ("hardware",),
     "resolve.stack-arch": ("arch",),
@@ -26,29 +26,29 @@ OF_ALL_STACKS = {
     "resolve.stack-no-version": ("package", "version"),
     "resolve.stack-package": ("package",),
 }
-# Objections to a Python, and to the version of a package, that each stack makes by a rule of its own.
-_TO_A_PYTHON = ("resolve.wheel-python", "resolve.vllm-ascend-python", "resolve.stack-python")
-_TO_A_VERSION = ("resolve.requires", "resolve.torch-npu-torch")
+# Clashes with a Python or with a package version that each stack has by a rule of its own.
+_ABOUT_PYTHON = ("resolve.wheel-python", "resolve.vllm-ascend-python", "resolve.stack-python")
+_ABOUT_VERSION = ("resolve.requires", "resolve.torch-npu-torch")
 
 
 def clash_key(clash: Clash) -> str:
-    """What makes two clashes the same rule: the row and what it demands, not the value it met.
+    """The key of the rule behind a clash: the row and what it demands, without the value that was found.
 
-    That no stack of a framework is published for some hardware is one rule, not one for each of its stacks.
+    "No stack of this framework is published for this hardware" is one rule, not one per stack.
     """
     key, args = clash.says.key, clash.says.args
     kind = _kind(key)
     if kind in OF_ALL_STACKS:
         about = (str(args[name]) for name in OF_ALL_STACKS[kind])
         return "|".join((kind, str(args["framework"]), *about))
-    # One expression: the search asks for these keys some hundred thousand times.
+    # One expression: the search computes these keys some hundred thousand times.
     needs, field, package = args.get("needs", ""), args.get("field", ""), args.get("package", "")
     return f"{clash.rule}|{kind}|{clash.source}|{needs}|{field}|{package}"
 
 
 @functools.cache
 def _kind(key: str) -> str:
-    """The key of an objection, that of a single stack or of the bare wish where the sentence says more."""
+    """The message key without its variants: `.some-` and `.stacks-` become `.stack-`, `asked-day` becomes `asked`."""
     return (
         "resolve.asked"
         if key == "resolve.asked-day"
@@ -57,18 +57,18 @@ def _kind(key: str) -> str:
 
 
 def broader(clash: Clash, candidate: Candidate, request: Request) -> Clash | None:
-    """What an objection says about the stack's framework, where no stack was named; None where it says nothing.
+    """The clash with all stacks of the framework that includes a clash; None if there is none or a stack was requested.
 
-    Each stack refuses Python 3.13 or torch 2.13.0 by a rule of its own: that none of them takes it is the one reason.
+    Each stack rejects Python 3.13 or torch 2.13.0 by a rule of its own. "No stack accepts it" is the single reason.
     """
     if request.stack is not None:
         return None
     recipe = candidate.recipe
     args: dict[str, object] = {"stack": recipe.id, "framework": recipe.framework}
-    if clash.says.key in _TO_A_PYTHON:
+    if clash.says.key in _ABOUT_PYTHON:
         says = Message("resolve.stack-no-python", {**args, "python": candidate.python})
         return Clash(recipe.id, says, clash.source)
-    if clash.says.key not in _TO_A_VERSION:
+    if clash.says.key not in _ABOUT_VERSION:
         return None
     name = versions.requirement_name(str(clash.says.args.get("needs", "torch")))
     if name not in request.pins or candidate.versions.get(name) != request.pins[name]:
@@ -78,6 +78,6 @@ def broader(clash: Clash, candidate: Candidate, request: Request) -> Clash | Non
 
 
 def keys_of(clash: Clash, candidate: Candidate, request: Request) -> list[str]:
-    """The keys of a clash and of the broader one that it is a part of."""
+    """The key of a clash, and that of the broader clash that it is part of."""
     more = broader(clash, candidate, request)
     return [clash_key(clash), *([clash_key(more)] if more else [])]

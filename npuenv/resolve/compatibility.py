@@ -1,4 +1,4 @@
-"""How a torch_npu version goes with a CANN: the one question that most of the matrix answers. Start from `pairing`."""
+"""Compatibility of torch_npu versions with CANN versions, from the rows of the matrix."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def pairing(row: TorchNpu, cann: str, matrix: Matrix) -> str | None:
-    """How a torch_npu version goes with a CANN: recommended-pair, compatible-set, image-practice, or None.
+    """How a torch_npu version pairs with a CANN: recommended-pair, compatible-set, image-practice, or None.
 
-    An image counts only where the release's policy table and its metadata name the same torch_npu: where they differ
-    one of them is a stop-gap.
+    An image counts only if the release's policy table and its metadata name the same torch_npu. If they differ, one of
+    them is a temporary build.
     """
     wanted = versions.cann(cann)
     if row.cann and versions.cann(row.cann) == wanted:

@@ -1,7 +1,7 @@
-"""Why nothing fits.
+"""Explains why nothing fits.
 
-Every candidate is objected to by at least one rule. A set of rules that hits every candidate is a reason; the smallest
-such set is the one worth reading, and dropping any one of its rules leaves a candidate that the rest do not hit.
+Every candidate clashes with at least one rule. A set of rules that hits every candidate is a reason. The smallest such
+set is reported: without any one of its rules some candidate is not hit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from npuenv.core.messages import Message
 from npuenv.resolve.candidate import is_asked_for
 from npuenv.resolve.clash_identity import OF_ALL_STACKS, broader, clash_key
-from npuenv.resolve.search import avoiding
+from npuenv.resolve.search import find_without
 from npuenv.resolve.suggestions import ways_out
 from npuenv.resolve.types import Clash, Conflict, Request
 
@@ -22,79 +22,79 @@ if TYPE_CHECKING:
 
     from npuenv.matrix import Matrix
     from npuenv.matrix.rows import Recipe
-    from npuenv.resolve.search import Judged
+    from npuenv.resolve.search import Evaluated
     from npuenv.resolve.suggestions import Solve
 
-# Up to this many rules the smallest set is searched for; beyond it a set that cannot be made smaller is good enough.
+# Up to this many rules the smallest set is searched for; beyond that, any set from which no rule can be dropped.
 _SEARCH_DEPTH = 5
 _MOST_SOURCES = 3
 _MOST_STACKS = 6
-# Among the smallest sets the most telling: the user's own words, then a pairing that somebody states, then a bound,
-# then what a stack was published for, then what is said of many stacks.
-_LESS_TELLING = {"resolve.requires": 2, "resolve.limit": 2, "resolve.stack-package": 3, "resolve.stack-lacks": 3}
-_LESS_TELLING |= dict.fromkeys(OF_ALL_STACKS, 4)
+# Preference among the smallest sets: the user's own request (0), then a stated pairing (1), then a bound (2), then what
+# a stack was published for (3), then a statement about many stacks (4).
+_RANKS = {"resolve.requires": 2, "resolve.limit": 2, "resolve.stack-package": 3, "resolve.stack-lacks": 3}
+_RANKS |= dict.fromkeys(OF_ALL_STACKS, 4)
 
 
 def explain(
-    judged: Sequence[Judged], others: Sequence[Recipe], request: Request, matrix: Matrix, solve: Solve
+    evaluated: Sequence[Evaluated], others: Sequence[Recipe], request: Request, matrix: Matrix, solve: Solve
 ) -> Conflict:
-    """The conflict of a request none of whose candidates fits.
+    """The conflict of a request that no candidate meets.
 
-    `judged` are the candidates of the stacks that were asked for, `others` the remaining stacks: of those only such
-    candidates are looked for that the reason found so far does not hit, until there is none.
+    `evaluated` are the candidates of the requested stacks, `others` the remaining stacks. Of the latter only candidates
+    that the reason found so far does not hit are added, until there is none.
     """
     clashes: dict[str, list[Clash]] = {}
-    sets = {_noted(each, request, clashes) for each in judged}
-    chosen = _most_telling(sets, clashes)
-    while (missed := avoiding(chosen, others, request, matrix)) is not None:
-        sets.add(_noted(missed, request, clashes))
-        chosen = _most_telling(sets, clashes)
+    sets = {_record(each, request, clashes) for each in evaluated}
+    chosen = _best_reason(sets, clashes)
+    while (missed := find_without(chosen, others, request, matrix)) is not None:
+        sets.add(_record(missed, request, clashes))
+        chosen = _best_reason(sets, clashes)
     ordered = sorted(chosen, key=lambda key: (clashes[key][0].rule != "request", key))
-    ways = ways_out(judged, others, request, matrix, solve)
-    recipes = [*(candidate.recipe for candidate, _ in judged), *others]
-    return Conflict(request, tuple(_as_one(clashes[key], request, recipes) for key in ordered), ways)
+    ways = ways_out(evaluated, others, request, matrix, solve)
+    recipes = [*(candidate.recipe for candidate, _ in evaluated), *others]
+    return Conflict(request, tuple(_merged(clashes[key], request, recipes) for key in ordered), ways)
 
 
-def _noted(judged: Judged, request: Request, clashes: dict[str, list[Clash]]) -> frozenset[str]:
-    """The keys of a candidate's clashes, each clash noted under its key."""
-    candidate, objected = judged
-    more = (broader(each, candidate, request) for each in objected)
+def _record(evaluated: Evaluated, request: Request, clashes: dict[str, list[Clash]]) -> frozenset[str]:
+    """The keys of a candidate's clashes; adds each clash to `clashes` under its key."""
+    candidate, found = evaluated
+    more = (broader(each, candidate, request) for each in found)
     keys: list[str] = []
-    for clash in (*objected, *filter(None, more)):
+    for clash in (*found, *filter(None, more)):
         keys.append(clash_key(clash))
         clashes.setdefault(keys[-1], []).append(clash)
     return frozenset(keys)
 
 
-def _most_telling(sets: set[frozenset[str]], clashes: Mapping[str, Sequence[Clash]]) -> frozenset[str]:
+def _best_reason(sets: set[frozenset[str]], clashes: Mapping[str, Sequence[Clash]]) -> frozenset[str]:
     return smallest_hitting_set(sets, {key: _rank(found[0]) for key, found in clashes.items()})
 
 
 def _rank(clash: Clash) -> int:
-    return 0 if clash.rule == "request" else _LESS_TELLING.get(clash.says.key, 1)
+    return 0 if clash.rule == "request" else _RANKS.get(clash.says.key, 1)
 
 
-def _as_one(clashes: Sequence[Clash], request: Request, recipes: Sequence[Recipe]) -> Clash:
-    """The clashes of one key as a single one: that of the stack asked for, or of the stacks that object alike."""
+def _merged(clashes: Sequence[Clash], request: Request, recipes: Sequence[Recipe]) -> Clash:
+    """The clashes of one key merged into one: that of the requested stack, or one for all the stacks concerned."""
     first = next((clash for clash in clashes if clash.rule == request.stack), clashes[0])
     if first.says.args.get("field") == "as_of":
-        return _with_the_first_after(first, request, recipes)
+        return _with_earliest_release(first, request, recipes)
     if first.says.key not in OF_ALL_STACKS or first.rule == request.stack:
         return first
     framework = str(first.says.args["framework"])
-    objecting = tuple(dict.fromkeys(clash.rule for clash in clashes))
-    is_all = {recipe.id for recipe in recipes if recipe.framework == framework} <= set(objecting)
-    if len(objecting) == 1:
+    stacks = tuple(dict.fromkeys(clash.rule for clash in clashes))
+    is_all = {recipe.id for recipe in recipes if recipe.framework == framework} <= set(stacks)
+    if len(stacks) == 1:
         return first
     has = sorted({value for clash in clashes for value in _listed(clash.says.args.get("has", ()))})
-    args = {**first.says.args, "has": tuple(has), "stacks": _shortened(objecting, _MOST_STACKS)}
+    args = {**first.says.args, "has": tuple(has), "stacks": _shortened(stacks, _MOST_STACKS)}
     says = Message(first.says.key.replace(".stack-", ".stacks-" if is_all else ".some-"), args)
     sources = tuple(dict.fromkeys(clash.source for clash in clashes))
     return Clash(f"frameworks.{framework}", says, "; ".join(_shortened(sources, _MOST_SOURCES)))
 
 
-def _with_the_first_after(clash: Clash, request: Request, recipes: Sequence[Recipe]) -> Clash:
-    """What stands against a day: all that was asked for is younger, and which of it came first."""
+def _with_earliest_release(clash: Clash, request: Request, recipes: Sequence[Recipe]) -> Clash:
+    """The clash with `--as-of`: everything requested is younger, with the earliest stack and its date."""
     younger = [each for each in recipes if is_asked_for(each, replace(request, as_of=None))]
     younger = [each for each in younger if each.date > (request.as_of or "")]
     if not younger:
@@ -105,7 +105,7 @@ def _with_the_first_after(clash: Clash, request: Request, recipes: Sequence[Reci
 
 
 def _shortened(texts: tuple[str, ...], most: int) -> tuple[str, ...]:
-    """The first few of many, and how many there are."""
+    """The first `most` texts, then the total count."""
     return texts if len(texts) <= most else (*texts[:most], f"… ({len(texts)})")
 
 
@@ -114,8 +114,8 @@ def _listed(value: object) -> tuple[str, ...]:
 
 
 def smallest_hitting_set(sets: set[frozenset[str]], rank: Mapping[str, int] | None = None) -> frozenset[str]:
-    """The smallest set of rules that has a member in each of the given sets. Ties go to rules of a lower rank (not
-    given: all alike), then to the alphabetically first.
+    """The smallest set of rules that has a member in each of the given sets. Ties go to rules of a lower rank
+    (without `rank` all are equal), then to the alphabetically first.
 
     Beyond five rules: a set from which none can be dropped, not necessarily the smallest.
     """
@@ -135,7 +135,7 @@ def smallest_hitting_set(sets: set[frozenset[str]], rank: Mapping[str, int] | No
 def _hit(
     needed: Sequence[tuple[frozenset[str], list[str]]], size: int, so_far: tuple[str, ...]
 ) -> tuple[str, ...] | None:
-    """Rules that hit the given sets, with no more than `size` of them; each set comes with its rules in order."""
+    """Rules that hit the given sets, at most `size` of them, or None. Each set comes with its rules in order."""
     unhit = [each for each in needed if each[0].isdisjoint(so_far)]
     if not unhit:
         return so_far

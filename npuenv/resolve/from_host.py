@@ -1,8 +1,7 @@
-"""A request with what a host decides: architecture, hardware, system, driver, CANN. Start from `filled`.
+"""Completes a request with facts of a host: architecture, hardware, system, driver, CANN.
 
-`generation` reads the cards alone.
-
-What the user said stands. What a host does not tell is left open and said, never guessed.
+`generation` reads the cards only. Values that the user gave stay. Values that the host does not show stay open and are
+reported, never guessed.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ if TYPE_CHECKING:
 def filled(
     request: Request, facts: Facts, matrix: Matrix, *, only: Collection[str] | None = None
 ) -> tuple[Request, tuple[Message, ...]]:
-    """The request with what it leaves open taken from a host's facts, and what could not be taken.
+    """The request with its open fields filled from a host's facts, and notes about those that stay open.
 
-    `only`: the fields that may be taken; None: all of them.
-    Each value keeps the line it was read from, so that a conflict can show it.
-    Raises: CannotTell for a host whose cards are of several generations, when none was named.
+    `only`: the fields that may be filled; None: all of them.
+    `origins` records the line each value was read from, so that a conflict can show it.
+    Raises: CannotTell for a host with cards of several generations, unless the request names one.
     """
     is_for_cpu = (request.framework or "").startswith("cpu")
     notes: list[Message] = []
@@ -46,16 +45,16 @@ def filled(
                 Message("resolve.host-untold", {"what": Message(f"resolve.what-{field}"), "line": _line(evidence)})
             )
             continue
-        taken: dict[str, Any] = {field: value, "origins": {**request.origins, field: _line(evidence)}}
-        request = replace(request, **taken)
+        changes: dict[str, Any] = {field: value, "origins": {**request.origins, field: _line(evidence)}}
+        request = replace(request, **changes)
     return request, tuple(notes)
 
 
-_Found = tuple["str | None", "tuple[Evidence, ...]"]  # a value, None where it is not told, and where it was read
+_Found = tuple["str | None", "tuple[Evidence, ...]"]  # a value (None: unknown) and where it was read
 
 
 def generation(request: Request, smi: Fact[SmiTable], matrix: Matrix) -> Request:
-    """The request with the one generation of a host's cards as its hardware; as it was where no card could be read.
+    """The request with the generation of a host's cards as its hardware; unchanged if no card could be read.
 
     Raises: CannotTell for cards of several generations.
     """
@@ -92,7 +91,7 @@ def _hardware(facts: Facts, matrix: Matrix) -> _Found:
 
 
 def _of_cards(smi: Fact[SmiTable], matrix: Matrix) -> _Found:
-    """The one generation of the host's cards; None where no card could be read."""
+    """The generation of the host's cards; None if no card could be read."""
     names = {card.name for card in smi.value.cards if card.name} if smi.value else set()
     rows = {name: matrix.hardware_of_chip(name) for name in sorted(names)}
     found = {row.id for row in rows.values() if row is not None}

@@ -1,8 +1,8 @@
-"""Conflicts of requests with many pins, such as a whole `pip freeze`. Start from `few_that_clash`.
+"""Reduces requests with many pins, such as a complete `pip freeze`, before they are explained.
 
-With each pin taken or left there are more ways than can be looked at. So the pins are first cut down to a few that
-clash by themselves, and those are explained. The way out leaves out pins that stand in the way, none of which can be
-put back.
+Each pin can be used or dropped, which gives more candidates than can be evaluated. `clashing_pins` reduces the pins to
+a minimal set that clashes by itself; that set is explained. `fitting_pins` is the suggestion: the request without the
+blocking pins, none of which can be added back.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from npuenv.resolve.search import fitting, pins_in_the_way
+from npuenv.resolve.search import blocking_pins, first_fit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,46 +19,46 @@ if TYPE_CHECKING:
     from npuenv.matrix.rows import Recipe
     from npuenv.resolve.types import Request
 
-MOST = 6  # up to so many pins every way is looked at
+MAX_PINS = 6  # with no more pins than this all combinations are evaluated
 
 
 def with_pins(request: Request, names: Iterable[str]) -> Request:
-    """The request with these of its pins alone."""
-    kept = set(names)
-    return replace(request, pins={name: version for name, version in request.pins.items() if name in kept})
+    """The request with only the named pins."""
+    keep = set(names)
+    return replace(request, pins={name: version for name, version in request.pins.items() if name in keep})
 
 
-def few_that_clash(recipes: Sequence[Recipe], request: Request, matrix: Matrix) -> Request:
-    """The request with a set of pins that clashes, and from which none can be left out. (QuickXplain, Junker 2004.)"""
+def clashing_pins(recipes: Sequence[Recipe], request: Request, matrix: Matrix) -> Request:
+    """The request with a minimal set of clashing pins: without any one of them it fits. (QuickXplain, Junker 2004.)"""
 
     def fits(names: Sequence[str]) -> bool:
-        return fitting(recipes, with_pins(request, names), matrix) is not None
+        return first_fit(recipes, with_pins(request, names), matrix) is not None
 
-    def shrink(kept: list[str], is_new: bool, rest: list[str]) -> list[str]:
-        if is_new and not fits(kept):
+    def shrink(fixed: list[str], is_new: bool, rest: list[str]) -> list[str]:
+        if is_new and not fits(fixed):
             return []
         if len(rest) == 1:
             return rest
         half = len(rest) // 2
         first, second = rest[:half], rest[half:]
-        of_second = shrink([*kept, *first], bool(first), second)
-        return [*shrink([*kept, *of_second], bool(of_second), first), *of_second]
+        of_second = shrink([*fixed, *first], bool(first), second)
+        return [*shrink([*fixed, *of_second], bool(of_second), first), *of_second]
 
     names = sorted(request.pins)
     return with_pins(request, [] if not fits([]) else shrink([], False, names))
 
 
-def most_that_fit(recipes: Sequence[Recipe], request: Request, matrix: Matrix) -> Request | None:
-    """The request without pins that stand in the way, none of which can be put back; None where that is not enough."""
+def fitting_pins(recipes: Sequence[Recipe], request: Request, matrix: Matrix) -> Request | None:
+    """The request without its blocking pins, none of which can be added back; None if that is not enough."""
     dropped: list[str] = []
-    kept = set(request.pins)
-    while fitting(recipes, with_pins(request, kept), matrix) is None:
-        found = pins_in_the_way(recipes, with_pins(request, kept), matrix) & kept
+    remaining = set(request.pins)
+    while first_fit(recipes, with_pins(request, remaining), matrix) is None:
+        found = blocking_pins(recipes, with_pins(request, remaining), matrix) & remaining
         if not found:
             return None
         dropped += sorted(found)
-        kept -= found
+        remaining -= found
     for name in dropped:
-        if fitting(recipes, with_pins(request, {*kept, name}), matrix) is not None:
-            kept.add(name)
-    return with_pins(request, kept)
+        if first_fit(recipes, with_pins(request, {*remaining, name}), matrix) is not None:
+            remaining.add(name)
+    return with_pins(request, remaining)

@@ -1,4 +1,4 @@
-"""Whether the transformers of a stack can load the models that a name speaks of: `missing_type`."""
+"""Whether the transformers version of a stack can load a model."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def missing_type(name: str, transformers: str | None, framework: str, matrix: Matrix) -> Message | None:
-    """Says that a release of transformers is older than the models in a stack's or a model's name.
+    """A message that a release of transformers is older than the models in a stack's or a model's name.
 
-    Names the framework's stacks that can load them, those of that name before all others. None where it is not
-    older, where no row knows the name, and where no release is pinned.
+    It names the framework's stacks that can load them, those with that name first. None if it is not older, if no row
+    matches the name, or if no release is pinned.
     """
     row = _type_of(name, matrix)
     if row is None or transformers is None or _has(transformers, row):

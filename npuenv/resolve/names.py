@@ -1,4 +1,4 @@
-"""Whether the names in a request exist. A misspelt one is an error with the nearest accepted name, never ignored."""
+"""Validates the names in a request. A misspelt one is an error with the nearest accepted name, never ignored."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from npuenv.matrix.rows import Recipe
     from npuenv.resolve.types import Request
 
-# Of these the releases are recorded apart from the stacks.
+# The releases of these are recorded in tables of their own, not with the stacks.
 _WITH_KEYS = ("verl",)
 FRAMEWORKS = ("verl", "roll", "vllm-ascend", "torch-npu", "cpu")
 ARCHITECTURES = {"x86_64": "x86_64", "aarch64": "aarch64", "amd64": "x86_64", "arm64": "aarch64"}
 PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
-# Systems that are named in recipes and images, and those users ask about.
+# Systems of recipes and images, and others that users request.
 _MORE_SYSTEMS = ("ubuntu20.04", "ubuntu24.04", "debian12", "openeuler22.03", "openeuler24.03")
 _MOST_NAMED = 8
 _MISSPELT = 0.8  # "tensordct" is 0.95 like tensordict, "flask" 0.6 like its nearest
@@ -34,14 +34,14 @@ _OWN_OPTION = {"cann": "--cann", "python": "--python", "driver": "--driver"}
 
 
 def checked(request: Request, matrix: Matrix) -> Request:
-    """The request in normal form. Raises: BadInput for a name or version that does not exist, with the nearest one."""
+    """The request with normalised names. Raises: BadInput for an unknown name or version, with the nearest one."""
     if not says_something(request):
         raise BadInput(Message("resolve.nothing-asked"), Message("resolve.hint-ask", {"has": FRAMEWORKS}))
     return in_normal_form(request, matrix)
 
 
 def in_normal_form(request: Request, matrix: Matrix) -> Request:
-    """As `checked`, for a request that may leave everything open."""
+    """Like `checked`, but accepts a request without any field."""
     request = _with_release(request, matrix)
     if request.stack in FRAMEWORKS and request.stack not in stack_names(matrix):
         raise BadInput(
@@ -68,12 +68,12 @@ def in_normal_form(request: Request, matrix: Matrix) -> Request:
 
 
 def says_something(request: Request) -> bool:
-    """Whether a request has anything to go by: a machine's architecture or driver alone is not."""
+    """Whether a request names enough to choose by: architecture or driver alone do not."""
     return any((request.stack, request.framework, request.hardware, request.cann, request.pins))
 
 
 def _with_release(request: Request, matrix: Matrix) -> Request:
-    """`framework = "verl==0.7.1"` taken apart, and the release in the spelling of the tables. Raises: BadInput."""
+    """The request with `framework = "verl==0.7.1"` split, and the release spelt as in the tables. Raises: BadInput."""
     framework, separator, version = (request.framework or "").replace("_", "-").partition("==")
     if separator:
         request = replace(request, framework=framework.strip(), release=version.strip())
@@ -99,7 +99,7 @@ def _with_release(request: Request, matrix: Matrix) -> Request:
 
 
 def _is_equal(one: str, other: str) -> bool:
-    """Whether two texts are the same version; False where one is no version."""
+    """Whether two texts are the same version; False if one is not a version."""
     try:
         return versions.python_version(one) == versions.python_version(other)
     except BadInput:
@@ -120,8 +120,8 @@ def stack_names(matrix: Matrix) -> tuple[str, ...]:
 
 
 def _stack(name: str | None, matrix: Matrix) -> str | None:
-    """The stack of that name. Raises: BadInput with what is named most like it, of every use where nothing is near."""
-    if name is None or recipe_named(name, matrix) is not None:  # mostly so: the names of all are not asked for
+    """The name of a stack that exists. Raises: BadInput with similar names, or with one per use if none is similar."""
+    if name is None or recipe_named(name, matrix) is not None:  # the usual case, without building all names
         return name
     if name.strip().casefold() in {each.casefold() for each in stack_names(matrix)}:
         return _one_of(name, stack_names(matrix), "stack")
@@ -139,7 +139,7 @@ def _stack(name: str | None, matrix: Matrix) -> str | None:
 
 
 def _one_of(name: str | None, accepted: Iterable[str], what: str) -> str | None:
-    """The accepted name that equals the given one without case. Raises: BadInput."""
+    """The accepted name that equals the given one, ignoring case. Raises: BadInput."""
     if name is None:
         return None
     names = tuple(accepted)
@@ -156,7 +156,7 @@ def _unknown(name: str, names: Iterable[str], what: str) -> BadInput:
     near = begun or difflib.get_close_matches(name.casefold(), list(by_fold), n=1, cutoff=0.6)
     message = Message("resolve.unknown", {"what": Message(f"resolve.what-{what}"), "name": name})
     if len(accepted) > _MOST_NAMED:
-        # More names than a person reads: those that begin like it, then the ones that look most like it.
+        # Too many names to list: those with the same beginning, then the most similar ones.
         alike = [*begun, *difflib.get_close_matches(name.casefold(), list(by_fold), n=_MOST_NAMED, cutoff=0.0)]
         accepted = (*(by_fold[each] for each in list(dict.fromkeys(alike))[:_MOST_NAMED]), "…")
     if near:
@@ -165,7 +165,7 @@ def _unknown(name: str, names: Iterable[str], what: str) -> BadInput:
 
 
 def _hardware(name: str | None, matrix: Matrix) -> str | None:
-    """A generation by its own name or by a chip's: `910B3` is a2. Raises: BadInput."""
+    """The generation for its name or a chip's name: `910B3` gives a2. Raises: BadInput."""
     if name is None:
         return None
     row = matrix.hardware_asked_for(name)
@@ -179,12 +179,12 @@ def _hardware(name: str | None, matrix: Matrix) -> str | None:
 
 
 def _python(text: str | None) -> str | None:
-    """`3.11.14` is 3.11 here: patch releases make no difference to wheels."""
+    """The minor version: `3.11.14` gives 3.11, because wheels do not depend on the patch release."""
     return ".".join(text.strip().split(".")[:2]) if text is not None else None
 
 
 def _cann(text: str | None, matrix: Matrix) -> str | None:
-    """A CANN version as its makers spell it, which is how its files are called: `8.3.rc1` is 8.3.RC1."""
+    """A CANN version in the vendor's spelling, as in its file names: `8.3.rc1` gives 8.3.RC1."""
     row = matrix.cann_row(text) if text is not None else None
     if text is not None and row is None:
         raise _unknown(text, [each.version for each in matrix.cann], "cann")
@@ -192,9 +192,9 @@ def _cann(text: str | None, matrix: Matrix) -> str | None:
 
 
 def _check_pins(request: Request, matrix: Matrix) -> None:
-    """A pinned package must not be a near miss of one that the stacks speak of: that is a misspelling.
+    """Rejects a pinned package whose name is almost that of a package of the stacks: a misspelling. Raises: BadInput.
 
-    Any other package is taken as a wish for one more; the lock then says whether it fits.
+    Any other package is an additional one; the lock decides whether it fits.
     """
     if not request.pins:
         return
@@ -205,7 +205,7 @@ def _check_pins(request: Request, matrix: Matrix) -> None:
         if name in _OWN_OPTION:
             raise BadInput(Message("resolve.pin-has-option", {"name": name, "option": _OWN_OPTION[name]}))
         versions.python_version(version)
-        if name in known or name in request.origins:  # a file's names were written by pip, not typed
+        if name in known or name in request.origins:  # names from a file were written by pip, not typed
             continue
         if difflib.get_close_matches(name, sorted(known), n=1, cutoff=_MISSPELT):
             raise _unknown(name, sorted(known), "package")

@@ -1,4 +1,4 @@
-"""Why a stack has this release of its framework and not a newer one that a stack is published for. `newer_release`."""
+"""Why a stack has this release of its framework and not the newest one."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def newer_release(stack: Stack, request: Request, matrix: Matrix) -> Message | None:
-    """What speaks against the newest release, or that it fits too; None where this one is the newest, or is a commit.
+    """The clash with the newest release, or a message that it fits too; None if this is the newest, or a commit.
 
-    Raises BadInput for a request that names what does not exist.
+    Raises: BadInput for an unknown name in the request.
     """
     own = recipe_named(stack.name, matrix)
     release = _release(own) if own else None
@@ -42,7 +42,7 @@ def newer_release(stack: Stack, request: Request, matrix: Matrix) -> Message | N
 
 
 def _release(recipe: Recipe) -> Version | None:
-    """A released version; None for a commit, a branch or a candidate."""
+    """The version of a release; None for a commit, a branch or a release candidate."""
     try:
         version = Version(recipe.release)
     except InvalidVersion:

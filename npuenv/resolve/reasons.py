@@ -1,7 +1,7 @@
-"""Why a version was chosen, and why not a newer one. Both are looked up in the rows, never written down beforehand.
+"""Why a version was chosen, and why not a newer one. Both are derived from the rows.
 
-"Why not newer" takes the next newer version that has a row, puts it in place of the chosen one and asks the rules what
-they object to. Where no table lists the versions of a package, it looks for the requirement that bounds it.
+"Why not newer" replaces the chosen version with the next newer one that has a row and reports the resulting conflicts.
+If no table lists the versions of a package, it reports the requirement that bounds it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from npuenv.core.messages import Message
 from npuenv.matrix.rows import RecipePin, TritonAscend, VllmAscend
 from npuenv.resolve.candidate import Candidate, same
 from npuenv.resolve.compatibility import pairing
-from npuenv.resolve.rules import against_rows
+from npuenv.resolve.rules import matrix_conflicts
 from npuenv.resolve.types import Reason, Request
 
 if TYPE_CHECKING:
     from npuenv.matrix import Matrix
 
-# A number no release reaches: a requirement that refuses it has an upper bound.
+# Above any release: a requirement that rejects it has an upper bound.
 _FAR = "99999"
 _BY_ROW = {"vllm-ascend": "vllm_ascend_row", "triton-ascend": "triton_ascend_row", "torch-npu": "torch_npu_row"}
 
@@ -48,7 +48,7 @@ def because(pin: RecipePin, candidate: Candidate, request: Request, matrix: Matr
 
 
 def because_asked(option: str, origin: str | None = None) -> Reason:
-    """Why a version is the one that was asked for: by the user, or by a machine that says so (`origin`)."""
+    """The reason of a requested version: the user's option, or the file or host that `origin` names."""
     if origin is None:
         return Reason(Message("resolve.because-asked", {"option": option}), ("request",), (option,))
     return Reason(Message("resolve.because-read", {"line": origin}), ("request",), (origin,))
@@ -80,7 +80,7 @@ def _because_vllm(pin: RecipePin, candidate: Candidate, matrix: Matrix) -> Reaso
 
 
 def why_not_newer(name: str, candidate: Candidate, request: Request, matrix: Matrix) -> Reason:
-    """What keeps a newer version out, or that nothing here does."""
+    """The reason against a newer version, or that none is known."""
     version = _current(name, candidate)
     newer = next_newer(name, version, candidate, matrix)
     if newer is not None:
@@ -92,7 +92,7 @@ def why_not_newer(name: str, candidate: Candidate, request: Request, matrix: Mat
 
 
 def _pairs_elsewhere(name: str, newer: str, candidate: Candidate, matrix: Matrix) -> Reason | None:
-    """What the next newer one pairs with, where the pairing is what decides."""
+    """What the next newer version pairs with, if the pairing decides; else None."""
     if candidate.cann is None:
         return None
     if name in ("vllm-ascend", "triton-ascend"):
@@ -109,7 +109,7 @@ def _pairs_elsewhere(name: str, newer: str, candidate: Candidate, matrix: Matrix
         return Reason(Message("resolve.newer-cann-compatible", args), (row.id,), (row.source,))
     key = "resolve.newer-pairs" if row.cann or row.cann_unofficial else "resolve.newer-pairs-nothing"
     says = Message(key, {"newer": newer, "cann": row.cann or row.cann_unofficial})
-    others = tuple(each.rule for each in against_rows(candidate.with_version(name, newer), matrix))
+    others = tuple(each.rule for each in matrix_conflicts(candidate.with_version(name, newer), matrix))
     return Reason(says, tuple(dict.fromkeys((row.id, *others))), (row.source,))
 
 
@@ -125,12 +125,12 @@ def _published_for_other_cann(name: str, newer: str, candidate: Candidate, matri
 
 
 def _against(name: str, newer: str, candidate: Candidate, matrix: Matrix) -> Reason:
-    """What the rules have against the next newer version; vllm moves along with vllm-ascend."""
+    """The conflicts of the next newer version. For vllm-ascend, vllm changes with it."""
     changed = candidate.with_version(name, newer)
     if name == "vllm-ascend":
         partner = matrix.vllm_ascend_row(newer)
         changed = changed.with_version("vllm", partner.vllm) if partner else changed
-    found = list(against_rows(changed, matrix))
+    found = list(matrix_conflicts(changed, matrix))
     if not found:
         args = {"newer": newer, "stack": candidate.recipe.id}
         return Reason(Message("resolve.newer-not-tried", args), (candidate.recipe.id,), (candidate.recipe.source,))
@@ -140,7 +140,7 @@ def _against(name: str, newer: str, candidate: Candidate, matrix: Matrix) -> Rea
 
 
 def next_newer(name: str, version: str, candidate: Candidate, matrix: Matrix) -> str | None:
-    """The next newer published version of a package that a table lists; None where there is none or no table."""
+    """The next newer published version of a package in its table; None if there is none or no table."""
     known = known_versions(name, candidate, matrix)
     if name == "cann":
         return min(
@@ -151,7 +151,7 @@ def next_newer(name: str, version: str, candidate: Candidate, matrix: Matrix) ->
 
 
 def known_versions(name: str, candidate: Candidate, matrix: Matrix) -> tuple[str, ...]:
-    """The versions of a package that the tables list; empty where no table lists them."""
+    """The versions of a package that the tables list; empty if no table does."""
     if name == "cann":
         return tuple(row.version for row in matrix.cann)
     if name == "python":
@@ -179,8 +179,8 @@ def _current(name: str, candidate: Candidate) -> str:
 
 
 def _bounded(name: str, candidate: Candidate, matrix: Matrix) -> Reason | None:
-    """The requirement that refuses any far newer version."""
-    found = list(against_rows(candidate.with_version(name, _FAR), matrix))
+    """The requirement that bounds the version from above."""
+    found = list(matrix_conflicts(candidate.with_version(name, _FAR), matrix))
     if not found:
         return None
     needs = tuple(dict.fromkeys(str(each.says.args["needs"]) for each in found if "needs" in each.says.args))

@@ -1,9 +1,9 @@
-"""Stacks that follow from a single row: one for each vllm-ascend release, one for each torch_npu version.
+"""Stacks derived from a single row: one for each vllm-ascend release, one for each torch_npu version.
 
-A vllm-ascend release fixes its partner vllm, its torch_npu and triton-ascend, and its own Dockerfiles say on which CANN
-and Python they were built for which hardware: that is a published stack, so it is read from the row and not written
-down a second time. Where the policy table, the metadata and the image of one release differ, what gets installed is
-taken, and the difference is kept as a dispute of the recipe.
+A vllm-ascend release fixes its partner vllm, its torch_npu and triton-ascend. Its Dockerfiles state the CANN and Python
+it was built on for each hardware. That is a published stack, so it is derived from the row instead of being written
+down again. Where the policy table, the metadata and the image of a release differ, the installed version is used and
+the difference becomes a dispute of the recipe.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _BUILD_TOOLS = (
 )  # fmt: skip
 _SYSTEM_PACKAGES = ("gcc", "g++", "cmake", "libnuma-dev", "git")
 _NO_AUTOLOAD = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-# torch_npu imports these and its metadata does not ask for them (Ascend/pytorch README.md, prerequisites).
+# torch_npu imports these, but its metadata does not require them (Ascend/pytorch README.md, prerequisites).
 _TORCH_NPU_NEEDS = ("numpy", "pyyaml", "setuptools")
 
 
@@ -54,7 +54,7 @@ def all_recipes(matrix: Matrix) -> tuple[Recipe, ...]:
 
 @functools.lru_cache(maxsize=256)
 def recipe_named(name: str, matrix: Matrix) -> Recipe | None:
-    """The recipe of exactly that name, put together without the others; None where there is none."""
+    """The recipe with exactly that name, built without the others; None if there is none."""
     row = matrix.recipe_row(name)
     if row is not None or not name.startswith("vllm-ascend-"):
         return row or next((recipe for recipe in all_recipes(matrix) if recipe.id == name), None)
@@ -66,16 +66,16 @@ def recipe_named(name: str, matrix: Matrix) -> Recipe | None:
 def of_release(row: VllmAscend, matrix: Matrix) -> Iterator[Recipe]:
     """The stacks of a vllm-ascend release: `vllm-ascend-V` for A2, A3 and 950, `vllm-ascend-V-310p` for the 310P.
 
-    310P stands alone because no triton runs there, and because its images often ride another CANN.
+    310P has its own stack because it has no triton, and because its images often use another CANN.
     """
     groups: dict[tuple[str, ReleaseImage], list[str]] = {}
     for image in row.image:
         for each in image.hardware:
             groups.setdefault(("-310p" if each == "310p" else "", image), []).append(each)
-    taken: set[str] = set()
+    used: set[str] = set()
     for (suffix, image), hardware in groups.items():
-        name = f"vllm-ascend-{row.version}{suffix or ('' if not taken else '-' + hardware[0])}"
-        taken.add(name)
+        name = f"vllm-ascend-{row.version}{suffix or ('' if not used else '-' + hardware[0])}"
+        used.add(name)
         yield _release(name, row, image, tuple(hardware), matrix)
 
 
@@ -91,7 +91,7 @@ def _release(name: str, row: VllmAscend, image: ReleaseImage, hardware: tuple[st
         date=row.released,
         python=_pythons(row, image),
         arch=_ARCHITECTURES,
-        verified_by=_standing(row, image, pins, matrix),
+        verified_by=_confidence(row, image, pins, matrix),
         sources=tuple(row.source.split("; ")),
         pin=pins,
         step=_steps(has_triton=any(pin.name == "triton-ascend" for pin in pins)),
@@ -110,7 +110,7 @@ def _release(name: str, row: VllmAscend, image: ReleaseImage, hardware: tuple[st
 
 
 def _of_image(row: VllmAscend, hardware: tuple[str, ...], matrix: Matrix) -> Iterator[str]:
-    """The system packages that the release's own images have for this hardware, as far as they serve a run."""
+    """The system packages of the release's own images for this hardware that are needed at run time."""
     for package in matrix.system_packages:
         if package.since and versions.accepts(f">={package.since}", row.version) and {*hardware} <= {*package.hardware}:
             yield package.id
@@ -126,7 +126,7 @@ def _pythons(row: VllmAscend, image: ReleaseImage) -> tuple[str, ...]:
 def _release_pins(
     row: VllmAscend, image: ReleaseImage, hardware: tuple[str, ...], matrix: Matrix
 ) -> tuple[RecipePin, ...]:
-    """What the release fixes. What its metadata pins is what gets installed; an image that forces another one wins."""
+    """The versions that the release fixes: those its metadata pins, unless the image forces another one."""
     npu = image.torch_npu or versions.exact(row.requires_torch_npu) or row.torch_npu
     npu_row = matrix.torch_npu_row(npu)
     if npu_row is None:
@@ -150,7 +150,7 @@ def _release_pins(
 
 
 def _disputes(row: VllmAscend, image: ReleaseImage, pins: tuple[RecipePin, ...]) -> Iterator[Dispute]:
-    """Where the release's policy table says something else than what its metadata or image installs."""
+    """Differences between the release's policy table and what its metadata or image installs."""
     pinned = {pin.name: pin for pin in pins}
     for name, table in (("torch-npu", row.torch_npu), ("triton-ascend", row.triton_ascend)):
         pin = pinned.get(name)
@@ -171,8 +171,10 @@ def _disputes(row: VllmAscend, image: ReleaseImage, pins: tuple[RecipePin, ...])
         yield Dispute("CANN", row.cann, _POLICY, image.cann, row.source, "other", "resolve.derived-image-cann")
 
 
-def _standing(row: VllmAscend, image: ReleaseImage, pins: tuple[RecipePin, ...], matrix: Matrix) -> VerifiedBy:
-    """Published where the image installs just these; where it has a one-off build, by how its stand-in pairs."""
+def _confidence(row: VllmAscend, image: ReleaseImage, pins: tuple[RecipePin, ...], matrix: Matrix) -> VerifiedBy:
+    """The confidence level: published if the image installs exactly these; with a one-off build, that of the
+    replacement's pairing.
+    """
     pinned = {pin.name: pin.version for pin in pins}
     if "torch-npu" not in pinned:
         return "satisfiable"
@@ -180,12 +182,12 @@ def _standing(row: VllmAscend, image: ReleaseImage, pins: tuple[RecipePin, ...],
         return "published"
     npu = matrix.torch_npu_row(pinned["torch-npu"])
     how = pairing(npu, image.cann, matrix) if npu else None
-    standings: dict[str | None, VerifiedBy] = {"recommended-pair": "recommended", "compatible-set": "compatible"}
-    return standings.get(how, "satisfiable")
+    levels: dict[str | None, VerifiedBy] = {"recommended-pair": "recommended", "compatible-set": "compatible"}
+    return levels.get(how, "satisfiable")
 
 
 def _overrides(row: VllmAscend, pins: tuple[RecipePin, ...], matrix: Matrix) -> Iterator[RecipeOverride]:
-    """numpy's bound as a constraint, a torch_npu that the image forces in, and what must not come in."""
+    """The bound of numpy, a torch_npu that the image forces, and packages that must not be installed."""
     source = f"vllm-ascend {row.version} metadata"
     if row.requires_numpy:
         yield RecipeOverride("numpy", "constrain", f"numpy{row.requires_numpy}", "stack.numpy1-constraint", source)
@@ -202,16 +204,16 @@ def _overrides(row: VllmAscend, pins: tuple[RecipePin, ...], matrix: Matrix) -> 
         yield RecipeOverride(name, "exclude", name, why, f"vllm {row.vllm} metadata")
 
 
-# vllm serves with these; other packages that it asks for go with the release that it names (from 0.24.0 on starlette 1
-# and prometheus-fastapi-instrumentator 8), beside which vllm-ascend's older bound leaves only releases of 2019.
+# vllm decides the version of these. Other packages it requires depend on the release it names (from 0.24.0 on starlette
+# 1 and prometheus-fastapi-instrumentator 8), and vllm-ascend's older bound would leave only releases of 2019 for them.
 _VLLM_CHOOSES = frozenset({"fastapi"})
 
 
 def partner_overrides(recipe: Recipe, matrix: Matrix) -> tuple[RecipeOverride, ...]:
-    """vllm's requirements that vllm-ascend's own cannot live with, for a stack that follows from a release.
+    """vllm's requirements that conflict with vllm-ascend's own, for a stack that is derived from a release.
 
-    The published images install vllm-ascend after vllm, so that its side is the one that stays. They are looked up when
-    a stack is put together, because the lists of all releases are long.
+    The published images install vllm-ascend after vllm, so that vllm-ascend's requirements win. They are looked up only
+    when a stack is built, because the lists of all releases are long.
     """
     pinned = {pin.name: pin.version for pin in recipe.pin}
     if recipe.framework != "vllm-ascend" or "vllm" not in pinned:
@@ -242,12 +244,12 @@ def _can_both_hold(one: str, other: str) -> bool:
 
 
 def _git(row: VllmAscend) -> tuple[RecipeGit, ...]:
-    place = "https://github.com/vllm-project"
+    base = "https://github.com/vllm-project"
     vllm = {"VLLM_TARGET_DEVICE": "empty", **_NO_AUTOLOAD}
     own = {"COMPILE_CUSTOM_KERNELS": "1", **_NO_AUTOLOAD}
     return (
-        RecipeGit("vllm", f"{place}/vllm.git", f"v{row.vllm}", build_env=vllm),
-        RecipeGit("vllm-ascend", f"{place}/vllm-ascend.git", f"v{row.version}", build_env=own),
+        RecipeGit("vllm", f"{base}/vllm.git", f"v{row.vllm}", build_env=vllm),
+        RecipeGit("vllm-ascend", f"{base}/vllm-ascend.git", f"v{row.version}", build_env=own),
     )
 
 

@@ -1,7 +1,7 @@
-"""What the matrix and the request object to about a candidate. Each objection is a `Clash` with its row and source.
+"""The clashes of a candidate with the request and with the matrix, each a `Clash` with its row and source.
 
-Rules of strength: a stated pairing or requirement objects; a recommendation that is merely not met does not (it lowers
-what the stack may be called, see `stack.verified_by`).
+A stated pairing or requirement that is not met is a clash. A recommendation that is not met is none; it lowers the
+confidence level of the stack (`stack.verified_by`).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ OPTIONS = {
     "cann": "--cann",
     "driver": "--driver",
 }
-# Dimensions that make no difference to a CPU stack: it takes any value once the user has said that it is to be one.
+# Fields without meaning for a CPU stack: any value is accepted once the user has requested one.
 _OF_THE_RECIPE = ("release", "as_of")
 _NPU_ONLY = ("hardware", "cann", "driver", "os")
 
 
-# The requirements of vllm-ascend that its own table carries as columns.
+# The requirements of vllm-ascend that are columns of its table.
 _VLLM_ASCEND_FIELDS = {
     "torch": "requires_torch",
     "torch-npu": "requires_torch_npu",
@@ -52,9 +52,9 @@ _VLLM_ASCEND_FIELDS = {
 }
 
 
-# What each objection hangs on: only another choice there can lift it. "pin" is any pin of the user's. Where a recipe
-# pins another version for another architecture, everything hangs on that too (`search`).
-_HANGS_ON = {
+# The choices that can remove each conflict. "pin" is any pin of the user's. Where a recipe pins different versions for
+# different architectures, the architecture can remove any of them (see `search`).
+_RELAXABLE_BY = {
     "resolve.stack-lacks": (),
     "resolve.stack-hardware": ("hardware",),
     "resolve.stack-arch": ("arch",),
@@ -80,8 +80,8 @@ _HANGS_ON = {
 }
 
 
-# Packages that an objection weighs without naming them as a requirement.
-_WEIGHED = {
+# Packages whose versions cause a conflict without being named in its message arguments.
+_INVOLVED = {
     "resolve.torch-npu-cann": ("torch-npu",),
     "resolve.torch-npu-hardware": ("torch-npu",),
     "resolve.torch-npu-torch": ("torch-npu", "torch"),
@@ -92,56 +92,56 @@ _WEIGHED = {
 }
 
 
-def hangs_on(clash: Clash, names: tuple[str, ...]) -> list[str]:
-    """Which of the named choices could lift an objection; of the pins, those of packages that it speaks of."""
-    roots = _HANGS_ON[clash.says.key]
-    pins = {f"pin.{name}" for name in _spoken_of(clash)} if "pin" in roots else set()
+def relaxable_by(clash: Clash, names: tuple[str, ...]) -> list[str]:
+    """The names of the choices that could remove a conflict; of the pins, those of the packages involved."""
+    roots = _RELAXABLE_BY[clash.says.key]
+    pins = {f"pin.{name}" for name in _involved_packages(clash)} if "pin" in roots else set()
     return [name for name in names if name in pins or (name in roots and not name.startswith("pin."))]
 
 
-def _spoken_of(clash: Clash) -> set[str]:
-    """The packages whose versions an objection weighs."""
+def _involved_packages(clash: Clash) -> set[str]:
+    """The packages whose versions cause a conflict."""
     args = clash.says.args
-    names = {str(args.get("who", "")).partition(" ")[0], *_WEIGHED.get(clash.says.key, ())}
+    names = {str(args.get("who", "")).partition(" ")[0], *_INVOLVED.get(clash.says.key, ())}
     names |= {
         versions.requirement_name(str(args[each])) for each in ("package", "needs", "when", "asks") if each in args
     }
     return names | {"torch"} if names & {"torchvision", "torchaudio"} else names
 
 
-def unmet(candidate: Candidate, request: Request) -> Iterator[Clash]:
-    """The wishes of a request that a candidate does not meet."""
+def unmet_requests(candidate: Candidate, request: Request) -> Iterator[Clash]:
+    """A clash for each field and pin of the request that a candidate does not meet."""
     recipe = candidate.recipe
     if request.stack is not None and recipe.id != request.stack:
-        yield asked(request.stack, "stack")
+        yield requested_clash(request.stack, "stack")
     if request.release is not None and recipe.release != request.release:
-        yield asked(f"--for {request.framework}=={request.release}", "release")
+        yield requested_clash(f"--for {request.framework}=={request.release}", "release")
     if request.as_of is not None and recipe.date > request.as_of:
-        yield asked(f"--as-of {request.as_of}", "as_of")
+        yield requested_clash(f"--as-of {request.as_of}", "as_of")
     is_cpu_wanted = candidate.recipe.framework == "cpu" and (request.framework == "cpu" or request.stack is not None)
     for field, option in OPTIONS.items():
-        wish: str | None = getattr(request, field)
-        if wish is None or field in _OF_THE_RECIPE or (is_cpu_wanted and field in _NPU_ONLY):
+        requested: str | None = getattr(request, field)
+        if requested is None or field in _OF_THE_RECIPE or (is_cpu_wanted and field in _NPU_ONLY):
             continue
         has = recipe.framework if field == "framework" else getattr(candidate, field)
-        if not same(has, wish):
-            yield asked(f"{option} {wish}", field, request.origins.get(field, ""))
+        if not same(has, requested):
+            yield requested_clash(f"{option} {requested}", field, request.origins.get(field, ""))
     for name, version in sorted(request.pins.items()):
         if not _takes(candidate, name, version):
-            yield asked(f"--pin {name}=={version}", f"pin.{name}", request.origins.get(name, ""))
+            yield requested_clash(f"--pin {name}=={version}", f"pin.{name}", request.origins.get(name, ""))
 
 
-def asked(option: str, field: str, origin: str = "") -> Clash:
-    """The clash that stands for something the user asked for. `field` names it in the request, `origin` its place."""
+def requested_clash(option: str, field: str, origin: str = "") -> Clash:
+    """The clash with a request: its `field`, and as `origin` the file or host the value was read from, if any."""
     key = "resolve.read" if origin else "resolve.asked"
     return Clash("request", Message(key, {"option": option, "field": field}), origin or option)
 
 
-def against_rows(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
-    """What the matrix has against a candidate, whatever was asked for."""
+def matrix_conflicts(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
+    """The conflicts of a candidate with the matrix, independent of the request."""
     yield from _platform(candidate)
     recipe = candidate.recipe
-    if recipe.lacks:  # no more to say of what is no stack
+    if recipe.lacks:  # not usable as a stack, so further conflicts add nothing
         says = Message("resolve.stack-lacks", {"stack": recipe.id, "lacks": recipe.lacks})
         yield Clash(recipe.id, says, recipe.source)
         return
@@ -183,11 +183,11 @@ def _platform(candidate: Candidate) -> Iterator[Clash]:
 
 
 def _belongs(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
-    """A package that makes another stack of this one; any other is just one more, and the lock says whether it fits."""
+    """Pinned packages that belong to other stacks only. Any other extra package is left to the lock."""
     recipe = candidate.recipe
     more = candidate.versions.keys() - {pin.name for pin in recipe.pin}
     for name in sorted(more - packages(recipe)) if more else ():
-        if name in telling(matrix, has_npu=bool(recipe.hardware)):
+        if name in identifying_packages(matrix, has_npu=bool(recipe.hardware)):
             args = {"stack": recipe.id, "package": name, "framework": recipe.framework}
             yield Clash(recipe.id, Message("resolve.stack-package", args), recipe.source)
 
@@ -223,7 +223,7 @@ def _driver(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
 
 
 def driver_is_too_old(row: Cann, driver: str, hardware: str | None) -> bool:
-    """Whether a driver is below the oldest series a CANN names. Never on 950: that line numbers its drivers anew."""
+    """Whether a driver is below the oldest series a CANN names. Never on 950: its drivers are numbered differently."""
     if not row.driver_since or hardware == "950":
         return False
     return versions.driver(driver).series < versions.driver(row.driver_since).series
@@ -246,7 +246,7 @@ def _torch_npu(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
         args = {"version": version, "needs": f"torch-npu{chip.torch_npu}", "hardware": chip.id}
         yield Clash(chip.id, Message("resolve.torch-npu-hardware", args), chip.source)
     pythons = row.pythons(candidate.arch)
-    # On an index that could not be listed the wheels are not known: no objection.
+    # The wheels of an index that could not be listed are unknown: no conflict.
     if candidate.python not in pythons and (pythons or row.index in ("", "default")):
         key = "resolve.wheel-python" if pythons else "resolve.wheel-none"
         args = {"package": "torch-npu", "version": version, "python": candidate.python, "arch": candidate.arch}
@@ -259,7 +259,7 @@ def _torch_npu(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
 
 
 def _is_the_release_itself(candidate: Candidate) -> bool:
-    """Whether this is what a vllm-ascend release's own image has, be it a stop-gap: published, whatever tables say."""
+    """Whether CANN and torch_npu are those of the vllm-ascend release's own image, which need no pairing in a table."""
     recipe = candidate.recipe
     own = next((pin.version for pin in recipe.pin if pin.name == "torch-npu"), None)
     is_own = recipe.framework == "vllm-ascend" and own == candidate.versions.get("torch-npu")
@@ -296,16 +296,16 @@ def _vllm_ascend(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
 
 
 def _vllm_ascend_requires(candidate: Candidate, row: VllmAscend) -> Iterator[Clash]:
-    """The requirements of vllm-ascend, without those that the recipe overrules with a reason."""
+    """The requirements of vllm-ascend, except those that the recipe overrides."""
     requires = {name: getattr(row, field) for name, field in _VLLM_ASCEND_FIELDS.items()}
-    overruled = {
+    overridden = {
         versions.requirement_name(each.requirement): each.requirement
         for each in candidate.recipe.override
         if each.package == "vllm-ascend" and each.does == "replace"
     }
     for name, spec in requires.items():
         version = candidate.versions.get(name)
-        wanted = overruled[name].removeprefix(name) if name in overruled else spec
+        wanted = overridden[name].removeprefix(name) if name in overridden else spec
         if version is None or not wanted or versions.accepts(wanted, version):
             continue
         args = {"who": f"vllm-ascend {row.version}", "needs": f"{name}{wanted}", "version": version}
@@ -313,9 +313,9 @@ def _vllm_ascend_requires(candidate: Candidate, row: VllmAscend) -> Iterator[Cla
 
 
 def _built(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
-    """What the components that are built from repositories ask for, without what the recipe overrules.
+    """The requirements of components that are built from repositories, except those that the recipe overrides.
 
-    A version that the recipe itself pins overrules too: its publisher installs it over what the component asks for.
+    A version that the recipe pins counts as an override: its publisher installs it despite the requirement.
     """
     recipe = candidate.recipe
     published = {pin.name: pin.version for pin in recipe.pin}
@@ -324,13 +324,13 @@ def _built(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
         return
     overrides = (*recipe.override, *partner_overrides(recipe, matrix))
     other -= {versions.requirement_name(each.requirement) for each in overrides if each.does == "replace"}
-    for row, asks in _asks(candidate, matrix):
+    for row, requires in _built_requirements(candidate, matrix):
         of_its_row = _VLLM_ASCEND_FIELDS if row.name == "vllm-ascend" else ()
-        for name in sorted(asks.keys() & other - set(of_its_row)):
-            yield from _against_bounds(row, name, asks[name], candidate)
+        for name in sorted(requires.keys() & other - set(of_its_row)):
+            yield from _bound_conflicts(row, name, requires[name], candidate)
 
 
-def _against_bounds(row: Built, name: str, texts: Sequence[str], candidate: Candidate) -> Iterator[Clash]:
+def _bound_conflicts(row: Built, name: str, texts: Sequence[str], candidate: Candidate) -> Iterator[Clash]:
     version = candidate.versions[name]
     for text in texts:
         spec = versions.requirement_spec(text)
@@ -339,7 +339,7 @@ def _against_bounds(row: Built, name: str, texts: Sequence[str], candidate: Cand
             yield Clash(row.id, Message("resolve.requires", args), row.source)
 
 
-def _asks(candidate: Candidate, matrix: Matrix) -> Iterator[tuple[Built, Mapping[str, list[str]]]]:
+def _built_requirements(candidate: Candidate, matrix: Matrix) -> Iterator[tuple[Built, Mapping[str, list[str]]]]:
     """For each component that is built from a repository: its row, and the bounds it puts on other packages."""
     for git in candidate.recipe.git:
         row = matrix.built_row(git.name, candidate.versions.get(git.name) or git.ref.removeprefix("v"))
@@ -364,20 +364,22 @@ def _holds_on(text: str, python: str) -> bool:
     plain = _PYTHON_MARKER.fullmatch(text.partition(";")[2])
     if plain:
         return versions.accepts(f"{plain[1]}{plain[2]}", python)
-    from packaging.requirements import Requirement  # ten milliseconds that few candidates need
+    from packaging.requirements import Requirement  # 10 ms, needed by few candidates
 
     marker = Requirement(text).marker
     return marker is None or marker.evaluate({"python_version": python, "extra": ""})
 
 
 @functools.lru_cache(maxsize=8)
-def telling(matrix: Matrix, *, has_npu: bool) -> frozenset[str]:
-    """The distribution names that tell stacks apart: what is built from repositories and what speaks to the NPU; among
-    CPU stacks, which have neither, all that any of them asks for.
+def identifying_packages(matrix: Matrix, *, has_npu: bool) -> frozenset[str]:
+    """The distribution names that identify an NPU stack: those built from repositories, and those for the NPU. For CPU
+    stacks, which have neither: all that any of them requires as well.
     """
     recipes = [recipe for recipe in all_recipes(matrix) if bool(recipe.hardware) is has_npu]
     if not has_npu:
-        return frozenset(name for recipe in recipes for name in packages(recipe)) | telling(matrix, has_npu=True)
+        return frozenset(name for recipe in recipes for name in packages(recipe)) | identifying_packages(
+            matrix, has_npu=True
+        )
     return frozenset(git.name for recipe in recipes for git in recipe.git) | {"torch-npu", "triton-ascend", "vllm"}
 
 
@@ -399,7 +401,7 @@ def _triton_ascend(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
 
 
 def _ranges(candidate: Candidate) -> Iterator[Clash]:
-    """The recipe's own bounds: those of its requirement files, and those of what it asks for besides."""
+    """The recipe's own bounds: those of its requirement files, and those of its further requirements."""
     recipe = candidate.recipe
     bounds = [(each.name, each.spec, each.source) for each in recipe.range]
     bounds += [

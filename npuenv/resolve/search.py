@@ -1,10 +1,19 @@
-"""Every candidate that matters, judged. Start from `judged`.
+"""Evaluates the candidates of recipes and skips those that cannot change the answer.
 
-A recipe can be had in many ways: each architecture, each Python, with and without each of the user's pins. Most of them
-need no look: another choice can only help where a rule objects that hangs on it, and it costs a wish of the user's.
-So the search begins with what was asked for and moves only along the choices that an objection hangs on, and not at all
-where it would give up all that a way needs which is known already. Any way that is left out has all the objections of
-one that was judged, so neither an answer nor a smaller reason is missed.
+A recipe leaves several choices: architecture, hardware, OS, CANN, Python, and for each of the user's pins whether it is
+used or dropped. Terms:
+
+- location: one value for each choice, as indexes into `choices`. Index 0 is what was requested, else what is published.
+- move: from one location to another that differs in one choice. The search moves only along choices that can remove a
+  conflict with the matrix (`relaxable_by`).
+- relaxed fields: the fields of the request that a location does not meet.
+
+Example: with `--os ubuntu20.04 --pin numpy==2.0.0` and a recipe published for openEuler 24.03, the choices are
+os (ubuntu20.04, openeuler24.03) and pin.numpy (2.0.0, dropped). The search starts at (0, 0). A conflict about glibc can
+be removed by another OS only, so the search moves to (1, 0), which relaxes {os}. If the matrix accepts that location,
+(1, 1), which relaxes {os, pin.numpy}, is skipped: it relaxes more than is needed.
+
+A skipped location has all the conflicts of one that was evaluated, so neither an answer nor a smaller reason is missed.
 """
 
 from __future__ import annotations
@@ -13,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.resolve.candidate import Candidate, candidate_of, choices
 from npuenv.resolve.clash_identity import clash_key, keys_of
-from npuenv.resolve.rules import against_rows, hangs_on, unmet
+from npuenv.resolve.rules import matrix_conflicts, relaxable_by, unmet_requests
 from npuenv.resolve.types import Clash
 
 if TYPE_CHECKING:
@@ -23,107 +32,109 @@ if TYPE_CHECKING:
     from npuenv.matrix.rows import Recipe
     from npuenv.resolve.types import Request
 
-Judged = tuple[Candidate, list[Clash]]  # a candidate with everything that speaks against it
-_Place = tuple[int, ...]  # for each of the choices, which value is taken
+Evaluated = tuple[Candidate, list[Clash]]  # a candidate with all its clashes: unmet requests, then matrix conflicts
+_Location = tuple[int, ...]  # for each choice the index of its value
 
 
-def judged(
-    recipes: Iterable[Recipe], request: Request, matrix: Matrix, known: Iterable[frozenset[str]] = ()
-) -> Iterator[Judged]:
-    """Candidates of the recipes with everything that speaks against them, the nearest to the wish first.
+def evaluate(
+    recipes: Iterable[Recipe], request: Request, matrix: Matrix, sufficient: Iterable[frozenset[str]] = ()
+) -> Iterator[Evaluated]:
+    """Candidates of the recipes with all their clashes, the nearest to the request first.
 
-    `known` are sets of wishes of which it is known that giving them up is enough: then nothing in the matrix objects.
+    `sufficient`: sets of request fields that are known to be enough to relax, so that no larger set is tried.
     """
-    enough = list(known)
+    enough = list(sufficient)
     for recipe in recipes:
-        walk = _Walk(recipe, request, matrix)
-        for place in walk.queue:  # grows while it is walked: breadth first
-            given_up = walk.given_up(place)
-            if any(each <= given_up for each in enough):
+        search = _RecipeSearch(recipe, request, matrix)
+        for location in search.queue:  # grows during the loop: breadth first
+            relaxed = search.relaxed_fields(location)
+            if any(each <= relaxed for each in enough):
                 continue
-            candidate, wishes, rows = walk.look(place)
-            yield candidate, [*wishes, *rows]
-            if not rows:
-                enough.append(given_up)
-            walk.move(place, rows)
+            candidate, unmet, conflicts = search.evaluate(location)
+            yield candidate, [*unmet, *conflicts]
+            if not conflicts:
+                enough.append(relaxed)
+            search.expand(location, conflicts)
 
 
-def fitting(recipes: Iterable[Recipe], request: Request, matrix: Matrix) -> Candidate | None:
-    """The first candidate that nothing speaks against; None where there is none. Only what was not asked for moves."""
+def first_fit(recipes: Iterable[Recipe], request: Request, matrix: Matrix) -> Candidate | None:
+    """The first candidate without a clash, or None. Every field of the request keeps its value."""
     for recipe in recipes:
-        walk = _Walk(recipe, request, matrix)
-        for place in walk.queue:
-            if walk.given_up(place):
+        search = _RecipeSearch(recipe, request, matrix)
+        for location in search.queue:
+            if search.relaxed_fields(location):
                 continue
-            candidate, _, rows = walk.look(place)
-            if not rows:
+            candidate, _, conflicts = search.evaluate(location)
+            if not conflicts:
                 return candidate
-            walk.move(place, rows)
+            search.expand(location, conflicts)
     return None
 
 
-def pins_in_the_way(recipes: Iterable[Recipe], request: Request, matrix: Matrix) -> frozenset[str]:
-    """The user's pins that objections to the first recipe weigh, as what was asked for stands; empty for none."""
+def blocking_pins(recipes: Iterable[Recipe], request: Request, matrix: Matrix) -> frozenset[str]:
+    """The user's pins that could remove a conflict of the first recipe at its first location; empty for none."""
     for recipe in recipes:
-        walk = _Walk(recipe, request, matrix)
-        _, _, rows = walk.look(walk.queue[0])
-        names = (name for clash in rows for name in hangs_on(clash, walk.names))
+        search = _RecipeSearch(recipe, request, matrix)
+        _, _, conflicts = search.evaluate(search.queue[0])
+        names = (name for clash in conflicts for name in relaxable_by(clash, search.names))
         return frozenset(name.removeprefix("pin.") for name in names if name.startswith("pin."))
     return frozenset()
 
 
-def avoiding(hit: frozenset[str], recipes: Iterable[Recipe], request: Request, matrix: Matrix) -> Judged | None:
-    """A candidate with none of the given clashes (by their keys) against it; None where there is none."""
+def find_without(keys: frozenset[str], recipes: Iterable[Recipe], request: Request, matrix: Matrix) -> Evaluated | None:
+    """The first candidate that has none of the clashes with the given keys, or None."""
     for recipe in recipes:
-        walk = _Walk(recipe, request, matrix)
-        for place in walk.queue:
-            candidate, wishes, rows = walk.look(place)
-            if any(clash_key(each) in hit for each in wishes):
-                continue  # moving on gives up only more
-            in_the_way = [each for each in rows if not hit.isdisjoint(keys_of(each, candidate, request))]
-            if not in_the_way:
-                return candidate, [*wishes, *rows]
-            walk.move(place, in_the_way)
+        search = _RecipeSearch(recipe, request, matrix)
+        for location in search.queue:
+            candidate, unmet, conflicts = search.evaluate(location)
+            if any(clash_key(each) in keys for each in unmet):
+                continue  # a move only relaxes more fields
+            blocking = [each for each in conflicts if not keys.isdisjoint(keys_of(each, candidate, request))]
+            if not blocking:
+                return candidate, [*unmet, *conflicts]
+            search.expand(location, blocking)
     return None
 
 
-class _Walk:
-    """The places of one recipe that were reached so far. `queue` grows by `move`; nobody else changes it."""
+class _RecipeSearch:
+    """The locations of one recipe reached so far. Only `expand` adds to `queue`."""
 
     def __init__(self, recipe: Recipe, request: Request, matrix: Matrix) -> None:
         self.recipe, self.request, self.matrix = recipe, request, matrix
-        self.open_to = choices(recipe, request)
-        self.names = tuple(self.open_to)
+        self.choices = choices(recipe, request)
+        self.names = tuple(self.choices)
         start = (0,) * len(self.names)
         self.queue, self._seen = [start], {start}
-        self._missed: frozenset[str] | None = None
+        self._always_unmet: frozenset[str] | None = None
 
-    def given_up(self, place: _Place) -> frozenset[str]:
-        """The wishes that are not met there, as names of the request's fields; found without judging the place."""
-        if self._missed is None:
+    def relaxed_fields(self, location: _Location) -> frozenset[str]:
+        """The fields of the request that the location does not meet; computed without evaluating the location."""
+        if self._always_unmet is None:
             first = self._candidate(self.queue[0])
-            self._missed = frozenset(str(clash.says.args["field"]) for clash in unmet(first, self.request))
-        moved = [name for name, at in zip(self.names, place, strict=True) if at]
-        asked = (name for name in moved if name.startswith("pin.") or getattr(self.request, name) is not None)
-        return self._missed.union(asked)
+            clashes = unmet_requests(first, self.request)
+            self._always_unmet = frozenset(str(clash.says.args["field"]) for clash in clashes)
+        moved = [name for name, at in zip(self.names, location, strict=True) if at]
+        requested = (name for name in moved if name.startswith("pin.") or getattr(self.request, name) is not None)
+        return self._always_unmet.union(requested)
 
-    def look(self, place: _Place) -> tuple[Candidate, list[Clash], list[Clash]]:
-        """The candidate there, the wishes it does not meet, and what the matrix has against it."""
-        candidate = self._candidate(place)
-        return candidate, list(unmet(candidate, self.request)), list(against_rows(candidate, self.matrix))
+    def evaluate(self, location: _Location) -> tuple[Candidate, list[Clash], list[Clash]]:
+        """The candidate at the location, its unmet requests, and its conflicts with the matrix."""
+        candidate = self._candidate(location)
+        unmet = list(unmet_requests(candidate, self.request))
+        return candidate, unmet, list(matrix_conflicts(candidate, self.matrix))
 
-    def _candidate(self, place: _Place) -> Candidate:
-        chosen = {name: self.open_to[name][at] for name, at in zip(self.names, place, strict=True)}
+    def _candidate(self, location: _Location) -> Candidate:
+        chosen = {name: self.choices[name][at] for name, at in zip(self.names, location, strict=True)}
         return candidate_of(self.recipe, chosen, self.matrix)
 
-    def move(self, place: _Place, lifting: list[Clash]) -> None:
-        """Puts the neighbours into the queue that could lift one of the given clashes."""
-        movable = {name for clash in lifting for name in hangs_on(clash, self.names)}
-        if lifting and any(pin.arch for pin in self.recipe.pin):
+    def expand(self, location: _Location, blocking: list[Clash]) -> None:
+        """Queues the neighbours of a location that could remove one of the blocking clashes."""
+        movable = {name for clash in blocking for name in relaxable_by(clash, self.names)}
+        if blocking and any(pin.arch for pin in self.recipe.pin):
             movable.add("arch")
         for index in reversed(range(len(self.names))):
-            if self.names[index] in movable and place[index] == 0:
-                count = len(self.open_to[self.names[index]])
-                others = [(*place[:index], at, *place[index + 1 :]) for at in range(1, count)]
+            if self.names[index] in movable and location[index] == 0:
+                count = len(self.choices[self.names[index]])
+                others = [(*location[:index], at, *location[index + 1 :]) for at in range(1, count)]
                 self.queue += [other for other in others if other not in self._seen]
                 self._seen.update(others)

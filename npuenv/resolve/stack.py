@@ -1,4 +1,4 @@
-"""A candidate that nothing objects to, spelled out as a Stack: pins with reasons, overrides, order, image."""
+"""Builds the Stack of a candidate without clashes: pins with reasons, overrides, install order, image."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def _pins(candidate: Candidate, request: Request, matrix: Matrix) -> Iterator[Pi
 def _place_pin(name: str, version: str, candidate: Candidate, request: Request, matrix: Matrix) -> Pin:
     """The pin of CANN or Python."""
     recipe = candidate.recipe
-    wish = getattr(request, name)
+    requested = getattr(request, name)
     published = recipe.cann if name == "cann" else recipe.python[0]
-    if wish is not None:
-        reason = because_asked(f"--{name} {wish}", request.origins.get(name))
+    if requested is not None:
+        reason = because_asked(f"--{name} {requested}", request.origins.get(name))
     else:
         reason = Reason(Message("resolve.because-recipe", {"stack": recipe.id}), (recipe.id,), (recipe.source,))
     strength = "image-practice" if version == published else "request"
@@ -98,7 +98,7 @@ def _package_pin(pin: RecipePin, candidate: Candidate, request: Request, matrix:
 
 
 def _wheel(name: str, version: str, candidate: Candidate, matrix: Matrix) -> tuple[str, str | None]:
-    """The version as its wheel is called on this platform, and the index it comes from (None: the default one)."""
+    """The version as in the name of its wheel for this platform, and the label of its index (None: the default one)."""
     if name in _TORCH_FAMILY:
         local = "+cpu" if _needs_cpu_wheels(candidate) else ""
         full = version if "+" in version else version + local
@@ -113,10 +113,10 @@ def _wheel(name: str, version: str, candidate: Candidate, matrix: Matrix) -> tup
 
 
 def _needs_cpu_wheels(candidate: Candidate) -> bool:
-    """Whether torch must be the CPU index's build.
+    """Whether torch must come from the CPU index.
 
-    On x86_64 the default index's torch is the CUDA build, and torch_npu below 2.12 asks for `+cpu` by name. On aarch64
-    it is CPU-only up to 2.10; from 2.11 on it pulls the CUDA packages there too.
+    On x86_64 the default index has the CUDA build, and torch_npu below 2.12 requires `+cpu` by name. On aarch64 the
+    default build is CPU-only up to 2.10; from 2.11 on it pulls in the CUDA packages too.
     """
     if not candidate.recipe.hardware or candidate.arch == "x86_64":
         return True
@@ -125,14 +125,14 @@ def _needs_cpu_wheels(candidate: Candidate) -> bool:
 
 
 def _requirements(candidate: Candidate, request: Request) -> tuple[str, ...]:
-    """The recipe's further requirements; of one that the user pinned only the extras are left."""
-    kept: list[str] = []
+    """The recipe's further requirements. Of a requirement that the user pinned, only the extras are left."""
+    result: list[str] = []
     for text in candidate.recipe.requirements:
         if versions.requirement_name(text) not in request.pins:
-            kept.append(text)
+            result.append(text)
         elif "[" in text:
-            kept.append(text[: text.index("]") + 1])
-    return tuple(kept)
+            result.append(text[: text.index("]") + 1])
+    return tuple(result)
 
 
 def _overrides(candidate: Candidate, matrix: Matrix) -> Iterator[Override]:
@@ -144,7 +144,7 @@ def _overrides(candidate: Candidate, matrix: Matrix) -> Iterator[Override]:
         package = versions.requirement_name(limit.when)
         version = candidate.versions.get(package)
         spec = limit.when.removeprefix(package)
-        # A package the lock has yet to decide may reach an open range; it need not hit one exact version.
+        # A package whose version the lock decides needs to satisfy an open range, not one exact version.
         is_reachable = package in named and ">=" in spec and limit.since <= candidate.recipe.date
         applies = versions.accepts(spec, version) if version is not None else is_reachable
         if applies and (not limit.python or candidate.python in limit.python):
@@ -160,7 +160,7 @@ def _override(each: RecipeOverride, candidate: Candidate, matrix: Matrix) -> Ove
 
 
 def _git(each: RecipeGit, candidate: Candidate, matrix: Matrix) -> GitSource:
-    """A repository at its place; a version that is not the recipe's own moves the tag along."""
+    """A repository at its tag or commit. A version other than the recipe's own changes the tag."""
     version = candidate.versions.get(each.name)
     own = next((pin.version for pin in candidate.recipe.pin if pin.name == each.name), None)
     ref = f"v{version}" if version != own else each.ref
@@ -175,7 +175,7 @@ def _git(each: RecipeGit, candidate: Candidate, matrix: Matrix) -> GitSource:
 
 
 def _env(candidate: Candidate, matrix: Matrix) -> Mapping[str, str]:
-    """Settings that hold for every process of the framework; those for one role are for the launch files."""
+    """Settings for every process of the framework. Those for one role belong in the launch files."""
     env: dict[str, str] = {}
     for row in matrix.settings:
         if (
@@ -186,14 +186,14 @@ def _env(candidate: Candidate, matrix: Matrix) -> Mapping[str, str]:
             env[row.name] = row.value
     system = matrix.system_row(candidate.os) if candidate.os else None
     arch = {"aarch64": "arm64", "x86_64": "amd64"}.get(candidate.arch, candidate.arch)
-    # A Debian package's folder is named after the architecture; what dnf installs has the same folder on all.
+    # Debian names a package's folder after the architecture; dnf uses the same folder on all.
     ending = "" if system and system.packages == "dnf" else f"-{arch}"
     own = {name: value.replace("-{debian_arch}", ending) for name, value in candidate.recipe.env.items()}
     return {**env, **own}
 
 
 def _is_read(since: str, until: str, candidate: Candidate) -> bool:
-    """Whether the stack's vllm-ascend knows a setting that came or went with one of its versions."""
+    """Whether the stack's vllm-ascend version reads a setting."""
     version = candidate.versions.get("vllm-ascend")
     if version is None:
         return not since
@@ -203,7 +203,7 @@ def _is_read(since: str, until: str, candidate: Candidate) -> bool:
 
 
 def base_image(candidate: Candidate, matrix: Matrix) -> str | None:
-    """The published base image for the platform: the recipe's own registry first; None where nobody publishes one."""
+    """The published base image for the platform, in the recipe's own registry first; None if nobody publishes one."""
     chip = matrix.hardware_row(candidate.hardware) if candidate.hardware else None
     if chip is None or candidate.cann is None:
         return None
@@ -224,7 +224,7 @@ def base_image(candidate: Candidate, matrix: Matrix) -> str | None:
 
 
 def verified_by(candidate: Candidate, request: Request, matrix: Matrix) -> str:
-    """What may be claimed: the recipe's own standing, lowered by every departure from it."""
+    """The confidence level of the stack: the recipe's own, lowered by every departure from it."""
     recipe = candidate.recipe
     published = {pin.name: pin.version for pin in recipe.pin if pin.arch in ("", candidate.arch)}
     if candidate.versions != published or candidate.python != recipe.python[0]:
@@ -256,8 +256,8 @@ def _notes(candidate: Candidate, request: Request, matrix: Matrix, image: str | 
     if request.hardware is None:
         yield Message("resolve.note-assumed-hardware", {"hardware": candidate.hardware, "has": recipe.hardware})
     if image is None:
-        place = {"hardware": candidate.hardware, "os": candidate.os, "python": candidate.python}
-        yield Message("resolve.note-no-image", {"cann": candidate.cann, **place})
+        platform = {"hardware": candidate.hardware, "os": candidate.os, "python": candidate.python}
+        yield Message("resolve.note-no-image", {"cann": candidate.cann, **platform})
     if candidate.os not in recipe.os:
         yield Message("resolve.note-other-os", {"os": candidate.os, "has": recipe.os})
     yield from _driver_notes(candidate, matrix)

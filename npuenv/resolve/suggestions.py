@@ -1,4 +1,4 @@
-"""What to change so that something fits: changed requests, nearest first, each one resolved before it is offered."""
+"""Suggested changes to a request that nothing meets, nearest first. Each is resolved before it is offered."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from npuenv.matrix import Matrix
 from npuenv.resolve.names import says_something
 from npuenv.resolve.release_stacks import all_recipes
 from npuenv.resolve.rules import OPTIONS
-from npuenv.resolve.search import judged as judge
+from npuenv.resolve.search import evaluate
 from npuenv.resolve.types import Clash, Conflict, Request, Stack, WayOut
 
 if TYPE_CHECKING:
     from npuenv.matrix.rows import Recipe
     from npuenv.resolve.candidate import Candidate
-    from npuenv.resolve.search import Judged
+    from npuenv.resolve.search import Evaluated
 
 Solve = Callable[[Request, Matrix], "Stack | Conflict"]
 
-_MOST = 4
-_ENOUGH = 2  # with so many among the stacks that were asked for, other stacks are not looked at
-# How far a change is from what was asked: a dropped pin is nearest; what stands in the rack is not changed at all if
-# anything else helps.
+_MAX_SUGGESTIONS = 4
+_ENOUGH = 2  # with so many suggestions among the requested stacks, other stacks are not tried
+# How far a change is from the request: a dropped pin is nearest, another hardware farthest.
 _COST = {
     "pin": 1,
     "python": 2,
@@ -39,23 +38,27 @@ _COST = {
     "arch": 20,
     "framework": 9,
 }
-_STRANGER = 3  # on top of another stack: of another framework
+_OTHER_FRAMEWORK = 3  # in addition to the cost of another stack
 
 
 def ways_out(
-    judged: Sequence[Judged], others: Sequence[Recipe], request: Request, matrix: Matrix, solve: Solve
+    evaluated: Sequence[Evaluated], others: Sequence[Recipe], request: Request, matrix: Matrix, solve: Solve
 ) -> tuple[WayOut, ...]:
     """Up to four changed requests that resolve; one that only adds to the changes of another is left out."""
-    found = tuple(itertools.islice(_resolved(judged, request, matrix, solve), _MOST))
+    found = tuple(itertools.islice(_resolved(evaluated, request, matrix, solve), _MAX_SUGGESTIONS))
     if len(found) >= _ENOUGH:
         return found
-    known = [_given_up(objected) for candidate, objected in judged if _is_way(candidate, objected, request, matrix)]
-    everything = [*judged, *judge(others, request, matrix, known)]
-    return tuple(itertools.islice(_resolved(everything, request, matrix, solve), _MOST))
+    sufficient = [
+        _relaxed_fields(clashes)
+        for candidate, clashes in evaluated
+        if _is_relaxation(candidate, clashes, request, matrix)
+    ]
+    everything = [*evaluated, *evaluate(others, request, matrix, sufficient)]
+    return tuple(itertools.islice(_resolved(everything, request, matrix, solve), _MAX_SUGGESTIONS))
 
 
 def without_pins(request: Request, changed: Request, matrix: Matrix, solve: Solve) -> tuple[WayOut, ...]:
-    """The way out that leaves out the pins which `changed` no longer has; none where nothing changed or fits."""
+    """The suggestion to drop the pins that `changed` lacks; empty if there are none or `changed` does not resolve."""
     fields = frozenset(f"pin.{name}" for name in request.pins.keys() - changed.pins.keys())
     solved = solve(changed, matrix)
     if not fields or not isinstance(solved, Stack):
@@ -63,48 +66,50 @@ def without_pins(request: Request, changed: Request, matrix: Matrix, solve: Solv
     return (WayOut(_says(request, changed, fields, solved), changed, command(changed)),)
 
 
-def _resolved(judged: Sequence[Judged], request: Request, matrix: Matrix, solve: Solve) -> Iterator[WayOut]:
+def _resolved(evaluated: Sequence[Evaluated], request: Request, matrix: Matrix, solve: Solve) -> Iterator[WayOut]:
     offers: dict[frozenset[str], tuple[int, int, Request]] = {}
-    for place, (candidate, objected) in enumerate(judged):
-        if not _is_way(candidate, objected, request, matrix):
+    for position, (candidate, clashes) in enumerate(evaluated):
+        if not _is_relaxation(candidate, clashes, request, matrix):
             continue
-        fields = _given_up(objected)
-        cost = sum(_cost(field) for field in fields) + (_STRANGER if _is_stranger(candidate, request, matrix) else 0)
+        fields = _relaxed_fields(clashes)
+        cost = sum(_cost(field) for field in fields) + (
+            _OTHER_FRAMEWORK if _is_other_framework(candidate, request, matrix) else 0
+        )
         if not says_something(_relaxed(request, candidate, fields, matrix)):
-            fields |= {"framework"}  # the pins were all there was to go by
+            fields |= {"framework"}  # the request named only pins
         if fields not in offers or cost < offers[fields][0]:
-            offers[fields] = (cost, place, _relaxed(request, candidate, fields, matrix))
-    given: list[frozenset[str]] = []
+            offers[fields] = (cost, position, _relaxed(request, candidate, fields, matrix))
+    offered: list[frozenset[str]] = []
     for fields, (_, _, changed) in sorted(offers.items(), key=lambda item: item[1][:2]):
-        if any(before <= fields for before in given):
+        if any(before <= fields for before in offered):
             continue
         solved = solve(changed, matrix)
         if isinstance(solved, Stack):
-            given.append(fields)
+            offered.append(fields)
             yield WayOut(_says(request, changed, fields, solved), changed, command(changed))
 
 
-def _is_way(candidate: Candidate, objected: Sequence[Clash], request: Request, matrix: Matrix) -> bool:
-    """Whether only the user's own wishes speak against a candidate."""
-    return all(each.rule == "request" for each in objected) and _is_of_the_kind(candidate, request, matrix)
+def _is_relaxation(candidate: Candidate, clashes: Sequence[Clash], request: Request, matrix: Matrix) -> bool:
+    """Whether a candidate clashes only with the request, not with the matrix."""
+    return all(each.rule == "request" for each in clashes) and _has_requested_device(candidate, request, matrix)
 
 
-def _given_up(objected: Sequence[Clash]) -> frozenset[str]:
-    return frozenset(str(each.says.args["field"]) for each in objected)
+def _relaxed_fields(clashes: Sequence[Clash]) -> frozenset[str]:
+    return frozenset(str(each.says.args["field"]) for each in clashes)
 
 
 def _cost(field: str) -> int:
     return _COST[field.split(".")[0]]
 
 
-def _is_stranger(candidate: Candidate, request: Request, matrix: Matrix) -> bool:
-    """Whether another stack than the one asked for is of another framework too."""
+def _is_other_framework(candidate: Candidate, request: Request, matrix: Matrix) -> bool:
+    """Whether a candidate is of another framework than the requested stack."""
     wanted = next((each for each in all_recipes(matrix) if each.id == request.stack), None)
     return wanted is not None and candidate.recipe.framework != wanted.framework
 
 
-def _is_of_the_kind(candidate: Candidate, request: Request, matrix: Matrix) -> bool:
-    """Whether a candidate is what the user is after: an NPU is not served by a CPU stack, nor the reverse."""
+def _has_requested_device(candidate: Candidate, request: Request, matrix: Matrix) -> bool:
+    """Whether a candidate is for the kind of device requested: a CPU stack does not serve an NPU, nor the reverse."""
     wanted = next((each for each in all_recipes(matrix) if each.id == request.stack), None)
     kinds = set()
     if wanted is not None:
@@ -142,7 +147,7 @@ def _driver_floor(candidate: Candidate, matrix: Matrix) -> str | None:
 
 
 def _says(request: Request, changed: Request, fields: frozenset[str], solved: Stack) -> Message:
-    """A sentence for a way out: each change, and what it leads to."""
+    """The sentence of a suggestion: each change, and the stack that results."""
     parts = tuple(_part(request, changed, field) for field in sorted(fields, key=lambda field: (_cost(field), field)))
     return Message("resolve.way-out", {"changes": parts, "stack": solved.name, "verified": solved.verified_by})
 
@@ -162,16 +167,16 @@ def _part(request: Request, changed: Request, field: str) -> Message:
 
 
 def command(request: Request) -> tuple[str, ...]:
-    """The command line that asks for a request."""
-    words = ["npuenv", "resolve", *((request.stack,) if request.stack else ())]
+    """The command line for a request."""
+    args = ["npuenv", "resolve", *((request.stack,) if request.stack else ())]
     for field, option in OPTIONS.items():
         value = getattr(request, field)
         if field == "framework" and request.release is not None:
             value = f"{value}=={request.release}"
         if value is not None and field != "release":
-            words += [option, value]
+            args += [option, value]
     if request.is_newest:
-        words.append("--newest")
+        args.append("--newest")
     for name, version in sorted(request.pins.items()):
-        words += ["--pin", f"{name}=={version}"]
-    return tuple(words)
+        args += ["--pin", f"{name}=={version}"]
+    return tuple(args)

@@ -1,4 +1,4 @@
-"""What a resolution takes and gives: Request, Stack or Conflict."""
+"""The types of a resolution: Request, Stack, Conflict and their parts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Platform:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the user asked for. None and empty mean: not said."""
+    """What the user requested. None and empty mean: not given."""
 
     stack: str | None = None
     framework: str | None = None  # verl | roll | vllm-ascend | torch-npu | cpu
@@ -74,7 +74,7 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """A requirement of a package that the stack overrules, said aloud."""
+    """A requirement of a package that the stack overrides, reported to the user."""
 
     package: str  # whose requirement is overruled, or the excluded package itself
     does: str  # replace | exclude | constrain
@@ -84,12 +84,12 @@ class Override:
 
 @dataclass(frozen=True, slots=True)
 class GitSource:
-    """A component that is built from a repository at a pinned place."""
+    """A component that is built from a repository at a fixed tag or commit."""
 
     name: str
     repo: str
     ref: str  # tag or commit; never a branch where a tag or commit is published
-    is_moving: bool  # True where only a branch is published: said aloud in every rendering
+    is_moving: bool  # True if only a branch is published; every rendering says so
     build_env: Mapping[str, str] = field(default_factory=dict)
     how: str = "install"  # install | editable | pythonpath
     requires: tuple[str, ...] = ()  # what the built package itself requires, for the lock; empty: not recorded
@@ -137,7 +137,7 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class Clash:
-    """One side of a conflict: what it demands, and where that comes from (a matrix row, or the user's own words)."""
+    """One side of a conflict: what it demands, and its source (a matrix row, or the user's request)."""
 
     rule: str  # matrix row id, or "request"
     says: Message
@@ -155,7 +155,7 @@ class WayOut:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Nothing fits: the smallest clashing set (dropping any one makes it solvable), and ways out, nearest first."""
+    """Nothing fits: the smallest clashing set (solvable without any one member), and suggestions, nearest first."""
 
     request: Request
     clashes: tuple[Clash, ...]

@@ -1,8 +1,7 @@
-"""The smoke test: starts the packaged trainer in a target environment, follows its records and judges them.
+"""The smoke test: runs the packaged trainer in a target environment, reads its records and judges them.
 
-The trainer measures and never judges; `judge` turns its records into findings, whose worst is the verdict, and `cause`
-picks the finding that explains the others. What the records do not hold is unknown, not fine. Start from `start`,
-`follow` and `judge`.
+The trainer only measures. `judge` turns its records into findings; the worst one is the verdict. `cause` selects the
+finding that explains the others. What the records lack is unknown, not fine.
 """
 
 from npuenv.smoke.judge import cause, judge
@@ -15,12 +14,12 @@ from npuenv.smoke.run import (
     default_out,
     follow,
     head_elsewhere,
-    lent,
     parse_record,
     records_of,
     sole_use,
     start,
     tail_of_log,
+    worker_run,
 )
 
 __all__ = [
@@ -34,10 +33,10 @@ __all__ = [
     "gain_by_chance",
     "head_elsewhere",
     "judge",
-    "lent",
     "parse_record",
     "records_of",
     "sole_use",
     "start",
     "tail_of_log",
+    "worker_run",
 ]

@@ -1,4 +1,4 @@
-"""What a run's records mean: one finding for each question, and the one that explains the others. Pure."""
+"""Findings of a run's records: one for each question, and the one that explains the others. Pure."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from npuenv.smoke.run import Record
 
 SCHEMA = "npuenv.metrics/1"
-# float32 on one machine: sampler and learner compute the same sums in another order (measured 1e-6 to 1e-5).
+# float32 on one machine: sampler and learner add in different order (measured 1e-6 to 1e-5).
 LOGPROB_TOLERANCE = 1e-3
-# With 8 bits in products or weights, or another engine: the largest over a run, and the mean of a step.
+# With 8-bit products or weights, or another engine: the largest over a run, and the mean of a step.
 _ROUNDED_TOLERANCE = (4.0, 0.05)
 _KL = "actor/kl_loss"
 _WATCHED = ("actor/loss", "actor/pg_loss", _KL, "actor/entropy", "critic/score/mean")
 # Estimators whose baseline comes from the other answers to the same prompt.
 _BY_GROUP = ("grpo", "rloo", "opo", "reinforce_plus_plus_baseline")
 
-# What fails, from causes to their symptoms: of several failures the first one here explains the others.
+# Questions from causes to symptoms: of several failures the first one in this order explains the others.
 CAUSES = (
     "other-schema",
     "import-failed",
@@ -93,7 +93,7 @@ def judge(records: Sequence[Record], *, exit_code: int | None, log_tail: str = "
 
 
 def cause(findings: Sequence[Finding]) -> Finding | None:
-    """The failure that explains the others; without failures the first unknown; None when all is fine."""
+    """The failure that explains the others; without failures the first unknown; None if all is fine."""
     failed = [each for each in findings if each.status is Status.FAIL]
     if failed:
         return min(failed, key=lambda each: CAUSES.index(each.says.key.partition(".")[2]))
@@ -124,7 +124,9 @@ def _completed(run: Reading) -> Finding:
 
 
 def _dead_rank(run: Reading) -> Record | None:
-    """The record of the rank that ended first; None where rank 0 did by an error of its own, which its `end` tells."""
+    """The record of the rank that ended first; None if rank 0 failed by an error of its own, which its `end` record
+    has.
+    """
     died = next((each for each in run.records if each.get("kind") == "ranks" and each.get("passed") is False), None)
     if (
         died is None
@@ -136,13 +138,13 @@ def _dead_rank(run: Reading) -> Record | None:
 
 
 def _loss(run: Reading) -> Record | None:
-    """The record of what a placed run was lost by, where that is no rank: a generator, a node, all of them hanging."""
+    """The record of the loss that ended a placed run, if it was no rank: a generator, a node, or a hang of all."""
     found = (each for each in reversed(run.records) if each.get("kind") == "ranks" and each.get("rank") is None)
     return next(found, None)
 
 
 def _how(died: Record) -> Message | str:
-    """How a rank ended: by a signal, or with a code."""
+    """How a rank ended: by a signal, or with an exit code."""
     code = died.get("code")
     if not isinstance(code, int):
         return str(died.get("reason"))
@@ -197,7 +199,7 @@ def _reward(run: Reading) -> Finding:
 
 
 def _wrong_reward(run: Reading, stage: Record) -> str | None:
-    """The key of what is wrong with the rewards; None when nothing is."""
+    """The message key for wrong rewards; None if they are fine."""
     if number(stage, "not_finite") != 0:
         return "reward-not-finite"
     if stage.get("is_reordered") is not False:
@@ -242,7 +244,7 @@ def _advantages(run: Reading) -> Finding:
     if not useful:
         return finding(check, Status.UNKNOWN, "no-useful-steps")
     args = {"steps": len(useful)}
-    # The same rewards for the same answers give a loss of exactly 0 only by chance, and not in every step.
+    # Different answers give a loss of exactly 0 only by chance, and not in every step.
     if all(number(step, "actor/pg_loss") == 0.0 for step in useful):
         return finding(check, Status.FAIL, "zero-advantage", args, evidence=useful[0])
     return finding(check, Status.OK, "advantages", args)
@@ -252,7 +254,7 @@ def _losses_finite(run: Reading) -> Finding:
     check = "training.losses-finite"
     if not run.steps:
         return finding(check, Status.UNKNOWN, "no-steps")
-    # Without a reference policy there is no divergence to measure; records of older runs have a 0 there.
+    # Without a reference policy there is no divergence to measure; older records have a 0.
     may_lack = {_KL} if run.setting("kl_coef") == 0 else set()
     for step in run.steps:
         for name in _WATCHED:
@@ -292,14 +294,14 @@ def _logprobs_agree(run: Reading) -> Finding:
 
 
 def _logprob_limits(run: Reading) -> tuple[float, float]:
-    """For the largest difference and for the mean; the exact ones where nothing says that there is rounding."""
+    """The limits of the largest difference and of the mean; the exact ones unless a setting causes rounding."""
     is_rounded = run.setting("dtype") == "bfloat16" or run.setting("matmul_precision") in ("high", "medium")
     rounded = is_rounded or run.setting("engine") == "vllm"
     return _ROUNDED_TOLERANCE if rounded else (LOGPROB_TOLERANCE, LOGPROB_TOLERANCE)
 
 
 def _highest(steps: Sequence[Record], name: str) -> float:
-    """The highest value over the steps; NaN as soon as one of them has no finite one."""
+    """The highest value over the steps; NaN if any step has no finite one."""
     values = [number(step, name) for step in steps]
     return max(values) if all(math.isfinite(value) for value in values) else math.nan
 
@@ -327,7 +329,7 @@ def _weights(run: Reading) -> Finding:
 
 
 def _checkpoint(run: Reading) -> Finding:
-    """What was restored, and whether the next step from it is the same: the second may fail for another's reason."""
+    """Whether the state was restored, and whether the next step is identical: the second may fail independently."""
     check, stage = "training.checkpoint-exact", run.stage("checkpoint") or {}
     is_back = stage.get("restored_equal") is True and stage.get("next_step_equal") is False
     if stage.get("cause") is not None or not is_back:
@@ -344,7 +346,7 @@ def _ranks(run: Reading) -> Finding:
     ranks = run.setting("ranks")
     if stage is None:
         return finding(check, Status.SKIP, "one-rank") if ranks in (None, 1) else _not_measured(check, "ranks-agree")
-    if _is_open(stage) or stage.get("steps") == 0:  # older records say False there
+    if _is_open(stage) or stage.get("steps") == 0:  # older records have False here
         return _not_measured(check, "ranks-agree", stage)
     if stage.get("passed") is True:
         return finding(check, Status.OK, "ranks-agree", {"ranks": ranks}, evidence=stage)
@@ -365,17 +367,17 @@ def _measured(run: Reading, name: str, check: str) -> Finding:
 
 
 def _is_open(stage: Record) -> bool:
-    """Whether the trainer says that it could not tell: no step was taken, or there was no room to look."""
+    """Whether the trainer could not measure: no step ran, or there was no memory for it."""
     return stage.get("passed") is None and stage.get("cause") is None
 
 
 def _not_measured(check: str, name: str, stage: Record | None = None) -> Finding:
-    """`stage`: what the trainer says of it, the reason above all."""
+    """`stage`: the trainer's record of it, above all the reason."""
     return finding(check, Status.UNKNOWN, "not-measured", {"name": name}, evidence=stage or "")
 
 
 def _broken(check: str, stage: Record) -> Finding:
-    """A stage in which the run broke; its `cause` says how."""
+    """A stage in which the run failed; its `cause` says how."""
     key = str(stage.get("cause"))
     args = {"reason": str(stage.get("reason")), "name": str(stage.get("name"))}
     return finding(check, Status.FAIL, key if key in CAUSES else "stage-broken", args, evidence=stage)

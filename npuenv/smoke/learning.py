@@ -1,4 +1,4 @@
-"""Whether the run learnt: held-out accuracy before and after, and what a run that did not learn means. Pure."""
+"""Whether the run learnt: held-out accuracy before and after, and what it means if it did not rise. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # One-sided: how improbable an accuracy gain by pure chance must be before it counts as learning.
 SIGNIFICANCE = 1e-3
-# The settings with which the default run was seen to be learnt (20 seeds); with others nobody promises it.
+# The settings with which the default run was verified to learn (20 seeds); with others this is not guaranteed.
 CALIBRATED_STEPS = 200
 CALIBRATED: Mapping[str, object] = {
     "task": "successor",
@@ -50,7 +50,7 @@ def gain_by_chance(before: Sequence[int], after: Sequence[int]) -> float:
 
 
 def accuracy_rises(run: Reading) -> Finding:
-    """Did accuracy rise by more than chance explains; without change or with a fall it failed."""
+    """Whether accuracy rose by more than chance explains; failed if it did not change or fell."""
     check, before, after = "training.accuracy-rises", run.answers("before"), run.answers("after")
     if before is None or after is None or len(before) != len(after) or not before:
         return finding(check, Status.UNKNOWN, "no-evaluation")
@@ -71,9 +71,9 @@ def accuracy_rises(run: Reading) -> Finding:
 
 
 def is_calibrated(run: Reading) -> bool:
-    """Whether the run was as long as the default one, and its task, reward, model and rollouts are the default's.
+    """Whether the run had the default length, task, reward, model and rollouts.
 
-    A run on verl's defaults, a learning rate for large models above all, is not one that should have learnt this.
+    A run with verl's defaults, above all a learning rate for large models, is not expected to learn this task.
     """
     is_default = _steps_done(run) >= CALIBRATED_STEPS and not (run.header or {}).get("assumed")
     return is_default and all(run.setting(name) in (None, value) for name, value in CALIBRATED.items())
@@ -85,7 +85,7 @@ def _steps_done(run: Reading) -> int:
 
 
 def too_little(run: Reading, flat: Finding) -> Finding:
-    """Instead of a failure to learn, where all else is fine and nobody knows that this run should have learnt."""
+    """The finding instead of a failure to learn, if everything else is fine and the run was not expected to learn."""
     task = run.setting("task")
     key = "too-little" if task in (None, CALIBRATED["task"]) else "too-little-task"
     args = {**flat.says.args, "steps": _steps_done(run), "task": task}

@@ -1,4 +1,4 @@
-"""The questions about the machine: packages, import, device, arithmetic, memory, ranks, first use."""
+"""Findings about the machine: packages, import, device, arithmetic, memory, ranks, first use."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ _ARITHMETIC = {"float64": 1e-9, "float32": 1e-3, "float16": 2e-2, "bfloat16": 6e
 
 
 def packages(run: Reading) -> Finding:
-    """Ray, tensordict and vllm, where the environment has them."""
+    """Ray, tensordict and vllm, if installed."""
     stage = run.stage("packages") or {}
     args = _versions(stage)
     skipped = stage.get("skipped")
     if stage.get("passed") is None and isinstance(skipped, list) and skipped:
         args = {"names": ", ".join(map(str, skipped))}
         return finding("training.packages", Status.SKIP, "packages-skipped", args)
-    return _asked(run, "packages", "training.packages", "packages-failed", args, when_null="packages-none")
+    return _stage_finding(run, "packages", "training.packages", "packages-failed", args, when_null="packages-none")
 
 
 def imported(run: Reading) -> Finding:
     """torch and, on an NPU, torch_npu."""
     stage = run.stage("import") or {}
     args = {"torch": stage.get("torch"), "seconds": f"{number(stage, 'seconds'):.1f}", "reason": stage.get("reason")}
-    return _asked(run, "import", "training.imports", "import-failed", args)
+    return _stage_finding(run, "import", "training.imports", "import-failed", args)
 
 
 def device(run: Reading) -> Finding:
-    """Is it there, and do tensors come back from it as they were."""
+    """Whether the device exists, and tensors come back from it unchanged."""
     stage = run.stage("device") or {}
     args = {"device": stage.get("card") if stage.get("type") != "cpu" else "cpu", "reason": stage.get("reason")}
     cpu = {"threads": stage.get("num_threads"), "cores": stage.get("cores"), "precision": stage.get("matmul_precision")}
-    found = _asked(run, "device", "training.device", "device-failed", args)
+    found = _stage_finding(run, "device", "training.device", "device-failed", args)
     if found.status is Status.OK and stage.get("type") == "cpu":
         return finding(found.check, Status.OK, "device-cpu", cpu, evidence=stage)
     return found
 
 
 def arithmetic(run: Reading) -> Finding:
-    """Products against float64, by the record's own yes and by its errors, each held against this file's limits."""
+    """Products against float64: the record's own result and its errors, each against this file's limits."""
     check, stage = "training.arithmetic", run.stage("matmul")
     if stage is None:
         return finding(check, Status.UNKNOWN, "not-measured", {"name": "matmul"})
@@ -57,14 +57,14 @@ def arithmetic(run: Reading) -> Finding:
 
 
 def decoder(run: Reading) -> Finding:
-    """A small decoder's log-probabilities and gradient, there and on the CPU."""
+    """A small decoder's log-probabilities and gradient, on the device and on the CPU."""
     stage = run.stage("decoder") or {}
     args = {"forward": f"{number(stage, 'logprob_error'):.1e}", "backward": f"{number(stage, 'gradient_error'):.1e}"}
-    return _asked(run, "decoder", "training.gradients", "decoder-wrong", args)
+    return _stage_finding(run, "decoder", "training.gradients", "decoder-wrong", args)
 
 
 def memory(run: Reading) -> Finding:
-    """What the run still needs against what is free."""
+    """The memory that the run still needs against the free memory."""
     stage = run.stage("memory") or {}
     args = {
         "needed": f"{number(stage, 'needed_bytes') / (1 << 20):.0f}",
@@ -72,28 +72,28 @@ def memory(run: Reading) -> Finding:
         "reason": stage.get("reason"),
     }
     failed = "out-of-memory" if stage.get("cause") == "out-of-memory" else "memory-short"
-    return _asked(run, "memory", "training.memory", failed, args, when_null="memory-unsaid")
+    return _stage_finding(run, "memory", "training.memory", failed, args, when_null="memory-unsaid")
 
 
 def collective(run: Reading) -> Finding:
-    """Do the ranks' sums come out right."""
+    """Whether the ranks' sums are correct."""
     stage = run.stage("collective") or {}
     args = {"ranks": stage.get("ranks"), "reason": stage.get("reason")}
-    failed = "collective-failed" if stage.get("cause") is None else "collective-broken"  # in the middle of the run
-    return _asked(run, "collective", "training.collective", failed, args, when_null="collective-none")
+    failed = "collective-failed" if stage.get("cause") is None else "collective-broken"  # during the run
+    return _stage_finding(run, "collective", "training.collective", failed, args, when_null="collective-none")
 
 
 def first_use(run: Reading) -> Finding:
-    """How long the first generation and the first gradient took, where operators are compiled for them."""
+    """The duration of the first generation and the first gradient, if operators are compiled for them."""
     stage = run.stage("warm-up") or {}
     args = {"seconds": f"{number(stage, 'seconds'):.0f}", "reason": stage.get("reason")}
-    return _asked(run, "warm-up", "training.first-use", "first-use-failed", args, when_null="nothing-compiled")
+    return _stage_finding(run, "warm-up", "training.first-use", "first-use-failed", args, when_null="nothing-compiled")
 
 
-def _asked(
+def _stage_finding(
     run: Reading, name: str, check: str, failed: str, args: Mapping[str, object], *, when_null: str = ""
 ) -> Finding:
-    """The finding of a stage that says yes, no or, where `when_null` is a sentence, that it does not apply."""
+    """The finding of a stage with the result yes, no or, if `when_null` is a message, not applicable."""
     stage = run.stage(name)
     if stage is None:
         return finding(check, Status.UNKNOWN, "not-measured", {"name": name})
@@ -107,12 +107,12 @@ def _asked(
 
 
 def _versions(stage: Record) -> dict[str, object]:
-    said = [
+    installed = [
         f"{name} {found.get('version')}"
         for name, found in stage.items()
         if isinstance(found, dict) and found.get("version")
     ]
-    return {"names": ", ".join(said), "reason": stage.get("reason")}
+    return {"names": ", ".join(installed), "reason": stage.get("reason")}
 
 
 def _errors(stage: Record) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The records of a run, laid out for the questions that are asked of them, and how an answer becomes a finding."""
+"""Access to the records of a run, and findings made from them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from npuenv.core.messages import Message
 from npuenv.smoke.run import METRICS, Record
 
 _SOURCE = "the run's own records"
-# Characters of a reason that stand in a sentence; the whole text is in the evidence.
+# Characters of a reason in a sentence; the evidence has the complete text.
 LONGEST_REASON = 120
-# Where in a library's own source a text was written, of no use to who runs it: [/__w/pytorch/.../pair.cc:537]
+# A location in a library's own source, of no use to the user: [/__w/pytorch/.../pair.cc:537]
 _SOURCE_PLACE = re.compile(r"\[/[^\]\s]*\]\s*")
 _SENTENCE_END = re.compile(r"[.!?](?=\s+[A-Z])|。")
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a run wrote, and how its process ended. `exit_code` None: it still ran when it was judged."""
+    """The records of a run, and how its process ended. `exit_code` None: it was still running."""
 
     records: Sequence[Record]
     exit_code: int | None
@@ -50,17 +50,17 @@ class Reading:
         return self.end is not None and self.end.get("status") == "completed" and self.exit_code == 0
 
     def setting(self, name: str) -> Any:
-        """The value of a setting of the run; None where there is no header."""
+        """The value of a setting of the run; None without a header."""
         settings = (self.header or {}).get("settings")
         return settings.get(name) if isinstance(settings, Mapping) else None
 
     def stage(self, name: str) -> Record | None:
-        """The record of a stage: the first that did not pass, else the last; None where there is none."""
+        """The record of a stage: the first that did not pass, else the last; None if there is none."""
         found = [each for each in self.records if each.get("kind") == "stage" and each.get("name") == name]
         return next((each for each in found if each.get("passed") is False), found[-1] if found else None)
 
     def answers(self, when: str) -> list[int] | None:
-        """0 or 1 for each held-out prompt of an evaluation; None where there is none that can be read."""
+        """0 or 1 for each held-out prompt of an evaluation; None if there is no readable one."""
         for record in self.records:
             if record.get("kind") == "eval" and record.get("when") == when and record.get("split") == "heldout":
                 correct = record.get("correct")
@@ -72,18 +72,19 @@ class Reading:
 def finding(
     check: str, status: Status, key: str, args: Mapping[str, object] | None = None, *, evidence: Record | str = ""
 ) -> Finding:
-    """A finding whose sentence is `smoke.KEY`; one that fails has the next step `smoke.KEY-fix`."""
+    """A finding with the message `smoke.KEY`; a failure has the next step `smoke.KEY-fix`."""
     line = evidence if isinstance(evidence, str) else json.dumps({k: v for k, v in evidence.items() if k != "kind"})
     fix = Fix(says=Message(f"smoke.{key}-fix")) if status is Status.FAIL else None
     shown = (Evidence(METRICS, line),) if line else ()
-    said = {name: brief(value) if name == "reason" else value for name, value in (args or {}).items()}
-    return Finding(check, status, Message(f"smoke.{key}", said), shown, _SOURCE, fix)
+    shortened = {name: brief(value) if name == "reason" else value for name, value in (args or {}).items()}
+    return Finding(check, status, Message(f"smoke.{key}", shortened), shown, _SOURCE, fix)
 
 
 def brief(reason: object) -> object:
-    """A reason as it stands in a sentence: without places in a library's source and pictures, and not long.
+    """A reason for use in a sentence: shortened, without locations in a library's source and without ASCII art.
 
-    What is longer than `LONGEST_REASON` ends after its first sentence, or with an ellipsis. What is no text stays.
+    A text longer than `LONGEST_REASON` ends after its first sentence, or with an ellipsis. Other values are returned
+    unchanged.
     """
     if not isinstance(reason, str):
         return reason
@@ -97,7 +98,7 @@ def brief(reason: object) -> object:
 
 
 def number(record: Record, name: str) -> float:
-    """A number of a record; NaN where it is none, or text for one that JSON cannot hold."""
+    """A number of a record, also from a text like "NaN", which JSON cannot represent; NaN for any other value."""
     value = record.get(name)
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return math.nan

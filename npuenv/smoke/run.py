@@ -1,4 +1,4 @@
-"""Starts the packaged trainer in a target environment and follows its records. Start from `start` and `follow`."""
+"""Starts the packaged trainer in a target environment and follows its records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def head_elsewhere(settings: Mapping[str, str], environ: Mapping[str, str] | None = None) -> str | None:
-    """The first node's address where this is another one of a run over cards; None where the run is this process's.
+    """The first node's address if this is another node of a run over several; None if the run is this process's.
 
     Example: {"train_cards": "0-7"}, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1"} -> "10.0.0.1"
     """
@@ -35,34 +35,36 @@ def head_elsewhere(settings: Mapping[str, str], environ: Mapping[str, str] | Non
 
 
 @contextlib.contextmanager
-def lent(python: Path, settings: Mapping[str, str]) -> Iterator[tuple[Running, Path]]:
-    """The trainer at work for the first node, and the folder with its log; both are gone when the block ends.
+def worker_run(python: Path, settings: Mapping[str, str]) -> Iterator[tuple[Running, Path]]:
+    """Runs the trainer as a worker of the first node, with a temporary folder for its log, for the duration of the
+    block.
 
-    The folder of the run itself is the first node's to write in, which may be the same for all.
+    Only the first node writes into the folder of the run, which all nodes may share.
     """
-    own = {name: value for name, value in settings.items() if name != "resume"}  # there is nothing here to go on from
+    # there is no checkpoint to resume from here
+    own = {name: value for name, value in settings.items() if name != "resume"}
     with tempfile.TemporaryDirectory(prefix="npuenv-node-") as folder:
-        place = Target(python, Path(folder) / "out")
-        with start(place, own) as running:
-            yield running, place.out
+        location = Target(python, Path(folder) / "out")
+        with start(location, own) as running:
+            yield running, location.out
 
 
 Record = Mapping[str, Any]
 
 METRICS = "metrics.jsonl"
 LOG = "trainer.log"
-_TAIL_BYTES = 65_536  # of a log, far above any line of its end
-# No record for this long means the run hangs, unless a note said that what begins may take longer.
+_TAIL_BYTES = 65_536  # of a log, far longer than any last line
+# Without a record for this long the run counts as hung, unless a note announced a longer phase.
 SILENCE_LIMIT_S = 600.0
-# What no note can lift.
+# The upper bound for such notes.
 LONGEST_SILENCE_S = 7200.0
-# Byte code is kept on purpose: compiling torch's modules anew costs 1.2 s at every start.
+# Byte code is cached on purpose: compiling torch's modules again costs 1.2 s at every start.
 NEVER_INHERITED = ("PYTHONHOME", "PYTHONSTARTUP", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV", "CONDA_PREFIX")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the trainer runs: a Python executable, and a folder that takes the records."""
+    """Where the trainer runs: a Python executable, and a folder for the records."""
 
     python: Path
     out: Path
@@ -71,13 +73,13 @@ class Target:
 def start(target: Target, settings: Mapping[str, str]) -> Running:
     """Starts `python -m trainer` in the target with a folder on its path that holds only the trainer.
 
-    It starts in an empty working folder, so that no module lying about is imported by accident. Raises BadInput when
-    the target has no such Python or the output folder cannot be used.
+    The working folder is empty, so that no module is imported by accident. Raises: BadInput if the target has no such
+    Python or the output folder cannot be used.
     """
     if not target.python.is_file():
         raise BadInput(Message("smoke.no-python", {"path": str(target.python)}), Message("smoke.no-python-hint"))
     scene = make_scene(target.out, keeps_records=_may_go_on(settings))
-    # -P (from 3.11) keeps the working folder off the path; before that the folder is merely empty.
+    # -P (from 3.11) keeps the working folder off the path; before that the folder is just empty.
     argv = [str(target.python), "-m", "trainer", "--out", str(target.out.resolve()), "--cwd", os.getcwd()]
     argv += [f"{key}={value}" for key, value in settings.items()]
     env = {"PYTHONPATH": str(scene / "path"), "PYTHONSAFEPATH": "1"}
@@ -89,7 +91,7 @@ def start(target: Target, settings: Mapping[str, str]) -> Running:
 
 
 def _may_go_on(settings: Mapping[str, str]) -> bool:
-    """Whether the trainer may go on from an earlier run's checkpoint, and needs its records: under any of the names."""
+    """Whether the trainer may resume from an earlier run's checkpoint, and needs its records: under any name."""
     return any(
         key.lstrip("+").rpartition(".")[2] in ("resume", "resume_mode") and value.lower() in ("true", "auto")
         for key, value in settings.items()
@@ -97,9 +99,10 @@ def _may_go_on(settings: Mapping[str, str]) -> bool:
 
 
 def make_scene(out: Path, *, keeps_records: bool = False) -> Path:
-    """Makes the output folder with its `scene`: `path` with a link to the trainer alone, and an empty `work`.
+    """Creates the output folder with its `scene`: `path` with a link to the trainer alone, and an empty `work`.
 
-    Records of an earlier run go, so that nothing takes them for this one's, unless this one may go on with them.
+    Records of an earlier run are removed, so that they are not mistaken for this one's, unless this one may resume from
+    them.
     """
     scene = out / "scene"
     try:
@@ -117,7 +120,7 @@ def make_scene(out: Path, *, keeps_records: bool = False) -> Path:
 
 
 def _refuse_foreign(out: Path) -> None:
-    # A run that was stopped before its first record leaves nothing but the scene and the log.
+    # A run that was stopped before its first record leaves only the scene and the log.
     if out.is_dir() and any(out.iterdir()) and not ((out / METRICS).exists() or (out / "scene").is_dir()):
         raise BadInput(Message("smoke.foreign-out", {"path": str(out)}), Message("smoke.foreign-out-hint"))
 
@@ -129,9 +132,9 @@ def _bad_out(out: Path, error: OSError) -> BadInput:
 
 @contextlib.contextmanager
 def sole_use(out: Path) -> Iterator[None]:
-    """Keeps a second smoke test away from the folder while the block runs: the two would mix their records.
+    """Locks the folder while the block runs, because the records of two smoke tests would mix.
 
-    Raises BadInput when one is at work there, or the folder cannot be used.
+    Raises: BadInput if another one is running there, or the folder cannot be used.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -147,15 +150,15 @@ def sole_use(out: Path) -> Iterator[None]:
 def follow(running: Running, out: Path, *, silence_limit_s: float = SILENCE_LIMIT_S) -> Iterator[Record]:
     """Each record as the trainer writes it, until it has ended.
 
-    A note announces what may take long, the first use of a card above all; until the next record its `may_take_s` is
-    the limit, if that is more. Raises StepFailed when nothing was written for longer; the caller stops the process.
+    A note announces a long phase, above all the first use of a card; until the next record its `may_take_s` is the
+    limit, if it is larger. Raises: StepFailed if nothing was written for longer; the caller stops the process.
     """
     path, rest, offset, which = out / METRICS, b"", 0, 0
     last, limit_s = time.monotonic(), silence_limit_s
     while True:
         has_ended = running.wait(0.05) is not None
         if (now := number_of(path)) != which:
-            # A run that goes on after a loss puts a shorter file in its place; what that holds was read already.
+            # A run that resumes after a loss replaces the file by a shorter one, whose content was read already.
             rest, offset, which = b"", path.stat().st_size if which else 0, now
         fresh = read_from(path, offset)
         offset += len(fresh)
@@ -172,13 +175,13 @@ def follow(running: Running, out: Path, *, silence_limit_s: float = SILENCE_LIMI
 
 
 def _announced_s(record: Record) -> float:
-    """How long the silence after a record may last, where it is a note that says so; else 0."""
+    """How long the silence after a record may last if it is such a note; else 0."""
     value = record.get("may_take_s") if record.get("kind") == "note" else None
     return min(float(value), LONGEST_SILENCE_S) if isinstance(value, (int, float)) and math.isfinite(value) else 0.0
 
 
 def read_from(path: Path, offset: int) -> bytes:
-    """What a file holds from an offset on; nothing where there is no file."""
+    """The content of a file from an offset on; empty without a file."""
     try:
         with path.open("rb") as records:
             records.seek(offset)
@@ -188,7 +191,7 @@ def read_from(path: Path, offset: int) -> bytes:
 
 
 def number_of(path: Path) -> int:
-    """The file system's number of a file, another one when it was put in the place of an earlier one; 0: no file."""
+    """The inode of a file, which changes when the file is replaced; 0 without a file."""
     try:
         return path.stat().st_ino
     except FileNotFoundError:
@@ -196,19 +199,19 @@ def number_of(path: Path) -> int:
 
 
 def records_of(out: Path) -> list[Record]:
-    """All records of a run that has ended: those of a run that went on after a loss are continuous only here."""
+    """All records of a run that has ended; only here are those of a resumed run continuous."""
     return [parse_record(line.decode("utf-8", "replace")) for line in read_from(out / METRICS, 0).splitlines()]
 
 
 def tail_of_log(out: Path) -> str:
-    """The last line that the trainer wrote to its log, or an empty text."""
+    """The last line of the trainer's log, or ""."""
     size = (out / LOG).stat().st_size if (out / LOG).exists() else 0
     lines = read_from(out / LOG, max(size - _TAIL_BYTES, 0)).decode("utf-8", "replace").strip().splitlines()
     return lines[-1] if lines else ""
 
 
 def parse_record(line: str) -> Record:
-    """One line of metrics.jsonl. A line that is no JSON object becomes a record of kind `unreadable`."""
+    """One line of metrics.jsonl. A line that is not a JSON object becomes a record of kind `unreadable`."""
     try:
         record = loads(line, has_nan=True)
     except JsonError:
@@ -217,5 +220,5 @@ def parse_record(line: str) -> Record:
 
 
 def default_out(environ: Mapping[str, str] | None = None) -> Path:
-    """The folder for a run's records when none is given: in the user's state folder."""
+    """The default folder for a run's records, in the user's state folder."""
     return Path(state_folder(os.environ if environ is None else environ), "smoke-train")

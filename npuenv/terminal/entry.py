@@ -1,4 +1,4 @@
-"""One command line to its exit code, whatever happens on the way. Start from `run_command`."""
+"""One command line to its exit code, whatever happens on the way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor's run on a command line: the report in its format, and where it goes. Start from `run_doctor`."""
+"""The doctor's run on a command line: the report in its format, and where it goes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and its like as KeyboardInterrupt, wherever they come. Start from `install_handlers`.
+"""Ctrl-C and its like as KeyboardInterrupt, wherever they come.
 
 It is imported before everything else, and therefore imports next to nothing.
 """

@@ -1,4 +1,4 @@
-"""How a run speaks: sentences, one document, or an error. Start from `Ui`."""
+"""How a run speaks: sentences, one document, or an error."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def main() -> None:
     from npuenv.host.local import LocalHost
     from npuenv.lock.inputs import inputs_of
     from npuenv.lock.make import find_uv, make_lock
-    from npuenv.lock.uv import Resolver, Supply, ask
+    from npuenv.lock.uv import Resolver, Supply, pip_compile
     from npuenv.matrix import load_matrix
     from npuenv.resolve import resolve
     from npuenv.resolve.types import Request, Stack
@@ -54,7 +54,7 @@ def main() -> None:
 
     def uv_alone() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            ran = ask(inputs_of(stack), Supply(), resolver, Path(folder), "--format", "pylock.toml", "--quiet")
+            ran = pip_compile(inputs_of(stack), Supply(), resolver, Path(folder), "--format", "pylock.toml", "--quiet")
             assert ran.code == 0, ran.err
 
     pairs = [(seconds(uv_alone), seconds(lambda: make_lock(stack, resolver))) for _ in range(asked.repeat)]

@@ -23,8 +23,8 @@ import pytest
 from npuenv.bundle.offline import fetch as fetching
 from npuenv.bundle.offline.fetch import (
     THREADS,
+    Download,
     DownloadProgress,
-    Wanted,
     bytes_per_second,
     failed_by_disk,
     fetch_all,
@@ -62,9 +62,9 @@ class Server:
     asked: list[tuple[str, str, str]] = field(default_factory=list)  # method, path, Range
     proxied: bool = False
 
-    def wanted(self, name: str, data: bytes, *, at: str = "") -> Wanted:
+    def wanted(self, name: str, data: bytes, *, at: str = "") -> Download:
         self.files[f"/{name}"] = data
-        return Wanted(f"{at}{name}", f"{self.url}/{name}", (sha(data),), len(data))
+        return Download(f"{at}{name}", f"{self.url}/{name}", (sha(data),), len(data))
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -134,13 +134,13 @@ def server(home: Path) -> Iterator[Server]:
         http.shutdown()
 
 
-def fetch(folder: Path, *wanted: Wanted, settings: PipSettings = SETTINGS) -> list[DownloadProgress]:
+def fetch(folder: Path, *wanted: Download, settings: PipSettings = SETTINGS) -> list[DownloadProgress]:
     told: list[DownloadProgress] = []
     fetch_all(wanted, folder, settings, tell=told.append, pause_s=0.001)
     return told
 
 
-def why(folder: Path, *wanted: Wanted) -> str:
+def why(folder: Path, *wanted: Download) -> str:
     with pytest.raises(StepFailed) as caught:
         fetch(folder, *wanted)
     assert caught.value.hint is not None
@@ -207,7 +207,7 @@ def test_another_content_than_wanted_never_gets_the_name(server: Server, tmp_pat
 
 
 def test_without_a_stated_hash_what_comes_is_taken(server: Server, tmp_path: Path) -> None:
-    fetch(tmp_path, Wanted("big", server.wanted("big", DATA).url, (), 0))
+    fetch(tmp_path, Download("big", server.wanted("big", DATA).url, (), 0))
     assert (tmp_path / "big").read_bytes() == DATA
 
 
@@ -232,16 +232,16 @@ def test_a_refusal_for_good_is_not_asked_again(status: int, server: Server, tmp_
 
 
 def test_nobody_listening_is_one_sentence(tmp_path: Path, home: Path) -> None:
-    said = why(tmp_path, Wanted("x.whl", "http://user:secret@127.0.0.1:1/x.whl", ("0" * 64,), 5))
+    said = why(tmp_path, Download("x.whl", "http://user:secret@127.0.0.1:1/x.whl", ("0" * 64,), 5))
     assert says(said, "bundle.not-coming", file="x.whl") and "secret" not in said and "\n" not in said
 
 
 def test_one_failure_stops_the_others_and_keeps_what_has_come(server: Server, tmp_path: Path) -> None:
     good = [server.wanted(f"good{n}", DATA) for n in range(3)]
-    bad = Wanted("bad", f"{server.url}/none", ("0" * 64,), 10)
+    bad = Download("bad", f"{server.url}/none", ("0" * 64,), 10)
     assert "bad" in why(tmp_path, *good, bad) or "none" in why(tmp_path, *good, bad)
     server.files["/none"] = b"now"
-    fetch(tmp_path, *good, Wanted("bad", f"{server.url}/none", (sha(b"now"),), 3))
+    fetch(tmp_path, *good, Download("bad", f"{server.url}/none", (sha(b"now"),), 3))
     assert all((tmp_path / item.path).read_bytes() == DATA for item in good)
 
 
@@ -303,28 +303,28 @@ def test_an_interruption_while_files_are_still_being_queued_ends_the_run_too(
 
 def test_sizes_and_speed_are_asked_of_the_server(server: Server, tmp_path: Path) -> None:
     wanted = server.wanted("big", DATA)
-    unknown = [Wanted("big", wanted.url, wanted.sha256, 0), Wanted("none", f"{server.url}/none", (), 0)]
+    unknown = [Download("big", wanted.url, wanted.sha256, 0), Download("none", f"{server.url}/none", (), 0)]
     assert [item.size for item in with_sizes(unknown, SETTINGS)] == [len(DATA), 0]
     assert [item[0] for item in server.asked] == ["HEAD", "HEAD"]
     assert bytes_per_second([wanted], SETTINGS) > 1e4
     assert server.asked[-1] == ("GET", "/big", f"bytes=0-{len(DATA) - 1}")
-    assert bytes_per_second([Wanted("here", str(tmp_path / "file"), (), 1)], SETTINGS) == 0.0
+    assert bytes_per_second([Download("here", str(tmp_path / "file"), (), 1)], SETTINGS) == 0.0
 
 
 def test_the_proxy_of_pip_is_used(server: Server, tmp_path: Path) -> None:
     server.files["/big"] = DATA
     settings = PipSettings(proxy=Setting(server.url, "pip.conf"))
-    fetch(tmp_path, Wanted("big", "http://index.invalid/big", (sha(DATA),), len(DATA)), settings=settings)
+    fetch(tmp_path, Download("big", "http://index.invalid/big", (sha(DATA),), len(DATA)), settings=settings)
     assert server.asked == [("GET", "http://index.invalid/big", "")]
 
 
 def test_a_local_file_is_copied_and_compared(tmp_path: Path, home: Path) -> None:
     (tmp_path / "source.whl").write_bytes(DATA)
     place = str(tmp_path / "source.whl")
-    fetch(tmp_path / "out", Wanted("a.whl", place, (sha(DATA),), len(DATA)))
+    fetch(tmp_path / "out", Download("a.whl", place, (sha(DATA),), len(DATA)))
     assert (tmp_path / "out/a.whl").read_bytes() == DATA
-    assert sha(b"") in why(tmp_path / "out", Wanted("b.whl", place, (sha(b""),), len(DATA)))
-    assert "No such file" in why(tmp_path / "out", Wanted("c.whl", f"{place}.gone", (sha(b""),), 3))
+    assert sha(b"") in why(tmp_path / "out", Download("b.whl", place, (sha(b""),), len(DATA)))
+    assert "No such file" in why(tmp_path / "out", Download("c.whl", f"{place}.gone", (sha(b""),), 3))
 
 
 class _Full:
@@ -373,11 +373,11 @@ def test_a_disk_that_refuses_for_another_reason_is_told_with_it(tmp_path: Path) 
 PROGRAM = """
 import sys
 from pathlib import Path
-from npuenv.bundle.offline.fetch import Wanted, fetch_all
+from npuenv.bundle.offline.fetch import Download, fetch_all
 from npuenv.facts.pip import PipSettings
 url, sha, size, folder = sys.argv[1:]
 tell = lambda told: print(told.done, flush=True)
-fetch_all([Wanted("big", url, (sha,), int(size))], Path(folder), PipSettings(), tell=tell)
+fetch_all([Download("big", url, (sha,), int(size))], Path(folder), PipSettings(), tell=tell)
 """
 
 

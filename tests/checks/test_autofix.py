@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from npuenv.checks import Context
-from npuenv.checks.autofix import declared
+from npuenv.checks.autofix import mark_automatic
 from npuenv.core.fact import known
 from npuenv.core.finding import Fix
 from npuenv.core.messages import Message
@@ -32,7 +32,7 @@ def context(prefix: str = "/env") -> Context:
 
 
 def judged(*commands: tuple[str, ...], prefix: str = "/env", **more: Any) -> Fix:
-    fix = declared(Fix(SAYS, commands, **more), context(prefix))
+    fix = mark_automatic(Fix(SAYS, commands, **more), context(prefix))
     assert fix is not None
     return fix
 
@@ -103,6 +103,6 @@ def test_a_systems_python_is_never_touched_and_a_danger_stays_one() -> None:
     assert not judged(good, prefix="/usr").is_automatic
     assert not judged(good, is_dangerous=True).is_automatic
     assert not judged(good, needs_root=True).is_automatic
-    assert declared(None, context()) is None
-    proposal = declared(Fix(SAYS, (good,)), context(), "python.requirements")
+    assert mark_automatic(None, context()) is None
+    proposal = mark_automatic(Fix(SAYS, (good,)), context(), "python.requirements")
     assert proposal is not None and not proposal.is_automatic

@@ -399,7 +399,7 @@ def test_this_machine_is_mended_from_the_command_line(capsys: pytest.CaptureFixt
 
 
 def test_what_needs_root_is_shown_with_roots_prompt_and_sentences_with_real_names() -> None:
-    from npuenv.install.plan.fix import Place, plan_cures
+    from npuenv.install.plan.fix import FixContext, plan_fixes
     from npuenv.report.fix import FixOutcome, plan_lines
 
     saved = Message("cli.saved", {"path": "/home/user1/x"})
@@ -409,6 +409,6 @@ def test_what_needs_root_is_shown_with_roots_prompt_and_sentences_with_real_name
     def restore(text: str) -> str:
         return text.replace("user1", "ann")
 
-    lines = list(plan_lines(FixOutcome(plan_cures([ill], Place("/s"), restore)), "en", restore))
+    lines = list(plan_lines(FixOutcome(plan_fixes([ill], FixContext("/s"), restore)), "en", restore))
     assert lines[-1] == "     # usermod -aG HwHiAiUser ann"
     assert says(lines[-2], "cli.saved", path="/home/ann/x")

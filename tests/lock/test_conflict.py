@@ -14,7 +14,7 @@ from npuenv.lock import Lock, parse_lock, write_lock
 from npuenv.lock.conflict import prove, single_overrides, smallest
 from npuenv.lock.inputs import REPLACE, REQUIRE, Inputs, Line, inputs_of
 from npuenv.lock.make import make_lock
-from npuenv.lock.uv import Supply, ask
+from npuenv.lock.uv import Supply, pip_compile
 from npuenv.resolve.types import GitSource, Override, Pin, Platform, Reason, Stack
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def fill(market: Any, case: dict[str, Any]) -> None:
 
 def resolves(inputs: Inputs, market: Any, folder: Path) -> bool:
     folder.mkdir()
-    return ask(inputs, Supply(), market.resolver(), folder).code == 0
+    return pip_compile(inputs, Supply(), market.resolver(), folder).code == 0
 
 
 @pytest.mark.parametrize(
@@ -216,6 +216,6 @@ def test_words_that_only_look_like_a_requirement_are_no_way_out(monkeypatch: pyt
     def complaint(_: object, inputs: Inputs) -> str | None:
         return None if any(line.kind == REPLACE for line in inputs.lines) else said
 
-    monkeypatch.setattr("npuenv.lock.conflict._Trials.complaint", complaint)
+    monkeypatch.setattr("npuenv.lock.conflict._UvRuns.complaint", complaint)
     inputs = Inputs((), Platform(arch="x86_64", python="3.11"))
     assert single_overrides(inputs, Supply(), market.resolver(), ()) == (("four<2", ()),)

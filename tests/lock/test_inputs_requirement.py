@@ -9,7 +9,7 @@ import pytest
 from packaging.requirements import InvalidRequirement, Requirement
 
 from npuenv.core.errors import BadInput
-from npuenv.lock.inputs import RequirementName, asked_by
+from npuenv.lock.inputs import RequirementName, parse_requirement
 from npuenv.matrix import load_matrix
 
 hypothesis = pytest.importorskip("hypothesis", reason="the property is checked with hypothesis")
@@ -37,7 +37,7 @@ def by_packaging(text: str) -> RequirementName | None:
 
 def ours(text: str) -> RequirementName | None:
     try:
-        return asked_by(text)
+        return parse_requirement(text)
     except BadInput:
         return None
 
@@ -75,14 +75,14 @@ def test_a_spoilt_requirement_is_read_or_refused_as_packaging_does_it(text: str)
     ],
 )
 def test_name_extras_and_exactness_are_told(text: str, asked: RequirementName) -> None:
-    assert asked_by(text) == asked
+    assert parse_requirement(text) == asked
 
 
 def test_the_name_of_a_requirement_is_normal() -> None:
-    assert asked_by("Torch_NPU==2.9.0").name == "torch-npu"
+    assert parse_requirement("Torch_NPU==2.9.0").name == "torch-npu"
 
 
 def test_what_is_no_requirement_is_refused() -> None:
     with pytest.raises(BadInput) as error:
-        asked_by("torch=>2")
+        parse_requirement("torch=>2")
     assert error.value.message.args["text"] == "torch=>2"

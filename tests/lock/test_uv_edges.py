@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from npuenv.facts.pip import PipSettings
 from npuenv.host.local import LocalHost
 from npuenv.lock.inputs import CONSTRAIN, EXCLUDE, REPLACE, REQUIRE, Inputs, Line
-from npuenv.lock.uv import Resolver, Supply, write_question
+from npuenv.lock.uv import Resolver, Supply, write_inputs
 from npuenv.resolve.types import Platform
 
 if TYPE_CHECKING:
@@ -22,6 +22,6 @@ def test_only_its_override_is_left_out(tmp_path: Path) -> None:
     for on_index, replaced in (({}, "torch==2.8.0\n"), ({"torch": "cpu"}, "")):
         folder = tmp_path / (replaced.strip() or "nothing")
         folder.mkdir()
-        write_question(inputs, Supply(on_index=on_index), resolver, folder)
+        write_inputs(inputs, Supply(on_index=on_index), resolver, folder)
         written = {path.stem: path.read_text() for path in folder.glob("*.txt")}
         assert written == {"constrain": "torch<2.9\n", "replace": replaced, "exclude": "torch\n"}

@@ -94,7 +94,7 @@ def market(tmp_path: Path, fresh_uv_cache: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_everything_is_there_as_it_was_locked(market: Market) -> None:
-    assert market.verify() == {"base": Offer.THERE, "torx": Offer.THERE, "upper": Offer.THERE}
+    assert market.verify() == {"base": Offer.AVAILABLE, "torx": Offer.AVAILABLE, "upper": Offer.AVAILABLE}
 
 
 def test_a_file_that_was_exchanged_is_changed_and_names_the_hash(market: Market) -> None:
@@ -103,14 +103,14 @@ def test_a_file_that_was_exchanged_is_changed_and_names_the_hash(market: Market)
     market.default.offer("base", "1.0", text="other = True\n")
     row = market.rows()[0]
     assert (row.offer, row.detail) == (Offer.CHANGED, before)
-    assert market.verify() == {"base": Offer.CHANGED, "torx": Offer.THERE, "upper": Offer.THERE}
+    assert market.verify() == {"base": Offer.CHANGED, "torx": Offer.AVAILABLE, "upper": Offer.AVAILABLE}
 
 
 def test_versions_that_are_gone_are_each_named_and_the_others_still_judged(market: Market) -> None:
     market.default.withdraw("upper")
     market.default.withdraw("base")
     market.default.offer("base", "2.0")
-    assert market.verify() == {"base": Offer.GONE, "torx": Offer.THERE, "upper": Offer.GONE}
+    assert market.verify() == {"base": Offer.GONE, "torx": Offer.AVAILABLE, "upper": Offer.GONE}
     assert "base==1.0" in market.rows()[0].detail[0]
 
 
@@ -144,20 +144,20 @@ def test_a_yanked_version_is_told_from_one_that_is_gone(market: Market) -> None:
 
 @pytest.mark.parametrize("url", ["https://index.invalid/simple/", "file:///nowhere/simple"])
 def test_an_index_that_does_not_answer_says_nothing_about_its_packages(market: Market, url: str) -> None:
-    assert market.verify(special=url) == {"base": Offer.THERE, "torx": Offer.UNASKED, "upper": Offer.THERE}
+    assert market.verify(special=url) == {"base": Offer.AVAILABLE, "torx": Offer.OUT_OF_REACH, "upper": Offer.AVAILABLE}
 
 
 def test_a_default_index_that_does_not_answer_says_nothing_either(market: Market) -> None:
     market.monkeypatch.setenv("PIP_INDEX_URL", "https://index.invalid/simple/")
-    assert market.verify() == {"base": Offer.UNASKED, "torx": Offer.THERE, "upper": Offer.UNASKED}
+    assert market.verify() == {"base": Offer.OUT_OF_REACH, "torx": Offer.AVAILABLE, "upper": Offer.OUT_OF_REACH}
 
 
 def test_a_wheel_in_find_links_stands_for_an_index_out_of_reach(market: Market, tmp_path: Path) -> None:
     market.monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
     write_wheel(tmp_path / "links", "torx", "9.1+cpu", files={"torx.py": ""})
-    assert market.verify(special="https://index.invalid/simple/")["torx"] is Offer.THERE
+    assert market.verify(special="https://index.invalid/simple/")["torx"] is Offer.AVAILABLE
     write_wheel(tmp_path / "links", "torx", "9.1+cpu", files={"torx.py": "other = True\n"})
-    assert market.verify(special="https://index.invalid/simple/")["torx"] is Offer.UNASKED
+    assert market.verify(special="https://index.invalid/simple/")["torx"] is Offer.OUT_OF_REACH
 
 
 def test_a_hash_may_lie_on_any_of_the_places_that_pip_would_look_at(market: Market, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_hash_may_lie_on_any_of_the_places_that_pip_would_look_at(market: Mark
     extra = Index(tmp_path / "links")
     extra.offer("base", "1.0", text="rebuilt = True\n")
     market.monkeypatch.setenv("PIP_EXTRA_INDEX_URL", extra.url)
-    assert market.verify()["base"] is Offer.THERE
+    assert market.verify()["base"] is Offer.AVAILABLE
 
 
 def test_a_package_without_hash_is_not_asked_for(market: Market) -> None:
@@ -173,6 +173,6 @@ def test_a_package_without_hash_is_not_asked_for(market: Market) -> None:
     missing = (Missing("torx", "9.1+cpu", "index-out-of-reach", "special"),)
     packages = (market.lock.packages[0], bare, market.lock.packages[2])
     market.lock = replace(market.lock, packages=packages, missing=missing)
-    assert market.verify()["torx"] is Offer.BARE
+    assert market.verify()["torx"] is Offer.NO_HASH
     market.special.withdraw("torx")
-    assert market.verify()["torx"] is Offer.BARE
+    assert market.verify()["torx"] is Offer.NO_HASH

@@ -1,4 +1,4 @@
-"""Small changes of meaning in a module's source, each of which a test should notice. Start from `mutants_of`.
+"""Small changes of meaning in a module's source, each of which a test should notice.
 
 A mutant is one piece of text put in place of another; the rest of the file stays byte for byte. What no user could
 tell from the original is left out where it can be known without running: annotations, docstrings, `__repr__`, imports

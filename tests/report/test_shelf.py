@@ -105,7 +105,7 @@ def test_the_table_and_the_json_say_the_same() -> None:
 def test_verified_locks_are_counted_apart_by_status() -> None:
     found = [
         (WHOLE, (Verified("base", "1.0", Offer.CHANGED, None, ("a" * 64,)),)),
-        (HALF, (Verified("torx", "9.1", Offer.BARE, "special"),)),
+        (HALF, (Verified("torx", "9.1", Offer.NO_HASH, "special"),)),
     ]
     text = io.StringIO()
     show_verified(found, Console(file=text, width=200), "en")

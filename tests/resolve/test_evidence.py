@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import io
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from rich.console import Console
@@ -14,8 +14,8 @@ from npuenv.matrix import load_matrix
 from npuenv.report import resolution
 from npuenv.report.resolution import as_json, show_table
 from npuenv.resolve import resolve
-from npuenv.resolve.rules import against_rows
-from npuenv.resolve.search import judged
+from npuenv.resolve.rules import matrix_conflicts
+from npuenv.resolve.search import evaluate
 from npuenv.resolve.types import Request, Stack
 from tests.support.sentences import says
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MATRIX = load_matrix()
 
 
-def stack_of(name: str, **asked: str) -> Stack:
+def stack_of(name: str, **asked: Any) -> Stack:
     stack = resolve(Request(stack=name, **asked), MATRIX)
     assert isinstance(stack, Stack)
     return stack
@@ -103,8 +103,8 @@ def test_the_age_is_that_of_all_rows_that_decided() -> None:
 
 @pytest.mark.parametrize(("version", "is_refused"), [("2.9.0", True), ("2.9.0.post2", False), ("2.6.0", True)])
 def test_a_chip_refuses_the_torch_npu_that_does_not_know_it(version: str, is_refused: bool) -> None:
-    usual = next(candidate for candidate, _ in judged([recipe_of("roll-950")], Request(stack="roll-950"), MATRIX))
-    keys = {clash.says.key for clash in against_rows(usual.with_version("torch-npu", version), MATRIX)}
+    usual = next(candidate for candidate, _ in evaluate([recipe_of("roll-950")], Request(stack="roll-950"), MATRIX))
+    keys = {clash.says.key for clash in matrix_conflicts(usual.with_version("torch-npu", version), MATRIX)}
     assert ("resolve.torch-npu-hardware" in keys) is is_refused
     on_a2 = resolve(Request(stack=f"torch-npu-{version}", hardware="a2"), MATRIX)
     assert isinstance(on_a2, Stack)

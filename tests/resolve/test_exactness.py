@@ -17,7 +17,7 @@ from npuenv.resolve.clash_identity import clash_key, keys_of
 from npuenv.resolve.conflict import smallest_hitting_set
 from npuenv.resolve.names import checked
 from npuenv.resolve.release_stacks import all_recipes
-from npuenv.resolve.rules import against_rows, unmet
+from npuenv.resolve.rules import matrix_conflicts, unmet_requests
 from npuenv.resolve.types import Conflict, Request, Stack
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ SEEDS = [
 
 
 class EveryWay:
-    """All combinations of all choices of all recipes, each judged when it is first asked for."""
+    """All combinations of all choices of all recipes, each evaluated on first use."""
 
     def __init__(self, request: Request) -> None:
         self.request = checked(request, MATRIX)
@@ -58,14 +58,14 @@ class EveryWay:
             open_to = choices(recipe, self.request)
             for values in itertools.product(*open_to.values()):
                 candidate = candidate_of(recipe, dict(zip(open_to, values, strict=True)), MATRIX)
-                wishes = frozenset(clash_key(each) for each in unmet(candidate, self.request))
+                wishes = frozenset(clash_key(each) for each in unmet_requests(candidate, self.request))
                 self.ways.append((candidate, wishes))
         self._rows: dict[int, frozenset[str]] = {}
 
     def rows(self, at: int) -> frozenset[str]:
         if at not in self._rows:
             candidate = self.ways[at][0]
-            found = against_rows(candidate, MATRIX)
+            found = matrix_conflicts(candidate, MATRIX)
             self._rows[at] = frozenset(key for each in found for key in keys_of(each, candidate, self.request))
         return self._rows[at]
 
@@ -184,7 +184,7 @@ def test_recipe_that_says_too_little_is_never_an_answer() -> None:
         open_to = choices(recipe, Request())
         for values in itertools.product(*open_to.values()):
             candidate = candidate_of(recipe, dict(zip(open_to, values, strict=True)), MATRIX)
-            assert "resolve.stack-lacks" in {clash.says.key for clash in against_rows(candidate, MATRIX)}
+            assert "resolve.stack-lacks" in {clash.says.key for clash in matrix_conflicts(candidate, MATRIX)}
         conflict = resolve(Request(stack=recipe.id), MATRIX)
         assert isinstance(conflict, Conflict)
         assert recipe.id in {clash.rule for clash in conflict.clashes}

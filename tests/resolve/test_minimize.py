@@ -10,8 +10,8 @@ from npuenv.lock.file import read_lock
 from npuenv.matrix import load_matrix
 from npuenv.resolve import resolve
 from npuenv.resolve.candidate import by_preference
-from npuenv.resolve.minimize import few_that_clash, most_that_fit, with_pins
-from npuenv.resolve.search import fitting
+from npuenv.resolve.minimize import clashing_pins, fitting_pins, with_pins
+from npuenv.resolve.search import first_fit
 from npuenv.resolve.types import Conflict, Request, Stack
 
 MATRIX = load_matrix()
@@ -51,14 +51,14 @@ def test_one_clash_of_many_is_explained_and_the_way_out_leaves_out_no_more_than_
         assert not isinstance(resolve(one_more, MATRIX), Stack), name
 
 
-def test_the_few_that_clash_do_and_none_of_them_can_be_spared() -> None:
+def test_the_clashing_pins_do_and_none_of_them_can_be_spared() -> None:
     request = asking(frozen("verl-0.7.1-cann8.5.0"), stack="verl-cann9.1.0")
     asked, _ = by_preference(request, MATRIX)
-    few = few_that_clash(asked, request, MATRIX)
+    few = clashing_pins(asked, request, MATRIX)
     assert few.pins
-    assert fitting(asked, few, MATRIX) is None
+    assert first_fit(asked, few, MATRIX) is None
     for name in few.pins:
-        assert fitting(asked, with_pins(request, few.pins.keys() - {name}), MATRIX) is not None
+        assert first_fit(asked, with_pins(request, few.pins.keys() - {name}), MATRIX) is not None
 
 
 def test_where_the_pins_are_not_to_blame_none_is_named() -> None:
@@ -69,4 +69,4 @@ def test_where_the_pins_are_not_to_blame_none_is_named() -> None:
     assert [clash.says.args.get("field") for clash in conflict.clashes if clash.rule == "request"] == ["stack"]
     assert conflict.ways_out == ()
     asked, _ = by_preference(request, MATRIX)
-    assert most_that_fit(asked, request, MATRIX) is None
+    assert fitting_pins(asked, request, MATRIX) is None

@@ -6,8 +6,8 @@ import pytest
 
 from npuenv.matrix import load_matrix
 from npuenv.resolve.candidate import by_preference
-from npuenv.resolve.minimize import most_that_fit, with_pins
-from npuenv.resolve.search import fitting
+from npuenv.resolve.minimize import fitting_pins, with_pins
+from npuenv.resolve.search import first_fit
 from npuenv.resolve.types import Request
 
 MATRIX = load_matrix()
@@ -31,7 +31,7 @@ MATRIX = load_matrix()
 )
 def test_a_pin_that_fits_once_others_are_gone_is_kept(request_: Request, back: str) -> None:
     asked, _ = by_preference(request_, MATRIX)
-    most = most_that_fit(asked, request_, MATRIX)
+    most = fitting_pins(asked, request_, MATRIX)
     assert most is not None and back in most.pins
     for name in request_.pins.keys() - most.pins.keys():
-        assert fitting(asked, with_pins(request_, {*most.pins, name}), MATRIX) is None
+        assert first_fit(asked, with_pins(request_, {*most.pins, name}), MATRIX) is None

@@ -16,7 +16,7 @@ from npuenv.resolve.compatibility import pairing
 from npuenv.resolve.conflict import smallest_hitting_set
 from npuenv.resolve.names import checked
 from npuenv.resolve.release_stacks import all_recipes
-from npuenv.resolve.rules import against_rows, driver_is_too_old
+from npuenv.resolve.rules import driver_is_too_old, matrix_conflicts
 from npuenv.resolve.types import Clash, Conflict, Pin, Request, Stack
 
 if TYPE_CHECKING:
@@ -210,9 +210,9 @@ def test_a_conflict_is_explained_without_judging_most_of_the_ways(monkeypatch: p
 
     def judge(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
         ways.append(candidate)
-        return against_rows(candidate, matrix)
+        return matrix_conflicts(candidate, matrix)
 
-    monkeypatch.setattr(search, "against_rows", judge)
+    monkeypatch.setattr(search, "matrix_conflicts", judge)
     assert conflict_of(request).clashes
     assert 0 < len(ways) < 600 < sum(1 for _ in every_way(request))
 
@@ -235,7 +235,7 @@ def test_index_that_cannot_be_listed_is_no_objection_but_no_index_is() -> None:
     recipe = next(each for each in MATRIX.recipes if each.id == "verl-0.7.1-cann8.5.0")
     first = next(each for each in every_way(Request(stack=recipe.id)) if each.recipe is recipe)
     keys = {
-        version: {clash.says.key for clash in against_rows(first.with_version("torch-npu", version), MATRIX)}
+        version: {clash.says.key for clash in matrix_conflicts(first.with_version("torch-npu", version), MATRIX)}
         for version in ("2.8.0.post1", "2.8.0.post3")
     }
     assert "resolve.wheel-none" not in keys["2.8.0.post1"]
@@ -245,9 +245,9 @@ def test_index_that_cannot_be_listed_is_no_objection_but_no_index_is() -> None:
 def test_the_python_range_of_vllm_ascend_holds_by_itself() -> None:
     request = checked(Request(stack="verl-0.7.1-cann8.5.0", arch="aarch64", python="3.11"), MATRIX)
     good = next(each for each in every_way(request) if each.recipe.id == request.stack)
-    assert "vllm-ascend.0.13.0" not in {clash.rule for clash in against_rows(good, MATRIX)}
+    assert "vllm-ascend.0.13.0" not in {clash.rule for clash in matrix_conflicts(good, MATRIX)}
     bad = good.with_version("python", "3.12")
-    assert "vllm-ascend.0.13.0" in {clash.rule for clash in against_rows(bad, MATRIX)}
+    assert "vllm-ascend.0.13.0" in {clash.rule for clash in matrix_conflicts(bad, MATRIX)}
 
 
 def test_the_driver_floor_does_not_hold_on_the_950_line() -> None:

@@ -14,7 +14,7 @@ from npuenv.resolve.candidate import candidate_of, choices
 from npuenv.resolve.clash_identity import broader
 from npuenv.resolve.compatibility import pairing
 from npuenv.resolve.release_stacks import all_recipes, of_torch_npu, partner_overrides, recipe_named
-from npuenv.resolve.rules import against_rows
+from npuenv.resolve.rules import matrix_conflicts
 from npuenv.resolve.types import Conflict, Request, Stack
 from tests.support.tables import MATRIX
 
@@ -113,7 +113,7 @@ def test_wheels_that_need_a_newer_c_library_than_the_system_has_are_an_objection
     for system in ("ubuntu20.04", "ubuntu22.04"):
         open_to = choices(recipe, Request(os=system))
         candidate = candidate_of(recipe, {name: values[0] for name, values in open_to.items()}, MATRIX)
-        found[system] = [(clash.rule, clash.says.key) for clash in against_rows(candidate, MATRIX)]
+        found[system] = [(clash.rule, clash.says.key) for clash in matrix_conflicts(candidate, MATRIX)]
     assert found == {"ubuntu20.04": [("ubuntu20.04", "resolve.system-glibc")], "ubuntu22.04": []}
 
 
@@ -135,7 +135,7 @@ def test_what_is_said_of_a_framework_is_about_the_pin_that_was_taken() -> None:
     request = Request(framework="verl", pins={"torch": "2.13.0"})
     open_to = choices(recipe, request)
     taken = candidate_of(recipe, {name: values[0] for name, values in open_to.items()}, MATRIX)
-    (clash,) = (each for each in against_rows(taken, MATRIX) if each.says.key == "resolve.torch-npu-torch")
+    (clash,) = (each for each in matrix_conflicts(taken, MATRIX) if each.says.key == "resolve.torch-npu-torch")
     more = broader(clash, taken, request)
     assert more is not None
     assert more.says.args["version"] == "2.13.0"

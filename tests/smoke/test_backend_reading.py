@@ -13,7 +13,7 @@ from npuenv.core.errors import StepFailed
 from npuenv.core.finding import Status
 from npuenv.host.local import LocalHost
 from npuenv.smoke.backends import cause, judge
-from npuenv.smoke.backends.reading import Roll, Verl, bare, pending
+from npuenv.smoke.backends.reading import Roll, Verl, pending, without_colours
 from npuenv.smoke.backends.starting import rows
 from npuenv.smoke.backends.target import write_rows
 from tests.smoke.backend_cases import BEFORE, PENDING, make_target, roll_step, verl_step
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def test_a_line_of_verl_gives_its_numbers_below_rays_prefix_and_numpys_form() -> None:
-    (record,) = Verl().read(bare(verl_step(34, loss="-1.5e-07")))
+    (record,) = Verl().read(without_colours(verl_step(34, loss="-1.5e-07")))
     assert (record["kind"], record["step"]) == ("step", 34)
     assert record["actor/pg_clipfrac"] == 0.00079
     assert record["actor/pg_loss"] == record["actor/loss"] == -1.5e-07
@@ -31,13 +31,13 @@ def test_a_line_of_verl_gives_its_numbers_below_rays_prefix_and_numpys_form() ->
 
 
 def test_a_number_that_is_none_stands_as_text_which_json_can_hold() -> None:
-    (record,) = Verl().read(bare(verl_step(1, loss="nan", norm="-inf")))
+    (record,) = Verl().read(without_colours(verl_step(1, loss="nan", norm="-inf")))
     assert (record["actor/pg_loss"], record["actor/grad_norm"]) == ("nan", "-inf")
     assert "NaN" not in json.dumps(record)
 
 
 def test_the_validation_before_training_is_no_step() -> None:
-    (record,) = Verl().read(bare(BEFORE))
+    (record,) = Verl().read(without_colours(BEFORE))
     assert record == {"kind": "eval", "step": 0, "val-core/openai/gsm8k/acc/mean@1": 0.125}
 
 
@@ -67,7 +67,7 @@ def test_rolls_nan_is_read_as_json_writes_it() -> None:
 @pytest.mark.parametrize(
     ("line", "demand"),
     [
-        (bare(PENDING), "{'NPU': 1.0}"),
+        (without_colours(PENDING), "{'NPU': 1.0}"),
         (" {'NPU': 1.0}: 1+ pending tasks/actors", "{'NPU': 1.0}"),
         (
             " {'NPU': 1.0, 'CPU': 3.0} * 8 (STRICT_PACK): 1+ pending placement groups",

@@ -1,4 +1,4 @@
-"""All commands of a click program. Start from `contexts`."""
+"""All commands of a click program."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A run has a fresh copy of everything in the program's memory, its own arguments, folder, variables and output. What
 happens at the start of an interpreter (its options, `PYTHON...` variables) is that of the first process, so a test of
-the start itself runs a process of its own. Start from `Program`.
+the start itself runs a process of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tables as they were when tests of resolve were written: a newer release changes none. Start from `MATRIX`."""
+"""The tables as they were when tests of resolve were written: a newer release changes none."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How much better than expected an answer was, token by token.
+"""Advantage estimators: how much better than expected an answer was, per token.
 
-An answer's reward says little alone: each estimator takes something off it (its group's mean, what the other answers
-got, a critic's forecast) so that what remains is credit. Choose one by name with `advantages`; `ESTIMATORS` lists
-them. What the frameworks do differently is in `conventions`. Nothing here has a gradient.
+A reward alone says little: each estimator subtracts a baseline (its group's mean, the other answers' rewards, a
+critic's value). Choose one by name with `advantages`; `ESTIMATORS` lists them. Differences between frameworks are in
+`conventions`. Nothing here has a gradient.
 
 Letters: B rows (answers), T tokens, G answers of one group.
 """
@@ -26,14 +26,14 @@ __all__ = ["CONVENTIONS", "ESTIMATORS", "Advantages", "Convention", "Scores", "S
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What the answers of one step were worth, and to what they belong.
+    """The rewards of one step's answers, with their groups.
 
-    The rows may stand in any order; what stands outside the mask may be NaN.
+    The rows may be in any order; values outside of the mask may be NaN.
     """
 
     token_rewards_BT: Tensor  # the answer's reward on its last token, minus a divergence on every token if wanted
     mask_BT: Tensor  # bool; true on the model's own tokens
-    lengths_B: Tensor  # int64; tokens of the row, an environment's words included
+    lengths_B: Tensor  # int64; tokens of the row, including observations
     group_B: Tensor  # int64; equal numbers share a baseline
     values_BT: Tensor | None = None  # a critic's forecast before each token; gae only
 
@@ -43,12 +43,12 @@ class Advantages:
     """Both [B, T]; 0 where the mask is off."""
 
     advantages_BT: Tensor
-    returns_BT: Tensor | None  # what a critic learns; None where no critic is involved
+    returns_BT: Tensor | None  # the target of a critic; None without one
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What an estimator can be told; each reads what concerns it."""
+    """The options of the estimators; each reads those it needs."""
 
     scale_by_std: bool = True  # grpo: over the group's deviation
     gamma: float = 1.0  # discount per token
@@ -68,9 +68,9 @@ def advantages(
 ) -> Advantages:
     """The advantage of each token by the estimator of that name.
 
-    A group lies on one rank; with `add`, which sums over ranks, whitening is over the tokens of all.
-    Raises ValueError for a name that is not in `ESTIMATORS`, for gae without a critic's values, and for whitening
-    fewer than two tokens where the convention calls that an error.
+    A group is on one rank; with `add`, which sums over ranks, whitening is over the tokens of all. Raises ValueError
+    for a name that is not in `ESTIMATORS`, for gae without a critic's values, and for whitening fewer than two tokens
+    if the convention treats that as an error.
     """
     if name not in ESTIMATORS:
         raise ValueError(f"There is no estimator {name!r}. Accepted: {', '.join(ESTIMATORS)}")
@@ -92,7 +92,7 @@ def grpo(scores: Scores, convention: Convention, *, settings: Settings) -> Advan
         if not settings.scale_by_std:
             return centred_G
         deviation = _deviation(rewards_G, convention)
-        # Asked only where it can be: an answer from the device for each group is most of this function's time.
+        # Only if needed: one synchronization with the device per group takes most of this function's time.
         if convention.smallest_deviation >= 0 and bool(deviation <= convention.smallest_deviation):
             return torch.zeros_like(rewards_G)
         return centred_G / (deviation + convention.deviation_epsilon)
@@ -172,9 +172,9 @@ def reinforce_plus_plus_baseline(scores: Scores, convention: Convention, *, sett
 
 
 def gae(scores: Scores, convention: Convention, *, settings: Settings) -> Advantages:
-    """What came after each token minus the critic's forecast, the far future discounted by gamma and lambda.
+    """Generalized advantage estimation: later rewards minus the critic's value, discounted by gamma and lambda.
 
-    Whitened over all tokens where the convention does so; the returns (advantage plus forecast) never are.
+    Whitened over all tokens if the convention does so; the returns (advantage plus value) never are.
     Source: Schulman et al. 2016, eq. 16; verl core_algos and ROLL functionals, compute_gae_advantage_return.
     Example: values 0.5, 0.5, rewards 0, 1, gamma = lambda = 1 -> returns 1, 1; advantages before whitening 0.5, 0.5
     """
@@ -249,7 +249,7 @@ def _mean(rewards_G: Tensor, convention: Convention) -> Tensor:
 
 
 def _deviation(rewards_G: Tensor, convention: Convention) -> Tensor:
-    """With n-1; of a single reward 1 where it keeps its value, else 0."""
+    """With n-1; of a single reward 1 if the convention keeps its value, else 0."""
     if len(rewards_G) == 1:
         return torch.full_like(rewards_G[0], 1.0 if convention.group_of_one == "reward" else 0.0)
     if not convention.skips_nan_rewards:

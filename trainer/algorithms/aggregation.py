@@ -1,10 +1,10 @@
-"""From one number per token to one number per optimizer step, so that the parts of a batch add up to the whole.
+"""Aggregates one number per token to one per optimizer step, so that the parts of a batch add up to the total.
 
-What a mean divides by is counted once, over everything one optimizer step sees on all ranks, and handed in as
-`Totals`. Each micro batch then gives its share, and the sum of the shares (and of their gradients) is the same however
-the rows were split, ordered or padded. A mean of means would not be: rows differ in length.
+The denominators are counted once, over everything one optimizer step sees on all ranks, and passed in as `Totals`. Each
+micro batch returns its share, and the sum of the shares (and of their gradients) does not depend on how the rows were
+split, ordered or padded. A mean of means would depend on it, because rows differ in length.
 
-Values where the mask is off are replaced, never multiplied by 0: they may be NaN. Start from `aggregate`.
+Values where the mask is off are replaced, never multiplied by 0: they may be NaN.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def count(mask_BT: Tensor, convention: Convention, *, scale: float | None = None
 
 
 def masked_sum(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """The sum where the mask is on; what stands elsewhere does not matter, nor does its gradient."""
+    """The sum where the mask is on; other values have no effect, and no gradient."""
     return torch.where(mask_BT, values_BT, 0.0).sum()
 
 

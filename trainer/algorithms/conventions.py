@@ -1,11 +1,11 @@
-"""Where verl, TRL and ROLL disagree about the same algorithm, one field per disagreement.
+"""Differences between verl, TRL and ROLL in the same algorithm, one field per difference.
 
-A paper leaves open what a group of one is worth, what is added to a deviation before it divides, and how far a log
-ratio may go before `exp`. Each framework decided, each otherwise, and a run can be compared with another one only if
-both say how. `CONVENTIONS["verl"]` and its two neighbours are those decisions; `dataclasses.asdict` prints them.
+Papers leave open the advantage of a group of one, what is added to a deviation before dividing, and how far a log ratio
+may go before `exp`. Each framework decided differently, and runs can be compared only if both state their choice.
+`CONVENTIONS["verl"]` and its two neighbours are these choices; `dataclasses.asdict` prints them.
 
-No behaviour here: the other modules of this package read the fields. All three frameworks divide squared deviations
-by n-1, clip the ratio before the weight of a correction is multiplied on, and agree wherever no field stands.
+No behaviour here: the other modules of this package read the fields. All three frameworks divide squared deviations by
+n-1 and clip the ratio before multiplying with the weight of a correction; they agree wherever there is no field.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Convention:
     deviation_epsilon: float  # added to a group's deviation before it divides
     smallest_deviation: float  # a group whose deviation is not above this gives 0
     skips_nan_rewards: bool  # a reward of NaN is left out of its group's mean and deviation, and gives 0
-    discounts_groups: bool  # a group's advantage stands on the last token and is discounted backwards by gamma
+    discounts_groups: bool  # a group's advantage is on the last token and is discounted backwards by gamma
 
     # advantages per token
-    skips_observations: bool  # returns pass unchanged over tokens that an environment said; else they are discounted
+    skips_observations: bool  # returns pass unchanged over observation tokens; else they are discounted
     whitens_gae: bool
     whitening_of_few: Literal["error", "skip"]  # with fewer than two tokens in the mask
 
@@ -40,7 +40,7 @@ class Convention:
     dual_clip: Literal["constant", "ratio", "double"]  # see Clip.dual
     gspo_ratio: Literal["token", "sequence"]  # gradient straight to each token, or through the mean of the row
     gspo_log_ratio_limit: float | None  # upper side only
-    gspo_aggregation: str | None  # of its policy loss alone, whatever is asked for; None: what is asked for
+    gspo_aggregation: str | None  # of its policy loss only, overriding the setting; None: the setting applies
     cispo_bounds: Literal["around-one", "cap"]  # 1 - low to 1 + high, or at most `high` itself
 
     # divergence from the reference
@@ -53,7 +53,7 @@ class Convention:
     sequence_ratio: Literal["product", "mean"]  # a row's ratio: product of its tokens', or their geometric mean
 
     # aggregation
-    counts_empty_rows: bool  # a row without a token of its own counts in a mean over rows
+    counts_empty_rows: bool  # a row without tokens of its own counts in a mean over rows
     aggregates_entropy: bool  # the entropy bonus is averaged as the policy loss is; else over tokens
     norm_by_rows: bool  # seq-mean-token-sum-norm divides by the number of rows too, not by the scale alone
 

@@ -1,14 +1,14 @@
-"""Weights for the gap between the policy that said a token and the policy that learns from it.
+"""Importance weights for the difference between the sampling policy and the learning policy.
 
-A sampler computes with other kernels, in another precision, perhaps with older weights: its probabilities differ a
-little from the learner's for the same token. A weight learner / sampler on each token's loss takes that out on
-average, and a bound keeps one unlikely token from ruling the batch. Nothing here has a gradient.
+A sampler computes with other kernels, in another precision, perhaps with older weights: its probabilities differ
+slightly from the learner's for the same token. A weight learner / sampler on each token's loss corrects this on
+average, and a bound limits the effect of an unlikely token. Nothing here has a gradient.
 
-`level` "token": one weight per token. "sequence": one per answer, of all its tokens. `bound` "truncate": a ratio
-above `cap` (below `floor`) is held there. "mask": it becomes 0, so the token is not learnt from.
+`level` "token": one weight per token. "sequence": one per answer, over all its tokens. `bound` "truncate": a ratio
+above `cap` (below `floor`) is clamped to it. "mask": it becomes 0, so the token has no loss.
 
-`shares` measures the weights of a part of a step so that the parts can be put together; `spread` makes the numbers to
-report of them.
+`shares` measures the weights of a part of a step so that the parts can be combined; `spread` computes the reported
+numbers.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """The weights with what they were made of, both [B, T] and 0 where the mask is off."""
+    """The weights and their inputs, both [B, T] and 0 where the mask is off."""
 
     weights_BT: Tensor
-    ratios_BT: Tensor  # of learner to sampler, before the bound; of a whole row, the same on each of its tokens
+    ratios_BT: Tensor  # learner / sampler, before the bound; for "sequence" equal on each token of a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ class Spread:
 
     mean: float
     std: float
-    max: float  # of whole rows: before the bound
+    max: float  # of complete rows: before the bound
     min: float  # likewise
     eff_sample_size: float  # 1: all weights equal; near 0: few tokens carry the step
-    ratio_fraction_high: float  # tokens (of whole rows: rows) whose ratio was above the cap
+    ratio_fraction_high: float  # tokens (for "sequence": rows) whose ratio was above the cap
     ratio_fraction_low: float  # or below the floor; without one below 1 / cap
 
 
@@ -88,8 +88,8 @@ MAXIMA = ("weight_max", "weight_min_negated")
 def shares(
     found: Correction, mask_BT: Tensor, totals: Totals, *, level: str, cap: float, floor: float = 0.0
 ) -> dict[str, Tensor]:
-    """What a part of a step adds to the weights' numbers, given the denominators of the whole; scalars."""
-    # Squares of what is beyond 1, the usual weight: nothing cancels in the deviation.
+    """A part's contribution to the weights' statistics, given the denominators of the total; scalars."""
+    # Squares of the distance from 1, the usual weight, to avoid cancellation in the deviation.
     excess_BT = found.weights_BT - 1
     is_of_rows = level == "sequence"
     shown_BT = found.ratios_BT if is_of_rows else found.weights_BT

@@ -1,6 +1,6 @@
-"""Divergence from a reference policy, one number per token, and how much it weighs.
+"""Divergence from a reference policy, one number per token, and its coefficient.
 
-With d = log q - log p, p the policy and q the reference, all on the token that the policy said:
+With d = log q - log p, p the policy and q the reference, both of the sampled token:
 
 - k1 = -d: unbiased, may be negative; as a loss its expected gradient is 0, so it belongs in the reward.
 - k2 = d*d/2: biased value, unbiased gradient.
@@ -9,8 +9,9 @@ With d = log q - log p, p the policy and q the reference, all on the token that 
 - k3+: the value of k3 with the gradient of k2, which is not clamped. k1+ likewise.
 - abs = |d|.
 
-Source: Schulman, "Approximating KL divergence"; straight-through form: verl core_algos.kl_penalty. Start from
-`divergence`; a controller holds the coefficient.
+A controller holds the coefficient.
+
+Source: Schulman, "Approximating KL divergence"; straight-through form: verl core_algos.kl_penalty.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def divergence(
     """One estimate per token, [B, T], in nats; gradient flows into `logprobs_BT`.
 
     Where the mask is off the result is 0. Without a mask every token counts, and a NaN anywhere reaches the gradient:
-    give it wherever a gradient is taken. With `old_BT`, a k3 in the loss is multiplied by the ratio of new to old
+    pass it whenever a gradient is taken. With `old_BT`, a k3 in the loss is multiplied by the ratio of new to old
     probability if the convention says so (TRL, `use_bias_correction_kl`).
     Example: policy log-probability -1, reference -2: k1 1, k2 0.5, k3 0.368
     """

@@ -1,17 +1,4 @@
-"""Log-probabilities and entropy from logits, and the policy losses, one number per token.
-
-`token_logprobs` turns logits into what the losses need. `policy_loss` gives a loss per token, not yet aggregated:
-`aggregation.aggregate` makes the step's scalar out of it. With r the ratio of new to old probability and A the
-advantage:
-
-- clip: max(-A r, -A clip(r, 1-low, 1+high)), the surrogate of PPO and GRPO; `Clip.dual` bounds it where A < 0.
-- gspo: the same with one ratio per answer, the geometric mean of its tokens'; made for seq-mean-token-mean, which some
-  conventions take whatever is asked for.
-- cispo: -A clip(r) log p with no gradient through the clipped ratio, so that no token loses its gradient.
-- plain: -A log p, REINFORCE.
-
-Where the mask is off a loss is 0 with gradient 0 and a ratio is 1, whatever stands there, NaN included.
-"""
+"""perfect values; 0: as good as a constant; below: worse. 0 if the returns do not vary."""
 
 from __future__ import annotations
 
@@ -42,10 +29,10 @@ CHUNK_ELSEWHERE = 1 << 26
 class Clip:
     """Bounds of the ratio of new to old probability.
 
-    `dual` is a second bound that keeps one token from dominating a batch; None: there is none. What it bounds is the
-    convention's: "constant" holds the loss at -A dual where A < 0 (verl, above 1); "ratio" holds the unclipped ratio
-    at dual for both signs of A (TRL's delta, above 1 + high); "double" holds the loss at -A (1 + 2 low) where A < 0
-    and reads no number (ROLL).
+    `dual` is a second bound that keeps one token from dominating a batch; None: no second bound. The convention decides
+    what it bounds: "constant" clamps the loss at -A dual where A < 0 (verl, above 1); "ratio" clamps the unclipped
+    ratio at dual for both signs of A (TRL's delta, above 1 + high); "double" clamps the loss at -A (1 + 2 low) where A
+    < 0 and ignores the number (ROLL).
     """
 
     low: float
@@ -58,7 +45,7 @@ class TokenLosses:
     """All [B, T]."""
 
     losses_BT: Tensor  # 0 where the mask is off
-    ratios_BT: Tensor  # new to old probability, of the whole answer for gspo; detached; 1 where the mask is off
+    ratios_BT: Tensor  # new / old probability, per answer for gspo; detached; 1 where the mask is off
     is_clipped_BT: Tensor  # bool; the clipped term decides, so the token has no gradient (cispo: the bound was used)
     is_bounded_BT: Tensor  # bool; the second bound made the loss smaller (clip and gspo alone)
     log_ratios_BT: Tensor  # new to old probability of each token, limited as the ratio is; detached; 0 off the mask
@@ -75,15 +62,15 @@ def policy_loss(
     convention: Convention,
     weights_BT: Tensor | None = None,
 ) -> TokenLosses:
-    """The loss of that name per token, times the weight of a correction where one is given.
+    """The loss of that name per token, times the weight of a correction, if any.
 
-    `old_BT` are the log-probabilities before this step's first update. Gradient flows into `logprobs_BT` alone.
-    Raises ValueError for a name that is not in `LOSSES`.
+    `old_BT` are the log-probabilities before this step's first update. Gradient flows into `logprobs_BT` alone. Raises
+    ValueError for a name that is not in `LOSSES`.
     Example: clip with A = 1, ratio 1.5, high 0.2 -> -1.2, clipped
     """
     if name not in LOSSES:
         raise ValueError(f"There is no policy loss {name!r}. Accepted: {', '.join(LOSSES)}")
-    # Replaced before anything is computed: what follows never meets a NaN, forwards or backwards.
+    # Replaced before any computation, so that no NaN occurs forward or backward.
     logprobs_BT = torch.where(mask_BT, logprobs_BT, 0.0)
     old_BT = torch.where(mask_BT, old_BT.detach(), 0.0)
     advantages_BT = torch.where(mask_BT, advantages_BT.detach(), 0.0)
@@ -149,7 +136,7 @@ def _log_ratios(logprobs_BT: Tensor, old_BT: Tensor, convention: Convention) -> 
 def _surrogate(
     ratios_BT: Tensor, log_ratios_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, clip: Clip, dual_clip: str
 ) -> TokenLosses:
-    """The larger of the plain and the clipped term, with the second bound in the form asked for."""
+    """The larger of the unclipped and the clipped term, with the second bound in the requested form."""
     clipped_BT = -advantages_BT * ratios_BT.clamp(1 - clip.low, 1 + clip.high)
     free_BT = -advantages_BT * ratios_BT
     is_clipped_BT = mask_BT & (clipped_BT > free_BT)
@@ -167,12 +154,12 @@ def _surrogate(
 def token_logprobs(
     logits_BTV: Tensor, tokens_BT: Tensor, *, temperature: float = 1.0, with_entropy: bool = True
 ) -> tuple[Tensor, Tensor | None]:
-    """The log-probability of each token and the entropy of the distribution it was drawn from, both [B, T].
+    """The log-probability of each token and the entropy of its distribution, both [B, T].
 
-    Any leading shape will do: [N, V] logits with [N] tokens too. The logits of a row are those that predict its
-    tokens, already shifted by one. Entropy in nats, at this temperature; None without `with_entropy`. Half-precision
-    logits are worked on in float32, which is what comes back. A token whose results get no gradient gives none to its
-    logits, even if they are NaN.
+    Any leading shape works: [N, V] logits with [N] tokens too. The logits of a row are those that predict its tokens,
+    already shifted by one. Entropy in nats, at this temperature; None without `with_entropy`. Half-precision logits are
+    converted to float32, the dtype of the result. A token whose results get no gradient gives none to its logits, even
+    if they are NaN.
     """
     vocabulary = logits_BTV.shape[-1]
     logprobs_N, entropy_N = _TokenLogprobs.apply(
@@ -182,7 +169,7 @@ def token_logprobs(
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Logits in, two numbers a row out: nothing of the logits' size is kept for the way back.
+    """Maps logits to two numbers per row without saving anything of the logits' size for backward.
 
     With p the probabilities, l = log p and H the entropy: dl_token/dx = [token] - p and dH/dx = -p (l + H).
     """
@@ -245,9 +232,9 @@ class ValueLosses:
 
 
 def value_loss(values_BT: Tensor, returns_BT: Tensor, old_BT: Tensor, mask_BT: Tensor, *, clip: float) -> ValueLosses:
-    """Half the squared error; the larger one of the value and the value held within `clip` of the old one.
+    """Half the squared error; the larger one of the value and the value clipped to within `clip` of the old one.
 
-    `old_BT` is what the critic said before this batch; a clip of 0: none. Gradient flows into `values_BT`.
+    `old_BT` is the critic's value before this batch; a clip of 0: none. Gradient flows into `values_BT`.
     Source: PPO as in verl core_algos.compute_value_loss and ROLL's CriticWorker.
     Example: value 2, return 0, old 0.5, clip 0.5 -> max(4, 1) / 2 = 2
     """
@@ -263,10 +250,7 @@ def value_loss(values_BT: Tensor, returns_BT: Tensor, old_BT: Tensor, mask_BT: T
 
 
 def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """1 - variance of the error over variance of the returns, over the mask; a scalar.
-
-    1: the critic knows every return; 0: as good as a constant; below: worse. 0 where the returns do not vary.
-    """
+    """1 - variance of the error over variance of the returns, over the mask; a scalar."""
 
     def variance(numbers_BT: Tensor) -> Tensor:
         return masked_mean((numbers_BT - masked_mean(numbers_BT, mask_BT)).square(), mask_BT)

@@ -1,6 +1,6 @@
 """The optimizer: AdamW over named parameters, the gradients' norm and sums, the learning rate over a run.
 
-Start from `Optimizer`: one step, and the state that the next one depends on. torch's own optimizers import the compiler
+torch's own optimizers import the compiler
 (`torch._dynamo`, sympy) when the first one is built: 2.7 s measured on two cores with torch 2.13, half of a short run,
 for nothing that is used here.
 """
@@ -45,7 +45,7 @@ class Optimizer:
         weight_decay: float,
         add: Callable[[Tensor], Tensor] | None = None,
     ) -> Optimizer:
-        """Of those parameters that want a gradient; nothing done yet. `add` is asked for where they are sharded."""
+        """A new optimizer of the parameters that require a gradient. `add` is used if they are sharded."""
         parameters = {name: each for name, each in named if each.requires_grad}
         own = {name: local(each) for name, each in parameters.items()}
         adamw = AdamW.start(own, weight_decay=weight_decay)
@@ -62,10 +62,10 @@ class Optimizer:
 
     @contextmanager
     def accumulating(self, num_passes: int) -> Iterator[None]:
-        """Within it gradients of fewer than 32 bits are added up in float32, where several passes give a share each.
+        """Accumulates gradients of fewer than 32 bits in float32 during the block, if several passes contribute.
 
-        Each share goes into its sum as soon as it is there, so between two passes the sums alone are kept, 4 bytes a
-        number; at the end they are rounded once. Added up in bfloat16 the shares of 512 rows were 7 % off.
+        Each contribution is added as soon as it is computed, so between two passes only the sums are stored, 4 bytes
+        per number; at the end they are rounded once. Accumulated in bfloat16 the gradients of 512 rows were 7 % off.
         """
         sums: dict[str, Tensor] = {}
 
@@ -94,7 +94,7 @@ class Optimizer:
         leaves = self.parameters if self.add is None else self._leaves()
         norm = clip_grad_norm([each.grad for each in leaves.values()], grad_clip, add=self.add)
         self.updates += 1
-        # A gradient that is not finite would make every weight NaN: the step is left out, and the norm tells.
+        # A gradient that is not finite would make every weight NaN: the step is skipped, and the norm shows it.
         if math.isfinite(norm):
             self.adamw.step(leaves, lr=lr, number=self.updates)
         return norm
@@ -201,10 +201,10 @@ class AdamW:
 def clip_grad_norm(
     gradients: Sequence[Tensor | None], largest: float, *, add: Callable[[Tensor], Tensor] | None = None
 ) -> float:
-    """Scales the gradients, in place, to a common norm of at most `largest`; gives back the norm before that.
+    """Scales the gradients, in place, to a common norm of at most `largest`; returns the norm before that.
 
-    As torch.nn.utils.clip_grad_norm_ does it, with fewer calls; where the norm is not finite they stay as they are.
-    `add` sums over ranks that hold other rows of the gradients each; None: they are all here.
+    As torch.nn.utils.clip_grad_norm_ does it, with fewer calls; if the norm is not finite they are left unchanged.
+    `add` sums over ranks that hold other rows of the gradients; None: all rows are local.
     """
     present = [each for each in gradients if each is not None]
     norm = 0.0

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def pack(groups: Sequence[Group], rewards_PG: Tensor, *, pad: int, width: int = 0) -> Batch:
-    """Prompts once each, answers one row each in the order of the groups.
+    """Each prompt once, each answer one row, in the order of the groups.
 
-    The answers are padded to the longest one, or to `width` tokens if that is more. Floats take the dtype of the
-    rewards; everything lies on their device.
+    The answers are padded to the longest one, or to `width` tokens if that is more. Floats have the dtype of the
+    rewards; all tensors are on their device.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     actions = [rollout.response_mask or (True,) * len(rollout.tokens) for rollout in rollouts]

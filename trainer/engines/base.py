@@ -1,4 +1,4 @@
-"""The seam between the loop and whatever generates."""
+"""The interface between the loop and the engines that generate."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Sampling:
     max_new_tokens: int
     temperature: float
     is_greedy: bool = False  # the likeliest token each time; the temperature then only scales the log-probabilities
-    # One number for each prompt, below 2**31, that alone decides its draws, whatever is asked beside it; empty: the
-    # engine's own random numbers do, in the order of its calls.
+    # One number per prompt, below 2**31, that alone decides its samples, whatever other prompts are in the call; empty:
+    # the engine's own random numbers, in the order of its calls.
     seeds: tuple[int, ...] = ()
 
 
 class Engine(Protocol):
-    """Generates with weights of its own, which change only through `load_weights`."""
+    """Generates with its own weights, which change only through `load_weights`."""
 
     def generate(self, prompts: Sequence[Tokens], sampling: Sampling) -> list[tuple[Rollout, ...]]:
         """For each prompt, in order, `rollouts_per_prompt` answers; log-probabilities are those at the temperature."""
@@ -41,7 +41,7 @@ class Engine(Protocol):
         """The weights that the next answer will be drawn with, under the learner's names."""
 
     def sleep(self) -> None:
-        """Gives up device memory until `wake`; nothing where the engine shares the learner's process and memory."""
+        """Releases device memory until `wake`; does nothing if the engine shares the learner's process and memory."""
 
     def wake(self) -> None:
         """Takes the memory back; the weights are to be received anew after it."""

@@ -1,4 +1,4 @@
-"""Sampling with the built-in decoder: each prompt is computed once for its whole group."""
+"""Sampling with the built-in decoder: each prompt is computed once for its complete group."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FEW_TOKENS = 1024
 
 
 class Sampler:
-    """A decoder of its own, and a generator that decides its draws."""
+    """A decoder and the random generator of its samples."""
 
     def __init__(self, decoder: Decoder, *, end: int | None, seed: int) -> None:
         self._decoder = decoder.requires_grad_(False)
@@ -48,7 +48,7 @@ class Sampler:
         for step in range(sampling.max_new_tokens):
             chance_R = None if chances_TB is None else chances_TB[step, rows_R]
             drawn_R, chosen_R = self._draw(logits_RV, sampling, chance_R)
-            # A row that has ended is drawn on for a while; nothing reads what stands after its end.
+            # A row that has ended is sampled further for a while; tokens after its end are ignored.
             if is_moved:
                 rows_N = rows_R[is_needed_R]
                 tokens_TB[step, rows_N], logprobs_TB[step, rows_N] = drawn_R[is_needed_R], chosen_R[is_needed_R]

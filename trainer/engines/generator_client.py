@@ -1,9 +1,9 @@
-"""The seam between the learner's process and engines in other processes, on this machine or another.
+"""The interface between the learner's process and engines in other processes, on this machine or another.
 
-`trainer.engines.remote.Remote` is the engine that spreads prompts over generators; `process.ProcessGenerator` is a
-generator in a child process. In whatever process an engine is, `generator_server.Server` answers there: a generator's
-methods call those of the same names of a server. `Order` carries what the engine is made from. A generator has no
-random numbers of its own: `Sampling.seeds` decides the draws of each prompt.
+`trainer.engines.remote.Remote` is the engine that distributes prompts over generators; `process.ProcessGenerator` is a
+generator in a child process. In each engine's process a `generator_server.Server` runs: a generator's methods call
+those of the same names of the server. `Order` carries the inputs of the engine. A generator has no random state of its
+own: `Sampling.seeds` decides the samples of each prompt.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class GeneratorLost(RuntimeError):
-    """A generator that can no longer be used: it died, hangs, or what it said cannot be right.
+    """A generator that can no longer be used: it died, hangs, or returned an invalid response.
 
     Example: `generator 1 was killed by SIGKILL`.
     """
@@ -52,7 +52,7 @@ class Generated:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceLogProbs:
-    """What the reference policy of a generator says of some micro batches."""
+    """Log-probabilities of some micro batches under a generator's reference policy."""
 
     logprobs: tuple[Tensor, ...]  # [B, T] of each, on the CPU; 0 where its mask is off
     mark: int  # of the weights that say so: their `trainer.weights.fingerprint`
@@ -63,7 +63,8 @@ class ReferenceLogProbs:
 class GeneratorStats:
     """What generators did in a step."""
 
-    # Computing answers that were drawn, greedy ones aside, and what a reference says of them; mean over the generators.
+    # Seconds of computing samples, except greedy ones, and of the reference's log-probabilities; mean over the
+    # generators.
     busy_s: float = 0.0
     weights_s: float = 0.0  # until all of them had new weights
     weights_bytes: int = 0  # sent to them, added up
@@ -72,7 +73,7 @@ class GeneratorStats:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerInfo:
-    """What an engine needs to know of a tokenizer: no text is read or written where it generates."""
+    """The properties of a tokenizer that an engine needs: it neither reads nor writes text."""
 
     vocabulary_size: int
     pad: int
@@ -90,7 +91,7 @@ class TokenizerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a generator's engine is made from; it can be sent."""
+    """The inputs of a generator's engine; it can be sent to another process."""
 
     config: Config
     tokenizer: TokenizerInfo
@@ -115,7 +116,7 @@ def _unjudged(prompt: Prompt, rollout: Rollout) -> bool:
 
 
 class _Unasked:
-    """Says that the task has an environment; it lives where rollouts are put together."""
+    """A placeholder for a task with an environment, which runs where rollouts are collected."""
 
     def __init__(self, prompt: Prompt) -> None:
         raise ValueError("a generator has no environment")
@@ -125,36 +126,36 @@ class _Unasked:
 
 
 class Pending(Protocol[T_co]):
-    """Something that was asked for and is still on its way."""
+    """A response that has not arrived yet."""
 
     def result(self, timeout_s: float) -> T_co:
-        """It, as soon as it is there; later calls give it again.
+        """The response, as soon as it has arrived; later calls return it again.
 
-        Raises TimeoutError when it has not come, and may then be asked again; GeneratorLost when it will not come.
+        Raises TimeoutError if it has not arrived, and may then be called again; GeneratorLost if it will not arrive.
         """
 
 
 class Generator(Protocol):
-    """One engine in another process. It answers in the order in which it was asked.
+    """One engine in another process. Responses come in the order of the requests.
 
-    Every method returns at once; none but `Pending.result` raises GeneratorLost.
+    Every method returns at once; only `Pending.result` raises GeneratorLost.
     """
 
     @property
     def name(self) -> str:
-        """For messages: what and where it is. Example: `generator 1`, `generator 3 on node02`."""
+        """For messages: the name and location. Example: `generator 1`, `generator 3 on node02`."""
 
     def generate(self, prompts: Sequence[Tokens], sampling: Sampling) -> Pending[Generated]:
         """As `Engine.generate`; `sampling.seeds` has one number for each prompt."""
 
     def load(self, bucket: Bucket) -> Pending[None]:
-        """Sends one bucket. With the last one of a version, in whatever order, the engine takes that version over.
+        """Sends one bucket. The engine loads a version when its last bucket has arrived, in any order.
 
-        `bucket.flat` must not change before its result is there.
+        `bucket.flat` must not change before its result has arrived.
         """
 
     def reference_logprobs(self, parts: Sequence[Batch]) -> Pending[ReferenceLogProbs]:
-        """What its reference policy says of micro batches, which lie on the CPU."""
+        """Log-probabilities of micro batches under its reference policy; the micro batches are on the CPU."""
 
     def load_reference(self, bucket: Bucket) -> Pending[None]:
         """As `load`, of the reference policy's weights."""
@@ -170,10 +171,10 @@ class Generator(Protocol):
 
 
 class SharedGenerator(Generator, Protocol):
-    """One that several ranks use: one of them sends weights, the others take what it has left there."""
+    """A generator that several ranks use: one of them sends weights, the others use the buckets stored there."""
 
     def leave(self, kind: str, buckets: Sequence[Bucket]) -> Pending[None]:
         """Stores references to the buckets, replacing the previous ones of this kind."""
 
     def left(self, kind: str) -> Pending[Sequence[Bucket]]:
-        """Those buckets, to be read where they lie; none: nobody left any. Comes beside what it computes."""
+        """References to those buckets; empty: none are stored. Answered in parallel to computations."""

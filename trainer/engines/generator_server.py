@@ -54,11 +54,13 @@ class Server:
         return Generated(groups, version, time.perf_counter() - began)
 
     def load(self, bucket: Bucket) -> None:
-        """Takes one bucket, and a whole version over when it is the last one missing. Raises NotWhole."""
+        """Stores one bucket, and loads the version when the last missing one has arrived. Raises NotWhole."""
         self._loading.add(bucket)
 
     def reference_logprobs(self, parts: Sequence[Batch]) -> ReferenceLogProbs:
-        """What the reference policy says. Raises NotWhole while its weights are not those of one version."""
+        """The log-probabilities of the reference policy. Raises NotWhole while its weights are not those of one
+        version.
+        """
         if self._reference is None or self._replacing is None:
             raise ValueError("this generator was started without a reference policy")
         if self._replacing.version is None:
@@ -72,7 +74,7 @@ class Server:
         self._replacing.add(bucket)
 
     def leave(self, kind: str, parcels: Sequence[Any]) -> None:
-        """Keeps what tells others where weights lie, in the place of what it kept of that kind."""
+        """Stores references to the buckets, replacing the previous ones of this kind."""
         self._left[kind] = parcels
 
     def left(self, kind: str) -> Sequence[Any]:

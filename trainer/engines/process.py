@@ -61,7 +61,7 @@ def pool(order: Order, numbers: Sequence[int], *, logs: Path | None = None, begi
 
 @dataclass(slots=True)
 class Reply(Generic[T]):
-    """What a child was asked for."""
+    """The pending response of a child."""
 
     generator: ProcessGenerator
     number: int
@@ -128,9 +128,9 @@ class ProcessGenerator:
         self._finalizer()
 
     def take(self, number: int, timeout_s: float) -> Any:
-        """The answer to a request, by its number, once; see `generator_client.Pending.result`.
+        """The response to a request, by its number, once; see `generator_client.Pending.result`.
 
-        Raises BadSetting where the child could not make the engine that the configuration asks for.
+        Raises BadSetting if the child could not create the engine of the configuration.
         """
         deadline = time.monotonic() + timeout_s
         while number not in self._answers:
@@ -176,7 +176,7 @@ class ProcessGenerator:
         except BlockingIOError:
             return
         except OSError:
-            self._unsent.clear()  # it has ended: reading tells how
+            self._unsent.clear()  # it has ended: reading shows how
 
     def _read(self) -> None:
         try:
@@ -221,7 +221,7 @@ def _start(arena: Arena, log: Path | None, environ: Mapping[str, str]) -> subpro
     pipe = subprocess.PIPE
     with contextlib.ExitStack() as stack:
         file = None if log is None else stack.enter_context(log.open("ab"))
-        # It begins with this thread's mask: a Ctrl-C waits until it says itself that it ignores them.
+        # It starts with this thread's signal mask, so that a Ctrl-C waits until the child itself ignores it.
         stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, signal.pthread_sigmask(signal.SIG_BLOCK, ()))
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=file, env=environ, pass_fds=(arena.fd,))

@@ -1,7 +1,8 @@
-"""The reference policy in a generator's process: frozen weights beside those of its engine, and what they say.
+"""The reference policy in a generator's process: frozen weights beside those of its engine, and their
+log-probabilities.
 
-`Reference` computes there, as the learner would with a reference of its own; `cut` is how a batch is spread over
-generators, and `wrong` what cannot be right about an answer.
+`Reference` computes them like a reference in the learner; `cut` distributes a batch over generators, and `wrong`
+validates a response.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ ROUNDING = 1e-4
 
 
 class Reference:
-    """A policy of its own. Its weights change through `load_weights` alone, never with those of an engine."""
+    """A frozen policy. Its weights change only through `load_weights`, independently of those of an engine."""
 
     def __init__(self, model: Model, device: torch.device, *, temperature: float) -> None:
         self._model, self._device, self._temperature = model.requires_grad_(False), device, temperature
@@ -96,7 +97,7 @@ def asked(batch: Batch, rows: Tensor) -> Batch:
 
 
 def wrong(found: ReferenceLogProbs, parts: Sequence[Batch]) -> str | None:
-    """What cannot be right about what a reference said; None when nothing is."""
+    """The reason why a reference's response is invalid; None if it is valid."""
     shapes, wanted = ([tuple(each.shape) for each in some] for some in (found.logprobs, [p.tokens_BT for p in parts]))
     if shapes != wanted:
         return f"gave log-probabilities of the reference policy for {_told(shapes)} tokens, not {_told(wanted)}"

@@ -1,10 +1,10 @@
-"""An engine that has others generate: prompts spread over generators in other processes, weights sent to all of them.
+"""An engine over other processes: distributes prompts over generators and sends the weights to all of them.
 
-Start from `Remote`. Its `Pool` holds the generators, one a slot, and starts a new one where one was lost. Prompts are
-always cut in as many portions as there are slots, and a portion that was lost with its generator is made once more as a
-whole: the answers are those of a run that lost nothing, and none is counted twice. With another number of generators
-the same seeds draw; only sums may round otherwise, because other rows stand beside a row. Where the generators keep the
-run's reference policy, `Remote.reference_logprobs` spreads answers over them in the same way.
+Its `Pool` holds the generators, one a slot, and replaces a lost one. Prompts are always cut into as many portions as
+there are slots, and a portion that was lost with its generator is generated again completely: the answers are those of
+a run without losses, and none counts twice. Another number of generators uses the same seeds; only rounding may differ,
+because a row's neighbours differ. Where the generators hold the run's reference policy, `Remote.reference_logprobs`
+distributes answers over them in the same way.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from trainer.engines.generator_client import Generated, Generator, Order, Pending, ReferenceLogProbs
     from trainer.types import Batch, Rollout
 
-# So often a portion is asked for, and so many generators of a slot may be lost before one of them has answered.
+# Attempts for a portion, and lost generators of a slot before one of them has responded.
 MOST_TRIES = 3
-# What a process may take to start and to make its engine, beside the time for its first answer.
+# The time for a process to start and to create its engine, in addition to the time for its first response.
 _START_S = 600.0
 
 T = TypeVar("T")
@@ -51,7 +51,8 @@ class Slot:
     number: int
     generator: Generator | None
     version: int = AT_START  # of the weights that it was sent
-    reference: int | None = None  # mark of the origin that it was sent; None: its reference is what it has made itself
+    # the mark of the origin that it was sent; None: its reference is the one it has built itself
+    reference: int | None = None
     num_lost: int = 0  # in a row
     is_new: bool = True  # it has answered nothing yet
 
@@ -74,20 +75,20 @@ class Pool:
         sends: bool = True,  # whether this rank sends weights, for itself and for those that share
     ) -> None:
         self._start = start
-        # A generator answers one after another: whoever asks may wait for the turns of all that share it.
+        # A generator handles one request at a time: a client may wait for the turns of all that share it.
         self.timeout_s, self.allocate = timeout_s * sharers, allocate
         self.sharers, self.sends = sharers, sends
         self.slots = [Slot(number, start(number)) for number in range(size)]
-        self.losses: list[str] = []  # over the run, in words
+        self.losses: list[str] = []  # over the run, as messages
         self._versions = 0
         self._is_ended = False
 
     def deadline(self, slot: Slot) -> float:
-        """Until when what a generator is asked for now must be there; on `time.monotonic`'s clock."""
+        """The deadline of a request that is sent now, on `time.monotonic`'s clock."""
         return time.monotonic() + self.timeout_s + (_START_S if slot.is_new else 0.0)
 
     def new_version(self) -> int:
-        """A number that no weights had before, whoever publishes them."""
+        """A version number that no other weights had, whichever rank publishes them."""
         self._versions += 1
         return self._versions - 1
 
@@ -96,7 +97,7 @@ class Pool:
         return sorted((slot for slot in self.slots if slot.generator is not None), key=lambda slot: slot.num_lost > 0)
 
     def lose(self, slot: Slot, lost: GeneratorLost) -> None:
-        """Ends what is left of a generator and starts another, unless too many were lost in its place."""
+        """Ends a lost generator and starts another, unless too many were lost in its slot."""
         self.losses.append(str(lost))
         if slot.generator is not None:
             slot.generator.end()
@@ -125,7 +126,7 @@ class Origin:
 
 @dataclass(slots=True)
 class Portion(Generic[T]):
-    """What one generator is asked for, with how often that was tried."""
+    """The request to one generator, with its number of attempts."""
 
     prepare: Callable[[Slot], list[Pending[None]]]  # sends weights that it needs first
     ask: Callable[[Generator], Pending[T]]
@@ -135,7 +136,7 @@ class Portion(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Asked(Generic[T]):
-    """What a generator is at."""
+    """The present request of a generator."""
 
     slot: Slot
     loaded: list[Pending[None]]  # of weights that it needs first
@@ -166,10 +167,10 @@ class Remote:
         return [rollouts for at in sorted(made) for rollouts in made[at].groups]
 
     def reference_logprobs(self, batch: Batch, *, rows_at_once: int) -> Tensor:
-        """What the generators' reference policies say of the answers [B, T], 0 where the mask is off.
+        """Log-probabilities of the answers [B, T] under the generators' reference policies, 0 where the mask is off.
 
-        Each is asked about as many prompts as when answers are drawn, in micro batches of `rows_at_once`, 0: all at
-        once. Raises as `generate` does; BadSetting where a generator's reference is not that of the run.
+        Each generator gets as many prompts as for sampling, in micro batches of `rows_at_once`, 0: all at once. Raises
+        like `generate`; BadSetting if a generator's reference is not that of the run.
         """
         shares = reference.cut(batch, len(self.pool.slots), rows_at_once)
         made = self._gather(
@@ -183,13 +184,13 @@ class Remote:
         return said_BT
 
     def expect_reference(self, mark: int) -> None:
-        """Says that the reference policies, as the generators make them from the settings, have this fingerprint."""
+        """Sets the fingerprint of the reference policies that the generators build from the settings."""
         self.origin = Origin(mark)
 
     def set_reference(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Has the reference policies be these weights, which are not those that the settings make.
+        """Sets the weights of the reference policies, if they are not those of the settings.
 
-        A copy of them is kept here, for generators that are started later.
+        A copy of them is stored for generators that are started later.
         """
         buckets = tuple(Packer(self.packer.bucket_bytes, self.packer.allocate).pack(weights, self.pool.new_version()))
         self.origin = Origin(fingerprint(unpack(buckets).items()), buckets)
@@ -218,7 +219,7 @@ class Remote:
         )
 
     def _wrong_reference(self, found: ReferenceLogProbs, parts: Sequence[Batch], name: str) -> str | None:
-        """As `reference.wrong`. Raises BadSetting where it is not the run's: to ask again would not help."""
+        """Like `reference.wrong`. Raises BadSetting if it is not the run's reference: a retry would not help."""
         if self.origin is not None and found.mark != self.origin.mark:
             raise BadSetting(
                 f"{name} makes another reference policy from the settings than the one that this run began with: "
@@ -227,7 +228,7 @@ class Remote:
         return reference.wrong(found, parts)
 
     def _gather(self, portions: Sequence[Portion[T] | None]) -> dict[int, T]:
-        """The answers to all portions, by their slots; a portion is asked for until it has come, or too often."""
+        """The responses to all portions, by slot; a lost portion is requested again, up to a limit."""
         waiting = deque(at for at, portion in enumerate(portions) if portion is not None)
         made: dict[int, T] = {}
         while waiting:
@@ -275,7 +276,9 @@ class Remote:
         return [slot.generator.load_reference(bucket) for bucket in origin.buckets]
 
     def _collect(self, portion: Portion[T], asked: Asked[T]) -> T | None:
-        """The answer to a portion; None when it must be asked for once more. Raises GeneratorLost: too often."""
+        """The response to a portion; None if it has to be requested again. Raises GeneratorLost after too many
+        attempts.
+        """
         slot = asked.slot
         try:
             for each in asked.loaded:
@@ -299,7 +302,7 @@ class Remote:
             raise GeneratorLost(slot.name, f"did not answer within {self.pool.timeout_s:g} s") from None
 
     def _settle(self, slot: Slot, pending: Iterable[Pending[None]], deadline: float) -> None:
-        """Waits for what a generator was told to do, or puts another one in its place."""
+        """Waits for a generator to finish its request, or replaces it."""
         try:
             for each in pending:
                 self._wait(slot, each, deadline)
@@ -352,7 +355,7 @@ class Remote:
                 slot.version = version
                 loaded.append(slot.generator.load(bucket))
         self.version = version
-        # The generator in the place of a lost one is sent the weights when it is asked for something.
+        # The replacement of a lost generator gets the weights with its next request.
         deadlines = [self.pool.deadline(slot) for slot in slots]
         for slot, loaded, deadline in zip(slots, loading, deadlines, strict=True):
             self._settle(slot, loaded, deadline)
@@ -360,7 +363,7 @@ class Remote:
         self.stats.weights_bytes += len(slots) * sum(len(bucket.flat) for bucket in self._buckets)
 
     def barrier(self, world: World) -> None:
-        """Waits until all ranks have sent their weights, before any asks for what they make. A collective."""
+        """Waits until all ranks have sent their weights, before any requests samples. A collective."""
         world.barrier()
 
     def weights(self) -> Mapping[str, Tensor]:
@@ -394,7 +397,7 @@ class Remote:
         self.random.set_state(state)
 
     def take_stats(self) -> GeneratorStats:
-        """What was done since the last time."""
+        """The statistics since the last call."""
         stats, self.stats = self.stats, GeneratorStats()
         return stats
 

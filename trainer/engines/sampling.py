@@ -1,4 +1,4 @@
-"""Random numbers that belong to a prompt, not to an engine: the same answers whoever is asked, and beside whatever."""
+"""Random numbers per prompt instead of per engine: the same answers in any engine and with any neighbours."""
 
 from __future__ import annotations
 

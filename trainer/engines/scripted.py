@@ -1,9 +1,9 @@
-"""An engine that says prepared answers, to look at rewards, prompts and episodes without a model.
+"""An engine with prepared answers, to inspect rewards, prompts and episodes without a model.
 
-The file has one JSON list for each prompt that is asked about, in the order of asking; after the last line it begins
-again. A list holds the answers of one group and is repeated where the group is larger. An answer is a text, closed
-with the end token, or an object: `{"text": "12", "logprobs": [-0.1, -0.2, -0.3], "stop": "length"}`, where
-`logprobs` (one for each token, 0 if left out) and `stop` (`end` if left out; `length` means no end token) are optional.
+The file has one JSON list per prompt, in the order of the prompts; after the last line it starts again. A list holds
+the answers of one group and is repeated if the group is larger. An answer is a text, to which the end token is added,
+or an object: `{"text": "12", "logprobs": [-0.1, -0.2, -0.3], "stop": "length"}`, where `logprobs` (one for each token,
+default 0) and `stop` (default `end`; `length` means no end token) are optional.
 """
 
 from __future__ import annotations

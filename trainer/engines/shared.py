@@ -1,6 +1,6 @@
-"""Memory that a process shares with the generators that it starts, under no name: nothing is left when all have ended.
+"""Anonymous memory that a process shares with the generators that it starts: it is freed when all have ended.
 
-The process that makes an `Arena` takes pieces of it for what it sends; a generator that inherited its file looks at
+The process that creates an `Arena` allocates pieces of it for what it sends; a generator that inherited its file maps
 them with `look`.
 """
 
@@ -20,7 +20,7 @@ Place = tuple[int, int]  # offset and bytes
 
 
 class Arena:
-    """One file of memory that grows. Pieces are never given back: whoever takes them uses them again."""
+    """One file of memory that grows. Pieces are never freed: their owner reuses them."""
 
     def __init__(self) -> None:
         self.fd = _file()
@@ -28,9 +28,9 @@ class Arena:
         self._pieces: dict[int, tuple[Tensor, Place]] = {}  # by the address here
 
     def allocate(self, num_bytes: int) -> Tensor:
-        """A new piece, uint8 of this length. Raises OSError where there is no memory for it."""
+        """A new piece, uint8 of this length. Raises OSError if there is no memory for it."""
         offset, length = self._size, -(-max(num_bytes, 1) // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-        # Unlike a file that is only made longer, this one has its memory now: what is missing then is a fault later.
+        # Allocates the memory now, unlike a sparse file: a shortage would otherwise be a fault later.
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(self.fd, offset, length)
         else:
@@ -41,7 +41,7 @@ class Arena:
         return piece
 
     def place(self, piece: Tensor) -> Place | None:
-        """Where a piece lies; None for memory that is not shared."""
+        """The location of a piece; None for memory that is not shared."""
         _, place = self._pieces.get(piece.data_ptr(), (None, None))
         return place if place is not None and place[1] == len(piece) else None
 

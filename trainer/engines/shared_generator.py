@@ -1,8 +1,8 @@
-"""The engine of a rank that shares its generator with others: one of them sends weights, all look at the same.
+"""The engine of a rank that shares its generator with others: one of them sends weights, all use the same ones.
 
-With fewer generators than ranks a generator would else be sent every version by each rank, and each would hold a copy.
-Here the others read the buckets that one has sent where they lie, so any of them can send them to the generator that
-takes the place of a lost one. Start from `SharedRemote.barrier`.
+With fewer generators than ranks, each rank would otherwise send every version to the generator, and each would hold a
+copy. Here the others map the buckets that one has sent, so any of them can send them to the replacement of a lost
+generator.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class SharedRemote(Remote):
     _awaited: dict[str, int] = field(default_factory=dict)  # by its kind, the version that is still to be taken
 
     def load_weights_each(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """As `Remote.load_weights_each` where this rank sends; else the weights are only gone through."""
+        """Like `Remote.load_weights_each` if this rank sends; else the weights are only iterated."""
         self._buckets = []
         if not self.pool.sends:
-            # Without the memory of what it has packed itself, in `load_weights`.
+            # Without the packed buckets of its own in `load_weights`.
             self.packer = Packer(self.packer.bucket_bytes, self.packer.allocate)
             deque(weights, maxlen=0)  # to make them may be a collective
             self.version = self._awaited[_WEIGHTS] = self.pool.new_version()
             return
         (slot,) = self.pool.slots
-        if slot.generator is not None:  # else two versions would lie there at once
+        if slot.generator is not None:  # else two versions would be stored at once
             self._settle(slot, [_shared(slot).leave(_WEIGHTS, ())], self.pool.deadline(slot))
         Remote.load_weights_each(self, weights)
         self._leave(_WEIGHTS)
@@ -58,9 +58,10 @@ class SharedRemote(Remote):
         self._leave(_REFERENCE)
 
     def barrier(self, world: World) -> None:
-        """Waits for all ranks; then each holds what one of those that share its generator has sent. A collective.
+        """Waits for all ranks; then each holds the buckets that one of the ranks with its generator has sent. A
+        collective.
 
-        Raises GeneratorLost where that does not succeed.
+        Raises GeneratorLost if that fails.
         """
         for _ in range(MOST_TRIES):
             world.barrier()
@@ -71,7 +72,7 @@ class SharedRemote(Remote):
         raise GeneratorLost(self.pool.slots[0].name, "is lost again and again before all had its weights")
 
     def _leave(self, *kinds: str) -> None:
-        """Has the generator, or another one in its place, hold weights and tell the others where they lie.
+        """Makes the generator, or its replacement, hold weights and give the other ranks references to them.
 
         Raises GeneratorLost.
         """

@@ -1,9 +1,9 @@
 """Sampling with `generate` of any causal model of the package transformers.
 
-The tokens are drawn here, by a logits processor that leaves `generate` no choice: `generate` itself draws from torch's
-global generator, which no checkpoint can hold apart, and gives log-probabilities only together with the logits of the
-whole vocabulary for every token (20 GB for 128 answers of 256 tokens and 152 k words). Prompts stand to the right,
-padding before them, as `generate` wants it; a prompt is computed once for its group.
+The tokens are sampled here, by a logits processor that leaves `generate` only one choice: `generate` itself samples
+from torch's global generator, which a checkpoint cannot save separately, and returns log-probabilities only with the
+logits of the complete vocabulary for every token (20 GB for 128 answers of 256 tokens and 152 k vocabulary). Prompts
+are padded on the left, as `generate` requires; a prompt is computed once for its group.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class Chooser:
 
 
 class Generator:
-    """A model of its own, and the random numbers that decide its draws."""
+    """A model and the random numbers of its samples."""
 
     def __init__(self, model: Any, *, end: int | None, pad: int, seed: int) -> None:
         from transformers import GenerationConfig
 
         self._model = model.eval().requires_grad_(False)
-        # A model's folder may ask for a repetition penalty or the like: its answers would then be another policy's.
+        # A model's folder may set a repetition penalty or the like, which would change the sampled policy.
         self._model.generation_config = GenerationConfig(do_sample=False, eos_token_id=end, pad_token_id=pad)
         self._end, self._pad = end, pad
         self._device = next(model.parameters()).device
@@ -130,7 +130,7 @@ def _until_end(tokens: list[int], logprobs: list[float], end: int | None) -> Rol
 
 
 def start(config: Config, task: Task, device: torch.device, *, seed: int) -> Generator:
-    """The engine of the model in the folder `path`. Raises BadSetting where the folder or the package is missing."""
+    """The engine of the model in the folder `path`. Raises BadSetting if the folder or the package is missing."""
     if not config.model.path:
         raise BadSetting(
             "engine=transformers needs path=FOLDER: the built-in decoder has an engine of its own, builtin"

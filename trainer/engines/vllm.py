@@ -1,8 +1,8 @@
 """Sampling with vLLM, on CUDA or, through vllm-ascend, on NPUs.
 
-Names and arguments are those that vllm and vllm-ascend 0.11.0, 0.18.0 and 0.23.0 have in common. vLLM is
-imported when an engine starts, never before. Each request carries a seed of its own, drawn from a generator whose
-state a checkpoint can hold; the engine's own seed would tie the draws to the number of requests since its start.
+Uses the API that vllm and vllm-ascend 0.11.0, 0.18.0 and 0.23.0 have in common. vLLM is imported when an engine starts,
+never before. Each request has its own seed, drawn from a generator whose state a checkpoint can hold; the engine's own
+seed would tie the samples to the number of requests since its start.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Vllm:
         )
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Hands the weights over, in place or through the folder; what was cached with the old ones is forgotten."""
+        """Loads the weights, in place or through the folder; clears the caches of the old ones."""
         if self._folder is not None:
             _write(self._folder, weights)
             self._llm.collective_rpc(reload)
@@ -124,7 +124,7 @@ class Vllm:
         self._llm.reset_prefix_cache()
 
     def weights(self) -> Mapping[str, Tensor]:
-        """The weights read back from the first worker, on the CPU: those that it holds whole."""
+        """The weights read back from the first worker, on the CPU: those that it holds unsharded."""
         held: dict[str, Tensor] = self._llm.apply_model(partial(read, self._shapes))[0]
         return held
 
@@ -176,9 +176,9 @@ def load(weights: Sequence[tuple[str, Tensor]], model: nn.Module) -> None:
 
 
 def reload(worker: Any) -> None:
-    """Reads the model's folder again, through the runner: vllm-ascend's worker has had no method for it before 0.24.
+    """Reloads the model's folder through the runner: vllm-ascend's worker has no method for it before 0.24.
 
-    Under the worker's configuration, as vLLM's own worker does it: layers that are made anew ask for it.
+    Under the worker's configuration, as in vLLM's own worker: layers that are recreated need it.
     """
     from vllm.config import set_current_vllm_config
 
@@ -195,7 +195,7 @@ def reload(worker: Any) -> None:
 
 
 def read(shapes: Mapping[str, tuple[int, ...]], model: nn.Module) -> dict[str, Tensor]:
-    """The weights of those names that are held whole, cut out of what they were stacked or padded into."""
+    """The weights of those names that are held unsharded, cut out of the stacked or padded tensors."""
     own = dict(model.named_parameters())
     found = {name: _cut_out(name, shapes, own) for name in shapes}
     return {name: weight.cpu().clone() for name, weight in found.items() if weight is not None}
@@ -218,7 +218,7 @@ def _cut_out(name: str, shapes: Mapping[str, tuple[int, ...]], own: Mapping[str,
 
 
 def start(config: Config, task: Task, *, seed: int) -> Vllm:
-    """The engine of the model in the folder `path`. Raises BadSetting where the folder or the package is missing.
+    """The engine of the model in the folder `path`. Raises BadSetting if the folder or the package is missing.
 
     The weights are read from the folder; the first `load_weights` replaces them.
     """

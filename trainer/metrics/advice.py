@@ -1,10 +1,10 @@
-"""What the numbers of a run advise for the next one: micro batch, memory fraction, length of answers, engine.
+"""Advice for the next run from the numbers of this one: micro batch, memory fraction, length of answers, engine.
 
-An advice is data: an id, and arguments for a sentence that whoever shows it has. The thresholds are experience, not
-measurements of this machine; where a rule looks at memory it needs the run's peak, so a short run may ask for more than
-a long one can give. Source of the order of the levers and of the values: the memory tuning of verl's NPU guides for
-Qwen2.5 on 8 cards of 64 GiB, where 45 % of the memory used became 84 % with larger micro batches and a memory fraction
-of 0.8 instead of 0.4, and tokens a second rose by 43 %. The 60 and 92 % are ours.
+An advice is data: an id, and arguments for a message of the caller's. The thresholds are experience, not measurements
+of this machine; rules about memory need the run's peak, so a short run may advise more than fits a long one. Source of
+the order and the values: the memory tuning of verl's NPU guides for Qwen2.5 on 8 cards of 64 GiB, where 45 % of the
+memory used became 84 % with larger micro batches and a memory fraction of 0.8 instead of 0.4, and tokens a second rose
+by 43 %. The 60 and 92 % are this project's own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_FRACTION = 0.8  # beside a learner and a reference on the same card
 CLIPPED = 0.10  # share of answers cut off at their limit
 UNUSED = 0.5  # of the limit, the longest answer
 SLOW_GENERATION = 0.7  # share of the steps' time
-# In these the limit is what a right answer takes, or the environment ends the episode: a longer one helps nobody.
+# In these the limit is the length of a right answer, or the environment ends the episode: a longer one is useless.
 _OWN_LENGTH = ("successor", "addition", "copy", "frozen_lake", "sokoban")
 _LEVERS = ("micro_batch_rows", "memory_fraction", "max_new_tokens")
 
@@ -54,7 +54,7 @@ class Seen:
 
     @property
     def mini_batch_rows(self) -> int:
-        """Rows of one optimizer step on one rank; 0 where the settings do not say."""
+        """Rows of one optimizer step on one rank; 0 if the settings do not say."""
         rows = int(_number(self.settings.get("prompts_per_step")) * _number(self.settings.get("rollouts_per_prompt")))
         parts = _number(self.settings.get("mini_batches")) * max(_number(self.settings.get("ranks")), 1)
         return int(rows / parts) if parts else 0
@@ -64,7 +64,7 @@ Advice = tuple[str, dict[str, Any]]
 
 
 class Advisor:
-    """Gathers a run's numbers; a follower of records that speaks at the end."""
+    """Collects a run's numbers as a follower of its records; writes its advice at the end."""
 
     def __init__(self) -> None:
         self._seen = Seen()
@@ -144,5 +144,5 @@ def _percent(share: float) -> int:
 
 
 def _number(value: object) -> float:
-    """0 for what is no number, a text for one that JSON cannot hold among them."""
+    """A number; 0 for any other value, including a text for one that JSON cannot represent."""
     return float(value) if isinstance(value, (int, float)) else 0.0

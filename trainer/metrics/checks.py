@@ -1,7 +1,7 @@
-"""Measurements of the machinery, collected over a run: answers, rewards, mask, update, weights, log-probabilities.
+"""Checks of the machinery, collected over a run: answers, rewards, mask, update, weights, log-probabilities.
 
-Each gives back `passed` together with what was counted. Where nothing was measured, as in a run that goes on after its
-last step, `passed` is None, and so is every number that would have to be made up; counts are 0.
+Each returns `passed` together with its counts. If nothing was measured, as in a run that resumes after its last step,
+`passed` is None, and so is every number that cannot be computed; counts are 0.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 # float32, the same sums in another order: 1e-6 to 1e-5 measured; another set of weights: 1e-2 and more.
 LOGPROB_LIMIT = 1e-3
-# Numbers of each tensor that are kept to see whether it moved.
+# Elements of each tensor that are saved to detect whether it changed.
 _SAMPLED = 4096
 NOTHING = "no step was taken: nothing was measured"
 
 
 def _verdict(count: int, is_right: bool) -> dict[str, Any]:
-    """Whether it passed; without anything measured nobody knows, and the reason says so."""
+    """Whether it passed; None with a reason if nothing was measured."""
     return {"passed": is_right} if count else {"passed": None, "reason": NOTHING}
 
 
@@ -66,7 +66,7 @@ def first_difference(left: Iterable[tuple[str, Tensor]], right: Mapping[str, Ten
 
 @dataclass(slots=True)
 class MaskCheck:
-    """Compares each batch's mask with what the rollouts say the model generated."""
+    """Compares each batch's mask with the rollouts' own record of the generated tokens."""
 
     batches: int = 0
     generated_tokens: int = 0
@@ -281,7 +281,7 @@ class UpdateCheck:
         self.grad_norm_lowest = min(self.grad_norm_lowest, grad_norm)
 
     def result(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
-        """What it came to; `moved` is the length of the way over the length of the weights at the start."""
+        """The result; `moved` is the length of the change divided by the length of the weights at the start."""
         pairs = [(_sample(weights[name]).double(), old.double()) for name, old in self.start.items()]
         way = math.sqrt(sum(float((new - old).square().sum()) for new, old in pairs))
         size = math.sqrt(sum(float(old.square().sum()) for _, old in pairs))

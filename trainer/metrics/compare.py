@@ -30,7 +30,7 @@ LOSS_LIMIT, REWARD_LIMIT = 0.02, 0.04
 # Of each the first that both runs have.
 _LOSSES = ("actor/loss", "train/loss", "loss")
 _REWARDS = ("critic/rewards/mean", "critic/score/mean")
-# Clocks and counts of where the runs ran: shown by no difference of what was computed.
+# Clocks and counts of the environment of a run, which say nothing about the computed values.
 _NOT_COMPUTED = ("timing_s/", "timing_per_token_ms/", "perf/", "generators/", "learner/idle_s", "wall_s", "step")
 _ROWS = 12  # so that the text fits a screen
 
@@ -44,7 +44,7 @@ class Difference:
     """How far one number is apart over the common steps; shares, not percent."""
 
     name: str
-    relative: float  # mean of |b - a| / |a|; infinite where one of the two is no finite number, or only a is 0
+    relative: float  # mean of |b - a| / |a|; infinite if one of the two is not finite, or only a is 0
     of_sums: float  # sum of |b - a| over sum of |a|
     largest: float  # of |b - a|
     steps: int
@@ -54,7 +54,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A limit and whether it is kept."""
+    """A limit and whether the value is within it."""
 
     name: str
     relative: float
@@ -64,7 +64,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What is compared of a run."""
+    """The compared values of a run."""
 
     settings: Mapping[str, Any]
     where: Mapping[str, Any]  # device, torch, ...
@@ -122,7 +122,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def share(text: str) -> float:
-    """A finite number from 0 on; its name is part of the message for what is none."""
+    """A finite number from 0 on; its name is part of the error message."""
     value = float(text)
     if not 0 <= value < math.inf:
         raise ValueError(text)
@@ -162,7 +162,7 @@ def read(path: Path) -> Run:
 
 
 def compare(a: Run, b: Run, *, loss_limit: float = LOSS_LIMIT, reward_limit: float = REWARD_LIMIT) -> Comparison:
-    """The differences of what both runs measured in the steps that both have. Raises Unusable where they share none."""
+    """The differences of the metrics that both runs have in their common steps. Raises Unusable if there are none."""
     common = sorted(a.steps.keys() & b.steps.keys())
     if not common:
         raise Unusable("the runs have no step in common")
@@ -196,7 +196,7 @@ def _rules(found: Mapping[str, Difference], names: Sequence[str], limit: float) 
 
 
 def difference(name: str, pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> Difference | None:
-    """How far one number is apart; None where a step of either run has no number under that name.
+    """The difference of one metric; None if a step of either run lacks it.
 
     Example: a 2 and 4, b 2.2 and 3 -> relative (0.1 + 0.25) / 2, of sums 1.2 / 6.
     """
@@ -226,7 +226,7 @@ def _over(part: float, whole: float) -> float:
 
 
 def _number(value: object) -> float | None:
-    """A number of a record, also one that stands there as text because JSON cannot hold it."""
+    """A number of a record, also from a text for a value that JSON cannot represent."""
     if isinstance(value, bool):
         return None
     if isinstance(value, (int, float)):

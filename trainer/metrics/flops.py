@@ -1,29 +1,29 @@
-"""How many floating-point operations a step needs, and how many the device can do: together, its MFU.
+"""The number of floating-point operations of a step, and of the device per second: together, the MFU.
 
-What is counted are the products that the mathematics of a step asks for, each once, 2 operations per multiplication
-and addition:
+Counted are the mathematically necessary products of a step, each once, 2 operations per multiplication and addition:
 
 - linear layers: 2 per weight and token. Tokens are the prompts', each prompt once however many answers it has, because
-  it is computed once, and the answers' without each answer's last, which predicts nothing. The built-in decoder leaves
-  out what follows the last layer's keys and values for all prompt tokens but the last: so does the count.
-- attention: 4 * heads * head size for each pair of a token and one it may see (scores and mixing), per layer.
-- output layer: 2 * hidden * vocabulary per place that predicts a token of the model's own.
+  it is computed once, and the answers' without each answer's last, which predicts nothing. The built-in decoder skips
+  everything after the last layer's keys and values for all prompt tokens but the last: so does the count.
+- attention: 4 * heads * head size for each pair of a token and a visible one (scores and mixing), per layer.
+- output layer: 2 * hidden * vocabulary per position that predicts a token of the model's own.
 - backward: the gradient of a layer's input costs as much as its forward, the gradient of its weights the same again:
-  three times the forward in all. Frozen weights (LoRA) have no gradient of their own. Attention's backward: twice.
+  three times the forward in all. Frozen weights (LoRA) have no gradient. Attention's backward: twice.
 
-By phase: `gen` is one forward over all answers drawn (each place is computed once with a cache). `old_log_prob` is a
-forward of the policy where it is needed, one of the reference and one of the critic where there are any; where the
-generators have the reference, its forward is `ref`. `update_actor` is forward and backward of the policy, and of the
-critic. Norms, softmax, sampling, optimizer and transfers count as nothing although they take time, and what an engine
-or gradient checkpointing computes twice is counted once: this is model FLOPs utilisation, which falls when work is
-repeated. Padding is no work either.
+By phase: `gen` is one forward over all sampled answers (each position is computed once with a cache). `old_log_prob` is
+a forward of the policy if needed, one of the reference and one of the critic if there are any; if the generators have
+the reference, its forward is `ref`. `update_actor` is forward and backward of the policy, and of the critic. Norms,
+softmax, sampling, optimizer and transfers count as nothing although they take time, and what an engine or gradient
+checkpointing computes twice counts once: this is model FLOPs utilisation, which falls when work is repeated. Padding
+does not count either.
 
-Example: a prompt of 3 tokens with answers of 2 and 3 tokens: 3 + 1 + 2 = 6 tokens, 1 + 1 + 2 = 4 predicting places,
+Example: a prompt of 3 tokens with answers of 2 and 3 tokens: 3 + 1 + 2 = 6 tokens, 1 + 1 + 2 = 4 predicting positions,
 (1 + 2 + 3) + 4 + (4 + 5) = 19 pairs.
 
-Where a model's products cannot be told from its weights (mixtures of experts), there is no MFU.
-Source: Chowdhery et al., "PaLM", appendix B, for MFU; verl, utils/flops_counter.py, whose count takes each answer with
-a prompt of its own and the whole square of attention.
+If a model's products cannot be derived from its weights (mixtures of experts), there is no MFU.
+
+Source: Chowdhery et al., "PaLM", appendix B, for MFU; verl, utils/flops_counter.py, whose count includes the prompt
+again for each answer and the full square of attention.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Work:
     passing: int  # prompt tokens but each prompt's last
     outputs: int  # places that predict
     pairs: int  # of a token and one it may see
-    last_pairs: int  # the same where only a prompt's last token asks
+    last_pairs: int  # the same if only a prompt's last token attends
 
 
 def sizes(model: nn.Module | Model) -> Sizes | None:
@@ -117,7 +117,7 @@ def _count(
 
 
 def work(groups: Sequence[Group]) -> Work:
-    """What the groups ask of a model that computes each prompt once."""
+    """The operations for the groups with a model that computes each prompt once."""
     tokens = passing = outputs = pairs = last_pairs = 0
     for group in groups:
         prompt = len(group.prompt.tokens)
@@ -190,10 +190,10 @@ class Peak:
 
 
 def peak(config: Config, device: torch.device) -> Peak:
-    """The peak of one device: `peak_tflops` where it is set, else the best of a few square products.
+    """The peak of one device: `peak_tflops` if it is set, else the best of a few square products.
 
-    In the run's dtype, with the run's threads and matmul precision, so that an MFU of 1 is what this device has shown
-    to reach, not what its data sheet promises. Takes up to 0.2 s on a CPU and about 1 s on a card.
+    In the run's dtype, with the run's threads and matmul precision, so that an MFU of 1 is what this device was
+    measured to reach, not its data sheet. Takes up to 0.2 s on a CPU and about 1 s on a card.
     """
     if config.output.peak_tflops > 0:
         return Peak(config.output.peak_tflops, "setting", None, 0.0)

@@ -1,8 +1,8 @@
-"""The numbers of a run in TensorBoard, wandb or swanlab, beside the record file; the last two without a network.
+"""Sends the numbers of a run to TensorBoard, wandb or swanlab, in addition to the record file; the last two offline.
 
-`Loggers` follows the records. A logger whose package is missing or that breaks is left out from then on and a `note`
-record says so: training goes on, the record file being complete without any of them. Nothing is imported unless the
-header's `loggers` setting names it.
+`Loggers` follows the records. A logger whose package is missing or that fails is dropped with a `note` record: training
+continues, and the record file is complete without any logger. Nothing is imported unless the header's `loggers` setting
+names it.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ MAKERS: Mapping[str, Callable[[Path, Mapping[str, Any]], Logger]] = {
 
 
 def names(setting: str) -> list[str]:
-    """The words of the `loggers` setting. Example: `tensorboard, wandb` -> tensorboard and wandb."""
+    """The names in the `loggers` setting. Example: `tensorboard, wandb` -> tensorboard and wandb."""
     return [word.strip() for word in setting.split(",") if word.strip()]
 
 
@@ -104,7 +104,7 @@ class Loggers:
             for name in names(str(settings.get("loggers", ""))):
                 yield from self._guard(name, partial(self._start, name, settings))
         elif kind in ("step", "eval") and self._open:
-            # The evaluation after training says no step; wandb ignores what comes for one that is past.
+            # The evaluation after training has no step; wandb ignores values for a past one.
             self._step = max(self._step, int(record.get("step") or 0))
             values = numbers(record)
             for name, logger in list(self._open.items()):
@@ -132,9 +132,9 @@ class Loggers:
 
 
 def numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a record under their names; those of an evaluation without a group of names get `eval/`.
+    """The numbers of a record under their names; those of an evaluation without a group name get `eval/`.
 
-    One that is not finite stands in a record as text, and is left out.
+    A value that is not finite is a text in the record, and is left out.
     """
     is_step = record.get("kind") == "step"
     found = {

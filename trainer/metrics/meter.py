@@ -1,7 +1,7 @@
-"""What a run's device is measured with: operations against its peak, memory against what there is.
+"""Measures a run's device: operations against its peak, used against total memory.
 
 `start` is called once, before the first step; `Progress.meter` holds it from then on. Without one a step's record has
-no MFU and no share of memory.
+no MFU and no fraction of memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trainer.types import Group
 
 _GIB = 1 << 30
-# verl's names where it has one: `actor` is the update, `actor_infer` the pass before it.
+# verl's names if it has one: `actor` is the update, `actor_infer` the pass before it.
 _MFU = {
     "gen": "perf/mfu/gen",
     "old_log_prob": "perf/mfu/actor_infer",
@@ -43,7 +43,7 @@ class Meter:
     memory_bytes: int | None  # of the device, or of the machine for a CPU; None: the system does not say
 
     def header(self) -> dict[str, Any]:
-        """What a reader of MFU must know, for the run's header."""
+        """The values for the run's header that are needed to interpret MFU."""
         return {
             "peak": asdict(self.peak),
             "flops": None if self.model is None else asdict(self.model),
@@ -53,7 +53,7 @@ class Meter:
     def mfu(
         self, groups: Sequence[Group], num_drawn: int, config: Config, parts: Mapping[str, float], seconds: float
     ) -> dict[str, float]:
-        """Shares of the peak: of each phase over its own time, and of the step over the whole of it."""
+        """Fractions of the peak: of each phase over its own time, and of the step over its total time."""
         if self.model is None or not groups:
             return {}
         ratio = num_drawn / len(groups)
@@ -63,10 +63,10 @@ class Meter:
         return {**found, "perf/mfu/step": sum(counted.values()) / (seconds * able)}
 
     def memory(self) -> dict[str, float]:
-        """The peak so far in GiB (verl calls it gb), and the share of all there is that it is.
+        """The peak so far in GiB (verl calls it gb), and its fraction of the total memory.
 
-        On a card the share is the larger of this process's peak and what all processes hold now: an engine may run in
-        one of its own. On a CPU it is this process's.
+        On a card the fraction is the larger of this process's peak and what all processes use now, because an engine
+        may run in another process. On a CPU it is this process's.
         """
         resident = peak_rss_mib() * (1 << 20)
         found = {"perf/cpu_memory_used_gb": resident / _GIB}
@@ -82,6 +82,6 @@ class Meter:
 
 
 def start(model: nn.Module | Model, config: Config, device: torch.device) -> Meter:
-    """A meter for a policy; measures the device's peak unless the configuration says it."""
+    """A meter for a policy; measures the device's peak FLOPS unless the configuration gives it."""
     now = devices.memory(device)
     return Meter(flops.sizes(model), flops.peak(config, device), device, None if now is None else now.total)

@@ -24,7 +24,7 @@ class Meter(Protocol):
         """Shares of the device's peak, by phase and of the step."""
 
     def memory(self) -> dict[str, float]:
-        """What is used of its memory."""
+        """Used memory."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class Progress:
     started: float = field(default_factory=time.perf_counter)
     steps_done: int = 0
     seconds: dict[str, float] = field(default_factory=dict)  # by part, over the run so far
-    settle: Callable[[], None] | None = None  # waits for what a device has queued; None: nothing is queued
+    settle: Callable[[], None] | None = None  # waits for the device's queued work; None: nothing is queued
     meter: Meter | None = None  # of operations and memory; None: they are not measured
     _before: dict[str, float] = field(default_factory=dict)
 
@@ -43,7 +43,7 @@ class Progress:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Adds the time spent inside to a named part, whatever ends it."""
+        """Adds the time of the block to a named part, however it ends."""
         began = time.perf_counter()
         try:
             yield
@@ -53,7 +53,7 @@ class Progress:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
 
     def since_last_step(self) -> dict[str, float]:
-        """Seconds by part since this was last asked, parts without any left out."""
+        """Seconds by part since the last call; parts without any are left out."""
         spent = {name: total - self._before.get(name, 0.0) for name, total in self.seconds.items()}
         self._before = dict(self.seconds)
         return {name: value for name, value in spent.items() if value > 0}

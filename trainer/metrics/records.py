@@ -1,6 +1,6 @@
-"""The file of records: one JSON object a line, each line flushed, so that another process can follow it.
+"""The record file: one JSON object a line, each line flushed, so that another process can follow it.
 
-Followers read every record along: `loggers.Loggers` carries the numbers elsewhere, `advice.Advisor` speaks at the end.
+Followers receive every record: `loggers.Loggers` forwards the numbers, `advice.Advisor` adds a record at the end.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 FILE = "metrics.jsonl"
-# Those of the run before, if it was one into the same folder that this one does not go on from.
+# The records of an earlier run in the same folder, unless this one resumes it.
 PREVIOUS = "metrics.previous.jsonl"
 SCHEMA = "npuenv.metrics/1"
 
 
 class Follower(Protocol):
-    """Reads records along. It never raises; what it has to say is a record of its own."""
+    """Receives records. It never raises; its output is a record of its own."""
 
     def read(self, record: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
         """Takes a record that has been written; gives back records to write after it, none as a rule."""
@@ -32,7 +32,7 @@ class Follower(Protocol):
 
 
 class Records:
-    """An open record file; without `append` an older one is replaced. Raises OSError where it cannot be written."""
+    """An open record file; without `append` an older one is replaced. Raises OSError if it cannot be written."""
 
     def __init__(self, folder: Path, *, append: bool = False, followers: Sequence[Follower] = ()) -> None:
         folder.mkdir(parents=True, exist_ok=True)

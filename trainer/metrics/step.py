@@ -1,10 +1,9 @@
-"""The numbers of a step, under the names that verl's users look for and with verl's meaning of each.
+"""The metrics of a step, under verl's names and with verl's meaning of each.
 
-A number that a run does not measure has no name in its records: no critic, no `critic/values`; no reference policy, no
-`actor/kl_loss` (as verl has it, but for 0.7.1, whose FSDP actor says 0 there). Means, maxima and minima are over the
-tokens that the model said or over the answers, as verl has them. Source: verl 0.7.1,
-trainer/ppo (metric_utils.py, ray_trainer.py, core_algos.py, rollout_corr_helper.py), workers/actor/dp_actor.py,
-utils/seqlen_balancing.py, utils/debug/metrics.py. Start from `describe_step` and `over_ranks`.
+A value that a run does not measure is not in its records: no critic, no `critic/values`; no reference policy, no
+`actor/kl_loss` (as in verl, except 0.7.1, whose FSDP actor writes 0 there). Means, maxima and minima are over the
+model's tokens or over the answers, as in verl. Source: verl 0.7.1, trainer/ppo (metric_utils.py, ray_trainer.py,
+core_algos.py, rollout_corr_helper.py), workers/actor/dp_actor.py, utils/seqlen_balancing.py, utils/debug/metrics.py.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class StepResult:
 
 
 class Observer:
-    """Follows a run; the loop knows nothing of what it does."""
+    """Follows a run; the loop does not know what it does."""
 
     def on_start(self) -> None:
         """Before the first step."""
@@ -89,7 +88,7 @@ class Observer:
 
 
 def of_update(result: StepResult, config: Config) -> dict[str, float]:
-    """The learner's numbers; the coefficient is what the divergence from the reference weighed in this step."""
+    """The learner's metrics; the coefficient is that of the divergence from the reference in this step."""
     update, algorithm = result.update, config.algorithm
     absent = _unmeasured(result.logprobs, config)
     found = {name: getattr(update, field) for field, name in NAMES.items() if field not in absent}
@@ -105,14 +104,14 @@ def of_update(result: StepResult, config: Config) -> dict[str, float]:
 
 
 def _unmeasured(logprobs: LogProbs, config: Config) -> set[str]:
-    """Fields of an update that stand at 0 because the run has nothing that they would be measured with."""
+    """Fields of an update that are 0 because the run does not measure them."""
     algorithm = config.algorithm
     absent: set[str] = set()
     if logprobs.reference_BT is None:
         absent.add("kl")
     if algorithm.loss == "plain":
         absent.add("clip_fraction")
-    # As in `policy_loss`; verl says 0 for its losses without a second bound.
+    # As in `policy_loss`; verl writes 0 for its losses without a second bound.
     has_second = algorithm.loss == "clip" or (
         algorithm.loss == "gspo" and CONVENTIONS[algorithm.convention].dual_clip != "constant"
     )
@@ -122,10 +121,10 @@ def _unmeasured(logprobs: LogProbs, config: Config) -> set[str]:
 
 
 def of_rewards(scores_PG: Tensor, rewards_B: Tensor) -> dict[str, float]:
-    """Scores and rewards over all answers, and how many groups can teach something.
+    """Scores and rewards over all answers, and the number of groups with a signal.
 
-    `score` is what the task paid. `rewards` is what was learnt from: that, less the divergence from the reference where
-    it is taken from the reward.
+    `score` is the task's reward. `rewards` is what the learner uses: the score, less the divergence from the reference
+    if it is part of the reward.
     """
     wide_PG = scores_PG.double()
     low, high = wide_PG.aminmax()
@@ -137,10 +136,10 @@ def of_rewards(scores_PG: Tensor, rewards_B: Tensor) -> dict[str, float]:
 
 
 def of_advantages(batch: Batch, logprobs: LogProbs, advantages: Advantages) -> dict[str, float]:
-    """Advantages and returns of the tokens that the model said; values where there is a critic.
+    """Advantages and returns of the model's tokens; values if there is a critic.
 
-    Estimators without returns of their own have the advantages as theirs, as in verl. Where the returns do not vary
-    there is nothing that a critic could explain.
+    Estimators without returns use the advantages as returns, as in verl. If the returns do not vary there is no
+    explained variance.
     """
     mask_BT = batch.mask_BT
     returns_BT = advantages.advantages_BT if advantages.returns_BT is None else advantages.returns_BT
@@ -156,7 +155,7 @@ def of_advantages(batch: Batch, logprobs: LogProbs, advantages: Advantages) -> d
 
 
 def of_probabilities(batch: Batch, logprobs: LogProbs) -> dict[str, float]:
-    """How far the sampler's probabilities of its own tokens are from the learner's; nothing where they are not known.
+    """Differences between the sampler's and the learner's probabilities of sampled tokens; empty if they are unknown.
 
     Unlike the differences of log-probabilities these do not grow with how unlikely a token was.
     """
@@ -199,7 +198,7 @@ def of_lengths(groups: Sequence[Group], config: Config) -> dict[str, Any]:
 
 
 def _turns(rollout: Rollout) -> int:
-    """verl's number of an episode's turns: the first question, each answer, each word of the environment."""
+    """verl's number of an episode's turns: the prompt, each answer, each observation."""
     said = rollout.response_mask
     answers = sum(now and not before for before, now in zip((False, *said), said, strict=False)) if said else 1
     return 2 * answers
@@ -225,8 +224,8 @@ def _spread(name: str, values_N: Tensor) -> dict[str, float]:
 def of_times(parts: Mapping[str, float], lengths: Mapping[str, Any], seconds: float) -> dict[str, float]:
     """Seconds by phase and per token, and tokens a second.
 
-    `perf/throughput` is verl's: all tokens of prompts and answers over the step, per card. Ours beside it: what the
-    sampler said in its own time, what the learner learnt from in its own, and what was said over the whole step.
+    `perf/throughput` is verl's: all tokens of prompts and answers over the step, per card. In addition: generated
+    tokens over generation time, trained tokens over training time, and generated tokens over the step.
     """
     answers, total = lengths["response_length/mean"], lengths["response_length/mean"] + lengths["prompt_length/mean"]
     rows = lengths["perf/total_num_tokens"] / total if total else 0.0
@@ -270,9 +269,9 @@ def of_generators(result: StepResult, parts: Mapping[str, float], seconds: float
 
 
 def of_validation(prompts: Sequence[Prompt], correct: Sequence[int], *, task: str) -> dict[str, float]:
-    """Greedy accuracy by where the questions come from: `val-core/openai/gsm8k/acc/mean@1`.
+    """Greedy accuracy by the data source of the prompts: `val-core/openai/gsm8k/acc/mean@1`.
 
-    A prompt without a data source belongs to the task's name. One answer a question, hence mean@1.
+    A prompt without a data source counts under the task's name. One answer per prompt, hence mean@1.
     """
     by_source: dict[str, list[int]] = {}
     for prompt, is_right in zip(prompts, correct, strict=True):

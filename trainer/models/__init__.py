@@ -1,4 +1,4 @@
-"""The policies. Start from `build`; `decoder.Decoder` is the built-in one."""
+"""The policies. `decoder.Decoder` is the built-in one."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _START_DEVIATION = 0.02
 def build(
     config: Config, vocabulary_size: int, *, seed: int, device: torch.device, is_adapted: bool = True
 ) -> Decoder | Pretrained:
-    """The configured policy: from its folder, or from a random start; with LoRA's layers where a rank is set.
+    """The configured policy: from its folder, or randomly initialised; with LoRA's layers if a rank is set.
 
     Random weights are normal of deviation 0.02, biases 0, norms 1, drawn on the CPU in the order of the parameters, so
-    that a seed means the same weights on every device. `is_adapted` false: without LoRA whatever the rank, as an engine
+    that a seed gives the same weights on every device. `is_adapted` false: without LoRA whatever the rank, as an engine
     samples with it. Raises BadSetting for a folder that cannot be used.
     """
     settings, dtype = config.model, getattr(torch, config.run.dtype)
@@ -71,7 +71,7 @@ def fill(decoder: Decoder, *, seed: int) -> None:
 
 
 def from_folder(settings: Model, vocabulary_size: int, dtype: torch.dtype) -> Decoder | Pretrained:
-    """The folder's model, on the CPU: the built-in decoder where it can be that. Raises BadSetting."""
+    """The folder's model, on the CPU: the built-in decoder if it supports it. Raises BadSetting."""
     folder = Path(settings.path)
     shape = files.read_shape(files.read_config(folder))
     if shape is None:
@@ -87,7 +87,7 @@ def from_folder(settings: Model, vocabulary_size: int, dtype: torch.dtype) -> De
 
 @torch.no_grad()
 def load(decoder: Decoder, folder: Path) -> None:
-    """Takes over the folder's weights. Raises BadSetting where one is missing, unknown or of another shape."""
+    """Loads the folder's weights. Raises BadSetting if one is missing, unknown or of another shape."""
     missing = dict(decoder.named_parameters())
     for name, tensor in files.read_weights(folder):
         if name == "lm_head.weight" and decoder.lm_head is None:

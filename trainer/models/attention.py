@@ -1,8 +1,8 @@
-"""Attention in which the answers to a prompt share its keys and values; heads of a group share theirs without copies.
+"""Attention in which the answers to a prompt share its keys and values, and grouped heads share theirs, without copies.
 
-Scores are scaled by 1/sqrt(D). Shapes: K key-value heads, R query heads per key-value head, D size of a head.
-Scores are written out where they are few, which is faster on a CPU (in bfloat16 ten times, forward and backward, than
-torch's own attention there); where they would take much memory torch's attention computes them in pieces.
+Scores are scaled by 1/sqrt(D). Shapes: K key-value heads, R query heads per key-value head, D size of a head. Few
+scores are materialized, which is faster on a CPU (in bfloat16 ten times, forward and backward, than torch's own
+attention there); if they would take much memory torch's attention computes them in chunks.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# Scores of one layer that may be written out; they are kept for the way back.
+# Scores of one layer that may be materialized; they are saved for backward.
 MOST_SCORES = 1 << 24
 
 
-@lru_cache(maxsize=8)  # every layer, and most batches, ask for the same
+@lru_cache(maxsize=8)  # every layer, and most batches, use the same one
 def causal(size: int, repeats: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[size * repeats, size]: 0 where a row sees a column, else -inf. To be read only."""
+    """[size * repeats, size]: 0 where a row sees a column, else -inf. Read-only."""
     hidden = torch.ones(size, size, dtype=torch.bool, device=device).triu(1)
     mask = torch.zeros(size, size, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
     return mask.repeat_interleave(repeats, dim=0)
 
 
 def of_prompts(queries_PSKRD: Tensor, keys_PKSD: Tensor, values_PKSD: Tensor) -> Tensor:
-    """Causal attention within each prompt [P, S, K, R, D]; what stands after its end is seen by nothing before it."""
+    """Causal attention within each prompt [P, S, K, R, D]; tokens after its end are not visible to those before it."""
     prompts, length, kv_heads, repeats, size = queries_PSKRD.shape
     if prompts * kv_heads * repeats * length * length > MOST_SCORES:
         queries = queries_PSKRD.flatten(2, 3).transpose(1, 2)
@@ -50,7 +50,7 @@ def of_last(queries_PKRD: Tensor, keys_PKSD: Tensor, values_PKSD: Tensor, is_pad
 
 
 def pad_mask(is_pad_PS: Tensor, kv_heads: int, like: Tensor) -> Tensor:
-    """[P*K, 1, S]: -inf where a prompt has ended."""
+    """[P*K, 1, S]: -inf beyond the end of a prompt."""
     mask = like.new_zeros(is_pad_PS.shape).masked_fill_(is_pad_PS, -torch.inf)
     return mask[:, None].repeat_interleave(kv_heads, dim=0)
 
@@ -66,7 +66,7 @@ def two_parts(
     """One softmax over the keys of the prompt and the row's own.
 
     Queries [P*K, G*n, D] (n rows of scores per answer), own keys and values [P*K*G, T, D], the prompt's [P*K, S, D];
-    masks, where there are any, are added to [P*K*G, n, T] and [P*K, G*n, S] -> [P*K, G*n, D].
+    masks, if any, are added to [P*K*G, n, T] and [P*K, G*n, S] -> [P*K, G*n, D].
     """
     weights = two_weights(queries, own[0], prompt[0], own_mask=own_mask, prompt_mask=prompt_mask)
     return two_sums(weights, own[1], prompt[1])
@@ -75,7 +75,9 @@ def two_parts(
 def two_weights(
     queries: Tensor, own_keys: Tensor, prompt_keys: Tensor, *, own_mask: Tensor | None, prompt_mask: Tensor | None
 ) -> Tensor:
-    """What each row takes of the prompt's values, then of its own: [P*K, G*n, S + T], every row's sum 1."""
+    """The attention weights of each row over the prompt's values, then over its own: [P*K, G*n, S + T], every row's sum
+    1.
+    """
     batch, rows, size = queries.shape
     of_own = scores(queries.reshape(len(own_keys), -1, size), own_keys, own_mask).view(batch, rows, -1)
     return torch.softmax(torch.cat((scores(queries, prompt_keys, prompt_mask), of_own), dim=2), dim=-1)
@@ -101,7 +103,7 @@ def of_answers(
     prompt: tuple[Tensor, Tensor],
     is_pad_PS: Tensor | None,
 ) -> Tensor:
-    """Attention [P, G, T, K, R, D] of the answers' tokens over their whole prompt, and causally over their answer.
+    """Attention [P, G, T, K, R, D] of the answers' tokens over their complete prompt, and causally over their answer.
 
     `own` keys and values [P, G, T, K, D], the prompt's [P, K, S, D]; by torch's attention, with the prompt's keys
     repeated for each of its answers.

@@ -1,4 +1,4 @@
-"""What a model is to the trainer: a module that scores answers. `Scored` is what it gives, `Model` what it offers."""
+"""The interface of a model for the trainer: a module that scores answers. `Scored` is the result, `Model` the type."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """How likely the policy holds each answer token, with gradient; float32 at least, 0 where the mask is off."""
+    """The policy's log-probability of each answer token, with gradient; float32 at least, 0 where the mask is off."""
 
-    logprobs_BT: Tensor  # of the token itself, at the temperature asked for
-    entropy_BT: Tensor  # of the distribution that the token was drawn from, in nats; all 0 unless it was asked for
+    logprobs_BT: Tensor  # of the token itself, at the requested temperature
+    entropy_BT: Tensor  # of the sampling distribution, in nats; all 0 unless requested
 
 
 class Model(nn.Module, ABC):
@@ -28,7 +28,7 @@ class Model(nn.Module, ABC):
     is_gathered = False  # whether its weights are gathered from all ranks before each use and freed after it
 
     def gather_weights(self) -> None:
-        """Says that from now on they are: a rank then computes each layer as often as any, and leaves them alone."""
+        """Marks the weights as gathered: every rank then computes each layer equally often and does not modify them."""
         self.is_gathered = True
 
     @abstractmethod

@@ -34,7 +34,7 @@ class ValueModel(nn.Module):
         self.score = nn.Parameter(torch.zeros(decoder.shape.hidden, dtype=weight.dtype, device=weight.device))
 
     def forward(self, batch: Batch) -> Tensor:
-        """The value [B, T] of the state in which each masked token was said; 0 elsewhere, float32 at least."""
+        """The value [B, T] of the state before each masked token; 0 elsewhere, float32 at least."""
         layout = lay_out(batch)
         hidden_MH = self.decoder.hidden(layout)
         if layout.source_M is not None:

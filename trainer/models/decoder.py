@@ -149,7 +149,7 @@ class Layer(nn.Module):
         return self.finish(x_NH, mixed)
 
     def finish(self, x_NH: Tensor, mixed_NH: Tensor) -> Tensor:
-        """What follows attention."""
+        """The part of a layer after attention."""
         x_NH = x_NH + self.self_attn.o_proj(mixed_NH)
         return x_NH + self.mlp(self.post_attention_layernorm(x_NH))  # type: ignore[no-any-return]
 
@@ -185,7 +185,7 @@ class Decoder(Model):
                 module.join = ops.copied
 
     def angles(self, num_positions: int) -> Rotary:
-        """Cosine and sine [L, 1, D] of at least so many places, in the weights' dtype; kept for the next call."""
+        """Cosine and sine [L, 1, D] of at least so many positions, in the weights' dtype; cached for the next call."""
         like, known = self.model.embed_tokens.weight, self._angles
         if (
             known is None
@@ -216,7 +216,8 @@ class Decoder(Model):
     def _through(self, layer: nn.Module, x_NH: Tensor, rotary: Rotary, layout: Layout, is_last: bool) -> Tensor:
         if not (self.gradient_checkpointing and torch.is_grad_enabled()):
             return layer(x_NH, rotary, layout, is_last)  # type: ignore[no-any-return]
-        if self.is_gathered:  # what is computed again begins with gathering: torch's hooks know its own way only
+        # a recomputation begins with gathering: torch's hooks handle only torch's own checkpointing
+        if self.is_gathered:
             from torch.utils.checkpoint import checkpoint
 
             return checkpoint(layer, x_NH, rotary, layout, is_last, use_reentrant=False)  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
 """Model folders in transformers' layout: `config.json`, and weights in the safetensors format, read and written here.
 
-Start from `read_shape`, `read_weights` and `write`. The format: eight bytes of length, a JSON header that gives each
-tensor's dtype, shape and place, then the bytes. Source: huggingface/safetensors, README, "Format".
+The format: eight bytes of length, a JSON header that gives each tensor's dtype, shape and place, then the bytes.
+Source: huggingface/safetensors, README, "Format".
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _WEIGHTS = "model.safetensors"
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's `config.json`. Raises BadSetting where there is none that can be read."""
+    """The folder's `config.json`. Raises BadSetting if there is no readable one."""
     path = folder / "config.json"
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
@@ -105,7 +105,7 @@ def config_of(shape: Shape, dtype: torch.dtype) -> dict[str, Any]:
 def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """Each tensor of the folder's safetensors files with its name, one at a time, on the CPU.
 
-    Raises BadSetting where a file is missing or broken.
+    Raises BadSetting if a file is missing or broken.
     """
     index = folder / f"{_WEIGHTS}.index.json"
     try:
@@ -118,7 +118,7 @@ def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of one safetensors file in the order of the file. Raises BadSetting where it is missing or broken."""
+    """The tensors of one safetensors file in the order of the file. Raises BadSetting if it is missing or broken."""
     try:
         with path.open("rb") as file:
             size = path.stat().st_size
@@ -149,7 +149,7 @@ def _tensor(data: bytes, entry: Mapping[str, Any], name: str) -> Tensor:
 
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """A safetensors file; it appears under its name only once it is whole. Raises OSError."""
+    """Writes a safetensors file, which appears under its name only once it is complete. Raises OSError."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     at = 0
     for name, tensor in tensors.items():

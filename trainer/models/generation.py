@@ -1,7 +1,7 @@
-"""Generation with a key-value cache: the prompts' keys once per prompt, the answers' in buffers made beforehand.
+"""Generation with a key-value cache: the prompts' keys once per prompt, the answers' in preallocated buffers.
 
-The rows stand in P lines of G slots, the rows of a line sharing a prompt. When enough rows have ended, the others are
-moved into fewer slots; a slot that nobody needs repeats a row of its line.
+The rows are in P lines of G slots; the rows of a line share a prompt. When enough rows have ended, the others are moved
+into fewer slots; an unused slot repeats a row of its line.
 """
 
 from __future__ import annotations
@@ -129,10 +129,10 @@ class Run:
         return mixed.view(prompts, kv_heads, group, repeats, size).transpose(1, 2).flatten(2).flatten(0, 1)
 
     def compact(self, is_needed_R: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Moves the rows still needed (some are) into fewer slots if that is worth it; None: they stay where they are.
+        """Moves the rows still needed (some are) into fewer slots if that is worth it; None: they are not moved.
 
-        Gives back the old slot of each new one, and which of the new ones are needed: where fewer rows of a line are
-        needed than of others, it is filled with one of them again.
+        Returns the old slot of each new one, and which of the new ones are needed: if fewer rows of a line are needed
+        than of others, it is filled by repeating one of them.
         """
         is_needed_PG = is_needed_R.view(-1, self._group)
         counts_P = is_needed_PG.sum(1)
@@ -140,7 +140,7 @@ class Run:
         if num_needed > _COMPACT_BELOW * self.num_slots:
             return None
         if num_needed <= _COMPACT_BELOW * len(lines) * group:
-            # Some lines need many more slots than others: each row gets a line of its own, with a copy of its prompt.
+            # Some lines need many more slots than others: each row gets its own line, with a copy of its prompt.
             lines, order_P = is_needed_PG.nonzero().unbind(1)
             group, order_PG, is_needed_PG = 1, order_P[:, None], torch.ones_like(order_P[:, None], dtype=torch.bool)
         else:

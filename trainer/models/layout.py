@@ -1,8 +1,8 @@
-"""Where the tokens of a batch stand: packed for the linear layers, in rectangles for attention.
+"""The layout of a batch's tokens: packed for the linear layers, in rectangles for attention.
 
 Packed, the N inputs are the prompts' tokens, each prompt once, then the answers' tokens without each answer's last,
-which predicts nothing; padding is left out. For attention they are spread into [P, S] for the prompts and [P, G, T]
-for the answers (G the most rows of one prompt, T here one less than the longest answer), unless they already fill them.
+which predicts nothing; padding is left out. For attention they are spread into [P, S] for the prompts and [P, G, T] for
+the answers (G the most rows of one prompt, T here one less than the longest answer), unless they already fill them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Rectangle:
     """A padded home [*shape] for packed tokens."""
 
     shape: tuple[int, ...]
-    place_N: Tensor | None  # where in the flattened rectangle each packed token stands; None: they fill it in order
+    place_N: Tensor | None  # the index of each packed token in the flattened rectangle; None: they fill it in order
 
     def spread(self, x_NH: Tensor) -> Tensor:
-        """[N, ...] -> [*shape, ...], 0 where no token stands."""
+        """[N, ...] -> [*shape, ...], 0 where there is no token."""
         tail = x_NH.shape[1:]
         if self.place_N is None:
             return x_NH.reshape(*self.shape, *tail)  # a view: only the first axis is cut
@@ -53,13 +53,13 @@ class Layout:
     num_prompt_tokens: int  # the first of the N
     prompts: Rectangle  # [P, S]
     answers: Rectangle  # [P, G, T]; without any element where every answer is a single token
-    is_pad_PS: Tensor | None  # true where a prompt has ended; None: nowhere
+    is_pad_PS: Tensor | None  # true beyond the end of a prompt; None: nowhere
     last_P: Tensor  # packed place of each prompt's last token
     kept_M: Tensor  # packed places of the P + A that are left after the last layer
     source_M: Tensor | None  # which of the P + A predict a masked token; None: all
     source_C: Tensor  # per masked token of the answers, which of the M predicts it; rising
     target_C: Tensor  # the token itself
-    place_C: Tensor  # where in the flattened [B, T] of the answers it stands
+    place_C: Tensor  # its index in the flattened [B, T] of the answers
 
 
 # The last batch that was laid out: the policy, its reference and a critic look at the same one in turn.

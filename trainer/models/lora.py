@@ -1,7 +1,7 @@
-"""LoRA: linear layers whose weight stays and whose change is the product of two thin matrices.
+"""LoRA: linear layers with a frozen weight plus the product of two low-rank matrices.
 
-`attach` adapts a model of any kind, `merged` gives the weights as a model without adapters has them, `save` and `load`
-speak PEFT's folder format. Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models"; peft,
+`attach` adds adapters to any model, `merged` returns the weights with the adapters merged in, `save` and `load` use
+PEFT's folder format. Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models"; peft,
 tuners/lora/layer.py.
 """
 
@@ -91,7 +91,7 @@ def merged(model: nn.Module) -> dict[str, Tensor]:
 def each_merged(
     model: nn.Module, gather: Callable[[Tensor], Tensor] = torch.Tensor.detach
 ) -> Iterator[tuple[str, Tensor]]:
-    """`merged` one after the other; `gather` gives a whole weight for a sharded one."""
+    """`merged` one after the other; `gather` returns the complete weight of a sharded one."""
     layers = {id(layer.weight): layer for _, layer in adapted(model)}
     for name, weight in model.named_parameters():
         if ".lora_" not in name:
@@ -102,7 +102,7 @@ def each_merged(
 
 
 def factors(model: nn.Module, gather: Callable[[Tensor], Tensor] = torch.Tensor.detach) -> dict[str, Tensor]:
-    """The adapter's matrices under peft's names; `gather` gives a whole one for a sharded one."""
+    """The adapter's matrices under peft's names; `gather` returns the complete one of a sharded one."""
     return {
         f"{_PREFIX}{name}.{part}.weight": gather(getattr(layer, part).weight)
         for name, layer in adapted(model)

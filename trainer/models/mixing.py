@@ -1,8 +1,8 @@
-"""Attention of a whole batch with its gradient written out: queries, keys and values in one tensor, and their gradient.
+"""Attention of a complete batch with an explicit gradient: queries, keys and values in one tensor, and their gradient.
 
-What stands next to each other in memory is copied once into the shapes that products want, and the gradients are
-written once to where they belong; autograd would join and part them at every step. Scores are written out in full, so
-this is for batches that `is_small` calls small. Shapes as in `attention`; M rows come out, N go in.
+Neighbouring values in memory are copied once into the shapes for the products, and the gradients are written once to
+their location; autograd would join and split them at every step. Scores are materialized, so this is for batches that
+`is_small` accepts. Shapes as in `attention`; M rows come out, N go in.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 
 def is_small(layout: Layout, heads: int) -> bool:
-    """Whether a layer's scores are few enough to be written out and kept."""
+    """Whether a layer's scores are few enough to be materialized and saved."""
     (prompts, length), (_, group, width) = layout.prompts.shape, layout.answers.shape
     of_answers = prompts * heads * group * width * (length + width)
     return max(prompts * heads * length * length, of_answers) <= attention.MOST_SCORES
 
 
 def mix(parts_NHD: Tensor, rotary: tuple[Tensor, Tensor], layout: Layout, kv_heads: int, *, is_last: bool) -> Tensor:
-    """Heads of queries, keys and values [N, heads + 2 K, D], not turned yet -> mixed values [M, heads * D].
+    """Heads of queries, keys and values [N, heads + 2 K, D], before rotary embedding -> mixed values [M, heads * D].
 
-    Each token of a prompt sees its prompt up to itself, each of an answer its whole prompt and the answer up to itself.
-    `is_last`: of each prompt only its last token comes out.
+    Each token of a prompt attends to its prompt up to itself, each of an answer to its complete prompt and the answer
+    up to itself. `is_last`: of each prompt only its last token comes out.
     """
     if not torch.is_grad_enabled():
         return _mix(parts_NHD, *rotary, layout, kv_heads, is_last)[0]
@@ -54,7 +54,7 @@ def _out(x_BND: Tensor, home: Rectangle, kv_heads: int, heads: int) -> Tensor:
 def _mix(
     parts: Tensor, cos: Tensor, sin: Tensor, layout: Layout, kv_heads: int, is_last: bool
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """The mixed values, and what the way back needs."""
+    """The mixed values, and the tensors saved for backward."""
     heads, cut, size = parts.shape[1] - 2 * kv_heads, layout.num_prompt_tokens, parts.shape[2]
     turned = ops.apply_rotary(parts[:, : heads + kv_heads], cos, sin)
     queries, keys, values = turned[:, :heads], turned[:, heads:], parts[:, heads + kv_heads :]

@@ -117,9 +117,9 @@ def fused(parameters: Sequence[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def copied(parameters: Sequence[Tensor]) -> Tensor:
-    """The parameters' rows as a tensor of its own; they stay where they are.
+    """A copy of the parameters' rows; the parameters stay in place.
 
-    For weights that are gathered anew for each use: their memory is not theirs to change.
+    For weights that are gathered anew for each use: their memory must not be changed.
     """
     return torch.cat(list(parameters))
 
@@ -219,7 +219,7 @@ class _Again(Function):
 
 
 def checkpoint(run: Callable[[Tensor], Tensor], x: Tensor, parameters: Iterable[Tensor]) -> Tensor:
-    """`run(x)`, of which nothing but x is kept: it is computed again on the way back.
+    """`run(x)`, saving only x: it is recomputed in backward.
 
     `parameters` are all the weights that `run` uses. torch's own checkpointing imports its compiler (2.7 s).
     """

@@ -24,7 +24,7 @@ class Pretrained(Model):
     """A policy around a model of transformers, under that model's parameter names.
 
     Prompts are computed once per group through the model's own cache, with gradient. With gradient checkpointing
-    transformers keeps no cache: then every row is computed whole.
+    transformers has no cache: then every row is computed completely.
     """
 
     def __init__(self, inner: Any, *, gradient_checkpointing: bool = False) -> None:
@@ -97,7 +97,7 @@ class Pretrained(Model):
         return states_BTH[:, : batch.tokens_BT.shape[1]]
 
     def _whole_rows(self, batch: Batch) -> Tensor:
-        """The same, each row with its prompt before it; the padding stands at the end."""
+        """The same, each row with its prompt before it; the padding is at the end."""
         lengths_B = batch.prompt_lengths_P[batch.prompt_of_B]
         prompts_BS, width = batch.prompts_PS[batch.prompt_of_B], batch.tokens_BT.shape[1]
         places_BT = lengths_B[:, None] + torch.arange(width, device=lengths_B.device)

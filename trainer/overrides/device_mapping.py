@@ -1,6 +1,6 @@
 """Which devices a role of a ROLL configuration uses: `list(range(0,8))`, `[0,1,2]`, `list(range(0,4)) + [6]`, `0-3,5`.
 
-ROLL evaluates these texts; here they are parsed, and nothing in them is ever run. Start from `parse_device_mapping`.
+ROLL evaluates these texts; here they are parsed, and nothing in them is ever run.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _ACCEPTED = "Accepted: list(range(0,8)), [0,1,2], sums of those, or 0-3,5"
 def parse_device_mapping(text: str) -> tuple[int, ...]:
     """The numbers of the devices, in the order they are written.
 
-    Raises BadSetting for what is none of the spellings, for a number that is negative or stands twice, and for more
-    than 16384 devices. Example: "list(range(0,4)) + [6]" -> (0, 1, 2, 3, 6)
+    Raises BadSetting for any other spelling, for a negative or duplicate number, and for more than 16384 devices.
+    Example: "list(range(0,4)) + [6]" -> (0, 1, 2, 3, 6)
     """
     if len(text) > _LONGEST:
         raise BadSetting(f"a device_mapping of {len(text)} characters is too long. {_ACCEPTED}")

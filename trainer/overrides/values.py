@@ -17,7 +17,7 @@ _WORDS: dict[str, Value] = {"true": True, "false": False, "null": None}
 
 
 def read(text: str) -> Value:
-    """The value of a word. Raises BadSetting for brackets and quotes that are not closed, dictionaries and `${...}`.
+    """The value of a text. Raises BadSetting for unclosed brackets and quotes, dictionaries and `${...}`.
 
     Example: "[a, 'b, c', 2]" -> ["a", "b, c", 2]
     """

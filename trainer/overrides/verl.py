@@ -1,12 +1,11 @@
-"""verl's names for settings: `actor_rollout_ref.rollout.n=5` becomes `rollouts_per_prompt=5`.
+"""Translates verl's settings: `actor_rollout_ref.rollout.n=5` becomes `rollouts_per_prompt=5`.
 
-Three things happen to a key of verl's: it has one of ours in its place, it means nothing here (and the reason is told),
-or several of them together become one of ours, as the batch and the mini batch do.
+A key of verl's has an equivalent here, has no effect (with a reason), or is combined with others into one setting, as
+the batch and the mini batch are.
 
-One word of verl's, whichever, makes the whole command line one of verl's: what then is not given of loss and optimizer
-is as in verl (no bonus for entropy, a constant learning rate of 1e-6, ...) and told in `assumed`. The estimator, sizes,
-lengths and the engine stay those of this trainer. Start from `translate`.
-Source: verl, trainer/config/ppo_trainer.yaml and the files it includes.
+A single verl setting selects verl's defaults of loss and optimizer for everything that is not given (no entropy bonus,
+a constant learning rate of 1e-6, ...); these are listed in `assumed`. The estimator, sizes, lengths and the engine keep
+this trainer's defaults. Source: verl, trainer/config/ppo_trainer.yaml and the files it includes.
 """
 
 from __future__ import annotations
@@ -45,16 +44,16 @@ _FILES = ("train_files", "val_files", "path")
 
 @dataclass(slots=True)
 class Translation:
-    """What verl's words came to. `settings`: ours, as words; `origin`: which of verl's words each came from."""
+    """The result of translating verl's settings. `settings`: this trainer's; `origin`: the verl setting of each."""
 
     settings: dict[str, str] = field(default_factory=dict)
     origin: dict[str, str] = field(default_factory=dict)
-    said: dict[str, str] = field(default_factory=dict)  # verl's word, and what it became
-    ignored: dict[str, str] = field(default_factory=dict)  # verl's word, and why it changes nothing
+    said: dict[str, str] = field(default_factory=dict)  # verl's setting -> its equivalent here
+    ignored: dict[str, str] = field(default_factory=dict)  # verl's setting -> why it has no effect
     assumed: dict[str, str] = field(default_factory=dict)  # settings that nobody gave, as verl has them
 
     def put(self, name: str, value: str, origin: str, why: str = "") -> None:
-        """A setting of ours. Raises BadSetting where another word of verl's has made it something else."""
+        """Sets a setting. Raises BadSetting if another verl setting gave it a different value."""
         if self.settings.get(name, value) != value:
             raise BadSetting(f"{origin} and {self.origin[name]} contradict each other: both set {name}")
         self.settings[name], self.origin[name] = value, origin
@@ -66,11 +65,11 @@ class Translation:
             self.settings[name] = self.assumed[name] = value
 
     def drop(self, name: str, why: str) -> None:
-        """Leaves out a setting of ours that verl's words came to; those words are then told as ignored."""
+        """Removes a setting that verl's settings gave; those are then reported as ignored."""
         if name in self.origin:
             origin = self.origin.pop(name)
             del self.settings[name]
-            self.said.pop(origin, None)  # of several settings from one word the first took it
+            self.said.pop(origin, None)  # of several settings from one, the first removed it
             self.ignored.setdefault(origin, why)
 
 
@@ -90,11 +89,12 @@ def sets_alone(key: str) -> str | None:
 
 
 def translate(given: Mapping[str, str], own: Mapping[str, str]) -> Translation:
-    """Our settings for verl's words; `own` are the words given under our names, which count where verl's are silent.
+    """This trainer's settings for verl's; `own` are those given under this trainer's names, which apply where verl's
+    are silent.
 
-    Raises BadSetting for a value that cannot be had here and for words that contradict each other.
-    Example: {"data.train_batch_size": "128", "actor_rollout_ref.actor.ppo_mini_batch_size": "64"}
-    -> prompts_per_step=128, mini_batches=2
+    Raises BadSetting for a value that is not supported and for settings that contradict each other.
+    Example: {"data.train_batch_size": "128", "actor_rollout_ref.actor.ppo_mini_batch_size": "64"} ->
+    prompts_per_step=128, mini_batches=2
     """
     made = Translation()
     values = {key: _read(key, text) for key, text in given.items() if not _is_ignored(key)}
@@ -148,12 +148,12 @@ def _alone(key: str, text: str, value: Value, made: Translation) -> None:
 
 
 def _at_home(files: str) -> str:
-    """Paths by comma, with `~` replaced: hydra's words are not the shell's, which leaves it after a `=`."""
+    """Paths by comma, with `~` expanded: the shell does not expand it after a `=`."""
     return ",".join(os.path.expanduser(file) for file in files.split(","))
 
 
 class _Words:
-    """verl's words by key: the value, or the word as it was typed."""
+    """verl's settings by key: the parsed value, or the text."""
 
     def __init__(self, values: Mapping[str, Value], given: Mapping[str, str]) -> None:
         self._values, self._given = values, given
@@ -176,7 +176,7 @@ class _Words:
         return value
 
     def count(self, key: str) -> int:
-        """Raises BadSetting for what is no whole number above 0."""
+        """Raises BadSetting unless it is an integer above 0."""
         value = self._values.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise BadSetting(f"{self.word(key)} is not accepted. Accepted: a whole number from 1 on")
@@ -200,7 +200,7 @@ def _batches(words: _Words, own: Mapping[str, str], made: Translation) -> None:
     made.put("mini_batches", str(total // size), words.word(part), f" ({total} / {size})")
 
 
-# Prompts of a mini batch in verl, where nothing is said.
+# verl's default number of prompts of a mini batch.
 _MINI_BATCH = 256
 
 
@@ -223,7 +223,7 @@ _KL_TYPES |= {"kl+": "k1+", "k1+": "k1+", "mse+": "k2", "k2+": "k2", "low_var_kl
 
 
 def _divergence(words: _Words, own: Mapping[str, str], made: Translation) -> None:
-    """In the loss or in the reward, each with a coefficient and an estimator of its own; not in both."""
+    """The divergence in the loss or in the reward, each with its own coefficient and estimator; not in both."""
     in_loss, in_reward = f"{ACTOR}use_kl_loss", "algorithm.use_kl_in_reward"
     if words.is_on(in_loss) and words.is_on(in_reward):
         raise BadSetting(f"{words.word(in_loss)} and {words.word(in_reward)}: the divergence counts in one place only")
@@ -342,7 +342,7 @@ def _task(words: _Words, own: Mapping[str, str], made: Translation) -> None:
 
 
 def _unread(words: _Words, own: Mapping[str, str], made: Translation) -> None:
-    """What was translated and would change nothing is told as ignored."""
+    """Reports translated settings without effect as ignored."""
     for name, (decides, _) in READ_WITH.items():
         why = unread(name, lambda other: _chosen(other, own, made))
         if why is not None and not (decides == "correction" and "off_policy" in own):  # which may put a correction
@@ -378,7 +378,7 @@ _RULES: tuple[Callable[[_Words, Mapping[str, str], Translation], None], ...] = (
     _task,
     _unread,
 )
-# What verl's loss and optimizer are where nothing is said.
+# verl's defaults of loss and optimizer.
 _DEFAULTS: Mapping[str, str] = {
     "entropy_coef": "0",
     "lr": "1e-6",

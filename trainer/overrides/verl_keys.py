@@ -51,7 +51,7 @@ SAME: Mapping[str, str] = {
     "trainer.device": "device",
     f"{OVERLONG}penalty_factor": "overlong_factor",
 }
-# One of ours, where another word or number says the same.
+# One of this trainer's settings, in which another value means the same.
 WORDS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "algorithm.adv_estimator": (
         "estimator",
@@ -64,7 +64,7 @@ WORDS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "trainer.resume_mode": ("resume", {"disable": "false", "auto": "auto"}),
     "algorithm.filter_groups.max_num_gen_batches": ("max_generations", {"0": "10000"}),
 }
-# One of ours, where -1 stands for never.
+# One of this trainer's settings, in which -1 means never.
 EVERY: Mapping[str, str] = {
     "trainer.save_freq": "save_every",
     "trainer.test_freq": "validate_every",

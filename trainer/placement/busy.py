@@ -1,4 +1,4 @@
-"""Who else uses a Ray, as far as Ray tells: for a run that waits for places that others have. Start from `holders`."""
+"""Finds other users of a Ray cluster, for the message of a run that waits for their resources."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-_LONGEST = 100  # characters of a command line that are told
+_LONGEST = 100  # characters of a command line in a message
 # A job's number in hexadecimal, with which the numbers of its placement groups end.
 _JOB = 8
 
 
 def holders(nodes: Collection[str]) -> str:
-    """Other jobs with actors or placement groups on some nodes, by Ray's names for these; empty where none is known.
+    """Other jobs with actors or placement groups on some nodes, by Ray's names for these; empty if none is known.
 
-    Tasks are not told of. Example: `job 01000000 (python train.py, process 6511 on 10.0.0.1): 3 actors`
+    Tasks are not included. Example: `job 01000000 (python train.py, process 6511 on 10.0.0.1): 3 actors`
     """
     import ray
-    from ray._private import state  # no public name tells actors and jobs without the dashboard
+    from ray._private import state  # no public API lists actors and jobs without the dashboard
     from ray.util import placement_group_table
 
     try:
         jobs, actors = state.state.job_table(), list(state.actors().values())
         groups = list(placement_group_table().values())
         own = ray.get_runtime_context().get_job_id()
-    except Exception:  # what Ray does not tell is left out; the wait itself is told
+    except Exception:  # missing information is left out; the wait itself is reported
         return ""
     return told(jobs, held(actors, groups, nodes), own=own)
 
@@ -47,7 +47,7 @@ def held(
 
 
 def told(jobs: Sequence[Mapping[str, Any]], by_job: Mapping[str, Counter[str]], *, own: str) -> str:
-    """The same in words."""
+    """The same as text."""
     known = {str(each.get("JobID")): each for each in jobs}
     rows = []
     for job in sorted(by_job):

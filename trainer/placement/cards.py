@@ -1,8 +1,8 @@
-"""Which cards learn, which generate, and where in a cluster each of them is.
+"""The placement of learners and generators on a cluster's cards.
 
-Cards are counted over the nodes: with 8 a node, card 11 is the fourth of the second. Nothing here talks to Ray:
-`read` is what the settings ask for, `place_workers` holds that against nodes that were found. Where no node has a card
-the numbers count processes on CPUs.
+Cards are counted over the nodes: with 8 a node, card 11 is the fourth of the second. Nothing here connects to Ray:
+`read` parses the settings, `place_workers` matches them with the nodes. If no node has a card the numbers count
+processes on CPUs.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _SMALL = 1e-6  # Ray counts in ten-thousandths
 
 
 class Unfit(BadSetting):
-    """The cluster, as it is, has no place for the run; the text names what is missing and where."""
+    """The cluster cannot hold the run; the text names the missing resources and the nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the settings ask for."""
+    """The requested placement."""
 
     learners: tuple[int, ...]  # the card of each rank
     generators: tuple[tuple[int, ...], ...]  # the cards of each; none: every rank generates for itself
@@ -69,7 +69,7 @@ class Node:
     key: str  # Ray's own name for it
     address: str
     total: Mapping[str, float]  # of each resource
-    is_home: bool = False  # where this process is: rank 0 belongs there, whose records the user reads
+    is_home: bool = False  # this process's node: rank 0 belongs there, whose records the user reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +86,13 @@ class WorkerSlot:
 class Placement:
     """A place for every process of a layout."""
 
-    resource: str  # `NPU`, `GPU`, or `CPU` where there is no card
+    resource: str  # `NPU`, `GPU`, or `CPU` without cards
     nodes: tuple[Node, ...]  # those that are used, in the order in which their cards are counted
     learners: tuple[WorkerSlot, ...]
     generators: tuple[WorkerSlot, ...]
 
     def bundles(self) -> list[dict[str, float]]:
-        """What is to be reserved on each node: a CPU a process, and its cards; each bundle is bound to its node."""
+        """The resources to reserve on each node: a CPU per process, and its cards; each bundle is bound to its node."""
         found = []
         for index, node in enumerate(self.nodes):
             own = [each for each in (*self.learners, *self.generators) if each.node == index]
@@ -104,7 +104,7 @@ class Placement:
 
 
 def read(config: Config) -> Layout | None:
-    """What the settings ask for; None for a run without Ray. Raises BadSetting."""
+    """The requested placement; None for a run without Ray. Raises BadSetting."""
     given = config.placement
     if not given.train_cards:
         if given.infer_cards:
@@ -161,7 +161,7 @@ def _check_ranks(config: Config, layout: Layout) -> None:
 
 
 def _check_nodes(layout: Layout) -> None:
-    """Raises BadSetting where the numbers given leave no room for the highest card or tear an engine apart."""
+    """Raises BadSetting if the given numbers leave no room for the highest card or split an engine."""
     highest, each = max(layout.cards), layout.cards_per_node
     if layout.nodes and each and highest >= layout.nodes * each:
         raise BadSetting(
@@ -183,11 +183,11 @@ def _check_engines(layout: Layout, cards_per_node: int) -> None:
 
 
 def place_workers(layout: Layout, nodes: Sequence[Node], *, kind: str | None) -> Placement:
-    """A place for every process on these nodes: the own node first, the others by address.
+    """A location for every process on these nodes: this node first, the others by address.
 
-    `kind` is the resource that must be there, None to take what the nodes have: cards, else CPUs. Raises Unfit, which
-    compares every resource with single nodes: a cluster that has enough of something in total may still have no node
-    with enough of it, and Ray would wait for ever.
+    `kind` is the required resource, None for what the nodes have: cards, else CPUs. Raises Unfit, which compares every
+    resource with single nodes: a cluster with enough of a resource in total may still have no node with enough of it,
+    and Ray would wait forever.
     """
     ordered = sorted(nodes, key=lambda node: (not node.is_home, _by_number(node.address), node.key))
     resource = _resource(ordered, kind)
@@ -246,7 +246,7 @@ def _why_not(kind: str, nodes: Sequence[Node]) -> str:
 
 
 def _cards_per_node(layout: Layout, nodes: Sequence[Node], resource: str) -> int:
-    """As many as the nodes have, all alike; where CPUs stand for cards, those of the layout spread over its nodes."""
+    """The nodes' number of cards, equal on all; for CPUs in place of cards, the layout's cards divided by the nodes."""
     count = max(layout.cards) + 1
     if resource == CPU:
         return -(-count // max(1, layout.nodes))
@@ -297,9 +297,9 @@ def lost_node(placement: Placement, alive: Sequence[Node]) -> Node | None:
 
 
 def lost_nodes(placement: Placement, alive: Sequence[Node]) -> str | None:
-    """What is gone with a node of a placement that lives no more; None where all do.
+    """The processes on nodes of a placement that are lost; None if all are alive.
 
-    The processes there would be waited for: their places are bound to their nodes.
+    Ray would wait for them, because their bundles are bound to their nodes.
     """
     if (node := lost_node(placement, alive)) is None:
         return None

@@ -1,7 +1,7 @@
-"""The Ray that a run stands in: one that is there already, one of this run's own, or one on all nodes of a launcher.
+"""The Ray cluster of a run: an existing one, one of this run's own, or one on all nodes of a launcher.
 
-A Ray that this process did not start is left as it was. Every wait has a bound, and what is missing is told before
-Ray, which waits without a word, is asked for it. Start from `opened`.
+A Ray that this process did not start is left unchanged. Every wait has a timeout, and missing resources are reported
+before Ray, which waits silently, is asked for them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _PROBE_S = 5.0
 # A node that has just started Ray is registered after a moment.
 _GRACE_S = 4.0
-# For the other nodes to hear of the end; each may have to start a process for that.
+# For the other nodes to learn of the end; each may have to start a process for that.
 _PART_S = 20.0
 _LONGEST_SOCKET = 40  # characters of the folder: a socket's path has 107, of which Ray takes 65
 
@@ -49,10 +49,10 @@ class Cluster:
     is_own: bool  # started for this run, and for nothing else
     address: str
     num_expected: int | None  # nodes that are on their way; None: those that are there are all
-    others: str = ""  # who else has processes in it, in words
+    others: str = ""  # other users with processes in it, as text
 
     def nodes(self) -> list[Node]:
-        """The living nodes. What Ray's status says may be older than this."""
+        """The living nodes. Ray's status may be older than this."""
         import ray
 
         home = ray.get_runtime_context().get_node_id()
@@ -82,9 +82,10 @@ class Cluster:
             time.sleep(0.2)
 
     def part(self, code: int, reason: str) -> None:
-        """Tells the programs that a launcher has started on the other nodes how the run ended: they end so too.
+        """Tells the programs that a launcher has started on the other nodes how the run ended, so that they end the
+        same way.
 
-        One that is not told, because it is out of reach, finds the head gone and says that.
+        A node that is out of reach finds the head gone and reports that.
         """
         if self.num_expected is None:
             return
@@ -108,7 +109,7 @@ class Cluster:
 @contextlib.contextmanager
 def opened(config: Config, layout: Layout, say: Say) -> Iterator[Cluster]:
     """A connection to the Ray of the settings, for as long as the block runs. Raises Unfit."""
-    logging.getLogger("ray").setLevel(logging.CRITICAL)  # what matters is said in a sentence of this program's
+    logging.getLogger("ray").setLevel(logging.CRITICAL)  # important events are reported in this program's own messages
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with contextlib.ExitStack() as stack:
         with _named_failure():
@@ -141,7 +142,7 @@ def _open(config: Config, layout: Layout, say: Say, stack: contextlib.ExitStack)
 
 
 def _join_others(address: str, stack: contextlib.ExitStack, say: Say) -> Cluster:
-    """Connects to a Ray that was there before, and says who else is at work in it."""
+    """Connects to an existing Ray, and reports its other users."""
     joined = _join(address, stack, num_expected=None, is_own=False)
     others = holders({node.key for node in joined.nodes()})
     if others:
@@ -172,7 +173,7 @@ def _running() -> tuple[str, bool] | None:
 
 
 def _join(address: str, stack: contextlib.ExitStack, *, num_expected: int | None, is_own: bool) -> Cluster:
-    """Connects to a Ray. It is asked whether anything listens there first: Ray itself would wait for minutes."""
+    """Connects to a Ray. First checks that its port is open, because Ray itself would wait for minutes."""
     trouble = answers(address, _PROBE_S)
     if trouble is not None:
         raise Unfit(f"ray={address}: {trouble}. Is Ray started there (`ray start --head`), and the port open?")
@@ -184,9 +185,9 @@ def _join(address: str, stack: contextlib.ExitStack, *, num_expected: int | None
 
 
 def _own(layout: Layout, stack: contextlib.ExitStack) -> Cluster:
-    """Starts Ray on this node alone; it ends with this process, however that ends.
+    """Starts Ray on this node only; it ends with this process, however that ends.
 
-    Cards are left for Ray to count: told a number of GPUs it would take the NPUs for those.
+    Ray counts the cards itself: with an explicit number of GPUs it would count the NPUs as those.
     """
     folder = _short_folder()
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -206,8 +207,8 @@ def _init(**how: Any) -> None:
     from ray._private import worker
 
     ray.init(**how, configure_logging=False, logging_level=logging.CRITICAL, log_to_driver=False, namespace="trainer")
-    # Ray prints what befalls its processes on this one's standard output, whatever it was told about logs; a run
-    # prints nothing there, and says what a loss means itself.
+    # Ray prints events of its processes on this one's standard output, whatever the log settings. A run prints nothing
+    # there, and reports a loss itself.
     if hasattr(worker, "print_to_stdstream"):
         worker.print_to_stdstream = _nothing
 
@@ -249,7 +250,7 @@ def _named_failure() -> Iterator[None]:
         if error.name is None or error.name.partition(".")[0] != "ray":
             raise Unfit(f"Ray cannot be imported: {error}") from error
         raise Unfit("train_cards needs Ray, which is not installed here; the stack cpu-full has it") from error
-    except Exception as error:  # Ray tells everything with errors of many kinds
+    except Exception as error:  # Ray reports everything with errors of many kinds
         raise Unfit(f"Ray could not be started or joined: {one_line(error)}") from error
 
 
@@ -260,8 +261,8 @@ def _short_folder() -> str:
 
 
 def kind_wanted(config: Config) -> str | None:
-    """The resource that `device` asks for; None for what the nodes have.
+    """The resource for `device`; None for whatever the nodes have.
 
-    A run on CPUs takes cards that are there all the same: which process is where is then as it will be on them.
+    A run on CPUs reserves existing cards all the same, so that its processes are placed as they will be on cards.
     """
     return RAY_RESOURCES.get(config.run.device)

@@ -1,8 +1,8 @@
-"""Ray on the nodes of a launcher that starts this program on each: RANK, WORLD_SIZE and MASTER_ADDR say which.
+"""Ray on the nodes of a launcher that starts this program on each: RANK, WORLD_SIZE and MASTER_ADDR identify them.
 
-The first node's process is the head and runs; the others join it with what their node has and end as it does: it tells
-them how the run ended, and a head that is gone without a word is the cause of their end. What was started here ends
-here, also when this process is killed.
+The first node's process is the head and runs the training. The others join it with their resources and end as it does:
+it sends them the result of the run; if the head vanishes, they end and report that. Everything that was started here
+ends here, even if this process is killed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LAST_WORD = "TRAINER_LAST_WORD"
 _BROKE = 1
 _PORT = "6379"
 _END_S = 10.0
-# So long the way to the head may be down; where its node answers that nobody listens, it has ended.
+# How long the connection to the head may be down; if its node refuses the connection, the head has ended.
 _OUTAGE_S = 60.0
 _REFUSED = os.strerror(errno.ECONNREFUSED)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -55,12 +55,12 @@ def is_head() -> bool:
 
 
 def joined_node() -> bool:
-    """Whether this node only lends what it has to the run that the first one leads."""
+    """Whether this node only joins the run of the first one."""
     return is_one_of_several() and not is_head()
 
 
 def place() -> str:
-    """Where the head is: MASTER_ADDR and MASTER_PORT."""
+    """The head's location: MASTER_ADDR and MASTER_PORT."""
     return f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', _PORT)}"
 
 
@@ -98,7 +98,7 @@ def follow(num_seats: int, say: Callable[[str], object], *, limit_s: float) -> i
 
 
 def _end_of_run(process: subprocess.Popen[bytes], address: str, last_word: str) -> tuple[int, str]:
-    """Waits for it: its exit code and the reason for that. Without a word from the head, what is known here."""
+    """Waits for the end of the run: its exit code and the reason. Without a message from the head, the local ones."""
     silent_since: float | None = None
     while True:
         has_ended = exit_code(process) is not None
@@ -120,7 +120,9 @@ def _end_of_run(process: subprocess.Popen[bytes], address: str, last_word: str) 
 
 @contextlib.contextmanager
 def _ray(words: Sequence[str]) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """`ray start --block` with these words, a group of processes that ends with the block, and its last word's file."""
+    """`ray start --block` with these arguments, as a process group that ends with the block, and the file of its final
+    message.
+    """
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     last_word = os.path.join(folder, "last-word")
     environ = {**OWN, "RAY_AUTH_MODE": "disabled", **os.environ, LAST_WORD: last_word}
@@ -140,9 +142,9 @@ def _ray(words: Sequence[str]) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
 
 @contextlib.contextmanager
 def _nothing_left() -> Iterator[None]:
-    """Ends after the block what was started within it, also what its parents have left behind: that is this one's then.
+    """Ends the processes that were started within the block, including orphans, which this process adopts.
 
-    Ray's processes end by themselves within seconds of their node's, but not one that is stopped.
+    Ray's processes end within seconds of their node's, but not one that is stopped.
     """
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
@@ -179,7 +181,7 @@ def _until_it_answers(process: subprocess.Popen[bytes], address: str, limit_s: f
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Asks it to end, then ends its group: what Ray has started on this node is in that, or ends with it."""
+    """Requests the end, then kills the group: all that Ray has started on this node is in it, or ends with it."""
     process.send_signal(signal.SIGTERM)
     wait(process, _END_S)
     with contextlib.suppress(ProcessLookupError):
@@ -193,7 +195,7 @@ def _end_with_parent() -> None:
 
 
 def _own_address(host: str) -> str:
-    """The address that a name of this node stands for."""
+    """The address of a name of this node."""
     try:
         return socket.gethostbyname(host)
     except OSError as error:
@@ -209,5 +211,5 @@ def _facing(address: str) -> str:
 
 
 def _has_cards() -> bool:
-    """Whether Ray will count cards here: then CPUs stand for nothing but themselves."""
+    """Whether Ray will detect cards here: then CPUs do not replace cards."""
     return bool(glob.glob("/dev/davinci[0-9]*") or glob.glob("/dev/nvidia[0-9]*"))

@@ -1,8 +1,7 @@
-"""A generator in an actor of Ray's. A rank starts its own, in the places that were reserved for them, and again those
-that it has lost.
+"""A generator in a Ray actor. A rank starts its own in the reserved resources, and replaces those that are lost.
 
-With fewer generators than ranks several ranks use one: the first of them starts it, and it answers them in the order in
-which they ask.
+With fewer generators than ranks several ranks share one: the first of them starts it, and it answers in the order of
+the requests.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Ray's errors where nothing more goes into its object store, nor onto the disk that it uses then.
+# Ray's errors if its object store, and the disk it uses then, are full.
 _FULL = ("ObjectStoreFullError", "OutOfDiskError")
 # Errors of making an engine that another try would meet again.
 _SETTINGS = ("BadSetting", "NoDevice")
 
 
 class StoreFull(RuntimeError):
-    """Ray's object store has no room; another generator would find as little. The text says for what."""
+    """Ray's object store is full; another generator would have as little room. The text names the object."""
 
     def __str__(self) -> str:
         return (
@@ -49,7 +48,7 @@ class StoreFull(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank may have a generator; it can be sent."""
+    """A location for a rank's generator; it can be sent."""
 
     slot: WorkerSlot
     placement: Placement
@@ -69,7 +68,7 @@ def sharing(num_places: int, number: int, count: int) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Reply(Generic[T]):
-    """What an actor was asked for."""
+    """The pending response of an actor."""
 
     name: str
     asked: Any
@@ -86,7 +85,7 @@ class Reply(Generic[T]):
 
 
 class Left(Reply["Sequence[Bucket]"]):
-    """References that an actor holds, and what they refer to."""
+    """References that an actor holds, and their objects."""
 
     def result(self, timeout_s: float) -> Sequence[Bucket]:
         deadline = time.monotonic() + timeout_s
@@ -110,7 +109,7 @@ class RayGenerator:
         self._place, self._node = place, place.placement.nodes[place.slot.node]
         self.name = f"{place.slot.name} on {self._node.address}"
         self._handle = workers.actor(place.slot, place.placement.resource, place.group, label=place.label)
-        # What is asked later fails with what these fail with.
+        # Later requests fail with the same errors.
         workers.settle(self._handle, place.slot, place.placement)
         _running.append(self._handle)
         self._ask("prepare", "trainer.generator:serve", _from_here(order))
@@ -166,7 +165,7 @@ class RayGenerator:
         except Exception as error:
             if type(error).__name__ in _FULL:
                 raise StoreFull(f"what {self.name} is asked does not fit") from error
-            # A lost connection: told where the answer is wanted.
+            # A lost connection: reported when the response is needed.
             return Reply(self.name, GeneratorLost(self.name, f"cannot be asked: {one_line(error)}"))
         return Reply(self.name, asked)
 
@@ -180,7 +179,7 @@ def _from_here(order: Order) -> Order:
     return replace(order, config=replace(order.config, model=model))
 
 
-# The actors that this process has asked for and not ended.
+# The actors that this process has started and not ended.
 _running: list[Any] = []
 
 
@@ -190,7 +189,7 @@ def quit_all() -> None:
 
 
 class Packed:
-    """A bucket on its way: its memory goes beside the pickle, and is looked at in Ray's store where it arrives."""
+    """A serialized bucket: its memory is sent beside the pickle, and mapped in Ray's store on arrival."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
@@ -198,7 +197,7 @@ class Packed:
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         flat = self._bucket.flat
         memory = (ctypes.c_char * flat.numel()).from_address(flat.data_ptr()) if flat.numel() else b""
-        # As plain bytes: Ray 2.60 crashes where it unpacks a buffer with the format of ctypes.
+        # As plain bytes, because Ray 2.60 crashes when it unpacks a buffer with a ctypes format.
         plain_bytes = memoryview(memory).cast("B")
         plain = {each.name: getattr(self._bucket, each.name) for each in fields(self._bucket) if each.name != "flat"}
         return _unpacked, (type(self._bucket), plain, pickle.PickleBuffer(plain_bytes))
@@ -232,12 +231,12 @@ def _put(bucket: Bucket) -> Any:
     return _sent[key]
 
 
-# Of the version that is being sent: what was put into Ray's store.
+# The objects of the present version in Ray's store.
 _sent: dict[tuple[int, int, int], Any] = {}
 
 
 def _get(name: str, asked: Any, timeout_s: float) -> Any:
-    """What was asked for. Raises TimeoutError, GeneratorLost, and BadSetting for an engine that cannot be made."""
+    """The response. Raises TimeoutError, GeneratorLost, and BadSetting for an engine that cannot be created."""
     import ray
 
     if isinstance(asked, GeneratorLost):
@@ -253,5 +252,5 @@ def _get(name: str, asked: Any, timeout_s: float) -> Any:
         if type(cause).__name__ in _SETTINGS:
             raise BadSetting(str(cause)) from None
         raise GeneratorLost(name, f"failed: {one_line(cause)}") from None
-    except ray.exceptions.RayError as error:  # what it said is lost: a full store, a node that is gone
+    except ray.exceptions.RayError as error:  # the response is lost: a full store, a lost node
         raise GeneratorLost(name, f"has not answered: {one_line(error)}") from None

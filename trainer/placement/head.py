@@ -1,8 +1,8 @@
-"""Whether Ray's head still answers, and how a run ends when it does not.
+"""Watches whether Ray's head responds, and ends the run if it does not.
 
-Without its head Ray's calls block, and after a minute Ray ends the process that made them, without a word that anybody
-reads. So the head is asked beside the run. When it is silent the run is told; one that cannot leave then is ended.
-Start from `watched`.
+Without its head Ray's calls block, and after a minute Ray kills the calling process without a visible message. So a
+thread queries the head during the run. When the head is silent the run is notified; a run that cannot end then is
+killed.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ _KNOCK_S = 1.0
 _SILENT_S = 20.0
 # And so long when nothing listens there any more.
 _REFUSED_S = 5.0
-# What the run may take to leave then; Ray waits for its head where it says goodbye to it.
+# The time for the run to end then; Ray waits for its head while it disconnects.
 _LEAVE_S = 20.0
 
 
 class HeadLost(Exception):
-    """Ray's head does not answer any more; the text says where and since when."""
+    """Ray's head no longer responds; the text says where and since when."""
 
 
 class Head:
-    """What the head said last. Two threads see to it: one asks, and may block; the other counts how long it has."""
+    """The head's last response. Two threads: one queries, and may block; the other measures the time since the last
+    response.
+    """
 
     def __init__(self, cluster: Cluster, end: Callable[[str], object]) -> None:
         self._cluster, self._end = cluster, end
@@ -51,7 +53,7 @@ class Head:
             each.start()
 
     def nodes(self, *, is_fresh: bool = False) -> Sequence[Node]:
-        """The living nodes, as the head said last; what it says from now on if `is_fresh`. Raises HeadLost."""
+        """The living nodes in the head's last response; in its next one if `is_fresh`. Raises HeadLost."""
         with self._news:
             # The next answer may have been on its way already.
             wanted = self._num_answers + (2 if is_fresh else 0)
@@ -67,7 +69,9 @@ class Head:
         return self._lost is not None
 
     def leave(self) -> None:
-        """Asks no more: Ray is about to be left. With a lost head the watch goes on until this process has ended."""
+        """Stops the queries, because Ray is about to be disconnected. With a lost head the watch goes on until this
+        process has ended.
+        """
         self._is_left.set()
         self._hurry.set()
         self._threads[0].join(_LOOK_S)

@@ -1,4 +1,4 @@
-"""One rank of a placed run, within the process that Ray has started for it. Start from `Rank`."""
+"""One rank of a placed run, within the process that Ray has started for it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     from trainer.placement.generator import Place
 
-# Where a rank waits for the others, not on its own account.
+# The phases in which a rank waits for the others.
 _WAITING = ("trainer/distributed.py", "torch/distributed/")
-_LAST = 4000  # characters of what it says that are kept
+_LAST = 4000  # characters of its output that are saved
 
 
 class Rank:
-    """Runs `python -m trainer` with some words in this process, and answers how far it is meanwhile."""
+    """Runs `python -m trainer` with some arguments in this process, and reports its progress meanwhile."""
 
     def __init__(
         self, words: Sequence[str], generators: Sequence[Place], sharing: Mapping[str, Any] | None = None
@@ -42,8 +42,8 @@ class Rank:
         self._thread: int | None = None
 
     def run(self) -> tuple[int, str]:
-        """The exit code, and the end of what it said on stderr."""
-        # By name: the program itself leads to this module when cards are asked for.
+        """The exit code, and the end of its stderr."""
+        # By name, because the program itself imports this module when it uses cards.
         program = importlib.import_module("trainer.__main__")
         self._thread = threading.get_ident()
         said = Heard(sys.stderr)
@@ -71,9 +71,9 @@ class Rank:
         return {**begun, "at": at, "waits": waits, "awaits": awaited()}
 
     def leave(self, number: int) -> bool:
-        """As if this process had got a signal: whether the run will be left after the step at hand.
+        """Acts like a signal to this process: whether the run will end after the present step.
 
-        Outside the steps it will not, and whoever asks ends the process.
+        Outside of the steps it will not, and the caller ends the process.
         """
         try:
             self._interrupt.on_signal(number)
@@ -87,7 +87,7 @@ class Rank:
 
 
 class Heard(io.TextIOBase):
-    """Text on its way to a file, the end of which is kept."""
+    """A text file whose last part is saved."""
 
     def __init__(self, file: TextIO) -> None:
         self._file, self.last = file, ""
@@ -101,7 +101,7 @@ class Heard(io.TextIOBase):
         self._file.flush()
 
     def fileno(self) -> int:
-        """The file's: what programs that are started from here say goes there too, and is not kept."""
+        """The file's: output of child programs goes there too, and is not saved."""
         return self._file.fileno()
 
 

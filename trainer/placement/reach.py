@@ -1,4 +1,4 @@
-"""What is common to all that has to do with Ray: its variables, its errors in a line, whether an address answers."""
+"""Helpers for Ray: its variables, its errors in one line, whether an address responds."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def answers(address: str, limit_s: float) -> str | None:
 
 # A process whose node may be about to be found gone; more is known a little later.
 OUT_OF_REACH = "cannot be reached"
-# Parts of what Ray says about a lost actor, and what they mean; the first that is found counts.
+# Parts of Ray's messages about a lost actor, and their meaning; the first match counts.
 _LOSSES = (
     ("temporarily unavailable", OUT_OF_REACH),
     ("ray.kill", "was ended"),
@@ -61,6 +61,6 @@ _LOSSES = (
 
 
 def how_lost(error: BaseException) -> str:
-    """Why Ray says that an actor is gone, in short. Example: `was killed`."""
+    """Ray's reason for the loss of an actor, in short. Example: `was killed`."""
     text = " ".join(str(error).split())
     return next((meaning for words, meaning in _LOSSES if words in text), f"was lost ({text[:300]})")

@@ -1,8 +1,7 @@
-"""A placed run from its start to its end: attempts, one after another, until one ends for a reason of its own.
+"""A placed run from start to end: attempts, one after another, until one ends by itself.
 
-An attempt ends for a reason that is not its own when a process or a node is lost, or hangs. The next one goes on from
-the last checkpoint, whose state holds the random numbers too: no rollout counts twice, and the records are cut where
-it goes on. Start from `lead`.
+An attempt that loses a process or a node, or hangs, is followed by another one. It resumes from the last checkpoint,
+whose state includes the random numbers: no rollout counts twice, and the records are truncated at that step.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from trainer.placement.workers import Worker, WorkerGroup
 
 COMPLETED, BROKE, BAD_SETTING, INTERRUPTED = 0, 1, 2, 130
-# Steps between two checkpoints where the settings name none: what a restart may lose.
+# Steps between two checkpoints if the settings name none: the maximum loss of a restart.
 SAVE_EVERY = 10
 # Between two looks at the processes; and between two at what Ray knows of a loss.
 _LOOK_S = 1.0
@@ -48,8 +47,7 @@ _LEAVE_S = 120.0
 # Until Ray knows that a node is gone, whose loss the ranks elsewhere see at once: ten to forty seconds where this run
 # has started it, and over a minute with Ray's own settings.
 _NODE_S = 75.0
-# What a rank's last words begin with when it was not its own fault; and what gloo and HCCL, whose errors have no kind
-# of their own, say where a rank is gone.
+# Beginnings of a rank's last message if it was not the cause; and those of gloo and HCCL, whose errors have no kind
 _NOT_OWN = (
     "GeneratorLost",
     "DistBackendError",
@@ -60,8 +58,8 @@ _NOT_OWN = (
     "ObjectStoreFullError",
 )
 _PEER_GONE = ("gloo/transport", "Connection closed by peer", "HCCL function error", "call hccl api failed")
-# Somebody else listens at the port at which the ranks meet, which was kept for them: no other loss is behind that, and
-# the next attempt has another one.
+# Another program listens on the port that was reserved for the ranks' rendezvous: there is no other cause, and the next
+# attempt uses another port.
 _PORT_TAKEN = "EADDRINUSE"
 
 
@@ -72,7 +70,7 @@ class Ended:
     code: int
     reason: str  # one sentence; empty when it completed
     is_lost: bool  # a process, a node or an answer was lost: another attempt may fare better
-    rank: int | None = None  # the rank at fault; None: none was, or it cannot be told
+    rank: int | None = None  # the rank at fault; None: none, or unknown
     node: str | None = None  # Ray's key of the node that was lost; None: none was, or it is not known yet
 
 
@@ -88,14 +86,14 @@ class Run:
     say: Callable[[str], object]
     restarts: list[dict[str, Any]] = field(default_factory=list)
     nodes: list[set[str]] = field(default_factory=list)  # Ray's keys of those of each attempt
-    is_closed: bool = False  # how it ended is written and said
-    earlier: tuple[int, int] | None = None  # what was saved there before this run: it is not this run's to go on from
+    is_closed: bool = False  # its end has been recorded and reported
+    earlier: tuple[int, int] | None = None  # what an earlier run saved there, from which this run must not resume
 
     def __post_init__(self) -> None:
         self.earlier = self._saved() if self.config.run.resume == "false" else None
 
     def saved_step(self) -> int | None:
-        """The step from which a next attempt goes on; None: nothing was saved yet."""
+        """The step to resume the next attempt from; None: nothing was saved yet."""
         return resume.saved_step(self.out) if self._saved() not in (None, self.earlier) else None
 
     def _saved(self) -> tuple[int, int] | None:
@@ -107,7 +105,9 @@ class Run:
 
 
 def lead(run: Run) -> int:
-    """Runs it; the exit code. What ended it badly stands in the last record and is said. Raises BadSetting."""
+    """Runs all attempts; returns the exit code. The reason of a failure is in the last record and on stderr. Raises
+    BadSetting.
+    """
     limit_s = run.config.placement.cluster_limit_s
     if daemon.joined_node():
         if not clusters.is_to_be_made(run.config):
@@ -131,7 +131,7 @@ def lead(run: Run) -> int:
 
 
 def _end_here(run: Run, lost: str) -> None:
-    """Ends this process, which waits for a Ray that does not answer; says why if that was not said yet."""
+    """Ends this process, which is blocked by a Ray that does not respond; reports why unless that was done."""
     if not run.is_closed:
         _close(run, Ended(BROKE, _without_ray(run, lost), is_lost=False))
     os._exit(BROKE)
@@ -194,7 +194,7 @@ def _attempt(run: Run, cluster: Cluster, head: Head) -> Ended:
             raise
         # Lost once, the run has no place any more: that is how it ends.
         return Ended(BROKE, f"{run.restarts[-1]['reason']}; then {error}", is_lost=False)
-    except Exception as error:  # Ray tells everything with errors of many kinds
+    except Exception as error:  # Ray reports everything with errors of many kinds
         if isinstance(error, OSError) and str(error.filename).startswith(str(run.out)):
             raise
         return Ended(BROKE, f"Ray failed: {one_line(error)}", is_lost=False)
@@ -245,7 +245,7 @@ def _by_lost_node(placement: Placement, alive: Sequence[Node]) -> Ended | None:
 
 
 def _nodes(head: Head, *, is_fresh: bool) -> Sequence[Node]:
-    """The living nodes. Raises HeadLost, also where this node is not among them: nothing can be asked of Ray then."""
+    """The living nodes. Raises HeadLost, also if this node is not among them: then Ray cannot be used."""
     nodes = head.nodes(is_fresh=is_fresh)
     if not any(node.is_home for node in nodes):
         raise heads.HeadLost("Ray on this node is gone: its raylet has ended")
@@ -253,7 +253,7 @@ def _nodes(head: Head, *, is_fresh: bool) -> Sequence[Node]:
 
 
 def _outcome(done: Any) -> tuple[int | None, str]:
-    """A rank's exit code and last words; no code where the process was lost."""
+    """A rank's exit code and last message; no code if the process was lost."""
     import ray
 
     try:
@@ -297,7 +297,7 @@ def _cause(group: WorkerGroup, runs: dict[Any, Worker]) -> tuple[Ended, bool]:
         return Ended(INTERRUPTED, "", is_lost=False), False
     failed = [_failure(group.ranks.index(worker), code, said) for worker, code, said in found if code != COMPLETED]
     if failed:
-        # One that lost another fails too: the first that did not says why.
+        # A rank that loses another fails too: the first other failure gives the reason.
         cause = next((each for each in failed if not each.is_lost), failed[0])
         return cause, cause.is_lost and bool(late) and _PORT_TAKEN not in cause.reason
     names = ", ".join(runs[each].name for each in late)
@@ -305,7 +305,7 @@ def _cause(group: WorkerGroup, runs: dict[Any, Worker]) -> tuple[Ended, bool]:
 
 
 def _by_now(worker: Worker, why: str) -> str:
-    """Why a process was lost, asked again where that was not known: its node may be gone, or only Ray slow to tell."""
+    """Why a process was lost, checked again if that was unknown: its node may be lost, or Ray be slow to report it."""
     import ray
 
     if why != OUT_OF_REACH:
@@ -317,23 +317,23 @@ def _by_now(worker: Worker, why: str) -> str:
         ray.get(asked)
     except ray.exceptions.RayActorError as error:
         return how_lost(error)
-    return "was cut off for a while"  # it lives, and nobody hears how it ends
+    return "was cut off for a while"  # it lives, but its result is lost
 
 
 def _failure(rank: int, code: int | None, said: str) -> Ended:
-    """How a rank failed, by its last words."""
+    """How a rank failed, by its last message."""
     last = said.strip().splitlines()[-1].removeprefix("trainer: ") if said.strip() else f"ended with {code}"
     is_lost = last.startswith(_NOT_OWN) or any(words in last for words in _PEER_GONE)
     return Ended(code or BROKE, last, is_lost=is_lost, rank=rank)
 
 
 class Watch:
-    """Whether the processes get on. One that hangs holds up all: the one that waits for nobody is named."""
+    """Whether the processes make progress. One that hangs blocks all: the one that waits for no other is named."""
 
     def __init__(self, group: WorkerGroup, limit_s: float, *, start_limit_s: float) -> None:
         self._workers, self._limit_s = group, limit_s
         self._start_limit_s = start_limit_s  # until the first step, which waits for imports above all
-        self._asked: dict[int, Any] = {}  # of each rank, what is on its way
+        self._asked: dict[int, Any] = {}  # the pending request of each rank
         self._beats: dict[int, dict[str, Any]] = {}
         self._heard: dict[int, float] = {}
         self._marks: dict[int, Any] = {}
@@ -406,12 +406,12 @@ def _is_told(answer: Any) -> bool:
 
     try:
         return bool(ray.get(answer))
-    except Exception:  # whatever it fails with, it is about to be ended
+    except Exception:  # any error: the process is about to be ended
         return False
 
 
 def _close(run: Run, ended: Ended) -> int:
-    """Writes what the ranks could not, and says it."""
+    """Writes the records that the ranks could not write, and reports the end."""
     if ended.code in (COMPLETED, INTERRUPTED):
         return ended.code
     from trainer.metrics.records import Records

@@ -1,7 +1,7 @@
-"""What stands in a process that Ray has started: it takes the trainer and an environment, then does as it is told.
+"""The actor in a process that Ray has started: it sets up the trainer and the environment, then executes calls.
 
-Travels by value, so that a node without the trainer can run it: nothing but the standard library is used here, and
-nothing of the trainer is named at the top.
+It is serialized by value, so that a node without the trainer can run it: it uses only the standard library, and does
+not import the trainer at the top.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class WorkerActor:
         self._kept: socket.socket | None = None  # keeps the port that the ranks may meet at
 
     def settle(self, root: str, package: bytes | None, address: str, cards: Mapping[str, Any]) -> Any:
-        """Makes the trainer importable, from `root` or from a zipped copy of it, and sees to the cards.
+        """Makes the trainer importable, from `root` or from a zipped copy of it, and assigns the cards.
 
         `cards` says which of the node's visible cards are this process's: `variable`, the name of the list of visible
-        ones, `local`, positions in it, `held`, those of the whole run, and `resource`, Ray's name for them. Gives back
-        what is known of the place: `pid`, `interface` with the node's address, a `port` that is kept for this process,
-        `ids` of the cards and those `held`, and those `given` by Ray. Called again it gives the same.
+        ones, `local`, positions in it, `held`, those of the complete run, and `resource`, Ray's name for them. Returns
+        `pid`, `interface` with the node's address, a `port` that is reserved for this process, `ids` of the cards and
+        those `held`, and those `given` by Ray. Repeated calls return the same.
         """
         if self._place is None:
             try:
@@ -62,7 +62,7 @@ class WorkerActor:
         return found
 
     def set_env(self, environ: Mapping[str, str], unless_set: Mapping[str, str]) -> None:
-        """Sets variables, some only where the node does not; before anything is imported that reads them."""
+        """Sets variables, some only if the node does not; before the import of any module that reads them."""
         for name, value in unless_set.items():
             os.environ.setdefault(name, value)
         os.environ.update(environ)
@@ -72,7 +72,7 @@ class WorkerActor:
         return os.path.exists(path)
 
     def prepare(self, place: str, *args: Any) -> None:
-        """Calls `module:function`; what it gives is what later calls are methods of. Called again it does nothing."""
+        """Calls `module:function`; later calls are methods of its result. Repeated calls do nothing."""
         if self._made is not None:
             return
         if self._failure is not None:
@@ -85,24 +85,24 @@ class WorkerActor:
             raise
 
     def call(self, name: str, *args: Any) -> Any:
-        """A method of what was made."""
+        """Calls a method of that object."""
         if self._failure is not None:
             raise self._failure
         return getattr(self._made, name)(*args)
 
     def watch(self, name: str, *args: Any) -> Any:
-        """As `call`, in a thread of its own."""
+        """Like `call`, in a separate thread."""
         return getattr(self._made, name)(*args)
 
     def quit(self) -> None:
-        """Ends this process at once, and before that what it has started elsewhere. Asks nothing of Ray's head."""
-        with contextlib.suppress(Exception):  # what was made may know of none, or be half made
+        """Ends this process at once, after the processes it has started elsewhere. Does not use Ray's head."""
+        with contextlib.suppress(Exception):  # the object may not have the method, or be incomplete
             self._made.quit()
         os._exit(0)
 
 
 def leave_word(variable: str, text: str) -> None:
-    """Writes a text into the file that a variable names on this node, whole or not at all; nothing where none does."""
+    """Writes a text atomically into the file that a variable names on this node; does nothing without the variable."""
     path = os.environ.get(variable)
     if path is not None:
         with open(f"{path}.unfinished", "w", encoding="utf-8") as file:
@@ -125,7 +125,7 @@ def zipped(package: str) -> bytes:
 
 
 def _interface_of(address: str) -> str | None:
-    """The network interface that has an address, which collectives are to use; None where it cannot be told."""
+    """The network interface of an address, for collectives; None if unknown."""
     for _, name in socket.if_nameindex():
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked, contextlib.suppress(OSError):
             # SIOCGIFADDR; an interface without an address refuses
@@ -158,7 +158,7 @@ def _unpack(package: bytes) -> str:
 
 
 def _repair(folder: str, package: bytes) -> None:
-    """Puts files of a zipped package into a folder of it where they are missing, each of them whole at once."""
+    """Restores missing files of a zipped package in its folder, each atomically."""
     with zipfile.ZipFile(io.BytesIO(package)) as archive:
         missing = [each for each in archive.namelist() if not os.path.isfile(os.path.join(folder, each))]
         if not missing:
@@ -182,8 +182,8 @@ def _names(visible: str, local: Sequence[int]) -> list[str]:
 
 
 def _kept_port() -> socket.socket:
-    """A port that the system gives to nobody else while this is open, and that torch's store, which reuses addresses,
-    can listen at: until it does, torch is imported.
+    """A port that the system gives to no other program while this socket is open, and that torch's store, which reuses
+    addresses, can listen on.
     """
     kept = socket.socket()
     kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,6 +1,7 @@
-"""The processes of a placed run: the places reserved, an actor in each, the trainer and its variables brought there.
+"""The processes of a placed run: reserves resources, starts an actor in each, and sets up the trainer and its
+variables.
 
-Start from `started`. What fails here fails before anything is learnt, and is told in a sentence (`Unfit`).
+Errors occur here before any training, and are reported as a sentence (`Unfit`).
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Worker:
         return f"{self.slot.name} on {self.address}"
 
     def ask(self, name: str, *args: Any, is_beside: bool = False) -> Any:
-        """Ray's reference to what a method of the process will give; beside what it computes, if so wanted."""
+        """Ray's reference to the result of a method of the process; in parallel to its computations, if requested."""
         if is_beside:
             return self.handle.watch.options(concurrency_group="watch").remote(name, *args)
         return self.handle.call.options(concurrency_group="work").remote(name, *args)
@@ -77,9 +78,9 @@ class WorkerGroup:
 def started(
     placement: Placement, cluster: Cluster, header: Mapping[str, Any], say: Callable[[str], object], *, limit_s: float
 ) -> Iterator[WorkerGroup]:
-    """A process for every rank, with its variables, and the places of the generators kept free.
+    """A process for every rank, with its variables, and reserved resources for the generators.
 
-    Raises Unfit, also when a node is lost meanwhile.
+    Raises Unfit, also if a node is lost meanwhile.
     """
     deadline = time.monotonic() + limit_s
 
@@ -116,7 +117,7 @@ def _reserve(
     deadline: float,
     look: Callable[[], None],
 ) -> Any:
-    """The placement group. That the nodes are large enough is known: what is waited for are other users of them."""
+    """The placement group. The nodes are known to be large enough, so it waits only for other users of them."""
     from ray.util.placement_group import placement_group, remove_placement_group
 
     bundles = placement.bundles()
@@ -145,17 +146,17 @@ def _pending(placement: Placement, bundles: Sequence[Mapping[str, float]]) -> st
 
 
 def _free(cluster: Cluster) -> str:
-    """What is free on each node, as far as Ray tells."""
-    from ray._private import state  # no public name tells it by node; ray.available_resources() is the sum
+    """The free resources of each node, as far as Ray reports them."""
+    from ray._private import state  # no public API gives them by node; ray.available_resources() is the sum
 
     by_node: Mapping[str, Any] = getattr(state, "available_resources_per_node", dict)()
     return told([replace(node, total=by_node.get(node.key, {})) for node in cluster.nodes()]) + " free"
 
 
 def actor(slot: WorkerSlot, resource: str, group: Any, *, label: str | None = None) -> Any:
-    """An actor bound to the reserved place of a slot; with a label the one that has it, if there is one.
+    """An actor bound to the reserved bundle of a slot; with a label the existing one, if there is one.
 
-    Ray does not start it again: what it held would be gone.
+    Ray does not restart it: its state would be lost.
     """
     import ray
     from ray import cloudpickle
@@ -228,14 +229,14 @@ def _answer(asked: Any, name: str) -> Any:
         return ray.get(asked)
     except ray.exceptions.RayActorError as error:
         raise Unfit(f"{name} could not be started: it {how_lost(error)}") from error
-    except Exception as error:  # whatever a process ends with before it has begun
+    except Exception as error:  # any error that a process fails with before it has begun
         raise Unfit(f"{name} could not be started: {one_line(getattr(error, 'cause', None) or error)}") from error
 
 
 def _check_ids(placement: Placement, facts: Sequence[Mapping[str, Any]], *, is_own: bool) -> None:
-    """Raises Unfit where the cards that were asked for are not those that Ray has set aside, or are not there.
+    """Raises Unfit if the requested cards are not those that Ray has reserved, or do not exist.
 
-    Which of the run's cards Ray counts for which of its processes means nothing: each is told its own.
+    Ray's assignment of the run's cards to its processes does not matter: each process gets its own cards explicitly.
     """
     if placement.resource == CPU:
         return
@@ -273,7 +274,7 @@ def _are_together(placement: Placement) -> bool:
 
 
 def interfaces(placement: Placement, facts: Mapping[str, Any]) -> dict[str, str]:
-    """The variables that say by which interface a rank meets the others, where a node does not say it itself."""
+    """The variables that select a rank's network interface, unless its node sets them itself."""
     if _are_together(placement):
         return {"GLOO_SOCKET_IFNAME": "lo"}
     if not (interface := facts["interface"]):
@@ -285,7 +286,7 @@ def interfaces(placement: Placement, facts: Mapping[str, Any]) -> dict[str, str]
 
 
 def check_folder(group: WorkerGroup, out: Path, limit_s: float) -> None:
-    """Raises Unfit where ranks on other nodes do not see the output folder, from which all of them go on."""
+    """Raises Unfit if ranks on other nodes do not see the output folder, from which all of them resume."""
     others = [each for each in group.ranks if not group.placement.nodes[each.slot.node].is_home]
     if not others:
         return
@@ -318,7 +319,7 @@ def stop(handles: Sequence[Any]) -> None:
 
 
 def end(group: WorkerGroup) -> None:
-    """Ends the ranks where Ray cannot: each is told to end itself; those on this node that do not hear are killed."""
+    """Ends the ranks if Ray cannot: each is asked to exit; those on this node that do not respond are killed."""
     stop([each.handle for each in group.ranks])
     here = [each.pid for each in group.ranks if group.placement.nodes[each.slot.node].is_home and _is_there(each.pid)]
     for pid in here:

@@ -1,9 +1,8 @@
 """A state on disk: one file of tensors, and a manifest that names it with its digest.
 
-At every moment the manifest names a whole state file, however the process or the machine ends: a state is on the disk
-before the manifest that names it takes the older one's place, and the older state goes only after that. What a killed
-save leaves behind is removed by the next one. Start from `save` and `load`; `manifest` says what lies there, `sharded`
-writes and reads a state of which every rank holds some rows.
+The manifest names a complete state file at every moment, however the process or the machine ends: a state is on the
+disk before the manifest that names it replaces the older one, and the older state is removed only after that. The next
+save removes what a killed save left behind. `sharded` writes and reads a state of which every rank holds some rows.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ __all__ = [
 
 
 def save(state: State, folder: Path) -> Saved:
-    """Writes the state, and then removes the one that stood there before. Raises OSError where that fails."""
+    """Writes the state, and then removes the former one. Raises OSError on failure."""
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = folder / UNFINISHED_FILE
     try:
@@ -82,9 +81,9 @@ def save_shards(state: State, folder: Path, *, world: World) -> Saved:
 
 
 def _cannot_save(error: Exception, unfinished: Path) -> OSError:
-    """What is wrong with the disk, said with its number; what was written of the state is removed.
+    """The disk error with its errno; removes the partial state.
 
-    torch's writer makes a RuntimeError without a number of every failed write.
+    torch's writer raises a RuntimeError without errno for every failed write.
     """
     written = unfinished.stat().st_size if unfinished.exists() else 0
     is_full = shutil.disk_usage(unfinished.parent).free < FULL
@@ -131,7 +130,7 @@ def load(folder: Path, device: torch.device) -> State:
 
 
 def _others(folder: Path, saved: Saved | None) -> str:
-    """Which other states lie there; their names hold the start of their digest, so each can be checked."""
+    """The other states in the folder; their names hold the start of their digest, so each can be checked."""
     names = sorted(path.name for path in folder.glob("state-*.pt") if saved is None or path.name != saved.file)
     whole = [name for name in names if name == f"state-{digest_of(folder / name)[:16]}.pt"]
     return f"; {', '.join(whole)} beside it is whole, and was not taken" if whole else "; there is no other state"

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 WRITTEN, BROKE, UNUSABLE = 0, 1, 2
 _CPU = torch.device("cpu")
-# Where a state has the weights, by the kind of run.
+# The prefix of the weights in a state, by the kind of run.
 _WEIGHTS = {"train": "learner/policy/", "sft": "tuned/weights/"}
 _EMBEDDING = "model.embed_tokens.weight"
 
@@ -69,9 +69,9 @@ def main(words: Sequence[str]) -> int:
 
 
 def export(checkpoint: Path, out: Path, *, path: str | None = None) -> list[Path]:
-    """Writes the model; gives back the folders. `path`: where the model's own folder is now; None: where it was.
+    """Writes the model; returns the folders. `path`: the present location of the model's own folder; None: unchanged.
 
-    Raises BadSetting for what cannot be used, OSError where writing fails.
+    Raises BadSetting for unusable input, OSError if writing fails.
     """
     folder = checkpoint / FOLDER if (checkpoint / FOLDER).is_dir() else checkpoint
     try:
@@ -92,7 +92,7 @@ def export(checkpoint: Path, out: Path, *, path: str | None = None) -> list[Path
 
 
 def _restored(config: Config, state: State, prefix: str) -> Decoder | Pretrained:
-    """The model with the weights of the state, which all stand under the prefix."""
+    """The model with the weights of the state, which are all under the prefix."""
     stored = state.get(STORED)
     given = {name: each for name, each in flatten(state).items() if name.startswith(prefix)}
     sizes = stored.sizes() if stored is not None else {name: tuple(each.shape) for name, each in given.items()}
@@ -111,7 +111,7 @@ def _restored(config: Config, state: State, prefix: str) -> Decoder | Pretrained
 
 
 def _check(own: Mapping[str, Tensor], learnt: set[str], sizes: Mapping[str, Any], config: Config) -> None:
-    """Raises BadSetting where the state's weights are not those of the model."""
+    """Raises BadSetting if the state's weights are not those of the model."""
     wrong = sorted(name for name, size in sizes.items() if name not in own or tuple(own[name].shape) != tuple(size))
     if wrong := [*wrong, *sorted(learnt - sizes.keys())]:
         name = wrong[0].rpartition("/")[2]

@@ -1,6 +1,6 @@
-"""A checkpoint on the disk: the manifest says which file holds the state, of which step and settings.
+"""The manifest of a checkpoint: the file of the state, its step and its settings.
 
-What is written has a name only once its bytes are there. Imports no torch.
+A file gets its name only once its bytes are written. Imports no torch.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ MANIFEST = "manifest.json"
 
 
 class CorruptCheckpoint(Exception):
-    """A checkpoint that is not what was saved; the text says in what it differs."""
+    """A checkpoint that differs from what was saved; the text says how."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a save wrote; also the manifest."""
+    """The result of a save; also the manifest."""
 
     file: str
     sha256: str
@@ -37,9 +37,9 @@ class Saved:
 
 
 def read(folder: Path) -> Saved | None:
-    """What the last whole save wrote; None where nothing was saved. Raises CorruptCheckpoint for one of another form.
+    """The last complete manifest; None if nothing was saved. Raises CorruptCheckpoint for one of another format.
 
-    Unknown entries are passed over: a later version may write more.
+    Unknown entries are ignored: a later version may write more.
     """
     path = folder / MANIFEST
     try:
@@ -56,7 +56,7 @@ State = dict[str, Any]
 FULL = 1 << 20
 # Under which a sharded state has its tensors when it is loaded.
 STORED = "stored"
-# What a state of either kind is called until it is whole; nothing is named so for longer than a save takes.
+# The name of an incomplete state; a save takes seconds, so older ones are remains.
 UNFINISHED_FILE, UNFINISHED_SHARDS = "state.unfinished", "shards-*.unfinished"
 
 
@@ -79,7 +79,7 @@ def name_in_manifest(saved: Saved, folder: Path) -> None:
 
 
 def put(unfinished: Path, place: Path) -> None:
-    """Gives a file its name once its bytes are on the disk; then the name is there too, whatever happens."""
+    """Gives a file its name once its bytes are on the disk; then the name survives a crash, too."""
     sync_file(unfinished)
     os.replace(unfinished, place)
     sync_folder(place.parent)

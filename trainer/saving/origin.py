@@ -1,11 +1,9 @@
-"""The weights that a run began with, those of its reference policy: what a checkpoint tells of them, and who gets them.
+"""The reference policy's weights across checkpoints: what a checkpoint stores about them, and who gets them.
 
-What a checkpoint holds as the reference is the reference, wherever it is kept from then on. Where it holds none, the
-generators had made it from the settings; then it holds the fingerprint of those weights, whoever keeps the reference
-now makes it from the same settings, and it must come to the same. So a run that goes on never takes for its reference
-what it has learnt since, nor what stands by now in the folder of its model.
-
-Start from `begin`; `added` and `restore` are for checkpoints.
+If a checkpoint has the reference's weights, they are used, wherever the reference is held from then on. If it has none,
+the generators had made the reference from the settings; then the checkpoint has the fingerprint of those weights, the
+reference is made from the same settings again, and the fingerprints must match. So a resumed run never uses its trained
+weights as its reference, nor a changed model folder.
 """
 
 from __future__ import annotations
@@ -24,21 +22,21 @@ if TYPE_CHECKING:
     from trainer.engines.remote import Remote
     from trainer.learner import Learner
 
-# Where a state has the fingerprint, if the generators have the reference.
+# The key of the fingerprint in a state, if the generators have the reference.
 MARK = "reference_mark"
 
 
 def begin(learner: Learner, remote: Remote) -> None:
-    """Tells an engine by which fingerprint to know the reference of its generators; a collective where it is sharded.
+    """Gives an engine the fingerprint of its generators' reference; a collective if it is sharded.
 
-    An engine that knows one already keeps it.
+    An engine that has one already keeps it.
     """
     if remote.origin is None:
         remote.expect_reference(fingerprint(learner.base_weights()))
 
 
 def added(state: dict[str, Any], remote: Remote | None) -> dict[str, Any]:
-    """A state with what is to be known of the generators' reference; None: it is not there."""
+    """A state with the data about the generators' reference; unchanged (None) without one."""
     if remote is None or remote.origin is None:
         return state
     learner, origin = state["learner"], remote.origin
@@ -53,9 +51,9 @@ def is_stored(state: Mapping[str, Any]) -> bool:
 
 
 def restore(learner: Learner, remote: Remote | None, state: Mapping[str, Any]) -> None:
-    """Sees to it that the reference is that of the saved run; `remote` is None where the learner keeps it.
+    """Restores the reference of the saved run; `remote` is None if the learner holds it.
 
-    Raises BadSetting where it can no longer be had.
+    Raises BadSetting if it is no longer available.
     """
     if remote is not None and remote.origin is not None:
         held = _held(learner, state)
@@ -68,7 +66,7 @@ def restore(learner: Learner, remote: Remote | None, state: Mapping[str, Any]) -
 
 
 def _held(learner: Learner, state: Mapping[str, Any]) -> Mapping[str, Tensor] | None:
-    """The reference that a state holds, whole; None where it holds none."""
+    """The complete reference of a state; None if it has none."""
     if not is_stored(state):
         held: Mapping[str, Tensor] | None = state["learner"].get("reference")
         return held

@@ -41,10 +41,11 @@ _BESIDE = (
 
 
 def publish(model: Decoder | Pretrained, out: Path, config: Config, *, world: World) -> list[Path]:
-    """Writes `out/model`, and with LoRA `out/adapter`; gives back what this rank wrote. A collective. Raises OSError.
+    """Writes `out/model`, and with LoRA `out/adapter`; returns what this rank wrote. A collective. Raises OSError.
 
-    In `model` adapters are merged into the weights, and sharded weights are gathered, in the run's dtype: rank 0 has
-    the whole model on the CPU for it. Each folder appears under its name once it is whole, in place of an older one.
+    In `model` adapters are merged into the weights, and sharded weights are gathered, in the run's dtype: for that rank
+    0 holds the complete model on the CPU. Each folder appears under its name once it is complete, and replaces an older
+    one.
     """
     gather = partial(gathered, dtype=getattr(torch, config.run.dtype))
     kept: dict[str, Tensor] = {}
@@ -86,7 +87,7 @@ def _described(model: Decoder, config: Config) -> dict[str, Any]:
     if not config.model.path:
         return own
     given = files.read_config(Path(config.model.path))
-    given.pop("dtype", None)  # transformers 5 has a name of its own for it, and reads both
+    given.pop("dtype", None)  # transformers 5 has another name for it, and reads both
     return {**given, "torch_dtype": own["torch_dtype"]}
 
 

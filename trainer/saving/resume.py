@@ -1,8 +1,8 @@
-"""Going on from the checkpoint of an output folder: what may have changed since, and where its records go on.
+"""Resumes from the checkpoint of an output folder: checks which settings may have changed, and continues its records.
 
-A resumed run makes on a CPU the same bits as one that was never stopped, from any step: the state holds the weights,
-the moments, the reference policy (or what it is known by, see `origin`), the random numbers of prompts, answers and
-mini batches, and the coefficient of the divergence. Start from `find` and `continue_records`.
+On a CPU a resumed run computes the same bits as one that was never stopped, from any step: the state holds the weights,
+the moments, the reference policy (or its fingerprint, see `origin`), the random numbers of prompts, answers and mini
+batches, and the coefficient of the divergence.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EARLIER = "manifest.earlier-run.json"
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Where a run goes on."""
+    """The point to resume a run from."""
 
     step: int
     changed: Mapping[str, tuple[Any, Any]]  # settings with another value than before, and both values
@@ -42,9 +42,9 @@ class Continued:
 
 
 def find(out: Path, config: Config, command: str = "train") -> Point | None:
-    """Where to go on; None for a run from the start: `resume=false`, or `auto` where nothing was saved.
+    """The point to resume from; None for a new run: `resume=false`, or `auto` if nothing was saved.
 
-    Raises BadSetting where there is nothing to go on from, or a setting that must stay has changed.
+    Raises BadSetting if there is nothing to resume from, or if a setting that must stay has changed.
     """
     if config.run.resume == "false":
         return None
@@ -71,16 +71,16 @@ def find(out: Path, config: Config, command: str = "train") -> Point | None:
 
 
 def saved_step(out: Path) -> int | None:
-    """The step of the checkpoint that stands there; None where there is none that can be read."""
+    """The step of the existing checkpoint; None if there is no readable one."""
     try:
         saved = manifest.read(out / FOLDER)
     except (manifest.CorruptCheckpoint, OSError):
-        return None  # it is asked while a run ends: what is wrong with the checkpoint is told on the way on
+        return None  # called while a run ends; a damaged checkpoint is reported at the next start
     return saved.step if saved is not None else None
 
 
 def set_aside(out: Path) -> None:
-    """A new run in an old folder: what it leaves before its first save must not be taken for its own.
+    """Renames an old run's manifest, so that it is not mistaken for that of a new run before its first save.
 
     The earlier state itself stays until then.
     """
@@ -90,9 +90,9 @@ def set_aside(out: Path) -> None:
 
 
 def continue_records(out: Path, step: int) -> Continued:
-    """Cuts the records behind those of `step`: what follows will be written again.
+    """Removes the records after those of `step`, which will be written again.
 
-    A line that was cut off by a crash goes with them. Raises OSError.
+    A line that was truncated by a crash is removed with them. Raises OSError.
     """
     path = out / FILE
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
@@ -115,7 +115,7 @@ def continue_records(out: Path, step: int) -> Continued:
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """None for what is no whole record: the rest of a line that was never finished."""
+    """The record in a line; None for an incomplete line."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -128,7 +128,7 @@ def _is_later(record: Mapping[str, Any], step: int) -> bool:
     if kind == "eval":
         return record.get("when") == "after" or int(record.get("step") or 0) > step
     if kind == "stage" and "cause" in record:
-        return True  # why the earlier process ended, which is no fault of the run that goes on
+        return True  # why the earlier process ended, which is no failure of the resumed run
     return kind in ("end", "ranks") or (kind == "step" and int(record.get("step") or 0) > step)
 
 

@@ -1,13 +1,14 @@
-"""A sharded state on disk: a folder to which every rank writes its rows, in place of the one file of `checkpoint`.
+"""A sharded state on disk: a folder to which every rank writes its rows, instead of the single file of `checkpoint`.
 
-`state-<digest>/` holds torch's distributed checkpoint (`__<rank>_<n>.distcp` and `.metadata`) and `rest.pt`, which is
-all that is not sharded. It comes to its name as a file does: whole on the disk under another one first, then named by
-the manifest with the digest of every file, and only then is the older state removed. All ranks must see one folder.
+`state-<digest>/` holds torch's distributed checkpoint (`__<rank>_<n>.distcp` and `.metadata`) and `rest.pt` with
+everything that is not sharded. It gets its name like a file: it is first written completely under another name, then
+named by the manifest with the digest of every file, and only then is the older state removed. All ranks must see one
+folder.
 
-`load` gives a state whose tensors are still on the disk; `Stored.into` copies them into tensors that are sharded over
-any number of ranks, or not at all: a run may go on with more ranks, with fewer, or with one.
+`load` returns a state whose tensors are still on the disk; `Stored.into` copies them into tensors that are sharded over
+any number of ranks, or not at all: a run may resume with more ranks, with fewer, or with one.
 
-torch's package for it is imported when something is saved or read.
+torch's package for it is imported only when something is saved or read.
 """
 
 from __future__ import annotations
@@ -61,15 +62,15 @@ class Stored:
     folder: Path
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
-        """Of each tensor, under the names of `flatten`; what is no tensor has none, and is never unpickled."""
+        """The size of each tensor, under the names of `flatten`; other values have none, and are never unpickled."""
         known = _reader(self.folder).read_metadata().state_dict_metadata
         return {name: tuple(each.size) for name, each in known.items() if getattr(each, "size", None) is not None}
 
     def into(self, own: Mapping[str, Tensor]) -> None:
-        """Copies the values into tensors under the names of `flatten`, whatever they are sharded over; a collective.
+        """Copies the values into tensors under the names of `flatten`, however they are sharded; a collective.
 
-        A wide copy that a whole bfloat16 model keeps of a weight is read from the weight, which is wide on the disk.
-        Raises CorruptCheckpoint for a name that was not saved, or one of another shape.
+        A float32 copy of a weight in a complete bfloat16 model is read from the saved weight, which is float32. Raises
+        CorruptCheckpoint for a name that was not saved, or one of another shape.
         """
         known = self.sizes()
         first: dict[str, Tensor] = {}
@@ -85,9 +86,9 @@ class Stored:
 
 
 def save(state: State, folder: Path, *, world: World) -> Saved:
-    """Writes the state, each rank its rows, and then removes the one that stood there before; a collective.
+    """Writes the state, each rank its rows, and then removes the former one; a collective.
 
-    Raises OSError on every rank where it fails on one.
+    Raises OSError on every rank if it fails on one.
     """
     # Never a name that was there before: on a network's disk another node may remember the folder that had it.
     token = world.gather(secrets.token_hex(4))[0]
@@ -143,7 +144,7 @@ def _write(rows: dict[str, Any], rest: dict[str, Any], made: Path, world: World)
 
 
 def _no_room(error: BaseException, made: Path) -> OSError:
-    """What is wrong with the disk, with its number where it is known: torch wraps what the system says."""
+    """The disk error, with its errno if it is known: torch wraps the system's error."""
     failures = [each for each, _ in getattr(error, "failures", {}).values()]
     for each in failures:
         if isinstance(each, OSError) and each.errno:
@@ -170,7 +171,7 @@ def _finish(state: State, flat: Mapping[str, Any], made: Path, named: Mapping[st
     digest = hashlib.sha256("".join(f"{name} {named[name][0]}\n" for name in sorted(named)).encode()).hexdigest()
     place = folder / f"state-{digest[:16]}"
     number = 0
-    while place.exists():  # the same state twice: the one that stands there may be damaged
+    while place.exists():  # the same state again: the existing one may be damaged
         number += 1
         place = folder / f"state-{digest[:16]}-{number}"
     os.replace(made, place)
@@ -191,7 +192,7 @@ def _finish(state: State, flat: Mapping[str, Any], made: Path, named: Mapping[st
 def load(folder: Path, saved: Saved, *, world: World) -> State:
     """The saved state; its sharded tensors are `Stored` under "stored". A collective.
 
-    Raises CorruptCheckpoint, on every rank, where a file is not the one that the manifest describes.
+    Raises CorruptCheckpoint, on every rank, if a file is not the one that the manifest describes.
     """
     place = folder / saved.file
     wrong = [_wrong(place, name, saved.files[name]) for name in world.shard(sorted(saved.files))]
@@ -239,7 +240,7 @@ def _of_one_process() -> Iterator[None]:
 
 
 def _package() -> tuple[Any, type[BaseException]]:
-    """torch's package, and what it raises on every rank where one has failed."""
+    """torch's package, and the error that it raises on every rank if one has failed."""
     package: Any = importlib.import_module("torch.distributed.checkpoint")
     return package, package.api.CheckpointException
 
@@ -263,7 +264,7 @@ def _reader(folder: Path) -> Any:
 
 
 class _Index(pickle.Unpickler):
-    """Makes the classes of torch's index, and nothing else: what is called is named here, and no path into a module."""
+    """Unpickles only the classes of torch's index: callables are listed here by name, not by a path into a module."""
 
     _KNOWN = (
         ("torch.distributed.checkpoint.metadata", "Metadata"),
@@ -278,7 +279,7 @@ class _Index(pickle.Unpickler):
         ("torch.distributed.checkpoint.filesystem", "_StoragePrefix"),
         ("torch", "Size"),
         ("collections", "OrderedDict"),
-        ("pathlib", "PosixPath"),  # where it was written
+        ("pathlib", "PosixPath"),  # the path where it was written
         ("pathlib._local", "PosixPath"),
     )
     _LAYOUT = ("torch.serialization", "_get_layout")  # a name to a layout, by a table

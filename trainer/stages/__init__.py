@@ -1,5 +1,5 @@
-"""What a run measures of itself and of the machine, stage by stage.
+"""Measurements of a run and of the machine, stage by stage.
 
-A stage is a record: name, seconds, `passed` (true, false, or null where it could not be told), the reason, and what
-was measured. `watch` follows the training; `probes` ask the machine before it.
+A stage is a record: name, seconds, `passed` (true, false, or null if unknown), the reason, and the measured values.
+`watch` follows the training; `probes` check the machine before it.
 """

@@ -1,6 +1,6 @@
-"""Does the device compute? Products and a small decoder, against float64 on the CPU.
+"""Checks the device's arithmetic: products and a small decoder, against float64 on the CPU.
 
-A device whose operators do nothing, or round wrongly, gives tensors of the right shape: only their values tell.
+A device whose operators do nothing, or round wrongly, returns tensors of the right shape: only their values show it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _VOCABULARY = 19
 
 
 def tolerance(dtype: str, precision: str) -> float:
-    """What a product of this dtype may err by, at the precision that float32 products are allowed."""
+    """The tolerance for a product of this dtype, at the precision that is allowed for float32 products."""
     return TOLERANCES[dtype, precision if dtype == "float32" else "highest"]
 
 
@@ -65,7 +65,7 @@ def product_error(device: torch.device, dtype: str, shape: tuple[int, int, int])
     """The largest error of one product on the device, over the root of its inner size; NaN for a NaN in it."""
     rows, inner, columns = shape
     generator = torch.Generator().manual_seed(rows)
-    # Rounded first: what is compared is the arithmetic, not the rounding of the inputs.
+    # Inputs are rounded first, so that the comparison excludes their rounding.
     left, right = (
         torch.randn(size, generator=generator).to(getattr(torch, dtype)) for size in ((rows, inner), (inner, columns))
     )

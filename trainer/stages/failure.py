@@ -1,4 +1,4 @@
-"""The stage that an error belongs to, so that a run that broke still says where and why. Imports no torch."""
+"""The stage of an error, so that a failed run still records where and why. Imports no torch."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def of_error(error: BaseException) -> dict[str, Any] | None:
-    """The values of the `stage` record that an error is worth; None where its stage is recorded or cannot be told.
+    """The values of the `stage` record for an error; None if its stage is recorded already or unknown.
 
-    `cause` is a word for what went wrong: import-failed, generator-lost, stale-weights, reward-hangs, reward-raises,
-    out-of-memory, full-disk, cannot-save, or broken.
+    `cause` names the failure: import-failed, generator-lost, stale-weights, reward-hangs, reward-raises, out-of-memory,
+    full-disk, cannot-save, or broken.
     """
     name, cause = _place(error)
     if name is None:

@@ -1,7 +1,7 @@
-"""Do Ray, tensordict and vllm work here? Asked only where they are installed, each in a process of its own.
+"""Checks Ray, tensordict and vllm, if they are installed, each in its own process.
 
-Such a package may hang or take the process with it, and what it starts must not stay: the child has a time limit and a
-process group. Start from `probe`.
+Such a package may hang or crash the process, and its child processes must not survive: the probe has a time limit and a
+process group.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def installed() -> list[str]:
 
 
 def probe(device: torch.device, *, is_wanted: bool = True, limit_s: float = LIMIT_S) -> Stage:
-    """Ray passes a TensorDict through an actor; vllm is imported and, where there is a card, generates a token.
+    """Passes a TensorDict through a Ray actor; imports vllm and, if there is a card, generates a token.
 
-    Not wanted, nothing is started; what was left out stands under `skipped`.
+    If not requested, nothing is started; `skipped` lists what was left out.
     """
     names = installed()
     if not names:
@@ -51,7 +51,7 @@ def probe(device: torch.device, *, is_wanted: bool = True, limit_s: float = LIMI
 
 
 def ask(package: str, words: list[str], *, limit_s: float) -> dict[str, Any]:
-    """What the child says: one JSON object, the last line of its output; a `problem` in it where there is none."""
+    """The child's result: one JSON object, the last line of its output; with a `problem` if there is none."""
     # `-P` and the empty working folder are inherited through PYTHONSAFEPATH where npuenv set it.
     argv = [sys.executable, "-m", f"trainer.stages.try_{package}", *words]
     environ = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}

@@ -1,6 +1,6 @@
-"""What is asked of the machine before training: packages, import, device, arithmetic, memory, ranks, first use.
+"""Checks of the machine before training: packages, import, device, arithmetic, memory, ranks, first use.
 
-Start from `ask`. Together the questions take under 0.3 s on a CPU without Ray and vllm.
+Together they take under 0.3 s on a CPU without Ray and vllm.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 COMPILING_S = 1800.0
 _TRIAL_BYTES = 16 << 20
 _EXCHANGED = 1 << 18  # float32 numbers
-# Without these there is nothing to train with, or what it computes means nothing.
+# Without these training is impossible, or its results mean nothing.
 _NEEDED = ("device", "matmul", "decoder")
 
 
 def ask(trainer: Trainer, config: Config, records: Records, progress: Progress) -> None:
-    """Asks every question and records the answers. Raises StageFailed where training would be in vain."""
+    """Runs every probe and records the results. Raises StageFailed if training would be pointless."""
     device, dtype = trainer.device, config.run.dtype
     if trainer.world.is_first:
         is_wanted = config.run.probe_packages
@@ -79,7 +79,7 @@ def present(device: torch.device) -> Stage:
 
 
 def memory(trainer: Trainer, config: Config) -> Stage:
-    """What is free against what weights, gradients, moments and logits take; and a block is taken and given back."""
+    """Free memory against weights, gradients, moments and logits; allocates and frees a block."""
     device = trainer.device
     needed = needed_bytes(trainer, config)
     before = devices.allocated(device)
@@ -102,11 +102,12 @@ def memory(trainer: Trainer, config: Config) -> Stage:
 
 
 def needed_bytes(trainer: Trainer, config: Config) -> int:
-    """Bytes still to be taken by a rank: gradients, and the logits that are held at a time, learning or sampling.
+    """Bytes that a rank has yet to allocate: gradients, and the logits of one pass, learning or sampling.
 
-    Weights, moments, reference and sampler are there already. A lower bound: activations inside the model are left out,
-    and so are the sampler's keys. Learning, the logits are made in parts, see `ops.token_logprobs`; sampling, they are
-    those of the next token of every row, and are counted where the engine takes its memory when it needs it.
+    Weights, moments, reference and sampler are allocated already. A lower bound: activations inside the model are left
+    out, and so are the sampler's keys. In learning, the logits are computed in chunks, see `ops.token_logprobs`; in
+    sampling, they are those of the next token of every row, and count only if the engine allocates its memory on
+    demand.
     """
     parameters = [each for _, each in trainer.learner.model.named_parameters() if each.requires_grad]
     gradients = sum(local(each).numel() * each.element_size() for each in parameters)

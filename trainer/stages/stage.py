@@ -1,4 +1,4 @@
-"""What a stage came to, and how it becomes a record."""
+"""The result of a stage, and its record."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class StageFailed(RuntimeError):
-    """A stage after which the run cannot go on; its record has been written. `name` is the stage's."""
+    """A stage after which the run cannot continue; its record has been written. `name` is the stage's."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name}: {reason}")
@@ -24,17 +24,17 @@ class StageFailed(RuntimeError):
 class Stage:
     """One answer of the machine or of the run."""
 
-    passed: bool | None  # None: it could not be told, or does not apply; the reason says which
-    reason: str | None = None  # None: nothing to say beyond what was measured
+    passed: bool | None  # None: unknown, or does not apply; the reason says which
+    reason: str | None = None  # None: nothing beyond the measurements
     measured: Mapping[str, Any] = field(default_factory=dict)
 
 
 def run(name: str, probe: Callable[[], Stage], records: Records) -> Stage:
-    """Asks, times and records; whatever the probe raises is its answer: it did not pass."""
+    """Runs a probe, times it and records the result; an exception means that it did not pass."""
     began = time.perf_counter()
     try:
         stage = probe()
-    except Exception as error:  # an operator that is missing or breaks is what a probe is to find out
+    except Exception as error:  # a missing or failing operator is a result of the probe
         stage = Stage(False, f"{type(error).__name__}: {' '.join(str(error).split())}")
     write(records, name, stage, time.perf_counter() - began)
     return stage
@@ -46,5 +46,5 @@ def write(records: Records, name: str, stage: Stage, seconds: float) -> None:
 
 
 def announce(records: Records, what: str, *, may_take_s: float) -> None:
-    """Says in a `note` that something long begins, and for how long silence is then no hang."""
+    """Writes a `note` that a long phase begins, with the number of seconds for which silence is normal."""
     records.write("note", what=what, may_take_s=may_take_s)

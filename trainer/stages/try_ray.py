@@ -1,6 +1,6 @@
-"""`python -m trainer.stages.try_ray TYPE COUNT`: starts Ray here, passes a TensorDict through an actor, tells in JSON.
+"""`python -m trainer.stages.try_ray TYPE COUNT`: starts Ray, passes a TensorDict through an actor, prints JSON.
 
-A program of its own: Ray starts processes and registers what to do at the end of this one.
+A separate program, because Ray starts processes and registers exit handlers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def through_an_actor() -> dict[str, Any]:
 
     began = time.perf_counter()
     sent = tensordict.TensorDict({"tokens": torch.arange(12).reshape(3, 4), "rewards": torch.ones(3)}, batch_size=[3])
-    actor: Any = Doubling  # the decorator gives it `remote`, which no annotation says
+    actor: Any = Doubling  # the decorator adds `remote`, which no annotation shows
     came = ray.get(actor.remote().double.remote(sent))
     is_right = torch.equal(came["tokens"], sent["tokens"] * 2) and torch.equal(came["rewards"], sent["rewards"] * 2)
     answer: dict[str, Any] = {"tensordict": tensordict.__version__, "actor_s": time.perf_counter() - began}
@@ -57,6 +57,6 @@ def through_an_actor() -> dict[str, Any]:
 if __name__ == "__main__":
     try:
         answer = main(sys.argv[1], int(sys.argv[2]))
-    except Exception as error:  # whatever Ray breaks with is the answer
+    except Exception as error:  # any failure of Ray is the result
         answer = {"problem": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
     print(json.dumps(answer))

@@ -1,7 +1,7 @@
-"""`python -m trainer.stages.try_vllm TYPE COUNT`: imports vllm, on a card generates one token, tells in JSON.
+"""`python -m trainer.stages.try_vllm TYPE COUNT`: imports vllm, generates one token on a card, prints JSON.
 
-The model has two layers and random weights, which vllm makes itself from the configuration written here: nothing is
-downloaded. Without a card vllm has no engine to try, and only the import is told.
+The model has two layers and random weights, which vllm creates from the configuration written here: nothing is
+downloaded. Without a card vllm has no engine to try, and only the import is reported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CONFIG = {
 
 
 def main(kind: str) -> dict[str, Any]:
-    """Version, platform and seconds; a `problem` where the platform is not the device's or no token came."""
+    """Version, platform and seconds; a `problem` if the platform is not the device's or no token was generated."""
     began = time.perf_counter()
     import vllm
     from vllm.platforms import current_platform
@@ -70,6 +70,6 @@ def main(kind: str) -> dict[str, Any]:
 if __name__ == "__main__":
     try:
         answer = main(sys.argv[1])
-    except Exception as error:  # whatever vllm breaks with is the answer
+    except Exception as error:  # any failure of vllm is the result
         answer = {"problem": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
     print(json.dumps(answer))

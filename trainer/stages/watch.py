@@ -48,7 +48,7 @@ NO_ROOM = "the shards have their digests; the device has no room to restore them
 
 
 class Watch(Observer):
-    """Follows one run and writes what it finds; it changes nothing that the next step depends on."""
+    """Follows one run and writes its findings; it changes nothing that the next step depends on."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Watch(Observer):
         records: Records,
         *,
         train_step: Callable[[Trainer, int], StepResult],  # the loop's
-        num_validated: int | None = None,  # before the first step, by the process that this one goes on from
+        num_validated: int | None = None,  # before the first step, by the process that this one resumes
     ) -> None:
         self._trainer, self._config, self._out = trainer, config, out
         self._records, self._progress, self._train_step = records, trainer.progress, train_step
@@ -91,7 +91,7 @@ class Watch(Observer):
                 trainer.sync_weights(step)
 
     def on_start(self) -> None:
-        """Validates, unless the process that this run goes on from did."""
+        """Validates, unless the resumed process did."""
         if "before" not in self._validated:
             self.validate("before", self._trainer.learner.steps_done)
 
@@ -105,7 +105,7 @@ class Watch(Observer):
                 self._twin, self._checkpoint = self._round_trip(step - 1)
 
     def on_step(self, step: int, result: StepResult) -> None:
-        """Checks the step, then validates and saves where that is due."""
+        """Checks the step, then validates and saves if due."""
         if self._twin is not None:
             twin, self._twin = self._twin, None
             self._compare(twin, step)
@@ -149,9 +149,9 @@ class Watch(Observer):
         return next(filter(None, self._trainer.world.gather(name)), None)
 
     def _second_opinion(self, result: StepResult) -> Tensor | None:
-        """The rewards of a step asked for once more, past whatever stands between the task and the loop.
+        """Computes the rewards of a step once more, bypassing any wrapper between the task and the loop.
 
-        Of one step only, the first whose rewards differ: a reward may be costly, and equal rewards tell nothing.
+        Only for one step, the first whose rewards differ: a reward may be costly, and equal rewards prove nothing.
         """
         if not self._reward.wants_second_opinion or bool((result.rewards_PG == result.rewards_PG.reshape(-1)[0]).all()):
             return None
@@ -170,7 +170,7 @@ class Watch(Observer):
             self.save(step)
 
     def on_end(self) -> None:
-        """The last validation, what the measurements came to, the last checkpoint: a full disk hides nothing else."""
+        """The last validation, the results of the measurements, the last checkpoint: a full disk hides nothing else."""
         self.validate("after", self._config.run.steps)
         spent, device = self._progress.seconds, self._trainer.device
         generation = {
@@ -197,7 +197,7 @@ class Watch(Observer):
         self._tell("checkpoint", self._checkpoint)
 
     def _reward_errors(self) -> dict[str, Any]:
-        """How many rewards could not be had, and why the first; nothing where one of them ends the run."""
+        """The number of failed rewards, and the first reason; empty if a failed reward ends the run."""
         if self._config.task.on_reward_error == "stop":
             return {}
         errors = self._trainer.reward_errors
@@ -216,7 +216,7 @@ class Watch(Observer):
 
     @contextmanager
     def saves_before_leaving(self) -> Iterator[None]:
-        """A signal, and a reward that breaks, end the run when the state is saved, from which it can go on."""
+        """After a signal or a failing reward the run ends only once the state is saved, from which it can resume."""
         try:
             yield
         except Left as left:
@@ -259,7 +259,7 @@ class Watch(Observer):
         return all(trainer.world.gather(room is None or room.free > _TWIN * own))
 
     def _against_disk(self, live: State, folder: Path) -> dict[str, Any]:
-        """What is on the disk against the state that was saved, tensor by tensor; of shards their digests alone."""
+        """The files on the disk against the saved state, tensor by tensor; of shards only their digests."""
         saved = load(folder, torch.device("cpu"))
         if self._trainer.learner.is_sharded:
             return {"passed": None, "restored_equal": None, "reason": NO_ROOM}
@@ -275,7 +275,7 @@ def logprob_limits(config: Config) -> tuple[float, float]:
     """
     run = config.run
     if config.noise.noise_stages or config.rollout.off_policy:
-        return 8.0, 1.0  # the sampler is another policy on purpose; that its weights are those meant is told apart
+        return 8.0, 1.0  # the sampler's policy differs on purpose; its weights are checked separately
     is_exact = run.dtype in ("float32", "float64") and run.matmul_precision == "highest"
     return (LOGPROB_LIMIT, LOGPROB_LIMIT) if is_exact and config.rollout.engine != "vllm" else (4.0, 0.05)
 
@@ -290,7 +290,7 @@ def evaluate(trainer: Trainer) -> dict[str, Any]:
     error = None
     try:
         for prompts in _at_once(world.shard(task.heldout), trainer):
-            # Each a part of its own: by trainer that end a run is seen to get on.
+            # Each is a part of its own: ended parts show that a run makes progress.
             with trainer.progress.part("testing"):
                 groups = collect(trainer.engine, prompts, task, trainer.sampling(is_greedy=True))
                 own += [_answer(trainer, group) for group in groups]
@@ -327,6 +327,6 @@ def _at_once(prompts: Sequence[Prompt], trainer: Trainer) -> Iterator[Sequence[P
 
 
 def _answer(trainer: Trainer, group: Group) -> tuple[int, str]:
-    """Whether the first answer is right, and what it says."""
+    """Whether the first answer is right, and its text."""
     first = group.rollouts[0]
     return int(trainer.is_right(group.prompt, first)), trainer.task.tokenizer.decode(first.tokens)

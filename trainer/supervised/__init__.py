@@ -1,1 +1,1 @@
-"""Learning from right answers: `warm_start` before the first rollout, `sft` as a run of its own."""
+"""Supervised learning from right answers: `warm_start` before the first rollout, `sft` as a separate run."""

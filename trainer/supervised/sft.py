@@ -1,7 +1,8 @@
-"""Supervised fine-tuning as a run of its own: transcripts, tool use included, the loss on the assistant's words only.
+"""Supervised fine-tuning as a separate run: transcripts, tool calls included, with the loss on the assistant's tokens
+only.
 
 Reads `train_files` and `val_files` (jsonl, see `trainer.tasks.transcripts`), `prompts_per_step` transcripts a step.
-Writes records, checkpoints, and at the end the model: `OUT/model`, with LoRA `OUT/adapter` too. Start from `run`.
+Writes records, checkpoints, and at the end the model: `OUT/model`, with LoRA `OUT/adapter` too.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Tuning:
 
 
 def assemble(config: Config, device: torch.device, world: World) -> Tuning:
-    """The parts that a configuration asks for. Raises BadSetting."""
+    """The components of a configuration. Raises BadSetting."""
     if config.run.sharding != "none" and world.size > 1:
         raise BadSetting(f"sharding={config.run.sharding} is for learning from rewards: sft takes sharding=none")
     tokenizer = tokenizers.choose(config.model.path)
@@ -116,7 +117,7 @@ def run(
     interrupt: Interrupt,
     state: Mapping[str, Any] | None = None,
 ) -> None:
-    """The whole run, or from a saved state on. Raises Left."""
+    """The complete run, or the rest from a saved state on. Raises Left."""
     config, learner, first = tuning.config, tuning.learner, 1
     if state is not None:
         learner.restore(state["tuned"])

@@ -1,7 +1,4 @@
-"""Supervised steps: the likelihood of given answers goes up. Shared by the warm start and by fine-tuning.
-
-Start from `SFTLearner`.
-"""
+"""Supervised steps: the likelihood of given answers goes up. Shared by the warm start and by fine-tuning."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SFTStep:
-    """What a step found, over all ranks."""
+    """The metrics of a step, over all ranks."""
 
     loss: float  # before the step: minus the log-probability, the mean over the tokens to be learnt
     grad_norm: float  # before clipping
@@ -35,7 +32,7 @@ class SFTStep:
 
 
 class SFTLearner:
-    """A model with an optimizer of its own; the adapters alone learn where there are some."""
+    """A model and its optimizer; if there are adapters, only these are trained."""
 
     def __init__(
         self, model: Model, optim: Optim, *, pad: int, device: torch.device, world: World | None = None
@@ -49,7 +46,7 @@ class SFTLearner:
     def step(self, groups: Sequence[Group], *, lr: float) -> SFTStep:
         """One optimizer step on this rank's answers.
 
-        Denominator: the tokens to be learnt of the whole step, over all ranks and micro batches.
+        Denominator: the tokens with a loss of the complete step, over all ranks and micro batches.
         """
         self._optimizer.zero_grad()
         batch = self._batch(groups)

@@ -1,7 +1,7 @@
 """Supervised steps on a task's right answers before the first rollout, for tasks that chance alone never solves.
 
 The answers are those that the task knows: a shortest solution of a map, a sum. The policy after it is where the run
-starts: the reference policy is a copy of it, and the optimizer's moments begin at 0. Start from `run`.
+starts: the reference policy is a copy of it, and the optimizer's moments begin at 0.
 
 `warm_start_until` says how good the policy shall be then, which a number of steps does not: after 150 steps seeds were
 anywhere from 11 to 64 %. Far below, the rewards are too rare to learn from; far above, little is left to gain.
@@ -51,11 +51,10 @@ _CHECK_SEED = 0
 
 
 def run(trainer: Trainer, config: Config, records: Records, progress: Progress) -> None:
-    """Takes up to the configured steps, `prompts_per_step` right answers each, and hands the policy to the sampler.
+    """Runs up to the configured steps, `prompts_per_step` right answers each, and gives the weights to the sampler.
 
-    With `warm_start_until` it ends at the first look that finds as large a share of answers right; the last record's
-    `ended` says why: "reached" or "steps". Raises BadSetting for a task that has no right answers, or whose own
-    judgement does not take them.
+    With `warm_start_until` it ends at the first evaluation with this accuracy; the last record's `ended` says why:
+    "reached" or "steps". Raises BadSetting for a task without right answers, or whose own reward rejects them.
     """
     optim, task = config.optim, trainer.task
     learner = SFTLearner(
@@ -64,7 +63,7 @@ def run(trainer: Trainer, config: Config, records: Records, progress: Progress) 
     generator = torch.Generator().manual_seed(config.run.seed + _APART)
     losses: list[float] = []
     ended = None
-    # Each step and each look is a part of its own: by parts that end a run is seen to get on.
+    # Each step and each evaluation is a part of its own: ended parts show that a run makes progress.
     for step in range(1, optim.warm_start_steps + 1):
         with progress.part("warm_start"):
             prompts = trainer.world.shard(draw(task.train, config.rollout.prompts_per_step, generator))
@@ -92,9 +91,9 @@ def run(trainer: Trainer, config: Config, records: Records, progress: Progress) 
 
 
 def share_right(trainer: Trainer) -> float:
-    """The share of right greedy answers to up to 256 prompts of training, from the learner's weights; a collective.
+    """The share of right greedy answers to up to 256 training prompts, from the learner's weights; a collective.
 
-    None of them is held out: what a run is judged by does not say where it starts.
+    None of them is held out, so that the starting point does not depend on the validation prompts.
     """
     generator = torch.Generator().manual_seed(_CHECK_SEED)
     prompts = draw(trainer.task.train, min(_NUM_CHECKED, len(trainer.task.train)), generator)
@@ -105,7 +104,7 @@ def share_right(trainer: Trainer) -> float:
 
 
 def demonstration(prompt: Prompt, task: Task) -> Group:
-    """A prompt with its right answer. Raises BadSetting where the task has none that it would count as right."""
+    """A prompt with its right answer. Raises BadSetting if the task has none that its own reward accepts."""
     try:
         rollout = demonstrate(prompt, task)
     except ValueError as error:

@@ -1,6 +1,6 @@
-"""What is asked and what judges the answers: `choose` gives the task that a configuration names.
+"""Tasks: prompts and rewards. `choose` returns the task of a configuration.
 
-A task's module is imported when it is chosen: some need packages that a small run does without.
+A task's module is imported when it is chosen: some need packages that a small run does not.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAKERS: Mapping[str, tuple[str, str]] = {
 
 
 def choose(config: Config) -> Task:
-    """The task of a configuration, with the reward function of the user where one is named.
+    """The task of a configuration, with the user's reward function if one is named.
 
     Raises BadSetting for files, packages or functions that cannot be used.
     """

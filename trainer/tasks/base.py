@@ -1,4 +1,4 @@
-"""What a task is, what turns text into tokens, and the seam to environments that answer back."""
+"""The interfaces of a task, of tokenizers, and of environments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from trainer.types import Rollout
 
-# What the offline tasks are written in, and the order of their tokens.
+# The characters of the offline tasks, in the order of their tokens.
 ALPHABET = "0123456789+=*-#. "
 
 
@@ -35,17 +35,17 @@ class Tokenizer(Protocol):
         """Token ids, nothing added. Raises ValueError for text that it cannot express."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text; the end token and what stands for nothing are left out."""
+        """The text, without the end token and padding."""
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """The tokens of a conversation (`role`, `content`) up to where the assistant's next words begin."""
+        """The tokens of a conversation (`role`, `content`) up to the start of the assistant's next turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
     """What an environment makes of a turn."""
 
-    text: str  # what the model reads next; empty once the episode has ended
+    text: str  # the model's next input; empty once the episode has ended
     reward: float
     is_done: bool
     is_valid: bool = True  # false: no action could be read from the answer
@@ -55,7 +55,7 @@ class Environment(Protocol):
     """One episode. Made anew for each rollout of a prompt, from the prompt alone: a group shares its start."""
 
     def step(self, answer: str) -> Observation:
-        """Takes the model's words of one turn."""
+        """Applies the model's turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class Task:
     tokenizer: Tokenizer
     train: Sequence[Prompt]
     heldout: Sequence[Prompt]
-    max_new_tokens: int  # of a whole answer, or of one turn
-    reward: Callable[[Prompt, Rollout], float]  # not asked where an environment paid
+    max_new_tokens: int  # of a complete answer, or of one turn
+    reward: Callable[[Prompt, Rollout], float]  # unused if an environment gave the reward
     is_right: Callable[[Prompt, Rollout], bool]  # what accuracy counts
     environment: Callable[[Prompt], Environment] | None = None  # None: one question, one answer
     max_turns: int = 1

@@ -38,7 +38,7 @@ _FENCE = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)```", re.DOTALL | re
 
 @dataclass(frozen=True, slots=True)
 class Tests:
-    """Of a program: what it reads and what it must print. Of a function: expressions and the values they must have."""
+    """Of a program: its input and expected output. Of a function: expressions and their expected values."""
 
     given: tuple[str, ...]
     wanted: tuple[Any, ...]
@@ -101,7 +101,7 @@ def share(answer: str, ground_truth: str, bounds: Bounds) -> float:
 
 @lru_cache(maxsize=4096)
 def read_tests(ground_truth: str) -> Tests:
-    """The tests of a row. Raises BadSetting for what is none of the three kinds, or holds no test."""
+    """The tests of a row. Raises BadSetting for any other format, or without a test."""
     try:
         given = json.loads(ground_truth)
     except (ValueError, RecursionError):
@@ -171,7 +171,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _same(value: Any, wanted: Any, tests: Tests) -> bool:
-    # JSON knows no tuples: a function that gives one where the test has a list is right.
+    # JSON has no tuples: a function that returns one is right if the test has a list.
     return bool((_listed(value) if tests.function else value) == wanted)
 
 

@@ -1,9 +1,9 @@
-"""A reward of the user's own, `FILE.py:NAME`, and the task of questions from a file that it judges.
+"""A reward function of the user's, `FILE.py:NAME`, and the task of questions from a file that it scores.
 
 The function is called with verl's keywords `data_source`, `solution_str`, `ground_truth`, `extra_info`, or, if it takes
-none of these, with the prompt's text and the answer's text. It gives a number, or a dict with a number `score`. It runs
-in a process of its own (`trainer.tasks.worker`): one that raises, hangs, even in C code, or dies breaks the run with a
-sentence that names its line, within `reward_timeout_s` for each answer.
+none of these, with the prompt's text and the answer's text. It returns a number, or a dict with a number `score`. It
+runs in its own process (`trainer.tasks.worker`): if it raises, hangs, even in C code, or crashes, the run fails with a
+message that names its line, within `reward_timeout_s` for each answer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 
 def task(config: Config) -> Task:
-    """Questions of `train_files` and `val_files` in verl's layout; right is what the function gives 1 or more for."""
+    """Questions of `train_files` and `val_files` in verl's layout; an answer is right if the function returns 1 or
+    more.
+    """
     if not config.task.reward_function:
         raise BadSetting("task=file needs reward_function=FILE.py:NAME to judge the answers")
     tokenizer = tokenizers.choose(config.model.path)
@@ -47,12 +49,14 @@ def task(config: Config) -> Task:
 
 
 def with_reward(task: Task, settings: Questions) -> Task:
-    """The task with the user's reward. What is right stays the task's own; so does what an environment pays."""
+    """The task with the user's reward. The task itself still decides which answers are right, and an environment its
+    rewards.
+    """
     return replace(task, reward=custom(settings, task.tokenizer))
 
 
 def custom(settings: Questions, tokenizer: Tokenizer) -> Callable[[Prompt, Rollout], float]:
-    """The reward of `reward_function`. Raises BadSetting where it cannot be loaded; the reward raises RewardBroken."""
+    """The reward of `reward_function`. Raises BadSetting if it cannot be loaded; the reward raises RewardBroken."""
     given = settings.reward_function
     path, colon, name = given.rpartition(":")
     file = Path(path).expanduser().resolve()

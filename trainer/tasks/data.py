@@ -1,8 +1,8 @@
-"""Questions from files: rows in verl's layout, parquet or jsonl, checked before they cost a run.
+"""Questions from files: rows in verl's layout, parquet or jsonl, validated before the run.
 
-A row is `{data_source, prompt: [{role, content}], ability, reward_model: {style, ground_truth}, extra_info}`. What
-verl loads without a word and then scores 0 for ever, a ground truth that is no text, is refused here by name. Start
-from `questions`; `rows` and `check` serve whoever writes such files.
+A row is `{data_source, prompt: [{role, content}], ability, reward_model: {style, ground_truth}, extra_info}`. A ground
+truth that is no text, which verl loads silently and then always scores 0, is rejected by name. `questions` reads the
+files; `rows` and `check` are for programs that write them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def check(row: Row) -> str | None:
-    """What is wrong with the first column of a row that verl's reader or rewards would trip over; None: nothing."""
+    """The error in the first column of a row that verl's reader or rewards would fail on; None if there is none."""
     for name, kind in (("data_source", str), ("prompt", list), ("reward_model", dict)):
         if name not in row:
             return f"has no column {name!r}; it has {', '.join(map(repr, row)) or 'none'}"
@@ -157,8 +157,8 @@ def _parquet(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def parquet_module() -> Any:
-    """`pyarrow.parquet`. Raises BadSetting where it is missing or does not go with the numpy that is there."""
+    """`pyarrow.parquet`. Raises BadSetting if it is missing or incompatible with the installed numpy."""
     try:
         return import_module("pyarrow.parquet")
-    except ImportError as error:  # pyarrow from 26.0 on says so at import when numpy is below 2
+    except ImportError as error:  # pyarrow from 26.0 on raises this at import if numpy is below 2
         raise BadSetting(f"Parquet files need the package pyarrow, which cannot be imported: {error}") from error

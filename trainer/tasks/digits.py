@@ -1,8 +1,8 @@
-"""Three tasks on digits, for models that start at random: the next digit, the sum of two, two said again.
+"""Three tasks on digits, for randomly initialised models: the next digit, the sum of two, a copy of two.
 
 `successor`, small enough to be learnt in seconds: the digit after the last one shown, `4=` -> `5`, `9=` -> `0`; digits
-in front of it only distract, and give prompts to hold out. `copy`: `47=` -> `47`; with the partial reward a random
-model learns half of it in a minute. `addition`: `7+5=` -> `12`; a random model needs far more than a smoke test's time.
+before it only distract, and provide held-out prompts. `copy`: `47=` -> `47`; with the partial reward a random model
+learns half of it in a minute. `addition`: `7+5=` -> `12`; a random model needs far more than a smoke test's time.
 """
 
 from __future__ import annotations

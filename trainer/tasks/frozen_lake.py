@@ -1,8 +1,8 @@
-"""Walk over a frozen lake to the goal, around the holes; a new map for each seed.
+"""Walking over a frozen lake to the goal, around the holes; a new map for each seed.
 
-Rules of gymnasium's FrozenLake without slipping: a move off the edge stays in place, a hole ends the episode with
-nothing, the goal with 1. As in ROLL, start and goal lie anywhere, but on gymnasium's own maps, from corner to corner.
-Only maps that `max_turns` moves solve are asked.
+Rules of gymnasium's FrozenLake without slipping: a move off the edge has no effect, a hole ends the episode with reward
+0, the goal with 1. As in ROLL, start and goal are anywhere, but on gymnasium's own maps from corner to corner. Only
+maps that can be solved in `max_turns` moves are used.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Lake:
 
 
 def task(config: Config) -> Task:
-    """The task at a size: the short form for the built-in model, words for any other."""
+    """The task at a size: the short format for the built-in model, words for any other."""
     levels = _levels(config.task.map_size, config.task.max_turns, config.task.maps)
     return assemble("frozen_lake", config, *observation_format(config, "P_OG", RULES), levels)
 

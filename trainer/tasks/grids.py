@@ -40,7 +40,7 @@ class World(Protocol):
     is_solved: bool
 
     def rows(self) -> Sequence[str]:
-        """The map as it stands, one symbol for each place."""
+        """The present map, one symbol per position."""
 
     def move(self, name: str) -> tuple[float, bool]:
         """Takes one of `MOVES`; the reward, and whether the episode has ended."""
@@ -60,7 +60,7 @@ class Form:
     """How maps and actions are written. Example, short: `P_/OG=` answered by `R`."""
 
     is_short: bool
-    rules: str = ""  # wordy only: what the symbols mean and what is wanted
+    rules: str = ""  # word format only: the meaning of the symbols, and the goal
     thinks: bool = False  # wordy only: an action counts after <think>...</think> alone, as ROLL's think_action_pattern
 
     def show(self, rows: Sequence[str]) -> str:
@@ -80,7 +80,7 @@ class Form:
         return name[0] if self.is_short else f"{'<think></think>' * self.thinks}<answer>{name}</answer>"
 
     def read(self, answer: str) -> str | None:
-        """The move in an answer; None if there is none. In words the first marked one counts, in any case."""
+        """The move in an answer; None if there is none. In the word format the first marked one counts, in any case."""
         if self.is_short:
             return _BY_LETTER.get(answer)
         found = (_THINK if self.thinks else _ANSWER).search(answer)
@@ -105,7 +105,7 @@ class Player:
 
 
 def answers(rollout: Rollout, tokenizer: Tokenizer) -> Iterator[str]:
-    """The model's words of each turn of an episode."""
+    """The right answer of each turn of an episode."""
     turn: list[int] = []
     response_mask = rollout.response_mask or (True,) * len(rollout.tokens)
     for token, is_response in zip(rollout.tokens, response_mask, strict=True):
@@ -125,11 +125,11 @@ def assemble(
     form: Form,
     levels: Mapping[int, Level],
 ) -> Task:
-    """The task of a world whose map depends on a seed alone, from its levels by seed.
+    """The task of a world whose map depends on a seed only, from its levels by seed.
 
-    Prompts carry the seed and the right answers in `extra`. The lists depend on the size and the turns, not on a
-    run's seed, and no ground that is held out is trained on, whatever stands where on it.
-    Raises BadSetting where too few maps are solved within the turns.
+    Prompts carry the seed and the right answers in `extra`. The lists depend on the size and the turns, not on a run's
+    seed, and no held-out map is trained on, whatever the positions of player and objects. Raises BadSetting if too few
+    maps can be solved within the turns.
     """
     if not all(_parted(levels)):
         raise BadSetting(
@@ -201,7 +201,7 @@ def _prompt(seed: int, level: Level, form: Form, tokenizer: Tokenizer) -> Prompt
 
 
 def observation_format(config: Config, symbols: str, rules: str) -> tuple[Tokenizer, Form]:
-    """The short form in characters of its own for the built-in model, words for a model from a folder."""
+    """The short format with its own characters for the built-in model, words for a model from a folder."""
     if config.model.path:
         form = Form(is_short=False, rules=rules, thinks=config.task.answer_format == "think")
         return tokenizers.choose(config.model.path), form

@@ -20,7 +20,7 @@ SOURCE = "openai/gsm8k"
 INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
 _WINDOW = 300  # characters at the end of an answer in which the strict score looks
 _STRICT = re.compile(r"#### (-?[0-9.,]+)")
-# A minus is a sign only where no number stands before it: `10-5` ends in 5.
+# A minus is a sign only if no number precedes it: `10-5` ends in 5.
 _NUMBER = re.compile(r"((?<![\w)])-\$?|\$-)?(\d[\d,]*(?:\.\d+)?|\.\d+)")
 
 
@@ -67,7 +67,7 @@ def tolerant(answer: str, ground_truth: str) -> float:
 def row(raw: Mapping[str, Any], split: str, index: int) -> dict[str, Any]:
     """A raw row (`question`, `answer`) in the layout and column order that verl's preprocessing writes.
 
-    The ground truth is the text after `#### ` without commas. Raises ValueError where there is none.
+    The ground truth is the text after `#### ` without commas. Raises ValueError if there is none.
     """
     question, answer = raw.get("question"), raw.get("answer")
     if not isinstance(question, str) or not isinstance(answer, str):

@@ -1,8 +1,8 @@
-"""Mathematics with one right answer, judged by value with the package math-verify.
+"""Mathematics with one right answer, compared by value with the package math-verify.
 
-`\\frac{1}{2}` and `0.5` are the same answer. There is no judge of our own for where the package is missing: one that
-compares text would call right answers wrong. Judging runs in a process of its own, since an answer such as
-`9^{9^{9^9}}` can keep the algebra busy for ever; such an answer scores 0.
+`\\frac{1}{2}` and `0.5` are the same answer. There is no fallback without the package: comparing texts would reject
+right answers. The comparison runs in its own process, since an answer such as `9^{9^{9^9}}` can keep the algebra busy
+forever; such an answer scores 0.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ANSWER_S = 10.0
 def task(config: Config) -> Task:
     """Questions of `train_files` and `val_files` in verl's layout; 1 for an answer of the right value, else 0.
 
-    Raises BadSetting where the package math-verify is missing.
+    Raises BadSetting if the package math-verify is missing.
     """
     judge = judged(min(_ANSWER_S, config.task.reward_timeout_s))
     tokenizer = tokenizers.choose(config.model.path)

@@ -33,7 +33,8 @@ def exact(tokenizer: Tokenizer) -> Reward:
 
 
 def partial(tokenizer: Tokenizer) -> Reward:
-    """A reward: the share of the expected tokens, end token included, that stand in place; the longer of both counts.
+    """A reward: the share of the expected tokens, end token included, at their right position; divided by the longer
+    length.
 
     Example: expected `12` and end; `13` and end -> 2/3; `1` and end -> 1/3; `12` without end -> 2/3.
     """

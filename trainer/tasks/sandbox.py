@@ -1,20 +1,20 @@
-"""Untrusted Python, run within bounds: what a model wrote is code that nobody has read.
+"""Runs untrusted Python code of a model within limits.
 
-Each run is a new process: an isolated interpreter without site-packages, in a session of its own, with an empty
-environment and an empty folder that is removed afterwards. Bounded or refused:
+Each run is a new process: an isolated interpreter without site-packages, in its own session, with an empty environment
+and an empty folder that is removed afterwards. Limited or refused:
 
-- time: killed, with its threads, at `time_s` of the clock, and of the processor by a limit;
+- time: killed, with its threads, after `time_s` of wall time, and by a limit of CPU time;
 - memory: address space at most `memory_bytes`; threads share it, and other processes cannot be started;
 - files: none can be created, written, renamed, removed or changed, and with Landlock (Linux 5.13) only the
   interpreter's library and the system's can be read. Without Landlock, for root, it runs as the user nobody and reads
-  what everybody may. Where neither is to be had nothing is run;
-- network and neighbours: no sockets of any kind, no signals, no tracing, no other programs (a seccomp filter that
+  what everybody may. If neither is possible nothing is run;
+- network and other processes: no sockets of any kind, no signals, no tracing, no other programs (a seccomp filter that
   allows some sixty system calls; x86_64 and aarch64, the latter's table not yet run on such a machine);
 - output: at most a mebibyte is read, and more counts as a failure.
 
-Not contained: faults of the kernel or of the interpreter's C code behind the allowed calls; time it takes from other
-processes until it is stopped; what can be learnt from timing. A solution that needs numpy, a temporary file or a
-child process fails. Start from `program` and `values`; `require` says beforehand whether this machine can do it.
+Not contained: faults of the kernel or of the interpreter's C code behind the allowed calls; CPU time taken from other
+processes until it is stopped; information from timing. A solution that needs numpy, a temporary file or a child process
+fails. `require` raises if this machine cannot do it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Ended:
 
 
 def program(source: str, stdin: str, bounds: Bounds) -> Ended:
-    """Runs a whole program on an input; the output is what it printed."""
+    """Runs a complete program on an input; the output is what it printed."""
     return _run({"source": source, "stdin": stdin, "calls": None}, bounds)
 
 
@@ -139,7 +139,7 @@ def _run(job: Mapping[str, Any], bounds: Bounds) -> Ended:
 
 
 def _read(process: subprocess.Popen[bytes], deadline_s: float) -> tuple[str, bool]:
-    """What it writes until it ends, says too much or its time is over, and whether that is what happened."""
+    """The output until the program ends, writes too much or its time is over, and whether it was stopped."""
     assert process.stdout is not None
     parts, size, is_late = [], 0, False
     with process.stdout as pipe:

@@ -50,7 +50,7 @@ _CALLS: dict[str, tuple[int, int | None]] = {
 # fmt: on
 # Allowed by an argument only: (open or None, openat, clone, clone3, prlimit64, ioctl, fcntl).
 _BY_ARGUMENT = {"x86_64": (2, 257, 56, 435, 302, 16, 72), "aarch64": (None, 56, 220, 435, 261, 29, 25)}
-# What Python asks of a file: is it a terminal, how wide, close at exec. Others freeze file systems and set flags.
+# ioctl requests of Python on a file: terminal, width, close on exec. Others freeze file systems and set flags.
 _CONTROLS = (0x5401, 0x5413, 0x541B, 0x5450, 0x5451)
 # Copy a descriptor, its flags. Others (owner, signal) have the kernel send signals, SIGKILL to a neighbour too.
 _COMMANDS = (0, 1, 2, 3, 1030)

@@ -27,12 +27,12 @@ class _TimeUp(BaseException):
 def score(
     groups: Sequence[Group], task: Task, *, limit_s: float | None, errors: list[str] | None = None
 ) -> list[list[float]]:
-    """Each answer's reward: what the environment paid, else the task's.
+    """Each answer's reward: the environment's, else the task's.
 
-    A reward that cannot be had is NaN, and `errors` gets a sentence for it. Without `errors` raises RewardBroken. Both
-    name the line of the function that raised, or that ran when `limit_s` (None: none) was over; what was not judged
-    then has no reward either. The alarm is heard between steps of Python code: a function of the user's, which may hang
-    anywhere, runs in a process of its own (`trainer.tasks.worker`).
+    A reward that cannot be computed is NaN, and `errors` gets a message for it. Without `errors` raises RewardBroken.
+    Both name the line of the function that raised, or that was running when `limit_s` (None: none) was over; the
+    remaining answers then have no reward either. The alarm is handled between steps of Python code: a function of the
+    user's, which may hang anywhere, runs in its own process (`trainer.tasks.worker`).
     """
     answers = [(group.prompt, each) for group in groups for each in group.rollouts]
     rewards: list[float] = []
@@ -111,4 +111,4 @@ def _alarm_elsewhere(limit_s: float) -> Iterator[None]:
         timer.cancel()
         with lock:
             is_over = True
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, None)  # one that rang and was not heard yet
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, None)  # an alarm that was set and not handled yet

@@ -116,8 +116,8 @@ def _draw(random: Random, size: int) -> Layout | None:
 def _backwards(layout: Layout, max_moves: int) -> dict[State, tuple[str, ...]]:
     """Starts from which the room can be solved, no box on a target, each with its shortest solution.
 
-    Only the nearest states are searched. The last move pushes, so the search begins with pulls, not with every place
-    that the player may stand on in the end.
+    Only the nearest states are searched. The last move pushes, so the search begins with pulls, not with every final
+    position of the player.
     """
     solved = [(player, layout.targets) for player in layout.places() if player not in layout.targets]
     came: dict[State, tuple[str, State]] = {}
@@ -183,7 +183,7 @@ class Room:
 
 
 def task(config: Config) -> Task:
-    """The task at a size: the short form for the built-in model, words for any other.
+    """The task at a size: the short format for the built-in model, words for any other.
 
     Raises BadSetting for a size in which no box can be pushed.
     """

@@ -1,4 +1,4 @@
-"""Which tokenizer a task speaks: the built-in characters, or that of a model's folder. Nothing is downloaded."""
+"""The tokenizer of a task: the built-in characters, or that of a model's folder. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def choose(path: str) -> Tokenizer:
 class Pretrained:
     """A transformers tokenizer, as a `Tokenizer`.
 
-    Text becomes tokens without start or end added. Decoding drops the special tokens (end, pad); markers that a model
-    is meant to say, such as `<tool_call>`, stay, since their tokenizers do not call them special.
+    Text becomes tokens without start or end added. Decoding drops the special tokens (end, pad); markers that are part
+    of a model's answer, such as `<tool_call>`, stay, since their tokenizers do not declare them special.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -78,9 +78,9 @@ class Pretrained:
         is_asking: bool,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The conversation as the model's chat template writes it; `is_asking`: up to the assistant's next words.
+        """The conversation in the model's chat template; `is_asking`: up to the start of the assistant's next turn.
 
-        Raises BadSetting where the tokenizer has no chat template or the template refuses the messages.
+        Raises BadSetting if the tokenizer has no chat template or the template rejects the messages.
         """
         if not self._inner.chat_template:
             raise BadSetting("the tokenizer of the model's folder has no chat template")

@@ -1,8 +1,8 @@
-"""Transcripts to learn from by imitation: jsonl of conversations, tool calls included, the loss on the assistant only.
+"""Transcripts for supervised learning: jsonl of conversations, tool calls included, the loss on the assistant only.
 
 A line is `{"messages": [{"role", "content", "tool_calls"?}, ...], "tools"?: [...]}`. The tokens of a conversation are
-put together from its pieces, cut where the assistant begins and ends to speak: as a sampler sees them, which never
-encodes what it said a second time. Start from `read`.
+concatenated from its pieces, cut at the boundaries of the assistant's turns: as in sampling, which never encodes its
+own output again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ROLES = ("system", "user", "assistant", "tool")
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """A conversation in tokens. The mask is true on what the assistant said, its end tokens included."""
+    """A conversation in tokens. The mask is true on the assistant's tokens, its end tokens included."""
 
     tokens: tuple[int, ...]
     mask: tuple[bool, ...]
@@ -72,11 +72,11 @@ def read(path: Path, tokenizer: Tokenizer, *, max_tokens: int) -> list[Transcrip
 def transcript(
     messages: Sequence[Message], tokenizer: Tokenizer, *, tools: Sequence[Mapping[str, Any]] | None = None
 ) -> Transcript:
-    """One conversation in tokens. A message may carry `"train": false`: the assistant's words, but no loss on them.
+    """One conversation in tokens. A message may carry `"train": false`: an assistant's turn without loss.
 
-    With the built-in tokenizer the texts follow each other, each of the assistant's with the end token behind it.
-    Raises BadSetting for a chat template that writes earlier turns anew as the conversation grows: there the place
-    of the assistant's words cannot be told.
+    With the built-in tokenizer the texts are concatenated, each of the assistant's followed by the end token. Raises
+    BadSetting for a chat template that rewrites earlier turns as the conversation grows: then the assistant's tokens
+    cannot be located.
     """
     tokens: list[int] = []
     mask: list[bool] = []
@@ -98,7 +98,7 @@ def _plain(messages: Sequence[Message], tokenizer: Tokenizer) -> Iterator[tuple[
 def _rendered(
     messages: Sequence[Message], tokenizer: Pretrained, tools: Sequence[Mapping[str, Any]] | None
 ) -> Iterator[tuple[tuple[int, ...], bool]]:
-    """Pieces of the whole conversation's text; between two of them the assistant begins or ends to speak."""
+    """Pieces of the complete conversation's text; the assistant's turns begin and end between two of them."""
     whole = tokenizer.render(messages, is_asking=False, tools=tools)
     done = 0
     for place, message in enumerate(messages):
@@ -108,7 +108,7 @@ def _rendered(
         after = tokenizer.render(messages[: place + 1], is_asking=False, tools=tools)
         if not (whole.startswith(after) and after.startswith(before) and len(before) >= done):
             raise BadSetting(f"the chat template writes message {place} differently once more messages follow")
-        # The template may write a line break after the end token, which the model never says.
+        # The template may write a line break after the end token, which the model never samples.
         end = after.rfind(tokenizer.end_text, len(before)) if tokenizer.end_text else -1
         stop = end + len(tokenizer.end_text) if end >= 0 else len(after)
         yield tokenizer.encode(whole[done : len(before)]), False

@@ -1,9 +1,8 @@
-"""A function run in a process of its own, so that one that hangs, eats memory or dies is stopped and named.
+"""Runs a function in its own process, so that one that hangs, uses up memory or crashes is stopped and reported.
 
-Why not in this process under an alarm: a signal waits until the interpreter is back from C code, and a product of huge
-numbers or a stuck library call never comes back. Why one process for all calls: starting one takes 50 ms, a call 0.1.
-It bounds honest mistakes; it is no wall against hostile code, for which see `trainer.tasks.sandbox`.
-Start from `Worker`.
+An alarm in this process would not suffice: a signal waits until the interpreter is back from C code, and a product of
+huge numbers or a stuck library call never comes back. One process serves all calls: starting one takes 50 ms, a call
+0.1. It protects against mistakes, not against hostile code, for which see `trainer.tasks.sandbox`.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _START = (
 )
 _START_S = 120.0  # a file may import much
 _ASK_S = 0.1  # between two questions where a process is
-_PLACE_S = 5.0  # until it has said so: on a busy machine it may have to wait before it can
+_PLACE_S = 5.0  # for the answer to the signal: on a busy machine the process may have to wait first
 _MOST_STACK = 1 << 20
 
 
@@ -111,7 +110,7 @@ class Worker:
         return answer["value"]
 
     def _place(self) -> str:
-        """Where the process is now: it is asked by a signal, which is heard in C code too."""
+        """The line that the process is executing; a signal requests it, which works in C code too."""
         assert self._process is not None and self._stacks is not None
         deadline_s = time.monotonic() + _PLACE_S
         while time.monotonic() < deadline_s and exit_code(self._process) is None:

@@ -1,5 +1,5 @@
-"""Everything that a machine without a network needs for one stack, in one folder or archive.
+"""Bundles: everything that a machine without a network needs for one stack, in one folder or archive.
 
-Writing: `make.gather` finds out what goes in and how large it is, `make.make_bundle` fetches and writes it. Reading:
-`opened.open_bundle` gives the parts of a bundle after every byte was compared with its manifest.
+Writing: `make.gather` determines content and size, `make.make_bundle` fetches and writes it. Reading:
+`reader.open_bundle` returns the parts of a bundle after comparing every byte with its manifest.
 """

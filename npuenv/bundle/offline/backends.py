@@ -1,4 +1,4 @@
-"""What sdists are built with where there is no index: read from the sdists themselves. Start from `find_backends`."""
+"""Finds the build requirements of sdists, which have no index on the target."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from npuenv.bundle.offline.contents import Item, hashes_of
-from npuenv.bundle.offline.fetch import Wanted, fetch_all
+from npuenv.bundle.offline.fetch import Download, fetch_all
 from npuenv.bundle.offline.listing import best, list_files
 from npuenv.core.errors import NothingFits
 from npuenv.core.toml_input import TomlError, loads
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from npuenv.lock.uv import Resolver
     from npuenv.resolve.types import Platform
 
-# What an sdist without a build table is built with. Source: PEP 518. wheel: setuptools below 70.1 asks for it.
+# The default of an sdist without a build table. Source: PEP 518. wheel: setuptools below 70.1 requires it.
 _DEFAULT = ("setuptools>=40.8.0", "wheel")
 
 
 def find_backends(items: Sequence[Item], lock: Lock, platform: Platform, resolver: Resolver) -> list[Item]:
-    """The wheels that the builds of the sdists among `items` need, for the folder that uv finds the lock's files in.
+    """The wheels for building the sdists among `items`, to be placed beside the lock's files.
 
-    As old as the lock and in its versions where that is possible, so that the same lock gives the same ones. Raises
-    CannotTell and NothingFits as `list_files` does, StepFailed for an sdist that does not come.
+    Where possible they are as old as the lock and have its versions, so that the same lock gives the same wheels.
+    Raises: CannotTell and NothingFits as `list_files` does, StepFailed for an sdist that cannot be fetched.
     """
     wanted = _wanted([item.wanted for item in items if item.kind == "sdist"], resolver)
     if not wanted:
@@ -46,27 +46,27 @@ def find_backends(items: Sequence[Item], lock: Lock, platform: Platform, resolve
         try:
             listed = list_files(lines, platform, resolver, options=("--only-binary", ":all:", *bound))
             break
-        except NothingFits:  # a build has an environment of its own: the lock's versions are a wish
+        except NothingFits:  # builds are isolated, so the lock's versions are only preferred
             if number == len(tries):
                 raise
     known = {item.wanted.path for item in items}
     found = [(row, offer) for row in listed if (offer := best(row.offers, platform)) is not None]
     made = [
-        Item("build", row.name, row.version, Wanted(f"wheels/{offer.file}", offer.url, hashes_of(offer), offer.size))
+        Item("build", row.name, row.version, Download(f"wheels/{offer.file}", offer.url, hashes_of(offer), offer.size))
         for row, offer in found
     ]
     return [item for item in made if item.wanted.path not in known]
 
 
-def _wanted(sdists: Sequence[Wanted], resolver: Resolver) -> list[str]:
-    """What the sdists ask for, all together. They are fetched for it: only they say so themselves."""
+def _wanted(sdists: Sequence[Download], resolver: Resolver) -> list[str]:
+    """The build requirements of all sdists together. The sdists are fetched, because only they state them."""
     with tempfile.TemporaryDirectory(prefix="npuenv-sdists-") as name:
-        fetch_all(sdists, Path(name), resolver.settings, tell=lambda told: None)
+        fetch_all(sdists, Path(name), resolver.settings, tell=lambda report: None)
         return sorted({line for item in sdists for line in build_requirements(Path(name) / item.path)})
 
 
 def build_requirements(path: Path) -> tuple[str, ...]:
-    """What the build table of an sdist requires; the default where it has none that can be read."""
+    """The requirements in an sdist's build table; the default if it has no readable one."""
     try:
         with path.open("rb") as stream:
             text = sdist_texts(stream, ["pyproject.toml"]).get("pyproject.toml", "")

@@ -1,7 +1,6 @@
-"""Whether a bundle is what the user asks for, and whether this npuenv still knows its stack.
+"""Checks whether a bundle matches the user's request, and whether this npuenv still knows its stack.
 
-Start from `require_meant` and `require_known`. A bundle holds one stack for one platform, in the versions of the tables
-that it was made with.
+A bundle holds one stack for one platform, in the versions of the tables that it was made with.
 """
 
 from __future__ import annotations
@@ -26,47 +25,47 @@ if TYPE_CHECKING:
 
 
 def as_bundled(bundle: Bundle) -> Request:
-    """The request for the very stack of the bundle, whichever one its words would find in today's tables."""
+    """The request for exactly the stack of the bundle, independent of today's tables."""
     return replace(bundle.request, stack=bundle.stack, framework=None, release=None)
 
 
 def require_known(bundle: Bundle, matrix: Matrix) -> None:
-    """Raises BadInput where the tables of this npuenv make another stack of it than the one whose packages are there.
+    """Raises BadInput if the tables of this npuenv give the stack other versions than the bundle holds.
 
     The bundle's `install.sh` runs the npuenv that made it.
     """
     try:
         found = resolve(as_bundled(bundle), matrix)
-    except BadInput:  # a name that was in the tables once
+    except BadInput:  # a name that the tables no longer have
         found = None
     if not (isinstance(found, Stack) and answers(bundle.lock, found)):
-        said = {"stack": bundle.stack, "npuenv": bundle.manifest.npuenv}
-        raise BadInput(Message("bundle.other-tables", said), Message("bundle.other-tables-hint"))
+        args = {"stack": bundle.stack, "npuenv": bundle.manifest.npuenv}
+        raise BadInput(Message("bundle.other-tables", args), Message("bundle.other-tables-hint"))
 
 
-def require_meant(asked: Request, bundle: Bundle, stack: Stack, matrix: Matrix) -> None:
-    """Raises BadInput where what is asked for beside the bundle is not what it holds, or exists nowhere."""
-    meant = checked(replace(asked, stack=asked.stack or bundle.stack), matrix)
+def require_meant(requested: Request, bundle: Bundle, stack: Stack, matrix: Matrix) -> None:
+    """Raises BadInput if the options beside the bundle do not match its content, or do not exist."""
+    expected = checked(replace(requested, stack=requested.stack or bundle.stack), matrix)
     recipe = recipe_named(stack.name, matrix)
     cann = stack.pin("cann")
     pairs = {
-        "STACK": (meant.stack, stack.name),
-        "--for": (meant.framework, stack.framework),
-        "--for ...==": (meant.release, recipe.release if recipe else None),
-        "--arch": (meant.arch, stack.platform.arch),
-        "--python": (meant.python, stack.platform.python),
-        "--hardware": (meant.hardware, stack.platform.hardware),
-        "--os": (meant.os, stack.platform.os),
-        "--as-of": (meant.as_of, bundle.request.as_of),
-        "--newest": ("on" if meant.is_newest else None, "on" if bundle.request.is_newest else None),
+        "STACK": (expected.stack, stack.name),
+        "--for": (expected.framework, stack.framework),
+        "--for ...==": (expected.release, recipe.release if recipe else None),
+        "--arch": (expected.arch, stack.platform.arch),
+        "--python": (expected.python, stack.platform.python),
+        "--hardware": (expected.hardware, stack.platform.hardware),
+        "--os": (expected.os, stack.platform.os),
+        "--as-of": (expected.as_of, bundle.request.as_of),
+        "--newest": ("on" if expected.is_newest else None, "on" if bundle.request.is_newest else None),
     }
     other = {option: wanted for option, (wanted, held) in pairs.items() if wanted is not None and wanted != held}
-    if meant.cann and not (cann and versions.cann(meant.cann) == versions.cann(cann.version)):
-        other["--cann"] = meant.cann
-    other |= {f"--pin {name}==": each for name, each in meant.pins.items() if not _holds(bundle.lock, name, each)}
+    if expected.cann and not (cann and versions.cann(expected.cann) == versions.cann(cann.version)):
+        other["--cann"] = expected.cann
+    other |= {f"--pin {name}==": each for name, each in expected.pins.items() if not _holds(bundle.lock, name, each)}
     for option, wanted in other.items():
-        said = {"option": option, "wanted": wanted, "stack": stack.name, "platform": stack.platform.tag}
-        raise BadInput(Message("install.bundle-other", said), Message("install.bundle-other-hint"))
+        args = {"option": option, "wanted": wanted, "stack": stack.name, "platform": stack.platform.tag}
+        raise BadInput(Message("install.bundle-other", args), Message("install.bundle-other-hint"))
 
 
 def _holds(lock: Lock, name: str, version: str) -> bool:

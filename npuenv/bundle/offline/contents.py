@@ -1,11 +1,11 @@
-"""The files of a bundle that come from indexes: which, from where, under which name. Start from `lock_items`."""
+"""Determines the files of a bundle that come from indexes: their origins and names."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from npuenv.bundle.offline.fetch import Wanted
+from npuenv.bundle.offline.fetch import Download
 from npuenv.bundle.offline.listing import best, list_files
 from npuenv.core.errors import NothingFits
 from npuenv.core.messages import Message
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One file from an index, and what it is for."""
+    """One file from an index, and its purpose."""
 
     kind: str  # as in manifest.FileRow
     name: str
     version: str
-    wanted: Wanted
+    wanted: Download
 
     def of_size(self, size: int) -> Item:
         """The same with its size."""
@@ -39,8 +39,8 @@ class Item:
 def lock_items(lock: Lock, platform: Platform, resolver: Resolver) -> tuple[Item, ...]:
     """One file for each package of a lock: the wheel that fits its platform best, else the source.
 
-    Each has a hash that the lock knows. Raises CannotTell where an index is out of reach, NothingFits for a package of
-    which no index offers such a file any more.
+    The lock knows the hash of each. Raises: CannotTell if an index is unreachable, NothingFits for a package without
+    such a file on any index.
     """
     labelled = [(package.name, package.version) for package in lock.packages if package.index]
     in_links = wheels_in_links(resolver.host, resolver.settings, labelled, platform)
@@ -55,9 +55,9 @@ def lock_items(lock: Lock, platform: Platform, resolver: Resolver) -> tuple[Item
         for package in packages:
             chosen = best(offers.get(package.name, ()), platform, package.sha256)
             if chosen is None:
-                said = {"name": package.name, "version": package.version, "hashes": package.sha256}
-                raise NothingFits(Message("bundle.no-such-hash", said), Message("bundle.not-offered-hint"))
-            wanted = Wanted(f"wheels/{chosen.file}", chosen.url, package.sha256, chosen.size)
+                args = {"name": package.name, "version": package.version, "hashes": package.sha256}
+                raise NothingFits(Message("bundle.no-such-hash", args), Message("bundle.not-offered-hint"))
+            wanted = Download(f"wheels/{chosen.file}", chosen.url, package.sha256, chosen.size)
             items.append(Item("wheel" if chosen.is_wheel else "sdist", package.name, package.version, wanted))
     return tuple(items)
 
@@ -68,15 +68,15 @@ def tool_items(tools: Sequence[Tool]) -> tuple[Item, ...]:
 
 
 def source_item(found: Found) -> tuple[Item, ...]:
-    """The sdist that stands for a repository; nothing for a source that comes from elsewhere."""
+    """The sdist that replaces a repository; empty for a source from elsewhere."""
     version = found.source.ref.removeprefix("v")
     return (_item("source", found.row.name, version, found.path, found.offer),) if found.offer else ()
 
 
 def hashes_of(offer: Offer) -> tuple[str, ...]:
-    """The hash that an index states, as the one that is allowed; nothing where it states none."""
+    """The hash that an index states, as the only allowed one; empty if it states none."""
     return (offer.sha256,) if offer.sha256 else ()
 
 
 def _item(kind: str, name: str, version: str, path: str, offer: Offer) -> Item:
-    return Item(kind, name, version, Wanted(path, offer.url, hashes_of(offer), offer.size))
+    return Item(kind, name, version, Download(path, offer.url, hashes_of(offer), offer.size))

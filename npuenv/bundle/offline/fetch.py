@@ -1,7 +1,7 @@
-"""Files from indexes into a folder: resumed after a cut, compared before they count. Start from `fetch_all`.
+"""Downloads files from indexes into a folder: resumable, and verified before use.
 
-What has come so far lies in `NAME.part`; it gets its name only when its sha256 is one of the wanted ones. So an
-interrupted run goes on with the same call, and whatever has its name is whole.
+Partial downloads are in `NAME.part`; a file gets its name only if its sha256 is one of the allowed ones. So an
+interrupted run continues with the same call, and every file with its final name is complete.
 """
 
 from __future__ import annotations
@@ -32,41 +32,41 @@ if TYPE_CHECKING:
 
 THREADS = 4
 _CHUNK = 256 * 1024
-_SAMPLE = 2 * 1024**2  # bytes that tell the speed of a connection before the user is asked
+_SAMPLE = 2 * 1024**2  # bytes for measuring the speed of a connection before the user confirms
 _PLAIN = {"Accept-Encoding": "identity"}  # sizes and ranges count the bytes of the file itself
-_ROUND_S = 0.5  # until an interrupt is noticed at the latest
-_ATTEMPTS = 5  # in a row that brought nothing; one that brought a byte starts the count anew
-_FOR_GOOD = frozenset({400, 401, 403, 404, 405, 410, 451})  # answers that asking again does not change
+_ROUND_S = 0.5  # maximum delay until an interrupt is noticed
+_ATTEMPTS = 5  # consecutive failures without a byte; a byte resets the count
+_FOR_GOOD = frozenset({400, 401, 403, 404, 405, 410, 451})  # responses that a retry does not change
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """One file to be had. `sha256` are the allowed ones; empty: any, because nobody stated it."""
+class Download:
+    """One file to download. `sha256` are the allowed hashes; empty: any, because none was stated."""
 
     path: str  # below the folder
     url: str  # an address, or an absolute path
     sha256: tuple[str, ...]
-    size: int  # bytes; 0: not known yet
+    size: int  # bytes; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class DownloadProgress:
-    """How far a run has come. `file` is set when one was finished."""
+    """The progress of a run. `file` is set when one was finished."""
 
     done: int  # bytes, those of earlier runs included
     total: int
     file: str = ""
 
 
-def with_sizes(wanted: Sequence[Wanted], settings: PipSettings) -> tuple[Wanted, ...]:
-    """The same files with their sizes: where the index did not state one, the server is asked."""
+def with_sizes(wanted: Sequence[Download], settings: PipSettings) -> tuple[Download, ...]:
+    """The same files with their sizes; if the index did not state one, the server is queried."""
     with ThreadPoolExecutor(THREADS) as pool:
-        sizes = pool.map(lambda item: item.size or _asked_size(item.url, settings), wanted)
+        sizes = pool.map(lambda item: item.size or _remote_size(item.url, settings), wanted)
         return tuple(replace(item, size=size) for item, size in zip(wanted, sizes, strict=True))
 
 
-def bytes_per_second(wanted: Sequence[Wanted], settings: PipSettings) -> float:
-    """The speed of the connection, from the beginning of the largest remote file; 0.0 where nothing is remote."""
+def bytes_per_second(wanted: Sequence[Download], settings: PipSettings) -> float:
+    """The speed of the connection, from the beginning of the largest remote file; 0.0 if no file is remote."""
     remote = [item for item in wanted if local_folder(item.url) is None]
     if not remote:
         return 0.0
@@ -74,30 +74,30 @@ def bytes_per_second(wanted: Sequence[Wanted], settings: PipSettings) -> float:
     last = max(1, min(_SAMPLE, largest.size)) - 1
     with _Loading(settings) as loading:
         begun = time.monotonic()
-        taken = loading.sample(largest.url, last)
-    return taken / max(time.monotonic() - begun, 1e-3)
+        used = loading.sample(largest.url, last)
+    return used / max(time.monotonic() - begun, 1e-3)
 
 
-def still_to_fetch(wanted: Sequence[Wanted], folder: Path) -> int:
-    """Bytes that a run would fetch, those left out that lie in the folder from an earlier one. Nothing is compared."""
+def still_to_fetch(wanted: Sequence[Download], folder: Path) -> int:
+    """The bytes left to fetch, without files from an earlier run. Compares nothing."""
     return sum(max(0, item.size - _size_of(folder, item.path)) for item in wanted)
 
 
 def fetch_all(
-    wanted: Sequence[Wanted],
+    wanted: Sequence[Download],
     folder: Path,
     settings: PipSettings,
     *,
     tell: Callable[[DownloadProgress], None],
     pause_s: float = 0.5,
 ) -> None:
-    """Brings every file into the folder. `tell` is called from several threads, one at a time.
+    """Downloads every file into the folder. `tell` is called from several threads, one at a time.
 
-    `pause_s`: before the second attempt at a file; doubled each time. Raises StepFailed: a file that does not come, or
-    comes with another content, or a full disk. What has come stays for the next run.
+    `pause_s`: before the second attempt at a file; doubled each time. Raises: StepFailed for a file that cannot be
+    fetched or has another hash, or for a full disk. Partial downloads stay for the next run.
     """
     run = _Run(folder, settings, tell, sum(item.size for item in wanted), pause_s)
-    # The large ones first: one of them alone at the end would leave three threads idle.
+    # The largest first: one of them alone at the end would leave three threads idle.
     ordered = sorted(wanted, key=lambda item: (-item.size, item.path))
     ended: SimpleQueue[Future[None]] = SimpleQueue()
     with ThreadPoolExecutor(THREADS) as pool:
@@ -106,7 +106,7 @@ def fetch_all(
                 pool.submit(run.one, item).add_done_callback(ended.put)
             failed = _first_error(ended, len(ordered))
         finally:
-            # After Ctrl-C too: what runs ends with its next piece, and what waits does not begin.
+            # Also after Ctrl-C: running downloads end with their next chunk, waiting ones do not start.
             run.stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)
     if failed is not None:
@@ -114,10 +114,10 @@ def fetch_all(
 
 
 def _first_error(ended: SimpleQueue[Future[None]], num: int) -> BaseException | None:
-    """Waits for `num` of them; what the first that failed raised, as soon as it has.
+    """Waits for `num` downloads; raises the first error as soon as it occurs.
 
-    In rounds: an interrupt that comes just before a wait is noticed only when that ends. And through a queue:
-    `concurrent.futures.wait` holds the locks of all of them for a moment, and an interrupt there would keep them.
+    In rounds, because an interrupt just before a wait is noticed only when the wait ends. Through a queue, because
+    `concurrent.futures.wait` briefly holds all locks, and an interrupt then would leave them locked.
     """
     while num:
         try:
@@ -134,17 +134,17 @@ def failed_by_disk(error: OSError, path: Path) -> StepFailed:
     """The error for a file that could not be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StepFailed(Message("bundle.disk-full", {"path": str(path)}), Message("bundle.disk-full-hint"))
-    said = {"path": str(path), "why": error.strerror or str(error)}
-    return StepFailed(Message("bundle.cannot-write", said), Message("bundle.cannot-write-hint"))
+    args = {"path": str(path), "why": error.strerror or str(error)}
+    return StepFailed(Message("bundle.cannot-write", args), Message("bundle.cannot-write-hint"))
 
 
 class _Cut(Exception):
-    """A transfer ended early. What came before is kept."""
+    """A transfer ended early. The received part is kept."""
 
 
 @dataclass(slots=True)
 class _Run:
-    """One call of `fetch_all`: what its threads share."""
+    """The state that the threads of one `fetch_all` share."""
 
     folder: Path
     settings: PipSettings
@@ -155,7 +155,7 @@ class _Run:
     lock: Any = field(default_factory=threading.Lock)
     stopped: threading.Event = field(default_factory=threading.Event)
 
-    def one(self, item: Wanted) -> None:
+    def one(self, item: Download) -> None:
         path = self.folder / item.path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -169,7 +169,7 @@ class _Run:
             self.done += num
             self.tell(DownloadProgress(self.done, self.total, file))
 
-    def _is_there(self, path: Path, item: Wanted) -> bool:
+    def _is_there(self, path: Path, item: Download) -> bool:
         if not path.is_file() or not item.sha256:
             return False
         if sha256_of(path) in item.sha256:
@@ -178,7 +178,7 @@ class _Run:
         path.unlink()
         return False
 
-    def _bring(self, path: Path, item: Wanted) -> None:
+    def _bring(self, path: Path, item: Download) -> None:
         part = path.with_name(f"{path.name}.part")
         is_resumed = part.is_file() and part.stat().st_size > 0
         local = local_folder(item.url)
@@ -194,9 +194,9 @@ class _Run:
                 return
             self.count(-part.stat().st_size)
             part.unlink()
-            if is_last:  # else the beginning came from another time: once more from the first byte on
-                said = {"file": path.name, "expected": item.sha256, "found": found}
-                raise StepFailed(Message("bundle.other-content", said), Message("bundle.other-content-hint"))
+            if is_last:  # otherwise the beginning came from an earlier run: download the complete file again
+                args = {"file": path.name, "expected": item.sha256, "found": found}
+                raise StepFailed(Message("bundle.other-content", args), Message("bundle.other-content-hint"))
 
     def _copy(self, source: Path, part: Path) -> None:
         with source.open("rb") as content, part.open("wb") as target:
@@ -204,8 +204,8 @@ class _Run:
                 target.write(piece)
                 self.count(len(piece))
 
-    def _download(self, item: Wanted, part: Path) -> None:
-        """The rest of a file, over as many connections as it takes."""
+    def _download(self, item: Download, part: Path) -> None:
+        """Downloads the rest of a file, over as many connections as needed."""
         self.count(_size_of(part.parent, part.name))
         with _Loading(self.settings) as loading:
             vain, pause_s = 0, self.pause_s
@@ -224,7 +224,7 @@ class _Run:
 
 
 class _Loading(Fetch):
-    """A connection that appends to files. Used with `with`."""
+    """A connection that appends to files. Use as a context manager."""
 
     def __init__(self, settings: PipSettings) -> None:
         super().__init__(settings, Bounds())
@@ -236,33 +236,34 @@ class _Loading(Fetch):
         self.close()
 
     def size(self, url: str) -> int:
-        """The size of the file behind an address; 0 where nothing tells it."""
+        """The size of the file at a URL; 0 if unknown."""
         import requests
 
         try:
             with self._session.head(url, headers=_PLAIN, allow_redirects=True, **self._options) as response:
                 length = str(response.headers.get("Content-Length", ""))
                 return int(length) if response.ok and length.isdigit() else 0
-        except requests.exceptions.RequestException:  # it comes up again, with its words, when the file is fetched
+        # the same error occurs, with its message, when the file is fetched
+        except requests.exceptions.RequestException:
             return 0
 
     def sample(self, url: str, last: int) -> int:
-        """How many bytes came of the first `last` + 1 ones; 0 for none."""
+        """The number of bytes received of the first `last` + 1 ones; 0 for none."""
         import requests
         import urllib3
 
-        taken = 0
+        used = 0
         try:
             headers = {**_PLAIN, "Range": f"bytes=0-{last}"}
             with self._session.get(url, headers=headers, stream=True, **self._options) as response:
-                while response.ok and taken <= last and (piece := response.raw.read1(_CHUNK, decode_content=False)):
-                    taken += len(piece)
+                while response.ok and used <= last and (piece := response.raw.read1(_CHUNK, decode_content=False)):
+                    used += len(piece)
         except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError):  # as in `size`
             return 0
-        return taken
+        return used
 
     def append(self, url: str, part: Path, run: _Run) -> None:
-        """The rest of an address behind what `part` holds. Raises _Cut, and StepFailed where there is no such file."""
+        """Appends the rest of a file to `part`. Raises: _Cut, and StepFailed if there is no such file."""
         import requests
         import urllib3
 
@@ -270,8 +271,8 @@ class _Loading(Fetch):
         headers = {**_PLAIN, **({"Range": f"bytes={have}-"} if have else {})}
         try:
             with self._session.get(url, headers=headers, stream=True, **self._options) as response:
-                start, whole = _span(response, have, url)
-                if start != have:  # the server gives whole files only
+                start, total = _span(response, have, url)
+                if start != have:  # the server ignores ranges
                     run.count(-have)
                 with part.open("ab" if start else "wb") as target:
                     for piece in _pieces(response, run):
@@ -285,23 +286,23 @@ class _Loading(Fetch):
         ) as error:
             raise _Cut(_short(error)) from error
         has = _size_of(part.parent, part.name)
-        if run.stopped.is_set() or (whole and has < whole):
-            raise _Cut(f"{has} / {whole}")
+        if run.stopped.is_set() or (total and has < total):
+            raise _Cut(f"{has} / {total}")
 
 
 def _span(response: Any, have: int, url: str) -> tuple[int, int]:
-    """Where the content of an answer begins, and the size of the whole file (0: not told)."""
-    if response.status_code == 416:  # what is here is all there is, or more
-        whole = str(response.headers.get("Content-Range", "")).rpartition("/")[2]
+    """The start of a response's content, and the size of the complete file (0: unknown)."""
+    if response.status_code == 416:  # the local part has all bytes, or too many
+        total = str(response.headers.get("Content-Range", "")).rpartition("/")[2]
         response.close()
-        return have, int(whole) if whole.isdigit() else 0
+        return have, int(total) if total.isdigit() else 0
     if response.status_code in _FOR_GOOD:
-        said = {"file": without_secrets(url), "why": f"HTTP {response.status_code}"}
-        raise StepFailed(Message("bundle.not-coming", said), Message("bundle.again"))
+        args = {"file": without_secrets(url), "why": f"HTTP {response.status_code}"}
+        raise StepFailed(Message("bundle.not-coming", args), Message("bundle.again"))
     response.raise_for_status()
-    told = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", str(response.headers.get("Content-Range", "")))
-    if response.status_code == 206 and told and int(told[1]) == have:
-        return have, int(told[2]) if told[2].isdigit() else 0
+    content_range = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", str(response.headers.get("Content-Range", "")))
+    if response.status_code == 206 and content_range and int(content_range[1]) == have:
+        return have, int(content_range[2]) if content_range[2].isdigit() else 0
     length = str(response.headers.get("Content-Length", ""))
     return 0, int(length) if length.isdigit() else 0
 
@@ -313,19 +314,19 @@ def _pieces(response: Any, run: _Run) -> Iterator[bytes]:
         yield piece
 
 
-def _not_coming(item: Wanted, why: str) -> StepFailed:
-    said = {"file": Path(item.path).name, "why": without_secrets(why)[:300]}
-    return StepFailed(Message("bundle.not-coming", said), Message("bundle.again"))
+def _not_coming(item: Download, why: str) -> StepFailed:
+    args = {"file": Path(item.path).name, "why": without_secrets(why)[:300]}
+    return StepFailed(Message("bundle.not-coming", args), Message("bundle.again"))
 
 
 def _short(error: Exception) -> str:
-    """The innermost words of a chain of errors, like "[Errno 111] Connection refused"."""
+    """The innermost message of a chain of errors, like "[Errno 111] Connection refused"."""
     found = re.findall(r"\[Errno -?\d+\] [^'\")\]]+|[Tt]imed out", str(error))
     return found[-1] if found else f"{type(error).__name__}: {error}"
 
 
-def _asked_size(url: str, settings: PipSettings) -> int:
-    """The size of a file by its server; 0 where it does not tell. Errors come up when the file is fetched."""
+def _remote_size(url: str, settings: PipSettings) -> int:
+    """The size of a file from its server; 0 if not stated. Errors are reported when the file is fetched."""
     local = local_folder(url)
     if local is not None:
         return Path(local).stat().st_size

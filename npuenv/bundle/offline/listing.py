@@ -1,4 +1,4 @@
-"""Where the files of exact versions are to be had: uv asks the indexes as pip is set up. Start from `list_files`."""
+"""Finds the files of exact versions: uv queries the indexes of pip's settings."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _OLD_GLIBC = {"manylinux2014": 17, "manylinux2010": 12, "manylinux1": 5}
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One file of a release, and where it can be had."""
+    """One file of a release, and its location."""
 
-    file: str  # its name
-    url: str  # an address, or an absolute path
-    sha256: str  # "": the index does not say
-    size: int  # bytes; 0: the index does not say
+    file: str  # file name
+    url: str  # a URL, or an absolute path
+    sha256: str  # "": not stated
+    size: int  # bytes; 0: not stated
 
     @property
     def is_wheel(self) -> bool:
@@ -61,10 +61,10 @@ def list_files(
     label: str | None = None,
     is_in_links: bool = False,
 ) -> tuple[Listed, ...]:
-    """The releases that uv chooses for the requirements, with the files that the indexes name.
+    """The releases that uv chooses for the requirements, with the files on the indexes.
 
-    `label`: ask only the index of that label; `is_in_links`: ask no index, only the folders of find-links. Raises
-    CannotTell where an index is out of reach, NothingFits where it does not have them.
+    `label`: use only the index of that label; `is_in_links`: use no index, only the folders of find-links. Raises:
+    CannotTell if an index is unreachable, NothingFits if it does not have them.
     """
     if not requirements:
         return ()
@@ -89,10 +89,10 @@ def list_files(
 
 
 def best(offers: Iterable[Offer], platform: Platform, sha256: Sequence[str] = ()) -> Offer | None:
-    """The file that an installer on the platform would take, among those with one of the hashes; None for none.
+    """The file that an installer on the platform would choose, among those with one of the hashes; None for none.
 
-    A wheel before the source, one for this Python before one for all, a newer C library before an older one. A file
-    whose hash the index does not state counts: it is compared when it has come.
+    A wheel before the source, one for this Python before a universal one, a newer C library before an older one. A file
+    without a stated hash counts: it is verified after the download.
     """
     tags = platform_tags(platform)
     allowed = [offer for offer in offers if not sha256 or not offer.sha256 or offer.sha256 in sha256]
@@ -107,7 +107,7 @@ def _has_no_index(resolver: Resolver) -> bool:
 
 
 def _rank(file: str, tags: frozenset[Tag]) -> tuple[int, int, int] | None:
-    """How well a wheel fits, the more the better: its ABI, its Python, its C library; None: not at all, or no wheel."""
+    """The rank of a wheel, higher is better: its ABI, its Python, its C library; None if it does not fit."""
     try:
         matching = parse_wheel_filename(file)[3] & tags
     except ValueError:  # InvalidWheelFilename, InvalidVersion, or a number of thousands of digits
@@ -130,11 +130,11 @@ def _listed(row: Any, folder: Path) -> Listed:
 def _offers(row: Any, folder: Path) -> Iterator[Offer]:
     """A row of PEP 751: `wheels`, then `sdist` or `archive`, each with `url` or `path`, `hashes` and `size`."""
     for file in (*row.get("wheels", ()), *(row[kind] for kind in ("sdist", "archive") if kind in row)):
-        place = file.get("url") or ""
-        local = local_folder(place) if place else str(folder / file["path"])
-        name = file.get("name") or unquote(urlsplit(place).path if place else local or "").rpartition("/")[2]
+        location = file.get("url") or ""
+        local = local_folder(location) if location else str(folder / file["path"])
+        name = file.get("name") or unquote(urlsplit(location).path if location else local or "").rpartition("/")[2]
         size = int(file.get("size", 0))
         if local is not None:
-            place = str(Path(local).resolve())
-            size = size or (Path(place).stat().st_size if Path(place).is_file() else 0)
-        yield Offer(name, place, file.get("hashes", {}).get("sha256", ""), size)
+            location = str(Path(local).resolve())
+            size = size or (Path(location).stat().st_size if Path(location).is_file() else 0)
+        yield Offer(name, location, file.get("hashes", {}).get("sha256", ""), size)

@@ -1,4 +1,4 @@
-"""From a stack and its lock to a bundle: `gather` says what goes in, `make_bundle` fetches and writes it."""
+"""Makes a bundle from a stack and its lock: `gather` determines the content, `make_bundle` fetches and writes it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from npuenv.bundle import zipapp
 from npuenv.bundle.offline import self_package as own
 from npuenv.bundle.offline.backends import find_backends
 from npuenv.bundle.offline.contents import Item, lock_items, source_item, tool_items
-from npuenv.bundle.offline.fetch import DownloadProgress, Wanted, failed_by_disk, fetch_all, still_to_fetch, with_sizes
+from npuenv.bundle.offline.fetch import (
+    Download,
+    DownloadProgress,
+    failed_by_disk,
+    fetch_all,
+    still_to_fetch,
+    with_sizes,
+)
 from npuenv.bundle.offline.manifest import MANIFEST, FileRow, Manifest, manifest_text, mode_of, request_values
 from npuenv.bundle.offline.sources import find_sources, pack_source
 from npuenv.bundle.offline.user_files import find_needed
@@ -35,18 +42,18 @@ if TYPE_CHECKING:
     from npuenv.lock.uv import Resolver
     from npuenv.matrix import Matrix
 
-# Endings under which nobody looks for a folder or a plain tar archive.
+# Suffixes that mean neither a folder nor a plain tar archive.
 _OTHER_FORMS = (
     ".7z", ".br", ".bz2", ".deb", ".egg", ".exe", ".gz", ".iso", ".jar", ".lz", ".lz4", ".lzma", ".pyz", ".rar", ".rpm",
     ".run", ".sh", ".tbz", ".tbz2", ".tgz", ".txz", ".tzst", ".whl", ".xz", ".z", ".zip", ".zst",
 )  # fmt: skip
-# Room for what is made here and not fetched: the doctor, npuenv's wheel, archives of repositories.
+# Space for files that are created, not fetched: the doctor, npuenv's wheel, archives of repositories.
 _SPARE = 256 * 1024**2
 
 
 @dataclass(frozen=True, slots=True)
 class BundleOptions:
-    """What the user adds to a bundle, and where it goes. Paths are absolute."""
+    """What the user adds to a bundle. Paths are absolute."""
 
     given: Mapping[str, str] = field(default_factory=dict)  # normalised source name -> archive or folder
     left_out: frozenset[str] = frozenset()  # normalised source names
@@ -76,7 +83,7 @@ class BundleRequest(LockedRequest):
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Everything that goes into a bundle, known before anything is fetched."""
+    """The complete content of a bundle, known before anything is fetched."""
 
     request: BundleRequest
     items: tuple[Item, ...]
@@ -85,17 +92,17 @@ class Contents:
     needed: tuple[Needed, ...]
 
     @property
-    def wanted(self) -> tuple[Wanted, ...]:
+    def wanted(self) -> tuple[Download, ...]:
         return tuple(item.wanted for item in self.items)
 
     @property
     def fetched(self) -> int:
-        """Bytes that come from indexes."""
+        """Bytes from indexes."""
         return sum(item.wanted.size for item in self.items)
 
     @property
     def copied(self) -> int:
-        """Bytes of the files that the user adds."""
+        """Bytes of the user's own files."""
         return sum(path.stat().st_size for path in _added(self.request.options))
 
     @property
@@ -105,9 +112,9 @@ class Contents:
 
 
 def gather(request: BundleRequest, matrix: Matrix) -> Contents:
-    """What goes into the bundle, with sizes. Only what says what it is built with is fetched for that.
+    """The content of the bundle, with sizes. Only sdists are fetched, for their build requirements.
 
-    Raises CannotTell where an index or a repository is out of reach, NothingFits for a file that is nowhere any more.
+    Raises: CannotTell if an index or a repository is unreachable, NothingFits for a file that no longer exists.
     """
     stack, lock, resolver, options = request.stack, request.lock, request.resolver, request.options
     platform = stack.platform
@@ -130,9 +137,9 @@ def gather(request: BundleRequest, matrix: Matrix) -> Contents:
 
 
 def check_place(out: Path) -> None:
-    """Raises BadInput for a name that says another kind of file, and where something stands that is no bundle.
+    """Raises BadInput for a suffix of another file type, and for an existing path that is no bundle.
 
-    Whether an archive that stands there is one is not looked at.
+    The content of an existing archive is not checked.
     """
     if out.suffix.lower() in _OTHER_FORMS:
         stem = out.name[: -len(out.suffix)]
@@ -145,24 +152,24 @@ def check_place(out: Path) -> None:
 
 
 def check_room(contents: Contents, out: Path) -> None:
-    """Raises BadInput where the disk of `out` does not have the room. What lies there from an earlier run counts."""
-    place = out
-    while not place.exists():
-        place = place.parent
-    free = shutil.disk_usage(place).free
-    whole = contents.fetched + contents.copied + _SPARE
+    """Raises BadInput if the disk of `out` is too small. Files from an earlier run count as done."""
+    location = out
+    while not location.exists():
+        location = location.parent
+    free = shutil.disk_usage(location).free
+    total = contents.fetched + contents.copied + _SPARE
     wanted = (
-        still_to_fetch(contents.wanted, staging(out)) + contents.copied + _SPARE + (whole if is_archive(out) else 0)
+        still_to_fetch(contents.wanted, staging(out)) + contents.copied + _SPARE + (total if is_archive(out) else 0)
     )
     if free < wanted:
-        said = {"path": str(place), "free": free >> 20, "wanted": wanted >> 20}
-        raise BadInput(Message("bundle.no-room", said), Message("bundle.disk-full-hint"))
+        args = {"path": str(location), "free": free >> 20, "wanted": wanted >> 20}
+        raise BadInput(Message("bundle.no-room", args), Message("bundle.disk-full-hint"))
 
 
 def make_bundle(contents: Contents, out: Path, *, tell: Callable[[DownloadProgress], None]) -> Manifest:
-    """Fetches and writes everything; `out` appears when it is whole. An interrupted run goes on with the same call.
+    """Fetches and writes everything; `out` appears when it is complete. The same call continues an interrupted run.
 
-    Raises StepFailed where something does not come or cannot be written.
+    Raises: StepFailed if something cannot be fetched or written.
     """
     folder, resolver = staging(out), contents.request.resolver
     try:
@@ -192,7 +199,7 @@ def is_archive(out: Path) -> bool:
 
 
 def staging(out: Path) -> Path:
-    """Where a bundle is put together: beside its place, so that the last step is a renaming."""
+    """The folder of a bundle under construction: beside its final path, so that the last step is a rename."""
     return out.with_name(f"{out.name}.part.d")
 
 
@@ -225,7 +232,7 @@ def _copied(options: BundleOptions, folder: Path) -> list[FileRow]:
 
 
 def _own_files(contents: Contents, folder: Path, digests: Mapping[str, str]) -> list[FileRow]:
-    """npuenv itself, the lists that install it, the lock, the doctor and the script that starts it all."""
+    """npuenv itself, its requirements files, the lock, the doctor and the start script."""
     request = contents.request
     wheel, data = own.own_wheel()
     rows = [_put(folder, f"tools/{wheel}", data, "tool")]
@@ -276,15 +283,15 @@ def _put(folder: Path, path: str, data: bytes, kind: str) -> FileRow:
 
 
 def _row(folder: Path, path: str, kind: str, name: str = "", version: str = "") -> FileRow:
-    place = folder / path
-    return FileRow(path, kind, place.stat().st_size, sha256_of(place), name, version)
+    location = folder / path
+    return FileRow(path, kind, location.stat().st_size, sha256_of(location), name, version)
 
 
 def _remove_others(folder: Path, paths: set[str]) -> None:
-    """What an earlier run left for another stack or version has no place in this bundle."""
-    for place in sorted(folder.rglob("*"), reverse=True):
-        if place.is_dir() and not place.is_symlink():
-            if not any(place.iterdir()):
-                place.rmdir()
-        elif place.relative_to(folder).as_posix() not in paths:
-            place.unlink()
+    """Removes files of an earlier run for another stack or version."""
+    for location in sorted(folder.rglob("*"), reverse=True):
+        if location.is_dir() and not location.is_symlink():
+            if not any(location.iterdir()):
+                location.rmdir()
+        elif location.relative_to(folder).as_posix() not in paths:
+            location.unlink()

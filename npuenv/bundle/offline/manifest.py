@@ -1,8 +1,8 @@
-"""What a bundle says of itself: every file with size and hash, what it is for, what it lacks. Start from `Manifest`.
+"""The manifest of a bundle: every file with size, hash and purpose, and what is missing.
 
 The text is canonical, so that the same bundle has the same manifest, and sealed with its own hash, so that an edit is
-seen. A seal guards against slips and damage. Somebody who wants to deceive can make a new one: compare the digest of
-the manifest with the one that was printed where the bundle was made.
+detected. A seal guards against accidents and damage, not against forgery: compare the digest of the manifest with the
+one that was printed when the bundle was made.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SCHEMA = "npuenv.bundle/1"
 MANIFEST = "manifest.json"
 MAX_MANIFEST = 16 * 1024**2  # bytes; a stack of 250 packages has 0.1 MB
-# Of a request, what decides which stack it resolves to; where a value was written down is nobody's business.
+# The fields of a request that decide which stack it resolves to; origins of values are left out.
 _ASKED = tuple(each.name for each in fields(Request) if each.name not in ("origins",))
 
 
@@ -46,28 +46,28 @@ class SourceRow:
     """A component that is built on the target, and where its files come from."""
 
     name: str
-    path: str  # of its archive; "": left out, the user has to bring it
+    path: str  # of its archive; "": left out, the user has to supply it
     origin: str  # git | sdist | given | left-out
     repo: str
     ref: str
-    commit: str  # 40 hexadecimal digits; "" where no repository was asked
+    commit: str  # 40 hexadecimal digits; "" without a repository
     is_moving: bool
     how: str
 
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """What the user must have on the target or bring along."""
+    """What the user must have on the target or supply."""
 
     kind: str  # cann | python | source
-    name: str  # a file's name where one is known
-    size: int = 0  # bytes; 0: not known
+    name: str  # a file name, if one is known
+    size: int = 0  # bytes; 0: unknown
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The whole of it. Files are sorted by path."""
+    """The complete manifest. Files are sorted by path."""
 
     npuenv: str  # version
     stack: str
@@ -75,7 +75,7 @@ class Manifest:
     lock: str  # Lock.hash
     lock_file: str  # path of the lock
     request: Mapping[str, Any]
-    pythons: tuple[str, ...]  # that the bundled npuenv itself runs on
+    pythons: tuple[str, ...]  # Pythons that the bundled npuenv itself runs on
     files: tuple[FileRow, ...]
     sources: tuple[SourceRow, ...]
     needed: tuple[Needed, ...]
@@ -92,7 +92,7 @@ class Manifest:
 
 
 def request_values(request: Request) -> dict[str, Any]:
-    """A request as plain values; `Request(**values)` gives it back without the origins."""
+    """A request as plain values; `Request(**values)` restores it without the origins."""
     values = {name: getattr(request, name) for name in _ASKED}
     return {**values, "pins": dict(sorted(request.pins.items()))}
 
@@ -103,23 +103,23 @@ def manifest_text(manifest: Manifest) -> str:
     return _text({**bare, "seal": _seal(bare)})
 
 
-def parse_manifest(data: bytes, place: str) -> Manifest:
-    """The manifest in a file; `place` is for messages. Raises BadInput for one that is none, or was changed."""
+def parse_manifest(data: bytes, location: str) -> Manifest:
+    """The manifest in a file; `place` is for messages. Raises: BadInput for an invalid or modified one."""
     try:
         table = loads(data)
     except JsonError as error:
-        raise _wrong(place, Message("bundle.no-json", {"why": str(error)[:200]})) from error
+        raise _wrong(location, Message("bundle.no-json", {"why": str(error)[:200]})) from error
     if not isinstance(table, dict) or table.get("schema") != SCHEMA:
         schema = str(table.get("schema"))[:100] if isinstance(table, dict) else "-"
-        raise _wrong(place, Message("bundle.other-schema", {"schema": schema, "known": SCHEMA}))
+        raise _wrong(location, Message("bundle.other-schema", {"schema": schema, "known": SCHEMA}))
     seal = table.pop("seal", "")
     if seal != _seal(table) or data != _text({**table, "seal": seal}).encode():
-        raise _wrong(place, Message("bundle.changed-manifest"))
+        raise _wrong(location, Message("bundle.changed-manifest"))
     try:
         return _manifest(table)
     except (KeyError, TypeError, ValueError) as error:
         raise _wrong(
-            place, Message("bundle.bad-manifest", {"why": f"{type(error).__name__}: {error}"[:200]})
+            location, Message("bundle.bad-manifest", {"why": f"{type(error).__name__}: {error}"[:200]})
         ) from error
 
 
@@ -129,7 +129,7 @@ def mode_of(row: FileRow) -> int:
 
 
 def is_inside(path: str) -> bool:
-    """True for a plain relative path of a bundle: nothing absolute, no `..`, no odd characters."""
+    """Whether a path is a plain relative one: not absolute, no `..`, no unusual characters."""
     pure = PurePosixPath(path)
     is_plain = re.fullmatch(r"[A-Za-z0-9._+!@/-]+", path) is not None and str(pure) == path
     return is_plain and not pure.is_absolute() and ".." not in pure.parts and path != "."
@@ -157,8 +157,8 @@ def _manifest(table: dict[str, Any]) -> Manifest:
     return manifest
 
 
-def _wrong(place: str, what: Message) -> BadInput:
-    return BadInput(Message("bundle.no-bundle", {"path": place, "what": what}), Message("bundle.no-bundle-hint"))
+def _wrong(location: str, what: Message) -> BadInput:
+    return BadInput(Message("bundle.no-bundle", {"path": location, "what": what}), Message("bundle.no-bundle-hint"))
 
 
 def _seal(table: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
-"""A bundle on the machine it was made for: every byte compared with the manifest before anything of it is used.
+"""Opens a bundle on its target: every byte is compared with the manifest before any of it is used.
 
-`open_bundle` gives the parts. An archive is unpacked for as long as the block runs; a folder is used where it lies.
+`open_bundle` returns the parts. An archive is unpacked for the duration of the block; a folder is used in place.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A bundle whose files are what its manifest says."""
+    """A bundle whose files match its manifest."""
 
     root: Path
     manifest: Manifest
@@ -44,7 +44,7 @@ class Bundle:
 
     @property
     def wheels(self) -> str:
-        """The folder with a file for every package of the lock, and with what building from sdists needs."""
+        """The folder with a file for every package of the lock, and with the build requirements of sdists."""
         return str(self.root / "wheels")
 
     @property
@@ -54,7 +54,7 @@ class Bundle:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Sources that the user has to bring."""
+        """Sources that the user has to supply."""
         return tuple(row.name for row in self.manifest.sources if not row.path)
 
     @property
@@ -64,7 +64,7 @@ class Bundle:
 
     @property
     def python_archive(self) -> str:
-        """An archive with the stack's interpreter; "" where none was added."""
+        """An archive with the stack's interpreter; "" if none was added."""
         return self._only("python", "")
 
     @property
@@ -82,17 +82,17 @@ def open_bundle(
 ) -> Iterator[Bundle]:
     """The parts of a bundle, a folder or an archive.
 
-    `scratch`: where an archive is unpacked; None: where temporary files go. `tell` gets the bytes compared so far and
-    their total. Raises BadInput for anything that is not exactly what was written, with the name of the first such
-    file; StepFailed where there is no room to unpack.
+    `scratch`: where an archive is unpacked; None: the folder of temporary files. `tell` is called with the bytes
+    compared so far and their total. Raises: BadInput for any difference from what was written, with the name of the
+    first such file; StepFailed if there is no space to unpack.
     """
-    place = Path(path)
-    if place.is_dir():
-        yield _bundle(place.resolve(), _checked_folder(place, tell))
-    elif place.is_file():
+    location = Path(path)
+    if location.is_dir():
+        yield _bundle(location.resolve(), _checked_folder(location, tell))
+    elif location.is_file():
         with tempfile.TemporaryDirectory(prefix="npuenv-bundle-", dir=scratch) as folder:
             root = Path(folder).resolve()
-            yield _bundle(root, _unpacked(place, root, tell))
+            yield _bundle(root, _unpacked(location, root, tell))
     else:
         raise BadInput(Message("bundle.absent", {"path": str(path)}), Message("bundle.absent-hint"))
 
@@ -104,49 +104,49 @@ def _bundle(root: Path, manifest: Manifest) -> Bundle:
     return Bundle(root, manifest, lock, Request(**manifest.request))
 
 
-def _checked_folder(place: Path, tell: Callable[[int, int], None] | None) -> Manifest:
-    if not (place / MANIFEST).is_file():
-        raise _refused(place, Message("bundle.no-manifest", {"name": MANIFEST}))
+def _checked_folder(location: Path, tell: Callable[[int, int], None] | None) -> Manifest:
+    if not (location / MANIFEST).is_file():
+        raise _refused(location, Message("bundle.no-manifest", {"name": MANIFEST}))
     try:
-        with (place / MANIFEST).open("rb") as file:
-            manifest = parse_manifest(_head(file), str(place))
+        with (location / MANIFEST).open("rb") as file:
+            manifest = parse_manifest(_head(file), str(location))
         rows = {row.path: row for row in manifest.files}
-        for found in _entries(place):
+        for found in _entries(location):
             if found not in rows and found != MANIFEST:
-                raise _refused(place, Message("bundle.extra-file", {"file": found}))
+                raise _refused(location, Message("bundle.extra-file", {"file": found}))
         done = 0
         for row in manifest.files:
             done += row.size
-            _check_file(place, row)
+            _check_file(location, row)
             if tell:
                 tell(done, manifest.size)
     except OSError as error:
-        said = {"file": str(error.filename or place), "why": error.strerror or str(error)}
-        raise _refused(place, Message("bundle.unreadable-file", said)) from error
+        args = {"file": str(error.filename or location), "why": error.strerror or str(error)}
+        raise _refused(location, Message("bundle.unreadable-file", args)) from error
     return manifest
 
 
-def _check_file(place: Path, row: FileRow) -> None:
-    path = place / row.path
+def _check_file(location: Path, row: FileRow) -> None:
+    path = location / row.path
     try:
         looked = path.lstat()
     except FileNotFoundError as error:
-        raise _refused(place, Message("bundle.missing-file", {"file": row.path})) from error
+        raise _refused(location, Message("bundle.missing-file", {"file": row.path})) from error
     # A link may lead to a file that changes after it was compared.
-    if not stat.S_ISREG(looked.st_mode) or os.path.realpath(path) != os.path.join(os.path.realpath(place), row.path):
-        raise _refused(place, Message("bundle.no-plain-file", {"file": row.path}))
+    if not stat.S_ISREG(looked.st_mode) or os.path.realpath(path) != os.path.join(os.path.realpath(location), row.path):
+        raise _refused(location, Message("bundle.no-plain-file", {"file": row.path}))
     if looked.st_size != row.size:
-        said = {"file": row.path, "expected": row.size, "found": looked.st_size}
-        raise _refused(place, Message("bundle.other-size", said))
+        args = {"file": row.path, "expected": row.size, "found": looked.st_size}
+        raise _refused(location, Message("bundle.other-size", args))
     with path.open("rb") as content:
-        _require_hash(place, row, _pour(content, None, row))
+        _require_hash(location, row, _pour(content, None, row))
 
 
-def _entries(place: Path) -> Iterator[str]:
+def _entries(location: Path) -> Iterator[str]:
     """Every entry below a folder that is not itself a folder, links to folders included."""
-    for folder, names, files in os.walk(place, onerror=_raise):
+    for folder, names, files in os.walk(location, onerror=_raise):
         for name in (*files, *(name for name in names if os.path.islink(os.path.join(folder, name)))):
-            yield Path(folder, name).relative_to(place).as_posix()
+            yield Path(folder, name).relative_to(location).as_posix()
 
 
 def _raise(error: OSError) -> None:
@@ -154,7 +154,7 @@ def _raise(error: OSError) -> None:
 
 
 def _unpacked(path: Path, root: Path, tell: Callable[[int, int], None] | None) -> Manifest:
-    """The manifest of an archive whose files now lie in `root`. Its first member has to be the manifest."""
+    """The manifest of an archive whose files are now in `root`. Its first member must be the manifest."""
     try:
         with tarfile.open(path, "r:") as archive, path.open("rb") as raw:
             first = archive.next()
@@ -180,8 +180,8 @@ def _unpacked(path: Path, root: Path, tell: Callable[[int, int], None] | None) -
     except OSError as error:
         if error.filename is None or str(error.filename).startswith(str(root)):
             raise StepFailed(failed_by_disk(error, root).message, Message("bundle.unpack-hint")) from error
-        said = {"file": str(error.filename), "why": error.strerror or str(error)}
-        raise _refused(path, Message("bundle.unreadable-file", said)) from error
+        args = {"file": str(error.filename), "why": error.strerror or str(error)}
+        raise _refused(path, Message("bundle.unreadable-file", args)) from error
     return manifest
 
 
@@ -194,8 +194,8 @@ def _manifest_of(archive: tarfile.TarFile, first: tarfile.TarInfo | None, path: 
 
 def _unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, row: FileRow, target: Path, path: Path) -> None:
     if member.size != row.size:
-        said = {"file": row.path, "expected": row.size, "found": member.size}
-        raise _refused(path, Message("bundle.other-size", said))
+        args = {"file": row.path, "expected": row.size, "found": member.size}
+        raise _refused(path, Message("bundle.other-size", args))
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("xb") as file:
         _require_hash(path, row, _pour(_content(archive, member), file, row))
@@ -203,7 +203,7 @@ def _unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, row: FileRow, tar
 
 
 def _end_of(member: tarfile.TarInfo, raw: IO[bytes], start: int, path: Path, *, mode: int) -> int:
-    """Where a member's last block ends. Its header and the zeros that fill the block have to be as they are written."""
+    """The end of a member's last block. Its header and padding must be exactly as they are written."""
     wanted = plain_member(member.name, member.size, mode).tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
     raw.seek(start)
     is_same = member.offset_data == start + len(wanted) and raw.read(len(wanted)) == wanted
@@ -216,10 +216,10 @@ def _end_of(member: tarfile.TarInfo, raw: IO[bytes], start: int, path: Path, *, 
 
 
 def _require_end(raw: IO[bytes], end: int, path: Path) -> None:
-    """What follows the last member has to be the zeros that end an archive, all of them and nothing else."""
+    """Requires that the last member is followed by the zeros that end an archive, and nothing else."""
     raw.seek(end)
-    whole = -(-(end + 2 * tarfile.BLOCKSIZE) // tarfile.RECORDSIZE) * tarfile.RECORDSIZE
-    if raw.read(whole - end + 1) != bytes(whole - end):
+    padded = -(-(end + 2 * tarfile.BLOCKSIZE) // tarfile.RECORDSIZE) * tarfile.RECORDSIZE
+    if raw.read(padded - end + 1) != bytes(padded - end):
         raise _refused(path, Message("bundle.after-the-end"))
 
 
@@ -230,7 +230,7 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
 
 
 def _pour(content: IO[bytes], target: IO[bytes] | None, row: FileRow) -> str:
-    """The sha256 of the content, at most one byte more than the row's size of it; written to `target`, if any."""
+    """The sha256 of the content, reading at most one byte more than the row's size; copies it to `target`, if any."""
     digest, left = hashlib.sha256(), row.size + 1
     while left > 0 and (piece := content.read(min(_CHUNK, left))):
         left -= len(piece)
@@ -240,15 +240,16 @@ def _pour(content: IO[bytes], target: IO[bytes] | None, row: FileRow) -> str:
     return digest.hexdigest()
 
 
-def _require_hash(place: Path, row: FileRow, found: str) -> None:
+def _require_hash(location: Path, row: FileRow, found: str) -> None:
     if found != row.sha256:
-        said = {"file": row.path, "expected": row.sha256, "found": found}
-        raise _refused(place, Message("bundle.other-hash", said))
+        args = {"file": row.path, "expected": row.sha256, "found": found}
+        raise _refused(location, Message("bundle.other-hash", args))
 
 
 def _head(file: IO[bytes]) -> bytes:
     return file.read(MAX_MANIFEST + 1)
 
 
-def _refused(place: Path, what: Message) -> BadInput:
-    return BadInput(Message("bundle.no-bundle", {"path": str(place), "what": what}), Message("bundle.no-bundle-hint"))
+def _refused(location: Path, what: Message) -> BadInput:
+    args = {"path": str(location), "what": what}
+    return BadInput(Message("bundle.no-bundle", args), Message("bundle.no-bundle-hint"))

@@ -1,7 +1,7 @@
-"""npuenv itself for the target: its wheel, made from the files that run here, and what it needs there.
+"""npuenv itself for the target: its wheel, made from the running files, and its requirements.
 
-`own_wheel` gives the wheel's name and bytes, the same for the same files; `find_tools` the distributions beside it, for
-every Python that may be the target's own; `requirements_text` the list that pip installs them from, with hashes.
+`own_wheel` returns the wheel's name and bytes, the same for the same files; `find_tools` the distributions beside it,
+for every Python that the target may have; `requirements_text` the hashed requirements file that pip installs them from.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 MINORS = range(10, 15)  # Pythons 3.X that npuenv runs on
 PACKAGES = ("npuenv", "trainer")
-BOOTSTRAP = "pip"  # a target's Python may have none; a wheel of pip runs as it is
+BOOTSTRAP = "pip"  # the target's Python may have no pip; a wheel of pip can be run without installation
 _TIME = (1980, 1, 1, 0, 0, 0)  # as in write.TIME
 _LEFT_OUT = ("__pycache__", ".pyc", ".pyo")
 _ENTRY_POINTS = "[console_scripts]\nnpuenv = npuenv.cli:main\n"
@@ -50,11 +50,11 @@ class Tool:
     name: str
     version: str
     offer: Offer
-    minors: tuple[int, ...]  # the Pythons that take this file
+    minors: tuple[int, ...]  # Pythons that use this file
 
 
 def own_requirements() -> tuple[str, ...]:
-    """What npuenv requires at run time, extras left out."""
+    """The run-time requirements of npuenv, without extras."""
     project = _project_file()
     lines = (
         load_file(project, is_ours=True)["project"]["dependencies"]
@@ -66,7 +66,7 @@ def own_requirements() -> tuple[str, ...]:
 
 @functools.cache
 def own_wheel() -> tuple[str, bytes]:
-    """The wheel of the npuenv that is running: its file name and content. Raises StepFailed where files are missing."""
+    """The wheel of the running npuenv: its file name and content. Raises: StepFailed if files are missing."""
     stem, buffer = f"npuenv-{npuenv.__version__}", io.BytesIO()
     rows = []
     with zipfile.ZipFile(buffer, "w", compression=zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
@@ -82,8 +82,8 @@ def own_wheel() -> tuple[str, bytes]:
 def find_tools(platform: Platform, resolver: Resolver) -> tuple[Tool, ...]:
     """npuenv's requirements and pip, for each Python from MINORS that has all of them as wheels on the platform.
 
-    The versions that run here are taken where they can be had: they are known to work together. Raises CannotTell where
-    the index is out of reach, NothingFits where no Python is served.
+    The versions of this environment are preferred: they are known to work together. Raises: CannotTell if the index is
+    unreachable, NothingFits if no Python has all wheels.
     """
     here = _versions_here()
 
@@ -112,7 +112,9 @@ def pythons_of(tools: Sequence[Tool]) -> tuple[str, ...]:
 
 
 def requirements_text(wheel: tuple[str, str], tools: Sequence[Tool], digests: Mapping[str, str]) -> str:
-    """The list for `pip install --require-hashes`. `wheel`: version and sha256 of npuenv's own; `digests`: by file."""
+    """The requirements file for `pip install --require-hashes`. `wheel`: version and sha256 of npuenv's own; `digests`:
+    by file.
+    """
     minors = {minor for tool in tools for minor in tool.minors}
     versions: dict[tuple[str, str], list[Tool]] = {}
     for tool in tools:
@@ -136,8 +138,8 @@ def _tools_for(platform: Platform, resolver: Resolver, here: Sequence[str]) -> l
     for row in listed:
         offer = best(row.offers, platform)
         if offer is None or not offer.is_wheel:
-            said = {"name": row.name, "version": row.version, "platform": platform.tag}
-            raise NothingFits(Message("bundle.no-wheel", said), Message("bundle.not-offered-hint"))
+            args = {"name": row.name, "version": row.version, "platform": platform.tag}
+            raise NothingFits(Message("bundle.no-wheel", args), Message("bundle.not-offered-hint"))
         tools.append(Tool(row.name, row.version, offer, ()))
     return tools
 
@@ -145,7 +147,7 @@ def _tools_for(platform: Platform, resolver: Resolver, here: Sequence[str]) -> l
 def _versions_here() -> tuple[str, ...]:
     """NAME==VERSION of everything that npuenv uses in this process's environment, without pip.
 
-    An old pip does not run on the newest Python, and the target's is not known.
+    An old pip does not run on the newest Python, and the target's Python is unknown.
     """
     found: dict[str, str] = {}
     waiting = [Requirement(line) for line in own_requirements()]
@@ -177,8 +179,8 @@ def _members(stem: str) -> Iterator[tuple[str, bytes]]:
         for path in sorted(shipped_folder().glob("*.toml")):
             yield f"{stem}.data/data/share/npuenv/lockfiles/{path.name}", path.read_bytes()
     except OSError as error:
-        said = {"path": str(error.filename or root), "why": error.strerror or str(error)}
-        raise StepFailed(Message("bundle.own-files", said)) from error
+        args = {"path": str(error.filename or root), "why": error.strerror or str(error)}
+        raise StepFailed(Message("bundle.own-files", args)) from error
     info = f"{stem}.dist-info"
     yield f"{info}/METADATA", _metadata().encode()
     yield f"{info}/WHEEL", _WHEEL.encode()

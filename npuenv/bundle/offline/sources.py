@@ -1,7 +1,7 @@
 """The components that are built on the target, as archives: from their repositories, else from the index's sdists.
 
-`find_source` asks where one can be had and which commit its place is now; `pack_source` makes the archive. The same
-commit gives the same bytes.
+`find_source` finds the location and the present commit of a source; `pack_source` makes the archive. The same commit
+gives the same bytes.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Where one source comes from: one of `offer`, `given` and a commit; none of them for one that is left out."""
+    """The origin of one source: `offer`, `given` or a commit; none of them for one that is left out."""
 
     source: GitSource
     origin: str  # git | sdist | given | left-out
     commit: str = ""  # 40 digits
     offer: Offer | None = None
     given: str = ""  # the user's archive or folder
-    why: str = ""  # the repository's complaint, where the index stands in for it
+    why: str = ""  # the repository's error, if the index is used instead
 
     @property
     def path(self) -> str:
-        """Where it goes in the bundle; "" for nowhere."""
+        """Its path in the bundle; "" if it is not included."""
         name = canonicalize_name(self.source.name)
         if self.origin == "left-out":
             return ""
@@ -67,9 +67,9 @@ class Found:
 def find_sources(
     stack: Stack, resolver: Resolver, *, given: Mapping[str, str], left_out: frozenset[str]
 ) -> tuple[Found, ...]:
-    """Where each of a stack's sources can be had. Raises CannotTell with all that cannot be had, at once."""
-    asked = [_sought(source, stack.platform, resolver, given, left_out) for source in stack.git_sources]
-    lacking = [each for each in asked if isinstance(each, CannotTell)]
+    """The origin of each of a stack's sources. Raises: CannotTell with all that cannot be found, together."""
+    results = [_sought(source, stack.platform, resolver, given, left_out) for source in stack.git_sources]
+    lacking = [each for each in results if isinstance(each, CannotTell)]
     if len(lacking) == 1:
         raise lacking[0]
     if lacking:
@@ -77,13 +77,13 @@ def find_sources(
         options = " ".join(f"--without-source {error.message.args['name']}" for error in lacking)
         hint = Message("bundle.no-sources-hint", {"options": options})
         raise CannotTell(Message("bundle.no-sources", {"sources": rows}), hint)
-    return tuple(each for each in asked if isinstance(each, Found))
+    return tuple(each for each in results if isinstance(each, Found))
 
 
 def _sought(
     source: GitSource, platform: Platform, resolver: Resolver, given: Mapping[str, str], left_out: frozenset[str]
 ) -> Found | CannotTell:
-    """What `find_source` gives back or raises: one of several that cannot be had must not hide the others."""
+    """The result or error of `find_source`, so that one missing source does not hide the others."""
     try:
         return find_source(source, platform, resolver, given=given, left_out=left_out)
     except CannotTell as error:
@@ -93,9 +93,9 @@ def _sought(
 def find_source(
     source: GitSource, platform: Platform, resolver: Resolver, *, given: Mapping[str, str], left_out: frozenset[str]
 ) -> Found:
-    """Where a source can be had: what the user gives, its repository, or the sdist of its tag's version.
+    """The origin of a source: the user's copy, its repository, or the sdist of its tag's version.
 
-    Raises CannotTell where neither answers.
+    Raises: CannotTell if neither responds.
     """
     name = str(canonicalize_name(source.name))
     if name in left_out:
@@ -109,12 +109,12 @@ def find_source(
     offer = None if source.is_moving else _sdist(name, source.ref, platform, resolver)
     if offer is not None:
         return Found(source, "sdist", offer=offer, why=why)
-    said = {"name": source.name, "repo": source.repo, "ref": source.ref, "why": why}
-    raise CannotTell(Message("bundle.no-source", said), Message("bundle.no-source-hint", said))
+    args = {"name": source.name, "repo": source.repo, "ref": source.ref, "why": why}
+    raise CannotTell(Message("bundle.no-source", args), Message("bundle.no-source-hint", args))
 
 
 def pack_source(found: Found, out: Path, scratch: Path, resolver: Resolver) -> None:
-    """Writes the archive of a source that is no sdist. Raises StepFailed."""
+    """Writes the archive of a source that is no sdist. Raises: StepFailed."""
     out.parent.mkdir(parents=True, exist_ok=True)
     name = canonicalize_name(found.source.name)
     if found.origin == "given" and Path(found.given).is_file():
@@ -129,7 +129,9 @@ def pack_source(found: Found, out: Path, scratch: Path, resolver: Resolver) -> N
 
 
 def _check_out(found: Found, folder: Path, resolver: Resolver) -> None:
-    """The tree of the commit with its submodules, and what setuptools-scm reads the version from without a history."""
+    """The tree of the commit with its submodules, and the file from which setuptools-scm reads the version without
+    history.
+    """
     source = found.source
     shutil.rmtree(folder, ignore_errors=True)
     plain = ("-c", "core.autocrlf=false", "-c", "core.symlinks=true", "-c", "advice.detachedHead=false")
@@ -142,8 +144,8 @@ def _check_out(found: Found, folder: Path, resolver: Resolver) -> None:
         ran = _git(resolver, argv, _CLONE_TIMEOUT_S)
         if ran.code != 0:
             lines = ran.err.strip().splitlines() or [""]
-            said = {"name": source.name, "repo": source.repo, "why": without_secrets(lines[-1][:300])}
-            raise StepFailed(Message("bundle.git-failed", said), Message("bundle.again"))
+            args = {"name": source.name, "repo": source.repo, "why": without_secrets(lines[-1][:300])}
+            raise StepFailed(Message("bundle.git-failed", args), Message("bundle.again"))
     described = _git(resolver, (*inside, "describe", "--tags", "--long", "--match", "*[0-9]*"), _ASK_TIMEOUT_S)
     note = folder / ".git_archival.txt"
     if described.code == 0 and (not note.exists() or "$Format" in note.read_text(encoding="utf-8", errors="replace")):
@@ -151,10 +153,10 @@ def _check_out(found: Found, folder: Path, resolver: Resolver) -> None:
 
 
 def _commit_of_ref(text: str, source: GitSource) -> str:
-    """The commit of a tag, branch or commit in what `git ls-remote` printed; a tag's own object is passed through.
+    """The commit of a tag, branch or commit in the output of `git ls-remote`; an annotated tag is dereferenced.
 
-    A real line: `2a3b...e9<tab>refs/tags/v0.13.0^{}`. Raises NothingFits where the repository has no such place, or the
-    tag is not at the commit that was recorded for it.
+    A real line: `2a3b...e9<tab>refs/tags/v0.13.0^{}`. Raises: NothingFits if the repository has no such ref, or the tag
+    is not at the commit that was recorded for it.
     """
     if _COMMIT.fullmatch(source.ref):
         return source.ref
@@ -162,22 +164,22 @@ def _commit_of_ref(text: str, source: GitSource) -> str:
     for line in text.splitlines():
         commit, _, name = line.partition("\t")
         rows[name] = commit
-    said = {"name": source.name, "repo": source.repo, "ref": source.ref}
-    hint = Message("bundle.no-source-hint", said)
+    details = {"name": source.name, "repo": source.repo, "ref": source.ref}
+    hint = Message("bundle.no-source-hint", details)
     kinds = ("refs/heads", "refs/tags") if source.is_moving else ("refs/tags", "refs/heads")
     for kind in kinds:
         for name in (f"{kind}/{source.ref}^{{}}", f"{kind}/{source.ref}"):
             commit = rows.get(name, "")
             if _COMMIT.fullmatch(commit) and not commit.startswith(source.commit):
-                args = {**said, "recorded": source.commit, "found": commit}
+                args = {**details, "recorded": source.commit, "found": commit}
                 raise NothingFits(Message("bundle.tag-moved", args), hint)
             if _COMMIT.fullmatch(commit):
                 return commit
-    raise NothingFits(Message("bundle.no-ref", said), hint)
+    raise NothingFits(Message("bundle.no-ref", details), hint)
 
 
 def _commit_of_folder(path: str, resolver: Resolver) -> str:
-    """The commit that a supplied checkout is at; "" for an archive, a folder without history, or an edited one."""
+    """The commit of a supplied checkout; "" for an archive, a folder without history, or a modified one."""
     if not (Path(path) / ".git").exists():
         return ""
     head = _git(resolver, ("-C", path, "rev-parse", "HEAD"), _ASK_TIMEOUT_S)
@@ -187,7 +189,7 @@ def _commit_of_folder(path: str, resolver: Resolver) -> str:
 
 
 def _sdist(name: str, ref: str, platform: Platform, resolver: Resolver) -> Offer | None:
-    """The source of the version that a tag like v0.13.0 names, on the index; None for none."""
+    """The sdist on the index for the version of a tag like v0.13.0; None if there is none."""
     if not re.fullmatch(r"v?\d+(\.\d+)+\S*", ref):
         return None
     try:
@@ -199,7 +201,7 @@ def _sdist(name: str, ref: str, platform: Platform, resolver: Resolver) -> Offer
 
 
 def _git(resolver: Resolver, argv: tuple[str, ...], timeout_s: float) -> Ran:
-    """git, asking nobody for a password, through the proxy and with the certificates that pip is set up with."""
+    """Runs git without password prompts, with pip's proxy and certificates."""
     settings = for_uv(resolver.settings)
     env = {name: value for name, value in settings.environ.items() if "proxy" in name.lower()}
     if resolver.settings.cert:
@@ -213,7 +215,7 @@ def check_sources(
 ) -> tuple[dict[str, str], frozenset[str]]:
     """The user's archives and left-out sources under normalised names.
 
-    Raises BadInput for a source that the stack does not build, one that is both, and a path that is no archive or
+    Raises: BadInput for a source that the stack does not build, one that is both, and a path that is no archive or
     folder.
     """
     known = {str(canonicalize_name(source.name)) for source in stack.git_sources}
@@ -221,8 +223,8 @@ def check_sources(
     sources = {str(canonicalize_name(name)): path for name, path in given.items()}
     for name in (*sources, *absent):
         if name not in known:
-            said = {"name": name, "stack": stack.name, "known": tuple(sorted(known)) or "-"}
-            raise BadInput(Message("bundle.unknown-source", said))
+            args = {"name": name, "stack": stack.name, "known": tuple(sorted(known)) or "-"}
+            raise BadInput(Message("bundle.unknown-source", args))
     for name, path in sources.items():
         if name in absent:
             raise BadInput(Message("bundle.source-twice", {"name": name}))

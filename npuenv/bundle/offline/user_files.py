@@ -1,4 +1,4 @@
-"""What a bundle cannot get by itself, and the files the user supplies for it. Start from `find_needed`."""
+"""Files of a bundle that the user must supply."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _PYTHON = re.compile(r"(?:.*/)?bin/python(3\.\d+)")
 def find_needed(
     stack: Stack, matrix: Matrix, *, cann_files: Sequence[Path], has_python: bool, left_out: Sequence[str]
 ) -> tuple[Needed, ...]:
-    """What the user has to have on the target or bring along, with sizes where a public source gives them.
+    """What the user must have on the target or supply, with sizes if a public source states them.
 
-    `has_python`: an interpreter comes with the bundle; `left_out`: sources that do not.
+    `has_python`: the bundle contains an interpreter; `left_out`: sources that it does not contain.
     """
     sizes = {row.id: row.size for row in matrix.cann_files}
     given = {file.part for path in cann_files if (file := recognise(path.name))}
@@ -52,8 +52,8 @@ def find_needed(
 def check_cann_files(paths: Sequence[Path], stack: Stack, matrix: Matrix) -> None:
     """Raises BadInput for a supplied file that an installation of the stack on the target would refuse.
 
-    That is one that is none of CANN's, or of another architecture, version or chip, or with another hash than the
-    publicly known one; and a second file of the same part.
+    That is a file that is not CANN's, one of another architecture, version or chip, one whose hash differs from the
+    published one, and a second file of the same part.
     """
     parts: dict[str, Path] = {}
     for path in paths:
@@ -65,9 +65,9 @@ def check_cann_files(paths: Sequence[Path], stack: Stack, matrix: Matrix) -> Non
 
 def _checked(path: Path, stack: Stack, matrix: Matrix) -> CannFile:
     _require_file(path)
-    said, names = {"path": str(path), "stack": stack.name}, expected_names(stack)
+    args, names = {"path": str(path), "stack": stack.name}, expected_names(stack)
     if not names:
-        raise BadInput(Message("bundle.no-cann-wanted", said))
+        raise BadInput(Message("bundle.no-cann-wanted", args))
     file = recognise(path.name)
     if file is None:
         raise BadInput(Message("plan.cann-name", {"path": str(path), "names": names}), Message("plan.cann-name-hint"))
@@ -81,21 +81,21 @@ def _checked(path: Path, stack: Stack, matrix: Matrix) -> CannFile:
     }
     for found, (wanted, is_fit) in others.items():
         if not is_fit:
-            raise BadInput(Message("plan.cann-other", {**said, "is": found, "wanted": wanted}))
+            raise BadInput(Message("plan.cann-other", {**args, "is": found, "wanted": wanted}))
     known = next((row.sha256 for row in matrix.cann_files if row.id == path.name), "")
     if known and sha256_of(path) != known:
-        raise BadInput(Message("bundle.other-cann", {**said, "expected": known}))
+        raise BadInput(Message("bundle.other-cann", {**args, "expected": known}))
     return file
 
 
 def check_python_archive(path: Path, platform: Platform) -> None:
-    """Raises BadInput for an archive without the stack's Python in some `bin` folder, or with one of another machine.
+    """Raises BadInput for an archive without the stack's Python in some `bin` folder, or with one for another machine.
 
-    Such archives hold a whole installation that works wherever it is unpacked.
+    Such archives hold a complete, relocatable installation.
     """
     _require_file(path)
-    said = {"path": str(path), "python": platform.python, "arch": platform.arch}
-    found: dict[str, str] = {}  # version -> machine; "" where only a link was seen
+    args = {"path": str(path), "python": platform.python, "arch": platform.arch}
+    found: dict[str, str] = {}  # version -> machine; "" for a link
     try:
         with tarfile.open(path) as archive:
             size = 0
@@ -106,18 +106,18 @@ def check_python_archive(path: Path, platform: Platform) -> None:
                 match = _PYTHON.fullmatch(member.name)
                 if match:
                     found[match[1]] = found.get(match[1]) or _machine_of(archive, member)
-    except tarfile.ReadError as error:  # its own words are a list of every compression that was tried
-        raise BadInput(Message("bundle.no-tar", said)) from error
+    except tarfile.ReadError as error:  # its message lists every compression that was tried
+        raise BadInput(Message("bundle.no-tar", args)) from error
     except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise BadInput(Message("bundle.bad-python-archive", {**said, "why": str(error)[:200]})) from error
+        raise BadInput(Message("bundle.bad-python-archive", {**args, "why": str(error)[:200]})) from error
     if platform.python not in found:
-        raise BadInput(Message("bundle.no-python-inside", {**said, "found": tuple(sorted(found)) or "-"}))
+        raise BadInput(Message("bundle.no-python-inside", {**args, "found": tuple(sorted(found)) or "-"}))
     if found[platform.python] not in ("", platform.arch):
-        raise BadInput(Message("bundle.python-of-other-arch", {**said, "found": found[platform.python]}))
+        raise BadInput(Message("bundle.python-of-other-arch", {**args, "found": found[platform.python]}))
 
 
 def _machine_of(archive: tarfile.TarFile, member: tarfile.TarInfo) -> str:
-    """What an ELF program runs on; "" for a link, "?" for what is no program of a known machine."""
+    """The machine of an ELF program; "" for a link, "?" for another file or an unknown machine."""
     if not member.isreg():
         return ""
     content = archive.extractfile(member)

@@ -1,4 +1,4 @@
-"""A folder of files as a tar archive with the same bytes every time. Start from `write_tar` and `settle`."""
+"""Writes a folder of files as a reproducible tar archive."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _MODE, _PROGRAM_MODE = 0o644, 0o755
 
 
 def settle(folder: Path, programs: tuple[str, ...]) -> None:
-    """Gives everything below a folder one time and plain permissions; `programs` are paths that may be executed."""
+    """Sets one time and plain permissions for everything below a folder; `programs` are paths that may be executed."""
     for path in folder.rglob("*"):
         is_program = path.is_dir() or path.relative_to(folder).as_posix() in programs
         path.chmod(_PROGRAM_MODE if is_program else _MODE)
@@ -76,11 +76,12 @@ def write_tar(
     skip: frozenset[str] = frozenset(),
     tell: Callable[[int], None] | None = None,
 ) -> None:
-    """The files and links below a folder as an archive: sorted, `first` before all others, nothing of this machine.
+    """The files and links below a folder as an archive: sorted, `first` before all others, without traces of this
+    machine.
 
-    `top`: the folder that they lie in inside the archive. `skip`: names that are left out wherever they stand. `tell`
-    gets the size of each file that was added. The archive appears under its name when it is whole. Raises StepFailed:
-    the disk is full, a link leads out of the folder, or something is neither a file, a link nor a folder.
+    `top`: their folder inside the archive. `skip`: names that are left out at any depth. `tell` is called with the size
+    of each file that was added. The archive appears under its name when it is complete. Raises: StepFailed if the disk
+    is full, a link leads out of the folder, or an entry is neither a file, a link nor a folder.
     """
     part = out.with_name(f"{out.name}.part")
     try:
@@ -103,7 +104,7 @@ def write_tar(
 
 
 def plain_member(name: str, size: int, mode: int) -> tarfile.TarInfo:
-    """The header of a file: nobody's, of no time."""
+    """The header of a file, without owner and time."""
     info = tarfile.TarInfo(name)
     info.size, info.mode, info.mtime = size, mode, TIME
     return info
@@ -111,12 +112,12 @@ def plain_member(name: str, size: int, mode: int) -> tarfile.TarInfo:
 
 def _ordered(folder: Path, first: tuple[str, ...], skip: frozenset[str]) -> Iterator[tuple[Path, str]]:
     found: dict[str, Path] = {}
-    for place, folders, files in os.walk(folder):
+    for location, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if name not in skip]
-        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
+        links = [name for name in folders if os.path.islink(os.path.join(location, name))]
         for name in (*files, *links):
             if name not in skip:
-                path = Path(place, name)
+                path = Path(location, name)
                 found[path.relative_to(folder).as_posix()] = path
     ordered = [name for name in first if name in found] + [name for name in sorted(found) if name not in first]
     return ((found[name], name) for name in ordered)
@@ -129,8 +130,8 @@ def _member(path: Path, name: str, folder: Path) -> tarfile.TarInfo:
         info.type, info.linkname = tarfile.SYMTYPE, os.readlink(path)
         inside = os.path.relpath(os.path.normpath(path.parent / info.linkname), folder)
         if os.path.isabs(info.linkname) or inside.startswith(".."):
-            said = {"path": name, "target": info.linkname}
-            raise StepFailed(Message("bundle.link-leads-out", said), Message("bundle.link-hint"))
+            args = {"path": name, "target": info.linkname}
+            raise StepFailed(Message("bundle.link-leads-out", args), Message("bundle.link-hint"))
     elif stat.S_ISREG(looked.st_mode):
         info.size, info.mode = looked.st_size, _PROGRAM_MODE if looked.st_mode & stat.S_IXUSR else _MODE
     else:

@@ -1,10 +1,10 @@
-"""What lies in a CANN: parts of one release, compiled operators for this chip, custom operators that can be loaded."""
+"""Checks of a CANN's content: parts of one release, compiled operators for this chip, loadable custom operators."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, fail, fix_for, ok, skip, unsure, warn
+from npuenv.checks.base import Check, fail, fix_for, ok, skip, unknown, warn
 from npuenv.checks.session.variables import generation
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
@@ -35,10 +35,8 @@ def _parts(context: Context) -> CheckResult:
     named = {part.name: (part.release, Evidence(part.place, part.release)) for part in parts if part.release}
     for name, release in (config.running if config else {}).items():
         named.setdefault(name, (release, Evidence("version.cfg", f"{name}_running_version {release}")))
-    named.pop("opp_kernel", None)  # the kernels package has a check of its own
-    read = {
-        name: (release, version, place) for name, (release, place) in named.items() if (version := _release(release))
-    }
+    named.pop("opp_kernel", None)  # the kernels package has its own check
+    read = {name: (release, version, path) for name, (release, path) in named.items() if (version := _release(release))}
     if not read:
         return skip("cann.parts-skip")
     oldest = min(read.items(), key=lambda item: item[1][1])
@@ -52,8 +50,9 @@ def _parts(context: Context) -> CheckResult:
 
 
 def _ops(context: Context) -> CheckResult:
-    """The kernels (ops) package against the toolkit. Before 8.5 an older kernels package may lie under a newer toolkit:
-    toolkit/version.info asks for `required_package_opp_kernel_version=">=7.6, <=8.2"`; from 8.5 on they go together."""
+    """The kernels (ops) package against the toolkit. Before 8.5 a newer toolkit accepts an older kernels package:
+    toolkit/version.info has `required_package_opp_kernel_version=">=7.6, <=8.2"`; from 8.5 on the versions must match.
+    """
     cann, ops = context.facts.cann.toolkit.value, context.facts.cann.ops.value
     if cann is None or ops is None:
         return skip("no-cann" if cann is None else "cann.ops-skip")
@@ -76,7 +75,7 @@ def _install(context: Context, version: str) -> Fix:
 
 
 def _kernels(context: Context) -> CheckResult:
-    """Compiled operators for this machine's chip: without them the first operator gives 561103."""
+    """Compiled operators for this machine's chip: without them the first operator fails with 561103."""
     cann, row = context.facts.cann.toolkit.value, context.matrix.hardware_row(generation(context))
     if cann is None:
         return skip("no-cann")
@@ -96,7 +95,7 @@ def _kernels(context: Context) -> CheckResult:
 
 
 def _for_any_chip(context: Context, fix: Fix) -> CheckResult:
-    """Without the chip's name, because npu-smi lists none: kernels for no chip at all are missing on every one."""
+    """Without the chip's name, because npu-smi lists none: reports only a CANN without kernels for any chip."""
     fact, npu = context.facts.cann.kernels, context.facts.npu
     if npu.smi.value is not None and npu.smi.value.cards:
         return skip("cann.kernels-skip")
@@ -105,22 +104,22 @@ def _for_any_chip(context: Context, fix: Fix) -> CheckResult:
     if not (npu.smi_trouble.is_known or npu.smi.state is State.UNKNOWN):
         return skip("cann.kernels-skip")
     if fact.value is None:
-        return unsure("cann.kernels-unread", *npu.smi_trouble.evidence)
-    return unsure("cann.kernels-no-chip", *npu.smi_trouble.evidence, chips=fact.value.chips)
+        return unknown("cann.kernels-unread", *npu.smi_trouble.evidence)
+    return unknown("cann.kernels-no-chip", *npu.smi_trouble.evidence, chips=fact.value.chips)
 
 
 def _by_package(context: Context, row: Hardware, fix: Fix) -> CheckResult:
-    """What the package's own name says, where its folders cannot be seen."""
+    """The chip in the package's name, if its folders are not visible."""
     fact = context.facts.cann.ops
     if fact.value is None or not fact.value.chip:
-        return unsure("unknown-input", *context.facts.cann.kernels.evidence, facts=("cann.kernels",))
+        return unknown("unknown-input", *context.facts.cann.kernels.evidence, facts=("cann.kernels",))
     if fact.value.chip.casefold() == row.image_chip.casefold():
         return ok("cann.kernels-ok", *fact.evidence, chip=row.kernels[0])
     return fail("cann.kernels-other", *fact.evidence, fix=fix, chips=(fact.value.chip,), chip=row.kernels[0])
 
 
 def _custom(context: Context) -> CheckResult:
-    """Packages of custom operators: readable, there, and with kernels for this chip."""
+    """Packages of custom operators: readable, present, and with kernels for this chip."""
     fact = context.facts.cann.custom
     if fact.value is None:
         return skip("cann.custom-none")
@@ -150,7 +149,7 @@ def _custom(context: Context) -> CheckResult:
 
 
 def _places(pairs: Iterable[tuple[str, str]]) -> tuple[Evidence, ...]:
-    return tuple(Evidence(place, line) for place, line in pairs)
+    return tuple(Evidence(location, line) for location, line in pairs)
 
 
 CHECKS = (

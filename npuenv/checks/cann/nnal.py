@@ -1,4 +1,4 @@
-"""NNAL (ATB): there, of CANN's release, sourced once, and built for the C++ ABI of torch."""
+"""Checks of NNAL (ATB): present, of CANN's release, sourced once, and built for the C++ ABI of torch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _same_series(version: str, cann: Cann) -> bool:
     try:
         return versions.cann(version).series == versions.cann(cann.version).series
     except BadInput:
-        return True  # an unreadable number proves no disagreement
+        return True  # an unreadable number proves no mismatch
 
 
 def _script(nnal: Nnal) -> str:
@@ -72,12 +72,12 @@ def _sourced(context: Context) -> CheckResult:
 
 
 def _kinds(context: Context) -> list[str]:
-    """The C++ ABIs of the ATB libraries on LD_LIBRARY_PATH; the first one is what the loader takes."""
+    """The C++ ABIs of the ATB libraries on LD_LIBRARY_PATH; the loader uses the first one."""
     return re.findall(r"cxx_abi_([01])/lib(?:[:/]|$)", environment(context).get("LD_LIBRARY_PATH", ""))
 
 
 def _library(context: Context) -> CheckResult:
-    """The library itself: a folder without it is a half-removed or half-copied NNAL."""
+    """The library itself: a folder without it is an incomplete NNAL."""
     atb = context.facts.cann.atb.value
     if atb is None or not atb.is_there:
         return skip("cann.nnal-sourced-skip")
@@ -89,13 +89,13 @@ def _library(context: Context) -> CheckResult:
 
 
 def why_unloadable(context: Context) -> str | None:
-    """The check that fails because NNAL's libraries are not where this session looks; None where none does."""
+    """The id of the failed check that explains why NNAL's libraries cannot be loaded; None if there is none."""
     judges = {"nnal.present": _nnal, "nnal.sourced": _sourced, "nnal.library": _library}
     return next((check for check, judge in judges.items() if judge(context).status is Status.FAIL), None)
 
 
 def _abi(context: Context) -> CheckResult:
-    """ATB_HOME_PATH ends in the ABI that was chosen when it was sourced; torch was built with one of the two."""
+    """The ABI at the end of ATB_HOME_PATH, chosen when it was sourced, against that of torch."""
     atb, torch = context.facts.cann.atb.value, context.facts.cann.torch_abi.value
     lines = context.facts.cann.torch_abi.evidence
     if torch is None and _is_of_one_abi(version := installed(context).get("torch", "")):
@@ -113,7 +113,7 @@ def _abi(context: Context) -> CheckResult:
 
 
 def _is_of_one_abi(torch: str) -> bool:
-    """Whether all wheels of this torch have the new ABI: so it is from 2.7 on."""
+    """Whether all wheels of this torch have the new ABI, which is so from 2.7 on."""
     try:
         return versions.python_version(torch) >= versions.python_version("2.7.0")
     except BadInput:

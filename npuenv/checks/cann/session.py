@@ -1,4 +1,4 @@
-"""The session's paths to CANN: one install throughout, none that is gone, no stand-in libraries, its Python parts."""
+"""Checks of the session's paths to CANN: one install only, none missing, no stub libraries, and its Python packages."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from npuenv.facts.cann.installs import Entry
 
 _LISTS = ("LD_LIBRARY_PATH", "PYTHONPATH", "PATH")
-# Libraries for linking and for simulation: libascend_hal.so in there answers nothing, libascendcl.so refuses to run.
+# Libraries for linking and simulation: their libascend_hal.so does nothing, their libascendcl.so refuses to run.
 _STAND_INS = re.compile(r"/(?:devlib|stub|simulator|camodel)(?:/|$)")
 _REAL = re.compile(r"/driver/lib64(?:/|$)")
-# What CANN's operator compiler imports; CANN's documents name more, most of which only its tools want.
+# Imports of CANN's operator compiler; CANN's documents name more, which mostly its tools need.
 _IMPORTS = ("attrs", "decorator", "psutil", "scipy")
 _OLDEST_GCC = 8  # vllm-ascend's operators are C++17
 
@@ -43,7 +43,7 @@ def _entries(context: Context) -> tuple[Entry, ...]:
 
 @dataclass(frozen=True, slots=True)
 class BrokenLink:
-    """A link to CANN that leads nowhere, and the newest install beside it."""
+    """A dangling link to CANN, and the newest install beside it."""
 
     path: str
     root: str
@@ -52,7 +52,7 @@ class BrokenLink:
 
 
 def broken_link(context: Context) -> BrokenLink | None:
-    """The first link that leads nowhere with an install in its own folder; None where there is none."""
+    """The first dangling link with an install in its own folder; None if there is none."""
     installs = context.facts.cann.installs.value
     if installs is None:
         return None
@@ -66,7 +66,7 @@ def broken_link(context: Context) -> BrokenLink | None:
 
 
 def _release(text: str) -> versions.Version:
-    """What is no release comes before all that are."""
+    """A sort key: names that are not releases come before all releases."""
     try:
         return versions.cann(text)
     except BadInput:
@@ -74,7 +74,7 @@ def _release(text: str) -> versions.Version:
 
 
 def _links(context: Context) -> CheckResult:
-    """What is installed side by side, and whether the links lead to one of them each."""
+    """Installs side by side, and whether the links all lead to one of them."""
     found = context.facts.cann.installs.value
     if found is None:
         return skip("no-cann")
@@ -85,7 +85,7 @@ def _links(context: Context) -> CheckResult:
     if found.dangling:
         broken = broken_link(context)
         if broken is not None and context.facts.cann.toolkit.value is None and context.facts.cann.closed.value is None:
-            return skip("because", cause="cann.found")  # which names the link, and has the same fix
+            return skip("because", cause="cann.found")  # which names the link and has the same fix
         lines = (Evidence(link, "leads nowhere") for link in found.dangling)
         fix = broken.fix if broken is not None else fix_for("cann.links")
         return warn("cann.links-dangling", *lines, fix=fix, links=found.dangling)
@@ -95,7 +95,7 @@ def _links(context: Context) -> CheckResult:
 
 
 def _one_version(context: Context) -> CheckResult:
-    """Each path that belongs to a CANN belongs to that of ASCEND_HOME_PATH; links followed where they can be."""
+    """Every path into a CANN belongs to that of ASCEND_HOME_PATH; links are followed if possible."""
     entries = _entries(context)
     own = next((item.real for item in entries if item.variable == "ASCEND_HOME_PATH"), "")
     if not own:
@@ -114,13 +114,13 @@ def _one_version(context: Context) -> CheckResult:
 def _comes_first(entry: Entry, entries: tuple[Entry, ...], own: str) -> bool:
     """Whether a foreign folder is searched before any folder of the session's own CANN."""
     if entry.variable == "PATH":
-        return False  # tools of another release beside the own ones are a nuisance, not a mixture of libraries
+        return False  # tools of another release after the own ones do no harm to the libraries
     mine = [item.position for item in entries if item.variable == entry.variable and item.real == own]
     return not mine or entry.position < min(mine)
 
 
 def _gone(context: Context) -> CheckResult:
-    """Search paths into a CANN that is no longer there. `cann.sourced` reports a missing home of the session itself."""
+    """Search paths into a removed CANN. `cann.sourced` reports a missing home of the session itself."""
     entries = _entries(context)
     if context.facts.cann.toolkit.value is None:
         return skip("no-cann")
@@ -134,7 +134,7 @@ def _gone(context: Context) -> CheckResult:
 
 
 def _stand_ins(context: Context) -> CheckResult:
-    """Folders of stand-in libraries before those of the driver, or without them."""
+    """Stub library folders before those of the driver, or without them."""
     folders = environment(context).get("LD_LIBRARY_PATH", "").split(":")
     stand_ins = [at for at, folder in enumerate(folders) if _STAND_INS.search(folder)]
     real = [at for at, folder in enumerate(folders) if _REAL.search(folder)]
@@ -148,7 +148,7 @@ def _stand_ins(context: Context) -> CheckResult:
 
 
 def _python_path(context: Context) -> CheckResult:
-    """PYTHONPATH was written anew or dropped after set_env.sh, so that CANN's own packages (te, tbe, acl) are lost."""
+    """PYTHONPATH was overwritten or unset after set_env.sh, so that CANN's packages (te, tbe, acl) are not found."""
     if not setting(context, "ASCEND_HOME_PATH"):
         return skip("cann.python-path-skip")
     if any(item.variable == "PYTHONPATH" for item in _entries(context)):
@@ -157,7 +157,9 @@ def _python_path(context: Context) -> CheckResult:
 
 
 def _python_packages(context: Context) -> CheckResult:
-    """What CANN's operator compiler imports from the target: without it, the first compiled operator gives 500001."""
+    """The imports of CANN's operator compiler in the target: without them the first compiled operator fails with
+    500001.
+    """
     have = installed(context)
     python = context.facts.python.interpreter.value
     if "torch-npu" not in have or python is None:
@@ -182,7 +184,7 @@ def _gcc(context: Context) -> CheckResult:
 
 
 def _writable(context: Context) -> CheckResult:
-    """CANN's log and cache folders of an earlier run as another user (sudo, a container's root) stop the next one."""
+    """CANN's log and cache folders created by another user (sudo, a container's root) make the next run fail."""
     folders = context.facts.cann.writes.value or ()
     shut = next((item for item in folders if item.state != "writable"), None)
     if shut is None:

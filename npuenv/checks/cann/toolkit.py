@@ -1,13 +1,13 @@
-"""CANN: found, sourced, of this machine, and at one with the driver.
+"""Checks of CANN: found, sourced, for this machine, and compatible with the driver.
 
-What lies in a toolkit is judged in `cann_contents`, the session's paths to it in `cann_session`, NNAL in `nnal`.
+The content of a toolkit is checked in `contents`, the session's paths to it in `session`, NNAL in `nnal`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unsure, warn
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unknown, warn
 from npuenv.checks.cann import contents as cann_contents
 from npuenv.checks.cann import nnal
 from npuenv.checks.cann import session as cann_session
@@ -33,7 +33,7 @@ def _found(context: Context) -> CheckResult:
     if context.facts.cann.closed.value is not None:
         return _shut(context)
     if fact.state is State.UNKNOWN:
-        return unsure("unknown-input", *lines, facts=("cann.toolkit",))
+        return unknown("unknown-input", *lines, facts=("cann.toolkit",))
     if cann is None and (link := cann_session.broken_link(context)) is not None:
         return fail("cann.cann-found-link", *lines, fix=link.fix, link=link.path, root=link.root, version=link.version)
     if cann is None:
@@ -52,19 +52,20 @@ def _found(context: Context) -> CheckResult:
 
 
 def _shut(context: Context) -> CheckResult:
-    """A toolkit is named or installed, and this user may not look into its folder."""
+    """A toolkit is named or installed, but this user may not read its folder."""
     shut, account = context.facts.cann.closed.value, context.facts.machine.account.value
     assert shut is not None
     user = (account.name or str(account.uid)) if account else "?"
     fix = fix_for("cann.cann-closed-above", path=shut.path)
-    if home_of(f"{shut.path}/") or shut.path.endswith("/Ascend"):  # a home folder as a whole is nobody else's to read
+    # a complete home folder, which other users need not read
+    if home_of(f"{shut.path}/") or shut.path.endswith("/Ascend"):
         fix = fix_for("cann.cann-closed", ("chmod", "-R", "a+rX", shut.path), needs_root=True)
     lines = context.facts.cann.closed.evidence
     return fail("cann.cann-found-closed", *lines, fix=fix, path=shut.path, user=user)
 
 
 def why_unloadable(context: Context) -> str | None:
-    """The check that reports why this session cannot load CANN's libraries; None where CANN is well."""
+    """The id of the check that explains why CANN's libraries cannot be loaded; None if CANN is fine."""
     if _found(context).status is Status.FAIL:
         return "cann.found"
     is_known = context.facts.cann.toolkit.is_known and context.facts.cann.opp.state is not State.UNKNOWN
@@ -104,7 +105,7 @@ def _sourced(context: Context) -> CheckResult:
 
 
 def _has_libraries(context: Context, root: str) -> bool:
-    """Whether LD_LIBRARY_PATH holds a folder of this toolkit, under this name or, links followed, under another."""
+    """Whether LD_LIBRARY_PATH has a folder of this toolkit, under this name or, following links, under another."""
     folders = (context.facts.environment.value or {}).get("LD_LIBRARY_PATH", "").split(":")
     if any(f"{folder.rstrip('/')}/".startswith(f"{root}/") for folder in folders):
         return True
@@ -128,10 +129,10 @@ def _arch(context: Context) -> CheckResult:
 
 
 def _driver(context: Context) -> CheckResult:
-    """CANN against the driver's HDK number. The official line gives a range; older ones only name a match."""
+    """CANN against the driver's HDK number. The official table gives a range; older ones name only one match."""
     cann, driver = context.facts.cann.toolkit.value, _driver_version(context)
     if driver is None and context.facts.npu.driver.state is State.UNKNOWN:
-        return unsure("unknown-input", *context.facts.npu.driver.evidence, facts=("driver",))
+        return unknown("unknown-input", *context.facts.npu.driver.evidence, facts=("driver",))
     if cann is None or driver is None:
         return skip("cann.cann-driver-skip")
     if _is_950(context):
@@ -139,9 +140,9 @@ def _driver(context: Context) -> CheckResult:
     try:
         row, have = context.matrix.cann_row(cann.version), versions.driver(driver)
     except BadInput:
-        return unsure("cann.cann-driver-unreadable", cann=cann.version, driver=driver)
+        return unknown("cann.cann-driver-unreadable", cann=cann.version, driver=driver)
     if row is None:
-        return unsure("cann.cann-driver-no-row", cann=cann.version)
+        return unknown("cann.cann-driver-no-row", cann=cann.version)
     if row.driver_since and have.series < versions.driver(row.driver_since).series:
         fix = fix_for("cann.driver-update", since=row.driver_since)
         return fail("cann.cann-driver-old", fix=fix, cann=cann.version, driver=driver, since=row.driver_since)
@@ -155,8 +156,9 @@ def _driver(context: Context) -> CheckResult:
 
 
 def _without_line(row: CannRow, have: versions.Version, driver: str) -> CheckResult:
-    """A CANN without an official list. Threads show drivers running that are a year older than the named one (23.0.3
-    with 8.1.RC1, 24.1.RC3 with 8.2.RC1), so only one from before that is worth a word."""
+    """A CANN without an official range. Public reports show working drivers a year older than the named one (23.0.3
+    with 8.1.RC1, 24.1.RC3 with 8.2.RC1), so only an even older one is worth a warning.
+    """
     named = row.driver_named or ("-",)
     years = [versions.driver(name).series[0] for name in row.driver_named]
     if years and have.series[0] < min(years) - 1:
@@ -165,14 +167,14 @@ def _without_line(row: CannRow, have: versions.Version, driver: str) -> CheckRes
 
 
 def _is_950(context: Context) -> bool:
-    """Whether the cards are of the line that numbers its drivers by itself: 25.1.RC1 goes with CANN 9.1.0 there."""
+    """Whether the cards are of the line with its own driver numbers: there 25.1.RC1 goes with CANN 9.1.0."""
     table = context.facts.npu.smi.value
     names = {card.name for card in table.cards if card.name} if table else set()
     return any((row := context.matrix.hardware_of_chip(name)) is not None and row.id == "950" for name in names)
 
 
 def _driver_version(context: Context) -> str | None:
-    """What runs (npu-smi) before what a file says: a file mounted into a container can be stale."""
+    """The running version (npu-smi) before that of a file: a file mounted into a container can be outdated."""
     table, driver = context.facts.npu.smi.value, context.facts.npu.driver.value
     if table is not None and table.driver:
         return table.driver

@@ -1,17 +1,17 @@
-"""The container: made for this processor, and with room for a training run."""
+"""Checks of the container: built for this processor, and with room for a training run."""
 
 from __future__ import annotations
 
 from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, warn
 
 _GIB_KIB = 1 << 20
-_MEMORY_OF_A_CHIP_KIB = 8 * _GIB_KIB  # weights pass through the host's memory on their way; the threshold is ours
-_TASKS_GOOD = 4096  # podman gives 2048; every rank, worker and compiler starts dozens of threads
+_MEMORY_OF_A_CHIP_KIB = 8 * _GIB_KIB  # weights pass through host memory; the threshold is npuenv's own
+_TASKS_GOOD = 4096  # podman's default is 2048; every rank, worker and compiler starts dozens of threads
 _PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 
 
 def _emulated(context: Context) -> CheckResult:
-    """uname speaks for the image, /proc/cpuinfo for the machine below it."""
+    """uname reports the image's architecture, /proc/cpuinfo the machine's."""
     arch, processor = context.facts.machine.arch.value, context.facts.machine.processor.value
     if arch not in _PLATFORMS or processor is None:
         return skip("machine.processor-absent")

@@ -1,22 +1,22 @@
-"""Folders that training writes to: may it, is there room, can files be locked there."""
+"""Checks of the folders that training writes to: permissions, free space, file locks."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, unsure, warn
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, unknown, warn
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
     from npuenv.facts.machine.mounts import Folder
 
 _GIB_KIB = 1 << 20
-# Ray's session folders, pip's builds and the compilers' scratch lie there. Thresholds are ours.
+# For Ray's session folders, pip's builds and compilers' scratch files. The thresholds are npuenv's own.
 _TMP_LEAST_KIB, _TMP_GOOD_KIB = 256 << 10, 2 * _GIB_KIB
 _CACHE_GOOD_KIB = 1 * _GIB_KIB
 _FILES_LEAST, _FILES_GOOD = 5_000, 50_000  # an environment has 20,000 to 60,000 files
 _FILES_OF_TMP = 10  # temporary files are a tenth of those at most
-_MODELS = ("HF_HOME", "HF_HUB_CACHE", "MODELSCOPE_CACHE")  # these are read from as well: read-only may be meant so
+_MODELS = ("HF_HOME", "HF_HUB_CACHE", "MODELSCOPE_CACHE")  # these are also read from, so read-only may be intended
 _LUSTRE_LOCKS = ("flock", "localflock")
 
 
@@ -30,7 +30,7 @@ def _home(context: Context) -> CheckResult:
         path = (context.facts.environment.value or {}).get("HOME") or "/"
         return fail("machine.home-absent", fix=fix_for("machine.home"), path=path)
     if home.is_writable is None:
-        return unsure("machine.writable-unknown", path=home.path)
+        return unknown("machine.writable-unknown", path=home.path)
     if home.is_writable:
         return ok("machine.home-ok", path=home.path)
     fix = fix_for("machine.home")
@@ -49,7 +49,7 @@ def _flags(folder: Folder) -> str:
 
 
 def _tmp(context: Context) -> CheckResult:
-    """Its space counts only where it has a disk of its own; else the check of the home folder's disk speaks."""
+    """Its space counts only if it has a disk of its own; else the check of the home folder's disk reports it."""
     tmp, home = context.facts.machine.tmp.value, context.facts.machine.home.value
     if tmp is None:
         path = (context.facts.environment.value or {}).get("TMPDIR") or "/tmp"
@@ -70,10 +70,10 @@ def _is_same_disk(one: Folder, other: Folder | None) -> bool:
 
 
 def _files(context: Context) -> CheckResult:
-    """Room for files runs out before the room for bytes on disks full of small files."""
+    """On disks full of small files the inodes run out before the space."""
     machine = context.facts.machine
-    kept = [machine.home.value, *(cache.nearest for cache in machine.caches.value or ())]
-    counted = [(folder, 1) for folder in kept if folder is not None]
+    nearest = [machine.home.value, *(cache.nearest for cache in machine.caches.value or ())]
+    counted = [(folder, 1) for folder in nearest if folder is not None]
     counted += [(machine.tmp.value, _FILES_OF_TMP)] if machine.tmp.value is not None else []
     rooms = [(folder.files_free * factor, folder) for folder, factor in counted if folder.files_free is not None]
     if not rooms:
@@ -107,7 +107,7 @@ def _caches(context: Context) -> CheckResult:
 
 
 def _locks(context: Context) -> CheckResult:
-    """Lustre refuses flock() unless it was mounted with it; the downloaders of models lock every file."""
+    """Lustre refuses flock() unless mounted with it; the downloaders of models lock every file."""
     machine = context.facts.machine
     folders = [machine.home.value, *(cache.nearest for cache in machine.caches.value or ())]
     for folder in filter(None, folders):

@@ -1,11 +1,11 @@
-"""The machine: architecture, libraries, memory, limits, clock, account, what an earlier run left behind."""
+"""Checks of the machine: architecture, libraries, memory, limits, clock, account, remains of an earlier run."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unsure, warn
+from npuenv.checks.base import FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unknown, warn
 from npuenv.core.fact import State
 from npuenv.facts.machine.account import DRIVER_GROUP
 from npuenv.facts.machine.processes import line_of
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 _GIB_KIB = 1 << 20
 _ARCHES = ("x86_64", "aarch64")
 _GLIBC = (2, 28)  # the floor of torch_npu's and most other wheels: manylinux_2_28
-# Docker gives 64 MiB by default; torch and Ray exchange tensors there. Thresholds are ours.
+# Docker's default is 64 MiB; torch and Ray exchange tensors there. The thresholds are npuenv's own.
 _SHM_LEAST_KIB, _SHM_GOOD_KIB = 512 << 10, 8 * _GIB_KIB
 _FILES_GOOD = 65536  # what ROLL's Ascend samples give the container
 _LOCKED_OLD_DEFAULT = 64 << 10  # bytes; what kernels before 5.16 allow by default
-_FILES_CPU = 1024  # a trial without cards opens few
-_CXX_LEVEL = 24  # the newest GLIBCXX_3.4.N that a manylinux_2_28 wheel may ask for
-_TASKS_GOOD = 4096  # every rank, worker and compiler starts dozens of threads; the threshold is ours
+_FILES_CPU = 1024  # a run without cards opens few files
+_CXX_LEVEL = 24  # the newest GLIBCXX_3.4.N that a manylinux_2_28 wheel may need
+_TASKS_GOOD = 4096  # every rank, worker and compiler starts dozens of threads; the threshold is npuenv's own
 _FREE_MEMORY_LEAST_KIB = 2 * _GIB_KIB
 _SHM_LEFT = "raylet: System memory request exceeds memory available in /dev/shm"
 _USER = "vllm-ascend documentation: ra init fails for a uid without entry; torch: getpwuid(): uid not found"
 _LEFT = "vllm-project/vllm-ascend: the engine outlives its server and keeps its memory"
-_YEARS = range(2024, 2038)  # certificates of no index are valid outside
+_YEARS = range(2024, 2038)  # outside of these years the certificates of every index are invalid
 _INITS = (
     "systemd",
     "init",
@@ -45,9 +45,9 @@ _INITS = (
 )
 _ZOMBIES_MANY = 8
 _RAY_SERVERS = ("raylet", "gcs_server")
-# Python programs that `ray start` leaves beside its servers; with those killed they stay (seen with Ray 2.60.0).
+# Python programs that `ray start` runs beside its servers; they survive when those are killed (seen with Ray 2.60.0).
 _PARTS_OF_RAY = ("/ray/_private/log_monitor", "/ray/autoscaler/_private/monitor", "/ray/dashboard/")
-_DISK_LEAST_KIB, _DISK_GOOD_KIB = 5 * _GIB_KIB, 20 * _GIB_KIB  # a stack takes 2 to 10 GiB, its caches as much again
+_DISK_LEAST_KIB, _DISK_GOOD_KIB = 5 * _GIB_KIB, 20 * _GIB_KIB  # a stack takes 2 to 10 GiB, its caches the same again
 
 
 def _arch(context: Context) -> CheckResult:
@@ -79,7 +79,7 @@ def _shm(context: Context) -> CheckResult:
 
 
 def _shm_free(context: Context) -> CheckResult:
-    """Files that dead processes left in /dev/shm take from what the next run may use."""
+    """Files of dead processes in /dev/shm reduce the space for the next run."""
     space = context.facts.machine.shared_memory.value
     if space is None or space.size_kib < _SHM_GOOD_KIB:
         return skip("machine.because-shm")
@@ -112,7 +112,7 @@ def _files(context: Context) -> CheckResult:
 
 
 def _hard_limit(fact: Fact[int]) -> int | None:
-    """What a shell can raise the soft limit to, by the line of /proc/self/limits; None: unlimited, or not stated.
+    """The maximum to which a shell can raise the soft limit, from /proc/self/limits; None: unlimited, or not stated.
 
     Example: "Max open files 1024 20000 files" gives 20000
     """
@@ -137,7 +137,7 @@ def _locked(context: Context) -> CheckResult:
 def _disk(context: Context) -> CheckResult:
     space = context.facts.machine.disk.value
     if space is None:
-        return unsure("machine.disk-absent")
+        return unknown("machine.disk-absent")
     size = _size(space.free_kib)
     if space.free_kib < _DISK_LEAST_KIB:
         return fail("machine.disk-small", fix=fix_for("machine.disk"), size=size)
@@ -152,7 +152,7 @@ def _libstdcxx(context: Context) -> CheckResult:
     if library is None:
         return skip("machine.cxx-absent")
     if library.level is None:
-        return unsure("machine.cxx-unnamed", *machine.libstdcxx.evidence, path=library.path)
+        return unknown("machine.cxx-unnamed", *machine.libstdcxx.evidence, path=library.path)
     if library.level >= _CXX_LEVEL:
         return ok("machine.cxx-ok", level=library.level)
     if not library.is_from_path and glibc and tuple(int(word) for word in glibc.split(".")[:2]) < _GLIBC:
@@ -163,14 +163,14 @@ def _libstdcxx(context: Context) -> CheckResult:
 
 
 def _tasks(context: Context) -> CheckResult:
-    """The kernel does not hold the superuser to this limit."""
+    """The kernel does not apply this limit to root."""
     limit = (context.facts.machine.limits.value or {}).get("Max processes")
     account = context.facts.machine.account.value
     if limit is None:
         return skip("no-limit")
     if limit == UNLIMITED or limit >= _TASKS_GOOD or (account is not None and account.is_root):
         return ok("machine.tasks-ok")
-    # No command: the hard limit, often the same number, is not known here.
+    # No command: the hard limit, often equal, is unknown here.
     return warn("machine.tasks-warn", fix=fix_for("machine.tasks", good=_TASKS_GOOD), limit=limit, good=_TASKS_GOOD)
 
 
@@ -227,7 +227,7 @@ def _driver_group(context: Context) -> CheckResult:
 
 
 def _leftovers(context: Context) -> CheckResult:
-    """Only what cannot be part of a living run: workers without their raylet, engines without their server."""
+    """Only processes that cannot be part of a running job: workers without a raylet, engines without a server."""
     found = context.facts.machine.processes.value
     if found is None:
         return skip("machine.no-processes")
@@ -236,23 +236,25 @@ def _leftovers(context: Context) -> CheckResult:
     if not stale:
         return ok("machine.leftovers-ok")
     pids = tuple(process.pid for process in stale)
-    # The parent of a half-dead process is what has to end: the process itself takes no signal any more.
+    # The parent of a zombie process has to end: the zombie ignores signals.
     ends = dict.fromkeys(str(item.parent if item.is_half_dead and item.parent > 1 else item.pid) for item in stale)
     fix = fix_for("machine.leftovers", ("kill", *ends), is_dangerous=True)
     return warn("machine.leftovers-warn", *map(line_of, stale[:6]), fix=fix, pids=pids, count=len(pids))
 
 
 def _is_stale(process: Process, found: Processes, is_noted: bool) -> bool:
-    """`is_noted`: a cluster is known to this session, so that a node of it may be wanted."""
+    """`is_noted`: the session knows of a cluster, so that a node of it may be needed."""
     if process.is_half_dead:
         return True
     if process.is_zombie or process.parent != 1:
         return False
     if process.name in _RAY_SERVERS:
-        return not is_noted  # `ray start` notes the address, and a new run finds neither it nor a free port
+        # `ray start` records the address; without it a new run finds neither the node nor a free port
+        return not is_noted
     if process.name.startswith("ray::"):
-        return found.init != "raylet"  # a worker's parent is its raylet; process 1 inherits it when that is gone
-    if any(place in process.command for place in _PARTS_OF_RAY):
+        # a worker's parent is its raylet; process 1 inherits it when the raylet has ended
+        return found.init != "raylet"
+    if any(part in process.command for part in _PARTS_OF_RAY):
         return not any(other.name in _RAY_SERVERS for other in found.ours)
     return process.name.startswith("VLLM") and found.init in _INITS
 

@@ -1,4 +1,4 @@
-"""Checks of the cards' network and of the host's."""
+"""Checks of the cards' network and of the host's network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What hccn_tool answered, card by card, for checks: values, and the cards of which nothing could be read."""
+"""The output of hccn_tool card by card: values, and the cards without a readable one."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from npuenv.core.fact import Fact
 
 _REACH = ("receive timeout", "unreachable", "time exceeded")
-SICK = "get device health status failed"  # said of a card that the driver gets nothing from
+NO_DEVICE_HEALTH = "get device health status failed"  # the message for a card that the driver cannot reach
 
 
 class Answers(NamedTuple):
-    """The answers to one question, by the number of the card."""
+    """The answers to one query, by card number."""
 
     values: dict[int, Any]
-    lines: dict[int, Evidence]  # what says each value
-    unread: dict[int, Evidence]  # the cards without a readable answer, each with what it said instead
+    lines: dict[int, Evidence]  # the line of each value
+    unread: dict[int, Evidence]  # the cards without a readable answer, each with its output
 
 
 def answers(context: Context, name: str) -> Answers | None:
-    """The answers that the fact `hccn.NAME` holds; None where nothing was asked or there is no such thing here."""
+    """The answers in the fact `hccn.NAME`; None if it was not queried or does not exist."""
     fact: Fact[dict[int, Fact[Any]]] = getattr(context.facts.hccn, name)
     if not was_asked(fact) or fact.state is State.ABSENT:
         return None
@@ -41,14 +41,14 @@ def answers(context: Context, name: str) -> Answers | None:
 
 
 def cards_here(context: Context) -> set[int]:
-    """The physical numbers of the cards that this machine or container has."""
+    """The physical numbers of the cards of this machine or container."""
     nodes = context.facts.npu.nodes.value
     numbers = (re.fullmatch(r"/dev/davinci([0-9]+)", node.path) for node in nodes.cards) if nodes else ()
     return {int(match[1]) for match in numbers if match}
 
 
-def stands_back(context: Context) -> CheckResult | None:
-    """The reason why nothing can be said because of the tool; None where it answers."""
+def tool_failure(context: Context) -> CheckResult | None:
+    """The result if hccn_tool itself cannot be used; None if it works."""
     hccn = context.facts.hccn
     if hccn.tool.value is None:
         return skip("network.because-no-tool")
@@ -58,12 +58,12 @@ def stands_back(context: Context) -> CheckResult | None:
 
 
 def unread_cards(context: Context, cards: Mapping[int, Evidence], *, of: Mapping[int, Any]) -> CheckResult | None:
-    """Unknown for the cards of which nothing could be read; `of` are those that could be.
+    """Unknown for the cards without a readable answer; `of` are those that are expected to have one.
 
-    The check of the tool reports a card that answers nothing, what was not asked because of it, and a tool that
+    The check of the tool reports a card that answers nothing, queries that were skipped because of it, and a tool that
     answers for no card.
     """
-    from npuenv.facts.hccn.survey import NOT_ASKED  # read from level 2 on
+    from npuenv.facts.hccn.survey import NOT_ASKED  # imported from level 2 on
 
     silent = {*silent_cards(context), *(card for card, line in cards.items() if line.line.startswith(NOT_ASKED))}
     if cards and context.facts.hccn.refused.is_known and (not of or cards.keys() <= silent):
@@ -72,22 +72,22 @@ def unread_cards(context: Context, cards: Mapping[int, Evidence], *, of: Mapping
 
 
 def silent_cards(context: Context) -> list[int]:
-    """The cards that give no answer: while others do, or in the tool's own words, whatever the others do."""
+    """The cards without any answer, if other cards answer or the tool itself reports them."""
     hccn = context.facts.hccn
     refused = hccn.refused.value
     if refused is None:
         return []
-    from npuenv.facts.hccn.answers import Refusal  # read from level 2 on
+    from npuenv.facts.hccn.answers import Refusal  # imported from level 2 on
 
     if refused.kind is not Refusal.NO_ANSWER:
         return []
     links = hccn.links.value or {}
     others = [card for card, fact in links.items() if fact.value is not None]
     silent = [card for card, fact in links.items() if fact.value is None and fact.evidence[0].line == refused.line]
-    asked = re.search(r" -i ([0-9]+)", hccn.refused.evidence[0].command)
-    if not silent and SICK in refused.line.lower() and asked:
-        silent = [int(asked[1])]
-    return silent if others or SICK in refused.line.lower() else []
+    match = re.search(r" -i ([0-9]+)", hccn.refused.evidence[0].command)
+    if not silent and NO_DEVICE_HEALTH in refused.line.lower() and match:
+        silent = [int(match[1])]
+    return silent if others or NO_DEVICE_HEALTH in refused.line.lower() else []
 
 
 def stranded_cards(context: Context) -> list[int]:
@@ -98,7 +98,7 @@ def stranded_cards(context: Context) -> list[int]:
 
 
 def _has_way(context: Context, card: int) -> bool:
-    """Whether the card has a gateway and an address to watch, as far as was asked."""
+    """Whether the card has a gateway and an address to watch, as far as these were queried."""
     for name in ("gateways", "netdetects"):
         fact = (getattr(context.facts.hccn, name).value or {}).get(card)
         if fact is not None and fact.state is State.ABSENT:

@@ -1,8 +1,8 @@
-"""The cards' addresses and TLS switches, in /etc/hccn.conf and, from level 2 on, as hccn_tool answers.
+"""Checks of the cards' addresses and TLS switches: in /etc/hccn.conf and, from level 2 on, as hccn_tool reports them.
 
-The file counts at the next start of the driver, the tool's answer now: each has to be right by itself. A card without
-an entry has its default, which the file cannot tell; a machine whose cards have no address at all uses its cards
-alone, without a network between nodes, and that is no fault.
+The file applies at the next start of the driver, the tool shows the present state: both have to be correct. A card
+without an entry has its default, which is not in the file. A machine whose cards have no address at all uses them
+without a network between nodes, which is not an error.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, unsure, warn, worst
-from npuenv.checks.network.answers import answers, cards_here, stands_back, stranded_cards, unread_cards
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, unknown, warn, worst
+from npuenv.checks.network.answers import answers, cards_here, stranded_cards, tool_failure, unread_cards
 from npuenv.core.fact import Evidence, State
 from npuenv.core.finding import Fix, Status
 
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 
 CONF = "/etc/hccn.conf"
 _ENV_PREP = "hicann/hccl user guide, environment preparation; vllm-ascend multi-node verification list"
-_LEAST_FOR_ODD = 3  # cards that have to agree before another one is called odd
+_LEAST_FOR_ODD = 3  # minimum number of cards that have to agree before another one counts as an outlier
 
 
 @dataclass(frozen=True, slots=True)
 class CardAddress:
-    """A card's address as it was set, and where that was read."""
+    """A card's configured address, and its origin."""
 
     ip: str
-    netmask: str  # "" where none is set
+    netmask: str  # "" if not set
     evidence: Evidence
 
     @property
     def network(self) -> ipaddress.IPv4Network | None:
-        """Its subnet; None where address or netmask cannot be one."""
+        """Its subnet; None if address or netmask is invalid."""
         return _network(self.ip, self.netmask)
 
     @property
     def is_usable(self) -> bool:
-        """Whether a card can have it: one host's, not a whole network's, not one that never leaves a host."""
+        """Whether a card can have it: not a network or broadcast address, loopback, unspecified or multicast."""
         return _is_usable(self.ip, self.netmask)
 
     @property
@@ -49,7 +49,7 @@ class CardAddress:
         return Evidence(self.evidence.command, f"{self.evidence.line} netmask {self.netmask or 'not set'}")
 
 
-# Several checks ask the same of each card.
+# Cached because several checks use it for each card.
 @functools.lru_cache(1024)
 def _network(ip: str, netmask: str) -> ipaddress.IPv4Network | None:
     import ipaddress
@@ -88,7 +88,7 @@ def in_file(context: Context) -> Addresses:
 
 
 def in_use(context: Context) -> Addresses:
-    """Card -> the address that hccn_tool gives."""
+    """Card -> its address from hccn_tool."""
     answers = (context.facts.hccn.addresses.value or {}).items()
     return {
         card: CardAddress(fact.value.ip, fact.value.netmask, fact.evidence[0])
@@ -98,48 +98,48 @@ def in_use(context: Context) -> Addresses:
 
 
 def addressed_cards(context: Context) -> set[int]:
-    """The cards that have an address, in the file or in use."""
+    """The cards with an address, in the file or in use."""
     return {*in_file(context), *in_use(context)}
 
 
 def has_address_fault(context: Context) -> bool:
-    """Whether a check of this module reports an address, so that a ping that fails needs no other reason."""
-    judged = (_set(context), _valid(context), _unique(context), _masks(context), _subnets(context))
-    return any(verdict.fix is not None for verdict in judged)
+    """Whether a check of this module reports an address, which then explains a failed ping."""
+    results = (_set(context), _valid(context), _unique(context), _masks(context), _subnets(context))
+    return any(verdict.fix is not None for verdict in results)
 
 
 def _of_either(judge: Callable[[Context, Addresses], CheckResult]) -> Callable[[Context], CheckResult]:
-    """A check of one set of addresses as a check of both: what is in use, and the file."""
+    """The combined result of a check for the addresses in use and in the file."""
 
     @functools.wraps(judge)
-    def judged(context: Context) -> CheckResult:
+    def check_both(context: Context) -> CheckResult:
         verdicts = [judge(context, found) for found in (in_use(context), in_file(context)) if found]
         well = verdicts[0] if verdicts else skip("network.address-none")
         outcomes = [verdict for verdict in verdicts if verdict.status is not Status.SKIP]
         return worst((*outcomes, _unread(context, "addresses"), _without_file(context)), otherwise=well)
 
-    return judged
+    return check_both
 
 
 def _unread(context: Context, *names: str) -> CheckResult | None:
-    """Unknown for the cards of which hccn_tool was asked for these and gave no readable answer."""
-    if stands_back(context):
-        return None  # the check of the tool says so, and the file can be judged
+    """Unknown for the cards without a readable answer of hccn_tool."""
+    if tool_failure(context):
+        return None  # the check of the tool reports it, and the file can still be checked
     found = [each for each in (answers(context, name) for name in names) if each]
     lines = {card: line for each in reversed(found) for card, line in each.unread.items()}
     return unread_cards(context, dict(sorted(lines.items())), of=found[0].values if found else {})
 
 
 def _without_file(context: Context) -> CheckResult | None:
-    """The file is there and cannot be read: reported by the check of TLS, which needs it."""
+    """The file exists but cannot be read: reported by the check of TLS, which needs it."""
     return skip("network.because-conf") if context.facts.hccn.conf.state is State.UNKNOWN else None
 
 
 def _tls(context: Context) -> CheckResult:
-    """The switches, in the file and as the tool shows them: neither may differ between cards.
+    """The TLS switches, in the file and from the tool: neither may differ between cards.
 
-    The file counts at the next start of the driver, the tool's answer now. A device without an entry has its default,
-    which the file cannot tell.
+    The file applies at the next start of the driver, the tool shows the present state. A device without an entry has
+    its default, which is not in the file.
     """
     conf = context.facts.hccn.conf.value
     if conf is None:
@@ -149,15 +149,15 @@ def _tls(context: Context) -> CheckResult:
         return skip("network.tls-no-entry")
     found = answers(context, "tls")
     lines = {card: Evidence(CONF, f"tls_enable_{card}={value}") for card, value in filed.items()}
-    odd = {card: lines[card] for card, value in filed.items() if value not in ("0", "1")}
+    outliers = {card: lines[card] for card, value in filed.items() if value not in ("0", "1")}
     silent = sorted({*conf.by_device, *_unnamed(context, filed)} - filed.keys())
     outcomes = [_mixed(filed, lines), _unread(context, "tls")]
     if found:
         outcomes.insert(0, _mixed({card: str(int(state.is_on)) for card, state in found.values.items()}, found.lines))
-    if odd:
-        outcomes.append(unsure("network.tls-unreadable", *odd.values(), devices=tuple(odd)))
+    if outliers:
+        outcomes.append(unknown("network.tls-unreadable", *outliers.values(), devices=tuple(outliers)))
     if silent:
-        outcomes.append(unsure("network.tls-some", *lines.values(), devices=tuple(silent)))
+        outcomes.append(unknown("network.tls-some", *lines.values(), devices=tuple(silent)))
     is_on = "1" in filed.values()
     well = ok("network.tls-on" if is_on else "network.tls-off", *list(lines.values())[:1], count=len(filed))
     return worst(outcomes, otherwise=well)
@@ -172,12 +172,12 @@ def _mixed(switches: Mapping[int, str], lines: Mapping[int, Evidence]) -> CheckR
 
 
 def _unnamed(context: Context, named: Iterable[int]) -> set[int]:
-    """The cards of this machine that the file has no line for. A container may see fewer cards than the file names."""
+    """The cards of this machine without a line in the file. A container may see fewer cards than the file names."""
     return cards_here(context) - set(named)
 
 
 def _conf(context: Context) -> CheckResult:
-    """Lines of the file that are none of its form; the driver passes over them."""
+    """Malformed lines of the file; the driver ignores them."""
     conf = context.facts.hccn.conf.value
     if conf is None or not (conf.by_device or conf.unreadable_lines):
         return _without_file(context) or skip("network.conf-none")
@@ -189,7 +189,7 @@ def _conf(context: Context) -> CheckResult:
 
 
 def _set(context: Context) -> CheckResult:
-    """The few cards that have no address although most others have one, in use or in the file."""
+    """The few cards without an address although most others have one, in use or in the file."""
     outcomes = [_unread(context, "addresses"), _without_file(context)]
     counts = []
     for addresses, blind, where in (
@@ -213,7 +213,7 @@ def _lacking(
     having: Collection[int],
     blind: Collection[int],
 ) -> CheckResult | None:
-    """The few cards that have none of something that most others have."""
+    """The few cards that lack a value that most others have."""
     missing = tuple(sorted(cards_here(context) - set(having) - set(blind)))
     if not missing or len(missing) >= len(having):
         return None
@@ -222,21 +222,22 @@ def _lacking(
 
 
 def _blind_in_use(context: Context, name: str = "addresses") -> set[int]:
-    """The cards of which the tool could not say it, which is not the same as none."""
+    """The cards without a readable value, which is not the same as no value."""
     found = answers(context, name)
     values = getattr(context.facts.hccn, name).value or {}
     return {*(found.unread if found else ()), *(cards_here(context) - values.keys())}
 
 
 def _blind_in_file(context: Context) -> set[int]:
-    """A line of the file that cannot be read may be about any card."""
+    """A malformed line of the file may be about any card."""
     conf = context.facts.hccn.conf.value
     return cards_here(context) if conf is not None and conf.unreadable_lines else set()
 
 
 def _same(context: Context) -> CheckResult:
-    """What the file gives and what the card has. The file is written to the cards when the driver starts, and is what
-    other programs read; bonded ports have addresses of their own."""
+    """The file against the present addresses. The driver writes the file to the cards at its start, and other programs
+    read it; bonded ports have addresses of their own.
+    """
     conf = context.facts.hccn.conf.value
     filed, live = in_file(context), in_use(context)
     bonded = {card for card, keys in (conf.by_device if conf else {}).items() if any("bond" in key for key in keys)}
@@ -293,16 +294,16 @@ def _unique(context: Context, addresses: Addresses) -> CheckResult:
 
 @_of_either
 def _masks(_: Context, addresses: Addresses) -> CheckResult:
-    """One netmask that differs from that of all other cards makes two cards see different neighbours."""
+    """Two cards with different netmasks see different neighbours."""
     masks = _masks_of(addresses)
     if len(masks) < 2:
         return skip("network.address-none")
-    odd = _odd(masks)
-    if odd:
-        lines = (addresses[card].line for card in odd)
+    outliers = _outliers(masks)
+    if outliers:
+        lines = (addresses[card].line for card in outliers)
         common = Counter(masks.values()).most_common(1)[0][0]
         fix = fix_for("network.address", needs_root=True)
-        return fail("network.netmask-differs", *lines, fix=fix, cards=tuple(odd), common=common)
+        return fail("network.netmask-differs", *lines, fix=fix, cards=tuple(outliers), common=common)
     return ok("network.netmask-agrees", count=len(masks))
 
 
@@ -312,25 +313,25 @@ def _masks_of(addresses: Addresses) -> dict[int, str]:
 
 @_of_either
 def _subnets(context: Context, addresses: Addresses) -> CheckResult:
-    """Cards may lie in several subnets by design (four of two cards each is usual); one alone outside is a slip."""
+    """Cards may be in several subnets by design (four of two cards each is usual); a single one outside is an error."""
     networks = {card: str(addresses[card].network) for card in _masks_of(addresses)}
     if len(networks) < 2:
         return skip("network.address-none")
-    if _odd(_masks_of(addresses)):
+    if _outliers(_masks_of(addresses)):
         return skip("network.because-netmask")
     if _unique(context).status is Status.FAIL:
         return skip("network.because-twice")
-    odd = _odd(networks)
-    if odd:
+    outliers = _outliers(networks)
+    if outliers:
         fix = fix_for("network.address", needs_root=True)
-        lines = (addresses[card].line for card in odd)
+        lines = (addresses[card].line for card in outliers)
         common = Counter(networks.values()).most_common(1)[0][0]
-        return warn("network.subnet-odd", *lines, fix=fix, cards=tuple(odd), common=common)
+        return warn("network.subnet-odd", *lines, fix=fix, cards=tuple(outliers), common=common)
     return ok("network.subnet-ok", count=len(set(networks.values())))
 
 
 def _gateway(context: Context) -> CheckResult:
-    """A gateway has to be a neighbour: in the subnet of its card, and not the card itself."""
+    """A gateway has to be in the subnet of its card, and not be the card itself."""
     conf, found = context.facts.hccn.conf.value, answers(context, "gateways")
     filed = {card: keys["gateway"] for card, keys in (conf.by_device if conf else {}).items() if keys.get("gateway")}
     live = {card: gateway.ip for card, gateway in found.values.items()} if found else {}
@@ -342,26 +343,26 @@ def _gateway(context: Context) -> CheckResult:
         (live, in_use(context), _blind_in_use(context, "gateways"), "hccn_tool -gateway -g"),
         (filed, in_file(context), _blind_in_file(context), CONF),
     ):
-        judged = {card: ip for card, ip in gateways.items() if card in addresses and addresses[card].is_usable}
+        usable = {card: ip for card, ip in gateways.items() if card in addresses and addresses[card].is_usable}
         lines = [Evidence(where, f"gateway of {card}: {ip}") for card, ip in list(gateways.items())[:2]]
         fix = fix_for("network.gateway-missing", needs_root=True)
         bare = {*blind, *stranded_cards(context), *(cards_here(context) - addresses.keys())}
-        outcomes.append(_outside(judged, addresses))
+        outcomes.append(_outside(usable, addresses))
         outcomes.append(_lacking(context, "network.gateway-missing", where, lines, fix, gateways, bare))
-        counts += [len(judged)] if judged else []
+        counts += [len(usable)] if usable else []
     well = ok("network.gateway-ok", count=counts[0]) if counts else skip("network.gateway-none")
     return worst(outcomes, otherwise=well)
 
 
-def _outside(judged: Mapping[int, str], addresses: Addresses) -> CheckResult | None:
-    """The cards whose gateway is no neighbour of theirs."""
-    outside = sorted(card for card, ip in judged.items() if not _is_neighbour(ip, addresses[card]))
+def _outside(usable: Mapping[int, str], addresses: Addresses) -> CheckResult | None:
+    """The cards whose gateway is outside of their subnet."""
+    outside = sorted(card for card, ip in usable.items() if not _is_neighbour(ip, addresses[card]))
     if not outside:
         return None
     card = outside[0]
     source, network = addresses[card].evidence.command, str(addresses[card].network)
-    lines = [Evidence(source, f"gateway of {item}: {judged[item]}; {addresses[item].line.line}") for item in outside]
-    says = {"cards": tuple(outside), "gateway": judged[card], "network": network}
+    lines = [Evidence(source, f"gateway of {item}: {usable[item]}; {addresses[item].line.line}") for item in outside]
+    says = {"cards": tuple(outside), "gateway": usable[card], "network": network}
     return fail("network.gateway-outside", *lines, fix=fix_for("network.gateway", needs_root=True), **says)
 
 
@@ -375,18 +376,18 @@ def _is_neighbour(gateway: str, address: CardAddress) -> bool:
 
 
 def _mtu(context: Context) -> CheckResult:
-    """The largest packet of the cards, where it is set for several of them."""
+    """The MTU of the cards, if it is set for several of them."""
     conf, found = context.facts.hccn.conf.value, answers(context, "mtus")
     filed = {card: keys["mtu"] for card, keys in (conf.by_device if conf else {}).items() if keys.get("mtu")}
     lines = {card: Evidence(CONF, f"mtu_{card}={value}") for card, value in sorted(filed.items())}
     outcomes = [_two_sizes(filed, lines), _without_file(context)]
     live: dict[int, str] = {}
-    if found and found.values:  # an older tool does not know the question
+    if found and found.values:  # an older tool does not support the query
         live = {card: str(value) for card, value in found.values.items()}
         outcomes += [_two_sizes(live, found.lines), _unread(context, "mtus")]
     silent = sorted(cards_here(context) - filed.keys() - live.keys()) if len(filed) > 1 and not live else []
     if silent:
-        outcomes.append(unsure("network.mtu-some", *lines.values(), cards=tuple(silent)))
+        outcomes.append(unknown("network.mtu-some", *lines.values(), cards=tuple(silent)))
     count = max(len(filed), len(live))
     well = ok("network.mtu-agrees", *list(lines.values())[:1], count=count)
     return worst(outcomes, otherwise=well if count > 1 else skip("network.mtu-none"))
@@ -402,8 +403,8 @@ def _two_sizes(sizes: Mapping[int, str], lines: Mapping[int, Evidence]) -> Check
     return warn("network.mtu-differs", *(lines[card] for card in shown), fix=fix, values=values)
 
 
-def _odd(values: dict[int, str]) -> list[int]:
-    """The cards that do not have what all others have, where those others are enough to be the rule."""
+def _outliers(values: dict[int, str]) -> list[int]:
+    """The outliers: cards that differ from all others, if those are enough to be the rule."""
     counts = Counter(values.values()).most_common()
     if len(counts) < 2 or counts[0][1] < _LEAST_FOR_ODD or any(count > 1 for _, count in counts[1:]) or len(counts) > 2:
         return []

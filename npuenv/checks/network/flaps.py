@@ -1,4 +1,4 @@
-"""Links that go down and come up again: each time costs the collective that runs (ERROR CQE, EI0013)."""
+"""Check of links that flap: each time it costs the running collective (ERROR CQE, EI0013)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 LEVEL = 2
 _SOURCE = "hicann/hccl fault diagnosis, ERROR CQE: hccn_tool -link_stat shows whether the port flaps"
-# Ours: cards of one machine have been up equally long and see the same maintenance of a switch.
+# npuenv's own threshold: cards of one machine have equal uptime and the same switch maintenance.
 _COUNT_AT_LEAST = 10
 _TIMES_THE_OTHERS = 3
 _OTHERS_AT_LEAST = 2
-# Ours: a start of the driver takes the link down once.
+# npuenv's own threshold: a start of the driver takes the link down once.
 _DOWN_A_DAY = 3
 _DAY_S = 24 * 60 * 60
 _TIME = re.compile(r"\w{3} (\w{3}) +(\d+) (\d+):(\d+):(\d+) (\d{4})")
@@ -28,7 +28,7 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 
 
 def _flaps(context: Context) -> CheckResult:
-    """A link that came up far more often than the others did, or that went down several times within a day."""
+    """A link that came up far more often than the others, or that went down several times within a day."""
     fact, found = context.facts.hccn.link_changes, answers(context, "link_changes")
     if found is None or _is_older(fact):
         return skip("network.none-asked")
@@ -47,13 +47,13 @@ def _flaps(context: Context) -> CheckResult:
 
 
 def _is_older(fact: Fact[Any]) -> bool:
-    """Whether the tool does not know the question."""
+    """Whether the tool does not support the query."""
     if fact.value is not None:
         return False
-    from npuenv.facts.hccn.answers import Refusal, refusal  # read from level 2 on
+    from npuenv.facts.hccn.answers import Refusal, refusal  # imported from level 2 on
 
-    said = refusal("\n".join(item.line for item in fact.evidence))
-    return said is not None and said.kind is Refusal.GRAMMAR
+    answer = refusal("\n".join(item.line for item in fact.evidence))
+    return answer is not None and answer.kind is Refusal.GRAMMAR
 
 
 def _is_odd(card: int, counts: dict[int, int]) -> bool:
@@ -73,7 +73,7 @@ def _downs(changes: LinkChanges) -> int:
 
 
 def _moment(text: str) -> datetime.datetime | None:
-    """`Wed Aug  2 03:09:26 2022` in any locale; None for a text that is no time."""
+    """`Wed Aug  2 03:09:26 2022` in any locale; None for an invalid time."""
     import datetime
 
     found = _TIME.fullmatch(text)

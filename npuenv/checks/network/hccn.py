@@ -1,16 +1,28 @@
-"""The cards' network in use: what hccn_tool says of links, health, speed, modules, pings and certificates (level 2).
+"""Checks of the cards' network in use: hccn_tool's links, health, speed, modules, pings and certificates (level 2).
 
-Where the tool itself does not answer, `network.hccn-tool` says so and the others stand back. A card whose link is down
-is reported once, by `network.card-links`: its speed, health and module are consequences.
+If the tool itself fails, `network.hccn-tool` reports it and the other checks are skipped. A card whose link is down is
+reported once, by `network.card-links`: its speed, health and module are consequences.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unsure, warn, worst
+from npuenv.checks.base import (
+    NPU_FRAMEWORKS,
+    Check,
+    CheckResult,
+    Context,
+    fail,
+    fix_for,
+    ok,
+    skip,
+    unknown,
+    warn,
+    worst,
+)
 from npuenv.checks.network import card_addresses, flaps, interfaces, rank_table
-from npuenv.checks.network.answers import answers, cards_here, silent_cards, stands_back, stranded_cards, unread_cards
+from npuenv.checks.network.answers import answers, cards_here, silent_cards, stranded_cards, tool_failure, unread_cards
 from npuenv.core.fact import State
 
 if TYPE_CHECKING:
@@ -32,17 +44,17 @@ def _tool(context: Context) -> CheckResult:
             return skip("network.tool-unneeded")
         in_container = context.facts.machine.container.is_known
         fix = fix_for("network.tool-container" if in_container else "network.tool")
-        return unsure("network.tool-missing", *hccn.tool.evidence, fix=fix)
+        return unknown("network.tool-missing", *hccn.tool.evidence, fix=fix)
     if hccn.refused.value is not None:
         silent = silent_cards(context)
         if silent:
             fix, says = fix_for("network.tool-no-answer"), {"cards": tuple(silent), "line": hccn.refused.value.line}
-            return unsure("network.tool-card-silent", *hccn.refused.evidence, fix=fix, **says)
+            return unknown("network.tool-card-silent", *hccn.refused.evidence, fix=fix, **says)
         kind = hccn.refused.value.kind.value
         fix = fix_for(f"network.tool-{kind}", needs_root=kind == "permission")
-        return unsure(f"network.tool-{kind}", *hccn.refused.evidence, fix=fix, line=hccn.refused.value.line)
+        return unknown(f"network.tool-{kind}", *hccn.refused.evidence, fix=fix, line=hccn.refused.value.line)
     if hccn.grammar.state is State.UNKNOWN:
-        return unsure("network.tool-unread", *hccn.grammar.evidence)
+        return unknown("network.tool-unread", *hccn.grammar.evidence)
     name = "network.tool-ok" if hccn.tool.value.is_linked else "network.tool-not-on-path"
     return ok(name, path=hccn.tool.value.path)
 
@@ -54,8 +66,8 @@ def down_cards(context: Context) -> set[int]:
 
 
 def _links(context: Context) -> CheckResult:
-    """Links that are down. Where none is up and no card has an address, the cards' network is simply not used."""
-    refused, found = stands_back(context), answers(context, "links")
+    """Links that are down. If none is up and no card has an address, the cards' network is not used."""
+    refused, found = tool_failure(context), answers(context, "links")
     if refused or found is None:
         return refused or skip("network.none-asked")
     states, lines, blind = found
@@ -65,7 +77,7 @@ def _links(context: Context) -> CheckResult:
 
 
 def _down(context: Context, states: Mapping[int, str], lines: Mapping[int, Evidence]) -> CheckResult | None:
-    """What the links that are down mean; None where none is."""
+    """The result for the links that are down; None if there are none."""
     down = sorted(down_cards(context))
     if not down:
         return None
@@ -89,84 +101,85 @@ def _down(context: Context, states: Mapping[int, str], lines: Mapping[int, Evide
 
 
 def _health(context: Context) -> CheckResult:
-    """The card's own probe of the address it was given to watch."""
-    refused, found = stands_back(context), answers(context, "net_health")
+    """The result of the card's own probe of its configured address to watch."""
+    refused, found = tool_failure(context), answers(context, "net_health")
     if refused or found is None:
         return refused or skip("network.none-asked")
     states, lines, blind = found
     down = down_cards(context)
-    judged = {card: state for card, state in states.items() if card not in down}
-    sick = {card: state for card, state in judged.items() if state not in ("success", "unknown", *_NOT_SET_UP)}
-    unset = [card for card in stranded_cards(context) if card in sick]
-    unsaid = {card: lines[card] for card, state in judged.items() if state == "unknown"}
+    assessed = {card: state for card, state in states.items() if card not in down}
+    unhealthy = {card: state for card, state in assessed.items() if state not in ("success", "unknown", *_NOT_SET_UP)}
+    unset = [card for card in stranded_cards(context) if card in unhealthy]
+    unreported = {card: lines[card] for card, state in assessed.items() if state == "unknown"}
     fixes = {"health-no-gateway": fix_for("network.gateway-set"), "health-bad": fix_for("network.health")}
-    groups = {"health-no-gateway": unset, "health-bad": [card for card in sick if card not in unset]}
+    groups = {"health-no-gateway": unset, "health-bad": [card for card in unhealthy if card not in unset]}
     bad = [
         fail(
             f"network.{name}",
             *(lines[card] for card in cards),
             fix=fixes[name],
             cards=tuple(cards),
-            states=tuple(f"{card}: {sick[card]}" for card in cards),
+            states=tuple(f"{card}: {unhealthy[card]}" for card in cards),
         )
         for name, cards in groups.items()
         if cards
     ]
-    said = {card: state for card, state in judged.items() if card not in unsaid}
-    blind_ones = unread_cards(context, {**blind, **unsaid}, of=states)
-    return worst((*bad, blind_ones), otherwise=_watching(lines, said))
+    args = {card: state for card, state in assessed.items() if card not in unreported}
+    blind_ones = unread_cards(context, {**blind, **unreported}, of=states)
+    return worst((*bad, blind_ones), otherwise=_watching(lines, args))
 
 
-def _watching(lines: Mapping[int, Evidence], judged: Mapping[int, str]) -> CheckResult:
-    if not judged:
+def _watching(lines: Mapping[int, Evidence], assessed: Mapping[int, str]) -> CheckResult:
+    if not assessed:
         return skip("network.because-links")
     first = list(lines.values())[:1]
-    watching = sum(state not in _NOT_SET_UP for state in judged.values())
+    watching = sum(state not in _NOT_SET_UP for state in assessed.values())
     if not watching:
-        return ok("network.health-not-set-up", *first, count=len(judged))
+        return ok("network.health-not-set-up", *first, count=len(assessed))
     return ok("network.health-ok", *first, count=watching)
 
 
 def _speed(context: Context) -> CheckResult:
-    refused, found = stands_back(context), answers(context, "speeds")
+    refused, found = tool_failure(context), answers(context, "speeds")
     if refused or found is None:
         return refused or skip("network.none-asked")
     speeds, lines, blind = found
     down = down_cards(context)
-    judged = {card: speed.mbps for card, speed in speeds.items() if card not in down}
-    known = {card: mbps for card, mbps in judged.items() if mbps is not None}
-    unsaid = {card: lines[card] for card in judged if card not in known}
+    assessed = {card: speed.mbps for card, speed in speeds.items() if card not in down}
+    known = {card: mbps for card, mbps in assessed.items() if mbps is not None}
+    unreported = {card: lines[card] for card in assessed if card not in known}
     first = list(lines.values())[:1]
     gbps = max(known.values(), default=0) // 1000
     slow = sorted(card for card, mbps in known.items() if mbps < max(known.values()))
     fix = fix_for("network.speed")
-    outcomes = [unread_cards(context, blind if known else {**blind, **unsaid}, of=known)]
+    outcomes = [unread_cards(context, blind if known else {**blind, **unreported}, of=known)]
     if slow:
         least = min(known.values()) // 1000
         shown = (lines[card] for card in slow)
         outcomes.append(warn("network.speed-differs", *shown, fix=fix, cards=tuple(slow), least=least, most=gbps))
-    if unsaid and known:
-        outcomes.append(warn("network.speed-unknown", *unsaid.values(), fix=fix, cards=tuple(unsaid)))
+    if unreported and known:
+        outcomes.append(warn("network.speed-unknown", *unreported.values(), fix=fix, cards=tuple(unreported)))
     well = ok("network.speed-ok", *first, gbps=gbps, count=len(known)) if known else skip("network.because-links")
     return worst(outcomes, otherwise=well)
 
 
 def _optical(context: Context) -> CheckResult:
-    """The modules of cards whose link is up; that of a card that is down is named with its link."""
-    refused, found = stands_back(context), answers(context, "optical")
+    """The modules of cards whose link is up; those of cards that are down are named with their link."""
+    refused, found = tool_failure(context), answers(context, "optical")
     if refused or found is None:
         return refused or skip("network.none-asked")
     modules, lines, blind = found
-    judged = {card: module for card, module in modules.items() if card not in down_cards(context)}
-    gone = sorted(card for card, module in judged.items() if not module.is_present)
-    odd = {card: lines[card] for card in gone if judged[card].readings}
-    outside = {card: module.outside_limits for card, module in judged.items() if module.outside_limits}
+    assessed = {card: module for card, module in modules.items() if card not in down_cards(context)}
+    gone = sorted(card for card, module in assessed.items() if not module.is_present)
+    outliers = {card: lines[card] for card in gone if assessed[card].readings}
+    outside = {card: module.outside_limits for card, module in assessed.items() if module.outside_limits}
     fix = fix_for("network.module")
     outcomes = [unread_cards(context, blind, of=modules)]
-    if odd:
-        values = tuple(f"{card}: {value}" for card in odd for value in judged[card].readings[:1])
-        outcomes.append(unsure("network.optical-contradicts", *odd.values(), cards=tuple(odd), values=values))
-    absent = [card for card in gone if card not in odd]
+    if outliers:
+        values = tuple(f"{card}: {value}" for card in outliers for value in assessed[card].readings[:1])
+        cards = tuple(outliers)
+        outcomes.append(unknown("network.optical-contradicts", *outliers.values(), cards=cards, values=values))
+    absent = [card for card in gone if card not in outliers]
     if absent:
         shown = (lines[card] for card in absent)
         outcomes.append(warn("network.optical-absent", *shown, fix=fix, cards=tuple(absent)))
@@ -175,13 +188,13 @@ def _optical(context: Context) -> CheckResult:
         for card, values in outside.items()
         if card not in gone
     ]
-    well = ok("network.optical-ok", count=len(judged)) if judged else skip("network.because-links")
+    well = ok("network.optical-ok", count=len(assessed)) if assessed else skip("network.because-links")
     return worst(outcomes, otherwise=well)
 
 
 def _vnic(context: Context) -> CheckResult:
     """The interface for traffic inside a super pod: HCCL on A3 needs it on every chip."""
-    refused, found = stands_back(context), answers(context, "vnics")
+    refused, found = tool_failure(context), answers(context, "vnics")
     if refused or found is None:
         return refused or skip("network.vnic-none")
     vnics, lines, blind = found
@@ -193,8 +206,8 @@ def _vnic(context: Context) -> CheckResult:
 
 
 def _ping(context: Context) -> CheckResult:
-    """Each card to another one of its subnet; both ends are up and have an address of their own."""
-    refused, found = stands_back(context), answers(context, "pings")
+    """A ping from each card to another one of its subnet; both are up and have an address."""
+    refused, found = tool_failure(context), answers(context, "pings")
     if refused or found is None:
         return refused or skip("network.ping-none")
     pings, lines, blind = found
@@ -222,10 +235,10 @@ def _loss(ping: Any) -> str:
 
 
 def _certificate(context: Context) -> CheckResult:
-    """Certificates count where TLS is on; the tool itself says how old they are."""
+    """Certificates matter only if TLS is on; the tool itself reports their expiry."""
     if context.facts.hccn.conf.state is State.UNKNOWN:
         return skip("network.because-conf")
-    refused, found = stands_back(context), answers(context, "tls")
+    refused, found = tool_failure(context), answers(context, "tls")
     if refused or found is None:
         return refused or skip("network.tls-not-asked")
     states, lines, blind = found
@@ -236,14 +249,14 @@ def _certificate(context: Context) -> CheckResult:
     silent = {card: lines[card] for card, state in on.items() if not any(item.expiry for item in state.certificates)}
     outcomes = [_expiring(on, lines, "has expired"), _expiring(on, lines, "near expiration"), blind_ones]
     if len(silent) == len(on):
-        outcomes.append(unsure("network.certificate-unsaid", *silent.values()))
+        outcomes.append(unknown("network.certificate-unsaid", *silent.values()))
     else:
         outcomes.append(unread_cards(context, silent, of=on))
     return worst(outcomes, otherwise=ok("network.certificate-ok", count=len(on)))
 
 
 def _expiring(on: Mapping[int, Any], lines: Mapping[int, Evidence], expiry: str) -> CheckResult | None:
-    """The cards with a certificate that is as old as the tool says in this word."""
+    """The cards whose certificate has the given expiry state."""
     named = {
         card: [item for item in state.certificates if item.expiry == expiry and item.name != "crl"]
         for card, state in on.items()
@@ -259,8 +272,8 @@ def _expiring(on: Mapping[int, Any], lines: Mapping[int, Evidence], expiry: str)
 
 
 def _ports(context: Context) -> CheckResult:
-    """950: ports that are down although they are switched on; unwired ones are switched off by design."""
-    refused, found = stands_back(context), answers(context, "ports")
+    """950: ports that are down although enabled; unwired ones are disabled by design."""
+    refused, found = tool_failure(context), answers(context, "ports")
     if refused or found is None:
         return refused or skip("network.ports-none")
     cards, lines, blind = found
@@ -271,7 +284,7 @@ def _ports(context: Context) -> CheckResult:
     }
     bad = {card: numbers for card, numbers in down.items() if numbers}
     well = ok("network.ports-up", count=len(cards))
-    if bad:  # a card of which no port works may be one that is not meant to be wired
+    if bad:  # a card without any working port may be unwired on purpose
         well = ok("network.ports-unused", *(lines[card] for card in bad), cards=tuple(bad))
     broken = None
     if any(len(numbers) < len(cards[card].ports) for card, numbers in bad.items()):

@@ -1,6 +1,6 @@
-"""The host's own network as a launch uses it: names, ports, proxies, firewall, clock; first the interfaces.
+"""Checks of the host's own network as a launch uses it: names, ports, proxies, firewall, clock.
 
-What only matters between nodes is judged where the session speaks of several: a single node stays silent about it.
+What matters only between nodes is checked if the session's variables name several; it is skipped for a single node.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, unsure, warn
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, unknown, warn
 from npuenv.checks.network import interfaces
 from npuenv.checks.network.interfaces import own_addresses, spans_nodes, variable, variables
 from npuenv.core.fact import Evidence, State
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 _NODES = "alibaba/ROLL Ascend guide, several nodes"
 _RAY_PORTS = {6379: "GCS", 8265: "dashboard", 10001: "client"}
 _RAY_OWNERS = ("ray", "gcs_server", "raylet", "python", "dashboard")
-_GCS_PORT, _GCS_OWNERS = 6379, ("gcs_server",)  # a program of its own; the others are Python
+_GCS_PORT, _GCS_OWNERS = 6379, ("gcs_server",)  # gcs_server is a program of its own; the others are Python
 
 
 def _hostname(context: Context) -> CheckResult:
-    """Gloo and Ray ask the host's own name for an address that the other nodes can reach."""
+    """Gloo and Ray resolve the host's own name to an address that other nodes must be able to reach."""
     if not spans_nodes(context):
         return skip("network.one-node")
     found = context.facts.network.hostname
     if found.value is None:
-        return unsure("network.hostname-unread", *found.evidence)
+        return unknown("network.hostname-unread", *found.evidence)
     name = found.value
     addresses = name.resolved if name.resolved is not None else name.in_hosts
     fix = fix_for("network.hostname", needs_root=True)
@@ -44,12 +44,12 @@ def _hostname(context: Context) -> CheckResult:
     if addresses and own and not own & set(addresses):
         return warn("network.hostname-foreign", *found.evidence, fix=fix, name=name.name, address=addresses[0])
     if not addresses:
-        return unsure("network.hostname-unread", *found.evidence)
+        return unknown("network.hostname-unread", *found.evidence)
     return ok("network.hostname-ok", name=name.name, address=addresses[0])
 
 
 def _master(context: Context) -> CheckResult:
-    """MASTER_ADDR: it leads somewhere, the head names itself, and the others do not name themselves."""
+    """MASTER_ADDR: it resolves, the head names itself, and other nodes do not name themselves."""
     network, environment = context.facts.network, variables(context)
     master = network.master.value
     if master is None:
@@ -78,7 +78,7 @@ def _master(context: Context) -> CheckResult:
 
 
 def _node_rank(environment: dict[str, str]) -> int | None:
-    """The number of this node; RANK counts where no LOCAL_RANK says that it is a process's."""
+    """The number of this node; RANK counts if LOCAL_RANK does not mark it as that of a process."""
     text = environment.get("NODE_RANK") or ("" if environment.get("LOCAL_RANK") else environment.get("RANK", ""))
     return int(text) if re.fullmatch(r"[0-9]{1,5}", text) else None
 
@@ -106,14 +106,14 @@ def _master_port(context: Context) -> CheckResult:
 
 
 def _is_here(context: Context) -> bool:
-    """Whether the launch's meeting point is this host, or may be: only there its port is listened on."""
+    """Whether MASTER_ADDR is, or may be, this host: only there the port is in use."""
     master = context.facts.network.master.value
     own = own_addresses(context)
     return master is None or not own or any(address in own or is_loopback(address) for address in master.addresses)
 
 
 def _hccl_ports(context: Context) -> CheckResult:
-    """The host ports that HCCL listens on. A running job holds them too, which is no fault."""
+    """The host ports of HCCL. A running job uses them too, which is not an error."""
     environment, network = variables(context), context.facts.network
     if environment.get(listening_ports.RANGE):
         return skip("network.hccl-ports-other")
@@ -122,7 +122,9 @@ def _hccl_ports(context: Context) -> CheckResult:
     if text and not is_base:
         return skip("network.hccl-ports-range")  # session.hccl reports it
     if network.listeners.value is None:
-        return unsure("network.ports-unlisted", *network.listeners.evidence) if text else skip("network.ports-unlisted")
+        if text:
+            return unknown("network.ports-unlisted", *network.listeners.evidence)
+        return skip("network.ports-unlisted")
     base = int(text) if text else listening_ports.FIRST
     last = listening_ports.from_base(base)[-1]
     taken = [item for item in network.listeners.value if base <= item.port <= last]
@@ -142,7 +144,7 @@ def _hccl_ports(context: Context) -> CheckResult:
 
 
 def _free_base(context: Context) -> int:
-    """A base port below what the kernel gives out by itself, with nothing listening on the ports from there on."""
+    """A base port below the kernel's ephemeral range, with free ports from there on."""
     ports = {item.port for item in context.facts.network.listeners.value or ()}
     for base in range(23456, 32000, listening_ports.COUNT):
         if not any(port in ports for port in range(base, base + listening_ports.COUNT)):
@@ -151,13 +153,13 @@ def _free_base(context: Context) -> int:
 
 
 def _ray_ports(context: Context) -> CheckResult:
-    """The fixed ports of a Ray head, held by something else."""
+    """The fixed ports of a Ray head, used by another program."""
     if not spans_nodes(context):
         return skip("network.one-node")
     found = context.facts.network.listeners
     foreign = foreign_on_ray_ports(context.facts)
     if found.value is None:
-        return unsure("network.ports-unlisted", *found.evidence)
+        return unknown("network.ports-unlisted", *found.evidence)
     if foreign and _is_here(context):
         lines = tuple(Evidence("ss -H -ltnp", f"{item.address}:{item.port} {item.owner}") for item in foreign)
         item = foreign[0]
@@ -169,7 +171,7 @@ def _ray_ports(context: Context) -> CheckResult:
 
 
 def foreign_on_ray_ports(facts: Facts) -> list[Listener]:
-    """What listens on the fixed ports of a Ray head, and is known to be none."""
+    """Processes that use the fixed ports of a Ray head and are known not to be Ray."""
     found = facts.network.listeners.value or ()
     return [
         item for item in found if item.port in _RAY_PORTS and item.owner and not _belongs_to_ray(item.owner, item.port)
@@ -181,7 +183,7 @@ def _belongs_to_ray(owner: str, port: int = 0) -> bool:
 
 
 def _no_proxy(context: Context) -> CheckResult:
-    """A proxy is not to stand between the nodes: their addresses have to be excepted."""
+    """The nodes' addresses must be excluded from the proxy."""
     environment = context.facts.environment.value or {}
     proxies = context.facts.network.proxies.value
     if not proxies:
@@ -207,7 +209,7 @@ def _no_proxy(context: Context) -> CheckResult:
 
 
 def is_excepted(name: str, excepted: str) -> bool:
-    """Whether a list of exceptions covers a host: `*`, names, domains, addresses and subnets, as curl reads it."""
+    """Whether a no_proxy list covers a host: `*`, names, domains, addresses and subnets, as in curl."""
     import ipaddress
 
     for part in (item.strip().lower() for item in excepted.split(",")):
@@ -221,7 +223,7 @@ def is_excepted(name: str, excepted: str) -> bool:
             if "/" in part and ipaddress.ip_address(name) in ipaddress.ip_network(part, strict=False):
                 return True
         except ValueError:
-            continue  # a name, or a part that is no subnet
+            continue  # a name, or a part that is not a subnet
     return False
 
 
@@ -235,7 +237,7 @@ def _firewall(context: Context) -> CheckResult:
         fix = fix_for("network.firewall", is_dangerous=True, needs_root=True)
         return warn("network.firewall-on", *found.evidence, fix=fix, name=found.value.name)
     if found.state is State.UNKNOWN:
-        return unsure("network.firewall-unread", *found.evidence)
+        return unknown("network.firewall-unread", *found.evidence)
     return ok("network.firewall-off", *found.evidence)
 
 
@@ -247,7 +249,7 @@ def _clock(context: Context) -> CheckResult:
     found = context.facts.network.clock
     if found.value is None:
         nothing = found.state is State.ABSENT
-        return skip("network.clock-nothing") if nothing else unsure("network.clock-unread", *found.evidence)
+        return skip("network.clock-nothing") if nothing else unknown("network.clock-unread", *found.evidence)
     if not found.value.is_synchronised:
         fix = fix_for("network.clock", needs_root=True)
         return warn("network.clock-alone", *found.evidence, fix=fix)

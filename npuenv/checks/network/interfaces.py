@@ -1,6 +1,6 @@
-"""The interfaces that HCCL, gloo and TensorPipe are configured to use, or would choose by default.
+"""Checks of the interfaces that HCCL, gloo and TensorPipe are configured to use, or would choose by default.
 
-What only matters between nodes is judged where the session speaks of several: a single node stays silent about it.
+What matters only between nodes is checked if the session's variables name several; it is skipped for a single node.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, unsure, warn
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, unknown, warn
 from npuenv.core.fact import Evidence
 from npuenv.facts.network.interfaces import number_of, way_to
 from npuenv.facts.network.rendezvous import is_loopback
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from npuenv.facts.network.interfaces import Interface, Route
 
 _IFNAME = "hicann/hccl user guide, HCCL_SOCKET_IFNAME and HCCL_IF_IP"
-# Bridges, pairs and tunnels of containers and virtual machines, the driver's own `endvnic`, the USB of a management
-# controller: they reach nothing outside of this host.
+# Bridges, pairs and tunnels of containers and virtual machines, the driver's own `endvnic`, and a management
+# controller's USB interface: none of them reaches another host.
 INNER = re.compile(
     r"docker.*|virbr.*|br-[0-9a-f]{12}|veth.*|cni.*|flannel.*|cali.*|kube-.*|nodelocaldns|podman.*|lxc.*|tunl.*|vxlan.*"
     r"|endvnic.*|nerdctl.*|lxdbr.*|incusbr.*|isula.*|cilium.*|antrea.*|weave.*|ovs-.*|ovn.*|usb\d+|dummy.*|vmnet.*|vboxnet.*"
@@ -36,23 +36,23 @@ def variable(context: Context, name: str) -> Evidence:
 
 
 def spans_nodes(context: Context) -> bool:
-    """Whether the session speaks of several nodes."""
+    """Whether the session's variables name several nodes."""
     return context.facts.network.spans.is_known
 
 
 def own_addresses(context: Context) -> set[str]:
-    """The addresses of this host; empty where they are not known."""
+    """The addresses of this host; empty if unknown."""
     return {address for item in context.facts.network.interfaces.value or () for address in item.addresses}
 
 
 def _unread(context: Context) -> CheckResult:
-    return unsure("network.interfaces-unread", *context.facts.network.interfaces.evidence)
+    return unknown("network.interfaces-unread", *context.facts.network.interfaces.evidence)
 
 
 def matching(setting: str, names: Iterable[str]) -> list[str]:
-    """The interfaces that HCCL_SOCKET_IFNAME means, in the order in which HCCL tries them.
+    """The interfaces that HCCL_SOCKET_IFNAME selects, in the order in which HCCL tries them.
 
-    `eth,enp` prefixes, `=eth0` whole names, `^eth` all but those prefixes, `^=eth0` all but those names.
+    `eth,enp` prefixes, `=eth0` exact names, `^eth` all but those prefixes, `^=eth0` all but those names.
     """
     excludes, rest = setting.startswith("^"), setting.lstrip("^")
     is_exact, words = rest.startswith("="), [word.strip() for word in rest.lstrip("=").split(",") if word.strip()]
@@ -88,10 +88,10 @@ def _hccl_interface(context: Context) -> CheckResult:
 
 
 def _apart(context: Context, chosen: Sequence[Interface]) -> list[str]:
-    """The names of interfaces of which one is in another subnet than the first; [] where that is not known, and where
-    nothing but HCCL's own settings speaks of other nodes.
+    """The interfaces' names if one is in another subnet than the first; [] if unknown, and if only HCCL's own settings
+    refer to other nodes.
 
-    "The first that matches" is used, and no document gives the order in which a prefix is matched.
+    HCCL uses "the first that matches", and no document gives the order in which a prefix is matched.
     """
     table, spoken_of = context.facts.network.routes.value, set(context.facts.network.spans.value or ())
     outer = [item for item in chosen if _is_good(item)]
@@ -101,7 +101,7 @@ def _apart(context: Context, chosen: Sequence[Interface]) -> list[str]:
 
 
 def _is_near(table: Iterable[Route], one: Interface, other: Interface) -> bool:
-    """Whether a directly connected network holds an address of each."""
+    """Whether a directly connected network contains an address of each."""
     numbers = [[number for text in item.addresses if (number := number_of(text)) is not None] for item in (one, other)]
     connected = [route for route in table if not route.gateway and route.mask]
     return any(
@@ -110,7 +110,7 @@ def _is_near(table: Iterable[Route], one: Interface, other: Interface) -> bool:
 
 
 def _judge_names(context: Context, name_set: str, setting: str, chosen: Sequence[Interface]) -> CheckResult:
-    """Whether the interface that a variable chooses is there, is up, and leads out where it has to."""
+    """Whether the interface that a variable selects exists, is up, and reaches other nodes if it has to."""
     found = context.facts.network.interfaces
     line = variable(context, name_set)
     good = tuple(item.name for item in found.value or () if _is_good(item))
@@ -147,7 +147,7 @@ def _rows(context: Context, *names: str) -> list[Evidence]:
 
 
 def _other_interfaces(context: Context) -> CheckResult:
-    """Gloo and TensorPipe take whole names, several of them with commas."""
+    """Gloo and TensorPipe take exact names, separated by commas."""
     environment = variables(context)
     set_to = {name: environment[name] for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME") if environment.get(name)}
     if not set_to:
@@ -166,7 +166,7 @@ def _other_interfaces(context: Context) -> CheckResult:
 
 
 def _hccl_address(context: Context) -> CheckResult:
-    """HCCL_IF_IP has to be one address of this very host."""
+    """HCCL_IF_IP has to be one address of this host."""
     setting = variables(context).get("HCCL_IF_IP", "")
     if not setting:
         return skip("network.if-ip-unset")
@@ -196,7 +196,7 @@ def _hccl_address(context: Context) -> CheckResult:
 
 
 def hccl_choice(interfaces: Iterable[Interface]) -> Interface | None:
-    """What HCCL takes without configuration: by name, docker's after all others, lo last."""
+    """HCCL's default choice: by name, docker's after all others, lo last."""
     return min((item for item in interfaces if item.is_up and item.addresses), key=_rank, default=None)
 
 
@@ -205,7 +205,7 @@ def _rank(item: Interface) -> tuple[int, str]:
 
 
 def _hccl_guess(context: Context) -> CheckResult:
-    """Without a setting the interface that HCCL takes has to be the one that leads to the other nodes."""
+    """Without a setting, HCCL's default interface has to be the one that reaches the other nodes."""
     environment, network = variables(context), context.facts.network
     if environment.get("HCCL_SOCKET_IFNAME") or environment.get("HCCL_IF_IP"):
         return skip("network.guess-told")
@@ -238,7 +238,7 @@ def _hccl_guess(context: Context) -> CheckResult:
 
 
 def _ipv6_only(context: Context) -> CheckResult:
-    """HCCL looks for IPv4 addresses unless HCCL_SOCKET_FAMILY says otherwise."""
+    """HCCL uses IPv4 addresses unless HCCL_SOCKET_FAMILY is set."""
     if not spans_nodes(context):
         return skip("network.one-node")
     found = context.facts.network.interfaces.value

@@ -1,4 +1,4 @@
-"""The rank table of a launch: whether HCCL can read it, and whether it tells the addresses that the cards have."""
+"""Checks of a launch's rank table: whether HCCL can read it, and whether its addresses are those of the cards."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _table(context: Context) -> CheckResult:
 
 
 def _wrong(table: RankTable) -> str:
-    """The first thing that makes HCCL refuse the table, in the table's own words; "" for none."""
+    """The first reason for HCCL to refuse the table, in the table's terms; "" for none."""
     if table.trouble:
         return table.trouble
     devices = [device for server in table.servers for device in server.devices]
@@ -81,7 +81,7 @@ def _addresses(context: Context) -> CheckResult:
 
 
 def _own_server(context: Context, table: RankTable, cards: dict[int, str]) -> Server | None:
-    """This host's entry: by its address, by the addresses of its cards, or because there is no other."""
+    """This host's entry: by its address, by the addresses of its cards, or because it is the only one."""
     own = own_addresses(context)
     named = [server for server in table.servers if server.id in own]
     if named or len(table.servers) == 1:

@@ -1,10 +1,10 @@
-"""What the cards say when each is asked: answers, memory errors, versions, links between them, and the kernel's log."""
+"""Checks per card: answers, memory errors, versions, links between cards, and the kernel's log."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, unread, unsure, warn, worst
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, unknown, unread, warn, worst
 from npuenv.checks.npu.listed import unread_of
 from npuenv.core.fact import Evidence
 
@@ -23,8 +23,8 @@ _FAULTS = "hicann/driver docs, Ascend 950 npu-smi: querying the alarm informatio
 _COUNTED = ("Double Bit Error Count", "Double Bit Isolated Pages Count", "Double Bit Next-Isolated Pages Count")
 _FALLBACK = frozenset({"SYS", "PHB", "PIX", "PXB"})
 _DIRECT = frozenset({"HCCS", "HCCS_SW", "SIO"})
-_GROUP = 8  # cards of a board that reach each other directly
-_COMPATIBLE = frozenset({"OK", "NOT SUPPORT", "NOT SUPPORTED"})  # the last two: this user may not ask
+_GROUP = 8  # cards of a board that are directly connected
+_COMPATIBLE = frozenset({"OK", "NOT SUPPORT", "NOT SUPPORTED"})  # the last two: this user may not query it
 _GRAVE_ACTIONS = ("reset", "separate")
 
 
@@ -38,7 +38,7 @@ def _answer(context: Context) -> CheckResult:
 
 
 def _memory(context: Context) -> CheckResult:
-    """Single-bit errors are mended on the way. The totals of a card's life say nothing about now."""
+    """Single-bit errors are corrected. Lifetime totals say nothing about the present."""
     cards = context.facts.npu.ecc.value
     if cards is None:
         return skip("npu.not-told")
@@ -52,12 +52,12 @@ def _memory(context: Context) -> CheckResult:
             lines += [
                 Evidence(f"npu-smi info -t ecc -i {card.npu}", f"{key}: {count}") for key, count in counts.items()
             ]
-    said = warn("npu.cards-memory-warn", *lines, fix=fix_for("npu.card-memory"), cards=tuple(bad)) if bad else None
-    return worst((said, unread_of(context, "ecc")), otherwise=ok("npu.cards-memory-ok", count=len(cards)))
+    reported = warn("npu.cards-memory-warn", *lines, fix=fix_for("npu.card-memory"), cards=tuple(bad)) if bad else None
+    return worst((reported, unread_of(context, "ecc")), otherwise=ok("npu.cards-memory-ok", count=len(cards)))
 
 
 def _alike(context: Context) -> CheckResult:
-    """One driver and one firmware on all cards of a host."""
+    """One driver and one firmware version on all cards of a host."""
     boards = context.facts.npu.boards.value
     if boards is None:
         return skip("npu.not-told")
@@ -73,40 +73,40 @@ def _alike(context: Context) -> CheckResult:
 
 
 def _several(context: Context, boards: Iterable[Board], name: str) -> Iterator[CheckResult | None]:
-    """What is wrong with one of the two versions: there are several, or a card does not say it though others do."""
-    said = [(str(board.npu), getattr(board, name)) for board in boards]
-    versions = tuple(sorted({value for _, value in said if value}))
+    """What is wrong with one of the two versions: it differs between cards, or is missing on some."""
+    reported = [(str(board.npu), getattr(board, name)) for board in boards]
+    versions = tuple(sorted({value for _, value in reported if value}))
     evidence = context.facts.npu.boards.evidence
     fix = fix_for("npu.firmware" if name == "firmware" else "npu.driver-reboot")
     if len(versions) > 1:
         yield warn(f"npu.cards-alike-{name}", *evidence, fix=fix, versions=versions)
     if versions:
-        yield _blind("board", said)
+        yield _blind("board", reported)
 
 
-def _blind(query: str, said: Iterable[tuple[str, object]]) -> CheckResult | None:
-    """Unknown for the cards that do not say what others do."""
-    return unread({card: Evidence(f"npu-smi info -t {query}", f"{card}: -") for card, value in said if not value})
+def _blind(query: str, reported: Iterable[tuple[str, object]]) -> CheckResult | None:
+    """Unknown for the cards that do not report what others do."""
+    return unread({card: Evidence(f"npu-smi info -t {query}", f"{card}: -") for card, value in reported if not value})
 
 
 def _compatible(context: Context) -> CheckResult:
-    """The card's own verdict on driver and firmware."""
+    """The card's own compatibility result for driver and firmware."""
     boards = context.facts.npu.boards.value
     words = {board.npu: board.compatibility for board in boards or () if board.compatibility}
     if not words or all(word.upper().startswith("NOT SUPPORT") for word in words.values()):
         return skip("npu.not-told")
     bad = {npu: word for npu, word in words.items() if word.upper() not in _COMPATIBLE}
     lines = (Evidence(f"npu-smi info -t board -i {npu}", f"Compatibility : {word}") for npu, word in bad.items())
-    said = fail("npu.cards-compatible-fail", *lines, fix=fix_for("npu.firmware"), cards=tuple(bad)) if bad else None
+    reported = fail("npu.cards-compatible-fail", *lines, fix=fix_for("npu.firmware"), cards=tuple(bad)) if bad else None
     silent = _blind("board", [(str(board.npu), board.compatibility) for board in boards or ()])
-    outcomes = (said, silent, unread_of(context, "boards"))
+    outcomes = (reported, silent, unread_of(context, "boards"))
     return worst(outcomes, otherwise=ok("npu.cards-compatible-ok", count=len(words)))
 
 
 def _linked(context: Context) -> CheckResult:
-    """On a board whose cards reach each other directly, a pair that does not has lost its link.
+    """On a board with directly connected cards, a pair without a direct link has lost it.
 
-    Cards that are plugged in (all SYS) are as they should be, and so are the two halves of a board with sixteen.
+    Cards in slots (all SYS) are normal, and so are the two halves of a board with sixteen.
     """
     topology = context.facts.npu.topology.value
     if topology is None:
@@ -117,27 +117,27 @@ def _linked(context: Context) -> CheckResult:
         for other, word in row.items()
         if one < other and one // _GROUP == other // _GROUP
     }
-    rest = None if topology.is_complete else unsure("npu.cards-linked-cut", *context.facts.npu.topology.evidence)
+    rest = None if topology.is_complete else unknown("npu.cards-linked-cut", *context.facts.npu.topology.evidence)
     if not _DIRECT & set(pairs.values()):
         return rest or ok("npu.cards-linked-none")
     lost = {pair: word for pair, word in pairs.items() if word in _FALLBACK}
     lines = (Evidence("npu-smi info -t topo", f"NPU{one} - NPU{other}: {word}") for (one, other), word in lost.items())
     names = tuple(f"{one}-{other}" for one, other in lost)
-    said = warn("npu.cards-linked-warn", *lines, fix=fix_for("npu.card-link"), pairs=names) if lost else None
-    return worst((said, rest), otherwise=ok("npu.cards-linked-ok", count=len(pairs)))
+    reported = warn("npu.cards-linked-warn", *lines, fix=fix_for("npu.card-link"), pairs=names) if lost else None
+    return worst((reported, rest), otherwise=ok("npu.cards-linked-ok", count=len(pairs)))
 
 
 def _in_pod(context: Context) -> CheckResult:
     pods = context.facts.npu.spods.value
     if pods is None:
         return skip("npu.not-told")
-    places = {(pod.pod, pod.size, pod.server) for pod in pods if _is_whole(pod)}
+    locations = {(pod.pod, pod.size, pod.server) for pod in pods if _is_whole(pod)}
     evidence = context.facts.npu.spods.evidence
     outcomes = [
         unread_of(context, "spods"),
         _blind("spod-info", [(f"{pod.npu}.{pod.chip}", _is_whole(pod)) for pod in pods]),
     ]
-    if len(places) > 1:
+    if len(locations) > 1:
         outcomes.append(fail("npu.cards-pod-differ", *evidence, fix=fix_for("npu.card-pod"), servers=_servers(pods)))
     numbers = [pod.sdid for pod in pods if pod.sdid is not None]
     twice = tuple(sorted({number for number in numbers if numbers.count(number) > 1}))
@@ -157,7 +157,7 @@ def _servers(pods: Iterable[Spod]) -> tuple[str, ...]:
 
 
 def _events(context: Context) -> CheckResult:
-    """Faults that cards of the 950 generation tell one by one."""
+    """Faults that cards of the 950 generation report individually."""
     events = context.facts.npu.faults.value
     if events is None:
         return skip("npu.not-told")
@@ -170,12 +170,13 @@ def _events(context: Context) -> CheckResult:
         return blind or ok("npu.cards-events-harmless", *context.facts.npu.faults.evidence, codes=codes)
     grave = any(row is not None and row.action in _GRAVE_ACTIONS for row in rows)
     says = fail if grave else warn
-    said = says("npu.cards-events-warn", *context.facts.npu.faults.evidence, fix=fix_for("npu.card-alarm"), codes=codes)
-    return worst((said, blind), otherwise=said)
+    fix = fix_for("npu.card-alarm")
+    result = says("npu.cards-events-warn", *context.facts.npu.faults.evidence, fix=fix, codes=codes)
+    return worst((result, blind), otherwise=result)
 
 
 def _kernel(context: Context) -> CheckResult:
-    """What the driver wrote since the boot about a device that is abnormal or whose firmware stopped."""
+    """The driver's kernel messages since boot about an abnormal device or stopped firmware."""
     events = context.facts.npu.kernel.value
     if events is None:
         return skip("npu.not-told")
@@ -195,7 +196,7 @@ def _kernel(context: Context) -> CheckResult:
 
 
 def _claimed(context: Context) -> CheckResult:
-    """Devices that a container keeps though nothing runs in it: no other container gets them."""
+    """Devices that a container holds although nothing runs in it: no other container gets them."""
     claims = context.facts.npu.claims.value
     if claims is None or context.facts.machine.container.is_known:
         return skip("npu.not-told")
@@ -206,7 +207,7 @@ def _claimed(context: Context) -> CheckResult:
     if table is not None and table.processes:
         return skip("npu.cards-claimed-busy")
     if table is not None and table.unlisted:
-        return unsure("npu.cards-processes-unknown", npus=table.unlisted)
+        return unknown("npu.cards-processes-unknown", npus=table.unlisted)
     lines = [
         Evidence("/proc/uda/namespace_node", f"process {item.root_pid} holds {len(item.devices)}") for item in others
     ]

@@ -1,11 +1,23 @@
-"""Cards as npu-smi lists them: are there any, are they well, complete and free."""
+"""Checks of the cards that npu-smi lists: present, healthy, complete and free."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unsure, warn, worst
+from npuenv.checks.base import (
+    NPU_FRAMEWORKS,
+    Check,
+    CheckResult,
+    Context,
+    fail,
+    fix_for,
+    ok,
+    skip,
+    unknown,
+    warn,
+    worst,
+)
 from npuenv.checks.npu.listed import TABLE, interface_is_down, unread_of, unread_rows, without_table
 from npuenv.core.fact import Evidence, State
 from npuenv.facts.collector import was_asked
@@ -23,9 +35,9 @@ _FAULTS = (
     "DCMI reference, dcmi_get_device_health: 0xFFFFFFFF"
 )
 _SLICES = "hiascend.com techArticles 20251212-1: hard slices support inference only"
-_IDLE_AT_MOST = 0.25  # of a card's memory; ours
+_IDLE_AT_MOST = 0.25  # of a card's memory; npuenv's own threshold
 _FULL_PERCENT = 100
-_ACTIONS = ("none", "request", "work", "free", "reset", "separate")  # from harmless to hopeless
+_ACTIONS = ("none", "request", "work", "free", "reset", "separate")  # from harmless to fatal
 _TRAINING = ("verl", "roll")
 
 
@@ -38,7 +50,7 @@ def _labels(cards: Iterable[Card]) -> tuple[str, ...]:
 
 
 def _names(context: Context, table: SmiTable) -> str:
-    """ "8 x 910B3 (a2)": the chips by name, with the generation where the matrix knows it."""
+    """ "8 x 910B3 (a2)": the chips by name, with the generation if the matrix knows it."""
     words = []
     for name, count in Counter(card.name or "?" for card in table.cards).items():
         row = context.matrix.hardware_of_chip(name)
@@ -47,7 +59,7 @@ def _names(context: Context, table: SmiTable) -> str:
 
 
 def _present(context: Context) -> CheckResult:
-    """Cards by the table; where that fails, by the device nodes; without either, what was looked at."""
+    """Cards by the table; if that fails, by the device nodes; without either, the evidence that was checked."""
     facts = context.facts
     if context.framework == "cpu":
         return skip("skip-cpu")
@@ -71,12 +83,12 @@ def _present(context: Context) -> CheckResult:
     if not (facts.npu.smi.is_known or facts.npu.smi_trouble.is_known) and (
         nodes is None or facts.npu.smi.state is State.UNKNOWN
     ):
-        return unsure("npu.cards-present-unknown", *looked)
+        return unknown("npu.cards-present-unknown", *looked)
     return fail(f"npu.cards-present-{_not_looked(context)}", *looked, fix=_try_cpu())
 
 
 def _not_looked(context: Context) -> str:
-    """The sentence for no card at all: it claims nothing about a place where nobody looked."""
+    """The message for no card at all, which claims nothing about sources that were not checked."""
     npu = context.facts.npu
     if not was_asked(npu.smi):
         return "no-node"
@@ -84,15 +96,16 @@ def _not_looked(context: Context) -> str:
 
 
 def _nodes_alone(context: Context, looked: tuple[Evidence, ...], count: int) -> CheckResult:
-    """Device nodes and no card in a table. A tool that fails is reported by its own check; one that works
-    and lists nothing is evidence of its own."""
+    """Device nodes without a card in a table. A failing tool is reported by its own check; a working tool that lists
+    nothing is evidence of its own.
+    """
     npu = context.facts.npu
     if npu.smi_trouble.is_known or npu.smi.state is State.ABSENT:
         return skip("npu.see-npu-smi")
     if npu.smi.is_known:
-        said = npu.smi.evidence[0].line if npu.smi.evidence else ""
+        reported = npu.smi.evidence[0].line if npu.smi.evidence else ""
         return warn(
-            "npu.cards-present-none-listed", *looked, fix=fix_for("npu.driver-sees-none"), count=count, said=said
+            "npu.cards-present-none-listed", *looked, fix=fix_for("npu.driver-sees-none"), count=count, said=reported
         )
     return warn("npu.cards-present-nodes-only", *looked, count=count)
 
@@ -107,18 +120,20 @@ def _healthy(context: Context) -> CheckResult:
         return without_table(context) or skip("no-table")
     details = [item for item in context.facts.npu.health.value or () if item.status != "OK"]
     codes = {f"{item.npu}.{item.chip}": item.codes for item in details if item.codes}
-    said_ill = {f"{item.npu}.{item.chip}" for item in details if item.status != "UNKNOWN"}
+    reported_unhealthy = {f"{item.npu}.{item.chip}" for item in details if item.status != "UNKNOWN"}
     dead = [card for card in table.cards if card.health == "Critical"]
     rest = [card for card in table.cards if card not in dead]
     coded = [card for card in rest if _label(card) in codes]
-    ill = [card for card in rest if card.health not in ("OK", None, "UNKNOWN") or _label(card) in said_ill]
-    plain = [card for card in ill if card not in coded]
-    unsaid = [card for card in rest if card.health == "UNKNOWN" and card not in (*coded, *plain)]
+    unhealthy = [
+        card for card in rest if card.health not in ("OK", None, "UNKNOWN") or _label(card) in reported_unhealthy
+    ]
+    plain = [card for card in unhealthy if card not in coded]
+    unreported = [card for card in rest if card.health == "UNKNOWN" and card not in (*coded, *plain)]
     outcomes = [
         _critical([card for card in dead if card.power_w == 0.0], "dead"),
         _critical([card for card in dead if card.power_w != 0.0], "critical"),
         _with_codes(context, coded, tuple(dict.fromkeys(code for card in coded for code in codes[_label(card)]))),
-        _unsaid(unsaid),
+        _unsaid(unreported),
         unread_rows(table.cards, lambda card: card.health is not None),
         unread_of(context, "health"),
     ]
@@ -126,7 +141,7 @@ def _healthy(context: Context) -> CheckResult:
         fix = fix_for("npu.card-alarm", ("npu-smi", "info", "-t", "health", "-i", str(plain[0].npu)))
         outcomes.append(warn("npu.cards-healthy-alarm", *_rows(plain), fix=fix, cards=_labels(plain)))
     if not table.is_complete or not any(card.health for card in table.cards):
-        outcomes.append(unsure("npu.cards-healthy-unknown", *_rows(table.cards)))
+        outcomes.append(unknown("npu.cards-healthy-unknown", *_rows(table.cards)))
     return worst(outcomes, otherwise=ok("npu.cards-healthy-ok", count=len(table.cards)))
 
 
@@ -140,17 +155,17 @@ def _critical(cards: list[Card], name: str) -> CheckResult | None:
 
 
 def _unsaid(cards: list[Card]) -> CheckResult | None:
-    """UNKNOWN is a word of the tool: the driver has no health of that chip. A slice of a card may have none to tell."""
+    """UNKNOWN is the tool's word for a chip whose health the driver does not know. A slice of a card may have none."""
     if not cards:
         return None
     if any(card.is_virtual for card in cards):
-        return unsure("npu.cards-healthy-untold", *_rows(cards), cards=_labels(cards))
+        return unknown("npu.cards-healthy-untold", *_rows(cards), cards=_labels(cards))
     fix = fix_for("npu.card-untold", ("npu-smi", "info", "-t", "health", "-i", str(cards[0].npu)))
     return warn("npu.cards-healthy-untold", *_rows(cards), fix=fix, cards=_labels(cards))
 
 
 def _with_codes(context: Context, cards: list[Card], codes: tuple[str, ...]) -> CheckResult | None:
-    """The gravest of the event codes says what to do; a code that no table names is treated as worth a look."""
+    """The most severe event code decides; a code without a table entry counts as worth a look."""
     if not cards:
         return None
     actions = {row.action for row in map(context.matrix.npu_fault, codes) if row is not None}
@@ -172,14 +187,14 @@ def _supported(context: Context) -> CheckResult:
     shown = context.facts.npu.smi.evidence
     if refused:
         outcomes.append(fail("npu.cards-supported-fail", *shown, names=tuple(refused), fix=_try_cpu()))
-    strange = [name for name, row in rows.items() if row is None]
-    if strange or not names:
-        outcomes.append(unsure("npu.cards-supported-unknown", *shown, names=tuple(strange) or ("?",)))
+    unsupported = [name for name, row in rows.items() if row is None]
+    if unsupported or not names:
+        outcomes.append(unknown("npu.cards-supported-unknown", *shown, names=tuple(unsupported) or ("?",)))
     return worst(outcomes, otherwise=ok("npu.cards-supported-ok", names=tuple(names)))
 
 
 def _free(context: Context) -> CheckResult:
-    # Idle is not zero memory: a card without work holds 3 to 5 GB. Process rows do not show other containers' work.
+    # Idle is not zero memory: a card without work holds 3 to 5 GB. Other containers' processes are not listed.
     table = context.facts.npu.smi.value
     if table is None or not table.cards:
         return without_table(context) or skip("no-table")
@@ -193,7 +208,7 @@ def _free(context: Context) -> CheckResult:
 
 
 def _in_use(context: Context, table: SmiTable, held: list[Card], busy: tuple[int, ...]) -> CheckResult | None:
-    """Whose work is on the cards; None where there is none."""
+    """The users of the cards; None if there are none."""
     lines = [
         Evidence("npu-smi info", f"NPU {card.npu}: {card.hbm_used_mib} of {card.hbm_total_mib} MiB, no process")
         for card in held
@@ -216,12 +231,12 @@ def _in_use(context: Context, table: SmiTable, held: list[Card], busy: tuple[int
 
 
 def _unlisted(table: SmiTable) -> CheckResult | None:
-    """The verdict where the processes of some card could not be read; None where all were."""
-    return unsure("npu.cards-processes-unknown", npus=table.unlisted) if table.unlisted else None
+    """The result if the processes of some card could not be read; None if all were."""
+    return unknown("npu.cards-processes-unknown", npus=table.unlisted) if table.unlisted else None
 
 
 def _who(holders: tuple[Holder, ...], uid: int | None) -> str:
-    """Whose the processes are, where one answer holds for all of them."""
+    """The owner of the processes, if all have the same."""
     if not holders:
         return "busy"
     if all(holder.is_zombie for holder in holders):
@@ -239,7 +254,7 @@ def _end(name: str, holders: tuple[Holder, ...]) -> Fix:
 
 
 def _holds_memory(table: SmiTable, card: Card) -> bool:
-    """Whether a card holds more than an idle one does, and the process table has nothing on it.
+    """Whether a card uses more memory than an idle one, but has no process in the table.
 
     At most 3.4 GB of 32 (A2) and 5.2 of 84 (950) were seen on idle cards.
     """
@@ -249,7 +264,7 @@ def _holds_memory(table: SmiTable, card: Card) -> bool:
 
 
 def _stuck(context: Context) -> CheckResult:
-    """An AI core that works at full rate for nobody."""
+    """An AI core at full load without a process."""
     table = context.facts.npu.smi.value
     if table is None or not table.cards:
         return without_table(context) or skip("no-table")
@@ -259,21 +274,23 @@ def _stuck(context: Context) -> CheckResult:
     idle = [card for card in table.cards if card.npu in table.listed and card.npu not in with_process]
     stuck = [card for card in idle if card.busy_percent == _FULL_PERCENT and not _holds_memory(table, card)]
     lines = (Evidence("npu-smi info", f"NPU {card.npu}: {card.busy_percent} %, no process") for card in stuck)
-    said = warn("npu.cards-stuck-warn", *lines, fix=fix_for("npu.card-stuck"), cards=_labels(stuck)) if stuck else None
+    reported = (
+        warn("npu.cards-stuck-warn", *lines, fix=fix_for("npu.card-stuck"), cards=_labels(stuck)) if stuck else None
+    )
     blind = unread_rows(idle, lambda card: card.busy_percent is not None)
     well = ok("npu.cards-stuck-ok", count=len(idle)) if idle else skip("npu.cards-stuck-skip")
-    return worst((said or _unlisted(table), blind), otherwise=well)
+    return worst((reported or _unlisted(table), blind), otherwise=well)
 
 
 def _complete(context: Context) -> CheckResult:
-    """Cards that the bus, `-m` or their neighbours know of and the table does not."""
+    """Cards that the bus, `-m` or gaps in the numbering show and the table lacks."""
     table, nodes = context.facts.npu.smi.value, context.facts.npu.nodes.value
     if table is None or not table.cards:
         return without_table(context) or skip("no-table")
     if context.facts.machine.container.is_known or any(card.is_virtual for card in table.cards):
         return skip("npu.sees-own-only")
     if not table.is_complete:
-        return unsure("npu.cards-healthy-unknown")
+        return unknown("npu.cards-healthy-unknown")
     if nodes is not None and nodes.cards and len(nodes.cards) != len(table.cards):
         return skip("npu.complete-see-nodes")
     missing = _lost_on_bus(context, table) or _unmapped(context, table)
@@ -285,12 +302,12 @@ def _complete(context: Context) -> CheckResult:
 
 
 def _lost_on_bus(context: Context, table: SmiTable) -> tuple[str, ...]:
-    """Addresses on buses of which no card is listed: virtual functions lie on the bus of their card."""
+    """Bus addresses without a listed card; virtual functions are on the bus of their card."""
     addresses = context.facts.npu.pci_addresses.value or ()
     if not all(card.bus_id for card in table.cards):
-        return ()  # some cards print no address, so nothing can be missed by it
+        return ()  # some cards print no address, so none can be missing
     seen = {_bus(card.bus_id or "") for card in table.cards}
-    return tuple(place for place in addresses if _bus(place) not in seen)
+    return tuple(location for location in addresses if _bus(location) not in seen)
 
 
 def _bus(address: str) -> str:
@@ -306,21 +323,21 @@ def _unmapped(context: Context, table: SmiTable) -> tuple[str, ...]:
 
 
 def _between_neighbours(table: SmiTable) -> tuple[str, ...]:
-    """Gaps between numbers, where most are there: a virtual machine may have just two or four cards of its host."""
+    """Gaps between numbers, if most are present: a virtual machine may have just two or four cards of its host."""
     npus = {card.npu for card in table.cards}
     gaps = [number for number in range(min(npus), max(npus)) if number not in npus]
     return tuple(f"NPU {number}" for number in gaps) if len(gaps) * 2 < len(npus) else ()
 
 
 def _half_pairs(table: SmiTable) -> tuple[str, ...]:
-    """Cards with one chip where the others have two."""
+    """Cards with one chip if the others have two."""
     chips = Counter(card.npu for card in table.cards)
-    whole = max(chips.values())
-    return tuple(f"NPU {npu}" for npu, count in sorted(chips.items()) if count < whole)
+    most = max(chips.values())
+    return tuple(f"NPU {npu}" for npu, count in sorted(chips.items()) if count < most)
 
 
 def _one_kind(context: Context) -> CheckResult:
-    """By the table's names, and by the exact ones where chips were asked: the table calls every A3 chip Ascend910."""
+    """By the table's names, and by the exact ones if available: the table calls every A3 chip Ascend910."""
     table = context.facts.npu.smi.value
     if table is None or not table.cards:
         return without_table(context) or skip("no-table")
@@ -337,7 +354,7 @@ def _one_kind(context: Context) -> CheckResult:
 
 
 def _whole(context: Context) -> CheckResult:
-    """Slices of a card serve inference only."""
+    """Slices of a card are for inference only."""
     table = context.facts.npu.smi.value
     if table is None or not table.cards:
         return without_table(context) or skip("no-table")

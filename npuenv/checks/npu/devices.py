@@ -1,4 +1,4 @@
-"""The devices as this session has them: can they be opened, are they all there, do they compute."""
+"""Checks of the devices of this session: can be opened, complete, can compute."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from npuenv.checks.base import (
     fix_for,
     ok,
     skip,
+    unknown,
     unread,
-    unsure,
     warn,
     worst,
 )
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _TOOLS = "Ascend host tools: npu-smi source (hicann/driver) and public transcripts"
 _INSTALL = "vllm-project/vllm-ascend docs/source/installation.md"
 _DMI = "MindCluster ToolBox 7.3.0, Ascend DMI: fault diagnosis, states of an item"
-# What the runtime says when another container has the device: public porting notes, and errors/container_no_device_87.
+# The runtime's error if another container has the device: public porting notes, and errors/container_no_device_87.
 _TAKEN = re.compile(r"drvRetCode=87\b|Resource_Busy|EL0005")
 _GRAVE = ("EMERGENCY_WARN", "FAIL")
 _LIGHT = ("IMPORTANT_WARN", "GENERAL_WARN")
@@ -70,7 +70,7 @@ def _managers(context: Context) -> CheckResult:
 
 
 def _stopped(context: Context) -> tuple[Evidence, ...]:
-    """What npu-smi says where the driver interface does not start, which it cannot without these nodes."""
+    """npu-smi's error if the driver interface does not start, which needs these nodes."""
     return context.facts.npu.smi_trouble.evidence if interface_is_down(context) else ()
 
 
@@ -87,7 +87,7 @@ def _agree(context: Context) -> CheckResult:
     if chips == len(nodes.cards):
         return ok("npu.devices-agree-ok", count=chips)
     if not table.is_complete:
-        return unsure("npu.cards-healthy-unknown")
+        return unknown("npu.cards-healthy-unknown")
     fix = fix_for("npu.devices-more" if context.facts.machine.container.is_known else "npu.devices-fewer")
     lines = (Evidence("npu-smi info", f"{chips} chips"), *context.facts.npu.nodes.evidence)
     return warn("npu.devices-agree-warn", *lines, fix=fix, chips=chips, nodes=len(nodes.cards))
@@ -113,13 +113,13 @@ def _computes(context: Context) -> CheckResult:
 
 
 def _unfinished(devices: Devices) -> CheckResult | None:
-    """Unknown for the devices that said neither a result nor an error."""
+    """Unknown for the devices that reported neither a result nor an error."""
     silent = [run for run in devices.cards if not run.error and None in (run.copies_exactly, run.computes_correctly)]
     return unread({run.number: Evidence(f"npu:{run.number}", "no result") for run in silent})
 
 
 def _wrong(devices: Devices) -> Iterator[CheckResult]:
-    """What is wrong with the numbers that came back."""
+    """The errors in the numbers that were read back."""
     copies = [run.number for run in devices.cards if run.copies_exactly is False]
     wrong = [run.number for run in devices.cards if run.computes_correctly is False and run.number not in copies]
     answered = [run for run in devices.cards if not run.error]
@@ -151,7 +151,7 @@ def _lines(runs: tuple[DeviceRun, ...], numbers: list[int]) -> list[Evidence]:
 
 
 def _answers(context: Context) -> CheckResult:
-    """Some devices fail while others work; where all do, devices.computes says so."""
+    """Some devices fail while others work; if all fail, devices.computes reports it."""
     devices = context.facts.python.devices.value
     if devices is None:
         return skip("npu.devices-computes-skip", *context.facts.python.devices.evidence)
@@ -177,14 +177,14 @@ def _burnt(context: Context) -> CheckResult:
     if devices.error and not devices.cards:
         return skip("npu.burn-skip", Evidence("burn-in", devices.error))
     lines = _lines(devices.cards, bad)
-    said = fail("npu.burn-fail", *lines, fix=fix_for("npu.device-wrong-some"), cards=tuple(bad)) if bad else None
+    failure = fail("npu.burn-fail", *lines, fix=fix_for("npu.device-wrong-some"), cards=tuple(bad)) if bad else None
     rounds = sum(run.rounds for run in devices.cards)
     well = ok("npu.burn-ok", *context.facts.npu.burn.evidence, count=len(devices.cards), rounds=rounds)
-    return worst((said, _unfinished(devices)), otherwise=well)
+    return worst((failure, _unfinished(devices)), otherwise=well)
 
 
 def _diagnosed(context: Context) -> CheckResult:
-    """The words of Ascend DMI as they are: what could not be read stays evidence and judges nothing."""
+    """The states of Ascend DMI; unreadable ones are only evidence."""
     found = context.facts.npu.dmi.value
     if found is None:
         return skip("npu.dmi-skip", *context.facts.npu.dmi.evidence)
@@ -203,7 +203,7 @@ def _diagnosed(context: Context) -> CheckResult:
 
 
 def _expected_devices(context: Context) -> int | None:
-    """How many devices torch should see: those made visible, else all. None: a setting that cannot be read."""
+    """The number of devices that torch should see: the visible ones, else all. None: an unreadable setting."""
     value = (context.facts.environment.value or {}).get("ASCEND_RT_VISIBLE_DEVICES")
     if value is None:
         return _device_count(context)
@@ -212,7 +212,7 @@ def _expected_devices(context: Context) -> int | None:
 
 
 def _visible(context: Context) -> CheckResult:
-    """ASCEND_RT_VISIBLE_DEVICES against what is there. In a container the runtime counts from 0."""
+    """ASCEND_RT_VISIBLE_DEVICES against the present devices. In a container the runtime counts from 0."""
     environment = context.facts.environment.value or {}
     value = environment.get("ASCEND_RT_VISIBLE_DEVICES")
     if value is None:
@@ -235,11 +235,11 @@ def _visible(context: Context) -> CheckResult:
         rising = ",".join(map(str, sorted(ids)))
         fix = fix_for("npu.visible-sorted", ("export", f"ASCEND_RT_VISIBLE_DEVICES={rising}"))
         return warn("npu.visible-unsorted", line, fix=fix, value=value)
-    return unsure("npu.visible-uncounted", line) if count is None else ok("npu.visible-ok", line, value=value)
+    return unknown("npu.visible-uncounted", line) if count is None else ok("npu.visible-ok", line, value=value)
 
 
 def _device_count(context: Context) -> int | None:
-    """How many devices the runtime numbers: the nodes of this container or host, else the chips of the table."""
+    """The number of devices of the runtime: the nodes of this container or host, else the chips of the table."""
     nodes, table = context.facts.npu.nodes.value, context.facts.npu.smi.value
     if nodes is not None and nodes.cards:
         return len(nodes.cards)

@@ -1,11 +1,23 @@
-"""The driver: is it there, does it answer, do its parts agree, does a container see what it needs."""
+"""Checks of the driver: present, working, consistent, and complete inside a container."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, title, unsure, warn
+from npuenv.checks.base import (
+    NPU_FRAMEWORKS,
+    Check,
+    CheckResult,
+    Context,
+    fail,
+    fix_for,
+    ok,
+    skip,
+    title,
+    unknown,
+    warn,
+)
 from npuenv.checks.npu.listed import TABLE, without_table
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
@@ -31,12 +43,12 @@ _DRIVER_LIBS = "/usr/local/Ascend/driver/lib64"
 
 
 def _answers(context: Context) -> CheckResult:
-    """One text has several causes: one is named only when other evidence shows it, else all candidates are."""
+    """One error has several causes: one is named only if other evidence shows it, else all candidates are."""
     facts = context.facts
     trouble = facts.npu.smi_trouble.value
     if trouble is None and facts.npu.smi.is_known:
         return ok("npu.smi-ok")
-    from npuenv.facts.npu.smi import Trouble  # its parser is spared where no card is
+    from npuenv.facts.npu.smi import Trouble  # its parser is not needed without a card
 
     if trouble is None or trouble.kind is Trouble.NOT_FOUND:
         return fail("npu.smi-missing", *facts.npu.smi.evidence, fix=_mount_or_install(context))
@@ -46,8 +58,8 @@ def _answers(context: Context) -> CheckResult:
         lines = facts.npu.smi_trouble.evidence
         fix = fix_for("npu.smi-unreadable", ("npu-smi", "info"), ("dmesg", "--ctime"))
         if not trouble.line and lines:
-            return unsure("npu.smi-silent", *lines, fix=fix, line=lines[0].line)
-        return unsure("npu.smi-unreadable", *lines, fix=fix, line=trouble.line)
+            return unknown("npu.smi-silent", *lines, fix=fix, line=lines[0].line)
+        return unknown("npu.smi-unreadable", *lines, fix=fix, line=trouble.line)
     if trouble.kind is Trouble.IN_USE:
         return _in_use(context, trouble)
     fixes = {
@@ -68,7 +80,7 @@ def _answers(context: Context) -> CheckResult:
 
 
 def _in_use(context: Context, trouble: SmiTrouble) -> CheckResult:
-    """`because the device is used`; the driver's own account names the process, where it may be read."""
+    """`because the device is used`; the driver's own record names the process, if it can be read."""
     npu = context.facts.npu
     holders = [claim for claim in npu.claims.value or () if claim.is_exclusive and not claim.is_ours and claim.devices]
     conflicts = [event for event in npu.kernel.value or () if event.kind == "conflict"]
@@ -142,7 +154,7 @@ def _agree(context: Context) -> CheckResult:
     evidence = (*context.facts.npu.driver.evidence, *context.facts.npu.smi.evidence)
     same = _is_same(driver.version, table.driver)
     if same is None:
-        return unsure("npu.driver-agree-unknown", *evidence, file=driver.version, running=table.driver)
+        return unknown("npu.driver-agree-unknown", *evidence, file=driver.version, running=table.driver)
     if same:
         return ok("npu.driver-agree-ok", version=table.driver)
     in_container = context.facts.machine.container.is_known
@@ -154,7 +166,7 @@ def _agree(context: Context) -> CheckResult:
 
 
 def _is_same(one: str, other: str) -> bool | None:
-    """Whether two driver versions are the same one, a build such as `.b010` left aside; None: not comparable."""
+    """Whether two driver versions are the same, ignoring a build such as `.b010`; None: not comparable."""
     try:
         return versions.driver(one) == versions.driver(other)
     except BadInput:
@@ -162,7 +174,7 @@ def _is_same(one: str, other: str) -> bool | None:
 
 
 def _rebooted(context: Context) -> CheckResult:
-    """Files newer than the boot are a fault only where another version runs: some installs need no reboot."""
+    """Files newer than the boot are an error only if another version runs: some installs need no reboot."""
     changed, driver, table = (
         context.facts.npu.changed.value,
         context.facts.npu.driver.value,
@@ -194,7 +206,7 @@ def _rebooted(context: Context) -> CheckResult:
 
 
 def _tool(context: Context) -> CheckResult:
-    """npu-smi and the driver below it come in one package; a few patches between them do no harm."""
+    """npu-smi and the driver come in one package; a difference of a few patches does no harm."""
     table = context.facts.npu.smi.value
     if table is None or not table.cards:
         return without_table(context) or skip("no-table")
@@ -211,7 +223,7 @@ def _tool(context: Context) -> CheckResult:
 def _firmware(context: Context) -> CheckResult:
     """The range that the driver's version file gives for the firmware, as `[7.0.0,7.1.99]`.
 
-    A firmware that is younger than the driver knows the driver: either side's consent is enough.
+    A driver cannot know newer firmware: it is enough if either side accepts the other.
     """
     driver, firmware = context.facts.npu.driver.value, context.facts.npu.firmware.value
     if driver is None or firmware is None:
@@ -253,7 +265,7 @@ def _is_between(version: str, low: str, high: str) -> bool:
 
 
 def _loaded(context: Context) -> CheckResult:
-    """On the host itself. What npu-smi reports too is left to its check."""
+    """The check on the host itself. What npu-smi reports too is left to its check."""
     npu = context.facts.npu
     if context.facts.machine.container.is_known or not npu.driver.is_known or npu.modules.value is None:
         return skip("npu.driver-loaded-skip")
@@ -265,7 +277,7 @@ def _loaded(context: Context) -> CheckResult:
 
 
 def _libraries(context: Context) -> CheckResult:
-    """The driver's folders of libraries on the host itself; containers are another check's matter."""
+    """The driver's library folders on the host itself; another check covers containers."""
     npu = context.facts.npu
     if context.facts.machine.container.is_known or not npu.driver.is_known:
         return skip("npu.driver-libraries-skip")
@@ -279,7 +291,7 @@ def _libraries(context: Context) -> CheckResult:
 
 
 def _for_all(context: Context) -> CheckResult:
-    """An installation for its own group shuts other users out of the libraries."""
+    """An installation for its own group hides the libraries from other users."""
     info, account = context.facts.npu.install_info.value, context.facts.machine.account.value
     if info is None or account is None or context.facts.machine.container.is_known:
         return skip("npu.driver-for-all-skip")
@@ -296,7 +308,7 @@ def _for_all(context: Context) -> CheckResult:
 
 
 def _line(context: Context) -> CheckResult:
-    """Product lines number their drivers differently: 25.6 and 25.7 exist for the 950 alone."""
+    """Product lines number their drivers differently: 25.6 and 25.7 exist for the 950 only."""
     table = context.facts.npu.smi.value
     if table is None or not table.cards:
         return without_table(context) or skip("no-table")
@@ -317,7 +329,7 @@ def _line(context: Context) -> CheckResult:
 
 
 def _topology_files(context: Context) -> CheckResult:
-    """Cards of the 950 generation look their board up in the driver's folder `topo`, also inside a container."""
+    """Cards of the 950 generation need their board's file in the driver's folder `topo`, also inside a container."""
     table = context.facts.npu.smi.value
     if table is None or not table.cards:
         return without_table(context) or skip("no-table")
@@ -331,7 +343,7 @@ def _topology_files(context: Context) -> CheckResult:
 
 
 def _installed_well(context: Context) -> CheckResult:
-    """What the installer said last, where the driver does not answer."""
+    """The installer's last message, if the driver does not work."""
     installer = context.facts.npu.installer.value
     if installer is None:
         return skip("npu.installer-skip")
@@ -371,7 +383,7 @@ def _mounts(context: Context) -> CheckResult:
 
 
 def _is_by_runtime(context: Context) -> bool:
-    """Whether the vendor's runtime or Kubernetes made the container: their list of mounts has no version files.
+    """Whether the vendor's runtime or Kubernetes created the container: their list of mounts has no version files.
 
     Source: Ascend/mind-cluster component/ascend-docker-runtime/build/scripts/base.list
     """

@@ -1,10 +1,10 @@
-"""The card table for checks: there, or the verdict in its place. Start from `without_table`."""
+"""The card table for checks, or the result that replaces it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import skip, unread, unsure
+from npuenv.checks.base import skip, unknown, unread
 from npuenv.core.fact import Evidence, State
 
 if TYPE_CHECKING:
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from npuenv.facts.collect import Facts
     from npuenv.facts.npu.smi import Card
 
-# Known where npu-smi failed, absent where it gave a table: a check that reads this fact is run in both cases.
+# Known if npu-smi failed, absent if it gave a table: a check that reads this fact runs in both cases.
 TABLE = ("npu.smi_trouble",)
 
 
 def has_sign_of_cards(facts: Facts) -> bool:
-    """Whether anything hints at an NPU: a node, a table, a PCI device, a driver, npu-smi, or a torch device."""
+    """Whether there is any sign of an NPU: a node, a table, a PCI device, a driver, npu-smi, or a torch device."""
     npu, devices = facts.npu, facts.python.devices.value
     has_cards = any(fact.value is not None and fact.value.cards for fact in (npu.nodes, npu.smi))
     is_there = npu.driver.is_known or npu.smi_trouble.is_known or bool(npu.pci_devices.value)
@@ -27,17 +27,17 @@ def has_sign_of_cards(facts: Facts) -> bool:
 
 
 def interface_is_down(context: Context) -> bool:
-    """Whether npu-smi is here and the driver's interface below it does not start."""
+    """Whether npu-smi is present but the driver interface does not start."""
     trouble = context.facts.npu.smi_trouble.value
     if trouble is None:
         return False
-    from npuenv.facts.npu.smi import Trouble  # only where npu-smi failed: a healthy machine needs no parser
+    from npuenv.facts.npu.smi import Trouble  # only if npu-smi failed: a healthy machine does not need the parser
 
     return trouble.kind is Trouble.INIT
 
 
 def without_table(context: Context) -> CheckResult | None:
-    """What a check about listed cards comes to where none is listed; None where some are.
+    """The result of a check about listed cards if none is listed; None if some are.
 
     A tool that does not work is reported once, by the check of the tool.
     """
@@ -45,16 +45,16 @@ def without_table(context: Context) -> CheckResult | None:
     if npu.smi.value is not None and npu.smi.value.cards:
         return None
     if npu.smi_trouble.is_known:
-        return unsure("npu.see-npu-smi", *npu.smi_trouble.evidence)
+        return unknown("npu.see-npu-smi", *npu.smi_trouble.evidence)
     if npu.smi.state is State.UNKNOWN:
-        return unsure("unknown-input", *npu.smi.evidence, facts=("npu.smi",))
+        return unknown("unknown-input", *npu.smi.evidence, facts=("npu.smi",))
     return skip("no-table")
 
 
 def unread_of(context: Context, name: str) -> CheckResult | None:
-    """Unknown for the cards that the fact `npu.NAME` lacks; None where it has all of them.
+    """Unknown for the cards that the fact `npu.NAME` lacks; None if it has all of them.
 
-    That a card does not answer at all is reported once, by the check for that.
+    A card that does not answer at all is reported once, by the check for that.
     """
     lacking = (context.facts.npu.unread.value or {}).get(name, {})
     reported = set(context.facts.npu.silent.evidence) if context.facts.npu.silent.value else set()
@@ -63,6 +63,6 @@ def unread_of(context: Context, name: str) -> CheckResult | None:
 
 
 def unread_rows(cards: Sequence[Card], has: Callable[[Card], bool]) -> CheckResult | None:
-    """Unknown for the cards whose row lacks something that the rows of others have; no card of some kinds has it."""
+    """Unknown for the cards whose row lacks a value that others have; on some kinds no card has it."""
     blind = {f"{card.npu}.{card.chip}": Evidence("npu-smi info", card.line) for card in cards if not has(card)}
     return unread(blind) if any(map(has, cards)) else None

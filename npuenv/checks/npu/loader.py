@@ -1,5 +1,6 @@
-"""Whether programs find the driver's libraries that lie on this machine. The loader's own words decide: where nothing
-missed one, it does not matter which folders its settings name."""
+"""Check of the loader's access to the driver's libraries on this machine. Only a loader error decides: if no library
+was missing, the folders in its settings do not matter.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _SOURCE = "Ascend/pytorch troubleshooting: ImportError libascend_hal.so; CANN in
 
 
 def _library_path(context: Context) -> CheckResult:
-    """A library that an import missed, although it lies in a folder of the driver that the session does not name."""
+    """A library that an import could not load although it is in a driver folder that the session does not name."""
     folders = context.facts.npu.library_files.value
     if not folders:
         return skip("npu.library-path-skip")

@@ -1,4 +1,4 @@
-"""Checks of the target Python and of what is installed in it, in the order in which a person would look."""
+"""Checks of the target Python and its packages, in the order in which a person would check."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Whether the installed files are there and as their packages recorded them, and what follows where they are not.
+"""Checks of installed files against the records of their packages, and the effects of damaged ones.
 
-Start from `cause_of`: a module that does not import because of such a file, or a library that is not found, is the
-damage of that package and no problem of its own.
+`cause_of` attributes a failed import or a library that is not found to the damaged package, so that one damaged file
+gives one problem.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 _SHOWN = 5
 _TRITONS = {"triton", "triton-ascend"}
-# Packages whose files nobody edits by hand; published images do patch vllm, transformers, ray and verl.
+# Packages whose files are never edited by hand; published images do patch vllm, transformers, ray and verl.
 _UNTOUCHED = {"torch", "torch-npu", "torchvision", "torchaudio", "triton-ascend", "numpy", "pyarrow", "tensordict"}
 _FILE = re.compile(r"[\w+-]+\.so\b|No module named")
 _MODULE = re.compile(r"No module named '([\w.]+)'")
-_TOOLS = {"pip", "setuptools", "wheel"}  # nobody edits them either, and nothing can be mended with a broken one
+_TOOLS = {"pip", "setuptools", "wheel"}  # never edited either, and needed for any fix
 _SPARE = {"test", "tests", "doc", "docs", "example", "examples", "benchmark", "benchmarks"}
 
 
 def _files(context: Context) -> CheckResult:
-    """Files that a distribution recorded and that are gone, or hold nothing.
+    """Recorded files of a distribution that are missing or empty.
 
-    Headers, tests and documents are left out of images to make them small: they count where npuenv put them in.
+    Images omit headers, tests and documents to save space: these count only if npuenv installed them.
     """
     files = context.facts.python.files.value
     if files is None:
@@ -51,7 +51,7 @@ def _files(context: Context) -> CheckResult:
 
 
 def _gone(context: Context) -> list[Owned]:
-    """Those of the packages with missing or empty files without which something does not work."""
+    """The packages with missing or empty files that are required."""
     files = context.facts.python.files.value
     if files is None:
         return []
@@ -60,15 +60,15 @@ def _gone(context: Context) -> list[Owned]:
 
 
 def _lacks_modules(item: Owned) -> bool:
-    """Whether modules of a package are damaged; tests and examples are taken out of images to make them small."""
+    """Whether modules of a package are damaged; images remove tests and examples to save space."""
     paths = (path.split(" (")[0] for path in item.examples)
     return any(path.endswith(".py") and not _SPARE & set(path.split("/")) for path in paths)
 
 
 def _altered(context: Context) -> CheckResult:
-    """Files of another size than recorded. Only where nobody edits by hand, and shared libraries anywhere.
+    """Files of another size than recorded: of packages that are never edited, and shared libraries of any package.
 
-    What npuenv put in counts as a whole: it was as recorded when it was verified.
+    Packages that npuenv installed count completely: they were as recorded when they were verified.
     """
     files = context.facts.python.files.value
     if files is None:
@@ -103,7 +103,7 @@ def _has_both_tritons(context: Context) -> bool:
 
 
 def _hashes(context: Context) -> CheckResult:
-    """Contents against the recorded hashes, of the files whose size is as recorded: the others are reported already."""
+    """Contents against the recorded hashes, for files of the recorded size; the others are already reported."""
     hashes = context.facts.python.hashes.value
     if hashes is None:
         return skip("no-python")
@@ -120,7 +120,7 @@ def _hashes(context: Context) -> CheckResult:
 
 
 def _as_recorded(hashes: Hashes) -> CheckResult:
-    """The word for contents of which none counts; edited ones are never passed off as recorded."""
+    """The result if no altered file counts; edited ones are not reported as unchanged."""
     if not hashes.altered:
         return ok("python.hashes-ok" if hashes.is_complete else "python.hashes-part", count=hashes.looked)
     names = tuple(item.owner for item in hashes.altered)
@@ -130,7 +130,7 @@ def _as_recorded(hashes: Hashes) -> CheckResult:
 
 
 def _that_count(context: Context, items: Iterable[Owned]) -> list[Owned]:
-    """Those of altered files that somebody has to look at; python.triton says which of two tritons lies there."""
+    """The altered files that need attention; python.triton reports which of two tritons is present."""
     counted = _UNTOUCHED | _TOOLS | put_in(context)
     ignored = _TRITONS if _has_both_tritons(context) else set()
     return [item for item in items if (item.native or item.owner in counted) and item.owner not in ignored]
@@ -145,10 +145,10 @@ def _sum(items: Iterable[Owned]) -> int:
 
 
 def cause_of(context: Context, found: Import) -> str | None:
-    """The check that reports the damage because of which a module does not import; None where none does.
+    """The id of the check that reports the damage that breaks a module's import; None if there is none.
 
-    An error that names a file or a module is about that one. One that names none, such as a signal, is put down to the
-    damage of what the module is built on.
+    An error that names a file or module is attributed to that one. One that names none, such as a signal, is attributed
+    to the damage of the module's dependencies.
     """
     last = found.innermost
     for check, item in damaged(context):
@@ -165,7 +165,7 @@ def _is_about_a_file(found: Import) -> bool:
 
 
 def damaged(context: Context) -> Iterator[tuple[str, Owned]]:
-    """The packages of which files are gone or altered, each with the check that reports it as a failure."""
+    """The packages with missing or altered files, each with the id of the check that reports it as a failure."""
     files, hashes = context.facts.python.files.value, context.facts.python.hashes.value
     yield from (("python.files", item) for item in _gone(context))
     altered = _that_count(context, files.altered) if files is not None else []
@@ -177,7 +177,7 @@ def damaged(context: Context) -> Iterator[tuple[str, Owned]]:
 
 
 def cause_of_library(context: Context, library: str) -> str | None:
-    """The check that reports that a library of some package is damaged; None where it is no package's, or whole."""
+    """The id of the check that reports a damaged library of a package; None if it is intact or of no package."""
     return next((check for check, item in damaged(context) if library in libraries_of(item)), None)
 
 
@@ -191,7 +191,7 @@ def _names(text: str, library: str) -> bool:
 
 
 def _is_part(text: str, item: Owned) -> bool:
-    """Whether an error says that a module of this package is not there."""
+    """Whether an error reports a missing module of this package."""
     match = _MODULE.search(text)
     return match is not None and versions.requirement_name(match.group(1).partition(".")[0]) == item.owner
 
@@ -201,9 +201,9 @@ def _can_break(item: Owned) -> bool:
 
 
 def _built_on(context: Context, module: str) -> set[str]:
-    """The distributions that a module needs, its own and those that torch loads by itself among them.
+    """The distributions that a module needs, including its own and those that torch loads by itself.
 
-    torch loads numpy wherever it is installed, and does not declare it.
+    torch loads numpy if it is installed, and does not declare it.
     """
     packages, waiting = context.facts.python.packages.value, [versions.requirement_name(module), "torch-npu", "numpy"]
     found: set[str] = set()

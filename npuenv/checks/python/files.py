@@ -1,4 +1,4 @@
-"""The installed files: whose they are, and what the loader makes of them."""
+"""Checks of installed files: duplicate owners, and dynamic linking."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 _SHOWN = 5
 _TRITONS = {"triton", "triton-ascend"}
-# Every image has these at two places, the system's and its own; which one counts makes no difference.
+# Every image has these at two locations, the system's and its own; it does not matter which one is used.
 _TOOLS = {"pip", "setuptools", "wheel", "distlib", "packaging", "distro-info", "six"}
-_OF_TORCH = {"torch", "torch-npu"}  # which define those symbols
+_OF_TORCH = {"torch", "torch-npu"}  # these define the symbols
 _SYSTEM = ("libm.so", "libc.so", "libpthread.so", "libdl.so", "librt.so", "ld-linux", "libpython")
 
 
@@ -38,12 +38,12 @@ def _owners(context: Context) -> CheckResult:
 
 
 def _twice(context: Context, python: Python) -> dict[str, str]:
-    """Distributions at two places that differ, or twice at one place, which a broken upgrade leaves."""
+    """Distributions at two locations with different versions, or twice at one location after a broken upgrade."""
     packages = context.facts.python.packages.value
-    places = {each.name: each for each in packages.twice} if packages is not None else {}
+    locations = {each.name: each for each in packages.twice} if packages is not None else {}
     found = {}
     for name, versions in python.installed_twice.items():
-        each = places.get(name)
+        each = locations.get(name)
         if each is None:
             found[name] = ", ".join(versions)
             continue
@@ -74,7 +74,7 @@ def _machines(context: Context) -> CheckResult:
 
 
 def _libraries(context: Context) -> CheckResult:
-    """Libraries that the loader would not find, with the folder where they lie when one is known."""
+    """Libraries that the loader would not find, with their folder if it is known."""
     elf = context.facts.python.elf.value
     if elf is None:
         return skip("python.no-elf")
@@ -104,7 +104,7 @@ def _libraries(context: Context) -> CheckResult:
 
 
 def _is_optional(missing: MissingLibrary) -> bool:
-    """Plug-ins that are loaded when they are wanted: for ATB and for tests; libpython comes with the interpreter."""
+    """Whether a library is optional: plug-ins for ATB and for tests; libpython comes with the interpreter."""
     name = os.path.basename(missing.path)
     is_plugin = name.startswith(("libop_plugin", "libtensorpipe", "libnpu_profiler", "libtorchbind", "libjitbackend"))
     return is_plugin or missing.library.startswith(_SYSTEM)
@@ -132,7 +132,7 @@ def _runtimes(context: Context) -> CheckResult:
 
 
 def _symbols(context: Context) -> CheckResult:
-    """Symbols of torch that an extension needs and this torch does not have: built for another version."""
+    """Symbols that an extension needs and this torch lacks: it was built for another version."""
     elf = context.facts.python.elf.value
     if elf is None:
         return skip("python.no-elf")
@@ -151,7 +151,7 @@ def _symbols(context: Context) -> CheckResult:
 
 
 def _is_pair(context: Context) -> bool:
-    """Whether torch and torch_npu belong together; where they do not, nothing else about symbols is news."""
+    """Whether torch and torch_npu match; if they do not, missing symbols are a consequence."""
     torch, torch_npu = version_of(context, "torch"), version_of(context, "torch-npu")
     if torch is None or torch_npu is None:
         return True

@@ -1,4 +1,4 @@
-"""What importing the installed packages comes to, each in a process of its own; the innermost error names the cause."""
+"""Checks of importing the installed packages, each in its own process; the innermost error names the cause."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import FRAMEWORKS, NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unsure
+from npuenv.checks.base import FRAMEWORKS, NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unknown
 from npuenv.checks.npu.listed import has_sign_of_cards
 from npuenv.checks.python.damage import cause_of
 from npuenv.checks.python.installed import is_for_npu, lines, resolve_here, safe_install, version_of
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 _MEASURED = "measured with torch 2.13.0+cpu and torch-npu 2.13.0"
 _LIBRARY = re.compile(r"(lib[\w.+-]+\.so[\w.]*): cannot open")
-# What torch_npu and its plug-ins load of CANN's toolkit; the driver's libraries (libascend_hal) are not of it.
+# The parts of CANN's toolkit that torch_npu and its plug-ins load; the driver's libraries (libascend_hal) are separate.
 _OF_CANN = re.compile(
     r"lib(?:hccl|hcomm|ascendcl|acl|ge_|graph|runtime|register|error_manager|msprof|profapi|opapi|nnopbase|platform"
     r"|tiling|opp|cce|fe|unified_dlog|ascendalog)"
 )
-_ALONE = {"numpy", "pyarrow", "tensordict"}  # whole in themselves: their own error is mended by installing them again
+_ALONE = {"numpy", "pyarrow", "tensordict"}  # self-contained: a reinstallation fixes their own errors
 _OF_NNAL = ("libatb", "libasdsip", "libmki")
-# Never of CANN, whatever fails to load it: torch's own, those of compilers, and of the system.
+# Never part of CANN: libraries of torch, of compilers, and of the system.
 _OF_OTHERS = (
     "libtorch",
     "libc10",
@@ -73,13 +73,13 @@ def _torch_npu(context: Context) -> CheckResult:
 
 
 def _lacks_torch(context: Context, found: Import | None) -> bool:
-    """Whether torch_npu fails because torch is not installed, as the pair of the two says already."""
+    """Whether torch_npu fails because torch is not installed, which the check of the pair reports."""
     is_half = version_of(context, "torch") is None and version_of(context, "torch-npu") is not None
     return is_half and found is not None and any("No module named 'torch'" in text for text in found.errors)
 
 
 def _is_autoload(torch: Import | None) -> bool:
-    """Whether torch itself is whole and fails only because it loads torch_npu by itself."""
+    """Whether torch itself is intact and fails only because it loads torch_npu by itself."""
     return torch is not None and any("Failed to load the backend extension" in text for text in torch.errors)
 
 
@@ -90,27 +90,27 @@ def _is_same(one: Import | None, other: Import | None) -> bool:
 
 
 def _other(module: str, context: Context) -> CheckResult:
-    """A module besides torch and torch_npu; what torch's own failure brings about is not said again."""
+    """A module other than torch and torch_npu; consequences of a torch failure are not repeated."""
     fact = context.facts.python.imports
     names = tried(context.framework).get(module, ())
     name = next((each for each in names if version_of(context, each) is not None), None)
     if name is None:
         return skip("python.import-skip", *lines(context, *names[:1]), package=module)
-    asked = tuple(item for item in fact.evidence if item.command.endswith(f"'import {module}'"))
+    tries = tuple(item for item in fact.evidence if item.command.endswith(f"'import {module}'"))
     found = (fact.value or {}).get(module)
     if found is None and context.facts.python.import_torch.state is State.UNKNOWN:
         return skip("python.because", cause="python.torch-imports")
     if found is None:
-        is_untried = all(item.line == "not in the capture" for item in asked)
-        return (skip if is_untried else unsure)("python.import-unknown", *asked, module=module)
+        is_untried = all(item.line == "not in the capture" for item in tries)
+        return (skip if is_untried else unknown)("python.import-unknown", *tries, module=module)
     cause = None if found.is_ok else _cause(context, found)
     return (
-        skip("python.import-because", module=module, cause=cause) if cause else _imported(context, found, name, asked)
+        skip("python.import-because", module=module, cause=cause) if cause else _imported(context, found, name, tries)
     )
 
 
 def _cause(context: Context, found: Import) -> str | None:
-    """The check that reports what this failure follows from."""
+    """The id of the check that reports the cause of this failure."""
     facts = context.facts.python
     is_by_npu = _is_same(facts.import_torch_npu.value, found)
     if is_by_npu or _is_same(facts.import_torch.value, found):
@@ -170,18 +170,18 @@ def _by_library(context: Context, found: Import, text: str, evidence: tuple[Evid
 
 
 def cause_of_missing(context: Context, library: str) -> str | None:
-    """The check that reports why the loader does not find a library; None where no other one does."""
-    from npuenv.checks.cann import nnal, toolkit  # which themselves need what stands beside this file
+    """The id of the check that reports why the loader does not find a library; None if there is none."""
+    from npuenv.checks.cann import nnal, toolkit  # these modules import files of this folder
 
     if context.framework == "cpu" or not has_sign_of_cards(context.facts):
-        return None  # nobody judges CANN there
+        return None  # CANN is not checked there
     if library.startswith(_OF_NNAL):
         return nnal.why_unloadable(context)
     return toolkit.why_unloadable(context) if _OF_CANN.match(library) else _driver_cause(context, library)
 
 
 def _driver_cause(context: Context, library: str) -> str | None:
-    """The check that reports a library of the driver which is here, in a folder that the session does not name."""
+    """The id of the check that reports a present driver library whose folder the session does not name."""
     npu = context.facts.npu
     if context.framework == "cpu" or not npu.driver.is_known:
         return None
@@ -203,14 +203,14 @@ def _by_version(context: Context, found: Import, text: str, evidence: tuple[Evid
 
 
 def _folder_of_path(context: Context, file: str) -> str:
-    """The folder of a file, where LD_LIBRARY_PATH names it and so puts it before the system's own; else ""."""
+    """The folder of a file, if LD_LIBRARY_PATH names it and so puts it before the system's own; else ""."""
     folder = file.rpartition("/")[0]
     named = (context.facts.environment.value or {}).get("LD_LIBRARY_PATH", "").split(":")
     return folder if folder and folder in (each.rstrip("/") for each in named) else ""
 
 
 def _by_shadow(context: Context, found: Import, text: str, evidence: tuple[Evidence, ...]) -> CheckResult | None:
-    """A symbol of the C++ library that the copy on LD_LIBRARY_PATH lacks: neither the package nor the system is ill."""
+    """A C++ symbol missing from the library copy on LD_LIBRARY_PATH: neither the package nor the system is at fault."""
     match, library = _SYMBOL.search(text), context.facts.machine.libstdcxx.value
     if match is None or library is None or not library.is_from_path or not _OF_CXX.search(text):
         return None
@@ -238,7 +238,7 @@ def _by_module(context: Context, found: Import, text: str, evidence: tuple[Evide
     top = name.split(".")[0]
     if top == found.module:
         return fail("python.import-part", *evidence, fix=_again(context, found.module), module=found.module, part=name)
-    if "." in name:  # Python found the package itself, else it would have named that one
+    if "." in name:  # Python found the package itself, else the error would name that one
         fix = _again(context, _owner(context, top))
         return fail("python.import-part-other", *evidence, fix=fix, module=found.module, part=name, name=top)
     fix = safe_install(context, "python.import-module", top.replace("_", "-"))
@@ -267,7 +267,7 @@ _KINDS = (_by_library, _by_version, _by_shadow, _by_symbol, _by_module, _by_othe
 
 
 def _owner(context: Context, module: str) -> str:
-    """The distribution that a top-level module most likely came with: rpds is brought by rpds-py."""
+    """The distribution that a top-level module most likely belongs to: rpds comes from rpds-py."""
     name = module.replace("_", "-")
     near = (name, f"{name}-py", f"py{name}", f"python-{name}", f"py-{name}")
     return next((each for each in near if version_of(context, each) is not None), name)
@@ -281,9 +281,9 @@ def _again(context: Context, module: str) -> Fix:
 
 
 def library_fix(context: Context, library: str) -> Fix:
-    """What brings a library that no installed package has lost: the driver, NNAL, CANN, or neither of them.
+    """The fix for a missing library that no installed package provides: the driver, NNAL, CANN, or none of them.
 
-    One of CANN is sourced where it is, else installed.
+    An installed CANN is sourced, a missing one installed.
     """
     if library.startswith(("libascend_hal", "libdrv", "libc_sec")):
         folders = tuple(each for each in context.facts.npu.driver_libraries.value or () if "/lib64/" in each)

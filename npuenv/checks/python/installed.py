@@ -1,4 +1,4 @@
-"""What the checks of the target's packages share: versions, evidence, and the commands that change an environment."""
+"""Helpers for the checks of the target's packages: versions, evidence, and commands that change an environment."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ if TYPE_CHECKING:
     from npuenv.facts.python.interpreter import Python
     from npuenv.matrix.rows import Recipe
 
-# What a training run stands or falls with; trouble in any other package is a remark.
+# Packages that a training run requires; problems of any other package are notes.
 CORE = frozenset(
     "torch torch-npu torchvision torchaudio vllm vllm-ascend triton-ascend triton ray tensordict"  # noqa: SIM905
     " transformers numpy pyarrow verl mindspeed accelerate".split()
 )
 
 
-# Without a version these draw in the newest torch, on x86_64 with CUDA.
+# Without a version these install the newest torch, on x86_64 with CUDA.
 _BRINGS_TORCH = frozenset({"torch-npu", "torchvision", "torchaudio", "vllm-ascend"})
 
 
 def python_of(context: Context) -> Python | None:
-    """The interpreter that is judged."""
+    """The inspected interpreter."""
     return context.facts.python.interpreter.value
 
 
 def version_of(context: Context, name: str) -> str | None:
-    """The installed version of a distribution; None where it is not installed."""
+    """The installed version of a distribution; None if it is not installed."""
     python = python_of(context)
     return python.distributions.get(name) if python else None
 
 
 def is_for_npu(context: Context) -> bool:
-    """Whether the environment is meant for NPUs: by what it is for, else because torch_npu is in it."""
+    """Whether the environment is for NPUs: by its framework, else because torch_npu is installed."""
     return context.framework != "cpu" and (
         context.framework is not None or version_of(context, "torch-npu") is not None
     )
 
 
 def gap(wanted: str, has: str | None) -> Message:
-    """What is wanted and what is here instead, for a list of differences."""
+    """The required and the installed version, for a list of differences."""
     return message("python.has-other", wanted=wanted, has=has) if has else message("python.has-none", wanted=wanted)
 
 
 def where(context: Context) -> str:
-    """The question that the inventory answers, as evidence names it."""
+    """The inventory query, as evidence names it."""
     python = python_of(context)
     return f"{python.executable} (inventory)" if python else "-"
 
@@ -77,7 +77,7 @@ def public(version: str) -> str:
 
 
 def accepts(spec: str, version: str) -> bool | None:
-    """Whether a specifier takes a version; None where one of them cannot be read."""
+    """Whether a specifier accepts a version; None if one of them cannot be parsed."""
     try:
         return versions.accepts(spec, version)
     except BadInput:
@@ -85,7 +85,7 @@ def accepts(spec: str, version: str) -> bool | None:
 
 
 def pip(context: Context, verb: str, *words: str) -> tuple[str, ...]:
-    """A command line for this environment: its own pip, or uv where that is damaged or left out."""
+    """A command line for this environment: its own pip, or uv if pip is damaged or missing."""
     python = python_of(context)
     executable = python.executable if python else "python3"
     files = context.facts.python.files.value
@@ -97,24 +97,24 @@ def pip(context: Context, verb: str, *words: str) -> tuple[str, ...]:
 
 
 def reinstall(context: Context, *requirements: str, options: tuple[str, ...] = ()) -> Fix:
-    """Installs these, whatever is there."""
+    """Reinstalls these packages."""
     command = pip(context, "install", *options, *requirements)
     return fix_for("python.reinstall", command, requirement=" ".join(requirements))
 
 
 def put_in(context: Context) -> frozenset[str]:
-    """The packages that npuenv put in and found to be as recorded; of another tool's environment nothing is known."""
+    """The packages that npuenv installed and verified; unknown for an environment of another tool."""
     made = context.facts.python.made.value
     return frozenset(made.verified.named if made is not None and made.is_proven and made.verified is not None else ())
 
 
 def repair(made: Described, says: str = "python.restore") -> Fix:
-    """Puts back what an environment of npuenv's own lost, whatever it is."""
+    """Restores missing files of an environment that npuenv made."""
     return fix_for(says, ("npuenv", "install", "--repair", "--target", made.root))
 
 
 def restore(context: Context, names: Iterable[str]) -> Fix:
-    """Puts back these packages, in the version that is there where it says one."""
+    """Reinstalls these packages in their recorded version, if there is one."""
     made, names = context.facts.python.made.value, tuple(names)
     if made is not None and not put_in(context).isdisjoint(names):
         return repair(made)
@@ -123,7 +123,7 @@ def restore(context: Context, names: Iterable[str]) -> Fix:
 
 
 def torch_fix(context: Context, version: str, *others: str) -> Fix:
-    """torch without CUDA: the `+cpu` build from its own index, where a plain name would fetch gigabytes of CUDA."""
+    """Installs torch without CUDA: the `+cpu` build from its own index; the default index has gigabytes of CUDA."""
     row = context.matrix.index_row("pytorch-cpu")
     words = (f"torch=={release(version)}+cpu", *others)
     more = ("--extra-index-url", row.url) if row is not None else ()
@@ -131,10 +131,11 @@ def torch_fix(context: Context, version: str, *others: str) -> Fix:
 
 
 def safe_install(context: Context, name: str, *requirements: str, options: tuple[str, ...] = ()) -> Fix:
-    """Installs these, under the sentence `name`, with nothing that a plain command would get wrong for NPUs.
+    """Installs these packages, with the message `name`, without the mistakes of a plain command on NPUs.
 
-    torch comes as its `+cpu` build, in the version that torch_npu here asks for where the requirement leaves it open.
-    vllm is built from source, so there is a sentence and no command; where no torch is known the whole set is named.
+    torch is installed as its `+cpu` build; if the requirement leaves the version open, in that of the installed
+    torch_npu. vllm is built from source, so there is a message but no command; if no torch is known the complete set is
+    named.
     """
     named = {split(text)[0]: text for text in requirements}
     if "vllm" in named and (is_for_npu(context) or version_of(context, "vllm-ascend") is not None):
@@ -158,7 +159,7 @@ def safe_install(context: Context, name: str, *requirements: str, options: tuple
 
 
 def _torch_version(context: Context, spec: str) -> str | None:
-    """The release of torch to install: the one that is named, else that of the torch_npu here; None where neither."""
+    """The release of torch to install: the given one, else that of the installed torch_npu; None without either."""
     exact = re.fullmatch(r"={2,3}([0-9][\w.]*)(\+\w+)?", spec)
     if exact is not None:
         return exact[1]
@@ -171,7 +172,7 @@ def _torch_version(context: Context, spec: str) -> str | None:
 
 
 def meant_for(context: Context) -> str:
-    """The framework that a command of npuenv names with --for: what was said, else what the packages or cards show."""
+    """The framework for --for in npuenv commands: the given one, else judged by packages or cards."""
     if context.framework is not None:
         return context.framework
     found = next((name for name in ("verl", "vllm-ascend", "torch-npu") if version_of(context, name) is not None), None)
@@ -181,13 +182,13 @@ def meant_for(context: Context) -> str:
 
 
 def install_here(context: Context) -> tuple[str, ...]:
-    """The command that installs a whole set that fits this machine."""
+    """The command that installs a complete set for this machine."""
     name = meant_for(context)
     return ("npuenv", "install", *(("--host", "this") if name != "cpu" else ()), "--for", name)
 
 
 def resolve_here(context: Context) -> tuple[str, ...]:
-    """The command that names the versions which fit this machine."""
+    """The command that resolves the versions for this machine."""
     name = meant_for(context)
     return ("npuenv", "resolve", "--host", "this", "--for", name if name != "cpu" else "torch-npu")
 
@@ -198,14 +199,14 @@ def split(requirement: str) -> tuple[str, str]:
 
 
 def is_for_gpus(version: str) -> bool:
-    """A local label names another accelerator: "2.8.0+cu128". One without a label may be either."""
+    """Whether a local label names another accelerator: "2.8.0+cu128". A version without a label may be either."""
     return re.search(r"\+(cu[0-9]|rocm|xpu)", version) is not None
 
 
 def published_as(context: Context, *names: str) -> Iterator[Recipe]:
-    """The published stacks that pin these packages exactly as they are installed here (labels and posts included)."""
+    """The published stacks with exactly these installed versions (labels and posts included)."""
     from npuenv.resolve.release_stacks import (
-        all_recipes,  # reading every stack costs tens of milliseconds: only when needed
+        all_recipes,  # reading every stack takes tens of milliseconds: only if needed
     )
 
     have = {name: version_of(context, name) for name in names}
@@ -216,7 +217,7 @@ def published_as(context: Context, *names: str) -> Iterator[Recipe]:
 
 
 def chip_generations(context: Context) -> Mapping[str, str]:
-    """The generations of the cards here, with a chip name of each; {} where no table was read."""
+    """The generations of the cards, each with a chip name; {} if no table was read."""
     table = context.facts.npu.smi.value
     found: dict[str, str] = {}
     for card in table.cards if table is not None else ():

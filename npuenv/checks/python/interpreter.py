@@ -1,11 +1,11 @@
-"""The target interpreter itself, and what its folders hold besides packages that are in order."""
+"""Checks of the target interpreter, and of broken entries in its package folders."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unsure, warn
+from npuenv.checks.base import FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unknown, warn
 from npuenv.checks.python.installed import CORE, accepts, install_here, python_of, restore, version_of, where
 from npuenv.core.fact import Evidence, State
 from npuenv.facts.collector import was_asked
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 _OLDEST = (3, 10)
 _SHOWN = 5
-# How a Python that cannot start ends: a signal, or its own or the loader's words.
+# How a Python that cannot start ends: a signal, or an error of Python or the loader.
 _SAYS_WHY = re.compile(r"^ended by signal|Error\b|error while loading|not found|could not|cannot|Permission denied")
 
 
 def _found(context: Context) -> CheckResult:
-    """Whether there is a Python that runs, and where not, why."""
+    """Whether there is a working Python, and if not, why."""
     fact, broken = context.facts.python.interpreter, context.facts.python.broken.value
     if not was_asked(fact):
         return skip("skip-level", level="1")
@@ -36,7 +36,7 @@ def _found(context: Context) -> CheckResult:
         )
     evidence = (*context.facts.python.broken.evidence, *fact.evidence)
     if broken is not None and broken.what == "garbled":
-        return unsure("python.python-found-garbled", *fact.evidence, path=broken.path)
+        return unknown("python.python-found-garbled", *fact.evidence, path=broken.path)
     if broken is not None and broken.what == "too-old":
         fix = fix_for("python.python-version", install_here(context))
         return fail("python.python-found-too-old", *evidence, fix=fix, path=broken.path)
@@ -51,7 +51,7 @@ def _found(context: Context) -> CheckResult:
         fix = fix_for("python.python-broken", install_here(context))
         return fail("python.python-found-crash", *fact.evidence, fix=fix, line=line)
     if fact.state is State.UNKNOWN:
-        return unsure("python.python-found-mute", *fact.evidence, line=line or "-")
+        return unknown("python.python-found-mute", *fact.evidence, line=line or "-")
     return fail("python.python-found-fail", *fact.evidence, fix=fix_for("python.python-install"))
 
 
@@ -75,7 +75,7 @@ def _supported(context: Context) -> CheckResult:
 
 
 def _supported_by_torch(context: Context, numbers: tuple[int, ...], short: str) -> CheckResult:
-    """Without NPUs it is torch's own wheels that count, from the first Python that a stack for the CPU names."""
+    """Without NPUs torch's own wheels decide, from the first Python of a CPU stack on."""
     offered = {item for recipe in context.matrix.recipes if recipe.framework == "cpu" for item in recipe.python}
     if numbers >= min(map(_release_key, offered), default=_OLDEST):
         return ok("python.python-version-ok", version=short)
@@ -89,7 +89,7 @@ def _release_key(text: str) -> tuple[int, ...]:
 
 
 def _active(context: Context) -> CheckResult:
-    """Whether `python` in this shell is the one of the environment that the shell says is active."""
+    """Whether `python` in this shell belongs to the environment that the shell shows as active."""
     environment = context.facts.environment.value or {}
     path = [entry.rstrip("/") for entry in environment.get("PATH", "").split(":") if entry]
     active = {
@@ -102,7 +102,7 @@ def _active(context: Context) -> CheckResult:
     name, folder = next(iter(active.items()))
     others = [each for each in active.values() if each != folder and each in path]
     if folder not in path:
-        # Tools start programs with the variable alone; what was judged is the environment that it names.
+        # Tools start programs with the variable only; the inspected environment is the one it names.
         return ok(
             "python.active-off", Evidence("environment", f"{name}={environment[name]}"), variable=name, folder=folder
         )
@@ -126,16 +126,16 @@ def _readable(context: Context) -> CheckResult:
         file, base = packages.no_settings
         fix = fix_for("python.no-settings", (base, "-m", "venv", "--without-pip", file.rpartition("/")[0]))
         return fail("python.readable-no-settings", Evidence(file, "not there"), fix=fix, file=file)
-    shut = [Evidence(place, why) for place, why in packages.unreadable.items()]
-    shut += [Evidence(place, "not readable") for place in (files.unreadable if files is not None else ())]
+    shut = [Evidence(location, why) for location, why in packages.unreadable.items()]
+    shut += [Evidence(location, "not readable") for location in (files.unreadable if files is not None else ())]
     if not shut:
         return ok("python.readable-ok", count=len(packages.path))
-    places = tuple(item.command for item in shut[:_SHOWN])
-    return fail("python.readable-fail", *shut, fix=fix_for("python.readable"), folders=places)
+    locations = tuple(item.command for item in shut[:_SHOWN])
+    return fail("python.readable-fail", *shut, fix=fix_for("python.readable"), folders=locations)
 
 
 def _metadata(context: Context) -> CheckResult:
-    """Distributions that do not say what they are: half removed, copied by hand, or written while the disk was full."""
+    """Distributions without valid metadata: half removed, copied by hand, or written to a full disk."""
     packages = context.facts.python.packages.value
     if packages is None:
         return skip("no-python")
@@ -163,7 +163,7 @@ def _leftovers(context: Context) -> CheckResult:
 
 
 def _editable(context: Context) -> CheckResult:
-    """Installations that point to a source folder: it has to be there, in the container too."""
+    """Editable installations: their source folder has to exist, in the container too."""
     packages = context.facts.python.packages.value
     if packages is None:
         return skip("no-python")
@@ -204,7 +204,7 @@ def _leave(shadow: Shadow) -> Fix:
 
 
 def _user_site(context: Context) -> CheckResult:
-    """A conda environment looks into the user's own folder first; what lies there belongs to every environment."""
+    """A conda environment also uses the user's own package folder, which every environment shares."""
     python, packages = python_of(context), context.facts.python.packages.value
     if python is None or packages is None or python.kind != "conda":
         return skip("python.user-site-skip")
@@ -217,7 +217,7 @@ def _user_site(context: Context) -> CheckResult:
 
 
 def _abi(context: Context) -> CheckResult:
-    """Wheels and extensions made for another Python or another machine, and packages that refuse this Python."""
+    """Wheels and extensions for another Python or another machine, and packages that reject this Python."""
     python, packages = python_of(context), context.facts.python.packages.value
     if python is None or packages is None:
         return skip("no-python")

@@ -1,4 +1,4 @@
-"""Requirements between packages: declared and not met, known to no metadata, of the CANN era, and of the stack."""
+"""Checks of requirements between packages: declared but unmet, undeclared, of the CANN version, and of the stack."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ if TYPE_CHECKING:
     from npuenv.matrix.rows import Limit, Recipe, RecipeOverride, Unsupported
 
 _SHOWN = 5
-# What only a build for CUDA needs; vllm's and others' metadata ask for it on every platform.
+# Needed by CUDA builds only; vllm's and others' metadata require it on every platform.
 _FOR_CUDA = re.compile(
     r"nvidia-.+|cuda-.+|cupy.*|xformers|flashinfer.*|flash-attn.*|triton|pytorch-triton.*|fastsafetensors|.+-cu1\d"
 )
-# Pairs that checks of their own judge, with better advice.
+# Pairs with checks of their own, which give better advice.
 _JUDGED = {"torch-npu": {"torch"}, "torchvision": {"torch"}, "torchaudio": {"torch"}, "triton-ascend": {"triton"}}
 
 
@@ -63,7 +63,7 @@ class _Unmet:
     owner: str
     name: str
     needs: str  # "torch==2.7.1"
-    has: str  # "" where it is not installed
+    has: str  # "" if not installed
 
 
 def numpy_era(context: Context) -> CheckResult:
@@ -83,7 +83,7 @@ def numpy_era(context: Context) -> CheckResult:
 
 
 def broken_limits(context: Context) -> list[tuple[str, str]]:
-    """Names of the two packages of each undeclared limit that is broken here."""
+    """The two package names of each undeclared limit that is violated."""
     python = python_of(context)
     return [(split(row.when)[0], split(row.needs)[0]) for row in _broken(context, python)] if python else []
 
@@ -95,7 +95,7 @@ def _broken(context: Context, python: Python) -> list[Limit]:
 
 
 def _limits(context: Context) -> CheckResult:
-    """Requirements that no metadata declares: where `when` is installed, `needs` must hold."""
+    """Requirements that no metadata declares: if `when` is installed, `needs` must hold."""
     python = python_of(context)
     if python is None:
         return skip("no-python")
@@ -110,7 +110,7 @@ def _limits(context: Context) -> CheckResult:
 
 
 def _strictest(context: Context, needs: Iterable[str]) -> Iterator[str]:
-    """One requirement for each package that is named, with all bounds; what this vllm-ascend asks for is one more."""
+    """One requirement per package with all bounds, including that of the installed vllm-ascend."""
     specs: dict[str, dict[str, None]] = {}
     for requirement in needs:
         name, spec = split(requirement)
@@ -129,14 +129,16 @@ def _number(bound: str) -> tuple[int, ...]:
 
 
 def _holds(python: Python, requirement: str) -> bool | None:
-    """Whether what is installed satisfies a requirement; None when that package is not installed or not readable."""
+    """Whether the installed version satisfies a requirement; None if the package is not installed or its version
+    unreadable.
+    """
     name, specifier = split(requirement)
     version = python.distributions.get(name)
     return None if version is None else accepts(specifier, version)
 
 
 def _requirements(context: Context) -> CheckResult:
-    """What `pip check` would find, without what a published stack overrules on purpose."""
+    """The result of `pip check`, without requirements that a published stack overrides."""
     python, packages = python_of(context), context.facts.python.packages.value
     if python is None or packages is None:
         return skip("no-python")
@@ -164,7 +166,7 @@ def _is_grave(item: _Unmet) -> bool:
 
 
 def _unmet(python: Python, owner: str, texts: tuple[str, ...]) -> Iterator[_Unmet]:
-    """The requirements of one distribution that are not met here; unreadable ones make no claim."""
+    """The unmet requirements of one distribution; unreadable ones are ignored."""
     for text in texts:
         name, spec = split(text)
         if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name):
@@ -201,22 +203,22 @@ def _applies(marker: str, version: str, machine: str) -> bool:
 
 
 def _is_elsewhere(context: Context, item: _Unmet) -> bool:
-    """Whether another check reports it, or nothing on an NPU wants it."""
+    """Whether another check reports it, or nothing on an NPU needs it."""
     if item.name in _JUDGED.get(item.owner, ()):
         return True
     triton = context.matrix.triton_ascend_row(public(version_of(context, "triton-ascend") or ""))
     if item.owner == "triton-ascend" and triton is not None and triton.requires:
-        return True  # it is installed without its requirements, as `python.triton` says
+        return True  # installed without its requirements, as `python.triton` reports
     ascend = context.matrix.vllm_ascend_row(public(version_of(context, "vllm-ascend") or ""))
     if item.owner == "vllm-ascend" and ascend is not None:
         return True
-    # Where the two contradict each other (opencv, fastapi), images install vllm-ascend last and its side holds.
+    # If the two contradict each other (opencv, fastapi), vllm-ascend wins: images install it last.
     if item.owner == "vllm" and item.has and _takes(context, "vllm-ascend", item.name, item.has):
         return True
     if is_for_npu(context) and (_FOR_CUDA.fullmatch(item.name) or item.owner.startswith("nvidia-")):
         return True
     if is_for_npu(context) and item.owner == "vllm" and item.name in ("torch", "torchvision", "torchaudio"):
-        return True  # its wheel pins the torch that it was compiled for; for NPUs nothing of it is compiled
+        return True  # its wheel pins the torch it was compiled for; on NPUs nothing compiled is used
     if not item.has and item.name in missing_parts(context):
         return True
     if item.name == "numpy" and numpy_era(context).status is Status.FAIL:
@@ -226,7 +228,7 @@ def _is_elsewhere(context: Context, item: _Unmet) -> bool:
 
 
 def _takes(context: Context, owner: str, name: str, version: str) -> bool:
-    """Whether a distribution names another one among its requirements and takes this version of it."""
+    """Whether a distribution requires another one and accepts this version of it."""
     packages = context.facts.python.packages.value
     wanted = [split(text) for text in (packages.requires.get(owner, ()) if packages is not None else ())]
     specs = [spec for other, spec in wanted if other == name and spec]
@@ -234,13 +236,13 @@ def _takes(context: Context, owner: str, name: str, version: str) -> bool:
 
 
 def _like_this(context: Context) -> list[Recipe]:
-    """The published stacks that this environment looks like."""
+    """The published stacks that this environment resembles."""
     names = [name for name in ("torch", "torch-npu", "vllm-ascend") if version_of(context, name) is not None]
     return list(published_as(context, *names)) if "torch-npu" in names else []
 
 
 def _is_overruled(context: Context, item: _Unmet, recipes: list[Recipe]) -> bool:
-    """Whether the stack that is judged, or a published one that this looks like, brings it about on purpose."""
+    """Whether the given stack, or a published one that this environment resembles, overrides the requirement."""
     stack = context.stack
     if stack is not None:
         named = {pin.name for pin in stack.pins} | {versions.normalised(each.name) for each in stack.git_sources}
@@ -251,7 +253,7 @@ def _is_overruled(context: Context, item: _Unmet, recipes: list[Recipe]) -> bool
 
 
 def _is_published(context: Context, item: _Unmet, recipe: Recipe) -> bool:
-    """Whether a published stack pins both sides as they are here, says that it overrules this, or builds one itself."""
+    """Whether a published stack pins both versions as installed, overrides this, or builds one of them."""
     pins = {pin.name: pin.version for pin in recipe.pin}
     built = {versions.normalised(each.name) for each in recipe.git}
     owner = version_of(context, item.owner) or ""
@@ -262,37 +264,37 @@ def _is_published(context: Context, item: _Unmet, recipe: Recipe) -> bool:
 
 
 def _is_overridden(item: _Unmet, override: RecipeOverride) -> bool:
-    """Whether a stack leaves this package out, or wants it as it is here for this owner or for all of them."""
+    """Whether a stack excludes this package, or overrides it with the installed version for this owner or all."""
     name, spec = split(override.requirement)
     if override.does == "exclude":
         return item.name in (name, override.package)
     if override.does == "constrain":
         return item.name == name and bool(accepts(spec, item.has)) and not _can_both(split(item.needs)[1], spec)
-    is_meant = item.name == name and override.package in (item.owner, item.name)
-    # `torch=={torch}` is filled in by the stack, whose own torch is the one that is here.
-    return is_meant and bool(item.has) and ("{" in spec or accepts(spec, item.has) is not False)
+    is_intended = item.name == name and override.package in (item.owner, item.name)
+    # The stack fills in `torch=={torch}` with its own torch, which is the installed one.
+    return is_intended and bool(item.has) and ("{" in spec or accepts(spec, item.has) is not False)
 
 
 def _can_both(one: str, other: str) -> bool:
-    """Whether some version satisfies both; those that they name are tried, and the lowest."""
+    """Whether some version satisfies both; tries those that they name, and the lowest."""
     numbers = {"0", *re.findall(r"[0-9]+(?:\.[0-9]+)*", f"{one},{other}")}
     return any(accepts(one, number) and accepts(other, number) for number in numbers)
 
 
 def _unsupported(context: Context) -> CheckResult:
-    """Packages that are installed and that no NPU can use, by the tables of what the frameworks say."""
+    """Installed packages that do not support NPUs, by the frameworks' own documents."""
     python = python_of(context)
     if python is None or not is_for_npu(context):
         return skip("python.build-skip")
     chips = set(chip_generations(context))
     found: dict[str, Unsupported] = {}
     for row in context.matrix.unsupported:
-        is_meant = not row.frameworks or context.framework is None or context.framework in row.frameworks
+        is_intended = not row.frameworks or context.framework is None or context.framework in row.frameworks
         is_here = row.package in python.distributions and row.package not in ("", "triton")
         on_chip = not row.hardware or bool(chips & set(row.hardware))
-        if row.kind == "package" and row.believe and not row.until and is_meant and is_here and on_chip:
+        if row.kind == "package" and row.believe and not row.until and is_intended and is_here and on_chip:
             found.setdefault(row.package, row)
-    if found:  # a published stack may bring what its own guide calls unsupported on a later day
+    if found:  # a published stack may contain a package that its guide later calls unsupported
         brought = {versions.requirement_name(text) for recipe in _like_this(context) for text in recipe.requirements}
         found = {name: row for name, row in found.items() if name not in brought}
     if not found:
@@ -304,7 +306,7 @@ def _unsupported(context: Context) -> CheckResult:
 
 
 def _stack(context: Context) -> CheckResult:
-    """The installed versions against the pins of the stack that was named."""
+    """The installed versions against the pins of the given stack."""
     stack, python = context.stack, python_of(context)
     if stack is None or python is None:
         return skip("python.no-stack" if python is not None else "no-python")

@@ -1,4 +1,4 @@
-"""Whether an environment that npuenv made was finished and proven, by what it says of itself."""
+"""Check of an environment that npuenv made: whether it was finished and verified, by its own records."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from npuenv.facts.manifest import DAMAGED, LOCK, VERIFIED
 
 
 def _made(context: Context) -> CheckResult:
-    """Another tool's environment is no worse for it; one of ours that was never finished or verified is."""
+    """Skipped for another tool's environment; fails for an unfinished one of npuenv's, warns about an unverified or
+    modified one.
+    """
     made = context.facts.python.made.value
     if made is None:
         return skip("python.made-elsewhere")
@@ -23,7 +25,7 @@ def _made(context: Context) -> CheckResult:
         return warn("python.made-unproven", *evidence, unproven, fix=fix, **args)
     if made.lost:
         evidence = tuple(Evidence(f"{made.root}/{name}", "not there, or not as npuenv wrote it") for name in made.lost)
-        needs_anew = LOCK in made.lost  # from which a repair would restore
+        needs_anew = LOCK in made.lost  # the file that a repair would restore from
         return warn("python.made-lost", *evidence, fix=fix if needs_anew else repair(made), **args, files=made.lost)
     if made.hooks:
         evidence = tuple(Evidence(f"{made.root}/{name}", "belongs to no package") for name in made.hooks)

@@ -1,10 +1,10 @@
-"""What a framework cannot start without: the packages that its own modules import at the top."""
+"""Check of the packages that a framework's own modules import at the top."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unsure
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unknown
 from npuenv.checks.python.installed import install_here, is_for_npu, lines, pip, published_as, version_of
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ _PARTS = {
     "vllm-ascend": (*_NPU, "transformers", "vllm", "vllm-ascend"),
     "cpu": ("torch", "numpy"),
 }
-_NAMED_AFTER = ("verl", "roll")  # frameworks whose parts do not hold the distribution of the framework itself
-# One of these shows that the environment was made for it; else nothing was put into this Python yet.
+_NAMED_AFTER = ("verl", "roll")  # frameworks whose parts do not include the framework's own distribution
+# One of these shows that the environment is for the framework; without any it is just empty.
 _SIGNS = {
     "verl": ("verl", "torch-npu"),
     "roll": ("torch-npu",),
@@ -29,7 +29,7 @@ _SIGNS = {
 
 
 def missing_parts(context: Context) -> tuple[str, ...]:
-    """The distributions that lack, without those that another check misses already."""
+    """The missing distributions, without those that another check reports."""
     framework = _framework(context)
     if framework is None or not _is_begun(context, framework):
         return ()
@@ -40,7 +40,7 @@ def missing_parts(context: Context) -> tuple[str, ...]:
 
 
 def _framework(context: Context) -> str | None:
-    """What the environment has to serve: what was named, else the framework that is installed."""
+    """The framework of the environment: the given one, else the installed one."""
     if context.framework in _PARTS:
         return context.framework
     return next((name for name in ("verl", "vllm-ascend") if version_of(context, name) is not None), None)
@@ -68,12 +68,14 @@ def _parts(context: Context) -> CheckResult:
 def _complete(context: Context, framework: str) -> CheckResult:
     if framework not in _NAMED_AFTER or version_of(context, framework) is not None:
         return ok("python.parts-ok", framework=framework)
-    # ROLL is started from its source tree, where no list of packages shows it: its absence is no open question.
-    return (ok if framework == "roll" else unsure)("python.parts-without", framework=framework)
+    # ROLL is started from its source tree, which is not a package: its absence is normal.
+    return (ok if framework == "roll" else unknown)("python.parts-without", framework=framework)
 
 
 def _install(context: Context, framework: str, missing: tuple[str, ...]) -> Fix:
-    """One by one with the versions of a published stack that this looks like; without torch the whole set."""
+    """Installs single packages in the versions of a published stack that this resembles; without torch the complete
+    set.
+    """
     if {"torch", "torch-npu", "vllm"} & set(missing):
         return fix_for("python.whole", install_here(context))
     known = [name for name in ("torch-npu", "vllm-ascend") if version_of(context, name) is not None]

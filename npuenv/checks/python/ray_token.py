@@ -1,4 +1,4 @@
-"""The token that Ray from 2.59 on writes for itself and asks of every node that joins."""
+"""Check of the token that Ray from 2.59 on creates and requires of every node that joins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from npuenv.core.versions import accepts
 
 
 def _ray(context: Context) -> CheckResult:
-    """Worth a word where the session speaks of several nodes: on a single one nobody is refused."""
+    """Reported only if the session's variables name several nodes: a single one needs no token."""
     ray = version_of(context, "ray")
     if ray is None:
         return skip("python.no-ray")

@@ -1,11 +1,11 @@
-"""torch, torch_npu, CANN and what is built for one torch. Versions by metadata: an import error hides a mismatch."""
+"""Checks of torch, torch_npu, CANN and packages built for one torch. By metadata: an import error hides a mismatch."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unsure, warn
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unknown, warn
 from npuenv.checks.python.installed import (
     is_for_gpus,
     is_for_npu,
@@ -54,7 +54,7 @@ def torch_pair(context: Context) -> CheckResult:
 
 
 def torch_npu_cann(context: Context) -> CheckResult:
-    """The recommended pair, or the compatible set of the release notes, or what other projects state; never guessed."""
+    """The recommended pair, the compatible set of the release notes, or what other projects state; never guessed."""
     torch_npu, cann = version_of(context, "torch-npu"), context.facts.cann.toolkit.value
     if torch_npu is None or cann is None:
         return skip("no-torch-npu" if torch_npu is None else "no-cann")
@@ -63,10 +63,10 @@ def torch_npu_cann(context: Context) -> CheckResult:
         have = versions.cann(cann.version)
         fitting = [row.version for row in context.matrix.torch_npu if row.cann and versions.cann(row.cann) == have]
     except BadInput:
-        return unsure("python.torch-npu-cann-unknown", *evidence, torch_npu=torch_npu, cann=cann.version)
+        return unknown("python.torch-npu-cann-unknown", *evidence, torch_npu=torch_npu, cann=cann.version)
     row = context.matrix.torch_npu_row(torch_npu.split("+")[0])
     if row is None:
-        return unsure("python.torch-npu-cann-unknown", *evidence, torch_npu=torch_npu, cann=cann.version)
+        return unknown("python.torch-npu-cann-unknown", *evidence, torch_npu=torch_npu, cann=cann.version)
     chip = context.matrix.hardware_row(generation(context))
     if chip and chip.torch_npu and not versions.accepts(chip.torch_npu, row.version):
         args = {"torch_npu": torch_npu, "chip": chip.title, "needs": chip.torch_npu}
@@ -89,14 +89,14 @@ def torch_npu_cann(context: Context) -> CheckResult:
             "python.torch-npu-cann-other", *evidence, fix=fix, torch_npu=torch_npu, cann=cann.version, pair=pair
         )
     if not row.cann:
-        return unsure("python.torch-npu-cann-unstated", *evidence, torch_npu=torch_npu, cann=cann.version)
+        return unknown("python.torch-npu-cann-unstated", *evidence, torch_npu=torch_npu, cann=cann.version)
     return warn(
         "python.torch-npu-cann-warn", *evidence, fix=fix, torch_npu=torch_npu, cann=cann.version, recommended=row.cann
     )
 
 
 def _is_released(context: Context, cann: versions.Version) -> bool:
-    """Whether a stack was published with this CANN, this torch_npu and the vllm-ascend (else the vllm) that is here."""
+    """Whether a stack was published with this CANN, this torch_npu and the installed vllm-ascend (else vllm)."""
     engine = next((name for name in ("vllm-ascend", "vllm") if version_of(context, name) is not None), None)
     if engine is None:
         return False
@@ -130,17 +130,17 @@ def _companions(context: Context) -> CheckResult:
 
 
 def _build(context: Context) -> CheckResult:
-    """Whether torch was built for CUDA, by what it says itself, else by the CUDA packages it brought along."""
+    """Whether torch was built for CUDA, by its own version info, else by its CUDA dependencies."""
     torch, python = version_of(context, "torch"), python_of(context)
     if torch is None or python is None or not is_for_npu(context):
         return skip("python.build-skip")
     if is_for_gpus(torch):
         return skip("python.because", cause="python.torch-pair")
     packages = context.facts.python.packages.value
-    said = packages.built.get("torch", {}) if packages is not None else {}
+    reported = packages.built.get("torch", {}) if packages is not None else {}
     brought = sorted(name for name in python.distributions if _CUDA.fullmatch(name))
-    cuda = next((said[key] for key in ("cuda", "hip") if said.get(key, "None") != "None"), "")
-    if cuda or (not said and brought):
+    cuda = next((reported[key] for key in ("cuda", "hip") if reported.get(key, "None") != "None"), "")
+    if cuda or (not reported and brought):
         evidence = (Evidence("torch/version.py", f"cuda {cuda}"),) if cuda else lines(context, "torch", *brought[:3])
         return warn("python.build-cuda", *evidence, fix=torch_fix(context, torch), torch=torch, cuda=cuda or brought[0])
     return ok("python.build-ok", *lines(context, "torch"), torch=torch)

@@ -1,4 +1,4 @@
-"""triton and triton-ascend: one folder, two distributions that write it."""
+"""Check of triton and triton-ascend: one folder, written by two distributions."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from npuenv.core.fact import Evidence
     from npuenv.facts.python.interpreter import Python
 
-# From here on triton-ascend asks for triton itself and still brings every file of it: both together are worth a
-# warning only (triton-lang/triton-ascend pull request 395).
+# From here on triton-ascend requires triton and still contains all of its files: both together are only worth a warning
+# (triton-lang/triton-ascend pull request 395).
 _COEXISTS = "3.2.1"
 _NO_TRITON = "310p"
 
@@ -63,7 +63,7 @@ def _well(context: Context, ascend: str, evidence: tuple[Evidence, ...]) -> Chec
 
 
 def _cann(context: Context, ascend: str) -> CheckResult | None:
-    """A warning when the CANN is of a series that this triton-ascend was not published for."""
+    """A warning if this triton-ascend was not published for the CANN series."""
     row, cann = context.matrix.triton_ascend_row(ascend.split("+")[0]), context.facts.cann.toolkit.value
     if row is None or not row.cann or cann is None or not versions.is_cann(cann.version):
         return None
@@ -77,7 +77,7 @@ def _cann(context: Context, ascend: str) -> CheckResult | None:
 
 
 def _won(python: Python) -> str:
-    """Whose content lies in the shared files, by the sizes that each recorded; "" where that does not tell."""
+    """The distribution whose files are present, by the sizes that each recorded; "" if that is ambiguous."""
     for item in python.shared_files:
         if set(item.owners) == {"triton", "triton-ascend"} and len(item.fits) == 2 and any(item.fits):
             one, two = item.fits

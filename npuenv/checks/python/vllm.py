@@ -1,4 +1,4 @@
-"""vllm and vllm-ascend: whether they belong together, how they were built, and what this release needs around it."""
+"""Checks of vllm and vllm-ascend: whether they match, how they were built, and what this release requires."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os.path
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unsure, warn
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unknown, warn
 from npuenv.checks.python.installed import (
     accepts,
     chip_generations,
@@ -45,7 +45,7 @@ _NEEDS = {
     "requires_transformers": "transformers",
     "requires_opencv": "opencv-python-headless",
 }
-# Who reports it already, with better advice: a release's metadata repeats what the CANN and the pair ask for.
+# The checks that report it already, with better advice: a release's metadata repeats the requirements of CANN and pair.
 _ELSEWHERE: Mapping[str, tuple[Callable[[Context], CheckResult], ...]] = {
     "torch": (torch_pair,),
     "torch-npu": (torch_pair, torch_npu_cann),
@@ -60,23 +60,23 @@ def _row(context: Context) -> VllmAscend | None:
     return context.matrix.vllm_ascend_row(public(ascend)) if ascend else None
 
 
-def _said_version(context: Context, vllm: str) -> str:
-    """The version that vllm-ascend goes by: VLLM_VERSION where it is set, for builds that know none of their own."""
+def _reported_version(context: Context, vllm: str) -> str:
+    """The version that vllm-ascend uses: VLLM_VERSION if set, for builds without a version of their own."""
     return (context.facts.environment.value or {}).get("VLLM_VERSION") or vllm
 
 
 def _pair(context: Context) -> CheckResult:
-    """vllm against vllm-ascend: at run time a mismatch is only a log line and an unspecified platform."""
+    """vllm against vllm-ascend: at run time a mismatch gives only a log line and an unspecified platform."""
     vllm, ascend = version_of(context, "vllm"), version_of(context, "vllm-ascend")
     if vllm is None or ascend is None:
         return _alone(context, vllm, ascend)
-    if _UNREADABLE.match(_said_version(context, vllm)):
+    if _UNREADABLE.match(_reported_version(context, vllm)):
         return skip("python.because", cause="python.vllm-version")
     row = _row(context)
     evidence = lines(context, "vllm", "vllm-ascend")
     if row is None:
-        return unsure("python.vllm-unknown", *evidence, vllm=vllm, ascend=ascend)
-    if public(_said_version(context, vllm)) == public(row.vllm):
+        return unknown("python.vllm-unknown", *evidence, vllm=vllm, ascend=ascend)
+    if public(_reported_version(context, vllm)) == public(row.vllm):
         if is_for_gpus(vllm):
             return warn("python.vllm-gpu", *evidence, fix=fix_for("python.vllm-gpu"), vllm=vllm)
         return _transformers(context, row) or ok("python.vllm-ok", *evidence, vllm=vllm, ascend=ascend)
@@ -89,16 +89,16 @@ def _pair(context: Context) -> CheckResult:
 
 
 def _fitting_plugin(context: Context) -> VllmAscend | None:
-    """The vllm-ascend that the vllm, torch and torch_npu here were published for, where it is another one.
+    """The vllm-ascend published for the installed vllm, torch and torch_npu, if it is another one.
 
-    Then the plugin is the odd one out, and changing it alone mends the environment.
+    Then the plugin is the outlier, and changing it alone fixes the environment.
     """
     vllm, ascend = version_of(context, "vllm"), version_of(context, "vllm-ascend")
     pair = [(field, version_of(context, name)) for field, name in _NEEDS.items() if name in ("torch", "torch-npu")]
     if vllm is None or ascend is None:
         return None
-    said = public(_said_version(context, vllm))
-    rows = [row for row in context.matrix.vllm_ascend if public(row.vllm) == said]
+    reported = public(_reported_version(context, vllm))
+    rows = [row for row in context.matrix.vllm_ascend if public(row.vllm) == reported]
     rows = [row for row in rows if all(has and accepts(getattr(row, field), has) is True for field, has in pair)]
     if not rows or public(ascend) in {row.version for row in rows}:
         return None
@@ -106,13 +106,13 @@ def _fitting_plugin(context: Context) -> VllmAscend | None:
 
 
 def _alone(context: Context, vllm: str | None, ascend: str | None) -> CheckResult:
-    """One of the two without the other: the plugin has nothing to plug into, and vllm alone finds no platform."""
+    """One of the two without the other: the plugin has nothing to extend, and vllm alone finds no platform."""
     if ascend is not None:
         row = _row(context)
         wanted = f"=={public(row.vllm)}" if row is not None else ""
         fix = fix_for("python.vllm-plain", wanted=f"vllm{wanted}")
         return fail("python.vllm-alone-ascend", *lines(context, "vllm-ascend", "vllm"), fix=fix, ascend=ascend)
-    # SGLang takes parts of vllm and runs on NPUs without the plugin.
+    # SGLang uses parts of vllm and runs on NPUs without the plugin.
     if vllm is None or not is_for_npu(context) or version_of(context, "sglang") is not None:
         return skip("python.no-vllm")
     rows = [row for row in context.matrix.vllm_ascend if public(row.vllm) == public(vllm)]
@@ -122,9 +122,10 @@ def _alone(context: Context, vllm: str | None, ascend: str | None) -> CheckResul
 
 
 def _transformers(context: Context, row: VllmAscend) -> CheckResult | None:
-    """A failure when transformers is of a newer major version than this vllm-ascend takes.
+    """A failure if transformers is of a newer major version than this vllm-ascend accepts.
 
-    Only that: published images replace the exact pins of some releases by others of the same major version.
+    Other differences are ignored: published images replace the exact pins of some releases within the same major
+    version.
     """
     have, needs = version_of(context, "transformers"), row.requires_transformers
     if not _is_too_new(context, row) or "transformers" in {name for _, name in broken_limits(context)}:
@@ -142,17 +143,17 @@ def _is_too_new(context: Context, row: VllmAscend) -> bool:
 
 
 def _version(context: Context) -> CheckResult:
-    """A vllm built without its tags calls itself 0.1.dev or so, and vllm-ascend chooses its patches by that number."""
+    """A vllm built without tags has a version like 0.1.dev, and vllm-ascend chooses its patches by that number."""
     vllm, ascend = version_of(context, "vllm"), version_of(context, "vllm-ascend")
     if vllm is None or ascend is None:
         return skip("python.no-vllm")
-    said = _said_version(context, vllm)
-    if not _UNREADABLE.match(said):
-        return ok("python.vllm-version-ok", vllm=said)
+    reported = _reported_version(context, vllm)
+    if not _UNREADABLE.match(reported):
+        return ok("python.vllm-version-ok", vllm=reported)
     row = _row(context)
     wanted = public(row.vllm) if row is not None else "X.Y.Z"
     fix = fix_for("python.vllm-version", ("export", f"VLLM_VERSION={wanted}"))
-    return fail("python.vllm-version-fail", *lines(context, "vllm", "vllm-ascend"), fix=fix, vllm=said)
+    return fail("python.vllm-version-fail", *lines(context, "vllm", "vllm-ascend"), fix=fix, vllm=reported)
 
 
 def _build(context: Context) -> CheckResult:
@@ -172,7 +173,7 @@ def _build(context: Context) -> CheckResult:
 
 
 def _needs(context: Context) -> CheckResult:
-    """What the metadata of this vllm-ascend asks for; a published stack that overrules it is let be."""
+    """The metadata requirements of this vllm-ascend, except those that a published stack overrides."""
     ascend, row = version_of(context, "vllm-ascend"), _row(context)
     if ascend is None or row is None:
         return skip("python.no-vllm")
@@ -201,14 +202,14 @@ def _needs(context: Context) -> CheckResult:
 
 
 def _is_odd_plugin(context: Context) -> bool:
-    """Whether vllm-ascend alone has to change: what it needs itself then says nothing about this environment."""
+    """Whether only vllm-ascend has to change: then its requirements say nothing about this environment."""
     return _pair(context).status is Status.FAIL and _fitting_plugin(context) is not None
 
 
 def _lacks(context: Context, row: VllmAscend, name: str, spec: str) -> bool:
-    """Whether a package is another one than the release asks for, and than any published stack with it has."""
+    """Whether a package differs from that of the release and of any published stack with the release."""
     has = version_of(context, name)
-    if has is None:  # the 310P does without triton; where the cards are not known, nothing is said
+    if has is None:  # the 310P needs no triton; with unknown cards nothing is reported
         chips = chip_generations(context)
         return name in ("torch-npu", "triton-ascend") and bool(chips) and "310p" not in chips
     # The policy table and the release's own images count as much as its metadata.
@@ -219,10 +220,10 @@ def _lacks(context: Context, row: VllmAscend, name: str, spec: str) -> bool:
 
 
 def _chip(context: Context) -> CheckResult:
-    """The chip that vllm-ascend was built for, as its build wrote it down, against the cards here."""
+    """The chip that vllm-ascend was built for, from its build information, against the cards."""
     packages, ascend = context.facts.python.packages.value, version_of(context, "vllm-ascend")
-    said = packages.built.get("vllm_ascend", {}) if packages is not None else {}
-    text = said.get("device_type") or said.get("soc_version") or ""
+    reported = packages.built.get("vllm_ascend", {}) if packages is not None else {}
+    text = reported.get("device_type") or reported.get("soc_version") or ""
     if ascend is None or not text:
         return skip("python.vllm-chip-skip")
     row = context.matrix.hardware_of_chip(text)
@@ -231,7 +232,7 @@ def _chip(context: Context) -> CheckResult:
         generation: name for generation, name in chip_generations(context).items() if _is_usable(context, generation)
     }
     if not chips or not built_for:
-        return skip("python.vllm-chip-skip") if not chips else unsure("python.vllm-chip-unknown", built=text)
+        return skip("python.vllm-chip-skip") if not chips else unknown("python.vllm-chip-unknown", built=text)
     if built_for in chips:
         return ok("python.vllm-chip-ok", built=text)
     generation, name = next(iter(chips.items()))
@@ -242,7 +243,7 @@ def _chip(context: Context) -> CheckResult:
 
 
 def _is_usable(context: Context, generation: str) -> bool:
-    """Whether anything can be built for it: a card of the first generation is a finding of its own."""
+    """Whether vllm-ascend supports the card: a card of the first generation is reported by its own check."""
     row = context.matrix.hardware_row(generation)
     return row is not None and row.accepted
 
@@ -250,7 +251,7 @@ def _is_usable(context: Context, generation: str) -> bool:
 def _cann(context: Context) -> CheckResult:
     """A CANN older than any that this vllm-ascend, its images or a published stack with it name. Series are compared.
 
-    A newer one is the business of torch_npu's compatible set.
+    The check of torch_npu's compatible set covers newer ones.
     """
     row, cann = _row(context), context.facts.cann.toolkit.value
     if row is None or cann is None:
@@ -283,14 +284,14 @@ def _cann(context: Context) -> CheckResult:
 
 
 def _installed_too(context: Context, series: set[tuple[int, ...]]) -> Install | None:
-    """A CANN of one of these series that is installed beside the one in use."""
+    """An installed but unused CANN of one of these series."""
     installs = context.facts.cann.installs.value
     found = [item for item in (installs.found if installs else ()) if versions.is_cann(item.version)]
     return next((item for item in found if versions.cann(item.version).series in series), None)
 
 
 def _switch(context: Context, to: Install) -> Fix:
-    """The fix that makes the session use another install: by the links to the one in use, where they lie beside it."""
+    """The fix that switches the session to another install: by the links in use, if they are beside it."""
     installs, cann = context.facts.cann.installs.value, context.facts.cann.toolkit.value
     assert installs is not None and cann is not None
     in_use = [item for item in installs.found if item.version == cann.version]

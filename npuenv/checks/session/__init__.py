@@ -1,4 +1,4 @@
-"""Checks of what the session's variables say."""
+"""Checks of the session's environment variables."""
 
 from __future__ import annotations
 

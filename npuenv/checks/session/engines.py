@@ -1,4 +1,4 @@
-"""Settings of what runs on top: vllm and vllm-ascend, Ray's handling of cards, ranks, threads."""
+"""Checks of settings above torch_npu: vllm and vllm-ascend, Ray's handling of cards, ranks, threads."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def _has(context: Context, name: str, since: str = "0") -> bool:
     try:
         return bool(have) and versions.python_version(have) >= versions.python_version(since)
     except BadInput:
-        return True  # a version of one's own making counts as new
+        return True  # a custom version counts as new
 
 
 def _trains(context: Context, *names: str) -> bool:
-    """Whether this session is for one of these frameworks, by what was said or by what is installed."""
+    """Whether this session is for one of these frameworks, given or installed."""
     return context.framework in names or (
         context.framework is None and any(name in installed(context) for name in names)
     )
 
 
 def _nz(context: Context) -> CheckResult:
-    """Weights in FRACTAL_NZ cannot be reloaded: reinforcement learning wants 0."""
+    """Weights in FRACTAL_NZ cannot be reloaded: reinforcement learning needs 0."""
     value = setting(context, "VLLM_ASCEND_ENABLE_NZ")
     if value in ("", "0") or not _trains(context, "verl", "roll"):
         return ok("session.nz-ok")
@@ -51,7 +51,7 @@ def _engine(context: Context) -> CheckResult:
 
 
 def _fork(context: Context) -> CheckResult:
-    """A card that a process has opened cannot be used by its fork."""
+    """A forked process cannot use a card that its parent has opened."""
     value = setting(context, "VLLM_WORKER_MULTIPROC_METHOD").lower()
     if value in ("", "spawn") or "vllm-ascend" not in installed(context):
         return ok("session.fork-ok")
@@ -63,7 +63,7 @@ def _fork(context: Context) -> CheckResult:
 
 
 def _noset(context: Context) -> CheckResult:
-    """Ray leaves the cards of a worker alone with this switch. verl then takes physical numbers for logical ones."""
+    """With this switch Ray does not assign cards to workers. verl then takes physical numbers for logical ones."""
     if not setting(context, _NOSET) or not _trains(context, "verl"):
         return ok("session.noset-ok")
     visible = [part.strip() for part in setting(context, "ASCEND_RT_VISIBLE_DEVICES").split(",") if part.strip()]
@@ -75,7 +75,7 @@ def _noset(context: Context) -> CheckResult:
 
 
 def _ranks(context: Context) -> CheckResult:
-    """RANK and WORLD_SIZE left over or wrong: the run waits for nodes that never come."""
+    """Stale or wrong RANK and WORLD_SIZE: the run waits for nodes that never join."""
     rank, size = setting(context, "RANK"), setting(context, "WORLD_SIZE")
     if not (rank or size):
         return ok("session.ranks-unset")
@@ -99,7 +99,7 @@ def _threads(context: Context) -> CheckResult:
 
 
 def _hub(context: Context) -> CheckResult:
-    """HF_ENDPOINT is an address with its scheme: without one, every download stops with `Invalid URL`."""
+    """HF_ENDPOINT needs a scheme: without one, every download fails with `Invalid URL`."""
     value = setting(context, "HF_ENDPOINT")
     if not value or re.match(r"https?://[^/\s]", value):
         return ok("session.hub-ok")
@@ -108,7 +108,7 @@ def _hub(context: Context) -> CheckResult:
 
 
 def _docker_devices(context: Context) -> CheckResult:
-    """ASCEND_VISIBLE_DEVICES is read by the container runtime alone, when it starts a container."""
+    """ASCEND_VISIBLE_DEVICES is read only by the container runtime, at the start of a container."""
     variables = environment(context)
     container = context.facts.machine.container
     if "ASCEND_VISIBLE_DEVICES" not in variables or "ASCEND_RT_VISIBLE_DEVICES" in variables or container.is_known:
@@ -119,7 +119,7 @@ def _docker_devices(context: Context) -> CheckResult:
 
 
 def _soc_version(context: Context) -> CheckResult:
-    """SOC_VERSION is what builds compile for, before they ask npu-smi."""
+    """SOC_VERSION is the target of builds and takes precedence over npu-smi."""
     value, own = setting(context, "SOC_VERSION").casefold(), generation(context)
     meant = [row for row in context.matrix.hardware if row.accepted and value in row.socs]
     if not value or not own or not meant or own in {row.id for row in meant}:
@@ -131,7 +131,7 @@ def _soc_version(context: Context) -> CheckResult:
 
 
 def _cuda_devices(context: Context) -> CheckResult:
-    """CUDA_VISIBLE_DEVICES chooses no NPU."""
+    """CUDA_VISIBLE_DEVICES has no effect on NPUs."""
     value = setting(context, "CUDA_VISIBLE_DEVICES")
     is_choice = re.fullmatch(r"[0-9]+(?:\s*,\s*[0-9]+)*", value) is not None
     if not is_choice or "ASCEND_RT_VISIBLE_DEVICES" in environment(context):

@@ -1,4 +1,4 @@
-"""HCCL's settings: values, and settings that exclude or undo each other."""
+"""Checks of HCCL's settings: values, and settings that exclude each other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MODES = {
 
 
 def _hccl(context: Context) -> CheckResult:
-    """Values that HCCL refuses; then the waiting time that AIV cuts."""
+    """Values that HCCL refuses; then the timeout that AIV limits."""
     wrong = hccl_values(context)
     if wrong is not None:
         return wrong
@@ -34,7 +34,7 @@ def _hccl(context: Context) -> CheckResult:
 
 
 def _mode(context: Context) -> CheckResult:
-    """Where operators are laid out, against what this chip knows. Only the 950 line refuses; others fall back."""
+    """The operator expansion mode against the chip. Only the 950 line rejects unsupported ones; others fall back."""
     mode, chip = setting(context, "HCCL_OP_EXPANSION_MODE"), generation(context)
     takes = _MODES.get(chip, ())
     if not mode or not takes or mode.casefold() in {item.casefold() for item in takes}:
@@ -58,7 +58,7 @@ def _links(context: Context) -> CheckResult:
 
 
 def _event_timeout(context: Context) -> CheckResult:
-    """torch_npu's wait for an event must outlast HCCL's own, or the watchdog's message replaces HCCL's."""
+    """torch_npu's event timeout must be longer than HCCL's, or the watchdog's error replaces HCCL's."""
     names = ("HCCL_EVENT_TIMEOUT", "HCCL_EXEC_TIMEOUT")
     event, execute = (setting(context, name) for name in names)
     if not (event.isdigit() and execute.isdigit()) or int(event) == 0:
@@ -71,7 +71,7 @@ def _event_timeout(context: Context) -> CheckResult:
 
 
 def _undone(context: Context) -> CheckResult:
-    """Settings that work with one way of laying out operators alone, beside another one."""
+    """Settings that have no effect with the chosen operator expansion mode."""
     mode = setting(context, "HCCL_OP_EXPANSION_MODE").upper()
     retry, exact = setting(context, "HCCL_OP_RETRY_ENABLE"), setting(context, "HCCL_DETERMINISTIC").lower()
     mode_line = line(context, "HCCL_OP_EXPANSION_MODE")
@@ -89,7 +89,7 @@ def _undone(context: Context) -> CheckResult:
 
 
 def _whitelist(context: Context) -> CheckResult:
-    """HCCL_WHITELIST_DISABLE=0 turns a check on that needs a file."""
+    """HCCL_WHITELIST_DISABLE=0 enables a check that needs a file."""
     if setting(context, "HCCL_WHITELIST_DISABLE") != "0" or setting(context, "HCCL_WHITELIST_FILE"):
         return ok("session.whitelist-ok")
     fix = fix_for("session.whitelist", ("unset", "HCCL_WHITELIST_DISABLE"))

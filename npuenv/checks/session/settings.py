@@ -1,5 +1,5 @@
-"""The settings of the session: variables that programs read. HCCL, torch_npu and engines have files of
-their own; what is left is here: switches for debugging, files and folders that variables name, other Pythons' packages.
+"""Checks of environment variables that HCCL, torch_npu and engines do not cover in files of their own: switches for
+debugging, files and folders that variables name, other Pythons' packages.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from npuenv.checks.session import variables
 from npuenv.checks.session.variables import environment, line, setting
 from npuenv.core.fact import Evidence
 
-# Variable, the values that mean debugging, and what that costs is said in its document.
+# Variable, the values that mean debugging; its documentation states the cost.
 _DEBUGGING = (
     ("ASCEND_GLOBAL_LOG_LEVEL", ("0",)),
     ("ASCEND_SLOG_PRINT_TO_STDOUT", ("1",)),
@@ -58,7 +58,7 @@ def _interface(context: Context) -> CheckResult:
 
 
 def _debugging(context: Context) -> CheckResult:
-    """Switches that were for one look and stay on: everything is slower, or the disk fills with logs."""
+    """Debugging switches that were left on: everything is slower, or the disk fills with logs."""
     left = [name for name, values in _DEBUGGING if setting(context, name) in values]
     if not left:
         return ok("session.debugging-ok")
@@ -67,7 +67,7 @@ def _debugging(context: Context) -> CheckResult:
 
 
 def _preload(context: Context) -> CheckResult:
-    """Libraries that LD_PRELOAD names: the loader says that it ignores a missing one, in every process."""
+    """LD_PRELOAD libraries: for a missing one every process prints that it is ignored."""
     files = context.facts.cann.named_files.value or ()
     lost = [item.path for item in files if item.variable == "LD_PRELOAD" and not item.is_there]
     if not lost:
@@ -77,7 +77,7 @@ def _preload(context: Context) -> CheckResult:
 
 
 def _named_files(context: Context) -> CheckResult:
-    """Files that HCCL and torch_npu are pointed at. A rank table that is not there is passed over without a word."""
+    """Files named for HCCL and torch_npu. A missing rank table is silently ignored."""
     files = [item for item in context.facts.cann.named_files.value or () if item.variable != "LD_PRELOAD"]
     if not files:
         return ok("session.files-none")
@@ -93,8 +93,9 @@ def _named_files(context: Context) -> CheckResult:
 
 
 def _python_path(context: Context) -> CheckResult:
-    """PYTHONPATH with the packages of another Python: their extensions are loaded and miss symbols. PYTHONHOME breaks
-    every environment but the one it was set for."""
+    """PYTHONPATH with another Python's packages: their extensions miss symbols. PYTHONHOME breaks every environment but
+    the one it was set for.
+    """
     python = context.facts.python.interpreter.value
     if setting(context, "PYTHONHOME"):
         fix = fix_for("session.python-path", ("unset", "PYTHONHOME"))

@@ -1,4 +1,4 @@
-"""torch_npu's settings: the allocator, the task queue, blocking launches, cores, number formats, loading by itself."""
+"""Checks of torch_npu's settings: allocator, task queue, blocking launches, cores, number formats, autoload."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _DOCS = "Ascend/pytorch docs/zh/api/environment_variable/{}.md"
 _ALLOCATOR = "PYTORCH_NPU_ALLOC_CONF"
 _NO_CAPTURE_SINCE = (
-    "0.11.0"  # vllm-ascend refuses graph capture with blocking launches from here on (pull request 3574)
+    "0.11.0"  # from here on vllm-ascend rejects graph capture with blocking launches (pull request 3574)
 )
 
 
@@ -27,7 +27,7 @@ def _whole(least: int, most: int | None = None) -> Callable[[str], bool]:
 
 
 def _share(*, is_open: bool) -> Callable[[str], bool]:
-    """Whether a text is a share of one; `is_open`: 0 and 1 themselves are not."""
+    """Whether a text is a fraction of one; `is_open`: 0 and 1 themselves are excluded."""
 
     def is_share(text: str) -> bool:
         if re.fullmatch(r"[0-9]*\.?[0-9]+", text) is None:
@@ -41,7 +41,8 @@ def _is_switch(text: str) -> bool:
     return text.lower() in ("true", "false")
 
 
-# Key -> whether it takes a value, and what it takes. A value in brackets may hold commas and colons.
+# Key -> the test of a value, and a description of the accepted values. A value in brackets may contain commas and
+# colons.
 _KEYS: dict[str, tuple[Callable[[str], bool], str]] = {
     "max_split_size_mb": (_whole(21), "> 20"),
     "garbage_collection_threshold": (_share(is_open=True), "0.0 < x < 1.0"),
@@ -63,7 +64,7 @@ _KEYS: dict[str, tuple[Callable[[str], bool], str]] = {
     "pinned_max_round_threshold_mb": (_whole(1), ">= 1"),
     "pinned_max_cached_size_mb": (_whole(1), ">= 1"),
 }
-# Settings of which torch_npu takes one alone.
+# Settings that exclude each other in torch_npu.
 _EXCLUDE = (
     ("expandable_segments", "max_split_size_mb"),
     ("expandable_segments", "garbage_collection_threshold"),
@@ -101,12 +102,12 @@ def _is_on(settings: Mapping[str, str], key: str) -> bool:
 
 
 def _generates(context: Context) -> bool:
-    """Whether generation with vllm-ascend shares this session's variables."""
+    """Whether generation with vllm-ascend uses this session's variables."""
     return "vllm-ascend" in installed(context) or context.framework in NPU_FRAMEWORKS
 
 
 def _allocator_twice(context: Context) -> CheckResult:
-    """Two names for one setting: torch_npu stops where both are set, and before 2.10 reads its own alone."""
+    """Two names for one setting: torch_npu fails if both are set, and before 2.10 reads only its own."""
     own, shared = setting(context, _ALLOCATOR), setting(context, "PYTORCH_ALLOC_CONF")
     if not shared:
         return ok("session.allocator-twice-ok")
@@ -131,7 +132,7 @@ def _is_before(version: str, bound: str) -> bool:
 
 
 def _task_queue(context: Context) -> CheckResult:
-    """TASK_QUEUE_ENABLE=2 raises peak memory: for training processes; vllm-ascend's workers want 1."""
+    """TASK_QUEUE_ENABLE=2 raises peak memory: it is for training processes; vllm-ascend's workers need 1."""
     value, evidence = setting(context, "TASK_QUEUE_ENABLE"), line(context, "TASK_QUEUE_ENABLE")
     fix = fix_for("session.queue", ("unset", "TASK_QUEUE_ENABLE"))
     if not value:
@@ -144,7 +145,7 @@ def _task_queue(context: Context) -> CheckResult:
 
 
 def _blocking(context: Context) -> CheckResult:
-    """ASCEND_LAUNCH_BLOCKING=1 is for finding a failing operator: slow, and vllm-ascend's graph mode refuses it."""
+    """ASCEND_LAUNCH_BLOCKING=1 is for finding a failing operator: slow, and vllm-ascend's graph mode rejects it."""
     if setting(context, "ASCEND_LAUNCH_BLOCKING") != "1":
         return ok("session.blocking-ok")
     evidence = line(context, "ASCEND_LAUNCH_BLOCKING")
@@ -163,7 +164,7 @@ def _affinity(context: Context) -> CheckResult:
     evidence = line(context, "CPU_AFFINITY_CONF")
     fix = fix_for("session.affinity", ("unset", "CPU_AFFINITY_CONF"))
     mode, *options = [part.strip() for part in value.split(",")]
-    mode = mode.rpartition("mode:")[2].strip()  # older documents write `mode:1`
+    mode = mode.rpartition("mode:")[2].strip()  # older documents have `mode:1`
     wrong = [option for option in options if not _is_affinity(option)]
     if mode not in ("0", "1", "2") or wrong:
         return warn("session.affinity-misread", evidence, fix=fix, part=wrong[0] if wrong else mode)
@@ -180,7 +181,7 @@ def _is_affinity(option: str) -> bool:
 
 
 def _saturation(context: Context) -> CheckResult:
-    """INF_NAN_MODE_ENABLE=0: A2 and A3 refuse it unless it is forced, and then infinities become ordinary numbers."""
+    """INF_NAN_MODE_ENABLE=0: A2 and A3 reject it unless forced, and then infinities become ordinary numbers."""
     if setting(context, "INF_NAN_MODE_ENABLE") != "0" or generation(context) not in ("a2", "a3"):
         return ok("session.saturation-ok")
     evidence = line(context, "INF_NAN_MODE_ENABLE")
@@ -191,7 +192,7 @@ def _saturation(context: Context) -> CheckResult:
 
 
 def _autoload(context: Context) -> CheckResult:
-    """TORCH_DEVICE_BACKEND_AUTOLOAD=0 belongs to builds: later, torch has no `npu` until torch_npu is imported."""
+    """TORCH_DEVICE_BACKEND_AUTOLOAD=0 is for builds: at run time torch has no `npu` until torch_npu is imported."""
     if setting(context, "TORCH_DEVICE_BACKEND_AUTOLOAD") != "0" or "torch-npu" not in installed(context):
         return ok("session.autoload-ok")
     fix = fix_for("session.autoload", ("unset", "TORCH_DEVICE_BACKEND_AUTOLOAD"))

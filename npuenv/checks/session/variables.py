@@ -1,6 +1,6 @@
-"""Environment variables against what their readers document: values out of range, names that nobody reads.
+"""Checks of environment variables against the documents of their readers: values out of range, unknown names.
 
-The ranges are rows of matrix/variables.toml. Start from `misread` and `CHECKS`.
+The ranges are rows of matrix/variables.toml.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from npuenv.matrix.rows import Variable
 
-_ALIKE = 0.88  # of difflib: one or two letters off in a name of usual length
-# The beginnings of names that only Ascend software reads; a name outside of them is somebody else's business.
+_ALIKE = 0.88  # of difflib: one or two letters differ in a name of usual length
+# Name prefixes of Ascend software; other names are ignored.
 _OURS = re.compile(r"(?:HCCL|ASCEND|PYTORCH_NPU|VLLM_ASCEND|TASK_QUEUE|RAY_EXPERIMENTAL_NOSET|MULTI_STREAM|ACL_OP)_\w+")
 _PORT = re.compile(r"[0-9]{1,5}(?:-[0-9]{1,5})?")
 # HCCL_RDMA_TIMEOUT is the one number whose range depends on the chip.
@@ -33,7 +33,7 @@ def environment(context: Context) -> Mapping[str, str]:
 
 
 def setting(context: Context, name: str) -> str:
-    """A variable's value without blanks around it; "" where it is not set or empty."""
+    """A variable's value without surrounding blanks; "" if it is not set or empty."""
     return environment(context).get(name, "").strip()
 
 
@@ -44,13 +44,13 @@ def line(context: Context, name: str) -> Evidence:
 
 
 def installed(context: Context) -> Mapping[str, str]:
-    """The target's distributions; empty where there is no Python."""
+    """The target's distributions; empty without a Python."""
     python = context.facts.python.interpreter.value
     return python.distributions if python else {}
 
 
 def generation(context: Context) -> str:
-    """The chips' generation, a row id of matrix/hardware.toml; "" where it is not known or there are several."""
+    """The chips' generation, a row id of matrix/hardware.toml; "" if unknown or ambiguous."""
     table = context.facts.npu.smi.value
     names = {card.name for card in table.cards if card.name} if table else set()
     rows = {row.id if row else "" for row in map(context.matrix.hardware_of_chip, names)}
@@ -58,7 +58,7 @@ def generation(context: Context) -> str:
 
 
 def misread(row: Variable, value: str, chip: str = "") -> str:
-    """What the variable takes, in the words of its row, where `value` is none of it; "" for a value that it takes.
+    """The accepted values, as in the variable's row, if `value` is not one of them; else "".
 
     Example: HCCL_RDMA_SL with "1000" -> "0..7"
     """
@@ -103,7 +103,7 @@ def _is_address(text: str) -> bool:
 
 
 def _values_of(context: Context, readers: Iterable[str]) -> list[tuple[Variable, str, str]]:
-    """(row, value, what it takes) of each variable of these readers that has a value it does not take."""
+    """(row, value, accepted values) of each variable of these readers with an invalid value."""
     chip, wanted, found = generation(context), set(readers), []
     for row in context.matrix.variables:
         value = setting(context, row.name) if row.reader in wanted and row.kind != "any" else ""
@@ -114,7 +114,7 @@ def _values_of(context: Context, readers: Iterable[str]) -> list[tuple[Variable,
 
 
 def _has_any(context: Context) -> bool:
-    """Whether the session sets anything of Ascend's beside where CANN is; else the table is not read."""
+    """Whether the session sets any Ascend variable besides the location of CANN; else the table is not read."""
     return any(_OURS.fullmatch(name) for name in environment(context)) or any(
         name in environment(context) for name in ("COMBINED_ENABLE", "PER_STREAM_QUEUE", "INF_NAN_MODE_ENABLE",
                                                   "STREAMS_PER_DEVICE", "P2P_HCCL_BUFFSIZE", "ACL_DEVICE_SYNC_TIMEOUT",
@@ -123,7 +123,7 @@ def _has_any(context: Context) -> bool:
 
 
 def hccl_values(context: Context) -> CheckResult | None:
-    """HCCL's variables with values that it refuses (EI0001); None: there is none."""
+    """HCCL's variables with values that it refuses (EI0001); None if there are none."""
     wrong = _values_of(context, ("hccl",)) if _has_any(context) else []
     if not wrong:
         return None
@@ -136,7 +136,7 @@ def hccl_values(context: Context) -> CheckResult | None:
 
 
 def _torch_npu(context: Context) -> CheckResult:
-    """Variables of torch_npu and CANN. Most fall back to their default with a log line at best: the setting is lost."""
+    """Variables of torch_npu and CANN. Most invalid values fall back to the default with a log line at best."""
     wrong = _values_of(context, ("torch_npu", "cann")) if _has_any(context) else []
     if not wrong:
         return ok("session.values-ok")
@@ -147,7 +147,7 @@ def _torch_npu(context: Context) -> CheckResult:
 
 
 def _names(context: Context) -> CheckResult:
-    """A name that nobody reads and that is nearly one that somebody does, where the right one is not set."""
+    """An unknown name that is almost a known one, if the known one is not set."""
     ours = [name for name in environment(context) if _OURS.fullmatch(name)]
     if not ours:
         return ok("session.names-ok")
@@ -161,9 +161,9 @@ def _names(context: Context) -> CheckResult:
 
 
 def _is_other_name(name: str, near: str) -> bool:
-    """Whether two names differ by a whole word or a number, so that neither is a slip of the other.
+    """Whether two names differ by a complete word or a number, so that neither is a misspelling of the other.
 
-    HCCL_RDMA_SL and HCCL_RDMA_TC are two names; HCCL_SOCKET_IFNAMES is a slip of HCCL_SOCKET_IFNAME.
+    HCCL_RDMA_SL and HCCL_RDMA_TC are two names; HCCL_SOCKET_IFNAMES is a misspelling of HCCL_SOCKET_IFNAME.
     """
     one, other = name.split("_"), near.split("_")
     if re.sub("[0-9]", "", name) == re.sub("[0-9]", "", near):
@@ -174,7 +174,7 @@ def _is_other_name(name: str, near: str) -> bool:
 
 
 def _unread(context: Context) -> CheckResult:
-    """Variables that the installed vllm-ascend does not read any more, or not yet."""
+    """Variables that the installed vllm-ascend no longer reads, or not yet."""
     have = installed(context).get("vllm-ascend", "")
     mine = [name for name in environment(context) if name.startswith("VLLM_ASCEND_")]
     if not have or not mine:
@@ -195,7 +195,7 @@ def _is_read(row: Variable, version: str) -> bool:
         since = not row.since or have >= versions.python_version(row.since)
         return since and (not row.until or have < versions.python_version(row.until))
     except BadInput:
-        return True  # a version of one's own: nobody can say what it reads
+        return True  # a custom version may read anything
 
 
 CHECKS = (

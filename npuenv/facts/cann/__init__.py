@@ -1,4 +1,4 @@
-"""CANN and NNAL on this machine, and the session's paths to them. Start from `collect`."""
+"""CANN and NNAL on this machine, and the session's paths to them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Every CANN on the machine, where its links lead, and which one each path of the session belongs to.
 
-Start from `installs` and `entries`. `home_of` and `real_home` say to which install a path belongs.
+`home_of` and `real_home` say to which install a path belongs.
 """
 
 from __future__ import annotations

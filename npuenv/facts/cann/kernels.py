@@ -1,6 +1,6 @@
 """The compiled operators below ASCEND_OPP_PATH: for which chips there are any, and the custom ones beside them.
 
-Start from `kernels` and `custom`. Chips are named as in the folders: ascend910b (A2), ascend910_93 (A3), ascend310p.
+Chips are named as in the folders: ascend910b (A2), ascend910_93 (A3), ascend310p.
 """
 
 from __future__ import annotations

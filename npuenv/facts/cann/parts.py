@@ -1,6 +1,6 @@
 """Which release each part of a CANN is of: version files, version.cfg, and the kernels (ops) package.
 
-Start from `parts`, `running` and `ops`. A half-finished upgrade leaves parts of two releases in one folder.
+A half-finished upgrade leaves parts of two releases in one folder.
 """
 
 from __future__ import annotations

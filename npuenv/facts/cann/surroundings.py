@@ -1,7 +1,4 @@
-"""What CANN leans on around it: ATB's libraries, folders that it writes to, files that variables name, compilers.
-
-Start from `atb`, `writes`, `named_files`, `compilers` and `torch_abi`.
-"""
+"""What CANN leans on around it: ATB's libraries, folders that it writes to, files that variables name, compilers."""
 
 from __future__ import annotations
 

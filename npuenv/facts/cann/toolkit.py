@@ -1,4 +1,4 @@
-"""CANN and its NNAL package: where they are, which version, and which place said so. Start from `cann` and `nnal`."""
+"""CANN and its NNAL package: where they are, which version, and which place said so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cards' own network: /etc/hccn.conf and what hccn_tool answers. Start from `collect`.
+"""The cards' own network: /etc/hccn.conf and what hccn_tool answers.
 
 hccn_tool runs from level 2 on, one command after the other. A question about all cards is one fact, whose value has a
 fact for each card by its physical id (on 950: its logical one).

@@ -1,6 +1,6 @@
 """What is asked of hccn_tool about all cards, in order of weight, in the words of its two grammars.
 
-Start from `survey_cards`. Without an answer to the first question nothing else is asked.
+Without an answer to the first question nothing else is asked.
 """
 
 from __future__ import annotations

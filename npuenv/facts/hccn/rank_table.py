@@ -1,4 +1,4 @@
-"""The rank table that RANK_TABLE_FILE names: which card of which server has which address. Start from `ranks`.
+"""The rank table that RANK_TABLE_FILE names: which card of which server has which address.
 
 {"status": "completed", "version": "1.0", "server_count": "1", "server_list": [{"server_id": "node_0",
  "device": [{"device_id": "0", "device_ip": "192.168.1.8", "rank_id": "0"}]}]}

@@ -1,5 +1,6 @@
-"""Where hccn_tool is. Start from `hccn_tool`. The program is a large file, so its folder is listed and links are asked
-for their ends: the file itself is never read."""
+"""Where hccn_tool is. The program is a large file, so its folder is listed and links are asked for their ends: the file
+itself is never read.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine below everything: system, limits, memory, disks, container, processes. Start from `collect`."""
+"""The machine below everything: system, limits, memory, disks, container, processes."""
 
 from __future__ import annotations
 

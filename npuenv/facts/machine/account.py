@@ -1,4 +1,4 @@
-"""Who this session is: numbers, names, groups, and what the kernel lets it do. Start from `account`, `privileges`."""
+"""Who this session is: numbers, names, groups, and what the kernel lets it do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the control groups above this session allow and have seen: version 1 and 2. Start from `cgroup`.
+"""What the control groups above this session allow and have seen: version 1 and 2.
 
 A limit of any group above counts, so all of them are read, from the session's own group up to the root.
 """

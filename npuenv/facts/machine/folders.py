@@ -1,4 +1,4 @@
-"""The folders that training writes to: home, temporary files, caches. Start from `home`, `tmp` and `caches`."""
+"""The folders that training writes to: home, temporary files, caches."""
 
 from __future__ import annotations
 

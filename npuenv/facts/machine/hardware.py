@@ -1,4 +1,4 @@
-"""Memory, processor, NUMA nodes, and the kernel's settings. Start from `memory`, `processor` and `settings`."""
+"""Memory, processor, NUMA nodes, and the kernel's settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which C++ library a program here gets. Start from `libstdcxx`."""
+"""Which C++ library a program here gets."""
 
 from __future__ import annotations
 

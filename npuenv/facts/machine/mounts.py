@@ -1,7 +1,4 @@
-"""The table of mounts, and folders seen through it: space, room for files, what may be done there.
-
-Start from `mounts` and `folder`.
-"""
+"""The table of mounts, and folders seen through it: space, room for files, what may be done there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes that matter to training: Ray, vLLM, Python and what is dead but still there. Start from `processes`."""
+"""The processes that matter to training: Ray, vLLM, Python and what is dead but still there."""
 
 from __future__ import annotations
 

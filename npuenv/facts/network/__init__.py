@@ -1,4 +1,4 @@
-"""The host's own network: proxies, interfaces, names, ports. Start from `collect`."""
+"""The host's own network: proxies, interfaces, names, ports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the host's clock follows others. Start from `clock`."""
+"""Whether the host's clock follows others."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Whether a firewall guards this host. Only what can be read without changing anything: no program that would load a
-kernel module by being asked is run. Start from `firewall`."""
+kernel module by being asked is run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host's interfaces: state, MTU and addresses, and the way that packets take. Start from `interfaces`.
+"""The host's interfaces: state, MTU and addresses, and the way that packets take.
 
 Names, states and MTU come from /sys/class/net. Addresses come from `ip -o addr`, or without that program from
 /proc/net/fib_trie and /proc/net/if_inet6, where the routing table tells the interface of an IPv4 address.

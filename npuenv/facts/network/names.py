@@ -1,4 +1,4 @@
-"""What the host calls itself and what that name leads to. Start from `hostname`."""
+"""What the host calls itself and what that name leads to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The TCP ports that something listens on, and those that the kernel gives out by itself. Start from `listeners`."""
+"""The TCP ports that something listens on, and those that the kernel gives out by itself."""
 
 from __future__ import annotations
 

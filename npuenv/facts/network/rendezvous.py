@@ -1,4 +1,4 @@
-"""Whether this session is one of several nodes, by its variables. Start from `spans` and `master`.
+"""Whether this session is one of several nodes, by its variables.
 
 On one node most of the host's network does not matter, so what is only of interest between nodes is asked, and judged,
 where something says that there are several.

@@ -1,4 +1,4 @@
-"""The cards and their driver as the host shows them. Start from `collect`."""
+"""The cards and their driver as the host shows them."""
 
 from __future__ import annotations
 

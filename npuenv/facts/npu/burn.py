@@ -1,4 +1,4 @@
-"""Keeping the cards busy on purpose: Ascend DMI where it is installed. Start from `dmi`.
+"""Keeping the cards busy on purpose: Ascend DMI where it is installed.
 
 It prints one item below the other (7.3.0):
 

@@ -1,6 +1,6 @@
 """What npu-smi says of each card when asked about one thing: facts out of many short queries, one after the other.
 
-Start from `Questions`. A card that hangs makes the tool hang: after two queries without an end nothing more is asked.
+A card that hangs makes the tool hang: after two queries without an end nothing more is asked.
 """
 
 from __future__ import annotations

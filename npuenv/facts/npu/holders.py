@@ -1,4 +1,4 @@
-"""Who runs on the cards: the processes that npu-smi lists, as this session sees them. Start from `holders`."""
+"""Who runs on the cards: the processes that npu-smi lists, as this session sees them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """How the driver came to be here: what its installer said, and whether it was changed after the machine started.
 
-Start from `changed` and `installer`. The installer's log has one line per event:
+The installer's log has one line per event:
 
     [Driver] [2025-12-24 14:55:18] [INFO]Driver package installed successfully! The new version takes effect ...
 """

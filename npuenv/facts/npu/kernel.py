@@ -1,4 +1,4 @@
-"""What the kernel says about the cards: its log, and which container holds which device. Start from `events`, `claims`.
+"""What the kernel says about the cards: its log, and which container holds which device.
 
 The driver writes, as seen on an A2 host:
 

@@ -1,8 +1,7 @@
 """What `npu-smi info -t QUERY` and its fellows print: pure parsers for one card's answers.
 
-Start from `parse_health`, `parse_ecc`, `parse_board`, `parse_measures`, `parse_spod`, `parse_processes`, `parse_list`,
-`parse_map`, `parse_topology`, `parse_events`, `parse_watch`, `parse_version`, `parse_types`; `refusal` says why there
-is no answer. Each reads known labels only, so other lines in between do not count. As 23.0.5 prints health:
+`refusal` gives the reason why there is no answer. Each parser reads known labels only, so other lines in between do not
+count. As 23.0.5 prints health:
 
         Health Status                  : OK
 """

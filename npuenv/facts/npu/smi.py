@@ -1,7 +1,7 @@
 """What `npu-smi info` prints, read by its header words: five table layouts, and the texts of its failures.
 
-Start from `parse_info`. Everything goes to stdout there, failures too, and exit codes carry no meaning that can be
-relied on, so only the text counts. Line by line, as printed by 25.5.2 on an A2 card:
+Everything goes to stdout there, failures too, and exit codes carry no meaning that can be relied on, so only the text
+counts. Line by line, as printed by 25.5.2 on an A2 card:
 
     | 5     910B4               | OK            | 89.9        39                0    / 0             |
     | 0                         | 0000:41:00.0  | 0           0    / 0          2922 / 32768         |

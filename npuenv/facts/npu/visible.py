@@ -1,4 +1,4 @@
-"""The cards that ASCEND_RT_VISIBLE_DEVICES leaves to a session. Start from `visible`."""
+"""The cards that ASCEND_RT_VISIBLE_DEVICES leaves to a session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Python that would train. Start from `found` and `collect`."""
+"""The Python that would train."""
 
 from __future__ import annotations
 

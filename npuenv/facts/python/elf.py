@@ -1,4 +1,4 @@
-"""What the loader would make of the extension modules, read from the files. Start from `elf`."""
+"""What the loader would make of the extension modules, read from the files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What lies in the target's folders: metadata, origins, shadows, foreign builds, and the state of the files themselves.
 
-Read from the same answer as the interpreter (`npuenv.facts.target.inventory`). Start from `packages` and `files`. An
-answer that an older npuenv recorded holds neither: they count as not asked.
+Read from the same answer as the interpreter (`npuenv.facts.target.inventory`). An answer that an older npuenv recorded
+holds neither: they count as not asked.
 """
 
 from __future__ import annotations

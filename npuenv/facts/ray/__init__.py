@@ -1,4 +1,4 @@
-"""Ray on this machine. Start from `collect`."""
+"""Ray on this machine."""
 
 from __future__ import annotations
 

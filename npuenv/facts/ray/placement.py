@@ -1,4 +1,4 @@
-"""Whether what waits in Ray could ever be placed, were all nodes free. Pure; start from `never`."""
+"""Whether what waits in Ray could ever be placed, were all nodes free. Pure."""
 
 from __future__ import annotations
 

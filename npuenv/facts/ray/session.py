@@ -1,4 +1,4 @@
-"""What Ray left or keeps on this machine: its folder, the address of the cluster, the token. Start from `session`.
+"""What Ray left or keeps on this machine: its folder, the address of the cluster, the token.
 
 The token itself is never read: its name in a folder is enough.
 """

@@ -1,4 +1,4 @@
-"""What `ray status` says: nodes, resources, waiting demands, or why it cannot. Start from `status` and `parse`.
+"""What `ray status` says: nodes, resources, waiting demands, or why it cannot.
 
 It is asked only where an address of a cluster is known: with none it takes 35 seconds to say so (Ray 2.55).
 """

@@ -1,4 +1,4 @@
-"""Plans: what is to be done, as pure data. Start from `Plan` and `npuenv.install.plan.make.plan_install`."""
+"""Plans: steps with actions and conditions, as pure data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a stack's CANN keeps the scripts that set its environment, and how a program is run with them."""
+"""The scripts of a stack's CANN that set its environment, and how to run a program with them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 
 def cann_scripts(stack: Stack) -> tuple[str, str]:
-    """The two scripts that give a shell the settings of CANN and of NNAL.
+    """The two scripts that set the variables of CANN and of NNAL.
 
-    In the older layout (`ascend-toolkit/8.3.RC1`) the script lies beside the version folder, in the newer one
+    In the older layout (`ascend-toolkit/8.3.RC1`) the script is beside the version folder, in the newer one
     (`cann-8.5.0`) inside it.
     """
     root = PurePosixPath(stack.cann_root or "/usr/local/Ascend/ascend-toolkit/latest")
@@ -21,7 +21,7 @@ def cann_scripts(stack: Stack) -> tuple[str, str]:
 
 
 def compiler_scripts(stack: Stack) -> tuple[str, ...]:
-    """The script that puts `bishengir-compile` on PATH, which triton-ascend looks for there; none in the older layout.
+    """The script that puts `bishengir-compile` on PATH, where triton-ascend looks for it; none in the older layout.
 
     The published images of CANN 8.5 and later run it between those of `cann_scripts`, those of 8.3 have no such script.
     Source: Ascend/cann-container-image cann/8.5.0-910b-ubuntu22.04-py3.11/Dockerfile, 9.1.0 and 8.3.rc1 beside it.
@@ -32,7 +32,7 @@ def compiler_scripts(stack: Stack) -> tuple[str, ...]:
 
 
 def ascend_folder(stack: Stack) -> str:
-    """The folder that CANN's installers are given.
+    """The install path for CANN's installers.
 
     Example: /usr/local/Ascend for /usr/local/Ascend/cann-8.5.0 and for /usr/local/Ascend/ascend-toolkit/8.3.RC1
     """

@@ -1,7 +1,6 @@
 """CANN's three parts: found where the stack wants them, or installed from files that the user supplies.
 
-Start from `cann_steps`. Nothing is downloaded: the files lie behind an account and a licence. Names of files as their
-makers give them:
+Nothing is downloaded: the files lie behind an account and a licence. Names of files as their makers give them:
 
     Ascend-cann-toolkit_8.5.0_linux-aarch64.run
     Ascend-cann-910b-ops_8.5.0_linux-aarch64.run          from 8.5 on; A3 too
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from npuenv.install.locations import Target
     from npuenv.resolve.types import Stack
 
-PARTS = ("toolkit", "ops", "nnal")  # in the order in which they must go in
+PARTS = ("toolkit", "ops", "nnal")  # in install order
 _NAME = re.compile(
     r"""(?P<maker>Ascend|Atlas-A3)-cann-
     (?:(?P<part>toolkit|nnal)|kernels-(?P<chip>[0-9A-Za-z]+)|(?P<newer>[0-9A-Za-z]+)-ops|(?P<bare>kernels))
@@ -45,25 +44,25 @@ _NAME = re.compile(
     re.VERBOSE,
 )
 _HASH_TIMEOUT_S = 600.0
-_DEFAULT_FOLDER = "/usr/local/Ascend"  # where packages put themselves; they take no other
+_DEFAULT_FOLDER = "/usr/local/Ascend"  # the fixed install path of packages
 
 
 @dataclass(frozen=True, slots=True)
 class CannFile:
-    """A supplied file, as its name and its hash say."""
+    """A supplied file, described by its name and its hash."""
 
     path: str
     part: str  # toolkit | ops | nnal
     chip: str  # of ops: 910b, a3, 310p; else ""
     version: str
-    arch: str  # "": the name does not say
+    arch: str  # "": not in the name
     form: str  # run | deb | rpm
     sha256: str = ""
-    is_known: bool = False  # a source of the matrix gives this hash
+    is_known: bool = False  # whether a source of the matrix gives this hash
 
 
 def recognise(path: str) -> CannFile | None:
-    """What a file's name says it is; None for a name that is none of CANN's."""
+    """The parts of a CANN file's name; None for any other name."""
     match = _NAME.fullmatch(posixpath.basename(path))
     if match is None:
         return None
@@ -75,7 +74,7 @@ def recognise(path: str) -> CannFile | None:
 
 
 def expected_names(stack: Stack) -> tuple[str, ...]:
-    """The names of the files that a stack's CANN comes in, as their makers spell them; () where it needs none."""
+    """The names of the files of a stack's CANN, in the vendor's spelling; () if it needs none."""
     version = _version(stack)
     if not version:
         return ()
@@ -89,14 +88,14 @@ def expected_names(stack: Stack) -> tuple[str, ...]:
 
 
 def cann_steps(host: Host, stack: Stack, files: Sequence[str], target: Target) -> Prerequisites:
-    """Steps for the parts of CANN that are not there yet, from `files`; notes for parts without a file.
+    """Steps for the missing parts of CANN, from `files`; notes for parts without a file.
 
-    Raises BadInput for a file that is no part of this stack's CANN: another name, version, architecture, chip or hash.
+    Raises: BadInput for a file that is no part of this stack's CANN: another name, version, architecture, chip or hash.
     """
     if not stack.cann_root:
         if files:
-            said = {"stack": stack.name, "path": files[0]}
-            raise BadInput(Message("plan.cann-not-needed", said), Message("plan.cann-not-needed-hint"))
+            args = {"stack": stack.name, "path": files[0]}
+            raise BadInput(Message("plan.cann-not-needed", args), Message("plan.cann-not-needed-hint"))
         return Prerequisites()
     supplied = _supplied(host, stack, files)
     found = Prerequisites()
@@ -107,13 +106,13 @@ def cann_steps(host: Host, stack: Stack, files: Sequence[str], target: Target) -
         if part in supplied:
             found += _install(host, stack, supplied[part], target)
         else:
-            said = {"file": expected_names(stack)[PARTS.index(part)], "root": stack.cann_root}
-            found += Prerequisites(notes=(Message("plan.cann-missing", said),))
+            args = {"file": expected_names(stack)[PARTS.index(part)], "root": stack.cann_root}
+            found += Prerequisites(notes=(Message("plan.cann-missing", args),))
     return found
 
 
 def with_found_cann(host: Host, stack: Stack) -> Stack:
-    """The stack with the root at which its CANN lies on this machine, where that is another than the usual one."""
+    """The stack with the root of its CANN on this machine, if that is not the usual one."""
     if not stack.cann_root or ask_environment(host, _want(stack, "toolkit")).value == _version(stack):
         return stack
     found = installs(host, stack.platform.arch).value
@@ -124,15 +123,15 @@ def with_found_cann(host: Host, stack: Stack) -> Stack:
 
 
 def _supplied(host: Host, stack: Stack, files: Sequence[str]) -> dict[str, CannFile]:
-    """Part -> file. Raises BadInput."""
+    """Part -> file. Raises: BadInput."""
     supplied: dict[str, CannFile] = {}
     for path in files:
-        said = {"path": path, "names": expected_names(stack)}
+        args = {"path": path, "names": expected_names(stack)}
         if host.look(path).state is PathState.ABSENT:
-            raise BadInput(Message("plan.cann-absent", said), Message("plan.cann-absent-hint", said))
+            raise BadInput(Message("plan.cann-absent", args), Message("plan.cann-absent-hint", args))
         file = recognise(path)
         if file is None:
-            raise BadInput(Message("plan.cann-name", said), Message("plan.cann-name-hint"))
+            raise BadInput(Message("plan.cann-name", args), Message("plan.cann-name-hint"))
         if file.part in supplied:
             raise BadInput(Message("plan.cann-twice", {"one": supplied[file.part].path, "other": path}))
         _require_fit(stack, file)
@@ -142,19 +141,19 @@ def _supplied(host: Host, stack: Stack, files: Sequence[str]) -> dict[str, CannF
 
 def _require_fit(stack: Stack, file: CannFile) -> None:
     wanted = {"version": _version(stack), "arch": stack.platform.arch, "chip": _chip(stack)}
-    said = {"path": file.path, "stack": stack.name}
+    args = {"path": file.path, "stack": stack.name}
     if not versions.is_cann(file.version) or versions.cann(file.version) != versions.cann(wanted["version"]):
-        raise BadInput(Message("plan.cann-other", {**said, "is": file.version, "wanted": wanted["version"]}))
+        raise BadInput(Message("plan.cann-other", {**args, "is": file.version, "wanted": wanted["version"]}))
     if file.arch and file.arch != wanted["arch"]:
-        raise BadInput(Message("plan.cann-other", {**said, "is": file.arch, "wanted": wanted["arch"]}))
+        raise BadInput(Message("plan.cann-other", {**args, "is": file.arch, "wanted": wanted["arch"]}))
     if file.chip and wanted["chip"] and file.chip != wanted["chip"]:
-        raise BadInput(Message("plan.cann-other", {**said, "is": file.chip, "wanted": wanted["chip"]}))
+        raise BadInput(Message("plan.cann-other", {**args, "is": file.chip, "wanted": wanted["chip"]}))
     if file.form != "run" and ascend_folder(stack) != _DEFAULT_FOLDER:
-        raise BadInput(Message("plan.cann-package-place", {**said, "wanted": ascend_folder(stack)}))
+        raise BadInput(Message("plan.cann-package-place", {**args, "wanted": ascend_folder(stack)}))
 
 
 def _hashed(host: Host, file: CannFile) -> CannFile:
-    """The file with its sha256. Raises BadInput where it cannot be read or where the matrix knows another."""
+    """The file with its sha256. Raises: BadInput if it cannot be read or if the matrix has another hash."""
     looked = host.look(file.path)
     ran = host.run(("sha256sum", file.path), timeout_s=_HASH_TIMEOUT_S)
     match = re.match(r"\\?([0-9a-f]{64}) ", ran.out)
@@ -172,7 +171,7 @@ def _install(host: Host, stack: Stack, file: CannFile, target: Target) -> Prereq
     folder = ascend_folder(stack)
     is_ours = file.form == "run" and _is_writable(host, folder)
     privilege = "" if is_ours else privilege_of(host)
-    said = {
+    args = {
         "part": file.part,
         "version": _version(stack),
         "file": posixpath.basename(file.path),
@@ -181,34 +180,34 @@ def _install(host: Host, stack: Stack, file: CannFile, target: Target) -> Prereq
     }
     runs = _runs(stack, file, is_for_all=privilege == SUDO)
     if privilege == NONE:
-        return Prerequisites(notes=(Message("plan.cann-administrator", {**said, "command": as_lines(runs)}),))
+        return Prerequisites(notes=(Message("plan.cann-administrator", {**args, "command": as_lines(runs)}),))
     sums, launcher = target.own(f"cann-{file.part}.sha256"), target.own("with-cann.sh")
     do: list[Action] = [
         WriteFile(sums, f"{file.sha256}  {file.path}\n"),
         Run(("sha256sum", "-c", "--quiet", sums)),
     ]
     if file.part == "nnal" and file.form == "run":
-        # NNAL's installer looks for the toolkit in the environment that the toolkit's own script sets.
+        # NNAL's installer looks for the toolkit in the variables that the toolkit's own script sets.
         cann, nnal = cann_scripts(stack)
         check, install = runs
         env = {"NPUENV_CANN": cann, "NPUENV_NNAL": nnal}
         runs = (check, Run(("sh", launcher, *install.argv), env))
         do.append(WriteFile(launcher, LAUNCHER, 0o755))
     do += [as_root(run, privilege) for run in runs]
-    why = Message("plan.why-cann" if file.is_known else "plan.why-cann-unhashed", said)
+    why = Message("plan.why-cann" if file.is_known else "plan.why-cann-unhashed", args)
     return Prerequisites(
         (Step(f"cann-{file.part}", why, tuple(do), (_want(stack, file.part),), needs_root=not is_ours),)
     )
 
 
 def _runs(stack: Stack, file: CannFile, *, is_for_all: bool) -> tuple[Run, ...]:
-    """The installer's own test of its content, then the installation. Packages are tested by what installs them."""
+    """The installer's self-test, then the installation. Package managers test packages themselves."""
     if file.form == "deb":
         return (Run(("dpkg", "-i", file.path)),)
     if file.form == "rpm":
         return (Run(("rpm", "-U", file.path)),)
     options = ["--install", "--quiet", f"--install-path={ascend_folder(stack)}"]
-    options += ["--install-for-all"] * is_for_all  # root installs it, and somebody else works with it
+    options += ["--install-for-all"] * is_for_all  # installed by root for other users
     return (Run(("bash", file.path, "--check")), Run(("bash", file.path, *options)))
 
 
@@ -232,7 +231,7 @@ def _chip(stack: Stack) -> str:
 
 
 def _is_writable(host: Host, folder: str) -> bool:
-    """Whether this user may create what lies at `folder`."""
+    """Whether this user may create files at `folder`."""
     while folder not in ("", "/") and host.look(folder).state is PathState.ABSENT:
         folder = posixpath.dirname(folder)
     return host.look(folder).is_writable

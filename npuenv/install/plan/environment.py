@@ -1,4 +1,4 @@
-"""The steps around the packages: the environment itself, mending, activation, verification, the switch."""
+"""The steps around the packages: creating the environment, repair, activation, verification, switching to it."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 ACTIVATION = "activate.sh"
 MEND = "mend"
 VERIFY = "verify"
-FINISH = "finish"  # before it an environment is in force nowhere
-# Without conda-meta conda sees a folder, and fills it; with it, it would remove the whole environment first, our own
-# files too.
+FINISH = "finish"  # before this step an environment is not active
+# Without conda-meta conda fills the existing folder; with it, conda would first remove the complete environment,
+# including npuenv's own files.
 _OF_VENV = ("bin", "lib", "lib64", "include", "share", "src", "pyvenv.cfg", "conda-meta")
 _OF_CONDA = (*_OF_VENV, "etc", "man", "sbin", "ssl", "var", "compiler_compat",
              "aarch64-conda-linux-gnu", "x86_64-conda-linux-gnu")  # fmt: skip
 
 
 def make(making: Making) -> Step:
-    """A fresh environment unless the one there has this Python and this lock; older content goes first.
+    """Creates an environment unless the existing one has this Python and this lock; other content is removed first.
 
-    In an environment that the user had already nothing is made and nothing goes.
+    In an environment that the user already had nothing is created or removed.
     """
     root, own, kind = making.target.root, making.target.own, making.target.kind
     version = making.stack.platform.python
@@ -56,7 +56,7 @@ def make(making: Making) -> Step:
     return Step(step, Message(key, {"python": version, "path": root}), do, wants, needs_network=is_asking)
 
 
-# Kind of target -> the step's id, and why it is done.
+# Kind of target -> the step's id and reason.
 _STEPS = {
     "venv": ("venv", "plan.why-venv"),
     "conda": ("conda", "plan.why-conda"),
@@ -79,7 +79,7 @@ def _made(making: Making) -> tuple[Action, ...]:
 
 
 def inspector(making: Making) -> Step:
-    """The program that tells of this environment; a newer one replaces it and leaves all else as it is."""
+    """Writes the verifier program of this environment; a newer one replaces it and changes nothing else."""
     path, text = f"{making.target.root}/{INSPECTOR}", program()
     do = (WriteFile(path, text),)
     wants = (Condition("file.text", (path,), text),)
@@ -87,9 +87,10 @@ def inspector(making: Making) -> Step:
 
 
 def mend(making: Making, *, is_repairing: bool = False) -> Step:
-    """What is damaged goes out; in the user's own environment packages of the lock alone: others, nobody puts back.
+    """Removes what is damaged; in the user's own environment only packages of the lock, because npuenv cannot reinstall
+    others.
 
-    A repair also puts back what the environment was made of, and sets aside what runs at every start and came later.
+    A repair also restores the files of the virtual environment, and sets aside startup hooks that were added later.
     """
     root, over = making.target.root, making.over
     if not making.is_own:
@@ -102,7 +103,7 @@ def mend(making: Making, *, is_repairing: bool = False) -> Step:
 
 
 def activate(making: Making, files: Mapping[str, str]) -> Step:
-    """The activation scripts and what they read: path below the environment -> text."""
+    """The activation scripts and their data files: path below the environment -> text."""
     placed = {f"{making.target.root}/{name}": text for name, text in files.items()}
     do = tuple(WriteFile(path, text) for path, text in placed.items())
     wants = tuple(Condition("file.text", (path,), text) for path, text in placed.items())
@@ -122,16 +123,16 @@ def verify(making: Making) -> Step:
 
 
 def _probes(making: Making) -> list[str]:
-    """Modules to import: torch with the version that it must call itself, then those of the table that the lock has."""
+    """Modules to import: torch with the version that it must report, then those of the table that the lock contains."""
     torch = making.lock.package("torch")
     found = [f"torch=={torch.version}"] if torch else []
     return found + [row.module for row in load_matrix().probes if making.lock.package(row.distribution)]
 
 
 def finish(making: Making, steps: Sequence[Step]) -> Step:
-    """The environment is declared complete, and becomes the current one; the one before stays reachable beside it.
+    """Declares the environment complete and makes it the current one; the former one stays as `previous`.
 
-    What a repeated run would ask of each step's own files, the manifest holds too: from it others know what is lost.
+    The manifest also records the conditions of each step's own files, so that missing ones can be found from it.
     """
     below = f"{making.target.root}/"
     wants_of_files = [want for step in steps for want in step.done_when if want.fact == "file.text"]

@@ -1,7 +1,7 @@
-"""From cures to a plan: what `doctor --fix` runs, what it writes down for the user's shell, and what it only shows.
+"""Plans what `doctor --fix` runs, writes for the user's shell, and only shows.
 
-Start from `plan_cures`. Pure: nothing is run or read here. A cure is run only when its check declares it automatic, and
-never when it touches security, other users' processes or the cards' state, whatever the check says.
+Pure: runs and reads nothing. A fix runs only if its check declares it automatic, and never if it touches security,
+other users' processes or the cards' state.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ if TYPE_CHECKING:
 Argv = tuple[str, ...]
 
 SESSION_STEP = "session"
-# From the ground up, as the layers of the machine; triton-ascend goes in last because it owns files of triton's.
+# Order of the steps, from the lowest layer of the machine up; triton-ascend is last because it owns files of triton.
 _LAYERS = ("machine", "container", "devices", "driver", "cards", "cann", "nnal", "network", "python", "ray")
 _LAST = "triton-ascend"
-# Programs that end processes, restart the machine, or open and close it to others.
+# Programs that end processes, restart the machine, or change who can access it.
 _NEVER = frozenset(
     {"kill", "killall", "killall5", "pkill", "skill", "fuser", "reboot", "shutdown", "poweroff", "halt", "init"}
     | {"telinit", "iptables", "ip6tables", "nft", "ufw", "firewall-cmd", "setenforce", "mkfs", "dd", "rm", "rmmod"}
-    | {"modprobe", "insmod", "sh", "bash", "dash", "zsh"}  # a shell would run a text, which nobody can look through
+    | {"modprobe", "insmod", "sh", "bash", "dash", "zsh"}  # a shell would run a text that cannot be inspected
 )
-_CHANGES_STATE = {"npu-smi": "set", "hccn_tool": "-s", "systemctl": "stop"}  # program -> the word that does it
-_NEEDS_A_PERSON = ("sudo", "su", "doas")  # they ask for a password
+# program -> the argument that changes the state
+_CHANGES_STATE = {"npu-smi": "set", "hccn_tool": "-s", "systemctl": "stop"}
+_INTERACTIVE = ("sudo", "su", "doas")  # these ask for a password
 _GONE = "-"
 _PLACEHOLDER = re.compile(r"<[A-Za-z][\w .-]*>|…|\.\.\.|\*\*\*")
 
 
-class Cure(Protocol):
-    """The part of a check's `Fix` that a plan is made from. Checks lie above plans, hence this protocol."""
+class FixLike(Protocol):
+    """The part of a check's `Fix` that a plan needs. Checks are above plans, hence this protocol."""
 
     @property
     def says(self) -> Message: ...
@@ -56,18 +57,18 @@ class Cure(Protocol):
     def done_when(self) -> tuple[Condition, ...]: ...
 
 
-class Ill(Protocol):
-    """A finding that wants a cure."""
+class FindingLike(Protocol):
+    """A finding with an optional fix."""
 
     @property
     def check(self) -> str: ...
     @property
-    def fix(self) -> Cure | None: ...
+    def fix(self) -> FixLike | None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """A cure that is shown and not run, and why."""
+class ManualFix:
+    """A fix that is only shown, and the reason."""
 
     check: str
     says: Message
@@ -77,120 +78,123 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Cures:
-    """What is done about some findings. `mends` and `undo` are by step id."""
+class FixPlan:
+    """The fixes of some findings. `checks` and `undo` are by step id."""
 
     plan: Plan
-    mends: Mapping[str, tuple[str, ...]]  # ids of the checks that the step is for
-    undo: Mapping[str, tuple[Argv, ...]]  # () : it cannot be taken back
-    shown: tuple[Shown, ...] = ()
-    session: tuple[Argv, ...] = ()  # what is written down for the user's shell
+    checks: Mapping[str, tuple[str, ...]]  # ids of the checks that the step fixes
+    undo: Mapping[str, tuple[Argv, ...]]  # (): it cannot be undone
+    manual: tuple[ManualFix, ...] = ()
+    session: tuple[Argv, ...] = ()  # commands for the user's shell
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where cures work: whether they may do what needs root, and the file for the user's shell with its text so far."""
+class FixContext:
+    """Where fixes run: whether as root, and the file for the user's shell with its present text."""
 
     session_file: str
     session_text: str = ""
-    backup: str = ""  # where a copy of the file as it was is kept, for the undo
+    backup: str = ""  # path of a copy of the unchanged file, for the undo
     is_root: bool = False
 
 
-def plan_cures(ills: Iterable[Ill], place: Place, restore: Callable[[str], str] = str) -> Cures:
-    """The cures of findings, the worst first as given, in an order in which they can be done; each command once.
+def plan_fixes(findings: Iterable[FindingLike], context: FixContext, restore: Callable[[str], str] = str) -> FixPlan:
+    """The fixes of findings, worst first as given, in an order in which they can run; each command once.
 
-    `restore` turns stand-ins for names into this machine's own.
+    `restore` replaces stand-ins for names by this machine's own names.
     """
     draft = _Draft()
-    for ill in ills:
-        if ill.fix is None:
+    for finding in findings:
+        if finding.fix is None:
             continue
-        commands = _real(ill.fix.commands, restore)
-        why = _why_not(ill.fix, commands, place) or _contradiction(commands, draft)
+        commands = _real(finding.fix.commands, restore)
+        why = _why_manual(finding.fix, commands, context) or _contradiction(commands, draft)
         if why is None:
-            draft.add(ill.check, ill.fix, commands, restore)
+            draft.add(finding.check, finding.fix, commands, restore)
         else:
-            draft.shown.append(Shown(ill.check, ill.fix.says, commands, why, ill.fix.needs_root))
-    return draft.finished(place)
+            draft.manual.append(ManualFix(finding.check, finding.fix.says, commands, why, finding.fix.needs_root))
+    return draft.build(context)
 
 
-def undo_script(cures: Cures, begun: Sequence[str], *, head: str, never: str) -> str:
-    """A POSIX script that takes the begun steps back, the last one first; `never` stands where that cannot be done."""
+def undo_script(fixes: FixPlan, begun: Sequence[str], *, head: str, never: str) -> str:
+    """A POSIX script that undoes the started steps, the last one first; `never` marks steps that cannot be undone."""
     lines = ["#!/bin/sh", f"# {head}"]
     for step_id in reversed(begun):
-        lines += ["", f"# {step_id}", *map(shlex.join, cures.undo[step_id])]
-        lines += [] if cures.undo[step_id] else [f"# {never}"]
+        lines += ["", f"# {step_id}", *map(shlex.join, fixes.undo[step_id])]
+        lines += [] if fixes.undo[step_id] else [f"# {never}"]
     return "\n".join(lines) + "\n"
 
 
 def session_text(old: str, lines: Mapping[str, Sequence[Argv]], path: str) -> str:
-    """The file for the user's shell: what stood in it, less what is set anew, then the new lines with their checks."""
+    """The file for the user's shell: the old lines, except those that are replaced, then the new lines with their
+    checks.
+    """
     fresh = [(check, shell_line(_portable(argv))) for check, argvs in lines.items() for argv in argvs]
     subjects = {subject for _, line in fresh for subject in _subjects(line)}
-    kept = [entry for entry in _entries(old) if not subjects & _subjects(entry[1])]
+    unchanged = [entry for entry in _entries(old) if not subjects & _subjects(entry[1])]
     written = [f"# npuenv doctor --fix; in your shell:  . {shlex.quote(path)}"]
-    for check, line in dict.fromkeys([*kept, *fresh]):
+    for check, line in dict.fromkeys([*unchanged, *fresh]):
         written.append(f"{line}  # {check}")
     return "\n".join(written) + "\n"
 
 
-def _why_not(cure: Cure, commands: tuple[Argv, ...], place: Place) -> Message | None:
-    """Why a cure is not run, or None when it is."""
+def _why_manual(fix: FixLike, commands: tuple[Argv, ...], context: FixContext) -> Message | None:
+    """The reason why a fix is only shown, or None if it can run."""
     never = [argv for argv in commands if _is_never(argv)]
-    if never and not cure.is_dangerous and all(map(_removes_packages, never)):
+    if never and not fix.is_dangerous and all(map(_removes_packages, never)):
         return Message("fix.removes")
-    if never or cure.is_dangerous:
+    if never or fix.is_dangerous:
         return Message("fix.dangerous")
     if not commands:
         return Message("fix.by-hand")
-    if any(_PLACEHOLDER.search(word) for argv in commands for word in argv):
+    if any(_PLACEHOLDER.search(token) for argv in commands for token in argv):
         return Message("fix.placeholder")
-    if not cure.is_automatic and not all(map(can_be_written_down, commands)):
+    if not fix.is_automatic and not all(map(can_be_written_down, commands)):
         return Message("fix.by-hand")
-    needs_root = cure.needs_root or any(argv[0] in _NEEDS_A_PERSON for argv in commands)
-    return Message("fix.needs-root") if needs_root and not place.is_root else None
+    needs_root = fix.needs_root or any(argv[0] in _INTERACTIVE for argv in commands)
+    return Message("fix.needs-root") if needs_root and not context.is_root else None
 
 
 @dataclass(slots=True)
 class _Draft:
-    """What a plan grows from, one cure at a time."""
+    """A plan under construction."""
 
     steps: list[Step] = field(default_factory=list)
-    mends: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    checks: dict[str, tuple[str, ...]] = field(default_factory=dict)
     undo: dict[str, tuple[Argv, ...]] = field(default_factory=dict)
-    shown: list[Shown] = field(default_factory=list)
+    manual: list[ManualFix] = field(default_factory=list)
     session: dict[str, list[Argv]] = field(default_factory=dict)
 
-    def add(self, check: str, cure: Cure, commands: tuple[Argv, ...], restore: Callable[[str], str]) -> None:
-        """Takes a cure in. One whose programs another step runs already is for that step's account."""
+    def add(self, check: str, fix: FixLike, commands: tuple[Argv, ...], restore: Callable[[str], str]) -> None:
+        """Adds a fix. If another step already runs its programs, that step is extended to its check."""
         for_shell = [argv for argv in commands if is_for_own_shell(argv)]
         if for_shell:
             self.session[check] = for_shell
         programs = tuple(argv for argv in commands if not is_for_own_shell(argv))
-        same = next((step.id for step in self.steps if _does_too(step, programs)), None)
+        same = next((step.id for step in self.steps if _includes(step, programs)), None)
         if programs and same is not None:
-            self.mends[same] = (*self.mends[same], check)
+            self.checks[same] = (*self.checks[same], check)
         elif programs:
-            step = _step(check, cure, programs, restore)
+            step = _step(check, fix, programs, restore)
             self.steps.append(step)
-            self.mends[step.id] = (check,)
-            self.undo[step.id] = _real(cure.undo, restore)
+            self.checks[step.id] = (check,)
+            self.undo[step.id] = _real(fix.undo, restore)
 
-    def finished(self, place: Place) -> Cures:
-        """The whole, in order; the file for the user's shell comes last."""
+    def build(self, context: FixContext) -> FixPlan:
+        """The complete plan, in order; the file for the user's shell comes last."""
         ordered = _linked(sorted(self.steps, key=_rank))
         if self.session:
-            ordered.append(_session_step(place, self.session))
-            self.mends[SESSION_STEP] = tuple(self.session)
-            back = ("cp", place.backup, place.session_file) if place.session_text else ("rm", "-f", place.session_file)
-            self.undo[SESSION_STEP] = (back,)
+            ordered.append(_session_step(context, self.session))
+            self.checks[SESSION_STEP] = tuple(self.session)
+            path = context.session_file
+            restore = ("cp", context.backup, path) if context.session_text else ("rm", "-f", path)
+            self.undo[SESSION_STEP] = (restore,)
         lines = tuple(dict.fromkeys(argv for argvs in self.session.values() for argv in argvs))
-        return Cures(Plan(tuple(ordered)), self.mends, self.undo, tuple(self.shown), lines)
+        return FixPlan(Plan(tuple(ordered)), self.checks, self.undo, tuple(self.manual), lines)
 
 
 def _contradiction(commands: tuple[Argv, ...], draft: _Draft) -> Message | None:
-    """Why a cure cannot be done beside those that are planned already: the worse problem keeps its cure."""
+    """The conflict of a fix with those that are planned already, or None. The more severe problem keeps its fix."""
     wanted = _outcome(commands)
     for step in draft.steps:
         for name, spec in _outcome(run.argv for run in _runs(step)).items():
@@ -199,27 +203,28 @@ def _contradiction(commands: tuple[Argv, ...], draft: _Draft) -> Message | None:
     own = [(argv, _subjects(shell_line(argv))) for argv in commands if is_for_own_shell(argv)]
     for check, argvs in draft.session.items():
         for planned in argvs:
-            taken = _subjects(shell_line(planned))
+            used = _subjects(shell_line(planned))
             for argv, subjects in own:
-                if argv != planned and subjects & taken:
-                    return Message("fix.contradicts", {"what": min(subjects & taken), "other": check})
+                if argv != planned and subjects & used:
+                    return Message("fix.contradicts", {"what": min(subjects & used), "other": check})
     return None
 
 
 def _is_never(argv: Argv) -> bool:
-    words = argv[1:] if argv[0] in _NEEDS_A_PERSON and len(argv) > 1 else argv
-    program = posixpath.basename(words[0])
-    return program in _NEVER or _CHANGES_STATE.get(program) in words
+    command = argv[1:] if argv[0] in _INTERACTIVE and len(argv) > 1 else argv
+    program = posixpath.basename(command[0])
+    return program in _NEVER or _CHANGES_STATE.get(program) in command
 
 
 def _removes_packages(argv: Argv) -> bool:
-    """Whether it removes nothing but what lies in a folder of packages: nobody's security or work."""
-    targets = [word for word in argv[1:] if not word.startswith("-")]
-    return argv[0] == "rm" and bool(targets) and all(re.search(r"/(site|dist)-packages/[^/]", word) for word in targets)
+    """Whether a command removes nothing outside of package folders."""
+    targets = [token for token in argv[1:] if not token.startswith("-")]
+    are_packages = all(re.search(r"/(site|dist)-packages/[^/]", target) for target in targets)
+    return argv[0] == "rm" and bool(targets) and are_packages
 
 
-def _does_too(step: Step, programs: tuple[Argv, ...]) -> bool:
-    """Whether a step runs these programs too, or puts in anew every package that they put in."""
+def _includes(step: Step, programs: tuple[Argv, ...]) -> bool:
+    """Whether a step runs these programs too, or reinstalls every package that they install."""
     argvs = [run.argv for run in _runs(step)]
     if set(programs) <= set(argvs):
         return True
@@ -230,43 +235,43 @@ def _does_too(step: Step, programs: tuple[Argv, ...]) -> bool:
 
 
 def _outcome(argvs: Iterable[Argv]) -> dict[str, str]:
-    """What becomes of each package that pip commands name, the last one deciding."""
+    """The final state of each package that pip commands name; later commands win."""
     return {name: spec for argv in argvs for name, spec in _packages(argv).items()}
 
 
 def _packages(argv: Argv) -> dict[str, str]:
-    """Distribution -> what a pip command does with it; empty for other commands.
+    """Distribution -> the version specifier or removal of a pip command; empty for other commands.
 
     Example: ("python", "-m", "pip", "install", "numpy<2") -> {"numpy": "<2"}
     """
-    verb = next((word for word in argv if word in ("install", "uninstall")), None)
-    if verb is None or not any(word in ("pip", "uv") or word.endswith("/uv") for word in argv):
+    verb = next((token for token in argv if token in ("install", "uninstall")), None)
+    if verb is None or not any(token in ("pip", "uv") or token.endswith("/uv") for token in argv):
         return {}
     found = {}
-    for word in argv[argv.index(verb) + 1 :]:
-        match = re.match(r"([A-Za-z0-9][\w.-]*)(\[[^\]]*\])?\s*([=<>!~].*)?$", word)
-        if match and not word.startswith("-"):
+    for token in argv[argv.index(verb) + 1 :]:
+        match = re.match(r"([A-Za-z0-9][\w.-]*)(\[[^\]]*\])?\s*([=<>!~].*)?$", token)
+        if match and not token.startswith("-"):
             name = re.sub(r"[-_.]+", "-", match[1]).lower()
             found[name] = _GONE if verb == "uninstall" else match[3] or ""
     return found
 
 
 def _real(argvs: Iterable[Argv], restore: Callable[[str], str]) -> tuple[Argv, ...]:
-    return tuple(tuple(restore(word) for word in argv) for argv in argvs)
+    return tuple(tuple(restore(token) for token in argv) for argv in argvs)
 
 
-def _step(check: str, cure: Cure, programs: tuple[Argv, ...], restore: Callable[[str], str]) -> Step:
-    wants = tuple(replace(want, of=tuple(map(restore, want.of)), value=restore(want.value)) for want in cure.done_when)
+def _step(check: str, fix: FixLike, programs: tuple[Argv, ...], restore: Callable[[str], str]) -> Step:
+    wants = tuple(replace(want, of=tuple(map(restore, want.of)), value=restore(want.value)) for want in fix.done_when)
     actions = tuple(map(Run, (*_rehearsal(programs), *programs)))
-    return Step(check.replace(".", "-"), cure.says, actions, wants, needs_root=cure.needs_root)
+    return Step(check.replace(".", "-"), fix.says, actions, wants, needs_root=fix.needs_root)
 
 
 def _rehearsal(programs: tuple[Argv, ...]) -> tuple[Argv, ...]:
-    """The installations of a cure that removes packages first, tried before anything is removed.
+    """The installations of a fix that removes packages first, as dry runs before anything is removed.
 
-    Where an index is out of reach the step then fails with the environment as it was.
+    If an index is unreachable, the step then fails with the environment unchanged.
     """
-    verbs = [next((word for word in argv if word in ("install", "uninstall")), "") for argv in programs]
+    verbs = [next((token for token in argv if token in ("install", "uninstall")), "") for argv in programs]
     if "uninstall" not in verbs or "install" not in verbs[verbs.index("uninstall") :]:
         return ()
     tried = []
@@ -278,11 +283,11 @@ def _rehearsal(programs: tuple[Argv, ...]) -> tuple[Argv, ...]:
     return tuple(tried)
 
 
-def _session_step(place: Place, session: Mapping[str, Sequence[Argv]]) -> Step:
-    text = session_text(place.session_text, session, place.session_file)
-    want = Condition("file.text", (place.session_file,), text)
-    why = Message("fix.session", {"path": place.session_file})
-    return Step(SESSION_STEP, why, (WriteFile(place.session_file, text),), (want,))
+def _session_step(context: FixContext, session: Mapping[str, Sequence[Argv]]) -> Step:
+    text = session_text(context.session_text, session, context.session_file)
+    want = Condition("file.text", (context.session_file,), text)
+    why = Message("fix.session", {"path": context.session_file})
+    return Step(SESSION_STEP, why, (WriteFile(context.session_file, text),), (want,))
 
 
 def _runs(step: Step) -> list[Run]:
@@ -297,7 +302,7 @@ def _rank(step: Step) -> tuple[int, int]:
 
 
 def _linked(steps: Sequence[Step]) -> list[Step]:
-    """Each step after the one before it: package managers must not meet."""
+    """Each step depends on the one before it: package managers must not run at the same time."""
     linked: list[Step] = []
     for step in steps:
         linked.append(replace(step, after=(linked[-1].id,) if linked else ()))
@@ -309,15 +314,15 @@ def _portable(argv: Argv) -> Argv:
 
 
 def _subjects(line: str) -> frozenset[str]:
-    """What a line of the session file is about: the variables, the limit, or the file."""
-    words = shlex.split(line)
-    if words[0] in ("export", "unset"):
-        return frozenset(word.partition("=")[0] for word in words[1:])
-    return frozenset([" ".join(words[:2]) if words[0] == "ulimit" else words[-1]])
+    """What a line of the session file sets: the variables, the limit, or the file."""
+    tokens = shlex.split(line)
+    if tokens[0] in ("export", "unset"):
+        return frozenset(token.partition("=")[0] for token in tokens[1:])
+    return frozenset([" ".join(tokens[:2]) if tokens[0] == "ulimit" else tokens[-1]])
 
 
 def _entries(text: str) -> list[tuple[str, str]]:
-    """(check, line) of a session file that was written here; anything else in it is left out."""
+    """(check, line) of a session file that npuenv wrote; other lines are left out."""
     found = []
     for row in text.splitlines():
         line, mark, check = row.rpartition("  # ")

@@ -1,8 +1,8 @@
-"""From a stack and its lock to the steps that put it into an environment. Start from `plan_install`.
+"""Plans the steps that install a stack and its lock into an environment.
 
-Packages go in at their exact versions with their hashes and without asking for dependencies, so no order among them can
-change what ends up there; the stack's published order counts for components built from source and for triton-ascend,
-which overwrites files of `triton` and therefore comes last.
+Packages are installed at exact versions with hashes and without dependencies, so their order cannot change the result.
+The stack's published order matters for components built from source and for triton-ascend, which overwrites files of
+`triton` and therefore comes last.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ def plan_install(
     before: Sequence[Step] = (),
     is_repairing: bool = False,
 ) -> Plan:
-    """The whole road from an empty folder to a verified environment.
+    """All steps from an empty folder to a verified environment.
 
-    `activation` are the texts of the activation's files by their paths below the environment; one text alone is that of
-    `activate.sh`. `request` is what was asked for, for the manifest; `before` are the steps that the environment stands
-    on (`install.plan.system`, `install.plan.cann_files`); with `is_repairing` altered packages of the lock are taken
-    out of an environment that the user had already too. Packages without a hash get a step of their own that says so;
-    callers that execute the plan refuse such a lock first (`npuenv.lock.preconditions.require_complete`).
+    `activation`: the activation files' texts by their paths below the environment; a single text is that of
+    `activate.sh`. `request`: the request, for the manifest. `before`: prerequisite steps (`install.plan.system`,
+    `install.plan.cann_files`). With `is_repairing`, altered packages of the lock are also removed from an environment
+    that the user already had. Packages without a hash get a step of their own that says so; callers that execute the
+    plan refuse such a lock first (`npuenv.lock.preconditions.require_complete`).
     """
     making = Making(stack, lock, target, tools, request or {})
     steps = [*before, environment.make(making), environment.inspector(making)]
-    # What is altered in the user's own environment may be meant so: it goes out only where that was asked for.
+    # Changes in the user's own environment may be intentional: they are removed only on request.
     if making.is_own or is_repairing:
         steps.append(environment.mend(making, is_repairing=is_repairing))
     steps += _components(making)
@@ -60,20 +60,21 @@ def plan_install(
 
 
 def keep_supplied(host: Host, stack: Stack, lock: Lock, target: Target, tools: Tools) -> Tools:
-    """The tools with what was supplied as sources before, where an environment that was finished is not made anew.
+    """The tools with the sources that were supplied before, unless a finished environment is recreated.
 
-    Of one that was never finished nothing is kept: what was supplied may be why.
+    Those of an unfinished environment are dropped: they may be the reason that it was never finished.
     """
     found = sources.supplied_in(host, target, stack)
     there = describe(host, target.root) if found else None
     if there is None or not there.npuenv:
         return tools
-    stands = environment.make(Making(stack, lock, target, tools)).done_when
-    return replace(tools, kept=found) if all(ask_environment(host, w).value == w.value for w in stands) else tools
+    conditions = environment.make(Making(stack, lock, target, tools)).done_when
+    is_unchanged = all(ask_environment(host, want).value == want.value for want in conditions)
+    return replace(tools, supplied_before=found) if is_unchanged else tools
 
 
 def in_order(stack: Stack) -> list[BuildStep]:
-    """The stack's order with everything in it: what no step names before the first build, LAST at the end."""
+    """The stack's complete order: entries that no step names before the first build, LAST at the end."""
     items = list(stack.order)
     if not any(item.does == "rest" for item in items):
         first_build = next((n for n, item in enumerate(items) if item.does == "git"), len(items))
@@ -83,7 +84,7 @@ def in_order(stack: Stack) -> list[BuildStep]:
 
 
 def _components(making: Making) -> list[Step]:
-    """The stack's order as steps. Wheels between two things that need order go in together."""
+    """The stack's order as steps. Wheels between two entries whose order matters are installed together."""
     steps: list[Step] = []
     wheels: list[BuildStep] = []
     for item in in_order(making.stack):
@@ -101,5 +102,5 @@ def _components(making: Making) -> list[Step]:
 
 
 def _chained(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """Each step after the one before it: on this platform the order is part of the recipe."""
+    """Each step depends on the one before it: on this platform the order is part of the recipe."""
     return tuple(replace(step, after=(steps[number - 1].id,) if number else ()) for number, step in enumerate(steps))

@@ -1,4 +1,4 @@
-"""What a plan stands on and what comes before its own steps. Start from `Prerequisites` and `privilege_of`."""
+"""Prerequisites of a plan: steps that come before its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT, SUDO, NONE = "root", "sudo", "none"
 
 @dataclass(frozen=True, slots=True)
 class Prerequisites:
-    """Steps that come before the environment's own, and what the user is to be told where there can be none."""
+    """Steps before the environment's own, and notes for the user about missing ones."""
 
     steps: tuple[Step, ...] = ()
     notes: tuple[Message, ...] = ()
@@ -28,17 +28,17 @@ class Prerequisites:
 
 
 def privilege_of(host: Host) -> str:
-    """How a command gets root's rights here: it has them (`root`), through `sudo`, or not at all (`none`)."""
-    said = host.run(("id", "-u"))
-    if said.code == 0 and said.out.strip() == "0":
+    """How a command gets root privileges: it has them (`root`), through `sudo`, or not at all (`none`)."""
+    ran = host.run(("id", "-u"))
+    if ran.code == 0 and ran.out.strip() == "0":
         return ROOT
     folders = [folder for folder in host.environ().get("PATH", "").split(":") if folder.startswith("/")]
-    places = [f"{folder}/sudo" for folder in dict.fromkeys((*folders, "/usr/bin"))]
-    return SUDO if any(host.look(place).state is PathState.FILE for place in places) else NONE
+    paths = [f"{folder}/sudo" for folder in dict.fromkeys((*folders, "/usr/bin"))]
+    return SUDO if any(host.look(path).state is PathState.FILE for path in paths) else NONE
 
 
 def as_root(run: Run, privilege: str) -> Run:
-    """The same command with root's rights. sudo never asks for a password, and hands no variables on by itself."""
+    """The command with root privileges. sudo never asks for a password and passes no variables on."""
     if privilege != SUDO:
         return run
     env = ("env", *(f"{name}={value}" for name, value in run.env.items())) if run.env else ()
@@ -46,12 +46,12 @@ def as_root(run: Run, privilege: str) -> Run:
 
 
 def as_lines(actions: tuple[Action, ...]) -> str:
-    """The commands of a step as somebody with root's rights would type them."""
+    """The commands of a step as root would type them."""
     lines = []
     for action in actions:
         if isinstance(action, WriteFile):
             continue
-        words = shlex.join(action.argv)
+        line = shlex.join(action.argv)
         env = " ".join(f"{name}={shlex.quote(value)}" for name, value in action.env.items())
-        lines.append(f"env {env} {words}" if env else words)
+        lines.append(f"env {env} {line}" if env else line)
     return " && ".join(lines)

@@ -1,7 +1,8 @@
-"""The steps that fetch a component's source, from its repository or as the user supplied it, and build it inside.
+"""The steps that fetch a component's source, from its repository or a supplied copy, and build it in the environment.
 
-A source is put together beside its place and then exchanged for the former one, so that a repository that cannot be
-reached leaves what was there. The notes `source-NAME.txt` and `built-NAME.txt` say what lies there and what was built.
+A source is assembled beside its final location and then exchanged for the former one, so that an unreachable repository
+leaves the former source in place. The notes `source-NAME.txt` and `built-NAME.txt` record which source is present and
+what was built.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
     from npuenv.resolve.types import BuildStep, GitSource, Stack
 
 UNPACKER = "unpacker.py"
-_SUPPLIED = re.compile(r"(sha256|tree):[0-9a-f]+|folder .+")  # what a note says of a source from no repository
+_SUPPLIED = re.compile(r"(sha256|tree):[0-9a-f]+|folder .+")  # a note about a source from no repository
 
 
 def build(making: Making, item: BuildStep, source: GitSource) -> list[Step]:
-    """The step that brings the source, and the one that builds it unless it is used where it lies."""
+    """The step that fetches the source, and the one that builds it unless it is used in place."""
     name = canonicalize_name(source.name)
     is_only = len(item.what) == 1
     fetch = f"{item.id}-source" if is_only else f"{name}-source"
@@ -36,14 +37,14 @@ def build(making: Making, item: BuildStep, source: GitSource) -> list[Step]:
     if given:
         steps = [_given(making, fetch, source, given)]
     else:
-        steps = [(_kept if supplied(making, source) else _cloned)(making, fetch, source)]
+        steps = [(_keep if supplied(making, source) else _cloned)(making, fetch, source)]
     if source.how != "pythonpath":
         steps.append(_built(making, item.id if is_only else name, item.why, source))
     return steps
 
 
 def supplied_in(host: Host, target: Target, stack: Stack) -> dict[str, str]:
-    """Normalised name -> what lies there, for each source in an environment that came from no repository."""
+    """Normalised name -> digest of each source in an environment that came from no repository."""
     found = {}
     for source in stack.git_sources:
         note, text = host.look(_note_path(target, source)), ""
@@ -55,14 +56,14 @@ def supplied_in(host: Host, target: Target, stack: Stack) -> dict[str, str]:
 
 
 def supplied(making: Making, source: GitSource) -> str:
-    """What a source is that comes from no repository, supplied now or kept; "" for one from its repository."""
+    """The digest of a source from no repository, supplied now or before; "" for one from its repository."""
     name = canonicalize_name(source.name)
     given, digest = making.tools.given.get(name, ""), making.tools.digests.get(name, "")
     if not given:
-        return making.tools.kept.get(name, "")
+        return making.tools.supplied_before.get(name, "")
     if _is_linked(source, given, digest):
-        return f"folder {given}"  # what is in it is its owner's business, and may change
-    return digest or given  # the same archive at another place is the same source
+        return f"folder {given}"  # the user's own folder, whose content may change
+    return digest or given  # the same archive at another path is the same source
 
 
 def _place(target: Target, source: GitSource) -> str:
@@ -74,27 +75,27 @@ def _note_path(target: Target, source: GitSource) -> str:
 
 
 def _note(making: Making, source: GitSource) -> tuple[str, str]:
-    """The note beside a source: its path, and its text, which is another one for another source."""
+    """The note beside a source: its path, and a text that differs for every source."""
     text = supplied(making, source) or f"{source.repo} {source.ref}"
     return _note_path(making.target, source), f"{text}\n"
 
 
 def _is_linked(source: GitSource, given: str, digest: str) -> bool:
-    """True for a folder that is to stay editable: the user goes on working in it. All else is unpacked or copied."""
+    """Whether a folder stays editable because the user works in it. Everything else is unpacked or copied."""
     return is_folder(given, digest) and source.how != "install"
 
 
 def _cloned(making: Making, step: str, source: GitSource) -> Step:
     folder = _place(making.target, source)
     new = f"{folder}.new"
-    # A clone knows every branch but the default one under the remote's name only.
+    # A clone has all branches but the default one under the remote's name only.
     ref = f"origin/{source.ref}" if source.is_moving else source.ref
     kind = "-moving" if source.is_moving else "-commit" if source.commit else ""
     why = Message(f"plan.why-source{kind}", {"repo": source.repo, "ref": source.ref, "commit": source.commit})
     do = (
         Run(("rm", "-rf", new)),
         Run(("git", "clone", "--filter=blob:none", "--no-checkout", source.repo, new)),
-        # Rather the commit than the tag, which its owner can move. One that nothing leads to any more ends the step.
+        # The commit rather than the tag, which its owner can move. The step fails if the commit is unreachable.
         Run(("git", "-C", new, "checkout", "--detach", source.commit or ref)),
         Run(("git", "-C", new, "submodule", "update", "--init", "--recursive")),
         *_exchange(making, source),
@@ -123,10 +124,10 @@ def _given(making: Making, step: str, source: GitSource, given: str) -> Step:
     return Step(step, why, (*do, *_exchange(making, source)), wants)
 
 
-def _kept(making: Making, step: str, source: GitSource) -> Step:
-    """What was supplied to the environment before stays: somebody may work in it, and nothing says where it came from.
+def _keep(making: Making, step: str, source: GitSource) -> Step:
+    """Keeps a source that was supplied before: the user may work in it, and its origin is not recorded.
 
-    A script that is run elsewhere stops here.
+    A script that runs on another machine stops here.
     """
     folder = _place(making.target, source)
     wants = (Condition("file.text", *_want_note(making, source)), Condition("path.state", (folder,), "folder"))
@@ -140,7 +141,7 @@ def _want_note(making: Making, source: GitSource) -> tuple[tuple[str, ...], str]
 
 
 def _exchange(making: Making, source: GitSource) -> tuple[Action, ...]:
-    """The new folder takes the old one's place. The note goes before and comes after: between, nothing is claimed."""
+    """Replaces the old folder with the new one. The note is removed before and written after, so that it never lies."""
     folder, (note, text) = _place(making.target, source), _note(making, source)
     return (
         Run(("rm", "-f", note)),
@@ -154,7 +155,7 @@ def _built(making: Making, step: str, why: Message, source: GitSource) -> Step:
     name, folder = canonicalize_name(source.name), _place(making.target, source)
     env = {**_build_env(making, source), **source.build_env}
     where = ("-e", folder) if source.how == "editable" else (folder,)
-    # uv looks at a folder's build files alone to see whether it changed; what is built here always is another source.
+    # uv checks only a folder's build files for changes; but here every build has another source.
     options = ("--no-deps", "--no-build-isolation", "--reinstall-package", name, *making.tools.offline)
     build = making.uv("pip", "install", "--python", making.target.python, *options, *where, env=env)
     note, text = making.target.own(f"built-{name}.txt"), _built_text(making, source, env)
@@ -172,18 +173,18 @@ def _built(making: Making, step: str, why: Message, source: GitSource) -> Step:
 
 
 def _built_text(making: Making, source: GitSource, env: dict[str, str]) -> str:
-    """What a build was made from: the source and the variables that decide what comes out of it."""
+    """The inputs of a build: the source and the variables that affect its result."""
     settings = {**source.build_env} | ({"SOC_VERSION": env["SOC_VERSION"]} if "SOC_VERSION" in env else {})
     return _note(making, source)[1] + "".join(f"{key}={value}\n" for key, value in sorted(settings.items()))
 
 
 def _build_env(making: Making, source: GitSource) -> dict[str, str]:
-    # With torch_npu installed a plain `import torch` in a setup.py dies where no card is there: no autoload.
+    # With torch_npu installed a plain `import torch` in a setup.py fails without a card, hence no autoload.
     env = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "VIRTUAL_ENV": making.target.root}
     if making.stack.cann_root:
         env["NPUENV_CANN"], env["NPUENV_NNAL"] = cann_scripts(making.stack)
     if supplied(making, source) and _is_version(source.ref):
-        # An archive of a repository has no history that setuptools-scm could read the version from.
+        # An archive of a repository has no history from which setuptools-scm could read the version.
         env["SETUPTOOLS_SCM_PRETEND_VERSION"] = source.ref.removeprefix("v")
     return env | ({"SOC_VERSION": making.stack.soc_version} if making.stack.soc_version else {})
 

@@ -1,7 +1,7 @@
-"""The operating system's packages that a stack needs and that lack here. Start from `look_at_system`.
+"""The system packages that a stack needs and this machine lacks.
 
-Stacks name packages as Debian and Ubuntu do; names that differ elsewhere stand in `matrix/system_packages.toml`.
-Nothing is installed without consent: without it, what lacks is told with the command that brings it.
+Stacks use the package names of Debian and Ubuntu; names that differ elsewhere are in `matrix/system_packages.toml`.
+Nothing is installed without consent; without it, the missing packages are reported with the command to install them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from npuenv.matrix import load_matrix
 if TYPE_CHECKING:
     from npuenv.resolve.types import Stack
 
-# Ids of /etc/os-release, each with its relatives in ID_LIKE left aside: a stranger's names are not to be guessed.
+# Ids of /etc/os-release. ID_LIKE is ignored, because package names of unknown systems must not be guessed.
 _DEBIANS = ("ubuntu", "debian")
 _RPMS = ("openeuler", "centos", "rhel", "fedora", "rocky", "almalinux", "kylin", "anolis", "hce", "euleros", "bclinux")
 _LOCK_WAIT_S = 120  # another installation, often the nightly one, may hold apt's lock
@@ -28,18 +28,18 @@ _LOCK_WAIT_S = 120  # another installation, often the nightly one, may hold apt'
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A machine's package manager and what of a stack's packages it lacks."""
+    """A machine's package manager, and the stack's packages that it lacks."""
 
-    name: str  # for people
-    database: str  # dpkg | rpm; "": none that we know
+    name: str  # for messages
+    database: str  # dpkg | rpm; "": unknown
     installer: str  # apt-get | dnf | yum
-    missing: tuple[str, ...]  # under their names here
-    is_known: bool  # False: the database gave no answer, and `missing` is everything
+    missing: tuple[str, ...]  # with their names on this system
+    is_known: bool  # False: the database could not be read, and `missing` holds all packages
     privilege: str  # root | sudo | none
 
 
 def look_at_system(host: Host, stack: Stack) -> System:
-    """Which of the stack's system packages lack on this machine; an unknown system lacks all of them."""
+    """The stack's system packages that this machine lacks; on an unknown system all of them."""
     found = system.system(host)
     identity = found.value.id.casefold() if found.value else ""
     name = found.value.name if found.value else "Linux"
@@ -59,21 +59,21 @@ def look_at_system(host: Host, stack: Stack) -> System:
 
 
 def system_steps(stack: Stack, machine: System, *, is_allowed: bool) -> Prerequisites:
-    """The step that installs what lacks, where that is allowed and possible; else a note that says how to do it."""
+    """The step that installs missing packages, if that is allowed and possible; else a note with the command."""
     if not machine.missing:
         return Prerequisites()
-    said = {"packages": machine.missing, "system": machine.name}
+    args = {"packages": machine.missing, "system": machine.name}
     if not machine.database:
-        return Prerequisites(notes=(Message("plan.system-stranger", said),))
+        return Prerequisites(notes=(Message("plan.system-stranger", args),))
     runs = _runs(machine)
     if is_allowed and machine.privilege != NONE:
         want = Condition("system.packages", (machine.database, *machine.missing), "installed")
-        why = Message("plan.why-system", {**said, "stack": stack.name})
+        why = Message("plan.why-system", {**args, "stack": stack.name})
         do = tuple(as_root(run, machine.privilege) for run in runs)
         return Prerequisites((Step("system", why, do, (want,), needs_root=True, needs_network=True),))
     key = "plan.system-administrator" if machine.privilege == NONE else "plan.system-missing"
     key = key if machine.is_known else "plan.system-unknown"
-    return Prerequisites(notes=(Message(key, {**said, "command": as_lines(runs)}),))
+    return Prerequisites(notes=(Message(key, {**args, "command": as_lines(runs)}),))
 
 
 def _runs(machine: System) -> tuple[Run, ...]:

@@ -1,6 +1,6 @@
-"""Whether an environment may go to its place, and what it is made from.
+"""Validates the folder of an environment and finds the interpreter that it is created with.
 
-Start from `check_target`; for an environment that is there already from `existing_target`.
+`check_target` is for a new environment, `existing_target` for one that exists.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if sys.prefix == sys.base_prefix:
         whose = "shared"
 print(json.dumps(["%d.%d" % sys.version_info[:2], platform.machine(), sys.prefix, whose]))
 """
-# MiB on disk after installation, measured; everything else counts as _OTHER_MIB.
+# MiB on disk after installation, measured; other packages count as _OTHER_MIB.
 _HEAVY_MIB = {
     "torch": 715,
     "ray": 205,
@@ -69,37 +69,37 @@ _INSTALLED = (".dist-info", ".egg-info", ".egg-link")
 
 
 def check_target(host: Host, target: Target, lock: Lock) -> None:
-    """Passes when the environment may go there. Raises BadInput: foreign content, read-only, not enough room."""
+    """Passes if the environment may be created there. Raises: BadInput (foreign content, read-only, no space)."""
     check_content(host, target)
-    place = _nearest(host, target.root)
-    if not host.look(place).is_writable:
-        raise BadInput(Message("plan.target-read-only", {"path": place}), Message("plan.choose-target"))
+    location = _nearest(host, target.root)
+    if not host.look(location).is_writable:
+        raise BadInput(Message("plan.target-read-only", {"path": location}), Message("plan.choose-target"))
     if not host.look(target.root).names:
-        _require_room(host, place, lock.packages, Message("plan.choose-target"))
+        _require_room(host, location, lock.packages, Message("plan.choose-target"))
 
 
 def check_content(host: Host, target: Target) -> None:
-    """Passes when nothing lies there but an environment of npuenv's own. Raises BadInput."""
+    """Passes if the folder holds nothing but an environment of npuenv's own. Raises: BadInput."""
     looked = host.look(target.root)
     if looked.state is PathState.UNREADABLE:
         raise BadInput(Message("plan.target-unreadable", {"path": target.root, "why": looked.error}))
     if looked.state not in (PathState.FOLDER, PathState.ABSENT):
         raise BadInput(Message("plan.target-no-folder", {"path": target.root}), Message("plan.choose-target"))
-    if ":" in target.root:  # PATH could not name it
+    if ":" in target.root:  # cannot be an entry of PATH
         raise BadInput(Message("plan.target-colon", {"path": target.root}), Message("plan.choose-target"))
     managed = posixpath.join(data_folder(host.environ()), "envs", "")
     if target.link is None and target.root.startswith(managed) and not looked.names:
-        said = {"path": target.root, "managed": managed}
-        raise BadInput(Message("plan.target-managed", said), Message("plan.choose-target"))
-    there = describe(host, target.root)
-    if there is not None and there.kind == "existing":
+        args = {"path": target.root, "managed": managed}
+        raise BadInput(Message("plan.target-managed", args), Message("plan.choose-target"))
+    present = describe(host, target.root)
+    if present is not None and present.kind == "existing":
         raise BadInput(
             Message("plan.target-existing", {"path": target.root}),
             Message("plan.into-folder-hint", {"path": target.python}),
         )
     if MARKER in looked.names and not is_ours(host, target):
-        said = {"path": target.root, "file": MARKER}
-        raise BadInput(Message("plan.target-unproven", said), Message("plan.target-unproven-hint", said))
+        args = {"path": target.root, "file": MARKER}
+        raise BadInput(Message("plan.target-unproven", args), Message("plan.target-unproven-hint", args))
     if looked.names and not is_ours(host, target):
         raise BadInput(
             Message("plan.target-foreign", {"path": target.root, "names": looked.names[:3]}),
@@ -108,35 +108,35 @@ def check_content(host: Host, target: Target) -> None:
 
 
 def existing_target(host: Host, exe: str, lock: Lock, stack: Stack) -> Target:
-    """The environment that a Python belongs to, as a target. Raises BadInput: no environment, another version.
+    """The environment of a Python, as a target. Raises: BadInput: no environment, another version.
 
-    Refused are an interpreter that others stand on (the system's, a shared one, conda's base), the environment that
-    npuenv itself runs in, one that npuenv made, and one that cannot be written to.
+    Refused are an interpreter that others depend on (the system's, a shared one, conda's base), npuenv's own
+    environment, one that npuenv made, and a read-only one.
     """
     ran = host.run((exe, "-I", "-c", _PREFIX), timeout_s=20.0)
     try:
         version, machine, prefix, whose = loads(ran.out) if ran.code == 0 else ("",) * 4
     except (TypeError, ValueError):
         version, machine, prefix, whose = ("",) * 4
-    said = {"exe": exe, "version": stack.platform.python, "arch": stack.platform.arch}
+    args = {"exe": exe, "version": stack.platform.python, "arch": stack.platform.arch}
     if not version:
-        raise BadInput(Message("plan.into-no-python", said), _into_hint(host, exe))
+        raise BadInput(Message("plan.into-no-python", args), _into_hint(host, exe))
     if (version, machine) != (stack.platform.python, stack.platform.arch):
-        raise BadInput(Message("plan.into-unfit", {**said, "is": f"{version} {machine}"}), Message("plan.into-hint"))
+        raise BadInput(Message("plan.into-unfit", {**args, "is": f"{version} {machine}"}), Message("plan.into-hint"))
     target = Target(prefix, kind="existing")
     if not whose and os.path.realpath(prefix) == os.path.realpath(sys.prefix):
         whose = "own"
     elif not whose and host.look(target.python).state is not PathState.FILE:
         whose = "system"
     if whose:
-        raise BadInput(Message(f"plan.into-{whose}", {**said, "path": prefix}), Message("plan.into-venv-hint", said))
+        raise BadInput(Message(f"plan.into-{whose}", {**args, "path": prefix}), Message("plan.into-venv-hint", args))
     if _is_made(host, prefix):
         known = {"exe": exe, "path": prefix, "stack": lock.stack}
         raise BadInput(Message("plan.into-made", known), Message("plan.into-made-hint", known))
     if not host.look(prefix).is_writable:
         raise BadInput(Message("plan.target-read-only", {"path": prefix}), Message("plan.into-hint"))
-    there = dist_versions(host, target.python).value or {}
-    lacking = [package for package in lock.packages if there.get(package.name) != package.version]
+    present = dist_versions(host, target.python).value or {}
+    lacking = [package for package in lock.packages if present.get(package.name) != package.version]
     _require_room(host, prefix, lacking, Message("plan.make-room"))
     return target
 
@@ -144,34 +144,34 @@ def existing_target(host: Host, exe: str, lock: Lock, stack: Stack) -> Target:
 def present_in(host: Host, target: Target, python: str) -> frozenset[str]:
     """Normalised names of the distributions in an environment of Python `python` ("3.11").
 
-    By the names of their folders: uv counts one as installed whose files a kill has cut short.
+    Read from the folder names, because uv counts a distribution with truncated files as installed.
     """
     names = host.look(f"{target.root}/lib/python{python}/site-packages").names
     return frozenset(canonicalize_name(name.partition("-")[0]) for name in names if name.endswith(_INSTALLED))
 
 
 def _is_made(host: Host, root: str) -> bool:
-    """True for an environment that npuenv made, finished or not; False for one that it put packages into."""
-    there = describe(host, root)
-    if there is None or there.kind == "existing":
+    """Whether npuenv made the environment, finished or not; False for one that it only installed packages into."""
+    present = describe(host, root)
+    if present is None or present.kind == "existing":
         return False
-    return bool(there.kind) or there.status != DAMAGED  # a damaged marker alone does not say whose it is
+    return bool(present.kind) or present.status != DAMAGED  # a damaged marker alone does not say whose it is
 
 
 def _into_hint(host: Host, exe: str) -> Message:
-    """What to name instead of something that is no Python: the one inside, where a folder was named."""
+    """The hint for a path that is no Python: the interpreter inside, if it is a folder."""
     inside = posixpath.join(exe, "bin/python")
     is_folder = host.look(exe).state is PathState.FOLDER and host.look(inside).state is PathState.FILE
     return Message("plan.into-folder-hint", {"path": inside}) if is_folder else Message("plan.into-hint")
 
 
 def find_conda(host: Host) -> str:
-    """The program that makes conda environments. Raises BadInput where there is none."""
+    """The program that creates conda environments. Raises: BadInput if there is none."""
     environ = host.environ()
     home = environ.get("HOME", "")
     folders = [folder for folder in environ.get("PATH", "").split(":") if folder.startswith("/")]
-    kept = ("miniconda3", "miniforge3", "anaconda3", "mambaforge")
-    folders += [f"{place}/{name}/bin" for place in (home, "/opt") if place for name in kept] + ["/opt/conda/bin"]
+    installers = ("miniconda3", "miniforge3", "anaconda3", "mambaforge")
+    folders += [f"{base}/{name}/bin" for base in (home, "/opt") if base for name in installers] + ["/opt/conda/bin"]
     paths = [environ.get("CONDA_EXE", ""), *(f"{folder}/{name}" for name in ("conda", "mamba") for folder in folders)]
     for path in filter(None, paths):
         if host.look(path).state is PathState.FILE:
@@ -180,44 +180,44 @@ def find_conda(host: Host) -> str:
 
 
 def require_same(host: Host, target: Target, lock: Lock, *, is_replacing: bool) -> None:
-    """Raises BadInput where the folder holds a finished environment of another lock or kind: nothing would be left.
+    """Raises BadInput if the folder holds a finished environment of another lock or kind, which would be lost.
 
-    One whose marker is damaged counts as finished, and is given up only where it is known to be npuenv's own.
+    An environment with a damaged marker counts as finished, and is replaced only if it is known to be npuenv's own.
     """
-    there = describe(host, target.root)
-    if there is None or there.status not in ("complete", DAMAGED):
+    present = describe(host, target.root)
+    if present is None or present.status not in ("complete", DAMAGED):
         return
-    # One that was never finished says its lock in no other place than the lock itself.
-    is_same = (there.lock or _hash_in(host, target)) == lock.hash
-    if is_same and there.kind in ("", target.kind):
+    # Only the lock file itself names the lock of an unfinished environment.
+    is_same = (present.lock or _hash_in(host, target)) == lock.hash
+    if is_same and present.kind in ("", target.kind):
         return
-    is_known = there.status == "complete" or bool(there.kind) or target.link is not None
+    is_known = present.status == "complete" or bool(present.kind) or target.link is not None
     if is_replacing and is_known:
         return
     if is_same:
-        said = {"path": target.root, "stack": there.stack, "kind": there.kind, "wanted": target.kind}
-        raise BadInput(Message("install.other-kind", said), Message("install.other-kind-hint", said))
-    said = {"path": target.root, "stack": there.stack, "lock": there.lock or "?", "wanted": lock.stack}
+        args = {"path": target.root, "stack": present.stack, "kind": present.kind, "wanted": target.kind}
+        raise BadInput(Message("install.other-kind", args), Message("install.other-kind-hint", args))
+    args = {"path": target.root, "stack": present.stack, "lock": present.lock or "?", "wanted": lock.stack}
     hint = "install.other-environment-hint" if is_known else "plan.choose-target"
-    raise BadInput(Message("install.other-environment", said), Message(hint))
+    raise BadInput(Message("install.other-environment", args), Message(hint))
 
 
 def kept_lock(host: Host, target: Target, lock: Lock) -> Lock:
-    """The lock as the environment has it, where that names the same set; else `lock`.
+    """The environment's own lock if it names the same set; else `lock`.
 
-    A lock that was written anew, by another tool or for other questions, is no reason to make an environment anew.
+    A lock that was rewritten, by another tool or with other inputs, is no reason to recreate an environment.
     """
-    there = _lock_in(host, target)
-    return there if there is not None and there.hash == lock.hash else lock
+    present = _lock_in(host, target)
+    return present if present is not None and present.hash == lock.hash else lock
 
 
 def _hash_in(host: Host, target: Target) -> str:
-    there = _lock_in(host, target)
-    return there.hash if there is not None else ""
+    present = _lock_in(host, target)
+    return present.hash if present is not None else ""
 
 
 def _lock_in(host: Host, target: Target) -> Lock | None:
-    """The lock that lies in the environment; None where there is none, or no sound one."""
+    """The lock in the environment; None if it is missing or invalid."""
     looked = host.look(target.own("lock.toml"))
     try:
         return parse_lock(looked.text) if looked.state is PathState.FILE else None
@@ -226,27 +226,27 @@ def _lock_in(host: Host, target: Target) -> Lock | None:
 
 
 def damage_of(host: Host, target: Target) -> tuple[Message, ...]:
-    """A marker that cannot be read, where the rest shows that the folder is npuenv's: the plan writes it anew."""
-    there = describe(host, target.root)
-    is_damaged = there is not None and there.status == DAMAGED
-    said = {"path": target.root, "file": f"{target.root}/{MARKER}"}
-    return (Message("install.marker-damaged", said),) if is_damaged else ()
+    """The damage of a marker in a folder that is npuenv's own otherwise: the plan rewrites the marker."""
+    present = describe(host, target.root)
+    is_damaged = present is not None and present.status == DAMAGED
+    args = {"path": target.root, "file": f"{target.root}/{MARKER}"}
+    return (Message("install.marker-damaged", args),) if is_damaged else ()
 
 
 def is_ours(host: Host, target: Target) -> bool:
-    """True when the folder was made by an installation, finished or not."""
+    """Whether the folder was made by an installation, finished or not."""
     if host.look(target.root).names == (".npuenv",):
-        return True  # stopped before the first step had written anything
+        return True  # interrupted before the first step had written anything
     return describe(host, target.root) is not None
 
 
 def room_mib(packages: Iterable[LockedPackage]) -> int:
-    """An estimate of the disk space that packages take once they are installed, the download cache not counted."""
+    """An estimate of the disk space of installed packages, in MiB, without the download cache."""
     return sum(_HEAVY_MIB.get(package.name, _OTHER_MIB) for package in packages)
 
 
 def find_python(host: Host, version: str, arch: str, chosen: str | None = None) -> str:
-    """The base interpreter for `version` ("3.11"). Raises BadInput (unfit `chosen`) or NothingFits."""
+    """The base interpreter for `version` ("3.11"). Raises: BadInput (unsuitable `chosen`) or NothingFits."""
     found: dict[str, str] = {}
     for candidate in (chosen,) if chosen else _candidates(host, version):
         ran = host.run((candidate, "-I", "-c", _NAME_VERSION), timeout_s=20.0)
@@ -267,13 +267,13 @@ def find_python(host: Host, version: str, arch: str, chosen: str | None = None) 
 
 
 def _candidates(host: Host, version: str) -> list[str]:
-    """Interpreters worth asking: on PATH, then those of pyenv and conda. Exact names come first."""
+    """Interpreters to try: on PATH, then those of pyenv and conda. Exact names come first."""
     environ = host.environ()
     folders = [folder for folder in environ.get("PATH", "").split(":") if folder.startswith("/")]
     home = environ.get("HOME", "")
-    kept = [posixpath.join(home, ".pyenv/versions"), posixpath.join(home, "miniconda3/envs"), "/opt/conda/envs"]
-    kept += [posixpath.join(environ["CONDA_PREFIX"], "envs")] if environ.get("CONDA_PREFIX") else []
-    several = [posixpath.join(place, name, "bin") for place in kept for name in host.look(place).names]
+    installers = [posixpath.join(home, ".pyenv/versions"), posixpath.join(home, "miniconda3/envs"), "/opt/conda/envs"]
+    installers += [posixpath.join(environ["CONDA_PREFIX"], "envs")] if environ.get("CONDA_PREFIX") else []
+    several = [posixpath.join(location, name, "bin") for location in installers for name in host.look(location).names]
     names = (f"python{version}", "python3", "python")
     paths = [
         posixpath.join(folder, name) for name in names for folder in [*folders, "/usr/bin", "/usr/local/bin", *several]
@@ -282,19 +282,19 @@ def _candidates(host: Host, version: str) -> list[str]:
 
 
 def _nearest(host: Host, path: str) -> str:
-    """The path itself, or the nearest folder above it that exists."""
+    """The path itself, or its nearest existing parent."""
     while host.look(path).state is PathState.ABSENT and posixpath.dirname(path) not in ("", path):
         path = posixpath.dirname(path)
     return path if host.look(path).state is not PathState.ABSENT else "."
 
 
-def _require_room(host: Host, place: str, packages: Iterable[LockedPackage], hint: Message) -> None:
+def _require_room(host: Host, location: str, packages: Iterable[LockedPackage], hint: Message) -> None:
     """Source: `df -Pk`; a real last line: `/dev/vda 264231588 23950256 82834020 23% /`."""
-    ran = host.run(("df", "-Pk", place))
+    ran = host.run(("df", "-Pk", location))
     words = ran.out.strip().splitlines()[-1].split() if ran.code == 0 and ran.out.strip() else []
     if len(words) < 4 or not words[3].isdigit():
-        return  # a system that cannot say; a full disk is then told by the step that meets it
+        return  # without an answer here, the step that fills the disk reports it
     free_mib, wanted_mib = int(words[3]) // 1024, room_mib(packages)
     if free_mib < wanted_mib:
-        said = {"path": place, "free": free_mib, "wanted": wanted_mib}
-        raise BadInput(Message("plan.disk-too-small", said), hint)
+        args = {"path": location, "free": free_mib, "wanted": wanted_mib}
+        raise BadInput(Message("plan.disk-too-small", args), hint)

@@ -1,6 +1,6 @@
 """A proposed change of the matrix as a value, and its text: TOML in the form of the tables, or a diff of many.
 
-Start from `new_row`, `changed_keys` and `as_diff`. Nothing here reads an index or writes a file (`as_diff` reads some).
+Nothing here reads an index or writes a file (`as_diff` reads some).
 """
 
 from __future__ import annotations

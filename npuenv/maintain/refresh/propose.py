@@ -1,4 +1,4 @@
-"""What the package indexes say that the matrix does not. Start from `propose`."""
+"""What the package indexes say that the matrix does not."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a vllm-ascend sdist says about releases: the table of its versioning policy, and what its Dockerfiles build.
 
-Start from `policy_rows` and `built_images`; both take texts and give values, in the words of the matrix.
+Both functions take texts and return values with the names of the matrix.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a container of an image is to run, once for all forms of run file. Start from `describe`.
+"""How a container of an image is to run, once for all forms of run file.
 
 Cards are named by the number of their device node, `/dev/davinciN`, as the host counts them; a chip of a two-chip card
 has a number of its own. Inside a container the runtime counts from 0 again.

@@ -1,4 +1,4 @@
-"""Run files on disk: those alike are left, others are replaced on request only. Start from `write_files`.
+"""Run files on disk: those alike are left, others are replaced on request only.
 
 Unlike an image's folder, one of run files may hold more than was rendered, and people edit what is in it.
 """

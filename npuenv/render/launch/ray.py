@@ -1,4 +1,4 @@
-"""The scripts that start Ray on the nodes of a run, by themselves or by hand. Start from `render_ray`.
+"""The scripts that start Ray on the nodes of a run, by themselves or by hand.
 
 POSIX shell, for `sh` on every node. Ray counts the cards itself where it sees their devices; where it does not, it is
 told `--resources='{"NPU": n}'`, and never `--num-gpus`: a head started with that has GPUs and waits for NPUs for ever.

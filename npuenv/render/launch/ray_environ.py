@@ -1,4 +1,4 @@
-"""The environment settings that every process of a run needs, as lines of a POSIX shell script. Start from `exports`.
+"""The environment settings that every process of a run needs, as lines of a POSIX shell script.
 
 What belongs to one role alone (training or generating) is not here: a shell's environment reaches all processes.
 """

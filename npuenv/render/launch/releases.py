@@ -1,7 +1,6 @@
 """Whether launch files can be rendered for a release, and whether it goes with the stack that was named.
 
-Start from `judged_as`, `form_of` and `refuse_contradiction`. A commit is no version: ROLL's are known by name,
-and the newest release stands for verl's.
+A commit is no version: ROLL's are known by name, and the newest release stands for verl's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ROLL's launch files from a job and a placement: the YAML of a pipeline and the script that starts it.
 
-Start from `render_roll`. Nothing is read from the machine and nothing is written here. The YAML is made from a tree of
-values, so every text in it is quoted as YAML wants it; the script from shell words.
+Nothing is read from the machine and nothing is written here. The YAML is made from a tree of values, so every text in
+it is quoted as YAML wants it; the script from shell words.
 """
 
 from __future__ import annotations

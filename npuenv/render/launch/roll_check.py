@@ -1,6 +1,6 @@
 """What must hold in a ROLL launch before it is written. ROLL's own loader accepts most of it when it does not.
 
-Start from `refuse_unfit`; every refusal is BadInput with the numbers in it and what would fit.
+Every refusal is BadInput with the numbers in it and what would fit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A ROLL sample filled in for one release: its values with the user's on top, and the job that they describe.
 
-Start from `filled`, then `job_of`. Values are YAML texts under dotted keys, as in the matrix.
+Values are YAML texts under dotted keys, as in the matrix.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The rendered files read back and judged by the rules of `npuenv preflight`, before anything is written.
 
-Start from `refuse_verl` and `refuse_roll`. The memory is left out: the estimate says it, and a user may insist.
+The memory is left out: the estimate says it, and a user may insist.
 """
 
 from __future__ import annotations

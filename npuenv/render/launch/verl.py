@@ -1,7 +1,6 @@
 """The launch files of a verl run: a command with its overrides, and the same as a YAML for Hydra.
 
-Start from `render_verl`; `overrides` are its values, under the names of the release asked for. Pure and deterministic.
-What a job, its placement and its paths say wins over the recipe; the recipe fills in the rest.
+Pure and deterministic. What a job, its placement and its paths say wins over the recipe; the recipe fills in the rest.
 """
 
 from __future__ import annotations

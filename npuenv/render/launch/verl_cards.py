@@ -1,4 +1,4 @@
-"""How verl counts the cards of a placement: so many on each node. Start from `on_nodes`."""
+"""How verl counts the cards of a placement: so many on each node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What verl cannot run, said before anything is written. Start from `check`."""
+"""What verl cannot run, said before anything is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A published verl recipe as a job, and a job as values of verl's configuration. Start from `job_for` and `of_job`."""
+"""A published verl recipe as a job, and a job as values of verl's configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keys of verl's configuration under the names that one release gives them. Start from `for_release`."""
+"""The keys of verl's configuration under the names that one release gives them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The smoke test through verl or ROLL themselves: their smallest GRPO as `npuenv render-launch` writes it.
+"""The smoke test through verl or ROLL: their smallest GRPO run as `npuenv render-launch` writes it.
 
-`look` finds the framework in the target, `prepare` renders the run and `start` starts it, `follow` turns what it prints
-into records, `judge` turns those into findings with the words of the built-in test, and `cause` picks the one that
-explains the others. Nothing is installed and no Ray is joined: the run starts one of its own.
+`look` finds the framework in the target, `prepare` renders the run, `start` starts it, `follow` turns its output into
+records, `judge` turns those into findings with the messages of the built-in test, and `cause` selects the one that
+explains the others. Nothing is installed and no Ray is joined: the run starts its own.
 """
 
 from npuenv.smoke.backends.judging import Diagnosed, cause, diagnosed, judge

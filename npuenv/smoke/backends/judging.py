@@ -1,6 +1,6 @@
-"""What a framework's run means: one finding for each question of the smoke test, and the one that explains the others.
+"""Findings of a framework's run: one for each question of the smoke test, and the one that explains the others.
 
-What a framework does not print, such as the weights that its sampler holds, is not looked at, and said to be so.
+Values that a framework does not print, such as the sampler's weights, are not checked and reported as such.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from npuenv.smoke.run import Record
 
-# From here on the diagnosis is sure of a cause; below, it is said to be a possible one.
+# From here on a diagnosis counts as certain; below, as possible.
 _LIKELY = 0.65
-# Each of these is looked at where a run prints it; the first two must be there.
+# Metrics that are checked if a run prints them; the first two are required.
 _NEEDED = ("critic/score/mean", "actor/grad_norm")
 _WATCHED = ("actor/loss", "actor/pg_loss", "actor/kl_loss", "actor/entropy", *_NEEDED)
 _UNSEEN = {
@@ -30,7 +30,7 @@ _UNSEEN = {
     "training.logprobs-agree": "logprobs",
     "training.checkpoint-exact": "checkpoint",
 }
-# From causes to symptoms, as in the judgement of the built-in trainer.
+# From causes to symptoms, as for the built-in trainer.
 CAUSES = (
     "backend-cause",
     "backend-perhaps",
@@ -48,7 +48,7 @@ CAUSES = (
 
 @dataclass(frozen=True, slots=True)
 class Diagnosed:
-    """The likeliest cause that the diagnosis found in a log, with the line that shows it."""
+    """The most likely cause that the diagnosis found in a log, with the line that shows it."""
 
     id: str
     line: str
@@ -56,7 +56,7 @@ class Diagnosed:
 
 
 def diagnosed(log: str) -> Diagnosed | None:
-    """What the diagnosis of pasted reports finds in the log of a run that failed; None where it finds no cause."""
+    """The diagnosis of a failed run's log, as for pasted reports; None if it finds no cause."""
     from npuenv.diagnose import Verdict, diagnose
     from npuenv.host.report import read_paste
 
@@ -69,7 +69,7 @@ def diagnosed(log: str) -> Diagnosed | None:
 
 @dataclass(frozen=True)
 class Run:
-    """What a framework's run gave."""
+    """The results of a framework's run."""
 
     reading: Reading
     diagnosed: Diagnosed | None
@@ -80,7 +80,7 @@ class Run:
 
     @property
     def stopped(self) -> Record | None:
-        """Why the run was ended from outside; None where it ended by itself."""
+        """Why the run was ended from outside; None if it ended by itself."""
         return next((each for each in self.reading.records if each.get("kind") == "stopped"), None)
 
     @property
@@ -95,7 +95,7 @@ def judge(
     log: str,
     diagnose: Callable[[str], Diagnosed | None] = diagnosed,
 ) -> tuple[Finding, ...]:
-    """The findings of a run. A log is diagnosed only where the run did not complete."""
+    """The findings of a run. A log is diagnosed only if the run did not complete."""
     reading = Reading(records, exit_code, log.strip().rpartition("\n")[2])
     run = Run(reading, None)
     if not run.is_completed:
@@ -104,7 +104,7 @@ def judge(
 
 
 def cause(findings: Sequence[Finding]) -> Finding | None:
-    """The failure that explains the others; without failures the first unknown; None when nothing is wrong."""
+    """The failure that explains the others; without failures the first unknown; None if nothing is wrong."""
     failed = [each for each in findings if each.status is Status.FAIL]
     if failed:
         return min(failed, key=lambda each: CAUSES.index(each.says.key.partition(".")[2]))
@@ -173,7 +173,7 @@ def _reward(run: Run) -> Finding:
         return finding(check, Status.UNKNOWN, "backend-no-number", args)
     lows, highs = ([number(step, name) for step in steps] for name in names[:2])
     shown: dict[str, object] = {"low": f"{min(lows):g}", "high": f"{max(highs):g}", "steps": len(steps)}
-    # Within one step, where answers to one prompt are compared: two steps may differ by their questions.
+    # Within one step, where answers to the same prompt are compared: two steps may differ by their prompts.
     if not any(high > low for low, high in zip(lows, highs, strict=True)):
         return finding(check, Status.FAIL, "backend-constant-reward", shown, evidence=_brief(steps[0]))
     return finding(check, Status.OK, "backend-reward", shown)
@@ -190,21 +190,21 @@ def _validated(run: Run) -> Finding:
     name = next(name for name in found[-1] if is_accuracy(name))
     values = tuple(f"{number(each, name):.3f}" for each in found if name in each)
     if not all(math.isfinite(number(each, name)) for each in found if name in each):
-        said: dict[str, object] = {"name": name, "value": str(found[-1].get(name)), "step": found[-1].get("step")}
-        return finding(check, Status.FAIL, "not-finite", said, evidence=_brief(found[-1]))
+        details: dict[str, object] = {"name": name, "value": str(found[-1].get(name)), "step": found[-1].get("step")}
+        return finding(check, Status.FAIL, "not-finite", details, evidence=_brief(found[-1]))
     return finding(check, Status.OK, "backend-validated", {"name": name, "values": values})
 
 
 def _unseen(run: Run) -> list[Finding]:
-    """What no line of a framework shows."""
+    """Findings about values that a framework does not print."""
     args = {"backend": run.backend}
     return [finding(check, Status.SKIP, f"backend-unseen-{what}", args) for check, what in _UNSEEN.items()]
 
 
 def _brief(record: Record) -> dict[str, object]:
-    """The part of a record that a finding rests on; the whole has a hundred numbers."""
-    kept = ("step", *_WATCHED, "critic/score/min", "critic/score/max")
-    return {name: value for name, value in record.items() if name in kept or is_accuracy(name)}
+    """The part of a record that a finding is based on; the complete record has a hundred numbers."""
+    selected = ("step", *_WATCHED, "critic/score/min", "critic/score/max")
+    return {name: value for name, value in record.items() if name in selected or is_accuracy(name)}
 
 
 QUESTIONS: tuple[Callable[[Run], Finding], ...] = (_completed, _losses_finite, _reward, _validated)

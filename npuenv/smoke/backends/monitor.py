@@ -1,4 +1,4 @@
-"""Follows the log of a framework that runs: `follow` gives its records, and ends a run that waits or says nothing."""
+"""Follows the log of a running framework: `follow` yields its records, and ends a run that hangs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from npuenv.smoke.backends.reading import Roll, Verl, bare, pending
+from npuenv.smoke.backends.reading import Roll, Verl, pending, without_colours
 from npuenv.smoke.backends.starting import DRIVER_LOGS
 from npuenv.smoke.run import LOG, METRICS, read_from
 
@@ -35,8 +35,8 @@ def reader(framework: str) -> Reader:
 
 
 @dataclass
-class _Patience:
-    """When something was last heard, and since when Ray waits for resources. Changes as lines come."""
+class _Timeouts:
+    """The time of the last output, and since when Ray waits for resources. Updated with each line."""
 
     silence_limit_s: float
     pending_limit_s: float
@@ -44,8 +44,8 @@ class _Patience:
     waits_since: float | None = None
     demand: str = ""
 
-    def hear(self, record: dict[str, Any] | None) -> None:
-        """Takes note of a line: a demand of Ray's starts the waiting, a step ends it, and other lines end neither."""
+    def note(self, record: dict[str, Any] | None) -> None:
+        """Updates the times: a demand of Ray's starts the waiting, a step ends it, and other lines change neither."""
         now = time.monotonic()
         if record is not None and record["kind"] == "pending":
             self.waits_since = self.waits_since or now
@@ -56,7 +56,7 @@ class _Patience:
             self.waits_since = None
 
     def over(self) -> dict[str, Any] | None:
-        """Why it is time to end the run; None while it is not."""
+        """The reason to end the run now; None while there is none."""
         now = time.monotonic()
         if self.waits_since is not None and now - self.waits_since > self.pending_limit_s:
             return {"kind": "stopped", "why": "pending", "demand": self.demand, "seconds": round(self.pending_limit_s)}
@@ -65,53 +65,53 @@ class _Patience:
         return None
 
 
-def header(found: Found, asked: RunOptions, *, cards: int) -> dict[str, Any]:
+def header(found: Found, requested: RunOptions, *, cards: int) -> dict[str, Any]:
     """The first record of a run."""
     return {
         "kind": "header",
         "schema": SCHEMA,
         "backend": found.framework,
         "release": found.release,
-        "settings": {"steps": asked.steps, "cards": cards, "model": asked.model, **asked.overrides},
+        "settings": {"steps": requested.steps, "cards": cards, "model": requested.model, **requested.overrides},
     }
 
 
-def follow(running: Running, out: Path, first: dict[str, Any], asked: RunOptions) -> Iterator[dict[str, Any]]:
-    """Each record as the log gives it, kept in the records' file too, until the run has ended or was ended.
+def follow(running: Running, out: Path, first: dict[str, Any], requested: RunOptions) -> Iterator[dict[str, Any]]:
+    """Each record as the log shows it, also written to the records' file, until the run has ended.
 
-    The last record is `end` with the exit code and the wall time; before it `stopped`, where the run was ended from
-    here, says why.
+    The last record is `end` with the exit code and the wall time. If this process ended the run, a `stopped` record
+    before it gives the reason.
     """
     began = time.monotonic()
-    with (out / METRICS).open("w", encoding="utf-8") as kept:
-        yield _keep(first, kept)
-        for record in _records(running, out, str(first["backend"]), asked):
-            yield _keep(record, kept)
+    with (out / METRICS).open("w", encoding="utf-8") as saved:
+        yield _keep(first, saved)
+        for record in _records(running, out, str(first["backend"]), requested):
+            yield _keep(record, saved)
         wall_s = round(time.monotonic() - began, 3)
-        yield _keep({"kind": "end", "code": running.poll(), "wall_s": wall_s}, kept)
+        yield _keep({"kind": "end", "code": running.poll(), "wall_s": wall_s}, saved)
 
 
-def _keep(record: dict[str, Any], kept: Any) -> dict[str, Any]:
-    kept.write(json.dumps(record) + "\n")
-    kept.flush()
+def _keep(record: dict[str, Any], saved: Any) -> dict[str, Any]:
+    saved.write(json.dumps(record) + "\n")
+    saved.flush()
     return record
 
 
-def _records(running: Running, out: Path, framework: str, asked: RunOptions) -> Iterator[dict[str, Any]]:
-    patience = _Patience(asked.silence_limit_s, asked.pending_limit_s, time.monotonic())
+def _records(running: Running, out: Path, framework: str, requested: RunOptions) -> Iterator[dict[str, Any]]:
+    timeouts = _Timeouts(requested.silence_limit_s, requested.pending_limit_s, time.monotonic())
     tails: dict[Path, _Tail] = {}
     seen: set[tuple[object, object]] = set()
     while True:
         has_ended = running.wait(_POLL_S) is not None
         for path in _logs(out):
             tail = tails.setdefault(path, _Tail(path, reader(framework)))
-            for record in _told(tail.fresh(is_last=has_ended), tail.reader, patience):
+            for record in _parsed(tail.fresh(is_last=has_ended), tail.reader, timeouts):
                 if record["kind"] == "pending" or (record["kind"], record["step"]) not in seen:
                     seen.add((record["kind"], record.get("step")))
                     yield record
         if has_ended:
             return
-        over = patience.over()
+        over = timeouts.over()
         if over is not None:
             running.stop()
             yield over
@@ -119,13 +119,13 @@ def _records(running: Running, out: Path, framework: str, asked: RunOptions) -> 
 
 
 def _logs(out: Path) -> list[Path]:
-    """The console's log, and the file in which ROLL's driver keeps its own: a step may stand in either, or in both."""
+    """The console's log, and the log file of ROLL's driver: a step may be in either, or in both."""
     return [out / LOG, *sorted((out / "scene" / "data" / DRIVER_LOGS).glob("log_rank_DRIVER*.log"))]
 
 
 @dataclass
 class _Tail:
-    """A log that grows: where reading stopped, and the line that has no end yet."""
+    """A growing log: the read offset, and the last incomplete line."""
 
     path: Path
     reader: Reader
@@ -133,7 +133,7 @@ class _Tail:
     rest: bytes = b""
 
     def fresh(self, *, is_last: bool) -> list[bytes]:
-        """The lines that came since the last call; at the end of the run also one without an end."""
+        """The lines added since the last call; at the end of the run also an incomplete one."""
         text = read_from(self.path, self.offset)
         self.offset += len(text)
         *lines, self.rest = (self.rest + text).split(b"\n")
@@ -142,13 +142,13 @@ class _Tail:
         return lines
 
 
-def _told(lines: Iterable[bytes], read: Reader, patience: _Patience) -> Iterator[dict[str, Any]]:
+def _parsed(lines: Iterable[bytes], read: Reader, timeouts: _Timeouts) -> Iterator[dict[str, Any]]:
     for raw in lines:
-        line = bare(raw.decode("utf-8", "replace"))
+        line = without_colours(raw.decode("utf-8", "replace"))
         demand = pending(line)
         records = [demand] if demand is not None else list(read.read(line))
         if not records:
-            patience.hear(None)
+            timeouts.note(None)
         for record in records:
-            patience.hear(record)
+            timeouts.note(record)
             yield record

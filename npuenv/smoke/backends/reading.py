@@ -1,6 +1,6 @@
-"""What verl and ROLL print, line by line, as records of kind `step`, `eval` and `pending`: `Verl`, `Roll`.
+"""Parses the output of verl and ROLL, line by line, into records of kind `step`, `eval` and `pending`.
 
-Both run below Ray, which puts `(TaskRunner pid=87031) ` before the lines of its processes, and colours around it.
+Both run in Ray, which adds `(TaskRunner pid=87031) ` and colours to the lines of its processes.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _ROLL_STEP = re.compile(r"pipeline step (\d+) finished")
 _TRAINED = ("actor/", "critic/")
 
 
-def bare(line: str) -> str:
+def without_colours(line: str) -> str:
     """A line without colours."""
     return _COLOUR.sub("", line)
 
 
 def pending(line: str) -> dict[str, Any] | None:
-    """The record of a demand that Ray cannot fulfil; None for another line."""
+    """The record of a demand that Ray cannot satisfy; None for another line."""
     found = _UNFULFILLED.search(line) or _DEMAND.search(line)
     return {"kind": "pending", "demand": found.group(1).strip()} if found else None
 
@@ -60,12 +60,12 @@ def _values(text: str) -> dict[str, float]:
         try:
             found[name] = float(wrapped.group(1) if wrapped else value)
         except ValueError:
-            continue  # another process wrote into the line, or it is no number
+            continue  # another process wrote into the line, or it is not a number
     return {name: value for name, value in found.items() if name}
 
 
 class Roll:
-    """Reads ROLL's log: its metrics as one JSON object, then `pipeline step N finished`, which tells their step.
+    """Reads ROLL's log: its metrics as one JSON object, then `pipeline step N finished`, which gives their step.
 
     Source: alibaba/ROLL roll/pipeline/rlvr/rlvr_pipeline.py @1bc12057 and agentic_pipeline.py, `run`.
 
@@ -86,15 +86,15 @@ class Roll:
 
 
 def _object(line: str) -> dict[str, float]:
-    """The numbers of the JSON object that ends a line and names metrics; empty: there is none."""
+    """The numbers of the JSON object of metrics at the end of a line; empty if there is none."""
     start = line.find('{"')
     if start < 0 or "/" not in line[start:]:
         return {}
     try:
-        said = loads(line[start:], has_nan=True)
+        metrics = loads(line[start:], has_nan=True)
     except JsonError:
         return {}
-    return {name: float(value) for name, value in said.items() if "/" in name and _is_number(value)}
+    return {name: float(value) for name, value in metrics.items() if "/" in name and _is_number(value)}
 
 
 def _is_number(value: object) -> bool:
@@ -102,7 +102,7 @@ def _is_number(value: object) -> bool:
 
 
 def _records(step: int, values: Mapping[str, float]) -> Iterator[dict[str, Any]]:
-    """A step's record where it trained, and one of its evaluation where it was evaluated."""
+    """The record of a training step, and that of its evaluation, if any."""
     accuracy = {name: value for name, value in values.items() if is_accuracy(name)}
     if accuracy:
         yield {"kind": "eval", "step": step, **_plain(accuracy)}
@@ -115,7 +115,7 @@ def _records(step: int, values: Mapping[str, float]) -> Iterator[dict[str, Any]]
 
 
 def is_accuracy(name: str) -> bool:
-    """Whether a metric tells how good held-out answers are.
+    """Whether a metric is the accuracy of held-out answers.
 
     verl renamed it: val/test_score/SOURCE, then val-core/SOURCE/acc/mean@1. ROLL: val/score/mean, val_correct/all/mean.
     """
@@ -125,5 +125,5 @@ def is_accuracy(name: str) -> bool:
 
 
 def _plain(values: Mapping[str, float]) -> dict[str, float | str]:
-    """JSON knows no NaN and no infinity: they stand as text."""
+    """JSON has no NaN and no infinity: they become text."""
     return {name: value if math.isfinite(value) else str(value) for name, value in values.items()}

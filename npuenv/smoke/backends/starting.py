@@ -1,4 +1,4 @@
-"""From what was asked to a framework that runs: `prepare` renders its smallest GRPO, `start` starts it."""
+"""Starts a framework's smoke test: `prepare` renders its smallest GRPO run, `start` starts it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from npuenv.smoke.backends.target import Found
     from npuenv.smoke.run import Target
 
-# The score function of this data source reads the number after four hashes; another name would have none.
+# The score function of this data source reads the number after four hashes; other names have none.
 _SOURCE = "openai/gsm8k"
 _INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
 _THINGS = ("screws", "cables", "trays", "labels", "filters", "valves", "lamps", "tiles")
@@ -45,7 +45,7 @@ def problem(number: int) -> tuple[str, str, str]:
 
 
 def rows(split: str, first: int, count: int) -> list[dict[str, Any]]:
-    """`count` rows from problem `first` on. Every number is text: a whole number as ground truth scores 0 in silence.
+    """`count` rows from problem `first` on. Every number is text: an integer as ground truth silently scores 0.
 
     Source: verl examples/data_preprocess/gsm8k.py @v0.7.1: columns and their order.
     """
@@ -64,9 +64,9 @@ def _row(split: str, at: int, number: int) -> dict[str, Any]:
 
 
 BACKENDS = ("verl", "roll")
-# What this command decides itself; every other setting is a key of the framework.
+# Settings of this command; every other one is a key of the framework.
 _NUMBERS = {"steps": 3, "cards": 0, "silence_limit_s": 900, "pending_limit_s": 60}
-_MOST_CARDS = 2  # enough for a collective; with fewer only one card is used
+_MOST_CARDS = 2  # enough for a collective; with fewer than two only one card is used
 _ANSWERS, _PROMPTS = 4, 8
 _RECIPES = {"verl": "quick-start", "roll": "agentic-frozen-lake"}
 # Folder of the log files of ROLL's processes, below the run's data.
@@ -76,10 +76,10 @@ _PREFIX = {"A": "actor_rollout_ref.actor", "R": "actor_rollout_ref.rollout", "F"
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What the user wants of a run. `overrides` are the framework's own keys."""
+    """The options of a run. `overrides` are the framework's own keys."""
 
     steps: int
-    cards: int  # 0: as many as are needed
+    cards: int  # 0: as many as needed
     silence_limit_s: float
     pending_limit_s: float
     model: str | None = None  # a folder or a name; None: the recipe's
@@ -87,7 +87,7 @@ class RunOptions:
 
 
 def asked(settings: Mapping[str, str], model: str | None) -> RunOptions:
-    """The settings of the command line. Raises BadInput for numbers that are none."""
+    """The settings of the command line. Raises: BadInput for invalid numbers."""
     numbers = {name: _number(name, settings.get(name, str(value))) for name, value in _NUMBERS.items()}
     rest = {key: value for key, value in settings.items() if key not in _NUMBERS}
     return RunOptions(
@@ -107,7 +107,7 @@ def _number(name: str, text: str) -> int:
 
 
 def used_cards(found: Found, asked: RunOptions) -> int:
-    """How many cards the run gets. Raises BadInput where more are asked for than there are."""
+    """The number of cards for the run. Raises: BadInput if it exceeds those present."""
     if asked.cards > found.cards:
         args = {"cards": asked.cards, "seen": found.cards}
         raise BadInput(Message("smoke.backend-too-few", args), Message("smoke.backend-too-few-hint"))
@@ -136,7 +136,7 @@ def _smallest_verl(steps: int, data: Path) -> dict[str, str]:
         f"{rollout}.log_prob_micro_batch_size_per_gpu": "2",
         f"{reference}.log_prob_micro_batch_size_per_gpu": "2",
         "trainer.total_training_steps": str(steps),
-        # One epoch holds all steps: the data are written for that many.
+        # One epoch holds all steps: the data have rows for that many.
         "trainer.total_epochs": "1",
         "trainer.val_before_train": "True",
         "trainer.test_freq": str(steps),
@@ -149,7 +149,7 @@ def _smallest_roll(steps: int, cards: int, data: Path) -> dict[str, str]:
     batch = _ANSWERS * _PROMPTS
     micro = 2
     return {
-        # ROLL writes beside its own tree where nothing else is said.
+        # ROLL's default is beside its own tree.
         "logging_dir": str(data / DRIVER_LOGS),
         "output_dir": str(data / "output"),
         "render_save_dir": str(data / "render"),
@@ -173,13 +173,13 @@ def _smallest_roll(steps: int, cards: int, data: Path) -> dict[str, str]:
 def prepare(host: Host, target: Target, found: Found, asked: RunOptions, *, lang: str = "en") -> Path:
     """Writes data and launch files below the output folder; the start script.
 
-    Raises BadInput for settings that the framework does not know or that do not go together.
+    Raises: BadInput for settings that the framework does not know or that do not fit together.
     """
     from npuenv.render.launch.generate import LaunchOptions, launch
 
     scene = make_scene(target.out)
     folder, data = scene / "launch", scene / "data"
-    # The logs of an earlier run there would be read as this run's.
+    # The logs of an earlier run would be read as this run's.
     shutil.rmtree(data, ignore_errors=True)
     for each in (folder, data):
         each.mkdir(parents=True, exist_ok=True)
@@ -200,7 +200,7 @@ def prepare(host: Host, target: Target, found: Found, asked: RunOptions, *, lang
 
 
 def _stack(found: Found) -> Stack:
-    """The stack whose settings go with the release: its own where one is published, else the newest."""
+    """The stack whose settings fit the release: its own if one is published, else the newest."""
     from npuenv.matrix import load_matrix
     from npuenv.resolve import resolve
     from npuenv.resolve.types import Request
@@ -217,11 +217,11 @@ def _stack(found: Found) -> Stack:
 
 
 def start(target: Target, found: Found, script: Path, *, ray_folder: Path) -> Running:
-    """Starts the rendered script with the target's Python first on the path, in a Ray of its own.
+    """Starts the rendered script with the target's Python first on PATH, in its own Ray.
 
-    Ray notes its latest cluster in its folder. In one of the run's own it finds none to join, and the processes of the
-    run find theirs, which RAY_ADDRESS=local would keep them from. The path must be short: sockets lie below it, and
-    their paths end at 107 characters. A cluster that is there already is not this run's, and must not end with it.
+    Ray records its latest cluster in its folder. In a folder of its own the run finds none to join, and its processes
+    find its cluster, which RAY_ADDRESS=local would prevent. The path must be short: it holds sockets, whose paths are
+    limited to 107 characters. An existing cluster is not this run's, and must not end with it.
     """
     programs = target.python.parent
     path = os.pathsep.join((str(programs), os.environ.get("PATH", os.defpath)))

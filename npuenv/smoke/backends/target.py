@@ -1,4 +1,4 @@
-"""What the target environment has of a framework: `look` gives its release and the cards, or says what is missing."""
+"""Finds a framework in the target environment: `look` returns its release and the cards, or reports what is missing."""
 
 from __future__ import annotations
 
@@ -18,83 +18,83 @@ if TYPE_CHECKING:
 
 # Importing acl loads CANN, seconds on a cold disk.
 _LOOK_S, _WRITE_S = 120.0, 120.0
-# What a tree of ROLL holds and an installed package of the same name does not.
+# Entries of a ROLL tree that an installed package of the same name lacks.
 ROLL_PROGRAM = "examples/start_agentic_pipeline.py"
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A framework as it is installed."""
+    """An installed framework."""
 
     framework: str  # verl | roll
-    release: str  # as launch files are rendered for it
-    cards: int  # that Ray will find
+    release: str  # the release that launch files are rendered for
+    cards: int  # the number that Ray will detect
     tree: str = ""  # ROLL's source tree; empty for verl
 
 
 def program() -> str:
-    """The text of the program that asks in the target."""
+    """The text of the program that runs in the target."""
     return Path(__file__).with_name("target_program.py").read_text(encoding="utf-8")
 
 
 def look(host: Host, python: Path, framework: str) -> Found:
     """The framework in the target with the cards that it can use.
 
-    Raises: BadInput where it is not installed or cannot be asked, CannotTell where no card is visible.
+    Raises: BadInput if it is not installed or cannot be inspected, CannotTell if no card is visible.
     """
     if not python.is_file():
         raise BadInput(Message("smoke.no-python", {"path": str(python)}), Message("smoke.no-python-hint"))
-    said = _asked(host, python, framework)
+    answer = _query(host, python, framework)
     args: dict[str, object] = {"backend": framework, "python": str(python)}
-    tree = _tree(host, said) if framework == "roll" else ""
-    if not (tree if framework == "roll" else said["version"] and said["place"]):
+    tree = _tree(host, answer) if framework == "roll" else ""
+    if not (tree if framework == "roll" else answer["version"] and answer["place"]):
         hint = Message(f"smoke.backend-absent-{framework}")
         raise BadInput(Message("smoke.backend-absent", args), hint)
-    if framework == "verl" and not said["has_pyarrow"]:
+    if framework == "verl" and not answer["has_pyarrow"]:
         raise BadInput(Message("smoke.backend-no-pyarrow", args), Message("smoke.backend-absent-verl"))
-    if not said["cards"]:
+    if not answer["cards"]:
         raise CannotTell(Message("smoke.backend-no-cards", args), Message("smoke.backend-no-cards-hint"))
-    return Found(framework, _release(framework, said), int(said["cards"]), tree)
+    return Found(framework, _release(framework, answer), int(answer["cards"]), tree)
 
 
-def _asked(host: Host, python: Path, framework: str) -> dict[str, Any]:
+def _query(host: Host, python: Path, framework: str) -> dict[str, Any]:
     ran = host.run([str(python), "-c", program(), "look", framework], timeout_s=_LOOK_S)
     last = ran.out.strip().rpartition("\n")[2]
     try:
-        said = loads(last)
+        answer = loads(last)
     except JsonError:
-        said = None
-    if ran.code != 0 or not isinstance(said, dict):
+        answer = None
+    if ran.code != 0 or not isinstance(answer, dict):
         reason = (ran.err.strip() or last or str(ran.code)).rpartition("\n")[2]
         args = {"path": str(python), "reason": reason}
         raise BadInput(Message("smoke.bad-python", args), Message("smoke.no-python-hint"))
-    return said
+    return answer
 
 
-def _tree(host: Host, said: dict[str, Any]) -> str:
-    """ROLL's source tree: what ROLL_ROOT says, else where the target's `roll` lies. Empty: there is none."""
+def _tree(host: Host, answer: dict[str, Any]) -> str:
+    """ROLL's source tree: ROLL_ROOT, else the location of the target's `roll`; "" if there is none."""
     named = host.environ().get("ROLL_ROOT", "")
-    for tree in (named, str(Path(said["place"]).parent) if said["place"] else ""):
+    for tree in (named, str(Path(answer["place"]).parent) if answer["place"] else ""):
         if tree and (Path(tree) / ROLL_PROGRAM).is_file():
             return tree
     return ""
 
 
-def _release(framework: str, said: dict[str, Any]) -> str:
-    """The release to render for. A tree of ROLL that is not installed has no metadata: the newest form then."""
-    version = str(said["version"]).partition("+")[0]
+def _release(framework: str, answer: dict[str, Any]) -> str:
+    """The release to render for. A ROLL tree that is not installed has no metadata: the newest format then."""
+    version = str(answer["version"]).partition("+")[0]
     return version or ("main" if framework == "roll" else version)
 
 
 def write_rows(host: Host, python: Path, files: Mapping[Path, list[dict[str, Any]]]) -> None:
-    """Writes rows as parquet files with the target's pyarrow. Raises StepFailed where that does not work."""
+    """Writes rows as parquet files with the target's pyarrow. Raises: StepFailed if that fails."""
     words = []
-    for place, rows in files.items():
-        source = place.with_suffix(".json")
+    for location, rows in files.items():
+        source = location.with_suffix(".json")
         source.write_text(json.dumps(rows), encoding="utf-8")
-        words += [str(source), str(place)]
+        words += [str(source), str(location)]
     ran = host.run([str(python), "-c", program(), "write", *words], timeout_s=_WRITE_S)
-    missing = next((place for place in files if not place.is_file()), None)
+    missing = next((location for location in files if not location.is_file()), None)
     if ran.code != 0 or missing is not None:
         reason = (ran.err.strip() or str(ran.code)).rpartition("\n")[2]
         args = {"path": str(missing or next(iter(files))), "reason": reason}

@@ -1,4 +1,4 @@
-"""The environments that breaks start from: made once, copied for each break. Start from `Bases`."""
+"""The environments that breaks start from: made once, copied for each break."""
 
 from __future__ import annotations
 

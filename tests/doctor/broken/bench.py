@@ -1,4 +1,4 @@
-"""An environment to be broken, and the doctor as a process that looks at it. Start from `Bench` and `diagnose`."""
+"""An environment to be broken, and the doctor as a process that looks at it."""
 
 from __future__ import annotations
 

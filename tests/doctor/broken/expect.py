@@ -1,6 +1,6 @@
 """What a break has to lead to, read from `breaks.toml`, and what a run of the doctor lacks of it.
 
-Start from `EXPECTED`; each of the other functions gives complaints, none when all is as it should be.
+Each function returns complaints, none when everything is as expected.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cures to a plan: what is run, what is written for the user's shell, what is only shown, in which order."""
+"""FixPlan to a plan: what is run, what is written for the user's shell, what is only shown, in which order."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from npuenv.core.finding import Fix
 from npuenv.core.messages import Message
 from npuenv.core.plan import Condition, Run, WriteFile
 from npuenv.core.shell import shell_line
-from npuenv.install.plan.fix import SESSION_STEP, Place, plan_cures, session_text, undo_script
+from npuenv.install.plan.fix import SESSION_STEP, FixContext, plan_fixes, session_text, undo_script
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npuenv.install.plan.fix import Argv, Cures
+    from npuenv.install.plan.fix import Argv, FixPlan
 
-PLACE = Place("/data/session.sh")
+PLACE = FixContext("/data/session.sh")
 PIP = ("/env/bin/python", "-m", "pip")
 NEVER = (
     *("kill", "killall", "killall5", "pkill", "skill", "fuser", "reboot", "shutdown", "poweroff", "halt", "init"),
@@ -42,12 +42,12 @@ def ill(check: str, *commands: Argv, is_automatic: bool = True, **more: object) 
     return Ill(check, fix)
 
 
-def commands(cures: Cures) -> dict[str, list[Argv]]:
+def commands(cures: FixPlan) -> dict[str, list[Argv]]:
     return {step.id: [act.argv for act in step.do if isinstance(act, Run)] for step in cures.plan.steps}
 
 
-def why(cures: Cures) -> dict[str, str]:
-    return {each.check: each.why.key for each in cures.shown}
+def why(cures: FixPlan) -> dict[str, str]:
+    return {each.check: each.why.key for each in cures.manual}
 
 
 def test_automatic_cures_become_steps_with_conditions_and_an_undo() -> None:
@@ -58,18 +58,18 @@ def test_automatic_cures_become_steps_with_conditions_and_an_undo() -> None:
         undo=(("/home/user1/bin/python", "-m", "pip", "install", "triton==3.2"),),
         done_when=(want,),
     )
-    cures = plan_cures([one, Ill("cann.found", None)], PLACE, lambda text: text.replace("user1", "ann"))
+    cures = plan_fixes([one, Ill("cann.found", None)], PLACE, lambda text: text.replace("user1", "ann"))
     (step,) = cures.plan.steps
     assert (step.id, step.why.args["source"]) == ("python-triton", "python.triton")
     assert step.do == (Run(("/home/ann/bin/python", "-m", "pip", "uninstall", "-y", "triton")),)
     assert step.done_when == (Condition("dist.version", ("/home/ann/bin/python", "triton"), ""),)
-    assert cures.mends == {"python-triton": ("python.triton",)}
+    assert cures.checks == {"python-triton": ("python.triton",)}
     assert cures.undo == {"python-triton": (("/home/ann/bin/python", "-m", "pip", "install", "triton==3.2"),)}
-    assert cures.shown == () and "python.triton" in cures.mends["python-triton"]
+    assert cures.manual == () and "python.triton" in cures.checks["python-triton"]
 
 
 def test_steps_go_from_the_ground_up_and_triton_ascend_goes_in_last() -> None:
-    cures = plan_cures(
+    cures = plan_fixes(
         [
             ill("python.triton", (*PIP, "install", "triton-ascend==3.2.0")),
             ill("ray.tmp", ("ray-cure",)),
@@ -85,29 +85,29 @@ def test_steps_go_from_the_ground_up_and_triton_ascend_goes_in_last() -> None:
 
 
 def test_the_steps_of_all_layers_stand_in_the_order_of_the_layers() -> None:
-    cures = plan_cures([ill(f"{area}.x", (f"{area}-cure",)) for area in reversed(AREAS)], PLACE)
+    cures = plan_fixes([ill(f"{area}.x", (f"{area}-cure",)) for area in reversed(AREAS)], PLACE)
     assert [step.id for step in cures.plan.steps] == [f"{area}-x" for area in AREAS]
 
 
 def test_one_command_for_two_checks_is_run_once() -> None:
     both = (*PIP, "uninstall", "-y", "triton"), (*PIP, "install", "--force-reinstall", "triton-ascend")
-    cures = plan_cures([ill("python.triton", *both), ill("python.one-owner", both[1])], PLACE)
+    cures = plan_fixes([ill("python.triton", *both), ill("python.one-owner", both[1])], PLACE)
     rehearsal = (*PIP, "install", "--dry-run", "--force-reinstall", "triton-ascend")
     assert commands(cures) == {"python-triton": [rehearsal, *both]}
-    assert cures.mends == {"python-triton": ("python.triton", "python.one-owner")}
-    assert "python.one-owner" in cures.mends["python-triton"]
+    assert cures.checks == {"python-triton": ("python.triton", "python.one-owner")}
+    assert "python.one-owner" in cures.checks["python-triton"]
 
 
 def test_a_package_that_is_put_in_anew_is_not_put_in_twice() -> None:
     cure = (*PIP, "uninstall", "-y", "triton", "triton-ascend"), (*PIP, "install", "triton-ascend==3.2.0")
     again = (*PIP, "install", "--force-reinstall", "--no-deps", "triton-ascend==3.2.0")
-    cures = plan_cures([ill("python.triton", *cure), ill("python.one-owner", again)], PLACE)
-    assert cures.mends == {"python-triton": ("python.triton", "python.one-owner")} and cures.shown == ()
+    cures = plan_fixes([ill("python.triton", *cure), ill("python.one-owner", again)], PLACE)
+    assert cures.checks == {"python-triton": ("python.triton", "python.one-owner")} and cures.manual == ()
     other = (*PIP, "install", "--force-reinstall", "--no-deps", "triton-ascend==3.2.0", "numpy==1.26.4")
-    cures = plan_cures([ill("python.triton", *cure), ill("python.one-owner", other)], PLACE)
+    cures = plan_fixes([ill("python.triton", *cure), ill("python.one-owner", other)], PLACE)
     assert [step.id for step in cures.plan.steps] == ["python-triton", "python-one-owner"]
     kept = (*PIP, "install", "numpy==1.26.4"), (*PIP, "install", "--force-reinstall", "numpy==1.26.4")
-    cures = plan_cures([ill("python.numpy", kept[0]), ill("python.one-owner", kept[1])], PLACE)
+    cures = plan_fixes([ill("python.numpy", kept[0]), ill("python.one-owner", kept[1])], PLACE)
     assert [step.id for step in cures.plan.steps] == ["python-numpy", "python-one-owner"]
 
 
@@ -128,13 +128,13 @@ def test_a_package_that_is_put_in_anew_is_not_put_in_twice() -> None:
     ],
 )
 def test_some_commands_are_never_run_whatever_a_check_says(command: Argv) -> None:
-    cures = plan_cures([ill("cards.free", command)], Place("/s", is_root=True))
+    cures = plan_fixes([ill("cards.free", command)], FixContext("/s", is_root=True))
     assert cures.plan.steps == () and why(cures) == {"cards.free": "fix.dangerous"}
-    assert cures.shown[0].commands == (command,)
+    assert cures.manual[0].commands == (command,)
 
 
 def test_what_is_not_run_says_why() -> None:
-    cures = plan_cures(
+    cures = plan_fixes(
         [
             ill("network.tls-agrees", ("ok",), is_dangerous=True),
             ill("cards.healthy", ("npu-smi", "info"), is_automatic=False),
@@ -161,12 +161,12 @@ def test_what_is_not_run_says_why() -> None:
 
 
 def test_root_may_do_what_needs_root() -> None:
-    cures = plan_cures([ill("machine.locked-memory", ("ldconfig",), needs_root=True)], Place("/s", is_root=True))
+    cures = plan_fixes([ill("machine.locked-memory", ("ldconfig",), needs_root=True)], FixContext("/s", is_root=True))
     assert [(step.id, step.needs_root) for step in cures.plan.steps] == [("machine-locked-memory", True)]
 
 
 def test_the_worse_problem_keeps_its_cure_where_two_contradict() -> None:
-    cures = plan_cures(
+    cures = plan_fixes(
         [
             ill("python.numpy", (*PIP, "install", "numpy<2")),
             ill("python.limits", (*PIP, "install", "NumPy>=2", "pyarrow")),
@@ -177,7 +177,7 @@ def test_the_worse_problem_keeps_its_cure_where_two_contradict() -> None:
         PLACE,
     )
     assert list(commands(cures)) == ["python-numpy", SESSION_STEP]
-    assert {each.check: each.why.args for each in cures.shown} == {
+    assert {each.check: each.why.args for each in cures.manual} == {
         "python.limits": {"what": "numpy", "other": "python-numpy"},
         "python.torchvision": {"what": "numpy", "other": "python-numpy"},
         "session.interface": {"what": "HCCL_IF_BASE_PORT", "other": "session.hccl"},
@@ -185,7 +185,7 @@ def test_the_worse_problem_keeps_its_cure_where_two_contradict() -> None:
 
 
 def test_what_is_for_the_users_shell_goes_into_one_file() -> None:
-    cures = plan_cures(
+    cures = plan_fixes(
         [
             ill("cann.sourced", ("source", "/opt/my cann/set_env.sh"), is_automatic=False),
             ill("session.allocator", ("unset", "PYTORCH_NPU_ALLOC_CONF"), is_automatic=False),
@@ -202,20 +202,20 @@ def test_what_is_for_the_users_shell_goes_into_one_file() -> None:
     )
     assert step.do == (WriteFile("/data/session.sh", text),)
     assert step.done_when == (Condition("file.text", ("/data/session.sh",), text),)
-    assert cures.mends[SESSION_STEP] == ("cann.sourced", "session.allocator", "driver.npu-smi")
+    assert cures.checks[SESSION_STEP] == ("cann.sourced", "session.allocator", "driver.npu-smi")
     assert cures.undo[SESSION_STEP] == (("rm", "-f", "/data/session.sh"),)
 
 
 def test_a_second_run_keeps_what_the_first_wrote_and_replaces_what_is_set_anew() -> None:
-    first = plan_cures([ill("session.hccl", ("export", "A=1"), ("export", "B=2"), is_automatic=False)], PLACE)
+    first = plan_fixes([ill("session.hccl", ("export", "A=1"), ("export", "B=2"), is_automatic=False)], PLACE)
     text = next(act.text for act in first.plan.steps[0].do if isinstance(act, WriteFile))
-    again = plan_cures(
+    again = plan_fixes(
         [ill("session.hccl", ("export", "A=1"), ("export", "B=2"), is_automatic=False)],
-        Place("/data/session.sh", text),
+        FixContext("/data/session.sh", text),
     )
     assert again.plan.steps[0].done_when[0].value == text
-    later = plan_cures(
-        [ill("session.interface", ("unset", "A"), is_automatic=False)], Place("/data/session.sh", text, "/b")
+    later = plan_fixes(
+        [ill("session.interface", ("unset", "A"), is_automatic=False)], FixContext("/data/session.sh", text, "/b")
     )
     written = later.plan.steps[0].done_when[0].value.splitlines()[1:]
     assert written == ["export B=2  # session.hccl", "unset A  # session.interface"]
@@ -248,7 +248,7 @@ def test_a_line_end_cannot_begin_a_second_command() -> None:
 
 
 def test_the_undo_script_goes_backwards_and_says_what_cannot_be_taken_back(tmp_path: Path) -> None:
-    cures = plan_cures(
+    cures = plan_fixes(
         [
             ill(
                 "machine.disk", ("a",), undo=(("touch", str(tmp_path / "one")), ("touch", str(tmp_path / "two words")))
@@ -268,7 +268,7 @@ def test_the_undo_script_goes_backwards_and_says_what_cannot_be_taken_back(tmp_p
 
 def test_removing_remains_of_packages_is_left_to_the_user_without_talk_of_security() -> None:
     remains = ("rm", "-r", "--", "/env/lib/python3.11/site-packages/~umpy")
-    cures = plan_cures([ill("python.leftovers", remains)], PLACE)
+    cures = plan_fixes([ill("python.leftovers", remains)], PLACE)
     assert why(cures) == {"python.leftovers": "fix.removes"} and cures.plan.steps == ()
     mixed = (*remains, "/etc/passwd")
-    assert why(plan_cures([ill("python.leftovers", mixed)], PLACE)) == {"python.leftovers": "fix.dangerous"}
+    assert why(plan_fixes([ill("python.leftovers", mixed)], PLACE)) == {"python.leftovers": "fix.dangerous"}

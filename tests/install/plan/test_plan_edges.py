@@ -12,7 +12,7 @@ from npuenv.install.env_verifier.leftovers import remove_if_torn
 from npuenv.install.env_verifier.mending import altered_in_cache
 from npuenv.install.locations import Target
 from npuenv.install.plan import Run, WriteFile
-from npuenv.install.plan.fix import plan_cures
+from npuenv.install.plan.fix import plan_fixes
 from npuenv.install.plan.prerequisites import as_lines
 from tests.install.plan.plan_cases import planned
 from tests.install.plan.test_fix import PLACE, ill
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def test_two_checks_with_the_same_cure_share_one_step() -> None:
-    cures = plan_cures([ill("machine.disk", ("disk-cure",)), ill("machine.tmp", ("disk-cure",))], PLACE, str)
+    cures = plan_fixes([ill("machine.disk", ("disk-cure",)), ill("machine.tmp", ("disk-cure",))], PLACE, str)
     assert [step.id for step in cures.plan.steps] == ["machine-disk"]
-    assert cures.mends == {"machine-disk": ("machine.disk", "machine.tmp")}
+    assert cures.checks == {"machine-disk": ("machine.disk", "machine.tmp")}
 
 
 def test_of_a_step_that_also_writes_a_file_the_commands_are_shown() -> None:

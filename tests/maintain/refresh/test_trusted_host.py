@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.bundle.offline.fetch import Wanted, fetch_all, with_sizes
+from npuenv.bundle.offline.fetch import Download, fetch_all, with_sizes
 from npuenv.core.errors import CannotTell
 from npuenv.core.messages import say
 from npuenv.facts.pip import PipSettings, Setting
@@ -119,7 +119,7 @@ def test_a_named_certificate_still_counts_for_the_others(port: int, made: Path) 
 
 def test_files_of_a_bundle_come_from_a_trusted_host(port: int, tmp_path: Path) -> None:
     settings = trusting("127.0.0.1")
-    (wanted,) = with_sizes([Wanted("wheels/one", f"https://127.0.0.1:{port}/one", (), 0)], settings)
+    (wanted,) = with_sizes([Download("wheels/one", f"https://127.0.0.1:{port}/one", (), 0)], settings)
     assert wanted.size == len(CONTENT)
     fetch_all([wanted], tmp_path / "out", settings, tell=lambda told: None, pause_s=0.01)
     assert (tmp_path / "out/wheels/one").read_bytes() == CONTENT
