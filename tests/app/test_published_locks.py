@@ -44,4 +44,4 @@ def test_all_locks_of_the_shelf_are_verified_where_none_is_named(home: Path, mon
     found = verify_locks()
     assert found.exit_code is ExitCode.UNKNOWN
     ((lock, rows),) = found.locks
-    assert lock.stack == "tiny" and [row.offer for row in rows] == [Offer.OUT_OF_REACH, Offer.UNASKED]
+    assert lock.stack == "tiny" and [row.offer for row in rows] == [Offer.OUT_OF_REACH, Offer.OUT_OF_REACH]
