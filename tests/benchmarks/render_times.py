@@ -21,10 +21,10 @@ from pathlib import Path
 
 from npuenv.lock.file import read_lock
 from npuenv.matrix import load_matrix
-from npuenv.render.combinations import combinations
 from npuenv.render.docker import render_docker
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Stack
+from tests.support.image_combinations import combinations
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

@@ -16,10 +16,10 @@ import pytest
 from npuenv.lock.file import Lock, read_lock
 from npuenv.lock.store import fits_stack
 from npuenv.matrix import load_matrix
-from npuenv.render.combinations import combinations
 from npuenv.render.docker import folder_name, render_docker
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Stack
+from tests.support.image_combinations import combinations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -21,7 +21,6 @@ import pytest
 
 from npuenv.bundle import zipapp
 from npuenv.matrix import load_matrix
-from npuenv.render.combinations import combinations
 from npuenv.render.docker import folder_name, render_docker
 from npuenv.render.folder import write_folders
 from npuenv.render.image_files import DOCTOR
@@ -29,6 +28,7 @@ from npuenv.render.layers import git_argument, unpinned_tags
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Stack
 from tests.render.stand_in import has_driver_group, make_base, make_index, make_repository
+from tests.support.image_combinations import combinations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
