@@ -48,7 +48,7 @@ _REPORTS = {
     f"report/{name}.py"
     for name in (
         *("advice", "cluster", "cluster_forms", "fix", "matrix", "mesh", "plan", "ray_cluster"),
-        *("lines", "plots", "resolution", "shelf", "smoke"),
+        *("lines", "plots", "preflight", "resolution", "shelf", "smoke"),
     )
 }
 LEFT_OUT = frozenset({"facts/environment.py", "facts/pip.py", "host/background.py", "host/sourced_env.py", *_REPORTS})
