@@ -119,7 +119,7 @@ def _show_head(stack: Stack, lines: Lines) -> None:
     if stack.sources_read is not None:
         oldest, youngest = stack.sources_read
         days = (today() - datetime.date.fromisoformat(oldest)).days
-        key = "sources-old" if days > OLD else "sources-read"
+        key = "sources-old" if days > OLD else "sources-read" if oldest != youngest else "sources-read-once"
         lines.line(lines.word(key, oldest=oldest, youngest=youngest, days=days))
 
 
