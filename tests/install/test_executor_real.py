@@ -20,7 +20,7 @@ from npuenv.install.locations import Target
 from npuenv.install.plan.make import Tools, plan_install
 from npuenv.install.plan.target import check_target, find_python
 from npuenv.lock import read_lock
-from npuenv.lock.make import Resolver, find_uv, make_lock
+from npuenv.lock.make import Resolver, find_uv, make_lock, wheel_hashes
 from npuenv.lock.preconditions import require_complete, require_sources
 from npuenv.lock.store import fits_stack
 from npuenv.matrix import load_matrix
@@ -75,13 +75,16 @@ def test_the_published_lock_installs_and_trains_one_step(
     sys.stderr.write(f"{name}: cold {cold_s:.1f} s, again {again_s:.1f} s, torch mended {mended_s:.1f} s\n")
 
 
-def test_a_python_without_a_torch_wheel_gives_a_partial_lock(tmp_path: Path) -> None:
-    """Not a CUDA build of the same number: with the label's index out of reach there is no torch hash at all."""
+def test_with_its_index_out_of_reach_torch_has_the_hash_of_public_lock_files(tmp_path: Path) -> None:
+    """Not that of a CUDA build of the same number, which the default index has."""
     stack = resolve(Request(stack="cpu", arch="aarch64", python="3.10"), load_matrix())
     assert isinstance(stack, Stack)
     resolver = Resolver(
         LocalHost(), find_uv(), pip_settings(LocalHost()), {"pytorch-cpu": "https://index.invalid/whl/"}
     )
     lock = make_lock(dataclasses.replace(stack), resolver)
-    assert [(m.name, m.reason) for m in lock.missing] == [("torch", "index-out-of-reach")]
+    torch = lock.package("torch")
+    assert torch is not None and lock.is_complete
+    recorded = {row.sha256 for row in wheel_hashes("torch", torch.version)}
+    assert torch.witnesses and set(torch.sha256) < recorded
     assert not [package.name for package in lock.packages if package.name.startswith("nvidia")]
