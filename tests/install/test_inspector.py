@@ -112,6 +112,16 @@ def test_files_that_run_code_at_start_up_and_belong_to_nobody_are_named_with_the
     assert len(json.loads((world.root / ".npuenv/verified.json").read_text())["strangers"]) == 20
 
 
+def test_another_document_in_its_place_is_no_verification(world: World) -> None:
+    plan = world.installed()
+    path = world.root / ".npuenv/verified.json"
+    first = json.loads(path.read_text())
+    path.write_text(json.dumps({"lock": first["lock"]}))
+    assert state(world)["verified"] == ""
+    assert "verify" in world.install(plan).done
+    assert state(world)["verified"] == first["lock"]
+
+
 def test_what_a_verification_said_is_not_about_a_package_that_went_in_later(world: World) -> None:
     plan = world.installed()
     path = world.root / ".npuenv/verified.json"

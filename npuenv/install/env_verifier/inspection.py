@@ -156,7 +156,8 @@ class Inspection:
 
     def as_json(self) -> dict[str, Any]:
         path = os.path.join(self.own, "verified.json")
-        verified = "" if os.path.islink(path) else read_json(path).get("lock", "")
+        found = {} if os.path.islink(path) else read_json(path)
+        verified = found.get("lock", "") if "at" in found else ""  # other documents name a lock too, but no time
         is_changed = bool(self.damaged) or self.is_put_in_since()
         return {
             "dists": self.versions,
