@@ -184,6 +184,7 @@ class _Session:
         self._deadline = self._began + request.limit_s
         self._process: subprocess.Popen[bytes] | None = None
         self._out, self._err = bytearray(), bytearray()
+        self._last_try: tuple[NodeFailure | None, bytes] = (None, b"")  # how the try before this one ended
         self._pidfd: int | None = None
 
     @property
@@ -254,7 +255,11 @@ class _Session:
             if not self._retry(now, failure):
                 self._finish(code, failure)
         elif now >= self._deadline:
-            self._finish(None, NodeFailure.TIMED_OUT)
+            failure = NodeFailure.TIMED_OUT
+            if not self._out and not self._err:  # cut short before it said anything: the try before it says more
+                before, self._err[:] = self._last_try
+                failure = before or failure
+            self._finish(None, failure)
 
     def _retry(self, now: float, failure: NodeFailure | None) -> bool:
         """Whether it tries again: nothing had begun when the server dropped it, or the client's patience was at its
@@ -270,6 +275,7 @@ class _Session:
             self.end()
         self._num_again += 1
         self._retries_at = until
+        self._last_try = failure, bytes(self._err)
         self._data, self._takes_input = memoryview(self._request.data), True
         self._err.clear()
         return True

@@ -355,6 +355,22 @@ def test_what_is_dropped_is_not_tried_again_after_its_limit_nor_once_it_has_spok
     assert len((tmp_path / "calls").read_text().split()) == 2
 
 
+def test_a_try_that_its_limit_cuts_short_leaves_what_the_one_before_it_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Leaping:
+        def monotonic(self) -> float:
+            tries = (tmp_path / "calls").read_text().split() if (tmp_path / "calls").exists() else []
+            return time.monotonic() + (3600.0 if len(tries) == 2 else 0.0)
+
+    monkeypatch.setattr(parallel_ssh, "_REST_S", (0.01, 0.05))
+    monkeypatch.setattr(parallel_ssh, "time", Leaping())
+    script = f'echo x >> {tmp_path}/calls; [ "$(wc -l < {tmp_path}/calls)" -gt 1 ] && exec sleep 600'
+    way = client(tmp_path, f'{script}; echo "{SHED}" >&2; exit 255')
+    (answer,) = ask([node("a")], ("x",), limit_s=600, client=way, more=dict)  # which looks at the clock all the time
+    assert (answer.failure, answer.err.strip()) == (NodeFailure.BROKEN, SHED)
+
+
 NO_GREETING = "Connection timed out during banner exchange"
 IN_KEX = "ssh_dispatch_run_fatal: Connection to 10.0.0.1 port 22: Connection timed out"
 NO_ANSWER = "ssh: connect to host 10.0.0.1 port 22: Connection timed out"
