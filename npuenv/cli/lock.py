@@ -23,6 +23,7 @@ from npuenv.lock.make import ways_out
 from npuenv.lock.preconditions import why_impossible, why_missing
 from npuenv.lock.sbom import cyclonedx, installed_licences
 from npuenv.lock.store import put_text
+from npuenv.lock.uv_project import write_uv_project
 from npuenv.report.shelf import shelf_json, show_shelf, show_verified, verified_json, witnessed
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from npuenv.resolve.types import Request
 
 _MOST_WAYS_OUT = 3
-FORMS = ("toml", "requirements", "pylock", "cyclonedx")
+FORMS = ("toml", "requirements", "pylock", "cyclonedx", "uv")
 
 
 @click.command("lock", cls=Command)
@@ -82,7 +83,7 @@ def command(
     options = app.LockOptions(**values)
     if more and not verify:
         raise BadInput(Message("lock.one-stack", {"words": more}))
-    _check_form(form, bundle)
+    _check_form(form, bundle, options.out)
     whole = "--verify" if verify else "--all" if is_all else ""
     if whole and form != "toml":
         raise BadInput(Message("lock.not-with", {"option": "--format", "other": whole}))
@@ -105,8 +106,10 @@ def command(
     return int(found.exit_code)
 
 
-def _check_form(form: str, bundle: Path | None) -> None:
-    """Raises BadInput where the form of a lock and the folder of its files do not come together."""
+def _check_form(form: str, bundle: Path | None, out: Path | None) -> None:
+    """Raises BadInput where the form of a lock and the folders that it needs do not come together."""
+    if form == "uv" and out is None:
+        raise BadInput(Message("lock.only-with", {"option": "--format uv", "other": "--out DIR"}))
     if form == "pylock" and bundle is None:
         raise BadInput(Message("lock.only-with", {"option": "--format pylock", "other": "--bundle DIR"}))
     if form != "pylock" and bundle is not None:
@@ -139,7 +142,10 @@ def _show_ways_out(ui: Ui, found: LockedRequest) -> None:
 def _give(ui: Ui, found: LockedRequest, form: str, folder: Path | None, out: Path | None) -> None:
     """Prints or writes one lock, and says what it lacks. `folder`: what the form reads besides the lock."""
     lock, resolver = found.lock, found.resolver
-    if out or not ui.is_json:
+    if form == "uv" and out:
+        path = write_uv_project(lock, found.stack.platform, resolver, out)
+        ui.say(Message("cli.locked-for-uv", {"path": str(path), "packages": len(lock.packages), "folder": str(out)}))
+    elif out or not ui.is_json:
         name, text = _text(resolver, lock, form, folder, out)
         if out:
             path = put_text(text, out / name)
