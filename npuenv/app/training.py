@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,14 @@ from npuenv import smoke
 from npuenv.app.job import SILENT, Progress
 from npuenv.core.errors import BadInput, ExitCode, StepFailed
 from npuenv.core.messages import Message
+from npuenv.facts.collect import collect
 from npuenv.facts.npu import driver
 from npuenv.host.local import LocalHost
 from npuenv.install.active import Environment, active_environment, environment_at
 from npuenv.install.locations import default_environment
 from npuenv.report.smoke import verdict
 from npuenv.smoke import backends
+from npuenv.smoke.record import run_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -80,6 +83,14 @@ def smoke_train(
         raise BadInput(Message("smoke.refused", {"reason": log_tail}), Message("smoke.refused-hint"))
     findings = smoke.judge(records, exit_code=code, log_tail=log_tail)
     return SmokeResult(environment.name, records, findings, smoke.cause(findings), place.out, has_cards())
+
+
+def publishable_record(environment: Environment, result: SmokeResult) -> dict[str, Any]:
+    """The record of a run that its owner may publish. Raises CannotTell for a run without a card."""
+    wanted = frozenset({"npu", "cann", "python"})
+    facts = collect(LocalHost(), python=str(environment.python), level=1, imports=False, only=wanted)
+    day = time.strftime("%Y-%m-%d", time.gmtime())
+    return run_record(facts, result.records, result.findings, result.cause, day)
 
 
 def _run_framework(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import click
@@ -105,3 +106,27 @@ def refresh_command(ui: Ui, *, names: tuple[str, ...], thorough: bool, folder: P
         )
         ui.say(said or Message("matrix.refresh-nothing"), err=True)
     return int(code)
+
+
+@command.command("add-run")
+@click.argument("path", type=click.Path(path_type=Path), metavar="FILE")
+@click.option("--source", required=True, metavar="ADDRESS", help="Where the record is public.")
+@_folder
+@common_options
+def add_run_command(ui: Ui, *, path: Path, source: str, folder: Path | None) -> int:
+    """Print the row for a run on cards that somebody published, as a diff for `patch -p1`; changes nothing.
+
+    FILE is a record of `npuenv smoke-train --attest`. Exit codes: 0 printed, 2 not such a record or already there.
+    """
+    from npuenv.maintain.public_runs import run_proposal
+    from npuenv.maintain.refresh import as_diff
+
+    matrix = load_matrix(folder)
+    day = time.strftime("%Y-%m-%d", time.gmtime())
+    proposals = (run_proposal(path, source, day, matrix),)
+    difference = as_diff(proposals, matrix.folder)
+    if ui.is_json:
+        ui.print_json({**refresh_json(proposals, difference), "exit": 0})
+    else:
+        click.echo(difference, nl=False)
+    return 0

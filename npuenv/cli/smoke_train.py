@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from npuenv.cli.help import Command
 from npuenv.cli.progress import StepProgress
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
+from npuenv.host.writing import write_whole
 from npuenv.report import smoke as report
 from npuenv.terminal.ui import Interrupted, report_error
 
@@ -57,6 +59,12 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="Folder for metrics and plot (default: the user's state folder).",
 )
+@click.option(
+    "--attest",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write a redacted record of a run on cards that can be published.",
+)
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 @common_options
 def command(
@@ -67,6 +75,7 @@ def command(
     model: str | None,
     stack: str | None,
     out: Path | None,
+    attest: Path | None,
     settings: tuple[str, ...],
     **options: str | int | None,
 ) -> int:
@@ -111,7 +120,7 @@ def command(
     # Absolute, not resolved: a virtual environment's python is a link whose own place decides what is imported.
     root, framework = absolute(target) if target else None, None if backend == "builtin" else backend
     environment = app.training.find_environment(root, stack, framework=framework)
-    return int(run(ui, environment, backend=backend, model=model, out=out, settings=settings_given))
+    return int(run(ui, environment, backend=backend, model=model, out=out, settings=settings_given, attest=attest))
 
 
 def run(
@@ -122,6 +131,7 @@ def run(
     model: str | None = None,
     out: Path | None = None,
     settings: Mapping[str, str] | None = None,
+    attest: Path | None = None,
 ) -> ExitCode:
     """Trains, draws the run and says the verdict; the exit code of the whole."""
     settings, progress = settings or {}, StepProgress(ui)
@@ -141,11 +151,25 @@ def run(
     place = absolute(out) if out else None
     options = app.SmokeOptions(backend, model, place, settings, ui.lang)
     try:
-        return _report(ui, app.smoke_train(environment, options, watch=watch, progress=progress), backend)
+        result = app.smoke_train(environment, options, watch=watch, progress=progress)
+        code = _report(ui, result, backend)
+        if attest is not None:
+            record = app.training.publishable_record(environment, result)
+            _write(record, absolute(attest))
+            ui.say(Message("smoke.record-written", {"path": str(attest)}))
+        return code
     except KeyboardInterrupt:
         if backend != "builtin":
             raise
         return _interrupted(ui)
+
+
+def _write(record: Mapping[str, Any], path: Path) -> None:
+    try:
+        write_whole(str(path), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    except OSError as error:
+        args = {"path": str(path), "reason": error.strerror or str(error)}
+        raise BadInput(Message("diagnose.unwritable", args), Message("diagnose.unwritable-hint")) from error
 
 
 def _lend(ui: Ui, head: str, environment: Environment, settings: Mapping[str, str]) -> ExitCode:

@@ -9,6 +9,7 @@ import difflib
 import functools
 import itertools
 import json
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
@@ -77,8 +78,10 @@ def value_text(value: object) -> str:
     """A TOML value; images as inline tables, one a line."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, str):
+    if isinstance(value, (str, int)):
         return json.dumps(value, ensure_ascii=False)  # a JSON string is a basic string of TOML
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {value_text(item)}" for key, item in value.items()) + " }"
     assert isinstance(value, tuple)
     if value and isinstance(value[0], ReleaseImage):
         return "[\n" + "".join(f"  {_inline(item)},\n" for item in value) + "]"

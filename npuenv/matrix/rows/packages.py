@@ -114,6 +114,12 @@ class Built(Row):
     requires: tuple[str, ...]
 
 
+RUN_SCHEMA = "npuenv.run/1"  # of the record that `smoke-train --attest` writes and `matrix add-run` reads
+# The distributions that decide whether a stack works; others say more of their owner than of the stack.
+RUN_PACKAGES = ("torch", "torch-npu", "vllm", "vllm-ascend", "triton-ascend", "verl", "roll", "sglang", "mindspeed",
+                "megatron-core", "transformers", "tensordict", "ray", "numpy")  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class PublicRun(Row):
     """A run on real cards that others published. `source` is its address."""
