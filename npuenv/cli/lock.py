@@ -23,6 +23,7 @@ from npuenv.lock.make import ways_out
 from npuenv.lock.preconditions import why_impossible, why_missing
 from npuenv.lock.store import put_text
 from npuenv.report.shelf import shelf_json, show_shelf, show_verified, verified_json, witnessed
+from npuenv.report.sources import sources_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -157,6 +158,8 @@ def _give(ui: Ui, found: LockedRequest, form: str, bundle: Path | None, out: Pat
                 "proof": [{"requirement": p.requirement, "source": p.source} for p in lock.proof],
             }
         )
+    if found.stack.sources_read is not None:
+        ui.say(sources_line(*found.stack.sources_read), err=True)
     for says in witnessed(lock):
         ui.say(says, err=True)
     for missing in lock.missing:

@@ -142,6 +142,7 @@ def test_the_tables_that_come_with_npuenv_are_right() -> None:
         "verl-qwen3.5-cann8.5.0",
         "verl-0.8.0-cann8.5.0",
         "verl-qwen3.5-cann8.5.2",
+        "verl-uni-agent-cann8.5.2",
         "verl-0.7.0-cann8.3.RC1",
         "verl-0.7.1-cann8.3.RC1",
         "verl-0.6.1-cann8.2.RC1",
@@ -155,6 +156,12 @@ def test_the_tables_that_come_with_npuenv_are_right() -> None:
         "roll-deepspeed-cann8.5.1",
         "roll-guide-cann8.3.RC1",
         "roll-950",
+        "sglang-cann9.1.0",
+        "sglang-950-cann9.1.0",
+        "veomni-0.1.11-cann9.0.0",
+        "vime-a3",
+        "ms-swift-guide-cann9.1.0",
+        "llama-factory-cann9.1.0",
     ]
 
 

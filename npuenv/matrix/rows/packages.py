@@ -106,6 +106,17 @@ class WheelHash(Row):
 
 
 @dataclass(frozen=True, slots=True)
+class ChipWheel(Row):
+    """A wheel that is built for one generation of cards. `id` is the file's name, by which its index has it."""
+
+    name: str
+    version: str
+    hardware: str
+    index: str  # a label of indexes.toml
+    sha256: str = ""  # "": no source gives it
+
+
+@dataclass(frozen=True, slots=True)
 class Built(Row):
     """What a package that is built from a repository asks for."""
 
