@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from npuenv.core import versions
@@ -45,7 +46,11 @@ class Matrix:
 
     @functools.cached_property
     def vllm_ascend(self) -> tuple[rows.VllmAscend, ...]:
-        return self._table("vllm_ascend", rows.VllmAscend)
+        """Each with what it asks for, which stands in the folder `built`."""
+        file = self.folder / "built" / "vllm_ascend.toml"
+        requires = {row.version: row.requires for row in self._built_of("vllm_ascend")} if file.is_file() else {}
+        table = self._table("vllm_ascend", rows.VllmAscend)
+        return tuple(replace(row, requires=requires.get(row.version, ())) for row in table)
 
     @functools.cached_property
     def triton_ascend(self) -> tuple[rows.TritonAscend, ...]:

@@ -186,7 +186,8 @@ def test_an_answer_reads_each_table_once_and_not_the_long_lists() -> None:
     matrix = CountedMatrix()
     assert isinstance(resolve(Request(stack="vllm-ascend-0.18.0", hardware="a2"), matrix), Stack)
     assert len(matrix.read) == len(set(matrix.read))
-    assert [name for name in matrix.read if name.startswith(("built/", "contradictions"))] == []
+    # What vllm-ascend releases ask for belongs to their rows; the list of vllm is twice as long.
+    assert [name for name in matrix.read if name.startswith(("built/", "contradictions"))] == ["built/vllm_ascend"]
 
 
 def test_tables_are_read_when_they_are_asked_for(tmp_path: Path) -> None:
