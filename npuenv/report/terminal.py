@@ -218,9 +218,9 @@ def render_report(findings: Sequence[Finding], facts: Facts, page: Page, manner:
         _add_well(sheet, in_order(findings), page, manner)
     if has_gap:
         sheet.gap()
-    _add_end(sheet, findings, manner)
     if not manner.is_quiet:
         _add_sources(sheet, facts, manner)
+    _add_end(sheet, findings, manner)
     stand_ins = _stand_ins(group.first for group in shown) if manner.restore is str else ()
     if stand_ins and not manner.is_quiet:
         sheet.line((say(Message("doctor.stand-ins", {"names": stand_ins}), manner.lang), "dim"))
