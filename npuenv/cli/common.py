@@ -132,7 +132,8 @@ def request_options(command: Command) -> Command:
             "--for",
             "framework",
             metavar="FRAMEWORK",
-            help="verl, roll, vllm-ascend, torch-npu or cpu; for one release: verl==0.7.1.",
+            help="verl, roll, vllm-ascend, torch-npu, cpu, sglang, veomni, vime, ms-swift or llama-factory; for one "
+            "release: verl==0.7.1.",
         ),
         click.argument("stack", required=False),
     ):

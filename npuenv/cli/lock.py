@@ -25,6 +25,7 @@ from npuenv.lock.sbom import cyclonedx, installed_licences
 from npuenv.lock.store import put_text
 from npuenv.lock.uv_project import write_uv_project
 from npuenv.report.shelf import shelf_json, show_shelf, show_verified, verified_json, witnessed
+from npuenv.report.sources import sources_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -165,6 +166,8 @@ def _give(ui: Ui, found: LockedRequest, form: str, folder: Path | None, out: Pat
                 "proof": [{"requirement": p.requirement, "source": p.source} for p in lock.proof],
             }
         )
+    if found.stack.sources_read is not None:
+        ui.say(sources_line(*found.stack.sources_read), err=True)
     for says in witnessed(lock):
         ui.say(says, err=True)
     for missing in lock.missing:

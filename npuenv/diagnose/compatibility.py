@@ -137,7 +137,7 @@ def _plugin(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
     if row is None:
         return
     if npu is not None:
-        named = (row.torch_npu, versions.exact(row.requires_torch_npu), *(image.torch_npu for image in row.image))
+        named = (row.torch_npu, versions.exact(row.requirement("torch-npu")), *(image.torch_npu for image in row.image))
         known = [version for version in map(_version_text, filter(None, named)) if version]
         if known and not any(npu.public == version.public for version in known):
             newest = max(known)
@@ -222,7 +222,7 @@ def _numpy(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
     yield ("numpy1" if have.major < 2 else "numpy2"), seen.line
     row = plugin_row(facts, matrix)
     cann = matrix.cann_row(facts.cann.value) if facts.cann else None
-    spec = (row.requires_numpy if row else "") or (cann.numpy if cann else "")
+    spec = (row.requirement("numpy") if row else "") or (cann.numpy if cann else "")
     if have.major >= 2 and spec and not versions.accepts(spec, str(have)):
         yield "numpy2-too-new", seen.line
     npu = _version(facts.packages.get("torch-npu"))

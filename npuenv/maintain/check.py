@@ -29,7 +29,8 @@ _TABLES = (
     "hardware", "cann", "systems", "torch_npu", "vllm_ascend", "triton_ascend", "companions", "images", "indexes",
     "settings", "unsupported", "limits", "clashes", "npu_faults", "variables", "contradictions", "system_packages",
     "cann_files", "wheel_hashes", "probes", "models", "model_types", "container_places", "container_cards",
-    "roll_releases", "roll_recipes", "launch_recipes", "launch_keys", "upstream", "runs",
+    "roll_releases", "roll_recipes", "launch_recipes", "launch_keys", "upstream", "runs", "image_digests",
+    "chip_wheels",
 )  # fmt: skip
 # The fields that hold a day, beside `seen`.
 _DAYS = ("published", "released", "date")
@@ -171,6 +172,9 @@ def _references(matrix: Matrix) -> Iterator[tuple[str, str, str, bool]]:
     for triton in matrix.triton_ascend:
         yield "triton_ascend", triton.id, f"index {triton.index}", triton.index in labels
         yield from (("triton_ascend", triton.id, name, name in generations) for name in triton.hardware)
+    for wheel in matrix.chip_wheels:
+        yield "chip_wheels", wheel.id, f"index {wheel.index}", wheel.index in labels
+        yield "chip_wheels", wheel.id, wheel.hardware, wheel.hardware in generations
     for image in matrix.images:
         yield from (("images", image.id, name, name in generations) for name in image.hardware)
         yield from (("images", image.id, name, matrix.system_row(name) is not None) for name in image.os)

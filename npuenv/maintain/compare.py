@@ -66,16 +66,16 @@ def _difference(kind: str, rows: tuple[str, ...], subjects: tuple[str, ...], **a
 
 def _policy(row: VllmAscend, matrix: Matrix) -> Iterator[RowConflict]:
     """The policy table against the metadata."""
-    required = row.requires_torch_npu
+    required = row.requirement("torch-npu")
     if row.torch_npu and required and not versions.accepts(required, row.torch_npu):
         npu = matrix.torch_npu_row(versions.exact(required))
         rows = (row.id, npu.id) if npu else (row.id,)
         yield _difference("policy-torch-npu", rows, ("torch-npu",), table=row.torch_npu, requires=required)
     npu = matrix.torch_npu_row(versions.exact(required) or row.torch_npu)
-    if npu and row.requires_torch and not versions.accepts(row.requires_torch, npu.torch):
-        args = {"requires": row.requires_torch, "torch": npu.torch, "torch_npu": npu.version}
+    if npu and row.requirement("torch") and not versions.accepts(row.requirement("torch"), npu.torch):
+        args = {"requires": row.requirement("torch"), "torch": npu.torch, "torch_npu": npu.version}
         yield _difference("torch-npu-torch", (row.id, npu.id), ("torch", "torch-npu"), **args)
-    triton = row.requires_triton_ascend
+    triton = row.requirement("triton-ascend")
     if row.triton_ascend and triton and not versions.accepts(triton, row.triton_ascend):
         args = {"table": row.triton_ascend, "requires": triton}
         yield _difference("policy-triton-ascend", (row.id,), ("triton-ascend",), **args)
@@ -88,10 +88,11 @@ def _image(row: VllmAscend, image: ReleaseImage, matrix: Matrix) -> Iterator[Row
     if row.cann and versions.cann(row.cann) != versions.cann(image.cann):
         rows = (row.id, *(each.id for each in (matrix.cann_row(row.cann), cann) if each))
         yield _difference("image-cann", rows, ("cann",), table=row.cann, image=image.cann, hardware=where)
-    if image.torch_npu and row.requires_torch_npu and not versions.accepts(row.requires_torch_npu, image.torch_npu):
-        args = {"image": image.torch_npu, "requires": row.requires_torch_npu, "hardware": where}
+    required = row.requirement("torch-npu")
+    if image.torch_npu and required and not versions.accepts(required, image.torch_npu):
+        args = {"image": image.torch_npu, "requires": required, "hardware": where}
         yield _difference("image-torch-npu", (row.id,), ("torch-npu",), **args)
-    npu = matrix.torch_npu_row(image.torch_npu or versions.exact(row.requires_torch_npu) or row.torch_npu)
+    npu = matrix.torch_npu_row(image.torch_npu or versions.exact(row.requirement("torch-npu")) or row.torch_npu)
     if npu and not is_paired(npu, image.cann):
         rows = (row.id, npu.id, *((cann.id,) if cann else ()))
         yield _unpaired(npu, image.cann, rows)
@@ -104,12 +105,12 @@ def _unpaired(npu: TorchNpu, cann: str, rows: tuple[str, ...]) -> RowConflict:
 
 def _wheels(row: VllmAscend, image: ReleaseImage, matrix: Matrix) -> Iterator[RowConflict]:
     """Whether what the release asks for exists for its image's Python, where its wheels were listed, and its CANN."""
-    npu = matrix.torch_npu_row(image.torch_npu or versions.exact(row.requires_torch_npu))
+    npu = matrix.torch_npu_row(image.torch_npu or versions.exact(row.requirement("torch-npu")))
     for arch in ARCHITECTURES if npu and npu.index == "default" else ():
         if npu and image.python not in npu.pythons(arch):
             args = {"package": f"torch-npu {npu.version}", "python": image.python, "arch": arch}
             yield _difference("no-wheel", (row.id, npu.id), ("torch-npu",), **args)
-    triton = matrix.triton_ascend_row(versions.exact(row.requires_triton_ascend))
+    triton = matrix.triton_ascend_row(versions.exact(row.requirement("triton-ascend")))
     # No triton runs on some generations: their images take it out again.
     if triton is None or not set(triton.hardware) & set(image.hardware):
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from npuenv.core import versions
@@ -11,12 +12,14 @@ from npuenv.matrix import rows
 from npuenv.matrix.load import load_table, parse_table, unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
 R = TypeVar("R", bound="rows.Row")
 # In the order of preference between frameworks, where a request names none.
-FRAMEWORK_FILES = ("cpu", "verl", "verl_sglang", "verl_950", "roll")
+FRAMEWORK_FILES = (
+    "cpu", "verl", "verl_sglang", "verl_950", "roll", "sglang", "veomni", "vime", "ms_swift", "llama_factory",
+)  # fmt: skip
 
 
 class Matrix:
@@ -43,7 +46,11 @@ class Matrix:
 
     @functools.cached_property
     def vllm_ascend(self) -> tuple[rows.VllmAscend, ...]:
-        return self._table("vllm_ascend", rows.VllmAscend)
+        """Each with what it asks for, which stands in the folder `built`."""
+        file = self.folder / "built" / "vllm_ascend.toml"
+        requires = {row.version: row.requires for row in self._built_of("vllm_ascend")} if file.is_file() else {}
+        table = self._table("vllm_ascend", rows.VllmAscend)
+        return tuple(replace(row, requires=requires.get(row.version, ())) for row in table)
 
     @functools.cached_property
     def triton_ascend(self) -> tuple[rows.TritonAscend, ...]:
@@ -65,6 +72,10 @@ class Matrix:
     @functools.cached_property
     def images(self) -> tuple[rows.Image, ...]:
         return self._table("images", rows.Image)
+
+    @functools.cached_property
+    def image_digests(self) -> tuple[rows.ImageDigest, ...]:
+        return self._table("image_digests", rows.ImageDigest)
 
     @functools.cached_property
     def indexes(self) -> tuple[rows.Index, ...]:
@@ -140,6 +151,10 @@ class Matrix:
     @functools.cached_property
     def wheel_hashes(self) -> tuple[rows.WheelHash, ...]:
         return self._table("wheel_hashes", rows.WheelHash)
+
+    @functools.cached_property
+    def chip_wheels(self) -> tuple[rows.ChipWheel, ...]:
+        return self._table("chip_wheels", rows.ChipWheel)
 
     @functools.cached_property
     def runs(self) -> tuple[rows.PublicRun, ...]:
@@ -233,6 +248,17 @@ class Matrix:
     def companion_row(self, torch: str) -> rows.Companion | None:
         """The row of a torch version, a local part such as `+cpu` left aside."""
         return next((row for row in self.companions if row.torch == torch.split("+")[0]), None)
+
+    def version_rows(self, pinned: Mapping[str, str], cann: str | None) -> tuple[rows.Row, ...]:
+        """The rows of CANN and of the accelerator packages among some versions, by distribution name."""
+        found = (
+            self.cann_row(cann) if cann else None,
+            self.companion_row(pinned.get("torch", "")),
+            self.torch_npu_row(pinned.get("torch-npu", "")),
+            self.vllm_ascend_row(pinned.get("vllm-ascend", "")),
+            self.triton_ascend_row(pinned.get("triton-ascend", "")),
+        )
+        return tuple(row for row in found if row is not None)
 
     @functools.cache  # noqa: B019 - as above
     def built_row(self, name: str, version: str) -> rows.Built | None:

@@ -6,13 +6,13 @@ Nothing is cut at sixty columns; colour and emphasis are the console's business 
 
 from __future__ import annotations
 
-import datetime
 from typing import TYPE_CHECKING, Any
 
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message, say
 from npuenv.report.lines import Lines
+from npuenv.report.sources import sources_line
 from npuenv.resolve.types import Clash, Conflict, GitSource, Override, Pin, Reason, Stack, WayOut
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 STACK_SCHEMA = "npuenv.stack/1"
 CONFLICT_SCHEMA = "npuenv.conflict/1"
-OLD = 90  # days after which a source is called old
-today = datetime.date.today
 
 
 def show(result: Stack | Conflict, console: Console, lang: str = "en") -> None:
@@ -117,10 +115,7 @@ def _show_head(stack: Stack, lines: Lines) -> None:
         lines.line(lines.word("image", image=stack.image) if stack.image else lines.word("image-none"))
         lines.line(_run_line(stack.public_run, lines))
     if stack.sources_read is not None:
-        oldest, youngest = stack.sources_read
-        days = (today() - datetime.date.fromisoformat(oldest)).days
-        key = "sources-old" if days > OLD else "sources-read" if oldest != youngest else "sources-read-once"
-        lines.line(lines.word(key, oldest=oldest, youngest=youngest, days=days))
+        lines.line(lines.say(sources_line(*stack.sources_read)))
 
 
 def _run_line(run: PublicRun | None, lines: Lines) -> str:

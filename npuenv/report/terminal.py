@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.checks import title
+from npuenv.core.errors import BadInput
 from npuenv.core.finding import PROBLEMS, Status
 from npuenv.core.messages import Message, say
 from npuenv.core.messages.visible import clean
 from npuenv.core.shell import shell_line
+from npuenv.matrix import load_matrix
 from npuenv.report.doctor import FindingGroup, counts, fix_text, grouped, in_order, is_mendable, machine_lines
+from npuenv.report.sources import sources_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -215,6 +218,8 @@ def render_report(findings: Sequence[Finding], facts: Facts, page: Page, manner:
         _add_well(sheet, in_order(findings), page, manner)
     if has_gap:
         sheet.gap()
+    if not manner.is_quiet:
+        _add_sources(sheet, facts, manner)
     _add_end(sheet, findings, manner)
     stand_ins = _stand_ins(group.first for group in shown) if manner.restore is str else ()
     if stand_ins and not manner.is_quiet:
@@ -329,6 +334,19 @@ def _add_end(sheet: Plain | Drawn, findings: Sequence[Finding], manner: Manner) 
     following = _next(findings, manner)
     if following and not manner.is_quiet:
         sheet.line((say(following, manner.lang), ""))
+
+
+def _add_sources(sheet: Plain | Drawn, facts: Facts, manner: Manner) -> None:
+    """When the rows were read that the installed versions were compared with, where there are any."""
+    python, cann = facts.python.interpreter.value, facts.cann.toolkit.value
+    has = {name: version.split("+")[0] for name, version in (python.distributions if python else {}).items()}
+    try:
+        rows = load_matrix().version_rows(has, cann.version if cann else None)
+    except BadInput:  # what calls itself a version is none
+        return
+    days = [row.seen for row in rows]
+    if days:
+        sheet.line((say(sources_line(min(days), max(days)), manner.lang), "dim"))
 
 
 def summary(findings: Sequence[Finding]) -> Message:

@@ -64,15 +64,15 @@ def by_preference(request: Request, matrix: Matrix) -> tuple[list[Recipe], list[
 
 
 def _is_relevant(recipe: Recipe, request: Request, recipes: tuple[Recipe, ...]) -> bool:
-    """Whether an incomplete recipe needs an answer: it was named, or no recipe of its framework is complete for the
-    hardware.
+    """Whether an incomplete recipe needs an answer: it was named, or its framework has no complete recipe, for the
+    hardware if one was requested.
     """
     if recipe.id == request.stack or (request.release is not None and recipe.release == request.release):
         return True
-    if request.hardware not in recipe.hardware:
-        return False
     complete = [each for each in recipes if each.framework == recipe.framework and not each.lacks]
-    return not any(request.hardware in each.hardware for each in complete)
+    if request.hardware is None:
+        return request.framework == recipe.framework and not complete
+    return request.hardware in recipe.hardware and not any(request.hardware in each.hardware for each in complete)
 
 
 def _distance(recipe: Recipe, request: Request, wanted: Recipe | None) -> tuple[object, ...]:

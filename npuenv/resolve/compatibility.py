@@ -25,7 +25,7 @@ def pairing(row: TorchNpu, cann: str, matrix: Matrix) -> str | None:
         return "compatible-set"
     exactly = f"=={row.version}"
     for release in matrix.vllm_ascend:
-        agrees = release.torch_npu == row.version and release.requires_torch_npu == exactly
+        agrees = release.torch_npu == row.version and release.requirement("torch-npu") == exactly
         if agrees and release.cann and versions.is_cann(release.cann) and versions.cann(release.cann) == wanted:
             return "image-practice"
     return None

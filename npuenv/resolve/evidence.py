@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from npuenv.core import versions
+from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from npuenv.matrix import Matrix
     from npuenv.matrix.rows import PublicRun
     from npuenv.resolve.candidate import Candidate
@@ -43,14 +46,18 @@ def public_run(candidate: Candidate, matrix: Matrix) -> PublicRun | None:
 
 def sources_read(candidate: Candidate, matrix: Matrix) -> tuple[str, str]:
     """The days on which the oldest and the youngest of the deciding rows were read."""
-    pinned = candidate.versions
-    rows = (
-        candidate.recipe,
-        matrix.cann_row(candidate.cann) if candidate.cann else None,
-        matrix.companion_row(pinned.get("torch", "")),
-        matrix.torch_npu_row(pinned["torch-npu"]) if "torch-npu" in pinned else None,
-        matrix.vllm_ascend_row(pinned["vllm-ascend"]) if "vllm-ascend" in pinned else None,
-        matrix.triton_ascend_row(pinned["triton-ascend"]) if "triton-ascend" in pinned else None,
-    )
-    days = [row.seen for row in rows if row is not None]
+    days = [row.seen for row in (candidate.recipe, *matrix.version_rows(candidate.versions, candidate.cann))]
     return min(days), max(days)
+
+
+def seen_elsewhere(candidate: Candidate, image: str | None, matrix: Matrix) -> Iterator[Message]:
+    """The digest that others saw the base image have, and the prebuilt wheels of its packages for its cards."""
+    for digest in (row for row in matrix.image_digests if row.id == image):
+        args = {"image": digest.id, "digest": digest.digest, "date": digest.date, "source": digest.source}
+        yield Message("resolve.note-image-digest" if digest.date else "resolve.note-image-digest-undated", args)
+    for wheel in matrix.chip_wheels:
+        is_version = candidate.versions.get(wheel.name) == wheel.version and wheel.hardware == candidate.hardware
+        is_platform = f"-cp{candidate.python.replace('.', '')}-" in wheel.id and f"_{candidate.arch}" in wheel.id
+        if is_version and is_platform:
+            args = {"file": wheel.id, "hardware": wheel.hardware, "index": wheel.index, "sha256": wheel.sha256}
+            yield Message("resolve.note-chip-wheel" if wheel.sha256 else "resolve.note-chip-wheel-unhashed", args)

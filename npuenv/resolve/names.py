@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 # The releases of these are recorded in tables of their own, not with the stacks.
 _WITH_KEYS = ("verl",)
-FRAMEWORKS = ("verl", "roll", "vllm-ascend", "torch-npu", "cpu")
+FRAMEWORKS = (
+    "verl", "roll", "vllm-ascend", "torch-npu", "cpu", "sglang", "veomni", "vime", "ms-swift", "llama-factory",
+)  # fmt: skip
 ARCHITECTURES = {"x86_64": "x86_64", "aarch64": "aarch64", "amd64": "x86_64", "arm64": "aarch64"}
 PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
 # Systems of recipes and images, and others that users request.

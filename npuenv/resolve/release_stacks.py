@@ -127,11 +127,11 @@ def _release_pins(
     row: VllmAscend, image: ReleaseImage, hardware: tuple[str, ...], matrix: Matrix
 ) -> tuple[RecipePin, ...]:
     """The versions that the release fixes: those its metadata pins, unless the image forces another one."""
-    npu = image.torch_npu or versions.exact(row.requires_torch_npu) or row.torch_npu
+    npu = image.torch_npu or versions.exact(row.requirement("torch-npu")) or row.torch_npu
     npu_row = matrix.torch_npu_row(npu)
     if npu_row is None:
         return ()
-    torch = versions.exact(row.requires_torch) or npu_row.torch
+    torch = versions.exact(row.requirement("torch")) or npu_row.torch
     metadata = f"vllm-ascend {row.version} metadata"
     pins = [RecipePin("torch", torch, "identity", metadata)]
     companion = matrix.companion_row(torch)
@@ -143,7 +143,7 @@ def _release_pins(
         RecipePin("vllm", row.vllm, "recommended-pair", _POLICY),
         RecipePin("vllm-ascend", row.version, "identity", row.source),
     ]
-    triton = versions.exact(row.requires_triton_ascend) or row.triton_ascend
+    triton = versions.exact(row.requirement("triton-ascend")) or row.triton_ascend
     if triton and "310p" not in hardware:
         pins.append(RecipePin("triton-ascend", triton, "image-practice", metadata, "resolve.derived-triton"))
     return tuple(pins)
@@ -163,7 +163,7 @@ def _disputes(row: VllmAscend, image: ReleaseImage, pins: tuple[RecipePin, ...])
             yield Dispute(
                 name, text, row.source, pinned[name].version, pinned[name].source, "other", "resolve.derived-one-off"
             )
-    required = versions.exact(row.requires_torch_npu)
+    required = versions.exact(row.requirement("torch-npu"))
     if image.torch_npu and required and required != image.torch_npu:
         metadata = f"vllm-ascend {row.version} metadata"
         yield Dispute("torch-npu", required, metadata, image.torch_npu, row.source, "other", "resolve.derived-image")
@@ -189,12 +189,13 @@ def _confidence(row: VllmAscend, image: ReleaseImage, pins: tuple[RecipePin, ...
 def _overrides(row: VllmAscend, pins: tuple[RecipePin, ...], matrix: Matrix) -> Iterator[RecipeOverride]:
     """The bound of numpy, a torch_npu that the image forces, and packages that must not be installed."""
     source = f"vllm-ascend {row.version} metadata"
-    if row.requires_numpy:
-        yield RecipeOverride("numpy", "constrain", f"numpy{row.requires_numpy}", "stack.numpy1-constraint", source)
+    numpy = row.requirement("numpy")
+    if numpy:
+        yield RecipeOverride("numpy", "constrain", f"numpy{numpy}", "stack.numpy1-constraint", source)
     forced = next((pin.version for pin in pins if pin.name == "torch-npu"), "")
-    if versions.exact(row.requires_torch_npu) not in ("", forced):
+    if versions.exact(row.requirement("torch-npu")) not in ("", forced):
         yield RecipeOverride("vllm-ascend", "replace", f"torch-npu=={forced}", "resolve.derived-image", row.source)
-    if row.requires_triton_ascend and not any(pin.name == "triton-ascend" for pin in pins):
+    if row.requirement("triton-ascend") and not any(pin.name == "triton-ascend" for pin in pins):
         source = (
             "vllm-project/vllm-ascend docs/source/installation.md @182b75ea (310P: uninstall triton and triton-ascend)"
         )

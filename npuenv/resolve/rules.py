@@ -40,16 +40,8 @@ _OF_THE_RECIPE = ("release", "as_of")
 _NPU_ONLY = ("hardware", "cann", "driver", "os")
 
 
-# The requirements of vllm-ascend that are columns of its table.
-_VLLM_ASCEND_FIELDS = {
-    "torch": "requires_torch",
-    "torch-npu": "requires_torch_npu",
-    "triton-ascend": "requires_triton_ascend",
-    "numpy": "requires_numpy",
-    "transformers": "requires_transformers",
-    "fastapi": "requires_fastapi",
-    "opencv-python-headless": "requires_opencv",
-}
+# The requirements of vllm-ascend that a stack may overrule by name.
+_OF_VLLM_ASCEND = ("torch", "torch-npu", "triton-ascend", "numpy", "transformers", "fastapi", "opencv-python-headless")
 
 
 # The choices that can remove each conflict. "pin" is any pin of the user's. Where a recipe pins different versions for
@@ -297,15 +289,14 @@ def _vllm_ascend(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
 
 def _vllm_ascend_requires(candidate: Candidate, row: VllmAscend) -> Iterator[Clash]:
     """The requirements of vllm-ascend, except those that the recipe overrides."""
-    requires = {name: getattr(row, field) for name, field in _VLLM_ASCEND_FIELDS.items()}
     overridden = {
         versions.requirement_name(each.requirement): each.requirement
         for each in candidate.recipe.override
         if each.package == "vllm-ascend" and each.does == "replace"
     }
-    for name, spec in requires.items():
+    for name in _OF_VLLM_ASCEND:
         version = candidate.versions.get(name)
-        wanted = overridden[name].removeprefix(name) if name in overridden else spec
+        wanted = overridden[name].removeprefix(name) if name in overridden else row.requirement(name)
         if version is None or not wanted or versions.accepts(wanted, version):
             continue
         args = {"who": f"vllm-ascend {row.version}", "needs": f"{name}{wanted}", "version": version}
@@ -325,7 +316,7 @@ def _built(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
     overrides = (*recipe.override, *partner_overrides(recipe, matrix))
     other -= {versions.requirement_name(each.requirement) for each in overrides if each.does == "replace"}
     for row, requires in _built_requirements(candidate, matrix):
-        of_its_row = _VLLM_ASCEND_FIELDS if row.name == "vllm-ascend" else ()
+        of_its_row = _OF_VLLM_ASCEND if row.name == "vllm-ascend" else ()
         for name in sorted(requires.keys() & other - set(of_its_row)):
             yield from _bound_conflicts(row, name, requires[name], candidate)
 

@@ -9,7 +9,7 @@ from npuenv.core import versions
 from npuenv.core.messages import Message
 from npuenv.matrix.rows import RecipeGit, RecipeOverride, RecipePin
 from npuenv.resolve.compatibility import pairing
-from npuenv.resolve.evidence import public_run, sources_read
+from npuenv.resolve.evidence import public_run, seen_elsewhere, sources_read
 from npuenv.resolve.model_types import missing_type
 from npuenv.resolve.reasons import because, because_asked, why_not_newer
 from npuenv.resolve.release_stacks import partner_overrides
@@ -258,6 +258,7 @@ def _notes(candidate: Candidate, request: Request, matrix: Matrix, image: str | 
     if image is None:
         platform = {"hardware": candidate.hardware, "os": candidate.os, "python": candidate.python}
         yield Message("resolve.note-no-image", {"cann": candidate.cann, **platform})
+    yield from seen_elsewhere(candidate, image, matrix)
     if candidate.os not in recipe.os:
         yield Message("resolve.note-other-os", {"os": candidate.os, "has": recipe.os})
     yield from _driver_notes(candidate, matrix)

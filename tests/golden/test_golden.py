@@ -122,7 +122,7 @@ def test_what_a_command_says_is_what_its_golden_file_holds(
     monkeypatch.setenv("LANG", LOCALE[lang])
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr("npuenv.report.resolution.today", lambda: datetime.date(2026, 11, 30))
+    monkeypatch.setattr("npuenv.report.sources.today", lambda: datetime.date(2026, 11, 30))
     places = {"hosts": ROOT / "tests/support/hosts", "scripts": HERE / "scripts", "work": work, "home": home}
     places["reports"] = tmp_path / "reports"
     forget_help_options(npuenv_command)

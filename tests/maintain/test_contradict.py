@@ -29,9 +29,6 @@ python = ">=3.10,<3.12"
 cann = "8.5.0"
 torch_npu = "2.8.0.post2"
 released = "2026-02-06"
-requires_torch = "==2.8.0"
-requires_torch_npu = "==2.8.0.post2"
-requires_triton_ascend = "==3.2.0"
 triton_ascend = "3.2.0"
 image = [
   { hardware = ["a2", "a3"], os = ["ubuntu22.04"], cann = "8.5.0", python = "3.11", ray = ">=2.47.1" },
@@ -100,14 +97,15 @@ def test_nothing_is_found_where_nothing_is_wrong(folder: Path) -> None:
     assert find_contradictions(Matrix(folder)) == ()
 
 
-RELEASES, RECIPES = "vllm_ascend.toml", "frameworks/verl.toml"
+RELEASES, ASKED, RECIPES = "vllm_ascend.toml", "built/vllm_ascend.toml", "frameworks/verl.toml"
+OF_0_13 = 'version = "0.13.0"\nrequires = ['
 
 
 @pytest.mark.parametrize(
     ("file", "old", "new", "kind", "said"),
     [
         (RELEASES, 'torch_npu = "2.8.0.post2"', 'torch_npu = "2.8.0.post1"', "policy-torch-npu", "2.8.0.post1"),
-        (RELEASES, 'requires_torch = "==2.8.0"', 'requires_torch = "==2.9.0"', "torch-npu-torch", "torch==2.9.0"),
+        (ASKED, OF_0_13, f'{OF_0_13}"torch==2.9.0", ', "torch-npu-torch", "torch==2.9.0"),
         (RELEASES, '\ntriton_ascend = "3.2.0"', '\ntriton_ascend = "3.2.1"', "policy-triton-ascend", "3.2.1"),
         (RELEASES, '\ncann = "8.5.0"', '\ncann = "9.0.0"', "image-cann", "a2, a3, 310p has CANN 8.5.0"),
         (

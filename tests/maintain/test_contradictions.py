@@ -86,11 +86,11 @@ def test_fastapi_of_both_never_meets_from_0_24_on() -> None:
     row = ROWS["contradiction.vllm-fastapi-against-vllm-ascend"]
     assert len(row.rows) >= 8
     for release in (each for each in MATRIX.vllm_ascend if each.id in row.rows):
-        assert release.requires_fastapi == row.one.removeprefix("fastapi")
+        assert release.requirement("fastapi") == row.one.removeprefix("fastapi")
         partner = MATRIX.built_row("vllm", release.vllm)
         assert partner is not None
         (asked,) = (text for text in partner.requires if versions.requirement_name(text) == "fastapi")
-        assert common_version(release.requires_fastapi, versions.requirement_spec(asked)) is None
+        assert common_version(release.requirement("fastapi"), versions.requirement_spec(asked)) is None
 
 
 # The facts leave these without a side; what they are for is known better from elsewhere, or each is right in its place.

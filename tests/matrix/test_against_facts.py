@@ -56,8 +56,8 @@ def test_every_vllm_ascend_row_equals_the_facts() -> None:
         fact = expected[row.version]
         assert row.vllm == fact["vllm"].split("/")[0], row.id
         assert row.torch_npu == fact["torch_npu"], row.id
-        assert row.requires_torch_npu == fact["pin_torch_npu"].replace(" ", ""), row.id
-        assert row.requires_torch == fact["pin_torch"].replace(" ", ""), row.id
+        assert row.requirement("torch-npu") == fact["pin_torch_npu"].replace(" ", ""), row.id
+        assert row.requirement("torch") == fact["pin_torch"].replace(" ", ""), row.id
         assert row.python == fact["python"].replace(" ", ""), row.id
         wanted = fact["cann"] or fact["image_cann"]
         assert (row.cann.casefold() == wanted.casefold()) or not wanted, row.id

@@ -182,7 +182,13 @@ def test_names_of_another_distribution_are_no_difference_and_a_preloaded_library
 
 @pytest.mark.parametrize("row", load_matrix().upstream, ids=lambda row: row.id)
 def test_the_system_packages_of_every_published_file_are_recorded(row: Upstream) -> None:
-    assert {"gcc", "git"} <= set(row.system_packages) or {"build-essential", "git"} <= set(row.system_packages)
+    has = set(row.system_packages)
+    if row.framework == "llama-factory":  # its Dockerfile takes what the base image has
+        assert has == set()
+    elif row.framework == "sglang":  # git comes with the base image
+        assert "build-essential" in has
+    else:
+        assert {"gcc", "git"} <= has or {"build-essential", "git"} <= has
 
 
 def test_a_vllm_ascend_image_names_what_it_leaves_out_and_what_upstream_put_in_last() -> None:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
-from npuenv.matrix import load_matrix
-from npuenv.report import resolution
+from npuenv.matrix import Matrix, load_matrix
+from npuenv.report import sources
 from npuenv.report.resolution import as_json, show_table
 from npuenv.resolve import resolve
 from npuenv.resolve.rules import matrix_conflicts
 from npuenv.resolve.search import evaluate
-from npuenv.resolve.types import Request, Stack
+from npuenv.resolve.types import Conflict, Request, Stack
 from tests.support.sentences import says
 
 if TYPE_CHECKING:
@@ -87,9 +87,9 @@ def test_nothing_is_said_about_runs_of_a_cpu_stack() -> None:
 def test_sources_older_than_ninety_days_are_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     stack = replace(stack_of("verl-cann9.1.0"), sources_read=("2026-11-21", "2026-11-22"))
     ends = {"oldest": "2026-11-21", "youngest": "2026-11-22"}
-    monkeypatch.setattr(resolution, "today", lambda: datetime.date(2027, 2, 19))
+    monkeypatch.setattr(sources, "today", lambda: datetime.date(2027, 2, 19))
     assert says(shown(stack), "stack.sources-read", **ends)
-    monkeypatch.setattr(resolution, "today", lambda: datetime.date(2027, 2, 20))
+    monkeypatch.setattr(sources, "today", lambda: datetime.date(2027, 2, 20))
     assert says(shown(stack), "stack.sources-old", days=91, **ends)
 
 
@@ -108,3 +108,44 @@ def test_a_chip_refuses_the_torch_npu_that_does_not_know_it(version: str, is_ref
     assert ("resolve.torch-npu-hardware" in keys) is is_refused
     on_a2 = resolve(Request(stack=f"torch-npu-{version}", hardware="a2"), MATRIX)
     assert isinstance(on_a2, Stack)
+
+
+def test_the_digest_of_a_base_image_is_named_where_others_saw_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = Matrix(MATRIX.folder)
+    row = next(each for each in MATRIX.image_digests if each.date)
+    image = stack_of("veomni-0.1.11-cann9.0.0", hardware="a3").image
+    assert image is not None and image != row.id
+    monkeypatch.setitem(vars(matrix), "image_digests", (replace(row, id=image), replace(row, id=image, date="")))
+    stack = resolve(Request(stack="veomni-0.1.11-cann9.0.0", hardware="a3"), matrix)
+    assert isinstance(stack, Stack)
+    notes = [note for note in stack.notes if note.key.startswith("resolve.note-image-digest")]
+    assert [(note.args["image"], note.args["digest"]) for note in notes] == [(image, row.digest)] * 2
+    assert says(shown(stack), "resolve.note-image-digest", image=image, digest=row.digest, date=row.date)
+
+
+@pytest.mark.parametrize(
+    ("asked", "file"),
+    [
+        ({"python": "3.11"}, "vllm_ascend-0.22.1rc1-cp311-cp311-manylinux_2_34_aarch64.whl"),
+        ({"python": "3.11", "arch": "x86_64"}, "vllm_ascend-0.22.1rc1-cp311-cp311-manylinux_2_24_x86_64-910b.whl"),
+        ({"python": "3.11", "hardware": "a3"}, ""),
+        ({"python": "3.12"}, ""),
+    ],
+)
+def test_a_prebuilt_wheel_is_named_for_its_cards_python_and_architecture(asked: dict[str, str], file: str) -> None:
+    stack = stack_of("vllm-ascend-0.22.1rc1", **{"hardware": "a2", **asked})
+    files = [note.args["file"] for note in stack.notes if note.key.startswith("resolve.note-chip-wheel")]
+    assert files == ([file] if file else [])
+    assert all((row.sha256 in shown(stack)) for row in MATRIX.chip_wheels if row.id == file)
+
+
+@pytest.mark.parametrize("name", ["sglang", "veomni", "ms-swift", "llama-factory"])
+def test_a_framework_that_npuenv_does_not_launch_has_stacks_all_the_same(name: str) -> None:
+    found = resolve(Request(framework=name), MATRIX)
+    assert isinstance(found, Stack) and found.framework == name
+
+
+def test_an_image_whose_base_names_no_versions_is_no_stack() -> None:
+    found = resolve(Request(framework="vime"), MATRIX)
+    assert isinstance(found, Conflict)
+    assert {clash.rule for clash in found.clashes} == {"request", "vime-a3"}

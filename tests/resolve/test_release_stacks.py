@@ -159,12 +159,12 @@ def test_what_drags_cuda_along_is_excluded_from_every_release() -> None:
 
 
 def test_numpy_stays_bounded_where_the_release_bounds_it() -> None:
-    bounded = [row for row in MATRIX.vllm_ascend if row.requires_numpy]
+    bounded = [row for row in MATRIX.vllm_ascend if row.requirement("numpy")]
     assert len(bounded) >= 10
     for row in bounded:
         overrides = RECIPES[f"vllm-ascend-{row.version}"].override
         found = [(each.does, each.requirement) for each in overrides if each.package == "numpy"]
-        assert found == [("constrain", f"numpy{row.requires_numpy}")]
+        assert found == [("constrain", f"numpy{row.requirement('numpy')}")]
 
 
 def test_an_image_pairs_a_torch_npu_only_where_table_and_metadata_agree() -> None:

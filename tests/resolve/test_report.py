@@ -108,7 +108,7 @@ def test_every_stack_stands_on_one_screen_with_all_that_is_chosen(lang: str) -> 
         show_table(stack, console, lang, following=commands)
         assert isinstance(console.file, io.StringIO)
         lines = [line.split() for line in console.file.getvalue().splitlines()]
-        assert len(lines) <= 42, name
+        assert len(lines) <= 45, name
         for pin in stack.pins:
             assert [pin.name, pin.version, pin.strength] in [line[:3] for line in lines]
         for git in stack.git_sources:

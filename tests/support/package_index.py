@@ -254,10 +254,6 @@ cann = "9.1.0"
 torch_npu = "2.10.0.post4"
 released = "2025-12-01"
 in_policy_table = true
-requires_torch = "==2.10.0"
-requires_torch_npu = "==2.10.0.post4"
-requires_triton_ascend = "==3.2.2"
-requires_transformers = ">=4.57.4,<5"
 triton_ascend = "3.2.2"
 image = [
   { hardware = ["a2"], os = ["ubuntu22.04"], cann = "9.1.0", python = "3.12", ray = ">=2.47.1,<=2.48.0" },

@@ -116,8 +116,8 @@ def _strictest(context: Context, needs: Iterable[str]) -> Iterator[str]:
         name, spec = split(requirement)
         specs.setdefault(name, {})[spec] = None
     row = context.matrix.vllm_ascend_row(public(version_of(context, "vllm-ascend") or ""))
-    if row is not None and row.requires_transformers and "transformers" in specs:
-        specs["transformers"][row.requires_transformers] = None
+    if row is not None and row.requirement("transformers") and "transformers" in specs:
+        specs["transformers"][row.requirement("transformers")] = None
     for name, bounds in specs.items():
         below = sorted((each for each in bounds if re.fullmatch(r"<[0-9.]+", each)), key=_number)
         kept = [each for each in bounds if each and each not in below[1:]]

@@ -36,15 +36,7 @@ if TYPE_CHECKING:
 
 _VA = "vllm-project/vllm-ascend docs/source/community/versioning_policy.md"
 _DEVICE_TYPES = {"A2": "a2", "A3": "a3", "310P": "310p", "_310P": "310p", "A5": "950"}
-# Field of a release's row -> distribution.
-_NEEDS = {
-    "requires_torch": "torch",
-    "requires_torch_npu": "torch-npu",
-    "requires_triton_ascend": "triton-ascend",
-    "requires_numpy": "numpy",
-    "requires_transformers": "transformers",
-    "requires_opencv": "opencv-python-headless",
-}
+_NEEDS = ("torch", "torch-npu", "triton-ascend", "numpy", "transformers", "opencv-python-headless")
 # The checks that report it already, with better advice: a release's metadata repeats the requirements of CANN and pair.
 _ELSEWHERE: Mapping[str, tuple[Callable[[Context], CheckResult], ...]] = {
     "torch": (torch_pair,),
@@ -94,12 +86,12 @@ def _fitting_plugin(context: Context) -> VllmAscend | None:
     Then the plugin is the outlier, and changing it alone fixes the environment.
     """
     vllm, ascend = version_of(context, "vllm"), version_of(context, "vllm-ascend")
-    pair = [(field, version_of(context, name)) for field, name in _NEEDS.items() if name in ("torch", "torch-npu")]
+    pair = [(name, version_of(context, name)) for name in ("torch", "torch-npu")]
     if vllm is None or ascend is None:
         return None
     reported = public(_reported_version(context, vllm))
     rows = [row for row in context.matrix.vllm_ascend if public(row.vllm) == reported]
-    rows = [row for row in rows if all(has and accepts(getattr(row, field), has) is True for field, has in pair)]
+    rows = [row for row in rows if all(has and accepts(row.requirement(name), has) is True for name, has in pair)]
     if not rows or public(ascend) in {row.version for row in rows}:
         return None
     return next((row for row in rows if "rc" not in row.version), rows[0])
@@ -127,7 +119,7 @@ def _transformers(context: Context, row: VllmAscend) -> CheckResult | None:
     Other differences are ignored: published images replace the exact pins of some releases within the same major
     version.
     """
-    have, needs = version_of(context, "transformers"), row.requires_transformers
+    have, needs = version_of(context, "transformers"), row.requirement("transformers")
     if not _is_too_new(context, row) or "transformers" in {name for _, name in broken_limits(context)}:
         return None  # reported by the check of limits, with both bounds
     fix = reinstall(context, f"transformers{needs}")
@@ -136,7 +128,7 @@ def _transformers(context: Context, row: VllmAscend) -> CheckResult | None:
 
 
 def _is_too_new(context: Context, row: VllmAscend) -> bool:
-    have, needs = version_of(context, "transformers"), row.requires_transformers
+    have, needs = version_of(context, "transformers"), row.requirement("transformers")
     if have is None or not needs or accepts(needs, have) is not False or "<" not in needs:
         return False
     return int(have.split(".")[0]) >= int(needs.rpartition("<")[2].lstrip("= ").split(".")[0])
@@ -179,11 +171,7 @@ def _needs(context: Context) -> CheckResult:
         return skip("python.no-vllm")
     if _is_odd_plugin(context):
         return skip("python.because", cause="python.vllm-pair")
-    unmet = {
-        name: spec
-        for field, name in _NEEDS.items()
-        if (spec := getattr(row, field)) and _lacks(context, row, name, spec)
-    }
+    unmet = {name: spec for name in _NEEDS if (spec := row.requirement(name)) and _lacks(context, row, name, spec)}
     for name in list(unmet):
         verdicts = [judge(context).status for judge in _ELSEWHERE.get(name, ())]
         is_too_new = name == "transformers" and _is_too_new(context, row)

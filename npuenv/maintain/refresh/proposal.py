@@ -28,6 +28,7 @@ _FIRST = {
     "TorchNpu": ("version", "torch", "status", "cann", "cann_compatible", "cann_unofficial"),
 }
 _LAST = ("source", "seen")
+_ELSEWHERE = {"VllmAscend": ("requires",)}  # fields that are joined from another table
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,8 @@ def _inline(image: ReleaseImage) -> str:
 def _keys(row: Row) -> list[str]:
     names = [item.name for item in fields(row)]
     first = ("id", *_FIRST.get(type(row).__name__, ()))
-    return [*first, *(name for name in names if name not in first and name not in _LAST), *_LAST]
+    others = {*first, *_LAST, *_ELSEWHERE.get(type(row).__name__, ())}
+    return [*first, *(name for name in names if name not in others), *_LAST]
 
 
 def _is_same(key: str, before: object, after: object) -> bool:

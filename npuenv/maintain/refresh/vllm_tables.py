@@ -34,15 +34,6 @@ VLLM_ASCEND, BUILT_VLLM_ASCEND, BUILT_VLLM = "vllm_ascend.toml", "built/vllm_asc
 EMPTY_BUILD = ("PKG-INFO", "setup.py", "requirements-*.txt", "requirements/*.txt")
 # The first requirement of requirements/cuda.txt behind the common ones, in every release that has no sdist.
 _CUDA_STARTS = frozenset({"numba", "ray", "torch"})
-_COLUMNS = {
-    "requires_torch": "torch",
-    "requires_torch_npu": "torch-npu",
-    "requires_triton_ascend": "triton-ascend",
-    "requires_numpy": "numpy",
-    "requires_transformers": "transformers",
-    "requires_fastapi": "fastapi",
-    "requires_opencv": "opencv-python-headless",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,16 +159,15 @@ def _first_row(asked: Refresh, release: Release) -> VllmAscend:
 
 def _with_release(row: VllmAscend, release: Release, *, is_in_table: bool) -> VllmAscend:
     """The row with what the release's own files say; what a policy table says of it stands above that."""
-    asks = {key: specifier_of(release.asks.requires, name) for key, name in _COLUMNS.items()}
-    row = replace(row, image=release.images, **asks)  # type: ignore[arg-type]
+    row = replace(row, image=release.images)
     if is_in_table or row.in_policy_table:
         return row
     return replace(
         row,
         vllm=release.vllm or row.vllm,
         cann=release.images[0].cann if release.images else "",
-        torch_npu=_pinned(asks["requires_torch_npu"]),
-        triton_ascend=_pinned(asks["requires_triton_ascend"]),
+        torch_npu=_pinned(specifier_of(release.asks.requires, "torch-npu")),
+        triton_ascend=_pinned(specifier_of(release.asks.requires, "triton-ascend")),
     )
 
 

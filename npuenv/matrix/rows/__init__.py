@@ -36,6 +36,7 @@ _SUBJECTS = {
         "CannFile",
         "Hardware",
         "Image",
+        "ImageDigest",
         "Index",
         "NpuFault",
         "Probe",
@@ -47,6 +48,7 @@ _SUBJECTS = {
     "models": ("ModelShape", "ModelType"),
     "packages": (
         "Built",
+        "ChipWheel",
         "Companion",
         "PublicRun",
         "ReleaseImage",

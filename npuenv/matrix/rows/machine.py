@@ -90,6 +90,14 @@ class Image(Row):
 
 
 @dataclass(frozen=True, slots=True)
+class ImageDigest(Row):
+    """The digest that others saw a published image have. `id` is the image with its tag, as far as they name one."""
+
+    digest: str  # sha256:...
+    date: str = ""  # the day on which it was seen, YYYY-MM-DD; "": the source does not say
+
+
+@dataclass(frozen=True, slots=True)
 class Index(Row):
     """A package source. The default index has no row: it is whatever the user's installer is set up with."""
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping  # noqa: TC003 - the loader reads these anno
 from dataclasses import dataclass
 from typing import Literal
 
+from npuenv.core import versions
 from npuenv.matrix.rows.base import Row
 
 
@@ -62,15 +63,16 @@ class VllmAscend(Row):
     in_policy_table: bool = False
     python: str = ""
     cann_image: str = ""
-    requires_torch: str = ""
-    requires_torch_npu: str = ""
-    requires_triton_ascend: str = ""
-    requires_numpy: str = ""
-    requires_transformers: str = ""
-    requires_fastapi: str = ""
-    requires_opencv: str = ""
     triton_ascend: str = ""  # what the policy table names
     image: tuple[ReleaseImage, ...] = ()
+    requires: tuple[str, ...] = ()  # its Requires-Dist, joined from built/vllm_ascend.toml when the table is read
+
+    def requirement(self, name: str) -> str:
+        """The specifier that it puts on a package outside of extras, like `==2.8.0`; "" for none."""
+        for text in self.requires:
+            if versions.requirement_name(text) == name and "extra ==" not in text:
+                return versions.requirement_spec(text)
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,17 @@ class WheelHash(Row):
 
     sha256: str
     independent: int  # how many repositories record it by themselves
+
+
+@dataclass(frozen=True, slots=True)
+class ChipWheel(Row):
+    """A wheel that is built for one generation of cards. `id` is the file's name, by which its index has it."""
+
+    name: str
+    version: str
+    hardware: str
+    index: str  # a label of indexes.toml
+    sha256: str = ""  # "": no source gives it
 
 
 @dataclass(frozen=True, slots=True)
