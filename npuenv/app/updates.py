@@ -11,7 +11,7 @@ from npuenv.app.job import SILENT
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.core.plan import Condition
-from npuenv.facts.environment import ask_environment
+from npuenv.facts.conditions import ask_environment
 from npuenv.facts.manifest import LOCK
 from npuenv.host.local import LocalHost
 from npuenv.host.writing import write_whole

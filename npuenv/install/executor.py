@@ -20,7 +20,7 @@ from npuenv.core import json_input as _json
 from npuenv.core.errors import BadInput, ExitCode, NpuenvError, StepFailed
 from npuenv.core.messages import Message
 from npuenv.core.plan import Action, Condition, Plan, Run, Step, WriteFile
-from npuenv.facts.environment import INSPECTOR, ask_environment
+from npuenv.facts.conditions import INSPECTOR, ask_environment
 from npuenv.facts.manifest import MARKER, describe
 from npuenv.facts.pip import UvSettings, without_secrets
 from npuenv.host.background import Running

@@ -17,7 +17,7 @@ from npuenv.core.toml_input import load_file
 from npuenv.facts import Fact, State
 from npuenv.facts.collect import plain
 from npuenv.facts.hccn.answers import answer
-from npuenv.facts.hccn.items import ITEMS
+from npuenv.facts.hccn.parsers import ITEMS
 from npuenv.host.base import Ran
 
 HERE = Path(__file__).parent

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from npuenv.core.toml_input import load_file
 from npuenv.facts.collect import plain
-from npuenv.facts.npu import burn, driver, install, kernel, queries
+from npuenv.facts.npu import cards, driver, holders, queries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,11 +35,11 @@ READERS: dict[str, Callable[[str], Any]] = {
     "npu_version": queries.parse_version,
     "npu_types": queries.parse_types,
     "npu_refusal": queries.refusal,
-    "npu_installer": install.parse_installer,
-    "npu_kernel": kernel.parse_kernel_log,
-    "npu_claims": kernel.parse_claims,
+    "npu_installer": driver.parse_installer,
+    "npu_kernel": holders.parse_kernel_log,
+    "npu_claims": holders.parse_claims,
     "npu_lspci": driver.parse_lspci,
-    "npu_dmi": lambda text: burn.parse_dmi(text, 0),
+    "npu_dmi": lambda text: cards.parse_dmi(text, 0),
 }
 CASES = sorted(path for name in READERS for path in (HERE / name).glob("*.toml"))
 

@@ -18,7 +18,7 @@ import pytest
 
 from npuenv.core.errors import NpuenvError, StepFailed
 from npuenv.core.messages import Message, say
-from npuenv.facts.environment import ask_environment
+from npuenv.facts.conditions import ask_environment
 from npuenv.host.local import LocalHost
 from npuenv.install.executor import Event, State
 from npuenv.install.plan import Condition

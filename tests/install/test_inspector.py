@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.facts.environment import INSPECTOR
+from npuenv.facts.conditions import INSPECTOR
 from npuenv.facts.manifest import describe, seal_of
-from npuenv.facts.target.hashing import sha256
+from npuenv.facts.target.dist_info import sha256
 from npuenv.host.local import LocalHost
 from npuenv.install import env_verifier as inspector
 from npuenv.install.env_verifier import files, program

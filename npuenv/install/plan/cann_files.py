@@ -21,8 +21,8 @@ from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.core.plan import Action, Condition, Run, Step, WriteFile
-from npuenv.facts.cann.installs import installs
-from npuenv.facts.environment import ask_environment
+from npuenv.facts.cann.toolkit import installs
+from npuenv.facts.conditions import ask_environment
 from npuenv.host.base import Host, PathState
 from npuenv.install.plan.cann import LAUNCHER, ascend_folder, cann_scripts
 from npuenv.install.plan.prerequisites import NONE, SUDO, Prerequisites, as_lines, as_root, privilege_of

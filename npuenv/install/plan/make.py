@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.core.messages import Message
 from npuenv.core.plan import Plan, Step
-from npuenv.facts.environment import ask_environment
+from npuenv.facts.conditions import ask_environment
 from npuenv.facts.manifest import describe
 from npuenv.install.plan import environment, packages, sources
 from npuenv.install.plan.context import LAST, Making, Tools
