@@ -63,9 +63,6 @@ def is_mask(text: str) -> bool:
         return False
 
 
-T = TypeVar("T")
-
-
 class Refusal(enum.Enum):
     """Ways in which the tool does not answer."""
 

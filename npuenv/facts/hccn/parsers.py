@@ -16,7 +16,6 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from npuenv.facts.hccn import parsers
 from npuenv.facts.hccn.answers import is_address, is_mask, lines_of, matches, only
 
 if TYPE_CHECKING:
@@ -81,14 +80,6 @@ class LinkChanges:
     up_count: int
     changes: tuple[tuple[str, str], ...]  # time as printed, UP or DOWN
     now: str = ""  # the card's own time of the answer, as printed; "" where it does not say
-
-
-@dataclass(frozen=True, slots=True)
-class Bandwidth:
-    """What goes through a card's port right now."""
-
-    sent_mb_per_s: float
-    received_mb_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,18 +201,6 @@ def link_stat(text: str) -> LinkChanges | None:
     changes = matches(lines, rf"({_LINK_TIME})\s+LINK (UP|DOWN)")
     now = only(match[1] for match in matches(lines, rf"current time\s*:\s*({_LINK_TIME})"))
     return LinkChanges(count, tuple((match[1], match[2].upper()) for match in changes), now or "")
-
-
-def bandwidth(text: str) -> Bandwidth | None:
-    """What is sent and received at the moment."""
-    found = matches(lines_of(text), r"Bandwidth (TX|RX):\s*([0-9]{1,12}(?:\.[0-9]{1,6})?) MB/sec")
-    sent, received = (only(float(match[2]) for match in found if match[1].upper() == way) for way in ("TX", "RX"))
-    return None if sent is None or received is None else Bandwidth(sent, received)
-
-
-def fec(text: str) -> str | None:
-    """The mode of forward error correction, as printed: `rs FEC mode`."""
-    return only(match[1] for match in matches(lines_of(text), r"fec mode:\s*(\S.*)"))
 
 
 def _reading(text: str) -> float | None:
@@ -438,24 +417,22 @@ def _certificate(name: str, fields: dict[str, str]) -> Certificate:
 
 
 ITEMS: dict[str, Callable[[str], Any]] = {
-    "link": parsers.link,
-    "ip": parsers.ip,
-    "gateway": parsers.gateway,
-    "netdetect": parsers.netdetect,
-    "net_health": parsers.net_health,
-    "lldp": parsers.lldp,
-    "speed": parsers.speed,
-    "mtu": parsers.mtu,
+    "link": link,
+    "ip": ip,
+    "gateway": gateway,
+    "netdetect": netdetect,
+    "net_health": net_health,
+    "lldp": lldp,
+    "speed": speed,
+    "mtu": mtu,
     "tls": tls,
-    "vnic": parsers.vnic,
+    "vnic": vnic,
     "ping": ping,
     "hccs_ping": ping,
     "ub_ping": ping,
-    "optical": parsers.optical,
-    "stat": parsers.stat,
-    "link_stat": parsers.link_stat,
-    "bandwidth": parsers.bandwidth,
-    "fec": parsers.fec,
-    "dev_info": parsers.dev_info,
-    "port_info": parsers.port_info,
+    "optical": optical,
+    "stat": stat,
+    "link_stat": link_stat,
+    "dev_info": dev_info,
+    "port_info": port_info,
 }
