@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from npuenv.core import versions
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.core.json_input import JsonError, loads
+from npuenv.facts.read import why_failed
 from npuenv.host.base import PathState
 
 if TYPE_CHECKING:
@@ -106,14 +107,9 @@ def _first_line(host: Host, argv: tuple[str, ...], asked: str) -> Fact[str]:
     if ran.is_absent:
         return absent(Evidence(command, ran.err))
     if ran.timed_out or ran.code != 0:
-        return unknown(Evidence(command, "timed out" if ran.timed_out else _last_line(ran.err) or f"exit {ran.code}"))
+        return unknown(Evidence(command, why_failed(ran)))
     line = ran.out.strip()
     return known(line, Evidence(command, line.splitlines()[0] if line else ""))
-
-
-def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
 
 
 _PACKAGES_S = 60.0

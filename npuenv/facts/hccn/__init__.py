@@ -35,12 +35,13 @@ def _answers(host: Collector) -> Fact[dict[str, Fact[Any]]]:
     """What the tool answered, by the name of the fact; of one that it was not asked for, why."""
     from npuenv.facts.hccn.survey import card_ids, survey_cards  # its parsers are needed from level 2 on
 
-    tool, cards, smi = host.get("hccn.tool"), card_ids(host.get("npu.nodes")), host.get("npu.smi")
-    for needed in (tool, cards):
-        if needed.value is None:
-            return Fact(needed.state, None, needed.evidence)
-    layout = smi.value.layout if smi.value else None
-    return known(survey_cards(host, tool.value.path, cards.value or [], host.get("hccn.conf"), layout))
+    tool, cards = host.get("hccn.tool"), card_ids(host.get("npu.nodes"))
+    if tool.value is None or cards.value is None:
+        needed = tool if tool.value is None else cards
+        return Fact(needed.state, None, needed.evidence)
+    table = host.get("npu.smi").value
+    layout = table.layout if table else None
+    return known(survey_cards(host, tool.value.path, cards.value, host.get("hccn.conf"), layout))
 
 
 def _answer(name: str) -> Callable[[Collector], Fact[Any]]:

@@ -128,7 +128,7 @@ def card_ids(nodes: Fact[Nodes]) -> Fact[list[int]]:
 
 def survey_cards(
     host: Host, path: str, cards: list[int], conf: Fact[HccnConf], layout: Layout | None
-) -> Mapping[str, Fact[Any]]:
+) -> dict[str, Fact[Any]]:
     """The facts by name; any other name has the fact that says why there is no such one."""
     survey = Survey(host, path, _TIMEOUT_S)
     family = _grammar(survey, cards)

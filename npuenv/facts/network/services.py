@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
 from npuenv.facts.collector import Group, fact, not_asked
 from npuenv.facts.network.interfaces import first_level, may_run
+from npuenv.facts.read import first_line
 from npuenv.host.base import PathState
 
 if TYPE_CHECKING:
@@ -83,29 +84,29 @@ def _firewalld(host: Host) -> Fact[Firewall] | None:
 
 
 def _nftables(host: Host) -> Fact[Firewall] | None:
-    if not _is_loaded(host, "nf_tables"):
-        return None
-    ran = host.run(("nft", "list", "ruleset"), timeout_s=4.0)
-    if ran.is_absent:
-        return None
-    if ran.code != 0:
-        return unknown(Evidence("nft list ruleset", ran.err.strip()[:160] or f"exit {ran.code}"))
-    policy = drops_input(ran.out)
-    evidence = Evidence("nft list ruleset", policy or "no chain for input that drops")
-    return known(Firewall("nftables"), evidence) if policy else absent(evidence)
+    accepts = "no chain for input that drops"
+    return _ruleset(host, "nftables", "nf_tables", ("nft", "list", "ruleset"), drops_input, accepts)
 
 
 def _iptables(host: Host) -> Fact[Firewall] | None:
-    if not _is_loaded(host, "iptable_filter"):
+    return _ruleset(host, "iptables", "iptable_filter", ("iptables", "-S", "INPUT"), input_policy, "accepts")
+
+
+def _ruleset(
+    host: Host, name: str, module: str, argv: tuple[str, ...], find: Callable[[str], str | None], accepts: str
+) -> Fact[Firewall] | None:
+    """A firewall of the kernel, asked only where its module is loaded already."""
+    if not _is_loaded(host, module):
         return None
-    ran = host.run(("iptables", "-S", "INPUT"), timeout_s=4.0)
+    ran = host.run(argv, timeout_s=4.0)
     if ran.is_absent:
         return None
+    command = " ".join(argv)
     if ran.code != 0:
-        return unknown(Evidence("iptables -S INPUT", ran.err.strip()[:160] or f"exit {ran.code}"))
-    policy = input_policy(ran.out)
-    evidence = Evidence("iptables -S INPUT", policy or "accepts")
-    return known(Firewall("iptables"), evidence) if policy else absent(evidence)
+        return unknown(Evidence(command, ran.err.strip()[:160] or f"exit {ran.code}"))
+    policy = find(ran.out)
+    evidence = Evidence(command, policy or accepts)
+    return known(Firewall(name), evidence) if policy else absent(evidence)
 
 
 def _is_loaded(host: Host, module: str) -> bool:
@@ -134,14 +135,16 @@ def clock(host: Host) -> Fact[Clock]:
     chrony = host.run(("chronyc", "-n", "tracking"), timeout_s=4.0)
     if not chrony.is_absent:
         found = of_chrony(chrony.out)
-        said.append(Evidence("chronyc -n tracking", _head(chrony.out) or _head(chrony.err) or f"exit {chrony.code}"))
+        said.append(
+            Evidence("chronyc -n tracking", first_line(chrony.out) or first_line(chrony.err) or f"exit {chrony.code}")
+        )
         if found is not None:
             line = next((match[0] for match in _LEAP.finditer(chrony.out)), "")
             return known(found, Evidence("chronyc -n tracking", line))
     control = host.run(("timedatectl", "show", "-p", "NTPSynchronized"), timeout_s=4.0)
     if not control.is_absent:
         is_synchronised = of_timedatectl(control.out)
-        line = _head(control.out) or _head(control.err) or f"exit {control.code}"
+        line = first_line(control.out) or first_line(control.err) or f"exit {control.code}"
         said.append(Evidence("timedatectl show -p NTPSynchronized", line))
         if is_synchronised is not None:
             return known(Clock(is_synchronised, None), said[-1])
@@ -163,10 +166,6 @@ def of_timedatectl(text: str) -> bool | None:
     """What `timedatectl show` says of NTPSynchronized."""
     found = re.search(r"^NTPSynchronized=(yes|no)\s*$", text, re.MULTILINE)
     return found[1] == "yes" if found else None
-
-
-def _head(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
 def _by_programs(reader: Callable[[Host], Fact[T]]) -> Callable[[Collector, Fact[tuple[str, ...]]], Fact[T]]:

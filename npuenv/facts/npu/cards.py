@@ -109,8 +109,8 @@ def _details(name: str, *, level: int = USE_LEVEL) -> Callable[..., Fact[Any]]:
         is_healthy = all(card.health in ("OK", None) for card in table.value.cards)
         if host.level < USE_LEVEL and (is_healthy or level == USE_LEVEL):
             return absent(*table.evidence) if name == "health" else not_asked(USE_LEVEL)
-        questions = host.shared(_questions).value
-        return getattr(questions, name)(host)
+        asked: Callable[[Host], Fact[Any]] = getattr(host.shared(_questions).value, name)
+        return asked(host)
 
     return read
 
@@ -118,9 +118,8 @@ def _details(name: str, *, level: int = USE_LEVEL) -> Callable[..., Fact[Any]]:
 def _questions(host: Collector) -> Fact[Questions]:
     from npuenv.facts.npu.details import Questions  # its parsers are needed only where a card is asked
 
-    table = host.get("npu.smi")
-    timeout_s = host.timeout(4.0, 10.0)
-    return known(Questions(table.value, timeout_s=timeout_s, is_brief=host.level < USE_LEVEL))
+    table: SmiTable = host.get("npu.smi").value  # type: ignore[assignment]  # known to whoever asks for this
+    return known(Questions(table, timeout_s=host.timeout(4.0, 10.0), is_brief=host.level < USE_LEVEL))
 
 
 def _idle(reader: Callable[[Collector], Fact[T]]) -> Callable[[Collector, Fact[SmiTable]], Fact[T]]:
