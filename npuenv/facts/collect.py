@@ -67,16 +67,19 @@ def collect(
     level: int = 1,
     framework: str | None = None,
     hashes: bool = False,
+    imports: bool = True,
     only: frozenset[str] | None = None,
 ) -> Facts:
     """The facts of a host. `python` is the interpreter to look at (None: the session's), `level` how far to go: 0 reads
     files only and runs no program, 1 also runs quick ones and imports what is installed, 2 also uses cards and the
-    network, 3 keeps them busy. `only` names the groups that are wanted (None: all); the others are not asked.
+    network, 3 keeps them busy. Without `imports` no installed module is tried. `only` names the groups that are wanted
+    (None: all); the others are not asked.
 
     A question that a capture does not hold is an unknown fact, never a "no".
     """
     wanted = {name: kind for name, kind in GROUPS.items() if only is None or name in only}
-    collector = Collector(host, level, choose(host, python), framework=framework, hashes=hashes, groups=wanted)
+    asked = choose(host, python)
+    collector = Collector(host, level, asked, framework=framework, hashes=hashes, imports=imports, groups=wanted)
     if "python" in wanted:
         find_python(collector)  # first: whom it finds is asked by the other groups too
     found: dict[str, Any] = {

@@ -67,12 +67,14 @@ class Collector:
         *,
         framework: str | None = None,
         hashes: bool = False,
+        imports: bool = True,
         groups: Mapping[str, Any] | None = None,
     ) -> None:
         self.level = level
         self.python = python  # the interpreter whose packages are judged
         self.framework = framework
         self.hashes = hashes  # compare every installed file's hash, not only its size
+        self.imports = imports  # try the installed modules
         self._host = host
         self._groups = groups or {}
         self._found: dict[str, Fact[Any]] = {}

@@ -118,6 +118,8 @@ def _import(host: Collector, module: str, python: Python) -> Fact[Import]:
     name = module.replace("_", "-")
     if name not in python.distributions:
         return absent(Evidence(f"{host.python} (inventory)", f"{name} is not installed"))
+    if not host.imports:
+        return not_asked(1)
     return interpreter.imports(host, host.python, module, host.timeout(_IMPORT_S, 90))
 
 
@@ -125,6 +127,8 @@ def _imports(
     host: Collector, python: Python, torch: Fact[Import], torch_npu: Fact[Import]
 ) -> Fact[Mapping[str, Import]]:
     """Each module in a process of its own, one after the other; absent where none of them is installed."""
+    if not host.imports:
+        return not_asked(1)
     wanted = [
         name for name, owners in tried(host.framework).items() if any(owner in python.distributions for owner in owners)
     ]
