@@ -186,7 +186,8 @@ def test_without_imports_no_installed_module_is_tried() -> None:
     host = scripted()
     found = collect(host, python=PYTHON, imports=False, only=frozenset({"python"})).python
     assert found.packages.value is not None and was_asked(found.elf)
-    assert not any(map(was_asked, (found.import_torch, found.import_torch_npu, found.imports)))
+    tried: tuple[Fact[Any], ...] = (found.import_torch, found.import_torch_npu, found.imports)
+    assert not any(map(was_asked, tried))
     assert not [words for words in host.asked if " imports " in words]
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from npuenv.host.base import Host
 
 T = TypeVar("T")
-_CHAIN = re.compile(r"type filter hook input priority [^;]+; policy (\w+);")
+_CHAIN = r"type filter hook input priority [^;]+; policy (\w+);"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def firewall(host: Host) -> Fact[Firewall]:
 
 def drops_input(ruleset: str) -> str | None:
     """The policy of a base chain for input in `nft list ruleset` that is not accept; None where all accept."""
-    return next((match[0] for match in _CHAIN.finditer(ruleset) if match[1] != "accept"), None)
+    return next((match[0] for match in re.finditer(_CHAIN, ruleset) if match[1] != "accept"), None)
 
 
 def input_policy(rules: str) -> str | None:
@@ -115,8 +115,8 @@ def _is_loaded(host: Host, module: str) -> bool:
 
 
 _TIMESYNC = "/run/systemd/timesync/synchronized"
-_LEAP = re.compile(r"^Leap status\s*:\s*(.+?)\s*$", re.MULTILINE)
-_OFFSET = re.compile(r"^System time\s*:\s*([0-9.]+) seconds (?:slow|fast) of NTP time", re.MULTILINE)
+_LEAP = r"(?m)^Leap status\s*:\s*(.+?)\s*$"
+_OFFSET = r"(?m)^System time\s*:\s*([0-9.]+) seconds (?:slow|fast) of NTP time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ def clock(host: Host) -> Fact[Clock]:
             Evidence("chronyc -n tracking", first_line(chrony.out) or first_line(chrony.err) or f"exit {chrony.code}")
         )
         if found is not None:
-            line = next((match[0] for match in _LEAP.finditer(chrony.out)), "")
+            line = next((match[0] for match in re.finditer(_LEAP, chrony.out)), "")
             return known(found, Evidence("chronyc -n tracking", line))
     control = host.run(("timedatectl", "show", "-p", "NTPSynchronized"), timeout_s=4.0)
     if not control.is_absent:
@@ -153,7 +153,7 @@ def clock(host: Host) -> Fact[Clock]:
 
 def of_chrony(text: str) -> Clock | None:
     """What `chronyc tracking` says; None without its line about leap seconds, which also tells `Not synchronised`."""
-    leap, offset = _LEAP.search(text), _OFFSET.search(text)
+    leap, offset = re.search(_LEAP, text), re.search(_OFFSET, text)
     if leap is None:
         return None
     words = leap[1].lower()

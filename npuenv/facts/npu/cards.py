@@ -38,8 +38,8 @@ PLACES = ("ascend-dmi", "/usr/local/Ascend/toolbox/latest/Ascend-DMI/bin/ascend-
 HEALTH_TIMEOUT_S = 240.0  # the document says at most two minutes for healthCheck
 AICORE_TIMEOUT_S = 600.0  # and three to eight minutes for one round of the aicore diagnosis
 _WORDS = ("PASS", "HEALTH", "SKIP", "FAIL", "GENERAL_WARN", "IMPORTANT_WARN", "EMERGENCY_WARN")
-_ITEM = re.compile(r"^\s+([A-Za-z][A-Za-z0-9_/ -]{0,40}):\s*$")
-_NOTE = re.compile(r"^\s*\*\*\*\s*(\S.*)$")
+_ITEM = r"^\s+([A-Za-z][A-Za-z0-9_/ -]{0,40}):\s*$"
+_NOTE = r"^\s*\*\*\*\s*(\S.*)$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def parse_dmi(text: str, code: int) -> Dmi:
     item: str | None = None
     lines = plain_lines(text)
     for line in lines:
-        head, note = _ITEM.match(line), _NOTE.match(line)
+        head, note = re.match(_ITEM, line), re.match(_NOTE, line)
         if head:
             item = head[1]
         elif item is not None and line.strip() in _WORDS:

@@ -255,7 +255,7 @@ def _node(host: Host, path: str) -> Node:
 
 
 LOG = "/var/log/ascend_seclog/ascend_install.log"
-_LINE = re.compile(r"\[(Driver|Firmware)\] (?:\[[^\]]*\] )?\[(INFO|WARNING|ERROR)\]\s*(.*)$")
+_LINE = r"\[(Driver|Firmware)\] (?:\[[^\]]*\] )?\[(INFO|WARNING|ERROR)\]\s*(.*)$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +319,7 @@ def parse_installer(text: str) -> Installer | None:
     """The last run in an installer's output or log; None where no line of one can be read."""
     run: list[tuple[str, str, str]] = []
     for line in plain_lines(text):
-        found = _LINE.search(line)
+        found = re.search(_LINE, line)
         if found and "Start time:" in found[3]:
             run = []
         if found:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _LOOKED_UP_AT_MOST = 64
 _NAME_LENGTH = 15  # the kernel keeps this much of a program's name
-_STATUS = re.compile(r"^(Name|State|Uid|PPid):\s*(\S+)", re.MULTILINE)
+_STATUS = r"(?m)^(Name|State|Uid|PPid):\s*(\S+)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +81,20 @@ def _holder(process: Process, status: dict[str, str]) -> Holder:
 
 def _status(host: Host, pid: int) -> dict[str, str]:
     looked = host.look(f"/proc/{pid}/status")
-    return dict(_STATUS.findall(looked.text)) if looked.state is PathState.FILE else {}
+    return dict(re.findall(_STATUS, looked.text)) if looked.state is PathState.FILE else {}
 
 
 CLAIMS = "/proc/uda/namespace_node"
 EXCLUSIVE_BELOW = 128  # namespaces with a smaller number own their devices alone
 _DMESG = ("dmesg", "--level=emerg,alert,crit,err,warn")  # a host's whole log can be megabytes
 _KINDS = (
-    ("conflict", re.compile(r"Conflict open udevid")),
-    ("abnormal", re.compile(r"\[ascend\].*Device is abnormal")),
-    ("exception", re.compile(r"\[ascend\].*Get mntn message\. \(exception_id=0x(?P<code>[0-9A-Fa-f]{8})")),
+    ("conflict", r"Conflict open udevid"),
+    ("abnormal", r"\[ascend\].*Device is abnormal"),
+    ("exception", r"\[ascend\].*Get mntn message\. \(exception_id=0x(?P<code>[0-9A-Fa-f]{8})"),
 )
-_DEVICE = re.compile(r"\b(?:dev_?id|udevid)=(\d{1,4})\b")
-_CLAIM = re.compile(r"ns_id (\d+) identify (\S+) root_tgid (\d+) dev_num (\d+)(.*)")
-_MAPPED = re.compile(r"\s*(\d+)\s+(\d+)\s*")
+_DEVICE = r"\b(?:dev_?id|udevid)=(\d{1,4})\b"
+_CLAIM = r"ns_id (\d+) identify (\S+) root_tgid (\d+) dev_num (\d+)(.*)"
+_MAPPED = r"\s*(\d+)\s+(\d+)\s*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +126,9 @@ def parse_kernel_log(text: str) -> tuple[KernelEvent, ...]:
     found: dict[tuple[str, int | None, str], KernelEvent] = {}
     for line in plain_lines(text):
         for kind, pattern in _KINDS:
-            match = pattern.search(line)
+            match = re.search(pattern, line)
             if match:
-                device = _DEVICE.search(line, match.start())
+                device = re.search(_DEVICE, line[match.start() :])
                 number = int(device[1]) if device else None
                 code = (match.groupdict().get("code") or "").upper()
                 found[kind, number, code] = KernelEvent(kind, number, code, line.strip()[:300])
@@ -144,11 +144,11 @@ def parse_claims(text: str) -> tuple[Claim, ...]:
     found = []
     lines = plain_lines(text)
     for at, line in enumerate(lines):
-        head = _CLAIM.search(line)
+        head = re.search(_CLAIM, line)
         if not head:
             continue
         rest = lines[at + 1 :]
-        rows = [_MAPPED.fullmatch(row) for row in (rest[1:] if rest[:1] == ["logic_devid udevid"] else rest)]
+        rows = [re.fullmatch(_MAPPED, row) for row in (rest[1:] if rest[:1] == ["logic_devid udevid"] else rest)]
         devices = [int(row[2]) for row in rows[: int(head[4][:4])] if row]
         if len(devices) == int(head[4]):
             found.append(Claim(int(head[1]), int(head[3]), tuple(devices), "(#)" in head[5]))
