@@ -1,7 +1,8 @@
 """The cards' own network: /etc/hccn.conf and what hccn_tool answers.
 
 hccn_tool runs from level 2 on, one command after the other. A question about all cards is one fact, whose value has a
-fact for each card by its physical id (on 950: its logical one).
+fact for each card by its physical id (on 950: its logical one). The order of the questions and their words are in
+`npuenv.facts.hccn.survey`.
 """
 
 from __future__ import annotations

@@ -239,7 +239,11 @@ class DevInfo:
 
 
 def dev_info(text: str) -> DevInfo | None:
-    """The three tables; None where there is no table of ports or one of its rows cannot be read."""
+    """The three tables; None where there is no table of ports or one of its rows cannot be read.
+
+    | UDie ID | Port ID | Speed Ability(Gbps) | Port Type | Link Status | Media Type |
+    | 0       | 4       | 400                 | UB        | UP          | Electrical |
+    """
     ports: list[Port] = []
     interfaces: dict[str, list[tuple[str, str]]] = {}
     entity_ids: list[str] = []
@@ -305,6 +309,9 @@ def _port(row: dict[str, str]) -> Port | None:
     return Port(int(die), int(number), gbps, row.get("Port Type", ""), status == "UP", row.get("Media Type", ""))
 
 
+# Pings over RoCE, over HCCS (A3) and over UB (950). The exit status of the HCCS ping does not tell of lost packets.
+#     device 0 PING 10.12.165.80
+#     recv seq=0,time=0.114000ms
 _TARGET = re.compile(r"device \d+ (?:PING (\S+)|dev\s+EID \S+ to (\S+))", re.IGNORECASE)
 _SUMMARY = re.compile(
     r"(\d{1,9}) packets transmitted, (\d{1,9}) received, (\d{1,3}(?:\.\d{1,6})?)% packets? loss", re.IGNORECASE
@@ -352,6 +359,7 @@ def ping(text: str) -> Ping | None:
     return Ping(target, sent, received, trouble, planes)
 
 
+# A line that cannot be read is never taken for `off`.
 _SWITCH = re.compile(
     r"dev_id:(\d{1,4}), tls switch\[([01])\]\(0:disable, 1:enable\)"
     r"(?:, tls preconfigured\[([01])\]\([^)]*\))?(?:, tls alarm time threshold\[(\d{1,6})\]days)?"

@@ -3,6 +3,7 @@
 The tool refuses to run twice at a time and can take seconds for a card that does not answer, so a survey has a budget:
 it stops an item on all cards after the first refusal that holds for all of them, and stops for good when the tool is
 busy or missing, when several commands were lost, or when its time is over. What was not asked is unknown and says why.
+Without an answer to the first question nothing else is asked.
 """
 
 from __future__ import annotations
