@@ -10,7 +10,7 @@ Besides paths, files and distributions:
     prefix.python    of=(root,)                       "3.11": the Python of the environment whose prefix is `root`
     path.link        of=(path,)                       what a symbolic link points to
 
-Of an environment that npuenv made (`ask_environment`), by its own inspector program (`npuenv.install.env_verifier`,
+Of an environment that npuenv made, by its own inspector program (`npuenv.install.env_verifier`,
 copied into it):
 
     env.dists     of=(root, "name==version" or "name", ...)   "complete", or the first deviation; hashes nothing
@@ -38,6 +38,15 @@ if TYPE_CHECKING:
     from npuenv.core.plan import Condition
     from npuenv.host.base import Host, Ran
 
+INSPECTOR = ".npuenv/inspector.py"
+VERIFIED = ".npuenv/verified.json"
+_PROBLEM = "problem: "
+_TIMEOUT_S = 600.0  # hashing a few gigabytes from a slow disk
+_PACKAGES_S = 60.0
+PREFIX_PYTHON = (
+    "import os, sys; print('%d.%d' % sys.version_info[:2] if os.path.realpath(sys.prefix) == "
+    "os.path.realpath(sys.argv[1]) else '')"
+)
 _VERSION_OF = """
 import sys
 from importlib import metadata
@@ -112,13 +121,6 @@ def _first_line(host: Host, argv: tuple[str, ...], asked: str) -> Fact[str]:
     return known(line, Evidence(command, line.splitlines()[0] if line else ""))
 
 
-_PACKAGES_S = 60.0
-PREFIX_PYTHON = (
-    "import os, sys; print('%d.%d' % sys.version_info[:2] if os.path.realpath(sys.prefix) == "
-    "os.path.realpath(sys.argv[1]) else '')"
-)
-
-
 def missing_packages(host: Host, tool: str, names: Sequence[str]) -> Fact[tuple[str, ...]]:
     """Those of the packages that are not installed, in their order. `tool`: dpkg or rpm.
 
@@ -187,33 +189,6 @@ def _prefix_python(host: Host, root: str) -> Fact[str]:
     return known(ran.out.strip(), evidence) if ran.out.strip() else absent(evidence)
 
 
-INSPECTOR = ".npuenv/inspector.py"
-VERIFIED = ".npuenv/verified.json"
-_PROBLEM = "problem: "
-_TIMEOUT_S = 600.0  # hashing a few gigabytes from a slow disk
-
-
-def ask_environment(host: Host, want: Condition) -> Fact[str]:
-    """The value of a fact about an environment; every other fact is passed on to `ask`."""
-    if not want.fact.startswith("env."):
-        return ask(host, want)
-    if want.fact == "env.dists":
-        return _dists(host, want.of)
-    if want.fact == "env.verified" and not _has_word_of(host, want):
-        return known("", Evidence(posixpath.join(want.of[0], VERIFIED), ""))
-    state = _state(host, want.of)
-    if state.value is None:
-        return Fact(state.state, None, state.evidence)
-    found = state.value
-    if want.fact == "env.verified":
-        return known(str(found["verified"]), *state.evidence)
-    if want.fact == "env.intact":
-        around = [*map(str, found.get("surroundings", ()))]
-        first = next((f"{name}: {why}" for name, why in sorted(found["damaged"].items())), (around or ["yes"])[0])
-        return known(first, *state.evidence)
-    raise KeyError(want.fact)
-
-
 def going_out(host: Host, want: Condition) -> Fact[tuple[str, ...]]:
     """The distributions that mending takes out where `env.intact` does not hold; unknown to an older inspector."""
     state = _state(host, want.of)
@@ -223,9 +198,23 @@ def going_out(host: Host, want: Condition) -> Fact[tuple[str, ...]]:
     return known(tuple(map(str, found)), *state.evidence) if isinstance(found, list) else unknown(*state.evidence)
 
 
-def _has_word_of(host: Host, want: Condition) -> bool:
-    """False when the environment was never verified: then nothing needs to be hashed to say so."""
-    return host.look(posixpath.join(want.of[0], VERIFIED)).state is not PathState.ABSENT
+def _intact(host: Host, *of: str) -> Fact[str]:
+    state = _state(host, of)
+    if state.value is None:
+        return Fact(state.state, None, state.evidence)
+    damaged = [f"{name}: {why}" for name, why in sorted(state.value["damaged"].items())]
+    around = map(str, state.value.get("surroundings", ()))
+    return known([*damaged, *around, "yes"][0], *state.evidence)
+
+
+def _verified(host: Host, *of: str) -> Fact[str]:
+    path = posixpath.join(of[0], VERIFIED)
+    if host.look(path).state is PathState.ABSENT:  # it was never verified: nothing needs to be hashed to say so
+        return known("", Evidence(path, ""))
+    state = _state(host, of)
+    if state.value is None:
+        return Fact(state.state, None, state.evidence)
+    return known(str(state.value["verified"]), *state.evidence)
 
 
 def _inspect(host: Host, verb: str, of: tuple[str, ...]) -> tuple[Ran, str]:
@@ -239,7 +228,7 @@ def _is_absent(ran: Ran) -> bool:
     return ran.is_absent or (ran.code == 2 and "can't open file" in ran.err)
 
 
-def _dists(host: Host, of: tuple[str, ...]) -> Fact[str]:
+def _dists(host: Host, *of: str) -> Fact[str]:
     """Real lines of the inspector: `problem: torch==2.13.0+cpu is not installed`."""
     ran, command = _inspect(host, "check", of)
     said = (ran.err or ran.out).strip().splitlines()
@@ -284,4 +273,7 @@ _READERS: dict[str, Callable[..., Fact[str]]] = {
     "cann.ops": _ops,
     "cann.nnal": _nnal,
     "prefix.python": _prefix_python,
+    "env.dists": _dists,
+    "env.intact": _intact,
+    "env.verified": _verified,
 }
