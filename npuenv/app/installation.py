@@ -16,7 +16,7 @@ from npuenv.app.job import SILENT, InstallJob, InstallOptions, InstallPreview, I
 from npuenv.app.verify import verify_environment
 from npuenv.core.errors import BadInput, NothingFits
 from npuenv.core.messages import Message
-from npuenv.facts.environment import going_out
+from npuenv.facts.conditions import going_out
 from npuenv.facts.manifest import describe
 from npuenv.facts.pip import for_uv
 from npuenv.host.local import LocalHost

@@ -13,7 +13,7 @@ from npuenv.core.errors import NothingFits
 from npuenv.core.messages import Message
 from npuenv.facts.collect import collect
 from npuenv.facts.npu import driver
-from npuenv.facts.npu.visible import visible
+from npuenv.facts.npu.driver import visible
 from npuenv.host import local
 from npuenv.host.recorded import load_capture
 from npuenv.install.locations import data_folder

@@ -11,7 +11,7 @@ from npuenv.app.job import SILENT
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.core.plan import Condition
-from npuenv.facts.environment import ask_environment
+from npuenv.facts.conditions import ask
 from npuenv.facts.manifest import LOCK
 from npuenv.host.local import LocalHost
 from npuenv.host.writing import write_whole
@@ -106,7 +106,7 @@ def roll_back(request: Request, options: InstallOptions, *, is_dry_run: bool = F
     if kept.role == "elsewhere":
         raise BadInput(Message("store.no-previous", {"path": kept.described.root}), Message("store.no-previous-hint"))
     before = switch.previous_of(home)
-    fact = ask_environment(LocalHost(), Condition("env.intact", (str(before),), "yes"))
+    fact = ask(LocalHost(), Condition("env.intact", (str(before),), "yes"))
     if fact.value != "yes":
         why = fact.value or next((item.line for item in fact.evidence), "")
         again = f"npuenv install --repair --target {before}"

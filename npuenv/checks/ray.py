@@ -11,8 +11,7 @@ from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
     from npuenv.core.finding import Fix
-    from npuenv.facts.ray.placement import UnsatisfiableDemand
-    from npuenv.facts.ray.status import Demand, Status, Trouble
+    from npuenv.facts.ray.status import Demand, Status, Trouble, UnsatisfiableDemand
 
 _NOSET = "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"
 _FALSE_VALUES = ("0", "false", "no", "off")
@@ -187,7 +186,7 @@ def _can_tell(demand: Demand, status: Status) -> bool:
 
 def _never(context: Context, demand: Demand, status: Status) -> UnsatisfiableDemand | None:
     """Why a demand can never run, even on an idle cluster; None if it fits, or if it is unknown."""
-    from npuenv.facts.ray.placement import unsatisfiable_demand
+    from npuenv.facts.ray.status import unsatisfiable_demand
 
     totals = {item.name: item.total for item in status.resources}
     nodes, count = [], status.nodes
@@ -198,7 +197,7 @@ def _never(context: Context, demand: Demand, status: Status) -> UnsatisfiableDem
 
 
 def _never_told(context: Context, demand: Demand, short: UnsatisfiableDemand, status: Status) -> CheckResult:
-    from npuenv.facts.ray.placement import Lack
+    from npuenv.facts.ray.status import Lack
 
     line = Evidence(context.facts.ray.status.evidence[0].command, demand.line)
     name = "apart" if short.lack is Lack.APART else "cpu" if short.name == "CPU" else "other"

@@ -15,8 +15,7 @@ from npuenv.cluster.nodeset import fold
 from npuenv.core.json_input import loads
 from npuenv.core.messages import Message
 from npuenv.facts.ray import status as ray_status
-from npuenv.facts.ray.placement import Lack, unsatisfiable_demand
-from npuenv.facts.ray.status import Refusal, Status, Trouble
+from npuenv.facts.ray.status import Lack, Refusal, Status, Trouble, unsatisfiable_demand
 from npuenv.host.base import Ran
 
 if TYPE_CHECKING:

@@ -40,8 +40,7 @@ Action = Run | WriteFile
 class Condition:
     """A condition: the fact `fact` about `of` has `value`. `execute` asks it through `npuenv.facts`.
 
-    Facts that can be asked stand in `npuenv.facts.conditions` (paths, distributions), `npuenv.facts.environment`
-    (environments of ours) and `npuenv.facts.prerequisites` (the system's packages, CANN).
+    Facts that can be asked stand in `npuenv.facts.conditions`.
     """
 
     fact: str

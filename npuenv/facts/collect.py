@@ -8,27 +8,34 @@ from __future__ import annotations
 import dataclasses
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from npuenv.core.fact import Evidence, Fact, known
-from npuenv.facts import cann, hccn, machine, network, npu, ray
-from npuenv.facts import python as python_group
 from npuenv.facts.cann import CannFacts
-from npuenv.facts.collector import Asker, not_asked
+from npuenv.facts.collector import Collector, Group
 from npuenv.facts.hccn import HccnFacts
 from npuenv.facts.machine import MachineFacts
 from npuenv.facts.network import NetworkFacts
 from npuenv.facts.npu import NpuFacts
-from npuenv.facts.python import PythonFacts
+from npuenv.facts.python import PythonFacts, find_python
 from npuenv.facts.python.interpreter import choose
 from npuenv.facts.ray import RayFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from npuenv.host.base import Host
 
-Group = TypeVar("Group")
+# In the order of reading.
+GROUPS: dict[str, type[Group]] = {
+    "machine": MachineFacts,
+    "npu": NpuFacts,
+    "python": PythonFacts,
+    "hccn": HccnFacts,
+    "cann": CannFacts,
+    "network": NetworkFacts,
+    "ray": RayFacts,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,29 +77,16 @@ def collect(
 
     A question that a capture does not hold is an unknown fact, never a "no".
     """
-    ask = Asker(host, level, choose(host, python), framework, hashes, imports)
-
-    def wanted(kind: type[Group]) -> bool:
-        return only is None or kind.__module__.rpartition(".")[2] in only
-
-    def group(kind: type[Group], asked: Callable[[], Group]) -> Group:
-        return asked() if wanted(kind) else _blank(kind)
-
-    if wanted(PythonFacts):
-        ask, inventory = python_group.found(ask)  # first: whom it finds is asked by the other groups too
-    on_machine = group(MachineFacts, lambda: machine.collect(ask))
-    of_cards = group(NpuFacts, lambda: npu.collect(ask))
-    of_python = group(PythonFacts, lambda: python_group.collect(ask, inventory))
-    return Facts(
-        environment=known(host.environ(), Evidence("environment", "")),
-        machine=on_machine,
-        npu=of_cards,
-        hccn=group(HccnFacts, lambda: hccn.collect(ask, of_cards)),
-        cann=group(CannFacts, lambda: cann.collect(ask, on_machine)),
-        network=group(NetworkFacts, lambda: network.collect(ask)),
-        python=of_python,
-        ray=group(RayFacts, lambda: ray.collect(ask, of_python)),
-    )
+    wanted = {name: kind for name, kind in GROUPS.items() if only is None or name in only}
+    asked = choose(host, python)
+    collector = Collector(host, level, asked, framework=framework, hashes=hashes, imports=imports, groups=wanted)
+    if "python" in wanted:
+        find_python(collector)  # first: whom it finds is asked by the other groups too
+    found: dict[str, Any] = {
+        name: kind(**{field.name: collector.get(f"{name}.{field.name}") for field in dataclasses.fields(kind)})  # type: ignore[arg-type]
+        for name, kind in GROUPS.items()
+    }
+    return Facts(environment=known(host.environ(), Evidence("environment", "")), **found)
 
 
 def to_json(facts: Facts) -> dict[str, Any]:
@@ -111,12 +105,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, (tuple, list, set, frozenset)):
         return [plain(item) for item in value]
     return value
-
-
-def _blank(kind: type[Group]) -> Group:
-    """A group of which nothing was asked."""
-    assert dataclasses.is_dataclass(kind)
-    return kind(**{field.name: not_asked(1) for field in dataclasses.fields(kind)})
 
 
 def _group_to_json(group: Any) -> dict[str, Any]:

@@ -1,9 +1,13 @@
-"""Asks a host for facts under the rules of a level."""
+"""How a fact is declared, and the rules under which it is read: levels, captures, readers that fail.
+
+A fact is a field of the class beside its reader, `memory: Fact[Memory] = fact(memory)`. The groups of `Facts`
+(`npuenv.facts.collect`) are made of these classes.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,6 +25,27 @@ NOT_ASKED = "not asked"  # the command of the evidence of a fact that this level
 USE_LEVEL = 2  # from this level on, cards and the network are used, not only read
 
 
+def fact(reader: Callable[..., Fact[Any]], *, level: int = 0, needs: tuple[str, ...] = ()) -> Any:
+    """Declares a fact as a field of a `Group`.
+
+    `reader` is called from `level` on, with the collector (which is also a host) and the facts that `needs` names, such
+    as "npu.smi". One that runs a program need not say so: level 0 runs none.
+    """
+    return dataclasses.field(metadata={"reader": reader, "level": level, "needs": needs})
+
+
+class Group:
+    """Facts by name. A dataclass takes the fields of its last base class first, so they are listed in that order."""
+
+    def __init__(self, **facts: Fact[Any]) -> None:
+        self.__dict__.update(facts)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.__dict__ == other.__dict__
+
+    __hash__ = None  # type: ignore[assignment]  # values can be dictionaries
+
+
 def not_asked(level: int) -> Fact[Any]:
     """A fact that this level leaves out; `level` is the first one that asks it."""
     return absent(Evidence(NOT_ASKED, f"needs --level {level}"))
@@ -31,21 +56,47 @@ def was_asked(fact: Fact[Any]) -> bool:
     return not (fact.state is State.ABSENT and any(item.command == NOT_ASKED for item in fact.evidence))
 
 
-@dataclass(frozen=True, slots=True)
-class Asker:
-    """A host, the level at which it is asked, and what the answers are for."""
+class Collector:
+    """A host as readers see it, with what else they may need: level, interpreter, and the other facts."""
 
-    host: Host
-    level: int
-    python: str  # the interpreter whose packages are judged
-    framework: str | None = None
-    hashes: bool = False  # compare every installed file's hash, not only its size
-    imports: bool = True  # try the installed modules
+    def __init__(
+        self,
+        host: Host,
+        level: int,
+        python: str,
+        *,
+        framework: str | None = None,
+        hashes: bool = False,
+        imports: bool = True,
+        groups: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.level = level
+        self.python = python  # the interpreter whose packages are judged
+        self.framework = framework
+        self.hashes = hashes  # compare every installed file's hash, not only its size
+        self.imports = imports  # try the installed modules
+        self._host = host
+        self._groups = groups or {}
+        self._found: dict[str, Fact[Any]] = {}
+        self._shared: dict[tuple[Any, ...], Fact[Any]] = {}
 
-    def __call__(self, ask: Callable[[Host], Fact[T]]) -> Fact[T]:
-        """The fact. What a capture does not hold becomes unknown; what needs a program at level 0 is not asked."""
+    def get(self, path: str) -> Fact[Any]:
+        """A fact by its path, such as "npu.smi". It is read once; one of a group that is not wanted is not asked."""
+        group, _, name = path.partition(".")
+        if group not in self._groups:
+            return not_asked(1)
+        if path not in self._found:
+            declared = self._groups[group].__dataclass_fields__[name].metadata
+            if self.level < declared["level"]:
+                self._found[path] = not_asked(declared["level"])
+            else:
+                self._found[path] = self.read(declared["reader"], *map(self.get, declared["needs"]))
+        return self._found[path]
+
+    def read(self, reader: Callable[..., Fact[T]], *given: Any) -> Fact[T]:
+        """A reader's fact. What a capture does not hold is unknown; what needs a program at level 0 is not asked."""
         try:
-            return ask(self.host if self.level else _FilesOnly(self.host))
+            return reader(self, *given)
         except _NeedsProgram:
             return not_asked(1)
         except NotRecorded as error:
@@ -55,31 +106,23 @@ class Asker:
             line = f"{type(error).__name__}: {error} ({place.name}, line {place.lineno})"
             return unknown(Evidence(f"npuenv: {Path(place.filename).name}", line))
 
-    def at(self, level: int, ask: Callable[[Host], Fact[T]]) -> Fact[T]:
-        """The fact, from this level on."""
-        return self(ask) if self.level >= level else not_asked(level)
+    def shared(self, reader: Callable[..., Fact[T]], *given: Any) -> Fact[T]:
+        """An answer of which several facts are parts: it is read once."""
+        key = (reader, *given)
+        if key not in self._shared:
+            self._shared[key] = self.read(reader, *given)
+        return self._shared[key]
 
     def timeout(self, short_s: float, long_s: float) -> float:
         """Seconds to wait for a program: `short_s` at level 1, which promises an answer soon, else `long_s`."""
         return short_s if self.level < USE_LEVEL else long_s
-
-
-class _NeedsProgram(Exception):
-    """A program would have to run, at a level that runs none."""
-
-
-class _FilesOnly:
-    """A host at level 0: it reads, and runs nothing but what needs no process."""
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
 
     @property
     def name(self) -> str:
         return self._host.name
 
     def run(self, argv: Sequence[str], *, timeout_s: float = 10.0, env: Mapping[str, str] | None = None) -> Ran:
-        if not is_answered(argv):
+        if self.level < 1 and not is_answered(argv):
             raise _NeedsProgram(argv[0])
         return self._host.run(argv, timeout_s=timeout_s, env=env)
 
@@ -88,3 +131,7 @@ class _FilesOnly:
 
     def environ(self) -> Mapping[str, str]:
         return self._host.environ()
+
+
+class _NeedsProgram(Exception):
+    """A program would have to run, at a level that runs none."""

@@ -1,23 +1,52 @@
 """Answers to single conditions of a plan: one `Condition`, one `Fact`.
 
 An answer of `known` with another value, or `absent`, means the condition does not hold; `unknown`: nobody could tell.
+Besides paths, files and distributions:
+
+    system.packages  of=("dpkg" or "rpm", name, ...)  "installed", or the first name that is not
+    cann.toolkit     of=(root, version)               `version` where that release lies there, else what lies there
+    cann.ops         of=(root, version, arch)         the same of the kernels
+    cann.nnal        of=(folder, version)             the same of NNAL, `folder` being the one beside CANN
+    prefix.python    of=(root,)                       "3.11": the Python of the environment whose prefix is `root`
+    path.link        of=(path,)                       what a symbolic link points to
+
+Of an environment that npuenv made, by its own inspector program (`npuenv.install.env_verifier`,
+copied into it):
+
+    env.dists     of=(root, "name==version" or "name", ...)   "complete", or the first deviation; hashes nothing
+    env.intact    of=(root,)                                   "yes", or the first damaged distribution
+    env.verified  of=(root,)                                   hash of the lock it was verified against; "" when
+                                                               damaged, or when a package of the lock went in later
+
+Words of `of` after the root are passed on to the inspector: `--over`, `triton-ascend=triton`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import posixpath
+from typing import TYPE_CHECKING, Any
 
+from npuenv.core import versions
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.core.json_input import JsonError, loads
+from npuenv.facts.read import why_failed
 from npuenv.host.base import PathState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from npuenv.core.plan import Condition
-    from npuenv.host.base import Host
+    from npuenv.host.base import Host, Ran
 
-
+INSPECTOR = ".npuenv/inspector.py"
+VERIFIED = ".npuenv/verified.json"
+_PROBLEM = "problem: "
+_TIMEOUT_S = 600.0  # hashing a few gigabytes from a slow disk
+_PACKAGES_S = 60.0
+PREFIX_PYTHON = (
+    "import os, sys; print('%d.%d' % sys.version_info[:2] if os.path.realpath(sys.prefix) == "
+    "os.path.realpath(sys.argv[1]) else '')"
+)
 _VERSION_OF = """
 import sys
 from importlib import metadata
@@ -40,11 +69,7 @@ _VENV_PYTHON = "import sys; print('%d.%d' % sys.version_info[:2] if sys.prefix !
 
 def ask(host: Host, want: Condition) -> Fact[str]:
     """The present value of the fact that `want` names. Raises KeyError for a fact nobody can ask."""
-    if want.fact in _ASKED:
-        return _ASKED[want.fact](host, *want.of)
-    from npuenv.facts.prerequisites import ASKED
-
-    return ASKED[want.fact](host, *want.of)
+    return _READERS[want.fact](host, *want.of)
 
 
 def dist_versions(host: Host, python: str) -> Fact[dict[str, str]]:
@@ -91,19 +116,164 @@ def _first_line(host: Host, argv: tuple[str, ...], asked: str) -> Fact[str]:
     if ran.is_absent:
         return absent(Evidence(command, ran.err))
     if ran.timed_out or ran.code != 0:
-        return unknown(Evidence(command, "timed out" if ran.timed_out else _last_line(ran.err) or f"exit {ran.code}"))
+        return unknown(Evidence(command, why_failed(ran)))
     line = ran.out.strip()
     return known(line, Evidence(command, line.splitlines()[0] if line else ""))
 
 
-def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+def missing_packages(host: Host, tool: str, names: Sequence[str]) -> Fact[tuple[str, ...]]:
+    """Those of the packages that are not installed, in their order. `tool`: dpkg or rpm.
+
+    Source: dpkg-query(1), `gcc install ok installed`; rpm(8), `package g++ is not installed`.
+    """
+    if tool == "dpkg":
+        argv = ("dpkg-query", "-W", "-f", "${Package} ${Status}\\n", *names)
+    else:
+        argv = ("rpm", "-q", "--qf", "%{NAME} install ok installed\\n", *names)
+    ran = host.run(argv, timeout_s=_PACKAGES_S)
+    evidence = Evidence(" ".join(argv[:2]), (ran.err or ran.out).strip().partition("\n")[0])
+    if ran.is_absent:
+        return absent(evidence)
+    # Both exit with an error when one of the names is not there, and still answer for the others.
+    if ran.timed_out or ran.code not in range(len(names) + 2):
+        return unknown(evidence)
+    lines = [line.partition(" ") for line in ran.out.splitlines()]
+    there = {name for name, _, status in lines if status == "install ok installed"}
+    return known(tuple(name for name in names if name not in there), evidence)
 
 
-_ASKED: dict[str, Callable[..., Fact[str]]] = {
+def _packages(host: Host, tool: str, *names: str) -> Fact[str]:
+    found = missing_packages(host, tool, names)
+    if found.value is None:
+        return Fact(found.state, None, found.evidence)
+    return known(found.value[0] if found.value else "installed", *found.evidence)
+
+
+def _toolkit(host: Host, root: str, version: str) -> Fact[str]:
+    from npuenv.facts.cann import toolkit
+
+    found = toolkit.read(host, root, root, None)
+    return _release(found, found.value.version if found.value else "", version)
+
+
+def _ops(host: Host, root: str, version: str, arch: str) -> Fact[str]:
+    from npuenv.facts.cann import parts
+
+    found = parts.ops(host, root, arch)
+    return _release(found, found.value.version if found.value else "", version)
+
+
+def _nnal(host: Host, folder: str, version: str) -> Fact[str]:
+    from npuenv.facts.cann import toolkit
+
+    root = f"{folder}/nnal/atb/latest"
+    found = toolkit.read_nnal(host, root, root)
+    return _release(found, found.value.version if found.value else "", version)
+
+
+def _release(found: Fact[Any], there: str, wanted: str) -> Fact[str]:
+    """The wanted version where what is there is the same release; builds of one release do not differ."""
+    if not there:
+        return Fact(found.state, None, found.evidence)
+    is_same = versions.is_cann(there) and versions.cann(there) == versions.cann(wanted)
+    return known(wanted if is_same else there, *found.evidence)
+
+
+def _prefix_python(host: Host, root: str) -> Fact[str]:
+    ran = host.run((f"{root}/bin/python", "-I", "-c", PREFIX_PYTHON, root), timeout_s=30.0)
+    evidence = Evidence(f"{root}/bin/python", (ran.out or ran.err).strip())
+    if ran.is_absent:
+        return absent(evidence)
+    if ran.code != 0:
+        return unknown(evidence)
+    return known(ran.out.strip(), evidence) if ran.out.strip() else absent(evidence)
+
+
+def going_out(host: Host, want: Condition) -> Fact[tuple[str, ...]]:
+    """The distributions that mending takes out where `env.intact` does not hold; unknown to an older inspector."""
+    state = _state(host, want.of)
+    if state.value is None:
+        return Fact(state.state, None, state.evidence)
+    found = state.value.get("out")
+    return known(tuple(map(str, found)), *state.evidence) if isinstance(found, list) else unknown(*state.evidence)
+
+
+def _intact(host: Host, *of: str) -> Fact[str]:
+    state = _state(host, of)
+    if state.value is None:
+        return Fact(state.state, None, state.evidence)
+    damaged = [f"{name}: {why}" for name, why in sorted(state.value["damaged"].items())]
+    around = map(str, state.value.get("surroundings", ()))
+    return known([*damaged, *around, "yes"][0], *state.evidence)
+
+
+def _verified(host: Host, *of: str) -> Fact[str]:
+    path = posixpath.join(of[0], VERIFIED)
+    if host.look(path).state is PathState.ABSENT:  # it was never verified: nothing needs to be hashed to say so
+        return known("", Evidence(path, ""))
+    state = _state(host, of)
+    if state.value is None:
+        return Fact(state.state, None, state.evidence)
+    return known(str(state.value["verified"]), *state.evidence)
+
+
+def _inspect(host: Host, verb: str, of: tuple[str, ...]) -> tuple[Ran, str]:
+    root = of[0]
+    argv = (posixpath.join(root, "bin/python"), "-I", "-B", posixpath.join(root, INSPECTOR), verb, *of)
+    return host.run(argv, timeout_s=_TIMEOUT_S), " ".join(argv[:6])
+
+
+def _is_absent(ran: Ran) -> bool:
+    """True when there is no environment to ask, or no inspector in it."""
+    return ran.is_absent or (ran.code == 2 and "can't open file" in ran.err)
+
+
+def _dists(host: Host, *of: str) -> Fact[str]:
+    """Real lines of the inspector: `problem: torch==2.13.0+cpu is not installed`."""
+    ran, command = _inspect(host, "check", of)
+    said = (ran.err or ran.out).strip().splitlines()
+    evidence = Evidence(command, said[0] if said else "")
+    if _is_absent(ran):
+        return absent(evidence)
+    if ran.code == 1 and ran.out.startswith(_PROBLEM):
+        return known(ran.out.splitlines()[0][len(_PROBLEM) :], evidence)
+    return known("complete", evidence) if ran.code == 0 else unknown(evidence)
+
+
+def _state(host: Host, of: tuple[str, ...]) -> Fact[dict[str, Any]]:
+    """The inspector's document. A real one: {"damaged": {}, "dists": {"numpy": "2.4.6"}, "out": [], ...}"""
+    ran, command = _inspect(host, "state", of)
+    said = (ran.err or ran.out).strip().splitlines()
+    evidence = Evidence(command, said[-1] if said else "")
+    if _is_absent(ran):
+        return absent(evidence)
+    if ran.code != 0:
+        return unknown(evidence)
+    try:
+        found = loads(ran.out)
+    except JsonError:
+        return unknown(evidence)
+    return known(found, Evidence(command, ran.out[:200])) if isinstance(found, dict) else unknown(evidence)
+
+
+def _link(host: Host, path: str) -> Fact[str]:
+    ran = host.run(("readlink", path))
+    evidence = Evidence(f"readlink {path}", ran.out.strip() or ran.err.strip())
+    return known(ran.out.rstrip("\n"), evidence) if ran.code == 0 else absent(evidence)
+
+
+_READERS: dict[str, Callable[..., Fact[str]]] = {
     "path.state": _path_state,
+    "path.link": _link,
     "file.text": _file_text,
     "dist.version": _dist_version,
     "venv.python": _venv_python,
+    "system.packages": _packages,
+    "cann.toolkit": _toolkit,
+    "cann.ops": _ops,
+    "cann.nnal": _nnal,
+    "prefix.python": _prefix_python,
+    "env.dists": _dists,
+    "env.intact": _intact,
+    "env.verified": _verified,
 }

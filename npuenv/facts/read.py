@@ -15,7 +15,7 @@ def file_text(host: Host, path: str) -> Fact[str]:
     """The text of a file; absent where nothing is there, unknown where it cannot be read or is no file."""
     looked = host.look(path)
     if looked.state is PathState.FILE:
-        return known(looked.text, Evidence(path, _first_line(looked.text)))
+        return known(looked.text, Evidence(path, first_line(looked.text)))
     if looked.state is PathState.ABSENT:
         return absent(Evidence(path, "absent"))
     return unknown(Evidence(path, looked.error or looked.state.value))
@@ -44,5 +44,6 @@ def why_failed(ran: Ran) -> str:
     return lines[-1] if lines else f"exit {ran.code}"
 
 
-def _first_line(text: str) -> str:
+def first_line(text: str) -> str:
+    """The first line that is not blank; "" when there is none."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")

@@ -20,7 +20,7 @@ from npuenv.core import json_input as _json
 from npuenv.core.errors import BadInput, ExitCode, NpuenvError, StepFailed
 from npuenv.core.messages import Message
 from npuenv.core.plan import Action, Condition, Plan, Run, Step, WriteFile
-from npuenv.facts.environment import INSPECTOR, ask_environment
+from npuenv.facts.conditions import INSPECTOR, ask
 from npuenv.facts.manifest import MARKER, describe
 from npuenv.facts.pip import UvSettings, without_secrets
 from npuenv.host.background import Running
@@ -148,13 +148,13 @@ def _is_retryable(steps: Sequence[Step], session: Session, error: StepFailed) ->
     if not is_verifying and not (isinstance(why, Message) and why.key == _NOT_DONE):
         return False
     wants = [want for step in steps for want in step.done_when if want.fact == "env.intact"]
-    found = [ask_environment(session.host, want).value for want in wants]
+    found = [ask(session.host, want).value for want in wants]
     return any(value not in (None, want.value) for want, value in zip(wants, found))
 
 
 def unmet(step: Step, host: Host) -> tuple[tuple[Condition, Fact[str]], ...]:
     """The conditions of a step that do not hold now, each with what was found."""
-    results = ((want, ask_environment(host, want)) for want in step.done_when)
+    results = ((want, ask(host, want)) for want in step.done_when)
     return tuple((want, fact) for want, fact in results if fact.value != want.value)
 
 
@@ -172,7 +172,7 @@ def changes_more_than_its_own(steps: Sequence[Step], host: Host) -> bool:
         if not (step.is_upkeep or is_done(step, host)):
             return True
         links = (want for want in step.done_when if want.fact == "path.link")
-        if any(ask_environment(host, want).value != want.value for want in links):
+        if any(ask(host, want).value != want.value for want in links):
             return True
     return False
 

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 from npuenv.core.json_input import loads
 from npuenv.core.messages import Message, say
 from npuenv.core.plan import Action, Condition, Plan, Step, WriteFile
-from npuenv.facts.environment import INSPECTOR
+from npuenv.facts.conditions import INSPECTOR, PREFIX_PYTHON
 from npuenv.facts.manifest import MANIFEST, MARKER
-from npuenv.facts.prerequisites import PREFIX_PYTHON
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -165,7 +164,7 @@ def _test(want: Condition) -> str | None:
 
 
 def _test_below(want: Condition) -> str:
-    """Conditions about what an environment stands on, from the same files and databases as `facts.prerequisites`."""
+    """Conditions about what an environment stands on, from the same files and databases as `facts.conditions`."""
     if want.fact == "system.packages":
         database, *names = want.of
         if database == "rpm":

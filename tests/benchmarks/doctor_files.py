@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     words = parser.parse_args()
     from npuenv.facts.python import interpreter, packages
-    from npuenv.facts.python.elf import elf
+    from npuenv.facts.python.packages import elf
     from npuenv.host.local import LocalHost
 
     host, python = LocalHost(), words.python

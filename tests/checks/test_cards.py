@@ -18,10 +18,9 @@ from npuenv.core.finding import Status
 from npuenv.core.messages import LANGUAGES, say
 from npuenv.core.toml_input import load_file
 from npuenv.facts import Evidence
-from npuenv.facts.machine.account import Account
-from npuenv.facts.npu.burn import Dmi, parse_dmi
-from npuenv.facts.npu.holders import Holder
-from npuenv.facts.npu.kernel import Claim, KernelEvent, parse_kernel_log
+from npuenv.facts.machine.system import Account
+from npuenv.facts.npu.cards import Dmi, parse_dmi
+from npuenv.facts.npu.holders import Claim, Holder, KernelEvent, parse_kernel_log
 from npuenv.facts.npu.queries import (
     Board,
     Ecc,

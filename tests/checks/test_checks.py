@@ -19,9 +19,9 @@ from npuenv.core.finding import Status
 from npuenv.core.messages import say
 from npuenv.facts import Evidence, Fact, State, unknown
 from npuenv.facts.collect import Facts, collect
-from npuenv.facts.hccn.tls import HccnConf
+from npuenv.facts.hccn.conf import HccnConf
 from npuenv.facts.machine.system import Space
-from npuenv.facts.network.proxies import Proxy
+from npuenv.facts.network.environ import Proxy
 from npuenv.facts.npu.driver import VersionInfo
 from npuenv.facts.npu.smi import Process, SmiTrouble, Trouble
 from npuenv.facts.python.interpreter import SharedFiles

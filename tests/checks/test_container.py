@@ -9,8 +9,7 @@ import pytest
 from npuenv.checks.base import NPU_FRAMEWORKS
 from npuenv.core.finding import Status
 from npuenv.core.messages import say
-from npuenv.facts.machine.cgroup import Cgroup
-from npuenv.facts.machine.hardware import Processor
+from npuenv.facts.machine.hardware import Cgroup, Processor
 from tests.support.changes import HEALTHY, find, lost, put
 
 if TYPE_CHECKING:

@@ -11,13 +11,10 @@ from npuenv.checks.registry import CHECKS
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import Status
 from npuenv.core.messages import say
-from npuenv.facts.machine.account import Account
-from npuenv.facts.machine.folders import Cache
 from npuenv.facts.machine.hardware import Memory
-from npuenv.facts.machine.libraries import CxxLibrary
-from npuenv.facts.machine.mounts import Folder, Mount
-from npuenv.facts.machine.processes import Process, Processes
-from npuenv.facts.machine.system import Space
+from npuenv.facts.machine.session import CxxLibrary, Process, Processes
+from npuenv.facts.machine.storage import Cache, Folder, Mount
+from npuenv.facts.machine.system import Account, Space
 from tests.support.changes import HEALTHY, both, find, gone, lost, put, variables
 
 if TYPE_CHECKING:

@@ -12,12 +12,21 @@ from npuenv.checks.python import CHECKS
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.core.finding import Status
 from npuenv.core.messages import LANGUAGES, say
-from npuenv.facts.cann.installs import Install, Installs
+from npuenv.facts.cann.toolkit import Install, Installs
 from npuenv.facts.collector import not_asked
-from npuenv.facts.machine.libraries import CxxLibrary
-from npuenv.facts.python.elf import MissingLibrary, MissingSymbols, MissingVersion
+from npuenv.facts.machine.session import CxxLibrary
 from npuenv.facts.python.interpreter import Broken, Import, SharedFiles
-from npuenv.facts.python.packages import Link, Origin, Owned, Shadow, Trouble, Twice
+from npuenv.facts.python.packages import (
+    Link,
+    MissingLibrary,
+    MissingSymbols,
+    MissingVersion,
+    Origin,
+    Owned,
+    Shadow,
+    Trouble,
+    Twice,
+)
 from npuenv.matrix import load_matrix
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack

@@ -10,8 +10,8 @@ import pytest
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import Status
 from npuenv.core.messages import say
-from npuenv.facts.machine.mounts import Folder, Mount
-from npuenv.facts.machine.processes import Process, Processes
+from npuenv.facts.machine.session import Process, Processes
+from npuenv.facts.machine.storage import Folder, Mount
 from npuenv.facts.ray.session import Session
 from npuenv.facts.ray.status import Bundle, Demand, Refusal, Resource, Trouble
 from npuenv.facts.ray.status import Status as Cluster

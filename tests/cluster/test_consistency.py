@@ -235,7 +235,7 @@ def test_a_network_of_cards_that_is_not_in_use_is_no_alarm() -> None:
 
 
 def test_one_subnet_for_each_node_is_a_layout_and_no_fault() -> None:
-    from npuenv.facts.hccn.a2 import Address
+    from npuenv.facts.hccn.parsers import Address
 
     def routed(number: int) -> Change:
         cards = {card: known(Address(f"10.12.{number}.{card + 1}", "255.255.255.0"), LINE) for card in range(8)}
@@ -248,7 +248,7 @@ def test_one_subnet_for_each_node_is_a_layout_and_no_fault() -> None:
 
 
 def _gateway(ip: str) -> Any:
-    from npuenv.facts.hccn.a2 import Gateway
+    from npuenv.facts.hccn.parsers import Gateway
 
     return Gateway(ip, "eth0")
 

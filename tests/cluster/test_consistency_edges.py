@@ -12,11 +12,10 @@ from npuenv.cluster.consistency.findings import EVIDENCE_AT_MOST
 from npuenv.cluster.consistency.values import ClockOffset, NodeIdentity, NodeValues, Value, ValueKey, group_values
 from npuenv.core.fact import Evidence, known, unknown
 from npuenv.core.finding import Status
-from npuenv.facts.hccn.a2 import Speed
-from npuenv.facts.machine.mounts import Mount
-from npuenv.facts.network.clock import Clock
-from npuenv.facts.network.interfaces import Interface, Route
-from npuenv.facts.network.names import HostName
+from npuenv.facts.hccn.parsers import Speed
+from npuenv.facts.machine.storage import Mount
+from npuenv.facts.network.interfaces import HostName, Interface, Route
+from npuenv.facts.network.services import Clock
 from npuenv.facts.npu.driver import Nodes
 from npuenv.facts.npu.queries import Spod
 from tests.cluster.test_consistency import of_kernel

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.facts.machine.mounts import Mount
+from npuenv.facts.machine.storage import Mount
 from tests.cluster.uniform import cluster
 from tests.cluster.voting import changed, odd, same, told, words
 from tests.support.changes import both, put

@@ -9,7 +9,7 @@ import pytest
 from npuenv.core.fact import absent, known, unknown
 from npuenv.core.finding import Status
 from npuenv.core.messages import say
-from npuenv.facts.hccn.a2 import Address, Gateway
+from npuenv.facts.hccn.parsers import Address, Gateway
 from npuenv.facts.network.interfaces import Interface, Route, number_of
 from tests.cluster.voting import BAD, LINE, changed, find, odd, same, tied, told, words
 from tests.support.changes import both, gone, put, variables

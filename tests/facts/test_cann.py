@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from npuenv.core import versions
 from npuenv.facts import State
-from npuenv.facts.cann import installs, kernels, parts, surroundings, toolkit
+from npuenv.facts.cann import parts, surroundings, toolkit
 from tests.support.scripted_host import ScriptedHost
 
 ROOT = "/usr/local/Ascend/cann-8.5.0"
@@ -42,13 +42,13 @@ FEW = settings(deadline=None)
     ],
 )
 def test_the_cann_folder_of_a_path(path: str, home: str) -> None:
-    assert installs.home_of(path) == home
+    assert toolkit.home_of(path) == home
 
 
 @FEW
 @given(NOISE)
 def test_the_folder_of_any_path_is_the_beginning_of_that_path(path: str) -> None:
-    home = installs.home_of(path)
+    home = toolkit.home_of(path)
     assert path == home or path.startswith(f"{home}/") or not home
 
 
@@ -57,9 +57,9 @@ def test_the_folder_of_any_path_is_the_beginning_of_that_path(path: str) -> None
 def test_every_path_below_an_install_belongs_to_it(base: str, release: str, below: list[str]) -> None:
     home = f"/{base}/Ascend/cann-{release}"
     path = "/".join((home, *(name for name in below if not name.startswith("cann"))))
-    found = installs.home_of(path)
+    found = toolkit.home_of(path)
     assert found == home or "nnal" in path or "driver" in path or "firmware" in path
-    assert installs.is_versioned(home)
+    assert toolkit.is_versioned(home)
 
 
 @FEW
@@ -133,7 +133,7 @@ def test_a_torn_install_file_of_the_kernels_gives_a_version_that_is_in_it(text: 
 @FEW
 @given(st.dictionaries(st.sampled_from(["LD_LIBRARY_PATH", "PYTHONPATH", "PATH", "ASCEND_HOME_PATH"]), NOISE))
 def test_any_environment_gives_entries_that_are_in_it(variables: dict[str, str]) -> None:
-    fact = installs.entries(ScriptedHost(variables=variables))
+    fact = toolkit.entries(ScriptedHost(variables=variables))
     assert fact.state in (State.KNOWN, State.ABSENT)
     assert all(item.variable in variables and item.is_there is False for item in fact.value or ())
 
@@ -153,7 +153,7 @@ def test_a_link_that_cannot_be_followed_stays_untold(answer: str) -> None:
     host = ScriptedHost(variables={"ASCEND_HOME_PATH": LATEST})
     host.folder(LATEST, "compiler")
     host.fails(f"readlink -f {LATEST}", out=answer, code=0)
-    fact = installs.entries(host)
+    fact = toolkit.entries(host)
     assert fact.value is not None and (fact.value[0].real, fact.value[0].is_there) == ("", True)
 
 
@@ -162,15 +162,15 @@ def test_a_latest_of_two_releases_belongs_to_none_of_them() -> None:
     host.folder(LATEST, "compiler", "opp")
     for name, target in {"": LATEST, "/compiler": f"{OLDER}/compiler", "/opp": f"{ROOT}/opp"}.items():
         host.fails(f"readlink -f {LATEST}{name}", out=f"{target}\n", code=0)
-    assert installs.real_home(host, LATEST) == (OLDER, ROOT)
-    entries = installs.entries(host).value
+    assert toolkit.real_home(host, LATEST) == (OLDER, ROOT)
+    entries = toolkit.entries(host).value
     assert entries is not None and entries[0].real == ""
 
 
 def test_an_unreadable_folder_of_the_session_is_neither_there_nor_gone() -> None:
     host = ScriptedHost(variables={"ASCEND_HOME_PATH": ROOT})
     host.unreadable(ROOT)
-    entries = installs.entries(host).value
+    entries = toolkit.entries(host).value
     assert entries is not None and (entries[0].real, entries[0].is_there) == ("", None)
 
 
@@ -178,7 +178,7 @@ def _custom(*, folders: dict[str, list[str]]) -> tuple[Any, ...]:
     host = ScriptedHost(variables={"ASCEND_CUSTOM_OPP_PATH": "/opt/a:/opt/b"})
     for path, names in folders.items():
         host.folder(path, *names)
-    fact = kernels.custom(host, f"{ROOT}/opp")
+    fact = parts.custom(host, f"{ROOT}/opp")
     assert fact.value is not None
     return tuple((item.path, item.is_there, item.chips) for item in fact.value.packages)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from npuenv.facts.cann import kernels
-from npuenv.facts.hccn.a2 import Optical
+from npuenv.facts.cann import parts
+from npuenv.facts.hccn.parsers import Optical
 from npuenv.facts.network.interfaces import number_of
 from npuenv.facts.network.ports import PortRange
 from tests.support.scripted_host import ScriptedHost
@@ -29,11 +29,11 @@ def functions_of(program: str) -> Any:
 
 def test_a_folder_whose_name_only_begins_like_a_chips_holds_no_kernels() -> None:
     host = ScriptedHost()
-    folder = f"/opp/built-in/{kernels.TBE}/kernel"
+    folder = f"/opp/built-in/{parts.TBE}/kernel"
     host.folder(folder, "ascend910b", "ascend910b.old", "config")
     for name in ("ascend910b", "ascend910b.old"):
         host.folder(f"{folder}/{name}", "ops_nn")
-    found = kernels.kernels(host, "/opp").value
+    found = parts.kernels(host, "/opp").value
     assert found is not None and found.chips == ("ascend910b",)
 
 

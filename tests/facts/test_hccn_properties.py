@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npuenv.core.fact import Fact, State
-from npuenv.facts.hccn.answers import Refusal, answer, grammar, refusal, refused
-from npuenv.facts.hccn.items import ITEMS
-from npuenv.facts.hccn.lines import is_address, is_mask, lines_of
+from npuenv.facts.hccn.answers import Refusal, answer, grammar, is_address, is_mask, lines_of, refusal, refused
+from npuenv.facts.hccn.parsers import ITEMS
 from npuenv.host.base import Ran
 
 PIECES = (

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, State, known, unknown
-from npuenv.facts.hccn.a2 import Address, link, optical
-from npuenv.facts.hccn.asked import card_ids, survey_cards
-from npuenv.facts.hccn.peers import network, peers
-from npuenv.facts.hccn.survey import Survey
+from npuenv.facts.hccn.parsers import Address, link, optical
+from npuenv.facts.hccn.survey import Survey, card_ids, network, peers, survey_cards
 from npuenv.facts.npu.driver import Node, Nodes
 from npuenv.host.base import NotRecorded, Ran
 from tests.support.scripted_host import ScriptedHost
@@ -16,7 +14,7 @@ from tests.support.scripted_host import ScriptedHost
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from npuenv.facts.hccn.tls import HccnConf
+    from npuenv.facts.hccn.conf import HccnConf
 
 TOOL = "hccn_tool"
 NO_CONF: Fact[HccnConf] = Fact(State.ABSENT, None, (Evidence("/etc/hccn.conf", "absent"),))
@@ -94,16 +92,16 @@ def test_the_ids_of_cards_are_those_of_the_device_nodes() -> None:
 def test_a_tool_that_cannot_be_read_leaves_everything_unknown_and_is_asked_once() -> None:
     host = ScriptedHost()
     host.fails(f"{TOOL} -i 0 -link -g", err="Cmd execute failed!\n", code=1)
-    asked, rest = survey_cards(host, TOOL, [0, 1], NO_CONF, None)
-    assert asked["grammar"].state is State.UNKNOWN and rest.state is State.UNKNOWN
+    asked = survey_cards(host, TOOL, [0, 1], NO_CONF, None)
+    assert asked["grammar"].state is State.UNKNOWN and asked["links"].state is State.UNKNOWN
     assert len(host.asked) == 1
 
 
 def test_the_other_family_is_recognised_by_its_refusal_and_asked_in_its_own_words() -> None:
     host = ScriptedHost()
     host.fails(f"{TOOL} -i 4 -link -g", err="Please specify a valid mode.\n", code=2)
-    asked, rest = survey_cards(host, TOOL, [4, 5], NO_CONF, None)
-    assert asked["grammar"].value == "950" and rest.state is State.ABSENT
+    asked = survey_cards(host, TOOL, [4, 5], NO_CONF, None)
+    assert asked["grammar"].value == "950" and asked["links"].state is State.ABSENT
     assert f"{TOOL} -g -dev_info -i 0" in host.asked and f"{TOOL} -g -vnic -i 1" in host.asked
     assert not [words for words in host.asked if "-tls" in words]
 

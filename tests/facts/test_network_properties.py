@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npuenv.core.fact import State
-from npuenv.facts.network import clock, firewall, interfaces, names, ports
-from npuenv.facts.network import rendezvous as launch
+from npuenv.facts.network import environ as launch
+from npuenv.facts.network import interfaces, ports, services
 
 PIECES = (
     "|-- 10.0.0.1",
@@ -54,12 +54,12 @@ def test_no_text_makes_a_parser_raise_and_every_address_stands_in_the_text(text:
     assert all(0 <= route.network < 1 << 32 for route in interfaces.routes(text))
     assert all(0 <= port < 65536 and ipaddress.ip_address(address) for address, port in ports.listening(text))
     assert all(port < 100_000 for port in ports.owners_of(text))
-    assert all(address in text for found in names.hosts_entries(text).values() for address in found)
-    assert all(address in text for address in names.addresses_of(text))
-    assert firewall.drops_input(text) is None or "policy" in text
-    assert firewall.input_policy(text) is None or "INPUT" in text
-    assert clock.of_chrony(text) is None or "Leap status" in text
-    assert clock.of_timedatectl(text) is None or "NTPSynchronized=" in text
+    assert all(address in text for found in interfaces.hosts_entries(text).values() for address in found)
+    assert all(address in text for address in interfaces.addresses_of(text))
+    assert services.drops_input(text) is None or "policy" in text
+    assert services.input_policy(text) is None or "INPUT" in text
+    assert services.of_chrony(text) is None or "Leap status" in text
+    assert services.of_timedatectl(text) is None or "NTPSynchronized=" in text
 
 
 @settings(deadline=None)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.core.toml_input import load_file
-from npuenv.facts import State, npu
-from npuenv.facts.collector import Asker
-from npuenv.facts.npu import burn, holders, install, kernel
+from npuenv.facts import State
+from npuenv.facts import collect as collecting
+from npuenv.facts.npu import cards, driver, holders
 from npuenv.facts.npu.smi import SmiTable, parse_info
 from npuenv.host.base import Looked, NotRecorded, PathState, Ran
 from tests.support.scripted_host import ScriptedHost
@@ -40,7 +40,7 @@ def host_with(table: str, answers: Mapping[str, str] | None = None) -> ScriptedH
 
 
 def collect(host: ScriptedHost, level: int) -> NpuFacts:
-    return npu.collect(Asker(host, level, "/opt/env/bin/python"))
+    return collecting.collect(host, level=level, python="/opt/env/bin/python", only=frozenset({"npu"})).npu
 
 
 def asked(host: ScriptedHost) -> list[str]:
@@ -187,12 +187,12 @@ def ask_again_healthy() -> list[str]:
 def test_the_drivers_account_is_read_at_level_1_only_where_the_cards_are_taken() -> None:
     host = ScriptedHost()
     host.fails("npu-smi info", out=text_of("smi", "err_device_used_8020"), code=172)
-    host.file(kernel.CLAIMS, text_of("npu_claims", "one_container_holds_all"))
+    host.file(holders.CLAIMS, text_of("npu_claims", "one_container_holds_all"))
     facts = collect(host, 1)
     assert facts.claims.value is not None and facts.claims.value[0].root_pid == 2679173
     healthy = host_with(A2)
     collect(healthy, 1)
-    assert kernel.CLAIMS not in healthy.asked
+    assert holders.CLAIMS not in healthy.asked
 
 
 def table_of(name: str) -> SmiTable:
@@ -237,7 +237,7 @@ def test_a_driver_written_after_the_boot_is_changed(written: str, is_after: bool
     host = ScriptedHost()
     host.file("/proc/stat", BOOT)
     host.commands["stat %Y /d/version.info"] = f"{written}\n"
-    fact = install.changed(host, "/d/version.info")
+    fact = driver.changed(host, "/d/version.info")
     assert fact.value is not None and fact.value.is_after_boot is is_after
     assert [item.line for item in fact.evidence] == ["btime 1700000000", written]
 
@@ -245,65 +245,65 @@ def test_a_driver_written_after_the_boot_is_changed(written: str, is_after: bool
 def test_times_that_cannot_be_read_are_unknown_and_a_missing_program_is_absent() -> None:
     host = ScriptedHost()
     host.file("/proc/stat", BOOT)
-    assert install.changed(host, "/d").state is State.ABSENT
+    assert driver.changed(host, "/d").state is State.ABSENT
     host.fails("stat %Y /d", err="stat: cannot statx '/d': Permission denied\n")
-    assert install.changed(host, "/d").state is State.UNKNOWN
+    assert driver.changed(host, "/d").state is State.UNKNOWN
     host.file("/proc/stat", "cpu 1 2 3\n")
-    assert install.changed(host, "/d").state is State.UNKNOWN
+    assert driver.changed(host, "/d").state is State.UNKNOWN
     host.unreadable("/proc/stat")
-    assert install.changed(host, "/d").state is State.UNKNOWN
+    assert driver.changed(host, "/d").state is State.UNKNOWN
 
 
 def test_an_installers_log_for_root_alone_is_absent_and_garbage_is_unknown() -> None:
     host = ScriptedHost()
-    host.unreadable(install.LOG)
-    assert install.installer(host).state is State.ABSENT
-    host.paths[install.LOG] = Looked(install.LOG, PathState.UNREADABLE, error="Input/output error")
-    assert install.installer(host).state is State.UNKNOWN
-    host.file(install.LOG, "nothing of an installer\n")
-    assert install.installer(host).state is State.UNKNOWN
-    host.file(install.LOG, text_of("npu_installer", "driver_missing_tools"))
-    fact = install.installer(host)
+    host.unreadable(driver.LOG)
+    assert driver.installer(host).state is State.ABSENT
+    host.paths[driver.LOG] = Looked(driver.LOG, PathState.UNREADABLE, error="Input/output error")
+    assert driver.installer(host).state is State.UNKNOWN
+    host.file(driver.LOG, "nothing of an installer\n")
+    assert driver.installer(host).state is State.UNKNOWN
+    host.file(driver.LOG, text_of("npu_installer", "driver_missing_tools"))
+    fact = driver.installer(host)
     assert fact.value is not None and fact.value.missing_tools == ("ifconfig",)
 
 
 def test_the_kernel_log_of_another_user_is_absent_and_a_failure_is_unknown() -> None:
     words = "dmesg --level=emerg,alert,crit,err,warn"
     host = ScriptedHost()
-    assert kernel.events(host).state is State.ABSENT
+    assert holders.events(host).state is State.ABSENT
     host.fails(words, err="dmesg: read kernel buffer failed: Operation not permitted\n")
-    assert kernel.events(host).state is State.ABSENT
+    assert holders.events(host).state is State.ABSENT
     host.fails(words, timed_out=True)
-    assert kernel.events(host).state is State.UNKNOWN
+    assert holders.events(host).state is State.UNKNOWN
     host.commands[words] = text_of("npu_kernel", "abnormal")
-    assert [event.device for event in kernel.events(host).value or ()] == [5]
+    assert [event.device for event in holders.events(host).value or ()] == [5]
 
 
 def test_a_dmesg_without_levels_is_asked_again_without_them() -> None:
     host = ScriptedHost()
     host.fails("dmesg --level=emerg,alert,crit,err,warn", err="dmesg: unrecognized option '--level'\n")
     host.commands["dmesg"] = text_of("npu_kernel", "conflict")
-    assert [event.kind for event in kernel.events(host).value or ()] == ["conflict", "conflict"]
+    assert [event.kind for event in holders.events(host).value or ()] == ["conflict", "conflict"]
 
 
 def test_claims_are_for_root_and_an_unreadable_account_is_unknown() -> None:
     host = ScriptedHost()
-    assert kernel.claims(host).state is State.ABSENT
-    host.unreadable(kernel.CLAIMS)
-    assert kernel.claims(host).state is State.ABSENT
-    host.file(kernel.CLAIMS, "what is this\n")
-    assert kernel.claims(host).state is State.UNKNOWN
-    host.file(kernel.CLAIMS, "")
-    assert kernel.claims(host).value == ()
+    assert holders.claims(host).state is State.ABSENT
+    host.unreadable(holders.CLAIMS)
+    assert holders.claims(host).state is State.ABSENT
+    host.file(holders.CLAIMS, "what is this\n")
+    assert holders.claims(host).state is State.UNKNOWN
+    host.file(holders.CLAIMS, "")
+    assert holders.claims(host).value == ()
 
 
 def test_ascend_dmi_runs_its_two_diagnoses_and_keeps_what_it_says() -> None:
     host = ScriptedHost()
-    assert burn.dmi(host).state is State.ABSENT
+    assert cards.dmi(host).state is State.ABSENT
     host.commands["ascend-dmi -v"] = "7.3.0\n"
     host.commands["ascend-dmi --dg --se healthCheck -q"] = text_of("npu_dmi", "health_check")
     host.fails("ascend-dmi --dg -i aicore -q", out=text_of("npu_dmi", "aicore_timeout"), code=1)
-    fact = burn.dmi(host)
+    fact = cards.dmi(host)
     assert fact.value is not None
     assert (fact.value.items["driver"], fact.value.items["aicore"], fact.value.code) == ("HEALTH", "FAIL", 1)
     assert fact.value.notes["aicore"][1] == "Device 4: a timeout error occurred."
@@ -314,7 +314,7 @@ def test_a_diagnosis_that_cannot_be_read_keeps_its_tail_and_judges_nothing() -> 
     host.commands["ascend-dmi -v"] = "7.3.0\n"
     host.fails("ascend-dmi --dg --se healthCheck -q", out="Unknown option\n", code=3)
     host.fails("ascend-dmi --dg -i aicore -q", timed_out=True)
-    fact = burn.dmi(host)
+    fact = cards.dmi(host)
     assert fact.state is State.UNKNOWN
     assert [item.line for item in fact.evidence] == ["Unknown option", "timed out"]
 

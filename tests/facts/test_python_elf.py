@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuenv.facts.python.elf import WORD, elf
+from npuenv.facts.python.packages import WORD, elf
 from npuenv.host import shared_objects as reader
 from npuenv.host.local import LocalHost
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from npuenv.core.fact import LINE_AT_MOST, Evidence, absent, known, unknown
 from npuenv.facts import Fact, State
-from npuenv.facts.collector import Asker, was_asked
-from npuenv.facts.python import collect
-from npuenv.facts.python import elf as elf_facts
-from npuenv.facts.python import found as found_by
+from npuenv.facts.collect import collect
+from npuenv.facts.collector import Collector, was_asked
+from npuenv.facts.python import PythonFacts, find_python
 from npuenv.facts.python import interpreter as python_facts
+from npuenv.facts.python import packages as elf_facts
 from npuenv.facts.python import packages as package_facts
 from npuenv.host.base import Ran
 from tests.support.python_answers import SITE, elf, files, hashes, packages
@@ -119,6 +119,11 @@ def test_a_folder_in_order_does_not_explain_a_python_that_fails() -> None:
     assert python_facts.broken(host, "python3", absent()).state is State.ABSENT
 
 
+def collected(host: ScriptedHost, level: int, framework: str | None = None, *, hashes: bool = False) -> PythonFacts:
+    only = frozenset({"python"})
+    return collect(host, python=PYTHON, level=level, framework=framework, hashes=hashes, only=only).python
+
+
 def scripted(**extra: Any) -> ScriptedHost:
     host = ScriptedHost(variables={"VIRTUAL_ENV": "/opt/env", "HOME": "/root"})
     host.answers(f"{PYTHON} inventory", {**whole(), **extra})
@@ -130,10 +135,15 @@ def scripted(**extra: Any) -> ScriptedHost:
 def test_where_there_is_no_python3_one_that_says_its_version_is_asked() -> None:
     host = ScriptedHost()
     host.answers("python3.11 inventory", whole())
-    ask, answer = found_by(Asker(host, 1, "python3"))
-    assert (ask.python, answer.state) == ("python3.11", State.KNOWN)
-    named, _ = found_by(Asker(host, 1, PYTHON))
-    assert named.python == PYTHON and found_by(Asker(ScriptedHost(), 1, "python3"))[0].python == "python3"
+    for named, script, taken in (
+        ("python3", host, "python3.11"),
+        (PYTHON, host, PYTHON),
+        ("python3", ScriptedHost(), "python3"),
+    ):
+        collector = Collector(script, 1, named)
+        find_python(collector)
+        assert collector.python == taken
+    assert collect(host, only=frozenset({"python"})).python.interpreter.is_known
 
 
 def test_the_file_that_python_does_not_get_past_is_the_last_that_was_begun() -> None:
@@ -151,20 +161,20 @@ def test_the_file_that_python_does_not_get_past_is_the_last_that_was_begun() -> 
 
 def test_of_a_python_that_gave_no_answer_its_own_fact_and_the_reason_stay_apart() -> None:
     host = ScriptedHost(commands={f"{PYTHON} inventory": "NPUENV-ANSWER {"})
-    found = collect(*found_by(Asker(host, 1, PYTHON)))
+    found = collected(host, 1)
     assert (found.interpreter.state, found.broken.value) == (State.UNKNOWN, python_facts.Broken("garbled", PYTHON))
 
 
 def test_level_0_runs_nothing() -> None:
     host = scripted()
-    found = collect(*found_by(Asker(host, 0, PYTHON)))
+    found = collected(host, 0)
     assert not was_asked(found.interpreter) and not was_asked(found.imports)
     assert host.asked == []
 
 
 def test_level_1_asks_for_imports_and_the_loader_but_not_for_hashes() -> None:
     host = scripted()
-    found = collect(*found_by(Asker(host, 1, PYTHON)))
+    found = collected(host, 1)
     assert found.import_torch_npu.value is not None
     assert not was_asked(found.hashes) and not was_asked(found.devices)
     (asked,) = [words for words in host.asked if words.startswith("npuenv-elf")]
@@ -174,9 +184,10 @@ def test_level_1_asks_for_imports_and_the_loader_but_not_for_hashes() -> None:
 
 def test_without_imports_no_installed_module_is_tried() -> None:
     host = scripted()
-    found = collect(*found_by(Asker(host, 1, PYTHON, imports=False)))
+    found = collect(host, python=PYTHON, imports=False, only=frozenset({"python"})).python
     assert found.packages.value is not None and was_asked(found.elf)
-    assert not any(map(was_asked, (found.import_torch, found.import_torch_npu, found.imports)))
+    tried: tuple[Fact[Any], ...] = (found.import_torch, found.import_torch_npu, found.imports)
+    assert not any(map(was_asked, tried))
     assert not [words for words in host.asked if " imports " in words]
 
 
@@ -184,7 +195,7 @@ def test_hashes_are_asked_for_by_level_2_or_by_name() -> None:
     for level, by_name in ((2, False), (1, True)):
         host = scripted()
         host.answers(f"{PYTHON} hashes", hashes(12))
-        found = collect(*found_by(Asker(host, level, PYTHON, hashes=by_name)))
+        found = collected(host, level, hashes=by_name)
         assert found.hashes.value is not None and found.hashes.value.looked == 12
 
 
@@ -195,7 +206,7 @@ def test_only_installed_modules_of_what_is_judged_are_imported() -> None:
         host.answers(f"{PYTHON} inventory", inventory(some))
         for module in wanted:
             host.answers(f"{PYTHON} imports {module}", {"ok": True, "version": "1", "errors": []})
-        found = collect(*found_by(Asker(host, 1, PYTHON, framework)))
+        found = collected(host, 1, framework)
         assert found.imports.value is not None and set(found.imports.value) == wanted
 
 
@@ -204,7 +215,7 @@ def test_a_module_that_hangs_leaves_the_others_known() -> None:
     host.answers(f"{PYTHON} inventory", inventory({"numpy": "1.26.4", "ray": "2.48.0"}))
     host.answers(f"{PYTHON} imports numpy", {"ok": True, "version": "1.26.4", "errors": []})
     host.fails(f"{PYTHON} imports ray", timed_out=True)
-    found = collect(*found_by(Asker(host, 1, PYTHON, "verl"))).imports
+    found = collected(host, 1, "verl").imports
     assert found.value is not None and set(found.value) == {"numpy"}
     assert any(item.line == "timed out" and "import ray" in item.command for item in found.evidence)
 
@@ -224,7 +235,7 @@ def test_where_torch_hangs_nothing_that_rests_on_it_is_waited_for() -> None:
     )
     host.answers(f"{PYTHON} imports numpy", {"ok": True, "version": "1", "errors": []})
     host.fails(f"{PYTHON} imports torch", timed_out=True)
-    found = collect(*found_by(Asker(host, 1, PYTHON, "verl")))
+    found = collected(host, 1, "verl")
     assert found.imports.value is not None and set(found.imports.value) == {"numpy"}
     assert not [words for words in host.asked if "vllm" in words or "tensordict" in words]
 
@@ -267,7 +278,7 @@ def test_a_line_of_evidence_is_cut_where_it_is_long_and_kept_where_it_is_not() -
 def test_nothing_that_rests_on_a_torch_that_hangs_is_tried() -> None:
     host = scripted()
     host.fails(f"{PYTHON} imports torch", timed_out=True)
-    found = collect(*found_by(Asker(host, 2, PYTHON)))
+    found = collected(host, 2)
     assert found.import_torch.state is State.UNKNOWN
     assert found.import_torch_npu.state is State.ABSENT and found.devices.state is State.ABSENT
     assert not [words for words in host.asked if words.startswith((f"{PYTHON} imports torch_npu", f"{PYTHON} devices"))]

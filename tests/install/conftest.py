@@ -21,7 +21,7 @@ import pytest
 from npuenv.app import locks, resolution, verify
 from npuenv.cli import main
 from npuenv.core.messages import Message
-from npuenv.facts import environment
+from npuenv.facts import conditions
 from npuenv.facts.pip import PipSettings, for_uv, pip_settings
 from npuenv.host.hashing import sha256_of
 from npuenv.host.local import LocalHost
@@ -223,7 +223,7 @@ def other_world(world: World, tmp_path: Path) -> World:
 @pytest.fixture
 def asked_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Conditions of steps are asked, and what is installed is verified, without a process each."""
-    monkeypatch.setattr(environment, "_inspect", inspect_here)
+    monkeypatch.setattr(conditions, "_inspect", inspect_here)
     monkeypatch.setattr(work, "_run", run_here)
 
 

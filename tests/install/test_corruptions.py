@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
-from npuenv.facts.environment import INSPECTOR
+from npuenv.facts.conditions import INSPECTOR
 from npuenv.facts.manifest import LOCK, MANIFEST, MARKER, VERIFIED
 from npuenv.lock.wheels import write_wheel
 

@@ -18,7 +18,7 @@ import pytest
 
 from npuenv.core.errors import NpuenvError, StepFailed
 from npuenv.core.messages import Message, say
-from npuenv.facts.environment import ask_environment
+from npuenv.facts.conditions import ask
 from npuenv.host.local import LocalHost
 from npuenv.install.executor import Event, State
 from npuenv.install.plan import Condition
@@ -69,7 +69,7 @@ def still_works(former: Path) -> bool:
     """The former environment is the current one, is whole, and its modules can be imported."""
     current = former.parent / "current"
     lock = json.loads((former / ".npuenv/verified.json").read_text())["lock"]
-    is_whole = ask_environment(LocalHost(), Condition("env.verified", (str(former),), lock)).value == lock
+    is_whole = ask(LocalHost(), Condition("env.verified", (str(former),), lock)).value == lock
     return current.readlink() == former and is_whole and imports(current, "torch, numbers_a, tools")
 
 

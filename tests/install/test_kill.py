@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from npuenv.facts.environment import INSPECTOR
+from npuenv.facts.conditions import INSPECTOR
 from npuenv.facts.pip import PipSettings, Setting, for_uv
 from npuenv.install import env_verifier as inspector
 from npuenv.install.locations import Target

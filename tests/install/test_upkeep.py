@@ -27,7 +27,7 @@ from npuenv.cli.progress import StepProgress
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message, say
 from npuenv.core.plan import Plan, Run, Step
-from npuenv.facts.environment import INSPECTOR
+from npuenv.facts.conditions import INSPECTOR
 from npuenv.facts.manifest import LOCK, MANIFEST, MARKER, VERIFIED, described
 from npuenv.host.hashing import sha256_of
 from npuenv.host.local import LocalHost

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.facts import environment
+from npuenv.facts import conditions
 from npuenv.host.base import Ran
 from npuenv.install import env_verifier as inspector
 from npuenv.install import executor as work
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from npuenv.install.executor import Session
     from npuenv.install.plan import Run, Step
 
-_ask, _run = environment._inspect, work._run
+_ask, _run = conditions._inspect, work._run
 
 
 def inspect_here(host: Host, verb: str, of: tuple[str, ...]) -> tuple[Ran, str]:
     """What the inspector says, where the one in the environment is npuenv's present one; else it is asked itself.
 
-    In place of `npuenv.facts.environment._inspect`. That the program runs by itself, with the environment's Python,
+    In place of `npuenv.facts.conditions._inspect`. That the program runs by itself, with the environment's Python,
     `tests/install/test_inspector.py` shows, and every step that mends or verifies.
     """
     root = Path(of[0])
-    its_own, sites = root / environment.INSPECTOR, list(root.glob("lib/python*/site-packages"))
+    its_own, sites = root / conditions.INSPECTOR, list(root.glob("lib/python*/site-packages"))
     is_present = its_own.is_file() and its_own.read_text() == inspector.text()
     if not is_present or len(sites) != 1 or not (root / "bin/python").exists():
         return _ask(host, verb, of)
@@ -54,7 +54,7 @@ def inspected(verb: str, root: str, *words: str) -> tuple[int, str]:
 def run_here(action: Run, step: Step, session: Session, held: int, on_line: Callable[[str | None], None]) -> int:
     """A step's look at the environment, in place of the executor's `_run`; every other program runs as always."""
     words = action.argv[3:]
-    if not (words and words[0].endswith(environment.INSPECTOR)) or words[1] == "mend":
+    if not (words and words[0].endswith(conditions.INSPECTOR)) or words[1] == "mend":
         return _run(action, step, session, held, on_line)
     code, out = inspected(*words[1:])
     session.log(step).write_text(out)

@@ -16,7 +16,7 @@ from npuenv.core.fact import Evidence
 if TYPE_CHECKING:
     from npuenv.checks.base import CheckResult, Context
     from npuenv.core.finding import Fix
-    from npuenv.facts.cann.installs import Entry
+    from npuenv.facts.cann.toolkit import Entry
 
 _LISTS = ("LD_LIBRARY_PATH", "PYTHONPATH", "PATH")
 # Libraries for linking and simulation: their libascend_hal.so does nothing, their libascendcl.so refuses to run.

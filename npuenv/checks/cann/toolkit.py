@@ -17,7 +17,7 @@ from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence, State
 from npuenv.core.finding import Status
-from npuenv.facts.cann.installs import home_of
+from npuenv.facts.cann.toolkit import home_of
 
 if TYPE_CHECKING:
     from npuenv.matrix.rows import Cann as CannRow

@@ -8,7 +8,7 @@ from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, s
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
-    from npuenv.facts.machine.mounts import Folder
+    from npuenv.facts.machine.storage import Folder
 
 _GIB_KIB = 1 << 20
 # For Ray's session folders, pip's builds and compilers' scratch files. The thresholds are npuenv's own.

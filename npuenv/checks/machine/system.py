@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unknown, warn
 from npuenv.core.fact import State
-from npuenv.facts.machine.account import DRIVER_GROUP
-from npuenv.facts.machine.processes import line_of
-from npuenv.facts.machine.system import UNLIMITED
+from npuenv.facts.machine.session import line_of
+from npuenv.facts.machine.system import DRIVER_GROUP, UNLIMITED
 
 if TYPE_CHECKING:
     from npuenv.core.fact import Fact
-    from npuenv.facts.machine.processes import Process, Processes
+    from npuenv.facts.machine.session import Process, Processes
 
 _GIB_KIB = 1 << 20
 _ARCHES = ("x86_64", "aarch64")

@@ -12,7 +12,7 @@ from npuenv.core.fact import Evidence, Fact, State
 if TYPE_CHECKING:
     import datetime
 
-    from npuenv.facts.hccn.a2 import LinkChanges
+    from npuenv.facts.hccn.parsers import LinkChanges
 
 LEVEL = 2
 _SOURCE = "hicann/hccl fault diagnosis, ERROR CQE: hccn_tool -link_stat shows whether the port flaps"

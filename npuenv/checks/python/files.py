@@ -12,8 +12,8 @@ from npuenv.checks.python.installed import accepts, python_of, version_of
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
-    from npuenv.facts.python.elf import Elf, MissingLibrary
     from npuenv.facts.python.interpreter import Python
+    from npuenv.facts.python.packages import Elf, MissingLibrary
 
 _SHOWN = 5
 _TRITONS = {"triton", "triton-ascend"}

@@ -31,7 +31,7 @@ from npuenv.core.finding import Fix, Status
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from npuenv.facts.cann.installs import Install
+    from npuenv.facts.cann.toolkit import Install
     from npuenv.matrix.rows import VllmAscend
 
 _VA = "vllm-project/vllm-ascend docs/source/community/versioning_policy.md"

@@ -14,7 +14,7 @@ from npuenv.cluster.consistency.values import NodeValues, Value, ValueKey, group
 from npuenv.core.fact import Evidence, State
 from npuenv.core.messages import Message
 from npuenv.facts.collector import was_asked
-from npuenv.facts.npu.visible import VARIABLE, visible
+from npuenv.facts.npu.driver import VARIABLE, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping

@@ -17,7 +17,7 @@ from npuenv.core.fact import Evidence, State
 from npuenv.core.files import folder_of
 from npuenv.core.toml_input import load_file
 from npuenv.facts.collector import was_asked
-from npuenv.facts.npu.visible import VARIABLE, visible
+from npuenv.facts.npu.driver import VARIABLE, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -237,7 +237,7 @@ def kernel_settings(facts: Facts) -> NodeValues:
 
 def network_mounts(facts: Facts) -> NodeValues:
     """File systems of the network by where they are mounted."""
-    from npuenv.facts.machine.mounts import NETWORK_KINDS
+    from npuenv.facts.machine.storage import NETWORK_KINDS
 
     def show(rows: Any) -> dict[str, str]:
         kept = (row for row in rows if row.kind in NETWORK_KINDS and not _OF_PODS.search(row.place))

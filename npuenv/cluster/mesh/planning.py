@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.cluster.mesh import FULL, SAMPLED, Device, Pair, PingPlan
 from npuenv.core.messages import Message
-from npuenv.facts.hccn.a2 import ip
-from npuenv.facts.hccn.answers import Refusal, refused
-from npuenv.facts.hccn.lines import lines_of
+from npuenv.facts.hccn.answers import Refusal, lines_of, refused
+from npuenv.facts.hccn.parsers import ip
 from npuenv.facts.npu.smi import Layout, SmiTable, parse_info
 from npuenv.host.base import Ran
 

@@ -25,8 +25,8 @@ from npuenv.cluster.transport import Transport
 from npuenv.core.json_input import JsonError, loads
 from npuenv.core.messages import Message
 from npuenv.facts.hccn.answers import Refusal, refused
-from npuenv.facts.hccn.ping import ping
-from npuenv.facts.hccn.tool import DRIVER_TOOL, LINKED_TOOL
+from npuenv.facts.hccn.conf import DRIVER_TOOL, LINKED_TOOL
+from npuenv.facts.hccn.parsers import ping
 from npuenv.facts.target import joined
 
 if TYPE_CHECKING:

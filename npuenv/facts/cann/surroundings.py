@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
+from npuenv.facts.cann.toolkit import in_toolkit
+from npuenv.facts.collector import Group, fact
 from npuenv.host.base import PathState
 
 if TYPE_CHECKING:
@@ -156,3 +158,16 @@ def _named(host: Host, variable: str, path: str) -> Named:
     state = host.look(path).state
     is_link = variable == "RANK_TABLE_FILE" and host.run(("readlink", path)).code == 0
     return Named(variable, path, state is not PathState.ABSENT, is_link)
+
+
+@dataclass(init=False, repr=False, eq=False)
+class SurroundingFacts(Group):
+    """What is true around CANN."""
+
+    atb: Fact[Atb] = fact(atb)
+    torch_abi: Fact[str] = fact(lambda host: torch_abi(host, host.python))  # "0" or "1"
+    writes: Fact[tuple[Written, ...]] = fact(writes)
+    named_files: Fact[tuple[Named, ...]] = fact(named_files)
+    compilers: Fact[dict[str, str]] = fact(
+        in_toolkit(lambda host, _: compilers(host, host.timeout(2, 10))), needs=("cann.toolkit",)
+    )

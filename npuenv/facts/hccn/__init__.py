@@ -1,81 +1,88 @@
 """The cards' own network: /etc/hccn.conf and what hccn_tool answers.
 
 hccn_tool runs from level 2 on, one command after the other. A question about all cards is one fact, whose value has a
-fact for each card by its physical id (on 950: its logical one).
+fact for each card by its physical id (on 950: its logical one). The order of the questions and their words are in
+`npuenv.facts.hccn.survey`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from npuenv.core.fact import Fact
-from npuenv.facts.collector import USE_LEVEL, not_asked
-from npuenv.facts.hccn.rank_table import ranks
-from npuenv.facts.hccn.tls import hccn_conf
-from npuenv.facts.hccn.tool import hccn_tool
+from npuenv.core.fact import Fact, known
+from npuenv.facts.collector import USE_LEVEL, fact
+from npuenv.facts.hccn.conf import ConfFacts
 
 if TYPE_CHECKING:
-    from npuenv.facts.collector import Asker
-    from npuenv.facts.hccn.a2 import Address, Gateway, LinkChanges, Optical, Speed, Vnic
-    from npuenv.facts.hccn.a5 import DevInfo
+    from collections.abc import Callable
+
+    from npuenv.facts.collector import Collector
     from npuenv.facts.hccn.answers import Refused
-    from npuenv.facts.hccn.ping import Ping
-    from npuenv.facts.hccn.rank_table import RankTable
-    from npuenv.facts.hccn.tls import HccnConf, Tls
-    from npuenv.facts.hccn.tool import Tool
-    from npuenv.facts.npu import NpuFacts
+    from npuenv.facts.hccn.parsers import (
+        Address,
+        DevInfo,
+        Gateway,
+        LinkChanges,
+        Optical,
+        Ping,
+        Speed,
+        Tls,
+        Vnic,
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class HccnFacts:
+def _answers(host: Collector) -> Fact[dict[str, Fact[Any]]]:
+    """What the tool answered, by the name of the fact; of one that it was not asked for, why."""
+    from npuenv.facts.hccn.survey import card_ids, survey_cards  # its parsers are needed from level 2 on
+
+    tool, cards = host.get("hccn.tool"), card_ids(host.get("npu.nodes"))
+    if tool.value is None or cards.value is None:
+        needed = tool if tool.value is None else cards
+        return Fact(needed.state, None, needed.evidence)
+    table = host.get("npu.smi").value
+    layout = table.layout if table else None
+    return known(survey_cards(host, tool.value.path, cards.value, host.get("hccn.conf"), layout))
+
+
+def _answer(name: str) -> Callable[[Collector], Fact[Any]]:
+    """The reader of one of these answers."""
+
+    def read(host: Collector) -> Fact[Any]:
+        answers = host.shared(_answers)
+        return Fact(answers.state, None, answers.evidence) if answers.value is None else answers.value[name]
+
+    return read
+
+
+@dataclass(init=False, repr=False, eq=False)
+class HccnFacts(ConfFacts):
     """What is true of the network between the cards."""
 
-    conf: Fact[HccnConf]
-    rank_table: Fact[RankTable]  # what RANK_TABLE_FILE names
-    tool: Fact[Tool]
-    grammar: Fact[str]  # a2 (also A3) or 950
-    refused: Fact[Refused]  # the first refusal that is about the tool or its caller, not about what was asked
-    links: Fact[dict[int, Fact[str]]]  # UP, DOWN
-    addresses: Fact[dict[int, Fact[Address]]]
-    net_health: Fact[dict[int, Fact[str]]]
-    vnics: Fact[dict[int, Fact[Vnic]]]
-    tls: Fact[dict[int, Fact[Tls]]]  # of the cards whose key is in /etc/hccn.conf: asking the others would write it
-    gateways: Fact[dict[int, Fact[Gateway]]]
-    netdetects: Fact[dict[int, Fact[str]]]
-    speeds: Fact[dict[int, Fact[Speed]]]
-    mtus: Fact[dict[int, Fact[int]]]  # the largest packet
-    optical: Fact[dict[int, Fact[Optical]]]
-    neighbours: Fact[dict[int, Fact[str]]]  # the switch port at the other end
-    link_changes: Fact[dict[int, Fact[LinkChanges]]]  # how often each link came up
-    counters: Fact[dict[int, Fact[dict[str, int]]]]
-    pings: Fact[dict[int, Fact[Ping]]]  # each card to another one of its subnet
-    ports: Fact[dict[int, Fact[DevInfo]]]  # 950 alone
-    ports_off: Fact[dict[int, tuple[int, ...]]]  # 950: the ports that are down because they are switched off
-
-
-def collect(ask: Asker, npu: NpuFacts) -> HccnFacts:
-    """Asks for all of them, one command after the other: hccn_tool refuses to run twice at a time."""
-    conf, where = ask(hccn_conf), ask(hccn_tool)
-    asked, rest = _asked(ask, npu, conf, where)
-    facts = {**dict.fromkeys((field.name for field in dataclasses.fields(HccnFacts)), rest), **asked}
-    facts.update(conf=conf, tool=where, rank_table=ask(ranks))
-    return HccnFacts(**facts)
-
-
-def _asked(
-    ask: Asker, npu: NpuFacts, conf: Fact[HccnConf], where: Fact[Tool]
-) -> tuple[dict[str, Fact[Any]], Fact[Any]]:
-    """What the tool answered, by the name of the field, and the fact for every other field."""
-    if ask.level < USE_LEVEL:
-        return {}, not_asked(USE_LEVEL)
-    if where.value is None:
-        return {}, Fact(where.state, None, where.evidence)
-    from npuenv.facts.hccn.asked import card_ids, survey_cards  # its parsers are needed from level 2 on
-
-    cards = card_ids(npu.nodes)
-    if cards.value is None:
-        return {}, Fact(cards.state, None, cards.evidence)
-    layout = npu.smi.value.layout if npu.smi.value else None
-    return survey_cards(ask.host, where.value.path, cards.value, conf, layout)
+    grammar: Fact[str] = fact(_answer("grammar"), level=USE_LEVEL)  # a2 (also A3) or 950
+    # The first refusal that is about the tool or its caller, not about what was asked.
+    refused: Fact[Refused] = fact(_answer("refused"), level=USE_LEVEL)
+    links: Fact[dict[int, Fact[str]]] = fact(_answer("links"), level=USE_LEVEL)  # UP, DOWN
+    addresses: Fact[dict[int, Fact[Address]]] = fact(_answer("addresses"), level=USE_LEVEL)
+    net_health: Fact[dict[int, Fact[str]]] = fact(_answer("net_health"), level=USE_LEVEL)
+    vnics: Fact[dict[int, Fact[Vnic]]] = fact(_answer("vnics"), level=USE_LEVEL)
+    # Of the cards whose key is in /etc/hccn.conf: asking the others would write it.
+    tls: Fact[dict[int, Fact[Tls]]] = fact(_answer("tls"), level=USE_LEVEL)
+    gateways: Fact[dict[int, Fact[Gateway]]] = fact(_answer("gateways"), level=USE_LEVEL)
+    netdetects: Fact[dict[int, Fact[str]]] = fact(_answer("netdetects"), level=USE_LEVEL)
+    speeds: Fact[dict[int, Fact[Speed]]] = fact(_answer("speeds"), level=USE_LEVEL)
+    mtus: Fact[dict[int, Fact[int]]] = fact(_answer("mtus"), level=USE_LEVEL)  # the largest packet
+    optical: Fact[dict[int, Fact[Optical]]] = fact(_answer("optical"), level=USE_LEVEL)
+    neighbours: Fact[dict[int, Fact[str]]] = fact(
+        _answer("neighbours"), level=USE_LEVEL
+    )  # the switch port at the other end
+    link_changes: Fact[dict[int, Fact[LinkChanges]]] = fact(
+        _answer("link_changes"), level=USE_LEVEL
+    )  # how often each link came up
+    counters: Fact[dict[int, Fact[dict[str, int]]]] = fact(_answer("counters"), level=USE_LEVEL)
+    pings: Fact[dict[int, Fact[Ping]]] = fact(
+        _answer("pings"), level=USE_LEVEL
+    )  # each card to another one of its subnet
+    ports: Fact[dict[int, Fact[DevInfo]]] = fact(_answer("ports"), level=USE_LEVEL)  # 950 alone
+    # 950: the ports that are down because they are switched off.
+    ports_off: Fact[dict[int, tuple[int, ...]]] = fact(_answer("ports_off"), level=USE_LEVEL)

@@ -1,4 +1,4 @@
-"""The machine below everything: system, limits, memory, disks, container. Each function gives one Fact."""
+"""The system and the account below everything: kernel, C library, limits, memory, container, user, groups."""
 
 from __future__ import annotations
 
@@ -7,43 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
-from npuenv.facts.machine.cgroup import cpu_bound, memory_bound
+from npuenv.facts.collector import Group, fact
+from npuenv.facts.machine.hardware import cpu_bound, memory_bound
 from npuenv.facts.read import file_text, line_with, pairs, why_failed
 from npuenv.host.base import PathState
 
 if TYPE_CHECKING:
     from npuenv.host.base import Host
-
-_IN_ORDER = ("LC_ALL", "LC_CTYPE", "LANG")  # the first one that is set decides
-
-
-def encoding(host: Host) -> Fact[str]:
-    """The encoding that the locale names, in lower case: `utf-8`, `gbk`; absent where it names none (C, POSIX, unset).
-
-    Python 3.7 and newer take UTF-8 where none is named, so only a named one of another kind matters.
-    """
-    environ = host.environ()
-    name = next((name for name in _IN_ORDER if environ.get(name)), None)
-    if name is None:
-        return absent(Evidence("environment", "no locale is set"))
-    evidence = Evidence("environment", f"{name}={environ[name]}")
-    word = environ[name].partition("@")[0].partition(".")[2].lower()
-    if not word:
-        return absent(evidence)
-    return known("utf-8" if word in ("utf8", "utf-8") else word, evidence)
-
-
-def timezone(host: Host) -> Fact[str]:
-    """The session's time zone as TZ or /etc/localtime names it; absent where neither does."""
-    named = host.environ().get("TZ", "")
-    if named:
-        return known(named.lstrip(":"), Evidence("environment", f"TZ={named}"))
-    ran = host.run(("readlink", "/etc/localtime"))
-    target = ran.out.strip()
-    evidence = Evidence("readlink /etc/localtime", target or "no link")
-    _, mark, zone = target.partition("zoneinfo/")
-    return known(zone, evidence) if mark and zone else absent(evidence)
-
 
 UNLIMITED = -1  # a limit that is not set
 _GLIBC = re.compile(r"(?:GLIBC|GNU libc|glibc)[^\n]*?\s([0-9]+\.[0-9]+)\s*$", re.MULTILINE)
@@ -207,3 +177,103 @@ def _one_line(host: Host, argv: tuple[str, ...], pattern: str) -> Fact[str]:
     if ran.is_absent:
         return absent(evidence)
     return known(line, evidence) if ran.code == 0 and re.fullmatch(pattern, line) else unknown(evidence)
+
+
+DRIVER_GROUP = "HwHiAiUser"  # owns the device nodes; created by the driver's installer
+_WHO = r"([0-9]+)(?:\(([^()]*)\))?"
+_ID = re.compile(
+    rf"uid={_WHO} gid={_WHO}(?: euid={_WHO})?(?: egid={_WHO})?(?: groups=(\S.*?))?(?: context=\S+)?\s*$",
+    re.MULTILINE,
+)
+_ID_GROUP = re.compile(_WHO)
+_STATUS = "/proc/self/status"
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The effective user. A name is None where the number has no entry in the user or group database."""
+
+    uid: int
+    gid: int
+    name: str | None
+    groups: tuple[int, ...]  # all of them, the primary one included
+    group_names: tuple[str, ...]  # of those that have an entry
+
+    @property
+    def is_root(self) -> bool:
+        return self.uid == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Privileges:
+    """What the kernel grants beyond the account."""
+
+    capabilities: int  # the effective set, as its bits
+    is_filtered: bool | None  # seccomp sorts out system calls; None: the kernel does not say
+    is_sealed: bool | None  # no-new-privs: neither sudo nor setuid programs work
+
+
+def account(host: Host) -> Fact[Account]:
+    """The account from `id`, as `uid=1000(bob) gid=1000(bob) groups=1000(bob),1001(HwHiAiUser)`."""
+    ran = host.run(("id",))
+    found = _ID.search(ran.out)
+    if found is None:
+        return (absent if ran.is_absent else unknown)(Evidence("id", why_failed(ran)))
+    uid, name, gid, group, euid, ename, egid, egroup, listed = found.groups()
+    if euid is not None:
+        uid, name = euid, ename
+    if egid is not None:
+        gid, group = egid, egroup
+    rows = [(int(number), word) for number, word in _ID_GROUP.findall(listed or "")] or [(int(gid), group or "")]
+    numbers = tuple(dict.fromkeys([int(gid), *(number for number, _ in rows)]))
+    names = tuple(dict.fromkeys(word for _, word in rows if word))
+    return known(Account(int(uid), int(gid), name or None, numbers, names), Evidence("id", found.group().strip()))
+
+
+def driver_group(host: Host) -> Fact[int]:
+    """The number of the driver's group on this system; absent where it has none of that name."""
+    argv = ("getent", "group", DRIVER_GROUP)
+    ran = host.run(argv)
+    found = re.search(rf"^{DRIVER_GROUP}:[^:\n]*:([0-9]+):", ran.out, re.MULTILINE)
+    if found:
+        return known(int(found.group(1)), Evidence(" ".join(argv), f"{DRIVER_GROUP}:{found.group(1)}"))
+    return (absent if ran.code == 2 else unknown)(Evidence(" ".join(argv), why_failed(ran)))
+
+
+def privileges(host: Host) -> Fact[Privileges]:
+    """Capabilities and filters of this process, from /proc/self/status."""
+    text = file_text(host, _STATUS)
+    if text.value is None:
+        return Fact(text.state, None, text.evidence)
+    effective = re.search(r"^CapEff:\s*([0-9a-fA-F]{8,16})\s*$", text.value, re.MULTILINE)
+    if effective is None:
+        return unknown(Evidence(_STATUS, "no CapEff"))
+    value = Privileges(int(effective.group(1), 16), _switch(text.value, "Seccomp"), _switch(text.value, "NoNewPrivs"))
+    return known(value, Evidence(_STATUS, " ".join(effective.group().split())))
+
+
+def _switch(text: str, name: str) -> bool | None:
+    found = re.search(rf"^{name}:\s*([0-9]+)\s*$", text, re.MULTILINE)
+    return None if found is None else found.group(1) != "0"
+
+
+@dataclass(init=False, repr=False, eq=False)
+class SystemFacts(Group):
+    """What is true of the system and of the account."""
+
+    time: Fact[str] = fact(time)
+    arch: Fact[str] = fact(arch)
+    kernel: Fact[str] = fact(kernel)
+    system: Fact[System] = fact(system)
+    glibc: Fact[str] = fact(glibc)
+    container: Fact[str] = fact(container)
+    cpus: Fact[float] = fact(cpus)
+    memory_kib: Fact[int] = fact(memory_kib)
+    shared_memory: Fact[Space] = fact(lambda host: space(host, "/dev/shm"))
+    disk: Fact[Space] = fact(lambda host: space(host, host.environ().get("HOME") or "/"))  # where environments go
+    open_files: Fact[int] = fact(lambda host: limit(host, "Max open files"))
+    locked_memory: Fact[int] = fact(lambda host: limit(host, "Max locked memory"))
+    limits: Fact[dict[str, int]] = fact(limits)
+    account: Fact[Account] = fact(account)
+    privileges: Fact[Privileges] = fact(privileges)
+    driver_group: Fact[int] = fact(driver_group)

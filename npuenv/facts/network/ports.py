@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, known, unknown
+from npuenv.facts.collector import Group, fact
+from npuenv.facts.network.interfaces import may_run
 from npuenv.host.base import PathState
 
 if TYPE_CHECKING:
@@ -147,3 +149,13 @@ def _address(text: str) -> str:
 
     words = (bytes.fromhex(text[start : start + 8])[::-1] for start in range(0, len(text), 8))
     return str(ipaddress.ip_address(b"".join(words)))
+
+
+@dataclass(init=False, repr=False, eq=False)
+class PortFacts(Group):
+    """What is true of the ports."""
+
+    listeners: Fact[tuple[Listener, ...]] = fact(
+        lambda host, spans: listeners(host, may_run=may_run(host, spans)), needs=("network.spans",)
+    )
+    port_range: Fact[PortRange] = fact(port_range)

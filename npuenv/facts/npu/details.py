@@ -39,9 +39,10 @@ _ILL_AT_MOST = 4  # the level that promises an answer soon asks no more cards th
 class Questions:
     """The queries about the cards of a table. It remembers which had no answer, for `silent`."""
 
-    def __init__(self, table: SmiTable, *, timeout_s: float = 10.0) -> None:
+    def __init__(self, table: SmiTable, *, timeout_s: float = 10.0, is_brief: bool = False) -> None:
         self._table = table
         self._timeout_s = timeout_s
+        self._is_brief = is_brief  # few questions, about cards that are not OK
         self._places: tuple[str, ...] = SMI_PLACES
         self._num_asked = 0
         self._num_ended = 0
@@ -53,13 +54,10 @@ class Questions:
         self._is_a5 = table.layout is Layout.A5
 
     def health(self, host: Host) -> Fact[tuple[Health, ...]]:
-        """Every chip's health with the codes of what is wrong."""
-        return self._each(host, "health", self._chips, queries.parse_health, _of_health, by_chip=not self._is_a5)
-
-    def health_of_ill(self, host: Host) -> Fact[tuple[Health, ...]]:
-        """The same of the chips that the table does not call OK."""
+        """Every chip's health with the codes of what is wrong; if brief, of those that the table does not call OK."""
         ill = [card for card in self._chips if card.health not in ("OK", None)][:_ILL_AT_MOST]
-        return self._each(host, "health", ill, queries.parse_health, _of_health, by_chip=not self._is_a5)
+        asked = ill if self._is_brief else self._chips
+        return self._each(host, "health", asked, queries.parse_health, _of_health, by_chip=not self._is_a5)
 
     def ecc(self, host: Host) -> Fact[tuple[Ecc, ...]]:
         """Error counters of the memory."""

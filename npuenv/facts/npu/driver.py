@@ -1,4 +1,9 @@
-"""The NPU driver and its cards as a host shows them: version files, npu-smi, device nodes, a container's mounts."""
+"""The NPU driver and its cards as a host shows them: version files, npu-smi, device nodes, a container's mounts.
+
+The installer's log has one line per event:
+
+    [Driver] [2025-12-24 14:55:18] [INFO]Driver package installed successfully! The new version takes effect ...
+"""
 
 from __future__ import annotations
 
@@ -7,11 +12,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
+from npuenv.facts.collector import Group, fact, not_asked
 from npuenv.facts.npu.text import plain_lines
 from npuenv.facts.read import file_text, line_with, pairs, why_failed
 from npuenv.host.base import PathState
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from npuenv.facts.collector import Collector
     from npuenv.facts.npu.smi import SmiTable, SmiTrouble
     from npuenv.host.base import Host
 
@@ -242,3 +252,152 @@ def _node(host: Host, path: str) -> Node:
     looked = host.look(path)
     is_openable = looked.state is PathState.DEVICE and looked.is_writable
     return Node(path, is_openable, "" if is_openable else looked.error or looked.state.value)
+
+
+LOG = "/var/log/ascend_seclog/ascend_install.log"
+_LINE = r"\[(Driver|Firmware)\] (?:\[[^\]]*\] )?\[(INFO|WARNING|ERROR)\]\s*(.*)$"
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """When the kernel started and when the driver's version file was last written, in seconds since 1970."""
+
+    booted_s: int
+    written_s: int
+
+    @property
+    def is_after_boot(self) -> bool:
+        return self.written_s > self.booted_s
+
+
+@dataclass(frozen=True, slots=True)
+class Installer:
+    """The last run of an installer, as its lines tell it."""
+
+    part: str  # driver | firmware
+    outcome: str  # installed | failed | unfinished
+    needs_reboot: bool | None  # None: it does not say
+    missing_tools: tuple[str, ...]
+    line: str  # the one that decides
+
+
+def changed(host: Host, version_file: str) -> Fact[Changed]:
+    """Whether the driver was written after the boot. Inside a container both times are the host's."""
+    boot = file_text(host, "/proc/stat")
+    found = re.search(r"^btime (\d{1,12})$", boot.value or "", re.MULTILINE)
+    if found is None:
+        return (
+            unknown(Evidence("/proc/stat", "no btime"))
+            if boot.value is not None
+            else Fact(boot.state, None, boot.evidence)
+        )
+    ran = host.run(("stat", "-c", "%Y", version_file))
+    command = f"stat -c %Y {version_file}"
+    if ran.is_absent:
+        return absent(Evidence(command, "not found"))
+    written = re.fullmatch(r"(\d{1,12})\s*", ran.out)
+    if ran.code != 0 or written is None:
+        return unknown(Evidence(command, why_failed(ran)))
+    return known(
+        Changed(int(found[1]), int(written[1])),
+        Evidence("/proc/stat", found[0]),
+        Evidence(command, written[1]),
+    )
+
+
+def installer(host: Host) -> Fact[Installer]:
+    """The last installer run that the log tells of; only root can read it, others get absent."""
+    text = file_text(host, LOG)
+    if text.value is None:
+        denied = any("denied" in item.line for item in text.evidence)
+        return absent(*text.evidence) if denied else Fact(text.state, None, text.evidence)
+    found = parse_installer(text.value)
+    return known(found, Evidence(LOG, found.line)) if found else unknown(Evidence(LOG, "no line of an installer"))
+
+
+def parse_installer(text: str) -> Installer | None:
+    """The last run in an installer's output or log; None where no line of one can be read."""
+    run: list[tuple[str, str, str]] = []
+    for line in plain_lines(text):
+        found = re.search(_LINE, line)
+        if found and "Start time:" in found[3]:
+            run = []
+        if found:
+            run.append((found[1].lower(), found[2], found[3].strip()))
+    if not run:
+        return None
+    return _judge(run)
+
+
+def _judge(run: list[tuple[str, str, str]]) -> Installer:
+    part = run[-1][0]
+    done = next((words for _, _, words in run if "installed successfully" in words), None)
+    error = next((words for _, kind, words in run if kind == "ERROR"), None)
+    listed = re.search(r"list of missing tools:\s*(.*)", error or "")
+    tools = tuple(re.findall(r"[\w.+-]+", listed[1])) if listed else ()
+    if error is not None:
+        return Installer(part, "failed", None, tools, error)
+    if done is None:
+        return Installer(part, "unfinished", None, (), run[-1][2])
+    words = done.lower()
+    needs = True if "reboot" in words else False if "takes effect immediately" in words else None
+    return Installer(part, "installed", needs, (), done)
+
+
+VARIABLE = "ASCEND_RT_VISIBLE_DEVICES"
+_NO_CARDS = ("", "NoDevFiles")
+
+
+def visible(environment: Mapping[str, str], count: int) -> int | None:
+    """How many of `count` cards a session sees; None where the variable cannot be read."""
+    value = environment.get(VARIABLE)
+    if value is None:
+        return count
+    if value.strip() in _NO_CARDS:
+        return 0
+    words = {word.strip() for word in value.split(",")}
+    if not all(word.isascii() and word.isdecimal() for word in words):
+        return None
+    return sum(int(word) < count for word in words)
+
+
+def without_table(table: Fact[SmiTable], trouble: Fact[SmiTrouble]) -> Fact[Any]:
+    """A fact about listed cards where nothing is listed: a consequence of what npu-smi says."""
+    return absent(*table.evidence) if trouble.is_known else Fact(table.state, None, table.evidence)
+
+
+def _smi(host: Collector) -> Fact[SmiTable | SmiTrouble]:
+    return smi(host, timeout_s=host.timeout(4.0, 20.0))
+
+
+def _changed(host: Collector, driver: Fact[VersionInfo]) -> Fact[Changed]:
+    if driver.value is None:
+        return Fact(driver.state, None, driver.evidence)
+    return changed(host, driver.value.path) if host.level else not_asked(1)
+
+
+def _installer(host: Collector, table: Fact[SmiTable], trouble: Fact[SmiTrouble]) -> Fact[Installer]:
+    if not trouble.is_known and table.state is not State.ABSENT:
+        return absent(Evidence(LOG, "not looked at"))
+    return installer(host) if host.level else not_asked(1)
+
+
+@dataclass(init=False, repr=False, eq=False)
+class DriverFacts(Group):
+    """What is true of driver and cards. Either `smi` or `smi_trouble` is known, or neither."""
+
+    driver: Fact[VersionInfo] = fact(driver)
+    firmware: Fact[VersionInfo] = fact(firmware)
+    install_info: Fact[dict[str, str]] = fact(install_info)
+    driver_libraries: Fact[tuple[str, ...]] = fact(libraries)
+    library_files: Fact[dict[str, tuple[str, ...]]] = fact(library_files)
+    topology_files: Fact[tuple[str, ...]] = fact(topology_files)
+    modules: Fact[tuple[str, ...]] = fact(modules)
+    pci_devices: Fact[tuple[str, ...]] = fact(lambda host: pci_devices_of(host.shared(pci_rows)))
+    pci_addresses: Fact[tuple[str, ...]] = fact(lambda host: pci_addresses_of(host.shared(pci_rows)))
+    nodes: Fact[Nodes] = fact(nodes)
+    smi: Fact[SmiTable] = fact(lambda host: table_of(host.shared(_smi)))
+    smi_trouble: Fact[SmiTrouble] = fact(lambda host: trouble_of(host.shared(_smi)))
+    changed: Fact[Changed] = fact(_changed, needs=("npu.driver",))  # whether the driver was written after the boot
+    # Asked only where the driver does not answer.
+    installer: Fact[Installer] = fact(_installer, needs=("npu.smi", "npu.smi_trouble"))

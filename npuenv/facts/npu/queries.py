@@ -20,9 +20,7 @@ from npuenv.facts.npu.text import (
     formed,
     integer,
     labelled,
-    number,
     pattern_of,
-    percent,
     plain_lines,
     whole_lines,
     word,
@@ -43,15 +41,7 @@ _BOARD = (
     "Product Name", "NPU Name", "Chip Name", "Chip Type", "Chip Version", "Model", "Software Version",
     "Firmware Version", "Compatibility", "Board ID", "PCIe Bus Info", "PCI Device ID", "Chip ID", *_HEAD,
 )  # fmt: skip
-_MEASURES = (
-    "Memory Usage Rate(%)", "HBM Usage Rate(%)", "Aicore Usage Rate(%)", "Aicore Freq(MHZ)", "Aicore curFreq(MHZ)",
-    "Aicore Count", "Temperature(C)", "NPU Real-time Power(W)", "DDR Capacity(MB)", "DDR Usage Rate(%)",
-    "DDR Hugepages Total(page)", "DDR Hugepages Usage Rate(%)", "HBM Capacity(MB)", "Aivector Usage Rate(%)",
-    "Aicpu Usage Rate(%)", "Ctrlcpu Usage Rate(%)", "DDR Bandwidth Usage Rate(%)", "HBM Bandwidth Usage Rate(%)",
-    "NPU Utilization(%)", "DDR Clock Speed(MHz)", "HBM Clock Speed(MHz)", "HBM Temperature(C)", "Chip ID", *_HEAD,
-)  # fmt: skip
 _SPOD = ("SDID", "Super Pod Size", "Super Pod ID", "Server Index", "Chassis ID", "Chip ID", *_HEAD)
-_PROCESS = re.compile(r"Process id\s*:\s*(\d+)\s+Process name\s*:(.*)Process memory\(MB\)\s*:\s*(\d+)$")
 _EVENT = re.compile(r"event id=(0x[0-9A-Fa-f]{8}), severity=(\d+)(?:, (.*))?$")
 _WORD = re.compile(r"[0-9A-Za-z]+")
 _WORDS = re.compile(r"[A-Za-z]{2,}(?: [A-Za-z]+)*")
@@ -101,15 +91,6 @@ class Board:
 
 
 @dataclass(frozen=True, slots=True)
-class Measures:
-    """Rates, speeds and capacities of a chip, by the tool's own labels, units included."""
-
-    npu: int | None
-    chip: int | None
-    values: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
 class Spod:
     """Where a chip stands in its super pod."""
 
@@ -119,23 +100,6 @@ class Spod:
     size: int | None
     pod: int | None
     server: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class CardProcess:
-    """A process on a card as `-t proc-mem` lists it."""
-
-    pid: int
-    name: str
-    memory_mib: int
-
-
-@dataclass(frozen=True, slots=True)
-class CardList:
-    """What `-l` lists. `npus` can be fewer than `total` when the text is cut."""
-
-    total: int | None
-    npus: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,21 +195,6 @@ def parse_board(text: str) -> tuple[Board, ...]:
     return tuple(found)
 
 
-def parse_measures(text: str) -> tuple[Measures, ...]:
-    """One per chip, of `-t usages`, `-t common` and `-t memory`."""
-    found = []
-    for head, block in _blocks(whole_lines(text), pattern_of(_MEASURES)):
-        values = {label: _measure(label, value) for label, value in block.items() if label != "Chip ID"}
-        known = {label: value for label, value in values.items() if value is not None}
-        if known:
-            found.append(Measures(head, integer(block.get("Chip ID")), known))
-    return tuple(found)
-
-
-def _measure(label: str, value: str) -> float | None:
-    return percent(number(value)) if label.endswith("(%)") else number(value)
-
-
 def parse_spod(text: str) -> Spod | None:
     """The place in the super pod; None where the text holds none."""
     for head, block in _blocks(whole_lines(text), pattern_of(_SPOD)):
@@ -295,29 +244,6 @@ def _blocks(lines: Iterable[str], labels: re.Pattern[str]) -> list[tuple[int | N
             close()
     close()
     return found
-
-
-def parse_processes(text: str) -> tuple[CardProcess, ...]:
-    """The processes that `-t proc-mem` lists."""
-    rows = (_PROCESS.search(line) for line in whole_lines(text))
-    return tuple(CardProcess(int(row[1]), row[2].strip(), int(row[3])) for row in rows if row)
-
-
-def parse_list(text: str) -> CardList | None:
-    """What `-l` says; None where neither a count nor a card can be read."""
-    labels = pattern_of(("Total Count", "Card Count", "NPU ID"))
-    total: int | None = None
-    npus: list[int] = []
-    for line in whole_lines(text):
-        read = labelled(line, labels)
-        value = integer(read[1]) if read else None
-        if read is None or value is None:
-            continue
-        if read[0] == "NPU ID":
-            npus.append(value)
-        else:
-            total = value
-    return CardList(total, tuple(npus)) if total is not None or npus else None
 
 
 def parse_map(text: str) -> tuple[Mapped, ...]:
@@ -386,38 +312,6 @@ def parse_events(text: str) -> tuple[int | None, tuple[FaultEvent, ...]]:
         if event:
             events.append(FaultEvent(None, event[1][2:].upper(), int(event[2]), event[3] or ""))
     return count, tuple(events)
-
-
-def parse_watch(text: str) -> dict[int, dict[str, float]]:
-    """NPU -> column -> value, of the last round that `npu-smi info watch` printed."""
-    columns: list[str] = []
-    rows: dict[int, dict[str, float]] = {}
-    for line in whole_lines(text):
-        if "NpuID(Idx)" in line:
-            columns = re.findall(r"[A-Za-z][A-Za-z ]*\([^)]*\)", line[line.index("NpuID(Idx)") :])
-            continue
-        cells = line.split()[-len(columns) :] if columns else []
-        npu = integer(cells[0]) if len(cells) == len(columns) and cells else None
-        if npu is not None:
-            values = ((name.strip(), _measure(name, cell)) for name, cell in zip(columns[1:], cells[1:]))
-            rows[npu] = {name: value for name, value in values if value is not None}
-    return rows
-
-
-def parse_version(text: str) -> str | None:
-    """The version that `npu-smi -v` says; None where it says none."""
-    for line in whole_lines(text):
-        found = re.search(r"npu-smi version:\s*([0-9]+(?:\.[0-9A-Za-z]+)+)\s*$", line)
-        if found:
-            return found[1]
-    return None
-
-
-def parse_types(text: str) -> tuple[str, ...]:
-    """The queries that this tool's help names after `type:`."""
-    joined = " ".join(line.strip() for line in whole_lines(text))
-    found = re.search(r"\btype:\s*((?:[a-z][a-z0-9-]*,\s*)*[a-z][a-z0-9-]*)\.", joined)
-    return tuple(name.strip() for name in found[1].split(",")) if found else ()
 
 
 _REFUSALS = (

@@ -9,12 +9,19 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.core.fact import Evidence, Fact, absent, known, unknown
+from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
+from npuenv.facts.collector import USE_LEVEL, Group, fact, not_asked
+from npuenv.facts.machine.storage import folder, mounts
 from npuenv.host.base import PathState
 
 if TYPE_CHECKING:
+    from npuenv.facts.collector import Collector
+    from npuenv.facts.machine.storage import Folder
+    from npuenv.facts.ray.status import Status, Trouble
     from npuenv.host.base import Host
 
+_STATUS_SHORT_S = 4.0
+_STATUS_S = 45.0  # with nobody there Ray needs 35 s to say so (2.55.0)
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:]+\]|[\w.-]+):[0-9]{1,5}")
 _SESSION = re.compile(r"session_[0-9]{4}-[0-9]{2}-[0-9]{2}_.*")
 
@@ -84,3 +91,35 @@ def token(host: Host) -> Fact[str]:
     if looked.state is PathState.ABSENT:
         return absent(Evidence(path, "absent"))
     return unknown(Evidence(folder, looked.error or looked.state.value))
+
+
+def _disk(host: Host, session: Fact[Session]) -> Fact[Folder]:
+    if session.value is None:
+        return Fact(session.state, None, session.evidence)
+    return folder(host, session.value.folder, mounts(host).value or ())
+
+
+def _status(host: Collector, address: Fact[str]) -> Fact[Status | Trouble]:
+    """A cluster that is there answers in two or three seconds; for one that is not, level 1 does not wait."""
+    if address.value is None:
+        return Fact(address.state, None, address.evidence)
+    from npuenv.facts.ray.status import Refusal, Trouble, status  # most machines have no cluster to ask
+
+    limit = host.timeout(_STATUS_SHORT_S, _STATUS_S)
+    beside = f"{host.python.rpartition('/')[0]}/ray" if "/" in host.python else "ray"
+    found = host.read(status, beside, limit)
+    if found.state is State.ABSENT and beside != "ray":
+        found = status(host, "ray", limit)
+    is_late = isinstance(found.value, Trouble) and found.value.kind is Refusal.TIMEOUT
+    return not_asked(USE_LEVEL) if is_late and host.level < USE_LEVEL else found
+
+
+@dataclass(init=False, repr=False, eq=False)
+class RayFacts(Group):
+    """What is true of Ray on this machine. The cluster is asked only where an address is known."""
+
+    session: Fact[Session] = fact(session)
+    session_disk: Fact[Folder] = fact(_disk, needs=("ray.session",))  # the file system of Ray's own folder
+    address: Fact[str] = fact(address)
+    token: Fact[str] = fact(token)  # the path of the token file
+    status: Fact[Status | Trouble] = fact(_status, level=1, needs=("ray.address",))

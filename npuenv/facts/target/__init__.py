@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 # Programs of more than one file: each file after those that it imports, the program itself last.
-_PARTS = {"inventory": ("dist_info", "records", "inventory"), "hashes": ("dist_info", "records", "hashing", "hashes")}
+_PARTS = {"inventory": ("dist_info", "records", "inventory"), "hashes": ("dist_info", "records", "hashes")}
 # The target has no npuenv: there each file becomes the module that the next ones import.
 _MODULE = """
 module = sys.modules[{name!r}] = types.ModuleType({name!r})

@@ -7,8 +7,7 @@ import os
 import sys
 import time
 
-from npuenv.facts.target.dist_info import located, normal
-from npuenv.facts.target.hashing import sha256
+from npuenv.facts.target.dist_info import located, normal, sha256
 from npuenv.facts.target.records import EXAMPLES_AT_MOST, Folder, Tally
 
 ENOUGH_S = 90.0  # a slow network disk: what was read until then is the answer

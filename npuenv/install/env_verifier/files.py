@@ -9,8 +9,7 @@ import os
 import re
 from collections import deque
 
-from npuenv.facts.target.dist_info import headers, is_hash, normal, record_rows
-from npuenv.facts.target.hashing import CHUNK, sha256
+from npuenv.facts.target.dist_info import CHUNK, headers, is_hash, normal, record_rows, sha256
 
 TYPE_CHECKING = False  # as type checkers know it; importing `typing` would take as long as reading an environment
 if TYPE_CHECKING:

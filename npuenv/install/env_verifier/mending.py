@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 
-from npuenv.facts.target.dist_info import list_folder, normal
-from npuenv.facts.target.hashing import sha256
+from npuenv.facts.target.dist_info import list_folder, normal, sha256
 from npuenv.install.env_verifier.files import read_record
 from npuenv.install.env_verifier.leftovers import remove_byte_code, remove_if_torn, unowned
 

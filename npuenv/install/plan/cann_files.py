@@ -21,8 +21,8 @@ from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.core.plan import Action, Condition, Run, Step, WriteFile
-from npuenv.facts.cann.installs import installs
-from npuenv.facts.environment import ask_environment
+from npuenv.facts.cann.toolkit import installs
+from npuenv.facts.conditions import ask
 from npuenv.host.base import Host, PathState
 from npuenv.install.plan.cann import LAUNCHER, ascend_folder, cann_scripts
 from npuenv.install.plan.prerequisites import NONE, SUDO, Prerequisites, as_lines, as_root, privilege_of
@@ -101,7 +101,7 @@ def cann_steps(host: Host, stack: Stack, files: Sequence[str], target: Target) -
     found = Prerequisites()
     for part in PARTS:
         want = _want(stack, part)
-        if ask_environment(host, want).value == want.value:
+        if ask(host, want).value == want.value:
             continue
         if part in supplied:
             found += _install(host, stack, supplied[part], target)
@@ -113,7 +113,7 @@ def cann_steps(host: Host, stack: Stack, files: Sequence[str], target: Target) -
 
 def with_found_cann(host: Host, stack: Stack) -> Stack:
     """The stack with the root of its CANN on this machine, if that is not the usual one."""
-    if not stack.cann_root or ask_environment(host, _want(stack, "toolkit")).value == _version(stack):
+    if not stack.cann_root or ask(host, _want(stack, "toolkit")).value == _version(stack):
         return stack
     found = installs(host, stack.platform.arch).value
     for install in found.found if found else ():

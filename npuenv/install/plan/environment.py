@@ -8,7 +8,7 @@ from packaging.utils import canonicalize_name
 
 from npuenv.core.messages import Message
 from npuenv.core.plan import Action, Condition, Run, Step, WriteFile
-from npuenv.facts.environment import INSPECTOR
+from npuenv.facts.conditions import INSPECTOR
 from npuenv.facts.manifest import MANIFEST, MARKER
 from npuenv.install.env_verifier import text as program
 from npuenv.install.environments import manifest_text

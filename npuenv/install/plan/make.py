@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.core.messages import Message
 from npuenv.core.plan import Plan, Step
-from npuenv.facts.environment import ask_environment
+from npuenv.facts.conditions import ask
 from npuenv.facts.manifest import describe
 from npuenv.install.plan import environment, packages, sources
 from npuenv.install.plan.context import LAST, Making, Tools
@@ -69,7 +69,7 @@ def keep_supplied(host: Host, stack: Stack, lock: Lock, target: Target, tools: T
     if there is None or not there.npuenv:
         return tools
     conditions = environment.make(Making(stack, lock, target, tools)).done_when
-    is_unchanged = all(ask_environment(host, want).value == want.value for want in conditions)
+    is_unchanged = all(ask(host, want).value == want.value for want in conditions)
     return replace(tools, supplied_before=found) if is_unchanged else tools
 
 

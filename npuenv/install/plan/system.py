@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.messages import Message
 from npuenv.core.plan import Condition, Run, Step
+from npuenv.facts.conditions import missing_packages
 from npuenv.facts.machine import system
-from npuenv.facts.prerequisites import missing_packages
 from npuenv.host.base import Host, PathState
 from npuenv.install.plan.prerequisites import NONE, Prerequisites, as_lines, as_root, privilege_of
 from npuenv.matrix import load_matrix

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from npuenv.facts.cann import installs, kernels, parts, surroundings, toolkit
+from npuenv.facts.cann import parts, surroundings, toolkit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,11 +22,11 @@ FACTS: dict[str, Callable[[Host], Fact[Any]]] = {
     "nnal": toolkit.nnal,
     "nnal_atb": surroundings.atb,
     "opp": toolkit.opp,
-    "opp_kernels": lambda host: kernels.kernels(host, f"{CANN}/opp"),
-    "opp_custom": lambda host: kernels.custom(host, f"{CANN}/opp"),
-    "cann_installs": lambda host: installs.installs(host, "aarch64"),
-    "cann_entries": installs.entries,
-    "cann_install_record": installs.install_record,
+    "opp_kernels": lambda host: parts.kernels(host, f"{CANN}/opp"),
+    "opp_custom": lambda host: parts.custom(host, f"{CANN}/opp"),
+    "cann_installs": lambda host: toolkit.installs(host, "aarch64"),
+    "cann_entries": toolkit.entries,
+    "cann_install_record": toolkit.install_record,
     "cann_parts": lambda host: parts.parts(host, OLDER),
     "cann_running": lambda host: parts.running(host, OLDER),
     "cann_ops": lambda host: parts.ops(host, CANN, "aarch64"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from npuenv.facts.hccn import rank_table, tls, tool
+from npuenv.facts.hccn import conf
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from npuenv.host.base import Host
 
 FACTS: dict[str, Callable[[Host], Fact[Any]]] = {
-    "hccn_conf": tls.hccn_conf,
-    "hccn_rank_table": rank_table.ranks,
-    "hccn_place": tool.hccn_tool,
+    "hccn_conf": conf.hccn_conf,
+    "hccn_rank_table": conf.ranks,
+    "hccn_place": conf.hccn_tool,
 }

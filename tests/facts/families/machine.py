@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from npuenv.facts.machine import account, cgroup, hardware, libraries, mounts, processes, system
-from npuenv.facts.machine import folders as places
-from npuenv.facts.machine import system as language
+from npuenv.facts.machine import hardware, session, storage, system
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,18 +21,18 @@ FACTS: dict[str, Callable[[Host], Fact[Any]]] = {
     "memory": system.memory_kib,
     "cpus": system.cpus,
     "limits": system.limits,
-    "account": account.account,
-    "privileges": account.privileges,
-    "driver_group": account.driver_group,
-    "mounts": mounts.mounts,
-    "folder": lambda host: mounts.folder(host, "/tmp", mounts.mounts(host).value or ()),
-    "caches": lambda host: places.caches(host, mounts.mounts(host).value or ()),
-    "cgroup": cgroup.cgroup,
+    "account": system.account,
+    "privileges": system.privileges,
+    "driver_group": system.driver_group,
+    "mounts": storage.mounts,
+    "folder": lambda host: storage.folder(host, "/tmp", storage.mounts(host).value or ()),
+    "caches": lambda host: storage.caches(host, storage.mounts(host).value or ()),
+    "cgroup": hardware.cgroup,
     "memory_of_machine": hardware.memory,
     "processor": hardware.processor,
     "settings": hardware.settings,
-    "libstdcxx": lambda host: libraries.libstdcxx(host, "aarch64"),
-    "encoding": language.encoding,
-    "timezone": language.timezone,
-    "processes": processes.processes,
+    "libstdcxx": lambda host: session.libstdcxx(host, "aarch64"),
+    "encoding": session.encoding,
+    "timezone": session.timezone,
+    "processes": session.processes,
 }

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from npuenv.facts.network import clock, firewall, interfaces, names, ports, proxies
-from npuenv.facts.network import rendezvous as launch
+from npuenv.facts.network import environ, interfaces, ports, services
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,14 +13,14 @@ if TYPE_CHECKING:
     from npuenv.host.base import Host
 
 FACTS: dict[str, Callable[[Host], Fact[Any]]] = {
-    "clock": clock.clock,
-    "firewall": firewall.firewall,
-    "hostname": names.hostname,
+    "clock": services.clock,
+    "firewall": services.firewall,
+    "hostname": interfaces.hostname,
     "interfaces": interfaces.interfaces,
     "listeners": ports.listeners,
-    "master": launch.master,
+    "master": environ.master,
     "port_range": ports.port_range,
-    "proxies": proxies.proxies,
-    "resolvers": names.resolvers,
+    "proxies": environ.proxies,
+    "resolvers": interfaces.resolvers,
     "routes": interfaces.route_table,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from npuenv.facts.npu import burn, driver, install, kernel
+from npuenv.facts.npu import cards, driver, holders
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,9 +24,9 @@ FACTS: dict[str, Callable[[Host], Fact[Any]]] = {
     "npu_pci_addresses": lambda host: driver.pci_addresses_of(driver.pci_rows(host)),
     "npu_topology_files": driver.topology_files,
     "npu_library_files": driver.library_files,
-    "npu_changed": lambda host: install.changed(host, "/usr/local/Ascend/driver/version.info"),
-    "npu_install_log": install.installer,
-    "npu_dmesg": kernel.events,
-    "npu_namespaces": kernel.claims,
-    "npu_ascend_dmi": burn.dmi,
+    "npu_changed": lambda host: driver.changed(host, "/usr/local/Ascend/driver/version.info"),
+    "npu_install_log": driver.installer,
+    "npu_dmesg": holders.events,
+    "npu_namespaces": holders.claims,
+    "npu_ascend_dmi": cards.dmi,
 }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.facts import environment
+from npuenv.facts import conditions
 from tests.support.inspecting import inspect_here
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def own_uv(uv_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         if name.startswith(("PIP_", "UV_")) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("UV_CACHE_DIR", str(uv_cache))
-    monkeypatch.setattr(environment, "_inspect", inspect_here)
+    monkeypatch.setattr(conditions, "_inspect", inspect_here)
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-"""The rank table that RANK_TABLE_FILE names: which card of which server has which address.
+"""/etc/hccn.conf, the rank table, and where hccn_tool is.
+
+The program is a large file, so its folder is listed and links are followed: the file itself is never read.
+A rank table:
 
 {"status": "completed", "version": "1.0", "server_count": "1", "server_list": [{"server_id": "node_0",
  "device": [{"device_id": "0", "device_ip": "192.168.1.8", "rank_id": "0"}]}]}
@@ -10,12 +13,44 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from npuenv.core.fact import Evidence, Fact, absent, known
+from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.core.json_input import JsonError, loads
+from npuenv.facts.collector import Group, fact
 from npuenv.facts.read import file_text
+from npuenv.host.base import PathState
 
 if TYPE_CHECKING:
     from npuenv.host.base import Host
+
+HCCN_CONF = "/etc/hccn.conf"
+_ENTRY = re.compile(r"([a-z_]+?)_([0-9]+)\s*=\s*(.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class HccnConf:
+    """/etc/hccn.conf: `key_<physical id>=value`. A line that is missing means the device's default."""
+
+    by_device: dict[int, dict[str, str]]
+    unreadable_lines: tuple[str, ...]
+
+
+def hccn_conf(host: Host) -> Fact[HccnConf]:
+    """The file's entries by device; absent where there is no file (a container sees it only when it is mounted)."""
+    text = file_text(host, HCCN_CONF)
+    if text.value is None:
+        return Fact(text.state, None, text.evidence)
+    by_device: dict[int, dict[str, str]] = {}
+    bad = []
+    for line in (line.strip() for line in text.value.splitlines()):
+        match = _ENTRY.fullmatch(line)
+        if match:
+            by_device.setdefault(int(match[2]), {})[match[1]] = match[3].strip()
+        elif line and not line.startswith("#"):
+            bad.append(line)
+    if bad and not by_device:
+        return unknown(Evidence(HCCN_CONF, bad[0]))
+    return known(HccnConf(by_device, tuple(bad)), Evidence(HCCN_CONF, f"{len(by_device)} devices"))
+
 
 VARIABLE = "RANK_TABLE_FILE"
 
@@ -93,3 +128,40 @@ def _text(value: object) -> str:
 def _number(value: object) -> int | None:
     text = _text(value)
     return int(text) if re.fullmatch(r"[0-9]{1,6}", text) else None
+
+
+TOOLS = "/usr/local/Ascend/driver/tools"
+DRIVER_TOOL = f"{TOOLS}/hccn_tool"
+LINKED_TOOL = "/usr/bin/hccn_tool"  # images often lack this link
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """The tool that is used. It can be there and yet not be found by its name."""
+
+    path: str
+    is_linked: bool  # also found as `hccn_tool` by a shell
+
+
+def hccn_tool(host: Host) -> Fact[Tool]:
+    """The tool of the driver's folder, or that to which /usr/bin links; absent where there is neither."""
+    folder, link = host.look(TOOLS), host.run(("readlink", LINKED_TOOL))
+    is_linked = link.code == 0
+    if "hccn_tool" in folder.names:
+        return known(Tool(DRIVER_TOOL, is_linked), Evidence(TOOLS, "hccn_tool"))
+    if is_linked and link.out.strip() != DRIVER_TOOL:
+        return known(Tool(LINKED_TOOL, True), Evidence(f"readlink {LINKED_TOOL}", link.out.strip()))
+    if folder.state is PathState.UNREADABLE:
+        return unknown(Evidence(TOOLS, folder.error))
+    why = "hccn_tool is not in it" if folder.state is PathState.FOLDER else folder.state.value
+    dangling = (Evidence(f"readlink {LINKED_TOOL}", f"{link.out.strip()}, which is not there"),) if is_linked else ()
+    return absent(Evidence(TOOLS, why), *dangling)
+
+
+@dataclass(init=False, repr=False, eq=False)
+class ConfFacts(Group):
+    """What files say of the network between the cards."""
+
+    conf: Fact[HccnConf] = fact(hccn_conf)
+    rank_table: Fact[RankTable] = fact(ranks)  # what RANK_TABLE_FILE names
+    tool: Fact[Tool] = fact(hccn_tool)

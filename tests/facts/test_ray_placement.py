@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.facts.ray.placement import Lack, unsatisfiable_demand
-from npuenv.facts.ray.status import Bundle, Demand, parse
+from npuenv.facts.ray.status import Bundle, Demand, Lack, parse, unsatisfiable_demand
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from npuenv.core.fact import State
-from npuenv.facts.collector import Asker
-from npuenv.facts.network.proxies import Proxy, listen, proxies
+from npuenv.facts.collector import Collector
+from npuenv.facts.network.environ import Proxy, listen, proxies
 from tests.support.scripted_host import ScriptedHost
 
 PYTHON = "/env/bin/python"
 
 
 def asked(host: ScriptedHost, level: int = 2) -> tuple[State, dict[str, bool] | None]:
-    fact = listen(Asker(host, level, PYTHON), proxies(host))
+    fact = listen(Collector(host, level, PYTHON), proxies(host))
     return fact.state, fact.value
 
 

@@ -1,4 +1,4 @@
-"""The table of mounts, and folders seen through it: space, room for files, what may be done there."""
+"""The table of mounts, and the folders that training writes to: space, room for files, what may be done there."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.core.fact import Evidence, Fact, absent, known, unknown
+from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
+from npuenv.facts.collector import Group, fact
 from npuenv.facts.read import file_text, why_failed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from npuenv.host.base import Host
 
 _TABLE = "/proc/self/mountinfo"
@@ -109,3 +112,82 @@ def _row(host: Host, option: str, path: str) -> Fact[tuple[int | None, int | Non
 
 def _number(text: str) -> int | None:
     return max(int(text), 0) if text != "-" else None
+
+
+# Variables that say where a library keeps what it downloads or compiles.
+CACHE_VARIABLES = (
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "MODELSCOPE_CACHE",
+    "XDG_CACHE_HOME",
+    "VLLM_CACHE_ROOT",
+    "TRITON_CACHE_DIR",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "ACL_OP_COMPILER_CACHE_DIR",
+    "ASCEND_CACHE_PATH",
+    "ASCEND_WORK_PATH",
+)
+_UP_AT_MOST = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """A folder that a variable names. `nearest` is the folder itself, or the closest one above it that exists."""
+
+    variable: str
+    path: str
+    nearest: Folder
+
+
+def home(host: Host) -> str:
+    """The home folder as programs find it."""
+    return host.environ().get("HOME") or "/"
+
+
+def tmp(host: Host) -> str:
+    """The folder of temporary files."""
+    return host.environ().get("TMPDIR") or "/tmp"
+
+
+def caches(host: Host, rows: tuple[Mount, ...]) -> Fact[tuple[Cache, ...]]:
+    """The caches that variables name; absent where none is set. `rows` are the mounts."""
+    named = {name: host.environ()[name] for name in CACHE_VARIABLES if host.environ().get(name, "").startswith("/")}
+    if not named:
+        return absent(Evidence("environment", "no cache variable is set"))
+    found: list[Cache] = []
+    evidence: list[Evidence] = []
+    for name, path in named.items():
+        nearest = _nearest(host, path, rows)
+        evidence += nearest.evidence
+        if nearest.state is State.UNKNOWN:
+            return unknown(*nearest.evidence)
+        if nearest.value is not None:
+            found.append(Cache(name, path, nearest.value))
+    return known(tuple(found), *evidence) if found else absent(*evidence)
+
+
+def _nearest(host: Host, path: str, rows: tuple[Mount, ...]) -> Fact[Folder]:
+    """A folder that is not there yet will be made: what counts is the one above it."""
+    parts = [part for part in path.split("/") if part]
+    fact: Fact[Folder] = absent(Evidence(path, "absent"))
+    for length in range(len(parts), max(len(parts) - _UP_AT_MOST, -1), -1):
+        fact = folder(host, "/" + "/".join(parts[:length]), rows)
+        if fact.state is not State.ABSENT:
+            return fact
+    return fact
+
+
+def _folder_at(place: Callable[[Host], str]) -> Callable[[Host, Fact[tuple[Mount, ...]]], Fact[Folder]]:
+    return lambda host, mounts: folder(host, place(host), mounts.value or ())
+
+
+@dataclass(init=False, repr=False, eq=False)
+class StorageFacts(Group):
+    """What is true of the file systems."""
+
+    mounts: Fact[tuple[Mount, ...]] = fact(mounts)
+    home: Fact[Folder] = fact(_folder_at(home), needs=("machine.mounts",))
+    tmp: Fact[Folder] = fact(_folder_at(tmp), needs=("machine.mounts",))
+    caches: Fact[tuple[Cache, ...]] = fact(
+        lambda host, mounts: caches(host, mounts.value or ()), needs=("machine.mounts",)
+    )

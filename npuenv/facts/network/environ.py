@@ -1,4 +1,4 @@
-"""Whether this session is one of several nodes, by its variables.
+"""What the session's variables say of the network: proxies, and whether it is one of several nodes.
 
 On one node most of the host's network does not matter, so what is only of interest between nodes is asked, and judged,
 where something says that there are several.
@@ -12,15 +12,68 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
-from npuenv.facts.collector import not_asked
-from npuenv.facts.network.interfaces import number_of
-from npuenv.facts.network.names import HOSTS, hosts_entries, resolve
+from npuenv.facts.collector import USE_LEVEL, Group, fact, not_asked
+from npuenv.facts.network.interfaces import HOSTS, hosts_entries, number_of, resolve
+from npuenv.facts.python.interpreter import listens
 from npuenv.facts.read import file_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from npuenv.facts.collector import Collector
     from npuenv.host.base import Host
+
+_PROXY = re.compile(
+    r"(?:(?P<scheme>[a-z0-9+]+)://)?(?:[^@/]*@)?(?P<name>\[[0-9a-fA-F:]+\]|[^:/\[\]]+)(?::(?P<port>[0-9]+))?/?"
+)
+_DEFAULT_PORTS = {"http": 80, "https": 443, "socks4": 1080, "socks5": 1080, "socks5h": 1080}
+_PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy")
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """One proxy variable that is set. `port` is None where the address cannot be read."""
+
+    variable: str
+    address: str
+    name: str
+    port: int | None
+
+
+def proxies(host: Host) -> Fact[tuple[Proxy, ...]]:
+    """The proxies that are set, in either spelling; absent when none is."""
+    environ = host.environ()
+    names = [spelling for name in _PROXY_VARIABLES for spelling in (name, name.upper()) if environ.get(spelling)]
+    found = tuple(_proxy(name, environ[name]) for name in names)
+    if not found:
+        return absent(Evidence("environment", "no proxy variable is set"))
+    return known(found, *(Evidence("environment", f"{proxy.variable}={proxy.address}") for proxy in found))
+
+
+def listen(host: Collector, proxies: Fact[tuple[Proxy, ...]]) -> Fact[dict[str, bool]]:
+    """By variable: whether something accepts connections at the proxy. Tried from inside the target's interpreter."""
+    if proxies.value is None:
+        return Fact(proxies.state, None, proxies.evidence)
+    readable = [proxy for proxy in proxies.value if proxy.port is not None]
+    if host.level < USE_LEVEL:
+        return not_asked(USE_LEVEL) if readable else absent()
+    answers: dict[str, bool] = {}
+    evidence: list[Evidence] = []
+    for proxy in readable:
+        found = host.read(listens, host.python, proxy.name, proxy.port)
+        evidence += found.evidence
+        if found.value is not None:
+            answers[proxy.variable] = found.value
+    return known(answers, *evidence) if answers else unknown(*evidence)
+
+
+def _proxy(variable: str, address: str) -> Proxy:
+    match = _PROXY.fullmatch(address.strip())
+    if match is None:
+        return Proxy(variable, address, "", None)
+    port = int(match["port"]) if match["port"] else _DEFAULT_PORTS.get(match["scheme"] or "http")
+    return Proxy(variable, address, match["name"].strip("[]"), port if port is not None and port < 65536 else None)
+
 
 _COUNTS = ("NNODES", "PET_NNODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
 _HCCL = ("HCCL_IF_IP", "HCCL_SOCKET_IFNAME")
@@ -109,3 +162,13 @@ def _number(text: str) -> int:
     """A count; 0 for anything else. `2:4`, torchrun's elastic form, counts as its least."""
     match = re.fullmatch(r"\s*([0-9]{1,6})(?::[0-9]{1,6})?\s*", text)
     return int(match[1]) if match else 0
+
+
+@dataclass(init=False, repr=False, eq=False)
+class EnvironFacts(Group):
+    """What is true of the variables that are about the network."""
+
+    proxies: Fact[tuple[Proxy, ...]] = fact(proxies)
+    proxies_listen: Fact[dict[str, bool]] = fact(listen, needs=("network.proxies",))
+    spans: Fact[tuple[str, ...]] = fact(lambda host: spans(host.environ()))
+    master: Fact[Master] = fact(lambda host: master(host, may_run=host.level > 0))
