@@ -23,7 +23,7 @@ from npuenv.cluster.ssh import NodeFailure, Options, argv_for, failure_of
 from npuenv.host.children import end_group, undisturbed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from npuenv.cluster.inventory import Node
 
@@ -42,7 +42,6 @@ _AGAIN_AT_MOST = 3
 _REST_S = (0.5, 2.0)  # at random, so that those that were dropped together do not come back together
 _FILES_EACH = 4  # open files of one session: three pipes, and its process
 _FILES_BESIDE = 64
-_MORE_S = 0.05  # between two times that a caller is asked for more input
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +68,15 @@ def ask(
     max_bytes: int = MAX_BYTES,
     keeps_stdin: bool = False,
     on_output: Callable[[Node, bytes], object] | None = None,
-    more: Callable[[], Mapping[str, bytes]] | None = None,
 ) -> Generator[Answer, None, None]:
     """The answers as they come in, one for every node. Closing the iterator ends all that still runs.
 
     `limit_s` counts from the start of a node's own connection, less what the caller does with other answers meanwhile.
     Within it a connection that a busy server drops at its very beginning is tried again, and one that took too long
     to come about where the other nodes need about as long.
-    `command` is a list of words, quoted for the remote shell. With `keeps_stdin` its input stays open after the
-    data, so the command sees its end when nobody waits any more; `more` is then called again and again for
-    further input by the names of nodes. More than `max_bytes` of output end a command. `on_output` is called with each
-    piece of output as it comes.
+    `command` is a list of words, quoted for the remote shell. With `keeps_stdin` its input stays open after the data
+    until the iterator is closed or the limit is reached. More than `max_bytes` of output end a command. `on_output` is
+    called with each piece of output as it comes.
     """
     waiting = list(reversed(nodes))
     parallel = room_for(min(parallel, len(nodes)))
@@ -100,11 +97,7 @@ def ask(
                     sessions.append(session)
                     session.start()
                 if sessions:
-                    _poll(selector, sessions, 0.0 if answers else _MORE_S if more else None)
-                if more:
-                    further = more()
-                    for session in sessions:
-                        session.add(further.get(session.name, b""))
+                    _poll(selector, sessions, 0.0 if answers else None)
                 answers += [session.answer for session in sessions if session.answer is not None]
                 sessions = [session for session in sessions if session.answer is None]
                 if answers and not (waiting and len(sessions) < parallel):  # the next ones run while the caller works
@@ -186,19 +179,6 @@ class _Session:
         self._out, self._err = bytearray(), bytearray()
         self._last_try: tuple[NodeFailure | None, bytes] = (None, b"")  # how the try before this one ended
         self._pidfd: int | None = None
-
-    @property
-    def name(self) -> str:
-        return self._request.node.name
-
-    def add(self, data: bytes) -> None:
-        """Further input, which is lost where the client takes none any more."""
-        stream = self._process.stdin if self._process else None
-        if not data or stream is None or stream.closed or not self._takes_input:
-            return
-        if stream not in self._selector.get_map():
-            self._watch(stream, self._write_in, selectors.EVENT_WRITE)
-        self._data = memoryview(bytes(self._data) + data)
 
     @property
     def must_be_polled(self) -> bool:

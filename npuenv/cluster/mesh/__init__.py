@@ -112,9 +112,7 @@ class Results:
     rows: list[bytearray]  # a letter of `Outcome` for each target, one row a source
     notes: dict[Pair, str] = field(default_factory=dict)  # the line that decided, for all that are not well
     num_timed: int = 0
-    timed_s: float = 0.0  # what these pings took together
-    num_answered: int = 0  # those of them that were answered
-    answered_s: float = 0.0
+    timed_s: float = 0.0  # of these pings together
 
     @classmethod
     def empty(cls, devices: tuple[Device, ...]) -> Results:
@@ -126,11 +124,6 @@ class Results:
     def seconds_a_ping(self) -> float | None:
         """The mean over what was measured; None before the first."""
         return self.timed_s / self.num_timed if self.num_timed else None
-
-    @property
-    def seconds_an_answer(self) -> float | None:
-        """The same over those that were answered in full."""
-        return self.answered_s / self.num_answered if self.num_answered else None
 
     def of(self, pair: Pair) -> Outcome:
         return Outcome(chr(self.rows[pair[0]][pair[1]]))
@@ -144,9 +137,6 @@ class Results:
             self.notes.pop(pair, None)
         if seconds is not None:
             self.clock(seconds)
-            if outcome is Outcome.OK:
-                self.num_answered += 1
-                self.answered_s += seconds
 
     def clock(self, seconds: float) -> None:
         """Counts the time of a ping, also of one that is to be made again."""
@@ -181,7 +171,7 @@ def save_results(path: Path, results: Results, mode: str) -> None:
         "devices": [[each.node, each.card, each.ip, each.netmask, each.board] for each in results.devices],
         "rows": [row.decode("ascii").translate(_PENDING) for row in results.rows],
         "notes": [[*pair, line] for pair, line in results.notes.items() if results.of(pair).is_settled],
-        "timed": [results.num_timed, round(results.timed_s, 4), results.num_answered, round(results.answered_s, 4)],
+        "timed": [results.num_timed, round(results.timed_s, 4)],
     }
     write_whole(str(path), json.dumps(document, separators=(",", ":")))
 
@@ -248,5 +238,5 @@ def _results(document: dict[str, Any]) -> Results:
     if not is_sound:
         raise ValueError
     notes = {(int(source), int(target)): str(line) for source, target, line in document["notes"]}
-    num_timed, timed_s, num_answered, answered_s = document["timed"]
-    return Results(devices, rows, notes, int(num_timed), float(timed_s), int(num_answered), float(answered_s))
+    num_timed, timed_s = document["timed"][:2]
+    return Results(devices, rows, notes, int(num_timed), float(timed_s))
