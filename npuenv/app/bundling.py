@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from npuenv.app import locks, resolution
 from npuenv.app.job import Progress
-from npuenv.bundle.offline.fetch import bytes_per_second, still_to_fetch
-from npuenv.bundle.offline.make import (
+from npuenv.bundle.fetch import bytes_per_second, still_to_fetch
+from npuenv.bundle.make import (
     BundleOptions,
     BundleRequest,
     check_place,
@@ -18,10 +18,10 @@ from npuenv.bundle.offline.make import (
     make_bundle,
     staging,
 )
-from npuenv.bundle.offline.manifest import Manifest, request_values
-from npuenv.bundle.offline.reader import open_bundle
-from npuenv.bundle.offline.sources import check_sources
-from npuenv.bundle.offline.user_files import check_cann_files, check_python_archive
+from npuenv.bundle.manifest import Manifest, request_values
+from npuenv.bundle.reader import open_bundle
+from npuenv.bundle.sources import check_sources
+from npuenv.bundle.user_files import check_cann_files, check_python_archive
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.lock.preconditions import require_complete
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from npuenv.bundle.offline.fetch import DownloadProgress
-    from npuenv.bundle.offline.make import Contents
+    from npuenv.bundle.fetch import DownloadProgress
+    from npuenv.bundle.make import Contents
     from npuenv.resolve.types import Request
 
 

@@ -112,8 +112,7 @@ def open_request(request: Request, options: InstallOptions, progress: Progress) 
         lock = options.lock or locks.lock(stack, resolver, fill=options.fill, progress=progress)
         yield InstallRequest(stack, lock, resolver, request)
         return
-    from npuenv.bundle.offline.compatibility import as_bundled, require_known, require_meant
-    from npuenv.bundle.offline.reader import open_bundle
+    from npuenv.bundle.reader import as_bundled, open_bundle, require_known, require_meant
 
     with open_bundle(options.bundle) as bundle:
         lacking = [name for name in bundle.left_out if name not in options.given]

@@ -16,11 +16,11 @@ from npuenv.cluster.captures import LIMITS_S, CaptureWriter, collect_captures, l
 from npuenv.cluster.consistency import check_consistency, check_identities
 from npuenv.cluster.consistency.cards import check_card_count
 from npuenv.cluster.inventory import read
+from npuenv.cluster.parallel_ssh import Ask, Transport
+from npuenv.cluster.ports import has_dynamic_ports, ports_of, sets_hccl_ports
 from npuenv.cluster.probing import ProbeReport, identify_nodes, probe, skipped_findings
-from npuenv.cluster.probing.ports import has_dynamic_ports, ports_of, sets_hccl_ports
 from npuenv.cluster.ssh import Options, require_config
 from npuenv.cluster.summary import ClusterReport, NodeReport
-from npuenv.cluster.transport import Ask, Transport
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 

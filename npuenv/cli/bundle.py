@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from npuenv.app.bundling import BundlePlan, BundleResult
-    from npuenv.bundle.offline.fetch import DownloadProgress
-    from npuenv.bundle.offline.manifest import Needed
+    from npuenv.bundle.fetch import DownloadProgress
+    from npuenv.bundle.manifest import Needed
     from npuenv.resolve.types import Request
 
 _FILE = click.Path(path_type=Path)

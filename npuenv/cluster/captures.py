@@ -7,6 +7,7 @@ lists the nodes.
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import zlib
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
 from npuenv.cluster.inventory import Inventory, Node
-from npuenv.cluster.parallel_ssh import MAX_BYTES
+from npuenv.cluster.parallel_ssh import ANSWER_MARK, MAX_BYTES, parse_answer
 from npuenv.cluster.ssh import NodeFailure, failing_hop, failure_line, keeps_host_keys
 from npuenv.core.errors import BadInput
 from npuenv.core.json_input import load_file
@@ -30,14 +31,12 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
     from types import TracebackType
 
-    from npuenv.cluster.parallel_ssh import Answer
-    from npuenv.cluster.transport import Transport
+    from npuenv.cluster.parallel_ssh import Answer, Transport
     from npuenv.host.recorded import RecordedHost
 
 
 # Seconds that a node may take, by the level of the look: reading files, asking tools, cards and network, burning in.
 LIMITS_S = (60.0, 120.0, 600.0, 1800.0)
-_MARK = b"\0npuenv-answer "  # before the answer of `remote_agent`
 _SPARE_S = 5.0  # of the limit, for the node to say itself that it is over, and to clean up
 _OLDEST_FOR_PROBES = (3, 6)  # for the small programs by which nodes tell what there is between them
 
@@ -88,26 +87,22 @@ def collect_captures(
 
 def _capture_of(answer: Answer) -> NodeCapture:
     """What the node's answer holds."""
-    found = _parse_answer(answer.out)
+    found = parse_answer(answer.out)
     if found is None:
         failure = answer.failure or NodeFailure.BROKEN
-        line = failure_line(answer.err, answer.out if _MARK not in answer.out else b"", failure)
+        line = failure_line(answer.err, answer.out if ANSWER_MARK not in answer.out else b"", failure)
         at = failing_hop(answer.node, answer.err)
         return NodeCapture(answer.node, answer.seconds, failure=failure, line=line, at=at)
-    word, body = found
-    if word == "capture":
+    result, body = found["result"], base64.b64decode(found["body"])
+    if result == "capture":
         return _read(answer, body)
     line = body.decode(errors="replace").strip()
-    if word == "too-old":
+    if result == "too-old":
         return NodeCapture(answer.node, answer.seconds, failure=NodeFailure.TOO_OLD, line=f"Python {line}")
-    failure = NodeFailure.TIMED_OUT if word == "timed-out" else NodeFailure.BROKEN
-    return NodeCapture(answer.node, answer.seconds, failure=failure, line=_deciding(line))
-
-
-def _deciding(text: str) -> str:
-    """The line of a program's last words that says most: the end of a traceback, else the first one."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
-    return lines[-1] if "Traceback" in text else lines[0]
+    failure = NodeFailure.TIMED_OUT if result == "timed-out" else NodeFailure.BROKEN
+    lines = [each.strip() for each in line.splitlines() if each.strip()] or [""]
+    line = lines[-1] if "Traceback" in line else lines[0]
+    return NodeCapture(answer.node, answer.seconds, failure=failure, line=line)
 
 
 def _read(answer: Answer, body: bytes) -> NodeCapture:
@@ -118,18 +113,6 @@ def _read(answer: Answer, body: bytes) -> NodeCapture:
         line = say(error.message) if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"
         return NodeCapture(answer.node, answer.seconds, failure=NodeFailure.BROKEN, line=line)
     return NodeCapture(answer.node, answer.seconds, text, host)
-
-
-def _parse_answer(out: bytes) -> tuple[str, bytes] | None:
-    """The word of the answer and what belongs to it; None where it is not whole."""
-    at = out.find(_MARK)
-    if at < 0:
-        return None
-    head, _, rest = out[at + len(_MARK) :].partition(b"\n")
-    match = re.fullmatch(rb"([a-z-]+) (\d+)", head)
-    if match is None or len(rest) < int(match[2]):
-        return None
-    return match[1].decode(), rest[: int(match[2])]
 
 
 class CaptureWriter:

@@ -22,8 +22,8 @@ from npuenv.host.base import Ran
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from npuenv.cluster.ray_state import Cluster, StartedNode
-    from npuenv.cluster.transport import ProbeResult
+    from npuenv.cluster.parallel_ssh import ProbeResult
+    from npuenv.cluster.ray import Cluster, StartedNode
     from npuenv.facts.ray.status import Demand
 
 _MARK = "RAY-NODES "

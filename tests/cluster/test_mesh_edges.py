@@ -14,7 +14,7 @@ from npuenv.cluster.localize import Hypothesis, Kind, localize_faults
 from npuenv.cluster.mesh import Outcome, Results
 from npuenv.cluster.mesh.planning import NodeOutput, full
 from npuenv.cluster.mesh.running import Line, Run, SshRunner, ping_outcome, survey
-from npuenv.cluster.transport import Transport
+from npuenv.cluster.parallel_ssh import Transport
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.host.base import Ran

@@ -26,8 +26,7 @@ from npuenv.cluster.consistency.values import NodeIdentity
 from npuenv.cluster.inventory import Node
 from npuenv.cluster.localize import PortProbe, localize_port_faults
 from npuenv.cluster.parallel_ssh import Answer
-from npuenv.cluster.probing import Transport, identify_nodes, probe, skipped_findings
-from npuenv.cluster.probing.ports import (
+from npuenv.cluster.ports import (
     address_of,
     group_links,
     has_dynamic_ports,
@@ -39,7 +38,7 @@ from npuenv.cluster.probing.ports import (
     probe_schedule,
     usual_ports,
 )
-from npuenv.cluster.probing.storage import probe_shared_folder
+from npuenv.cluster.probing import Transport, identify_nodes, probe, probe_shared_folder, skipped_findings
 from npuenv.cluster.ssh import NodeFailure, Options
 from npuenv.core.finding import Status
 from npuenv.core.messages import say

@@ -17,10 +17,10 @@ import pytest
 
 from npuenv.app import InstallOptions, Progress, install
 from npuenv.app.installation import manifest_request
-from npuenv.bundle.offline import compatibility as meant
-from npuenv.bundle.offline import reader as opened
-from npuenv.bundle.offline.manifest import FileRow, Manifest, manifest_text, request_values
-from npuenv.bundle.offline.write import settle, write_tar
+from npuenv.bundle import reader as meant
+from npuenv.bundle import reader as opened
+from npuenv.bundle.manifest import FileRow, Manifest, manifest_text, request_values
+from npuenv.bundle.write import settle, write_tar
 from npuenv.checks import Finding, Status
 from npuenv.cli.common import Ui
 from npuenv.cli.progress import StepProgress

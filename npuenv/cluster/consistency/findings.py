@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from npuenv.facts.collect import Facts
 
 EVIDENCE_AT_MOST = 6
-_TOPICS_AT_MOST = 6  # that one sentence names
-GROUPS_AT_MOST = 3  # values with their holders
+_TOPICS_AT_MOST = 6  # in one sentence
+GROUPS_AT_MOST = 3  # values with their holders, in one sentence
 AREA = "agree"
 
 
 @dataclass(frozen=True, slots=True)
 class ConsistencyRule:
-    """One row: something that is to be the same on all nodes."""
+    """One row of rules.toml: something that must be the same on all nodes."""
 
     id: str
     read: Callable[[Facts], NodeValues]
@@ -34,10 +34,10 @@ class ConsistencyRule:
     source: str
     fix: str  # the name of its sentence in the catalogue
     tolerance: float = 0.0  # the share by which numbers may differ
-    layout: Callable[[Mapping[str, Facts]], bool] | None = None  # whether values without a majority look like a plan
+    layout: Callable[[Mapping[str, Facts]], bool] | None = None  # whether values without a majority are intended
     may_lack: tuple[str, ...] = ()  # topics that a node may be without: under `release` only a warning
-    expected: tuple[str, ...] = ()  # the right values, the most usual one first; () where there is no such thing
-    if_unexpected: str = "skip"  # if all agree on another one: warn, or skip where each node's doctor judges it
+    expected: tuple[str, ...] = ()  # the right values, the most usual one first; (): any
+    if_unexpected: str = "skip"  # if all agree on another one: warn, or skip because each node's doctor judges it
     follows_from: tuple[str, ...] = ()  # findings of which this one is a consequence
     is_layout: bool = False  # cards of one machine may differ, as long as those of the same number do not
     is_about_cards: bool = False
@@ -63,20 +63,19 @@ def finding(
 ) -> Finding:
     """A finding about several nodes; each line of evidence begins with its node."""
     shown = [Evidence(f"{node}: {line.command}" if line.command else node, line.line) for node, line in lines]
-    cure = Fix(message(f"fix-{fix}", **args), is_dangerous=is_dangerous) if fix else None
-    is_bad = status in (Status.FAIL, Status.WARN, Status.UNKNOWN)
+    is_fixable = fix and status in (Status.FAIL, Status.WARN)
     return Finding(
         f"{AREA}.{name}",
         status,
         says,
         tuple(dict.fromkeys(shown))[:EVIDENCE_AT_MOST],
         source,
-        cure if is_bad and status is not Status.UNKNOWN else None,
+        Fix(message(f"fix-{fix}", **args), is_dangerous=is_dangerous) if is_fixable else None,
     )
 
 
 def alone(name: str, absent: Mapping[str, str], source: str) -> Finding:
-    """The finding where fewer than two nodes are left to try something; `absent` says why the others took no part."""
+    """The finding if fewer than two nodes can be probed; `absent`: why the others were not."""
     if not absent:
         return finding(name, Status.SKIP, message("ports-alone"), source=source)
     lines = [(node, Evidence("python3", why)) for node, why in absent.items()]
@@ -84,18 +83,18 @@ def alone(name: str, absent: Mapping[str, str], source: str) -> Finding:
 
 
 def unknown(name: str, blind: Mapping[Subject, Evidence], source: str) -> Finding:
-    """The finding where nothing is known of some nodes or cards."""
+    """The finding if the values of some nodes or cards are unknown."""
     lines = [(subject.node, line) for subject, line in blind.items()]
     return finding(name, Status.UNKNOWN, message("blind", who=who(blind)), lines, source=source)
 
 
 def and_blind(says: Message, names: object) -> Message:
-    """The sentence, and of whom nothing is known; `names` is empty where there are none."""
+    """The sentence, and for whom the value is unknown; `names` may be empty."""
     return message("and-blind", says=says, who=names) if names else says
 
 
 def who(subjects: Iterable[Subject]) -> object:
-    """The subjects in few words: `node[01-02], node07 cards 3,5`."""
+    """The subjects, folded: `node[01-02], node07 cards 3,5`."""
     cards: defaultdict[str, list[int]] = defaultdict(list)
     for node, card in subjects:
         cards[node] += [] if card is None else [card]
@@ -110,7 +109,7 @@ def who(subjects: Iterable[Subject]) -> object:
 
 
 def word(text: str) -> object:
-    """A value as it is said."""
+    """A value for a sentence."""
     return message(f"word-{text[1:]}") if text.startswith(":") else text
 
 
@@ -122,9 +121,7 @@ def judge_rule(
     *,
     is_plan: bool = False,
 ) -> Finding:
-    """The finding of one row. `status` is what a difference means here; `splits` are all of its topics. With `is_plan`
-    a topic without a common value is no difference.
-    """
+    """The finding of one row. `status` is that of a difference. With `is_plan` a topic without a majority is none."""
     apart = [
         partition for partition in partitions if not partition.is_unanimous and (partition.majority or not is_plan)
     ]
@@ -132,15 +129,7 @@ def judge_rule(
     if apart:
         says = and_blind(_differences(apart), blind and who(blind))
         lines = [*_lines(apart), *_one_each(blind)]
-        return finding(
-            rule.id,
-            status,
-            says,
-            lines,
-            source=rule.source,
-            fix=rule.fix,
-            is_dangerous=rule.is_dangerous,
-        )
+        return finding(rule.id, status, says, lines, source=rule.source, fix=rule.fix, is_dangerous=rule.is_dangerous)
     wrong = [partition for partition in partitions if rule.expected and partition.majority not in rule.expected]
     if wrong and (rule.if_unexpected == "warn" or not blind):
         return _alike_but_wrong(rule, wrong, blind)
@@ -152,7 +141,7 @@ def judge_rule(
 
 
 def _alike_but_wrong(rule: ConsistencyRule, wrong: Sequence[Partition], blind: Mapping[Subject, Evidence]) -> Finding:
-    """The finding where all agree on a value that is not a right one: never one of what is well."""
+    """The finding if all agree on a value that is not a right one."""
     says = _same(wrong)
     if rule.if_unexpected != "warn":
         return finding(rule.id, Status.SKIP, message("alike-unwell", says=says), _lines(wrong)[:1], source=rule.source)
@@ -188,7 +177,7 @@ def _unread(
 
 
 def _blind(by_node: Mapping[str, NodeValues], *, is_mixed: bool) -> dict[Subject, Evidence]:
-    """Who gave no value. What was left out by its level, or is hidden, counts only if other nodes have a value."""
+    """Subjects without a value. Those left out by level, or hidden, count only if other nodes have a value."""
     found = {Subject(node, card): line for node, each in by_node.items() for card, line in each.blind.items()}
     if is_mixed:
         hiding = (node for node, each in by_node.items() if each.hidden and not each.values and not each.is_list)
@@ -201,7 +190,7 @@ def _blind(by_node: Mapping[str, NodeValues], *, is_mixed: bool) -> dict[Subject
 
 
 def _one_each(blind: Mapping[Subject, Evidence]) -> list[tuple[str, Evidence]]:
-    """One line for each node that could not tell."""
+    """One line for each node."""
     lines: dict[str, Evidence] = {}
     for subject, line in blind.items():
         lines.setdefault(subject.node, line)
@@ -226,7 +215,7 @@ def _differences(apart: Sequence[Partition]) -> Message:
 
 
 def chain(parts: Sequence[Message]) -> Message:
-    """Sentences one after the other."""
+    """The sentences as one."""
     says = parts[0]
     for part in parts[1:]:
         says = message("then", first=says, rest=part)
@@ -265,7 +254,7 @@ def _difference(partition: Partition) -> Message:
 
 
 def few(groups: Sequence[Message]) -> tuple[Message, ...]:
-    """The first groups, and how many more there are: where all differ, nobody reads all of them."""
+    """The first groups, and how many more there are."""
     if len(groups) <= GROUPS_AT_MOST + 1:  # the last one takes no more room than its number
         return tuple(groups)
     return (*groups[:GROUPS_AT_MOST], message("more", count=len(groups) - GROUPS_AT_MOST))
@@ -282,7 +271,7 @@ def _same(partitions: Sequence[Partition]) -> Message:
 
 
 def _lines(partitions: Sequence[Partition]) -> list[tuple[str, Evidence]]:
-    """The deciding lines: of those that differ first, then one of the others."""
+    """The deciding lines: first of those that differ, then one of the majority."""
     found = []
     for partition in partitions:
         shown = [subject for whose in partition.outliers.values() for subject in whose[:2]]

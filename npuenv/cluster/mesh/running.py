@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.cluster.mesh import Outcome
 from npuenv.cluster.mesh.planning import NodeOutput, as_ran, refusal_of
+from npuenv.cluster.parallel_ssh import Transport
 from npuenv.cluster.ssh import describe_failure, failing_hop, failure_line
-from npuenv.cluster.transport import Transport
 from npuenv.core.json_input import JsonError, loads
 from npuenv.core.messages import Message
 from npuenv.facts.hccn.answers import Refusal, refused

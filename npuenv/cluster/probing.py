@@ -1,32 +1,141 @@
-"""Whether a folder is the same one on all nodes: one node writes a small file there, the others look for it.
+"""Rounds of small programs on all nodes at once: names and clocks, and whether a folder is shared.
 
-It writes, so it runs only if the user names the folder. The file is removed again, whatever happens.
+Nothing is installed. Only if the user names a shared folder is a small file written there, and removed again. Ports are
+probed in `npuenv.cluster.ports`.
 """
 
 from __future__ import annotations
 
 import posixpath
 import secrets
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from npuenv.cluster.consistency.findings import alone, and_blind, finding, message
+from npuenv.cluster.consistency.values import ClockOffset, NodeIdentity, names_to_resolve
 from npuenv.cluster.inventory import Node
 from npuenv.cluster.nodeset import fold
-from npuenv.cluster.transport import ProbeResult, run_program
+from npuenv.cluster.parallel_ssh import ProbeResult, Transport, run_program
+from npuenv.cluster.ports import probe_ports
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import Finding, Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from npuenv.cluster.transport import Transport
     from npuenv.core.messages import Message
 
+
+LIMIT_S = 30.0
 LOOK_S = 8.0  # NFS clients keep an old listing for some seconds
-LIMIT_S = 40.0
+_SHARE_LIMIT_S = 40.0
 _WRITERS_AT_MOST = 3
-_SOURCE = "checkpoints, data and ROLL's outputs are read by all nodes at one path"
+_STORAGE_SOURCE = "checkpoints, data and ROLL's outputs are read by all nodes at one path"
+_SOURCE = "npuenv"
+_LOOK_UP_S = 6.0  # for all names of a node together: a name server that is silent is not waited for
+_CLOSE_S = 0.5  # a clock that is known no better is asked again, when the network has nothing else to do
+_FEW = 4
+_SLACK_S = 0.1  # between the end of an answer and the reading of our clock
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReport:
+    """The result of probing. `identities` is for `check_consistency`, which judges names and clocks."""
+
+    identities: Mapping[str, NodeIdentity]
+    findings: tuple[Finding, ...]  # about ports, packets and storage
+    silent: Mapping[str, str]  # node -> why it took no part
+
+
+def probe(
+    nodes: Sequence[Node],
+    transport: Transport | None = None,
+    *,
+    ports: Sequence[int] = (),
+    has_dynamic: bool = False,
+    shared: str | None = None,
+) -> ProbeReport:
+    """Lets the nodes try each other. No `ports`: Ray's and HCCL's; `has_dynamic` as for `probe_ports`; `shared` None:
+    nothing is written.
+    """
+    transport = transport or Transport()
+    identities, silent = identify_nodes(nodes, transport)
+    present = [node for node in nodes if node.name in identities]
+    if shared is None:
+        storage = finding("storage", Status.SKIP, message("storage-unasked"), source=_SOURCE)
+    else:
+        storage = probe_shared_folder(present, shared, transport, absent=silent)
+    reached = probe_ports(present, identities, transport, ports, absent=silent, has_dynamic=has_dynamic)
+    return ProbeReport(identities, (*reached, storage), silent)
+
+
+def skipped_findings() -> tuple[Finding, ...]:
+    """The findings where the nodes did not try each other: how to let them."""
+    words = {"ports": "unprobed", "packets": "unprobed", "storage": "storage-unasked"}
+    return tuple(finding(name, Status.SKIP, message(word), source=_SOURCE) for name, word in words.items())
+
+
+def identify_nodes(nodes: Sequence[Node], transport: Transport) -> tuple[dict[str, NodeIdentity], dict[str, str]]:
+    """The identities by the names of the inventory, and why the other nodes gave none.
+
+    Two rounds: host names and clocks, then where the names of all lead on each node; clocks that are not known well
+    enough by then are read a third time, a few nodes at once.
+    """
+    first = {result.node.name: result for result in _round(nodes, (), transport)}
+    silent = {name: result.why for name, result in first.items() if result.answer is None}
+    present = [node for node in nodes if node.name not in silent]
+    names = names_to_resolve(str(first[node.name].fields.get("hostname", "")) for node in present)
+    second = {result.node.name: result for result in _round(present, names, transport)} if len(present) > 1 else {}
+    rounds = {node.name: [each[node.name] for each in (first, second) if node.name in each] for node in present}
+    found = {name: _identity(results) for name, results in rounds.items()}
+    for result in _round([node for node in present if _is_far(found[node.name])], (), transport, parallel=_FEW):
+        better, known = _offset(result), found[result.node.name]
+        if better is not None and (known.offset is None or better.within_s < known.offset.within_s):
+            found[result.node.name] = replace(known, offset=better)
+    return found, silent
+
+
+def _round(
+    nodes: Sequence[Node], names: Sequence[str], transport: Transport, parallel: int | None = None
+) -> list[ProbeResult]:
+    request = {"names": list(names), "limit_s": _LOOK_UP_S}
+    results = run_program(
+        nodes, "introduce", lambda _: request, limit_s=LIMIT_S, transport=transport, parallel=parallel
+    )
+    return list(results)
+
+
+def _identity(rounds: Sequence[ProbeResult]) -> NodeIdentity:
+    """What several rounds with one node come to: the last names, and the clock that is known best."""
+    answer = rounds[0].fields
+    resolved: Mapping[str, Any] = next(
+        (result.fields["sees"] for result in reversed(rounds) if result.fields.get("sees")), {}
+    )
+    offsets = [offset for result in rounds if (offset := _offset(result)) is not None]
+    return NodeIdentity(
+        hostname=str(answer.get("hostname", "")),
+        boot=str(answer.get("boot", "")),
+        offset=min(offsets, key=lambda offset: offset.within_s, default=None),
+        resolved={str(name): tuple(map(str, found)) for name, found in resolved.items()},
+        addresses=tuple(map(str, answer.get("addresses", ()))),
+        login=str(answer.get("login", "")),
+    )
+
+
+def _offset(result: ProbeResult) -> ClockOffset | None:
+    """How far its clock is ahead: it read it after we began, and again before we had its answer."""
+    began, ended = result.fields.get("began"), result.fields.get("ended")
+    if not isinstance(began, float) or not isinstance(ended, float):
+        return None
+    low, high = ended - result.ended, began - result.began + _SLACK_S
+    if high < low:  # its clock was set between the two readings
+        return None
+    line = f"its clock {began:.2f} to {ended:.2f}, asked {result.began:.2f} to {result.ended:.2f}"
+    return ClockOffset((low + high) / 2, (high - low) / 2, line)
+
+
+def _is_far(identity: NodeIdentity) -> bool:
+    return identity.offset is None or identity.offset.within_s > _CLOSE_S
 
 
 def probe_shared_folder(
@@ -42,7 +151,7 @@ def probe_shared_folder(
     """
     away = {name: ProbeResult(Node(name, name), None, 0.0, 0.0, why) for name, why in (absent or {}).items()}
     if len(nodes) < 2:
-        return alone("storage", absent or {}, _SOURCE)
+        return alone("storage", absent or {}, _STORAGE_SOURCE)
     refused: dict[str, ProbeResult] = {}
     for node in nodes[:_WRITERS_AT_MOST]:
         others = [other for other in nodes if other is not node and other.name not in refused]
@@ -105,14 +214,14 @@ def _try(writer: Node, others: Sequence[Node], folder: str, transport: Transport
     written: ProbeResult | None = None
     found: Mapping[str, ProbeResult] | None = None
     try:
-        written = _round([writer], "write", path, word, transport)[0]
+        written = _share([writer], "write", path, word, transport)[0]
         if written.fields.get("said") == "written":
-            found = {result.node.name: result for result in _round(others, "find", path, word, transport, look_s)}
+            found = {result.node.name: result for result in _share(others, "find", path, word, transport, look_s)}
     finally:
         # Also where the user breaks off, or no answer came: what we may have put there is ours to take away.
         left = written
         if written is None or written.answer is None or written.answer.get("said") == "written":
-            left = _round([writer], "remove", path, word, transport)[0]
+            left = _share([writer], "remove", path, word, transport)[0]
     return _Trial(path, written, found, left or written)
 
 
@@ -130,12 +239,12 @@ def judge(folder: str, writer: str, results: Mapping[str, ProbeResult], count: i
         ]
         args = {"folder": folder, "writer": writer, "groups": tuple(groups), "count": count - len(astray) - len(silent)}
         says = and_blind(message("storage-apart", **args), fold(silent))
-        return finding("storage", Status.FAIL, says, lines, source=_SOURCE, fix="storage", folder=folder)
+        return finding("storage", Status.FAIL, says, lines, source=_STORAGE_SOURCE, fix="storage", folder=folder)
     if silent:
         lines = [(name, Evidence(folder, why)) for name, why in silent.items()]
-        return finding("storage", Status.UNKNOWN, message("blind", who=fold(silent)), lines, source=_SOURCE)
+        return finding("storage", Status.UNKNOWN, message("blind", who=fold(silent)), lines, source=_STORAGE_SOURCE)
     says = message("storage-same", folder=folder, count=count)
-    return finding("storage", Status.OK, says, source=_SOURCE)
+    return finding("storage", Status.OK, says, source=_STORAGE_SOURCE)
 
 
 def _unwritten(folder: str, refused: Mapping[str, ProbeResult]) -> Finding:
@@ -145,7 +254,7 @@ def _unwritten(folder: str, refused: Mapping[str, ProbeResult]) -> Finding:
     ]
     says = message("storage-unwritten", folder=folder, who=fold(refused), why=lines[0][1].line)
     status = Status.FAIL if any(result.answer is not None for result in refused.values()) else Status.UNKNOWN
-    return finding("storage", status, says, lines, source=_SOURCE, fix="storage", folder=folder)
+    return finding("storage", status, says, lines, source=_STORAGE_SOURCE, fix="storage", folder=folder)
 
 
 def _with_rest(result: Finding, writer: str, path: str, left: ProbeResult) -> Finding:
@@ -170,8 +279,8 @@ def _word(said: str) -> Message | str:
     return message(f"word-storage-{said}") if said in ("missing", "no-folder", "other") else said
 
 
-def _round(
+def _share(
     nodes: Sequence[Node], do: str, path: str, word: str, transport: Transport, look_s: float = LOOK_S
 ) -> list[ProbeResult]:
     request = {"do": do, "path": path, "word": word, "limit_s": look_s}
-    return list(run_program(nodes, "share", lambda _: request, limit_s=LIMIT_S, transport=transport))
+    return list(run_program(nodes, "share", lambda _: request, limit_s=_SHARE_LIMIT_S, transport=transport))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from npuenv.cluster.consistency.findings import alone, and_blind, chain, finding, message
 from npuenv.cluster.localize import PortFault, PortProbe, connected_groups, fewest, localize_port_faults
 from npuenv.cluster.nodeset import fold, fold_numbers
-from npuenv.cluster.transport import run_program
+from npuenv.cluster.parallel_ssh import run_program
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import Finding, Status
 from npuenv.facts.network import ports as hccl_ports
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from npuenv.cluster.consistency.values import NodeIdentity
     from npuenv.cluster.inventory import Node
-    from npuenv.cluster.transport import Transport
+    from npuenv.cluster.parallel_ssh import Transport
     from npuenv.core.messages import Message
 
 ALL_AT_MOST = 32

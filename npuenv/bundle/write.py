@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import npuenv
-from npuenv.bundle.offline.fetch import failed_by_disk
-from npuenv.bundle.offline.self_package import BOOTSTRAP, pythons_of
+from npuenv.bundle.fetch import failed_by_disk
+from npuenv.bundle.self_package import BOOTSTRAP, pythons_of
 from npuenv.core.errors import StepFailed
 from npuenv.core.messages import Message
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import jinja2
 
-    from npuenv.bundle.offline.self_package import Tool
+    from npuenv.bundle.self_package import Tool
 
 
 def install_script(tools: Sequence[Tool], *, python: str, archive: str) -> str:
@@ -103,13 +103,6 @@ def write_tar(
             part.unlink(missing_ok=True)
 
 
-def plain_member(name: str, size: int, mode: int) -> tarfile.TarInfo:
-    """The header of a file, without owner and time."""
-    info = tarfile.TarInfo(name)
-    info.size, info.mode, info.mtime = size, mode, TIME
-    return info
-
-
 def _ordered(folder: Path, first: tuple[str, ...], skip: frozenset[str]) -> Iterator[tuple[Path, str]]:
     found: dict[str, Path] = {}
     for location, folders, files in os.walk(folder):
@@ -125,7 +118,8 @@ def _ordered(folder: Path, first: tuple[str, ...], skip: frozenset[str]) -> Iter
 
 def _member(path: Path, name: str, folder: Path) -> tarfile.TarInfo:
     looked = path.lstat()
-    info = plain_member(name, 0, 0o777)
+    info = tarfile.TarInfo(name)  # without owner
+    info.mode, info.mtime = 0o777, TIME
     if stat.S_ISLNK(looked.st_mode):
         info.type, info.linkname = tarfile.SYMTYPE, os.readlink(path)
         inside = os.path.relpath(os.path.normpath(path.parent / info.linkname), folder)

@@ -20,8 +20,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.bundle.offline import fetch as fetching
-from npuenv.bundle.offline.fetch import (
+from npuenv.bundle import fetch as fetching
+from npuenv.bundle.fetch import (
     THREADS,
     Download,
     DownloadProgress,
@@ -373,7 +373,7 @@ def test_a_disk_that_refuses_for_another_reason_is_told_with_it(tmp_path: Path) 
 PROGRAM = """
 import sys
 from pathlib import Path
-from npuenv.bundle.offline.fetch import Download, fetch_all
+from npuenv.bundle.fetch import Download, fetch_all
 from npuenv.facts.pip import PipSettings
 url, sha, size, folder = sys.argv[1:]
 tell = lambda told: print(told.done, flush=True)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from packaging.utils import canonicalize_name
 
-from npuenv.bundle.offline.listing import Offer, list_files
-from npuenv.bundle.offline.manifest import SourceRow
-from npuenv.bundle.offline.write import write_tar
+from npuenv.bundle.listing import Offer, list_files
+from npuenv.bundle.manifest import SourceRow
+from npuenv.bundle.write import write_tar
 from npuenv.core.errors import BadInput, CannotTell, NothingFits, StepFailed
 from npuenv.core.messages import Message
 from npuenv.facts.pip import for_uv, without_secrets

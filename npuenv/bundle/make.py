@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import npuenv
+from npuenv.bundle import self_package as own
 from npuenv.bundle import zipapp
-from npuenv.bundle.offline import self_package as own
-from npuenv.bundle.offline.backends import find_backends
-from npuenv.bundle.offline.contents import Item, lock_items, source_item, tool_items
-from npuenv.bundle.offline.fetch import (
+from npuenv.bundle.contents import Item, find_backends, lock_items, source_item, tool_items
+from npuenv.bundle.fetch import (
     Download,
     DownloadProgress,
     failed_by_disk,
@@ -23,10 +22,10 @@ from npuenv.bundle.offline.fetch import (
     still_to_fetch,
     with_sizes,
 )
-from npuenv.bundle.offline.manifest import MANIFEST, FileRow, Manifest, manifest_text, mode_of, request_values
-from npuenv.bundle.offline.sources import find_sources, pack_source
-from npuenv.bundle.offline.user_files import find_needed
-from npuenv.bundle.offline.write import install_script, settle, write_tar
+from npuenv.bundle.manifest import MANIFEST, FileRow, Manifest, manifest_text, mode_of, request_values
+from npuenv.bundle.sources import find_sources, pack_source
+from npuenv.bundle.user_files import find_needed
+from npuenv.bundle.write import install_script, settle, write_tar
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.host.hashing import sha256_of
@@ -36,8 +35,8 @@ from npuenv.lock.request import LockedRequest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from npuenv.bundle.offline.manifest import Needed
-    from npuenv.bundle.offline.sources import Found
+    from npuenv.bundle.manifest import Needed
+    from npuenv.bundle.sources import Found
     from npuenv.lock.file import Lock
     from npuenv.lock.uv import Resolver
     from npuenv.matrix import Matrix

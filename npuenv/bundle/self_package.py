@@ -21,8 +21,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import npuenv
-from npuenv.bundle.offline.fetch import THREADS
-from npuenv.bundle.offline.listing import Offer, best, list_files
+from npuenv.bundle.fetch import THREADS
+from npuenv.bundle.listing import Offer, best, list_files
 from npuenv.core.errors import NothingFits, StepFailed
 from npuenv.core.messages import Message
 from npuenv.core.toml_input import load_file

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.bundle.offline import user_files as needed
-from npuenv.bundle.offline.make import check_room, make_bundle
-from npuenv.bundle.offline.reader import open_bundle
-from npuenv.bundle.offline.sources import check_sources
-from npuenv.bundle.offline.user_files import check_cann_files, check_python_archive, find_needed
-from npuenv.bundle.offline.write import write_tar
+from npuenv.bundle import user_files as needed
+from npuenv.bundle.make import check_room, make_bundle
+from npuenv.bundle.reader import open_bundle
+from npuenv.bundle.sources import check_sources
+from npuenv.bundle.user_files import check_cann_files, check_python_archive, find_needed
+from npuenv.bundle.write import write_tar
 from npuenv.core.errors import BadInput, CannotTell, NothingFits, StepFailed
 from npuenv.core.messages import say
 from npuenv.install.plan.cann_files import expected_names
