@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.app import locks, resolution
 from npuenv.app.job import Progress
-from npuenv.bundle.fetch import bytes_per_second, still_to_fetch
+from npuenv.bundle.fetch import still_to_fetch
 from npuenv.bundle.make import (
     BundleOptions,
     BundleRequest,
@@ -43,7 +43,6 @@ class BundlePlan:
     contents: Contents
     out: Path
     num_left: int  # bytes to fetch; what lies there from an earlier run is left out
-    rate: float  # bytes a second; 0.0 where nothing is fetched
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +113,7 @@ def _plan(request: BundleRequest, progress: BundleProgress) -> BundlePlan:
     args = {"stack": request.stack.name, "platform": request.stack.platform.tag}
     progress.activity(Message("bundle.gathering", args))
     contents = gather(request, load_matrix())
-    num_left = still_to_fetch(contents.wanted, staging(request.out))
-    rate = bytes_per_second(contents.wanted, request.resolver.settings) if num_left else 0.0
-    plan = BundlePlan(contents, request.out, num_left, rate)
+    plan = BundlePlan(contents, request.out, still_to_fetch(contents.downloads, staging(request.out)))
     progress.planned(plan)
     check_room(contents, request.out)
     return plan

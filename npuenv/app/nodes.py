@@ -172,7 +172,7 @@ class _Examination:
             return
         self._progress.note(Message("cluster.meeting", {"count": len(nodes)}))
         if level < _NETWORK_LEVEL and shared is None:
-            self._probed = ProbeReport(identify_nodes(nodes, transport)[0], skipped_findings(), {})
+            self._probed = ProbeReport(identify_nodes(nodes, transport)[0], skipped_findings())
             return
         sessions: list[Mapping[str, str]] = [facts.environment.value or {} for facts in self._facts.values()]
         if sets_hccl_ports(os.environ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,11 +37,7 @@ class Item:
     kind: str  # as in manifest.FileRow
     name: str
     version: str
-    wanted: Download
-
-    def of_size(self, size: int) -> Item:
-        """The same with its size."""
-        return replace(self, wanted=replace(self.wanted, size=size))
+    download: Download
 
 
 def lock_items(lock: Lock, platform: Platform, resolver: Resolver) -> tuple[Item, ...]:
@@ -65,8 +61,8 @@ def lock_items(lock: Lock, platform: Platform, resolver: Resolver) -> tuple[Item
             if chosen is None:
                 args = {"name": package.name, "version": package.version, "hashes": package.sha256}
                 raise NothingFits(Message("bundle.no-such-hash", args), Message("bundle.not-offered-hint"))
-            wanted = Download(f"wheels/{chosen.file}", chosen.url, package.sha256, chosen.size)
-            items.append(Item("wheel" if chosen.is_wheel else "sdist", package.name, package.version, wanted))
+            download = Download(f"wheels/{chosen.file}", chosen.url, package.sha256, chosen.size)
+            items.append(Item("wheel" if chosen.is_wheel else "sdist", package.name, package.version, download))
     return tuple(items)
 
 
@@ -81,13 +77,9 @@ def source_item(found: Found) -> tuple[Item, ...]:
     return (_item("source", found.row.name, version, found.path, found.offer),) if found.offer else ()
 
 
-def hashes_of(offer: Offer) -> tuple[str, ...]:
-    """The hash that an index states, as the only allowed one; empty if it states none."""
-    return (offer.sha256,) if offer.sha256 else ()
-
-
 def _item(kind: str, name: str, version: str, path: str, offer: Offer) -> Item:
-    return Item(kind, name, version, Download(path, offer.url, hashes_of(offer), offer.size))
+    hashes = (offer.sha256,) if offer.sha256 else ()
+    return Item(kind, name, version, Download(path, offer.url, hashes, offer.size))
 
 
 # Build requirements of an sdist without a build table. Source: PEP 518. wheel: setuptools below 70.1 requires it.
@@ -100,14 +92,14 @@ def find_backends(items: Sequence[Item], lock: Lock, platform: Platform, resolve
     Where possible they are as old as the lock and have its versions, so that the same lock gives the same wheels.
     Raises: CannotTell and NothingFits as `list_files` does, StepFailed for an sdist that cannot be fetched.
     """
-    wanted = _wanted([item.wanted for item in items if item.kind == "sdist"], resolver)
-    if not wanted:
+    requirements = _build_requirements([item.download for item in items if item.kind == "sdist"], resolver)
+    if not requirements:
         return []
     locked = {package.name: package.version for package in lock.packages}
-    names = [canonicalize_name(Requirement(line).name) for line in wanted]
+    names = [canonicalize_name(Requirement(line).name) for line in requirements]
     pins = sorted({f"{name}=={locked[name]}" for name in names if name in locked})
     age = ("--exclude-newer", f"{lock.newest}T23:59:59Z") if lock.newest else ()
-    tries = (([*wanted, *pins], age), (wanted, age), (wanted, ()))
+    tries = (([*requirements, *pins], age), (requirements, age), (requirements, ()))
     for number, (lines, bound) in enumerate(tries, 1):
         try:
             listed = list_files(lines, platform, resolver, options=("--only-binary", ":all:", *bound))
@@ -115,16 +107,13 @@ def find_backends(items: Sequence[Item], lock: Lock, platform: Platform, resolve
         except NothingFits:  # builds are isolated, so the lock's versions are only preferred
             if number == len(tries):
                 raise
-    known = {item.wanted.path for item in items}
+    known = {item.download.path for item in items}
     found = [(row, offer) for row in listed if (offer := best(row.offers, platform)) is not None]
-    made = [
-        Item("build", row.name, row.version, Download(f"wheels/{offer.file}", offer.url, hashes_of(offer), offer.size))
-        for row, offer in found
-    ]
-    return [item for item in made if item.wanted.path not in known]
+    made = [_item("build", row.name, row.version, f"wheels/{offer.file}", offer) for row, offer in found]
+    return [item for item in made if item.download.path not in known]
 
 
-def _wanted(sdists: Sequence[Download], resolver: Resolver) -> list[str]:
+def _build_requirements(sdists: Sequence[Download], resolver: Resolver) -> list[str]:
     """The build requirements of all sdists together. The sdists are fetched, because only they state them."""
     with tempfile.TemporaryDirectory(prefix="npuenv-sdists-") as name:
         fetch_all(sdists, Path(name), resolver.settings, tell=lambda report: None)

@@ -246,7 +246,7 @@ def require_known(bundle: Bundle, matrix: Matrix) -> None:
         raise BadInput(Message("bundle.other-tables", args), Message("bundle.other-tables-hint"))
 
 
-def require_meant(requested: Request, bundle: Bundle, stack: Stack, matrix: Matrix) -> None:
+def require_matching(requested: Request, bundle: Bundle, stack: Stack, matrix: Matrix) -> None:
     """Raises BadInput if the options beside the bundle do not match its content, or do not exist."""
     expected = checked(replace(requested, stack=requested.stack or bundle.stack), matrix)
     recipe = recipe_named(stack.name, matrix)

@@ -239,7 +239,7 @@ class _Session:
         ConnectTimeout (with twice that time).
         """
         is_shed = failure is NodeFailure.BROKEN and _SHED.search(self._text()) is not None
-        is_slow = _NO_GREETING.search(self._text()) is not None
+        is_slow = failure is not None and _NO_GREETING.search(self._text()) is not None
         connect_s = self._options.connect_s * (2 if is_slow else 1)
         until = now + (random.uniform(*_PAUSE_S) if is_shed else 0.0)
         if self._out or not (is_shed or is_slow) or self._num_retries == _MOST_RETRIES or until >= self._deadline:

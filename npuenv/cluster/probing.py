@@ -11,7 +11,7 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from npuenv.cluster.consistency.findings import alone, and_blind, finding, message
+from npuenv.cluster.consistency.findings import finding, message, too_few_nodes, with_unknown
 from npuenv.cluster.consistency.values import ClockOffset, NodeIdentity, names_to_resolve
 from npuenv.cluster.inventory import Node
 from npuenv.cluster.nodeset import fold
@@ -32,10 +32,10 @@ _SHARE_LIMIT_S = 40.0
 _WRITERS_AT_MOST = 3
 _STORAGE_SOURCE = "checkpoints, data and ROLL's outputs are read by all nodes at one path"
 _SOURCE = "npuenv"
-_LOOK_UP_S = 6.0  # for all names of a node together: a name server that is silent is not waited for
-_CLOSE_S = 0.5  # a clock that is known no better is asked again, when the network has nothing else to do
+_LOOK_UP_S = 6.0  # for all names of a node together
+_CLOSE_S = 0.5  # a clock with a larger uncertainty is read again, on few nodes at once
 _FEW = 4
-_SLACK_S = 0.1  # between the end of an answer and the reading of our clock
+_SLACK_S = 0.1  # between the end of an answer and the reading of the local clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,6 @@ class ProbeReport:
 
     identities: Mapping[str, NodeIdentity]
     findings: tuple[Finding, ...]  # about ports, packets and storage
-    silent: Mapping[str, str]  # node -> why it took no part
 
 
 def probe(
@@ -55,8 +54,8 @@ def probe(
     has_dynamic: bool = False,
     shared: str | None = None,
 ) -> ProbeReport:
-    """Lets the nodes try each other. No `ports`: Ray's and HCCL's; `has_dynamic` as for `probe_ports`; `shared` None:
-    nothing is written.
+    """The results of all probes. `ports`: default Ray's and HCCL's; `has_dynamic` as for `probe_ports`; `shared`: a
+    folder, None to write nothing.
     """
     transport = transport or Transport()
     identities, silent = identify_nodes(nodes, transport)
@@ -66,20 +65,20 @@ def probe(
     else:
         storage = probe_shared_folder(present, shared, transport, absent=silent)
     reached = probe_ports(present, identities, transport, ports, absent=silent, has_dynamic=has_dynamic)
-    return ProbeReport(identities, (*reached, storage), silent)
+    return ProbeReport(identities, (*reached, storage))
 
 
 def skipped_findings() -> tuple[Finding, ...]:
-    """The findings where the nodes did not try each other: how to let them."""
+    """The findings without probes: how to have them made."""
     words = {"ports": "unprobed", "packets": "unprobed", "storage": "storage-unasked"}
     return tuple(finding(name, Status.SKIP, message(word), source=_SOURCE) for name, word in words.items())
 
 
 def identify_nodes(nodes: Sequence[Node], transport: Transport) -> tuple[dict[str, NodeIdentity], dict[str, str]]:
-    """The identities by the names of the inventory, and why the other nodes gave none.
+    """The identities by the names of the inventory, and why the other nodes have none.
 
-    Two rounds: host names and clocks, then where the names of all lead on each node; clocks that are not known well
-    enough by then are read a third time, a few nodes at once.
+    Two rounds: host names and clocks, then what all names resolve to on each node. Clocks with a large uncertainty are
+    read a third time, on few nodes at once.
     """
     first = {result.node.name: result for result in _round(nodes, (), transport)}
     silent = {name: result.why for name, result in first.items() if result.answer is None}
@@ -88,7 +87,9 @@ def identify_nodes(nodes: Sequence[Node], transport: Transport) -> tuple[dict[st
     second = {result.node.name: result for result in _round(present, names, transport)} if len(present) > 1 else {}
     rounds = {node.name: [each[node.name] for each in (first, second) if node.name in each] for node in present}
     found = {name: _identity(results) for name, results in rounds.items()}
-    for result in _round([node for node in present if _is_far(found[node.name])], (), transport, parallel=_FEW):
+    offsets = {node: found[node.name].offset for node in present}
+    unsure = [node for node, offset in offsets.items() if offset is None or offset.within_s > _CLOSE_S]
+    for result in _round(unsure, (), transport, parallel=_FEW):
         better, known = _offset(result), found[result.node.name]
         if better is not None and (known.offset is None or better.within_s < known.offset.within_s):
             found[result.node.name] = replace(known, offset=better)
@@ -106,7 +107,7 @@ def _round(
 
 
 def _identity(rounds: Sequence[ProbeResult]) -> NodeIdentity:
-    """What several rounds with one node come to: the last names, and the clock that is known best."""
+    """The identity from several rounds: the last names, and the best clock."""
     answer = rounds[0].fields
     resolved: Mapping[str, Any] = next(
         (result.fields["sees"] for result in reversed(rounds) if result.fields.get("sees")), {}
@@ -123,19 +124,15 @@ def _identity(rounds: Sequence[ProbeResult]) -> NodeIdentity:
 
 
 def _offset(result: ProbeResult) -> ClockOffset | None:
-    """How far its clock is ahead: it read it after we began, and again before we had its answer."""
+    """How far the clock of a node is ahead. The node reads it twice, between the two local times."""
     began, ended = result.fields.get("began"), result.fields.get("ended")
     if not isinstance(began, float) or not isinstance(ended, float):
         return None
     low, high = ended - result.ended, began - result.began + _SLACK_S
-    if high < low:  # its clock was set between the two readings
+    if high < low:  # the clock was set between the two readings
         return None
     line = f"its clock {began:.2f} to {ended:.2f}, asked {result.began:.2f} to {result.ended:.2f}"
     return ClockOffset((low + high) / 2, (high - low) / 2, line)
-
-
-def _is_far(identity: NodeIdentity) -> bool:
-    return identity.offset is None or identity.offset.within_s > _CLOSE_S
 
 
 def probe_shared_folder(
@@ -146,61 +143,56 @@ def probe_shared_folder(
     look_s: float = LOOK_S,
     absent: Mapping[str, str] | None = None,
 ) -> Finding:
-    """One finding about the folder on these nodes. `look_s` is how long a new file may take to show; `absent` says why
-    other nodes take no part.
+    """The finding about the folder: one node writes a file, the others look for it, up to `look_s`; then it is removed.
+
+    `absent`: why other nodes take no part.
     """
-    away = {name: ProbeResult(Node(name, name), None, 0.0, 0.0, why) for name, why in (absent or {}).items()}
+    absent = absent or {}
     if len(nodes) < 2:
-        return alone("storage", absent or {}, _STORAGE_SOURCE)
+        return too_few_nodes("storage", absent, _STORAGE_SOURCE)
     refused: dict[str, ProbeResult] = {}
     for node in nodes[:_WRITERS_AT_MOST]:
         others = [other for other in nodes if other is not node and other.name not in refused]
-        tried = _try(node, others, folder, transport, look_s)
-        if tried.found is None:
-            refused[node.name] = tried.written
+        trial = _try(node, others, folder, transport, look_s)
+        if trial.found is None:
+            refused[node.name] = trial.written
             continue
-        trials = [(node, tried), *_second(node, others, tried, folder, transport, look_s)]
-        writer, best = max(trials, key=lambda trial: trial[1].num_found)
+        trials = [trial]
+        astray = [other for other in others if _result(trial.found[other.name]) not in ("found", "")]
+        if len(others) > 1 and 2 * len(astray) > len(others):
+            # The writer may be the odd one, without the mount that the others have: have one of them write, too.
+            rest = [node, *(other for other in others if other is not astray[0])]
+            again = _try(astray[0], rest, folder, transport, look_s)
+            trials += [again] if again.found is not None else []
+        best = max(trials, key=lambda each: each.num_found)
+        away = {name: ProbeResult(Node(name, name), None, 0.0, 0.0, why) for name, why in absent.items()}
         results = {**refused, **(best.found or {}), **away}
-        verdict = judge(folder, writer.name, results, len(nodes) + len(away), mount=best.mount)
-        for writer, each in trials:
-            verdict = _with_rest(verdict, writer.name, each.path, each.left) if each.is_left else verdict
+        verdict = judge(folder, best.writer, results, len(nodes) + len(away), mount=best.mount)
+        for each in trials:
+            verdict = _with_rest(verdict, each) if each.is_left else verdict
         return verdict
     return _unwritten(folder, refused)
 
 
-def _second(
-    first: Node, others: Sequence[Node], tried: _Trial, folder: str, transport: Transport, look_s: float
-) -> list[tuple[Node, _Trial]]:
-    """What comes of another node's file where most do not see the first one's: it may be the one that is apart, with
-    an ordinary folder where the others have mounted theirs.
-    """
-    astray = [node for node in others if tried.found and _said(tried.found[node.name]) not in ("found", "")]
-    if len(others) < 2 or 2 * len(astray) <= len(others):
-        return []
-    writer = astray[0]
-    again = _try(writer, [first, *(node for node in others if node is not writer)], folder, transport, look_s)
-    return [(writer, again)] if again.found is not None else []
-
-
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """What came of one node's file."""
+    """The result of one node's file."""
 
+    writer: str
     path: str
     written: ProbeResult
-    found: Mapping[str, ProbeResult] | None  # what the others saw; None: it was not written
-    left: ProbeResult  # what came of removing it; `written` where nothing was there to remove
+    found: Mapping[str, ProbeResult] | None  # results of the others; None: it was not written
+    left: ProbeResult  # of the removal; `written` if there was nothing to remove
 
     @property
     def mount(self) -> str:
-        """Where the file was written, by the file system that holds the folder there."""
+        """The file system of the folder on the writer."""
         return str(self.written.fields.get("mount", ""))
 
     @property
     def num_found(self) -> int:
-        """How many others saw it."""
-        return sum(_said(result) == "found" for result in (self.found or {}).values())
+        """The number of nodes that found it."""
+        return sum(_result(result) == "found" for result in (self.found or {}).values())
 
     @property
     def is_left(self) -> bool:
@@ -208,7 +200,7 @@ class _Trial:
 
 
 def _try(writer: Node, others: Sequence[Node], folder: str, transport: Transport, look_s: float) -> _Trial:
-    """Lets one node write, the others look, and the one remove it again. The path is new: no other file can have it."""
+    """Has one node write a file with a new name, the others look for it, and the one remove it."""
     path = posixpath.join(folder, f".npuenv-{secrets.token_hex(8)}")
     word = secrets.token_hex(32)
     written: ProbeResult | None = None
@@ -218,18 +210,18 @@ def _try(writer: Node, others: Sequence[Node], folder: str, transport: Transport
         if written.fields.get("said") == "written":
             found = {result.node.name: result for result in _share(others, "find", path, word, transport, look_s)}
     finally:
-        # Also where the user breaks off, or no answer came: what we may have put there is ours to take away.
+        # Also after an interrupt or without an answer: the file may have been written.
         left = written
         if written is None or written.answer is None or written.answer.get("said") == "written":
             left = _share([writer], "remove", path, word, transport)[0]
-    return _Trial(path, written, found, left or written)
+    return _Trial(writer.name, path, written, found, left or written)
 
 
 def judge(folder: str, writer: str, results: Mapping[str, ProbeResult], count: int, *, mount: str = "") -> Finding:
-    """The finding, from what the others saw of the file that `writer` had written; `mount` is the writer's."""
-    said = {name: _said(each) for name, each in results.items() if each.answer is not None}
+    """The finding from the results of the nodes other than `writer`; `mount` is the writer's file system."""
+    states = {name: _result(each) for name, each in results.items() if each.answer is not None}
     silent = {name: each.why for name, each in results.items() if each.answer is None}
-    astray = {name: word for name, word in said.items() if word != "found"}
+    astray = {name: word for name, word in states.items() if word != "found"}
     lines = [(writer, Evidence(f"{folder} (written here)", f"({mount})"))] if mount else []
     lines += [(name, Evidence(f"{folder} (written on {writer})", _shown(results[name]))) for name in astray]
     if astray:
@@ -238,7 +230,7 @@ def judge(folder: str, writer: str, results: Mapping[str, ProbeResult], count: i
             for word in dict.fromkeys(astray.values())
         ]
         args = {"folder": folder, "writer": writer, "groups": tuple(groups), "count": count - len(astray) - len(silent)}
-        says = and_blind(message("storage-apart", **args), fold(silent))
+        says = with_unknown(message("storage-apart", **args), fold(silent))
         return finding("storage", Status.FAIL, says, lines, source=_STORAGE_SOURCE, fix="storage", folder=folder)
     if silent:
         lines = [(name, Evidence(folder, why)) for name, why in silent.items()]
@@ -257,26 +249,26 @@ def _unwritten(folder: str, refused: Mapping[str, ProbeResult]) -> Finding:
     return finding("storage", status, says, lines, source=_STORAGE_SOURCE, fix="storage", folder=folder)
 
 
-def _with_rest(result: Finding, writer: str, path: str, left: ProbeResult) -> Finding:
-    """The finding with a word about the file that could not be removed."""
-    line = Evidence(f"{writer}: rm {path}", left.why or _shown(left))
+def _with_rest(result: Finding, trial: _Trial) -> Finding:
+    """The finding, with the file that could not be removed."""
+    line = Evidence(f"{trial.writer}: rm {trial.path}", trial.left.why or _shown(trial.left))
     status = Status.WARN if result.status is Status.OK else result.status
-    says = message("storage-left", says=result.says, writer=writer, path=path)
+    says = message("storage-left", says=result.says, writer=trial.writer, path=trial.path)
     return Finding(result.check, status, says, (line, *result.evidence), result.source, result.fix)
 
 
-def _said(result: ProbeResult) -> str:
+def _result(result: ProbeResult) -> str:
     return str(result.fields.get("said", ""))
 
 
 def _shown(result: ProbeResult) -> str:
     mount = f"({result.fields['mount']})" if result.fields.get("mount") else ""
-    return " ".join(filter(None, (_said(result), mount)))
+    return " ".join(filter(None, (_result(result), mount)))
 
 
-def _word(said: str) -> Message | str:
-    """What a node said, in the user's language where it is one of our own words."""
-    return message(f"word-storage-{said}") if said in ("missing", "no-folder", "other") else said
+def _word(state: str) -> Message | str:
+    """A result for a sentence: in the user's language if it is one of the program's own."""
+    return message(f"word-storage-{state}") if state in ("missing", "no-folder", "other") else state
 
 
 def _share(

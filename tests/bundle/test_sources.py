@@ -344,7 +344,8 @@ def test_files_the_user_adds_are_part_of_the_bundle(shop: Shop, tmp_path: Path) 
 def test_too_small_a_disk_is_told_before_anything_is_fetched(shop: Shop, tmp_path: Path) -> None:
     contents = shop.gather()
     check_room(contents, tmp_path / "deep/er/out")
-    huge = replace(contents, items=tuple(item.of_size(1 << 50) for item in contents.items))
+    items = (replace(item, download=replace(item.download, size=1 << 50)) for item in contents.items)
+    huge = replace(contents, items=tuple(items))
     with pytest.raises(BadInput) as caught:
         check_room(huge, tmp_path / "out.tar")
     assert "MiB free" in say(caught.value.message)

@@ -503,7 +503,7 @@ def test_an_update_from_an_archive_unpacks_it_once(
     product.release()
     archive = bundled(product, tmp_path / "bundle")
     monkeypatch.setattr(opened, "_unpacked", count)
-    for name in ("require_known", "require_meant"):  # the tables know nothing of this stack
+    for name in ("require_known", "require_matching"):  # the tables know nothing of this stack
         monkeypatch.setattr(meant, name, lambda *asked: None)
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nothing"))
     code, _, err = product.run("install", "--update", "--offline", str(archive), "--yes")

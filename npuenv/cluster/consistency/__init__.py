@@ -105,7 +105,7 @@ def _read(rule: ConsistencyRule, facts: Facts) -> NodeValues:
     try:
         return rule.read(facts)
     except Exception as error:
-        return NodeValues(blind={None: Evidence("npuenv", f"{type(error).__name__}: {error}")})
+        return NodeValues(unknown={None: Evidence("npuenv", f"{type(error).__name__}: {error}")})
 
 
 def _status_of_difference(rule: ConsistencyRule, partitions: Sequence[Partition], nodes: Mapping[str, Facts]) -> Status:

@@ -96,8 +96,8 @@ def tls(facts: Facts) -> NodeValues:
     missing = [card for card in numbers(facts) if ValueKey("", card) not in values]
     conf = facts.hccn.conf
     why = "" if conf.value is not None or not conf.evidence else conf.evidence[0].line
-    blind: dict[int | None, Evidence] = {card: Evidence(CONF, why or f"no tls_enable_{card}") for card in missing}
-    return NodeValues(values, blind)
+    unknown: dict[int | None, Evidence] = {card: Evidence(CONF, why or f"no tls_enable_{card}") for card in missing}
+    return NodeValues(values, unknown)
 
 
 def mtu(facts: Facts) -> NodeValues:

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.network.host import foreign_on_ray_ports
 from npuenv.cluster.consistency import cards, readers
-from npuenv.cluster.consistency.findings import and_blind, chain, few, finding, message, unknown, who
+from npuenv.cluster.consistency.findings import (
+    finding,
+    fold_subjects,
+    join,
+    message,
+    shorten,
+    unknown_finding,
+    with_unknown,
+)
 from npuenv.cluster.consistency.readers import has_stand_in
 from npuenv.cluster.consistency.values import NOT_PROBED, Subject, names_to_resolve
 from npuenv.cluster.nodeset import fold
@@ -67,19 +75,19 @@ def host_addresses(nodes: Nodes, _: Identities) -> Finding:
     """An address that two hosts have."""
     owners: defaultdict[str, list[Line]] = defaultdict(list)
     places: defaultdict[str, list[str]] = defaultdict(list)
-    blind: dict[Subject, Evidence] = {}
+    unknown: dict[Subject, Evidence] = {}
     for node, facts in nodes.items():
         if facts.network.interfaces.state is State.UNKNOWN:
-            blind[Subject(node)] = facts.network.interfaces.evidence[0]
+            unknown[Subject(node)] = facts.network.interfaces.evidence[0]
         for address, item in readers.addresses(facts).items():
             owners[address].append((Subject(node), readers.line_of(facts, item)))
             places[address].append(item.name)
     source = "RFC 5227: two hosts with one address take each other's packets"
-    if not owners and not blind:
+    if not owners and not unknown:
         return finding("host-addresses", Status.SKIP, message("skip-nothing"), source=source)
-    count = len(nodes) - len(blind)
+    count = len(nodes) - len(unknown)
     outer = {address: lines for address, lines in owners.items() if not _is_inner(places[address], count)}
-    return _duplicates("host-addresses", outer, blind, source)
+    return _duplicates("host-addresses", outer, unknown, source)
 
 
 def _is_inner(names: Sequence[str], count: int) -> bool:
@@ -92,20 +100,20 @@ def _is_inner(names: Sequence[str], count: int) -> bool:
 def card_addresses(nodes: Nodes, _: Identities) -> Finding:
     """An address that two cards have, or a card and a host."""
     owners: defaultdict[str, list[Line]] = defaultdict(list)
-    blind: dict[Subject, Evidence] = {}
+    unknown: dict[Subject, Evidence] = {}
     for node, facts in nodes.items():
         for card, (ip, line) in _card_addresses(facts).items():
             if has_stand_in(ip):
-                blind[Subject(node, card)] = Evidence(line.command, ip)
+                unknown[Subject(node, card)] = Evidence(line.command, ip)
             else:
                 owners[ip].append((Subject(node, card), line))
-    if not owners and not blind:
+    if not owners and not unknown:
         return finding("card-addresses", Status.SKIP, message("skip-nothing"), source=_HCCL)
     for node, facts in nodes.items():
         for address, item in readers.addresses(facts).items():
             if address in owners:
                 owners[address].append((Subject(node), readers.line_of(facts, item)))
-    return _duplicates("card-addresses", owners, blind, _HCCL)
+    return _duplicates("card-addresses", owners, unknown, _HCCL)
 
 
 def super_devices(nodes: Nodes, _: Identities) -> Finding:
@@ -127,26 +135,26 @@ def health(nodes: Nodes, _: Identities) -> Finding:
     """Cards that npu-smi does not report as OK."""
     source = "npu-smi info, Health"
     unhealthy: defaultdict[str, list[Line]] = defaultdict(list)
-    blind: dict[Subject, Evidence] = {}
+    unknown: dict[Subject, Evidence] = {}
     count = 0
     for node, facts in nodes.items():
         smi = facts.npu.smi
         if smi.state is State.UNKNOWN or facts.npu.smi_trouble.is_known:
             lines = facts.npu.smi_trouble.evidence if facts.npu.smi_trouble.is_known else smi.evidence
-            blind[Subject(node)] = next(iter(lines), Evidence("npu-smi info", ""))
+            unknown[Subject(node)] = next(iter(lines), Evidence("npu-smi info", ""))
         for row, card in enumerate(smi.value.cards if smi.value else ()):
             number = card.physical if card.physical is not None else row
             count += card.health is not None
             if card.health not in ("OK", None):
                 unhealthy[card.health].append((Subject(node, number), Evidence("npu-smi info", card.line)))
-    return _unhealthy("health", unhealthy, blind, count, source, "OK")
+    return _unhealthy("health", unhealthy, unknown, count, source, "OK")
 
 
 def links(nodes: Nodes, _: Identities) -> Finding:
     """Links that are down. If none is up on any node and no card has an address, that network is not in use."""
     source = "HCCN tool guide, link; vllm-ascend multi-node verification list"
     down: list[Line] = []
-    blind: dict[Subject, Evidence] = {}
+    unknown: dict[Subject, Evidence] = {}
     count, level = 0, ""
     for node, facts in nodes.items():
         fact = facts.hccn.links
@@ -156,19 +164,19 @@ def links(nodes: Nodes, _: Identities) -> Finding:
             if item.value == "DOWN":
                 down.append((Subject(node, card), item.evidence[0]))
             elif item.value is None:
-                blind[Subject(node, card)] = next(iter(item.evidence), Evidence("hccn_tool -link -g", ""))
+                unknown[Subject(node, card)] = next(iter(item.evidence), Evidence("hccn_tool -link -g", ""))
         if fact.state is State.UNKNOWN:
-            blind[Subject(node)] = next(iter(fact.evidence), Evidence("hccn_tool -link -g", ""))
+            unknown[Subject(node)] = next(iter(fact.evidence), Evidence("hccn_tool -link -g", ""))
     addressed = {card for facts in nodes.values() for card in _card_addresses(facts)}
-    if not count and not blind:
+    if not count and not unknown:
         says = message("skip-level", level=level) if level else message("skip-nothing")
         return finding("links", Status.SKIP, says, source=source)
     unused = _unused(nodes, addressed)
     cabled = [line for line in down if line[0].card not in unused]
-    if unused and len(down) == count and not blind and not cabled:
+    if unused and len(down) == count and not unknown and not cabled:
         return finding("links", Status.OK, message("links-unused", count=count), source=source)
     num_cabled = count - len(down) + len(cabled)
-    return _unhealthy("links", {"DOWN": cabled} if cabled else {}, blind, num_cabled, source, "UP")
+    return _unhealthy("links", {"DOWN": cabled} if cabled else {}, unknown, num_cabled, source, "UP")
 
 
 def _unused(nodes: Nodes, addressed: set[int]) -> set[int]:
@@ -184,11 +192,11 @@ def hostname(nodes: Nodes, _: Identities) -> Finding:
     """Hosts whose own name resolves to loopback, to another host, or not at all; Ray and gloo announce that address."""
     source = "gloo and Ray take the address that the host's own name leads to; Debian writes 127.0.1.1"
     astray: defaultdict[str, list[Line]] = defaultdict(list)
-    blind: dict[Subject, Evidence] = {}
+    unknown: dict[Subject, Evidence] = {}
     for node, facts in nodes.items():
         fact = facts.network.hostname
         if fact.value is None:
-            blind[Subject(node)] = next(iter(fact.evidence), Evidence("/etc/hosts", ""))
+            unknown[Subject(node)] = next(iter(fact.evidence), Evidence("/etc/hosts", ""))
             continue
         found = fact.value.resolved if fact.value.resolved is not None else fact.value.in_hosts
         where = _leads(found, fact.value.resolved is not None, set(readers.addresses(facts)))
@@ -197,14 +205,14 @@ def hostname(nodes: Nodes, _: Identities) -> Finding:
             astray[where].append((Subject(node), Evidence(fact.evidence[0].command, f"{fact.value.name}: {shown}")))
     if astray:
         places = tuple(
-            message("said", who=who(subject for subject, _ in lines), value=message(f"hostname-{where}"))
+            message("said", who=fold_subjects(subject for subject, _ in lines), value=message(f"hostname-{where}"))
             for where, lines in astray.items()
         )
         lines = [(subject.node, line) for each in astray.values() for subject, line in each]
         says = message("hostname-astray", places=places)
         return finding("hostname", Status.WARN, says, lines, source=source, fix="hostname")
-    if blind:
-        return unknown("hostname", blind, source)
+    if unknown:
+        return unknown_finding("hostname", unknown, source)
     return finding("hostname", Status.OK, message("hostname-ok", count=len(nodes)), source=source)
 
 
@@ -229,7 +237,7 @@ def names(nodes: Nodes, identities: Identities) -> Finding:
         return finding("names", Status.FAIL, message("names-twice", groups=groups), lines, source=source, fix="names")
     every = names_to_resolve(each.hostname for each in identities.values())
     wrong = _wrong_views(identities, every)
-    lines = [(node, Evidence(f"getent ahosts {of}", ", ".join(said) or "not found")) for node, of, said in wrong]
+    lines = [(node, Evidence(f"getent ahosts {of}", ", ".join(seen) or "not found")) for node, of, seen in wrong]
     # A node that resolved nothing at all may not have tried: this does not say that its resolver fails.
     absent = [node for node in nodes if node not in identities or not identities[node].hostname]
     absent += [node for node, each in identities.items() if each.hostname and not each.resolved and len(every) > 1]
@@ -238,16 +246,16 @@ def names(nodes: Nodes, identities: Identities) -> Finding:
         (node, name) for node, each in looking.items() for name in _others(every, each) if name not in each.resolved
     ]
     lines += [(node, Evidence(f"getent ahosts {name}", "no answer")) for node, name in unsaid]
-    blind = [Subject(node) for node in dict.fromkeys([*absent, *(node for node, _ in unsaid)])]
+    unknown = [Subject(node) for node in dict.fromkeys([*absent, *(node for node, _ in unsaid)])]
     if wrong:
-        says = message("names-astray", views=few(_folded(wrong)))
-        says = and_blind(says, blind and who(blind))
+        says = message("names-astray", views=shorten(_folded(wrong)))
+        says = with_unknown(says, unknown and fold_subjects(unknown))
         return finding("names", Status.WARN, says, lines, source=source, fix="names-hosts")
-    if blind:
-        says = message("blind", who=who(blind))
+    if unknown:
+        says = message("blind", who=fold_subjects(unknown))
         if unsaid:
             args = {"who": fold(node for node, _ in unsaid), "names": fold(name for _, name in unsaid)}
-            says = chain([*([message("blind", who=fold(absent))] if absent else []), message("names-unsaid", **args)])
+            says = join([*([message("blind", who=fold(absent))] if absent else []), message("names-unsaid", **args)])
         return finding("names", Status.UNKNOWN, says, lines, source=source)
     if not any(each.resolved.get(name) for each in identities.values() for name in _others(every, each)):
         return finding("names", Status.SKIP, message("names-unused"), source=source)
@@ -258,29 +266,29 @@ def clock(nodes: Nodes, identities: Identities) -> Finding:
     """How far the clocks are apart, within the uncertainty of the probes."""
     source = "RFC 5280, validity of certificates; file times on shared storage"
     offsets = {node: each.offset for node, each in identities.items() if each.offset is not None}
-    blind = [Subject(node) for node in nodes if node not in offsets]
+    unknown = [Subject(node) for node in nodes if node not in offsets]
     if identities is NOT_PROBED:
         return finding("clock", Status.SKIP, message("skip-unmet"), source=source)
     if len(offsets) < 2:
-        return finding("clock", Status.UNKNOWN, message("blind", who=who(blind)), source=source)
+        return finding("clock", Status.UNKNOWN, message("blind", who=fold_subjects(unknown)), source=source)
     # The median: a wrong clock does not move it. Of two clocks it is the first.
     centre = statistics.median_low(item.seconds for item in offsets.values())
     surely = {node: max(0.0, abs(item.seconds - centre) - item.within_s) for node, item in offsets.items()}
     late = sorted((node for node, apart in surely.items() if apart > WARN_OFFSET_S), key=lambda node: -surely[node])
     within = max(item.within_s for item in offsets.values())
     if late:
-        said = tuple(
+        groups = tuple(
             message("said", who=node, value=f"{offsets[node].seconds - centre:+.1f} s ± {offsets[node].within_s:.1f} s")
             for node in late
         )
         status = Status.FAIL if surely[late[0]] > FAIL_OFFSET_S else Status.WARN
         lines = [(node, Evidence("clock", offsets[node].evidence)) for node in late]
         name = "clock-apart" if len(offsets) > 2 else "clock-two"
-        says = message(name, said=said, count=len(offsets) - len(late))
+        says = message(name, said=groups, count=len(offsets) - len(late))
         return finding("clock", status, says, lines, source=source, fix="clock")
-    if blind or within > WARN_OFFSET_S:
-        unsure = blind or [Subject(node) for node, item in offsets.items() if item.within_s > WARN_OFFSET_S]
-        says = message("clock-unsure", who=who(unsure), within=f"{within:.1f}")
+    if unknown or within > WARN_OFFSET_S:
+        unsure = unknown or [Subject(node) for node, item in offsets.items() if item.within_s > WARN_OFFSET_S]
+        says = message("clock-unsure", who=fold_subjects(unsure), within=f"{within:.1f}")
         return finding("clock", Status.UNKNOWN, says, source=source)
     spread = max(item.seconds for item in offsets.values()) - min(item.seconds for item in offsets.values())
     says = message("clock-ok", spread=f"{spread:.2f}", within=f"{within:.2f}", count=len(offsets))
@@ -343,7 +351,7 @@ def _groups(marks: Mapping[str, str]) -> list[list[str]]:
 
 
 def _duplicates(
-    name: str, owners: Mapping[str, Sequence[Line]], blind: Mapping[Subject, Evidence], source: str
+    name: str, owners: Mapping[str, Sequence[Line]], unknown: Mapping[Subject, Evidence], source: str
 ) -> Finding:
     """A finding about what must be unique. Two cards of one node are left to that node's own doctor."""
     twice = {
@@ -353,35 +361,37 @@ def _duplicates(
     }
     if twice:
         groups = tuple(
-            message("shared", value=key, who=who(subject for subject, _ in lines)) for key, lines in twice.items()
+            message("shared", value=key, who=fold_subjects(subject for subject, _ in lines))
+            for key, lines in twice.items()
         )
         lines = [(subject.node, line) for lines in twice.values() for subject, line in lines]
         return finding(name, Status.FAIL, message("clash", groups=groups), lines, source=source, fix=name)
-    if blind:
-        return unknown(name, blind, source)
+    if unknown:
+        return unknown_finding(name, unknown, source)
     return finding(name, Status.OK, message("unique", count=len(owners)), source=source)
 
 
 def _unhealthy(
     name: str,
     unhealthy: Mapping[str, Sequence[Line]],
-    blind: Mapping[Subject, Evidence],
+    unknown: Mapping[Subject, Evidence],
     count: int,
     source: str,
     expected: str,
 ) -> Finding:
     """A finding about what has one right state."""
     if unhealthy:
-        said = tuple(
-            message("said", who=who(subject for subject, _ in lines), value=state) for state, lines in unhealthy.items()
+        groups = tuple(
+            message("said", who=fold_subjects(subject for subject, _ in lines), value=state)
+            for state, lines in unhealthy.items()
         )
         # `count` has no cards of nodes without an answer.
-        rest = count - sum(map(len, unhealthy.values())) - sum(subject.card is not None for subject in blind)
-        says = and_blind(message("odd", odd=said, count=rest, common=expected), blind and who(blind))
+        rest = count - sum(map(len, unhealthy.values())) - sum(subject.card is not None for subject in unknown)
+        says = with_unknown(message("odd", odd=groups, count=rest, common=expected), unknown and fold_subjects(unknown))
         lines = [(subject.node, line) for each in unhealthy.values() for subject, line in each]
         return finding(name, Status.FAIL, says, lines, source=source, fix=name)
-    if blind:
-        return unknown(name, blind, source)
+    if unknown:
+        return unknown_finding(name, unknown, source)
     if not count:
         return finding(name, Status.SKIP, message("skip-nothing"), source=source)
     return finding(name, Status.OK, message("same", value=expected, count=count), source=source)
@@ -398,9 +408,8 @@ def ray_head(nodes: Nodes, _: Identities) -> Finding:
     is_nameless = any(item.port == _GCS and not item.owner for item in listeners.value)
     processes = facts.machine.processes.value
     # In a container the processes of other containers are not visible.
-    is_limited = processes is None or facts.machine.container.is_known or not processes.init
-    if is_nameless and not (is_limited or any(item.name == _GCS_SERVER for item in processes.ours)):
-        held[_GCS] = ""
+    if is_nameless and processes and processes.init and not facts.machine.container.is_known:
+        held |= {} if any(item.name == _GCS_SERVER for item in processes.ours) else {_GCS: ""}
     if not held:
         return finding("ray-head", Status.OK, message("ray-head-free", node=node), source=_RAY_PORTS)
     lines = [(node, Evidence("ss -H -ltnp", f"{port} {owner or '?'}")) for port, owner in sorted(held.items())]

@@ -74,7 +74,7 @@ def finding(
     )
 
 
-def alone(name: str, absent: Mapping[str, str], source: str) -> Finding:
+def too_few_nodes(name: str, absent: Mapping[str, str], source: str) -> Finding:
     """The finding if fewer than two nodes can be probed; `absent`: why the others were not."""
     if not absent:
         return finding(name, Status.SKIP, message("ports-alone"), source=source)
@@ -82,18 +82,18 @@ def alone(name: str, absent: Mapping[str, str], source: str) -> Finding:
     return finding(name, Status.UNKNOWN, message("blind", who=fold(absent)), lines, source=source)
 
 
-def unknown(name: str, blind: Mapping[Subject, Evidence], source: str) -> Finding:
+def unknown_finding(name: str, unknown: Mapping[Subject, Evidence], source: str) -> Finding:
     """The finding if the values of some nodes or cards are unknown."""
-    lines = [(subject.node, line) for subject, line in blind.items()]
-    return finding(name, Status.UNKNOWN, message("blind", who=who(blind)), lines, source=source)
+    lines = [(subject.node, line) for subject, line in unknown.items()]
+    return finding(name, Status.UNKNOWN, message("blind", who=fold_subjects(unknown)), lines, source=source)
 
 
-def and_blind(says: Message, names: object) -> Message:
+def with_unknown(says: Message, names: object) -> Message:
     """The sentence, and for whom the value is unknown; `names` may be empty."""
     return message("and-blind", says=says, who=names) if names else says
 
 
-def who(subjects: Iterable[Subject]) -> object:
+def fold_subjects(subjects: Iterable[Subject]) -> object:
     """The subjects, folded: `node[01-02], node07 cards 3,5`."""
     cards: defaultdict[str, list[int]] = defaultdict(list)
     for node, card in subjects:
@@ -108,7 +108,7 @@ def who(subjects: Iterable[Subject]) -> object:
     return words[0] if len(words) == 1 else tuple(words)
 
 
-def word(text: str) -> object:
+def shown_value(text: str) -> object:
     """A value for a sentence."""
     return message(f"word-{text[1:]}") if text.startswith(":") else text
 
@@ -125,28 +125,28 @@ def judge_rule(
     apart = [
         partition for partition in partitions if not partition.is_unanimous and (partition.majority or not is_plan)
     ]
-    blind = _blind(by_node, is_mixed=bool(partitions))
+    unknown = _unknown_subjects(by_node, is_mixed=bool(partitions))
     if apart:
-        says = and_blind(_differences(apart), blind and who(blind))
-        lines = [*_lines(apart), *_one_each(blind)]
+        says = with_unknown(_differences(apart), unknown and fold_subjects(unknown))
+        lines = [*_lines(apart), *_one_each(unknown)]
         return finding(rule.id, status, says, lines, source=rule.source, fix=rule.fix, is_dangerous=rule.is_dangerous)
     wrong = [partition for partition in partitions if rule.expected and partition.majority not in rule.expected]
-    if wrong and (rule.if_unexpected == "warn" or not blind):
-        return _alike_but_wrong(rule, wrong, blind)
-    if blind:
-        return _unread(rule, by_node, partitions, blind)
+    if wrong and (rule.if_unexpected == "warn" or not unknown):
+        return _alike_but_wrong(rule, wrong, unknown)
+    if unknown:
+        return _unknown_finding(rule, by_node, partitions, unknown)
     if not partitions or all(partition.holders.keys() == {":none"} for partition in partitions):
         return finding(rule.id, Status.SKIP, _why_skipped(by_node), source=rule.source)
     return finding(rule.id, Status.OK, _same(partitions), _lines(partitions)[:1], source=rule.source)
 
 
-def _alike_but_wrong(rule: ConsistencyRule, wrong: Sequence[Partition], blind: Mapping[Subject, Evidence]) -> Finding:
+def _alike_but_wrong(rule: ConsistencyRule, wrong: Sequence[Partition], unknown: Mapping[Subject, Evidence]) -> Finding:
     """The finding if all agree on a value that is not a right one."""
     says = _same(wrong)
     if rule.if_unexpected != "warn":
         return finding(rule.id, Status.SKIP, message("alike-unwell", says=says), _lines(wrong)[:1], source=rule.source)
-    says = and_blind(says, blind and who(blind))
-    lines = [*_lines(wrong)[:1], *_one_each(blind)]
+    says = with_unknown(says, unknown and fold_subjects(unknown))
+    lines = [*_lines(wrong)[:1], *_one_each(unknown)]
     return finding(rule.id, Status.WARN, says, lines, source=rule.source, fix=rule.fix)
 
 
@@ -158,27 +158,27 @@ def _why_skipped(by_node: Mapping[str, NodeValues]) -> Message:
     return message("skip-hidden", who=fold(hiding)) if hiding else message("skip-nothing")
 
 
-def _unread(
+def _unknown_finding(
     rule: ConsistencyRule,
     by_node: Mapping[str, NodeValues],
     partitions: Sequence[Partition],
-    blind: Mapping[Subject, Evidence],
+    unknown: Mapping[Subject, Evidence],
 ) -> Finding:
-    lines = _one_each(blind)
-    nodes = {subject.node for subject in blind}
+    lines = _one_each(unknown)
+    nodes = {subject.node for subject in unknown}
     has_values = any(each.values for each in by_node.values())
     if not has_values and nodes == set(by_node):
         says = message("blind-all", count=len(nodes))
     elif has_values and partitions:
-        says = message("blind-some", who=who(blind), says=_same(partitions))
+        says = message("blind-some", who=fold_subjects(unknown), says=_same(partitions))
     else:
-        says = message("blind", who=who(blind))
+        says = message("blind", who=fold_subjects(unknown))
     return finding(rule.id, Status.UNKNOWN, says, lines, source=rule.source)
 
 
-def _blind(by_node: Mapping[str, NodeValues], *, is_mixed: bool) -> dict[Subject, Evidence]:
+def _unknown_subjects(by_node: Mapping[str, NodeValues], *, is_mixed: bool) -> dict[Subject, Evidence]:
     """Subjects without a value. Those left out by level, or hidden, count only if other nodes have a value."""
-    found = {Subject(node, card): line for node, each in by_node.items() for card, line in each.blind.items()}
+    found = {Subject(node, card): line for node, each in by_node.items() for card, line in each.unknown.items()}
     if is_mixed:
         hiding = (node for node, each in by_node.items() if each.hidden and not each.values and not each.is_list)
         found.update({Subject(node): Evidence("capture", "a stand-in") for node in hiding})
@@ -189,10 +189,10 @@ def _blind(by_node: Mapping[str, NodeValues], *, is_mixed: bool) -> dict[Subject
     return found
 
 
-def _one_each(blind: Mapping[Subject, Evidence]) -> list[tuple[str, Evidence]]:
+def _one_each(unknown: Mapping[Subject, Evidence]) -> list[tuple[str, Evidence]]:
     """One line for each node."""
     lines: dict[str, Evidence] = {}
-    for subject, line in blind.items():
+    for subject, line in unknown.items():
         lines.setdefault(subject.node, line)
     return list(lines.items())
 
@@ -211,10 +211,10 @@ def _differences(apart: Sequence[Partition]) -> Message:
     parts += [_difference(partition) for partition in alone[:_TOPICS_AT_MOST]]
     if len(alone) > _TOPICS_AT_MOST:
         parts.append(message("more", count=len(alone) - _TOPICS_AT_MOST))
-    return chain(parts)
+    return join(parts)
 
 
-def chain(parts: Sequence[Message]) -> Message:
+def join(parts: Sequence[Message]) -> Message:
     """The sentences as one."""
     says = parts[0]
     for part in parts[1:]:
@@ -229,31 +229,39 @@ def _several(subjects: tuple[Subject, ...], partitions: Sequence[Partition]) -> 
         message(
             "instead",
             topic=partition.topic,
-            value=word(next(iter(partition.outliers))),
-            common=word(partition.majority or ""),
+            value=shown_value(next(iter(partition.outliers))),
+            common=shown_value(partition.majority or ""),
         )
         for partition in partitions[:_TOPICS_AT_MOST]
     ]
     if len(partitions) > _TOPICS_AT_MOST:
         items.append(message("more", count=len(partitions) - _TOPICS_AT_MOST))
-    return message("said", who=who(subjects), value=tuple(items))
+    return message("said", who=fold_subjects(subjects), value=tuple(items))
 
 
 def _difference(partition: Partition) -> Message:
-    groups = few([message("said", who=who(whose), value=word(value)) for value, whose in partition.outliers.items()])
+    groups = shorten(
+        [
+            message("said", who=fold_subjects(whose), value=shown_value(value))
+            for value, whose in partition.outliers.items()
+        ]
+    )
     if len(groups) < len(partition.outliers):
         rest = [subject for whose in list(partition.outliers.values())[GROUPS_AT_MOST:] for subject in whose]
-        groups = (*groups[:-1], message("more-on", count=len(partition.outliers) - GROUPS_AT_MOST, who=who(rest)))
+        groups = (
+            *groups[:-1],
+            message("more-on", count=len(partition.outliers) - GROUPS_AT_MOST, who=fold_subjects(rest)),
+        )
     if partition.majority is None:
         says = message("tied", groups=groups)
     else:
         says = message(
-            "odd", odd=groups, count=len(partition.holders[partition.majority]), common=word(partition.majority)
+            "odd", odd=groups, count=len(partition.holders[partition.majority]), common=shown_value(partition.majority)
         )
     return message("of", topic=partition.topic, says=says) if partition.topic else says
 
 
-def few(groups: Sequence[Message]) -> tuple[Message, ...]:
+def shorten(groups: Sequence[Message]) -> tuple[Message, ...]:
     """The first groups, and how many more there are."""
     if len(groups) <= GROUPS_AT_MOST + 1:  # the last one takes no more room than its number
         return tuple(groups)
@@ -264,7 +272,7 @@ def _same(partitions: Sequence[Partition]) -> Message:
     united = [partition for partition in partitions if partition.is_unanimous]
     if len(partitions) == 1 and united and not partitions[0].topic:
         value, whose = next(iter(partitions[0].holders.items()))
-        return message("same", value=word(value), count=len(whose))
+        return message("same", value=shown_value(value), count=len(whose))
     if len(united) < len(partitions):
         return message("layout", count=max(len(partition.holders) for partition in partitions))
     return message("same-topics", count=len(partitions))

@@ -35,7 +35,6 @@ _STAND_IN = re.compile(
 UNLIMITED = -1
 _GIB = 1 << 20  # KiB
 _WORK = frozenset({"torch", "torch-npu", "vllm", "vllm-ascend", "sglang", "transformers", "verl", "roll"})
-_STORES = ("overlay2", "snapshots", "overlay")  # where docker, containerd and podman keep the layers of images
 _OF_PODS = re.compile(r"/kubelet/|/docker/|/containers/|/containerd/")  # volumes of what runs there, one's own
 
 
@@ -69,10 +68,10 @@ def one(fact: Fact[Any], show: Callable[[Any], str | None], *, absent: str | Non
         return NodeValues(level=fact.evidence[0].line.rpartition(" ")[2])
     line = fact.evidence[0] if fact.evidence else Evidence("", "")
     if fact.state is State.UNKNOWN:
-        return NodeValues(blind={None: line})
+        return NodeValues(unknown={None: line})
     text = absent if fact.state is State.ABSENT else show(fact.value)
     if text is None:
-        return NodeValues() if fact.state is State.ABSENT else NodeValues(blind={None: line})
+        return NodeValues() if fact.state is State.ABSENT else NodeValues(unknown={None: line})
     if has_stand_in(text):
         return NodeValues(hidden=frozenset({ValueKey().topic}))
     return NodeValues({ValueKey(): Value(text, line)})
@@ -120,7 +119,7 @@ def visible_cards(facts: Facts) -> NodeValues:
         return one(nodes, lambda nodes: str(len(nodes.cards)), absent="0")
     line = Evidence("environment", f"{VARIABLE}={environment[VARIABLE]}")
     seen = visible(environment, len(nodes.value.cards))
-    return NodeValues(blind={None: line}) if seen is None else NodeValues({ValueKey(): Value(str(seen), line)})
+    return NodeValues(unknown={None: line}) if seen is None else NodeValues({ValueKey(): Value(str(seen), line)})
 
 
 def driver(facts: Facts) -> NodeValues:
@@ -166,41 +165,20 @@ def packages(facts: Facts) -> NodeValues:
 
 
 def image(facts: Facts) -> NodeValues:
-    """What a container knows of its image: the stack of a rendered one, and the number of layers.
-
-    Numbers of layers are compared within one kind of store: each adds layers of its own.
-    """
+    """The stack that the image of a container names, if npuenv rendered it."""
     if not facts.machine.container.is_known:
         return NodeValues()
     stack = (facts.environment.value or {}).get("NPUENV_STACK")
-    found = listed({"NPUENV_STACK": stack} if stack else {}, "environment", "{}={}")
-    topics = {store: f"lowerdir ({store})" for store in _STORES}
-    store, count = _layers(facts)
-    values = dict(found.values)
-    if store:
-        values[ValueKey(topics.pop(store))] = Value(str(count), Evidence("/proc/self/mountinfo", f"/ {store}: {count}"))
-    return replace(found, values=values, hidden=found.hidden | {*topics.values()})
-
-
-def _layers(facts: Facts) -> tuple[str, int]:
-    """The kind of store of a container's root, and its number of lower folders; "" for another kind."""
-    root = next((row for row in reversed(facts.machine.mounts.value or ()) if row.place == "/"), None)
-    if root is None or root.kind != "overlay":
-        return "", 0
-    own = next((option for option in root.options if option.startswith("upperdir=")), "")
-    # A list of many is cut off in no table, but newer systems give each folder an option of its own.
-    lists = [option.partition("=")[2] for option in root.options if option.startswith(("lowerdir=", "lowerdir+="))]
-    count = sum(len(names.split(":")) for names in lists if names)
-    return next((store for store in _STORES if f"/{store}/" in own and count), ""), count
+    return listed({"NPUENV_STACK": stack} if stack else {}, "environment", "{}={}")
 
 
 def limits(facts: Facts) -> NodeValues:
     """The limits that matter to training; others differ with the memory of a machine."""
-    wanted = ("Max open files", "Max locked memory", "Max processes", "Max stack size", "Max address space")
+    compared = ("Max open files", "Max locked memory", "Max processes", "Max stack size", "Max address space")
     return many(
         facts.machine.limits,
         lambda found: {
-            name: ":unlimited" if found[name] == UNLIMITED else str(found[name]) for name in wanted if name in found
+            name: ":unlimited" if found[name] == UNLIMITED else str(found[name]) for name in compared if name in found
         },
     )
 
@@ -317,12 +295,12 @@ def for_hccl(facts: Facts) -> Interface | None:
     """The interface that HCCL uses in this session: the configured one, else its own choice."""
     environ = facts.environment.value or {}
     every = {item.name: item for item in facts.network.interfaces.value or ()}
-    values, wanted = environ.get("HCCL_IF_IP", "").strip(), environ.get("HCCL_SOCKET_IFNAME", "").strip()
-    if values:
-        return next((item for item in every.values() if values in item.addresses), None)
-    if wanted:
+    address, pattern = environ.get("HCCL_IF_IP", "").strip(), environ.get("HCCL_SOCKET_IFNAME", "").strip()
+    if address:
+        return next((item for item in every.values() if address in item.addresses), None)
+    if pattern:
         usable = [item for item in every.values() if item.is_up and item.addresses]
-        return next((every[name] for name in matching(wanted, [item.name for item in usable])), None)
+        return next((every[name] for name in matching(pattern, [item.name for item in usable])), None)
     return hccl_choice(outer(facts))
 
 
@@ -373,7 +351,7 @@ def host_mtu(facts: Facts) -> NodeValues:
         for item in outer(facts)
         if item.mtu and (chosen is None or item.name != chosen.name)
     }
-    return NodeValues({**values.values, **others}, values.blind)
+    return NodeValues({**values.values, **others}, values.unknown)
 
 
 def _chosen(facts: Facts, show: Callable[[Interface], str]) -> NodeValues:
@@ -381,7 +359,7 @@ def _chosen(facts: Facts, show: Callable[[Interface], str]) -> NodeValues:
         return one(facts.network.interfaces, lambda _: None, absent=None)
     item = for_hccl(facts)
     if item is None:
-        return NodeValues(blind={None: Evidence("/sys/class/net", "no interface that HCCL could take")})
+        return NodeValues(unknown={None: Evidence("/sys/class/net", "no interface that HCCL could take")})
     text = show(item)
     return NodeValues({ValueKey(): Value(text, line_of(facts, item))} if text else {})
 

@@ -50,7 +50,7 @@ class NodeValues:
     """The values of one node for one rule. All empty: there is no such thing on it."""
 
     values: Mapping[ValueKey, Value] = field(default_factory=dict)
-    blind: Mapping[int | None, Evidence] = field(default_factory=dict)  # card (None: the node) -> why it is unknown
+    unknown: Mapping[int | None, Evidence] = field(default_factory=dict)  # card (None: the node) -> why it is unknown
     level: str = ""  # the level from which it is collected, if it was not
     is_list: bool = False  # all topics are listed: one that is missing does not exist on the node
     command: str = ""  # what a list was read from
@@ -104,7 +104,7 @@ def group_values(
 def is_layout(by_node: Mapping[str, NodeValues]) -> bool:
     """Whether all nodes have the same values, card by card."""
     each = [{key: value.text for key, value in one.values.items()} for one in by_node.values()]
-    return all(one == each[0] for one in each) and not any(one.blind for one in by_node.values())
+    return all(one == each[0] for one in each) and not any(one.unknown for one in by_node.values())
 
 
 def _partition(

@@ -33,19 +33,19 @@ class Gone(Exception):
 
 
 def main() -> None:
-    asked = json.loads(sys.stdin.buffer.readline().decode("utf-8"))
+    request = json.loads(sys.stdin.buffer.readline().decode("utf-8"))
     signal.signal(signal.SIGTERM, leave)
     sys.stdout.write("\n")  # a login shell may have printed something without a line end
-    tool = next((path for path in map(shutil.which, asked["tools"]) if path), None)
+    tool = next((path for path in map(shutil.which, request["tools"]) if path), None)
     if tool is None:
-        say({"refused": "not-allowed" if any(map(is_there, asked["tools"])) else "no-tool"})
+        say({"refused": "not-allowed" if any(map(is_there, request["tools"])) else "no-tool"})
         return
     say({"tool": tool})
     try:
-        if asked.get("cards_in") is not None:
-            survey(asked, tool)
+        if request.get("cards_in") is not None:
+            survey(request, tool)
         else:
-            work(asked, tool)
+            work(request, tool)
     except Stuck:
         say({"refused": "stuck"})
     else:
@@ -65,46 +65,46 @@ def is_there(name: str) -> bool:
     return True
 
 
-def survey(asked: "dict[str, Any]", tool: str) -> None:
-    """The cards of this machine, what npu-smi says of them, and the answer of each to the same question."""
-    names = os.listdir(asked["cards_in"]) if os.path.isdir(asked["cards_in"]) else []
+def survey(request: "dict[str, Any]", tool: str) -> None:
+    """Prints the cards of this machine, the table of npu-smi, and the address of each card."""
+    names = os.listdir(request["cards_in"]) if os.path.isdir(request["cards_in"]) else []
     cards = sorted(int(name[7:]) for name in names if re.match(r"davinci[0-9]+$", name))
-    smi = next((path for path in map(shutil.which, asked["smi"]) if path), None)
-    text = run([smi, "info"], asked["smi_s"], asked["kill_s"])["out"] if smi else ""
+    smi = next((path for path in map(shutil.which, request["smi"]) if path), None)
+    text = run([smi, "info"], request["smi_s"], request["kill_s"])["out"] if smi else ""
     say({"cards": cards, "smi": text[:200000]})
-    for card in cards or asked["otherwise"]:
-        said = answer([tool, *(word.format(card=card) for word in asked["words"])], asked)
-        say(dict(said, card=card))
-        if said["stuck"]:
+    for card in cards or request["otherwise"]:
+        result = answer([tool, *(word.format(card=card) for word in request["words"])], request)
+        say(dict(result, card=card))
+        if result["stuck"]:
             raise Stuck
 
 
-def work(asked: "dict[str, Any]", tool: str) -> None:
+def work(request: "dict[str, Any]", tool: str) -> None:
     """Makes the pings in order, until the time is over or an answer holds for all of them. Raises Stuck."""
-    ends = time.monotonic() + asked["budget_s"]
-    for number, (card, ip) in enumerate(asked["jobs"]):
+    ends = time.monotonic() + request["budget_s"]
+    for number, (card, ip) in enumerate(request["jobs"]):
         if time.monotonic() >= ends:
             break
-        said = answer([tool, *(word.format(card=card, ip=ip) for word in asked["words"])], asked)
-        say(dict(said, job=number))
-        if said["stuck"]:
+        result = answer([tool, *(word.format(card=card, ip=ip) for word in request["words"])], request)
+        say(dict(result, job=number))
+        if result["stuck"]:
             raise Stuck
-        if has_any(said, asked["stop"]):
+        if has_any(result, request["stop"]):
             break
 
 
-def answer(argv: "list[str]", asked: "dict[str, Any]") -> "dict[str, Any]":
+def answer(argv: "list[str]", request: "dict[str, Any]") -> "dict[str, Any]":
     """The output of a command of the tool, repeated while the tool is busy with another command."""
     for pause_s in (*_PAUSES_S, None):
-        said = run(argv, asked["limit_s"], asked["kill_s"])
-        if pause_s is None or said["stuck"] or not has_any(said, asked["again"]):
+        result = run(argv, request["limit_s"], request["kill_s"])
+        if pause_s is None or result["stuck"] or not has_any(result, request["again"]):
             break
         look_up(pause_s)
-    return said
+    return result
 
 
-def has_any(said: "dict[str, Any]", texts: "list[str]") -> bool:
-    lower = (said["out"] + said["err"]).lower()
+def has_any(result: "dict[str, Any]", texts: "list[str]") -> bool:
+    lower = (result["out"] + result["err"]).lower()
     return any(text in lower for text in texts)
 
 

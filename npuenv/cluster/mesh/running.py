@@ -7,6 +7,7 @@ ended this one. Within a batch nodes do not keep in step: a device may be the ta
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -34,19 +35,19 @@ if TYPE_CHECKING:
 
 
 PACKETS = 3
-LIMIT_S = 15.0  # for one ping; three packets that nobody answers take some seconds
-BATCH_S = 30.0  # of pings that a node gets at a time
+LIMIT_S = 15.0  # for one ping; three lost packets take some seconds
+BATCH_S = 30.0  # of pings in a batch
 _FIRST_ROUNDS = 4  # measured for the estimate of the time
 _ASSUMED_PING_S = 1.25  # before anything was measured
 _LEAST_BUDGET_S = 30.0
 _AROUND_S = 60.0  # of a connection besides the pings: reaching the node, a busy tool
 _SMI_S = 20.0
-_KILL_S = 5.0  # until a command that was killed has ended, or is stuck
+_KILL_S = 5.0  # for the end of a killed command, which is stuck otherwise
 _START_S, _START_OF_A_NODE_S = 0.3, 0.03  # until a batch has begun on all nodes, as a rule
 _MOST_VAIN = 2  # batches without a result after which a node is left out
 _FINAL = ("stuck", "no-tool", "not-allowed")  # refusals after which the node is left out at once
 _AGAIN = ("is busy, please try again", "traceroute is running")
-# Answers after which no other will be different; as `Refusal` reads them.
+# Output that holds for all further commands; see `Refusal`.
 _STOP = (
     *("permission denied", "command not found", "error while loading shared libraries"),
     *("get invalid major cmd type", "please specify a valid mode", "not supported on this product"),
@@ -54,7 +55,7 @@ _STOP = (
 _PING = ("-i", "{card}", "-ping", "-g", "address", "{ip}", "pkt", str(PACKETS))
 _ADDRESS = ("-i", "{card}", "-ip", "-g")
 Line = Mapping[str, Any]
-# Has nodes run the remote program: see `SshRunner`.
+# Runs the remote program on nodes: see `SshRunner`.
 Runner = Callable[..., Iterator[tuple[str, NodeOutput]]]
 
 
@@ -86,17 +87,9 @@ class SshRunner:
             limit_s=limit_s,
             on_output=receive,
         )
-        for answer in answers:
-            yield answer.node.name, _output_of(answer)
-
-
-@dataclass(frozen=True, slots=True)
-class Tools:
-    """Where things are on the nodes."""
-
-    hccn: tuple[str, ...] = (DRIVER_TOOL, LINKED_TOOL, "hccn_tool")
-    smi: tuple[str, ...] = ("npu-smi", "/usr/local/sbin/npu-smi", "/usr/local/bin/npu-smi")
-    devices: str = "/dev"  # the folder of the cards' device nodes
+        with contextlib.closing(answers):
+            for answer in answers:
+                yield answer.node.name, _output_of(answer)
 
 
 @dataclass(slots=True)
@@ -111,12 +104,11 @@ class Run:
     plan: PingPlan
     results: Results
     runner: Runner
-    tools: Tools = field(default_factory=Tools)
     limit_s: float = LIMIT_S
     on_ping: Callable[[], object] | None = None  # called after every ping
-    lost: dict[str, Message] = field(default_factory=dict)  # nodes that cannot ping, and why
+    lost: dict[str, Message] = field(default_factory=dict)  # nodes that cannot ping -> why
     _vain: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    _doubted: set[Pair] = field(default_factory=set)  # pings of which packets were lost, and which are made again
+    _doubted: set[Pair] = field(default_factory=set)  # pings that lost packets, and are repeated
 
     def measure(self) -> float | None:
         """Makes the pings of the first rounds and returns the seconds of a ping; None where none could be made."""
@@ -149,7 +141,7 @@ class Run:
 
     @property
     def left(self) -> PingPlan:
-        """The plan of what is not done yet."""
+        """The plan of the remaining pings."""
         rounds = (tuple(filter(self._is_left, pings)) for pings in self.plan.rounds)
         return replace(self.plan, rounds=tuple(filter(None, rounds)))
 
@@ -164,7 +156,7 @@ class Run:
         if not jobs:
             return
         budget_s = max(_LEAST_BUDGET_S, 2 * len(rounds) * (self.results.seconds_a_ping or 0))
-        common = {**_common(self.tools, self.limit_s), "words": _PING, "budget_s": budget_s}
+        common = {**_common(self.limit_s), "words": _PING, "budget_s": budget_s}
         devices = self.plan.devices
         requests = {
             node: {**common, "jobs": [[devices[source].card, devices[target].ip] for source, target in pairs]}
@@ -190,28 +182,27 @@ class Run:
             self.lost[node] = why
             return False
         pair = pairs[number]
-        outcome, said = ping_outcome(as_ran(line, _PING), self.plan.devices[pair[1]].ip)
+        outcome, deciding = ping_outcome(as_ran(line, _PING), self.plan.devices[pair[1]].ip)
         if outcome in (Outcome.LOSSY, Outcome.WEAK) and pair not in self._doubted:
             self._doubted.add(pair)
             self.results.clock(float(line["s"]))
             return True
-        self.results.note(pair, outcome, said, seconds=float(line["s"]))
+        self.results.note(pair, outcome, deciding, seconds=float(line["s"]))
         if self.on_ping:
             self.on_ping()
         return True
 
 
-def survey(nodes: Sequence[Node], runner: Runner, tools: Tools | None = None) -> dict[str, NodeOutput]:
+def survey(nodes: Sequence[Node], runner: Runner) -> dict[str, NodeOutput]:
     """The cards of every node and their addresses, as the tools print them."""
-    tools = tools or Tools()
-    common = {**_common(tools, LIMIT_S), "words": _ADDRESS, "cards_in": tools.devices, "smi_s": _SMI_S}
+    common = {**_common(LIMIT_S), "words": _ADDRESS, "cards_in": "/dev", "smi_s": _SMI_S}
     requests = {node.name: {**common, "otherwise": list(range(node.cards or 0))} for node in nodes}
     most = max((node.cards or 16 for node in nodes), default=0)
     return dict(runner(requests, limit_s=_AROUND_S + _SMI_S + most * LIMIT_S))
 
 
 def ping_outcome(ran: Ran, ip: str) -> tuple[Outcome, str]:
-    """What a ping of an address came to, and the line that decides where it is not well. The exit code says nothing."""
+    """The outcome of a ping, and the deciding line if it is not OK. The exit code is meaningless."""
     found = ping(ran.out) or ping(ran.err)
     lines = [line.strip() for line in (ran.out + "\n" + ran.err).splitlines() if line.strip()]
     if found is None or (found.target and found.target != ip):
@@ -219,7 +210,7 @@ def ping_outcome(ran: Ran, ip: str) -> tuple[Outcome, str]:
         if failure is not None and failure.kind in (Refusal.BUSY, Refusal.DEVICE):
             return Outcome.UNTRIED, failure.line
         if failure is not None and failure.kind is Refusal.NO_ANSWER and not ran.timed_out:
-            return Outcome.UNTRIED, failure.line  # the card that was to ping does not answer itself
+            return Outcome.UNTRIED, failure.line  # the source card does not respond
         return Outcome.SILENT, failure.line if failure else next(iter(lines), "")
     last = next((line for line in reversed(lines) if "packet" in line.lower()), lines[-1])
     if not found.received:
@@ -229,10 +220,10 @@ def ping_outcome(ran: Ran, ip: str) -> tuple[Outcome, str]:
     return (Outcome.LOSSY if found.received > found.lost else Outcome.WEAK), last
 
 
-def _common(tools: Tools, limit_s: float) -> dict[str, Any]:
+def _common(limit_s: float) -> dict[str, Any]:
     return {
-        "tools": tools.hccn,
-        "smi": tools.smi,
+        "tools": (DRIVER_TOOL, LINKED_TOOL, "hccn_tool"),
+        "smi": ("npu-smi", "/usr/local/sbin/npu-smi", "/usr/local/bin/npu-smi"),
         "limit_s": limit_s,
         "kill_s": _KILL_S,
         "again": _AGAIN,
@@ -248,12 +239,12 @@ def _output_of(answer: Answer) -> NodeOutput:
         says = describe_failure(answer.failure, answer.node.address, failing_hop(answer.node, answer.err))
         line = failure_line(answer.err, b"" if lines else answer.out, answer.failure)
         return NodeOutput(lines, Message("mesh.why-trouble", {"says": says, "line": line}) if line else says)
-    said = answer.err.strip().splitlines()
-    return NodeOutput(lines, Message("mesh.why-died", {"code": answer.code or 0, "line": said[-1] if said else ""}))
+    errors = answer.err.strip().splitlines() or [""]
+    return NodeOutput(lines, Message("mesh.why-died", {"code": answer.code or 0, "line": errors[-1]}))
 
 
 def _lines(texts: Iterable[bytes]) -> Iterator[Line]:
-    """The lines of the remote program; a login shell may say something of its own, and the last one may be cut."""
+    """The lines of the remote program; a login shell may print others, and the last one may be cut."""
     for text in texts:
         if not text.startswith(b'{"'):
             continue
