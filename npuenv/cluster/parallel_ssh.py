@@ -236,10 +236,10 @@ class _Session:
 
     def _retry(self, now: float, failure: NodeFailure | None) -> bool:
         """Whether it retries: a busy server dropped the connection (after a pause), or had no time for it within
-        ConnectTimeout (with twice that time).
+        ConnectTimeout (once, with twice that time).
         """
         is_shed = failure is NodeFailure.BROKEN and _SHED.search(self._text()) is not None
-        is_slow = failure is not None and _NO_GREETING.search(self._text()) is not None
+        is_slow = failure is not None and _NO_GREETING.search(self._text()) is not None and not self._num_retries
         connect_s = self._options.connect_s * (2 if is_slow else 1)
         until = now + (random.uniform(*_PAUSE_S) if is_shed else 0.0)
         if self._out or not (is_shed or is_slow) or self._num_retries == _MOST_RETRIES or until >= self._deadline:
