@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from npuenv.app.resolution import ConflictError, resolve
     from npuenv.app.training import SmokeOptions, SmokeResult, smoke_train
     from npuenv.app.updates import repair, roll_back, update
-    from npuenv.bundle.offline.make import BundleOptions
+    from npuenv.bundle.make import BundleOptions
     from npuenv.lock.request import LockedRequest
     from npuenv.preflight.result import PreflightResult
     from npuenv.render.launch.generate import LaunchOptions

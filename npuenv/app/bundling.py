@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from npuenv.app import locks, resolution
 from npuenv.app.job import Progress
-from npuenv.bundle.offline.fetch import bytes_per_second, still_to_fetch
-from npuenv.bundle.offline.make import (
+from npuenv.bundle.fetch import still_to_fetch
+from npuenv.bundle.make import (
     BundleOptions,
     BundleRequest,
     check_place,
@@ -18,10 +18,10 @@ from npuenv.bundle.offline.make import (
     make_bundle,
     staging,
 )
-from npuenv.bundle.offline.manifest import Manifest, request_values
-from npuenv.bundle.offline.reader import open_bundle
-from npuenv.bundle.offline.sources import check_sources
-from npuenv.bundle.offline.user_files import check_cann_files, check_python_archive
+from npuenv.bundle.manifest import Manifest, request_values
+from npuenv.bundle.reader import open_bundle
+from npuenv.bundle.sources import check_sources
+from npuenv.bundle.user_files import check_cann_files, check_python_archive
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.lock.preconditions import require_complete
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from npuenv.bundle.offline.fetch import DownloadProgress
-    from npuenv.bundle.offline.make import Contents
+    from npuenv.bundle.fetch import DownloadProgress
+    from npuenv.bundle.make import Contents
     from npuenv.resolve.types import Request
 
 
@@ -43,7 +43,6 @@ class BundlePlan:
     contents: Contents
     out: Path
     num_left: int  # bytes to fetch; what lies there from an earlier run is left out
-    rate: float  # bytes a second; 0.0 where nothing is fetched
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +113,7 @@ def _plan(request: BundleRequest, progress: BundleProgress) -> BundlePlan:
     args = {"stack": request.stack.name, "platform": request.stack.platform.tag}
     progress.activity(Message("bundle.gathering", args))
     contents = gather(request, load_matrix())
-    num_left = still_to_fetch(contents.wanted, staging(request.out))
-    rate = bytes_per_second(contents.wanted, request.resolver.settings) if num_left else 0.0
-    plan = BundlePlan(contents, request.out, num_left, rate)
+    plan = BundlePlan(contents, request.out, still_to_fetch(contents.downloads, staging(request.out)))
     progress.planned(plan)
     check_room(contents, request.out)
     return plan

@@ -112,8 +112,7 @@ def open_request(request: Request, options: InstallOptions, progress: Progress) 
         lock = options.lock or locks.lock(stack, resolver, fill=options.fill, progress=progress)
         yield InstallRequest(stack, lock, resolver, request)
         return
-    from npuenv.bundle.offline.compatibility import as_bundled, require_known, require_meant
-    from npuenv.bundle.offline.reader import open_bundle
+    from npuenv.bundle.reader import as_bundled, open_bundle, require_known, require_matching
 
     with open_bundle(options.bundle) as bundle:
         lacking = [name for name in bundle.left_out if name not in options.given]
@@ -123,7 +122,7 @@ def open_request(request: Request, options: InstallOptions, progress: Progress) 
         require_known(bundle, load_matrix())
         own = resolution.for_this_host(as_bundled(bundle), frozenset({"hardware"}))
         stack = as_locked(resolution.resolve(own), bundle.lock)
-        require_meant(request, bundle, stack, load_matrix())
+        require_matching(request, bundle, stack, load_matrix())
         asked = replace(bundle.request, hardware=own.hardware)
         yield InstallRequest(with_found_cann(resolver.host, stack), bundle.lock, resolver, asked, bundle)
 

@@ -10,7 +10,7 @@ from npuenv.lock.request import LockedRequest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npuenv.bundle.offline.reader import Bundle
+    from npuenv.bundle.reader import Bundle
     from npuenv.core.errors import NothingFits
     from npuenv.core.messages import Message
     from npuenv.install.environments import Change

@@ -25,8 +25,8 @@ from npuenv.cluster.mesh import (
     save_results,
 )
 from npuenv.cluster.mesh.document import MeshResult, estimate
+from npuenv.cluster.parallel_ssh import Ask, Transport
 from npuenv.cluster.ssh import Options
-from npuenv.cluster.transport import Ask, Transport
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.install.locations import data_folder

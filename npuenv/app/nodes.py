@@ -16,11 +16,11 @@ from npuenv.cluster.captures import LIMITS_S, CaptureWriter, collect_captures, l
 from npuenv.cluster.consistency import check_consistency, check_identities
 from npuenv.cluster.consistency.cards import check_card_count
 from npuenv.cluster.inventory import read
+from npuenv.cluster.parallel_ssh import Ask, Transport
+from npuenv.cluster.ports import has_dynamic_ports, ports_of, sets_hccl_ports
 from npuenv.cluster.probing import ProbeReport, identify_nodes, probe, skipped_findings
-from npuenv.cluster.probing.ports import has_dynamic_ports, ports_of, sets_hccl_ports
 from npuenv.cluster.ssh import Options, require_config
 from npuenv.cluster.summary import ClusterReport, NodeReport
-from npuenv.cluster.transport import Ask, Transport
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 
@@ -172,7 +172,7 @@ class _Examination:
             return
         self._progress.note(Message("cluster.meeting", {"count": len(nodes)}))
         if level < _NETWORK_LEVEL and shared is None:
-            self._probed = ProbeReport(identify_nodes(nodes, transport)[0], skipped_findings(), {})
+            self._probed = ProbeReport(identify_nodes(nodes, transport)[0], skipped_findings())
             return
         sessions: list[Mapping[str, str]] = [facts.environment.value or {} for facts in self._facts.values()]
         if sets_hccl_ports(os.environ):

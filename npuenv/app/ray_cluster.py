@@ -9,12 +9,12 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from npuenv.cluster import parallel_ssh, ray, ray_state, ray_status
+from npuenv.cluster import parallel_ssh, ray, ray_status
 from npuenv.cluster.inventory import read
 from npuenv.cluster.nodeset import fold, natural
-from npuenv.cluster.ray_state import clusters_sharing
+from npuenv.cluster.parallel_ssh import Ask, Transport
+from npuenv.cluster.ray import clusters_sharing
 from npuenv.cluster.ssh import Options, require_config
-from npuenv.cluster.transport import Ask, Transport
 from npuenv.core.errors import BadInput, ExitCode, StepFailed
 from npuenv.core.messages import Message
 from npuenv.host.writing import claimed
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from npuenv.cluster.inventory import Inventory, Node
-    from npuenv.cluster.ray import StartConflict
-    from npuenv.cluster.ray_state import Cluster, StartedNode
+    from npuenv.cluster.parallel_ssh import ProbeResult
+    from npuenv.cluster.ray import Cluster, StartConflict, StartedNode
     from npuenv.cluster.ray_status import RayStatus
-    from npuenv.cluster.transport import ProbeResult
 
 _STATUS_S = 45.0  # how long Ray has to report its state
 _JOIN_S = 60.0  # until Ray counts the nodes that have joined
@@ -76,7 +75,7 @@ class RayContext:
     def save(self, cluster: Cluster) -> None:
         """Records what is started now; removes the record if nothing is."""
         if cluster.started:
-            ray_state.save(cluster, self.path)
+            ray.save(cluster, self.path)
         else:
             self.path.unlink(missing_ok=True)
 
@@ -136,18 +135,18 @@ def _known(hosts: str | None) -> tuple[Cluster | None, Path, Inventory | None]:
     try:
         inventory = read(hosts)
     except BadInput:
-        path = ray_state.state_path(hosts, os.environ)
-        cluster = ray_state.load(path)
+        path = ray.state_path(hosts, os.environ)
+        cluster = ray.load(path)
         if cluster is None:
             raise
         return cluster, path, None
-    path = ray_state.state_path(inventory, os.environ)
-    return ray_state.load(path), path, inventory
+    path = ray.state_path(inventory, os.environ)
+    return ray.load(path), path, inventory
 
 
 def _only_one() -> tuple[Cluster, Path, None]:
-    paths = sorted(ray_state.state_folder(os.environ).glob("*.json"))
-    found = [(cluster, path) for path in paths if (cluster := ray_state.load(path)) is not None]
+    paths = sorted(ray.state_folder(os.environ).glob("*.json"))
+    found = [(cluster, path) for path in paths if (cluster := ray.load(path)) is not None]
     if not found:
         raise BadInput(Message("cluster.ray-none-at-all"), Message("cluster.ray-none-hint"))
     if len(found) > 1:

@@ -16,13 +16,12 @@ from npuenv.app.ray_cluster import (
     runs,
     stop_nodes,
 )
-from npuenv.cluster import parallel_ssh, ray, ray_state
+from npuenv.cluster import parallel_ssh, ray
 from npuenv.cluster.inventory import read
 from npuenv.cluster.nodeset import fold
-from npuenv.cluster.ray import StartConflict, StartFailure, StartPlan
-from npuenv.cluster.ray_state import clusters_sharing, state_path
+from npuenv.cluster.parallel_ssh import Ask, Transport
+from npuenv.cluster.ray import StartConflict, StartFailure, StartPlan, clusters_sharing, state_path
 from npuenv.cluster.ssh import Options, require_config
-from npuenv.cluster.transport import Ask, Transport
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message
 from npuenv.core.messages.visible import clean
@@ -32,8 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from npuenv.cluster.inventory import Inventory, Node
-    from npuenv.cluster.ray import NodeState
-    from npuenv.cluster.ray_state import Cluster, StartedNode
+    from npuenv.cluster.ray import Cluster, NodeState, StartedNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,7 @@ def _plan(inventory: Inventory, options: RayStartOptions) -> StartPlan:
 
 
 def _start(context: RayContext, plan: StartPlan) -> RayResult:
-    before = ray_state.load(context.path)
+    before = ray.load(context.path)
     if before is not None:
         results = ray.query_processes(before, context.transport)
         running = [name for name, result in results.items() if runs(result, is_head=name == before.head)]
@@ -104,7 +102,7 @@ def _start(context: RayContext, plan: StartPlan) -> RayResult:
         context.save(before.without(*results))
     source = os.path.realpath(context.source) if context.source != "-" else "-"
     address = f"{plan.nodes[0].address}:{plan.port}"
-    cluster = ray_state.Cluster(address, plan.ray, head=plan.nodes[0].name, source=source)
+    cluster = ray.Cluster(address, plan.ray, head=plan.nodes[0].name, source=source)
     return _start_nodes(context, plan, cluster, plan.nodes)
 
 

@@ -162,11 +162,16 @@ def _packed(found: Iterable[tuple[str, bytes]]) -> bytes:
         for name, text in found:
             if name.endswith(".py"):
                 _require_grammar(text, name)
-            info = zipfile.ZipInfo(name, _TIME)
-            info.compress_type = zipfile.ZIP_DEFLATED
-            info.external_attr = 0o644 << 16
-            archive.writestr(info, text)
+            add_member(archive, name, text)
     return buffer.getvalue()
+
+
+def add_member(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
+    """Adds a file without anything of this machine."""
+    info = zipfile.ZipInfo(name, _TIME)
+    info.compress_type = zipfile.ZIP_DEFLATED
+    info.external_attr = 0o644 << 16
+    archive.writestr(info, data)
 
 
 def members() -> Iterator[tuple[str, bytes]]:

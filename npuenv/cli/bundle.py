@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from npuenv.app.bundling import BundlePlan, BundleResult
-    from npuenv.bundle.offline.fetch import DownloadProgress
-    from npuenv.bundle.offline.manifest import Needed
+    from npuenv.bundle.fetch import DownloadProgress
+    from npuenv.bundle.manifest import Needed
     from npuenv.resolve.types import Request
 
 _FILE = click.Path(path_type=Path)
@@ -127,7 +127,7 @@ def _list(ui: Ui, plan: BundlePlan) -> None:
     for note in app.resolution.assumption_notes(stack):
         ui.say(note, err=True)
     for kind in ("wheel", "sdist", "build", "tool", "source"):
-        sizes = [item.wanted.size for item in contents.items if item.kind == kind]
+        sizes = [item.download.size for item in contents.items if item.kind == kind]
         if sizes:
             args = {"what": Message(f"bundle.kind-{kind}"), "count": len(sizes), "size": _mib(sum(sizes))}
             ui.say(Message("bundle.row", args), err=ui.is_json)
@@ -137,11 +137,7 @@ def _list(ui: Ui, plan: BundlePlan) -> None:
         ui.say(Message(f"bundle.source-{row.origin}", {**args, "why": found.why}), err=ui.is_json)
     _list_needed(ui, contents.needed)
     args = {"size": _mib(plan.num_left), "whole": _mib(contents.fetched + contents.copied)}
-    if plan.rate:
-        minutes = max(1, round(plan.num_left / plan.rate / 60))
-        ui.say(Message("bundle.time", {**args, "rate": f"{plan.rate / _MIB:.1f}", "minutes": minutes}), err=ui.is_json)
-    else:
-        ui.say(Message("bundle.total", args), err=ui.is_json)
+    ui.say(Message("bundle.total", args), err=ui.is_json)
 
 
 def _list_needed(ui: Ui, needed: tuple[Needed, ...]) -> None:
@@ -158,8 +154,8 @@ def _list_needed(ui: Ui, needed: tuple[Needed, ...]) -> None:
 def _plan_document(plan: BundlePlan) -> dict[str, object]:
     contents, stack = plan.contents, plan.contents.request.stack
     files = [
-        {"path": item.wanted.path, "kind": item.kind, "name": item.name, "version": item.version,
-         "size": item.wanted.size}
+        {"path": item.download.path, "kind": item.kind, "name": item.name, "version": item.version,
+         "size": item.download.size}
         for item in contents.items
     ]  # fmt: skip
     return {

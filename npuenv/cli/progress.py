@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from npuenv.app.job import InstallJob
-    from npuenv.bundle.offline.fetch import DownloadProgress
+    from npuenv.bundle.fetch import DownloadProgress
     from npuenv.cli.common import Ui
     from npuenv.cluster.inventory import Node
     from npuenv.cluster.parallel_ssh import Answer

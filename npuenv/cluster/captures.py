@@ -1,12 +1,12 @@
 """Captures of many nodes: collected over ssh, written to a folder, and read again.
 
-The doctor is sent to each node as one file, runs there and leaves nothing behind. What a capture means is judged
-elsewhere. In a folder each node has one file, a capture like any other for `npuenv doctor --from FILE`; `nodes.json`
-lists the nodes.
+The doctor is sent to each node as one file, runs there and leaves nothing behind. In a folder each node has one file, a
+capture like any other for `npuenv doctor --from FILE`; `nodes.json` lists the nodes.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import zlib
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
 from npuenv.cluster.inventory import Inventory, Node
-from npuenv.cluster.parallel_ssh import MAX_BYTES
+from npuenv.cluster.parallel_ssh import ANSWER_MARK, MAX_BYTES, parse_answer
 from npuenv.cluster.ssh import NodeFailure, failing_hop, failure_line, keeps_host_keys
 from npuenv.core.errors import BadInput
 from npuenv.core.json_input import load_file
@@ -30,38 +30,36 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
     from types import TracebackType
 
-    from npuenv.cluster.parallel_ssh import Answer
-    from npuenv.cluster.transport import Transport
+    from npuenv.cluster.parallel_ssh import Answer, Transport
     from npuenv.host.recorded import RecordedHost
 
 
-# Seconds that a node may take, by the level of the look: reading files, asking tools, cards and network, burning in.
+# Limits of a node by the doctor's level: files, tools, cards and network, burn-in.
 LIMITS_S = (60.0, 120.0, 600.0, 1800.0)
-_MARK = b"\0npuenv-answer "  # before the answer of `remote_agent`
-_SPARE_S = 5.0  # of the limit, for the node to say itself that it is over, and to clean up
-_OLDEST_FOR_PROBES = (3, 6)  # for the small programs by which nodes tell what there is between them
+_SPARE_S = 5.0  # of the limit, for the node to report a timeout itself, and to clean up
+_OLDEST_FOR_PROBES = (3, 6)  # for the programs of `npuenv.cluster.probing`
 
 SCHEMA = "npuenv.nodes/1"
 LIST = "nodes.json"
 _USER = re.compile(r"(?P<user>[^\s@]+)@(?P<host>[^\s:]+): ")  # "ops@bastion: Permission denied (publickey)."
-_APART = "+"  # behind the name of a node whose capture would be called like the list; no name of a host holds it
+_APART = "+"  # after the name of a node whose capture would overwrite the list; no host name has it
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCapture:
-    """What one node gave: a capture, or why there is none."""
+    """The capture of one node, or why there is none."""
 
     node: Node
     seconds: float
     text: str = ""  # the capture, as `npuenv.capture/1`
-    host: RecordedHost | None = None  # that answers from it; None: there is no capture
+    host: RecordedHost | None = None  # reads from it; None: there is no capture
     failure: NodeFailure | None = None
-    line: str = ""  # the deciding line of ssh or of the node, or the command that was under way
-    at: str = ""  # with a failure of a host on the way there: that host
+    line: str = ""  # the deciding line of ssh or of the node, or the command that timed out
+    at: str = ""  # the jump host that failed; "": the node itself
 
     @property
     def can_probe(self) -> bool:
-        """Whether the node can take part where nodes try each other: its Python need not be one for the doctor."""
+        """Whether the node's Python can run the probes, which need less than the doctor."""
         found = re.fullmatch(r"Python (\d+)\.(\d+).*", self.line) if self.failure is NodeFailure.TOO_OLD else None
         return self.host is not None or (found is not None and (int(found[1]), int(found[2])) >= _OLDEST_FOR_PROBES)
 
@@ -69,9 +67,9 @@ class NodeCapture:
 def collect_captures(
     nodes: Sequence[Node], program: bytes, words: Sequence[str], *, limit_s: float, transport: Transport
 ) -> Generator[NodeCapture, None, None]:
-    """Every node's capture as it comes in. Close the iterator to end all that still runs, on the nodes as well.
+    """Every node's capture as it comes in. Closing the iterator ends all that runs, on the nodes too.
 
-    `program` is the doctor as one file, `words` are its options.
+    `program`: the doctor as one file; `words`: its options.
     """
     remote_s = max(limit_s - _SPARE_S, limit_s / 2)
     request = {"limit_s": remote_s, "size": len(program), "words": list(words)}
@@ -87,27 +85,23 @@ def collect_captures(
 
 
 def _capture_of(answer: Answer) -> NodeCapture:
-    """What the node's answer holds."""
-    found = _parse_answer(answer.out)
+    """The capture in a node's answer."""
+    found = parse_answer(answer.out)
     if found is None:
         failure = answer.failure or NodeFailure.BROKEN
-        line = failure_line(answer.err, answer.out if _MARK not in answer.out else b"", failure)
+        line = failure_line(answer.err, answer.out if ANSWER_MARK not in answer.out else b"", failure)
         at = failing_hop(answer.node, answer.err)
         return NodeCapture(answer.node, answer.seconds, failure=failure, line=line, at=at)
-    word, body = found
-    if word == "capture":
+    result, body = found["result"], base64.b64decode(found["body"])
+    if result == "capture":
         return _read(answer, body)
     line = body.decode(errors="replace").strip()
-    if word == "too-old":
+    if result == "too-old":
         return NodeCapture(answer.node, answer.seconds, failure=NodeFailure.TOO_OLD, line=f"Python {line}")
-    failure = NodeFailure.TIMED_OUT if word == "timed-out" else NodeFailure.BROKEN
-    return NodeCapture(answer.node, answer.seconds, failure=failure, line=_deciding(line))
-
-
-def _deciding(text: str) -> str:
-    """The line of a program's last words that says most: the end of a traceback, else the first one."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
-    return lines[-1] if "Traceback" in text else lines[0]
+    failure = NodeFailure.TIMED_OUT if result == "timed-out" else NodeFailure.BROKEN
+    lines = [each.strip() for each in line.splitlines() if each.strip()] or [""]
+    line = lines[-1] if "Traceback" in line else lines[0]
+    return NodeCapture(answer.node, answer.seconds, failure=failure, line=line)
 
 
 def _read(answer: Answer, body: bytes) -> NodeCapture:
@@ -120,42 +114,31 @@ def _read(answer: Answer, body: bytes) -> NodeCapture:
     return NodeCapture(answer.node, answer.seconds, text, host)
 
 
-def _parse_answer(out: bytes) -> tuple[str, bytes] | None:
-    """The word of the answer and what belongs to it; None where it is not whole."""
-    at = out.find(_MARK)
-    if at < 0:
-        return None
-    head, _, rest = out[at + len(_MARK) :].partition(b"\n")
-    match = re.fullmatch(rb"([a-z-]+) (\d+)", head)
-    if match is None or len(rest) < int(match[2]):
-        return None
-    return match[1].decode(), rest[: int(match[2])]
-
-
 class CaptureWriter:
-    """Writes captures as they come; the list of nodes at the end, interrupted or not."""
+    """Writes captures as they come in, and the list of nodes at the end, also after an interrupt."""
 
     def __init__(self, folder: Path, inventory: Inventory) -> None:
-        """Raises BadInput for a folder that cannot be used, before anybody is asked."""
+        """Raises BadInput for a folder that cannot be used."""
         self._folder, self._inventory = folder, inventory
         self._redactor = Redactor()
-        self._got: dict[str, dict[str, Any]] = {}
+        self._rows: dict[str, dict[str, Any]] = {}
         self.count = 0
+        hint = Message("cluster.save-no-folder-hint")
         if folder.exists() and not folder.is_dir():
-            raise BadInput(Message("cluster.save-no-folder", {"path": str(folder)}), _hint("save-no-folder"))
+            raise BadInput(Message("cluster.save-no-folder", {"path": str(folder)}), hint)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             is_empty = not any(folder.iterdir())
         except OSError as error:
             raise _unwritten(folder, error) from error
         if not is_empty:
-            raise BadInput(Message("cluster.save-not-empty", {"path": str(folder)}), _hint("save-no-folder"))
+            raise BadInput(Message("cluster.save-not-empty", {"path": str(folder)}), hint)
 
     def add(self, capture: NodeCapture) -> None:
-        """Writes what one node gave. Raises BadInput where it cannot be written."""
+        """Writes the capture of one node. Raises BadInput if it cannot be written."""
         failure = capture.failure.value if capture.failure else None
-        line, at = self._without_names(capture)
-        self._got[capture.node.name] = {"trouble": failure, "line": line, "at": at, "seconds": capture.seconds}
+        line, at = self._redacted(capture)
+        self._rows[capture.node.name] = {"trouble": failure, "line": line, "at": at, "seconds": capture.seconds}
         if capture.host is not None:
             self._write(_file_of(capture.node.name), capture.text)
             self.count += 1
@@ -166,23 +149,23 @@ class CaptureWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        collected = [node for node in self._inventory.nodes if node.name in self._got]
-        nodes = [{**self._kept(node), **self._got[node.name]} for node in collected]
+        collected = [node for node in self._inventory.nodes if node.name in self._rows]
+        nodes = [{**self._node_row(node), **self._rows[node.name]} for node in collected]
         source = self._redactor.text(self._inventory.source)
         document = {"schema": SCHEMA, "npuenv": __version__, "source": source, "nodes": nodes}
         self._write(LIST, json.dumps(document, ensure_ascii=False, indent=1) + "\n")
 
-    def _kept(self, node: Node) -> dict[str, Any]:
-        """What judging again needs of a node: neither who logs in there, nor by which way."""
+    def _node_row(self, node: Node) -> dict[str, Any]:
+        """What later checks need of a node: neither user nor jump host."""
         address = node.address
-        if address != node.name:  # by itself it could be a version for all that the redactor knows
+        if address != node.name:  # alone it could be a version number for the redactor
             address = self._redactor.text(f"addr {address}").removeprefix("addr ")
         return {"name": node.name, "address": address, "port": node.port, "cards": node.cards}
 
-    def _without_names(self, capture: NodeCapture) -> tuple[str, str]:
-        """What ssh said of a node, and the host on the way to it, with stand-ins for users and jump hosts."""
-        said = _USER.match(capture.line)
-        for user in (capture.node.user, said["user"] if said else None):
+    def _redacted(self, capture: NodeCapture) -> tuple[str, str]:
+        """The line and the jump host of a failure, with stand-ins for users and hosts."""
+        login = _USER.match(capture.line)
+        for user in (capture.node.user, login["user"] if login else None):
             self._redactor.learn_user(user or "")
         if capture.at:
             self._redactor.learn_host(capture.at)
@@ -196,9 +179,9 @@ class CaptureWriter:
 
 
 def load_captures(folder: Path) -> tuple[Inventory, Iterator[NodeCapture]]:
-    """The nodes of a folder and what each gave; without a list of nodes, those whose captures lie there.
+    """The nodes of a folder and their captures; without a list of nodes, one for each file.
 
-    Raises BadInput for a folder without captures and, as they are read, for a file that is none.
+    Raises BadInput for a folder without captures and, as they are read, for an invalid one.
     """
     listed = folder / LIST
     if listed.is_file():
@@ -221,22 +204,18 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         rows = document["nodes"] if document["schema"] == SCHEMA else None
     except (OSError, ValueError, KeyError, TypeError):
         rows = None
-    is_sound = isinstance(rows, list) and all(isinstance(row, dict) and _is_name(row.get("name")) for row in rows)
-    if not is_sound:
+    names = [row.get("name") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    # A name is part of a path.
+    has_names = all(isinstance(name, str) and re.fullmatch(r"[^./][^/]*", name) for name in names)
+    if not isinstance(rows, list) or len(names) < len(rows) or not has_names:
         why = Message("host.wrong-schema", {"found": path.name, "expected": SCHEMA})
         args = {"file": str(path), "why": why}
         raise BadInput(Message("host.bad-capture", args), Message("host.bad-capture-hint"))
-    assert isinstance(rows, list)
     return rows
 
 
-def _is_name(value: object) -> bool:
-    """Whether it is a name, and leads nowhere else."""
-    return isinstance(value, str) and bool(value) and "/" not in value and not value.startswith(".")
-
-
 def _node(row: dict[str, Any]) -> Node:
-    """The node of a row; what has another type than it should have is left out."""
+    """The node of a row, without values of a wrong type."""
     texts = {key: row[key] for key in ("user", "jump", "python") if isinstance(row.get(key), str)}
     numbers = {key: row[key] for key in ("port", "cards") if isinstance(row.get(key), int)}
     return Node(row["name"], str(row.get("address") or row["name"]), **texts, **numbers)
@@ -254,10 +233,6 @@ def _load_capture(folder: Path, node: Node, row: dict[str, Any]) -> NodeCapture:
 
 def _file_of(name: str) -> str:
     return f"{name}{_APART}.json" if f"{name}.json" == LIST else f"{name}.json"
-
-
-def _hint(name: str) -> Message:
-    return Message(f"cluster.{name}-hint")
 
 
 def _unwritten(path: Path, error: OSError) -> BadInput:

@@ -56,10 +56,7 @@ _SHAPES = {
     "python": re.compile(r"[A-Za-z0-9_/~][^\x00-\x1f]*"),
 }
 _BOUNDS = {"port": (1, 65535), "cards": (0, 1024)}
-# Words with which a table names its columns; the last ones may also be what a single node is called.
-_COLUMNS = {*_KEYS, *_ALIASES, "name", "ip", "hostname", "host_name", "ip_address", "node", "nodes", "hosts"}
-_NAMES_TOO = {"host", "node", "nodes", "hosts", "user", "python"}
-# A name in brackets with nothing beside it can be no range of names either.
+# A name in brackets without anything beside it is no range of names.
 _HEADING = re.compile(r"\[(?:(?=[^\]]*[A-Za-z])[^\]:]+|\d+)(?P<kind>:[A-Za-z]\w*)?\]")
 _RANGE = re.compile(r"\[([^\[\]]*)\]")
 _RUN = re.compile(r"(\d+)(?:[-:](\d+))?")
@@ -70,15 +67,15 @@ _FOUR = re.compile(r"\d+(?:\.\d+){3}")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine that is reached over ssh. None: as the user's ssh configuration says, or not known."""
+    """A machine that is reached over ssh. None: as in the user's ssh configuration, or unknown."""
 
-    name: str  # how the user calls it, and ssh's name for it
-    address: str  # where it answers; equal to the name unless the inventory says otherwise
+    name: str  # in the inventory, and the host for ssh
+    address: str  # equal to the name unless the inventory has another one
     user: str | None = None
     port: int | None = None
-    jump: str | None = None  # the hosts in between, as for `ssh -J`; NO_JUMP: none, whatever the configuration says
-    cards: int | None = None  # how many NPUs it ought to have; 0: it takes part without any
-    python: str | None = None  # the interpreter there that runs the doctor; None: python3
+    jump: str | None = None  # jump hosts, as for `ssh -J`; NO_JUMP: none, whatever the configuration says
+    cards: int | None = None  # the expected number of NPUs; 0: a node without cards
+    python: str | None = None  # the remote interpreter; None: python3
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +88,14 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line's words, and where they stand."""
+    """A line of the file."""
 
     source: str
     number: int
     text: str
 
     def error(self, name: str, /, **args: object) -> BadInput:
-        """What is wrong with the line."""
+        """The error for this line."""
         where = {"source": self.source, "line": self.number, "text": _short(self.text)}
         why = Message(f"cluster.line-{name}", {key: _short(value) for key, value in args.items()})
         return BadInput(Message("cluster.bad-line", {**where, "why": why}), Message("cluster.bad-line-hint"))
@@ -122,13 +119,13 @@ def read(place: str) -> Inventory:
 
 
 def _decoded(data: bytes) -> str:
-    """The text, in UTF-8 or with a mark in UTF-16, as editors of Windows write it."""
+    """The text, from UTF-8, or from UTF-16 with a byte order mark, as editors of Windows write it."""
     is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     return data.decode("utf-16" if is_wide else "utf-8-sig")
 
 
 def _short(value: object) -> object:
-    """A value as an error shows it: no longer than a line, and nothing in it that a terminal obeys."""
+    """A value for an error message: at most one line, without control characters."""
     if not isinstance(value, str):
         return value
     shown = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
@@ -142,7 +139,7 @@ def parse(text: str, source: str) -> Inventory:
     for line in _lines(text, source):
         patterns, settings = _words(line)
         if patterns == ["*"]:
-            if "address" in settings:  # one for all would lead every name to one machine
+            if "address" in settings:  # every name would lead to one machine
                 raise line.error("address-for-all", value=settings["address"])
             common |= settings
             continue
@@ -157,19 +154,19 @@ def parse(text: str, source: str) -> Inventory:
     nodes: dict[tuple[str, int | None, str | None], tuple[_Line, Node]] = {}
     for name, (line, own) in found.items():
         node = _node(line, name, {**common, **own})
-        first, other = nodes.setdefault(_place(node), (line, node))
+        first, other = nodes.setdefault(_endpoint(node), (line, node))
         if other is not node:
             raise line.error("same", name=name, other=other.name, first=first.number)
     return Inventory(tuple(node for _, node in nodes.values()), source)
 
 
-def _place(node: Node) -> tuple[str, int | None, str | None]:
-    """What is the same for two names of one machine, which nobody may start twice; case is nothing to a name."""
+def _endpoint(node: Node) -> tuple[str, int | None, str | None]:
+    """What two names of one machine have in common."""
     return node.address.lower().rstrip("."), node.port, node.jump
 
 
 def _lines(text: str, source: str) -> Iterator[_Line]:
-    """What is left without comments, empty lines and headings."""
+    """The lines without comments, empty lines and headings."""
     for number, raw in enumerate(text.splitlines(), start=1):
         line = _Line(source, number, re.sub(r"(^|\s)#.*", "", raw).strip())
         if any(ord(letter) < ord(" ") and letter != "\t" for letter in line.text):
@@ -187,7 +184,7 @@ def _words(line: _Line) -> tuple[list[str], dict[str, str]]:
     settings: dict[str, str] = {}
     for word in line.text.split():
         key, is_setting, value = word.partition("=")
-        if word.startswith("-"):  # ssh would take it for an option
+        if word.startswith("-"):  # an option for ssh
             raise line.error("name", name=word)
         if is_setting:
             key = _known_key(line, key)
@@ -204,10 +201,7 @@ def _words(line: _Line) -> tuple[list[str], dict[str, str]]:
 
 
 def _require_names(line: _Line, patterns: Sequence[str]) -> None:
-    """Refuses lines of other files that could be taken for names: /etc/hosts, tables with or without a heading."""
-    lower = [pattern.lower() for pattern in patterns]
-    if set(lower) <= _COLUMNS and (len(lower) > 1 or lower[0] not in _NAMES_TOO):
-        raise line.error("columns")
+    """Refuses lines of other files that could be taken for names: /etc/hosts, hostfiles with bare numbers of slots."""
     number = next((pattern for pattern in patterns if pattern.isdecimal()), None)
     if number is not None:
         raise line.error("number-name", name=number)
@@ -227,7 +221,7 @@ def _known_key(line: _Line, key: str) -> str:
 
 
 def _checked(line: _Line, key: str, value: str) -> str:
-    """The value, where it is one that the key can have. An address may hold ranges: it is checked without them."""
+    """The value, if the key can have it. An address may have ranges: it is checked once they are expanded."""
     if key in _BOUNDS:
         least, most = _BOUNDS[key]
         if not value.isascii() or not value.isdigit() or not least <= int(value) <= most:
@@ -259,7 +253,7 @@ def _expanded(
 
 
 def _port_of(line: _Line, word: str) -> re.Match[str] | None:
-    """`node1:2222` in its parts. MPI's lists have the number of cards in the place of the port."""
+    """The match of `node1:2222`. MPI's lists have the number of slots instead of the port: refused."""
     found = _PORT.fullmatch(word)
     if found and len(found[2]) < 3 and int(found[2]) != _SSH_PORT:
         raise line.error("port-or-cards", name=found[1], number=found[2])
@@ -286,7 +280,7 @@ def _names(line: _Line, pattern: str) -> Iterator[str]:
 
 
 def _range(line: _Line, text: str) -> list[str]:
-    """The numbers of `01-03,07`; leading zeros of the first number hold for its range."""
+    """The numbers of `01-03,07`; the first number sets the width of its range."""
     numbers: list[str] = []
     for item in text.split(","):
         run = _RUN.fullmatch(item.strip())
@@ -307,7 +301,7 @@ def _split(word: str) -> Iterable[str]:
 
 
 def _node(line: _Line, name: str, own: Mapping[str, str]) -> Node:
-    """The node; whatever is handed to ssh as its address has the shape of one."""
+    """The node. Its address, which ssh gets, must look like one."""
     address = own.get("address", name)
     if not _SHAPES["name"].fullmatch(address):
         raise line.error("value", key="address", value=address)

@@ -1,9 +1,8 @@
 """The fewest faults that explain what failed: pings between devices, and connections to ports. Pure.
 
-A hypothesis says what it breaks. It counts only if everything it breaks that was tried did fail, so nothing that works
-contradicts it; what was not tried speaks neither for it nor against it. Hypotheses are chosen greedily, the one that
-explains most of what is left first, and those that turn out not to be needed are dropped. A part that flaps is looked
-for in what is left then, and says itself that some of its pings work.
+A hypothesis implies a set of failures. It is possible only if all of them that were tried did fail; untried pings say
+nothing. Hypotheses are chosen greedily, the one that explains most of the remaining failures first, and redundant ones
+are dropped. Intermittent faults ("flaps"), which do not imply that every ping fails, are searched in what remains.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ K = TypeVar("K", bound="Hashable")
 def choose(
     explains: Mapping[H, Sequence[int]], is_left: bytearray, order: Callable[[H], Any], *, least: int = 1
 ) -> list[H]:
-    """Hypotheses that together explain what is left: each time the one that explains most of it, at least `least`.
+    """Chooses hypotheses greedily: each time the one that explains most of what is left, at least `least` failures.
 
-    What they explain is taken out of what is left. `order` decides among equals, the smallest first.
+    Clears what they explain in `is_left`. `order` decides among equals, the smallest first.
     """
-    # What a hypothesis still explains only shrinks: an entry whose number is right when it comes up is the largest.
+    # What a hypothesis explains only shrinks, so an entry with the right number at the top of the heap is the largest.
     queue = [
         (-len(indexes), order(hypothesis), at, hypothesis)
         for at, (hypothesis, indexes) in enumerate(explains.items())
@@ -56,7 +55,7 @@ def choose(
 
 
 def drop_redundant(chosen: Sequence[H], explains: Mapping[H, Sequence[int]], count: int) -> list[H]:
-    """Those of which none can be left out; the last chosen explain least and go first. `count`: all failures."""
+    """The hypotheses without redundant ones, of which the last chosen go first. `count`: all failures."""
     times = _times(chosen, explains, count)
     needed = []
     for hypothesis in reversed(chosen):
@@ -69,12 +68,12 @@ def drop_redundant(chosen: Sequence[H], explains: Mapping[H, Sequence[int]], cou
 
 
 def fewest(explains: Mapping[H, Sequence[int]], count: int, order: Callable[[H], Any]) -> list[H]:
-    """Hypotheses that together explain all failures that any explains, and none of which can be left out."""
+    """Hypotheses that together explain all failures that any explains, without redundant ones."""
     return drop_redundant(choose(explains, bytearray(b"\1" * count), order), explains, count)
 
 
 def _times(chosen: Iterable[H], explains: Mapping[H, Sequence[int]], count: int) -> list[int]:
-    """How many of the chosen explain each failure."""
+    """The number of chosen hypotheses that explain each failure."""
     times = [0] * count
     for hypothesis in chosen:
         for index in explains[hypothesis]:
@@ -85,13 +84,10 @@ def _times(chosen: Iterable[H], explains: Mapping[H, Sequence[int]], count: int)
 def connected_groups(
     values: Iterable[Any], links: Iterable[tuple[Any, Any]], *, is_mutual: bool = False
 ) -> list[list[Any]]:
-    """The values that reach each other, if only by way of others, in groups; `is_mutual`: those that do there and back.
-
-    A value that reaches no other one is no group: it is what is broken, and not what lies between it and the others.
-    """
+    """The connected components with at least two values; `is_mutual`: the strongly connected ones."""
     names = list(dict.fromkeys(values))
     index_of = {name: index for index, name in enumerate(names)}
-    reached = [1 << index for index in range(len(names))]  # bit n: the value at place n
+    reached = [1 << index for index in range(len(names))]  # bit n: the value at index n
     for one, other in links:
         reached[index_of[one]] |= 1 << index_of[other]
         if not is_mutual:
@@ -100,14 +96,14 @@ def connected_groups(
         reached = [bits | reached[middle] if bits >> middle & 1 else bits for bits in reached]
     groups: dict[int, list[Any]] = {}
     for index, name in enumerate(names):
-        # The first one that it reaches and that reaches it stands for the group; it is itself one of them.
+        # A group is named by its first member.
         first = next(at for at in range(index + 1) if reached[index] >> at & 1 and reached[at] >> index & 1)
         groups.setdefault(first, []).append(name)
     return [group for group in groups.values() if len(group) > 1]
 
 
 def _indexes_of(keys: Iterable[K]) -> dict[K, list[int]]:
-    """The places at which each key stands."""
+    """The indexes of each key."""
     found: defaultdict[K, list[int]] = defaultdict(list)
     for index, key in enumerate(keys):
         found[key].append(index)
@@ -115,55 +111,55 @@ def _indexes_of(keys: Iterable[K]) -> dict[K, list[int]]:
 
 
 class Kind(enum.IntEnum):
-    """What can be broken in a mesh, from the smallest claim to the largest: among equals the earlier one is named."""
+    """What can be broken in a mesh, from the smallest to the largest; of equal explanations the first is named."""
 
     PAIR = 1  # two devices, in both directions as far as tried
     CARD = 2  # the port of one card
-    SENDS = 3  # a card reaches nobody, though others reach it
-    RECEIVES = 4  # nobody reaches a card, though it reaches others
-    ONE_WAY = 5  # from one device to another, though not back
+    SENDS = 3  # nothing that a card sends arrives, but it receives
+    RECEIVES = 4  # nothing arrives at a card, but it sends
+    ONE_WAY = 5  # from one device to another, in this direction only
     NODES = 6  # between the cards of one node and those of another
-    NODES_ONE_WAY = 7  # from the cards of one node to those of another, though not back
+    NODES_ONE_WAY = 7  # from the cards of one node to those of another
     NODE = 8  # all cards of a node
-    NODE_SENDS = 9  # from all cards of a node to all others, though not back
-    NODE_RECEIVES = 10  # to all cards of a node from all others, though not back
-    UPLINK = 11  # all cards of a node to all other nodes; among themselves they work
-    UPLINK_SENDS = 12  # from all cards of a node to all other nodes, though not back
-    UPLINK_RECEIVES = 13  # to all cards of a node from all other nodes, though not back
+    NODE_SENDS = 9  # from all cards of a node to all others
+    NODE_RECEIVES = 10  # to all cards of a node from all others
+    UPLINK = 11  # between the cards of a node and all other nodes
+    UPLINK_SENDS = 12  # from all cards of a node to all other nodes
+    UPLINK_RECEIVES = 13  # to all cards of a node from all other nodes
     ALL_NODES_APART = 14  # between cards of different nodes
     SIDE = 15  # the cards of one number on all nodes: one switch, rail or plane
     SIDE_INSIDE = 16  # the same, among themselves
     SIDES_APART = 17  # between the cards of one number and those of another
-    SIDES_ONE_WAY = 18  # from the cards of one number to those of another, though not back
+    SIDES_ONE_WAY = 18  # from the cards of one number to those of another
     SIDE_CUT_OFF = 19  # between the cards of one number and all others
     ALL_SIDES_APART = 20  # between cards of different numbers
     SUBNET = 21  # all devices of a subnet
     SUBNETS_APART = 22  # between one subnet and another
-    SUBNETS_ONE_WAY = 23  # from one subnet to another, though not back
+    SUBNETS_ONE_WAY = 23  # from one subnet to another
     ALL_SUBNETS_APART = 24  # between different subnets
-    PARTITION = 25  # between groups of nodes, none of which reaches a node of another one
-    PARTITION_ONE_WAY = 26  # from one group of nodes to another, though not back
-    SIDE_PARTITION = 27  # between groups of numbers of cards, none of which reaches a card of another one
-    SIDE_PARTITION_ONE_WAY = 28  # from one group of numbers of cards to another, though not back
-    CARD_FLAPS = 29  # many pings of one card, though others come back
-    NODE_FLAPS = 30  # many pings of each card of a node, though others come back
-    SIDE_FLAPS = 31  # many pings of each card of one number, though others come back
+    PARTITION = 25  # between groups of nodes
+    PARTITION_ONE_WAY = 26  # from one group of nodes to another
+    SIDE_PARTITION = 27  # between groups of card numbers
+    SIDE_PARTITION_ONE_WAY = 28  # from one group of card numbers to another
+    CARD_FLAPS = 29  # many pings of one card, but not all
+    NODE_FLAPS = 30  # many pings of each card of a node, but not all
+    SIDE_FLAPS = 31  # many pings of each card of one number, but not all
     EVERYTHING = 32
 
     @property
     def word(self) -> str:
-        """As documents spell it: side-inside."""
+        """Its name in documents: side-inside."""
         return self.name.lower().replace("_", "-")
 
 
 _MOST_OF_A_PAIR = 2  # pings: there and back
-_FEWEST_APART = 3  # values that can be apart without being two, or one and the rest
+_FEWEST_APART = 3  # values, for "all of them are apart" to differ from a single pair
 
 
 class Hypothesis(NamedTuple):
-    """A kind with what it is about: places of devices, names of nodes, numbers of cards or subnets, by its kind.
+    """A kind, and by its kind indexes of devices, names of nodes, numbers of cards, or subnets.
 
-    A partition is about its groups, each in one text, as `fold` writes names. A plain tuple: a mesh makes millions.
+    A partition is about its groups, each folded into one text. A plain tuple, because a mesh makes millions.
     """
 
     kind: Kind
@@ -172,16 +168,16 @@ class Hypothesis(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A part of an explanation."""
+    """One fault of an explanation."""
 
     hypothesis: Hypothesis
-    explains: tuple[Pair, ...]  # the failing pings that it breaks
-    alternatives: tuple[Hypothesis, ...]  # what could stand in its place: the pings cannot tell them apart
+    explains: tuple[Pair, ...]  # the failed pings that it implies
+    alternatives: tuple[Hypothesis, ...]  # hypotheses that the pings cannot distinguish from it
 
 
 @dataclass(frozen=True, slots=True)
 class _Kinds:
-    """The kinds that are about what devices share: their node, the number of the card, the subnet. None: no such."""
+    """The kinds about what devices share: node, card number or subnet. None: there is no such kind."""
 
     of_one: Kind
     apart: Kind
@@ -192,7 +188,7 @@ class _Kinds:
     sends: tuple[Kind, Kind] | None = None  # to all, to all others
     receives: tuple[Kind, Kind] | None = None
     groups: tuple[Kind, Kind] | None = None  # in both directions, in one
-    fewest: int = 2  # values from which on all of them can be apart
+    fewest: int = 2  # values for `all_apart`
 
 
 _NODES = _Kinds(
@@ -213,7 +209,7 @@ _SUBNETS = _Kinds(Kind.SUBNET, Kind.SUBNETS_APART, Kind.SUBNETS_ONE_WAY, Kind.AL
 
 
 class _Family:
-    """What devices share, and the hypotheses that follow from it: not from what a single device has, or all have."""
+    """A shared property of devices (node, card number, subnet), and the hypotheses about its values."""
 
     def __init__(self, kinds: _Kinds, values: Sequence[Any], works: Iterable[Pair]) -> None:
         self.kinds, self.values = kinds, values
@@ -230,7 +226,7 @@ class _Family:
                 self._groups.append((kind, group_of, () if is_mutual else names))
 
     def hypotheses(self, one: Any, other: Any) -> Iterator[Hypothesis]:
-        """Those about a ping from a device with one value to a device with the other."""
+        """The hypotheses that imply the failure of a ping from a device with one value to one with the other."""
         kinds = self.kinds
         for value in {one, other} & self.shared:
             yield Hypothesis(kinds.of_one, (value,))
@@ -256,9 +252,9 @@ class _Family:
 
 
 class Topology:
-    """The devices of a mesh by what they share, and the hypotheses about pings between them.
+    """The devices of a mesh by their shared properties, and the hypotheses about pings between them.
 
-    `works` are the pings that work: they tell which nodes and numbers of cards reach each other, at least indirectly.
+    `works`: the working pings, from which follow the groups of nodes and card numbers that reach each other.
     """
 
     def __init__(self, devices: Sequence[Device], works: Sequence[Pair] = ()) -> None:
@@ -267,10 +263,9 @@ class Topology:
         self._subnets = _Family(_SUBNETS, [device.network for device in devices], works)
 
     def grouped(self, pairs: Sequence[Pair]) -> Iterator[tuple[Iterable[Hypothesis], list[int]]]:
-        """The pings by what they have in common: the hypotheses about each group, with the places of its pings.
+        """Groups of pings with the same hypotheses: these, and the indexes of the pings.
 
-        Many pings come down to few groups. Hypotheses about a single pair of devices, and about what flaps, are left
-        out: see `_about_pairs` and `_flapping`.
+        Without hypotheses about a single pair of devices, and about flapping: see `_about_pairs` and `_flapping`.
         """
         if pairs:
             yield (Hypothesis(Kind.EVERYTHING),), list(range(len(pairs)))
@@ -283,7 +278,7 @@ class Topology:
                 yield family.hypotheses(*ends), indexes
 
     def explained(self, failed: Sequence[Pair], works: Sequence[Pair]) -> dict[Hypothesis, list[int]]:
-        """The places of the failing pings of every hypothesis that no working ping contradicts."""
+        """The indexes of the failed pings of every hypothesis that no working ping contradicts."""
         contradicted = {hypothesis for hypotheses, _ in self.grouped(works) for hypothesis in hypotheses}
         found: defaultdict[Hypothesis, list[int]] = defaultdict(list)
         for hypotheses, indexes in self.grouped(failed):
@@ -293,7 +288,7 @@ class Topology:
         return dict(found)
 
     def members(self) -> Iterator[tuple[Kind, dict[int | str, list[int]]]]:
-        """What can flap: by its kind the values, each with the places of its devices."""
+        """What can flap: by kind the values, each with the indexes of its devices."""
         yield Kind.CARD_FLAPS, {index: [index] for index in range(len(self._nodes.values))}
         for kind, family in ((Kind.NODE_FLAPS, self._nodes), (Kind.SIDE_FLAPS, self._sides)):
             indexes = _indexes_of(family.values)
@@ -301,15 +296,15 @@ class Topology:
 
 
 def localize_faults(devices: Sequence[Device], failing: Iterable[Pair], working: Iterable[Pair]) -> tuple[Fault, ...]:
-    """The faults that explain all of `failing` and contradict none of `working`, the weightiest first.
+    """The fewest faults that explain all of `failing` and contradict none of `working`, the largest first.
 
-    If nothing larger does, the pairs themselves do, so there always is an explanation. None of its parts is redundant.
+    There always is an explanation: at worst the failed pairs themselves. None of its faults is redundant.
     """
     failed, works = list(dict.fromkeys(failing)), list(working)
     topology = Topology(devices, works)
     explains = topology.explained(failed, works)
     is_left = bytearray(b"\1" * len(failed))
-    # A pair breaks two pings at most, so that pairs are only looked at when nothing else breaks more.
+    # A pair explains at most two pings, so pairs come last.
     chosen = choose(explains, is_left, _order, least=_MOST_OF_A_PAIR + 1)
     left = [index for index, is_so in enumerate(is_left) if is_so]
     explains.update(_about_pairs(left, failed, set(works)))
@@ -323,7 +318,7 @@ def _order(hypothesis: Hypothesis) -> tuple[int, str]:
 
 
 def _about_pairs(at: Iterable[int], failed: Sequence[Pair], works: Collection[Pair]) -> dict[Hypothesis, list[int]]:
-    """The hypotheses about the two devices of some failing pings alone, with all failing pings that they break."""
+    """The hypotheses about single pairs of devices, for the failed pings at these indexes."""
     index_of = {pair: index for index, pair in enumerate(failed)}
     found: dict[Hypothesis, list[int]] = {}
     for index in at:
@@ -339,17 +334,14 @@ def _about_pairs(at: Iterable[int], failed: Sequence[Pair], works: Collection[Pa
 def _flapping(
     topology: Topology, failed: Sequence[Pair], works: Sequence[Pair], left: Sequence[int]
 ) -> dict[Hypothesis, list[int]]:
-    """What some pings of fail and others work, with all failing pings that it breaks.
-
-    It is only looked for in what no hypothesis explains that is always broken.
-    """
+    """What has failed and working pings, with its failed ones; searched in the pings that nothing else explains."""
     bad, good = _partners(failed[index] for index in left), _partners(works)
     tried = _partners((*failed, *works))
     found = {}
     for kind, members in topology.members():
         for value, indexes in members.items():
             inside = set(indexes)
-            mixed = [at for at in indexes if at in good]  # the others are broken for good, and named so
+            mixed = [at for at in indexes if at in good]  # the others never work, and have a hypothesis
             if mixed and all(_stands_out(at, bad, tried, inside) for at in mixed):
                 broken = [index for index, pair in enumerate(failed) if not inside.isdisjoint(pair)]
                 found[Hypothesis(kind, (value,))] = broken
@@ -365,10 +357,7 @@ def _partners(pairs: Iterable[Pair]) -> dict[int, set[int]]:
 
 
 def _stands_out(at: int, bad: Mapping[int, set[int]], tried: Mapping[int, set[int]], inside: set[int]) -> bool:
-    """Whether a device has pings that fail with so many others, and these with so few, that it is the device.
-
-    Where each ping fails by itself, some device has two or three of them by chance.
-    """
+    """Whether a device has failed pings with many others, each of which has few, so that they are not random."""
     partners, of_all = bad.get(at, set()) - inside, tried[at] - inside
     is_many = len(partners) >= _FEWEST_APART or len(partners) >= max(2, len(of_all) / 2)
     return is_many and len(partners) >= 2 * median(len(bad[other]) for other in partners)
@@ -380,7 +369,7 @@ def _with_alternatives(
     failed: Sequence[Pair],
     works: Collection[Pair],
 ) -> Iterator[Fault]:
-    """Each with the hypotheses that break all of what it alone explains: they could stand in its place."""
+    """The faults, each with the hypotheses that explain all that it alone explains."""
     times = _times(chosen, explains, len(failed))
     alone = {hypothesis: {index for index in explains[hypothesis] if times[index] == 1} for hypothesis in chosen}
     few = [index for indexes in alone.values() if len(indexes) <= _MOST_OF_A_PAIR for index in indexes]
@@ -397,7 +386,7 @@ def _with_alternatives(
 
 
 class PortProbe(NamedTuple):
-    """One attempt of one node at a port of another one."""
+    """One attempt of one node to connect to a port of another one."""
 
     source: str
     target: str
@@ -405,19 +394,19 @@ class PortProbe(NamedTuple):
 
 
 class PortFault(NamedTuple):
-    """Where all attempts failed. None stands for every source, target or port."""
+    """Where all attempts failed. None: every source, target or port."""
 
     source: str | None
     target: str | None
     ports: tuple[int, ...] | None
-    failed: tuple[PortProbe, ...]  # those that it explains, and none before it
+    failed: tuple[PortProbe, ...]  # that no earlier fault explains
 
 
 def localize_port_faults(tried: Mapping[PortProbe, bool]) -> list[PortFault]:
-    """What explains every failed attempt, the one that explains most first. `tried` says of each whether it arrived.
+    """The fewest faults that explain every failed attempt, the largest first. `tried`: whether each attempt arrived.
 
-    Of two scopes that explain as much the narrower one is named: of two nodes that do not reach each other neither is
-    blamed alone. Faults that differ in their ports alone are one.
+    Of equal explanations the narrower one is named: a link rather than one of its nodes. Faults that differ only in
+    their ports are one.
     """
     failed = [probe for probe, arrived in tried.items() if not arrived]
     works = {scope for probe, arrived in tried.items() if arrived for scope in _scopes(probe)}
@@ -445,5 +434,5 @@ def _scopes(probe: PortProbe) -> Iterator[_Scope]:
 
 
 def _width(scope: _Scope) -> tuple[int, bool]:
-    """Of scopes that explain as much: the narrower one; of the two ends of a link, the one that listens."""
+    """Orders equal explanations: the narrower one first; of the two ends of a link, the listening one."""
     return sum(part is None for part in scope[:2]), scope[1] is None

@@ -1,7 +1,4 @@
-"""Many names in few words: `node[01-03,07]`, `cards 3,5-7`.
-
-An inventory reads what `fold` writes: the same names come out of it again.
-"""
+"""Names and numbers as ranges: `node[01-03,07]`, `3,5-7`. An inventory reads what `fold` writes."""
 
 from __future__ import annotations
 
@@ -12,13 +9,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-_PARTS = re.compile(r"(\d+)")  # split by it: texts at even places, numbers at odd ones
+_PARTS = re.compile(r"(\d+)")  # splits into texts (even indexes) and numbers (odd indexes)
 
 
 def fold(names: Iterable[str]) -> str:
     """The names with their numbers as ranges, in natural order, each once; separated by a comma and a blank.
 
-    Names of one shape are folded at the number that leaves the fewest words; leading zeros are kept.
+    Names of one shape are folded at the number that leaves the fewest ranges. Leading zeros stay.
     Example: node07, node01, node02, node03, head -> "head, node[01-03,07]"
     """
     shapes: defaultdict[tuple[str, ...], list[list[str]]] = defaultdict(list)
@@ -39,26 +36,25 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
 
 
 def _fold_shape(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The words for names that differ in their numbers alone; each row is a name cut into texts and numbers."""
-    places = range(len(rows[0]) - 2, 0, -2)  # from the last number on: it counts the nodes where nothing else decides
-    folded = (_fold_at(rows, place) for place in places)
+    """The folded names of one shape; each row is a name split into texts and numbers."""
+    folded = (_fold_at(rows, at) for at in range(len(rows[0]) - 2, 0, -2))  # the last number first
     return min(folded, key=len, default=["".join(row) for row in rows])
 
 
-def _fold_at(rows: Sequence[Sequence[str]], place: int) -> list[str]:
+def _fold_at(rows: Sequence[Sequence[str]], at: int) -> list[str]:
     around: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for row in rows:
-        around["".join(row[:place]), "".join(row[place + 1 :])].append(row[place])
-    return [f"{head}{_bracket(_runs(numbers))}{tail}" for (head, tail), numbers in around.items()]
-
-
-def _bracket(runs: Sequence[str]) -> str:
-    """A single number stands without brackets."""
-    return runs[0] if len(runs) == 1 and "-" not in runs[0] else f"[{','.join(runs)}]"
+        around["".join(row[:at]), "".join(row[at + 1 :])].append(row[at])
+    folded = []
+    for (head, tail), numbers in around.items():
+        runs = _runs(numbers)
+        is_single = len(runs) == 1 and "-" not in runs[0]
+        folded.append(f"{head}{runs[0] if is_single else '[' + ','.join(runs) + ']'}{tail}")
+    return folded
 
 
 def _runs(numbers: Sequence[str]) -> list[str]:
-    """Neighbours joined as FIRST-LAST; the numbers come in order and keep their leading zeros."""
+    """Consecutive numbers as FIRST-LAST; the numbers are sorted and may have leading zeros."""
     runs: list[list[str]] = []
     for number in numbers:
         if runs and number == str(int(runs[-1][-1]) + 1).zfill(len(runs[-1][0])):

@@ -1,13 +1,13 @@
-"""One command on many nodes at once, over the system's ssh client.
+"""Commands and Python programs on many nodes at once, over the system's ssh client.
 
-One thread waits for all of them. Every node gives exactly one answer, and no node takes longer than its limit. What
-happens on a node is not judged here.
+One thread serves all connections (`ask`). Every node gives exactly one answer, within its limit. `Transport` holds how
+nodes are reached; `run_program` runs a program of `npuenv.facts.target` and reads its JSON answer.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
+import json
 import os
 import random
 import re
@@ -16,43 +16,44 @@ import selectors
 import subprocess
 import time
 from collections import deque
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
-from npuenv.cluster.ssh import NodeFailure, Options, argv_for, failure_of
+from npuenv.cluster.ssh import NodeFailure, Options, argv_for, failure_line, failure_of
+from npuenv.core.json_input import JsonError, loads
+from npuenv.facts.target import text
 from npuenv.host.children import end_group, undisturbed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from npuenv.cluster.inventory import Node
 
-PARALLEL = 32  # far more than two cores can feed, and little for a file server that all of them read from
+
+PARALLEL = 32  # more than two cores can feed, and few for a file server that all nodes read from
 MAX_BYTES = 64 << 20
 _CHUNK = 1 << 16
-_ERR_BYTES = 1 << 16  # the end of the client's texts that is kept
+_ERR_BYTES = 1 << 16  # of the client's stderr, from its end
 _POLL_S = 0.02  # where the kernel cannot tell the end of a process through a descriptor
 # sshd drops connections at random while many log in at once (MaxStartups), most of all that of a jump host.
 _SHED = re.compile(r"exchange_identification|banner exchange|Not allowed at this time|Exceeded MaxStartups")
-# The client has waited in vain for a server that is there, or for a node of which nothing is known.
+# A loaded server accepted the connection and was not ready within ConnectTimeout.
 _NO_GREETING = re.compile(r"timed out during banner exchange|Connection to \S+ port \d+:? (?:Connection )?timed out")
-_NO_ANSWER = re.compile(r"connect to (?:host|address) .* timed out")
-_TIMES_OTHERS = 2.0  # so much longer than the slowest of the others a node may take to be reached
-_AGAIN_AT_MOST = 3
-_REST_S = (0.5, 2.0)  # at random, so that those that were dropped together do not come back together
+_MOST_RETRIES = 3
+_PAUSE_S = (0.5, 2.0)  # before a retry; random, so that nodes dropped together do not return together
 _FILES_EACH = 4  # open files of one session: three pipes, and its process
 _FILES_BESIDE = 64
-_MORE_S = 0.05  # between two times that a caller is asked for more input
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What asking one node came to."""
+    """The outcome of a command on one node."""
 
     node: Node
-    code: int | None  # the exit code of the command; None: it never came to one
+    code: int | None  # the exit code of the command; None: it has none
     out: bytes
-    err: str  # the end of it where it was long
+    err: str  # its last 64 KiB
     seconds: float
     failure: NodeFailure | None  # None: the command ran to its end
 
@@ -69,23 +70,19 @@ def ask(
     max_bytes: int = MAX_BYTES,
     keeps_stdin: bool = False,
     on_output: Callable[[Node, bytes], object] | None = None,
-    more: Callable[[], Mapping[str, bytes]] | None = None,
 ) -> Generator[Answer, None, None]:
-    """The answers as they come in, one for every node. Closing the iterator ends all that still runs.
+    """The answers as they come in, one for every node. Closing the iterator ends all running commands.
 
-    `limit_s` counts from the start of a node's own connection, less what the caller does with other answers meanwhile.
-    Within it a connection that a busy server drops at its very beginning is tried again, and one that took too long
-    to come about where the other nodes need about as long.
-    `command` is a list of words, quoted for the remote shell. With `keeps_stdin` its input stays open after the
-    data, so the command sees its end when nobody waits any more; `more` is then called again and again for
-    further input by the names of nodes. More than `max_bytes` of output end a command. `on_output` is called with each
-    piece of output as it comes.
+    `limit_s` counts from the start of a node's own connection, without the time that the caller spends on other
+    answers. Within it a connection that a busy server drops before the command has begun is retried.
+    `command` is a list of words, quoted for the remote shell. With `keeps_stdin` its input stays open after the data
+    until the iterator is closed or the limit is reached. More than `max_bytes` of output end a command. `on_output` is
+    called with each piece of output as it comes.
     """
     waiting = list(reversed(nodes))
     parallel = room_for(min(parallel, len(nodes)))
     sessions: list[_Session] = []
     answers: deque[Answer] = deque()
-    pace = _Pace()
     with selectors.DefaultSelector() as selector:
         try:
             while waiting or sessions or answers:
@@ -96,15 +93,11 @@ def ask(
                     request = _Request(
                         node, words, client, options or Options(), data, limit_s, max_bytes, keeps_stdin, on_output
                     )
-                    session = _Session(selector, request, pace)
+                    session = _Session(selector, request)
                     sessions.append(session)
                     session.start()
                 if sessions:
-                    _poll(selector, sessions, 0.0 if answers else _MORE_S if more else None)
-                if more:
-                    further = more()
-                    for session in sessions:
-                        session.add(further.get(session.name, b""))
+                    _poll(selector, sessions, 0.0 if answers else None)
                 answers += [session.answer for session in sessions if session.answer is not None]
                 sessions = [session for session in sessions if session.answer is None]
                 if answers and not (waiting and len(sessions) < parallel):  # the next ones run while the caller works
@@ -120,7 +113,7 @@ def ask(
 
 
 def room_for(parallel: int) -> int:
-    """How many nodes of those wished for at once there are open files for, after asking the system for enough."""
+    """At most `parallel`: the number of nodes that there are file descriptors for, after raising the soft limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES_EACH * parallel + _FILES_BESIDE
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -134,7 +127,7 @@ def room_for(parallel: int) -> int:
 
 
 def _poll(selector: selectors.BaseSelector, sessions: Sequence[_Session], most_s: float | None) -> None:
-    """Waits for the next thing to happen, no longer than `most_s`, and lets each session have its share of it."""
+    """Waits for the next event, at most `most_s`, and has each session handle it."""
     wait_s = min(session.wakes for session in sessions) - time.monotonic()
     if most_s is not None:
         wait_s = min(wait_s, most_s)
@@ -147,19 +140,12 @@ def _poll(selector: selectors.BaseSelector, sessions: Sequence[_Session], most_s
         session.check(now)
 
 
-@dataclass(slots=True)
-class _Pace:
-    """What is known of how fast nodes are just now."""
-
-    slowest_s: float = 0.0  # of those that have answered; 0: none has yet
-
-
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What is asked of one node; see `ask`."""
+    """A command for one node; see `ask`."""
 
     node: Node
-    words: Sequence[str]  # for the shell there
+    words: Sequence[str]  # for the remote shell
     client: Sequence[str]
     options: Options
     data: bytes
@@ -170,53 +156,40 @@ class _Request:
 
 
 class _Session:
-    """One client and what it says. `answer` is set once, when it has ended and all that it said was read."""
+    """One ssh client and its output. `answer` is set once, when it has ended and all output was read."""
 
-    def __init__(self, selector: selectors.BaseSelector, request: _Request, pace: _Pace) -> None:
+    def __init__(self, selector: selectors.BaseSelector, request: _Request) -> None:
         self.answer: Answer | None = None
-        self._selector, self._request, self._pace = selector, request, pace
+        self._selector, self._request = selector, request
         self._options = request.options
         self._data = memoryview(request.data)
-        self._takes_input = True  # the client still takes its input
-        self._num_again = 0
+        self._takes_input = True  # the client still reads its input
+        self._num_retries = 0
         self._retries_at = 0.0
         self._began = time.monotonic()
         self._deadline = self._began + request.limit_s
         self._process: subprocess.Popen[bytes] | None = None
         self._out, self._err = bytearray(), bytearray()
-        self._last_try: tuple[NodeFailure | None, bytes] = (None, b"")  # how the try before this one ended
+        self._last_try: tuple[NodeFailure | None, bytes] = (None, b"")  # failure and stderr of the previous try
         self._pidfd: int | None = None
 
     @property
-    def name(self) -> str:
-        return self._request.node.name
-
-    def add(self, data: bytes) -> None:
-        """Further input, which is lost where the client takes none any more."""
-        stream = self._process.stdin if self._process else None
-        if not data or stream is None or stream.closed or not self._takes_input:
-            return
-        if stream not in self._selector.get_map():
-            self._watch(stream, self._write_in, selectors.EVENT_WRITE)
-        self._data = memoryview(bytes(self._data) + data)
-
-    @property
     def must_be_polled(self) -> bool:
-        """Whether the selector does not see the end of its process."""
+        """Whether the selector cannot see the end of its process."""
         return self._process is not None and self._pidfd is None
 
     @property
     def wakes(self) -> float:
-        """When it has something to do if no output comes until then."""
+        """The time at which `check` has something to do without any output."""
         return self._deadline if self._process is not None else min(self._retries_at, self._deadline)
 
     def extend(self, seconds: float) -> None:
-        """Gives it more time: somebody else has used up some of it."""
+        """Moves the deadline: the caller has used up some of the time."""
         self._deadline += seconds
 
     def start(self) -> None:
-        """Starts the client, in a session of its own: it finds no terminal to ask at, and Ctrl-C reaches only us."""
-        # No language: ssh speaks English alone, and many a configuration hands LC_* on to the node.
+        """Starts the client in a session of its own: without a terminal for prompts, and out of reach of Ctrl-C."""
+        # LC_* stays: ssh prints English only, and many configurations pass it on to the node.
         environ = {**os.environ, "SSH_ASKPASS_REQUIRE": "never"}
         pipe = subprocess.PIPE
         argv = argv_for(self._request.node, self._request.words, self._request.client, self._options)
@@ -239,7 +212,7 @@ class _Session:
                 self._selector.register(self._pidfd, selectors.EVENT_READ, lambda: None)
 
     def check(self, now: float) -> None:
-        """Sets the answer where it has ended, said too much, or is over its time."""
+        """Sets the answer if the client has ended, printed too much, or reached its deadline."""
         if self.answer is not None:
             return
         if self._process is None:
@@ -249,50 +222,40 @@ class _Session:
         if len(self._out) > self._request.max_bytes:
             self._finish(None, NodeFailure.TOO_MUCH)
         elif (code := _exit_code(self._process.pid)) is not None:
-            # What it wrote lies in the pipes; another process may hold them open, so that their end is not waited for.
+            # Another process may hold the pipes open, so read what they contain and do not wait for their end.
             self._drain()
             failure = failure_of(code, self._text(), self._request.words)
             if not self._retry(now, failure):
                 self._finish(code, failure)
         elif now >= self._deadline:
             failure = NodeFailure.TIMED_OUT
-            if not self._out and not self._err:  # cut short before it said anything: the try before it says more
-                before, self._err[:] = self._last_try
-                failure = before or failure
+            if not self._out and not self._err:  # the previous try says more
+                previous, self._err[:] = self._last_try
+                failure = previous or failure
             self._finish(None, failure)
 
     def _retry(self, now: float, failure: NodeFailure | None) -> bool:
-        """Whether it tries again: nothing had begun when the server dropped it, or the client's patience was at its
-        end before the node's turn had come, and time is left.
+        """Whether it retries: a busy server dropped the connection (after a pause), or had no time for it within
+        ConnectTimeout (once, with twice that time).
         """
         is_shed = failure is NodeFailure.BROKEN and _SHED.search(self._text()) is not None
-        connect_s = self._options.connect_s if is_shed else self._patience()
-        until = now + (random.uniform(*_REST_S) if is_shed else 0.0)
-        if self._out or not connect_s or self._num_again == _AGAIN_AT_MOST or until >= self._deadline:
+        is_slow = failure is not None and _NO_GREETING.search(self._text()) is not None and not self._num_retries
+        connect_s = self._options.connect_s * (2 if is_slow else 1)
+        until = now + (random.uniform(*_PAUSE_S) if is_shed else 0.0)
+        if self._out or not (is_shed or is_slow) or self._num_retries == _MOST_RETRIES or until >= self._deadline:
             return False
         self._options = replace(self._options, connect_s=connect_s)
         with undisturbed():
             self.end()
-        self._num_again += 1
+        self._num_retries += 1
         self._retries_at = until
         self._last_try = failure, bytes(self._err)
         self._data, self._takes_input = memoryview(self._request.data), True
         self._err.clear()
         return True
 
-    def _patience(self) -> int:
-        """How long it may take to reach the node next time, by what the others need; 0: it has had that long."""
-        given_s = self._options.connect_s
-        has_greeting_failed = _NO_GREETING.search(self._text()) is not None
-        if not has_greeting_failed and not _NO_ANSWER.search(self._text()):
-            return 0
-        wanted_s = math.ceil(_TIMES_OTHERS * self._pace.slowest_s)
-        if not wanted_s and has_greeting_failed:  # it is there, and of the others none was faster
-            wanted_s = 2 * given_s
-        return wanted_s if wanted_s > given_s else 0
-
     def end(self) -> None:
-        """Ends the client and what it started, such as its way through a jump host; closes all pipes."""
+        """Ends the client and its children, such as a ProxyCommand; closes all pipes."""
         process = self._process
         if process is None:
             return
@@ -309,12 +272,8 @@ class _Session:
         with undisturbed():
             self.end()
         seconds = time.monotonic() - self._began
-        is_own = failure is None
-        if is_own:
-            self._pace.slowest_s = max(self._pace.slowest_s, seconds)
-        self.answer = Answer(
-            self._request.node, code if is_own else None, bytes(self._out), self._text(), seconds, failure
-        )
+        code = code if failure is None else None
+        self.answer = Answer(self._request.node, code, bytes(self._out), self._text(), seconds, failure)
 
     def _text(self) -> str:
         return self._err.decode(errors="replace")
@@ -332,7 +291,7 @@ class _Session:
             stream.close()
 
     def _write_in(self) -> None:
-        """Hands over as much of the input as the pipe takes."""
+        """Writes as much of the input as the pipe takes."""
         assert self._process and self._process.stdin
         stream = self._process.stdin
         try:
@@ -340,7 +299,7 @@ class _Session:
                 self._data = self._data[os.write(stream.fileno(), self._data[:_CHUNK]) :]
         except BlockingIOError:
             return
-        except BrokenPipeError:  # it does not listen any more; what it says tells why
+        except BrokenPipeError:  # it reads no more; its output says why
             self._data = memoryview(b"")
             self._takes_input = False
         if not self._data:
@@ -365,7 +324,7 @@ class _Session:
         return bool(chunk)
 
     def _read(self, stream: IO[bytes] | None) -> bytes:
-        """The next piece; at the end of the stream, or where nothing lies there, an empty one."""
+        """The next chunk; empty at the end of the stream, or if there is none yet."""
         if stream is None or stream.closed:
             return b""
         try:
@@ -386,9 +345,113 @@ class _Session:
 def _exit_code(pid: int) -> int | None:
     """The code of a child that has ended, negative for a signal; None while it runs.
 
-    It is left to be waited for, so that its number, and the one of its group, cannot be another's yet.
+    The child is not reaped, so that its process and group numbers cannot be reused yet.
     """
     ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if ended is None:
         return None
     return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
+ANSWER_MARK = b"NPUENV-ANSWER "
+_MAX_ANSWER_BYTES = 4 << 20
+Ask = Callable[..., Generator[Answer, None, None]]  # see `ask`
+PYTHON = "python3"
+# Reads the program from stdin; the rest of stdin is the program's input.
+BOOTSTRAP = "import sys; r = getattr(sys.stdin, 'buffer', sys.stdin); exec(r.read(int(r.readline())))"
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """How nodes are reached."""
+
+    client: Sequence[str] = ("ssh",)
+    options: Options | None = None
+    parallel: int = PARALLEL
+    ask: Ask = ask
+
+    def run_python(
+        self,
+        nodes: Sequence[Node],
+        program: str,
+        stdin: Callable[[Node], bytes],
+        *,
+        parallel: int | None = None,
+        **settings: Any,
+    ) -> Generator[Answer, None, None]:
+        """Runs a program in the Python of each node; `settings` are those of `ask`.
+
+        `stdin` follows the program on its input, which stays open: its end tells the program to stop.
+        """
+        code = b"%d\n" % len(program.encode()) + program.encode()
+        return self.ask(
+            nodes,
+            lambda node: (node.python or PYTHON, "-c", BOOTSTRAP),
+            stdin=lambda node: code + stdin(node),
+            parallel=parallel or self.parallel,
+            client=self.client,
+            options=self.options,
+            keeps_stdin=True,
+            **settings,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """The JSON answer of one node. `answer` is None if nothing could be read; `why` says why."""
+
+    node: Node
+    answer: Mapping[str, Any] | None
+    began: float  # seconds since 1970 by the local clock, not after the program began
+    ended: float  # not before the program ended
+    why: str = ""
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """The answer; {} if there is none."""
+        return self.answer or {}
+
+
+def run_program(
+    nodes: Sequence[Node],
+    program: str,
+    request: Callable[[Node], Mapping[str, Any]],
+    *,
+    limit_s: float,
+    transport: Transport,
+    parallel: int | None = None,
+) -> Iterator[ProbeResult]:
+    """The result of each node as it comes in, every node once. `program` is one of `npuenv.facts.target`."""
+    # Computed from the end it would be too late by the time spent on other answers.
+    began: dict[str, float] = {}
+
+    def stdin(node: Node) -> bytes:
+        began[node.name] = time.time()
+        return json.dumps(request(node)).encode() + b"\n"
+
+    answers = transport.run_python(
+        nodes, text(program), stdin, parallel=parallel, limit_s=limit_s, max_bytes=_MAX_ANSWER_BYTES
+    )
+    for answer in answers:
+        ended = time.time()
+        found = parse_answer(answer.out)
+        at = began.get(answer.node.name, ended - answer.seconds)
+        yield ProbeResult(answer.node, found, at, ended, "" if found is not None else _why(answer))
+
+
+def parse_answer(out: bytes) -> Mapping[str, Any] | None:
+    """The last marked line, as JSON; a login shell may have printed something before it."""
+    for line in reversed(out.splitlines()):
+        if line.startswith(ANSWER_MARK):
+            try:
+                found = loads(line[len(ANSWER_MARK) :])
+            except JsonError:
+                return None
+            return found if isinstance(found, dict) else None
+    return None
+
+
+def _why(answer: Answer) -> str:
+    out = answer.out if ANSWER_MARK not in answer.out else b""
+    line = failure_line(answer.err, out, answer.failure)
+    return line or (answer.failure.value if answer.failure else f"exit {answer.code}")

@@ -1,19 +1,24 @@
-"""Ray on the nodes of an inventory: started node by node, queried, and stopped.
+"""Ray on the nodes of an inventory: started node by node, queried, stopped, and the record of what was started.
 
-What is started is recorded (`npuenv.cluster.ray_state`), and only that is ever stopped. A Ray that runs already is left
-alone. The scripts that start a node are those of `npuenv.render.launch.ray`.
+Only what was started and recorded (one file for each inventory) is ever stopped. A Ray that already runs is left alone.
+The scripts that start a node are those of `npuenv.render.launch.ray`.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from npuenv.cluster.ray_state import Cluster, StartedNode
-from npuenv.cluster.transport import ProbeResult, run_program
+from npuenv.cluster.inventory import NO_JUMP, Node
+from npuenv.cluster.parallel_ssh import ProbeResult, run_program
+from npuenv.core.errors import BadInput
+from npuenv.core.json_input import load_file
 from npuenv.core.messages import Message
 from npuenv.preflight.memory.types import Cards
 from npuenv.render.launch.ray import FILES, render_ray
@@ -21,9 +26,131 @@ from npuenv.render.launch.ray import FILES, render_ray
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from npuenv.cluster.inventory import Node
-    from npuenv.cluster.transport import Transport
+    from npuenv.cluster.inventory import Inventory
+    from npuenv.cluster.parallel_ssh import Transport
     from npuenv.resolve.types import Stack
+
+
+SCHEMA = "npuenv.ray-cluster/1"
+_SSH_PORT = 22
+
+
+@dataclass(frozen=True, slots=True)
+class StartedNode:
+    """Ray on one node as it was started, with what identifies its processes."""
+
+    node: Node
+    boot: str = ""  # the boot id; "": the result of the start is unknown
+    session: int = 0  # 0: as above
+    processes: tuple[tuple[int, int, str], ...] = ()  # number, time of start, name
+    cards: int = 0
+    mark: str = ""  # in the environment of its processes
+    address: str = ""  # of the node in Ray; "": unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A Ray cluster that npuenv started."""
+
+    address: str  # host:port of the head
+    ray: str  # the program, as requested
+    started: tuple[StartedNode, ...] = ()
+    head: str = ""  # the name of the node
+    source: str = ""  # the inventory
+
+    @property
+    def cards(self) -> int:
+        """The number of NPUs that Ray should count."""
+        return sum(each.cards for each in self.started)
+
+    @property
+    def head_node(self) -> Node | None:
+        """The head; None if it was stopped, and others could not be."""
+        return next((each.node for each in self.started if each.node.name == self.head), None)
+
+    def with_started(self, more: StartedNode) -> Cluster:
+        """The cluster with one node added or replaced."""
+        others = self.without(more.node.name)
+        return replace(others, started=(*others.started, more))
+
+    def without(self, *names: str) -> Cluster:
+        """The cluster without some nodes."""
+        return replace(self, started=tuple(each for each in self.started if each.node.name not in names))
+
+
+def state_path(inventory: Inventory | str, environ: Mapping[str, str]) -> Path:
+    """The path of the record for an inventory, which may come from stdin."""
+    if isinstance(inventory, str):
+        name = os.path.realpath(inventory)
+    elif inventory.source != "-":
+        name = os.path.realpath(inventory.source)
+    else:
+        name = "-" + "".join(f"\n{node}" for node in inventory.nodes)
+    return state_folder(environ) / f"{hashlib.sha256(name.encode()).hexdigest()[:12]}.json"
+
+
+def state_folder(environ: Mapping[str, str]) -> Path:
+    """The folder of all records."""
+    from npuenv.install.locations import data_folder
+
+    return Path(data_folder(environ), "clusters")
+
+
+def clusters_sharing(
+    nodes: Sequence[Node], environ: Mapping[str, str], own: Path
+) -> Iterator[tuple[Cluster, tuple[str, ...]]]:
+    """The clusters of other inventories on the same nodes, with the names of these nodes in this inventory."""
+    for path in sorted(state_folder(environ).glob("*.json")):
+        cluster = load(path) if path != own else None
+        if cluster is not None:
+            theirs = {_endpoint(each.node) for each in cluster.started}
+            common = tuple(node.name for node in nodes if _endpoint(node) in theirs)
+            if common:
+                yield cluster, common
+
+
+def _endpoint(node: Node) -> tuple[str, int, str]:
+    """What identifies a machine in two inventories; a private address needs its jump host."""
+    return node.address, node.port or _SSH_PORT, (node.jump or NO_JUMP)
+
+
+def save(cluster: Cluster, path: Path) -> None:
+    """Writes the record. Raises BadInput if it cannot be written."""
+    from npuenv.host.writing import write_whole
+
+    document: dict[str, Any] = {"schema": SCHEMA, "address": cluster.address, "ray": cluster.ray}
+    document |= {"head": cluster.head, "source": cluster.source, "started": [asdict(each) for each in cluster.started]}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(str(path), json.dumps(document, indent=1) + "\n")
+    except OSError as error:
+        args = {"path": str(path), "reason": error.strerror or str(error)}
+        raise BadInput(Message("cli.cannot-save", args), Message("cli.cannot-save-hint")) from error
+
+
+def load(path: Path) -> Cluster | None:
+    """The recorded cluster; None without a record. Raises BadInput for an invalid one."""
+    try:
+        document = load_file(path)
+        if document["schema"] != SCHEMA:
+            raise ValueError(document["schema"])
+        started = tuple(_started(row) for row in document["started"])
+        head = str(document.get("head") or (started[0].node.name if started else ""))
+        source = str(document.get("source") or "")
+        return Cluster(str(document["address"]), str(document["ray"]), started, head, source)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(
+            Message("cluster.bad-state", {"path": str(path)}), Message("cluster.bad-state-hint", {"path": str(path)})
+        ) from error
+
+
+def _started(row: Mapping[str, Any]) -> StartedNode:
+    rows = tuple((int(pid), int(began), str(name)) for pid, began, name in row["processes"])
+    more = {key: str(row.get(key, "")) for key in ("mark", "address")}
+    return StartedNode(Node(**row["node"]), str(row["boot"]), int(row["session"]), rows, int(row["cards"]), **more)
+
 
 _PROGRAM = "ray_node"
 _AROUND_S = 30.0  # beside what is asked for: connecting, and ending what hangs
@@ -32,56 +159,56 @@ _AUTH = "RAY_AUTH_MODE"
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """What one node has, before anything is started."""
+    """The state of one node before a start."""
 
     node: Node
-    why_not: str = ""  # why it said nothing; "" where it did
-    ray: str = ""  # the program there; "": there is none
+    why_not: str = ""  # why its state is unknown; "": it is known
+    ray: str = ""  # the program; "": there is none
     version: str = ""
     python: str = ""
-    cards: int = 0  # that Ray would see by itself
-    running: tuple[str, ...] = ()  # servers of a Ray that is there already
+    cards: int = 0  # that Ray would detect
+    running: tuple[str, ...] = ()  # servers of a running Ray
     joined: tuple[str, ...] = ()  # the addresses of its head
-    login: str = ""  # its own address by which it was reached; "": not known
-    is_own: bool = False  # the address of the inventory is one of its own
-    boot: str = ""  # the kernel's number of this start; "" where it could not be read
-    network: str = ""  # the kernel's number of the node's network; "" as above
+    login: str = ""  # its own address of the login; "": unknown
+    is_own: bool = False  # the inventory's address is one of its own
+    boot: str = ""  # the boot id; "": unknown
+    network: str = ""  # the network namespace; "": unknown
 
 
 @dataclass(frozen=True, slots=True)
 class StartPlan:
-    """What is to be started. `port` and `dashboard_port` are the head's."""
+    """What is started. `port` and `dashboard_port` are the head's."""
 
     nodes: tuple[Node, ...]  # the head first
-    ray: str = ""  # the program or its environment's folder on the nodes; "": the one on PATH there
+    ray: str = ""  # the program or its environment's folder on the nodes; "": from PATH
     port: int = 6379
     dashboard_port: int = 8265
     framework: str = "verl"
     stack: Stack | None = None
     limit_s: float = 120.0  # for each node
-    address: str = ""  # by which the nodes reach the head; "": the inventory's
+    address: str = ""  # of the head for the nodes; "": the inventory's
 
 
 @dataclass(frozen=True, slots=True)
 class StartFailure:
-    """A node that did not come up, with the last words of what was tried there."""
+    """A node that did not start, with the end of the output."""
 
     node: Node
     said: str
-    is_clean: bool = True  # it is known that nothing was left running there
+    is_clean: bool = True  # certainly nothing was left running
 
 
 @dataclass(frozen=True, slots=True)
 class StartConflict:
-    """Why nothing is started: what is wrong with which nodes."""
+    """A reason not to start anything, with the nodes."""
 
     says: Message
     nodes: tuple[str, ...]
-    lines: tuple[tuple[str, Message | str], ...] = ()  # more about some of them: name, sentence
+    lines: tuple[tuple[str, Message | str], ...] = ()  # details: name, sentence
 
 
 def survey(nodes: Sequence[Node], ray: str, transport: Transport) -> list[NodeState]:
-    """What each node has, in their order."""
+    """The state of each node, in their order."""
 
     def request(node: Node) -> dict[str, Any]:
         return {"do": "look", "ray": ray, "address": node.address}
@@ -93,10 +220,10 @@ def survey(nodes: Sequence[Node], ray: str, transport: Transport) -> list[NodeSt
 def start_conflicts(
     found: Sequence[NodeState], others: Mapping[str, str] = MappingProxyType({})
 ) -> list[StartConflict]:
-    """What keeps Ray from being started on these nodes; [] where nothing does. Versions are compared before a start:
-    a node with another Ray fails late, and some of them without a word.
+    """The reasons not to start Ray on these nodes. Versions are compared because a node with another Ray fails late,
+    sometimes without a message.
 
-    `others`: the nodes on which Ray was started for another inventory, with the command that ends it.
+    `others`: the nodes with a Ray of another inventory, and the command that stops it.
     """
     silent = [state for state in found if state.why_not]
     known = [state for state in found if not state.why_not]
@@ -122,7 +249,7 @@ def start_conflicts(
 
 
 def _duplicate_machines(found: Sequence[NodeState]) -> list[StartConflict]:
-    """The nodes that are one and the same, on which two raylets would count the same cards."""
+    """The nodes that are one machine, where two raylets would count the same cards."""
     same: dict[tuple[str, str], list[str]] = {}
     for state in found:
         if state.boot and state.network:
@@ -133,9 +260,7 @@ def _duplicate_machines(found: Sequence[NodeState]) -> list[StartConflict]:
 
 
 def _other_cards(found: Sequence[NodeState]) -> list[StartConflict]:
-    """The nodes that see some cards, and not as many as the inventory says: a run would wait for the others for ever,
-    or take those that are not meant for it.
-    """
+    """The nodes with another number of cards than in the inventory."""
     kinds: dict[tuple[int, int], list[str]] = {}
     for state in found:
         if state.cards and state.node.cards is not None and state.cards != state.node.cards:
@@ -147,11 +272,11 @@ def _other_cards(found: Sequence[NodeState]) -> list[StartConflict]:
 
 
 def _other_versions(found: Sequence[NodeState]) -> list[StartConflict]:
-    """The nodes whose Ray or Python is not the common one; by themselves those whose versions could not be read."""
+    """The nodes with another Ray or Python than most, and those with unknown versions."""
     if len(found) < 2:
         return []
-    is_python_told = any(state.python for state in found)  # by none where `ray` is a script of another kind
-    unread = [state.node.name for state in found if not state.version or (is_python_told and not state.python)]
+    has_python = any(state.python for state in found)  # none has if `ray` is a shell script
+    unread = [state.node.name for state in found if not state.version or (has_python and not state.python)]
     wrong = [StartConflict(Message("cluster.ray-version-unknown"), tuple(unread))] if unread else []
     kinds: dict[tuple[str, str], list[str]] = {}
     for state in found:
@@ -169,11 +294,10 @@ def _other_versions(found: Sequence[NodeState]) -> list[StartConflict]:
 def start(
     plan: StartPlan, found: Sequence[NodeState], transport: Transport, note: Callable[[StartedNode], object]
 ) -> Iterator[StartedNode | StartFailure]:
-    """Starts Ray on the nodes that were found, one after another, each as it is done; ends after a failed head.
+    """Starts Ray on one node after another and yields each result; ends after a failed head.
 
-    One at a time: several raylets that start at once on a small machine abort each other. Cards that Ray sees by itself
-    are counted by it; else it is told how many the inventory names. `note` is called before each start with what finds
-    its processes, whatever becomes of it.
+    One at a time, because raylets that start together on a small machine abort each other. Cards that Ray does not
+    detect are taken from the inventory. `note` is called before each start with what identifies its processes.
     """
     for state in found:
         started = StartedNode(state.node, cards=state.cards or state.node.cards or 0, mark=secrets.token_hex(8))
@@ -185,9 +309,9 @@ def start(
 
 
 def query_ray(cluster: Cluster, limit_s: float, transport: Transport) -> ProbeResult:
-    """What Ray says of itself on the head, for `npuenv.cluster.ray_status.read`."""
+    """Ray's status from the head, for `npuenv.cluster.ray_status.read`."""
     head = cluster.head_node
-    if head is None:  # it was ended
+    if head is None:  # it was stopped
         return ProbeResult(cluster.started[0].node, None, 0.0, 0.0, f"{cluster.head}: -")
     request = {"do": "status", "what": ("nodes", "table"), "ray": cluster.ray, "address": cluster.address}
     (result,) = _run([head], lambda _: {**request, "limit_s": limit_s, "environ": _environ()}, limit_s, transport)
@@ -195,12 +319,12 @@ def query_ray(cluster: Cluster, limit_s: float, transport: Transport) -> ProbeRe
 
 
 def query_processes(cluster: Cluster, transport: Transport) -> dict[str, ProbeResult]:
-    """Which of the started processes still run, by node. `ray status` alone can be stale."""
+    """Which of the started processes run, by node. `ray status` alone can be stale."""
     return _each(cluster, "alive", transport)
 
 
 def stop(cluster: Cluster, transport: Transport) -> dict[str, ProbeResult]:
-    """Ends what was started, the head last, so that no worker tries to join it again meanwhile."""
+    """Stops what was started, the head last, so that no worker tries to join it again."""
     workers = tuple(each for each in cluster.started if each.node.name != cluster.head)
     head = tuple(each for each in cluster.started if each.node.name == cluster.head)
     ended = {}
@@ -266,7 +390,5 @@ def _node_state(result: ProbeResult) -> NodeState:
 
 
 def _environ() -> dict[str, str]:
-    """What all of Ray's commands need alike. A token that a plain `ray.init()` left on one node lets no other one in;
-    who wants tokens says so by the same variable here.
-    """
+    """The environment of all Ray commands. Without tokens, unless set locally: `ray.init()` may leave one on a node."""
     return {_AUTH: os.environ.get(_AUTH, "disabled")}

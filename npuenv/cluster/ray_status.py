@@ -1,6 +1,6 @@
-"""What Ray reports about a cluster, and what that means for the nodes that were started. Pure.
+"""The status that Ray reports, compared with the nodes that were started. Pure.
 
-Ray's list of nodes is the newest information; the text of `ray status` is made every few seconds, and only it names
+Ray's list of nodes is the newest information; the text of `ray status` is updated every few seconds, and only it has
 pending demands. Both can show a node for a minute after its death.
 """
 
@@ -21,8 +21,8 @@ from npuenv.host.base import Ran
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from npuenv.cluster.ray_state import Cluster, StartedNode
-    from npuenv.cluster.transport import ProbeResult
+    from npuenv.cluster.parallel_ssh import ProbeResult
+    from npuenv.cluster.ray import Cluster, StartedNode
     from npuenv.facts.ray.status import Demand
 
 _MARK = "RAY-NODES "
@@ -32,37 +32,35 @@ _CARD = "NPU"
 
 @dataclass(frozen=True, slots=True)
 class RayNode:
-    """One row of Ray's list of nodes. A node that has died stays in it."""
+    """One row of Ray's list of nodes, which keeps dead nodes."""
 
     address: str
     is_alive: bool
     total: Mapping[str, float]
     used: Mapping[str, float]
-    why: str = ""  # it died
+    why: str = ""  # the cause of death
 
 
 @dataclass(frozen=True, slots=True)
 class RayStatus:
-    """What Ray said. `nodes` None: its list could not be read; `table` a text: the head itself said nothing. `left` are
-    the actors and placement groups that hold cards and whose program has ended.
-    """
+    """Ray's status. `nodes` None: the list is unreadable; `table` a text: why the head gave no answer."""
 
     nodes: tuple[RayNode, ...] | None
     table: Status | Trouble | str
-    left: tuple[Mapping[str, Any], ...] = ()
+    left: tuple[Mapping[str, Any], ...] = ()  # actors and placement groups that hold cards after their program's end
 
     @property
     def alive(self) -> tuple[RayNode, ...]:
-        """The nodes that Ray counts on."""
+        """The living nodes."""
         return tuple(row for row in self.nodes or () if row.is_alive)
 
     def at(self, address: str) -> RayNode | None:
-        """The row of a node: the living one where it has joined again; None where there is none."""
+        """The row of a node, the living one if it has joined again; None without a row."""
         rows = [row for row in self.nodes or () if row.address == address and address]
         return max(rows, key=lambda row: row.is_alive, default=None)
 
     def resources(self) -> dict[str, tuple[float, float]]:
-        """Name -> how much of it is in use, and how much there is, in the whole cluster. Memory is in bytes."""
+        """Name -> (used, total) in the whole cluster. Memory is in bytes."""
         if self.nodes is None:
             rows = self.table.resources if isinstance(self.table, Status) else ()
             return {item.name: (item.used, item.total) for item in rows}
@@ -76,14 +74,14 @@ class RayStatus:
         }
 
     def total(self, name: str) -> float | None:
-        """How much there is of a resource; 0 where Ray has none of it, None where its answer cannot be read."""
+        """The total of a resource; 0 if Ray has none of it, None if the answer is unreadable."""
         if self.nodes is None:
             return self.table.total(name) if isinstance(self.table, Status) else None
         return self.resources().get(name, (0.0, 0.0))[1]
 
 
 def read(result: ProbeResult, limit_s: float) -> RayStatus:
-    """What the head passed on of what Ray said there."""
+    """The status in the answer of `npuenv.cluster.ray.query_ray`."""
     if result.answer is None:
         return RayStatus(None, result.why)
     answer = result.answer
@@ -95,7 +93,7 @@ def read(result: ProbeResult, limit_s: float) -> RayStatus:
 
 
 def is_complete(status: RayStatus, cluster: Cluster) -> bool:
-    """Whether Ray counts all that was started."""
+    """Whether Ray has all nodes and cards that were started."""
     if status.nodes is None:
         has_nodes = isinstance(status.table, Status) and (status.table.nodes or 0) >= len(cluster.started)
     else:
@@ -104,13 +102,13 @@ def is_complete(status: RayStatus, cluster: Cluster) -> bool:
 
 
 def foreign_nodes(status: RayStatus, cluster: Cluster) -> tuple[str, ...]:
-    """The addresses of living nodes that were not started from here."""
+    """The addresses of living nodes that npuenv did not start."""
     ours = {each.address for each in cluster.started}
     return () if "" in ours else tuple(sorted({row.address for row in status.alive} - ours))
 
 
 def explain(status: RayStatus, cluster: Cluster, gone: Collection[str] = ()) -> list[Message]:
-    """What is wrong with what Ray says, and what it means. `gone` are the nodes whose own processes are known to be."""
+    """What is wrong, by Ray's status. `gone`: nodes whose Ray processes have ended."""
     found = _lost_nodes(status, cluster, gone) if status.nodes is not None else []
     if isinstance(status.table, str):
         return [Message("cluster.ray-status-other", {"line": status.table}), *found]
@@ -121,11 +119,12 @@ def explain(status: RayStatus, cluster: Cluster, gone: Collection[str] = ()) -> 
     lacks = status.nodes is None and (status.table.nodes is None or status.total(_CARD) is None)
     if lacks or not status.table.has_all_demands:
         found.append(Message("cluster.ray-status-damaged"))
-    return [*found, *_missing_cards(status, cluster), *_unsatisfiable(status.table, status, cluster)]
+    never = (_why_unsatisfiable(demand, status, cluster) for demand in status.table.demands)
+    return [*found, *_missing_cards(status, cluster), *filter(None, never)]
 
 
 def waiting_demands(status: RayStatus, cluster: Cluster) -> list[Message]:
-    """What waits for others to end, and for nothing else: a busy cluster is well."""
+    """Demands that wait for others to end: a busy cluster is healthy."""
     demands = status.table.demands if isinstance(status.table, Status) else ()
     return [
         Message("cluster.ray-waits", {"line": each.line})
@@ -135,7 +134,7 @@ def waiting_demands(status: RayStatus, cluster: Cluster) -> list[Message]:
 
 
 def leftovers(status: RayStatus, cluster: Cluster) -> list[Message]:
-    """What still holds cards though its program has ended, and what ends it. A lifetime of "detached" does that."""
+    """What holds cards after the end of its program (lifetime "detached"), and the command that ends it."""
     found = []
     for each in status.left:
         kind, name = each["kind"], each.get("name") or ""
@@ -144,7 +143,7 @@ def leftovers(status: RayStatus, cluster: Cluster) -> list[Message]:
         code = f"import ray; ray.init({_quoted(cluster.address)}); "
         if kind == "actor":
             code += f"ray.kill(ray.get_actor({_quoted(name)}, {_quoted(each.get('namespace'))}))"
-        else:  # by its name it is found in its own namespace only, which Ray does not tell
+        else:  # a lookup by name needs the namespace, which Ray does not list
             code += "from ray.util.placement_group import PlacementGroup, remove_placement_group as remove; "
             code += f"remove(PlacementGroup(ray.PlacementGroupID(bytes.fromhex({_quoted(each.get('id'))}))))"
         args["command"] = shlex.join(["python3", "-c", code])
@@ -158,7 +157,7 @@ def _quoted(text: object) -> str:
 
 
 def _lost_nodes(status: RayStatus, cluster: Cluster, gone: Collection[str]) -> list[Message]:
-    """The nodes that Ray has lost, or never had; and those that it has not missed yet."""
+    """The nodes that Ray has lost or does not list, and dead ones that it still counts."""
     found, unmissed, counted = [], [], 0.0
     for each in cluster.started:
         row, args = status.at(each.address), {"name": each.node.name, "address": each.address or each.node.address}
@@ -180,7 +179,7 @@ def _is_alive(status: RayStatus, each: StartedNode) -> bool:
 
 
 def _missing_cards(status: RayStatus, cluster: Cluster) -> list[Message]:
-    """Cards that Ray ought to count and does not: on which nodes, where it says that."""
+    """Cards that Ray does not count, by node if there is a list of nodes."""
     total = status.total(_CARD)
     if total is None or total >= cluster.cards:
         return []
@@ -197,20 +196,11 @@ def _missing_cards(status: RayStatus, cluster: Cluster) -> list[Message]:
     return found
 
 
-def _unsatisfiable(table: Status, status: RayStatus, cluster: Cluster) -> list[Message]:
-    """What waits and would wait for ever, however free all nodes were."""
-    return [why for demand in table.demands if (why := _why_unsatisfiable(demand, status, cluster)) is not None]
-
-
 def _why_unsatisfiable(demand: Demand, status: RayStatus, cluster: Cluster) -> Message | None:
-    """Why a demand waits for ever; None where it only waits for others to end."""
-    count = (
-        len(status.alive)
-        if status.nodes is not None
-        else status.table.nodes
-        if isinstance(status.table, Status)
-        else None
-    )
+    """Why a demand can never be met; None if it only waits for others to end."""
+    count = status.table.nodes if isinstance(status.table, Status) else None
+    if status.nodes is not None:
+        count = len(status.alive)
     found = unsatisfiable_demand(demand, status.total, _nodes_of(status, cluster), count)
     if found is None:
         return None
@@ -220,17 +210,15 @@ def _why_unsatisfiable(demand: Demand, status: RayStatus, cluster: Cluster) -> M
 
 
 def _nodes_of(status: RayStatus, cluster: Cluster) -> list[Mapping[str, float]]:
-    """What there is on each node; without Ray's list of nodes only the cards that each was started with, if it counts
-    as many; [] where nobody knows.
-    """
+    """The resources of each node; without Ray's list the cards at the start, if Ray counts as many; [] if unknown."""
     if status.nodes is not None:
         return [row.total for row in status.alive]
-    is_told = cluster.cards == status.total(_CARD) and all(each.cards for each in cluster.started)
-    return [{_CARD: float(each.cards)} for each in cluster.started] if is_told else []
+    is_known = cluster.cards == status.total(_CARD) and all(each.cards for each in cluster.started)
+    return [{_CARD: float(each.cards)} for each in cluster.started] if is_known else []
 
 
 def _parse_table(answer: Mapping[str, Any] | None, limit_s: float) -> Status | Trouble | str:
-    """`ray status` as it is read everywhere else."""
+    """The text of `ray status`, parsed."""
     if answer is None:
         return Trouble(Refusal.TIMEOUT, "")
     ran = Ran(("ray", "status"), answer["code"], str(answer["out"]), str(answer["err"]), bool(answer["timed_out"]))
@@ -239,7 +227,7 @@ def _parse_table(answer: Mapping[str, Any] | None, limit_s: float) -> Status | T
 
 
 def _parse_nodes(answer: Mapping[str, Any] | None) -> tuple[RayNode, ...] | None:
-    """Ray's list of nodes; None where it was not given, or in another form than is known."""
+    """Ray's list of nodes; None if it is missing or has an unknown format."""
     try:
         return tuple(_node(row) for row in _marked(answer, _MARK))
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -247,7 +235,7 @@ def _parse_nodes(answer: Mapping[str, Any] | None) -> tuple[RayNode, ...] | None
 
 
 def _parse_leftovers(answer: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], ...]:
-    """What outlives its program; () also where Ray does not tell."""
+    """Actors and groups that outlive their program; () also if Ray has no list of them."""
     try:
         rows = [row for row in _marked(answer, _LEFT) if float(row["total"][_CARD]) > 0]
         return tuple(row for row in rows if row["kind"] in ("actor", "group"))
@@ -256,7 +244,7 @@ def _parse_leftovers(answer: Mapping[str, Any] | None) -> tuple[Mapping[str, Any
 
 
 def _marked(answer: Mapping[str, Any] | None, mark: str) -> Any:
-    """What stands behind a mark. Raises ValueError where there is none."""
+    """The JSON after a mark. Raises ValueError without the mark."""
     line = next((line for line in str((answer or {}).get("out", "")).splitlines() if line.startswith(mark)), None)
     if line is None:
         raise ValueError(mark)
@@ -265,7 +253,7 @@ def _marked(answer: Mapping[str, Any] | None, mark: str) -> Any:
 
 def _node(row: Mapping[str, Any]) -> RayNode:
     total = {str(name): float(value) for name, value in row["total"].items()}
-    # A resource of which nothing is left is not among what is free.
+    # A resource without anything left is missing in `free`.
     free = {str(name): float(value) for name, value in row["free"].items()} if row["free"] is not None else total
     used = {name: max(0.0, value - free.get(name, 0.0)) for name, value in total.items()}
     return RayNode(str(row["address"]), bool(row["is_alive"]), total, used, str(row["why"]))

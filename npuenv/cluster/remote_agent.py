@@ -1,15 +1,16 @@
-"""The agent: runs the doctor on a node for as long as one capture takes, and leaves neither files nor processes behind,
-whether the doctor ends, dies or takes too long, or the caller is gone.
+"""Runs the doctor on a node for one capture, and leaves neither files nor processes behind, whether the doctor ends,
+dies or takes too long, or the connection is closed.
 
 It is sent as text to whatever Python the node has (`npuenv.cluster.captures`). So it is written in the grammar of
 Python 2 as well, and reports by itself if that Python is too old.
 
-Input: a line of JSON with limit_s, size, words; then as many bytes of a program as `size` says; then it stays open.
-Output: MARK, a word, a number of bytes, a line end, and those bytes: the capture compressed, or why there is none.
+Input: a line of JSON with limit_s, size, words; then a program of `size` bytes; then it stays open.
+Output: MARK and JSON with `result`, and `body` (base64): the capture compressed, or why there is none.
 """
 # mypy: ignore-errors
 # ruff: noqa: SIM105, UP024, UP031
 
+import base64
 import json
 import os
 import select
@@ -21,15 +22,15 @@ import tempfile
 import time
 import zlib
 
-MARK = b"\0npuenv-answer "  # before the answer: a login shell may say something of its own first
+MARK = "\nNPUENV-ANSWER "  # a login shell may have printed something before
 OLDEST = (3, 9)
-STOP_S = 4.0  # how long the end of a doctor can last: it is asked to end, then killed with all that it has started
+STOP_S = 4.0  # for ending the doctor: SIGTERM, then SIGKILL for it and its children
 
 
-def answer(word, body):
-    out = getattr(sys.stdout, "buffer", sys.stdout)
-    out.write(MARK + ("%s %d\n" % (word, len(body))).encode("ascii") + body)
-    out.flush()
+def answer(result, body):
+    line = {"result": result, "body": base64.b64encode(body).decode("ascii")}
+    sys.stdout.write(MARK + json.dumps(line) + "\n")
+    sys.stdout.flush()
 
 
 def end(number, frame):
@@ -45,7 +46,7 @@ def content(path):
 
 
 def processes():
-    # Number -> (parent, session, time of start in ticks, state) of all that has not ended.
+    # Number -> (parent, session, time of start in ticks, state) of every running process.
     found = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         row = content("/proc/%s/stat" % name).rpartition(b")")[2].split() if name.isdigit() else []
@@ -55,7 +56,7 @@ def processes():
 
 
 def family(pid):
-    # A process and all that descend from it, with the times of their starts: a number may be another's later.
+    # A process and its descendants, with their start times, because numbers are reused.
     found, line = processes(), [pid]
     for each in line:
         line.extend(child for child, row in found.items() if row[0] == each)
@@ -81,7 +82,7 @@ def stop(doctor):
 
 
 def end_family(doctor):
-    # What it runs has sessions of its own, and no parent that leads here once the doctor has ended.
+    # Its children have sessions of their own, and another parent once the doctor has ended.
     left = family(doctor.pid)
     os.kill(doctor.pid, signal.SIGTERM)
     gone(doctor, STOP_S / 2)
@@ -93,17 +94,17 @@ def end_family(doctor):
                 os.kill(pid, signal.SIGKILL)
             except OSError:
                 pass
-    # One that hangs in the kernel is left to it.
+    # One that hangs in the kernel is left alone.
     gone(doctor, STOP_S / 2)
 
 
-def under_way(doctor):
-    # What the doctor waits for, and for how long; its own line where it waits for nobody.
+def running_command(doctor):
+    # The command that the doctor waits for, and for how long; without one the doctor itself.
     now = processes()
     known = now.get(doctor.pid, (0, 0, 0, ""))
-    # The programs that it runs lead sessions of their own.
-    asked = [(row[2], pid) for pid, row in now.items() if row[0] == doctor.pid and row[1] == pid]
-    start, pid = max(asked) if asked else (known[2], doctor.pid)
+    # The programs that it runs are session leaders.
+    children = [(row[2], pid) for pid, row in now.items() if row[0] == doctor.pid and row[1] == pid]
+    start, pid = max(children) if children else (known[2], doctor.pid)
     line = b" ".join(content("/proc/%d/cmdline" % pid).replace(b"\0", b" ").split())[:200]
     up = content("/proc/uptime").split()
     seconds = float(up[0]) - start / float(os.sysconf("SC_CLK_TCK")) if up else 0
@@ -111,18 +112,18 @@ def under_way(doctor):
     return line + (" (%d s%s)" % (seconds, state)).encode("ascii")
 
 
-def look(folder, asked, program):
-    path, capture, said = [os.path.join(folder, name) for name in ("npuenv-doctor.pyz", "capture.json", "said")]
+def run_doctor(folder, request, program):
+    path, capture, errors = [os.path.join(folder, name) for name in ("npuenv-doctor.pyz", "capture.json", "errors")]
     with open(path, "wb") as file:
         file.write(program)
-    with open(said, "wb") as sink, open(os.devnull, "r+b") as nothing:
-        words = [sys.executable, path] + asked["words"] + ["--save", capture]
+    with open(errors, "wb") as sink, open(os.devnull, "r+b") as nothing:
+        words = [sys.executable, path] + request["words"] + ["--save", capture]
         doctor = subprocess.Popen(words, stdin=nothing, stdout=nothing, stderr=sink, start_new_session=True)
         try:
-            deadline = time.time() + asked["limit_s"]
+            deadline = time.time() + request["limit_s"]
             while doctor.poll() is None:
                 if time.time() > deadline:
-                    return answer("timed-out", under_way(doctor))
+                    return answer("timed-out", running_command(doctor))
                 if select.select([0], [], [], 0.05)[0] and not os.read(0, 1):
                     return None
         finally:
@@ -130,18 +131,18 @@ def look(folder, asked, program):
     if os.path.exists(capture):
         with open(capture, "rb") as file:
             return answer("capture", zlib.compress(file.read()))
-    with open(said, "rb") as file:
+    with open(errors, "rb") as file:
         why = file.read()[-4000:]
     return answer("died", why.strip() or ("exit code %d" % doctor.returncode).encode("ascii"))
 
 
 def run():
     source = getattr(sys.stdin, "buffer", sys.stdin)
-    asked = json.loads(source.readline().decode("utf-8"))
+    request = json.loads(source.readline().decode("utf-8"))
     if sys.version_info < OLDEST:
         return answer("too-old", sys.version.split()[0].encode("ascii"))
-    program = source.read(asked["size"])
-    if len(program) < asked["size"]:
+    program = source.read(request["size"])
+    if len(program) < request["size"]:
         return None
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
@@ -150,7 +151,7 @@ def run():
     except (IOError, OSError) as error:
         return answer("no-room", str(error).encode("utf-8"))
     try:
-        return look(folder, asked, program)
+        return run_doctor(folder, request, program)
     except (IOError, OSError) as error:
         return answer("no-room", str(error).encode("utf-8"))
     finally:

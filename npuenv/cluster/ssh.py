@@ -1,7 +1,7 @@
-"""How the system's OpenSSH client is called for a node, and what its error texts mean.
+"""The command line of the system's OpenSSH client for a node, and the meaning of its error messages.
 
-The user's configuration holds: names, keys, users, ports, jump hosts. What it may not do: ask questions, take a key
-that is not known, hand the agent on, leave a connection open behind us, or keep silent about what went wrong.
+The user's configuration applies: names, keys, users, ports, jump hosts. Always off: prompts, unknown host keys, agent
+forwarding, new shared connections, and quiet logging.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ if TYPE_CHECKING:
 
 
 class NodeFailure(enum.Enum):
-    """Why a node gave no answer. What a command prints, be it an error, is an answer."""
+    """Why there is no result of a command. An error that the command itself prints is a result."""
 
-    UNREACHABLE = "unreachable"  # no way there, or nobody at the address
-    REFUSED = "refused"  # somebody is there, but not listening at this port
-    DENIED = "denied"  # neither the user nor the keys are let in
-    HOST_KEY = "host-key"  # its key is not known here, or not one that ssh takes
-    CHANGED_KEY = "host-key-changed"  # its key is another one than it was
-    NO_KEYS = "no-keys"  # no key can be known: ssh's configuration keeps none
-    FORBIDDEN = "forbidden"  # the jump host passes no connection on
-    NOT_FOUND = "not-found"  # the name has no address
-    NO_PYTHON = "no-python"  # no interpreter there
-    TOO_OLD = "too-old"  # an interpreter that is too old for the doctor
-    TIMED_OUT = "timed-out"  # not done within the limit
-    BROKEN = "broken"  # the connection or the command died half way
-    TOO_MUCH = "too-much"  # it never stopped talking
-    CLIENT = "client"  # ssh itself did not begin: no such program, or a configuration that it cannot read
+    UNREACHABLE = "unreachable"  # no route, or no response from the address
+    REFUSED = "refused"  # nothing listens at this port
+    DENIED = "denied"  # user or key rejected
+    HOST_KEY = "host-key"  # the host key is unknown, or of a type that ssh rejects
+    CHANGED_KEY = "host-key-changed"  # the host key differs from the known one
+    NO_KEYS = "no-keys"  # UserKnownHostsFile is /dev/null
+    FORBIDDEN = "forbidden"  # the jump host refuses to forward
+    NOT_FOUND = "not-found"  # the name does not resolve
+    NO_PYTHON = "no-python"  # no Python on the node
+    TOO_OLD = "too-old"  # the Python is too old for the doctor
+    TIMED_OUT = "timed-out"  # not finished within the limit
+    BROKEN = "broken"  # the connection or the command died
+    TOO_MUCH = "too-much"  # too much output
+    CLIENT = "client"  # ssh did not start: no such program, or an invalid configuration
 
 
-OWN_ERROR = 255  # ssh's exit code for what went wrong with itself
-_NOT_FOUND = (126, 127)  # a shell's exit codes for a program that is not there, or cannot be run
+OWN_ERROR = 255  # ssh's exit code for its own errors
+_NOT_FOUND = (126, 127)  # a shell's exit codes for a program that is missing, or cannot be run
 _SETTINGS = (
     *("BatchMode=yes", "StrictHostKeyChecking=yes", "ForwardAgent=no", "ForwardX11=no", "ClearAllForwardings=yes"),
-    # A connection that the user keeps open is used; none is left open by us.
+    # A shared connection of the user is used; none is opened.
     *("ControlMaster=no", "PermitLocalCommand=no", "ServerAliveInterval=5", "ServerAliveCountMax=3"),
-    # ssh's usual one. Below it, at ERROR, it does not say "Connection closed by" or "no matching host key type".
+    # The default. At ERROR "Connection closed by" and "no matching host key type" are missing.
     "LogLevel=INFO",
 )
-_ASK_S = 5.0  # for the client to say how it is set; it connects to nobody
-# In this order: a text that names two reasons is about the first.
+_ASK_S = 5.0  # for `ssh -G`, which does not connect
+# The first match decides.
 _FAILURES = (
     (NodeFailure.CLIENT, r"Bad configuration option|Bad owner or permissions on|terminating, \d+ bad configuration"),
     (NodeFailure.CLIENT, r"Can't open user config file|command-line: line \d+|^usage: ssh|percent_expand"),
@@ -81,23 +81,23 @@ _HOSTS = (
     re.compile(r"^(?:\S*@)?([^\s@]+): Permission denied \("),
     _HOST_OF_KEY,
 )
-_PROXY_DIED = "UNKNOWN port 65535"  # what the client calls the other end of a ProxyJump or a ProxyCommand
-# Greetings, and what newer clients say of older servers. openEuler's: "Authorized users only. All activities may be
+_PROXY_DIED = "UNKNOWN port 65535"  # the peer behind a ProxyJump or ProxyCommand, in the client's messages
+# Banners, and warnings of newer clients about older servers. openEuler's: "Authorized users only. All activities may be
 # monitored and reported."
 _GREETING = re.compile(r"Warning: Permanently added|Authorized use(?:r)?s only|\*\* ")
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How the client is used for all nodes."""
+    """Options of the client for all nodes."""
 
-    config: str | None = None  # a configuration instead of the user's own; None: the user's
-    connect_s: int = 10  # how long it may take to reach a node
-    settings: tuple[str, ...] = ()  # more of `-o`, before ours, so that they win
+    config: str | None = None  # a configuration file; None: the user's
+    connect_s: int = 10  # ConnectTimeout
+    settings: tuple[str, ...] = ()  # further `-o`, before ours, so that they win
 
 
 def require_config(path: str | None) -> None:
-    """Raises BadInput where the configuration for ssh is named and is no file."""
+    """Raises BadInput if the configuration file does not exist."""
     if path is not None and not os.path.isfile(path):
         args = {"path": path}
         raise BadInput(Message("cluster.no-ssh-config", args), Message("cluster.no-ssh-config-hint"))
@@ -106,27 +106,27 @@ def require_config(path: str | None) -> None:
 def argv_for(
     node: Node, command: Sequence[str], client: Sequence[str] = ("ssh",), options: Options | None = None
 ) -> list[str]:
-    """The client's command line for one node; the remote shell gets the command's words as they are."""
+    """The client's command line for one node, with the command quoted for the remote shell."""
     options = options or Options()
     argv = [*client, *_common(options)]
     if node.address != node.name:
-        # A percent sign stands before the interface of a link-local address; ssh would take it for one of its own.
+        # The percent sign of a link-local address would begin a token of ssh.
         argv += ["-o", f"HostName={node.address.replace('%', '%%')}"]
     if node.user:
         argv += ["-l", node.user]
     if node.port:
         argv += ["-p", str(node.port)]
     if node.jump:
-        way = NO_JUMP if node.jump == NO_JUMP else _proxy(node.jump, client, options)
-        argv += ["-o", f"ProxyCommand={way}"]
+        proxy = NO_JUMP if node.jump == NO_JUMP else _proxy(node.jump, client, options)
+        argv += ["-o", f"ProxyCommand={proxy}"]
     return [*argv, "-T", "--", node.name, _shell(command)]
 
 
 def failure_of(code: int | None, err: str, command: Sequence[str]) -> NodeFailure | None:
-    """Why a command has no exit code of its own, from the client's code and texts; None: it has one.
+    """Why a command has no exit code of its own, from the client's code and stderr; None: it has one.
 
-    ssh's own errors have the code 255, which a command may have too: then the texts decide, and without one that is
-    known the connection counts as broken.
+    ssh's own errors have the code 255, which a command may have too: then stderr decides, and without a known message
+    the connection counts as broken.
     """
     if code is None or code < 0:
         return NodeFailure.BROKEN
@@ -138,18 +138,18 @@ def failure_of(code: int | None, err: str, command: Sequence[str]) -> NodeFailur
 
 
 def deciding_line(err: str) -> str:
-    """The line of the client's texts that says what happened; "" where there is none."""
-    lines = [line.strip() for line in err.splitlines() if line.strip() and not _is_decoration(line)]
+    """The line of the client's stderr that states the error; "" if there is none."""
+    lines = _lines(err)
     return _known_line(lines) or (lines[-1] if lines else "")
 
 
 def failure_line(err: str, out: bytes, failure: NodeFailure | None) -> str:
-    """The line that says why there is no answer; "" where none does.
+    """The line that says why there is no result; "" if none does.
 
-    Without one of the client's own it is the last one: a shell says why it is none (nologin) on stdout. What a node
-    that hangs has said before is no reason.
+    Without a known message of the client it is the last line: nologin prints its reason on stdout. What was printed
+    before a timeout is no reason.
     """
-    lines = [line.strip() for line in err.splitlines() if line.strip() and not _is_decoration(line)]
+    lines = _lines(err)
     known = _known_line(lines)
     if known or failure is NodeFailure.TIMED_OUT:
         return known
@@ -160,36 +160,34 @@ def failure_line(err: str, out: bytes, failure: NodeFailure | None) -> str:
 
 
 def failing_hop(node: Node, err: str) -> str:
-    """The host on the way to a node of which the client's texts speak; "" where they speak of the node itself."""
+    """The jump host that the client's error is about; "" if it is about the node itself."""
     line = deciding_line(err)
-    if _is_about(NodeFailure.FORBIDDEN, line):
+    if any(each is NodeFailure.FORBIDDEN and pattern.search(line) for each, pattern in _PATTERNS):
         return next(iter(_hops(node)[-1:]), "")
     found = next(filter(None, (pattern.search(line) for pattern in _HOSTS)), None)
     host = next(filter(None, found.groups()), "") if found else ""
     bare = host.partition("]")[0].lstrip("[")
     if not bare or bare.lower() in (node.name.lower(), node.address.lower()):
         return ""
-    # A host of another name can be the node's own, by the user's configuration.
-    is_on_the_way = bare.lower() in map(str.lower, _hops(node)) or _PROXY_DIED in err
-    return bare if is_on_the_way else ""
+    # A host of another name can be the node itself, by the user's configuration.
+    is_hop = bare.lower() in map(str.lower, _hops(node)) or _PROXY_DIED in err
+    return bare if is_hop else ""
 
 
 def describe_failure(failure: NodeFailure, address: str, at: str = "") -> Message:
-    """What a failure means, for people. `at` is the host on the way where it is; "": the node itself."""
+    """A failure in words. `at`: the jump host that it is about; "": the node itself."""
     says = Message(f"cluster.trouble-{failure.value}", {"address": at or address})
     return Message("cluster.trouble-on-the-way", {"host": at, "says": says}) if at else says
 
 
 def host_key_name(line: str) -> str:
-    """What ssh has noted a key under, from the line that speaks of it; "" where it does not say."""
+    """The name of a host key in known_hosts, from the error about it; "" if it has none."""
     found = _HOST_OF_KEY.search(line)
     return found["place"] if found else ""
 
 
 def jump_host(node: Node, host: str) -> Node:
-    """A host on the way to a node as one that is reached itself; by its name alone where only ssh's configuration
-    knows it.
-    """
+    """A jump host of a node as a node; only with its name if it is in ssh's configuration alone."""
     hops = node.jump.split(",") if _hops(node) and node.jump else []
     for at, (hop, name) in enumerate(zip(hops, _hops(node))):
         if name.lower() == host.lower():
@@ -200,23 +198,23 @@ def jump_host(node: Node, host: str) -> Node:
 
 
 def command_line(node: Node, *words: str) -> str:
-    """The command line by which a person reaches a node as we do; `words` are the program and options of its own."""
-    # ssh-copy-id knows no -J.
-    way = ["-o", f"ProxyJump={node.jump}"] if node.jump else []
+    """The command line for a person to reach a node; `words`: the program and its own options."""
+    # ssh-copy-id has no -J.
+    jump = ["-o", f"ProxyJump={node.jump}"] if node.jump else []
     port = ["-p", str(node.port)] if node.port else []
-    return shlex.join([*words, *way, *port, f"{node.user}@{node.address}" if node.user else node.address])
+    return shlex.join([*words, *jump, *port, f"{node.user}@{node.address}" if node.user else node.address])
 
 
 def keeps_host_keys(node: Node, client: Sequence[str] = ("ssh",), options: Options | None = None) -> bool:
-    """Whether the client has a file for host keys, for the node and each jump host that is named for it.
+    """Whether the client has a file for host keys, for the node and each of its jump hosts.
 
-    `UserKnownHostsFile /dev/null` makes every key an unknown one. Where the client does not say, it has one.
+    With `UserKnownHostsFile /dev/null` every key is unknown. If the client does not state a file, it has one.
     """
     return all(_has_file_for_keys(name, client, options or Options()) for name in (node.name, *_hops(node)))
 
 
 def _hops(node: Node) -> list[str]:
-    """The jump hosts that are named for a node, by their names."""
+    """The names of a node's jump hosts."""
     jump = node.jump if node.jump != NO_JUMP else None
     return [hop.rpartition("@")[2].partition(":")[0] for hop in (jump or "").split(",") if hop]
 
@@ -240,7 +238,7 @@ def _common(options: Options) -> list[str]:
 
 
 def _shell(command: Sequence[str]) -> str:
-    """The words as the remote shell gets them: quoted, but for the home at the front of the program's path."""
+    """The command quoted for the remote shell, except a `~` at the front of the program's path."""
     home = re.match(r"~[A-Za-z0-9_.-]*/", command[0]) if command else None
     if home is None:
         return shlex.join(command)
@@ -248,16 +246,12 @@ def _shell(command: Sequence[str]) -> str:
 
 
 def _proxy(jump: str, client: Sequence[str], options: Options) -> str:
-    """The command that leads through the jump hosts.
-
-    Each of them is reached with our settings, through the ones before it. `-J` would not pass them on: the keys would
-    be checked as the hosts' configuration likes.
-    """
+    """The ProxyCommand through the jump hosts, each with our settings. `-J` would not pass them on."""
     *before, last = jump.split(",")
     user, _, place = last.rpartition("@")
     host, _, port = place.rpartition(":") if re.fullmatch(r"[^:]+:\d+", place) else (place, "", "")
     argv = [*client, *_common(options)]
-    # The forwarding that -W is would be cleared as well.
+    # ClearAllForwardings would clear -W too.
     argv = [word.replace("ClearAllForwardings=yes", "ClearAllForwardings=no") for word in argv]
     argv += [*(["-l", user] if user else []), *(["-p", port] if port else [])]
     argv += ["-o", f"ProxyCommand={_proxy(','.join(before), client, options)}"] if before else []
@@ -265,18 +259,15 @@ def _proxy(jump: str, client: Sequence[str], options: Options) -> str:
 
 
 def _known_line(lines: Sequence[str]) -> str:
-    """The line that matches the first pattern that any matches."""
+    """The line with the first pattern that any line matches."""
     for _, pattern in _PATTERNS:
         for line in lines:
             if pattern.search(line):
-                return line.strip("@ ")  # of the frame around a warning
+                return line.strip("@ ")  # the frame of a warning
     return ""
 
 
-def _is_about(failure: NodeFailure, line: str) -> bool:
-    return any(each is failure and pattern.search(line) for each, pattern in _PATTERNS)
-
-
-def _is_decoration(line: str) -> bool:
-    """Whether it is a frame or a greeting, such as the @@@ around a warning."""
-    return not re.search(r"\w", line) or _GREETING.match(line.strip()) is not None
+def _lines(err: str) -> list[str]:
+    """The lines without banners, and frames such as the @@@ around a warning."""
+    lines = [line.strip() for line in err.splitlines()]
+    return [line for line in lines if re.search(r"\w", line) and not _GREETING.match(line)]

@@ -1,7 +1,4 @@
-"""What is wrong in a cluster, node by node and between nodes. Nothing is judged here.
-
-Findings come from the ordinary checks and from `npuenv.cluster.consistency`.
-"""
+"""The report on a cluster: the findings of each node and between nodes, and the exit codes that follow from them."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ if TYPE_CHECKING:
     from npuenv.cluster.inventory import Node
     from npuenv.core.messages import Message
 
-# The node may be well: it is we who are not let in, or have nothing there to ask with.
+# The node may be healthy: it could not be examined.
 NOT_ASKED = frozenset(
     {
         NodeFailure.DENIED,
@@ -39,16 +36,16 @@ _PRECEDENCE = (ExitCode.INPUT, ExitCode.NOTHING_FITS, ExitCode.PROBLEMS, ExitCod
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """One node: what the checks say of it, or why there is no answer."""
+    """The findings of one node, or why there are none."""
 
     node: Node
     findings: tuple[Finding, ...] = ()
-    framework: str | None = None  # that it was judged for; None: not said
+    framework: str | None = None  # that it was checked for; None: any
     failure: NodeFailure | None = None
     line: str = ""  # with a failure: the line that decides
-    at: str = ""  # with a failure of a host on the way there: that host
+    at: str = ""  # the jump host that failed; "": the node itself
     seconds: float = 0.0
-    is_unfit: bool = False  # the stack that was asked for fits no machine like it
+    is_unfit: bool = False  # the requested stack does not fit the machine
 
     @property
     def code(self) -> ExitCode:
@@ -60,13 +57,13 @@ class NodeReport:
 
 @dataclass(frozen=True, slots=True)
 class ClusterReport:
-    """All nodes in the order of the inventory, and what does not agree between them."""
+    """All nodes in the order of the inventory, and the findings between them."""
 
     nodes: tuple[NodeReport, ...]
     agreement: tuple[Finding, ...] = ()
-    why_no_agreement: Message | None = None  # None: it was looked at
+    why_no_agreement: Message | None = None  # None: the nodes were compared
     source: str = ""  # the inventory
-    asked: frozenset[str] = frozenset()  # what the user asked for by name, as ids of findings between nodes
+    asked: frozenset[str] = frozenset()  # ids of findings between nodes that the user requested
 
     @property
     def code(self) -> ExitCode:
@@ -80,16 +77,14 @@ class ClusterReport:
         return tuple(node for node in self.nodes if node.failure is not None)
 
     def _code_of(self, finding: Finding) -> ExitCode:
-        """Unknown between nodes is no reason to stop, unless the user has asked for just that: a node without an answer
-        counts by itself.
-        """
+        """Unknown between nodes counts only if the user requested it: nodes without an answer have their own code."""
         if finding.status is Status.UNKNOWN and finding.check in self.asked:
             return ExitCode.UNKNOWN
         return ExitCode.PROBLEMS if finding.status is Status.FAIL else ExitCode.FINE
 
 
 def merge_findings(nodes: Iterable[NodeReport], statuses: Sequence[Status] = PROBLEMS) -> list[Finding]:
-    """The findings with these statuses; those in the same words are one, with all their nodes."""
+    """The findings with these statuses; those with the same sentence are one, with all their nodes."""
     groups: dict[tuple[str, Status, str], list[tuple[Finding, str]]] = {}
     for report in nodes:
         for finding in report.findings:
@@ -100,7 +95,7 @@ def merge_findings(nodes: Iterable[NodeReport], statuses: Sequence[Status] = PRO
 
 
 def group_nodes(nodes: Iterable[NodeReport]) -> list[tuple[NodeReport, ...]]:
-    """The nodes with the same result, together: the same failure, or as many findings of each status."""
+    """The nodes grouped by result: the same failure, or the same number of findings of each status."""
     groups: dict[object, list[NodeReport]] = {}
     for report in nodes:
         numbers = tuple(sum(finding.status is status for finding in report.findings) for status in PROBLEMS)

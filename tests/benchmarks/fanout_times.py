@@ -31,7 +31,7 @@ def scripted(count: int, folder: Path) -> tuple[float, int, int]:
     from npuenv.bundle.zipapp import content
     from npuenv.cluster.captures import collect_captures
     from npuenv.cluster.inventory import Node
-    from npuenv.cluster.transport import Transport
+    from npuenv.cluster.parallel_ssh import Transport
     from tests.cluster.scripted import capture_text
     from tests.support.scripted_ssh import install
 

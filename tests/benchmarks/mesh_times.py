@@ -1,28 +1,23 @@
-"""How long it takes to plan a mesh of pings and to reduce its failures, and how well nodes keep in step. Run it:
+"""How long it takes to plan a mesh of pings and to reduce its failures. Run it:
 
 python -m tests.benchmarks.mesh_times [NODES [CARDS]]
 """
 
 from __future__ import annotations
 
-import random
 import sys
 import time
-from collections import defaultdict
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from npuenv.cluster.localize import localize_faults
-from npuenv.cluster.mesh import Device, PingPlan
+from npuenv.cluster.mesh import Device
 from npuenv.cluster.mesh.planning import full, sampled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable
 
     from npuenv.cluster.mesh import Pair
-
-PING_S, DEAD_S, BATCH_S = 0.1, 3.0, 20.0  # of a ping that is answered, of one that is not, and of a batch
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -33,39 +28,6 @@ def timed(call: Callable[[], object]) -> float:
         call()
         times.append(time.perf_counter() - began)
     return min(times)
-
-
-def out_of_step(plan: PingPlan, dead: int | None, pace: float, seed: int = 0) -> tuple[float, float]:
-    """The share of pings during which one of both devices takes part in another one, and the hours of the whole.
-
-    Simulated: nodes make their pings one after another, no round before its time (`pace` times what an answer takes),
-    and each batch begins when all have ended the last one.
-    """
-    rng = random.Random(seed)
-    step_s = pace * PING_S
-    size = max(1, int(BATCH_S / max(step_s, PING_S)))
-    begin_s, num_met = 0.0, 0
-    for start in range(0, len(plan.rounds), size):
-        free_at = dict.fromkeys((device.node for device in plan.devices), begin_s)
-        spans: defaultdict[int, list[tuple[float, float, Pair]]] = defaultdict(list)
-        for step, pings in enumerate(plan.rounds[start : start + size]):
-            for pair in pings:
-                node = plan.devices[pair[0]].node
-                begins = max(free_at[node], begin_s + step * step_s)
-                free_at[node] = begins + (DEAD_S if dead in pair else PING_S * rng.uniform(0.8, 1.2))
-                for place in pair:
-                    spans[place].append((begins, free_at[node], pair))
-        num_met += len(set(met(spans.values())))
-        begin_s = max(free_at.values())
-    return num_met / plan.num_pings, begin_s / 3600
-
-
-def met(spans: Iterable[list[tuple[float, float, Pair]]]) -> Iterator[Pair]:
-    """The pings that are under way at a device while another one is."""
-    for each in spans:
-        for (_, end, one), (begin, _, other) in pairwise(sorted(each)):
-            if begin < end:
-                yield from (one, other)
 
 
 def devices_of(num_nodes: int, num_cards: int) -> list[Device]:
@@ -99,10 +61,6 @@ def main() -> None:
         began = time.perf_counter()
         found = localize_faults(devices, failed, works)
         print(f"  {name}: {len(failed)} failed pings reduced to {len(found)} in {time.perf_counter() - began:.2f} s")
-    for label, dead in (("no dead card", None), ("one dead card", 77)):
-        for pace in (0.0, 1.25):
-            share, hours = out_of_step(plan, dead, pace)
-            print(f"  {label}, pace {pace}: {share:.1%} of pings met another one at a device; {hours:.2f} h in all")
 
 
 if __name__ == "__main__":

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 import pytest
 from packaging.requirements import Requirement
 
-from npuenv.bundle.offline.make import BundleOptions, BundleRequest, Contents, gather, make_bundle
-from npuenv.bundle.offline.manifest import FileRow, Manifest, SourceRow, manifest_text, request_values
-from npuenv.bundle.offline.self_package import BOOTSTRAP, own_requirements
-from npuenv.bundle.offline.write import settle, write_tar
+from npuenv.bundle.make import BundleOptions, BundleRequest, Contents, gather, make_bundle
+from npuenv.bundle.manifest import FileRow, Manifest, SourceRow, manifest_text, request_values
+from npuenv.bundle.self_package import BOOTSTRAP, own_requirements
+from npuenv.bundle.write import settle, write_tar
 from npuenv.core.messages import Message
 from npuenv.facts.pip import pip_settings
 from npuenv.host.local import LocalHost
@@ -35,7 +35,7 @@ from tests.support.archives import pack
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npuenv.bundle.offline.fetch import DownloadProgress
+    from npuenv.bundle.fetch import DownloadProgress
 
 HERE = platform.machine()
 OTHER = {"x86_64": "aarch64", "aarch64": "x86_64"}[HERE]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.bundle.offline.fetch import DownloadProgress
+from npuenv.bundle.fetch import DownloadProgress
 from npuenv.cli.common import Ui
 from npuenv.cli.progress import CountBar, DownloadBar
 

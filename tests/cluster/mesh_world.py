@@ -28,7 +28,6 @@ _SSH = """#!/bin/sh
 # The words before the command line end with the name of the node.
 for word; do name=$command; command=$word; done
 [ -e "$WORLD/down.$name" ] && { echo "ssh: connect to host $name port 22: No route to host" >&2; exit 255; }
-[ -e "$WORLD/slow.$name" ] && { from=$(date +%s.%N); sleep 1.2; echo "$from $(date +%s.%N)" >> "$WORLD/slow.$name"; }
 [ -e "$WORLD/banner" ] && printf "Welcome to $name. "
 # On a real node nothing dies with the client here: what runs there only sees that its input ends.
 NODE=$name PATH="$WORLD/$name:$WORLD:$PATH" exec setsid --wait sh -c "$command"
@@ -129,14 +128,14 @@ class World:
 
 
 class Direct(SshRunner):
-    """Has the nodes answer in this process, in step, as the program there would: the same tool says the same."""
+    """Has the nodes answer in this process, as the program there would: the same tool says the same."""
 
     def __call__(
         self, questions: Mapping[str, Line], *, limit_s: float, on_line: Callable[[str, Line], object] | None = None
     ) -> Iterator[tuple[str, NodeOutput]]:
         heard: dict[str, list[dict[str, Any]]] = {node: [] for node in questions}
         stopped = set[str]()
-        for _, node, number, card, ip in sorted(_calls(questions)):
+        for node, number, card, ip in _calls(questions):
             if node in stopped:
                 continue
             question = questions[node]
@@ -152,13 +151,13 @@ class Direct(SshRunner):
             yield node, NodeOutput((*lines, {"end": True}))
 
 
-def _calls(questions: Mapping[str, Line]) -> Iterator[tuple[int, str, int, int, str]]:
-    """The step of each call of the tool, its node, its number there, and whom it asks."""
+def _calls(questions: Mapping[str, Line]) -> Iterator[tuple[str, int, int, str]]:
+    """The node of each call of the tool, its number there, its card and its target."""
     for node, question in questions.items():
-        for number, (step, card, ip) in enumerate(question.get("jobs", ())):
-            yield step, node, number, card, ip
+        for number, (card, ip) in enumerate(question.get("jobs", ())):
+            yield node, number, card, ip
         for card in question.get("otherwise", ()):
-            yield 0, node, card, card, ""
+            yield node, card, card, ""
 
 
 def _answer(node: str, words: list[str]) -> dict[str, Any]:

@@ -84,6 +84,9 @@ class Impatient:
             self._leapt_s = 3600.0
         return time.monotonic() + self._leapt_s
 
+    def time(self) -> float:
+        return time.time()
+
     def _is_over(self) -> bool:
         """Whether all others were asked, and have been waited for; one that has only ended is still to be heard."""
         pids = {name: pid for name, pid, _ in self._nodes.calls()}

@@ -17,8 +17,8 @@ import pytest
 from npuenv.bundle import zipapp
 from npuenv.cluster.captures import NodeCapture, collect_captures
 from npuenv.cluster.inventory import Node
+from npuenv.cluster.parallel_ssh import Transport
 from npuenv.cluster.ssh import NodeFailure
-from npuenv.cluster.transport import Transport
 from npuenv.host.base import NotRecorded
 from tests.support.own_signals import as_from_a_terminal
 from tests.support.waiting import PATIENCE_S, is_gone, until

@@ -193,9 +193,7 @@ def test_a_file_that_is_no_text_is_refused_in_a_sentence(tmp_path: Path, data: b
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("name,ip,cards\nnode1,10.0.0.1,8", "columns"),
-        ("hostname\nnode1", "columns"),
-        ("HOST IP USER", "columns"),
+        ("name,ip,cards\nnode1,10.0.0.1,8", "number-name"),
         ("node1,10.0.0.1,8", "number-name"),
         ("node1 8", "number-name"),
         ("10.0.0.1 node1", "hosts-file"),
@@ -223,10 +221,9 @@ def test_a_line_of_another_kind_of_file_is_no_node(text: str, says: str) -> None
         ("node1 address=[fd00::1]", Node("node1", "fd00::1")),
         ("node1:22", Node("node1", "node1", port=22)),
         ("10.0.0.1", Node("10.0.0.1", "10.0.0.1")),
-        ("host", Node("host", "host")),
     ],
 )
-def test_addresses_in_brackets_and_names_like_those_of_columns_are_nodes(text: str, node: Node) -> None:
+def test_addresses_in_brackets_are_nodes(text: str, node: Node) -> None:
     assert parse(text, "hosts").nodes == (node,)
 
 

@@ -145,19 +145,6 @@ def test_the_first_packet_to_a_new_address_is_no_alarm_and_few_packets_are_a_pro
 
 
 @pytest.mark.slow
-def test_no_node_pings_before_all_are_ready_however_late_one_of_them_is(
-    make_world: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    world = make_world(1, 1, 1)
-    slow = world.folder / "slow.node03"
-    slow.touch()
-    assert document(world, capsys)["summary"]["ok"] == 6
-    spans = [tuple(map(float, line.split())) for line in slow.read_text(encoding="utf-8").splitlines()]
-    assert len(spans) >= 2  # the survey, and pings
-    for begin, end in spans[1:]:
-        assert not [ping for ping in world.made() if begin < ping.ended_s and ping.began_s < end]
-
-
 def test_more_nodes_than_may_be_asked_at_once_take_turns(make_world: Any, capsys: pytest.CaptureFixture[str]) -> None:
     world = make_world(1, 1, 1)
     assert document(world, capsys, "--parallel", "2")["summary"]["ok"] == 6

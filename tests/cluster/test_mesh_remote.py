@@ -1,4 +1,4 @@
-"""The program that runs commands of hccn_tool on a node: in order, in step, one at a time, and never without an end."""
+"""The program that runs commands of hccn_tool on a node: in order, one at a time, and never without an end."""
 
 from __future__ import annotations
 
@@ -8,18 +8,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from npuenv.cluster.mesh import remote
 from tests.support.waiting import PATIENCE_S, is_gone, until
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +26,16 @@ class Asked:
     first: dict[str, Any]
 
 
-AT_ONCE = {"begin_at": 0.0, "low": -1e9, "sent": 0.0}
-
-
 def ask(
     folder: Path,
     tool: str,
     /,
     *,
-    go: Mapping[str, float] | None = AT_ONCE,
     prelude: str = "",
     python: str = sys.executable,
     **more: Any,
 ) -> Asked:
-    """Starts the program with a tool of this text, tells it when to begin, and leaves its input open."""
+    """Starts the program with a tool of this text, and leaves its input open."""
     path = folder / "hccn_tool"
     if not path.exists():  # what runs cannot be written
         path.write_text(f"#!/bin/sh\ncd {folder}\n{tool}\n", encoding="utf-8")
@@ -51,16 +43,12 @@ def ask(
     asked = {
         "tools": [str(path)],
         "limit_s": 20,
-        "lock_s": 30,
         "kill_s": 5,
         "budget_s": 60,
         "again": ["is busy"],
         "stop": ["permission denied"],
         "words": ["{card}", "{ip}"],
-        "jobs": [[0, 0, "a"], [0, 1, "b"], [0, 2, "c"]],
-        "ready_s": 60,
-        "lead_s": 0,
-        "step_s": 0,
+        "jobs": [[0, "a"], [1, "b"], [2, "c"]],
         **more,
     }
     pipe = subprocess.PIPE
@@ -70,11 +58,6 @@ def ask(
     process.stdin.write(json.dumps(asked).encode() + b"\n")
     assert process.stdout.readline() == b"\n"
     first = json.loads(process.stdout.readline())
-    if "tool" in first:
-        ready = json.loads(process.stdout.readline())["ready"]
-        assert abs(ready - time.time()) < 60
-        if go is not None:
-            process.stdin.write(json.dumps(go).encode() + b"\n")
     return Asked(process, first)
 
 
@@ -99,7 +82,7 @@ def test_the_program_asks_in_order_and_gives_every_answer(tmp_path: Path) -> Non
 def test_a_busy_tool_is_asked_again(tmp_path: Path) -> None:
     busy = "echo hccn_tool is busy, please try again.; exit 11"
     tool = f"echo x >> asked; [ $(wc -l < asked) -lt 3 ] && {{ {busy}; }}; echo ok"
-    lines = answers(ask(tmp_path, tool, jobs=[[0, 0, "a"]]))
+    lines = answers(ask(tmp_path, tool, jobs=[[0, "a"]]))
     assert [line["out"] for line in lines[1:-1]] == ["ok\n"]
     assert (tmp_path / "asked").read_text() == "x\nx\nx\n"
 
@@ -107,7 +90,7 @@ def test_a_busy_tool_is_asked_again(tmp_path: Path) -> None:
 def test_a_tool_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     tool = "sh -c 'echo $$ > child; exec sleep 300' & while [ ! -s child ]; do :; done; echo said; exec sleep 300"
     for limit_s in (1, PATIENCE_S):  # more where this machine is too busy to start all of it in time
-        lines = answers(ask(tmp_path, tool, limit_s=limit_s, jobs=[[0, 0, "a"]]))
+        lines = answers(ask(tmp_path, tool, limit_s=limit_s, jobs=[[0, "a"]]))
         if lines[1]["out"]:
             break
     assert [(line["code"], line["out"], line["late"]) for line in lines[1:-1]] == [(None, "said\n", True)]
@@ -126,41 +109,6 @@ def test_nothing_more_is_begun_when_its_time_is_over(tmp_path: Path) -> None:
     assert lines[1:] == [{"end": True}]
 
 
-@pytest.mark.slow
-def test_nodes_begin_together_and_no_round_begins_before_its_time(tmp_path: Path) -> None:
-    begin = time.time() + 0.6
-    jobs = [[0, 0, "a"], [3, 0, "b"], [4, 0, "c"]]
-    go = {"begin_at": begin, "low": -0.01, "sent": begin - 0.6}
-    lines = answers(ask(tmp_path, "date +%s.%N", go=go, lead_s=5, step_s=0.2, jobs=jobs))
-    times = [float(line["out"]) - begin for line in lines[1:-1]]
-    assert times[0] >= -0.01 and times[1] >= 0.59 and times[2] >= 0.79
-
-
-@pytest.mark.parametrize("ahead", [9999.0, -9999.0])
-@pytest.mark.slow
-def test_a_node_with_a_wrong_clock_begins_when_the_others_do(tmp_path: Path, ahead: float) -> None:
-    theirs = time.time() - ahead  # the clock of the one who asks, by which this one is that far ahead
-    go = {"begin_at": theirs + 1.0, "low": ahead - 0.2, "sent": theirs}
-    before = time.time()
-    lines = answers(ask(tmp_path, "date +%s.%N", go=go, lead_s=120, jobs=[[0, 0, "a"]]))
-    assert 0.75 <= float(lines[1]["out"]) - before < 60
-
-
-def test_a_node_never_waits_longer_for_the_others_than_the_lead(tmp_path: Path) -> None:
-    before = time.time()
-    go = {"begin_at": before + 9999, "low": -0.01, "sent": before}
-    lines = answers(ask(tmp_path, "date +%s.%N", go=go, lead_s=0.5, jobs=[[0, 0, "a"]]))
-    assert 0.49 <= float(lines[1]["out"]) - before < 60
-
-
-@pytest.mark.parametrize("go", [{}, None])
-def test_a_node_that_is_not_told_when_to_begin_makes_no_ping(tmp_path: Path, go: dict[str, float] | None) -> None:
-    # It is gone after that time: too soon for what it is told.
-    lines = answers(ask(tmp_path, "echo x >> asked", go=go, ready_s=0.1 if go is None else 60))
-    assert lines[1:] == [{"refused": "late"}]
-    assert not (tmp_path / "asked").exists()
-
-
 def test_a_tool_that_no_signal_ends_is_said_in_time_and_no_other_one_is_started(tmp_path: Path) -> None:
     # As in the driver's sleep: the kill is sent and has no effect.
     unkillable = "import os; os.killpg = lambda *words: None\n"
@@ -168,14 +116,12 @@ def test_a_tool_that_no_signal_ends_is_said_in_time_and_no_other_one_is_started(
     lines = answers(ask(tmp_path, tool, prelude=unkillable, limit_s=0.5, kill_s=0.2))
     assert [(line["job"], line["late"], line["stuck"]) for line in lines[1:-1]] == [(0, True, True)]
     assert lines[-1] == {"refused": "stuck"}
-    # The tool still has what keeps others away from it.
-    assert answers(ask(tmp_path, tool, lock_s=0.1))[1:] == [{"refused": "locked"}]
     assert until(lambda: (tmp_path / "asked").exists() and (tmp_path / "asked").read_text().endswith("\n"))
     (pid,) = map(int, (tmp_path / "asked").read_text().split())
     os.kill(pid, signal.SIGKILL)
     assert until(lambda: is_gone(pid))
     (tmp_path / "hccn_tool").write_text("#!/bin/sh\necho ok\n", encoding="utf-8")
-    assert answers(ask(tmp_path, "", jobs=[[0, 0, "a"]]))[1]["out"] == "ok\n"
+    assert answers(ask(tmp_path, "", jobs=[[0, "a"]]))[1]["out"] == "ok\n"
 
 
 def test_a_tool_that_this_user_may_not_run_is_there_and_not_allowed(tmp_path: Path) -> None:

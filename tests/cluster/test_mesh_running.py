@@ -121,7 +121,6 @@ class Nodes:
         self.broken = broken or set()
         self.silent: dict[str, NodeOutput] = {}
         self.lossy: dict[tuple[str, str], list[str]] = {}  # what such a ping comes to, each time that it is made
-        self.batches: list[int] = []  # how many rounds each took
         self.most = 10**9  # pings that a node makes before its time is over
         self.asked: list[tuple[str, str]] = []
 
@@ -129,7 +128,6 @@ class Nodes:
         self, questions: Mapping[str, Line], *, limit_s: float, on_line: Callable[[str, Line], object] | None = None
     ) -> Iterator[tuple[str, NodeOutput]]:
         assert on_line
-        self.batches.append(len({step for question in questions.values() for step, _, _ in question["jobs"]}))
         for node, question in questions.items():
             if node in self.silent:
                 yield node, self.silent[node]
@@ -139,7 +137,7 @@ class Nodes:
             yield node, NodeOutput(({"end": True},))
 
     def _made(self, node: str, question: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        for number, (_, card, ip) in enumerate(question["jobs"][: self.most]):
+        for number, (card, ip) in enumerate(question["jobs"][: self.most]):
             own = self.devices[node, card]
             self.asked.append((own, ip))
             text = DEAD if (own, ip) in self.broken else GOOD
@@ -178,14 +176,6 @@ def test_no_node_begins_later_rounds_before_all_have_ended_the_earlier_ones() ->
     order = [place[pair] for pair in nodes.asked]
     assert len(order) == 30
     assert all(later >= earlier - 1 for earlier, later in pairwise(order))
-
-
-def test_the_first_round_is_made_alone_since_its_pace_is_not_known() -> None:
-    devices = cluster([3, 3, 2])
-    nodes = Nodes(devices)
-    run = run_of(devices, nodes)
-    run.measure()
-    assert nodes.batches == [1, 3]
 
 
 def test_a_ping_that_lost_packets_is_made_once_more_and_then_counts() -> None:
@@ -236,10 +226,10 @@ def test_a_node_that_will_not_do_better_is_left_out_at_once_with_its_reason(refu
 def test_a_node_that_comes_to_nothing_is_left_out_and_its_pings_are_unknown() -> None:
     devices = cluster([2, 2, 2])
     nodes = Nodes(devices)
-    nodes.silent["node001"] = NodeOutput((), Message("mesh.why-locked"))
+    nodes.silent["node001"] = NodeOutput((), Message("mesh.why-nothing"))
     run = run_of(devices, nodes)
     list(run.run_remaining())
-    assert run.lost == {"node001": Message("mesh.why-locked")}
+    assert run.lost == {"node001": Message("mesh.why-nothing")}
     untried = list(run.results.pairs(Outcome.UNTRIED))
     assert {devices[source].node for source, _ in untried} == {"node001"} and len(untried) == 2 * 5
     tried = list(run.results.pairs(Outcome.OK))

@@ -81,7 +81,7 @@ def test_at_least_one_is_asked_at_a_time(tmp_path: Path) -> None:
 def test_input_stays_open_for_a_client_that_is_tried_again_after_one_that_did_not_listen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parallel_ssh, "_REST_S", (0.01, 0.05))
+    monkeypatch.setattr(parallel_ssh, "_PAUSE_S", (0.01, 0.05))
     data = bytes(1 << 20)
     drop = f'[ -e {tmp_path}/mark ] || {{ touch {tmp_path}/mark; exec 0<&-; echo "{SHED}" >&2; exit 255; }}'
     # `timeout` ends it with 124 where the input has no end.

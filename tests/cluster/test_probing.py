@@ -25,9 +25,8 @@ import pytest
 from npuenv.cluster.consistency.values import NodeIdentity
 from npuenv.cluster.inventory import Node
 from npuenv.cluster.localize import PortProbe, localize_port_faults
-from npuenv.cluster.parallel_ssh import Answer
-from npuenv.cluster.probing import Transport, identify_nodes, probe, skipped_findings
-from npuenv.cluster.probing.ports import (
+from npuenv.cluster.parallel_ssh import Answer, Transport
+from npuenv.cluster.ports import (
     address_of,
     group_links,
     has_dynamic_ports,
@@ -39,7 +38,7 @@ from npuenv.cluster.probing.ports import (
     probe_schedule,
     usual_ports,
 )
-from npuenv.cluster.probing.storage import probe_shared_folder
+from npuenv.cluster.probing import identify_nodes, probe, probe_shared_folder, skipped_findings
 from npuenv.cluster.ssh import NodeFailure, Options
 from npuenv.core.finding import Status
 from npuenv.core.messages import say
@@ -462,7 +461,7 @@ def test_a_node_that_took_no_part_is_unknown_in_every_finding(tmp_path: Path) ->
     with free_port() as port:
         probed = probe(nodes, transport, ports=(port,), shared=str(tmp_path))
         alone = probe(nodes[1:], transport, ports=(port,), shared=str(tmp_path))
-    assert set(probed.silent) == {"three"}
+    assert set(probed.identities) == {"one", "two"}
     assert [(item.status, say(item.says)) for item in probed.findings][2] == (
         Status.UNKNOWN,
         blind("three"),

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from npuenv.cluster import ray, ray_state
+from npuenv.cluster import ray
 from npuenv.cluster.inventory import Node
-from npuenv.cluster.transport import Transport
+from npuenv.cluster.parallel_ssh import Transport
 from npuenv.install.locations import default_environment
 from tests.support.namespaces import Machine, Machines, listens, machines, why_not
 from tests.support.own_signals import as_from_a_terminal
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 HERE = ray.NodeState(Node("node1", "node1"), ray="/env/bin/ray", version="2.50.1", python="3.11.7", cards=8)
 
 
-def started(name: str, cards: int = 8) -> ray_state.StartedNode:
+def started(name: str, cards: int = 8) -> ray.StartedNode:
     processes = ((77, 1, "sh"), (80, 2, "raylet"))
-    return ray_state.StartedNode(Node(name, name, port=22), "boot", 77, processes, cards, "word", f"10.0.0.{name[-1]}")
+    return ray.StartedNode(Node(name, name, port=22), "boot", 77, processes, cards, "word", f"10.0.0.{name[-1]}")
 
 
 class Local:
@@ -73,8 +73,8 @@ def listener(host: Machine, port: int) -> Iterator[None]:
 
 
 def run_plan(
-    local: Local, folder: Path, limit_s: float = 30.0, begun: list[ray_state.StartedNode] | None = None
-) -> ray_state.StartedNode | ray.StartFailure:
+    local: Local, folder: Path, limit_s: float = 30.0, begun: list[ray.StartedNode] | None = None
+) -> ray.StartedNode | ray.StartFailure:
     plan = ray.StartPlan((replace(local.node, address="127.0.0.1"),), ray=str(folder), limit_s=limit_s)
     here = replace(HERE, node=plan.nodes[0], cards=0)
     (result,) = ray.start(plan, [here], local.way, begun.append if begun is not None else lambda _: None)
@@ -90,10 +90,10 @@ def test_only_what_was_started_is_ended(tmp_path: Path) -> None:
     stranger = subprocess.Popen(["sleep", "611"])
     try:
         up = run_plan(local, folder)
-        assert isinstance(up, ray_state.StartedNode), up
+        assert isinstance(up, ray.StartedNode), up
         pid = int((tmp_path / "pid").read_text())
         assert pid in [number for number, _, _ in up.processes]
-        cluster = ray_state.Cluster("127.0.0.1:6379", str(folder), (up,), "here")
+        cluster = ray.Cluster("127.0.0.1:6379", str(folder), (up,), "here")
         heard = ray.stop(cluster, local.way)["here"]
         assert heard.answer is not None and heard.answer["left"] == 0 and heard.answer["ended"] >= 1
         assert until(lambda: is_gone(pid))
@@ -108,14 +108,14 @@ def test_only_what_was_started_is_ended(tmp_path: Path) -> None:
 def test_a_start_that_nobody_has_heard_the_end_of_is_found_by_its_word(tmp_path: Path) -> None:
     if why_not_local():
         pytest.skip(why_not_local())
-    local, begun = Local(tmp_path), list[ray_state.StartedNode]()
+    local, begun = Local(tmp_path), list[ray.StartedNode]()
     text = f"sleep 613 & echo $! > {tmp_path}/pid; until [ $(cat /proc/$!/comm) = sleep ]; do :; done; exit 0"
     folder = fake_ray(tmp_path, text)
     stranger = subprocess.Popen(["sleep", "613"], env={**os.environ, "NPUENV_RAY_START": "another"})
     try:
-        assert isinstance(run_plan(local, folder, begun=begun), ray_state.StartedNode)
+        assert isinstance(run_plan(local, folder, begun=begun), ray.StartedNode)
         pid = int((tmp_path / "pid").read_text())
-        cluster = ray_state.Cluster("127.0.0.1:6379", str(folder), tuple(begun), "here")
+        cluster = ray.Cluster("127.0.0.1:6379", str(folder), tuple(begun), "here")
         heard = ray.query_processes(cluster, local.way)["here"]
         assert heard.answer is not None and heard.answer["running"] == ["sleep"]
         heard = ray.stop(cluster, local.way)["here"]
@@ -132,8 +132,8 @@ def test_a_number_that_is_in_use_again_is_left_alone(tmp_path: Path) -> None:
     stranger = subprocess.Popen(["sleep", "600"])
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        known = ray_state.StartedNode(local.node, boot, stranger.pid, ((stranger.pid, 1, "raylet"),), 0)
-        heard = ray.stop(ray_state.Cluster("127.0.0.1:6379", "", (known,), "here"), local.way)["here"]
+        known = ray.StartedNode(local.node, boot, stranger.pid, ((stranger.pid, 1, "raylet"),), 0)
+        heard = ray.stop(ray.Cluster("127.0.0.1:6379", "", (known,), "here"), local.way)["here"]
         assert heard.answer is not None and heard.answer["ended"] == 0
         assert stranger.poll() is None
     finally:
@@ -147,7 +147,7 @@ def test_a_status_ends_in_time_whatever_it_leaves_behind(tmp_path: Path, text: s
     """A child that keeps the outputs open is not waited for, and of one that hangs the whole session is ended."""
     local = Local(tmp_path)
     folder = fake_ray(tmp_path, f"sleep 612 & echo $! > {tmp_path}/pid; {text}")
-    cluster = ray_state.Cluster("127.0.0.1:6379", str(folder), (replace(started("here"), node=local.node),), "here")
+    cluster = ray.Cluster("127.0.0.1:6379", str(folder), (replace(started("here"), node=local.node),), "here")
     began = time.monotonic()
     heard = ray.query_ray(cluster, 3.0 if is_timed_out else 60.0, local.way)
     child = int((tmp_path / "pid").read_text())

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npuenv.cli import main
-from npuenv.cluster import ray, ray_state
+from npuenv.cluster import ray
 from npuenv.cluster.inventory import Node, parse
-from npuenv.cluster.transport import ProbeResult, Transport
+from npuenv.cluster.parallel_ssh import ProbeResult, Transport
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import say
 from npuenv.facts.target import text
@@ -39,12 +39,12 @@ def on(name: str, **changes: Any) -> ray.NodeState:
     return replace(HERE, **{"node": Node(name, name), **changes})
 
 
-def started(name: str, cards: int = 8) -> ray_state.StartedNode:
+def started(name: str, cards: int = 8) -> ray.StartedNode:
     processes = ((77, 1, "sh"), (80, 2, "raylet"))
-    return ray_state.StartedNode(Node(name, name, port=22), "boot", 77, processes, cards, "word", f"10.0.0.{name[-1]}")
+    return ray.StartedNode(Node(name, name, port=22), "boot", 77, processes, cards, "word", f"10.0.0.{name[-1]}")
 
 
-CLUSTER = ray_state.Cluster("10.0.0.1:6379", "/env", (started("node1"), started("node2")), "node1", "hosts")
+CLUSTER = ray.Cluster("10.0.0.1:6379", "/env", (started("node1"), started("node2")), "node1", "hosts")
 TABLE = "Active:\n 1 node_a\nResources\n-----\nTotal Usage:\n 0.0/{npus} NPU\nTotal Demands:\n (no resource demands)\n"
 
 
@@ -107,12 +107,12 @@ def test_two_names_of_one_machine_are_not_both_started() -> None:
 
 def test_what_was_started_is_read_again_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "clusters" / "x.json"
-    assert ray_state.load(path) is None
-    ray_state.save(CLUSTER, path)
-    assert ray_state.load(path) == CLUSTER and CLUSTER.cards == 16
+    assert ray.load(path) is None
+    ray.save(CLUSTER, path)
+    assert ray.load(path) == CLUSTER and CLUSTER.cards == 16
     path.write_text('{"schema": "other"}')
     with pytest.raises(BadInput):
-        ray_state.load(path)
+        ray.load(path)
 
 
 @pytest.mark.usefixtures("home")
@@ -144,10 +144,10 @@ def hosts(home: Path, tmp_path: Path) -> Path:
     return path
 
 
-def keep(cluster: ray_state.Cluster, hosts: Path) -> Path:
+def keep(cluster: ray.Cluster, hosts: Path) -> Path:
     """Writes down that a cluster was started on an inventory, and says where."""
-    place = ray_state.state_path(str(hosts), os.environ)
-    ray_state.save(replace(cluster, source=str(hosts)), place)
+    place = ray.state_path(str(hosts), os.environ)
+    ray.save(replace(cluster, source=str(hosts)), place)
     return place
 
 
@@ -165,10 +165,10 @@ def test_up_again_starts_only_the_nodes_that_are_missing(
         plan: ray.StartPlan,
         found: Sequence[ray.NodeState],
         way: Transport,
-        note: Callable[[ray_state.StartedNode], object],
+        note: Callable[[ray.StartedNode], object],
     ) -> Any:
         asked.append(([node.name for node in plan.nodes], [here.node.name for here in found], plan.port, plan.ray))
-        note(ray_state.StartedNode(found[0].node, mark="word"))
+        note(ray.StartedNode(found[0].node, mark="word"))
         yield started("node3")
 
     monkeypatch.setattr(ray, "start", start)
@@ -184,7 +184,7 @@ def test_up_again_starts_only_the_nodes_that_are_missing(
     for number in (1, 2, 3):
         node = {"name": f"node{number}", "address": f"10.0.0.{number}"}
         assert says(said.out, "cluster.ray-node-up-cards", used=8, total=8, **node)
-    assert [each.node.name for each in ray_state.load(place).started] == ["node1", "node2", "node3"]  # type: ignore[union-attr]
+    assert [each.node.name for each in ray.load(place).started] == ["node1", "node2", "node3"]  # type: ignore[union-attr]
     assert cluster_command("up", hosts=hosts) == 0
     assert len(asked) == 1
 
@@ -226,7 +226,7 @@ def test_an_unheard_node_of_an_earlier_start_is_not_forgotten(
     assert sentence("cluster.ray-node-down", name="node1", ended=7) in out
     assert sentence("cluster.ray-node-not-down", name="node2", line="No route") in out
     assert says(out, "cluster.ray-next-down", down=part("npuenv"))
-    kept = ray_state.load(place)
+    kept = ray.load(place)
     assert kept is not None and [each.node.name for each in kept.started] == ["node2"] and kept.head_node is None
 
 
@@ -263,7 +263,7 @@ def test_what_nobody_has_heard_the_end_of_is_written_down(
             nodes[0], None if found.get("told", 1) is None else found, 0.0, 1.0, str(found.get("why", ""))
         )
 
-    def alive(cluster: ray_state.Cluster, _: Transport) -> dict[str, ProbeResult]:
+    def alive(cluster: ray.Cluster, _: Transport) -> dict[str, ProbeResult]:
         found = running(*(each.node.name for each in cluster.started if each.processes))
         idle = (each.node for each in cluster.started if not each.processes)
         return found | {node.name: ProbeResult(node, {"running": []}, 0.0, 1.0) for node in idle}
@@ -278,7 +278,7 @@ def test_what_nobody_has_heard_the_end_of_is_written_down(
         assert says(err, "cluster.ray-broken-both", names="node1", begun="node2")
     else:
         assert says(err, "cluster.ray-failed", name="node2", line=line)
-    left = ray_state.load(ray_state.state_path(str(hosts), os.environ))
+    left = ray.load(ray.state_path(str(hosts), os.environ))
     assert left is not None and sorted(each.node.name for each in left.started) == begun
     words = [words["mark"] for words in asked if words["do"] == "start"]
     known = {each.node.name: each for each in left.started}
@@ -447,7 +447,7 @@ def test_what_is_left_of_a_start_and_would_not_end_is_not_taken_for_somebody_els
     stuck = sentence("cluster.ray-stuck", down=f"npuenv cluster down --hosts {hosts}")
     assert sentence("cluster.ray-refused", names="node1", says=stuck) in out
     assert f"node1: {sentence('cluster.ray-processes-left', count=1)}" in out and "node2" not in out
-    assert ray_state.load(place) == replace(CLUSTER, source=str(hosts))
+    assert ray.load(place) == replace(CLUSTER, source=str(hosts))
 
 
 def test_a_node_that_is_taken_out_of_the_inventory_while_it_is_silent_is_not_forgotten(
@@ -461,7 +461,7 @@ def test_a_node_that_is_taken_out_of_the_inventory_while_it_is_silent_is_not_for
     assert cluster_command("up", hosts=hosts) == 1
     left = sentence("cluster.ray-left", down=f"npuenv cluster down --hosts {hosts}", place=place)
     assert sentence("cluster.ray-refused", names="node2", says=left) in capsys.readouterr().out
-    assert ray_state.load(place) == replace(CLUSTER, source=str(hosts))
+    assert ray.load(place) == replace(CLUSTER, source=str(hosts))
 
 
 @pytest.mark.parametrize(
@@ -500,7 +500,7 @@ def test_the_others_reach_the_head_by_its_own_address_and_not_by_a_name_of_ssh(
     monkeypatch.setattr(ray, "query_ray", lambda *_: ray_says("10.0.0.1", "10.0.0.2", "10.0.0.3"))
     assert cluster_command("up", hosts=hosts) == 0
     assert [words["address"] for words in asked if words["do"] == "start"] == [address] * 3
-    left = ray_state.load(ray_state.state_path(str(hosts), os.environ))
+    left = ray.load(ray.state_path(str(hosts), os.environ))
     assert left is not None and left.address == f"{address}:6379"
     is_said = says(capsys.readouterr().err, "cluster.ray-other-address", address=given, login="10.0.0.1")
     assert is_said == (bool(given) and given != address)
@@ -557,8 +557,8 @@ def test_inventories_with_other_nodes_do_not_touch_each_other(
 def test_what_stdin_names_is_known_again_by_its_nodes(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert home
     one, same, another = (parse(text, "-") for text in ("node[1-2]", "node1\nnode2  # as above", "node[1-3]"))
-    assert ray_state.state_path(one, os.environ) == ray_state.state_path(same, os.environ)
-    assert ray_state.state_path(one, os.environ) != ray_state.state_path(another, os.environ)
+    assert ray.state_path(one, os.environ) == ray.state_path(same, os.environ)
+    assert ray.state_path(one, os.environ) != ray.state_path(another, os.environ)
 
 
 def test_a_head_by_ip_version_6_is_refused_in_one_sentence(hosts: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,10 +17,10 @@ import pytest
 
 from npuenv.app import InstallOptions, Progress, install
 from npuenv.app.installation import manifest_request
-from npuenv.bundle.offline import compatibility as meant
-from npuenv.bundle.offline import reader as opened
-from npuenv.bundle.offline.manifest import FileRow, Manifest, manifest_text, request_values
-from npuenv.bundle.offline.write import settle, write_tar
+from npuenv.bundle import reader as meant
+from npuenv.bundle import reader as opened
+from npuenv.bundle.manifest import FileRow, Manifest, manifest_text, request_values
+from npuenv.bundle.write import settle, write_tar
 from npuenv.checks import Finding, Status
 from npuenv.cli.common import Ui
 from npuenv.cli.progress import StepProgress
@@ -503,7 +503,7 @@ def test_an_update_from_an_archive_unpacks_it_once(
     product.release()
     archive = bundled(product, tmp_path / "bundle")
     monkeypatch.setattr(opened, "_unpacked", count)
-    for name in ("require_known", "require_meant"):  # the tables know nothing of this stack
+    for name in ("require_known", "require_matching"):  # the tables know nothing of this stack
         monkeypatch.setattr(meant, name, lambda *asked: None)
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nothing"))
     code, _, err = product.run("install", "--update", "--offline", str(archive), "--yes")

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from npuenv.checks.base import title as title_of_check
-from npuenv.cluster.consistency import cards, conflicts, network, readers
+from npuenv.cluster.consistency import cards, conflicts, readers
 from npuenv.cluster.consistency.cards import numbers
 from npuenv.cluster.consistency.findings import AREA, ConsistencyRule, finding, judge_rule, message
 from npuenv.cluster.consistency.readers import session_variables
@@ -50,11 +50,11 @@ def check_consistency(
     cardless: Collection[str] = (),
     head: str = "",
 ) -> list[Finding]:
-    """One finding for each thing that is to agree, in the order of the table. [] for fewer than two nodes.
+    """One finding for each thing that must agree, in the order of the table. [] for fewer than two nodes.
 
-    `nodes` holds the facts of the nodes that answered, by their names in the inventory; `identities` what probing all
-    of them at the same time told (`npuenv.cluster.probing`): None skips clocks and names. `cardless` nodes are to
-    have no cards: what is about cards is not compared with them. `head` is the node that runs Ray's head, if known.
+    `nodes`: the facts by the names of the inventory. `identities`: the result of `npuenv.cluster.probing`; None skips
+    clocks and names. `cardless`: nodes that are left out of comparisons of cards. `head`: the node of Ray's head, if
+    known.
     """
     if len(nodes) < 2:
         return []
@@ -68,17 +68,17 @@ def check_consistency(
 
 
 def check_identities(nodes: Mapping[str, Facts], identities: Mapping[str, NodeIdentity]) -> list[Finding]:
-    """The findings about names and clocks, which need no facts: for fewer than two nodes with facts."""
+    """The findings about names and clocks, which need no facts."""
     return [_run_check(check, nodes, identities) for check in (conflicts.names, conflicts.clock)]
 
 
 def title(check_id: str) -> Message:
-    """The name of a finding of this package for people: of `agree.tls`, "TLS switch of the cards"."""
+    """The title of a finding of this package: of `agree.tls`, "TLS switch of the cards"."""
     return message(f"title-{check_id.partition('.')[2]}")
 
 
 def _run_check(check: Check, nodes: Mapping[str, Facts], identities: Mapping[str, NodeIdentity]) -> Finding:
-    """What a check says. It is our own code: its bug must not hide what the others find."""
+    """The finding of a check. A bug in one must not hide the findings of the others."""
     try:
         return check(nodes, identities)
     except Exception as error:
@@ -95,24 +95,21 @@ def _apply_rule(rule: ConsistencyRule, nodes: Mapping[str, Facts]) -> Finding:
     partitions = group_values(by_node, tolerance=rule.tolerance, expected=rule.expected)
     if rule.is_layout and not all(partition.is_unanimous for partition in partitions) and is_layout(by_node):
         return finding(rule.id, Status.OK, message("layout-alike"), source=rule.source)
-    is_plan = rule.layout is not None and any(_is_tied(partition) for partition in partitions) and rule.layout(nodes)
+    has_tie = any(not partition.is_unanimous and partition.majority is None for partition in partitions)
+    is_plan = rule.layout is not None and has_tie and rule.layout(nodes)
     return judge_rule(rule, by_node, partitions, _status_of_difference(rule, partitions, nodes), is_plan=is_plan)
 
 
-def _is_tied(partition: Partition) -> bool:
-    return not partition.is_unanimous and partition.majority is None
-
-
 def _read(rule: ConsistencyRule, facts: Facts) -> NodeValues:
-    """What a node says; a reader is our own code, and its bug must not cost the other rows."""
+    """The values of a node. A bug in one reader must not hide the other rows."""
     try:
         return rule.read(facts)
     except Exception as error:
-        return NodeValues(blind={None: Evidence("npuenv", f"{type(error).__name__}: {error}")})
+        return NodeValues(unknown={None: Evidence("npuenv", f"{type(error).__name__}: {error}")})
 
 
 def _status_of_difference(rule: ConsistencyRule, partitions: Sequence[Partition], nodes: Mapping[str, Facts]) -> Status:
-    """What the differences between the nodes mean; see rules.toml."""
+    """The status of the differences between the nodes; see rules.toml."""
     apart = [partition for partition in partitions if not partition.is_unanimous]
     word, _, number = rule.differs.partition(":")
     is_grave = {
@@ -138,7 +135,7 @@ def _has_ray(facts: Facts) -> bool:
 
 
 def _without_blind(item: Finding, nodes: Mapping[str, Facts]) -> Finding:
-    """What is unknown only because a tool does not work on a node steps back: the node's own finding says that."""
+    """Skips what is unknown only because a tool fails on a node: the node's own finding says so."""
     owners = [_owner(line, nodes) for line in item.evidence] if item.status is Status.UNKNOWN else []
     if not owners or None in owners:
         return item
@@ -147,7 +144,7 @@ def _without_blind(item: Finding, nodes: Mapping[str, Facts]) -> Finding:
 
 
 def _owner(line: Evidence, nodes: Mapping[str, Facts]) -> str | None:
-    """The check of a node that says why this line holds no answer; None where none does."""
+    """The check of a node that explains why this line has no value; None if none does."""
     node, _, command = line.command.partition(": ")
     facts = nodes.get(node)
     if facts is not None and command.startswith("npu-smi") and facts.npu.smi_trouble.is_known:
@@ -159,26 +156,21 @@ def _without_consequences(found: Sequence[Finding]) -> list[Finding]:
     """The findings; those that follow from another one are skipped."""
     follows_from = {**_FOLLOWS_FROM, **{rule.id: rule.follows_from for rule in rules()}}
     bad = {item.check.partition(".")[2]: item.status for item in found if item.status in (Status.FAIL, Status.WARN)}
-    subnet = next((item for item in found if item.check == f"{AREA}.host-subnet"), None)
+    subnet = next((item for item in found if item.check == f"{AREA}.host-subnet" and item.status is Status.OK), None)
     kept = []
     for item in found:
         name = item.check.partition(".")[2]
-        # Never behind a lesser one: what is a failure stays one.
-        graver = (Status.FAIL, item.status)
-        cause = next((cause for cause in follows_from.get(name, ()) if bad.get(cause) in graver), None)
+        # A failure is never hidden by a warning.
+        causes = (cause for cause in follows_from.get(name, ()) if bad.get(cause) in (Status.FAIL, item.status))
+        cause = next(causes, None)
         if cause and name in bad:
             item = finding(name, Status.SKIP, message("because", cause=title(f"{AREA}.{cause}")), source=item.source)
-        elif name == "hccl-interface" and name in bad and subnet is not None and _is_one(subnet):
-            # What an interface is called does not matter where all of them meet.
+        elif name == "hccl-interface" and name in bad and subnet is not None and "value" in subnet.says.args:
+            # Names of interfaces do not matter within one subnet.
             says = message("names-in-one-subnet", says=item.says, subnet=subnet.says.args["value"])
             item = finding(name, Status.OK, says, source=item.source)
         kept.append(item)
     return kept
-
-
-def _is_one(subnet: Finding) -> bool:
-    """Whether all of them lie in one subnet."""
-    return subnet.status is Status.OK and "value" in subnet.says.args
 
 
 @functools.cache
@@ -189,8 +181,11 @@ def rules() -> tuple[ConsistencyRule, ...]:
 
 def _rule(row: Mapping[str, Any]) -> ConsistencyRule:
     given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
-    reader, path, absent = given.pop("from", ""), given.pop("fact", ""), given.pop("absent", NONE)
-    given["read"] = _named(reader) if reader else functools.partial(readers.plain, path=path, absent=absent or None)
+    if "from" in given:
+        given["read"] = _named(given.pop("from"))
+    else:
+        path, text, absent = given.pop("fact"), given.pop("show", "{}"), given.pop("absent", NONE) or None
+        given["read"] = functools.partial(readers.plain, path=path, text=text, absent=absent)
     if "layout" in given:
         given["layout"] = _named(given["layout"])
     return ConsistencyRule(**{"fix": row["id"], **given})
@@ -199,4 +194,4 @@ def _rule(row: Mapping[str, Any]) -> ConsistencyRule:
 def _named(name: str) -> Any:
     """The function that a row names as `module.function`."""
     module, _, function = name.partition(".")
-    return getattr({"readers": readers, "cards": cards, "network": network}[module], function)
+    return getattr({"readers": readers, "cards": cards}[module], function)

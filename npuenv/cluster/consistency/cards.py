@@ -1,7 +1,4 @@
-"""What the facts of one node say about its cards and their network, and whether it has as many as it should.
-
-Readers for `rules.toml`, like those of `readers` and `network`.
-"""
+"""Readers for `rules.toml` about the cards of one node and their network, and the check of the number of cards."""
 
 from __future__ import annotations
 
@@ -26,33 +23,33 @@ if TYPE_CHECKING:
 
 CONF = "/etc/hccn.conf"
 DEFAULT = ":default"
-# Keys of the file that belong to one card alone, or that have a row of their own.
+# Keys of the file that differ by card, or have a row of their own.
 _OWN_KEYS = frozenset({"address", "netmask", "gateway", "netdetect", "mac_addr", "tls_enable", "mtu", "ipv6_address"})
 
 _INVENTORY = "the inventory"
 
 
 def numbers(facts: Facts) -> list[int]:
-    """The physical numbers of the cards that this machine or container has."""
+    """The physical numbers of the cards of this machine or container."""
     nodes = facts.npu.nodes.value
     found = (re.fullmatch(r"/dev/davinci([0-9]+)", node.path) for node in nodes.cards) if nodes else ()
     return sorted(int(match[1]) for match in found if match)
 
 
 def count(facts: Facts) -> NodeValues:
-    """How many chips npu-smi lists, or where it does not answer, how many device nodes there are."""
+    """The number of chips that npu-smi lists; without its output the number of device nodes."""
     if facts.npu.smi.value is not None:
         return one(facts.npu.smi, lambda table: str(len(table.cards)))
     return devices(facts)
 
 
 def devices(facts: Facts) -> NodeValues:
-    """How many device nodes of cards there are."""
+    """The number of device nodes of cards."""
     return one(facts.npu.nodes, lambda nodes: str(len(nodes.cards)), absent="0")
 
 
 def kind(facts: Facts) -> NodeValues:
-    """What each card is called by npu-smi."""
+    """The name of each card in npu-smi."""
     return _rows(facts.npu.smi, lambda table: table.cards, lambda card: card.name, "npu-smi info")
 
 
@@ -66,7 +63,7 @@ def hbm(facts: Facts) -> NodeValues:
 
 
 def soc(facts: Facts) -> NodeValues:
-    """The exact chip, from the level that asks each card."""
+    """The exact chip of each card."""
     return _rows(facts.npu.chips, list, lambda board: f"{board.chip_name or ''} {board.npu_name or ''}".strip())
 
 
@@ -77,7 +74,7 @@ def card_firmware(facts: Facts) -> NodeValues:
 def _rows(
     fact: Fact[Any], rows_of: Callable[[Any], Iterable[Any]], show: Callable[[Any], str | None], command: str = ""
 ) -> NodeValues:
-    """What each row of a table says, of those that say it. `command`: each row has the line it was read from."""
+    """The value of each row of a table that has one. `command`: the evidence is the row's own line."""
     if fact.value is None:
         return one(fact, lambda _: None, absent=None)
     line = next(iter(fact.evidence), Evidence("npu-smi info -t board", ""))
@@ -91,25 +88,25 @@ def _rows(
 
 
 def tls(facts: Facts) -> NodeValues:
-    """The switch of each card: as the tool shows it, else as the file has it. A card without either is unknown."""
+    """The TLS switch of each card, from hccn_tool, else from the file; without either it is unknown."""
     words = {True: ":tls-on", False: ":tls-off"}
     live = _live(facts.hccn.tls, lambda found: words[bool(found.is_on)])
     filed = _filed(facts, "tls_enable", {"1": words[True], "0": words[False]})
     values = {**filed, **live}
-    unsaid = [card for card in numbers(facts) if ValueKey("", card) not in values]
+    missing = [card for card in numbers(facts) if ValueKey("", card) not in values]
     conf = facts.hccn.conf
     why = "" if conf.value is not None or not conf.evidence else conf.evidence[0].line
-    blind: dict[int | None, Evidence] = {card: Evidence(CONF, why or f"no tls_enable_{card}") for card in unsaid}
-    return NodeValues(values, blind)
+    unknown: dict[int | None, Evidence] = {card: Evidence(CONF, why or f"no tls_enable_{card}") for card in missing}
+    return NodeValues(values, unknown)
 
 
 def mtu(facts: Facts) -> NodeValues:
-    """The largest packet of each card: as the tool shows it, else as the file sets it, else the driver's default."""
+    """The MTU of each card, from hccn_tool, else from the file, else the driver's default."""
     found = {**_filed(facts, "mtu", None), **_live(facts.hccn.mtus, str)}
     conf = facts.hccn.conf
     if not found and conf.state is State.UNKNOWN:
         return one(conf, lambda _: None)
-    if conf.value is None or facts.hccn.mtus.is_known:  # a card that says nothing has no default to be named for it
+    if conf.value is None or facts.hccn.mtus.is_known:  # the tool shows defaults too
         return NodeValues(found)
     rest = {
         ValueKey("", card): Value(DEFAULT, Evidence(CONF, f"no mtu_{card}"))
@@ -120,7 +117,7 @@ def mtu(facts: Facts) -> NodeValues:
 
 
 def settings(facts: Facts) -> NodeValues:
-    """The other keys of the file: each is to be the same on the cards of one number, on all nodes."""
+    """The other keys of the file, by card number."""
     conf = facts.hccn.conf
     if conf.value is None:
         return one(conf, lambda _: None, absent=None)
@@ -134,12 +131,12 @@ def settings(facts: Facts) -> NodeValues:
 
 
 def speed(facts: Facts) -> NodeValues:
-    """What each link runs at, of those that are up and say it."""
+    """The speed of each link that is up and states it."""
     return _asked(facts.hccn.speeds, lambda found: f"{found.mbps // 1000} Gb/s" if found.mbps else "", _down(facts))
 
 
 def pods(facts: Facts) -> NodeValues:
-    """The super pod that the cards say they are in."""
+    """The super pod of the cards."""
 
     def show(found: Any) -> dict[str, str]:
         ids = sorted({item.pod for item in found if item.pod is not None})
@@ -150,7 +147,7 @@ def pods(facts: Facts) -> NodeValues:
 
 
 def _asked(fact: Fact[Any], show: Callable[[Any], str], left_out: Collection[int] = ()) -> NodeValues:
-    """What hccn_tool says of each card, of those for which `show` has a text."""
+    """The value of each card from hccn_tool for which `show` has a text."""
     found = {key: value for key, value in _live(fact, show).items() if value.text and key.card not in left_out}
     level = "" if was_asked(fact) else fact.evidence[0].line.rpartition(" ")[2]
     return NodeValues(found, _unread(fact), level)
@@ -161,7 +158,7 @@ def _down(facts: Facts) -> set[int]:
 
 
 def _live(fact: Fact[Any], show: Callable[[Any], str]) -> dict[ValueKey, Value]:
-    """What hccn_tool says of each card that it says something of."""
+    """The value of each card for which hccn_tool has one."""
     return {
         ValueKey("", card): Value(show(item.value), item.evidence[0])
         for card, item in (fact.value or {}).items()
@@ -176,7 +173,7 @@ def _unread(fact: Fact[Any]) -> dict[int | None, Evidence]:
 
 
 def _filed(facts: Facts, key: str, words: dict[str, str] | None) -> dict[ValueKey, Value]:
-    """What the file sets for the cards that are here; a value that has no word is left out."""
+    """The values in the file for the cards of this machine. `words` translates them; others are left out."""
     conf = facts.hccn.conf.value
     present = set(numbers(facts))
     found = {}
@@ -189,7 +186,7 @@ def _filed(facts: Facts, key: str, words: dict[str, str] | None) -> dict[ValueKe
 
 
 def addresses(facts: Facts) -> dict[int, tuple[str, str, Evidence]]:
-    """Card -> address, netmask ("" where none is set) and the line that says it: the tool's, else the file's."""
+    """Card -> address, netmask ("": none) and line, from hccn_tool, else from the file."""
     conf = facts.hccn.conf.value
     found = {
         card: (keys["address"], keys.get("netmask", ""), Evidence(CONF, f"address_{card}={keys['address']}"))
@@ -199,13 +196,13 @@ def addresses(facts: Facts) -> dict[int, tuple[str, str, Evidence]]:
     for card, item in (facts.hccn.addresses.value or {}).items():
         if item.value is not None:
             found[card] = (item.value.ip, item.value.netmask, item.evidence[0])
-        elif item.state is State.ABSENT:  # the card has none, whatever the file is going to give it
+        elif item.state is State.ABSENT:  # the card has none, whatever the file says
             found.pop(card, None)
     return found
 
 
 def addressed(facts: Facts) -> NodeValues:
-    """Whether each card has an address; on a machine that has them for none of its cards, none of them."""
+    """Whether each card has an address."""
     lines: dict[int | None, Evidence] = {card: line for card, (_, _, line) in addresses(facts).items()}
     return _have(facts, facts.hccn.addresses, "address", lines)
 
@@ -217,7 +214,7 @@ def gatewayed(facts: Facts) -> NodeValues:
 
 
 def _have(facts: Facts, live: Fact[Any], key: str, lines: Mapping[int | None, Evidence]) -> NodeValues:
-    """Whether each card has what `key` means in the file; `lines` say it of those that have."""
+    """Whether each card has a value of `key`; `lines` are those of the cards that have one."""
     conf, unread = facts.hccn.conf, _unread(live) if was_asked(live) else {}
     if None in unread:
         unread = dict.fromkeys(numbers(facts), unread[None])
@@ -246,14 +243,14 @@ def netmasks(facts: Facts) -> NodeValues:
 
 
 def subnets(facts: Facts) -> NodeValues:
-    """The subnet of each card by its number: cards of one number often share one on all nodes."""
+    """The subnet of each card, by card number."""
     import ipaddress
 
     values = {}
     for card, (ip, mask, line) in addresses(facts).items():
         try:
             network = ipaddress.ip_network(f"{ip}/{mask or 32}", strict=False)
-        except ValueError:  # that node's own doctor reports it
+        except ValueError:  # the node's own doctor reports it
             continue
         if mask and not has_stand_in(ip):
             values[ValueKey(f"NPU {card}")] = Value(str(network), Evidence(line.command, f"{line.line} netmask {mask}"))
@@ -261,7 +258,7 @@ def subnets(facts: Facts) -> NodeValues:
 
 
 def gateways(facts: Facts) -> NodeValues:
-    """The gateway of each card by its number."""
+    """The gateway of each card, by card number."""
     found = _gateways(facts).items()
     return NodeValues({ValueKey(f"NPU {key.card}"): value for key, value in found if not has_stand_in(value.text)})
 
@@ -274,11 +271,7 @@ def _gateways(facts: Facts) -> dict[ValueKey, Value]:
 
 
 def is_routed(nodes: Mapping[str, Facts]) -> bool:
-    """Whether the cards' subnets differ as if by plan: no number has one that is common, and most cards have a gateway.
-
-    One card in another subnet than its fellows is none, nor is a subnet that no packet can leave. A card that lacks its
-    gateway among others that have one is a card to be named, not another plan.
-    """
+    """Whether the cards' subnets differ by design: no card number has a majority, and most cards have a gateway."""
     by_node = {node: subnets(facts) for node, facts in nodes.items()}
     if any(partition.is_unanimous or partition.majority for partition in group_values(by_node)):
         return False
@@ -287,23 +280,23 @@ def is_routed(nodes: Mapping[str, Facts]) -> bool:
 
 
 def modules(facts: Facts) -> NodeValues:
-    """Whether each link's optical module is there."""
+    """Whether each link has its optical module."""
     return _asked(facts.hccn.optical, lambda item: ":plugged" if item.is_present else ":unplugged")
 
 
 def vnics(facts: Facts) -> NodeValues:
-    """The interface of each chip for the traffic inside a super pod."""
+    """The state of each chip's interface inside a super pod."""
     return _asked(facts.hccn.vnics, lambda vnic: "UP" if vnic.is_up else "DOWN")
 
 
 def watch(facts: Facts) -> NodeValues:
-    """What each card says of the address that it was given to watch, of those whose link is up."""
+    """The result of each card's net health check, of those whose link is up."""
     words = {"init": ":not-set", "detect ip set": ":not-set"}
     return _asked(facts.hccn.net_health, lambda state: words.get(state, str(state)), _down(facts))
 
 
 def check_card_count(node: Node, facts: Facts, source: str) -> Finding | None:
-    """The number of cards against the inventory's `cards=`; None where it says nothing about them."""
+    """The number of cards compared with the inventory's `cards=`; None without that setting."""
     if node.cards is None:
         return None
     table = facts.npu.smi
@@ -324,7 +317,7 @@ def check_card_count(node: Node, facts: Facts, source: str) -> Finding | None:
 
 
 def _of_session(node: Node, source: str, found: int, num_visible: int | None, line: Evidence) -> Finding:
-    """Where the session hides cards of the node; `num_visible` None: unknown."""
+    """The finding if the session hides cards of the node; `num_visible` None: unknown."""
     if num_visible is None:
         status, word = Status.UNKNOWN, "unread"
     else:

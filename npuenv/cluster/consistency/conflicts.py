@@ -1,18 +1,27 @@
 """Checks between nodes that no majority decides: duplicate addresses, unhealthy cards and links, host names, clocks.
 
-Each function returns one finding from the facts of all nodes. `identities` is what the nodes answered when all were
-probed at the same time; `NOT_PROBED` if they were not.
+Each function returns one finding from the facts of all nodes. `identities` are the results of probing; `NOT_PROBED`
+without it.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from npuenv.checks.network.host import foreign_on_ray_ports
-from npuenv.cluster.consistency import cards, network
-from npuenv.cluster.consistency.findings import and_blind, chain, few, finding, message, unknown, who
+from npuenv.cluster.consistency import cards, readers
+from npuenv.cluster.consistency.findings import (
+    finding,
+    fold_subjects,
+    join,
+    message,
+    shorten,
+    unknown_finding,
+    with_unknown,
+)
 from npuenv.cluster.consistency.readers import has_stand_in
 from npuenv.cluster.consistency.values import NOT_PROBED, Subject, names_to_resolve
 from npuenv.cluster.nodeset import fold
@@ -31,7 +40,7 @@ if TYPE_CHECKING:
     Identities = Mapping[str, NodeIdentity]
 
 Line = tuple[Subject, Evidence]
-WARN_OFFSET_S, FAIL_OFFSET_S = 1.0, 300.0  # ours: logs can be told apart; five minutes is what tickets tolerate
+WARN_OFFSET_S, FAIL_OFFSET_S = 1.0, 300.0  # logs can be ordered; Kerberos tolerates five minutes
 _LOOPBACK = ("127.", "::1")
 _HCCL = "hicann/hccl fault diagnosis, EI0006"
 _GCS = 6379
@@ -40,14 +49,14 @@ _RAY_PORTS = "Ray, ports configuration: all nodes join the head at its GCS port"
 
 
 def machines(nodes: Nodes, identities: Identities) -> Finding:
-    """Two names of the inventory that lead to one machine: by the kernel's number, else by all of its addresses."""
+    """Two names of the inventory for one machine, by the boot id and all addresses."""
     source = "a machine that is counted twice gives two ranks one card"
     marks: dict[str, tuple[str, Evidence]] = {}
     for node, facts in nodes.items():
-        own = sorted(address for address in network.addresses(facts) if not has_stand_in(address))
+        own = sorted(address for address in readers.addresses(facts) if not has_stand_in(address))
         of_cards = sorted(ip for ip, _ in _card_addresses(facts).values())
         if node in identities and identities[node].boot and identities[node].addresses:
-            # The number alone is shared by the containers of a machine, which may be nodes of their own.
+            # Containers of one machine share the boot id, and may be nodes of their own.
             shown = f"{identities[node].boot} {', '.join(identities[node].addresses)}"
             marks[node] = shown, Evidence("/proc/sys/kernel/random/boot_id, ip -o addr", shown)
         elif own:
@@ -63,52 +72,52 @@ def machines(nodes: Nodes, identities: Identities) -> Finding:
 
 
 def host_addresses(nodes: Nodes, _: Identities) -> Finding:
-    """An address of the hosts' network that two of them have."""
+    """An address that two hosts have."""
     owners: defaultdict[str, list[Line]] = defaultdict(list)
     places: defaultdict[str, list[str]] = defaultdict(list)
-    blind: dict[Subject, Evidence] = {}
+    unknown: dict[Subject, Evidence] = {}
     for node, facts in nodes.items():
         if facts.network.interfaces.state is State.UNKNOWN:
-            blind[Subject(node)] = facts.network.interfaces.evidence[0]
-        for address, item in network.addresses(facts).items():
-            owners[address].append((Subject(node), network.line_of(facts, item)))
+            unknown[Subject(node)] = facts.network.interfaces.evidence[0]
+        for address, item in readers.addresses(facts).items():
+            owners[address].append((Subject(node), readers.line_of(facts, item)))
             places[address].append(item.name)
     source = "RFC 5227: two hosts with one address take each other's packets"
-    if not owners and not blind:
+    if not owners and not unknown:
         return finding("host-addresses", Status.SKIP, message("skip-nothing"), source=source)
-    count = len(nodes) - len(blind)
+    count = len(nodes) - len(unknown)
     outer = {address: lines for address, lines in owners.items() if not _is_inner(places[address], count)}
-    return _duplicates("host-addresses", outer, blind, source)
+    return _duplicates("host-addresses", outer, unknown, source)
 
 
 def _is_inner(names: Sequence[str], count: int) -> bool:
-    """Whether an address is one that each host has inside, by the interfaces that have it: all of the nodes, by one
-    name that is not one of what cables are plugged into.
+    """Whether an address is internal to each host: all nodes have it, on an interface of one name that is not the name
+    of a network port.
     """
-    return len(names) == count > 1 and len(set(names)) == 1 and not network.is_cabled(names[0])
+    return len(names) == count > 1 and len(set(names)) == 1 and not readers.CABLED.fullmatch(names[0])
 
 
 def card_addresses(nodes: Nodes, _: Identities) -> Finding:
     """An address that two cards have, or a card and a host."""
     owners: defaultdict[str, list[Line]] = defaultdict(list)
-    blind: dict[Subject, Evidence] = {}
+    unknown: dict[Subject, Evidence] = {}
     for node, facts in nodes.items():
         for card, (ip, line) in _card_addresses(facts).items():
             if has_stand_in(ip):
-                blind[Subject(node, card)] = Evidence(line.command, ip)
+                unknown[Subject(node, card)] = Evidence(line.command, ip)
             else:
                 owners[ip].append((Subject(node, card), line))
-    if not owners and not blind:
+    if not owners and not unknown:
         return finding("card-addresses", Status.SKIP, message("skip-nothing"), source=_HCCL)
     for node, facts in nodes.items():
-        for address, item in network.addresses(facts).items():
+        for address, item in readers.addresses(facts).items():
             if address in owners:
-                owners[address].append((Subject(node), network.line_of(facts, item)))
-    return _duplicates("card-addresses", owners, blind, _HCCL)
+                owners[address].append((Subject(node), readers.line_of(facts, item)))
+    return _duplicates("card-addresses", owners, unknown, _HCCL)
 
 
 def super_devices(nodes: Nodes, _: Identities) -> Finding:
-    """The number of a card within its super pod, which two of them have; a pod of one server numbers its own alone."""
+    """A number within a super pod that two cards have. In a pod of one server numbers are local."""
     owners: defaultdict[str, list[Line]] = defaultdict(list)
     for node, facts in nodes.items():
         line = next(iter(facts.npu.spods.evidence), Evidence("npu-smi info -t spod-info", ""))
@@ -123,29 +132,29 @@ def super_devices(nodes: Nodes, _: Identities) -> Finding:
 
 
 def health(nodes: Nodes, _: Identities) -> Finding:
-    """Cards that npu-smi does not call OK, on whichever node."""
+    """Cards that npu-smi does not report as OK."""
     source = "npu-smi info, Health"
     unhealthy: defaultdict[str, list[Line]] = defaultdict(list)
-    blind: dict[Subject, Evidence] = {}
+    unknown: dict[Subject, Evidence] = {}
     count = 0
     for node, facts in nodes.items():
         smi = facts.npu.smi
         if smi.state is State.UNKNOWN or facts.npu.smi_trouble.is_known:
             lines = facts.npu.smi_trouble.evidence if facts.npu.smi_trouble.is_known else smi.evidence
-            blind[Subject(node)] = next(iter(lines), Evidence("npu-smi info", ""))
+            unknown[Subject(node)] = next(iter(lines), Evidence("npu-smi info", ""))
         for row, card in enumerate(smi.value.cards if smi.value else ()):
             number = card.physical if card.physical is not None else row
             count += card.health is not None
             if card.health not in ("OK", None):
                 unhealthy[card.health].append((Subject(node, number), Evidence("npu-smi info", card.line)))
-    return _unhealthy("health", unhealthy, blind, count, source, "OK")
+    return _unhealthy("health", unhealthy, unknown, count, source, "OK")
 
 
 def links(nodes: Nodes, _: Identities) -> Finding:
     """Links that are down. If none is up on any node and no card has an address, that network is not in use."""
     source = "HCCN tool guide, link; vllm-ascend multi-node verification list"
     down: list[Line] = []
-    blind: dict[Subject, Evidence] = {}
+    unknown: dict[Subject, Evidence] = {}
     count, level = 0, ""
     for node, facts in nodes.items():
         fact = facts.hccn.links
@@ -155,23 +164,23 @@ def links(nodes: Nodes, _: Identities) -> Finding:
             if item.value == "DOWN":
                 down.append((Subject(node, card), item.evidence[0]))
             elif item.value is None:
-                blind[Subject(node, card)] = next(iter(item.evidence), Evidence("hccn_tool -link -g", ""))
+                unknown[Subject(node, card)] = next(iter(item.evidence), Evidence("hccn_tool -link -g", ""))
         if fact.state is State.UNKNOWN:
-            blind[Subject(node)] = next(iter(fact.evidence), Evidence("hccn_tool -link -g", ""))
+            unknown[Subject(node)] = next(iter(fact.evidence), Evidence("hccn_tool -link -g", ""))
     addressed = {card for facts in nodes.values() for card in _card_addresses(facts)}
-    if not count and not blind:
+    if not count and not unknown:
         says = message("skip-level", level=level) if level else message("skip-nothing")
         return finding("links", Status.SKIP, says, source=source)
     unused = _unused(nodes, addressed)
     cabled = [line for line in down if line[0].card not in unused]
-    if unused and len(down) == count and not blind and not cabled:
+    if unused and len(down) == count and not unknown and not cabled:
         return finding("links", Status.OK, message("links-unused", count=count), source=source)
     num_cabled = count - len(down) + len(cabled)
-    return _unhealthy("links", {"DOWN": cabled} if cabled else {}, blind, num_cabled, source, "UP")
+    return _unhealthy("links", {"DOWN": cabled} if cabled else {}, unknown, num_cabled, source, "UP")
 
 
 def _unused(nodes: Nodes, addressed: set[int]) -> set[int]:
-    """The numbers of the cards that have no address on any node and are up on none: their ports are not cabled."""
+    """The numbers of the cards whose ports are not cabled: without an address and down on every node."""
     states: defaultdict[int, set[str | None]] = defaultdict(set)
     for facts in nodes.values():
         for card, item in (facts.hccn.links.value or {}).items():
@@ -180,35 +189,35 @@ def _unused(nodes: Nodes, addressed: set[int]) -> set[int]:
 
 
 def hostname(nodes: Nodes, _: Identities) -> Finding:
-    """Hosts whose own name resolves to loopback, to another host, or not at all: others are sent there by it."""
+    """Hosts whose own name resolves to loopback, to another host, or not at all; Ray and gloo announce that address."""
     source = "gloo and Ray take the address that the host's own name leads to; Debian writes 127.0.1.1"
     astray: defaultdict[str, list[Line]] = defaultdict(list)
-    blind: dict[Subject, Evidence] = {}
+    unknown: dict[Subject, Evidence] = {}
     for node, facts in nodes.items():
         fact = facts.network.hostname
         if fact.value is None:
-            blind[Subject(node)] = next(iter(fact.evidence), Evidence("/etc/hosts", ""))
+            unknown[Subject(node)] = next(iter(fact.evidence), Evidence("/etc/hosts", ""))
             continue
         found = fact.value.resolved if fact.value.resolved is not None else fact.value.in_hosts
-        where = _leads(found, fact.value.resolved is not None, set(network.addresses(facts)))
+        where = _leads(found, fact.value.resolved is not None, set(readers.addresses(facts)))
         if where:
             shown = ", ".join(found or ()) or "-"
             astray[where].append((Subject(node), Evidence(fact.evidence[0].command, f"{fact.value.name}: {shown}")))
     if astray:
         places = tuple(
-            message("said", who=who(subject for subject, _ in lines), value=message(f"hostname-{where}"))
+            message("said", who=fold_subjects(subject for subject, _ in lines), value=message(f"hostname-{where}"))
             for where, lines in astray.items()
         )
         lines = [(subject.node, line) for each in astray.values() for subject, line in each]
         says = message("hostname-astray", places=places)
         return finding("hostname", Status.WARN, says, lines, source=source, fix="hostname")
-    if blind:
-        return unknown("hostname", blind, source)
+    if unknown:
+        return unknown_finding("hostname", unknown, source)
     return finding("hostname", Status.OK, message("hostname-ok", count=len(nodes)), source=source)
 
 
 def _leads(found: Sequence[str] | None, is_asked: bool, own: set[str]) -> str:
-    """Where a name wrongly resolves to: loopback, elsewhere or nowhere; "" if it is right, or unknown."""
+    """How a name is wrong: it resolves to loopback, elsewhere or nowhere; "" if it is right, or unknown."""
     if found and all(address.startswith(_LOOPBACK) for address in found):
         return "loopback"
     if found and own and not own & set(found) and not any(has_stand_in(address) for address in found):
@@ -228,8 +237,8 @@ def names(nodes: Nodes, identities: Identities) -> Finding:
         return finding("names", Status.FAIL, message("names-twice", groups=groups), lines, source=source, fix="names")
     every = names_to_resolve(each.hostname for each in identities.values())
     wrong = _wrong_views(identities, every)
-    lines = [(node, Evidence(f"getent ahosts {of}", ", ".join(said) or "not found")) for node, of, said in wrong]
-    # A node that resolved nothing at all may not have been asked: its resolver is not to blame.
+    lines = [(node, Evidence(f"getent ahosts {of}", ", ".join(seen) or "not found")) for node, of, seen in wrong]
+    # A node that resolved nothing at all may not have tried: this does not say that its resolver fails.
     absent = [node for node in nodes if node not in identities or not identities[node].hostname]
     absent += [node for node, each in identities.items() if each.hostname and not each.resolved and len(every) > 1]
     looking = {node: each for node, each in identities.items() if each.resolved}
@@ -237,16 +246,16 @@ def names(nodes: Nodes, identities: Identities) -> Finding:
         (node, name) for node, each in looking.items() for name in _others(every, each) if name not in each.resolved
     ]
     lines += [(node, Evidence(f"getent ahosts {name}", "no answer")) for node, name in unsaid]
-    blind = [Subject(node) for node in dict.fromkeys([*absent, *(node for node, _ in unsaid)])]
+    unknown = [Subject(node) for node in dict.fromkeys([*absent, *(node for node, _ in unsaid)])]
     if wrong:
-        says = message("names-astray", views=few([_view(*view) for view in _folded(wrong)]))
-        says = and_blind(says, blind and who(blind))
+        says = message("names-astray", views=shorten(_folded(wrong)))
+        says = with_unknown(says, unknown and fold_subjects(unknown))
         return finding("names", Status.WARN, says, lines, source=source, fix="names-hosts")
-    if blind:
-        says = message("blind", who=who(blind))
+    if unknown:
+        says = message("blind", who=fold_subjects(unknown))
         if unsaid:
             args = {"who": fold(node for node, _ in unsaid), "names": fold(name for _, name in unsaid)}
-            says = chain([*([message("blind", who=fold(absent))] if absent else []), message("names-unsaid", **args)])
+            says = join([*([message("blind", who=fold(absent))] if absent else []), message("names-unsaid", **args)])
         return finding("names", Status.UNKNOWN, says, lines, source=source)
     if not any(each.resolved.get(name) for each in identities.values() for name in _others(every, each)):
         return finding("names", Status.SKIP, message("names-unused"), source=source)
@@ -254,45 +263,40 @@ def names(nodes: Nodes, identities: Identities) -> Finding:
 
 
 def clock(nodes: Nodes, identities: Identities) -> Finding:
-    """How far the clocks are apart, as exactly as the time of the probes allows."""
+    """How far the clocks are apart, within the uncertainty of the probes."""
     source = "RFC 5280, validity of certificates; file times on shared storage"
     offsets = {node: each.offset for node, each in identities.items() if each.offset is not None}
-    blind = [Subject(node) for node in nodes if node not in offsets]
+    unknown = [Subject(node) for node in nodes if node not in offsets]
     if identities is NOT_PROBED:
         return finding("clock", Status.SKIP, message("skip-unmet"), source=source)
     if len(offsets) < 2:
-        return finding("clock", Status.UNKNOWN, message("blind", who=who(blind)), source=source)
-    centre = _centre(offsets)
+        return finding("clock", Status.UNKNOWN, message("blind", who=fold_subjects(unknown)), source=source)
+    # The median: a wrong clock does not move it. Of two clocks it is the first.
+    centre = statistics.median_low(item.seconds for item in offsets.values())
     surely = {node: max(0.0, abs(item.seconds - centre) - item.within_s) for node, item in offsets.items()}
     late = sorted((node for node, apart in surely.items() if apart > WARN_OFFSET_S), key=lambda node: -surely[node])
     within = max(item.within_s for item in offsets.values())
     if late:
-        said = tuple(
+        groups = tuple(
             message("said", who=node, value=f"{offsets[node].seconds - centre:+.1f} s ± {offsets[node].within_s:.1f} s")
             for node in late
         )
         status = Status.FAIL if surely[late[0]] > FAIL_OFFSET_S else Status.WARN
         lines = [(node, Evidence("clock", offsets[node].evidence)) for node in late]
         name = "clock-apart" if len(offsets) > 2 else "clock-two"
-        says = message(name, said=said, count=len(offsets) - len(late))
+        says = message(name, said=groups, count=len(offsets) - len(late))
         return finding("clock", status, says, lines, source=source, fix="clock")
-    if blind or within > WARN_OFFSET_S:
-        unsure = blind or [Subject(node) for node, item in offsets.items() if item.within_s > WARN_OFFSET_S]
-        says = message("clock-unsure", who=who(unsure), within=f"{within:.1f}")
+    if unknown or within > WARN_OFFSET_S:
+        unsure = unknown or [Subject(node) for node, item in offsets.items() if item.within_s > WARN_OFFSET_S]
+        says = message("clock-unsure", who=fold_subjects(unsure), within=f"{within:.1f}")
         return finding("clock", Status.UNKNOWN, says, source=source)
     spread = max(item.seconds for item in offsets.values()) - min(item.seconds for item in offsets.values())
     says = message("clock-ok", spread=f"{spread:.2f}", within=f"{within:.2f}", count=len(offsets))
     return finding("clock", Status.OK, says, source=source)
 
 
-def _centre(offsets: Mapping[str, Any]) -> float:
-    """The middle one of all clocks: one that is wrong does not move it. Of two clocks it is the first."""
-    ordered = sorted(item.seconds for item in offsets.values())
-    return float(ordered[(len(ordered) - 1) // 2])
-
-
 def _wrong_views(identities: Identities, every: Sequence[str]) -> list[tuple[str, str, tuple[str, ...]]]:
-    """(who looks, which node it looks for, what it finds) where that is loopback, or none of that node's addresses."""
+    """(node, name, addresses) where a node resolves the name of another one to none of its addresses."""
     own = {each.hostname: (node, set(each.addresses)) for node, each in identities.items()}
     wrong = []
     for node, each in identities.items():
@@ -302,7 +306,7 @@ def _wrong_views(identities: Identities, every: Sequence[str]) -> list[tuple[str
                 continue
             if found and not addresses & set(found):
                 wrong.append((node, name, found))
-    # What a node sees of itself comes from its own file; without any other view nobody goes by names here.
+    # A node's own name is in its own file; if no other name resolves anywhere, names are not used in this cluster.
     views = [
         (node, name, each.resolved.get(name)) for node, each in identities.items() for name in _others(every, each)
     ]
@@ -312,27 +316,25 @@ def _wrong_views(identities: Identities, every: Sequence[str]) -> list[tuple[str
 
 
 def _others(every: Sequence[str], of: NodeIdentity) -> list[str]:
-    """The names that a node looked up, without its own."""
+    """All names but the node's own."""
     return [name for name in every if name != of.hostname]
 
 
-def _folded(wrong: Sequence[tuple[str, str, tuple[str, ...]]]) -> list[tuple[str, str, str]]:
-    """Views with the same outcome, by who has them: of one name, or of several that the same nodes do not find."""
+def _folded(wrong: Sequence[tuple[str, str, tuple[str, ...]]]) -> list[Message]:
+    """One message for all nodes with the same result, and for all names that the same nodes do not find."""
     by_outcome: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for node, name, found in wrong:
         by_outcome[name, ", ".join(found)].append(node)
-    seen = [(fold(nodes), name, found) for (name, found), nodes in by_outcome.items() if found]
+    seen = [
+        message("view", nodes=fold(nodes), name=name, found=found)
+        for (name, found), nodes in by_outcome.items()
+        if found
+    ]
     lost: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
     for (name, shown), nodes in by_outcome.items():
         if not shown:
             lost[tuple(nodes)].append(name)
-    return [*seen, *((fold(nodes), fold(names), "") for nodes, names in lost.items())]
-
-
-def _view(nodes: str, name: str, found: str) -> Message:
-    return (
-        message("view", nodes=nodes, name=name, found=found) if found else message("view-none", nodes=nodes, name=name)
-    )
+    return [*seen, *(message("view-none", nodes=fold(nodes), name=fold(names)) for nodes, names in lost.items())]
 
 
 def _card_addresses(facts: Facts) -> dict[int, tuple[str, Evidence]]:
@@ -349,9 +351,9 @@ def _groups(marks: Mapping[str, str]) -> list[list[str]]:
 
 
 def _duplicates(
-    name: str, owners: Mapping[str, Sequence[Line]], blind: Mapping[Subject, Evidence], source: str
+    name: str, owners: Mapping[str, Sequence[Line]], unknown: Mapping[Subject, Evidence], source: str
 ) -> Finding:
-    """A finding about what only one may have. Two cards of one node with it are that node's own doctor's business."""
+    """A finding about what must be unique. Two cards of one node are left to that node's own doctor."""
     twice = {
         key: lines
         for key, lines in owners.items()
@@ -359,42 +361,44 @@ def _duplicates(
     }
     if twice:
         groups = tuple(
-            message("shared", value=key, who=who(subject for subject, _ in lines)) for key, lines in twice.items()
+            message("shared", value=key, who=fold_subjects(subject for subject, _ in lines))
+            for key, lines in twice.items()
         )
         lines = [(subject.node, line) for lines in twice.values() for subject, line in lines]
         return finding(name, Status.FAIL, message("clash", groups=groups), lines, source=source, fix=name)
-    if blind:
-        return unknown(name, blind, source)
+    if unknown:
+        return unknown_finding(name, unknown, source)
     return finding(name, Status.OK, message("unique", count=len(owners)), source=source)
 
 
 def _unhealthy(
     name: str,
     unhealthy: Mapping[str, Sequence[Line]],
-    blind: Mapping[Subject, Evidence],
+    unknown: Mapping[Subject, Evidence],
     count: int,
     source: str,
     expected: str,
 ) -> Finding:
-    """A finding about what has one right state, whatever most of them say."""
+    """A finding about what has one right state."""
     if unhealthy:
-        said = tuple(
-            message("said", who=who(subject for subject, _ in lines), value=state) for state, lines in unhealthy.items()
+        groups = tuple(
+            message("said", who=fold_subjects(subject for subject, _ in lines), value=state)
+            for state, lines in unhealthy.items()
         )
-        # No card was counted of a node without an answer.
-        rest = count - sum(map(len, unhealthy.values())) - sum(subject.card is not None for subject in blind)
-        says = and_blind(message("odd", odd=said, count=rest, common=expected), blind and who(blind))
+        # `count` has no cards of nodes without an answer.
+        rest = count - sum(map(len, unhealthy.values())) - sum(subject.card is not None for subject in unknown)
+        says = with_unknown(message("odd", odd=groups, count=rest, common=expected), unknown and fold_subjects(unknown))
         lines = [(subject.node, line) for each in unhealthy.values() for subject, line in each]
         return finding(name, Status.FAIL, says, lines, source=source, fix=name)
-    if blind:
-        return unknown(name, blind, source)
+    if unknown:
+        return unknown_finding(name, unknown, source)
     if not count:
         return finding(name, Status.SKIP, message("skip-nothing"), source=source)
     return finding(name, Status.OK, message("same", value=expected, count=count), source=source)
 
 
 def ray_head(nodes: Nodes, _: Identities) -> Finding:
-    """Which programs hold the ports of Ray's head there. One without a name is foreign where no head runs."""
+    """The programs that hold the ports of Ray's head. One without a name is foreign if no head can run there."""
     ((node, facts),) = nodes.items()
     listeners = facts.network.listeners
     if listeners.value is None:
@@ -402,20 +406,15 @@ def ray_head(nodes: Nodes, _: Identities) -> Finding:
         return finding("ray-head", Status.UNKNOWN, message("blind", who=node), [(node, line)], source=_RAY_PORTS)
     held = {item.port: item.owner for item in foreign_on_ray_ports(facts)}
     is_nameless = any(item.port == _GCS and not item.owner for item in listeners.value)
-    if is_nameless and not _may_run_head(facts):
-        held[_GCS] = ""
+    processes = facts.machine.processes.value
+    # In a container the processes of other containers are not visible.
+    if is_nameless and processes and processes.init and not facts.machine.container.is_known:
+        held |= {} if any(item.name == _GCS_SERVER for item in processes.ours) else {_GCS: ""}
     if not held:
         return finding("ray-head", Status.OK, message("ray-head-free", node=node), source=_RAY_PORTS)
     lines = [(node, Evidence("ss -H -ltnp", f"{port} {owner or '?'}")) for port, owner in sorted(held.items())]
     port, owner = min(held.items())
     says = message("ray-head-held" if owner else "ray-head-held-unnamed", node=node, port=port, owner=owner)
-    # The dashboard and Ray's client look for other ports.
+    # The dashboard and Ray's client take another port if theirs is held.
     status = Status.FAIL if port == _GCS else Status.WARN
     return finding("ray-head", status, says, lines, source=_RAY_PORTS, fix="ray-head", node=node)
-
-
-def _may_run_head(facts: Facts) -> bool:
-    """Whether Ray's own server runs there, or could without being seen."""
-    found = facts.machine.processes.value
-    is_shut_in = facts.machine.container.is_known  # the processes of other containers are not shown
-    return found is None or is_shut_in or not found.init or any(item.name == _GCS_SERVER for item in found.ours)

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from npuenv.facts.collect import Facts
 
 EVIDENCE_AT_MOST = 6
-_TOPICS_AT_MOST = 6  # that one sentence names
-GROUPS_AT_MOST = 3  # values with their holders
+_TOPICS_AT_MOST = 6  # in one sentence
+GROUPS_AT_MOST = 3  # values with their holders, in one sentence
 AREA = "agree"
 
 
 @dataclass(frozen=True, slots=True)
 class ConsistencyRule:
-    """One row: something that is to be the same on all nodes."""
+    """One row of rules.toml: something that must be the same on all nodes."""
 
     id: str
     read: Callable[[Facts], NodeValues]
@@ -34,10 +34,10 @@ class ConsistencyRule:
     source: str
     fix: str  # the name of its sentence in the catalogue
     tolerance: float = 0.0  # the share by which numbers may differ
-    layout: Callable[[Mapping[str, Facts]], bool] | None = None  # whether values without a majority look like a plan
+    layout: Callable[[Mapping[str, Facts]], bool] | None = None  # whether values without a majority are intended
     may_lack: tuple[str, ...] = ()  # topics that a node may be without: under `release` only a warning
-    expected: tuple[str, ...] = ()  # the right values, the most usual one first; () where there is no such thing
-    if_unexpected: str = "skip"  # if all agree on another one: warn, or skip where each node's doctor judges it
+    expected: tuple[str, ...] = ()  # the right values, the most usual one first; (): any
+    if_unexpected: str = "skip"  # if all agree on another one: warn, or skip because each node's doctor judges it
     follows_from: tuple[str, ...] = ()  # findings of which this one is a consequence
     is_layout: bool = False  # cards of one machine may differ, as long as those of the same number do not
     is_about_cards: bool = False
@@ -63,39 +63,38 @@ def finding(
 ) -> Finding:
     """A finding about several nodes; each line of evidence begins with its node."""
     shown = [Evidence(f"{node}: {line.command}" if line.command else node, line.line) for node, line in lines]
-    cure = Fix(message(f"fix-{fix}", **args), is_dangerous=is_dangerous) if fix else None
-    is_bad = status in (Status.FAIL, Status.WARN, Status.UNKNOWN)
+    is_fixable = fix and status in (Status.FAIL, Status.WARN)
     return Finding(
         f"{AREA}.{name}",
         status,
         says,
         tuple(dict.fromkeys(shown))[:EVIDENCE_AT_MOST],
         source,
-        cure if is_bad and status is not Status.UNKNOWN else None,
+        Fix(message(f"fix-{fix}", **args), is_dangerous=is_dangerous) if is_fixable else None,
     )
 
 
-def alone(name: str, absent: Mapping[str, str], source: str) -> Finding:
-    """The finding where fewer than two nodes are left to try something; `absent` says why the others took no part."""
+def too_few_nodes(name: str, absent: Mapping[str, str], source: str) -> Finding:
+    """The finding if fewer than two nodes can be probed; `absent`: why the others were not."""
     if not absent:
         return finding(name, Status.SKIP, message("ports-alone"), source=source)
     lines = [(node, Evidence("python3", why)) for node, why in absent.items()]
     return finding(name, Status.UNKNOWN, message("blind", who=fold(absent)), lines, source=source)
 
 
-def unknown(name: str, blind: Mapping[Subject, Evidence], source: str) -> Finding:
-    """The finding where nothing is known of some nodes or cards."""
-    lines = [(subject.node, line) for subject, line in blind.items()]
-    return finding(name, Status.UNKNOWN, message("blind", who=who(blind)), lines, source=source)
+def unknown_finding(name: str, unknown: Mapping[Subject, Evidence], source: str) -> Finding:
+    """The finding if the values of some nodes or cards are unknown."""
+    lines = [(subject.node, line) for subject, line in unknown.items()]
+    return finding(name, Status.UNKNOWN, message("blind", who=fold_subjects(unknown)), lines, source=source)
 
 
-def and_blind(says: Message, names: object) -> Message:
-    """The sentence, and of whom nothing is known; `names` is empty where there are none."""
+def with_unknown(says: Message, names: object) -> Message:
+    """The sentence, and for whom the value is unknown; `names` may be empty."""
     return message("and-blind", says=says, who=names) if names else says
 
 
-def who(subjects: Iterable[Subject]) -> object:
-    """The subjects in few words: `node[01-02], node07 cards 3,5`."""
+def fold_subjects(subjects: Iterable[Subject]) -> object:
+    """The subjects, folded: `node[01-02], node07 cards 3,5`."""
     cards: defaultdict[str, list[int]] = defaultdict(list)
     for node, card in subjects:
         cards[node] += [] if card is None else [card]
@@ -109,8 +108,8 @@ def who(subjects: Iterable[Subject]) -> object:
     return words[0] if len(words) == 1 else tuple(words)
 
 
-def word(text: str) -> object:
-    """A value as it is said."""
+def shown_value(text: str) -> object:
+    """A value for a sentence."""
     return message(f"word-{text[1:]}") if text.startswith(":") else text
 
 
@@ -122,42 +121,32 @@ def judge_rule(
     *,
     is_plan: bool = False,
 ) -> Finding:
-    """The finding of one row. `status` is what a difference means here; `splits` are all of its topics. With `is_plan`
-    a topic without a common value is no difference.
-    """
+    """The finding of one row. `status` is that of a difference. With `is_plan` a topic without a majority is none."""
     apart = [
         partition for partition in partitions if not partition.is_unanimous and (partition.majority or not is_plan)
     ]
-    blind = _blind(by_node, is_mixed=bool(partitions))
+    unknown = _unknown_subjects(by_node, is_mixed=bool(partitions))
     if apart:
-        says = and_blind(_differences(apart), blind and who(blind))
-        lines = [*_lines(apart), *_one_each(blind)]
-        return finding(
-            rule.id,
-            status,
-            says,
-            lines,
-            source=rule.source,
-            fix=rule.fix,
-            is_dangerous=rule.is_dangerous,
-        )
+        says = with_unknown(_differences(apart), unknown and fold_subjects(unknown))
+        lines = [*_lines(apart), *_one_each(unknown)]
+        return finding(rule.id, status, says, lines, source=rule.source, fix=rule.fix, is_dangerous=rule.is_dangerous)
     wrong = [partition for partition in partitions if rule.expected and partition.majority not in rule.expected]
-    if wrong and (rule.if_unexpected == "warn" or not blind):
-        return _alike_but_wrong(rule, wrong, blind)
-    if blind:
-        return _unread(rule, by_node, partitions, blind)
+    if wrong and (rule.if_unexpected == "warn" or not unknown):
+        return _alike_but_wrong(rule, wrong, unknown)
+    if unknown:
+        return _unknown_finding(rule, by_node, partitions, unknown)
     if not partitions or all(partition.holders.keys() == {":none"} for partition in partitions):
         return finding(rule.id, Status.SKIP, _why_skipped(by_node), source=rule.source)
     return finding(rule.id, Status.OK, _same(partitions), _lines(partitions)[:1], source=rule.source)
 
 
-def _alike_but_wrong(rule: ConsistencyRule, wrong: Sequence[Partition], blind: Mapping[Subject, Evidence]) -> Finding:
-    """The finding where all agree on a value that is not a right one: never one of what is well."""
+def _alike_but_wrong(rule: ConsistencyRule, wrong: Sequence[Partition], unknown: Mapping[Subject, Evidence]) -> Finding:
+    """The finding if all agree on a value that is not a right one."""
     says = _same(wrong)
     if rule.if_unexpected != "warn":
         return finding(rule.id, Status.SKIP, message("alike-unwell", says=says), _lines(wrong)[:1], source=rule.source)
-    says = and_blind(says, blind and who(blind))
-    lines = [*_lines(wrong)[:1], *_one_each(blind)]
+    says = with_unknown(says, unknown and fold_subjects(unknown))
+    lines = [*_lines(wrong)[:1], *_one_each(unknown)]
     return finding(rule.id, Status.WARN, says, lines, source=rule.source, fix=rule.fix)
 
 
@@ -169,27 +158,27 @@ def _why_skipped(by_node: Mapping[str, NodeValues]) -> Message:
     return message("skip-hidden", who=fold(hiding)) if hiding else message("skip-nothing")
 
 
-def _unread(
+def _unknown_finding(
     rule: ConsistencyRule,
     by_node: Mapping[str, NodeValues],
     partitions: Sequence[Partition],
-    blind: Mapping[Subject, Evidence],
+    unknown: Mapping[Subject, Evidence],
 ) -> Finding:
-    lines = _one_each(blind)
-    nodes = {subject.node for subject in blind}
+    lines = _one_each(unknown)
+    nodes = {subject.node for subject in unknown}
     has_values = any(each.values for each in by_node.values())
     if not has_values and nodes == set(by_node):
         says = message("blind-all", count=len(nodes))
     elif has_values and partitions:
-        says = message("blind-some", who=who(blind), says=_same(partitions))
+        says = message("blind-some", who=fold_subjects(unknown), says=_same(partitions))
     else:
-        says = message("blind", who=who(blind))
+        says = message("blind", who=fold_subjects(unknown))
     return finding(rule.id, Status.UNKNOWN, says, lines, source=rule.source)
 
 
-def _blind(by_node: Mapping[str, NodeValues], *, is_mixed: bool) -> dict[Subject, Evidence]:
-    """Who gave no value. What was left out by its level, or is hidden, counts only if other nodes have a value."""
-    found = {Subject(node, card): line for node, each in by_node.items() for card, line in each.blind.items()}
+def _unknown_subjects(by_node: Mapping[str, NodeValues], *, is_mixed: bool) -> dict[Subject, Evidence]:
+    """Subjects without a value. Those left out by level, or hidden, count only if other nodes have a value."""
+    found = {Subject(node, card): line for node, each in by_node.items() for card, line in each.unknown.items()}
     if is_mixed:
         hiding = (node for node, each in by_node.items() if each.hidden and not each.values and not each.is_list)
         found.update({Subject(node): Evidence("capture", "a stand-in") for node in hiding})
@@ -200,10 +189,10 @@ def _blind(by_node: Mapping[str, NodeValues], *, is_mixed: bool) -> dict[Subject
     return found
 
 
-def _one_each(blind: Mapping[Subject, Evidence]) -> list[tuple[str, Evidence]]:
-    """One line for each node that could not tell."""
+def _one_each(unknown: Mapping[Subject, Evidence]) -> list[tuple[str, Evidence]]:
+    """One line for each node."""
     lines: dict[str, Evidence] = {}
-    for subject, line in blind.items():
+    for subject, line in unknown.items():
         lines.setdefault(subject.node, line)
     return list(lines.items())
 
@@ -222,11 +211,11 @@ def _differences(apart: Sequence[Partition]) -> Message:
     parts += [_difference(partition) for partition in alone[:_TOPICS_AT_MOST]]
     if len(alone) > _TOPICS_AT_MOST:
         parts.append(message("more", count=len(alone) - _TOPICS_AT_MOST))
-    return chain(parts)
+    return join(parts)
 
 
-def chain(parts: Sequence[Message]) -> Message:
-    """Sentences one after the other."""
+def join(parts: Sequence[Message]) -> Message:
+    """The sentences as one."""
     says = parts[0]
     for part in parts[1:]:
         says = message("then", first=says, rest=part)
@@ -240,32 +229,40 @@ def _several(subjects: tuple[Subject, ...], partitions: Sequence[Partition]) -> 
         message(
             "instead",
             topic=partition.topic,
-            value=word(next(iter(partition.outliers))),
-            common=word(partition.majority or ""),
+            value=shown_value(next(iter(partition.outliers))),
+            common=shown_value(partition.majority or ""),
         )
         for partition in partitions[:_TOPICS_AT_MOST]
     ]
     if len(partitions) > _TOPICS_AT_MOST:
         items.append(message("more", count=len(partitions) - _TOPICS_AT_MOST))
-    return message("said", who=who(subjects), value=tuple(items))
+    return message("said", who=fold_subjects(subjects), value=tuple(items))
 
 
 def _difference(partition: Partition) -> Message:
-    groups = few([message("said", who=who(whose), value=word(value)) for value, whose in partition.outliers.items()])
+    groups = shorten(
+        [
+            message("said", who=fold_subjects(whose), value=shown_value(value))
+            for value, whose in partition.outliers.items()
+        ]
+    )
     if len(groups) < len(partition.outliers):
         rest = [subject for whose in list(partition.outliers.values())[GROUPS_AT_MOST:] for subject in whose]
-        groups = (*groups[:-1], message("more-on", count=len(partition.outliers) - GROUPS_AT_MOST, who=who(rest)))
+        groups = (
+            *groups[:-1],
+            message("more-on", count=len(partition.outliers) - GROUPS_AT_MOST, who=fold_subjects(rest)),
+        )
     if partition.majority is None:
         says = message("tied", groups=groups)
     else:
         says = message(
-            "odd", odd=groups, count=len(partition.holders[partition.majority]), common=word(partition.majority)
+            "odd", odd=groups, count=len(partition.holders[partition.majority]), common=shown_value(partition.majority)
         )
     return message("of", topic=partition.topic, says=says) if partition.topic else says
 
 
-def few(groups: Sequence[Message]) -> tuple[Message, ...]:
-    """The first groups, and how many more there are: where all differ, nobody reads all of them."""
+def shorten(groups: Sequence[Message]) -> tuple[Message, ...]:
+    """The first groups, and how many more there are."""
     if len(groups) <= GROUPS_AT_MOST + 1:  # the last one takes no more room than its number
         return tuple(groups)
     return (*groups[:GROUPS_AT_MOST], message("more", count=len(groups) - GROUPS_AT_MOST))
@@ -275,14 +272,14 @@ def _same(partitions: Sequence[Partition]) -> Message:
     united = [partition for partition in partitions if partition.is_unanimous]
     if len(partitions) == 1 and united and not partitions[0].topic:
         value, whose = next(iter(partitions[0].holders.items()))
-        return message("same", value=word(value), count=len(whose))
+        return message("same", value=shown_value(value), count=len(whose))
     if len(united) < len(partitions):
         return message("layout", count=max(len(partition.holders) for partition in partitions))
     return message("same-topics", count=len(partitions))
 
 
 def _lines(partitions: Sequence[Partition]) -> list[tuple[str, Evidence]]:
-    """The deciding lines: of those that differ first, then one of the others."""
+    """The deciding lines: first of those that differ, then one of the majority."""
     found = []
     for partition in partitions:
         shown = [subject for whose in partition.outliers.values() for subject in whose[:2]]

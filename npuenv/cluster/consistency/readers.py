@@ -1,22 +1,24 @@
-"""What the facts of one node say about each thing that must agree: one function for each reader `rules.toml` names.
+"""Readers of what must agree, one for each `from` of `rules.toml`: software, session, machine and network of one node.
 
 A reader knows of no other node. Texts in which a capture has put stand-ins are left out: the same stand-in means
-another name on each node.
+another name on each node. Readers about cards are in `cards`.
 """
 
 from __future__ import annotations
 
 import functools
 import re
+import zlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from npuenv.cluster.consistency import readers
+from npuenv.checks.network.interfaces import INNER, hccl_choice, matching
 from npuenv.cluster.consistency.values import NONE, NodeValues, Value, ValueKey
 from npuenv.core.fact import Evidence, State
 from npuenv.core.files import folder_of
 from npuenv.core.toml_input import load_file
 from npuenv.facts.collector import was_asked
+from npuenv.facts.network.interfaces import number_of
 from npuenv.facts.npu.driver import VARIABLE, visible
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
     from npuenv.core.fact import Fact
     from npuenv.facts.collect import Facts
+    from npuenv.facts.network.interfaces import Interface
+
 
 _STAND_IN = re.compile(
     r"\b(?:host|user|serial)\d+\b|\*\*\*|\b(?:203\.0\.113|198\.51\.100)\.\d+\b|\b2001:db8::[0-9a-f]+\b"
@@ -31,60 +35,56 @@ _STAND_IN = re.compile(
 UNLIMITED = -1
 _GIB = 1 << 20  # KiB
 _WORK = frozenset({"torch", "torch-npu", "vllm", "vllm-ascend", "sglang", "transformers", "verl", "roll"})
-_STORES = ("overlay2", "snapshots", "overlay")  # where docker, containerd and podman keep the layers of images
 _OF_PODS = re.compile(r"/kubelet/|/docker/|/containers/|/containerd/")  # volumes of what runs there, one's own
 
 
 @dataclass(frozen=True, slots=True)
 class SessionVariables:
-    """Which variables of a session are compared."""
+    """The patterns of session variables that are compared."""
 
     compared: re.Pattern[str]
-    own: re.Pattern[str]  # differ from node to node by their meaning
+    own: re.Pattern[str]  # differ between nodes by their meaning
     breaking: re.Pattern[str]  # a difference ends the run
-
-    def is_compared(self, name: str) -> bool:
-        return bool(self.compared.fullmatch(name)) and not self.own.fullmatch(name)
 
 
 @functools.cache
 def session_variables() -> SessionVariables:
-    """Which variables are compared, and which of them break a run."""
+    """The patterns of variables.toml."""
     rows = load_file(folder_of(__file__) / "variables.toml", is_ours=True)
     return SessionVariables(*(re.compile("|".join(rows[name])) for name in ("compared", "own", "breaking")))
 
 
 def has_stand_in(text: str) -> bool:
-    """Whether something in the text was replaced before it left its machine."""
+    """Whether redaction has replaced something in the text."""
     return _STAND_IN.search(text) is not None
 
 
 def one(fact: Fact[Any], show: Callable[[Any], str | None], *, absent: str | None = NONE) -> NodeValues:
-    """A fact with one value; `absent` is what a looked-for and missing one counts as (None: it does not count).
+    """The text of a fact with one value. A value for which `show` has no text is unknown.
 
-    A value for which `show` has no text is unknown.
+    `absent`: the value of an absent fact; None: none.
     """
     if not was_asked(fact):
         return NodeValues(level=fact.evidence[0].line.rpartition(" ")[2])
     line = fact.evidence[0] if fact.evidence else Evidence("", "")
     if fact.state is State.UNKNOWN:
-        return NodeValues(blind={None: line})
+        return NodeValues(unknown={None: line})
     text = absent if fact.state is State.ABSENT else show(fact.value)
     if text is None:
-        return NodeValues() if fact.state is State.ABSENT else NodeValues(blind={None: line})
+        return NodeValues() if fact.state is State.ABSENT else NodeValues(unknown={None: line})
     if has_stand_in(text):
         return NodeValues(hidden=frozenset({ValueKey().topic}))
     return NodeValues({ValueKey(): Value(text, line)})
 
 
-def plain(facts: Facts, path: str, absent: str | None) -> NodeValues:
-    """A fact whose value, or an attribute of it, is compared as it is written: `machine.system.name`."""
+def plain(facts: Facts, path: str, text: str, absent: str | None) -> NodeValues:
+    """A fact, or an attribute of its value, as text: `machine.system.name`."""
     group, name, *attributes = path.split(".")
 
     def show(value: Any) -> str | None:
         for attribute in attributes:
             value = getattr(value, attribute)
-        return str(value) if value not in (None, "") else None
+        return text.format(value) if value not in (None, "") else None
 
     return one(getattr(getattr(facts, group), name), show, absent=absent)
 
@@ -98,32 +98,32 @@ def many(fact: Fact[Any], show: Callable[[Any], Mapping[str, str]]) -> NodeValue
 
 
 def listed(found: Mapping[str, str], command: str, line: str) -> NodeValues:
-    """All topics of a node with their values; `line` says how the two stand together as evidence."""
+    """All topics of a node with their values; `line` is the format of the evidence."""
+
+    def number(text: str) -> float | None:
+        return float(text) if text.isdecimal() else None
+
     hidden = frozenset(topic for topic, text in found.items() if has_stand_in(f"{topic} {text}"))
     values = {
-        ValueKey(topic): Value(text, Evidence(command, line.format(topic, text)), _number(text))
+        ValueKey(topic): Value(text, Evidence(command, line.format(topic, text)), number(text))
         for topic, text in found.items()
         if topic not in hidden
     }
     return NodeValues(values, is_list=True, command=command, hidden=hidden)
 
 
-def _number(text: str) -> float | None:
-    return float(text) if text.isdecimal() else None
-
-
 def visible_cards(facts: Facts) -> NodeValues:
-    """How many cards the session has: those that a variable names, else all whose device nodes there are."""
+    """The number of cards visible to the session: those that a variable names, else all device nodes."""
     nodes, environment = facts.npu.nodes, facts.environment.value or {}
     if nodes.value is None or VARIABLE not in environment:
         return one(nodes, lambda nodes: str(len(nodes.cards)), absent="0")
     line = Evidence("environment", f"{VARIABLE}={environment[VARIABLE]}")
     seen = visible(environment, len(nodes.value.cards))
-    return NodeValues(blind={None: line}) if seen is None else NodeValues({ValueKey(): Value(str(seen), line)})
+    return NodeValues(unknown={None: line}) if seen is None else NodeValues({ValueKey(): Value(str(seen), line)})
 
 
 def driver(facts: Facts) -> NodeValues:
-    """The version file's, or where there is none, the one that npu-smi names."""
+    """The driver's version from its file, else from npu-smi."""
     if facts.npu.driver.is_known:
         return one(facts.npu.driver, lambda info: str(info.version).lower())
     if facts.npu.smi.value is not None:
@@ -132,7 +132,7 @@ def driver(facts: Facts) -> NodeValues:
 
 
 def driver_in_use(facts: Facts) -> NodeValues:
-    """What npu-smi names, where it answers: after an upgrade without a restart it is not the file's."""
+    """The loaded driver's version, from npu-smi: after an upgrade without a restart it is not the file's."""
     return one(facts.npu.smi, lambda table: table.driver.lower() if table.driver else None, absent=None)
 
 
@@ -145,66 +145,40 @@ def cann_ops(facts: Facts) -> NodeValues:
 
 
 def ray(facts: Facts) -> NodeValues:
-    return _package(facts, "ray")
+    fact = facts.python.interpreter
+    if fact.value is None:
+        return one(fact, lambda _: None)
+    version = fact.value.distributions.get("ray", NONE)
+    line = Evidence(fact.evidence[0].command, f"ray {version}".replace(NONE, "-"))
+    return NodeValues({ValueKey(): Value(version, line)})
 
 
 def frameworks(facts: Facts) -> NodeValues:
-    """The distributions that do the work of a run, and are released for one another."""
+    """The distributions of the training frameworks."""
     return many(facts.python.interpreter, lambda found: {k: v for k, v in found.distributions.items() if k in _WORK})
 
 
 def packages(facts: Facts) -> NodeValues:
-    """All distributions but those that have a row of their own."""
+    """All other distributions."""
     own = {"ray", *_WORK}
     return many(facts.python.interpreter, lambda found: {k: v for k, v in found.distributions.items() if k not in own})
 
 
-def _package(facts: Facts, name: str) -> NodeValues:
-    fact = facts.python.interpreter
-    found = one(fact, lambda found: found.distributions.get(name, NONE))
-    return replace(found, values={key: _called(value, f"{name} {value.text}") for key, value in found.values.items()})
-
-
-def _called(value: Value, line: str) -> Value:
-    return Value(value.text, Evidence(value.evidence.command, line.replace(NONE, "-")), value.number)
-
-
 def image(facts: Facts) -> NodeValues:
-    """What a container can read of its image: the stack that a rendered one names, and how many layers lie beneath.
-
-    Numbers of layers are compared where the same kind of store counts them: each adds layers of its own.
-    """
+    """The stack that the image of a container names, if npuenv rendered it."""
     if not facts.machine.container.is_known:
         return NodeValues()
     stack = (facts.environment.value or {}).get("NPUENV_STACK")
-    found = listed({"NPUENV_STACK": stack} if stack else {}, "environment", "{}={}")
-    topics = {store: f"lowerdir ({store})" for store in _STORES}
-    store, count = _layers(facts)
-    values = dict(found.values)
-    if store:
-        values[ValueKey(topics.pop(store))] = Value(str(count), Evidence("/proc/self/mountinfo", f"/ {store}: {count}"))
-    return replace(found, values=values, hidden=found.hidden | {*topics.values()})
-
-
-def _layers(facts: Facts) -> tuple[str, int]:
-    """The kind of store that the root of a container lies in, and how many folders lie beneath it; "" for another."""
-    root = next((row for row in reversed(facts.machine.mounts.value or ()) if row.place == "/"), None)
-    if root is None or root.kind != "overlay":
-        return "", 0
-    own = next((option for option in root.options if option.startswith("upperdir=")), "")
-    # A list of many is cut off in no table, but newer systems give each folder an option of its own.
-    lists = [option.partition("=")[2] for option in root.options if option.startswith(("lowerdir=", "lowerdir+="))]
-    count = sum(len(names.split(":")) for names in lists if names)
-    return next((store for store in _STORES if f"/{store}/" in own and count), ""), count
+    return listed({"NPUENV_STACK": stack} if stack else {}, "environment", "{}={}")
 
 
 def limits(facts: Facts) -> NodeValues:
-    """The limits that a training job meets; those of other things differ with the memory of a machine."""
-    wanted = ("Max open files", "Max locked memory", "Max processes", "Max stack size", "Max address space")
+    """The limits that matter to training; others differ with the memory of a machine."""
+    compared = ("Max open files", "Max locked memory", "Max processes", "Max stack size", "Max address space")
     return many(
         facts.machine.limits,
         lambda found: {
-            name: ":unlimited" if found[name] == UNLIMITED else str(found[name]) for name in wanted if name in found
+            name: ":unlimited" if found[name] == UNLIMITED else str(found[name]) for name in compared if name in found
         },
     )
 
@@ -225,40 +199,35 @@ def _sized(fact: Fact[Any], kib_of: Callable[[Any], int]) -> NodeValues:
     return replace(found, values={key: replace(value, number=number) for key, value in found.values.items()})
 
 
-def cpus(facts: Facts) -> NodeValues:
-    return one(facts.machine.cpus, lambda count: f"{count:g}")
-
-
 def kernel_settings(facts: Facts) -> NodeValues:
-    """What was set on purpose; what follows from the size of the machine is left out."""
+    """The kernel settings that do not follow from the size of the machine."""
     compared = ("transparent_hugepage", "overcommit_memory", "max_map_count", "selinux_enforcing", "numa_nodes")
     return many(facts.machine.settings, lambda found: {name: found[name] for name in compared if name in found})
 
 
 def network_mounts(facts: Facts) -> NodeValues:
-    """File systems of the network by where they are mounted."""
+    """Network file systems by mount point."""
     from npuenv.facts.machine.storage import NETWORK_KINDS
 
     def show(rows: Any) -> dict[str, str]:
         kept = (row for row in rows if row.kind in NETWORK_KINDS and not _OF_PODS.search(row.place))
-        return {row.place: f"{row.kind} {_access(row.options)}" for row in kept}
+        return {row.place: f"{row.kind} {'ro' if 'ro' in row.options else 'rw'}" for row in kept}
 
     return many(facts.machine.mounts, show)
 
 
-def _access(options: tuple[str, ...]) -> str:
-    return "ro" if "ro" in options else "rw"
-
-
 def variables(facts: Facts) -> NodeValues:
-    """The session's variables that all nodes should have alike."""
-    names = readers.session_variables()
+    """The compared variables of the session."""
+    names = session_variables()
     found = facts.environment.value or {}
-    return listed({name: text for name, text in found.items() if names.is_compared(name)}, "environment", "{}={}")
+    compared = {
+        name: text for name, text in found.items() if names.compared.fullmatch(name) and not names.own.fullmatch(name)
+    }
+    return listed(compared, "environment", "{}={}")
 
 
 def ray_token(facts: Facts) -> NodeValues:
-    """Whether there is a token file; only of a Ray that reads one."""
+    """Whether there is a token file, if the installed Ray reads one."""
     version = (facts.python.interpreter.value.distributions if facts.python.interpreter.value else {}).get("ray", "")
     numbers = [int(part) for part in re.findall(r"\d+", version)[:2]]
     environ = facts.environment.value or {}
@@ -268,7 +237,7 @@ def ray_token(facts: Facts) -> NodeValues:
 
 
 def clock_kept(facts: Facts) -> NodeValues:
-    """Whether the clock follows others; a container without such a program has its host's clock and says nothing."""
+    """Whether the clock is synchronised; a container without such a program has its host's clock."""
     return one(facts.network.clock, lambda found: ":kept" if found.is_synchronised else ":not-kept", absent=None)
 
 
@@ -283,24 +252,9 @@ def port_range(facts: Facts) -> NodeValues:
 def rank_table(facts: Facts) -> NodeValues:
     def show(table: Any) -> str:
         devices = [(each.id, item.card, item.ip, item.rank) for each in table.servers for item in each.devices]
-        return f"{table.path} #{_digest(repr(devices))}"
+        return f"{table.path} #{zlib.crc32(repr(devices).encode()):08x}"
 
     return one(facts.hccn.rank_table, show, absent=None)
-
-
-def _digest(text: str) -> str:
-    import zlib
-
-    return f"{zlib.crc32(text.encode()):08x}"
-
-
-def libstdcxx(facts: Facts) -> NodeValues:
-    return one(facts.machine.libstdcxx, lambda found: f"GLIBCXX {found.level}" if found.level else None, absent=None)
-
-
-def account(facts: Facts) -> NodeValues:
-    """The number of the session's user: names are stand-ins, and shared storage goes by the number."""
-    return one(facts.machine.account, lambda found: f"uid {found.uid}", absent=None)
 
 
 def kernel_chips(facts: Facts) -> NodeValues:
@@ -308,10 +262,138 @@ def kernel_chips(facts: Facts) -> NodeValues:
     return one(facts.cann.kernels, lambda found: ", ".join(sorted(found.chips)) or NONE, absent=None)
 
 
-def huge_pages(facts: Facts) -> NodeValues:
-    """The memory that is set aside as huge pages, which nothing else can use."""
-    return one(facts.machine.memory, lambda found: None if found.huge_pages is None else str(found.huge_pages))
-
-
 def compilers(facts: Facts) -> NodeValues:
     return many(facts.cann.compilers, lambda found: dict(found))
+
+
+# What the system calls a port that a cable is plugged into, and what is put together from such ones.
+CABLED = re.compile(r"(en|eth|em\d|p\d+p\d|ib|bond|team|br|vlan|hns|roce).*")
+
+
+def outer(facts: Facts) -> tuple[Interface, ...]:
+    """The interfaces to other hosts: up, with an address, and no internal bridge or tunnel."""
+    found = facts.network.interfaces.value or ()
+    return tuple(
+        item
+        for item in found
+        if item.is_up and _addresses(item) and item.name != "lo" and not INNER.fullmatch(item.name)
+    )
+
+
+def addresses(facts: Facts) -> dict[str, Interface]:
+    """The addresses for other hosts, each with its interface."""
+    return {address: item for item in outer(facts) for address in _addresses(item)}
+
+
+def line_of(facts: Facts, interface: Interface) -> Evidence:
+    """The line that shows an interface."""
+    rows = facts.network.interfaces.evidence
+    return next((row for row in rows if row.line.split(" ")[0] == interface.name), Evidence("", interface.name))
+
+
+def for_hccl(facts: Facts) -> Interface | None:
+    """The interface that HCCL uses in this session: the configured one, else its own choice."""
+    environ = facts.environment.value or {}
+    every = {item.name: item for item in facts.network.interfaces.value or ()}
+    address, pattern = environ.get("HCCL_IF_IP", "").strip(), environ.get("HCCL_SOCKET_IFNAME", "").strip()
+    if address:
+        return next((item for item in every.values() if address in item.addresses), None)
+    if pattern:
+        usable = [item for item in every.values() if item.is_up and item.addresses]
+        return next((every[name] for name in matching(pattern, [item.name for item in usable])), None)
+    return hccl_choice(outer(facts))
+
+
+def hccl_interface(facts: Facts) -> NodeValues:
+    return _chosen(facts, lambda item: item.name)
+
+
+def hccl_subnet(facts: Facts) -> NodeValues:
+    """The directly connected network that the interface for HCCL lies in."""
+
+    def subnet(item: Interface) -> str:
+        four = [number for text in _addresses(item) if (number := number_of(text)) is not None]
+        for route in facts.network.routes.value or ():
+            is_its = route.interface == item.name and not route.gateway and route.mask
+            if is_its and any(number & route.mask == route.network for number in four):
+                return f"{_dotted(route.network)}/{bin(route.mask).count('1')}"
+        return ""
+
+    return _chosen(facts, subnet)
+
+
+def is_routed(nodes: Mapping[str, Facts]) -> bool:
+    """Whether networks without a majority are intended: three or more, or those of pods, which are local to a host."""
+    return len(_networks(nodes)) > 2 or all(_is_pod(facts) for facts in nodes.values())
+
+
+def has_own_gateways(nodes: Mapping[str, Facts]) -> bool:
+    """Whether gateways without a majority belong to networks that differ by design."""
+    return len(_networks(nodes)) != 1 and is_routed(nodes)
+
+
+def _networks(nodes: Mapping[str, Facts]) -> set[str]:
+    return {value.text for facts in nodes.values() for value in hccl_subnet(facts).values.values()}
+
+
+def _is_pod(facts: Facts) -> bool:
+    """Whether it is a container with a network of its own, whose interface is eth0."""
+    chosen = for_hccl(facts)
+    return facts.machine.container.is_known and chosen is not None and chosen.name == "eth0"
+
+
+def host_mtu(facts: Facts) -> NodeValues:
+    """The MTU of the interface for HCCL, and of the others by name."""
+    values = _chosen(facts, lambda item: str(item.mtu) if item.mtu else "")
+    chosen = for_hccl(facts)
+    others = {
+        ValueKey(item.name): Value(str(item.mtu), line_of(facts, item))
+        for item in outer(facts)
+        if item.mtu and (chosen is None or item.name != chosen.name)
+    }
+    return NodeValues({**values.values, **others}, values.unknown)
+
+
+def _chosen(facts: Facts, show: Callable[[Interface], str]) -> NodeValues:
+    if facts.network.interfaces.value is None:
+        return one(facts.network.interfaces, lambda _: None, absent=None)
+    item = for_hccl(facts)
+    if item is None:
+        return NodeValues(unknown={None: Evidence("/sys/class/net", "no interface that HCCL could take")})
+    text = show(item)
+    return NodeValues({ValueKey(): Value(text, line_of(facts, item))} if text else {})
+
+
+def _addresses(item: Interface) -> tuple[str, ...]:
+    """Without link-local ones and stand-ins."""
+    inner = ("169.254.", "127.")
+    return tuple(text for text in item.addresses if not text.startswith(inner) and not has_stand_in(text))
+
+
+def _dotted(number: int) -> str:
+    return ".".join(str(part) for part in number.to_bytes(4, "big"))
+
+
+def default_gateway(facts: Facts) -> NodeValues:
+    """The preferred default gateway."""
+    defaults = [route for route in facts.network.routes.value or () if not route.mask and route.gateway]
+    if not defaults:
+        return one(facts.network.routes, lambda _: NONE, absent=None)
+    best = min(defaults, key=lambda route: route.metric)
+    text = _dotted(best.gateway)
+    line = Evidence("/proc/net/route", f"default {text} {best.interface}")
+    if has_stand_in(text):
+        return NodeValues(hidden=frozenset({ValueKey().topic}))
+    return NodeValues({ValueKey(): Value(text, line)})
+
+
+def proxies(facts: Facts) -> NodeValues:
+    """The proxies of the session by variable."""
+    rows = facts.network.proxies.value or ()
+    if facts.network.proxies.state is State.UNKNOWN:
+        return one(facts.network.proxies, lambda _: None)
+    return listed({row.variable.lower(): row.address for row in rows}, "environment", "{}={}")
+
+
+def resolvers(facts: Facts) -> NodeValues:
+    return one(facts.network.resolvers, lambda found: ", ".join(sorted(found)))

@@ -23,7 +23,7 @@ _NAMES_AT_MOST = 256
 
 
 class ValueKey(NamedTuple):
-    """A place on one node."""
+    """What a value of one node is about."""
 
     topic: str = ""
     card: int | None = None
@@ -38,7 +38,7 @@ class Subject(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value as it is compared and shown, with the line that says it. `number` is compared where a row tolerates."""
+    """A value as it is compared and shown, with its line. `number` is compared if a row has a tolerance."""
 
     text: str
     evidence: Evidence
@@ -47,24 +47,24 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class NodeValues:
-    """What one node says. Nothing at all means that there is no such thing there."""
+    """The values of one node for one rule. All empty: there is no such thing on it."""
 
     values: Mapping[ValueKey, Value] = field(default_factory=dict)
-    blind: Mapping[int | None, Evidence] = field(default_factory=dict)  # card (None: the node) -> why it cannot tell
-    level: str = ""  # the level from which it is asked, where this one leaves it out
-    is_list: bool = False  # all topics of the node are there: one that is missing does not exist on it
+    unknown: Mapping[int | None, Evidence] = field(default_factory=dict)  # card (None: the node) -> why it is unknown
+    level: str = ""  # the level from which it is collected, if it was not
+    is_list: bool = False  # all topics are listed: one that is missing does not exist on the node
     command: str = ""  # what a list was read from
     hidden: frozenset[str] = frozenset()  # topics whose values are stand-ins, which cannot be compared
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """How the answers about one topic divide."""
+    """The nodes and cards grouped by their values of one topic."""
 
     topic: str
     holders: Mapping[str, tuple[Subject, ...]]  # value -> who has it, the most frequent one first
     lines: Mapping[Subject, Evidence]
-    expected: tuple[str, ...] = ()  # the values that are right; () where there is no such thing
+    expected: tuple[str, ...] = ()  # the right values; (): any
 
     @property
     def is_unanimous(self) -> bool:
@@ -72,7 +72,7 @@ class Partition:
 
     @property
     def majority(self) -> str | None:
-        """The right value, where one is right and anybody has it; else the one of more than half, None without any."""
+        """The expected value, if any subject has it; else the value of more than half; else None."""
         right = next((value for value in self.expected if value in self.holders), None)
         if right is not None:
             return right
@@ -82,7 +82,7 @@ class Partition:
 
     @property
     def outliers(self) -> dict[str, tuple[Subject, ...]]:
-        """The values that are not the common one, with their holders; all of them where none is common."""
+        """The values other than the majority's, with their holders; without a majority all."""
         return {value: who for value, who in self.holders.items() if value != self.majority}
 
 
@@ -91,8 +91,8 @@ def group_values(
 ) -> list[Partition]:
     """One partition for each topic, in the order in which topics first occur.
 
-    A node whose list has no such topic counts as having none of it. With a `tolerance` numbers that differ by no more
-    than that share are one value. `wanted` are the values that are right, whatever most of them say.
+    A node whose list lacks a topic has the value NONE. `tolerance`: the share up to which numbers count as equal.
+    `expected`: the right values, whatever the majority has.
     """
     topics: dict[str, dict[str, dict[Subject, Value]]] = {}
     for node, each in by_node.items():
@@ -102,9 +102,9 @@ def group_values(
 
 
 def is_layout(by_node: Mapping[str, NodeValues]) -> bool:
-    """Whether every node says the same as every other one, card by card, although its cards differ among themselves."""
+    """Whether all nodes have the same values, card by card."""
     each = [{key: value.text for key, value in one.values.items()} for one in by_node.values()]
-    return all(one == each[0] for one in each) and not any(one.blind for one in by_node.values())
+    return all(one == each[0] for one in each) and not any(one.unknown for one in by_node.values())
 
 
 def _partition(
@@ -134,7 +134,7 @@ def _partition(
 
 
 def _rounded(found: Mapping[Subject, Value], tolerance: float) -> dict[Subject, str]:
-    """Whose value is shown as which: numbers near to each other as the first of them."""
+    """The text of each value; numbers within the tolerance have the text of the smallest."""
     texts: dict[Subject, str] = {who: value.text for who, value in found.items() if value.number is None}
     numbers = sorted((value.number, who) for who, value in found.items() if value.number is not None)
     start: tuple[float, str] | None = None
@@ -147,31 +147,29 @@ def _rounded(found: Mapping[Subject, Value], tolerance: float) -> dict[Subject, 
 
 @dataclass(frozen=True, slots=True)
 class ClockOffset:
-    """How far a node's clock is ahead of the asking one's. The truth lies no further than `within_s` from it."""
+    """How far a node's clock is ahead of the local one, with its uncertainty `within_s`."""
 
     seconds: float
     within_s: float
-    evidence: str  # what was asked, and what came back
+    evidence: str
 
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """One node as it answered when all were asked. Names are the real ones: nothing of it is kept in a file."""
+    """The answer of one node when all were probed. It has real names and is never saved."""
 
     hostname: str
     boot: str = ""  # the kernel's number of this start; "" where it could not be read
     offset: ClockOffset | None = None
-    # A node's name -> the addresses found for it; a name that nothing answered for is not in it.
+    # Host name -> its addresses on this node; a name without an answer is missing.
     resolved: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     addresses: tuple[str, ...] = ()  # its own
     login: str = ""  # the address by which it was reached
 
 
-NOT_PROBED: Mapping[str, NodeIdentity] = MappingProxyType(
-    {}
-)  # where the nodes were not asked at one time; not: none has answered
+NOT_PROBED: Mapping[str, NodeIdentity] = MappingProxyType({})  # the nodes were not probed; not: none has answered
 
 
 def names_to_resolve(hostnames: Iterable[str]) -> tuple[str, ...]:
-    """The names that every node is to look up, from what the nodes call themselves; of very many the first ones."""
+    """The host names that every node resolves; at most 256."""
     return tuple(dict.fromkeys(filter(None, hostnames)))[:_NAMES_AT_MOST]

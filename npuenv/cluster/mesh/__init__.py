@@ -1,8 +1,7 @@
-"""Pings between the device addresses of all cards of a cluster: devices, pings, and what each ping came to.
+"""Pings between the device addresses of all cards of a cluster: devices, plan and outcomes.
 
-`planning` finds the devices and decides which pings which and when, `running` has the nodes do it, `document` reports
-the result. Results are kept in a file so that a run can go on later. The file belongs to a set of devices and a mode:
-others are refused. What could not be tried, or gave no answer that can be read, is not kept as done.
+`planning` finds the devices and plans the pings, `running` makes them, `document` reports the result. Outcomes are
+saved to a file, with which a run of the same devices and mode can be resumed.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-Pair = tuple[int, int]  # source and target, as places in the devices of the mesh
+Pair = tuple[int, int]  # indexes of source and target in the devices of the mesh
 FULL, SAMPLED = "full", "sampled"
 
 SCHEMA = "npuenv.mesh-state/1"
@@ -32,26 +31,26 @@ _MOST_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The network port of a card, with the address that others reach it at."""
+    """The network port of a card, with its address."""
 
     node: str
-    card: int  # the physical number, which hccn_tool takes
+    card: int  # the physical number, as for hccn_tool
     ip: str
     netmask: str = ""
-    board: int | None = None  # A3: the card of which it is one of two chips, which do not reach each other
+    board: int | None = None  # A3: the board, whose two chips do not reach each other
 
     @property
     def network(self) -> str:
-        """Its subnet, as 10.0.3.0/24; its address where the netmask does not say."""
+        """Its subnet, as 10.0.3.0/24; its address without a valid netmask."""
         return _network(self.ip, self.netmask)
 
     def can_reach(self, other: Device) -> bool:
-        """Whether it is built to reach the other one over its network port; never itself."""
+        """Whether it is built to reach the other one over its network port; never so for itself."""
         is_one_board = self.board is not None and self.board == other.board
         return self.node != other.node or not (self.card == other.card or is_one_board)
 
 
-@functools.lru_cache(maxsize=1 << 14)  # asked of every device of a mesh again and again
+@functools.lru_cache(maxsize=1 << 14)
 def _network(ip: str, netmask: str) -> str:
     import ipaddress
 
@@ -62,26 +61,26 @@ def _network(ip: str, netmask: str) -> str:
 
 
 class Outcome(enum.Enum):
-    """What a ping came to. The value is the letter of the matrix."""
+    """The outcome of a ping. The value is the letter of the matrix."""
 
     OK = "o"  # every packet came back
-    LOSSY = "l"  # more than half of them did
-    WEAK = "w"  # half of them or fewer did, which is as bad as none
-    FAILED = "f"  # none did
-    SILENT = "s"  # the tool ran and said nothing that can be read
-    UNTRIED = "u"  # it could not be run
-    PENDING = "."  # its turn has not come, or it is not of the plan
-    BARRED = "-"  # a device and itself, or the two chips of one card
+    LOSSY = "l"  # more than half of them came back
+    WEAK = "w"  # half of them or fewer, which is as bad as none
+    FAILED = "f"  # none
+    SILENT = "s"  # the tool's output is unreadable
+    UNTRIED = "u"  # the tool could not ping
+    PENDING = "."  # not made yet, or not planned
+    BARRED = "-"  # a device and itself, or the two chips of one board
 
     @property
     def is_settled(self) -> bool:
-        """Whether it says something of the network, so that the ping need not be made again."""
+        """Whether it is a result about the network, so that the ping is not repeated."""
         return self in (Outcome.OK, Outcome.LOSSY, Outcome.WEAK, Outcome.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
 class PingPlan:
-    """Which pings are made, in rounds: within a round no device takes part twice, and no node pings twice."""
+    """The pings in rounds: within a round no device takes part twice, and no node pings twice."""
 
     devices: tuple[Device, ...]
     rounds: tuple[tuple[Pair, ...], ...]
@@ -93,28 +92,26 @@ class PingPlan:
 
     @property
     def most_of_a_node(self) -> int:
-        """The pings of the node that has the most: they run one after another, so they set the time."""
+        """The pings of the node that has the most: they run one after another, so they determine the time."""
         from collections import Counter
 
         counts = Counter(self.devices[source].node for pings in self.rounds for source, _ in pings)
         return max(counts.values(), default=0)
 
     def seconds(self, seconds_a_ping: float) -> float:
-        """How long it takes, at that many seconds a ping."""
+        """The time of all pings."""
         return self.most_of_a_node * seconds_a_ping
 
 
 @dataclass(slots=True)
 class Results:
-    """What came out so far. Mutable: pings are noted as they end."""
+    """The outcomes so far. Mutable: pings are noted as they end."""
 
     devices: tuple[Device, ...]
     rows: list[bytearray]  # a letter of `Outcome` for each target, one row a source
-    notes: dict[Pair, str] = field(default_factory=dict)  # the line that decided, for all that are not well
+    notes: dict[Pair, str] = field(default_factory=dict)  # the deciding line of each ping that is not OK
     num_timed: int = 0
-    timed_s: float = 0.0  # what these pings took together
-    num_answered: int = 0  # those of them that were answered
-    answered_s: float = 0.0
+    timed_s: float = 0.0  # of these pings together
 
     @classmethod
     def empty(cls, devices: tuple[Device, ...]) -> Results:
@@ -124,19 +121,14 @@ class Results:
 
     @property
     def seconds_a_ping(self) -> float | None:
-        """The mean over what was measured; None before the first."""
+        """The mean; None before the first ping."""
         return self.timed_s / self.num_timed if self.num_timed else None
-
-    @property
-    def seconds_an_answer(self) -> float | None:
-        """The same over those that were answered in full."""
-        return self.answered_s / self.num_answered if self.num_answered else None
 
     def of(self, pair: Pair) -> Outcome:
         return Outcome(chr(self.rows[pair[0]][pair[1]]))
 
     def note(self, pair: Pair, outcome: Outcome, line: str = "", *, seconds: float | None = None) -> None:
-        """Keeps what a ping came to."""
+        """Sets the outcome of a ping."""
         self.rows[pair[0]][pair[1]] = ord(outcome.value)
         if line:
             self.notes[pair] = line
@@ -144,26 +136,23 @@ class Results:
             self.notes.pop(pair, None)
         if seconds is not None:
             self.clock(seconds)
-            if outcome is Outcome.OK:
-                self.num_answered += 1
-                self.answered_s += seconds
 
     def clock(self, seconds: float) -> None:
-        """Counts the time of a ping, also of one that is to be made again."""
+        """Counts the time of a ping, also of one that is repeated."""
         self.num_timed += 1
         self.timed_s += seconds
 
     def pairs(self, *outcomes: Outcome) -> Iterator[Pair]:
-        """All pairs with one of these outcomes, in order."""
-        wanted = {ord(outcome.value) for outcome in outcomes}
+        """The pairs with one of these outcomes, in order."""
+        letters = {ord(outcome.value) for outcome in outcomes}
         for source, row in enumerate(self.rows):
-            yield from ((source, target) for target, letter in enumerate(row) if letter in wanted)
+            yield from ((source, target) for target, letter in enumerate(row) if letter in letters)
 
     def is_pending(self, pair: Pair) -> bool:
         return self.rows[pair[0]][pair[1]] == ord(Outcome.PENDING.value)
 
     def counts(self, pairs: Iterable[Pair]) -> dict[Outcome, int]:
-        """How many of the pairs came to each outcome."""
+        """The number of the pairs with each outcome."""
         counts = dict.fromkeys(Outcome, 0)
         for pair in pairs:
             counts[self.of(pair)] += 1
@@ -174,20 +163,20 @@ _PENDING = str.maketrans(dict.fromkeys((Outcome.UNTRIED.value, Outcome.SILENT.va
 
 
 def save_results(path: Path, results: Results, mode: str) -> None:
-    """Writes the file whole: whoever reads it sees this state or the last one. Raises OSError."""
+    """Writes the file atomically. Raises OSError."""
     document = {
         "schema": SCHEMA,
         "mode": mode,
         "devices": [[each.node, each.card, each.ip, each.netmask, each.board] for each in results.devices],
         "rows": [row.decode("ascii").translate(_PENDING) for row in results.rows],
         "notes": [[*pair, line] for pair, line in results.notes.items() if results.of(pair).is_settled],
-        "timed": [results.num_timed, round(results.timed_s, 4), results.num_answered, round(results.answered_s, 4)],
+        "timed": [results.num_timed, round(results.timed_s, 4)],
     }
     write_whole(str(path), json.dumps(document, separators=(",", ":")))
 
 
 def load_results(path: Path) -> tuple[Results, str]:
-    """What was done, and the mode. Raises BadInput for a file that is not there or not such a file."""
+    """The outcomes and the mode. Raises BadInput for a missing or invalid file."""
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise ValueError
@@ -197,23 +186,22 @@ def load_results(path: Path) -> tuple[Results, str]:
         args = {"path": str(path), "reason": error.strerror or str(error)}
         raise BadInput(Message("mesh.no-state", args), Message("mesh.no-state-hint")) from error
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        # Of whatever a foreign file holds, none of these is worth a sentence of its own.
         raise BadInput(Message("mesh.bad-state", {"path": str(path)}), Message("mesh.no-state-hint")) from error
 
 
 def require_same_devices(saved: Sequence[Device], current: Sequence[Device], nodes: Container[str], path: Path) -> None:
-    """Refuses the devices of today where they are not those of the file: another address, another card, no such node.
+    """Raises BadInput if the devices differ from those of the file: another address, another card, no such node.
 
-    A device that gives no address today stays: it may have died since, and others can still ping it. What npu-smi says
-    of it is not compared either. `nodes` are those of the inventory. Raises BadInput with the first difference.
+    A device without an address now is accepted: it may have died since, and others can still ping it. `nodes` are those
+    of the inventory.
     """
-    today = {(device.node, device.card): device for device in current}
+    found = {(device.node, device.card): device for device in current}
     for device in saved:
-        other = today.pop((device.node, device.card), None)
+        other = found.pop((device.node, device.card), None)
         if device.node not in nodes or (other is not None and other.ip != device.ip):
             raise _differs(path, device, other)
-    if today:
-        raise _differs(path, None, next(iter(today.values())))
+    if found:
+        raise _differs(path, None, next(iter(found.values())))
 
 
 def _differs(path: Path, saved: Device | None, current: Device | None) -> BadInput:
@@ -248,5 +236,5 @@ def _results(document: dict[str, Any]) -> Results:
     if not is_sound:
         raise ValueError
     notes = {(int(source), int(target)): str(line) for source, target, line in document["notes"]}
-    num_timed, timed_s, num_answered, answered_s = document["timed"]
-    return Results(devices, rows, notes, int(num_timed), float(timed_s), int(num_answered), float(answered_s))
+    num_timed, timed_s = document["timed"][:2]
+    return Results(devices, rows, notes, int(num_timed), float(timed_s))

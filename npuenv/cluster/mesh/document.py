@@ -1,4 +1,4 @@
-"""A finished mesh as the `npuenv.mesh/1` document, which every format of the report is made from."""
+"""The result of a mesh as the `npuenv.mesh/1` document, from which every format of the report is made."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from npuenv.cluster.mesh.planning import MissingDevice
 
 SCHEMA = "npuenv.mesh/1"
-_MOST_NOTES = 1000  # of single pings, in the document; the matrix has all of them
+_MOST_NOTES = 1000  # single pings in the document; the matrix has all
 
 
 @dataclass(frozen=True, slots=True)
 class MeshResult:
-    """What a run came to."""
+    """The result of a run."""
 
     plan: PingPlan
     results: Results
-    missing: tuple[MissingDevice, ...] = ()  # nodes and cards that could not take part at all
+    missing: tuple[MissingDevice, ...] = ()  # nodes and cards that could not take part
     lost: Mapping[str, Message] | None = None  # nodes that could not ping, and why
     seconds: float = 0.0
 
     @property
     def pairs(self) -> list[Pair]:
-        """The pings of the plan, in its order."""
+        """The pings of the plan in order."""
         return [pair for pings in self.plan.rounds for pair in pings]
 
     @property
     def code(self) -> ExitCode:
-        """1 where pings failed or two devices have one address, else 3 where something could not be tried."""
+        """1 if pings failed or two devices have one address, else 3 if something could not be tried."""
         counts = self.results.counts(self.pairs)
         if counts[Outcome.FAILED] or counts[Outcome.WEAK] or any(each.is_fault for each in self.missing):
             return ExitCode.PROBLEMS
@@ -100,7 +100,7 @@ def document(finished: MeshResult, lang: str) -> dict[str, Any]:
 
 
 def _limits(finished: MeshResult, *, is_whole: bool) -> list[Message]:
-    """What the result does not say. Whole: all pings of the plan were made."""
+    """What the result does not cover. `is_whole`: all planned pings were made."""
     limits = []
     if finished.plan.mode == SAMPLED:
         asked = {index for pair in finished.pairs for index in pair}
@@ -112,54 +112,54 @@ def _limits(finished: MeshResult, *, is_whole: bool) -> list[Message]:
 
 
 class _Describer:
-    """Says what culprits are about. `weak` are the failed pings of which some packets came back."""
+    """Describes faults. `weak`: the failed pings of which some packets came back."""
 
     def __init__(self, devices: Sequence[Device], lang: str, weak: frozenset[Pair]) -> None:
         self._devices, self._lang, self._weak = devices, lang, weak
 
-    def culprits(self, bad: Sequence[Pair], good: Sequence[Pair], manner: str) -> list[dict[str, Any]]:
-        """The fewest that explain the bad pings. `manner`: culprit, lossy or silent, which are said differently."""
-        return [self._culprit(each, manner) for each in localize_faults(self._devices, bad, good)]
+    def culprits(self, bad: Sequence[Pair], good: Sequence[Pair], style: str) -> list[dict[str, Any]]:
+        """The fewest faults that explain the bad pings. `style`: culprit, lossy or silent, for the sentence."""
+        return [self._culprit(each, style) for each in localize_faults(self._devices, bad, good)]
 
     def unmade(self, pairs: Sequence[Pair], all_pairs: Sequence[Pair], lost: Container[str]) -> list[dict[str, Any]]:
-        """The pings that were not made, by whose they were: of a node that dropped out, else of a card."""
+        """The pings that were not made, by source: a node that dropped out, else a card."""
 
-        def whose(pair: Pair) -> Hypothesis:
+        def owner_of(pair: Pair) -> Hypothesis:
             node = self._devices[pair[0]].node
             return Hypothesis(Kind.NODE, (node,)) if node in lost else Hypothesis(Kind.SENDS, (pair[0],))
 
-        totals, found = Counter(map(whose, all_pairs)), []
-        for owner, count in Counter(map(whose, pairs)).items():
+        totals, found = Counter(map(owner_of, all_pairs)), []
+        for owner, count in Counter(map(owner_of, pairs)).items():
             name = owner.about[0] if owner.kind is Kind.NODE else self._card(int(owner.about[0]))
             says = Message("mesh.unmade", {"name": name, "count": count, "total": totals[owner]})
             kind, about = owner.kind.word, self._about(owner)
             found.append({"kind": kind, "about": about, "pings": count, "says": say(says, self._lang), "or": []})
         return found
 
-    def _culprit(self, culprit: Fault, manner: str) -> dict[str, Any]:
-        num_weak = sum(pair in self._weak for pair in culprit.explains) if manner == "culprit" else 0
+    def _culprit(self, fault: Fault, style: str) -> dict[str, Any]:
+        num_weak = sum(pair in self._weak for pair in fault.explains) if style == "culprit" else 0
         if num_weak:
-            manner = "weak" if num_weak == len(culprit.explains) else "partly-weak"
-        is_dead = manner == "culprit"
-        what = self._words(culprit.hypothesis, is_dead=is_dead)
-        says = Message(f"mesh.{manner}", {"what": what, "count": len(culprit.explains)})
+            style = "weak" if num_weak == len(fault.explains) else "partly-weak"
+        is_dead = style == "culprit"
+        what = self._describe(fault.hypothesis, is_dead=is_dead)
+        says = Message(f"mesh.{style}", {"what": what, "count": len(fault.explains)})
         return {
-            "kind": culprit.hypothesis.kind.word,
-            "about": self._about(culprit.hypothesis),
-            "pings": len(culprit.explains),
+            "kind": fault.hypothesis.kind.word,
+            "about": self._about(fault.hypothesis),
+            "pings": len(fault.explains),
             "says": say(says, self._lang),
             "or": [
                 {
                     "kind": other.kind.word,
                     "about": self._about(other),
-                    "says": say(self._words(other, is_dead=is_dead), self._lang),
+                    "says": say(self._describe(other, is_dead=is_dead), self._lang),
                 }
-                for other in culprit.alternatives
+                for other in fault.alternatives
             ],
         }
 
     def _about(self, hypothesis: Hypothesis) -> dict[str, Any]:
-        """What it names: the places of devices, nodes, cards or subnets."""
+        """The indexes of devices, nodes, cards or subnets of a hypothesis."""
         key = _key_of(hypothesis.kind)
         if key or not hypothesis.about:
             return {key: list(hypothesis.about)} if key else {}
@@ -167,23 +167,23 @@ class _Describer:
         named = [self._devices[index] for index in indexes]
         return {"devices": indexes, "nodes": [each.node for each in named], "cards": [each.card for each in named]}
 
-    def _words(self, hypothesis: Hypothesis, *, is_dead: bool) -> Message:
-        """Where it is; and where nothing at all gets through, that, for kinds that are said so."""
+    def _describe(self, hypothesis: Hypothesis, *, is_dead: bool) -> Message:
+        """The hypothesis in words. `is_dead`: nothing gets through."""
         kind, about = hypothesis
         if kind in (Kind.PARTITION, Kind.SIDE_PARTITION):
             return Message(f"mesh.kind-{kind.word}", {"groups": " | ".join(map(str, about))})
         parts = about if _key_of(kind) else [self._card(int(index)) for index in about]
-        manner = "kind" if is_dead or kind not in _SAID_OF_DEAD else "at"
-        return Message(f"mesh.{manner}-{kind.word}", dict(zip(("one", "other"), parts)))
+        style = "kind" if is_dead or kind not in _WORDED_AS_DEAD else "at"
+        return Message(f"mesh.{style}-{kind.word}", dict(zip(("one", "other"), parts)))
 
     def _card(self, index: int) -> Message:
         device = self._devices[index]
         return Message("mesh.card-at", {"node": device.node, "card": device.card, "ip": device.ip})
 
 
-# "Nothing gets through", or "some of its pings come back": not so where packets are lost.
-_SAID_OF_DEAD = (Kind.CARD, Kind.SENDS, Kind.RECEIVES, Kind.CARD_FLAPS, Kind.NODE_FLAPS, Kind.SIDE_FLAPS)
-# What kinds are about, by how their names begin; all others are about devices, or about nothing.
+# Their sentences say "nothing gets through", or "some pings come back": wrong if packets are lost.
+_WORDED_AS_DEAD = (Kind.CARD, Kind.SENDS, Kind.RECEIVES, Kind.CARD_FLAPS, Kind.NODE_FLAPS, Kind.SIDE_FLAPS)
+# What kinds are about, by prefix; all others are about devices, or about nothing.
 _ABOUT = {
     **{"NODE": "nodes", "UPLINK": "nodes", "PARTITION": "groups"},
     **{"SIDE_PARTITION": "card_groups", "SIDE": "cards", "SUBNET": "subnets"},
@@ -195,7 +195,7 @@ def _key_of(kind: Kind) -> str:
 
 
 def estimate(plan: PingPlan, seconds_a_ping: float, total_s: float) -> dict[str, object]:
-    """What is said about the time before it is spent."""
+    """The arguments of the message about the expected time."""
     nodes = {device.node for device in plan.devices}
     return {
         "pings": plan.num_pings,

@@ -1,18 +1,15 @@
-"""Which devices there are, and which device pings which and when. Nothing is run here.
+"""Finds the devices, and plans which device pings which in which order.
 
-Each ping asks one pair in one direction. The full mesh takes both directions: a reply proves that packets pass both
-ways, but who asks needs an address resolution and a route of its own, so that a pair can fail one way only.
+Each ping tests one pair in one direction. The full mesh takes both: a reply proves that packets pass both ways, but the
+source needs an address resolution and a route of its own, so a pair can fail one way only.
 
-What holds of every plan: in a round no device takes part twice, neither as source nor as target, and no node is the
-source of two pings. For nodes with equally many cards (two or more, an even number of nodes) no plan is shorter: a node
-of c cards in a mesh of n devices has c * (n - 1) pings to make, one after another, and there are as many rounds.
+In a round no device takes part twice, neither as source nor as target, and no node is the source of two pings.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 from npuenv.cluster.mesh import FULL, SAMPLED, Device, Pair, PingPlan
@@ -37,35 +34,35 @@ _FULLY_PAIRED = 5  # devices of which each can be paired with all others without
 
 @dataclass(frozen=True, slots=True)
 class MissingDevice:
-    """A node, or one card of it, that cannot take part, and why."""
+    """A node or one of its cards that cannot take part, and why."""
 
     node: str
     card: int | None  # None: the whole node
     why: Message
-    is_fault: bool = False  # wrong for certain, and not only impossible to ask
+    is_fault: bool = False  # certainly wrong; else only unknown
 
 
 @dataclass(frozen=True, slots=True)
 class NodeOutput:
-    """What one node printed, line by line, and why that is all, if it did not come to its end."""
+    """The lines that one node printed, and why it did not come to its end, if so."""
 
     lines: tuple[Mapping[str, Any], ...]
     failure: Message | None = None
 
     @property
     def refusal(self) -> str | None:
-        """The word for why it would not go on; None if it did, or printed nothing."""
+        """The reason that the program gave for stopping; None if it gave none."""
         return next((str(line["refused"]) for line in self.lines if "refused" in line), None)
 
     @property
     def why(self) -> Message | None:
-        """Why it has not done its work; None if it came to its end."""
+        """Why it did not come to its end; None if it did."""
         return Message(f"mesh.why-{self.refusal}") if self.refusal else self.failure
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The devices of the mesh, and what is missing of it."""
+    """The devices of the mesh, and those that are missing."""
 
     devices: tuple[Device, ...]
     missing: tuple[MissingDevice, ...]
@@ -91,7 +88,7 @@ def find_devices(nodes: Sequence[Node], outputs: Mapping[str, NodeOutput]) -> Su
 
 
 def vanished_devices(devices: Iterable[Device], surveyed: Survey) -> tuple[MissingDevice, ...]:
-    """Those devices of an earlier survey that are not there today, and of which it is not known yet why."""
+    """The devices of an earlier survey that are neither in this one nor known to be missing."""
     known: set[tuple[str, int | None]] = {(each.node, each.card) for each in surveyed.devices}
     known |= {(each.node, each.card) for each in surveyed.missing}
     lacking = [each for each in devices if not known & {(each.node, each.card), (each.node, None)}]
@@ -99,13 +96,13 @@ def vanished_devices(devices: Iterable[Device], surveyed: Survey) -> tuple[Missi
 
 
 def as_ran(line: Mapping[str, Any], words: Iterable[str]) -> Ran:
-    """A line of the remote program as what a command did."""
+    """A line of the remote program as the result of a command."""
     is_late = bool(line.get("late"))
     return Ran(tuple(words), line["code"], str(line["out"]), str(line["err"]), timed_out=is_late)
 
 
 def refusal_of(line: Mapping[str, Any]) -> Message | None:
-    """Why no command of a node will do what it is asked, from one answer of it; None where others may."""
+    """Why every command on a node will fail, from the result of one; None if others may work."""
     failure = refused(as_ran(line, ()))
     if failure is None or failure.kind not in _FOR_ALL_CARDS:
         return None
@@ -137,7 +134,7 @@ def _of_node(node: Node, output: NodeOutput) -> Survey:
 
 
 def _not_there(node: Node, cards: set[int]) -> list[MissingDevice]:
-    """The cards that the inventory speaks of and the node does not have."""
+    """The cards that a node lacks, by the inventory."""
     lacking = (node.cards or 0) - len(cards)
     args = {"wanted": node.cards or 0, "found": len(cards)}
     why = Message("mesh.why-fewer-cards", args)
@@ -148,8 +145,8 @@ def _no_address(line: Mapping[str, Any]) -> Message:
     failure = refused(as_ran(line, ()), "ip")
     if failure is not None and failure.kind is Refusal.NOT_SET:
         return Message("mesh.why-no-address")
-    said = failure.line if failure else next(iter(lines_of(str(line["out"]))), "")
-    return Message("mesh.why-unread", {"line": said})
+    text = failure.line if failure else next(iter(lines_of(str(line["out"]))), "")
+    return Message("mesh.why-unread", {"line": text})
 
 
 def _name(device: Device) -> Message:
@@ -157,29 +154,22 @@ def _name(device: Device) -> Message:
 
 
 def full(devices: Sequence[Device]) -> PingPlan:
-    """Every device to every other, once in each direction, but for pairs that are not built to reach each other."""
-    nodes = _by_node(devices)
-    size = max(map(len, nodes), default=0)
-    slots = [[*cards, *[None] * (size - len(cards))] for cards in nodes]
-    rounds = [
-        tuple((source, target) for source, target in pings if devices[source].can_reach(devices[target]))
-        for pings in _rounds(slots, size)
-    ]
-    is_even = len(nodes) % 2 == 0 and size * len(nodes) == len(devices)
-    if not is_even:  # gaps, which the pings of later rounds can fill
-        rounds = _first_fit(devices, (pair for pings in rounds for pair in pings))
-    return PingPlan(tuple(devices), tuple(filter(None, rounds)), FULL)
+    """Every device to every other, once in each direction, except pairs that are not built to reach each other."""
+    count = len(devices)
+    pairs = ((at, (at + step) % count) for step in range(1, count) for at in range(count))
+    built = (pair for pair in pairs if devices[pair[0]].can_reach(devices[pair[1]]))
+    return PingPlan(tuple(devices), tuple(_first_fit(devices, built)), FULL)
 
 
 def sampled(devices: Sequence[Device]) -> PingPlan:
-    """So few pings that no device takes part in more than four, and yet any single dead one shows.
+    """At most four pings for each device, which still show any single dead one.
 
-    Every device is paired with two others at least (where there are three), in one direction. If one device is dead
-    and nothing else is wrong, its pings fail, and no other device takes part in all of them. A pair that is not asked
-    may be broken.
+    Every device is paired with at least two others (if there are three), in one direction. If one device is dead and
+    nothing else is wrong, its pings fail, and no other device takes part in all of them. Pairs that are left out may be
+    broken.
     """
     pairs = _sample(devices)
-    # Each device is the source of as many pings as it is the target of, as near as it can be.
+    # Each device is the source of about as many pings as it is the target of.
     sent: defaultdict[int, int] = defaultdict(int)
     directed = []
     for one, other in pairs:
@@ -190,47 +180,15 @@ def sampled(devices: Sequence[Device]) -> PingPlan:
 
 
 def _by_node(devices: Sequence[Device]) -> list[list[int]]:
-    """The places of the devices of each node."""
+    """The indexes of the devices of each node."""
     nodes: defaultdict[str, list[int]] = defaultdict(list)
     for index, device in enumerate(devices):
         nodes[device.node].append(index)
     return list(nodes.values())
 
 
-def _rounds(slots: Sequence[Sequence[int | None]], size: int) -> Iterator[list[Pair]]:
-    """The rounds for nodes that all have `size` slots; what an empty slot takes part in falls out."""
-    count = len(slots)
-    for one, other in _round_robin(count):
-        for card in range(size):
-            # While one node of a pair asks along one card, the other asks along the next: no device meets itself.
-            after = (card + 1) % size
-            forward = ((slots[a][card], slots[b][card]) for a, b in zip(one, other))
-            back = ((slots[b][after], slots[a][after]) for a, b in zip(one, other))
-            yield from ([*_real(forward), *_real(back)],) if size > 1 else (_real(forward), _real(back))
-    for step in range(count):
-        for card, onto in permutations(range(size), 2):
-            yield _real((slots[at][card], slots[(at + step) % count][onto]) for at in range(count))
-
-
-def _round_robin(count: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Each two nodes meet once: the circle method, as for a tournament; one sits out where their number is odd."""
-    players = [*range(count), *([-1] if count % 2 else [])]
-    half = len(players) // 2
-    for _ in range(len(players) - 1):
-        pairs = [(a, b) for a, b in zip(players[:half], reversed(players[half:])) if a >= 0 and b >= 0]
-        yield [a for a, _ in pairs], [b for _, b in pairs]
-        players[1:] = [players[-1], *players[1:-1]]
-
-
-def _real(pings: Iterable[tuple[int | None, int | None]]) -> list[Pair]:
-    return [(source, target) for source, target in pings if source is not None and target is not None]
-
-
 def _first_fit(devices: Sequence[Device], pings: Iterable[Pair]) -> list[tuple[Pair, ...]]:
-    """Each ping in the first round in which its node and both its devices are free.
-
-    Pings that come in the order of rounds never need more rounds than those.
-    """
+    """The rounds: each ping is in the first one in which its source's node and both its devices are free."""
     names = {device.node: index for index, device in enumerate(devices)}
     node_of = [names[device.node] for device in devices]
     asking, busy = dict.fromkeys(names.values(), 0), [0] * len(devices)  # bit r: taken in round r
@@ -249,7 +207,7 @@ def _first_fit(devices: Sequence[Device], pings: Iterable[Pair]) -> list[tuple[P
 
 
 def _sample(devices: Sequence[Device]) -> list[Pair]:
-    """The pairs of a sample: on a circle of the devices, each with the next one and with one further on."""
+    """The pairs of a sample: on a circle of the devices, each with the next one and with a later one."""
     indexes = range(len(devices))
     if len(devices) <= _FULLY_PAIRED:
         pairs = [(one, other) for one in indexes for other in indexes[one + 1 :]]
@@ -266,14 +224,14 @@ def _sample(devices: Sequence[Device]) -> list[Pair]:
 
 
 def _circles(devices: Sequence[Device]) -> Iterator[list[int]]:
-    """Orders of the devices: the first cards of all nodes, then their second ones; even cards before odd ones."""
+    """Orders of the devices: by card and node; by even and odd cards first."""
     rank = {index: at for cards in _by_node(devices) for at, index in enumerate(cards)}
     yield sorted(rank, key=lambda index: (rank[index], index))
     yield sorted(rank, key=lambda index: (rank[index] % 2, rank[index], index))
 
 
 def _steps(devices: Sequence[Device], count: int) -> list[int]:
-    """How far on the second partner may be: another card of another node first, then whatever gives four partners."""
+    """Distances of the second partner: preferably another card of another node."""
     preferred = len({device.node for device in devices}) + 1
     steps = (preferred, preferred + 1, 2, 3, 4)
     return [step for step in steps if step % count not in (0, 1, count - 1) and 2 * step % count]

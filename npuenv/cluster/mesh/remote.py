@@ -1,65 +1,53 @@
 """Runs commands of hccn_tool one after another on a node, and prints a JSON line for each.
 
 This is sent to the node as text and runs there with the standard library of any Python from 3.6 on. It reads one line
-of JSON, and a second one that says when to begin where pings are to be made. It ends as soon as its input or output
-does: then nobody waits for it. The tool refuses to run twice at a time: each command is run under a name that the
-kernel gives to one program only, and frees by itself once the command has ended.
+of JSON and ends as soon as its input or output is closed. The tool refuses to run twice at a time: a command that it
+refuses as busy is repeated.
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import re
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
-_PAUSES_S = (0.3, 1.0, 3.0)  # before asking again where the tool says that it is busy
-_MOST_TEXT = 4000  # characters of an answer that are kept
-_told = bytearray()  # what was read after the question and is no whole line yet
-
-
-class Locked(Exception):
-    """Another program goes on using the tool."""
-
-
-class Late(Exception):
-    """The others have begun without this node."""
+_PAUSES_S = (0.3, 1.0, 3.0)  # before a command that the tool refused as busy is repeated
+_MOST_TEXT = 4000  # characters of a command's output that are reported
 
 
 class Stuck(Exception):
-    """A command does not even end when it is killed: the driver holds it, and no other one may be started."""
+    """A command does not end when it is killed, because it waits in the driver. No other one may be started."""
 
 
 class Gone(Exception):
-    """Nobody waits for answers any more."""
+    """The input or output was closed."""
 
 
 def main() -> None:
-    asked = json.loads(sys.stdin.buffer.readline().decode("utf-8"))
+    request = json.loads(sys.stdin.buffer.readline().decode("utf-8"))
     signal.signal(signal.SIGTERM, leave)
-    sys.stdout.write("\n")  # a login shell may have said something without a line end
-    tool = next((path for path in map(shutil.which, asked["tools"]) if path), None)
+    sys.stdout.write("\n")  # a login shell may have printed something without a line end
+    tool = next((path for path in map(shutil.which, request["tools"]) if path), None)
     if tool is None:
-        say({"refused": "not-allowed" if any(map(is_there, asked["tools"])) else "no-tool"})
+        say({"refused": "not-allowed" if any(map(is_there, request["tools"])) else "no-tool"})
         return
     say({"tool": tool})
     try:
-        if asked.get("cards_in") is not None:
-            survey(asked, tool)
+        if request.get("cards_in") is not None:
+            survey(request, tool)
         else:
-            work(asked, tool)
-    except (Locked, Late, Stuck) as why:
-        say({"refused": type(why).__name__.lower()})
+            work(request, tool)
+    except Stuck:
+        say({"refused": "stuck"})
     else:
         say({"end": True})
 
@@ -77,118 +65,58 @@ def is_there(name: str) -> bool:
     return True
 
 
-@contextlib.contextmanager
-def alone(tool: str, wait_s: float) -> "Iterator[int]":
-    """Keeps every other such program of this network from using the tool. Raises Locked when one goes on using it.
-
-    Gives a descriptor: as long as a command has it, too, the tool is in use, whatever becomes of this program.
-    """
-    # In the kernel's own name space, where no file stays behind; a name of it is short.
-    name = "\0npuenv-" + hashlib.sha256(os.path.abspath(tool).encode()).hexdigest()[:32]
-    ends = time.monotonic() + wait_s
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
-        while True:
-            try:
-                lock.bind(name)
-                break
-            except OSError:
-                if time.monotonic() >= ends:
-                    raise Locked from None
-            look_up(0.01)
-        yield lock.fileno()
-
-
-def survey(asked: "dict[str, Any]", tool: str) -> None:
-    """The cards of this machine, what npu-smi says of them, and the answer of each to the same question."""
-    names = os.listdir(asked["cards_in"]) if os.path.isdir(asked["cards_in"]) else []
+def survey(request: "dict[str, Any]", tool: str) -> None:
+    """Prints the cards of this machine, the table of npu-smi, and the address of each card."""
+    names = os.listdir(request["cards_in"]) if os.path.isdir(request["cards_in"]) else []
     cards = sorted(int(name[7:]) for name in names if re.match(r"davinci[0-9]+$", name))
-    smi = next((path for path in map(shutil.which, asked["smi"]) if path), None)
-    text = run([smi, "info"], asked["smi_s"], asked["kill_s"])["out"] if smi else ""
+    smi = next((path for path in map(shutil.which, request["smi"]) if path), None)
+    text = run([smi, "info"], request["smi_s"], request["kill_s"])["out"] if smi else ""
     say({"cards": cards, "smi": text[:200000]})
-    for card in cards or asked["otherwise"]:
-        said = answer([tool, *(word.format(card=card) for word in asked["words"])], asked)
-        say(dict(said, card=card))
-        if said["stuck"]:
+    for card in cards or request["otherwise"]:
+        result = answer([tool, *(word.format(card=card) for word in request["words"])], request)
+        say(dict(result, card=card))
+        if result["stuck"]:
             raise Stuck
 
 
-def work(asked: "dict[str, Any]", tool: str) -> None:
-    """The jobs in order and in step, until the time is over or an answer says that no other will be different.
-
-    They begin when that is told, together with those of the other nodes. Raises Late where it is not, and Stuck.
-    """
-    say({"ready": time.time()})
-    begin = time.monotonic() + left_until(told(asked["ready_s"]), asked["lead_s"])
-    ends = begin + asked["budget_s"]
-    for number, (step, card, ip) in enumerate(asked["jobs"]):
-        while time.monotonic() < begin + step * asked["step_s"]:
-            look_up(begin + step * asked["step_s"] - time.monotonic())
+def work(request: "dict[str, Any]", tool: str) -> None:
+    """Makes the pings in order, until the time is over or an answer holds for all of them. Raises Stuck."""
+    ends = time.monotonic() + request["budget_s"]
+    for number, (card, ip) in enumerate(request["jobs"]):
         if time.monotonic() >= ends:
             break
-        words = [word.format(card=card, ip=ip) for word in asked["words"]]
-        said = answer([tool, *words], asked)
-        say(dict(said, job=number))
-        if said["stuck"]:
+        result = answer([tool, *(word.format(card=card, ip=ip) for word in request["words"])], request)
+        say(dict(result, job=number))
+        if result["stuck"]:
             raise Stuck
-        if has_any(said, asked["stop"]):
+        if has_any(result, request["stop"]):
             break
 
 
-def told(wait_s: float) -> "dict[str, Any]":
-    """The next line that is told, within that time. Raises Late where none is, and Gone."""
-    ends = time.monotonic() + wait_s
-    while b"\n" not in _told:
-        left = ends - time.monotonic()
-        if left <= 0:
-            raise Late
-        look_up(left)
-    line, _, rest = bytes(_told).partition(b"\n")
-    _told[:] = rest
-    found = json.loads(line.decode("utf-8"))
-    assert isinstance(found, dict)
-    return found
-
-
-def left_until(go: "dict[str, Any]", lead_s: float) -> float:
-    """The seconds until the moment at which all begin, which is said by the clock of the one who asks. Raises Late.
-
-    How far this clock is ahead of that one lies between two bounds, since neither word took less than no time. Clocks
-    that may agree are taken to agree, others to differ by as little as they can.
-    """
-    if "begin_at" not in go:
-        raise Late
-    now = time.time()
-    ahead = max(go["low"], min(0.0, now - go["sent"]))
-    return float(min(max(go["begin_at"] + ahead - now, 0.0), lead_s))
-
-
-def answer(argv: "list[str]", asked: "dict[str, Any]") -> "dict[str, Any]":
-    """What the tool says; asked again where it is busy with somebody else's question."""
+def answer(argv: "list[str]", request: "dict[str, Any]") -> "dict[str, Any]":
+    """The output of a command of the tool, repeated while the tool is busy with another command."""
     for pause_s in (*_PAUSES_S, None):
-        with alone(argv[0], asked["lock_s"]) as lock:
-            said = run(argv, asked["limit_s"], asked["kill_s"], (lock,))
-        if pause_s is None or said["stuck"] or not has_any(said, asked["again"]):
+        result = run(argv, request["limit_s"], request["kill_s"])
+        if pause_s is None or result["stuck"] or not has_any(result, request["again"]):
             break
         look_up(pause_s)
-    return said
+    return result
 
 
-def has_any(said: "dict[str, Any]", texts: "list[str]") -> bool:
-    lower = (said["out"] + said["err"]).lower()
+def has_any(result: "dict[str, Any]", texts: "list[str]") -> bool:
+    lower = (result["out"] + result["err"]).lower()
     return any(text in lower for text in texts)
 
 
-def run(argv: "list[str]", limit_s: float, kill_s: float, keep: "tuple[int, ...]" = ()) -> "dict[str, Any]":
-    """One command, ended with all that it started when its time is over or nobody waits any more.
+def run(argv: "list[str]", limit_s: float, kill_s: float) -> "dict[str, Any]":
+    """Runs one command; kills it and its children at the limit, or when the input or output is closed.
 
-    `keep` are descriptors that it gets as well. Stuck: it has not ended within `kill_s` after it was killed.
+    stuck: it has not ended within `kill_s` after it was killed.
     """
     began = time.monotonic()
     pipe = subprocess.PIPE
     try:
-        process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True, pass_fds=keep
-        )
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True)
     except OSError as error:
         return {"code": None, "out": "", "err": str(error), "late": False, "stuck": False, "s": 0.0}
     assert process.stdout and process.stderr
@@ -251,10 +179,7 @@ def waited(process: "subprocess.Popen[bytes]", ends: float) -> bool:
 
 
 def look_up(wait_s: float, numbers: "Iterable[int]" = ()) -> "list[int]":
-    """Those of the descriptors that have something to read, within that time; keeps what is told meanwhile.
-
-    Raises Gone where nobody waits.
-    """
+    """The descriptors that become readable within that time. Raises Gone when the input or output is closed."""
     poll = select.poll()
     for number in numbers:
         poll.register(number, select.POLLIN)
@@ -263,11 +188,8 @@ def look_up(wait_s: float, numbers: "Iterable[int]" = ()) -> "list[int]":
     ready = [number for number, _ in poll.poll(max(0, int(wait_s * 1000) + 1))]
     if 1 in ready and 1 not in numbers:
         raise Gone
-    if 0 in ready:
-        chunk = os.read(0, 4096)
-        if not chunk:
-            raise Gone
-        _told.extend(chunk)
+    if 0 in ready and not os.read(0, 4096):
+        raise Gone
     return [number for number in ready if number in numbers]
 
 

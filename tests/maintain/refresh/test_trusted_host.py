@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.bundle.offline.fetch import Download, fetch_all, with_sizes
+from npuenv.bundle.fetch import Download, fetch_all, with_sizes
 from npuenv.core.errors import CannotTell
 from npuenv.core.messages import say
 from npuenv.facts.pip import PipSettings, Setting

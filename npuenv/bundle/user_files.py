@@ -9,7 +9,7 @@ import tarfile
 import zlib
 from typing import TYPE_CHECKING
 
-from npuenv.bundle.offline.manifest import Needed, is_inside
+from npuenv.bundle.manifest import Needed, is_inside
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message

@@ -23,12 +23,12 @@ from npuenv import __version__
 from npuenv.app import BundleResult, bundling
 from npuenv.app.bundling import verify_bundle
 from npuenv.bundle import zipapp
-from npuenv.bundle.offline.backends import build_requirements
-from npuenv.bundle.offline.listing import Offer, best
-from npuenv.bundle.offline.make import check_place, gather, is_archive, make_bundle, staging
-from npuenv.bundle.offline.reader import open_bundle
-from npuenv.bundle.offline.self_package import BOOTSTRAP, own_requirements, own_wheel
-from npuenv.bundle.offline.write import write_tar
+from npuenv.bundle.contents import build_requirements
+from npuenv.bundle.listing import Offer, best
+from npuenv.bundle.make import check_place, gather, is_archive, make_bundle, staging
+from npuenv.bundle.reader import open_bundle
+from npuenv.bundle.self_package import BOOTSTRAP, own_requirements, own_wheel
+from npuenv.bundle.write import write_tar
 from npuenv.cli import install
 from npuenv.cli.bundle import command
 from npuenv.cli.common import Ui

@@ -79,13 +79,17 @@ def list_files(
             index = named_index(label, resolver.indexes[label], secret)
             ran = resolver.run(argv, env={"UV_DEFAULT_INDEX": index, **secret}, is_cut_off=True)
         else:
-            ran = resolver.run((*argv, "--no-index") if is_in_links and not _has_no_index(resolver) else argv)
+            has_no_index = "--no-index" in for_uv(resolver.settings).options
+            ran = resolver.run((*argv, "--no-index") if is_in_links and not has_no_index else argv)
         if ran.code != 0:
             why = deciding_line(ran.err)
             if ran.timed_out or is_out_of_reach(ran.err):
                 raise CannotTell(Message("lock.index-out-of-reach", {"why": why}), Message("lock.check-network"))
             raise NothingFits(Message("bundle.not-offered", {"why": why}), Message("bundle.not-offered-hint"))
-        return tuple(_listed(row, folder) for row in load_file(found).get("packages", ()))
+        return tuple(
+            Listed(canonicalize_name(row["name"]), row.get("version", ""), tuple(_offers(row, folder)))
+            for row in load_file(found).get("packages", ())
+        )
 
 
 def best(offers: Iterable[Offer], platform: Platform, sha256: Sequence[str] = ()) -> Offer | None:
@@ -100,10 +104,6 @@ def best(offers: Iterable[Offer], platform: Platform, sha256: Sequence[str] = ()
     if ranked:
         return max(ranked, key=lambda row: row[:2])[2]
     return next((offer for offer in allowed if not offer.is_wheel), None)
-
-
-def _has_no_index(resolver: Resolver) -> bool:
-    return "--no-index" in for_uv(resolver.settings).options
 
 
 def _rank(file: str, tags: frozenset[Tag]) -> tuple[int, int, int] | None:
@@ -121,10 +121,6 @@ def _rank_of_tag(tag: Tag) -> tuple[int, int, int]:
     found = re.match(r"manylinux_2_(\d+)_", tag.platform)
     glibc = int(found[1]) if found else _OLD_GLIBC.get(tag.platform.partition("_")[0], 0)
     return abi, python, glibc
-
-
-def _listed(row: Any, folder: Path) -> Listed:
-    return Listed(canonicalize_name(row["name"]), row.get("version", ""), tuple(_offers(row, folder)))
 
 
 def _offers(row: Any, folder: Path) -> Iterator[Offer]:

@@ -3,56 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-import shlex
 import stat
 import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import npuenv
-from npuenv.bundle.offline.fetch import failed_by_disk
-from npuenv.bundle.offline.self_package import BOOTSTRAP, pythons_of
+from npuenv.bundle.fetch import failed_by_disk
 from npuenv.core.errors import StepFailed
 from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    import jinja2
-
-    from npuenv.bundle.offline.self_package import Tool
-
-
-def install_script(tools: Sequence[Tool], *, python: str, archive: str) -> str:
-    """`install.sh`. `python`: the stack's, like "3.11"; `archive`: the path of one in the bundle, or ""."""
-    pythons = pythons_of(tools)
-    pip = next(tool.offer.file for tool in tools if tool.name == BOOTSTRAP)
-    return _template().render(
-        version=npuenv.__version__,
-        pip=pip,
-        pythons=", ".join(f"({version.replace('.', ', ')})" for version in pythons),
-        pythons_said=", ".join(pythons),
-        names=" ".join(f"python{version}" for version in reversed(pythons)),
-        python=python,
-        archive=archive,
-    )
-
-
-@functools.cache
-def _template() -> jinja2.Template:
-    import jinja2  # most commands fill no template
-
-    environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # shell, not HTML: `quote` is the escape here
-    )
-    environment.filters["quote"] = shlex.quote
-    return environment.from_string(Path(__file__).with_name("install.sh.j2").read_text(encoding="utf-8"))
+    from collections.abc import Callable, Iterator
 
 
 TIME = 315_532_800  # 1980-01-01: the earliest that zip knows too; a clock would change the bytes
@@ -103,13 +65,6 @@ def write_tar(
             part.unlink(missing_ok=True)
 
 
-def plain_member(name: str, size: int, mode: int) -> tarfile.TarInfo:
-    """The header of a file, without owner and time."""
-    info = tarfile.TarInfo(name)
-    info.size, info.mode, info.mtime = size, mode, TIME
-    return info
-
-
 def _ordered(folder: Path, first: tuple[str, ...], skip: frozenset[str]) -> Iterator[tuple[Path, str]]:
     found: dict[str, Path] = {}
     for location, folders, files in os.walk(folder):
@@ -125,7 +80,8 @@ def _ordered(folder: Path, first: tuple[str, ...], skip: frozenset[str]) -> Iter
 
 def _member(path: Path, name: str, folder: Path) -> tarfile.TarInfo:
     looked = path.lstat()
-    info = plain_member(name, 0, 0o777)
+    info = tarfile.TarInfo(name)  # without owner
+    info.mode, info.mtime = 0o777, TIME
     if stat.S_ISLNK(looked.st_mode):
         info.type, info.linkname = tarfile.SYMTYPE, os.readlink(path)
         inside = os.path.relpath(os.path.normpath(path.parent / info.linkname), folder)

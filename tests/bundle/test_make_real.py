@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.bundle.offline.make import BundleOptions, BundleRequest, gather, make_bundle
-from npuenv.bundle.offline.reader import open_bundle
-from npuenv.bundle.offline.sources import find_source
+from npuenv.bundle.make import BundleOptions, BundleRequest, gather, make_bundle
+from npuenv.bundle.reader import open_bundle
+from npuenv.bundle.sources import find_source
 from npuenv.core.errors import CannotTell
 from npuenv.facts.pip import pip_settings
 from npuenv.host.local import LocalHost

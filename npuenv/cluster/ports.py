@@ -1,8 +1,8 @@
 """Whether every node reaches the ports of every other one, with large packets too.
 
-All nodes listen and connect at the same time, for a few seconds; a port at which a service listens already is left to
-it. Up to `ALL_AT_MOST` nodes each one tries all others; of more, a few of them, so that each port is tried from several
-sides, and single broken links are not excluded. Only `probe_ports` reaches nodes; everything else is pure.
+All nodes listen and connect at the same time, for a few seconds; ports of running services are tested through these. Up
+to `ALL_AT_MOST` nodes each one tests all others; beyond that a few, so that every port is tested from several nodes but
+single broken links may be missed. Only `probe_ports` reaches nodes; everything else is pure.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from npuenv.cluster.consistency.findings import alone, and_blind, chain, finding, message
+from npuenv.cluster.consistency.findings import finding, join, message, too_few_nodes, with_unknown
 from npuenv.cluster.localize import PortFault, PortProbe, connected_groups, fewest, localize_port_faults
 from npuenv.cluster.nodeset import fold, fold_numbers
-from npuenv.cluster.transport import run_program
+from npuenv.cluster.parallel_ssh import run_program
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import Finding, Status
 from npuenv.facts.network import ports as hccl_ports
@@ -28,47 +28,46 @@ if TYPE_CHECKING:
 
     from npuenv.cluster.consistency.values import NodeIdentity
     from npuenv.cluster.inventory import Node
-    from npuenv.cluster.transport import Transport
+    from npuenv.cluster.parallel_ssh import Transport
     from npuenv.core.messages import Message
 
 ALL_AT_MOST = 32
 RAY = (6379, 8265, 10001)  # GCS, dashboard, client
 KNOCK_S = 8.0
-_PORTS_PER_S = 280.0  # how many connections a small machine opens in a second, with room to spare
-_ENOUGH_S = 4.0  # for two nodes to find each other: an attempt, and another one
-_START_S = 25.0  # to connect, and to say what came of it
+_PORTS_PER_S = 280.0  # connections that a small machine opens in a second, at least
+_ENOUGH_S = 4.0  # for two nodes to connect, with one retry
+_START_S = 25.0  # to reach the nodes, and to return the results
 _LINES_OF_A_PLACE = 6
-_LARGE = 0  # in the place of a port: a message of many bytes, see `npuenv.facts.target.knock`
+_LARGE = 0  # as a port: a message of many bytes, see `npuenv.facts.target.knock`
 _NO_ADDRESS = "ip -o addr: -"
 _SOURCE = "Ray, ports configuration; hicann/hccl user guide, HCCL_IF_BASE_PORT and HCCL_HOST_SOCKET_PORT_RANGE"
 _PACKETS_SOURCE = "ip(7), IP_PMTUDISC; RFC 2923, TCP problems with path MTU discovery"
 
 
 def usual_ports() -> tuple[int, ...]:
-    """The ports of Ray's head, and those of HCCL from its own base on and from the one that launch files set."""
+    """The ports of Ray's head, and HCCL's from its default base and from the base of launch files."""
     return ports_of([{}])
 
 
 def ports_of(sessions: Iterable[Mapping[str, str]]) -> tuple[int, ...]:
-    """The ports of Ray's head, and those of HCCL in these sessions, by their variables.
+    """The ports of Ray's head, and HCCL's by the variables of these sessions; the usual ones if a session sets none.
 
-    Where one names none: from HCCL's own base on, and from the one that launch files set. Of a session in which the
-    system gives them out, none: see `has_unfixed`.
+    None for a session with ports that the system chooses: see `has_dynamic_ports`.
     """
     found: set[int] = set()
     for session in sessions:
-        answers = hccl_ports.told(session)
-        found |= set(_usual() if answers is None else answers)
+        given = hccl_ports.told(session)
+        found |= set(_usual() if given is None else given)
     return (*RAY, *sorted(found - set(RAY)))
 
 
 def has_dynamic_ports(sessions: Iterable[Mapping[str, str]]) -> bool:
-    """Whether in some session HCCL's ports are not known before a run: nobody can try those."""
+    """Whether in some session the system chooses HCCL's ports, which cannot be probed."""
     return any(hccl_ports.told(session) == () for session in sessions)
 
 
 def sets_hccl_ports(session: Mapping[str, str]) -> bool:
-    """Whether a session says where HCCL's ports are."""
+    """Whether a session sets HCCL's ports."""
     return bool(session.get(hccl_ports.BASE) or session.get(hccl_ports.RANGE))
 
 
@@ -87,10 +86,11 @@ def probe_ports(
     absent: Mapping[str, str] | None = None,
     has_dynamic: bool = False,
 ) -> tuple[Finding, Finding]:
-    """The findings about ports and large packets between the identified nodes; `absent` says why others are missing.
-    `has_dynamic`: HCCL's ports are not among these, the system gives them out.
+    """The findings about ports and large packets between the identified nodes.
+
+    `absent`: why other nodes are missing. `has_dynamic`: the system chooses HCCL's ports.
     """
-    # Two names of one machine have the same ports, which only one of them can open: `agree.machines` names them.
+    # Of two names of one machine only one can open the ports: `agree.machines` names them.
     machines: dict[object, str] = {}
     for name, each in identities.items():
         machines.setdefault((each.boot, each.addresses) if each.boot else name, name)
@@ -99,7 +99,7 @@ def probe_ports(
     away = {**(absent or {}), **{node.name: _NO_ADDRESS for node in nodes if node not in present}}
     asked_ports = tuple(ports) or usual_ports()
     if len(present) < 2:
-        return alone("ports", away, _SOURCE), alone("packets", away, _PACKETS_SOURCE)
+        return too_few_nodes("ports", away, _SOURCE), too_few_nodes("packets", away, _PACKETS_SOURCE)
     plan = probe_schedule([node.name for node in present])
     callers = {name: sum(name in targets for targets in plan.values()) for name in plan}
     probe_s = KNOCK_S + len(present) * len(asked_ports) / _PORTS_PER_S
@@ -107,10 +107,10 @@ def probe_ports(
 
     def request(node: Node) -> dict[str, Any]:
         targets = {name: address_of(identities, name) for name in plan[node.name]}
-        said = {"me": node.name, "word": word, "ports": asked_ports, "targets": targets}
-        return {**said, "callers": callers[node.name], "limit_s": probe_s}
+        more = {"callers": callers[node.name], "limit_s": probe_s}
+        return {"me": node.name, "word": word, "ports": asked_ports, "targets": targets, **more}
 
-    # All at once: whoever waits for a place would not be there when the others connect.
+    # All at once: a node that waits would not listen when the others connect.
     rounds = run_program(
         present, "knock", request, limit_s=probe_s + _START_S, transport=transport, parallel=len(present)
     )
@@ -122,7 +122,7 @@ def probe_ports(
     found, large = judge(answers, plan, asked_ports, {**away, **silent}), packets(answers, {**away, **silent})
     if found.status is not Status.OK:
         return found, large
-    # A host has several networks, and what is open in one need not be in that of the training.
+    # A host may have several networks: state which one was tested.
     says = message(
         "ports-over", says=found.says, addresses=_shown([address_of(identities, node.name) for node in present])
     )
@@ -130,13 +130,13 @@ def probe_ports(
 
 
 def _shown(addresses: Iterable[str]) -> str:
-    """The addresses in short, public ones as stand-ins: they are printed and saved."""
+    """The addresses, folded, public ones as stand-ins: they are printed and saved."""
     redactor = Redactor()
     return fold(redactor.text(f"addr {address}").removeprefix("addr ") for address in addresses)
 
 
 def address_of(identities: Mapping[str, NodeIdentity], name: str) -> str:
-    """Where the others reach a node: the address by which we did, where that is its own; else its first one."""
+    """The address of a node for the others: that of the login if it is its own, else its first one."""
     if name not in identities:
         return ""
     each = identities[name]
@@ -144,7 +144,7 @@ def address_of(identities: Mapping[str, NodeIdentity], name: str) -> str:
 
 
 def probe_schedule(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The targets of each node: all others, or of many the ones 1, 2, 4 ... places further on in the circle."""
+    """The targets of each node: all others; for many nodes those at distances 1, 2, 4 ... on a circle."""
     count = len(names)
     steps: Sequence[int] = range(1, count)
     if count > ALL_AT_MOST:
@@ -158,41 +158,41 @@ def judge(
     ports: Sequence[int],
     silent: Mapping[str, str],
 ) -> Finding:
-    """The finding, from what each node reports of its own listening and connecting."""
+    """The finding about ports, from each node's report on its listening and connecting."""
     unopened = _unopened(answers)
     untried = _untried(answers, plan, ports)
     tried, why = _tried(answers, unopened)
     withdrawn = {probe for probe, outcome in why.items() if _is_withdrawn(answers, probe, outcome)}
     tried = {probe: arrived for probe, arrived in tried.items() if probe not in withdrawn}
-    # A node that began late, or was held up, has missed the others: neither of them is to blame.
-    missed = {probe for probe, arrived in tried.items() if not arrived and not _has_met(answers, probe)}
+    # Two nodes that were not active at the same time say nothing about the link.
+    missed = {probe for probe, arrived in tried.items() if not arrived and not _overlaps(answers, probe)}
     tried = {probe: arrived for probe, arrived in tried.items() if probe not in missed}
     late = _late(answers, missed)
     if not all(tried.values()):
         places = _places(tried)
         lines = [(probe.source, _line(probe, why[probe])) for _, failed in places for probe in failed]
         unseen = fold({*silent, *untried, *late})
-        says = and_blind(message("ports-closed", places=tuple(says for says, _ in places)), unseen)
+        says = with_unknown(message("ports-closed", places=tuple(says for says, _ in places)), unseen)
         return finding("ports", Status.FAIL, says, lines, source=_SOURCE, fix="ports", is_dangerous=True)
     open_ports = [port for port in ports if port not in {probe.port for probe in withdrawn}]
     if silent or unopened or missed or untried or not open_ports:
         lines = [(name, Evidence("python3 (knock)", line)) for name, line in silent.items()]
-        lines += [(name, Evidence(f"listen {port}", said)) for (name, port), said in unopened.items()]
+        lines += [(name, Evidence(f"listen {port}", why_not)) for (name, port), why_not in unopened.items()]
         lines += [(name, Evidence("python3 (knock)", f"began {by_s:.0f} s late")) for name, by_s in late.items()]
         lines += [(name, _line(probe, "no outcome")) for name, probe in untried.items()]
         lines += [(probe.source, _line(probe, why[probe])) for probe in withdrawn if not open_ports]
-        blind = {*silent, *untried, *(name for name, _ in unopened), *late}
-        blind |= {probe.target for probe in withdrawn if not open_ports}
-        said = _who_is_blind(blind, late)
-        others = {probe: arrived for probe, arrived in tried.items() if blind.isdisjoint(probe[:2])}
+        unknown = {*silent, *untried, *(name for name, _ in unopened), *late}
+        unknown |= {probe.target for probe in withdrawn if not open_ports}
+        says = _unknown_nodes(unknown, late)
+        others = {probe: arrived for probe, arrived in tried.items() if unknown.isdisjoint(probe[:2])}
         if others:
-            said = message("ports-open-else", says=said, elsewhere=_open(plan, others, open_ports))
-        return finding("ports", Status.UNKNOWN, said, lines, source=_SOURCE)
+            says = message("ports-open-else", says=says, elsewhere=_open(plan, others, open_ports))
+        return finding("ports", Status.UNKNOWN, says, lines, source=_SOURCE)
     return finding("ports", Status.OK, _open(plan, tried, open_ports), source=_SOURCE)
 
 
 def packets(answers: Mapping[str, Mapping[str, Any]], silent: Mapping[str, str]) -> Finding:
-    """The finding about large packets, on the links on which small ones arrived."""
+    """The finding about large packets, on links where small ones arrived."""
     outcomes = {
         PortProbe(source, target, _LARGE): each.get("large", {}).get(target)
         for source, each in answers.items()
@@ -208,7 +208,7 @@ def packets(answers: Mapping[str, Mapping[str, Any]], silent: Mapping[str, str])
             for _, lost in places
             for probe in lost
         ]
-        says = and_blind(message("packets-lost", places=tuple(says for says, _ in places)), fold(unseen))
+        says = with_unknown(message("packets-lost", places=tuple(says for says, _ in places)), fold(unseen))
         return finding("packets", Status.FAIL, says, lines, source=_PACKETS_SOURCE, fix="packets")
     if unseen:
         lines = [(name, Evidence("python3 (knock)", silent.get(name, "no outcome"))) for name in sorted(unseen)]
@@ -219,25 +219,25 @@ def packets(answers: Mapping[str, Mapping[str, Any]], silent: Mapping[str, str])
 
 
 def _open(plan: Mapping[str, Sequence[str]], tried: Mapping[PortProbe, bool], ports: Sequence[int]) -> Message:
-    """That all who take part in these attempts reach each other."""
+    """The sentence that all nodes of these attempts reach each other."""
     count = len({name for probe in tried for name in probe[:2]})
     is_whole = all(len(targets) == len(plan) - 1 for targets in plan.values())
     name = "ports-open" if is_whole else "ports-open-sampled"
     return message(name, count=count, ports=fold_numbers(ports), tried=len(tried))
 
 
-def _who_is_blind(blind: Collection[str], late: Mapping[str, float]) -> Message:
-    """The nodes of which nothing is known, those that were late with how late."""
-    others = set(blind) - late.keys()
+def _unknown_nodes(unknown: Collection[str], late: Mapping[str, float]) -> Message:
+    """The nodes without a result, and those that were late, with how late."""
+    others = set(unknown) - late.keys()
     parts = [message("blind", who=fold(others))] if others else []
     if late:
         args = {"who": fold(late), "seconds": f"{max(late.values()):.0f}"}
         parts.append(message("ports-late", **args))
-    return chain(parts)
+    return join(parts)
 
 
 def _late(answers: Mapping[str, Mapping[str, Any]], missed: Collection[PortProbe]) -> dict[str, float]:
-    """The fewest nodes whose absence explains these failed attempts, with the seconds by which they were late."""
+    """The fewest nodes whose lateness explains these attempts, with the seconds."""
     began = {name: each.get("ended", 0.0) - each.get("lasted", _ENOUGH_S) for name, each in answers.items()}
     explains: defaultdict[str, list[int]] = defaultdict(list)
     for at, probe in enumerate(missed):
@@ -250,7 +250,7 @@ def _late(answers: Mapping[str, Mapping[str, Any]], missed: Collection[PortProbe
 def _untried(
     answers: Mapping[str, Mapping[str, Any]], plan: Mapping[str, Sequence[str]], ports: Sequence[int]
 ) -> dict[str, PortProbe]:
-    """The nodes that did not come round to all that they were to try, each with the first attempt that is missing."""
+    """The nodes with missing attempts, each with the first of them."""
     found = {}
     for source, each in answers.items():
         reached = each.get("reached", {})
@@ -267,23 +267,22 @@ def _untried(
 
 
 def _unopened(answers: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, int], str]:
-    """The ports that a node could neither listen on nor finds taken, with the reason: nobody can judge those."""
+    """The ports that a node could not open, though they were free, with the reason."""
     return {
-        (name, int(port)): str(said)
+        (name, int(port)): str(state)
         for name, each in answers.items()
-        for port, said in each.get("listening", {}).items()
-        if said not in ("opened", "taken")
+        for port, state in each.get("listening", {}).items()
+        if state not in ("opened", "taken")
     }
 
 
 def _tried(
     answers: Mapping[str, Mapping[str, Any]], unopened: Mapping[tuple[str, int], str]
 ) -> tuple[dict[PortProbe, bool], dict[PortProbe, str]]:
-    """Each attempt with whether it arrived, and the last reason of those that did not.
+    """Each attempt with whether it arrived, and its outcome.
 
-    A node that said nothing may not have listened: what was tried there is left out. At a port that was opened for
-    this, only the word that comes back counts: something in between can take a connection too. Where the word came back
-    from another node, the address is not the one of the node that was meant.
+    Attempts at nodes without a report are left out: they may not have listened. At a port that the probe opened only
+    the node's own word counts, because a proxy may accept the connection, or another node may have the address.
     """
     arrived, why = {}, {}
     for source, each in answers.items():
@@ -301,13 +300,13 @@ def _tried(
 
 
 def _is_withdrawn(answers: Mapping[str, Mapping[str, Any]], probe: PortProbe, outcome: str) -> bool:
-    """Whether a service holds the port there and refuses: it may listen on loopback alone, which is no closed port."""
+    """Whether a service holds the port and refuses: it may listen on loopback only, so the port is not closed."""
     is_taken = answers[probe.target].get("listening", {}).get(str(probe.port)) == "taken"
     return is_taken and outcome == errno.errorcode[errno.ECONNREFUSED]
 
 
-def _has_met(answers: Mapping[str, Mapping[str, Any]], probe: PortProbe) -> bool:
-    """Whether both were there long enough at the same time, by when each one ended and how long it had been there."""
+def _overlaps(answers: Mapping[str, Mapping[str, Any]], probe: PortProbe) -> bool:
+    """Whether both nodes were active at the same time for long enough."""
     ends = [answers[name].get("ended", 0.0) for name in (probe.source, probe.target)]
     begins = [end - answers[name].get("lasted", _ENOUGH_S) for end, name in zip(ends, (probe.source, probe.target))]
     return bool(min(ends) - max(begins) >= _ENOUGH_S)
@@ -318,8 +317,8 @@ def _line(probe: PortProbe, why: str) -> Evidence:
 
 
 def _places(tried: Mapping[PortProbe, bool]) -> list[tuple[Message, list[PortProbe]]]:
-    """What explains the attempts that failed, in words, each with some that show it: groups of nodes between which
-    nothing gets through, then single culprits.
+    """The faults behind the failed attempts, each with some of them: groups of nodes without any connection between
+    them, then single faults.
     """
     groups = isolated_groups(tried)
     number = {name: at for at, group in enumerate(groups) for name in group}
@@ -332,7 +331,7 @@ def _places(tried: Mapping[PortProbe, bool]) -> list[tuple[Message, list[PortPro
 
 
 def _single(found: Sequence[PortFault], tried: Mapping[PortProbe, bool]) -> list[tuple[Message, list[PortProbe]]]:
-    """The culprits in words, those of one kind with the same ports together; each with attempts that show it."""
+    """The faults, those of one kind with the same ports together; each with some of its attempts."""
     groups: defaultdict[tuple[str, tuple[int, ...] | None], list[PortFault]] = defaultdict(list)
     for item in found:
         kinds = {(True, True): "way", (False, True): "target", (True, False): "source"}
@@ -359,9 +358,9 @@ def _place(kind: str, ports: tuple[int, ...] | None, sources: Iterable[str], tar
 
 
 def isolated_groups(tried: Mapping[PortProbe, bool]) -> list[set[str]]:
-    """The groups of nodes between which nothing arrived, whatever was tried; [] if there are no two.
+    """The groups of nodes without any connection between them; [] if there are fewer than two groups.
 
-    A node all by itself is no group: its own faults say more.
+    A single node is no group: its own faults are more precise.
     """
     names = (name for probe in tried for name in probe[:2])
     groups = [set(group) for group in connected_groups(names, working_links(tried, None))]
@@ -369,16 +368,16 @@ def isolated_groups(tried: Mapping[PortProbe, bool]) -> list[set[str]]:
 
 
 def working_links(tried: Mapping[PortProbe, bool], ports: Collection[int] | None) -> set[tuple[str, str]]:
-    """From which node to which one something arrived, at one of these ports; None: at any."""
+    """The links (source, target) on which an attempt arrived, at one of these ports; None: at any."""
     return {probe[:2] for probe, arrived in tried.items() if arrived and (ports is None or probe.port in ports)}
 
 
 def group_links(
     broken: Iterable[tuple[str, str]], working: Collection[tuple[str, str]]
 ) -> list[tuple[set[str], set[str]]]:
-    """Broken links (source, target) as few blocks of sources and targets: no source of one reaches any of its targets.
+    """Broken links (source, target) as few blocks of sources and targets without a working link between them.
 
-    Only those with an end in common come together: where not every link was tried, nothing is known between others.
+    Only links with a common end are joined: between others nothing may have been tested.
     Example: a-c, a-d, b-c, b-d -> [({a, b}, {c, d})]
     """
     rows: defaultdict[str, set[str]] = defaultdict(set)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from packaging.utils import canonicalize_name
 
-from npuenv.bundle.offline.listing import Offer, list_files
-from npuenv.bundle.offline.manifest import SourceRow
-from npuenv.bundle.offline.write import write_tar
+from npuenv.bundle.listing import Offer, list_files
+from npuenv.bundle.manifest import SourceRow
+from npuenv.bundle.write import write_tar
 from npuenv.core.errors import BadInput, CannotTell, NothingFits, StepFailed
 from npuenv.core.messages import Message
 from npuenv.facts.pip import for_uv, without_secrets
@@ -68,7 +68,14 @@ def find_sources(
     stack: Stack, resolver: Resolver, *, given: Mapping[str, str], left_out: frozenset[str]
 ) -> tuple[Found, ...]:
     """The origin of each of a stack's sources. Raises: CannotTell with all that cannot be found, together."""
-    results = [_sought(source, stack.platform, resolver, given, left_out) for source in stack.git_sources]
+
+    def sought(source: GitSource) -> Found | CannotTell:
+        try:
+            return find_source(source, stack.platform, resolver, given=given, left_out=left_out)
+        except CannotTell as error:
+            return error
+
+    results = [sought(source) for source in stack.git_sources]
     lacking = [each for each in results if isinstance(each, CannotTell)]
     if len(lacking) == 1:
         raise lacking[0]
@@ -78,16 +85,6 @@ def find_sources(
         hint = Message("bundle.no-sources-hint", {"options": options})
         raise CannotTell(Message("bundle.no-sources", {"sources": rows}), hint)
     return tuple(each for each in results if isinstance(each, Found))
-
-
-def _sought(
-    source: GitSource, platform: Platform, resolver: Resolver, given: Mapping[str, str], left_out: frozenset[str]
-) -> Found | CannotTell:
-    """The result or error of `find_source`, so that one missing source does not hide the others."""
-    try:
-        return find_source(source, platform, resolver, given=given, left_out=left_out)
-    except CannotTell as error:
-        return error
 
 
 def find_source(

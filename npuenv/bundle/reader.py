@@ -1,6 +1,7 @@
-"""Opens a bundle on its target: every byte is compared with the manifest before any of it is used.
+"""Opens a bundle on its target, and checks whether it matches the request and the tables of this npuenv.
 
-`open_bundle` returns the parts. An archive is unpacked for the duration of the block; a folder is used in place.
+`open_bundle` compares every file with the manifest before any of it is used. An archive is unpacked for the duration of
+the block; a folder is used in place.
 """
 
 from __future__ import annotations
@@ -11,20 +12,28 @@ import stat
 import tarfile
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from npuenv.bundle.offline.fetch import failed_by_disk
-from npuenv.bundle.offline.manifest import MANIFEST, MAX_MANIFEST, FileRow, Manifest, mode_of, parse_manifest
-from npuenv.bundle.offline.write import plain_member
+from npuenv.bundle.fetch import failed_by_disk
+from npuenv.bundle.manifest import MANIFEST, MAX_MANIFEST, FileRow, Manifest, mode_of, parse_manifest
+from npuenv.core import versions
 from npuenv.core.errors import BadInput, StepFailed
 from npuenv.core.messages import Message
 from npuenv.lock.file import Lock, read_lock
-from npuenv.resolve.types import Request
+from npuenv.lock.store import answers
+from npuenv.resolve import resolve
+from npuenv.resolve.names import checked
+from npuenv.resolve.release_stacks import recipe_named
+from npuenv.resolve.types import Request, Stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from npuenv.lock.file import Lock
+    from npuenv.matrix import Matrix
+
 
 _CHUNK = 1 << 20
 
@@ -109,7 +118,7 @@ def _checked_folder(location: Path, tell: Callable[[int, int], None] | None) -> 
         raise _refused(location, Message("bundle.no-manifest", {"name": MANIFEST}))
     try:
         with (location / MANIFEST).open("rb") as file:
-            manifest = parse_manifest(_head(file), str(location))
+            manifest = parse_manifest(file.read(MAX_MANIFEST + 1), str(location))
         rows = {row.path: row for row in manifest.files}
         for found in _entries(location):
             if found not in rows and found != MANIFEST:
@@ -135,11 +144,9 @@ def _check_file(location: Path, row: FileRow) -> None:
     # A link may lead to a file that changes after it was compared.
     if not stat.S_ISREG(looked.st_mode) or os.path.realpath(path) != os.path.join(os.path.realpath(location), row.path):
         raise _refused(location, Message("bundle.no-plain-file", {"file": row.path}))
-    if looked.st_size != row.size:
-        args = {"file": row.path, "expected": row.size, "found": looked.st_size}
-        raise _refused(location, Message("bundle.other-size", args))
+    _require_size(location, row, looked.st_size)
     with path.open("rb") as content:
-        _require_hash(location, row, _pour(content, None, row))
+        _check_content(location, row, content)
 
 
 def _entries(location: Path) -> Iterator[str]:
@@ -156,25 +163,30 @@ def _raise(error: OSError) -> None:
 def _unpacked(path: Path, root: Path, tell: Callable[[int, int], None] | None) -> Manifest:
     """The manifest of an archive whose files are now in `root`. Its first member must be the manifest."""
     try:
-        with tarfile.open(path, "r:") as archive, path.open("rb") as raw:
+        with tarfile.open(path, "r:") as archive:
             first = archive.next()
-            manifest = _manifest_of(archive, first, path)
-            assert first is not None
-            (root / MANIFEST).write_bytes(_content(archive, first).read())
-            end = _end_of(first, raw, 0, path, mode=0o644)
-            top, rows, done = first.name.partition("/")[0], {row.path: row for row in manifest.files}, 0
+            parts = first.name.split("/") if first else []
+            if first is None or not first.isreg() or parts[1:] != [MANIFEST] or first.size > MAX_MANIFEST:
+                raise _refused(path, Message("bundle.no-manifest", {"name": MANIFEST}))
+            data = _content(archive, first).read()
+            manifest = parse_manifest(data, str(path))
+            (root / MANIFEST).write_bytes(data)
+            rows, done = {f"{parts[0]}/{row.path}": row for row in manifest.files}, 0
             while (member := archive.next()) is not None:
-                row = rows.pop(member.name.removeprefix(f"{top}/"), None)
-                if row is None or not member.isreg() or not member.name.startswith(f"{top}/"):
+                row = rows.pop(member.name, None)
+                if row is None or not member.isreg():
                     raise _refused(path, Message("bundle.extra-file", {"file": member.name[:200]}))
-                _unpack(archive, member, row, root / row.path, path)
-                end = _end_of(member, raw, end, path, mode=mode_of(row))
+                _require_size(path, row, member.size)
+                target = root / row.path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with target.open("xb") as file:
+                    _check_content(path, row, _content(archive, member), file)
+                target.chmod(mode_of(row))
                 done += row.size
                 if tell:
                     tell(done, manifest.size)
             if rows:
-                raise _refused(path, Message("bundle.missing-file", {"file": min(rows)}))
-            _require_end(raw, end, path)
+                raise _refused(path, Message("bundle.missing-file", {"file": min(rows).partition("/")[2]}))
     except (tarfile.TarError, EOFError) as error:
         raise _refused(path, Message("bundle.broken-archive", {"why": str(error)[:200]})) from error
     except OSError as error:
@@ -185,71 +197,78 @@ def _unpacked(path: Path, root: Path, tell: Callable[[int, int], None] | None) -
     return manifest
 
 
-def _manifest_of(archive: tarfile.TarFile, first: tarfile.TarInfo | None, path: Path) -> Manifest:
-    parts = first.name.split("/") if first else []
-    if first is None or not first.isreg() or parts[1:] != [MANIFEST] or first.size > MAX_MANIFEST:
-        raise _refused(path, Message("bundle.no-manifest", {"name": MANIFEST}))
-    return parse_manifest(_content(archive, first).read(), str(path))
-
-
-def _unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, row: FileRow, target: Path, path: Path) -> None:
-    if member.size != row.size:
-        args = {"file": row.path, "expected": row.size, "found": member.size}
-        raise _refused(path, Message("bundle.other-size", args))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("xb") as file:
-        _require_hash(path, row, _pour(_content(archive, member), file, row))
-    target.chmod(mode_of(row))
-
-
-def _end_of(member: tarfile.TarInfo, raw: IO[bytes], start: int, path: Path, *, mode: int) -> int:
-    """The end of a member's last block. Its header and padding must be exactly as they are written."""
-    wanted = plain_member(member.name, member.size, mode).tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
-    raw.seek(start)
-    is_same = member.offset_data == start + len(wanted) and raw.read(len(wanted)) == wanted
-    data_end = member.offset_data + member.size
-    end = -(-data_end // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
-    raw.seek(data_end)
-    if not is_same or raw.read(end - data_end) != bytes(end - data_end):
-        raise _refused(path, Message("bundle.other-header", {"file": member.name[:200]}))
-    return end
-
-
-def _require_end(raw: IO[bytes], end: int, path: Path) -> None:
-    """Requires that the last member is followed by the zeros that end an archive, and nothing else."""
-    raw.seek(end)
-    padded = -(-(end + 2 * tarfile.BLOCKSIZE) // tarfile.RECORDSIZE) * tarfile.RECORDSIZE
-    if raw.read(padded - end + 1) != bytes(padded - end):
-        raise _refused(path, Message("bundle.after-the-end"))
-
-
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
     content = archive.extractfile(member)
     assert content is not None  # a regular file has content
     return content
 
 
-def _pour(content: IO[bytes], target: IO[bytes] | None, row: FileRow) -> str:
-    """The sha256 of the content, reading at most one byte more than the row's size; copies it to `target`, if any."""
+def _require_size(location: Path, row: FileRow, found: int) -> None:
+    if found != row.size:
+        args = {"file": row.path, "expected": row.size, "found": found}
+        raise _refused(location, Message("bundle.other-size", args))
+
+
+def _check_content(location: Path, row: FileRow, content: IO[bytes], target: IO[bytes] | None = None) -> None:
+    """Raises BadInput for content with another hash than the row's; copies it to `target`, if any."""
     digest, left = hashlib.sha256(), row.size + 1
     while left > 0 and (piece := content.read(min(_CHUNK, left))):
         left -= len(piece)
         digest.update(piece)
         if target:
             target.write(piece)
-    return digest.hexdigest()
-
-
-def _require_hash(location: Path, row: FileRow, found: str) -> None:
-    if found != row.sha256:
-        args = {"file": row.path, "expected": row.sha256, "found": found}
+    if digest.hexdigest() != row.sha256:
+        args = {"file": row.path, "expected": row.sha256, "found": digest.hexdigest()}
         raise _refused(location, Message("bundle.other-hash", args))
-
-
-def _head(file: IO[bytes]) -> bytes:
-    return file.read(MAX_MANIFEST + 1)
 
 
 def _refused(location: Path, what: Message) -> BadInput:
     args = {"path": str(location), "what": what}
     return BadInput(Message("bundle.no-bundle", args), Message("bundle.no-bundle-hint"))
+
+
+def as_bundled(bundle: Bundle) -> Request:
+    """The request for exactly the stack of the bundle, independent of today's tables."""
+    return replace(bundle.request, stack=bundle.stack, framework=None, release=None)
+
+
+def require_known(bundle: Bundle, matrix: Matrix) -> None:
+    """Raises BadInput if the tables of this npuenv give the stack other versions than the bundle holds.
+
+    The bundle's `install.sh` runs the npuenv that made it.
+    """
+    try:
+        found = resolve(as_bundled(bundle), matrix)
+    except BadInput:  # a name that the tables no longer have
+        found = None
+    if not (isinstance(found, Stack) and answers(bundle.lock, found)):
+        args = {"stack": bundle.stack, "npuenv": bundle.manifest.npuenv}
+        raise BadInput(Message("bundle.other-tables", args), Message("bundle.other-tables-hint"))
+
+
+def require_matching(requested: Request, bundle: Bundle, stack: Stack, matrix: Matrix) -> None:
+    """Raises BadInput if the options beside the bundle do not match its content, or do not exist."""
+    expected = checked(replace(requested, stack=requested.stack or bundle.stack), matrix)
+    recipe = recipe_named(stack.name, matrix)
+    cann = stack.pin("cann")
+    pairs = {
+        "STACK": (expected.stack, stack.name),
+        "--for": (expected.framework, stack.framework),
+        "--for ...==": (expected.release, recipe.release if recipe else None),
+        "--arch": (expected.arch, stack.platform.arch),
+        "--python": (expected.python, stack.platform.python),
+        "--hardware": (expected.hardware, stack.platform.hardware),
+        "--os": (expected.os, stack.platform.os),
+        "--as-of": (expected.as_of, bundle.request.as_of),
+        "--newest": ("on" if expected.is_newest else None, "on" if bundle.request.is_newest else None),
+    }
+    other = {option: wanted for option, (wanted, held) in pairs.items() if wanted is not None and wanted != held}
+    if expected.cann and not (cann and versions.cann(expected.cann) == versions.cann(cann.version)):
+        other["--cann"] = expected.cann
+    for name, version in expected.pins.items():
+        package = bundle.lock.package(name)
+        if package is None or not versions.accepts(f"=={version}", package.version):
+            other[f"--pin {name}=="] = version
+    for option, wanted in other.items():
+        args = {"option": option, "wanted": wanted, "stack": stack.name, "platform": stack.platform.tag}
+        raise BadInput(Message("install.bundle-other", args), Message("install.bundle-other-hint"))

@@ -11,7 +11,6 @@ import errno
 import os
 import re
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,14 +24,13 @@ from npuenv.host.hashing import sha256_of
 from npuenv.index.fetch import Bounds, Fetch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
     from npuenv.facts.pip import PipSettings
 
 THREADS = 4
 _CHUNK = 256 * 1024
-_SAMPLE = 2 * 1024**2  # bytes for measuring the speed of a connection before the user confirms
 _PLAIN = {"Accept-Encoding": "identity"}  # sizes and ranges count the bytes of the file itself
 _ROUND_S = 0.5  # maximum delay until an interrupt is noticed
 _ATTEMPTS = 5  # consecutive failures without a byte; a byte resets the count
@@ -58,33 +56,20 @@ class DownloadProgress:
     file: str = ""
 
 
-def with_sizes(wanted: Sequence[Download], settings: PipSettings) -> tuple[Download, ...]:
+def with_sizes(downloads: Sequence[Download], settings: PipSettings) -> tuple[Download, ...]:
     """The same files with their sizes; if the index did not state one, the server is queried."""
     with ThreadPoolExecutor(THREADS) as pool:
-        sizes = pool.map(lambda item: item.size or _remote_size(item.url, settings), wanted)
-        return tuple(replace(item, size=size) for item, size in zip(wanted, sizes, strict=True))
+        sizes = pool.map(lambda item: item.size or _remote_size(item.url, settings), downloads)
+        return tuple(replace(item, size=size) for item, size in zip(downloads, sizes, strict=True))
 
 
-def bytes_per_second(wanted: Sequence[Download], settings: PipSettings) -> float:
-    """The speed of the connection, from the beginning of the largest remote file; 0.0 if no file is remote."""
-    remote = [item for item in wanted if local_folder(item.url) is None]
-    if not remote:
-        return 0.0
-    largest = max(remote, key=lambda item: item.size)
-    last = max(1, min(_SAMPLE, largest.size)) - 1
-    with _Loading(settings) as loading:
-        begun = time.monotonic()
-        used = loading.sample(largest.url, last)
-    return used / max(time.monotonic() - begun, 1e-3)
-
-
-def still_to_fetch(wanted: Sequence[Download], folder: Path) -> int:
+def still_to_fetch(downloads: Sequence[Download], folder: Path) -> int:
     """The bytes left to fetch, without files from an earlier run. Compares nothing."""
-    return sum(max(0, item.size - _size_of(folder, item.path)) for item in wanted)
+    return sum(max(0, item.size - _size_of(folder, item.path)) for item in downloads)
 
 
 def fetch_all(
-    wanted: Sequence[Download],
+    downloads: Sequence[Download],
     folder: Path,
     settings: PipSettings,
     *,
@@ -96,9 +81,9 @@ def fetch_all(
     `pause_s`: before the second attempt at a file; doubled each time. Raises: StepFailed for a file that cannot be
     fetched or has another hash, or for a full disk. Partial downloads stay for the next run.
     """
-    run = _Run(folder, settings, tell, sum(item.size for item in wanted), pause_s)
+    run = _Run(folder, settings, tell, sum(item.size for item in downloads), pause_s)
     # The largest first: one of them alone at the end would leave three threads idle.
-    ordered = sorted(wanted, key=lambda item: (-item.size, item.path))
+    ordered = sorted(downloads, key=lambda item: (-item.size, item.path))
     ended: SimpleQueue[Future[None]] = SimpleQueue()
     with ThreadPoolExecutor(THREADS) as pool:
         try:
@@ -247,21 +232,6 @@ class _Loading(Fetch):
         except requests.exceptions.RequestException:
             return 0
 
-    def sample(self, url: str, last: int) -> int:
-        """The number of bytes received of the first `last` + 1 ones; 0 for none."""
-        import requests
-        import urllib3
-
-        used = 0
-        try:
-            headers = {**_PLAIN, "Range": f"bytes=0-{last}"}
-            with self._session.get(url, headers=headers, stream=True, **self._options) as response:
-                while response.ok and used <= last and (piece := response.raw.read1(_CHUNK, decode_content=False)):
-                    used += len(piece)
-        except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError):  # as in `size`
-            return 0
-        return used
-
     def append(self, url: str, part: Path, run: _Run) -> None:
         """Appends the rest of a file to `part`. Raises: _Cut, and StepFailed if there is no such file."""
         import requests
@@ -275,7 +245,11 @@ class _Loading(Fetch):
                 if start != have:  # the server ignores ranges
                     run.count(-have)
                 with part.open("ab" if start else "wb") as target:
-                    for piece in _pieces(response, run):
+                    is_complete = response.status_code == 416
+                    while not (is_complete or run.stopped.is_set()):
+                        piece = response.raw.read1(_CHUNK, decode_content=False)
+                        if not piece:
+                            break
                         target.write(piece)
                         run.count(len(piece))
         except (
@@ -305,13 +279,6 @@ def _span(response: Any, have: int, url: str) -> tuple[int, int]:
         return have, int(content_range[2]) if content_range[2].isdigit() else 0
     length = str(response.headers.get("Content-Length", ""))
     return 0, int(length) if length.isdigit() else 0
-
-
-def _pieces(response: Any, run: _Run) -> Iterator[bytes]:
-    if response.status_code == 416:
-        return
-    while not run.stopped.is_set() and (piece := response.raw.read1(_CHUNK, decode_content=False)):
-        yield piece
 
 
 def _not_coming(item: Download, why: str) -> StepFailed:

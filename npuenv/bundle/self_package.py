@@ -21,12 +21,14 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import npuenv
-from npuenv.bundle.offline.fetch import THREADS
-from npuenv.bundle.offline.listing import Offer, best, list_files
+from npuenv.bundle.fetch import THREADS
+from npuenv.bundle.listing import Offer, best, list_files
+from npuenv.bundle.zipapp import add_member
 from npuenv.core.errors import NothingFits, StepFailed
 from npuenv.core.messages import Message
 from npuenv.core.toml_input import load_file
 from npuenv.lock.store import shipped_folder
+from npuenv.render.template import fill
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
 MINORS = range(10, 15)  # Pythons 3.X that npuenv runs on
 PACKAGES = ("npuenv", "trainer")
 BOOTSTRAP = "pip"  # the target's Python may have no pip; a wheel of pip can be run without installation
-_TIME = (1980, 1, 1, 0, 0, 0)  # as in write.TIME
 _LEFT_OUT = ("__pycache__", ".pyc", ".pyo")
 _ENTRY_POINTS = "[console_scripts]\nnpuenv = npuenv.cli:main\n"
 _WHEEL = "Wheel-Version: 1.0\nGenerator: npuenv\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -73,9 +74,9 @@ def own_wheel() -> tuple[str, bytes]:
         for name, data in sorted(_members(stem)):
             digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
             rows.append(f"{name},sha256={digest},{len(data)}")
-            _add(archive, name, data)
+            add_member(archive, name, data)
         record = f"{stem}.dist-info/RECORD"
-        _add(archive, record, ("\n".join([*rows, f"{record},,"]) + "\n").encode())
+        add_member(archive, record, ("\n".join([*rows, f"{record},,"]) + "\n").encode())
     return f"{stem}-py3-none-any.whl", buffer.getvalue()
 
 
@@ -202,8 +203,16 @@ def _project_file() -> Path | None:
     return path if is_ours else None
 
 
-def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
-    info = zipfile.ZipInfo(name, _TIME)
-    info.compress_type = zipfile.ZIP_DEFLATED
-    info.external_attr = 0o644 << 16
-    archive.writestr(info, data)
+def install_script(tools: Sequence[Tool], *, python: str, archive: str) -> str:
+    """`install.sh`. `python`: the stack's, like "3.11"; `archive`: the path of one in the bundle, or ""."""
+    pythons = pythons_of(tools)
+    return fill(
+        "install.sh.j2",
+        version=npuenv.__version__,
+        pip=next(tool.offer.file for tool in tools if tool.name == BOOTSTRAP),
+        pythons=", ".join(f"({version.replace('.', ', ')})" for version in pythons),
+        pythons_said=", ".join(pythons),
+        names=" ".join(f"python{version}" for version in reversed(pythons)),
+        python=python,
+        archive=archive,
+    )

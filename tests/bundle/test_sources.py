@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.bundle.offline import user_files as needed
-from npuenv.bundle.offline.make import check_room, make_bundle
-from npuenv.bundle.offline.reader import open_bundle
-from npuenv.bundle.offline.sources import check_sources
-from npuenv.bundle.offline.user_files import check_cann_files, check_python_archive, find_needed
-from npuenv.bundle.offline.write import write_tar
+from npuenv.bundle import user_files as needed
+from npuenv.bundle.make import check_room, make_bundle
+from npuenv.bundle.reader import open_bundle
+from npuenv.bundle.sources import check_sources
+from npuenv.bundle.user_files import check_cann_files, check_python_archive, find_needed
+from npuenv.bundle.write import write_tar
 from npuenv.core.errors import BadInput, CannotTell, NothingFits, StepFailed
 from npuenv.core.messages import say
 from npuenv.install.plan.cann_files import expected_names
@@ -344,7 +344,8 @@ def test_files_the_user_adds_are_part_of_the_bundle(shop: Shop, tmp_path: Path) 
 def test_too_small_a_disk_is_told_before_anything_is_fetched(shop: Shop, tmp_path: Path) -> None:
     contents = shop.gather()
     check_room(contents, tmp_path / "deep/er/out")
-    huge = replace(contents, items=tuple(item.of_size(1 << 50) for item in contents.items))
+    items = (replace(item, download=replace(item.download, size=1 << 50)) for item in contents.items)
+    huge = replace(contents, items=tuple(items))
     with pytest.raises(BadInput) as caught:
         check_room(huge, tmp_path / "out.tar")
     assert "MiB free" in say(caught.value.message)

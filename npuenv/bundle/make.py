@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import shutil
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import npuenv
+from npuenv.bundle import self_package as own
 from npuenv.bundle import zipapp
-from npuenv.bundle.offline import self_package as own
-from npuenv.bundle.offline.backends import find_backends
-from npuenv.bundle.offline.contents import Item, lock_items, source_item, tool_items
-from npuenv.bundle.offline.fetch import (
+from npuenv.bundle.contents import Item, find_backends, lock_items, source_item, tool_items
+from npuenv.bundle.fetch import (
     Download,
     DownloadProgress,
     failed_by_disk,
@@ -23,10 +21,10 @@ from npuenv.bundle.offline.fetch import (
     still_to_fetch,
     with_sizes,
 )
-from npuenv.bundle.offline.manifest import MANIFEST, FileRow, Manifest, manifest_text, mode_of, request_values
-from npuenv.bundle.offline.sources import find_sources, pack_source
-from npuenv.bundle.offline.user_files import find_needed
-from npuenv.bundle.offline.write import install_script, settle, write_tar
+from npuenv.bundle.manifest import MANIFEST, FileRow, Manifest, manifest_text, mode_of, request_values
+from npuenv.bundle.sources import find_sources, pack_source
+from npuenv.bundle.user_files import find_needed
+from npuenv.bundle.write import settle, write_tar
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.host.hashing import sha256_of
@@ -36,8 +34,8 @@ from npuenv.lock.request import LockedRequest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from npuenv.bundle.offline.manifest import Needed
-    from npuenv.bundle.offline.sources import Found
+    from npuenv.bundle.manifest import Needed
+    from npuenv.bundle.sources import Found
     from npuenv.lock.file import Lock
     from npuenv.lock.uv import Resolver
     from npuenv.matrix import Matrix
@@ -92,13 +90,13 @@ class Contents:
     needed: tuple[Needed, ...]
 
     @property
-    def wanted(self) -> tuple[Download, ...]:
-        return tuple(item.wanted for item in self.items)
+    def downloads(self) -> tuple[Download, ...]:
+        return tuple(item.download for item in self.items)
 
     @property
     def fetched(self) -> int:
         """Bytes from indexes."""
-        return sum(item.wanted.size for item in self.items)
+        return sum(item.download.size for item in self.items)
 
     @property
     def copied(self) -> int:
@@ -123,7 +121,7 @@ def gather(request: BundleRequest, matrix: Matrix) -> Contents:
     items += find_backends(items, lock, platform, resolver)
     tools = own.find_tools(platform, resolver)
     items += tool_items(tools)
-    sized = with_sizes([item.wanted for item in items], resolver.settings)
+    sized = with_sizes([item.download for item in items], resolver.settings)
     needed = find_needed(
         stack,
         matrix,
@@ -131,9 +129,8 @@ def gather(request: BundleRequest, matrix: Matrix) -> Contents:
         has_python=options.python_archive is not None,
         left_out=[row.source.name for row in sources if row.origin == "left-out"],
     )
-    return Contents(
-        request, tuple(item.of_size(one.size) for item, one in zip(items, sized, strict=True)), tools, sources, needed
-    )
+    items = [replace(item, download=download) for item, download in zip(items, sized, strict=True)]
+    return Contents(request, tuple(items), tools, sources, needed)
 
 
 def check_place(out: Path) -> None:
@@ -158,11 +155,11 @@ def check_room(contents: Contents, out: Path) -> None:
         location = location.parent
     free = shutil.disk_usage(location).free
     total = contents.fetched + contents.copied + _SPARE
-    wanted = (
-        still_to_fetch(contents.wanted, staging(out)) + contents.copied + _SPARE + (total if is_archive(out) else 0)
+    needed = (
+        still_to_fetch(contents.downloads, staging(out)) + contents.copied + _SPARE + (total if is_archive(out) else 0)
     )
-    if free < wanted:
-        args = {"path": str(location), "free": free >> 20, "wanted": wanted >> 20}
+    if free < needed:
+        args = {"path": str(location), "free": free >> 20, "wanted": needed >> 20}
         raise BadInput(Message("bundle.no-room", args), Message("bundle.disk-full-hint"))
 
 
@@ -174,8 +171,8 @@ def make_bundle(contents: Contents, out: Path, *, tell: Callable[[DownloadProgre
     folder, resolver = staging(out), contents.request.resolver
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        fetch_all(contents.wanted, folder, resolver.settings, tell=tell)
-        rows = [_row(folder, item.wanted.path, item.kind, item.name, item.version) for item in contents.items]
+        fetch_all(contents.downloads, folder, resolver.settings, tell=tell)
+        rows = [_row(folder, item.download.path, item.kind, item.name, item.version) for item in contents.items]
         rows += _packed(contents, folder, resolver)
         rows += _copied(contents.request.options, folder)
         rows += _own_files(contents, folder, {row.path: row.sha256 for row in rows})
@@ -243,16 +240,11 @@ def _own_files(contents: Contents, folder: Path, digests: Mapping[str, str]) -> 
     listing = "".join(f"{digest}  tools/{file}\n" for file, digest in sorted(sums.items()))
     rows.append(_put(folder, "tools/SHA256SUMS", listing.encode(), "tool"))
     rows.append(_put(folder, _lock_path(request.lock), write_lock(request.lock).encode(), "lock"))
-    rows.append(_put(folder, "npuenv-doctor.pyz", _doctor(), "program"))
+    rows.append(_put(folder, "npuenv-doctor.pyz", zipapp.content(), "program"))
     archive = f"python/{request.options.python_archive.name}" if request.options.python_archive else ""
-    script = install_script(contents.tools, python=request.stack.platform.python, archive=archive)
+    script = own.install_script(contents.tools, python=request.stack.platform.python, archive=archive)
     rows.append(_put(folder, "install.sh", script.encode(), "program"))
     return rows
-
-
-@functools.cache
-def _doctor() -> bytes:
-    return zipapp.content()
 
 
 def _manifest(contents: Contents, rows: list[FileRow]) -> Manifest:
