@@ -34,7 +34,7 @@ FLOORS = {
     ),
     "trainer": (
         {"children"},
-        {"types", "settings", "device", "launch", "shards"},
+        {"types", "device", "launch", "shards"},
         {"sections"},
         {"algorithms", "overrides", "distributed", "weights"},
         {"config", "interrupt"},

@@ -344,7 +344,7 @@ def _train(run: Running, device: torch.device, world: World) -> None:
     _head(run, config, device, world, more)
     num_validated = None
     with closing(trainer), arithmetic(config.run.fault):
-        probes.ask(trainer, config, records, progress)
+        probes.run_probes(trainer, config, records, progress)
         if point is not None:
             trainer.restore(_goes_on(run, point, config))
             num_validated = run.continued.num_validated if run.continued is not None else None

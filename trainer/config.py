@@ -18,6 +18,7 @@ from trainer.sections import (
     SECTIONS,
     SETTINGS,
     Algorithm,
+    BadSetting,
     Cards,
     Model,
     Noise,
@@ -26,9 +27,11 @@ from trainer.sections import (
     Questions,
     Run,
     Sampler,
+    limits,
+    shown,
     unread,
+    value_of,
 )
-from trainer.settings import BadSetting, limits, shown, value_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.engines.generator_client import Order
-    from trainer.engines.shared import Place
+    from trainer.engines.process import Place
     from trainer.weights import Bucket, Entry
 
 HEADER = struct.Struct(">Q")
@@ -102,7 +102,7 @@ def _bucket(
     """The bucket with its memory: mapped and cached if it is shared, else as it was sent."""
     import torch
 
-    from trainer.engines.shared import look
+    from trainer.engines.process import look
     from trainer.weights import Bucket
 
     if place is not None:

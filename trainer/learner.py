@@ -14,12 +14,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from trainer.algorithms.advantages import Advantages, Scores, advantages
-from trainer.algorithms.aggregation import Totals, aggregate, count, masked_sum
+from trainer.algorithms.advantages import Advantages, Scores, Settings
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.correction import MAXIMA, Correction, Spread, correction, shares, spread
-from trainer.algorithms.kl import controller, divergence
-from trainer.algorithms.losses import Clip, policy_loss
+from trainer.algorithms.estimators import ESTIMATORS
+from trainer.algorithms.losses import (
+    Clip,
+    Totals,
+    adapted_kl_coef,
+    aggregate,
+    count,
+    divergence,
+    masked_sum,
+    policy_loss,
+)
 from trainer.algorithms.optimizer import Optimizer, copy_into, learning_rate
 from trainer.algorithms.packing import select
 from trainer.distributed import World
@@ -125,9 +133,8 @@ class Learner:
         self._convention, self._longest_answer = CONVENTIONS[algorithm.convention], longest_answer
         fixed = self._convention.gspo_aggregation if algorithm.loss == "gspo" else None
         self._policy_mode = fixed or algorithm.aggregation
-        self._kl = controller(
-            algorithm.kl_controller, coef=algorithm.kl_coef, target=algorithm.kl_target, horizon=algorithm.kl_horizon
-        )
+        self._estimator = ESTIMATORS[algorithm.estimator]
+        self._kl_coef = algorithm.kl_coef  # changes if the controller is adaptive
         self._generator = torch.Generator().manual_seed(seed)
 
     @property
@@ -220,9 +227,10 @@ class Learner:
             values_BT=self.critic.values(batch) if self.critic is not None else None,
         )
 
+    @torch.no_grad()
     def compute_advantages(self, batch: Batch, logprobs: LogProbs) -> StepAdvantages:
         """Advantages of every token, from the rewards and the outputs of a critic or the reference."""
-        algorithm, coef, rewards_B = self._config.algorithm, self._kl.coef, batch.rewards_B
+        algorithm, coef, rewards_B = self._config.algorithm, self._kl_coef, batch.rewards_B
         token_rewards_BT = torch.zeros_like(batch.sampler_logprobs_BT)
         # An episode may end with an observation: the reward is on the last token of the model.
         places_T = torch.arange(batch.mask_BT.shape[1], device=batch.mask_BT.device)
@@ -238,17 +246,14 @@ class Learner:
             sums = self._world.all_reduce_sum(
                 torch.stack([kl_BT.sum().double(), batch.mask_BT.sum().double(), num_rows])
             ).tolist()
-            self._kl.update(sums[0] / max(sums[1], 1.0), round(sums[2]))
+            if algorithm.kl_controller == "adaptive":
+                kl, num_rows_of_all = sums[0] / max(sums[1], 1.0), round(sums[2])
+                self._kl_coef = adapted_kl_coef(
+                    coef, kl, num_rows_of_all, target=algorithm.kl_target, horizon=algorithm.kl_horizon
+                )
         scores = Scores(token_rewards_BT, batch.mask_BT, batch.lengths_B, batch.prompt_of_B, logprobs.values_BT)
-        found = advantages(
-            algorithm.estimator,
-            scores,
-            self._convention,
-            scale_by_std=algorithm.scale_by_std,
-            gamma=algorithm.gamma,
-            lam=algorithm.lam,
-            add=self._world.all_reduce_sum,
-        )
+        settings = Settings(algorithm.scale_by_std, algorithm.gamma, algorithm.lam, self._world.all_reduce_sum)
+        found = self._estimator(scores, self._convention, settings=settings)
         return StepAdvantages(found.advantages_BT, found.returns_BT, rewards_B, coef)
 
     def update_critic(self, batch: Batch, logprobs: LogProbs, advantages: Advantages) -> float:
@@ -351,7 +356,7 @@ class Learner:
             if algorithm.kl_in == "loss":
                 is_same = algorithm.aggregation == "token-mean"
                 penalty = kl if is_same else aggregate(kl_BT, mask_BT, algorithm.aggregation, totals)
-                loss = loss + self._kl.coef * penalty
+                loss = loss + self._kl_coef * penalty
         parts = {"loss": loss, "policy_loss": policy_share, "kl": kl, "entropy": entropy}
         metrics = {name: each.detach() for name, each in parts.items()}
         return loss, {**metrics, **self._token_metrics(part, old_BT, policy, corrected, totals)}
@@ -419,7 +424,7 @@ class Learner:
         state: dict[str, Any] = {
             "policy": {name: parameter.detach() for name, parameter in self.model.named_parameters()},
             **self.optimizer.moments(),
-            "kl_coef": self._kl.coef,
+            "kl_coef": self._kl_coef,
             "groups_random": self._generator.get_state(),
         }
         if self._reference is not None:
@@ -438,7 +443,7 @@ class Learner:
             wide = state.get("master", {}) if part == "policy" and self.is_sharded else {}
             copy_into(own.get(part, {}), {**state.get(part, {}), **wide})
         self.optimizer.restore_moments(state)
-        self._kl.coef = state["kl_coef"]
+        self._kl_coef = state["kl_coef"]
         self._generator.set_state(state["groups_random"].cpu())
         if self.critic is not None:
             self.critic.restore(state["critic"])

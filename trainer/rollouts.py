@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.config import BadSetting
-from trainer.tasks import scoring
+from trainer.tasks.rewards import score_rewards
 from trainer.types import Group, Prompt, Rollout, Stop
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def score(
         errors = None
     elif errors is None:
         errors = []
-    rewards = scoring.score(groups, task, limit_s=reward_limit_s(config), errors=errors)
+    rewards = score_rewards(groups, task, limit_s=reward_limit_s(config), errors=errors)
     dtype = torch.promote_types(getattr(torch, config.run.dtype), torch.float32)
     rewards_PG = torch.tensor(rewards, dtype=dtype, device=device)
     if on_error == "zero":

@@ -19,7 +19,7 @@ from trainer.config import BadSetting, Config
 from trainer.config import read as read_settings
 from trainer.engines.generator_client import GeneratorLost, ReferenceLogProbs
 from trainer.loop import make_rollouts, train_step
-from trainer.metrics import flops
+from trainer.metrics import meter
 from trainer.metrics.progress import Progress
 from trainer.models.decoder import Decoder
 from trainer.saving.checkpoint import difference, load, save
@@ -179,9 +179,9 @@ def test_records_tell_its_time_and_its_operations_and_the_checkpoint_passes(tmp_
     assert not any("timing_s/ref" in each for each in run(tmp_path / "here", HERE, trainer_of(HERE)))
     policy = trainer_of().learner.model
     assert isinstance(policy, Decoder)
-    sizes, work = flops.sizes(policy), flops.Work(6, 2, 4, 19, 10)
+    sizes, work = meter.sizes(policy), meter.Work(6, 2, 4, 19, 10)
     assert sizes is not None
-    there, here = (flops.of_phases(sizes, work, each) for each in (THERE, HERE))
+    there, here = (meter.of_phases(sizes, work, each) for each in (THERE, HERE))
     assert there["ref"] == there["gen"] and "ref" not in here
     assert there["old_log_prob"] + there["ref"] == here["old_log_prob"]
 

@@ -20,9 +20,8 @@ from trainer.rollouts import GeneratedGroups, score
 from trainer.saving import resume
 from trainer.saving.checkpoint import difference, load
 from trainer.stages.watch import evaluate
-from trainer.tasks import scoring
 from trainer.tasks.digits import successor
-from trainer.tasks.rewards import RewardBroken, RewardHung
+from trainer.tasks.rewards import RewardBroken, RewardHung, score_rewards
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -195,10 +194,10 @@ def test_what_was_not_judged_in_time_has_no_reward() -> None:
 
     groups, errors = [group("1=", (END,), (END,), (END,))], list[str]()
     task = replace(successor(1), reward=reward)
-    found = scoring.score(groups, task, limit_s=0.2, errors=errors)
+    found = score_rewards(groups, task, limit_s=0.2, errors=errors)
     assert [each == each for each in found[0]] == [True, False, False]
     assert len(errors) == 2
     with pytest.raises(RewardHung):
-        scoring.score(groups, task, limit_s=0.1)
+        score_rewards(groups, task, limit_s=0.1)
     paid = replace(groups[0], rollouts=(replace(rollout((END,)), reward=0.5),))
-    assert scoring.score([paid], task, limit_s=None, errors=[]) == [[0.5]]
+    assert score_rewards([paid], task, limit_s=None, errors=[]) == [[0.5]]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer.algorithms.aggregation import Totals, masked_sum
+from trainer.algorithms.losses import Totals, masked_sum
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

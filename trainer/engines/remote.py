@@ -20,9 +20,9 @@ import torch
 
 from trainer.config import BadSetting
 from trainer.engines import reference
+from trainer.engines.base import new_seeds
 from trainer.engines.generator_client import GeneratorLost, GeneratorStats
 from trainer.engines.reference import ROUNDING
-from trainer.engines.sampling import new_seeds
 from trainer.models import files
 from trainer.weights import AT_START, Bucket, Packer, fingerprint, unpack
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.config import BadSetting
-from trainer.engines.sampling import pick, uniform
+from trainer.engines.base import pick, uniform
 from trainer.models.pretrained import causal_model
 from trainer.types import Rollout, Stop
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.algorithms.conventions import CONVENTIONS
-from trainer.algorithms.losses import explained_variance
+from trainer.algorithms.losses import masked_mean
 from trainer.metrics.progress import peak_rss_mib
 from trainer.types import Stop
 
@@ -152,6 +152,16 @@ def of_advantages(batch: Batch, logprobs: LogProbs, advantages: Advantages) -> d
         if bool(mask_BT.any()) and found["critic/returns/max"] > found["critic/returns/min"]:
             found["critic/vf_explained_var"] = float(explained_variance(logprobs.values_BT, returns_BT, mask_BT))
     return found
+
+
+def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """1 - variance of the error over variance of the returns, over the mask; a scalar."""
+
+    def variance(numbers_BT: Tensor) -> Tensor:
+        return masked_mean((numbers_BT - masked_mean(numbers_BT, mask_BT)).square(), mask_BT)
+
+    whole = variance(returns_BT)
+    return torch.where(whole > 0, 1 - variance(returns_BT - values_BT) / whole, 0.0)
 
 
 def of_probabilities(batch: Batch, logprobs: LogProbs) -> dict[str, float]:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from trainer.models import attention, mixing, ops
+from trainer.algorithms.packing import Layout, lay_out
+from trainer.models import attention, ops
 from trainer.models.base import Model, Scored
-from trainer.models.layout import Layout, lay_out
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,8 +101,8 @@ class Attention(nn.Module):
 
     def forward(self, x_NH: Tensor, rotary: Rotary, layout: Layout, *, is_last: bool) -> Tensor:
         """Mixed values [N, heads * D]; in the last layer of each prompt's last token and the answers alone."""
-        if mixing.is_small(layout, self.heads):
-            return mixing.mix(self.parts(x_NH), rotary, layout, self.kv_heads, is_last=is_last)
+        if attention.is_small(layout, self.heads):
+            return attention.mix(self.parts(x_NH), rotary, layout, self.kv_heads, is_last=is_last)
         queries, keys, values = self.project(x_NH, rotary)
         cut = layout.num_prompt_tokens
         prompt = tuple(layout.prompts.spread(each[:cut]).transpose(1, 2).contiguous() for each in (keys, values))

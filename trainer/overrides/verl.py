@@ -14,7 +14,6 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from trainer.overrides import values
 from trainer.overrides.verl_keys import (
     ACTOR,
     CORRECTION,
@@ -29,14 +28,15 @@ from trainer.overrides.verl_keys import (
     SAME,
     TOGETHER,
     WORDS,
+    read_value,
+    spell,
 )
-from trainer.sections import READ_WITH, SETTINGS, unread
-from trainer.settings import BadSetting, shown
+from trainer.sections import READ_WITH, SETTINGS, BadSetting, shown, unread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from trainer.overrides.values import Value
+    from trainer.overrides.verl_keys import Value
 
 
 _FILES = ("train_files", "val_files", "path")
@@ -122,13 +122,13 @@ def _reason(key: str) -> str:
 
 def _read(key: str, text: str) -> Value:
     try:
-        return values.read(text)
+        return read_value(text)
     except BadSetting as error:
         raise BadSetting(f"{key}: {error}") from None
 
 
 def _alone(key: str, text: str, value: Value, made: Translation) -> None:
-    word, spelt = f"{key}={text}", values.spell(value)
+    word, spelt = f"{key}={text}", spell(value)
     if key in SAME:
         made.put(SAME[key], _at_home(spelt) if SAME[key] in _FILES else spelt, word)
     elif key in EVERY:
@@ -142,7 +142,7 @@ def _alone(key: str, text: str, value: Value, made: Translation) -> None:
     elif key in ONLY:
         accepted, why = ONLY[key]
         if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in accepted):
-            names = ", ".join(values.spell(each) or "null" for each in accepted)
+            names = ", ".join(spell(each) or "null" for each in accepted)
             raise BadSetting(f"{word} is not accepted: {why}. Accepted: {names}")
         made.ignored[word] = why
 
@@ -166,7 +166,7 @@ class _Words:
 
     def text(self, key: str, default: str = "") -> str:
         value = self._values.get(key)
-        return default if value is None else values.spell(value)
+        return default if value is None else spell(value)
 
     def is_on(self, key: str) -> bool:
         """Raises BadSetting for what is neither true nor false."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from trainer.device import RAY_GPU, RAY_NPU
 from trainer.overrides.device_mapping import parse_device_mapping
-from trainer.settings import BadSetting
+from trainer.sections import BadSetting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -24,7 +24,7 @@ from trainer.placement import daemon, worker_actor
 from trainer.placement.busy import holders
 from trainer.placement.cards import Node, Placement, Unfit, place_workers, told
 from trainer.placement.reach import OWN, answers, one_line
-from trainer.settings import BadSetting
+from trainer.sections import BadSetting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -22,7 +22,7 @@ from trainer.placement.cards import lost_node, lost_nodes
 from trainer.placement.generator import Place, share, sharing
 from trainer.placement.reach import OUT_OF_REACH, how_lost, one_line
 from trainer.saving import manifest, resume
-from trainer.settings import BadSetting
+from trainer.sections import BadSetting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer.algorithms.aggregation import masked_sum
+from trainer.algorithms.losses import masked_sum
 from trainer.algorithms.optimizer import Optimizer
 from trainer.algorithms.packing import pack, select
 from trainer.distributed import World

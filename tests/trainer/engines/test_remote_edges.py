@@ -13,11 +13,10 @@ import torch
 from tests.trainer.generator_cases import FLAT, PROMPTS, Crew, dead, weights
 from tests.trainer.trainer_cases import CPU, changed
 from trainer.engines import factory, remote
-from trainer.engines.base import Sampling
+from trainer.engines.base import Sampling, pick, uniform
 from trainer.engines.generator_client import Order
 from trainer.engines.generator_server import Server
 from trainer.engines.remote import MOST_TRIES
-from trainer.engines.sampling import pick, uniform
 from trainer.tasks.digits import successor
 from trainer.weights import NotWhole, Packer
 
