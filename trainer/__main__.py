@@ -323,6 +323,7 @@ def _train(run: Running, device: torch.device, world: World) -> None:
         from trainer.loop import train, train_step
         from trainer.metrics import meter
         from trainer.metrics.step import StepRecords
+        from trainer.run_state import restore
         from trainer.saving.publish import publish_run
         from trainer.stages import probes
         from trainer.stages.watch import Watch
@@ -346,7 +347,7 @@ def _train(run: Running, device: torch.device, world: World) -> None:
     with closing(trainer), arithmetic(config.run.fault):
         probes.run_probes(trainer, config, records, progress)
         if point is not None:
-            trainer.restore(_goes_on(run, point, config))
+            restore(trainer, _goes_on(run, point, config))
             num_validated = run.continued.num_validated if run.continued is not None else None
             num_validated = world.gather(num_validated)[0]
         elif config.optim.warm_start_steps:

@@ -123,8 +123,9 @@ class Learner:
     ) -> None:
         """`longest_answer`: tokens that the model may say in one answer, over all turns; None: it is not known."""
         self.model, self.critic, self._world = model, critic, world or World.single()
-        self._reference = reference.requires_grad_(False) if reference is not None else None
-        self._config = config
+        self.reference = reference.requires_grad_(False) if reference is not None else None
+        self._config, self.dtype = config, getattr(torch, config.run.dtype)
+        self.is_sharded = any(is_sharded(each) for each in model.parameters())  # each rank holds its rows alone
         self.optimizer = Optimizer.start(
             model.named_parameters(), weight_decay=config.optim.weight_decay, add=self._world.all_reduce_sum
         )
@@ -156,11 +157,6 @@ class Learner:
         """Rollout batches learnt so far."""
         return self.updates // self._config.optim.mini_batches
 
-    @property
-    def is_sharded(self) -> bool:
-        """Whether this rank holds its rows of the weights alone."""
-        return any(is_sharded(parameter) for parameter in self.model.parameters())
-
     def parameters(self) -> dict[str, Tensor]:
         """What this rank holds of each weight of the model, by reference."""
         return {name: local(each) for name, each in self.model.named_parameters()}
@@ -174,31 +170,11 @@ class Learner:
 
     def full_weights(self) -> Iterator[tuple[str, Tensor]]:
         """`weights` one after the other: of a sharded model no more than one is gathered at a time. A collective."""
-        dtype = getattr(torch, self._config.run.dtype)
         if self._config.model.lora_rank:
-            return lora.each_merged(self.model, partial(gathered, dtype=dtype))
-        return ((name, gathered(each, dtype)) for name, each in self.model.named_parameters())
-
-    def reference_weights(self) -> Iterator[tuple[str, Tensor]] | None:
-        """The reference's, one after the other, under transformers' names and in the run's dtype; None: it has none.
-
-        Of a sharded one each is gathered: a collective.
-        """
-        return None if self._reference is None else self._plain(self._reference)
-
-    def base_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Likewise the policy's without adapters: at the start of a run, what its reference is."""
-        return self._plain(self.model)
-
-    def room(self) -> dict[str, Tensor]:
-        """Tensors on the CPU as `base_weights` gives them, whose values mean nothing."""
-        dtype = getattr(torch, self._config.run.dtype)
-        own = ((name, each) for name, each in self.model.named_parameters() if ".lora_" not in name)
-        return {name: torch.empty(each.shape, dtype=dtype) for name, each in own}
-
-    def _plain(self, model: Model) -> Iterator[tuple[str, Tensor]]:
-        dtype = getattr(torch, self._config.run.dtype)
-        return ((name, gathered(each, dtype)) for name, each in model.named_parameters() if ".lora_" not in name)
+            return lora.each_merged(self.model, partial(gathered, dtype=self.dtype))
+        if not self.is_sharded:
+            return self.model.named_parameters()
+        return ((name, gathered(each, self.dtype)) for name, each in self.model.named_parameters())
 
     def lr(self) -> float:
         """The learning rate of the next optimizer step."""
@@ -216,8 +192,8 @@ class Learner:
         algorithm = self._config.algorithm
         if reference_BT is not None:
             reference_BT = reference_BT.to(batch.sampler_logprobs_BT)
-        elif self._reference is not None:
-            reference_BT = self._logprobs(self._reference, batch)
+        elif self.reference is not None:
+            reference_BT = self._logprobs(self.reference, batch)
         elif self._config.reference_at == "generators":
             raise ValueError("no generator has said what its reference policy says of these answers")
         needs_old = self._config.optim.mini_batches > 1 or algorithm.kl_in == "reward"
@@ -411,10 +387,10 @@ class Learner:
     def set_reference(self) -> None:
         """Takes the present weights for those that the run starts from: the reference policy becomes them."""
         policy = dict(self.model.named_parameters())
-        if self._reference is not None:
+        if self.reference is not None:
             # What adapters have learnt so far belongs to it, and they are not part of it.
             start = dict(self.full_weights()) if self._config.model.lora_rank else policy
-            for name, own in self._reference.named_parameters():
+            for name, own in self.reference.named_parameters():
                 put(own, start[name])
         for name, wide in self.optimizer.adamw.master.items():
             put(wide, policy[name])
@@ -427,8 +403,8 @@ class Learner:
             "kl_coef": self._kl_coef,
             "groups_random": self._generator.get_state(),
         }
-        if self._reference is not None:
-            state["reference"] = {name: each.detach() for name, each in self._reference.named_parameters()}
+        if self.reference is not None:
+            state["reference"] = {name: each.detach() for name, each in self.reference.named_parameters()}
         if self.critic is not None:
             state["critic"] = self.critic.state()
         return state

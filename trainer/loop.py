@@ -85,23 +85,25 @@ def next_rollouts(trainer: Trainer) -> RolloutBatch:
 
     Raises StaleWeights if they were sampled with weights older than the run allows, and RewardBroken.
     """
-    rollouts = trainer.prefetch.take() or make_rollouts(trainer)
+    prefetch = trainer.prefetch
+    rollouts = (prefetch.take() if prefetch is not None else None) or make_rollouts(trainer)
     trainer.check_staleness(rollouts)
     if rollouts.reference_BT is None and (ours_BT := trainer.reference_logprobs(rollouts.groups)) is not None:
         rollouts = replace(rollouts, reference_BT=ours_BT)
-    if trainer.config.rollout.off_policy and trainer.learner.steps_done + 1 < trainer.config.run.steps:
+    if prefetch is not None and trainer.learner.steps_done + 1 < trainer.config.run.steps:
         prompts = trainer.draw()
-        trainer.prefetch.start(lambda progress: trainer.generate(prompts, progress))
+        prefetch.start(lambda progress: trainer.generate(prompts, progress))
     return rollouts
 
 
 def wait_rollouts(trainer: Trainer) -> None:
     """Waits for the groups that are being generated, before the engine gets other weights, and scores them."""
-    if (generated := trainer.prefetch.wait(trainer.progress)) is not None:
+    prefetch = trainer.prefetch
+    if prefetch is not None and (generated := prefetch.wait(trainer.progress)) is not None:
         try:
-            trainer.prefetch.ready = make_rollouts(trainer, generated)
+            prefetch.ready = make_rollouts(trainer, generated)
         except RewardBroken as error:  # the step at hand is done, and recorded first
-            trainer.prefetch.error = error
+            prefetch.error = error
 
 
 def make_rollouts(trainer: Trainer, generated: GeneratedGroups | None = None) -> RolloutBatch:

@@ -14,8 +14,9 @@ from tests.trainer.trainer_cases import only, read, run
 from trainer import device as devices
 from trainer import launch
 from trainer.config import parse
-from trainer.distributed import Agreement, World, checksum
+from trainer.distributed import World
 from trainer.launch import Ended
+from trainer.metrics.checks import Agreement, checksum
 from trainer.metrics.step import over_ranks
 
 if TYPE_CHECKING:

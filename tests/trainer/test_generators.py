@@ -23,6 +23,7 @@ from trainer.engines.generator_client import Order
 from trainer.engines.process import ProcessGenerator, pool
 from trainer.loop import train_step
 from trainer.metrics.records import FILE
+from trainer.run_state import state_of
 from trainer.saving.checkpoint import difference
 from trainer.tasks import choose
 
@@ -87,7 +88,7 @@ def test_generators_killed_at_twenty_moments_change_no_bit_of_the_run() -> None:
     whole = build_trainer(AHEAD, CPU, seed=0, engine=Crew(AHEAD).engine(2, seed=0))
     for number in range(1, step + 1):
         train_step(whole, number)
-    assert difference(live.state(step), whole.state(step)) is None
+    assert difference(state_of(live, step), state_of(whole, step)) is None
 
 
 WORDS = (

@@ -15,8 +15,8 @@ from trainer import device as devices
 from trainer.algorithms.optimizer import learning_rate
 from trainer.algorithms.packing import pack, select
 from trainer.build import build_trainer
-from trainer.distributed import World, checksum
-from trainer.metrics.checks import GenerationCheck, LogprobsCheck, RewardCheck, UpdateCheck
+from trainer.distributed import World
+from trainer.metrics.checks import GenerationCheck, LogprobsCheck, RewardCheck, UpdateCheck, checksum
 from trainer.metrics.progress import Progress
 from trainer.metrics.records import Records
 from trainer.stages import probes

@@ -29,7 +29,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.config import BadSetting
-from trainer.rollouts import collect, demonstrate, draw
+from trainer.episodes import demonstrate
+from trainer.rollouts import collect, draw
+from trainer.run_state import set_reference
 from trainer.supervised.sft_learner import SFTLearner
 from trainer.types import Group
 
@@ -86,7 +88,7 @@ def run(trainer: Trainer, config: Config, records: Records, progress: Progress) 
         if ended:
             break
     with progress.part("warm_start"):
-        trainer.set_reference()
+        set_reference(trainer)
         trainer.sync_weights(0)
 
 

@@ -21,6 +21,7 @@ from trainer.faults import WrongProducts
 from trainer.metrics.progress import Progress
 from trainer.metrics.records import Records
 from trainer.models import ops
+from trainer.run_state import state_of
 from trainer.saving.checkpoint import difference
 from trainer.stages import probes
 from trainer.stages.probes import Stage, StageFailed, run_probe
@@ -144,7 +145,7 @@ def test_the_warm_up_leaves_no_trace() -> None:
     assert probes.warm_up(trainer).passed is None
     found = probes.first_use(trainer)
     assert (found.passed, found.measured["answers"]) == (True, 12)
-    assert difference(trainer.state(0), same.state(0)) is None
+    assert difference(state_of(trainer, 0), state_of(same, 0)) is None
     assert all(each.grad is None for _, each in trainer.learner.model.named_parameters())
 
 

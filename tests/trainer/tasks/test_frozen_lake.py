@@ -10,7 +10,8 @@ import pytest
 
 from trainer.config import BadSetting, parse
 from trainer.engines.base import Sampling
-from trainer.rollouts import collect, demonstrate
+from trainer.episodes import demonstrate
+from trainer.rollouts import collect
 from trainer.tasks.frozen_lake import RULES, Lake, expert, generate, solve, task
 from trainer.tasks.grids import MOVES, Form, Level, Player, assemble, observation_format
 from trainer.types import Rollout, Stop
