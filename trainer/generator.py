@@ -24,14 +24,14 @@ from trainer.interrupt import SIGNALS
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainer.engines.generator_client import Order
+    from trainer.engines.generator_client import EngineSpec
     from trainer.engines.process import Place
     from trainer.weights import Bucket, Entry
 
 HEADER = struct.Struct(">Q")
 
 
-def serve(order: Order) -> Server:
+def serve(order: EngineSpec) -> Server:
     """The engine of an order, on this process's device. Raises BadSetting and NoDevice."""
     import torch
 

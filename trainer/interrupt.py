@@ -26,7 +26,7 @@ _SAME_S = 0.5
 _AGAIN_S = 0.01
 
 
-class Left(KeyboardInterrupt):
+class Interrupted(KeyboardInterrupt):
     """The run ended after a complete step whose state is saved; the text is the signal's name."""
 
     def __init__(self, signal_name: str, step: int) -> None:

@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trainer.interrupt import Interrupt, Left
+from trainer.interrupt import Interrupt, Interrupted
 from trainer.learner import Update
 from trainer.metrics.step import StepResult
 from trainer.rollouts import ScoredGroups
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def train(trainer: Trainer, observers: Sequence[Observer] = (), *, interrupt: Interrupt | None = None) -> None:
-    """Runs the remaining steps. Raises Left after the step in which a signal came."""
+    """Runs the remaining steps. Raises Interrupted after the step in which a signal came."""
     interrupt = interrupt or Interrupt()
     for observer in observers:
         observer.on_start()
@@ -41,7 +41,7 @@ def train(trainer: Trainer, observers: Sequence[Observer] = (), *, interrupt: In
             for observer in observers:
                 observer.on_step(step, result)
             if (signal := interrupt.asked(trainer.world)) is not None:
-                raise Left(signal, step)
+                raise Interrupted(signal, step)
     for observer in observers:
         observer.on_end()
 
@@ -126,22 +126,22 @@ def score_groups(trainer: Trainer, generated: GeneratedGroups | None = None) -> 
     With dynamic sampling (DAPO) groups without a signal are dropped and others sampled, up to `max_generations`
     batches. The groups found until then are used: if none has a signal, the last batch as it is. Raises RewardBroken.
     """
-    algorithm, num_wanted = trainer.config.algorithm, trainer.num_prompts
-    kept = ScoredGroups()
+    algorithm, num_prompts = trainer.config.algorithm, trainer.num_prompts
+    useful = ScoredGroups()
     for num_draws in range(1, (algorithm.max_generations if algorithm.dynamic_sampling else 1) + 1):
         generated = generated if generated is not None and num_draws == 1 else trainer.generate(trainer.draw())
         with trainer.progress.part("reward"):
             rewards_PG = trainer.score(generated.groups)
         scored = ScoredGroups(generated.groups, rewards_PG, num_draws, generated.reference_BT)
-        kept = kept.extended(scored.where(trainer.is_useful(rewards_PG)))
-        if len(kept.groups) >= num_wanted:
+        useful = useful.extended(scored.where(trainer.is_useful(rewards_PG)))
+        if len(useful.groups) >= num_prompts:
             break
-    kept = kept.first(num_wanted) if kept.groups else scored.where(trainer.has_rewards(rewards_PG))
-    if not kept.groups:
+    useful = useful.first(num_prompts) if useful.groups else scored.where(trainer.has_rewards(rewards_PG))
+    if not useful.groups:
         raise RewardBroken(f"no group of the step has all its rewards: {trainer.reward_errors[-1]}")
-    if len(kept.groups) == len(scored.groups) and not algorithm.dynamic_sampling:
+    if len(useful.groups) == len(scored.groups) and not algorithm.dynamic_sampling:
         return scored
-    return kept
+    return useful
 
 
 def update_policy(learner: Learner, batch: Batch, logprobs: LogProbs, advantages: Advantages) -> Update:
@@ -150,14 +150,14 @@ def update_policy(learner: Learner, batch: Batch, logprobs: LogProbs, advantages
     steps = []
     for rows in learner.mini_batches(batch):
         micro_batches, totals = learner.micro_batches(batch, rows)
-        shares = []
+        metrics = []
         learner.optimizer.zero_grad()
         with learner.optimizer.accumulating(len(micro_batches)):
             for micro_batch in micro_batches:
-                loss, metrics = learner.loss(batch, micro_batch, logprobs, advantages, totals)
+                loss, metrics_of_loss = learner.loss(batch, micro_batch, logprobs, advantages, totals)
                 loss.backward()  # type: ignore[no-untyped-call]
-                shares.append(metrics)
-        means, lr = learner.all_reduce(shares), learner.lr()
+                metrics.append(metrics_of_loss)
+        step_metrics, lr = learner.all_reduce(metrics), learner.lr()
         grad_norm = learner.optimizer.step(lr=lr, grad_clip=learner.grad_clip)
-        steps.append({**means, "grad_norm": grad_norm, "lr": lr})
+        steps.append({**step_metrics, "grad_norm": grad_norm, "lr": lr})
     return Update.mean(steps, value_loss=value_loss)

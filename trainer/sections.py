@@ -63,13 +63,13 @@ def value_of(setting: Field[Any], given: str, accepted: Sequence[str] | None = N
 
 
 def _number(name: str, given: str, kind: Callable[[str], Any], low: float, high: float) -> int | float:
-    wanted = "a whole number" if kind is int else "a number"
+    kind_of_number = "a whole number" if kind is int else "a number"
     try:
         value: int | float = kind(given)
     except ValueError:
         value = math.nan
     if not low <= value <= high:
-        raise BadSetting(f"{name}={given} is not accepted. Accepted: {wanted} from {low:g} to {high:g}")
+        raise BadSetting(f"{name}={given} is not accepted. Accepted: {kind_of_number} from {low:g} to {high:g}")
     return value
 
 
@@ -160,7 +160,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Questions:
+class TaskSettings:
     """What is asked, and what an answer is worth."""
 
     task: str = choice(
@@ -419,7 +419,7 @@ READ_WITH: Mapping[str, tuple[str, str | None]] = {
 
 SECTIONS: Mapping[str, Any] = {
     "run": Run,
-    "task": Questions,
+    "task": TaskSettings,
     "model": Model,
     "rollout": Sampler,
     "algorithm": Algorithm,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tests.trainer.trainer_cases import CPU, END, TINY, changed
 from trainer.engines import generator_server, remote
-from trainer.engines.generator_client import Generated, GeneratorLost, Order, ReferenceLogProbs
+from trainer.engines.generator_client import EngineSpec, Generated, GeneratorLost, ReferenceLogProbs
 from trainer.tasks import choose
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class Crew:
     started: list[InProcess] = field(default_factory=list)
 
     def start(self, slot: int) -> InProcess:
-        order = Order.of(self.config, choose(self.config), seed=0)
+        order = EngineSpec.of(self.config, choose(self.config), seed=0)
         made = InProcess(f"generator {slot}", generator_server.start(order, CPU))
         if self.spoils.get(slot):
             made.spoil = self.spoils[slot].pop(0)
@@ -130,7 +130,7 @@ class Crew:
     def engine(self, size: int, *, seed: int = 3, **values: Any) -> remote.Remote:
         config = changed(self.config, **values)
         pool = remote.Pool(self.start, size, timeout_s=config.rollout.generator_timeout_s)
-        return remote.over(pool, Order.of(config, choose(config), seed=0), seed=seed)
+        return remote.over(pool, EngineSpec.of(config, choose(config), seed=0), seed=seed)
 
 
 def dead(found: Generated) -> Generated:

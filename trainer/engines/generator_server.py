@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     import torch
 
     from trainer.engines.base import Engine, Sampling, Tokens
-    from trainer.engines.generator_client import Order
+    from trainer.engines.generator_client import EngineSpec
     from trainer.engines.reference import Reference
     from trainer.types import Batch
     from trainer.weights import Bucket
 
 
-def start(order: Order, device: torch.device) -> Server:
+def start(order: EngineSpec, device: torch.device) -> Server:
     """The engine of an order, and its reference policy if it is to keep one. Raises BadSetting."""
     from trainer.engines import factory, reference
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.engines.base import Sampling, Tokens
-    from trainer.engines.generator_client import Generated, Order, ReferenceLogProbs
+    from trainer.engines.generator_client import EngineSpec, Generated, ReferenceLogProbs
     from trainer.types import Batch
     from trainer.weights import Bucket
 
@@ -52,7 +52,7 @@ _DEATH_S = 5.0
 _READ_BYTES = 1 << 20
 
 
-def pool(order: Order, numbers: Sequence[int], *, logs: Path | None = None, begin: Begin | None = None) -> Pool:
+def pool(order: EngineSpec, numbers: Sequence[int], *, logs: Path | None = None, begin: Begin | None = None) -> Pool:
     """Generators with these numbers on this machine, started now; each writes to `generator-N.log` in `logs`."""
     arena = Arena()
 
@@ -84,7 +84,7 @@ class ProcessGenerator:
     def __init__(
         self,
         name: str,
-        order: Order,
+        order: EngineSpec,
         arena: Arena,
         *,
         log: Path | None = None,  # its standard error, appended; None: this process's

@@ -78,8 +78,8 @@ class Generator:
             max_new_tokens=sampling.max_new_tokens,
             logits_processor=[chooser],
         )
-        said, logprobs = whole_BT[:, longest:].tolist(), torch.stack(chooser.logprobs, dim=1).tolist()
-        rollouts = [_until_end(row, values, self._end) for row, values in zip(said, logprobs, strict=True)]
+        answers, logprobs = whole_BT[:, longest:].tolist(), torch.stack(chooser.logprobs, dim=1).tolist()
+        rollouts = [_until_end(row, values, self._end) for row, values in zip(answers, logprobs, strict=True)]
         return [tuple(rollouts[at : at + size]) for at in range(0, len(rollouts), size)]
 
     def _computed(self, tokens_PS: Tensor, mask_PS: Tensor, size: int) -> Any:

@@ -26,7 +26,7 @@ _LEVERS = ("micro_batch_rows", "memory_fraction", "max_new_tokens")
 
 
 @dataclass(slots=True)
-class Seen:
+class RunSummary:
     """A run in a few numbers."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Advisor:
     """Collects a run's numbers as a follower of its records; writes its advice at the end."""
 
     def __init__(self) -> None:
-        self._seen = Seen()
+        self._seen = RunSummary()
 
     def read(self, record: Mapping[str, Any]) -> tuple[()]:
         """Never has anything to say in between."""
@@ -83,14 +83,14 @@ class Advisor:
             yield {"kind": "advice", "id": name, "args": args}
 
 
-def advise(seen: Seen) -> list[Advice]:
+def advise(seen: RunSummary) -> list[Advice]:
     """All that the rules have to say, in their order."""
     if not seen.clip_ratios:
         return []
     return [found for rule in RULES if (found := rule(seen)) is not None]
 
 
-def _full(seen: Seen) -> Advice | None:
+def _full(seen: RunSummary) -> Advice | None:
     """Close to running out: the levers in the order that costs least."""
     if seen.memory_share is None or seen.memory_share <= FULL_USE:
         return None
@@ -99,7 +99,7 @@ def _full(seen: Seen) -> Advice | None:
     return "memory-full", {"used": _percent(seen.memory_share), "device": seen.device, "settings": ", ".join(levers)}
 
 
-def _low(seen: Seen) -> Advice | None:
+def _low(seen: RunSummary) -> Advice | None:
     """Room on a card: first larger micro batches, doubled; then more of it for the sampler."""
     if seen.memory_share is None or seen.memory_share >= LOW_USE or seen.device == "cpu":
         return None
@@ -113,14 +113,14 @@ def _low(seen: Seen) -> Advice | None:
     return None
 
 
-def _cut_off(seen: Seen) -> Advice | None:
+def _cut_off(seen: RunSummary) -> Advice | None:
     """Many answers end at the limit and are judged unfinished."""
     if seen.late_clip_ratio <= CLIPPED or seen.settings.get("task") in _OWN_LENGTH:
         return None
     return "length-clipped", {"share": _percent(seen.late_clip_ratio), "limit": seen.longest, "value": seen.longest * 2}
 
 
-def _too_long(seen: Seen) -> Advice | None:
+def _too_long(seen: RunSummary) -> Advice | None:
     """The limit is far above every answer: it sizes caches and, on an NPU, shapes."""
     limit = int(_number(seen.settings.get("max_new_tokens")))
     if seen.settings.get("task") in _OWN_LENGTH or not 0 < seen.longest <= limit * UNUSED:
@@ -128,7 +128,7 @@ def _too_long(seen: Seen) -> Advice | None:
     return "length-unused", {"longest": seen.longest, "limit": limit, "value": -(-seen.longest * 5 // 4)}
 
 
-def _slow_generation(seen: Seen) -> Advice | None:
+def _slow_generation(seen: RunSummary) -> Advice | None:
     """Generation takes most of the time on a card, with an engine made for small models."""
     share, engine = (seen.gen_s / seen.step_s if seen.step_s else 0.0), seen.settings.get("engine")
     if share <= SLOW_GENERATION or seen.device == "cpu" or engine not in ("builtin", "transformers"):
@@ -136,7 +136,7 @@ def _slow_generation(seen: Seen) -> Advice | None:
     return "generation-slow", {"share": _percent(share), "engine": engine}
 
 
-RULES: tuple[Callable[[Seen], Advice | None], ...] = (_full, _low, _cut_off, _too_long, _slow_generation)
+RULES: tuple[Callable[[RunSummary], Advice | None], ...] = (_full, _low, _cut_off, _too_long, _slow_generation)
 
 
 def _percent(share: float) -> int:

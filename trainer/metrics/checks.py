@@ -76,13 +76,13 @@ class MaskCheck:
     def add(self, groups: Sequence[Group], batch: Batch) -> None:
         """Counts tokens, and rows whose mask is not on exactly the generated tokens."""
         rollouts = [rollout for group in groups for rollout in group.rollouts]
-        wanted = [list(each.response_mask or (True,) * len(each.tokens)) for each in rollouts]
+        expected = [list(each.response_mask or (True,) * len(each.tokens)) for each in rollouts]
         found = batch.mask_BT.tolist()
         self.batches += 1
-        self.generated_tokens += sum(sum(row) for row in wanted)
+        self.generated_tokens += sum(sum(row) for row in expected)
         self.masked_tokens += sum(sum(row) for row in found)
-        pairs = zip(wanted, found, strict=True)
-        self.wrong_rows += sum(row != said[: len(row)] or any(said[len(row) :]) for row, said in pairs)
+        pairs = zip(expected, found, strict=True)
+        self.wrong_rows += sum(row != masked[: len(row)] or any(masked[len(row) :]) for row, masked in pairs)
 
     def result(self) -> dict[str, Any]:
         return {

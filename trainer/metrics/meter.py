@@ -126,12 +126,12 @@ def sizes(model: nn.Module | Model) -> Sizes | None:
         layers, width, output = policy.shape.layers, policy.shape.heads * policy.shape.head_size, policy.output_weight
     else:
         inner: Any = getattr(model, "inner", model)
-        told = getattr(inner, "config", None)
+        shape = getattr(inner, "config", None)
         head = inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None
-        layers, heads = getattr(told, "num_hidden_layers", None), getattr(told, "num_attention_heads", None)
-        if told is None or head is None or layers is None or heads is None:
+        layers, heads = getattr(shape, "num_hidden_layers", None), getattr(shape, "num_attention_heads", None)
+        if shape is None or head is None or layers is None or heads is None:
             return None
-        width, output = heads * (getattr(told, "head_dim", None) or told.hidden_size // heads), head.weight
+        width, output = heads * (getattr(shape, "head_dim", None) or shape.hidden_size // heads), head.weight
     apart = {id(each.weight) for each in policy.modules() if isinstance(each, nn.Embedding)} | {id(output)}
     linear = {name: each for name, each in model.named_parameters() if each.ndim > 1 and id(each) not in apart}
     if any(each.ndim > 2 or "experts" in name for name, each in linear.items()):

@@ -209,8 +209,8 @@ def of_lengths(groups: Sequence[Group], config: Config) -> dict[str, Any]:
 
 def _turns(rollout: Rollout) -> int:
     """verl's number of an episode's turns: the prompt, each answer, each observation."""
-    said = rollout.response_mask
-    answers = sum(now and not before for before, now in zip((False, *said), said, strict=False)) if said else 1
+    mask = rollout.response_mask
+    answers = sum(now and not before for before, now in zip((False, *mask), mask, strict=False)) if mask else 1
     return 2 * answers
 
 

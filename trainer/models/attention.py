@@ -221,19 +221,19 @@ class _Mix(Function):
     def forward(
         ctx: Any, parts: Tensor, cos: Tensor, sin: Tensor, layout: Layout, kv_heads: int, is_last: bool
     ) -> Tensor:
-        mixed, kept = _mix(parts, cos, sin, layout, kv_heads, is_last)
-        ctx.save_for_backward(cos, sin, *kept)
+        mixed, saved = _mix(parts, cos, sin, layout, kv_heads, is_last)
+        ctx.save_for_backward(cos, sin, *saved)
         ctx.layout, ctx.kv_heads, ctx.is_last, ctx.shape = layout, kv_heads, is_last, parts.shape
         return mixed
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        cos, sin, *kept = ctx.saved_tensors
+        cos, sin, *saved = ctx.saved_tensors
         layout, kv_heads, (num, all_heads, size) = ctx.layout, ctx.kv_heads, ctx.shape
         heads, cut = all_heads - 2 * kv_heads, layout.num_prompt_tokens
         gradient = gradients[0].reshape(-1, heads, size)
         num_prompt_rows = len(layout.last_P) if ctx.is_last else cut
-        p_queries, p_keys, p_values, p_weights = kept[:4]
+        p_queries, p_keys, p_values, p_weights = saved[:4]
         if ctx.is_last:
             to_mixed = gradient[:num_prompt_rows].reshape(p_queries.shape)
         else:
@@ -243,9 +243,9 @@ class _Mix(Function):
         to_queries, to_keys = torch.bmm(scores, p_keys), torch.bmm(scores.transpose(1, 2), p_queries)
         to_turned = gradient.new_empty(num, heads + kv_heads, size)
         to_parts = gradient.new_empty(num, all_heads, size)
-        if kept[4] is not None:
+        if saved[4] is not None:
             to_mixed = _in(gradient[num_prompt_rows:], layout.answers, kv_heads)
-            own = _back_of_answers(to_mixed, kept, to_keys, to_values)
+            own = _back_of_answers(to_mixed, saved, to_keys, to_values)
             to_turned[cut:, :heads].view(-1, kv_heads, heads // kv_heads, size).copy_(
                 _out(own[0], layout.answers, kv_heads, heads)
             )
@@ -266,10 +266,10 @@ class _Mix(Function):
 
 
 def _back_of_answers(
-    to_mixed: Tensor, kept: list[Tensor], to_prompt_keys: Tensor, to_prompt_values: Tensor
+    to_mixed: Tensor, saved: list[Tensor], to_prompt_keys: Tensor, to_prompt_values: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of the answers' queries, keys and values; adds to those of the prompt's, in place."""
-    _, p_keys, p_values, _, queries, keys, values, weights = kept
+    _, p_keys, p_values, _, queries, keys, values, weights = saved
     (batch, rows, size), length, count = queries.shape, p_keys.shape[1], len(keys)
     of_prompt, of_own = weights[:, :, :length], weights[:, :, length:].reshape(count, -1, values.shape[1])
     each = to_mixed.view(count, -1, size)

@@ -137,11 +137,11 @@ def save(model: nn.Module, folder: Path, tensors: Mapping[str, Tensor], *, base:
 @torch.no_grad()
 def load(model: nn.Module, folder: Path) -> None:
     """Takes over a saved adapter's values. Raises BadSetting where its layers or sizes are not those of the model."""
-    wanted = factors(model)
+    expected = factors(model)
     found = dict(files.read_tensors(folder / "adapter_model.safetensors"))
-    differing = sorted(wanted.keys() ^ found.keys())
-    differing += sorted(name for name in wanted.keys() & found.keys() if wanted[name].shape != found[name].shape)
+    differing = sorted(expected.keys() ^ found.keys())
+    differing += sorted(name for name in expected.keys() & found.keys() if expected[name].shape != found[name].shape)
     if differing:
         raise BadSetting(f"{folder} holds another adapter: {differing[0]} and {len(differing) - 1} more do not match")
-    for name, own in wanted.items():
+    for name, own in expected.items():
         own.copy_(found[name])

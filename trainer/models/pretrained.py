@@ -144,8 +144,8 @@ def causal_model(folder: Path, dtype: torch.dtype) -> Any:
     try:
         return transformers.AutoModelForCausalLM.from_pretrained(str(folder), **options)
     except (OSError, ValueError, KeyError) as error:
-        said = " ".join(str(error).split())[:200]
-        raise BadSetting(f"path={folder} holds no causal model that transformers can read: {said}") from error
+        reason = " ".join(str(error).split())[:200]
+        raise BadSetting(f"path={folder} holds no causal model that transformers can read: {reason}") from error
 
 
 def dtype_argument(version: str) -> str:

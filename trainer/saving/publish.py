@@ -48,10 +48,10 @@ def publish(model: Decoder | Pretrained, out: Path, config: Config, *, world: Wo
     one.
     """
     gather = partial(gathered, dtype=getattr(torch, config.run.dtype))
-    kept: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for name, weight in lora.each_merged(model, gather):
         if world.is_first:
-            kept[name] = weight.detach().cpu()
+            weights[name] = weight.detach().cpu()
     bare: nn.Module = model if isinstance(model, Decoder) else model.inner
     factors = lora.factors(bare, gather)
     if not world.is_first:
@@ -59,9 +59,9 @@ def publish(model: Decoder | Pretrained, out: Path, config: Config, *, world: Wo
     source = config.model.path
     made = _begin(out / "model")
     if isinstance(model, Decoder):
-        files.write(made, kept, _described(model, config))
+        files.write(made, weights, _described(model, config))
     else:
-        files.write_weights(made / "model.safetensors", kept)
+        files.write_weights(made / "model.safetensors", weights)
         model.inner.config.save_pretrained(made)
     _copy_beside(source, made)
     written = [_in_place(made, out / "model")]

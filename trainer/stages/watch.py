@@ -11,7 +11,7 @@ import torch
 from trainer import device as devices
 from trainer import faults
 from trainer.build import build_trainer
-from trainer.interrupt import Left
+from trainer.interrupt import Interrupted
 from trainer.metrics.checks import (
     LOGPROB_LIMIT,
     Agreement,
@@ -203,9 +203,9 @@ class Watch(Observer):
         if self._config.task.on_reward_error == "stop":
             return {}
         errors = self._trainer.reward_errors
-        told = self._trainer.world.gather((len(errors), errors[:1]))
-        first = next((own[0] for _, own in told if own), None)
-        return {"errors": sum(count for count, _ in told), "first_error": first}
+        errors_of_ranks = self._trainer.world.gather((len(errors), errors[:1]))
+        first = next((own[0] for _, own in errors_of_ranks if own), None)
+        return {"errors": sum(count for count, _ in errors_of_ranks), "first_error": first}
 
     def _tell(self, name: str, result: Mapping[str, Any], seconds: float | None = None) -> None:
         taken = self._checked.seconds.get(name, 0.0) if seconds is None else seconds
@@ -221,7 +221,7 @@ class Watch(Observer):
         """After a signal or a failing reward the run ends only once the state is saved, from which it can resume."""
         try:
             yield
-        except Left as left:
+        except Interrupted as left:
             self.save(left.step)
             raise
         except RewardBroken:

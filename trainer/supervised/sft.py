@@ -17,7 +17,7 @@ import torch
 from trainer import models
 from trainer.algorithms.optimizer import learning_rate
 from trainer.config import BadSetting
-from trainer.interrupt import Left
+from trainer.interrupt import Interrupted
 from trainer.metrics.progress import peak_rss_mib
 from trainer.saving.checkpoint import save
 from trainer.saving.publish import publish_run
@@ -117,7 +117,7 @@ def run(
     interrupt: Interrupt,
     state: Mapping[str, Any] | None = None,
 ) -> None:
-    """The complete run, or the rest from a saved state on. Raises Left."""
+    """The complete run, or the rest from a saved state on. Raises Interrupted."""
     config, learner, first = tuning.config, tuning.learner, 1
     if state is not None:
         learner.restore(state["tuned"])
@@ -135,7 +135,7 @@ def run(
             if name is not None or is_last or (config.run.save_every and step % config.run.save_every == 0):
                 _save(tuning, step, out, progress)
             if name is not None and not is_last:
-                raise Left(name, step)
+                raise Interrupted(name, step)
         _validate(tuning, "after", config.run.steps, records, progress)
         model: Any = learner.model
         publish_run(model, out, config, records, progress, world=tuning.world)
@@ -163,8 +163,8 @@ def _validate(tuning: Tuning, when: str, step: int, records: Records, progress: 
         return
     with progress.part("testing"):
         loss, num_tokens = tuning.val_loss()
-    told = {"val/loss": loss, "num_prompts": len(tuning.val), "num_tokens": num_tokens}
-    records.write("eval", when=when, step=step, split="heldout", **told)
+    metrics = {"val/loss": loss, "num_prompts": len(tuning.val), "num_tokens": num_tokens}
+    records.write("eval", when=when, step=step, split="heldout", **metrics)
 
 
 def _save(tuning: Tuning, step: int, out: Path, progress: Progress) -> None:

@@ -82,9 +82,9 @@ def run(trainer: Trainer, config: Config, records: Records, progress: Progress) 
         elif step == optim.warm_start_steps:
             ended = "steps"
         loss, losses = sum(losses) / len(losses), []
-        told: dict[str, Any] = {"loss": loss, "lr": optim.warm_start_lr, "grad_norm": sft_step.grad_norm}
-        told |= {"accuracy": accuracy, "ended": ended, "wall_s": progress.elapsed_s()}
-        records.write("warm-start", step=step, of=optim.warm_start_steps, **told)
+        metrics: dict[str, Any] = {"loss": loss, "lr": optim.warm_start_lr, "grad_norm": sft_step.grad_norm}
+        metrics |= {"accuracy": accuracy, "ended": ended, "wall_s": progress.elapsed_s()}
+        records.write("warm-start", step=step, of=optim.warm_start_steps, **metrics)
         if ended:
             break
     with progress.part("warm_start"):

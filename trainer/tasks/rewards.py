@@ -62,8 +62,8 @@ def _judge(prompt: Prompt, rollout: Rollout, task: Task, errors: list[str] | Non
     except Exception as error:
         broken = error
         if not isinstance(error, RewardBroken):
-            said = " ".join(str(error).split())
-            broken = RewardBroken(f"the reward raised {type(error).__name__} at {line_of(error)}: {said}")
+            reason = " ".join(str(error).split())
+            broken = RewardBroken(f"the reward raised {type(error).__name__} at {line_of(error)}: {reason}")
         if errors is None:
             raise broken from error.__cause__ if broken is error else error
         errors.append(str(broken))

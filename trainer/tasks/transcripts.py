@@ -41,8 +41,8 @@ class Transcript:
         """
         first = self.mask.index(True)
         last = len(self.mask) - self.mask[::-1].index(True)
-        said = self.tokens[first:last]
-        rollout = Rollout(said, (0.0,) * len(said), Stop.END, response_mask=self.mask[first:last])
+        answer = self.tokens[first:last]
+        rollout = Rollout(answer, (0.0,) * len(answer), Stop.END, response_mask=self.mask[first:last])
         return Group(Prompt("", self.tokens[:first], ""), (rollout,))
 
 

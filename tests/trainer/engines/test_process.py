@@ -21,7 +21,7 @@ from trainer.algorithms.packing import pack
 from trainer.config import BadSetting
 from trainer.engines import remote
 from trainer.engines.base import Sampling, new_seeds
-from trainer.engines.generator_client import GeneratorLost, Order
+from trainer.engines.generator_client import EngineSpec, GeneratorLost
 from trainer.engines.process import Arena, ProcessGenerator, look, pool
 from trainer.engines.reference import asked
 from trainer.tasks.digits import successor
@@ -38,8 +38,8 @@ LIMIT_S = 240.0
 SEEDED = Sampling(4, 3, 1.0, seeds=new_seeds(len(PROMPTS), torch.Generator().manual_seed(1)))
 
 
-def order(config: Config = FLAT) -> Order:
-    return Order.of(config, successor(1), seed=0)
+def order(config: Config = FLAT) -> EngineSpec:
+    return EngineSpec.of(config, successor(1), seed=0)
 
 
 def started(log: Path | None = None, config: Config = FLAT) -> ProcessGenerator:

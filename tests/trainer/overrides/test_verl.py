@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from trainer.config import BadSetting, Config, Given, read
+from trainer.config import BadSetting, Config, ParsedSettings, read
 from trainer.overrides import verl, verl_keys
 
 # The overrides of verl's quick start for Ascend (GRPO, Qwen2.5-0.5B-Instruct, GSM8K, 8 cards), verl 0.4.1 to 0.9.1.
@@ -54,7 +54,7 @@ trainer.save_freq=-1 trainer.test_freq=20 trainer.total_epochs=2 trainer.val_bef
 """)
 
 
-def understood(*words: str) -> Given:
+def understood(*words: str) -> ParsedSettings:
     return read(words, devices=("auto", "cpu"))
 
 
@@ -64,7 +64,7 @@ def refused(*words: str) -> str:
     return str(caught.value)
 
 
-def values(given: Given, *names: str) -> dict[str, object]:
+def values(given: ParsedSettings, *names: str) -> dict[str, object]:
     flat = given.config.flat()
     return {name: flat[name] for name in names}
 

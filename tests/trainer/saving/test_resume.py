@@ -16,7 +16,7 @@ from tests.trainer.trainer_cases import CPU, ROOT, TINY, changed, of_a_child, on
 from trainer import __main__ as entry
 from trainer.build import build_trainer
 from trainer.config import BadSetting, Config
-from trainer.interrupt import Interrupt, Left
+from trainer.interrupt import Interrupt, Interrupted
 from trainer.metrics.records import FILE, Records
 from trainer.run_state import restore, state_of
 from trainer.saving import manifest, resume
@@ -71,7 +71,7 @@ def go(out: Path, config: Config, *, stop: int = 0, is_resumed: bool = False) ->
         try:
             interrupt = After(step=stop) if stop else None
             watched(trainer, config, out, records, interrupt=interrupt, num_validated=num_validated)
-        except Left as left:
+        except Interrupted as left:
             assert left.step == trainer.learner.steps_done
     return trainer
 

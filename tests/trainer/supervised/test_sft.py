@@ -15,7 +15,7 @@ from trainer import models
 from trainer.build import build_trainer
 from trainer.config import BadSetting, Config
 from trainer.distributed import World
-from trainer.interrupt import Interrupt, Left
+from trainer.interrupt import Interrupt, Interrupted
 from trainer.metrics.progress import Progress
 from trainer.metrics.records import Records
 from trainer.models import files, lora
@@ -146,7 +146,7 @@ def test_with_adapters_they_alone_learn_and_are_written_beside_the_merged_model(
 def test_a_run_that_is_left_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     config = settings(tmp_path, steps=3)
     whole = go(tmp_path / "whole", config)
-    with pytest.raises(Left, match="SIGINT"):
+    with pytest.raises(Interrupted, match="SIGINT"):
         go(tmp_path / "out", config, interrupt=Leaving())
     last = go(tmp_path / "out", config, is_resumed=True)
     assert difference(whole.state(3), last.state(3)) is None
