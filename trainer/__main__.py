@@ -102,9 +102,9 @@ def _main(words: list[str], progress: Progress, interrupt: Interrupt | None) -> 
 
         return compare.main(words[1:])
     if words[:1] == [_EXPORT]:
-        from trainer.saving import export
+        from trainer.saving import publish
 
-        return export.main(words[1:])
+        return publish.main(words[1:])
     if interrupt is None:
         interrupt = Interrupt()
         interrupt.install()

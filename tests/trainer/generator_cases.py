@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tests.trainer.trainer_cases import CPU, END, TINY, changed
-from trainer.engines import generator_server, remote
+from trainer import generator
+from trainer.engines import remote
 from trainer.engines.generator_client import EngineSpec, Generated, GeneratorLost, ReferenceLogProbs
 from trainer.tasks import choose
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.engines.base import Sampling, Tokens
-    from trainer.engines.generator_server import Server
+    from trainer.generator import Server
     from trainer.types import Batch
     from trainer.weights import Bucket
 
@@ -119,7 +120,7 @@ class Crew:
 
     def start(self, slot: int) -> InProcess:
         order = EngineSpec.of(self.config, choose(self.config), seed=0)
-        made = InProcess(f"generator {slot}", generator_server.start(order, CPU))
+        made = InProcess(f"generator {slot}", generator.start(order, CPU))
         if self.spoils.get(slot):
             made.spoil = self.spoils[slot].pop(0)
         if self.spoils_of_reference.get(slot):

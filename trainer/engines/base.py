@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from trainer.types import Rollout, Stop
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
-    from trainer.types import Rollout
 
 Tokens = tuple[int, ...]
 
@@ -59,12 +60,12 @@ class Engine(Protocol):
 
 
 # The largest seed that every engine takes.
-_LARGEST = 2**31 - 1
+_LARGEST_SEED = 2**31 - 1
 
 
 def new_seeds(count: int, generator: torch.Generator) -> tuple[int, ...]:
     """A seed for each of `count` prompts."""
-    return tuple(torch.randint(_LARGEST, (count,), generator=generator).tolist())
+    return tuple(torch.randint(_LARGEST_SEED, (count,), generator=generator).tolist())
 
 
 def uniform(sampling: Sampling, num_prompts: int, *, dtype: torch.dtype, device: torch.device | str) -> Tensor | None:
@@ -85,3 +86,11 @@ def pick(chances_RV: Tensor, uniform_R: Tensor) -> Tensor:
     """
     bounds_RV = chances_RV.cumsum(dim=1)
     return (bounds_RV[:, :-1] <= uniform_R[:, None] * bounds_RV[:, -1:]).sum(dim=1)
+
+
+def until_end(tokens: list[int], logprobs: list[float], end: int | None) -> Rollout:
+    """One answer of the tokens up to the first end token, that included, or of all of them."""
+    if end is None or end not in tokens:
+        return Rollout(tuple(tokens), tuple(logprobs), Stop.LENGTH)
+    length = tokens.index(end) + 1
+    return Rollout(tuple(tokens[:length]), tuple(logprobs[:length]), Stop.END)

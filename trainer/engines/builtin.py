@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer.engines.base import pick, uniform
+from trainer.engines.base import pick, uniform, until_end
 from trainer.models import attention
-from trainer.types import Rollout, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
     from trainer.engines.base import Sampling, Tokens
     from trainer.models.decoder import Decoder
+    from trainer.types import Rollout
 
 # Up to so many tokens, the bounds between their chances are exact enough to draw by, and faster.
 _FEW_TOKENS = 1024
@@ -67,7 +67,7 @@ class Sampler:
                     rows_R, drawn_R = rows_R[slots_R], drawn_R[slots_R]
             logits_RV = run.step(drawn_R)
         pairs = zip(tokens_TB.T.tolist(), logprobs_TB.T.tolist(), strict=True)
-        rollouts = [_until_end(tokens, logprobs, self._end) for tokens, logprobs in pairs]
+        rollouts = [until_end(tokens, logprobs, self._end) for tokens, logprobs in pairs]
         return [tuple(rollouts[at : at + size]) for at in range(0, len(rollouts), size)]
 
     def _draw(self, logits_RV: Tensor, sampling: Sampling, chance_R: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -107,13 +107,6 @@ class Sampler:
 
     def restore_random_state(self, state: Tensor) -> None:
         self._generator.set_state(state)
-
-
-def _until_end(tokens: list[int], logprobs: list[float], end: int | None) -> Rollout:
-    if end is None or end not in tokens:
-        return Rollout(tuple(tokens), tuple(logprobs), Stop.LENGTH)
-    length = tokens.index(end) + 1
-    return Rollout(tuple(tokens[:length]), tuple(logprobs[:length]), Stop.END)
 
 
 # Where kernels are made for each shape, own keys are looked at in steps of so many: then few shapes arise.

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.config import BadSetting
-from trainer.engines.base import pick, uniform
+from trainer.engines.base import pick, uniform, until_end
 from trainer.models.pretrained import causal_model
-from trainer.types import Rollout, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from trainer.config import Config
     from trainer.engines.base import Sampling, Tokens
     from trainer.tasks.base import Task
+    from trainer.types import Rollout
 
 
 class Chooser:
@@ -79,7 +79,7 @@ class Generator:
             logits_processor=[chooser],
         )
         answers, logprobs = whole_BT[:, longest:].tolist(), torch.stack(chooser.logprobs, dim=1).tolist()
-        rollouts = [_until_end(row, values, self._end) for row, values in zip(answers, logprobs, strict=True)]
+        rollouts = [until_end(row, values, self._end) for row, values in zip(answers, logprobs, strict=True)]
         return [tuple(rollouts[at : at + size]) for at in range(0, len(rollouts), size)]
 
     def _computed(self, tokens_PS: Tensor, mask_PS: Tensor, size: int) -> Any:
@@ -120,13 +120,6 @@ class Generator:
 
     def restore_random_state(self, state: Tensor) -> None:
         self._generator.set_state(state)
-
-
-def _until_end(tokens: list[int], logprobs: list[float], end: int | None) -> Rollout:
-    if end is None or end not in tokens:
-        return Rollout(tuple(tokens), tuple(logprobs), Stop.LENGTH)
-    length = tokens.index(end) + 1
-    return Rollout(tuple(tokens[:length]), tuple(logprobs[:length]), Stop.END)
 
 
 def start(config: Config, task: Task, device: torch.device, *, seed: int) -> Generator:

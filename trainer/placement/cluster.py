@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.device import RAY_RESOURCES
 from trainer.placement import daemon, worker_actor
-from trainer.placement.busy import holders
 from trainer.placement.cards import Node, Placement, PlacementError, list_nodes, place_workers
-from trainer.placement.reach import OWN, answers, one_line
+from trainer.placement.reach import OWN, answers, holders, one_line
 from trainer.sections import BadSetting
 
 if TYPE_CHECKING:

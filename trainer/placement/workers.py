@@ -22,9 +22,8 @@ import trainer
 from trainer import device as devices
 from trainer import launch
 from trainer.placement import worker_actor
-from trainer.placement.busy import holders
 from trainer.placement.cards import CPU, PlacementError, list_nodes, lost_nodes
-from trainer.placement.reach import how_lost, one_line
+from trainer.placement.reach import holders, how_lost, one_line
 from trainer.placement.worker_actor import WorkerActor
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from trainer.config import BadSetting
 from trainer.episodes import demonstrate
 from trainer.rollouts import collect, draw
 from trainer.run_state import set_reference
-from trainer.supervised.sft_learner import SFTLearner
+from trainer.supervised.sft import SFTLearner
 from trainer.types import Group
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from tests.trainer.trainer_cases import CPU, changed
 from trainer.engines import factory, remote
 from trainer.engines.base import Sampling, pick, uniform
 from trainer.engines.generator_client import EngineSpec
-from trainer.engines.generator_server import Server
 from trainer.engines.remote import MOST_TRIES
+from trainer.generator import Server
 from trainer.tasks.digits import successor
 from trainer.weights import NotWhole, Packer
 

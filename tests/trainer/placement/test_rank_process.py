@@ -22,7 +22,7 @@ from trainer.__main__ import main
 from trainer.config import parse
 from trainer.distributed import World
 from trainer.engines.generator_client import EngineSpec, TokenizerInfo
-from trainer.engines.generator_server import Server
+from trainer.generator import Server
 from trainer.interrupt import Interrupt
 from trainer.launch import PLACED
 from trainer.placement import generator as generators

@@ -22,7 +22,7 @@ from trainer.models import files, lora
 from trainer.saving import resume
 from trainer.saving.checkpoint import difference, load
 from trainer.supervised import sft, warm_start
-from trainer.supervised.sft_learner import SFTLearner
+from trainer.supervised.sft import SFTLearner
 from trainer.tasks.tokenizers import choose
 from trainer.types import Group
 

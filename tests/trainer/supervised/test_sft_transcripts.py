@@ -9,8 +9,8 @@ import pytest
 from tests.trainer.tasks.text_cases import WORDS, jsonl
 from trainer.algorithms.packing import pack
 from trainer.config import BadSetting
+from trainer.supervised.sft import Transcript, read, render_message, transcript
 from trainer.tasks.tokenizers import Pretrained
-from trainer.tasks.transcripts import Transcript, read, render_message, transcript
 
 if TYPE_CHECKING:
     from pathlib import Path
