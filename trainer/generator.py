@@ -50,7 +50,9 @@ def serve(order: EngineSpec) -> Server:
     torch.set_num_threads(config.run.num_threads)
     torch.set_float32_matmul_precision(config.run.matmul_precision)
     device = devices.choose(config.run.device, role="rollout")
-    return faults.server(start(order, device), config.run.fault, vocabulary_size=order.tokenizer.vocabulary_size)
+    size = order.tokenizer.vocabulary_size
+    server: Server = faults.server(start(order, device), config.run.fault, vocabulary_size=size)
+    return server
 
 
 def main() -> int:

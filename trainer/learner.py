@@ -229,8 +229,8 @@ class Learner:
                 )
         scores = Scores(token_rewards_BT, batch.mask_BT, batch.lengths_B, batch.prompt_of_B, logprobs.values_BT)
         settings = Settings(algorithm.scale_by_std, algorithm.gamma, algorithm.lam, self._world.all_reduce_sum)
-        found = self._estimator(scores, self._convention, settings=settings)
-        return StepAdvantages(found.advantages_BT, found.returns_BT, rewards_B, coef)
+        result = self._estimator(scores, self._convention, settings=settings)
+        return StepAdvantages(result.advantages_BT, result.returns_BT, rewards_B, coef)
 
     def update_critic(self, batch: Batch, logprobs: LogProbs, advantages: Advantages) -> float:
         """Takes the critic's optimizer steps; its loss, 0 without a critic."""
@@ -241,10 +241,10 @@ class Learner:
     def _logprobs(self, model: Model, batch: Batch) -> Tensor:
         """Log-probabilities [B, T] of a complete batch, micro batch by micro batch."""
         temperature, size = self._config.rollout.temperature, self._config.optim.micro_batch_rows
-        made_BT = torch.zeros_like(batch.sampler_logprobs_BT)
-        if not size or (size >= len(made_BT) and not self.is_sharded):
-            return model.score(batch, temperature=temperature, with_entropy=False).logprobs_BT.to(made_BT.dtype)
-        rows = torch.arange(len(made_BT), device=made_BT.device)
+        logprobs_BT = torch.zeros_like(batch.sampler_logprobs_BT)
+        if not size or (size >= len(logprobs_BT) and not self.is_sharded):
+            return model.score(batch, temperature=temperature, with_entropy=False).logprobs_BT.to(logprobs_BT.dtype)
+        rows = torch.arange(len(logprobs_BT), device=logprobs_BT.device)
         parts = list(torch.split(rows, size))
         if self.is_sharded:  # every pass is a collective: a rank with fewer rows computes its first one again
             num_passes = int(self._world.all_reduce_max(rows.new_tensor(len(parts))))
@@ -252,8 +252,8 @@ class Learner:
         for some in parts:
             part = select(batch, some)
             scored = model.score(part, temperature=temperature, with_entropy=False)
-            made_BT[some, : part.tokens_BT.shape[1]] = scored.logprobs_BT.to(made_BT.dtype)
-        return made_BT
+            logprobs_BT[some, : part.tokens_BT.shape[1]] = scored.logprobs_BT.to(logprobs_BT.dtype)
+        return logprobs_BT
 
     def mini_batches(self, batch: Batch) -> Iterator[Tensor]:
         """Row numbers of each mini batch: complete groups in a new random order; sizes differ by one group at most.

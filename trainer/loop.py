@@ -33,14 +33,14 @@ def train(trainer: Trainer, observers: Sequence[Observer] = (), *, interrupt: In
     interrupt = interrupt or Interrupt()
     for observer in observers:
         observer.on_start()
-    with interrupt.held():
+    with interrupt.deferred():
         for step in range(trainer.learner.steps_done + 1, trainer.config.run.steps + 1):
             for observer in observers:
                 observer.on_step_start(step)
             result = train_step(trainer, step)
             for observer in observers:
                 observer.on_step(step, result)
-            if (signal := interrupt.asked(trainer.world)) is not None:
+            if (signal := interrupt.requested(trainer.world)) is not None:
                 raise Interrupted(signal, step)
     for observer in observers:
         observer.on_end()
@@ -88,8 +88,8 @@ def next_rollouts(trainer: Trainer) -> RolloutBatch:
     prefetch = trainer.prefetch
     rollouts = (prefetch.take() if prefetch is not None else None) or make_rollouts(trainer)
     trainer.check_staleness(rollouts)
-    if rollouts.reference_BT is None and (ours_BT := trainer.reference_logprobs(rollouts.groups)) is not None:
-        rollouts = replace(rollouts, reference_BT=ours_BT)
+    if rollouts.reference_BT is None and (reference_BT := trainer.reference_logprobs(rollouts.groups)) is not None:
+        rollouts = replace(rollouts, reference_BT=reference_BT)
     if prefetch is not None and trainer.learner.steps_done + 1 < trainer.config.run.steps:
         prompts = trainer.draw()
         prefetch.start(lambda progress: trainer.generate(prompts, progress))

@@ -143,11 +143,11 @@ def restore_reference(learner: Learner, remote: Remote | None, state: Mapping[st
     Raises BadSetting if it is no longer available.
     """
     if remote is not None and remote.origin is not None:
-        held = _stored_reference(learner, state)
-        if held is None:
+        stored_reference = _stored_reference(learner, state)
+        if stored_reference is None:
             _check(state[MARK], remote.origin.mark)
-        elif fingerprint(held.items()) != remote.origin.mark:
-            remote.set_reference(held.items())
+        elif fingerprint(stored_reference.items()) != remote.origin.mark:
+            remote.set_reference(stored_reference.items())
     elif MARK in state and "reference" not in state["learner"] and learner.reference is not None:
         _check(state[MARK], fingerprint(plain_weights(learner.reference, learner.dtype)))
 
@@ -155,8 +155,8 @@ def restore_reference(learner: Learner, remote: Remote | None, state: Mapping[st
 def _stored_reference(learner: Learner, state: Mapping[str, Any]) -> Mapping[str, Tensor] | None:
     """The complete reference of a state; None if it has none."""
     if not is_stored(state):
-        held: Mapping[str, Tensor] | None = state["learner"].get("reference")
-        return held
+        stored_reference: Mapping[str, Tensor] | None = state["learner"].get("reference")
+        return stored_reference
     own = ((name, each) for name, each in learner.model.named_parameters() if ".lora_" not in name)
     weights = {name: torch.empty(each.shape, dtype=learner.dtype) for name, each in own}
     state[STORED].into({f"learner/reference/{name}": each for name, each in weights.items()})

@@ -114,12 +114,12 @@ def per_answer(
     rewards_B = answer_rewards(scores)
     order_B, sizes = by_group(scores.group_B)
     is_zero_alone = convention.group_of_one == "zero"
-    changed = [
+    results = [
         torch.zeros_like(rewards_G) if is_zero_alone and len(rewards_G) == 1 else change(rewards_G)
         for rewards_G in torch.split(rewards_B[order_B], sizes)
     ]
     result_B = torch.empty_like(rewards_B)
-    result_B[order_B] = torch.cat(changed)
+    result_B[order_B] = torch.cat(results)
     if convention.skips_nan_rewards:
         result_B = result_B.nan_to_num(nan=0.0)
     return spread_over_tokens(result_B, scores, convention, settings)
@@ -131,9 +131,9 @@ def spread_over_tokens(result_B: Tensor, scores: Scores, convention: Convention,
         return Advantages(torch.where(scores.mask_BT, result_B.unsqueeze(1), 0.0), None)
     positions_T = torch.arange(scores.mask_BT.shape[1], device=result_B.device)
     last_B1 = torch.where(scores.mask_BT, positions_T, -1).amax(dim=1, keepdim=True)
-    placed_BT = torch.where(positions_T == last_B1, result_B.unsqueeze(1), 0.0)
-    placed = Scores(placed_BT, scores.mask_BT, scores.lengths_B, scores.group_B)
-    return Advantages(rewards_to_go(placed, convention, settings.gamma), None)
+    last_token_BT = torch.where(positions_T == last_B1, result_B.unsqueeze(1), 0.0)
+    last_token_scores = Scores(last_token_BT, scores.mask_BT, scores.lengths_B, scores.group_B)
+    return Advantages(rewards_to_go(last_token_scores, convention, settings.gamma), None)
 
 
 def rewards_to_go(scores: Scores, convention: Convention, gamma: float) -> Tensor:

@@ -149,14 +149,14 @@ def whiten(
     Source: verl torch_functional and ROLL functionals, masked_whiten; equal values keep their order of operations,
     because the tiny floor makes rounding visible there.
     """
-    kept_BT = torch.where(mask_BT, values_BT, 0.0)
-    sums = torch.stack([mask_BT.sum().to(kept_BT.dtype), kept_BT.sum()])
+    masked_BT = torch.where(mask_BT, values_BT, 0.0)
+    sums = torch.stack([mask_BT.sum().to(masked_BT.dtype), masked_BT.sum()])
     number, total = (sums if add is None else add(sums)).unbind()
     if number < 2:
         if convention.whitening_of_few == "error":
             raise ValueError(f"whitening needs two tokens or more, and there are {int(number)}")
-        return kept_BT
-    centred_BT = torch.where(mask_BT, kept_BT - total / number, 0.0)
+        return masked_BT
+    centred_BT = torch.where(mask_BT, masked_BT - total / number, 0.0)
     squares = centred_BT.square().sum()
     variance = (squares if add is None else add(squares)) / number * (number / (number - 1))
     return centred_BT * torch.rsqrt(variance + 1e-8)

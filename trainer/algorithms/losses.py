@@ -108,9 +108,9 @@ def _cispo(
     log_ratios_BT = _log_ratios(logprobs_BT, old_BT, convention).detach()
     ratios_BT = log_ratios_BT.exp()
     around_one = convention.cispo_bounds == "around-one"
-    held_BT = ratios_BT.clamp(1 - clip.low, 1 + clip.high) if around_one else ratios_BT.clamp(max=clip.high)
-    is_clipped_BT = mask_BT & (held_BT != ratios_BT)
-    losses_BT = -held_BT * advantages_BT * logprobs_BT
+    clamped_BT = ratios_BT.clamp(1 - clip.low, 1 + clip.high) if around_one else ratios_BT.clamp(max=clip.high)
+    is_clipped_BT = mask_BT & (clamped_BT != ratios_BT)
+    losses_BT = -clamped_BT * advantages_BT * logprobs_BT
     return TokenLosses(losses_BT, ratios_BT, is_clipped_BT, torch.zeros_like(mask_BT), log_ratios_BT)
 
 
@@ -189,16 +189,16 @@ def aggregate(losses_BT: Tensor, mask_BT: Tensor, mode: str, totals: Totals) -> 
     Raises ValueError for any other mode. Source: verl core_algos.agg_loss; TRL names them dapo, -, dr_grpo, grpo.
     Example: rows [1, 3] and [5, -] -> token-mean 3, seq-mean-token-sum 4.5, over width 2.25, seq-mean-token-mean 3.5
     """
-    kept_BT = torch.where(mask_BT, losses_BT, 0.0)
+    masked_BT = torch.where(mask_BT, losses_BT, 0.0)
     if mode == "token-mean":
-        return kept_BT.sum() / totals.num_tokens
+        return masked_BT.sum() / totals.num_tokens
     if mode == "seq-mean-token-sum":
-        return kept_BT.sum() / totals.num_rows
+        return masked_BT.sum() / totals.num_rows
     if mode == "seq-mean-token-sum-norm":
-        share = kept_BT.sum() / (totals.width if totals.scale is None else totals.scale)
+        share = masked_BT.sum() / (totals.width if totals.scale is None else totals.scale)
         return share / totals.num_rows if totals.norm_by_rows else share
     if mode == "seq-mean-token-mean":
-        return (kept_BT.sum(dim=1) / mask_BT.sum(dim=1).clamp(min=1)).sum() / totals.num_rows
+        return (masked_BT.sum(dim=1) / mask_BT.sum(dim=1).clamp(min=1)).sum() / totals.num_rows
     raise ValueError(f"There is no aggregation {mode!r}. Accepted: {', '.join(MODES)}")
 
 

@@ -117,7 +117,7 @@ class Layout:
     answers: Rectangle  # [P, G, T]; without any element where every answer is a single token
     is_pad_PS: Tensor | None  # true beyond the end of a prompt; None: nowhere
     last_P: Tensor  # packed place of each prompt's last token
-    kept_M: Tensor  # packed places of the P + A that are left after the last layer
+    output_M: Tensor  # packed places of the P + A that are left after the last layer
     source_M: Tensor | None  # which of the P + A predict a masked token; None: all
     source_C: Tensor  # per masked token of the answers, which of the M predicts it; rising
     target_C: Tensor  # the token itself
@@ -131,10 +131,10 @@ _last: tuple[Batch, Layout] | None = None
 def lay_out(batch: Batch) -> Layout:
     """The places of a batch's tokens."""
     global _last
-    found = _last  # read once: another thread may put its own in place
-    if found is None or found[0] is not batch:
-        _last = found = batch, _lay_out(batch)
-    return found[1]
+    cached = _last  # read once: another thread may put its own in place
+    if cached is None or cached[0] is not batch:
+        _last = cached = batch, _lay_out(batch)
+    return cached[1]
 
 
 def _lay_out(batch: Batch) -> Layout:
@@ -158,7 +158,7 @@ def _lay_out(batch: Batch) -> Layout:
         answers=Rectangle(shape, None if len(place_A) == math.prod(shape) else place_A),
         is_pad_PS=~in_prompt_PS if has_pads else None,
         last_P=last_P,
-        kept_M=torch.cat((last_P, answers_A)),
+        output_M=torch.cat((last_P, answers_A)),
         source_M=source_M,
         source_C=source_C,
         target_C=batch.tokens_BT.flatten()[place_C],

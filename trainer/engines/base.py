@@ -75,8 +75,8 @@ def uniform(sampling: Sampling, num_prompts: int, *, dtype: torch.dtype, device:
     if len(sampling.seeds) != num_prompts:
         raise ValueError(f"{len(sampling.seeds)} seeds for {num_prompts} prompts")
     shape = (sampling.max_new_tokens, sampling.rollouts_per_prompt)
-    drawn = [torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype) for seed in sampling.seeds]
-    return torch.cat(drawn, dim=1).to(device)
+    numbers = [torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype) for seed in sampling.seeds]
+    return torch.cat(numbers, dim=1).to(device)
 
 
 def pick(chances_RV: Tensor, uniform_R: Tensor) -> Tensor:

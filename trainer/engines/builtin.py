@@ -42,30 +42,30 @@ class Sampler:
         tokens_TB = torch.zeros(sampling.max_new_tokens, len(prompts) * size, dtype=torch.int64, device=self._device)
         logprobs_TB = torch.zeros(tokens_TB.shape, dtype=self._wide, device=self._device)
         rows_R = torch.arange(tokens_TB.shape[1], device=self._device)
-        is_needed_R, is_moved = torch.ones_like(rows_R, dtype=torch.bool), False
+        is_needed_R, is_compacted = torch.ones_like(rows_R, dtype=torch.bool), False
         chances_TB = uniform(sampling, len(prompts), dtype=self._wide, device=self._device)
         logits_RV = run.start().repeat_interleave(size, dim=0)
         for step in range(sampling.max_new_tokens):
             chance_R = None if chances_TB is None else chances_TB[step, rows_R]
-            drawn_R, chosen_R = self._draw(logits_RV, sampling, chance_R)
+            tokens_R, logprobs_R = self._draw(logits_RV, sampling, chance_R)
             # A row that has ended is sampled further for a while; tokens after its end are ignored.
-            if is_moved:
+            if is_compacted:
                 rows_N = rows_R[is_needed_R]
-                tokens_TB[step, rows_N], logprobs_TB[step, rows_N] = drawn_R[is_needed_R], chosen_R[is_needed_R]
+                tokens_TB[step, rows_N], logprobs_TB[step, rows_N] = tokens_R[is_needed_R], logprobs_R[is_needed_R]
             else:
-                tokens_TB[step], logprobs_TB[step] = drawn_R, chosen_R
+                tokens_TB[step], logprobs_TB[step] = tokens_R, logprobs_R
             if step + 1 == sampling.max_new_tokens:
                 break
             if self._end is not None:
-                is_needed_R &= drawn_R != self._end
+                is_needed_R &= tokens_R != self._end
                 if not bool(is_needed_R.any()):
                     break
                 # Before the last step it costs more than it saves.
-                moved = run.compact(is_needed_R) if step + 2 < sampling.max_new_tokens else None
-                if moved is not None:
-                    (slots_R, is_needed_R), is_moved = moved, True
-                    rows_R, drawn_R = rows_R[slots_R], drawn_R[slots_R]
-            logits_RV = run.step(drawn_R)
+                compacted = run.compact(is_needed_R) if step + 2 < sampling.max_new_tokens else None
+                if compacted is not None:
+                    (slots_R, is_needed_R), is_compacted = compacted, True
+                    rows_R, tokens_R = rows_R[slots_R], tokens_R[slots_R]
+            logits_RV = run.step(tokens_R)
         pairs = zip(tokens_TB.T.tolist(), logprobs_TB.T.tolist(), strict=True)
         rollouts = [until_end(tokens, logprobs, self._end) for tokens, logprobs in pairs]
         return [tuple(rollouts[at : at + size]) for at in range(0, len(rollouts), size)]
@@ -76,8 +76,8 @@ class Sampler:
         if sampling.temperature != 1.0:
             logits_RV = logits_RV / sampling.temperature
         logprobs_RV = torch.log_softmax(logits_RV, dim=-1)
-        drawn_R = logprobs_RV.argmax(dim=1) if sampling.is_greedy else self._pick(logprobs_RV.exp(), chance_R)
-        return drawn_R, logprobs_RV.gather(1, drawn_R[:, None]).squeeze(1)
+        tokens_R = logprobs_RV.argmax(dim=1) if sampling.is_greedy else self._pick(logprobs_RV.exp(), chance_R)
+        return tokens_R, logprobs_RV.gather(1, tokens_R[:, None]).squeeze(1)
 
     def _pick(self, chances_RV: Tensor, chance_R: Tensor | None = None) -> Tensor:
         """A token of each row, as likely as its chance."""
@@ -180,16 +180,16 @@ class CachedGeneration:
         rotary, pads, mask_T = self._rotary(), None, None
         if self._is_pad_PS is not None:
             pads = attention.pad_mask(self._is_pad_PS, decoder.shape.kv_heads, self._weight)
-        seen = -(-(self._done + 1) // self._stride) * self._stride
-        if seen > self._done + 1:
-            mask_T = self._weight.new_zeros(seen)
+        num_keys = -(-(self._done + 1) // self._stride) * self._stride
+        if num_keys > self._done + 1:
+            mask_T = self._weight.new_zeros(num_keys)
             mask_T[self._done + 1 :] = -torch.inf
         x_RH = decoder.model.embed_tokens(tokens_R)
         for layer, cache in zip(decoder.model.stack(), self._caches, strict=True):
             queries, keys, values = layer.self_attn.project(layer.input_layernorm(x_RH), rotary)
             for buffer, each in zip(cache.own, (keys, values), strict=True):
                 buffer[:, :, :, self._done] = each.reshape(*shape, *each.shape[1:]).transpose(1, 2)
-            mixed = self._mix(queries.view(*shape, *queries.shape[1:]), cache, (mask_T, pads), seen)
+            mixed = self._mix(queries.view(*shape, *queries.shape[1:]), cache, (mask_T, pads), num_keys)
             x_RH = layer.finish(x_RH, mixed)
         self._done += 1
         return torch.nn.functional.linear(decoder.model.norm(x_RH), self._weight)
@@ -203,11 +203,11 @@ class CachedGeneration:
         return self._cos[positions_R], self._sin[positions_R]
 
     def _mix(
-        self, queries_PGKRD: Tensor, cache: _Cache, masks: tuple[Tensor | None, Tensor | None], seen: int
+        self, queries_PGKRD: Tensor, cache: _Cache, masks: tuple[Tensor | None, Tensor | None], num_keys: int
     ) -> Tensor:
         prompts, group, kv_heads, repeats, size = queries_PGKRD.shape
         queries = queries_PGKRD.transpose(1, 2).reshape(prompts * kv_heads, group * repeats, size)
-        keys, values = (each.flatten(0, 2)[:, :seen] for each in cache.own)
+        keys, values = (each.flatten(0, 2)[:, :num_keys] for each in cache.own)
         mixed = attention.two_parts(
             queries,
             (keys, values),

@@ -58,9 +58,11 @@ class Meter:
             return {}
         ratio = num_drawn / len(groups)
         counted = of_phases(self.model, work(groups), config, drawn_over_used=ratio)
-        able = self.peak.tflops * 1e12
-        found = {_MFU[name]: each / (parts[name] * able) for name, each in counted.items() if parts.get(name, 0.0) > 0}
-        return {**found, "perf/mfu/step": sum(counted.values()) / (seconds * able)}
+        flops_per_s = self.peak.tflops * 1e12
+        found = {
+            _MFU[name]: each / (parts[name] * flops_per_s) for name, each in counted.items() if parts.get(name, 0.0) > 0
+        }
+        return {**found, "perf/mfu/step": sum(counted.values()) / (seconds * flops_per_s)}
 
     def memory(self) -> dict[str, float]:
         """The peak so far in GiB (verl calls it gb), and its fraction of the total memory.

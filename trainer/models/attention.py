@@ -54,10 +54,10 @@ def of_prompts(queries_PSKRD: Tensor, keys_PKSD: Tensor, values_PKSD: Tensor) ->
 
 def of_last(queries_PKRD: Tensor, keys_PKSD: Tensor, values_PKSD: Tensor, is_pad_PS: Tensor | None) -> Tensor:
     """Attention of each prompt's last token over its prompt [P, K, R, D]."""
-    found = (queries_PKRD * queries_PKRD.shape[-1] ** -0.5) @ keys_PKSD.transpose(2, 3)
+    scores_PKRS = (queries_PKRD * queries_PKRD.shape[-1] ** -0.5) @ keys_PKSD.transpose(2, 3)
     if is_pad_PS is not None:
-        found = found.masked_fill(is_pad_PS[:, None, None, :], -torch.inf)
-    return torch.softmax(found, dim=-1) @ values_PKSD
+        scores_PKRS = scores_PKRS.masked_fill(is_pad_PS[:, None, None, :], -torch.inf)
+    return torch.softmax(scores_PKRS, dim=-1) @ values_PKSD
 
 
 def pad_mask(is_pad_PS: Tensor, kv_heads: int, like: Tensor) -> Tensor:
@@ -177,8 +177,8 @@ def _mix(
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """The mixed values, and the tensors saved for backward."""
     heads, cut, size = parts.shape[1] - 2 * kv_heads, layout.num_prompt_tokens, parts.shape[2]
-    turned = ops.apply_rotary(parts[:, : heads + kv_heads], cos, sin)
-    queries, keys, values = turned[:, :heads], turned[:, heads:], parts[:, heads + kv_heads :]
+    rotated = ops.apply_rotary(parts[:, : heads + kv_heads], cos, sin)
+    queries, keys, values = rotated[:, :heads], rotated[:, heads:], parts[:, heads + kv_heads :]
     p_keys, p_values = (_in(each[:cut], layout.prompts, kv_heads) for each in (keys, values))
     pads = None if layout.is_pad_PS is None else pad_mask(layout.is_pad_PS, kv_heads, parts)
     repeats, length = heads // kv_heads, layout.prompts.shape[1]
@@ -241,27 +241,27 @@ class _Mix(Function):
         to_values = torch.bmm(p_weights.transpose(1, 2), to_mixed)
         scores = _to_scores(torch.bmm(to_mixed, p_values.transpose(1, 2)), p_weights, size)
         to_queries, to_keys = torch.bmm(scores, p_keys), torch.bmm(scores.transpose(1, 2), p_queries)
-        to_turned = gradient.new_empty(num, heads + kv_heads, size)
+        to_rotated = gradient.new_empty(num, heads + kv_heads, size)
         to_parts = gradient.new_empty(num, all_heads, size)
         if saved[4] is not None:
             to_mixed = _in(gradient[num_prompt_rows:], layout.answers, kv_heads)
             own = _back_of_answers(to_mixed, saved, to_keys, to_values)
-            to_turned[cut:, :heads].view(-1, kv_heads, heads // kv_heads, size).copy_(
+            to_rotated[cut:, :heads].view(-1, kv_heads, heads // kv_heads, size).copy_(
                 _out(own[0], layout.answers, kv_heads, heads)
             )
-            for home, found in ((to_turned[cut:, heads:], own[1]), (to_parts[cut:, heads + kv_heads :], own[2])):
-                found = found.view(len(p_keys), -1, size)
-                home.copy_(_out(found, layout.answers, kv_heads, kv_heads)[:, :, 0])
+            for home, part in ((to_rotated[cut:, heads:], own[1]), (to_parts[cut:, heads + kv_heads :], own[2])):
+                part = part.view(len(p_keys), -1, size)
+                home.copy_(_out(part, layout.answers, kv_heads, kv_heads)[:, :, 0])
         if ctx.is_last:
-            to_turned[:cut, :heads] = 0
-            to_turned[layout.last_P, :heads] = to_queries.view(-1, heads, size)
+            to_rotated[:cut, :heads] = 0
+            to_rotated[layout.last_P, :heads] = to_queries.view(-1, heads, size)
         else:
-            to_turned[:cut, :heads].view(-1, kv_heads, heads // kv_heads, size).copy_(
+            to_rotated[:cut, :heads].view(-1, kv_heads, heads // kv_heads, size).copy_(
                 _out(to_queries, layout.prompts, kv_heads, heads)
             )
-        to_turned[:cut, heads:] = _out(to_keys, layout.prompts, kv_heads, kv_heads)[:, :, 0]
+        to_rotated[:cut, heads:] = _out(to_keys, layout.prompts, kv_heads, kv_heads)[:, :, 0]
         to_parts[:cut, heads + kv_heads :] = _out(to_values, layout.prompts, kv_heads, kv_heads)[:, :, 0]
-        ops.apply_rotary(to_turned, cos, -sin, out=to_parts[:, : heads + kv_heads])
+        ops.apply_rotary(to_rotated, cos, -sin, out=to_parts[:, : heads + kv_heads])
         return to_parts, None, None, None, None, None
 
 

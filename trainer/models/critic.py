@@ -43,9 +43,9 @@ def value_loss(values_BT: Tensor, returns_BT: Tensor, old_BT: Tensor, mask_BT: T
     if not clip:
         return ValueLosses(0.5 * error_BT, torch.zeros_like(mask_BT))
     old_BT = torch.where(mask_BT, old_BT, 0.0)
-    held_BT = torch.maximum(torch.minimum(values_BT, old_BT + clip), old_BT - clip)
-    held_error_BT = (held_BT - returns_BT).square()
-    return ValueLosses(0.5 * torch.maximum(error_BT, held_error_BT), mask_BT & (held_error_BT > error_BT))
+    clamped_BT = torch.maximum(torch.minimum(values_BT, old_BT + clip), old_BT - clip)
+    clamped_error_BT = (clamped_BT - returns_BT).square()
+    return ValueLosses(0.5 * torch.maximum(error_BT, clamped_error_BT), mask_BT & (clamped_error_BT > error_BT))
 
 
 class ValueModel(nn.Module):
@@ -79,11 +79,11 @@ class Critic:
     @torch.no_grad()
     def values(self, batch: Batch) -> Tensor:
         """Values [B, T] before each masked token; 0 elsewhere."""
-        made_BT = torch.zeros_like(batch.mask_BT, dtype=torch.promote_types(self._model.score.dtype, torch.float32))
+        values_BT = torch.zeros_like(batch.mask_BT, dtype=torch.promote_types(self._model.score.dtype, torch.float32))
         for rows in self._parts(batch):
             part_BT = self._model(select(batch, rows))
-            made_BT[rows, : part_BT.shape[1]] = part_BT
-        return made_BT
+            values_BT[rows, : part_BT.shape[1]] = part_BT
+        return values_BT
 
     def update(self, batch: Batch, old_BT: Tensor, returns_BT: Tensor) -> float:
         """One optimizer step towards the returns; gives back the loss before it, the mean over the masked tokens."""

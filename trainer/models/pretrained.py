@@ -46,11 +46,11 @@ class Pretrained(Model):
 
     def score(self, batch: Batch, *, temperature: float, with_entropy: bool = True) -> Scored:
         """Each masked token's log-probability [B, T], and the entropy of its distribution; both 0 elsewhere."""
-        wanted_BT = batch.mask_BT
+        mask_BT = batch.mask_BT
         logprobs_C, entropy_C = self(batch, temperature, with_entropy)
-        empty = logprobs_C.new_zeros(wanted_BT.shape)
-        logprobs_BT = empty.masked_scatter(wanted_BT, logprobs_C)
-        return Scored(logprobs_BT, empty.masked_scatter(wanted_BT, entropy_C) if with_entropy else empty)
+        empty = logprobs_C.new_zeros(mask_BT.shape)
+        logprobs_BT = empty.masked_scatter(mask_BT, logprobs_C)
+        return Scored(logprobs_BT, empty.masked_scatter(mask_BT, entropy_C) if with_entropy else empty)
 
     def forward(self, batch: Batch, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor]:
         """Each masked token's log-probability [C], and the entropy of its distribution."""

@@ -139,14 +139,14 @@ def run(
         first = int(state["step"]) + 1
     else:
         _validate(tuning, "before", 0, records, progress)
-    with interrupt.held():
+    with interrupt.deferred():
         for step in range(first, config.run.steps + 1):
             records.write("step", step=step, **_step(tuning, step, progress))
             progress.steps_done = step
             is_last = step == config.run.steps
             if config.run.validate_every and step % config.run.validate_every == 0 and not is_last:
                 _validate(tuning, "during", step, records, progress)
-            name = interrupt.asked(tuning.world)
+            name = interrupt.requested(tuning.world)
             if name is not None or is_last or (config.run.save_every and step % config.run.save_every == 0):
                 _save(tuning, step, out, progress)
             if name is not None and not is_last:

@@ -47,10 +47,10 @@ def score_rewards(
             for prompt, rollout in answers:
                 rewards.append(_judge(prompt, rollout, task, errors))
     except _TimeUp as error:
-        late = RewardHung(f"the reward did not come back within {limit_s:g} s: it was at {line_of(error)}")
+        timeout = RewardHung(f"the reward did not come back within {limit_s:g} s: it was at {line_of(error)}")
         if errors is None:
-            raise late from error
-        errors += [str(late)] * (len(answers) - len(rewards))
+            raise timeout from error
+        errors += [str(timeout)] * (len(answers) - len(rewards))
         rewards += [math.nan] * (len(answers) - len(rewards))
     each = iter(rewards)
     return [[next(each) for _ in group.rollouts] for group in groups]
@@ -60,13 +60,13 @@ def _judge(prompt: Prompt, rollout: Rollout, task: Task, errors: list[str] | Non
     try:
         return task.reward(prompt, rollout) if rollout.reward is None else rollout.reward
     except Exception as error:
-        broken = error
+        wrapped = error
         if not isinstance(error, RewardBroken):
             reason = " ".join(str(error).split())
-            broken = RewardBroken(f"the reward raised {type(error).__name__} at {line_of(error)}: {reason}")
+            wrapped = RewardBroken(f"the reward raised {type(error).__name__} at {line_of(error)}: {reason}")
         if errors is None:
-            raise broken from error.__cause__ if broken is error else error
-        errors.append(str(broken))
+            raise wrapped from error.__cause__ if wrapped is error else error
+        errors.append(str(wrapped))
         return math.nan
 
 

@@ -108,7 +108,7 @@ def test_a_loss_that_only_a_survivor_tells_is_waited_for_until_the_node_is_known
 def test_a_rank_remembers_a_signal_within_its_steps_only() -> None:
     rank = Rank([], [])
     assert rank.leave(signal.SIGINT) is False
-    with rank._interrupt.held():
+    with rank._interrupt.deferred():
         assert rank.leave(signal.SIGTERM) is True
     assert rank._interrupt.name == "SIGTERM"
 

@@ -114,7 +114,7 @@ def test_a_raw_row_without_a_number_names_its_file(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_the_task_reads_parquet_in_verls_layout(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="writing parquet needs pyarrow")
-    import pyarrow
+    import pyarrow  # type: ignore[import-not-found]
 
     out = tmp_path / "train.parquet"
     parquet.write_table(pyarrow.Table.from_pylist([row(RAW, "test", 0)]), out)
@@ -126,7 +126,7 @@ def test_the_task_reads_parquet_in_verls_layout(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_an_integer_ground_truth_in_a_parquet_is_refused(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="writing parquet needs pyarrow")
-    import pyarrow  # type: ignore[import-not-found]
+    import pyarrow
 
     wrong = row(RAW, "train", 0) | {"reward_model": {"style": "rule", "ground_truth": 1262}}
     parquet.write_table(pyarrow.Table.from_pylist([wrong]), tmp_path / "train.parquet")
