@@ -223,9 +223,9 @@ class Learner:
                 torch.stack([kl_BT.sum().double(), batch.mask_BT.sum().double(), num_rows])
             ).tolist()
             if algorithm.kl_controller == "adaptive":
-                kl, num_rows_of_all = sums[0] / max(sums[1], 1.0), round(sums[2])
+                kl, num_rows_of_ranks = sums[0] / max(sums[1], 1.0), round(sums[2])
                 self._kl_coef = adapted_kl_coef(
-                    coef, kl, num_rows_of_all, target=algorithm.kl_target, horizon=algorithm.kl_horizon
+                    coef, kl, num_rows_of_ranks, target=algorithm.kl_target, horizon=algorithm.kl_horizon
                 )
         scores = Scores(token_rewards_BT, batch.mask_BT, batch.lengths_B, batch.prompt_of_B, logprobs.values_BT)
         settings = Settings(algorithm.scale_by_std, algorithm.gamma, algorithm.lam, self._world.all_reduce_sum)
@@ -244,15 +244,15 @@ class Learner:
         logprobs_BT = torch.zeros_like(batch.sampler_logprobs_BT)
         if not size or (size >= len(logprobs_BT) and not self.is_sharded):
             return model.score(batch, temperature=temperature, with_entropy=False).logprobs_BT.to(logprobs_BT.dtype)
-        rows = torch.arange(len(logprobs_BT), device=logprobs_BT.device)
-        parts = list(torch.split(rows, size))
+        all_rows = torch.arange(len(logprobs_BT), device=logprobs_BT.device)
+        micro_batches = list(torch.split(all_rows, size))
         if self.is_sharded:  # every pass is a collective: a rank with fewer rows computes its first one again
-            num_passes = int(self._world.all_reduce_max(rows.new_tensor(len(parts))))
-            parts += [rows[:1]] * (num_passes - len(parts))
-        for some in parts:
-            part = select(batch, some)
+            num_passes = int(self._world.all_reduce_max(all_rows.new_tensor(len(micro_batches))))
+            micro_batches += [all_rows[:1]] * (num_passes - len(micro_batches))
+        for rows in micro_batches:
+            part = select(batch, rows)
             scored = model.score(part, temperature=temperature, with_entropy=False)
-            logprobs_BT[some, : part.tokens_BT.shape[1]] = scored.logprobs_BT.to(logprobs_BT.dtype)
+            logprobs_BT[rows, : part.tokens_BT.shape[1]] = scored.logprobs_BT.to(logprobs_BT.dtype)
         return logprobs_BT
 
     def mini_batches(self, batch: Batch) -> Iterator[Tensor]:
@@ -276,14 +276,14 @@ class Learner:
             each for each in torch.split(rows, self._config.optim.micro_batch_rows or max(1, len(rows))) if len(each)
         ]
         mask_BT = batch.mask_BT[rows]
-        own = count(mask_BT, self._convention, scale=self._longest_answer)
-        both = torch.stack([torch.as_tensor(each, device=mask_BT.device) for each in (own.num_tokens, own.num_rows)])
-        num_tokens, num_rows = self._world.all_reduce_sum(both).clamp(min=1).unbind()
-        most = torch.tensor([own.width, len(passes)], device=mask_BT.device)
-        width, num_passes = self._world.all_reduce_max(most).tolist()
+        totals = count(mask_BT, self._convention, scale=self._longest_answer)
+        counts = [torch.as_tensor(each, device=mask_BT.device) for each in (totals.num_tokens, totals.num_rows)]
+        num_tokens, num_rows = self._world.all_reduce_sum(torch.stack(counts)).clamp(min=1).unbind()
+        sizes = torch.tensor([totals.width, len(passes)], device=mask_BT.device)
+        width, num_passes = self._world.all_reduce_max(sizes).tolist()
         # Of no rows, where fewer groups have a signal than there are mini batches, one pass over nothing is taken.
         passes += [rows[:0]] * (max(1, num_passes) - len(passes))
-        return passes, replace(own, num_tokens=num_tokens, num_rows=num_rows, width=width)
+        return passes, replace(totals, num_tokens=num_tokens, num_rows=num_rows, width=width)
 
     def loss(
         self, batch: Batch, rows: Tensor, logprobs: LogProbs, advantages: Advantages, totals: Totals

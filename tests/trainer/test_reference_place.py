@@ -253,7 +253,7 @@ def test_after_a_warm_start_the_reference_is_what_that_ended_with_wherever_the_r
         assert torch.equal(other.reference_logprobs(rollouts.groups, Progress()), known.reference_BT)  # type: ignore[arg-type]
         assert len(crew.started) == 2
     again = trainer_of(began)
-    again.restore(copied(state_of(other, 2)))
+    restore(again, copied(state_of(other, 2)))
     found = again.learner.forward_only(batch, again.reference_logprobs(rollouts.groups, Progress())).reference_BT
     assert found is not None and torch.equal(found, known.reference_BT)
 
@@ -305,6 +305,7 @@ from trainer.build import build_trainer
 from trainer.distributed import World
 from trainer.loop import make_rollouts
 from trainer.metrics.progress import Progress
+from trainer.run_state import restore, save_checkpoint, set_reference, state_of
 from trainer.saving.checkpoint import load
 from trainer.shards import is_sharded
 
@@ -336,7 +337,7 @@ for is_moved in (False, True):
         state = state_of(live, 1)
         reference = state["learner"].get("reference", {})
         found[f"rows {name} {is_moved}"] = sorted({is_sharded(each) for each in reference.values()})
-        live.save_checkpoint(state, here / f"{name}-{is_moved}")
+        save_checkpoint(live, state, here / f"{name}-{is_moved}")
         given = load(here / f"{name}-{is_moved}", CPU)
         places = {"there": (THERE, world), "here": (HERE, world), "alone": (THERE, World.single())}
         places.pop(name)

@@ -31,32 +31,29 @@ def pack(groups: Sequence[Group], rewards_PG: Tensor, *, pad: int, width: int = 
     rewards; all tensors are on their device.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    actions = [rollout.response_mask or (True,) * len(rollout.tokens) for rollout in rollouts]
-    longest_prompt = max(len(group.prompt.tokens) for group in groups)
-    longest = max(width, *(len(rollout.tokens) for rollout in rollouts))
-    device, dtype = rewards_PG.device, rewards_PG.dtype
-
-    def whole(rows: Sequence[Sequence[int]], size: int) -> Tensor:
-        return torch.tensor([[*row, *[pad] * (size - len(row))] for row in rows], dtype=torch.int64, device=device)
-
-    def padded(rows: Sequence[Sequence[float]], kind: torch.dtype) -> Tensor:
-        return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], dtype=kind, device=device)
-
-    def count(rows: Sequence[Sequence[int]]) -> Tensor:
-        return torch.tensor([len(row) for row in rows], dtype=torch.int64, device=device)
-
+    prompts = [group.prompt.tokens for group in groups]
+    tokens = [rollout.tokens for rollout in rollouts]
+    masks = [rollout.response_mask or (True,) * len(rollout.tokens) for rollout in rollouts]
+    device, length, width = rewards_PG.device, max(map(len, prompts)), max(width, *map(len, tokens))
     return Batch(
-        prompts_PS=whole([group.prompt.tokens for group in groups], longest_prompt),
-        prompt_lengths_P=count([group.prompt.tokens for group in groups]),
+        prompts_PS=_padded(prompts, length, pad, torch.int64, device),
+        prompt_lengths_P=torch.tensor([len(row) for row in prompts], dtype=torch.int64, device=device),
         prompt_of_B=torch.tensor(
             [number for number, group in enumerate(groups) for _ in group.rollouts], dtype=torch.int64, device=device
         ),
-        tokens_BT=whole([rollout.tokens for rollout in rollouts], longest),
-        mask_BT=padded(actions, torch.bool),
-        lengths_B=count([rollout.tokens for rollout in rollouts]),
-        sampler_logprobs_BT=padded([rollout.logprobs for rollout in rollouts], dtype),
+        tokens_BT=_padded(tokens, width, pad, torch.int64, device),
+        mask_BT=_padded(masks, width, 0, torch.bool, device),
+        lengths_B=torch.tensor([len(row) for row in tokens], dtype=torch.int64, device=device),
+        sampler_logprobs_BT=_padded([rollout.logprobs for rollout in rollouts], width, 0, rewards_PG.dtype, device),
         rewards_B=rewards_PG.reshape(-1),
     )
+
+
+def _padded(
+    rows: Sequence[Sequence[float]], width: int, value: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """The rows as one tensor, filled up on the right."""
+    return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows], dtype=dtype, device=device)
 
 
 def select(batch: Batch, rows: Tensor) -> Batch:

@@ -56,7 +56,7 @@ class After(Interrupt):
     step: int = 0
     count: int = field(default=0)
 
-    def asked(self, world: World) -> str | None:
+    def requested(self, world: World) -> str | None:
         self.count += 1
         return "SIGTERM" if self.count == self.step else None
 

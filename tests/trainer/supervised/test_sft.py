@@ -61,7 +61,7 @@ def settings(folder: Path, **values: object) -> Config:
 class Leaving(Interrupt):
     """Asks to leave after the first step."""
 
-    def asked(self, world: World) -> str | None:
+    def requested(self, world: World) -> str | None:
         return "SIGINT"
 
 
