@@ -45,7 +45,7 @@ def task(made: Task, fault: str) -> Task:
         "no-signal": lambda: replace(made, reward=by_prompt),
         "reward-raises": lambda: replace(made, reward=raises),
         "reward-hangs": lambda: replace(made, reward=hangs),
-        "no-end-token": lambda: replace(made, tokenizer=Endless(made.tokenizer)),
+        "no-end-token": lambda: replace(made, tokenizer=TokenizerWithoutEnd(made.tokenizer)),
     }
     return wrap[fault]() if fault in wrap else made
 
@@ -170,7 +170,7 @@ def hangs(prompt: Prompt, rollout: Rollout) -> float:
         time.sleep(0.05)
 
 
-class Endless:
+class TokenizerWithoutEnd:
     """A tokenizer without an end token, everything else being the other's."""
 
     def __init__(self, tokenizer: Any) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from trainer.engines.base import Engine, Sampling, Tokens
     from trainer.engines.generator_client import EngineSpec
-    from trainer.engines.process import Place
+    from trainer.engines.process import MemoryRange
     from trainer.engines.reference import Reference
     from trainer.types import Batch
     from trainer.weights import Bucket, Entry
@@ -67,7 +67,7 @@ def main() -> int:
     # works.
     threading.Thread(target=_listen, args=(os.fdopen(os.dup(0), "rb"), inbox), daemon=True).start()
     number, _, (order, shared) = inbox.get()
-    pieces: dict[Place, Tensor] = {}
+    pieces: dict[MemoryRange, Tensor] = {}
     try:
         server = serve(order)
     except Exception as error:  # the parent decides what it means
@@ -103,10 +103,10 @@ def _answer(file: BinaryIO, number: int, found: Any) -> None:
 
 def _bucket(
     shared: int,
-    pieces: dict[Place, Tensor],
+    pieces: dict[MemoryRange, Tensor],
     about: tuple[int, int, bool, tuple[Entry, ...]],
     checksum: int,
-    place: Place | None,
+    place: MemoryRange | None,
     sent: bytes,
 ) -> Bucket:
     """The bucket with its memory: mapped and cached if it is shared, else as it was sent."""

@@ -130,7 +130,7 @@ def test_generation_runs_while_the_learner_learns() -> None:
     made.learner.mini_batches = mini_batches  # type: ignore[method-assign]
     train_step(made, 1)
     assert waited == [True, True]
-    assert made.prefetch.ready is not None
+    assert made.prefetch is not None and made.prefetch.ready is not None
 
 
 def test_groups_that_are_drawn_again_are_of_the_same_weights() -> None:
@@ -211,6 +211,7 @@ def test_what_generation_ends_with_ends_the_step_that_waits_for_it() -> None:
     crew = Crew(AHEAD)
     made = trainer_of(crew=crew)
     ready = make_rollouts(made)
+    assert made.prefetch is not None
     made.prefetch.ready = ready
     crew.spoils = {0: [dead] * 9, 1: [dead] * 9}
     for each in crew.started:

@@ -249,7 +249,7 @@ def _last_line(log: Path | None) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
-Place = tuple[int, int]  # offset and bytes
+MemoryRange = tuple[int, int]  # offset and bytes
 
 
 class Arena:
@@ -258,7 +258,7 @@ class Arena:
     def __init__(self) -> None:
         self.fd = _file()
         self._size = 0
-        self._pieces: dict[int, tuple[Tensor, Place]] = {}  # by the address here
+        self._pieces: dict[int, tuple[Tensor, MemoryRange]] = {}  # by the address here
 
     def allocate(self, num_bytes: int) -> Tensor:
         """A new piece, uint8 of this length. Raises OSError if there is no memory for it."""
@@ -273,7 +273,7 @@ class Arena:
         self._pieces[piece.data_ptr()] = (piece, (offset, num_bytes))
         return piece
 
-    def place(self, piece: Tensor) -> Place | None:
+    def place(self, piece: Tensor) -> MemoryRange | None:
         """The location of a piece; None for memory that is not shared."""
         _, place = self._pieces.get(piece.data_ptr(), (None, None))
         return place if place is not None and place[1] == len(piece) else None
@@ -288,7 +288,7 @@ class Arena:
         self.close()
 
 
-def look(fd: int, place: Place) -> Tensor:
+def look(fd: int, place: MemoryRange) -> Tensor:
     """The memory at a place of an arena's file; its tensor keeps it."""
     offset, num_bytes = place
     whole = torch.frombuffer(mmap.mmap(fd, max(num_bytes, 1), offset=offset), dtype=torch.uint8)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trainer.types import Rollout
 
 
-class Chooser:
+class SamplingProcessor:
     """A logits processor: draws each row's token, notes its log-probability, and forbids all others."""
 
     def __init__(self, sampling: Sampling, generator: torch.Generator, chances_TB: Tensor | None) -> None:
@@ -70,15 +70,15 @@ class Generator:
         tokens_PS = torch.tensor(padded, dtype=torch.int64, device=self._device)
         mask_PS = torch.tensor(places, dtype=torch.int64, device=self._device)
         chances_TB = uniform(sampling, len(prompts), dtype=torch.float32, device=self._device)
-        chooser = Chooser(sampling, self._generator, chances_TB)
+        processor = SamplingProcessor(sampling, self._generator, chances_TB)
         whole_BT = self._model.generate(
             tokens_PS.repeat_interleave(size, dim=0),
             attention_mask=mask_PS.repeat_interleave(size, dim=0),
             past_key_values=self._computed(tokens_PS, mask_PS, size),
             max_new_tokens=sampling.max_new_tokens,
-            logits_processor=[chooser],
+            logits_processor=[processor],
         )
-        answers, logprobs = whole_BT[:, longest:].tolist(), torch.stack(chooser.logprobs, dim=1).tolist()
+        answers, logprobs = whole_BT[:, longest:].tolist(), torch.stack(processor.logprobs, dim=1).tolist()
         rollouts = [until_end(row, values, self._end) for row, values in zip(answers, logprobs, strict=True)]
         return [tuple(rollouts[at : at + size]) for at in range(0, len(rollouts), size)]
 

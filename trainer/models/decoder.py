@@ -187,15 +187,8 @@ class Decoder(Model):
     def angles(self, num_positions: int) -> Rotary:
         """Cosine and sine [L, 1, D] of at least so many positions, in the weights' dtype; cached for the next call."""
         like, cached = self.model.embed_tokens.weight, self._angles
-        if (
-            cached is None
-            or len(cached[0]) < num_positions
-            or (cached[0].dtype, cached[0].device)
-            != (
-                like.dtype,
-                like.device,
-            )
-        ):
+        is_same_kind = cached is not None and (cached[0].dtype, cached[0].device) == (like.dtype, like.device)
+        if cached is None or not is_same_kind or len(cached[0]) < num_positions:
             self._angles = cached = angles(max(64, 1 << (num_positions - 1).bit_length()), self.shape, like)
         return cached
 

@@ -395,12 +395,12 @@ def _leave(run: Run, group: WorkerGroup, runs: list[Any], name: str) -> AttemptR
     with contextlib.suppress(KeyboardInterrupt):
         asked = [each.ask("leave", number, is_beside=True) for each in group.ranks]
         answered, _ = ray.wait(asked, num_returns=len(asked), timeout=_GRACE_S)
-        if any(_is_told(each) for each in answered):
+        if any(_is_answered(each) for each in answered):
             ray.wait(runs, num_returns=len(runs), timeout=min(_LEAVE_S, run.config.placement.hang_limit_s))
     return AttemptResult(INTERRUPTED, "", is_lost=False)
 
 
-def _is_told(answer: Any) -> bool:
+def _is_answered(answer: Any) -> bool:
     """Whether a rank will leave after its step; one that is not even made, or is lost, will not."""
     import ray
 
