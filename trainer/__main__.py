@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from trainer import device as devices
 from trainer import interrupt as interrupts
 from trainer import launch
-from trainer.config import BadSetting, Config, Given, describe, doubts, instead, read
+from trainer.config import BadSetting, Config, ParsedSettings, describe, doubts, instead, read
 from trainer.interrupt import Interrupt
 from trainer.metrics.advice import Advisor
 from trainer.metrics.loggers import Loggers
@@ -56,14 +56,14 @@ class _Arguments(argparse.ArgumentParser):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class Command:
     """The parsed command line."""
 
     command: str
     out: Path
-    given: Given
+    given: ParsedSettings
     settings: Sequence[str]  # as given, with the settings that follow from the cards
-    point: resume.Point | None  # the point to resume from; None: a new run
+    point: resume.ResumePoint | None  # the point to resume from; None: a new run
     start_of_paths: Path | None  # of relative paths among the settings; None: the working folder
 
     @property
@@ -72,14 +72,14 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunContext:
     """The outputs and signal sources of a run."""
 
-    order: Order
+    order: Command
     records: Records
     progress: Progress
     interrupt: Interrupt
-    continued: resume.Continued | None  # what became of earlier records; None: there are none, or another rank's
+    continued: resume.ContinuedRecords | None  # what became of earlier records; None: there are none, or another rank's
 
 
 def main(
@@ -102,9 +102,9 @@ def _main(words: list[str], progress: Progress, interrupt: Interrupt | None) -> 
 
         return compare.main(words[1:])
     if words[:1] == [_EXPORT]:
-        from trainer.saving import export
+        from trainer.saving import publish
 
-        return export.main(words[1:])
+        return publish.main(words[1:])
     if interrupt is None:
         interrupt = Interrupt()
         interrupt.install()
@@ -131,7 +131,7 @@ def _main(words: list[str], progress: Progress, interrupt: Interrupt | None) -> 
         return COMPLETED
 
 
-def _order(words: Sequence[str]) -> Order:
+def _order(words: Sequence[str]) -> Command:
     command, rest = (words[0], words[1:]) if words[:1] in ([_TRAIN], [_SFT]) else (_TRAIN, words)
     parser = _Arguments(
         prog="python -m trainer",
@@ -154,7 +154,7 @@ def _order(words: Sequence[str]) -> Order:
         raise BadSetting("sft needs train_files=FILE.jsonl: transcripts, {'messages': [...]} a line")
     out = values.out.absolute()  # the working folder may change
     point = None if _joined_node(given.config) else resume.find(out, given.config, command)
-    return Order(command, out, given, settings, point, values.cwd)
+    return Command(command, out, given, settings, point, values.cwd)
 
 
 def _joined_node(config: Config) -> bool:
@@ -174,7 +174,7 @@ def _ranks_of_cards(config: Config) -> list[str]:
     return [] if layout is None else [f"ranks={len(layout.learners)}"]
 
 
-def _place(order: Order) -> int:
+def _place(order: Command) -> int:
     """Runs in processes that Ray starts, if the settings request that."""
     from trainer.placement import cards, supervise
 
@@ -257,7 +257,7 @@ def _lead(argv: Sequence[str], ranks: int, out: Path) -> int:
     return ended.code if ended.code >= 0 else BROKE
 
 
-def _record(order: Order, progress: Progress, interrupt: Interrupt) -> int:
+def _record(order: Command, progress: Progress, interrupt: Interrupt) -> int:
     """Runs with open records; the last one says how the run ended."""
     continued = None
     interrupt.hold()  # until `_run` has begun: once they are open they say of a signal that it came
@@ -276,7 +276,7 @@ def _record(order: Order, progress: Progress, interrupt: Interrupt) -> int:
         end: dict[str, Any] = {"status": "completed", "reason": None}
         code = COMPLETED
         try:
-            _run(Running(order, records, progress, interrupt, continued))
+            _run(RunContext(order, records, progress, interrupt, continued))
         except KeyboardInterrupt as error:
             end = {"status": "interrupted", "reason": str(error) or "SIGINT", "resume": _way_on(order.out)}
             code = INTERRUPTED
@@ -295,7 +295,7 @@ def _record(order: Order, progress: Progress, interrupt: Interrupt) -> int:
     return code
 
 
-def _run(run: Running) -> None:
+def _run(run: RunContext) -> None:
     config, progress = run.order.config, run.progress
     with run.interrupt.put_off(), progress.part("import"):
         import torch
@@ -314,7 +314,7 @@ def _run(run: Running) -> None:
     distributed.leave(world)
 
 
-def _train(run: Running, device: torch.device, world: World) -> None:
+def _train(run: RunContext, device: torch.device, world: World) -> None:
     """Learning from rewards."""
     with run.interrupt.put_off(), run.progress.part("import"):
         from trainer.algorithms.conventions import CONVENTIONS
@@ -323,6 +323,7 @@ def _train(run: Running, device: torch.device, world: World) -> None:
         from trainer.loop import train, train_step
         from trainer.metrics import meter
         from trainer.metrics.step import StepRecords
+        from trainer.run_state import restore
         from trainer.saving.publish import publish_run
         from trainer.stages import probes
         from trainer.stages.watch import Watch
@@ -344,9 +345,9 @@ def _train(run: Running, device: torch.device, world: World) -> None:
     _head(run, config, device, world, more)
     num_validated = None
     with closing(trainer), arithmetic(config.run.fault):
-        probes.ask(trainer, config, records, progress)
+        probes.run_probes(trainer, config, records, progress)
         if point is not None:
-            trainer.restore(_goes_on(run, point, config))
+            restore(trainer, _goes_on(run, point, config))
             num_validated = run.continued.num_validated if run.continued is not None else None
             num_validated = world.gather(num_validated)[0]
         elif config.optim.warm_start_steps:
@@ -359,7 +360,7 @@ def _train(run: Running, device: torch.device, world: World) -> None:
         publish_run(model, run.order.out, config, records, progress, world=world)
 
 
-def _tune(run: Running, device: torch.device, world: World) -> None:
+def _tune(run: RunContext, device: torch.device, world: World) -> None:
     """Supervised fine-tuning."""
     with run.interrupt.put_off(), run.progress.part("import"):
         from trainer.supervised import sft
@@ -391,7 +392,7 @@ def _in_steps(config: Config) -> Config:
     return replace(config, run=replace(config.run, steps=steps))
 
 
-def _goes_on(run: Running, point: resume.Point, config: Config) -> State:
+def _goes_on(run: RunContext, point: resume.ResumePoint, config: Config) -> State:
     """The state to resume from. Raises BadSetting for a damaged one; no other state is used instead.
 
     Also for one past the end of the run, which with epochs is known only here. Its tensors are on the CPU: next to the
@@ -419,7 +420,7 @@ def _goes_on(run: Running, point: resume.Point, config: Config) -> State:
     return state
 
 
-def _head(run: Running, config: Config, device: torch.device, world: World, more: Mapping[str, Any]) -> None:
+def _head(run: RunContext, config: Config, device: torch.device, world: World, more: Mapping[str, Any]) -> None:
     import torch
 
     is_sft = run.order.command == _SFT

@@ -12,7 +12,9 @@ from trainer.distributed import World
 from trainer.engines.factory import build_engine
 from trainer.learner import Learner
 from trainer.metrics.progress import Progress
+from trainer.prefetch import Prefetch
 from trainer.rollouts import PromptSampler
+from trainer.run_state import begin_reference
 from trainer.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -60,8 +62,10 @@ def build_trainer(
     per_step, generator = config.rollout.prompts_per_step, torch.Generator().manual_seed(seed)
     by_epoch = bool(config.run.epochs) and per_step <= len(task.train)
     prompts = PromptSampler(task.train, per_step, generator, by_epoch=by_epoch)
-    trainer = Trainer(config, task, engine, learner, prompts, world, device, injection, progress or Progress())
-    trainer.begin_reference()
+    prefetch = Prefetch() if config.rollout.off_policy else None
+    progress = progress or Progress()
+    trainer = Trainer(config, task, engine, learner, prompts, world, device, injection, progress, prefetch)
+    begin_reference(trainer)
     faults.install(trainer)
     return trainer
 

@@ -18,22 +18,25 @@ from trainer.sections import (
     SECTIONS,
     SETTINGS,
     Algorithm,
+    BadSetting,
     Cards,
     Model,
     Noise,
     Optim,
     Output,
-    Questions,
     Run,
     Sampler,
+    TaskSettings,
+    limits,
+    shown,
     unread,
+    value_of,
 )
-from trainer.settings import BadSetting, limits, shown, value_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["BadSetting", "Config", "Given", "describe", "differing", "parse", "read"]
+__all__ = ["BadSetting", "Config", "ParsedSettings", "describe", "differing", "parse", "read"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ class Config:
     """
 
     run: Run = field(default_factory=Run)
-    task: Questions = field(default_factory=Questions)
+    task: TaskSettings = field(default_factory=TaskSettings)
     model: Model = field(default_factory=Model)
     rollout: Sampler = field(default_factory=Sampler)
     algorithm: Algorithm = field(default_factory=Algorithm)
@@ -110,7 +113,7 @@ _HOME: Mapping[str, str] = {each.name: section for section, kind in SECTIONS.ite
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ParsedSettings:
     """The result of parsing the arguments."""
 
     config: Config
@@ -162,7 +165,7 @@ def parse(words: Iterable[str], *, devices: tuple[str, ...]) -> Config:
     return read(words, devices=devices).config
 
 
-def read(words: Iterable[str], *, devices: tuple[str, ...], launched: int = 1) -> Given:
+def read(words: Iterable[str], *, devices: tuple[str, ...], launched: int = 1) -> ParsedSettings:
     """The defaults with `KEY=VALUE` arguments applied in order; `devices` are the accepted values of `device`.
 
     `launched`: the processes that a launcher has started, each of which is a rank unless the arguments say otherwise. A
@@ -205,7 +208,7 @@ def read(words: Iterable[str], *, devices: tuple[str, ...], launched: int = 1) -
         why = unread(name, flat.__getitem__)
         if why is not None and flat[name] != SETTINGS[name].default:
             warnings.append(why)
-    return Given(config, made.said, made.ignored, assumed, warnings)
+    return ParsedSettings(config, made.translated, made.ignored, assumed, warnings)
 
 
 # Those that take an answer's advantage from the other answers to its prompt.

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from trainer.engines.base import Sampling, Tokens
     from trainer.engines.generator_client import Generated
-    from trainer.engines.generator_server import Server
     from trainer.saving.checkpoint import Saved, State
     from trainer.tasks.base import Task
     from trainer.types import Batch, Group, Prompt, Rollout
@@ -46,7 +45,7 @@ def task(made: Task, fault: str) -> Task:
         "no-signal": lambda: replace(made, reward=by_prompt),
         "reward-raises": lambda: replace(made, reward=raises),
         "reward-hangs": lambda: replace(made, reward=hangs),
-        "no-end-token": lambda: replace(made, tokenizer=Endless(made.tokenizer)),
+        "no-end-token": lambda: replace(made, tokenizer=TokenizerWithoutEnd(made.tokenizer)),
     }
     return wrap[fault]() if fault in wrap else made
 
@@ -105,14 +104,14 @@ def drifting(sync_weights: Sync, trainer: Any) -> Sync:
     return sync_moved
 
 
-def server(made: Server, fault: str, *, vocabulary_size: int) -> Server:
-    """What answers in a generator's process, broken from the third version of the weights on."""
+def server(made: Any, fault: str, *, vocabulary_size: int) -> Any:
+    """A generator's `trainer.generator.Server`, broken from the third version of the weights on."""
     spoil: dict[str, Callable[[Generated], Generated]] = {
         "generator-dies": dies,
         "generator-garbage": partial(babbles, token=vocabulary_size),
     }
     if fault in spoil:
-        made.generate = spoiled(made.generate, spoil[fault])  # type: ignore[method-assign, assignment]
+        made.generate = spoiled(made.generate, spoil[fault])
     return made
 
 
@@ -171,7 +170,7 @@ def hangs(prompt: Prompt, rollout: Rollout) -> float:
         time.sleep(0.05)
 
 
-class Endless:
+class TokenizerWithoutEnd:
     """A tokenizer without an end token, everything else being the other's."""
 
     def __init__(self, tokenizer: Any) -> None:

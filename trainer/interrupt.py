@@ -26,7 +26,7 @@ _SAME_S = 0.5
 _AGAIN_S = 0.01
 
 
-class Left(KeyboardInterrupt):
+class Interrupted(KeyboardInterrupt):
     """The run ended after a complete step whose state is saved; the text is the signal's name."""
 
     def __init__(self, signal_name: str, step: int) -> None:
@@ -72,7 +72,7 @@ class Interrupt:
             raise KeyboardInterrupt(self.name)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def deferred(self) -> Iterator[None]:
         """During the block a first signal waits for `asked`."""
         self._is_held = True
         try:
@@ -80,7 +80,7 @@ class Interrupt:
         finally:
             self._is_held = False
 
-    def asked(self, world: World) -> str | None:
+    def requested(self, world: World) -> str | None:
         """The signal that any rank was sent, so that all leave after the same step; None. A collective."""
         return next(filter(None, world.gather(self.name)), None)
 

@@ -39,7 +39,7 @@ _SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RankExit:
     """How the ranks ended: the one that failed by itself, or rank 0 if none failed."""
 
     rank: int
@@ -73,7 +73,7 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0")) if is_rank() else 0
 
 
-def run_ranks(argv: Sequence[str], size: int, logs: Path) -> Ended:
+def run_ranks(argv: Sequence[str], size: int, logs: Path) -> RankExit:
     """`python -m trainer` with these arguments once per rank; waits for all.
 
     Rank 0 has this process's stderr; the others write to `rank-N.log` in the folder. When one fails, the others get
@@ -135,7 +135,7 @@ def leave(code: int) -> NoReturn:
     sys.exit(code)
 
 
-def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> Ended:
+def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> RankExit:
     deadline = None
     while True:
         codes = [exit_code(process) for process in ranks]
@@ -144,16 +144,16 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> Ended:
         if all(code == 0 for code in codes):
             for process in ranks:
                 process.wait()
-            return Ended(0, 0)
+            return RankExit(0, 0)
         if 0 in codes and deadline is None:
             deadline = time.monotonic() + _TOGETHER_S
         if deadline is not None and time.monotonic() > deadline:
             _end(ranks)
-            return Ended(codes.index(None), 1, is_stuck=True)
+            return RankExit(codes.index(None), 1, is_stuck=True)
         time.sleep(0.01)
 
 
-def _cause(seen: Sequence[int | None], codes: Sequence[int | None]) -> Ended:
+def _cause(seen: Sequence[int | None], codes: Sequence[int | None]) -> RankExit:
     """The rank that made the others fail, from the exit codes at the first failure and at the end.
 
     A rank that loses another fails too: with an exit code, or by SIGABRT if the collectives' library aborts. So any
@@ -167,7 +167,7 @@ def _cause(seen: Sequence[int | None], codes: Sequence[int | None]) -> Ended:
         return code > 0 or code == -signal.SIGABRT, not seen[rank], code > 0
 
     code = codes[min(failed, key=place)] or 0
-    return Ended(codes.index(code), code)
+    return RankExit(codes.index(code), code)
 
 
 def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:

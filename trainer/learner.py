@@ -14,12 +14,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from trainer.algorithms.advantages import Advantages, Scores, advantages
-from trainer.algorithms.aggregation import Totals, aggregate, count, masked_sum
+from trainer.algorithms.advantages import Advantages, Scores, Settings
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.correction import MAXIMA, Correction, Spread, correction, shares, spread
-from trainer.algorithms.kl import controller, divergence
-from trainer.algorithms.losses import Clip, policy_loss
+from trainer.algorithms.estimators import ESTIMATORS
+from trainer.algorithms.losses import (
+    Clip,
+    Totals,
+    adapted_kl_coef,
+    aggregate,
+    count,
+    divergence,
+    masked_sum,
+    policy_loss,
+)
 from trainer.algorithms.optimizer import Optimizer, copy_into, learning_rate
 from trainer.algorithms.packing import select
 from trainer.distributed import World
@@ -115,8 +123,9 @@ class Learner:
     ) -> None:
         """`longest_answer`: tokens that the model may say in one answer, over all turns; None: it is not known."""
         self.model, self.critic, self._world = model, critic, world or World.single()
-        self._reference = reference.requires_grad_(False) if reference is not None else None
-        self._config = config
+        self.reference = reference.requires_grad_(False) if reference is not None else None
+        self._config, self.dtype = config, getattr(torch, config.run.dtype)
+        self.is_sharded = any(is_sharded(each) for each in model.parameters())  # each rank holds its rows alone
         self.optimizer = Optimizer.start(
             model.named_parameters(), weight_decay=config.optim.weight_decay, add=self._world.all_reduce_sum
         )
@@ -125,9 +134,8 @@ class Learner:
         self._convention, self._longest_answer = CONVENTIONS[algorithm.convention], longest_answer
         fixed = self._convention.gspo_aggregation if algorithm.loss == "gspo" else None
         self._policy_mode = fixed or algorithm.aggregation
-        self._kl = controller(
-            algorithm.kl_controller, coef=algorithm.kl_coef, target=algorithm.kl_target, horizon=algorithm.kl_horizon
-        )
+        self._estimator = ESTIMATORS[algorithm.estimator]
+        self._kl_coef = algorithm.kl_coef  # changes if the controller is adaptive
         self._generator = torch.Generator().manual_seed(seed)
 
     @property
@@ -149,11 +157,6 @@ class Learner:
         """Rollout batches learnt so far."""
         return self.updates // self._config.optim.mini_batches
 
-    @property
-    def is_sharded(self) -> bool:
-        """Whether this rank holds its rows of the weights alone."""
-        return any(is_sharded(parameter) for parameter in self.model.parameters())
-
     def parameters(self) -> dict[str, Tensor]:
         """What this rank holds of each weight of the model, by reference."""
         return {name: local(each) for name, each in self.model.named_parameters()}
@@ -167,31 +170,11 @@ class Learner:
 
     def full_weights(self) -> Iterator[tuple[str, Tensor]]:
         """`weights` one after the other: of a sharded model no more than one is gathered at a time. A collective."""
-        dtype = getattr(torch, self._config.run.dtype)
         if self._config.model.lora_rank:
-            return lora.each_merged(self.model, partial(gathered, dtype=dtype))
-        return ((name, gathered(each, dtype)) for name, each in self.model.named_parameters())
-
-    def reference_weights(self) -> Iterator[tuple[str, Tensor]] | None:
-        """The reference's, one after the other, under transformers' names and in the run's dtype; None: it has none.
-
-        Of a sharded one each is gathered: a collective.
-        """
-        return None if self._reference is None else self._plain(self._reference)
-
-    def base_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Likewise the policy's without adapters: at the start of a run, what its reference is."""
-        return self._plain(self.model)
-
-    def room(self) -> dict[str, Tensor]:
-        """Tensors on the CPU as `base_weights` gives them, whose values mean nothing."""
-        dtype = getattr(torch, self._config.run.dtype)
-        own = ((name, each) for name, each in self.model.named_parameters() if ".lora_" not in name)
-        return {name: torch.empty(each.shape, dtype=dtype) for name, each in own}
-
-    def _plain(self, model: Model) -> Iterator[tuple[str, Tensor]]:
-        dtype = getattr(torch, self._config.run.dtype)
-        return ((name, gathered(each, dtype)) for name, each in model.named_parameters() if ".lora_" not in name)
+            return lora.each_merged(self.model, partial(gathered, dtype=self.dtype))
+        if not self.is_sharded:
+            return self.model.named_parameters()
+        return ((name, gathered(each, self.dtype)) for name, each in self.model.named_parameters())
 
     def lr(self) -> float:
         """The learning rate of the next optimizer step."""
@@ -209,8 +192,8 @@ class Learner:
         algorithm = self._config.algorithm
         if reference_BT is not None:
             reference_BT = reference_BT.to(batch.sampler_logprobs_BT)
-        elif self._reference is not None:
-            reference_BT = self._logprobs(self._reference, batch)
+        elif self.reference is not None:
+            reference_BT = self._logprobs(self.reference, batch)
         elif self._config.reference_at == "generators":
             raise ValueError("no generator has said what its reference policy says of these answers")
         needs_old = self._config.optim.mini_batches > 1 or algorithm.kl_in == "reward"
@@ -220,9 +203,10 @@ class Learner:
             values_BT=self.critic.values(batch) if self.critic is not None else None,
         )
 
+    @torch.no_grad()
     def compute_advantages(self, batch: Batch, logprobs: LogProbs) -> StepAdvantages:
         """Advantages of every token, from the rewards and the outputs of a critic or the reference."""
-        algorithm, coef, rewards_B = self._config.algorithm, self._kl.coef, batch.rewards_B
+        algorithm, coef, rewards_B = self._config.algorithm, self._kl_coef, batch.rewards_B
         token_rewards_BT = torch.zeros_like(batch.sampler_logprobs_BT)
         # An episode may end with an observation: the reward is on the last token of the model.
         places_T = torch.arange(batch.mask_BT.shape[1], device=batch.mask_BT.device)
@@ -238,18 +222,15 @@ class Learner:
             sums = self._world.all_reduce_sum(
                 torch.stack([kl_BT.sum().double(), batch.mask_BT.sum().double(), num_rows])
             ).tolist()
-            self._kl.update(sums[0] / max(sums[1], 1.0), round(sums[2]))
+            if algorithm.kl_controller == "adaptive":
+                kl, num_rows_of_ranks = sums[0] / max(sums[1], 1.0), round(sums[2])
+                self._kl_coef = adapted_kl_coef(
+                    coef, kl, num_rows_of_ranks, target=algorithm.kl_target, horizon=algorithm.kl_horizon
+                )
         scores = Scores(token_rewards_BT, batch.mask_BT, batch.lengths_B, batch.prompt_of_B, logprobs.values_BT)
-        found = advantages(
-            algorithm.estimator,
-            scores,
-            self._convention,
-            scale_by_std=algorithm.scale_by_std,
-            gamma=algorithm.gamma,
-            lam=algorithm.lam,
-            add=self._world.all_reduce_sum,
-        )
-        return StepAdvantages(found.advantages_BT, found.returns_BT, rewards_B, coef)
+        settings = Settings(algorithm.scale_by_std, algorithm.gamma, algorithm.lam, self._world.all_reduce_sum)
+        result = self._estimator(scores, self._convention, settings=settings)
+        return StepAdvantages(result.advantages_BT, result.returns_BT, rewards_B, coef)
 
     def update_critic(self, batch: Batch, logprobs: LogProbs, advantages: Advantages) -> float:
         """Takes the critic's optimizer steps; its loss, 0 without a critic."""
@@ -260,19 +241,19 @@ class Learner:
     def _logprobs(self, model: Model, batch: Batch) -> Tensor:
         """Log-probabilities [B, T] of a complete batch, micro batch by micro batch."""
         temperature, size = self._config.rollout.temperature, self._config.optim.micro_batch_rows
-        made_BT = torch.zeros_like(batch.sampler_logprobs_BT)
-        if not size or (size >= len(made_BT) and not self.is_sharded):
-            return model.score(batch, temperature=temperature, with_entropy=False).logprobs_BT.to(made_BT.dtype)
-        rows = torch.arange(len(made_BT), device=made_BT.device)
-        parts = list(torch.split(rows, size))
+        logprobs_BT = torch.zeros_like(batch.sampler_logprobs_BT)
+        if not size or (size >= len(logprobs_BT) and not self.is_sharded):
+            return model.score(batch, temperature=temperature, with_entropy=False).logprobs_BT.to(logprobs_BT.dtype)
+        all_rows = torch.arange(len(logprobs_BT), device=logprobs_BT.device)
+        micro_batches = list(torch.split(all_rows, size))
         if self.is_sharded:  # every pass is a collective: a rank with fewer rows computes its first one again
-            num_passes = int(self._world.all_reduce_max(rows.new_tensor(len(parts))))
-            parts += [rows[:1]] * (num_passes - len(parts))
-        for some in parts:
-            part = select(batch, some)
+            num_passes = int(self._world.all_reduce_max(all_rows.new_tensor(len(micro_batches))))
+            micro_batches += [all_rows[:1]] * (num_passes - len(micro_batches))
+        for rows in micro_batches:
+            part = select(batch, rows)
             scored = model.score(part, temperature=temperature, with_entropy=False)
-            made_BT[some, : part.tokens_BT.shape[1]] = scored.logprobs_BT.to(made_BT.dtype)
-        return made_BT
+            logprobs_BT[rows, : part.tokens_BT.shape[1]] = scored.logprobs_BT.to(logprobs_BT.dtype)
+        return logprobs_BT
 
     def mini_batches(self, batch: Batch) -> Iterator[Tensor]:
         """Row numbers of each mini batch: complete groups in a new random order; sizes differ by one group at most.
@@ -295,14 +276,14 @@ class Learner:
             each for each in torch.split(rows, self._config.optim.micro_batch_rows or max(1, len(rows))) if len(each)
         ]
         mask_BT = batch.mask_BT[rows]
-        own = count(mask_BT, self._convention, scale=self._longest_answer)
-        both = torch.stack([torch.as_tensor(each, device=mask_BT.device) for each in (own.num_tokens, own.num_rows)])
-        num_tokens, num_rows = self._world.all_reduce_sum(both).clamp(min=1).unbind()
-        most = torch.tensor([own.width, len(passes)], device=mask_BT.device)
-        width, num_passes = self._world.all_reduce_max(most).tolist()
+        totals = count(mask_BT, self._convention, scale=self._longest_answer)
+        counts = [torch.as_tensor(each, device=mask_BT.device) for each in (totals.num_tokens, totals.num_rows)]
+        num_tokens, num_rows = self._world.all_reduce_sum(torch.stack(counts)).clamp(min=1).unbind()
+        sizes = torch.tensor([totals.width, len(passes)], device=mask_BT.device)
+        width, num_passes = self._world.all_reduce_max(sizes).tolist()
         # Of no rows, where fewer groups have a signal than there are mini batches, one pass over nothing is taken.
         passes += [rows[:0]] * (max(1, num_passes) - len(passes))
-        return passes, replace(own, num_tokens=num_tokens, num_rows=num_rows, width=width)
+        return passes, replace(totals, num_tokens=num_tokens, num_rows=num_rows, width=width)
 
     def loss(
         self, batch: Batch, rows: Tensor, logprobs: LogProbs, advantages: Advantages, totals: Totals
@@ -351,7 +332,7 @@ class Learner:
             if algorithm.kl_in == "loss":
                 is_same = algorithm.aggregation == "token-mean"
                 penalty = kl if is_same else aggregate(kl_BT, mask_BT, algorithm.aggregation, totals)
-                loss = loss + self._kl.coef * penalty
+                loss = loss + self._kl_coef * penalty
         parts = {"loss": loss, "policy_loss": policy_share, "kl": kl, "entropy": entropy}
         metrics = {name: each.detach() for name, each in parts.items()}
         return loss, {**metrics, **self._token_metrics(part, old_BT, policy, corrected, totals)}
@@ -406,10 +387,10 @@ class Learner:
     def set_reference(self) -> None:
         """Takes the present weights for those that the run starts from: the reference policy becomes them."""
         policy = dict(self.model.named_parameters())
-        if self._reference is not None:
+        if self.reference is not None:
             # What adapters have learnt so far belongs to it, and they are not part of it.
             start = dict(self.full_weights()) if self._config.model.lora_rank else policy
-            for name, own in self._reference.named_parameters():
+            for name, own in self.reference.named_parameters():
                 put(own, start[name])
         for name, wide in self.optimizer.adamw.master.items():
             put(wide, policy[name])
@@ -419,11 +400,11 @@ class Learner:
         state: dict[str, Any] = {
             "policy": {name: parameter.detach() for name, parameter in self.model.named_parameters()},
             **self.optimizer.moments(),
-            "kl_coef": self._kl.coef,
+            "kl_coef": self._kl_coef,
             "groups_random": self._generator.get_state(),
         }
-        if self._reference is not None:
-            state["reference"] = {name: each.detach() for name, each in self._reference.named_parameters()}
+        if self.reference is not None:
+            state["reference"] = {name: each.detach() for name, each in self.reference.named_parameters()}
         if self.critic is not None:
             state["critic"] = self.critic.state()
         return state
@@ -438,7 +419,7 @@ class Learner:
             wide = state.get("master", {}) if part == "policy" and self.is_sharded else {}
             copy_into(own.get(part, {}), {**state.get(part, {}), **wide})
         self.optimizer.restore_moments(state)
-        self._kl.coef = state["kl_coef"]
+        self._kl_coef = state["kl_coef"]
         self._generator.set_state(state["groups_random"].cpu())
         if self.critic is not None:
             self.critic.restore(state["critic"])

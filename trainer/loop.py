@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trainer.interrupt import Interrupt, Left
+from trainer.interrupt import Interrupt, Interrupted
 from trainer.learner import Update
 from trainer.metrics.step import StepResult
 from trainer.rollouts import ScoredGroups
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 
 def train(trainer: Trainer, observers: Sequence[Observer] = (), *, interrupt: Interrupt | None = None) -> None:
-    """Runs the remaining steps. Raises Left after the step in which a signal came."""
+    """Runs the remaining steps. Raises Interrupted after the step in which a signal came."""
     interrupt = interrupt or Interrupt()
     for observer in observers:
         observer.on_start()
-    with interrupt.held():
+    with interrupt.deferred():
         for step in range(trainer.learner.steps_done + 1, trainer.config.run.steps + 1):
             for observer in observers:
                 observer.on_step_start(step)
             result = train_step(trainer, step)
             for observer in observers:
                 observer.on_step(step, result)
-            if (signal := interrupt.asked(trainer.world)) is not None:
-                raise Left(signal, step)
+            if (signal := interrupt.requested(trainer.world)) is not None:
+                raise Interrupted(signal, step)
     for observer in observers:
         observer.on_end()
 
@@ -85,23 +85,25 @@ def next_rollouts(trainer: Trainer) -> RolloutBatch:
 
     Raises StaleWeights if they were sampled with weights older than the run allows, and RewardBroken.
     """
-    rollouts = trainer.prefetch.take() or make_rollouts(trainer)
+    prefetch = trainer.prefetch
+    rollouts = (prefetch.take() if prefetch is not None else None) or make_rollouts(trainer)
     trainer.check_staleness(rollouts)
-    if rollouts.reference_BT is None and (ours_BT := trainer.reference_logprobs(rollouts.groups)) is not None:
-        rollouts = replace(rollouts, reference_BT=ours_BT)
-    if trainer.config.rollout.off_policy and trainer.learner.steps_done + 1 < trainer.config.run.steps:
+    if rollouts.reference_BT is None and (reference_BT := trainer.reference_logprobs(rollouts.groups)) is not None:
+        rollouts = replace(rollouts, reference_BT=reference_BT)
+    if prefetch is not None and trainer.learner.steps_done + 1 < trainer.config.run.steps:
         prompts = trainer.draw()
-        trainer.prefetch.start(lambda progress: trainer.generate(prompts, progress))
+        prefetch.start(lambda progress: trainer.generate(prompts, progress))
     return rollouts
 
 
 def wait_rollouts(trainer: Trainer) -> None:
     """Waits for the groups that are being generated, before the engine gets other weights, and scores them."""
-    if (generated := trainer.prefetch.wait(trainer.progress)) is not None:
+    prefetch = trainer.prefetch
+    if prefetch is not None and (generated := prefetch.wait(trainer.progress)) is not None:
         try:
-            trainer.prefetch.ready = make_rollouts(trainer, generated)
+            prefetch.ready = make_rollouts(trainer, generated)
         except RewardBroken as error:  # the step at hand is done, and recorded first
-            trainer.prefetch.error = error
+            prefetch.error = error
 
 
 def make_rollouts(trainer: Trainer, generated: GeneratedGroups | None = None) -> RolloutBatch:
@@ -124,22 +126,22 @@ def score_groups(trainer: Trainer, generated: GeneratedGroups | None = None) -> 
     With dynamic sampling (DAPO) groups without a signal are dropped and others sampled, up to `max_generations`
     batches. The groups found until then are used: if none has a signal, the last batch as it is. Raises RewardBroken.
     """
-    algorithm, num_wanted = trainer.config.algorithm, trainer.num_prompts
-    kept = ScoredGroups()
+    algorithm, num_prompts = trainer.config.algorithm, trainer.num_prompts
+    useful = ScoredGroups()
     for num_draws in range(1, (algorithm.max_generations if algorithm.dynamic_sampling else 1) + 1):
         generated = generated if generated is not None and num_draws == 1 else trainer.generate(trainer.draw())
         with trainer.progress.part("reward"):
             rewards_PG = trainer.score(generated.groups)
         scored = ScoredGroups(generated.groups, rewards_PG, num_draws, generated.reference_BT)
-        kept = kept.extended(scored.where(trainer.is_useful(rewards_PG)))
-        if len(kept.groups) >= num_wanted:
+        useful = useful.extended(scored.where(trainer.is_useful(rewards_PG)))
+        if len(useful.groups) >= num_prompts:
             break
-    kept = kept.first(num_wanted) if kept.groups else scored.where(trainer.has_rewards(rewards_PG))
-    if not kept.groups:
+    useful = useful.first(num_prompts) if useful.groups else scored.where(trainer.has_rewards(rewards_PG))
+    if not useful.groups:
         raise RewardBroken(f"no group of the step has all its rewards: {trainer.reward_errors[-1]}")
-    if len(kept.groups) == len(scored.groups) and not algorithm.dynamic_sampling:
+    if len(useful.groups) == len(scored.groups) and not algorithm.dynamic_sampling:
         return scored
-    return kept
+    return useful
 
 
 def update_policy(learner: Learner, batch: Batch, logprobs: LogProbs, advantages: Advantages) -> Update:
@@ -148,14 +150,14 @@ def update_policy(learner: Learner, batch: Batch, logprobs: LogProbs, advantages
     steps = []
     for rows in learner.mini_batches(batch):
         micro_batches, totals = learner.micro_batches(batch, rows)
-        shares = []
+        metrics = []
         learner.optimizer.zero_grad()
         with learner.optimizer.accumulating(len(micro_batches)):
             for micro_batch in micro_batches:
-                loss, metrics = learner.loss(batch, micro_batch, logprobs, advantages, totals)
+                loss, metrics_of_loss = learner.loss(batch, micro_batch, logprobs, advantages, totals)
                 loss.backward()  # type: ignore[no-untyped-call]
-                shares.append(metrics)
-        means, lr = learner.all_reduce(shares), learner.lr()
+                metrics.append(metrics_of_loss)
+        step_metrics, lr = learner.all_reduce(metrics), learner.lr()
         grad_norm = learner.optimizer.step(lr=lr, grad_clip=learner.grad_clip)
-        steps.append({**means, "grad_norm": grad_norm, "lr": lr})
+        steps.append({**step_metrics, "grad_norm": grad_norm, "lr": lr})
     return Update.mean(steps, value_loss=value_loss)

@@ -4,28 +4,21 @@ Between two steps nothing is pending: generation that `Prefetch.start` began in 
 update, is complete by that step's end, and only then do the generators get new weights. So every batch but the first of
 a run is exactly one step older than the policy that learns from it, whatever is slow; evaluations and checkpoints in
 between are not affected. A checkpoint includes the prefetched batch, so that a resumed run learns from the same
-answers. `packed` and `unpacked` convert that batch to tensors and back.
+answers.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from trainer.metrics.progress import Progress
-from trainer.rollouts import RolloutBatch
-from trainer.types import Group, Rollout, Stop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
 
-    from torch import Tensor
-
-    from trainer.rollouts import GeneratedGroups
+    from trainer.rollouts import GeneratedGroups, RolloutBatch
     from trainer.tasks.rewards import RewardBroken
-    from trainer.types import Prompt
 
 
 class StaleWeights(RuntimeError):
@@ -78,55 +71,3 @@ class Prefetch:
         if self._failures:
             raise self._failures.pop()
         return self._generated.pop()
-
-
-def packed(batch: RolloutBatch | None, questions: Sequence[Prompt]) -> dict[str, Any]:
-    """The batch as tensors and numbers, its prompts as places in the list of questions; empty for none."""
-    if batch is None:
-        return {}
-    places = {id(prompt): at for at, prompt in enumerate(questions)}
-    rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
-    return {
-        "prompts": torch.tensor([places[id(group.prompt)] for group in batch.groups]),
-        "sizes": torch.tensor([len(group.rollouts) for group in batch.groups]),
-        "tokens": _flat([each.tokens for each in rollouts], torch.int64),
-        "logprobs": _flat([each.logprobs for each in rollouts], torch.float64),
-        "is_action": _flat([each.response_mask for each in rollouts], torch.bool),
-        "is_valid": _flat([each.is_valid for each in rollouts], torch.bool),
-        "stops": torch.tensor([list(Stop).index(each.stop) for each in rollouts]),
-        "paid": _flat([() if each.reward is None else (each.reward,) for each in rollouts], torch.float64),
-        "rewards": batch.rewards_PG.cpu(),
-        "num_drawn": batch.num_drawn,
-        "step": batch.step,
-        **({} if batch.reference_BT is None else {"reference": batch.reference_BT}),
-    }
-
-
-def unpacked(state: Mapping[str, Any], questions: Sequence[Prompt], device: torch.device) -> RolloutBatch | None:
-    """What `packed` was given, the rewards on a device."""
-    if not state:
-        return None
-    columns = (_rows(state[name]) for name in ("tokens", "logprobs", "is_action", "is_valid", "paid"))
-    rollouts = iter(
-        Rollout(tokens, logprobs, list(Stop)[stop], response_mask, paid[0] if paid else None, is_valid)
-        for tokens, logprobs, response_mask, is_valid, paid, stop in zip(*columns, state["stops"].tolist(), strict=True)
-    )
-    pairs = zip(state["prompts"].tolist(), state["sizes"].tolist(), strict=True)
-    groups = [Group(questions[place], tuple(next(rollouts) for _ in range(size))) for place, size in pairs]
-    said = state.get("reference")
-    return RolloutBatch(
-        groups,
-        state["rewards"].to(device),
-        int(state["num_drawn"]),
-        int(state["step"]),
-        None if said is None else said.cpu(),
-    )
-
-
-def _flat(rows: Sequence[Sequence[Any]], dtype: torch.dtype) -> dict[str, Tensor]:
-    values = [value for row in rows for value in row]
-    return {"lengths": torch.tensor([len(row) for row in rows]), "values": torch.tensor(values, dtype=dtype)}
-
-
-def _rows(flat: Mapping[str, Tensor]) -> list[tuple[Any, ...]]:
-    return [tuple(row.tolist()) for row in torch.split(flat["values"], flat["lengths"].tolist())]

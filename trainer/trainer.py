@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,14 +15,13 @@ from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.packing import pack
 from trainer.engines.base import Sampling
 from trainer.metrics.progress import Progress
-from trainer.prefetch import Prefetch, StaleWeights, packed, unpacked
+from trainer.prefetch import StaleWeights
 from trainer.rollouts import GeneratedGroups, RolloutBatch, collect, has_signal, score
-from trainer.saving import origin
-from trainer.saving.checkpoint import STORED, Saved, State, flatten, save, save_shards
+from trainer.saving.checkpoint import save, save_shards
 from trainer.tasks.rewards import RewardBroken
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from trainer.engines.remote import Remote
     from trainer.learner import Learner
     from trainer.noise import Injection
+    from trainer.prefetch import Prefetch
     from trainer.rollouts import PromptSampler, ScoredGroups
+    from trainer.saving.checkpoint import Saved, State
     from trainer.tasks.base import Task
     from trainer.types import Batch, Group, Prompt, Rollout
 
@@ -51,7 +53,7 @@ class Trainer:
     device: torch.device
     injection: Injection | None = None  # of noise into the engine's weights
     progress: Progress = field(default_factory=Progress)
-    prefetch: Prefetch = field(default_factory=Prefetch)
+    prefetch: Prefetch | None = None  # of the next step's rollouts; None: they are generated in their own step
     reward_errors: list[str] = field(default_factory=list)  # this rank's, where they do not end the run
     synced_step: int = 0  # the step after which the engine last got the learner's weights
 
@@ -144,7 +146,7 @@ class Trainer:
     def check_staleness(self, rollouts: RolloutBatch) -> None:
         """Raises StaleWeights where rollouts were drawn with weights older than the run allows."""
         done, limit = self.learner.steps_done, self.config.rollout.max_staleness
-        if self.config.has_generators and done - rollouts.step > limit:
+        if self.remote is not None and done - rollouts.step > limit:
             raise StaleWeights(
                 f"the answers of step {done + 1} were drawn with the weights of step {rollouts.step}, "
                 f"{done - rollouts.step} steps behind: max_staleness={limit}"
@@ -158,13 +160,13 @@ class Trainer:
         """The log-probabilities of the generators' reference, on the CPU; None if the learner has the reference, or
         nobody.
         """
-        if (remote := self._reference_engine()) is None:
+        if self.reference_engine is None:
             return None
         with (progress or self.progress).part("ref"):
             dtype = torch.promote_types(getattr(torch, self.config.run.dtype), torch.float32)
             no_rewards_B = torch.zeros(sum(len(group.rollouts) for group in groups), dtype=dtype)
             batch = self.pack(groups, no_rewards_B)
-            return remote.reference_logprobs(batch, rows_at_once=self.config.optim.micro_batch_rows)
+            return self.reference_engine.reference_logprobs(batch, rows_at_once=self.config.optim.micro_batch_rows)
 
     # Weights.
 
@@ -174,132 +176,44 @@ class Trainer:
         Ranks may share a generator: it keeps its weights until all have their answers, and nobody sends requests before
         all have sent the new weights.
         """
-        if self.config.has_generators:
-            self.world.barrier()
         weights = self.learner.full_weights()
         if self.injection is not None:
             weights = self.injection.apply_each(weights, step)
-        # One tensor after the other where the engine can take them so: a sharded learner gathers each by itself.
-        load_each: Callable[[Iterator[tuple[str, Tensor]]], None] | None
-        load_each = getattr(self.engine, "load_weights_each", None)
-        if load_each is not None:
-            load_each(weights)
-        else:
+        if self.remote is None:
             self.engine.load_weights(dict(weights))
-        barrier: Callable[[World], None] | None = getattr(self.engine, "barrier", None)
-        if barrier is not None:
-            barrier(self.world)
-        elif self.config.has_generators:
+        else:  # one tensor after the other: a sharded learner gathers each by itself
             self.world.barrier()
+            self.remote.load_weights_each(weights)
+            self.remote.barrier(self.world)
         self.synced_step = step
-
-    def begin_reference(self) -> None:
-        """Gives generators that hold the reference policy its fingerprint; a collective if it is sharded."""
-        if (remote := self._reference_engine()) is not None:
-            origin.begin(self.learner, remote)
-
-    def set_reference(self) -> None:
-        """Takes the learner's present weights for those that the run starts from; a collective where it is sharded."""
-        self.learner.set_reference()
-        if (remote := self._reference_engine()) is not None:
-            remote.set_reference(self.learner.full_weights())
-            remote.barrier(self.world)
 
     # Generators in other processes.
 
-    def generator_stats(self) -> GeneratorStats | None:
-        """The statistics of generators in other processes since the last call; None if there are none."""
-        remote = self._remote()
-        return None if remote is None else remote.take_stats()
-
-    def lost_generators(self) -> list[str] | None:
-        """The losses of generators so far, as messages; None if there are none in other processes."""
-        remote = self._remote()
-        return None if remote is None else remote.pool.losses
-
-    def twin_engine(self) -> Engine | None:
-        """An engine with separate weights over the same generators; None if there are none."""
-        remote = self._remote()
-        return None if remote is None else remote.twin()
-
-    def close(self) -> None:
-        """Ends generators in other processes. May be called again."""
-        if (remote := self._remote()) is not None:
-            remote.end()
-
-    def _reference_engine(self) -> Remote | None:
-        """The engine, if its generators keep the reference policy."""
-        return self._remote() if self.config.reference_at == "generators" else None
-
-    def _remote(self) -> Remote | None:
+    @cached_property
+    def remote(self) -> Remote | None:
+        """The engine, if generators in other processes are behind it."""
         if not self.config.has_generators:
             return None  # and what is for such engines need not be imported
         from trainer.engines.remote import Remote
 
         return self.engine if isinstance(self.engine, Remote) else None
 
-    # The state that a checkpoint holds.
+    @cached_property
+    def reference_engine(self) -> Remote | None:
+        """The engine, if its generators keep the reference policy."""
+        return self.remote if self.config.reference_at == "generators" else None
 
-    def state(self, step: int) -> State:
-        """All that the step after `step` depends on, on every rank; a collective."""
-        samplers = self.world.gather(self.engine.random_state().cpu())
-        state = {
-            "step": step,
-            "settings": self.config.lasting(),
-            "learner": self.learner.state(),
-            "sampler_random": {str(rank): state for rank, state in enumerate(samplers)},
-            **self.prompts.state(),
-            **self._prefetched(),
-        }
-        return origin.added(state, self._reference_engine())
+    def generator_stats(self) -> GeneratorStats | None:
+        """The statistics of generators in other processes since the last call; None if there are none."""
+        return None if self.remote is None else self.remote.take_stats()
 
-    def _prefetched(self) -> dict[str, Any]:
-        """The rollouts of every rank's next step, where they are made one step ahead."""
-        if not self.config.rollout.off_policy:
-            return {}
-        ready = self.world.gather(packed(self.prefetch.ready, self.task.train))
-        return {"ready": {str(rank): each for rank, each in enumerate(ready)}}
+    def close(self) -> None:
+        """Ends generators in other processes. May be called again."""
+        if self.remote is not None:
+            self.remote.end()
+
+    # The state that a checkpoint holds; `trainer.run_state` makes it.
 
     def save(self, state: State, folder: Path) -> Saved:
         """This rank's part of a checkpoint, or the complete one."""
         return save_shards(state, folder, world=self.world) if self.learner.is_sharded else save(state, folder)
-
-    def save_checkpoint(self, state: State, folder: Path) -> Saved:
-        """Rank 0 saves the state, or all ranks their rows of it; what was saved. A collective."""
-        saved = self.save(state, folder) if self.world.is_first or self.learner.is_sharded else None
-        first: Saved = self.world.gather(saved)[0]
-        return first
-
-    def restore(self, state: Mapping[str, Any]) -> int:
-        """Goes on from a state that `state` gave, on as many ranks or on others; gives back its step.
-
-        On as many, every bit of what follows is the same. Prompts and the order of groups do not depend on the ranks.
-        A rank that was there before goes on with its sampler's random numbers. One that was not, or whose engine is
-        of another kind than the one before, begins at its own seed; rollouts that lay ready in other shares are made
-        anew.
-        """
-        self.learner.restore(self._learner_state(state))
-        origin.restore(self.learner, self._reference_engine(), state)
-        samplers, own = state["sampler_random"], str(self.world.rank)
-        if own in samplers and samplers[own].shape == self.engine.random_state().shape:
-            self.engine.restore_random_state(samplers[own].cpu())
-        self.prompts.restore(state)
-        if self.config.rollout.off_policy:
-            # A state of shards holds no empty parts: of a run that was at its end nothing lay ready.
-            ready = state.get("ready", {}).get(own, {}) if len(samplers) == self.world.size else {}
-            self.prefetch.ready = unpacked(ready, self.task.train, self.device)
-        step = int(state["step"])
-        self.sync_weights(step)
-        return step
-
-    def _learner_state(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The learner's part of a saved state; of a sharded one the tensors are read into the live ones."""
-        stored = state.get(STORED)
-        if stored is None:
-            return state["learner"]  # type: ignore[no-any-return]
-        own = self.learner.state()
-        if not origin.is_stored(state):
-            own.pop("reference", None)
-        tensors = {name: each for name, each in flatten({"learner": own}).items() if isinstance(each, torch.Tensor)}
-        stored.into({name: each for name, each in tensors.items() if each.is_floating_point()})
-        return {**own, **state["learner"]}

@@ -63,15 +63,15 @@ def installed_licences(packages: Path) -> dict[str, list[dict[str, Any]]]:
 
     An SPDX expression where the distribution gives one, else the names that its classifiers or its `License` give.
     """
-    found = {}
+    found: dict[str, list[dict[str, Any]]] = {}
     for each in metadata.distributions(path=[str(packages)]):
-        if (name := each.metadata.get("Name")) and (licences := _licences(each.metadata)):
+        if (name := _header(each.metadata, "Name")) and (licences := _licences(each.metadata)):
             found[canonicalize_name(name)] = licences
     return found
 
 
 def _licences(headers: metadata.PackageMetadata) -> list[dict[str, Any]]:
-    written = (headers.get("License-Expression") or headers.get("License") or "").strip()
+    written = _header(headers, "License-Expression") or _header(headers, "License")
     try:
         return [{"expression": str(canonicalize_license_expression(written))}] if written else _classified(headers)
     except InvalidLicenseExpression:
@@ -79,6 +79,10 @@ def _licences(headers: metadata.PackageMetadata) -> list[dict[str, Any]]:
     if not (named := _classified(headers)) and len(written) <= _LONGEST_LICENCE and "\n" not in written:
         named = [{"license": {"name": written}}]
     return named
+
+
+def _header(headers: metadata.PackageMetadata, name: str) -> str:
+    return str((headers.get_all(name) or [""])[0]).strip()
 
 
 def _classified(headers: metadata.PackageMetadata) -> list[dict[str, Any]]:

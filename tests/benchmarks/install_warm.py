@@ -88,7 +88,8 @@ def main() -> None:
         rows = [(*uv_alone(bench), *npuenv(bench, words.stack)) for _ in range(words.repeat)]
     print(f"{words.stack}: {len(bench.lock.packages)} packages, median of {words.repeat}")
     for number, what in enumerate(("wall", "processor")):
-        uv, first, ours = ([row[part][number] for row in rows] for part in range(3))
+        uv, first = [row[0][number] for row in rows], [row[1][number] for row in rows]
+        ours = [row[2][number] for row in rows]
         both = [alone + then for alone, then in zip(uv, first)]
         for name, other in (("uv", uv), ("uv, then the imports", both)):
             ratio = statistics.median(mine / theirs for mine, theirs in zip(ours, other))

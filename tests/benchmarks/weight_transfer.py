@@ -15,7 +15,7 @@ import torch
 
 from trainer.config import Config
 from trainer.engines import remote
-from trainer.engines.generator_client import Order
+from trainer.engines.generator_client import EngineSpec
 from trainer.engines.process import pool
 from trainer.models import build
 from trainer.tasks import choose
@@ -34,7 +34,7 @@ def config(layers: int, hidden: int, intermediate: int, generators: int, bucket_
 def measure(made: Config, rounds: int) -> tuple[int, list[float], list[float]]:
     """Bytes of the weights; seconds of each publishing, and of each copy of as many bytes."""
     task = choose(made)
-    order = Order.of(made, task, seed=0)
+    order = EngineSpec.of(made, task, seed=0)
     engine = remote.over(pool(order, range(made.rollout.generators)), order, seed=0)
     weights = dict(build(made, task.tokenizer.vocabulary_size, seed=1, device=DEVICE).named_parameters())
     source = torch.cat([each.detach().reshape(-1) for each in weights.values()])

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tests.trainer.trainer_cases import CPU, END, TINY, changed
-from trainer.engines import generator_server, remote
-from trainer.engines.generator_client import Generated, GeneratorLost, Order, ReferenceLogProbs
+from trainer import generator
+from trainer.engines import remote
+from trainer.engines.generator_client import EngineSpec, Generated, GeneratorLost, ReferenceLogProbs
 from trainer.tasks import choose
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.engines.base import Sampling, Tokens
-    from trainer.engines.generator_server import Server
+    from trainer.generator import Server
     from trainer.types import Batch
     from trainer.weights import Bucket
 
@@ -118,8 +119,8 @@ class Crew:
     started: list[InProcess] = field(default_factory=list)
 
     def start(self, slot: int) -> InProcess:
-        order = Order.of(self.config, choose(self.config), seed=0)
-        made = InProcess(f"generator {slot}", generator_server.start(order, CPU))
+        order = EngineSpec.of(self.config, choose(self.config), seed=0)
+        made = InProcess(f"generator {slot}", generator.start(order, CPU))
         if self.spoils.get(slot):
             made.spoil = self.spoils[slot].pop(0)
         if self.spoils_of_reference.get(slot):
@@ -130,7 +131,7 @@ class Crew:
     def engine(self, size: int, *, seed: int = 3, **values: Any) -> remote.Remote:
         config = changed(self.config, **values)
         pool = remote.Pool(self.start, size, timeout_s=config.rollout.generator_timeout_s)
-        return remote.over(pool, Order.of(config, choose(config), seed=0), seed=seed)
+        return remote.over(pool, EngineSpec.of(config, choose(config), seed=0), seed=seed)
 
 
 def dead(found: Generated) -> Generated:

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.trainer.algorithms.algorithm_cases import advantages
 from tests.trainer.core_cases import ADAPTIVE, GROUPS, REWARDS, batch, learner
 from tests.trainer.trainer_cases import PAD
-from trainer.algorithms.advantages import Scores, advantages
+from trainer.algorithms.advantages import Scores
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.packing import pack
 from trainer.learner import LogProbs

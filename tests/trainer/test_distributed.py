@@ -14,8 +14,9 @@ from tests.trainer.trainer_cases import only, read, run
 from trainer import device as devices
 from trainer import launch
 from trainer.config import parse
-from trainer.distributed import Agreement, World, checksum
-from trainer.launch import Ended
+from trainer.distributed import World
+from trainer.launch import RankExit
+from trainer.metrics.checks import Agreement, checksum
 from trainer.metrics.step import over_ranks
 
 if TYPE_CHECKING:
@@ -120,15 +121,15 @@ def test_ranks_with_other_weights_are_told_with_the_step_where_it_began() -> Non
 
 
 def test_the_rank_that_ended_a_run_is_named() -> None:
-    assert re.fullmatch(r"rank 1 \w+ \w+ \w+ SIGKILL", str(Ended(1, -signal.SIGKILL)))
-    assert re.fullmatch(r"rank 0 \w+ \w+ 1", str(Ended(0, 1)))
+    assert re.fullmatch(r"rank 1 \w+ \w+ \w+ SIGKILL", str(RankExit(1, -signal.SIGKILL)))
+    assert re.fullmatch(r"rank 0 \w+ \w+ 1", str(RankExit(0, 1)))
 
 
 @pytest.mark.slow
 def test_a_killed_rank_is_named_and_the_others_do_not_hang(tmp_path: Path) -> None:
     assert run_trainer(tmp_path, "ranks=2", "steps=50", "fault=rank-dies").returncode == 1
     found = only(read(tmp_path), kind="ranks")
-    assert (found["rank"], found["code"], found["reason"]) == (1, -9, str(Ended(1, -signal.SIGKILL)))
+    assert (found["rank"], found["code"], found["reason"]) == (1, -9, str(RankExit(1, -signal.SIGKILL)))
 
 
 def test_a_rank_with_other_weights_is_found_in_the_step_where_it_differs(tmp_path: Path) -> None:

@@ -19,10 +19,11 @@ from tests.trainer.generator_cases import Crew
 from tests.trainer.trainer_cases import CPU, TINY, changed, of_a_child, only, read
 from trainer.build import build_trainer
 from trainer.engines import remote
-from trainer.engines.generator_client import Order
+from trainer.engines.generator_client import EngineSpec
 from trainer.engines.process import ProcessGenerator, pool
 from trainer.loop import train_step
 from trainer.metrics.records import FILE
+from trainer.run_state import state_of
 from trainer.saving.checkpoint import difference
 from trainer.tasks import choose
 
@@ -62,7 +63,7 @@ def children_of(pid: int) -> list[int]:
 @pytest.mark.long
 def test_generators_killed_at_twenty_moments_change_no_bit_of_the_run() -> None:
     """Each moment is random within a step, generation, publishing and learning alike; the victim is too."""
-    order, others = Order.of(AHEAD, choose(AHEAD), seed=0), children_of(os.getpid())
+    order, others = EngineSpec.of(AHEAD, choose(AHEAD), seed=0), children_of(os.getpid())
     crew = pool(order, (0, 1))
     live = build_trainer(AHEAD, CPU, seed=0, engine=remote.over(crew, order, seed=0))
     chance, step, killed = random.Random(5), 0, 0
@@ -87,7 +88,7 @@ def test_generators_killed_at_twenty_moments_change_no_bit_of_the_run() -> None:
     whole = build_trainer(AHEAD, CPU, seed=0, engine=Crew(AHEAD).engine(2, seed=0))
     for number in range(1, step + 1):
         train_step(whole, number)
-    assert difference(live.state(step), whole.state(step)) is None
+    assert difference(state_of(live, step), state_of(whole, step)) is None
 
 
 WORDS = (

@@ -31,12 +31,12 @@ def saved_at(out: Path, step: int, **settings: object) -> None:
 
 def test_a_run_goes_on_at_its_last_step_and_epochs_decide_over_steps(tmp_path: Path) -> None:
     saved_at(tmp_path / "steps", 9, steps=9)
-    assert resume.find(tmp_path / "steps", changed(Config(), resume="true", steps=9)) == resume.Point(9, {})
+    assert resume.find(tmp_path / "steps", changed(Config(), resume="true", steps=9)) == resume.ResumePoint(9, {})
     with pytest.raises(BadSetting, match=r"\b9 steps .* steps=8 "):
         resume.find(tmp_path / "steps", changed(Config(), resume="true", steps=8))
     saved_at(tmp_path / "epochs", 30, epochs=2, steps=60)
     config = changed(Config(), resume="true", epochs=2, steps=10)
-    assert resume.find(tmp_path / "epochs", config) == resume.Point(30, {})
+    assert resume.find(tmp_path / "epochs", config) == resume.ResumePoint(30, {})
 
 
 def test_every_file_of_a_checkpoint_is_on_the_disk_before_it_has_its_name_and_the_name_after(

@@ -15,12 +15,12 @@ from trainer import device as devices
 from trainer.algorithms.optimizer import learning_rate
 from trainer.algorithms.packing import pack, select
 from trainer.build import build_trainer
-from trainer.distributed import World, checksum
-from trainer.metrics.checks import GenerationCheck, LogprobsCheck, RewardCheck, UpdateCheck
+from trainer.distributed import World
+from trainer.metrics.checks import GenerationCheck, LogprobsCheck, RewardCheck, UpdateCheck, checksum
 from trainer.metrics.progress import Progress
 from trainer.metrics.records import Records
-from trainer.stages import packages, probes
-from trainer.stages.stage import Stage, StageFailed
+from trainer.stages import probes
+from trainer.stages.probes import Stage, StageFailed
 from trainer.types import Group, Rollout, Stop
 
 if TYPE_CHECKING:
@@ -59,16 +59,14 @@ def test_one_number_that_was_not_added_up_fails_the_ranks(monkeypatch: pytest.Mo
     assert probes.collective(World(0, 2), CPU).passed is False
 
 
-@pytest.mark.parametrize(
-    ("place", "name"), [("present", "device"), ("arithmetic.matmul", "matmul"), ("arithmetic.decoder", "decoder")]
-)
+@pytest.mark.parametrize(("place", "name"), [("present", "device"), ("matmul", "matmul"), ("decoder", "decoder")])
 def test_training_does_not_begin_where_a_question_that_it_needs_has_a_wrong_answer(
     place: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packages, "installed", list)
+    monkeypatch.setattr(probes, "installed_packages", list)
     monkeypatch.setattr(f"trainer.stages.probes.{place}", lambda *given: Stage(False, "it is wrong", {}))
     with Records(tmp_path) as records, pytest.raises(StageFailed, match=f"{name}: it is wrong"):
-        probes.ask(build_trainer(TINY, CPU, seed=0), TINY, records, Progress())
+        probes.run_probes(build_trainer(TINY, CPU, seed=0), TINY, records, Progress())
     assert read(tmp_path)[-1]["name"] == name
 
 

@@ -19,8 +19,9 @@ from trainer.config import read as read_settings
 from trainer.engines.generator_client import GeneratorLost
 from trainer.loop import make_rollouts, next_rollouts, train_step, update_policy, wait_rollouts
 from trainer.metrics.progress import Progress
-from trainer.prefetch import Prefetch, StaleWeights, packed, unpacked
+from trainer.prefetch import Prefetch, StaleWeights
 from trainer.rollouts import RolloutBatch
+from trainer.run_state import prefetched_of_state, prefetched_state, restore, state_of
 from trainer.saving.checkpoint import difference, flatten
 from trainer.saving.sharded import _nested
 from trainer.stages import failure
@@ -129,7 +130,7 @@ def test_generation_runs_while_the_learner_learns() -> None:
     made.learner.mini_batches = mini_batches  # type: ignore[method-assign]
     train_step(made, 1)
     assert waited == [True, True]
-    assert made.prefetch.ready is not None
+    assert made.prefetch is not None and made.prefetch.ready is not None
 
 
 def test_groups_that_are_drawn_again_are_of_the_same_weights() -> None:
@@ -148,13 +149,13 @@ def test_a_run_that_goes_on_from_any_step_makes_the_same_bits(tmp_path: Path) ->
     states = []
     for step in range(1, 6):
         train_step(live, step)
-        states.append(copied(live.state(step)))
+        states.append(copied(state_of(live, step)))
     for step in range(1, 5):
         other = trainer_of(seed=9)
-        assert other.restore(states[step - 1]) == step
+        assert restore(other, states[step - 1]) == step
         for later in range(step + 1, 6):
             train_step(other, later)
-        assert difference(copied(other.state(5)), states[-1]) is None, step
+        assert difference(copied(state_of(other, 5)), states[-1]) is None, step
     assert states[3]["ready"]["0"] and not states[4]["ready"]["0"]
 
 
@@ -168,13 +169,13 @@ def test_a_batch_comes_back_from_its_tensors_as_it_was() -> None:
     )
     groups = [Group(questions[2], rollouts), Group(questions[1], (rollouts[1],) * 3), Group(questions[2], rollouts)]
     made = RolloutBatch(groups, torch.rand(3, 3, dtype=torch.float64), 7, 4)
-    found = unpacked(copied(packed(made, questions)), questions, CPU)
+    found = prefetched_of_state(copied(prefetched_state(made, questions)), questions, CPU)
     assert found is not None
     assert (found.groups, found.num_drawn, found.step) == (groups, 7, 4)
     assert found.groups[1].prompt is questions[1]
     assert torch.equal(found.rewards_PG, made.rewards_PG)
-    assert unpacked(copied(packed(None, questions)), questions, CPU) is None
-    elsewhere = unpacked(packed(made, questions), questions, torch.device("meta"))
+    assert prefetched_of_state(copied(prefetched_state(None, questions)), questions, CPU) is None
+    elsewhere = prefetched_of_state(prefetched_state(made, questions), questions, torch.device("meta"))
     assert elsewhere is not None and elsewhere.rewards_PG.is_meta
 
 
@@ -182,10 +183,10 @@ def test_a_run_that_was_at_its_end_goes_on_from_a_state_that_keeps_no_empty_part
     made = trainer_of()
     for step in range(1, 6):
         train_step(made, step)
-    state = _nested(flatten(copied(made.state(5))))  # as shards keep it
+    state = _nested(flatten(copied(state_of(made, 5))))  # as shards keep it
     assert "ready" not in state
     longer = trainer_of(changed(AHEAD, steps=7), seed=4)
-    assert longer.restore(state) == 5
+    assert restore(longer, state) == 5
     assert train_step(longer, 6).staleness == 0  # nothing lay ready
     assert train_step(longer, 7).staleness == 1
 
@@ -210,6 +211,7 @@ def test_what_generation_ends_with_ends_the_step_that_waits_for_it() -> None:
     crew = Crew(AHEAD)
     made = trainer_of(crew=crew)
     ready = make_rollouts(made)
+    assert made.prefetch is not None
     made.prefetch.ready = ready
     crew.spoils = {0: [dead] * 9, 1: [dead] * 9}
     for each in crew.started:

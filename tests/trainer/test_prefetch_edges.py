@@ -7,8 +7,9 @@ import torch
 
 from tests.trainer.trainer_cases import CPU, END
 from trainer.metrics.progress import Progress
-from trainer.prefetch import Prefetch, packed, unpacked
+from trainer.prefetch import Prefetch
 from trainer.rollouts import GeneratedGroups, RolloutBatch
+from trainer.run_state import prefetched_of_state, prefetched_state
 from trainer.tasks.base import Characters, prompt
 from trainer.types import Group, Rollout, Stop
 
@@ -48,6 +49,6 @@ def test_what_an_environment_paid_keeps_every_bit() -> None:
     questions = [prompt("1=", "2", Characters())]
     rollouts = tuple(Rollout((END,), (-0.1,), Stop.END, reward=paid) for paid in (0.1, None, 0.0, -1 / 3))
     made = RolloutBatch([Group(questions[0], rollouts)], torch.tensor([[0.1, 0.0, 0.0, -1 / 3]]), 1, 2)
-    found = unpacked(packed(made, questions), questions, CPU)
+    found = prefetched_of_state(prefetched_state(made, questions), questions, CPU)
     assert found is not None
     assert [each.reward for each in found.groups[0].rollouts] == [0.1, None, 0.0, -1 / 3]

@@ -20,7 +20,7 @@ from trainer import launch
 from trainer.__main__ import main
 from trainer.distributed import World
 from trainer.interrupt import Interrupt
-from trainer.launch import Ended, run_ranks
+from trainer.launch import RankExit, run_ranks
 from trainer.learner import LogProbs, Update
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ while not all((folder / f"place-{each}").exists() for each in range(2)):
 """
 
 
-def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Ended:
+def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> RankExit:
     """How two ranks end of which each does this once both are there."""
     file, popen = tmp_path / "child.py", subprocess.Popen
     file.write_text(RANK + text)
@@ -108,7 +108,7 @@ def test_ranks_end_when_the_last_one_does_and_meet_in_one_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = ranks(tmp_path, monkeypatch, "time.sleep(0.3 * rank)\n(folder / f'end-{rank}').touch()")
-    assert ended == Ended(0, 0)
+    assert ended == RankExit(0, 0)
     assert (tmp_path / "end-1").exists()
     assert (tmp_path / "place-0").read_text() == (tmp_path / "place-1").read_text()
     assert (tmp_path / "logs" / "rank-1.log").read_text() == "said by 1\n"
@@ -118,7 +118,7 @@ def test_ranks_end_when_the_last_one_does_and_meet_in_one_place(
 def test_a_rank_that_fails_after_the_first_has_ended_well_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert ranks(tmp_path, monkeypatch, "time.sleep(0.2 * rank)\nsys.exit(3 * rank)") == Ended(1, 3)
+    assert ranks(tmp_path, monkeypatch, "time.sleep(0.2 * rank)\nsys.exit(3 * rank)") == RankExit(1, 3)
 
 
 def test_a_rank_that_a_signal_ended_is_named_before_one_that_failed_because_of_it(
@@ -127,7 +127,7 @@ def test_a_rank_that_a_signal_ended_is_named_before_one_that_failed_because_of_i
     """The failure is seen first: the kill takes a moment to arrive."""
     monkeypatch.setattr("trainer.launch._GRACE_S", 120.0)
     text = "if rank == 0:\n    sys.exit(1)\ntime.sleep(0.1)\nos.kill(os.getpid(), signal.SIGKILL)"
-    assert ranks(tmp_path, monkeypatch, text) == Ended(1, -9)
+    assert ranks(tmp_path, monkeypatch, text) == RankExit(1, -9)
 
 
 ABORT = "import resource\n    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n    os.abort()"
@@ -141,7 +141,7 @@ def test_a_rank_that_gave_up_long_before_the_kill_it_gave_up_for_is_seen_is_not_
     """On a busy machine the survivor is gone a second before the killed rank is seen to be."""
     monkeypatch.setattr("trainer.launch._GRACE_S", 120.0)
     text = f"if rank == 0:\n    {end}\ntime.sleep(1)\nos.kill(os.getpid(), signal.SIGKILL)"
-    assert ranks(tmp_path, monkeypatch, text) == Ended(1, -9)
+    assert ranks(tmp_path, monkeypatch, text) == RankExit(1, -9)
 
 
 ABORTED, KILLED = -6, -9
@@ -150,21 +150,21 @@ ABORTED, KILLED = -6, -9
 @pytest.mark.parametrize(
     ("seen", "codes", "named"),
     [
-        ([ABORTED, None], [ABORTED, KILLED], Ended(1, KILLED)),
-        ([ABORTED, KILLED], [ABORTED, KILLED], Ended(1, KILLED)),
-        ([1, None, ABORTED], [1, KILLED, ABORTED], Ended(1, KILLED)),
+        ([ABORTED, None], [ABORTED, KILLED], RankExit(1, KILLED)),
+        ([ABORTED, KILLED], [ABORTED, KILLED], RankExit(1, KILLED)),
+        ([1, None, ABORTED], [1, KILLED, ABORTED], RankExit(1, KILLED)),
         # an abort of its own, and one for a rank that an error ended
-        ([None, ABORTED], [1, ABORTED], Ended(1, ABORTED)),
-        ([None, 1], [ABORTED, 1], Ended(1, 1)),
-        ([1, ABORTED], [1, ABORTED], Ended(1, ABORTED)),
-        ([ABORTED, None], [ABORTED, None], Ended(0, ABORTED)),
+        ([None, ABORTED], [1, ABORTED], RankExit(1, ABORTED)),
+        ([None, 1], [ABORTED, 1], RankExit(1, 1)),
+        ([1, ABORTED], [1, ABORTED], RankExit(1, ABORTED)),
+        ([ABORTED, None], [ABORTED, None], RankExit(0, ABORTED)),
         # all for the same reason, the second a moment earlier: the first has the records
-        ([None, 2], [2, 2], Ended(0, 2)),
-        ([0, 3], [0, 3], Ended(1, 3)),
+        ([None, 2], [2, 2], RankExit(0, 2)),
+        ([0, 3], [0, 3], RankExit(1, 3)),
     ],
 )
 def test_the_rank_that_the_others_failed_for_is_told_from_them(
-    seen: list[int | None], codes: list[int | None], named: Ended
+    seen: list[int | None], codes: list[int | None], named: RankExit
 ) -> None:
     assert launch._cause(seen, codes) == named
 
@@ -180,7 +180,7 @@ while not all((folder / f"pid-{each}").is_file() and (folder / f"pid-{each}").re
 def test_ranks_that_hang_after_another_failed_are_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.launch._GRACE_S", 0.2)
     began = time.monotonic()
-    assert ranks(tmp_path, monkeypatch, f"{TELL}if rank == 1:\n    sys.exit(2)\ntime.sleep(600)") == Ended(1, 2)
+    assert ranks(tmp_path, monkeypatch, f"{TELL}if rank == 1:\n    sys.exit(2)\ntime.sleep(600)") == RankExit(1, 2)
     assert time.monotonic() - began < 300
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid-0").read_text()), 0)

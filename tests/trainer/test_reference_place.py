@@ -19,11 +19,11 @@ from trainer.config import BadSetting, Config
 from trainer.config import read as read_settings
 from trainer.engines.generator_client import GeneratorLost, ReferenceLogProbs
 from trainer.loop import make_rollouts, train_step
-from trainer.metrics import flops
+from trainer.metrics import meter
 from trainer.metrics.progress import Progress
 from trainer.models.decoder import Decoder
+from trainer.run_state import MARK, restore, set_reference, state_of
 from trainer.saving.checkpoint import difference, load, save
-from trainer.saving.origin import MARK
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,7 +92,7 @@ def test_the_run_is_to_the_bit_that_of_a_learner_with_a_reference_of_its_own(set
         assert torch.equal(one.logprobs.reference_BT, other.logprobs.reference_BT)
         assert one.update.kl == other.update.kl
     assert pairs[-1][0].update.kl > 0
-    assert difference(learnt(there.state(last)), learnt(here.state(last))) is None
+    assert difference(learnt(state_of(there, last)), learnt(state_of(here, last))) is None
 
 
 def test_without_a_divergence_there_is_no_reference_anywhere() -> None:
@@ -158,9 +158,9 @@ def test_the_learner_holds_one_model_fewer(settings: dict[str, Any]) -> None:
     plain = models.build(changed(HERE, **{**settings, "lora_rank": 0}), 19, seed=0, device=CPU)
     model = sum(each.numel() * each.element_size() for each in plain.parameters())
     assert held_bytes(here) - held_bytes(there) == model
-    assert "reference" in here.state(0)["learner"] and "reference" not in there.state(0)["learner"]
+    assert "reference" in state_of(here, 0)["learner"] and "reference" not in state_of(there, 0)["learner"]
     # Nor does the engine keep one, which would be as bad where it has no memory of its own.
-    assert there._remote() is not None and there._remote().origin.buckets == ()  # type: ignore[union-attr]
+    assert there.remote is not None and there.remote.origin is not None and there.remote.origin.buckets == ()
 
 
 # Records.
@@ -179,9 +179,9 @@ def test_records_tell_its_time_and_its_operations_and_the_checkpoint_passes(tmp_
     assert not any("timing_s/ref" in each for each in run(tmp_path / "here", HERE, trainer_of(HERE)))
     policy = trainer_of().learner.model
     assert isinstance(policy, Decoder)
-    sizes, work = flops.sizes(policy), flops.Work(6, 2, 4, 19, 10)
+    sizes, work = meter.sizes(policy), meter.Work(6, 2, 4, 19, 10)
     assert sizes is not None
-    there, here = (flops.of_phases(sizes, work, each) for each in (THERE, HERE))
+    there, here = (meter.of_phases(sizes, work, each) for each in (THERE, HERE))
     assert there["ref"] == there["gen"] and "ref" not in here
     assert there["old_log_prob"] + there["ref"] == here["old_log_prob"]
 
@@ -196,23 +196,23 @@ def test_records_tell_its_time_and_its_operations_and_the_checkpoint_passes(tmp_
 def test_a_run_goes_on_from_any_step_in_either_place_with_the_same_bits(settings: dict[str, Any]) -> None:
     configs = {"generators": changed(THERE, **settings), "learner": changed(HERE, **settings)}
     live = trainer_of(configs["generators"])
-    states = {"generators": [copied(live.state(0))], "learner": []}
+    states = {"generators": [copied(state_of(live, 0))], "learner": []}
     for step in range(1, 4):
         train_step(live, step)
-        states["generators"].append(copied(live.state(step)))
+        states["generators"].append(copied(state_of(live, step)))
     beside = trainer_of(configs["learner"])
-    states["learner"].append(copied(beside.state(0)))
+    states["learner"].append(copied(state_of(beside, 0)))
     for step in range(1, 4):
         train_step(beside, step)
-        states["learner"].append(copied(beside.state(step)))
+        states["learner"].append(copied(state_of(beside, step)))
     for began in configs:
         for now, config in configs.items():
             for step in (0, 2):
                 other = trainer_of(config)
-                assert other.restore(states[began][step]) == step
+                assert restore(other, states[began][step]) == step
                 turns(other, step + 1, 3)
-                assert difference(learnt(copied(other.state(3))), learnt(states[now][3])) is None, (began, now, step)
-            assert (MARK in other.state(3)) is (now == "generators")
+                assert difference(learnt(copied(state_of(other, 3))), learnt(states[now][3])) is None, (began, now)
+            assert (MARK in state_of(other, 3)) is (now == "generators")
 
 
 def weights_of(trainer: Trainer) -> dict[str, Tensor]:
@@ -233,7 +233,7 @@ def test_after_a_warm_start_the_reference_is_what_that_ended_with_wherever_the_r
         for name, each in live.learner.model.named_parameters():
             if each.requires_grad:
                 each.add_(0.1 * torch.randn(each.shape, generator=torch.Generator().manual_seed(len(name))))
-    live.set_reference()
+    set_reference(live)
     live.sync_weights(0)
     # At its start the policy is its reference.
     rollouts = make_rollouts(live)
@@ -244,7 +244,7 @@ def test_after_a_warm_start_the_reference_is_what_that_ended_with_wherever_the_r
     turns(live, 1, 2)
     crew = Crew(now)
     other = trainer_of(now, crew)
-    other.restore(copied(live.state(2)))
+    restore(other, copied(state_of(live, 2)))
     found = other.learner.forward_only(batch, other.reference_logprobs(rollouts.groups, Progress())).reference_BT
     assert found is not None and torch.equal(found, known.reference_BT)
     # A generator that takes the place of a lost one has it too.
@@ -253,7 +253,7 @@ def test_after_a_warm_start_the_reference_is_what_that_ended_with_wherever_the_r
         assert torch.equal(other.reference_logprobs(rollouts.groups, Progress()), known.reference_BT)  # type: ignore[arg-type]
         assert len(crew.started) == 2
     again = trainer_of(began)
-    again.restore(copied(other.state(2)))
+    restore(again, copied(state_of(other, 2)))
     found = again.learner.forward_only(batch, again.reference_logprobs(rollouts.groups, Progress())).reference_BT
     assert found is not None and torch.equal(found, known.reference_BT)
 
@@ -267,22 +267,22 @@ def test_a_folder_that_holds_another_model_by_now_is_no_reference_of_a_run_that_
     live, beside = trainer_of(there), trainer_of(here)
     for each in (live, beside):
         turns(each, 1, 2)
-    save(live.state(2), out)
+    save(state_of(live, 2), out)
     other = models.build(THERE, 19, seed=6, device=CPU)
     assert isinstance(other, Decoder)
     models.save(other, folder)
     for config in (there, here):
         with pytest.raises(BadSetting, match=r"resume: .* reference policy"):
-            trainer_of(config).restore(load(out, CPU))
+            restore(trainer_of(config), load(out, CPU))
     # What the learner had is in its checkpoint, and goes from there to the generators.
-    save(beside.state(2), out)
+    save(state_of(beside, 2), out)
     rollouts = make_rollouts(beside)
     wanted = beside.learner.forward_only(beside.pack(rollouts.groups, rollouts.rewards_PG)).reference_BT
     moved = trainer_of(there)
-    moved.restore(load(out, CPU))
+    restore(moved, load(out, CPU))
     found = moved.reference_logprobs(rollouts.groups, Progress())
     assert found is not None and wanted is not None and torch.equal(found, wanted)
-    assert copied(moved.state(2))["learner"]["reference"].keys() == dict(first.named_parameters()).keys()
+    assert copied(state_of(moved, 2))["learner"]["reference"].keys() == dict(first.named_parameters()).keys()
 
 
 def test_a_generator_that_reads_another_model_than_the_learner_ends_the_run_with_the_cause(tmp_path: Path) -> None:
@@ -305,6 +305,7 @@ from trainer.build import build_trainer
 from trainer.distributed import World
 from trainer.loop import make_rollouts
 from trainer.metrics.progress import Progress
+from trainer.run_state import restore, save_checkpoint, set_reference, state_of
 from trainer.saving.checkpoint import load
 from trainer.shards import is_sharded
 
@@ -328,21 +329,21 @@ for is_moved in (False, True):
             with torch.no_grad():
                 for each in live.learner.model.parameters():
                     each.mul_(1.5)
-            live.set_reference()
+            set_reference(live)
         rollouts = make_rollouts(live)
         wanted = says(live, rollouts)
         found[f"says {name} {is_moved}"] = wanted.tolist()
         turns(live, 1, 1)
-        state = live.state(1)
+        state = state_of(live, 1)
         reference = state["learner"].get("reference", {})
         found[f"rows {name} {is_moved}"] = sorted({is_sharded(each) for each in reference.values()})
-        live.save_checkpoint(state, here / f"{name}-{is_moved}")
+        save_checkpoint(live, state, here / f"{name}-{is_moved}")
         given = load(here / f"{name}-{is_moved}", CPU)
         places = {"there": (THERE, world), "here": (HERE, world), "alone": (THERE, World.single())}
         places.pop(name)
         for now, place in places.items():
             other = parts(*place)
-            other.restore(given)
+            restore(other, given)
             found[f"{name} {now} {is_moved}"] = bool(torch.equal(says(other, rollouts), wanted))
 """
 
@@ -380,7 +381,7 @@ def test_generators_that_are_lost_over_their_references_change_no_bit(settings: 
     crew = Crew(config, spoils_of_reference={0: [killed], 1: [nan]})
     live, whole = trainer_of(config, crew), trainer_of(config)
     turns(live), turns(whole)
-    assert difference(live.state(4), whole.state(4)) is None
+    assert difference(state_of(live, 4), state_of(whole, 4)) is None
     assert len(crew.started) == 4
 
 

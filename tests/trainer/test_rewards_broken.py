@@ -16,13 +16,14 @@ from tests.trainer.trainer_cases import CPU, END, changed, group, only, read, ro
 from trainer.build import build_trainer
 from trainer.loop import make_rollouts, next_rollouts, wait_rollouts
 from trainer.metrics.records import Records
+from trainer.prefetch import Prefetch
 from trainer.rollouts import GeneratedGroups, score
+from trainer.run_state import restore, state_of
 from trainer.saving import resume
 from trainer.saving.checkpoint import difference, load
 from trainer.stages.watch import evaluate
-from trainer.tasks import scoring
 from trainer.tasks.digits import successor
-from trainer.tasks.rewards import RewardBroken, RewardHung
+from trainer.tasks.rewards import RewardBroken, RewardHung, score_rewards
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -57,7 +58,7 @@ def go(out: Path, config: Config, broken: Collection[int] = (), *, is_resumed: b
     """A run, or the rest of one."""
     trainer, num_validated = build_trainer(config, CPU, seed=config.run.seed), None
     if is_resumed:
-        step = trainer.restore(load(out / resume.FOLDER, CPU))
+        step = restore(trainer, load(out / resume.FOLDER, CPU))
         num_validated = resume.continue_records(out, step).num_validated
     with Records(out, append=is_resumed) as records:
         watched(flaky(trainer, broken), config, out, records, num_validated=num_validated)
@@ -82,7 +83,7 @@ def test_a_run_that_a_reward_ends_saves_first_and_goes_on_as_if_it_had_not(
         go(tmp_path / "parts", config, {last + 1})
     assert resume.saved_step(tmp_path / "parts") == 2
     ended = go(tmp_path / "parts", config, is_resumed=True)
-    assert difference(whole.state(3), ended.state(3)) is None
+    assert difference(state_of(whole, 3), state_of(ended, 3)) is None
     assert told(tmp_path / "parts") == told(tmp_path / "whole")
 
 
@@ -105,6 +106,7 @@ def test_a_reward_that_breaks_in_an_evaluation_ends_a_run_that_is_saved(tmp_path
 
 def test_one_step_ahead_the_step_at_hand_is_done_before_the_reward_ends_the_run() -> None:
     trainer = flaky(build_trainer(SMALL, CPU, seed=0), {0})
+    trainer.prefetch = Prefetch()
     trainer.prefetch.start(lambda own: GeneratedGroups([group("1=", *[(END,)] * 4)] * 3))
     wait_rollouts(trainer)
     with pytest.raises(RewardBroken):
@@ -195,10 +197,10 @@ def test_what_was_not_judged_in_time_has_no_reward() -> None:
 
     groups, errors = [group("1=", (END,), (END,), (END,))], list[str]()
     task = replace(successor(1), reward=reward)
-    found = scoring.score(groups, task, limit_s=0.2, errors=errors)
+    found = score_rewards(groups, task, limit_s=0.2, errors=errors)
     assert [each == each for each in found[0]] == [True, False, False]
     assert len(errors) == 2
     with pytest.raises(RewardHung):
-        scoring.score(groups, task, limit_s=0.1)
+        score_rewards(groups, task, limit_s=0.1)
     paid = replace(groups[0], rollouts=(replace(rollout((END,)), reward=0.5),))
-    assert scoring.score([paid], task, limit_s=None, errors=[]) == [[0.5]]
+    assert score_rewards([paid], task, limit_s=None, errors=[]) == [[0.5]]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from trainer.engines.base import Sampling
-from trainer.rollouts import collect, demonstrate, reply
+from trainer.episodes import demonstrate, reply
+from trainer.rollouts import collect
 from trainer.tasks.base import Characters, Observation, Task
 from trainer.tasks.tokenizers import Pretrained
 from trainer.types import Prompt, Rollout, Stop

@@ -11,7 +11,7 @@ from tests.trainer.rank_processes import run_trainer
 from tests.trainer.trainer_cases import CPU, only, read, run
 from trainer.build import build_trainer
 from trainer.config import parse
-from trainer.launch import Ended
+from trainer.launch import RankExit
 from trainer.metrics.progress import Progress
 from trainer.metrics.records import Records
 from trainer.saving import manifest
@@ -82,7 +82,7 @@ def test_a_killed_rank_is_named_and_the_other_does_not_hang(tmp_path: Path) -> N
     ended = run_trainer(tmp_path, *SHARDED, "steps=50", "fault=rank-dies")
     assert ended.returncode == 1
     found = only(read(tmp_path), kind="ranks")
-    assert (found["rank"], found["code"], found["reason"]) == (1, -9, str(Ended(1, -9)))
+    assert (found["rank"], found["code"], found["reason"]) == (1, -9, str(RankExit(1, -9)))
 
 
 def test_a_rank_that_samples_with_other_weights_is_found_in_the_step_where_it_does(tmp_path: Path) -> None:

@@ -14,10 +14,12 @@ from trainer import device as devices
 from trainer.algorithms.advantages import Advantages
 from trainer.build import build_trainer
 from trainer.distributed import World
+from trainer.engines.remote import Remote
 from trainer.learner import Learner
 from trainer.loop import make_rollouts, next_rollouts, train_step, update_policy
 from trainer.metrics.records import Records
 from trainer.rollouts import reward_limit_s
+from trainer.run_state import restore, save_checkpoint, state_of
 from trainer.saving.checkpoint import Saved, State, difference, save
 from trainer.stages.watch import evaluate, logprob_limits
 from trainer.types import Group
@@ -44,9 +46,9 @@ def test_a_state_holds_the_random_numbers_of_every_rank_and_gives_each_its_own_b
     def job(world: World) -> list[bool]:
         trainer, other = (build_trainer(SMALL, CPU, seed=seed, world=world) for seed in (0, 5))
         next_rollouts(trainer)
-        state = trainer.state(0)
+        state = state_of(trainer, 0)
         kept = trainer.engine.random_state().clone()
-        other.restore(state)
+        restore(other, state)
         return [
             list(state["sampler_random"]) == ["0", "1"],
             torch.equal(other.engine.random_state(), kept),
@@ -70,7 +72,7 @@ def test_only_the_first_rank_writes_a_checkpoint_and_all_know_what_was_written(t
 
         made = build_trainer(SMALL, CPU, seed=0, world=world)
         made.save = save  # type: ignore[method-assign]
-        return made.save_checkpoint({}, tmp_path)
+        return save_checkpoint(made, {}, tmp_path)
 
     assert [saved.file for saved in on_ranks(job)] == ["state-0.pt", "state-0.pt"]
     assert wrote == [0]
@@ -338,8 +340,11 @@ def test_weights_are_published_when_all_ranks_have_their_answers_and_have_sent_t
     config = changed(SMALL, prompts_per_step=4, generators=2)
     done: list[str] = []
 
-    class Engine:
-        def load_weights(self, weights: object) -> None:
+    class Engine(Remote):
+        def __init__(self) -> None:
+            """Without generators."""
+
+        def load_weights_each(self, weights: object) -> None:
             done.append("load_weights")
 
     def job(world: World) -> None:
@@ -371,7 +376,7 @@ def test_an_epoch_goes_on_at_the_prompt_where_it_was_left(num_taken: int) -> Non
     trainer, other = (build_trainer(config, CPU, seed=seed) for seed in (0, 5))
     for _ in range(num_taken):
         trainer.draw()
-    other.restore(trainer.state(0))
-    assert difference(trainer.state(0), other.state(0)) is None
+    restore(other, state_of(trainer, 0))
+    assert difference(state_of(trainer, 0), state_of(other, 0)) is None
     for _ in range(5):
         assert [each.text for each in trainer.draw()] == [each.text for each in other.draw()]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer.algorithms.aggregation import Totals, masked_sum
+from trainer.algorithms.losses import Totals, masked_sum
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,8 +76,8 @@ def correction(
         difference_BT = torch.where(mask_BT & ~sampler_BT.isnan(), learner_BT - sampler_BT, 0.0)
         ratios_BT = _ratios(difference_BT, mask_BT, convention, level)
         beyond_BT = mask_BT & ((ratios_BT > cap) | (ratios_BT < floor))
-        held_BT = ratios_BT.clamp(floor, cap) if bound == "truncate" else torch.where(beyond_BT, 0.0, ratios_BT)
-        return Correction(torch.where(mask_BT, held_BT, 0.0), torch.where(mask_BT, ratios_BT, 0.0))
+        clamped_BT = ratios_BT.clamp(floor, cap) if bound == "truncate" else torch.where(beyond_BT, 0.0, ratios_BT)
+        return Correction(torch.where(mask_BT, clamped_BT, 0.0), torch.where(mask_BT, ratios_BT, 0.0))
 
 
 # Of these the parts of a step give the largest; the others add up.
@@ -86,14 +86,14 @@ MAXIMA = ("weight_max", "weight_min_negated")
 
 @torch.no_grad()
 def shares(
-    found: Correction, mask_BT: Tensor, totals: Totals, *, level: str, cap: float, floor: float = 0.0
+    corrected: Correction, mask_BT: Tensor, totals: Totals, *, level: str, cap: float, floor: float = 0.0
 ) -> dict[str, Tensor]:
     """A part's contribution to the weights' statistics, given the denominators of the total; scalars."""
     # Squares of the distance from 1, the usual weight, to avoid cancellation in the deviation.
-    excess_BT = found.weights_BT - 1
+    excess_BT = corrected.weights_BT - 1
     is_of_rows = level == "sequence"
-    shown_BT = found.ratios_BT if is_of_rows else found.weights_BT
-    high_BT, low_BT = mask_BT & (found.ratios_BT > cap), mask_BT & (found.ratios_BT < (floor or 1 / cap))
+    reported_BT = corrected.ratios_BT if is_of_rows else corrected.weights_BT
+    high_BT, low_BT = mask_BT & (corrected.ratios_BT > cap), mask_BT & (corrected.ratios_BT < (floor or 1 / cap))
     number = totals.num_rows if is_of_rows else totals.num_tokens
     high, low = (each.any(dim=1) if is_of_rows else each for each in (high_BT, low_BT))
     return {
@@ -101,8 +101,8 @@ def shares(
         "weight_square": masked_sum(excess_BT.square(), mask_BT) / totals.num_tokens,
         "weight_high": high.sum() / number,
         "weight_low": low.sum() / number,
-        "weight_max": shown_BT.max(),
-        "weight_min_negated": torch.where(mask_BT, -shown_BT, -math.inf).max(),  # nothing on: never the largest
+        "weight_max": reported_BT.max(),
+        "weight_min_negated": torch.where(mask_BT, -reported_BT, -math.inf).max(),  # nothing on: never the largest
     }
 
 

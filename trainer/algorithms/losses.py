@@ -1,13 +1,19 @@
-"""perfect values; 0: as good as a constant; below: worse. 0 if the returns do not vary."""
+"""What an optimizer step minimizes: the policy loss, the divergence from the reference, and how tokens are averaged.
+
+Each is one number per token, [B, T]; `aggregate` makes them one number per optimizer step. Its denominators are counted
+once, over everything that one optimizer step sees on all ranks, and passed in as `Totals`. Each micro batch returns its
+share, and the sum of the shares (and of their gradients) does not depend on how the rows were split, ordered or padded.
+A mean of means would depend on it, because rows differ in length.
+
+Values where the mask is off are replaced, never multiplied by 0: they may be NaN.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-
-from trainer.algorithms.aggregation import masked_mean, masked_sum
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -15,14 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.algorithms.conventions import Convention
-
-__all__ = ["LOSSES", "Clip", "TokenLosses", "masked_sum", "policy_loss", "token_logprobs"]
-
-# Numbers of logits worked on at a time. On a CPU the temporaries then stay in the cache: with entropy, forwards and
-# backwards take a third of the time of log_softmax on the whole (1 thread, vocabularies of 1 000 to 152 000). Elsewhere
-# few launches matter more, and the bound only keeps the temporaries small beside the logits.
-CHUNK = 1 << 16
-CHUNK_ELSEWHERE = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +108,9 @@ def _cispo(
     log_ratios_BT = _log_ratios(logprobs_BT, old_BT, convention).detach()
     ratios_BT = log_ratios_BT.exp()
     around_one = convention.cispo_bounds == "around-one"
-    held_BT = ratios_BT.clamp(1 - clip.low, 1 + clip.high) if around_one else ratios_BT.clamp(max=clip.high)
-    is_clipped_BT = mask_BT & (held_BT != ratios_BT)
-    losses_BT = -held_BT * advantages_BT * logprobs_BT
+    clamped_BT = ratios_BT.clamp(1 - clip.low, 1 + clip.high) if around_one else ratios_BT.clamp(max=clip.high)
+    is_clipped_BT = mask_BT & (clamped_BT != ratios_BT)
+    losses_BT = -clamped_BT * advantages_BT * logprobs_BT
     return TokenLosses(losses_BT, ratios_BT, is_clipped_BT, torch.zeros_like(mask_BT), log_ratios_BT)
 
 
@@ -151,109 +149,146 @@ def _surrogate(
     return TokenLosses(losses_BT, ratios_BT.detach(), is_clipped_BT, is_bounded_BT, log_ratios_BT.detach())
 
 
-def token_logprobs(
-    logits_BTV: Tensor, tokens_BT: Tensor, *, temperature: float = 1.0, with_entropy: bool = True
-) -> tuple[Tensor, Tensor | None]:
-    """The log-probability of each token and the entropy of its distribution, both [B, T].
-
-    Any leading shape works: [N, V] logits with [N] tokens too. The logits of a row are those that predict its tokens,
-    already shifted by one. Entropy in nats, at this temperature; None without `with_entropy`. Half-precision logits are
-    converted to float32, the dtype of the result. A token whose results get no gradient gives none to its logits, even
-    if they are NaN.
-    """
-    vocabulary = logits_BTV.shape[-1]
-    logprobs_N, entropy_N = _TokenLogprobs.apply(
-        logits_BTV.reshape(-1, vocabulary), tokens_BT.reshape(-1), temperature, with_entropy
-    )  # type: ignore[no-untyped-call]
-    return logprobs_N.view(tokens_BT.shape), entropy_N.view(tokens_BT.shape) if with_entropy else None
-
-
-class _TokenLogprobs(torch.autograd.Function):
-    """Maps logits to two numbers per row without saving anything of the logits' size for backward.
-
-    With p the probabilities, l = log p and H the entropy: dl_token/dx = [token] - p and dH/dx = -p (l + H).
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, logits_NV: Tensor, tokens_N: Tensor, temperature: float, with_entropy: bool
-    ) -> tuple[Tensor, Tensor]:
-        logprobs, entropies = [], []
-        for rows in _chunks(logits_NV):
-            logs_NV = torch.log_softmax(_scaled(logits_NV[rows], temperature), dim=-1)
-            logprobs.append(logs_NV.gather(-1, tokens_N[rows].unsqueeze(-1)).squeeze(-1))
-            if with_entropy:
-                entropies.append(logs_NV.exp().mul_(logs_NV).sum(dim=-1).neg_())
-        logprobs_N = logprobs[0] if len(logprobs) == 1 else torch.cat(logprobs)
-        entropy_N = logprobs_N.new_empty(0) if not with_entropy else torch.cat(entropies)
-        ctx.save_for_backward(logits_NV, tokens_N, logprobs_N, entropy_N)
-        ctx.temperature = temperature
-        ctx.set_materialize_grads(False)
-        return logprobs_N, entropy_N
-
-    @staticmethod
-    def backward(ctx: Any, grad_logprobs_N: Tensor | None, grad_entropy_N: Tensor | None) -> tuple[Any, ...]:
-        logits_NV, tokens_N, logprobs_N, entropy_N = ctx.saved_tensors
-        if grad_logprobs_N is None:
-            grad_logprobs_N = torch.zeros_like(logprobs_N)
-        idle_N = grad_logprobs_N == 0 if grad_entropy_N is None else (grad_logprobs_N == 0) & (grad_entropy_N == 0)
-        grad_NV = torch.empty_like(logits_NV)
-        for rows in _chunks(logits_NV):
-            scaled_NV = _scaled(logits_NV[rows], ctx.temperature)
-            tokens_N1, slope_N1 = tokens_N[rows].unsqueeze(-1), grad_logprobs_N[rows].unsqueeze(-1)
-            logs_NV = scaled_NV - (scaled_NV.gather(-1, tokens_N1) - logprobs_N[rows].unsqueeze(-1))
-            factor = -slope_N1
-            if grad_entropy_N is not None:
-                bend_N1 = grad_entropy_N[rows].unsqueeze(-1)
-                factor = torch.addcmul(factor - bend_N1 * entropy_N[rows].unsqueeze(-1), logs_NV, bend_N1, value=-1)
-            change_NV = logs_NV.exp_().mul_(factor).scatter_add_(-1, tokens_N1, slope_N1)
-            grad_NV[rows] = change_NV if ctx.temperature == 1.0 else change_NV.div_(ctx.temperature)
-        return grad_NV.index_fill_(0, idle_N.nonzero().squeeze(-1), 0.0), None, None, None
-
-
-def _chunks(logits_NV: Tensor) -> list[slice]:
-    bound = CHUNK if logits_NV.device.type == "cpu" else CHUNK_ELSEWHERE
-    size = max(1, bound // max(1, logits_NV.shape[1]))
-    return [slice(start, start + size) for start in range(0, logits_NV.shape[0], size)]
-
-
-def _scaled(logits_NV: Tensor, temperature: float) -> Tensor:
-    if logits_NV.dtype not in (torch.float32, torch.float64):
-        logits_NV = logits_NV.float()
-    return logits_NV if temperature == 1.0 else logits_NV / temperature
+MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
 
 
 @dataclass(frozen=True, slots=True)
-class ValueLosses:
-    """Both [B, T]; 0 and false where the mask is off."""
+class Totals:
+    """The denominators of one optimizer step: counted over all its micro batches and all ranks."""
 
-    losses_BT: Tensor
-    is_clipped_BT: Tensor  # the clipped term is the larger one
+    num_tokens: Tensor | float  # where the mask is on
+    num_rows: Tensor | float  # rows in the mean over rows; whether one without tokens counts is the convention's
+    width: int  # tokens of the padded rows
+    # What seq-mean-token-sum-norm divides a row by: the tokens that an answer may have. None: the width, which is that
+    # only where rows are padded to it.
+    scale: float | None = None
+    norm_by_rows: bool = True  # seq-mean-token-sum-norm divides by num_rows too
 
 
-def value_loss(values_BT: Tensor, returns_BT: Tensor, old_BT: Tensor, mask_BT: Tensor, *, clip: float) -> ValueLosses:
-    """Half the squared error; the larger one of the value and the value clipped to within `clip` of the old one.
+def count(mask_BT: Tensor, convention: Convention, *, scale: float | None = None) -> Totals:
+    """The totals of a step whose rows are all in this mask; on several ranks add up num_tokens and num_rows."""
+    num_rows: Tensor | float = mask_BT.shape[0] if convention.counts_empty_rows else mask_BT.any(dim=1).sum()
+    return Totals(mask_BT.sum(), num_rows, mask_BT.shape[1], scale, convention.norm_by_rows)
 
-    `old_BT` is the critic's value before this batch; a clip of 0: none. Gradient flows into `values_BT`.
-    Source: PPO as in verl core_algos.compute_value_loss and ROLL's CriticWorker.
-    Example: value 2, return 0, old 0.5, clip 0.5 -> max(4, 1) / 2 = 2
+
+def masked_sum(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """The sum where the mask is on; other values have no effect, and no gradient."""
+    return torch.where(mask_BT, values_BT, 0.0).sum()
+
+
+def masked_mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """The mean where the mask is on; 0 where it is on nowhere."""
+    return masked_sum(values_BT, mask_BT) / mask_BT.sum().clamp(min=1)
+
+
+def aggregate(losses_BT: Tensor, mask_BT: Tensor, mode: str, totals: Totals) -> Tensor:
+    """This part's share of the step's loss, a scalar; the shares of all parts add up to the loss.
+
+    token-mean: sum of all tokens over num_tokens (DAPO). seq-mean-token-sum: a row's sum, averaged over rows.
+    seq-mean-token-sum-norm: that over `scale` (Dr. GRPO). seq-mean-token-mean: a row's mean, averaged (GRPO).
+    Raises ValueError for any other mode. Source: verl core_algos.agg_loss; TRL names them dapo, -, dr_grpo, grpo.
+    Example: rows [1, 3] and [5, -] -> token-mean 3, seq-mean-token-sum 4.5, over width 2.25, seq-mean-token-mean 3.5
     """
-    values_BT = torch.where(mask_BT, values_BT, 0.0)
-    returns_BT = torch.where(mask_BT, returns_BT, 0.0)
-    error_BT = (values_BT - returns_BT).square()
-    if not clip:
-        return ValueLosses(0.5 * error_BT, torch.zeros_like(mask_BT))
-    old_BT = torch.where(mask_BT, old_BT, 0.0)
-    held_BT = torch.maximum(torch.minimum(values_BT, old_BT + clip), old_BT - clip)
-    held_error_BT = (held_BT - returns_BT).square()
-    return ValueLosses(0.5 * torch.maximum(error_BT, held_error_BT), mask_BT & (held_error_BT > error_BT))
+    masked_BT = torch.where(mask_BT, losses_BT, 0.0)
+    if mode == "token-mean":
+        return masked_BT.sum() / totals.num_tokens
+    if mode == "seq-mean-token-sum":
+        return masked_BT.sum() / totals.num_rows
+    if mode == "seq-mean-token-sum-norm":
+        share = masked_BT.sum() / (totals.width if totals.scale is None else totals.scale)
+        return share / totals.num_rows if totals.norm_by_rows else share
+    if mode == "seq-mean-token-mean":
+        return (masked_BT.sum(dim=1) / mask_BT.sum(dim=1).clamp(min=1)).sum() / totals.num_rows
+    raise ValueError(f"There is no aggregation {mode!r}. Accepted: {', '.join(MODES)}")
 
 
-def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """1 - variance of the error over variance of the returns, over the mask; a scalar."""
+def _k1(difference_BT: Tensor, _convention: Convention) -> Tensor:
+    return -difference_BT
 
-    def variance(numbers_BT: Tensor) -> Tensor:
-        return masked_mean((numbers_BT - masked_mean(numbers_BT, mask_BT)).square(), mask_BT)
 
-    whole = variance(returns_BT)
-    return torch.where(whole > 0, 1 - variance(returns_BT - values_BT) / whole, 0.0)
+def _k2(difference_BT: Tensor, _convention: Convention) -> Tensor:
+    return 0.5 * difference_BT.square()
+
+
+def _k3(difference_BT: Tensor, convention: Convention) -> Tensor:
+    limit = convention.kl_log_ratio_limit
+    if limit is not None:
+        # exp stays far from overflow
+        difference_BT = difference_BT.clamp(-limit, limit)
+    value_BT = difference_BT.exp() - difference_BT - 1
+    limit = convention.kl_value_limit
+    return value_BT if limit is None else value_BT.clamp(-limit, limit)
+
+
+def _absolute(difference_BT: Tensor, _convention: Convention) -> Tensor:
+    return difference_BT.abs()
+
+
+def _straight_through(estimator: Callable[[Tensor, Convention], Tensor]) -> Callable[[Tensor, Convention], Tensor]:
+    def value_with_gradient_of_k2(difference_BT: Tensor, convention: Convention) -> Tensor:
+        squared_BT = 0.5 * difference_BT.square()
+        return squared_BT - squared_BT.detach() + estimator(difference_BT, convention).detach()
+
+    return value_with_gradient_of_k2
+
+
+# Each takes d = reference - policy.
+DIVERGENCES: Mapping[str, Callable[[Tensor, Convention], Tensor]] = {
+    "low_var": _k3,
+    "k1": _k1,
+    "k2": _k2,
+    "k3": _k3,
+    "abs": _absolute,
+    "k1+": _straight_through(_k1),
+    "k3+": _straight_through(_k3),
+}
+
+
+def divergence(
+    name: str,
+    logprobs_BT: Tensor,
+    reference_BT: Tensor,
+    convention: Convention,
+    *,
+    mask_BT: Tensor | None = None,
+    old_BT: Tensor | None = None,
+) -> Tensor:
+    """One estimate per token, [B, T], in nats; gradient flows into `logprobs_BT`.
+
+    With d = log q - log p, p the policy and q the reference, both of the sampled token:
+
+    - k1 = -d: unbiased, may be negative; as a loss its expected gradient is 0, so it belongs in the reward.
+    - k2 = d*d/2: biased value, unbiased gradient.
+    - k3 = exp(d) - d - 1, also called low_var: unbiased, never negative. Its clamps are the convention's; beyond them
+      the gradient is 0.
+    - k3+: the value of k3 with the gradient of k2, which is not clamped. k1+ likewise.
+    - abs = |d|.
+
+    Where the mask is off the result is 0. Without a mask every token counts, and a NaN anywhere reaches the gradient:
+    pass it whenever a gradient is taken. With `old_BT`, a k3 in the loss is multiplied by the ratio of new to old
+    probability if the convention says so (TRL, `use_bias_correction_kl`).
+    Source: Schulman, "Approximating KL divergence"; straight-through form: verl core_algos.kl_penalty.
+    Example: policy log-probability -1, reference -2: k1 1, k2 0.5, k3 0.368
+    """
+    difference_BT = reference_BT - logprobs_BT
+    if mask_BT is not None:
+        difference_BT = torch.where(mask_BT, difference_BT, 0.0)
+    estimate_BT = DIVERGENCES[name](difference_BT, convention)
+    if old_BT is not None and convention.kl_times_ratio and DIVERGENCES[name] is _k3:
+        log_ratio_BT = logprobs_BT - old_BT
+        if mask_BT is not None:
+            log_ratio_BT = torch.where(mask_BT, log_ratio_BT, 0.0)
+        estimate_BT = estimate_BT * log_ratio_BT.exp()
+    return estimate_BT
+
+
+def adapted_kl_coef(coef: float, kl: float, rows: int, *, target: float, horizon: int) -> float:
+    """The divergence's coefficient after a step: larger if the divergence is above its target, smaller if below.
+
+    Multiplied by 1 + error * rows / horizon, the relative error held in +-0.2. `target` in nats per token; `horizon`
+    in rows, after which a constant error of 20 % has moved the coefficient by about a factor of 1.2.
+    Source: Ziegler et al., "Fine-tuning language models from human preferences", section 2.2.
+    Example: coefficient 0.1, target 1, horizon 100: a divergence of 5 over 50 rows makes it 0.11
+    """
+    error = min(max(kl / target - 1, -0.2), 0.2)
+    return coef * (1 + error * rows / horizon)

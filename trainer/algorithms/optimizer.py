@@ -135,10 +135,10 @@ class Optimizer:
 
 
 @torch.no_grad()
-def copy_into(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+def copy_into(own: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
     """The given values into the tensors of the same names. Raises KeyError for a name that is not given."""
     for name, tensor in own.items():
-        put(tensor, given[name])
+        put(tensor, values[name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,20 +179,20 @@ class AdamW:
         names = [name for name, parameter in parameters.items() if parameter.grad is not None]
         if not names:
             return
-        moved = [self.master.get(name, parameters[name]) for name in names]
+        weights = [self.master.get(name, parameters[name]) for name in names]
         first, second = [self.first[name] for name in names], [self.second[name] for name in names]
         gradients = [parameters[name].grad.to(self.first[name].dtype) for name in names]  # type: ignore[union-attr]
         correction = (1 - self.beta2**number) ** 0.5
         # All tensors in one call each: a small model spends its step on calls, not on arithmetic.
         if self.weight_decay:
-            torch._foreach_mul_(moved, 1 - lr * self.weight_decay)
+            torch._foreach_mul_(weights, 1 - lr * self.weight_decay)
         torch._foreach_lerp_(first, gradients, 1 - self.beta1)
         torch._foreach_mul_(second, self.beta2)
         torch._foreach_addcmul_(second, gradients, gradients, value=1 - self.beta2)
         # The second moment's correction is taken out of the fraction: one pass less.
         widths = torch._foreach_sqrt(second)
         torch._foreach_add_(widths, self.epsilon * correction)
-        torch._foreach_addcdiv_(moved, first, widths, value=-lr * correction / (1 - self.beta1**number))
+        torch._foreach_addcdiv_(weights, first, widths, value=-lr * correction / (1 - self.beta1**number))
         for name in self.master:
             parameters[name].copy_(self.master[name])
 

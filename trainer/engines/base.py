@@ -1,16 +1,22 @@
-"""The interface between the loop and the engines that generate."""
+"""The interface between the loop and the engines that generate; random numbers per prompt instead of per engine.
+
+With a seed per prompt the answers are the same in any engine and with any neighbours.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import torch
+
+from trainer.types import Rollout, Stop
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
-    from trainer.types import Rollout
 
 Tokens = tuple[int, ...]
 
@@ -51,3 +57,40 @@ class Engine(Protocol):
 
     def restore_random_state(self, state: Tensor) -> None:
         """Continues from a state that `random_state` gave."""
+
+
+# The largest seed that every engine takes.
+_LARGEST_SEED = 2**31 - 1
+
+
+def new_seeds(count: int, generator: torch.Generator) -> tuple[int, ...]:
+    """A seed for each of `count` prompts."""
+    return tuple(torch.randint(_LARGEST_SEED, (count,), generator=generator).tolist())
+
+
+def uniform(sampling: Sampling, num_prompts: int, *, dtype: torch.dtype, device: torch.device | str) -> Tensor | None:
+    """A number from 0 to 1, the latter excluded, for each token of each answer [T, P*G]; None without seeds."""
+    if not sampling.seeds or sampling.is_greedy:
+        return None
+    if len(sampling.seeds) != num_prompts:
+        raise ValueError(f"{len(sampling.seeds)} seeds for {num_prompts} prompts")
+    shape = (sampling.max_new_tokens, sampling.rollouts_per_prompt)
+    numbers = [torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype) for seed in sampling.seeds]
+    return torch.cat(numbers, dim=1).to(device)
+
+
+def pick(chances_RV: Tensor, uniform_R: Tensor) -> Tensor:
+    """The token of each row in whose interval of the cumulated probabilities the row's number falls.
+
+    Intervals are half-open, so a token with probability 0 is never drawn.
+    """
+    bounds_RV = chances_RV.cumsum(dim=1)
+    return (bounds_RV[:, :-1] <= uniform_R[:, None] * bounds_RV[:, -1:]).sum(dim=1)
+
+
+def until_end(tokens: list[int], logprobs: list[float], end: int | None) -> Rollout:
+    """One answer of the tokens up to the first end token, that included, or of all of them."""
+    if end is None or end not in tokens:
+        return Rollout(tuple(tokens), tuple(logprobs), Stop.LENGTH)
+    length = tokens.index(end) + 1
+    return Rollout(tuple(tokens[:length]), tuple(logprobs[:length]), Stop.END)

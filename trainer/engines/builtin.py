@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from trainer.engines.sampling import pick, uniform
-from trainer.models.generation import Run
-from trainer.types import Rollout, Stop
+from trainer.engines.base import pick, uniform, until_end
+from trainer.models import attention
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from trainer.engines.base import Sampling, Tokens
     from trainer.models.decoder import Decoder
-
+    from trainer.types import Rollout
 
 # Up to so many tokens, the bounds between their chances are exact enough to draw by, and faster.
 _FEW_TOKENS = 1024
@@ -38,36 +38,36 @@ class Sampler:
     def generate(self, prompts: Sequence[Tokens], sampling: Sampling) -> list[tuple[Rollout, ...]]:
         """For each prompt, in order, its answers; rows that have ended leave the computation before long."""
         size = sampling.rollouts_per_prompt
-        run = Run(self._decoder, prompts, size, sampling.max_new_tokens)
+        run = CachedGeneration(self._decoder, prompts, size, sampling.max_new_tokens)
         tokens_TB = torch.zeros(sampling.max_new_tokens, len(prompts) * size, dtype=torch.int64, device=self._device)
         logprobs_TB = torch.zeros(tokens_TB.shape, dtype=self._wide, device=self._device)
         rows_R = torch.arange(tokens_TB.shape[1], device=self._device)
-        is_needed_R, is_moved = torch.ones_like(rows_R, dtype=torch.bool), False
+        is_needed_R, is_compacted = torch.ones_like(rows_R, dtype=torch.bool), False
         chances_TB = uniform(sampling, len(prompts), dtype=self._wide, device=self._device)
         logits_RV = run.start().repeat_interleave(size, dim=0)
         for step in range(sampling.max_new_tokens):
             chance_R = None if chances_TB is None else chances_TB[step, rows_R]
-            drawn_R, chosen_R = self._draw(logits_RV, sampling, chance_R)
+            tokens_R, logprobs_R = self._draw(logits_RV, sampling, chance_R)
             # A row that has ended is sampled further for a while; tokens after its end are ignored.
-            if is_moved:
+            if is_compacted:
                 rows_N = rows_R[is_needed_R]
-                tokens_TB[step, rows_N], logprobs_TB[step, rows_N] = drawn_R[is_needed_R], chosen_R[is_needed_R]
+                tokens_TB[step, rows_N], logprobs_TB[step, rows_N] = tokens_R[is_needed_R], logprobs_R[is_needed_R]
             else:
-                tokens_TB[step], logprobs_TB[step] = drawn_R, chosen_R
+                tokens_TB[step], logprobs_TB[step] = tokens_R, logprobs_R
             if step + 1 == sampling.max_new_tokens:
                 break
             if self._end is not None:
-                is_needed_R &= drawn_R != self._end
+                is_needed_R &= tokens_R != self._end
                 if not bool(is_needed_R.any()):
                     break
                 # Before the last step it costs more than it saves.
-                moved = run.compact(is_needed_R) if step + 2 < sampling.max_new_tokens else None
-                if moved is not None:
-                    (slots_R, is_needed_R), is_moved = moved, True
-                    rows_R, drawn_R = rows_R[slots_R], drawn_R[slots_R]
-            logits_RV = run.step(drawn_R)
+                compacted = run.compact(is_needed_R) if step + 2 < sampling.max_new_tokens else None
+                if compacted is not None:
+                    (slots_R, is_needed_R), is_compacted = compacted, True
+                    rows_R, tokens_R = rows_R[slots_R], tokens_R[slots_R]
+            logits_RV = run.step(tokens_R)
         pairs = zip(tokens_TB.T.tolist(), logprobs_TB.T.tolist(), strict=True)
-        rollouts = [_until_end(tokens, logprobs, self._end) for tokens, logprobs in pairs]
+        rollouts = [until_end(tokens, logprobs, self._end) for tokens, logprobs in pairs]
         return [tuple(rollouts[at : at + size]) for at in range(0, len(rollouts), size)]
 
     def _draw(self, logits_RV: Tensor, sampling: Sampling, chance_R: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -76,8 +76,8 @@ class Sampler:
         if sampling.temperature != 1.0:
             logits_RV = logits_RV / sampling.temperature
         logprobs_RV = torch.log_softmax(logits_RV, dim=-1)
-        drawn_R = logprobs_RV.argmax(dim=1) if sampling.is_greedy else self._pick(logprobs_RV.exp(), chance_R)
-        return drawn_R, logprobs_RV.gather(1, drawn_R[:, None]).squeeze(1)
+        tokens_R = logprobs_RV.argmax(dim=1) if sampling.is_greedy else self._pick(logprobs_RV.exp(), chance_R)
+        return tokens_R, logprobs_RV.gather(1, tokens_R[:, None]).squeeze(1)
 
     def _pick(self, chances_RV: Tensor, chance_R: Tensor | None = None) -> Tensor:
         """A token of each row, as likely as its chance."""
@@ -109,8 +109,139 @@ class Sampler:
         self._generator.set_state(state)
 
 
-def _until_end(tokens: list[int], logprobs: list[float], end: int | None) -> Rollout:
-    if end is None or end not in tokens:
-        return Rollout(tuple(tokens), tuple(logprobs), Stop.LENGTH)
-    length = tokens.index(end) + 1
-    return Rollout(tuple(tokens[:length]), tuple(logprobs[:length]), Stop.END)
+# Where kernels are made for each shape, own keys are looked at in steps of so many: then few shapes arise.
+_STRIDE = 16
+# Moving the rows together copies their keys; it is done when at most this share of the slots is still needed.
+_COMPACT_BELOW = 0.75
+
+
+@dataclass(slots=True)
+class _Cache:
+    """Keys and values of a layer: of the prompts [P, K, S, D], of the answers [P, K, G, T, D]."""
+
+    prompt: tuple[Tensor, Tensor]
+    own: tuple[Tensor, Tensor]
+
+
+class CachedGeneration:
+    """Rows that are being generated, in P*G slots; the cache belongs to it alone. `start`, then `step` by step."""
+
+    def __init__(self, decoder: Decoder, prompts: Sequence[Sequence[int]], group: int, max_new_tokens: int) -> None:
+        self._decoder, self._weight = decoder, decoder.output_weight
+        device = self._weight.device
+        self._longest, self._group, self._done = max(len(prompt) for prompt in prompts), group, 0
+        padded = [[*prompt, *[0] * (self._longest - len(prompt))] for prompt in prompts]
+        self._prompts_PS = torch.tensor(padded, dtype=torch.int64, device=device)
+        self._lengths_P = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int64, device=device)
+        self._is_pad_PS: Tensor | None = None
+        if any(len(prompt) < self._longest for prompt in prompts):
+            self._is_pad_PS = torch.arange(self._longest, device=device) >= self._lengths_P[:, None]
+        self._stride = 1 if device.type == "cpu" else _STRIDE
+        self._room = -(-max_new_tokens // self._stride) * self._stride
+        self._cos, self._sin = decoder.angles(self._longest + max_new_tokens)
+        self._caches: list[_Cache] = []
+
+    @property
+    def num_slots(self) -> int:
+        return len(self._lengths_P) * self._group
+
+    def start(self) -> Tensor:
+        """Logits [P, V] of each prompt's first new token."""
+        body, num_prompts = self._decoder.model, len(self._prompts_PS)
+        x_NH = body.embed_tokens(self._prompts_PS.flatten())
+        device = x_NH.device
+        positions_N = torch.arange(self._longest, device=device).repeat(num_prompts)
+        rotary = self._cos[positions_N], self._sin[positions_N]
+        last_P = torch.arange(num_prompts, device=device) * self._longest + self._lengths_P - 1
+        for layer in body.stack():
+            queries, keys, values = layer.self_attn.project(layer.input_layernorm(x_NH), rotary)
+            prompt = self._add_cache(keys, values)
+            if len(self._caches) < len(body.layers):
+                mixed = attention.of_prompts(queries.view(num_prompts, -1, *queries.shape[1:]), *prompt).flatten(0, 1)
+            else:
+                mixed = attention.of_last(queries[last_P], *prompt, self._is_pad_PS)
+                x_NH = x_NH[last_P]
+            x_NH = layer.finish(x_NH, mixed.flatten(1))
+        return torch.nn.functional.linear(body.norm(x_NH), self._weight)
+
+    def _add_cache(self, keys_NKD: Tensor, values_NKD: Tensor) -> tuple[Tensor, Tensor]:
+        num_prompts, (_, kv_heads, size) = len(self._prompts_PS), keys_NKD.shape
+        keys, values = (
+            each.reshape(num_prompts, -1, kv_heads, size).transpose(1, 2).contiguous()
+            for each in (keys_NKD, values_NKD)
+        )
+        own = keys.new_zeros(2, num_prompts, kv_heads, self._group, self._room, size)
+        self._caches.append(_Cache((keys, values), (own[0], own[1])))
+        return keys, values
+
+    def step(self, tokens_R: Tensor) -> Tensor:
+        """Logits [R, V] of each slot's next token, after the ones just drawn."""
+        decoder, shape = self._decoder, (len(self._lengths_P), self._group)
+        rotary, pads, mask_T = self._rotary(), None, None
+        if self._is_pad_PS is not None:
+            pads = attention.pad_mask(self._is_pad_PS, decoder.shape.kv_heads, self._weight)
+        num_keys = -(-(self._done + 1) // self._stride) * self._stride
+        if num_keys > self._done + 1:
+            mask_T = self._weight.new_zeros(num_keys)
+            mask_T[self._done + 1 :] = -torch.inf
+        x_RH = decoder.model.embed_tokens(tokens_R)
+        for layer, cache in zip(decoder.model.stack(), self._caches, strict=True):
+            queries, keys, values = layer.self_attn.project(layer.input_layernorm(x_RH), rotary)
+            for buffer, each in zip(cache.own, (keys, values), strict=True):
+                buffer[:, :, :, self._done] = each.reshape(*shape, *each.shape[1:]).transpose(1, 2)
+            mixed = self._mix(queries.view(*shape, *queries.shape[1:]), cache, (mask_T, pads), num_keys)
+            x_RH = layer.finish(x_RH, mixed)
+        self._done += 1
+        return torch.nn.functional.linear(decoder.model.norm(x_RH), self._weight)
+
+    def _rotary(self) -> tuple[Tensor, Tensor]:
+        """Of the place that comes next in each slot; a single one where all prompts are equally long."""
+        if self._is_pad_PS is None:
+            at = slice(self._longest + self._done, self._longest + self._done + 1)
+            return self._cos[at], self._sin[at]
+        positions_R = self._lengths_P.repeat_interleave(self._group) + self._done
+        return self._cos[positions_R], self._sin[positions_R]
+
+    def _mix(
+        self, queries_PGKRD: Tensor, cache: _Cache, masks: tuple[Tensor | None, Tensor | None], num_keys: int
+    ) -> Tensor:
+        prompts, group, kv_heads, repeats, size = queries_PGKRD.shape
+        queries = queries_PGKRD.transpose(1, 2).reshape(prompts * kv_heads, group * repeats, size)
+        keys, values = (each.flatten(0, 2)[:, :num_keys] for each in cache.own)
+        mixed = attention.two_parts(
+            queries,
+            (keys, values),
+            (cache.prompt[0].flatten(0, 1), cache.prompt[1].flatten(0, 1)),
+            own_mask=masks[0],
+            prompt_mask=masks[1],
+        )
+        return mixed.view(prompts, kv_heads, group, repeats, size).transpose(1, 2).flatten(2).flatten(0, 1)
+
+    def compact(self, is_needed_R: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Moves the rows still needed (some are) into fewer slots if that is worth it; None: they are not moved.
+
+        Returns the old slot of each new one, and which of the new ones are needed: if fewer rows of a line are needed
+        than of others, it is filled by repeating one of them.
+        """
+        is_needed_PG = is_needed_R.view(-1, self._group)
+        counts_P = is_needed_PG.sum(1)
+        lines, group, num_needed = counts_P.nonzero()[:, 0], int(counts_P.max()), int(counts_P.sum())
+        if num_needed > _COMPACT_BELOW * self.num_slots:
+            return None
+        if num_needed <= _COMPACT_BELOW * len(lines) * group:
+            # Some lines need many more slots than others: each row gets its own line, with a copy of its prompt.
+            lines, order_P = is_needed_PG.nonzero().unbind(1)
+            group, order_PG, is_needed_PG = 1, order_P[:, None], torch.ones_like(order_P[:, None], dtype=torch.bool)
+        else:
+            order_PG = torch.argsort(is_needed_PG[lines].int(), dim=1, descending=True, stable=True)[:, :group]
+            is_needed_PG = torch.arange(group, device=lines.device) < counts_P[lines, None]
+            order_PG = torch.where(is_needed_PG, order_PG, order_PG[:, :1])
+        for cache in self._caches:
+            cache.prompt = cache.prompt[0][lines], cache.prompt[1][lines]
+            keys, values = (each[lines[:, None], :, order_PG].transpose(1, 2).contiguous() for each in cache.own)
+            cache.own = keys, values
+        slots_R = (lines[:, None] * self._group + order_PG).flatten()
+        self._lengths_P, self._group = self._lengths_P[lines], group
+        if self._is_pad_PS is not None:
+            self._is_pad_PS = self._is_pad_PS[lines]
+        return slots_R, is_needed_PG.flatten()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trainer.config import Config
     from trainer.distributed import World
     from trainer.engines.base import Engine
-    from trainer.engines.generator_client import Generator, Order
+    from trainer.engines.generator_client import EngineSpec, Generator
     from trainer.tasks.base import Task
 
 # Between the sampling seeds of neighbouring ranks: further apart than the seeds of neighbouring runs.
@@ -29,7 +29,7 @@ class AssignedGenerators:
     """Generators that `trainer.placement` gives to a rank: how many, and how each is started, also anew."""
 
     count: int
-    start: Callable[[int, Order], Generator]
+    start: Callable[[int, EngineSpec], Generator]
     sharers: int = 1  # at most so many ranks of the run have one in common
     sends: bool = True  # whether this rank sends weights, for itself and for those that share
 
@@ -53,9 +53,9 @@ def build_engine(
     if assigned is None and config.rollout.generators == 0:
         return build_local_engine(config, task, device, seed=seed, sampling_seed=sampling_seed)
     from trainer.engines import process, remote, shared_generator
-    from trainer.engines.generator_client import Order
+    from trainer.engines.generator_client import EngineSpec
 
-    order = Order.of(config, task, seed=seed)
+    order = EngineSpec.of(config, task, seed=seed)
     if assigned is not None:
         start = assigned.start
         pool = remote.Pool(

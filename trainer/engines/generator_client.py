@@ -1,9 +1,9 @@
 """The interface between the learner's process and engines in other processes, on this machine or another.
 
 `trainer.engines.remote.Remote` is the engine that distributes prompts over generators; `process.ProcessGenerator` is a
-generator in a child process. In each engine's process a `generator_server.Server` runs: a generator's methods call
-those of the same names of the server. `Order` carries the inputs of the engine. A generator has no random state of its
-own: `Sampling.seeds` decides the samples of each prompt.
+generator in a child process. In each engine's process a `trainer.generator.Server` runs: a generator's methods call
+those of the same names of the server. `EngineSpec` carries the inputs of the engine. A generator has no random state of
+its own: `Sampling.seeds` decides the samples of each prompt.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class TokenizerInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class EngineSpec:
     """The inputs of a generator's engine; it can be sent to another process."""
 
     config: Config
@@ -100,7 +100,7 @@ class Order:
     seed: int  # of the weights before any were sent
 
     @classmethod
-    def of(cls, config: Config, task: Task, *, seed: int) -> Order:
+    def of(cls, config: Config, task: Task, *, seed: int) -> EngineSpec:
         words = task.tokenizer
         tokenizer = TokenizerInfo(words.vocabulary_size, words.pad, words.end)
         return cls(config, tokenizer, task.max_new_tokens, task.environment is not None, seed)

@@ -1,37 +1,42 @@
 """A generator in a child process on this machine: the smallest split there is, with nothing but the system's own means.
 
 The child is `python -m trainer.generator`. Requests and answers go through its two pipes; buckets lie in memory that
-both see (`shared.Arena`), others are sent. Nothing here waits without a bound, also not to write: a child that is
+both see (`Arena`), others are sent. Nothing here waits without a bound, also not to write: a child that is
 stopped reads nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import pickle
 import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
+import torch
+
 from trainer import children
 from trainer.config import BadSetting
 from trainer.engines.generator_client import GeneratorLost
 from trainer.engines.remote import Pool
-from trainer.engines.shared import Arena
 from trainer.interrupt import SIGNALS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from torch import Tensor
+
     from trainer.engines.base import Sampling, Tokens
-    from trainer.engines.generator_client import Generated, Order, ReferenceLogProbs
+    from trainer.engines.generator_client import EngineSpec, Generated, ReferenceLogProbs
     from trainer.types import Batch
     from trainer.weights import Bucket
 
@@ -47,7 +52,7 @@ _DEATH_S = 5.0
 _READ_BYTES = 1 << 20
 
 
-def pool(order: Order, numbers: Sequence[int], *, logs: Path | None = None, begin: Begin | None = None) -> Pool:
+def pool(order: EngineSpec, numbers: Sequence[int], *, logs: Path | None = None, begin: Begin | None = None) -> Pool:
     """Generators with these numbers on this machine, started now; each writes to `generator-N.log` in `logs`."""
     arena = Arena()
 
@@ -79,7 +84,7 @@ class ProcessGenerator:
     def __init__(
         self,
         name: str,
-        order: Order,
+        order: EngineSpec,
         arena: Arena,
         *,
         log: Path | None = None,  # its standard error, appended; None: this process's
@@ -242,3 +247,56 @@ def _last_line(log: Path | None) -> str:
         return ""
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+MemoryRange = tuple[int, int]  # offset and bytes
+
+
+class Arena:
+    """One file of memory that grows. Pieces are never freed: their owner reuses them."""
+
+    def __init__(self) -> None:
+        self.fd = _file()
+        self._size = 0
+        self._pieces: dict[int, tuple[Tensor, MemoryRange]] = {}  # by the address here
+
+    def allocate(self, num_bytes: int) -> Tensor:
+        """A new piece, uint8 of this length. Raises OSError if there is no memory for it."""
+        offset, length = self._size, -(-max(num_bytes, 1) // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        # Allocates the memory now, unlike a sparse file: a shortage would otherwise be a fault later.
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self.fd, offset, length)
+        else:
+            os.ftruncate(self.fd, offset + length)
+        self._size += length
+        piece = look(self.fd, (offset, num_bytes))
+        self._pieces[piece.data_ptr()] = (piece, (offset, num_bytes))
+        return piece
+
+    def place(self, piece: Tensor) -> MemoryRange | None:
+        """The location of a piece; None for memory that is not shared."""
+        _, place = self._pieces.get(piece.data_ptr(), (None, None))
+        return place if place is not None and place[1] == len(piece) else None
+
+    def close(self) -> None:
+        """Forgets the file; pieces that are in use stay."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def look(fd: int, place: MemoryRange) -> Tensor:
+    """The memory at a place of an arena's file; its tensor keeps it."""
+    offset, num_bytes = place
+    whole = torch.frombuffer(mmap.mmap(fd, max(num_bytes, 1), offset=offset), dtype=torch.uint8)
+    return whole[:num_bytes]
+
+
+def _file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("trainer-weights")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

@@ -98,9 +98,10 @@ def asked(batch: Batch, rows: Tensor) -> Batch:
 
 def wrong(found: ReferenceLogProbs, parts: Sequence[Batch]) -> str | None:
     """The reason why a reference's response is invalid; None if it is valid."""
-    shapes, wanted = ([tuple(each.shape) for each in some] for some in (found.logprobs, [p.tokens_BT for p in parts]))
-    if shapes != wanted:
-        return f"gave log-probabilities of the reference policy for {_told(shapes)} tokens, not {_told(wanted)}"
+    shapes, expected = ([tuple(each.shape) for each in some] for some in (found.logprobs, [p.tokens_BT for p in parts]))
+    if shapes != expected:
+        got, needed = _shapes_text(shapes), _shapes_text(expected)
+        return f"gave log-probabilities of the reference policy for {got} tokens, not {needed}"
     for each in found.logprobs:
         if not bool(torch.isfinite(each).all()):
             value = float(each[~torch.isfinite(each)][0])
@@ -110,7 +111,7 @@ def wrong(found: ReferenceLogProbs, parts: Sequence[Batch]) -> str | None:
     return None
 
 
-def _told(shapes: Sequence[tuple[int, ...]]) -> str:
+def _shapes_text(shapes: Sequence[tuple[int, ...]]) -> str:
     """Example: [(4, 3), (2, 3)] -> `4 x 3 and 2 x 3`"""
     return " and ".join(" x ".join(map(str, shape)) for shape in shapes) or "no"
 

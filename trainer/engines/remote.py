@@ -20,9 +20,9 @@ import torch
 
 from trainer.config import BadSetting
 from trainer.engines import reference
+from trainer.engines.base import new_seeds
 from trainer.engines.generator_client import GeneratorLost, GeneratorStats
 from trainer.engines.reference import ROUNDING
-from trainer.engines.sampling import new_seeds
 from trainer.models import files
 from trainer.weights import AT_START, Bucket, Packer, fingerprint, unpack
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from trainer.distributed import World
     from trainer.engines.base import Sampling, Tokens
-    from trainer.engines.generator_client import Generated, Generator, Order, Pending, ReferenceLogProbs
+    from trainer.engines.generator_client import EngineSpec, Generated, Generator, Pending, ReferenceLogProbs
     from trainer.types import Batch, Rollout
 
 # Attempts for a portion, and lost generators of a slot before one of them has responded.
@@ -104,8 +104,8 @@ class Pool:
         slot.num_lost += 1
         slot.is_new = True
         slot.version, slot.reference = AT_START, None
-        is_wanted = slot.num_lost < MOST_TRIES and not self._is_ended
-        slot.generator = self._start(slot.number) if is_wanted else None
+        is_replaced = slot.num_lost < MOST_TRIES and not self._is_ended
+        slot.generator = self._start(slot.number) if is_replaced else None
 
     def end(self) -> None:
         """Ends all generators. What another thread waits for from them is lost, and none is started in their place."""
@@ -135,7 +135,7 @@ class Portion(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(Generic[T]):
+class Request(Generic[T]):
     """The present request of a generator."""
 
     slot: Slot
@@ -176,12 +176,12 @@ class Remote:
         made = self._gather(
             [self._reference_portion([reference.asked(batch, rows) for rows in share]) for share in shares]
         )
-        said_BT = torch.zeros_like(batch.sampler_logprobs_BT)
+        logprobs_BT = torch.zeros_like(batch.sampler_logprobs_BT)
         for at, found in made.items():
             for rows, some in zip(shares[at], found.logprobs, strict=True):
-                said_BT[rows, : some.shape[1]] = some.to(said_BT)
+                logprobs_BT[rows, : some.shape[1]] = some.to(logprobs_BT)
         self._note(found.seconds for found in made.values())
-        return said_BT
+        return logprobs_BT
 
     def expect_reference(self, mark: int) -> None:
         """Sets the fingerprint of the reference policies that the generators build from the settings."""
@@ -232,8 +232,8 @@ class Remote:
         waiting = deque(at for at, portion in enumerate(portions) if portion is not None)
         made: dict[int, T] = {}
         while waiting:
-            for at, portion, asked in self._ask(portions, waiting):
-                found = self._collect(portion, asked)
+            for at, portion, request in self._ask(portions, waiting):
+                found = self._collect(portion, request)
                 if found is None:
                     waiting.append(at)
                 else:
@@ -242,12 +242,12 @@ class Remote:
 
     def _ask(
         self, portions: Sequence[Portion[T] | None], waiting: deque[int]
-    ) -> list[tuple[int, Portion[T], Asked[T]]]:
+    ) -> list[tuple[int, Portion[T], Request[T]]]:
         """Hands a portion to every generator there is, in its own slot if that is fine; those left stay waiting."""
         running = self.pool.running()
         if not running:
             raise GeneratorLost("the last generator", f"is gone: {'; '.join(self.pool.losses[-MOST_TRIES:])}")
-        asked = []
+        requests = []
         while waiting and running:
             at = waiting.popleft()
             slot = next((slot for slot in running if slot.number == at and not slot.num_lost), running[0])
@@ -257,8 +257,8 @@ class Remote:
             portion.num_tries += 1
             loaded = portion.prepare(slot)
             answer = portion.ask(slot.generator)
-            asked.append((at, portion, Asked(slot, loaded, answer, self.pool.deadline(slot))))
-        return asked
+            requests.append((at, portion, Request(slot, loaded, answer, self.pool.deadline(slot))))
+        return requests
 
     def _send(self, slot: Slot) -> list[Pending[None]]:
         """This engine's weights to a generator that has others."""
@@ -275,15 +275,15 @@ class Remote:
         slot.reference = origin.mark
         return [slot.generator.load_reference(bucket) for bucket in origin.buckets]
 
-    def _collect(self, portion: Portion[T], asked: Asked[T]) -> T | None:
+    def _collect(self, portion: Portion[T], request: Request[T]) -> T | None:
         """The response to a portion; None if it has to be requested again. Raises GeneratorLost after too many
         attempts.
         """
-        slot = asked.slot
+        slot = request.slot
         try:
-            for each in asked.loaded:
-                self._wait(slot, each, asked.deadline)
-            found = self._wait(slot, asked.answer, asked.deadline)
+            for each in request.loaded:
+                self._wait(slot, each, request.deadline)
+            found = self._wait(slot, request.answer, request.deadline)
             if (wrong := portion.wrong(found, slot.name)) is not None:
                 raise GeneratorLost(slot.name, wrong)
         except GeneratorLost as lost:
@@ -317,10 +317,10 @@ class Remote:
         """What cannot be right about answers; None when nothing is."""
         if found.version != self.version:
             return f"answered with version {found.version} of the weights, not {self.version}"
-        wanted = sampling.rollouts_per_prompt
+        expected = sampling.rollouts_per_prompt
         counts = [len(group) for group in found.groups]
-        if counts != [wanted] * len(prompts):
-            return f"gave {counts} answers to {len(prompts)} prompts, not {wanted} to each"
+        if counts != [expected] * len(prompts):
+            return f"gave {counts} answers to {len(prompts)} prompts, not {expected} to each"
         rollouts = (rollout for group in found.groups for rollout in group)
         return next(filter(None, (self._wrong_rollout(each, sampling) for each in rollouts)), None)
 
@@ -386,8 +386,8 @@ class Remote:
     def _tell_all(self, word: str) -> None:
         if not self.can_sleep:
             return
-        told = [(slot, getattr(slot.generator, word)(), self.pool.deadline(slot)) for slot in self.pool.running()]
-        for slot, pending, deadline in told:
+        requests = [(slot, getattr(slot.generator, word)(), self.pool.deadline(slot)) for slot in self.pool.running()]
+        for slot, pending, deadline in requests:
             self._settle(slot, [pending], deadline)
 
     def random_state(self) -> Tensor:
@@ -406,7 +406,7 @@ class Remote:
         self.pool.end()
 
 
-def over(pool: Pool, order: Order, *, seed: int, kind: type[Remote] = Remote) -> Remote:
+def over(pool: Pool, order: EngineSpec, *, seed: int, kind: type[Remote] = Remote) -> Remote:
     """An engine over generators that were started with this order; its draws have their own seed."""
     config = order.config
     bucket_bytes = config.rollout.bucket_mib << 20

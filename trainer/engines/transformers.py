@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.config import BadSetting
-from trainer.engines.sampling import pick, uniform
+from trainer.engines.base import pick, uniform, until_end
 from trainer.models.pretrained import causal_model
-from trainer.types import Rollout, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,9 +25,10 @@ if TYPE_CHECKING:
     from trainer.config import Config
     from trainer.engines.base import Sampling, Tokens
     from trainer.tasks.base import Task
+    from trainer.types import Rollout
 
 
-class Chooser:
+class SamplingProcessor:
     """A logits processor: draws each row's token, notes its log-probability, and forbids all others."""
 
     def __init__(self, sampling: Sampling, generator: torch.Generator, chances_TB: Tensor | None) -> None:
@@ -70,16 +70,16 @@ class Generator:
         tokens_PS = torch.tensor(padded, dtype=torch.int64, device=self._device)
         mask_PS = torch.tensor(places, dtype=torch.int64, device=self._device)
         chances_TB = uniform(sampling, len(prompts), dtype=torch.float32, device=self._device)
-        chooser = Chooser(sampling, self._generator, chances_TB)
+        processor = SamplingProcessor(sampling, self._generator, chances_TB)
         whole_BT = self._model.generate(
             tokens_PS.repeat_interleave(size, dim=0),
             attention_mask=mask_PS.repeat_interleave(size, dim=0),
             past_key_values=self._computed(tokens_PS, mask_PS, size),
             max_new_tokens=sampling.max_new_tokens,
-            logits_processor=[chooser],
+            logits_processor=[processor],
         )
-        said, logprobs = whole_BT[:, longest:].tolist(), torch.stack(chooser.logprobs, dim=1).tolist()
-        rollouts = [_until_end(row, values, self._end) for row, values in zip(said, logprobs, strict=True)]
+        answers, logprobs = whole_BT[:, longest:].tolist(), torch.stack(processor.logprobs, dim=1).tolist()
+        rollouts = [until_end(row, values, self._end) for row, values in zip(answers, logprobs, strict=True)]
         return [tuple(rollouts[at : at + size]) for at in range(0, len(rollouts), size)]
 
     def _computed(self, tokens_PS: Tensor, mask_PS: Tensor, size: int) -> Any:
@@ -120,13 +120,6 @@ class Generator:
 
     def restore_random_state(self, state: Tensor) -> None:
         self._generator.set_state(state)
-
-
-def _until_end(tokens: list[int], logprobs: list[float], end: int | None) -> Rollout:
-    if end is None or end not in tokens:
-        return Rollout(tuple(tokens), tuple(logprobs), Stop.LENGTH)
-    length = tokens.index(end) + 1
-    return Rollout(tuple(tokens[:length]), tuple(logprobs[:length]), Stop.END)
 
 
 def start(config: Config, task: Task, device: torch.device, *, seed: int) -> Generator:

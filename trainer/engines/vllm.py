@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.config import BadSetting
-from trainer.engines.sampling import new_seeds
+from trainer.engines.base import new_seeds
 from trainer.types import Rollout, Stop
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ _LEVERS = ("micro_batch_rows", "memory_fraction", "max_new_tokens")
 
 
 @dataclass(slots=True)
-class Seen:
+class RunSummary:
     """A run in a few numbers."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Advisor:
     """Collects a run's numbers as a follower of its records; writes its advice at the end."""
 
     def __init__(self) -> None:
-        self._seen = Seen()
+        self._seen = RunSummary()
 
     def read(self, record: Mapping[str, Any]) -> tuple[()]:
         """Never has anything to say in between."""
@@ -83,60 +83,60 @@ class Advisor:
             yield {"kind": "advice", "id": name, "args": args}
 
 
-def advise(seen: Seen) -> list[Advice]:
+def advise(run: RunSummary) -> list[Advice]:
     """All that the rules have to say, in their order."""
-    if not seen.clip_ratios:
+    if not run.clip_ratios:
         return []
-    return [found for rule in RULES if (found := rule(seen)) is not None]
+    return [found for rule in RULES if (found := rule(run)) is not None]
 
 
-def _full(seen: Seen) -> Advice | None:
+def _full(run: RunSummary) -> Advice | None:
     """Close to running out: the levers in the order that costs least."""
-    if seen.memory_share is None or seen.memory_share <= FULL_USE:
+    if run.memory_share is None or run.memory_share <= FULL_USE:
         return None
-    is_vllm = seen.settings.get("engine") == "vllm"
+    is_vllm = run.settings.get("engine") == "vllm"
     levers = [name for name in _LEVERS if name != "memory_fraction" or is_vllm]
-    return "memory-full", {"used": _percent(seen.memory_share), "device": seen.device, "settings": ", ".join(levers)}
+    return "memory-full", {"used": _percent(run.memory_share), "device": run.device, "settings": ", ".join(levers)}
 
 
-def _low(seen: Seen) -> Advice | None:
+def _low(run: RunSummary) -> Advice | None:
     """Room on a card: first larger micro batches, doubled; then more of it for the sampler."""
-    if seen.memory_share is None or seen.memory_share >= LOW_USE or seen.device == "cpu":
+    if run.memory_share is None or run.memory_share >= LOW_USE or run.device == "cpu":
         return None
-    used = {"used": _percent(seen.memory_share), "device": seen.device}
-    now, whole = int(_number(seen.settings.get("micro_batch_rows"))), seen.mini_batch_rows
+    used = {"used": _percent(run.memory_share), "device": run.device}
+    now, whole = int(_number(run.settings.get("micro_batch_rows"))), run.mini_batch_rows
     if 0 < now < whole:
         return "micro-batch", {**used, "now": now, "value": min(now * 2, whole)}
-    fraction = _number(seen.settings.get("memory_fraction"))
-    if seen.settings.get("engine") == "vllm" and 0 < fraction < MOST_FRACTION:
+    fraction = _number(run.settings.get("memory_fraction"))
+    if run.settings.get("engine") == "vllm" and 0 < fraction < MOST_FRACTION:
         return "memory-fraction", {**used, "now": fraction, "value": round(min(fraction + 0.1, MOST_FRACTION), 2)}
     return None
 
 
-def _cut_off(seen: Seen) -> Advice | None:
+def _cut_off(run: RunSummary) -> Advice | None:
     """Many answers end at the limit and are judged unfinished."""
-    if seen.late_clip_ratio <= CLIPPED or seen.settings.get("task") in _OWN_LENGTH:
+    if run.late_clip_ratio <= CLIPPED or run.settings.get("task") in _OWN_LENGTH:
         return None
-    return "length-clipped", {"share": _percent(seen.late_clip_ratio), "limit": seen.longest, "value": seen.longest * 2}
+    return "length-clipped", {"share": _percent(run.late_clip_ratio), "limit": run.longest, "value": run.longest * 2}
 
 
-def _too_long(seen: Seen) -> Advice | None:
+def _too_long(run: RunSummary) -> Advice | None:
     """The limit is far above every answer: it sizes caches and, on an NPU, shapes."""
-    limit = int(_number(seen.settings.get("max_new_tokens")))
-    if seen.settings.get("task") in _OWN_LENGTH or not 0 < seen.longest <= limit * UNUSED:
+    limit = int(_number(run.settings.get("max_new_tokens")))
+    if run.settings.get("task") in _OWN_LENGTH or not 0 < run.longest <= limit * UNUSED:
         return None
-    return "length-unused", {"longest": seen.longest, "limit": limit, "value": -(-seen.longest * 5 // 4)}
+    return "length-unused", {"longest": run.longest, "limit": limit, "value": -(-run.longest * 5 // 4)}
 
 
-def _slow_generation(seen: Seen) -> Advice | None:
+def _slow_generation(run: RunSummary) -> Advice | None:
     """Generation takes most of the time on a card, with an engine made for small models."""
-    share, engine = (seen.gen_s / seen.step_s if seen.step_s else 0.0), seen.settings.get("engine")
-    if share <= SLOW_GENERATION or seen.device == "cpu" or engine not in ("builtin", "transformers"):
+    share, engine = (run.gen_s / run.step_s if run.step_s else 0.0), run.settings.get("engine")
+    if share <= SLOW_GENERATION or run.device == "cpu" or engine not in ("builtin", "transformers"):
         return None
     return "generation-slow", {"share": _percent(share), "engine": engine}
 
 
-RULES: tuple[Callable[[Seen], Advice | None], ...] = (_full, _low, _cut_off, _too_long, _slow_generation)
+RULES: tuple[Callable[[RunSummary], Advice | None], ...] = (_full, _low, _cut_off, _too_long, _slow_generation)
 
 
 def _percent(share: float) -> int:

@@ -76,13 +76,13 @@ class MaskCheck:
     def add(self, groups: Sequence[Group], batch: Batch) -> None:
         """Counts tokens, and rows whose mask is not on exactly the generated tokens."""
         rollouts = [rollout for group in groups for rollout in group.rollouts]
-        wanted = [list(each.response_mask or (True,) * len(each.tokens)) for each in rollouts]
+        expected = [list(each.response_mask or (True,) * len(each.tokens)) for each in rollouts]
         found = batch.mask_BT.tolist()
         self.batches += 1
-        self.generated_tokens += sum(sum(row) for row in wanted)
+        self.generated_tokens += sum(sum(row) for row in expected)
         self.masked_tokens += sum(sum(row) for row in found)
-        pairs = zip(wanted, found, strict=True)
-        self.wrong_rows += sum(row != said[: len(row)] or any(said[len(row) :]) for row, said in pairs)
+        pairs = zip(expected, found, strict=True)
+        self.wrong_rows += sum(row != masked[: len(row)] or any(masked[len(row) :]) for row, masked in pairs)
 
     def result(self) -> dict[str, Any]:
         return {
@@ -302,3 +302,50 @@ class UpdateCheck:
 
 def _sample(weight: Tensor) -> Tensor:
     return weight.detach().reshape(-1)[:_SAMPLED]
+
+
+def checksum(weights: Iterable[tuple[str, Tensor]]) -> int:
+    """A checksum of weights that detects any changed bit: the sum of their bits as integers, weighted by position.
+
+    Processes one piece of the weights at a time, with memory for one piece. It protects against accidents, not against
+    forgery. Example: two ranks with equal weights have the same checksum.
+    """
+    total = 0
+    for number, (_, weight) in enumerate(weights, start=1):
+        flat = weight.detach().contiguous().reshape(-1).view(_INTEGERS[weight.element_size()])
+        for start in range(0, flat.numel(), _CHECKSUM_VALUES):
+            piece = flat[start : start + _CHECKSUM_VALUES].to(torch.int64)
+            places = torch.arange(start + 1, start + 1 + len(piece), device=piece.device, dtype=torch.int64)
+            total = (total + number * int((piece * (2 * places + 1)).sum())) & (2**63 - 1)
+    return total
+
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_CHECKSUM_VALUES = 1 << 20  # values
+
+
+@dataclass(slots=True)
+class Agreement:
+    """Whether all ranks hold the same weights after each step, by a checksum."""
+
+    steps: int = 0
+    unequal: int = 0
+    first_step: int | None = None  # the first unequal step; None: there is none
+    ranks: tuple[int, ...] = ()  # that differed from rank 0 there
+
+    def add(self, step: int, checksums: Sequence[int]) -> None:
+        self.steps += 1
+        others = tuple(rank for rank, value in enumerate(checksums) if value != checksums[0])
+        if others:
+            self.unequal += 1
+            if self.first_step is None:
+                self.first_step, self.ranks = step, others
+
+    def result(self) -> dict[str, Any]:
+        return {
+            "passed": self.unequal == 0 if self.steps else None,
+            "steps": self.steps,
+            "unequal": self.unequal,
+            "first_step": self.first_step,
+            "ranks": list(self.ranks),
+        }

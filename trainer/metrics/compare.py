@@ -35,7 +35,7 @@ _NOT_COMPUTED = ("timing_s/", "timing_per_token_ms/", "perf/", "generators/", "l
 _ROWS = 12  # so that the text fits a screen
 
 
-class Unusable(ValueError):
+class UnreadableRun(ValueError):
     """A run that cannot be compared; the text says which and why."""
 
 
@@ -93,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         values = _arguments(argv)
         found = compare(read(values.a), read(values.b), loss_limit=values.loss_limit, reward_limit=values.reward_limit)
-    except Unusable as error:
+    except UnreadableRun as error:
         sys.stderr.write(f"trainer: {error}\n")
         return UNUSABLE
     code = WITHIN if found.is_within else BEYOND
@@ -106,7 +106,7 @@ def main(argv: Sequence[str]) -> int:
 
 class _Arguments(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise Unusable(message)
+        raise UnreadableRun(message)
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -130,12 +130,12 @@ def share(text: str) -> float:
 
 
 def read(path: Path) -> Run:
-    """A run from its folder or record file. Raises Unusable; a last line that was cut off is left out."""
+    """A run from its folder or record file. Raises UnreadableRun; a last line that was cut off is left out."""
     file = path / FILE if path.is_dir() else path
     try:
         texts = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise Unusable(f"{file} cannot be read: {error}") from error
+        raise UnreadableRun(f"{file} cannot be read: {error}") from error
     header: Mapping[str, Any] = {}
     end: Mapping[str, Any] = {}
     steps: dict[int, Mapping[str, Any]] = {}
@@ -145,9 +145,9 @@ def read(path: Path) -> Run:
         except (ValueError, RecursionError) as error:
             if number == len(texts):
                 continue
-            raise Unusable(f"{file} line {number} is no record: {error}") from error
+            raise UnreadableRun(f"{file} line {number} is no record: {error}") from error
         if not isinstance(record, dict):
-            raise Unusable(f"{file} line {number} is no record: it is a {type(record).__name__}")
+            raise UnreadableRun(f"{file} line {number} is no record: it is a {type(record).__name__}")
         if record.get("kind") == "header":
             header = record
         elif record.get("kind") == "end":
@@ -155,23 +155,26 @@ def read(path: Path) -> Run:
         elif record.get("kind") == "step" and isinstance(record.get("step"), int):
             steps[record["step"]] = record
     if not steps:
-        raise Unusable(f"{file} holds no step of a run")
+        raise UnreadableRun(f"{file} holds no step of a run")
     where = {name: header.get(name) for name in ("device", "dtype", "torch", "num_threads", "ranks", "num_parameters")}
     where["status"] = end.get("status", "not ended")
     return Run(header.get("settings") or {}, where, steps)
 
 
 def compare(a: Run, b: Run, *, loss_limit: float = LOSS_LIMIT, reward_limit: float = REWARD_LIMIT) -> Comparison:
-    """The differences of the metrics that both runs have in their common steps. Raises Unusable if there are none."""
+    """The differences of the metrics that both runs have in their common steps.
+
+    Raises UnreadableRun if there are none.
+    """
     common = sorted(a.steps.keys() & b.steps.keys())
     if not common:
-        raise Unusable("the runs have no step in common")
+        raise UnreadableRun("the runs have no step in common")
     pairs = [(a.steps[step], b.steps[step]) for step in common]
     names = [name for name in pairs[0][0] if name in pairs[0][1] and _is_computed(name)]
     found = {name: each for name in names if (each := difference(name, pairs)) is not None}
     rules = [*_rules(found, _LOSSES, loss_limit), *_rules(found, _REWARDS, reward_limit)]
     if not rules:
-        raise Unusable("the runs have neither a loss nor a reward in common")
+        raise UnreadableRun("the runs have neither a loss nor a reward in common")
     return Comparison(
         common_steps=len(common),
         only_a=len(a.steps) - len(common),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.algorithms.conventions import CONVENTIONS
-from trainer.algorithms.losses import explained_variance
+from trainer.algorithms.losses import masked_mean
 from trainer.metrics.progress import peak_rss_mib
 from trainer.types import Stop
 
@@ -91,16 +91,16 @@ def of_update(result: StepResult, config: Config) -> dict[str, float]:
     """The learner's metrics; the coefficient is that of the divergence from the reference in this step."""
     update, algorithm = result.update, config.algorithm
     absent = _unmeasured(result.logprobs, config)
-    found = {name: getattr(update, field) for field, name in NAMES.items() if field not in absent}
+    metrics = {name: getattr(update, field) for field, name in NAMES.items() if field not in absent}
     if algorithm.kl_coef > 0:
         name = "actor/kl_coef" if algorithm.kl_in == "loss" else "actor/reward_kl_penalty_coeff"
-        found[name] = result.advantages.kl_coef
+        metrics[name] = result.advantages.kl_coef
     if algorithm.estimator == "gae":
-        found["critic/vf_loss"] = update.value_loss
+        metrics["critic/vf_loss"] = update.value_loss
     if update.weights is not None:
-        found |= {f"rollout_corr/rollout_is_{name}": each for name, each in asdict(update.weights).items()}
-        found |= {"rollout_corr/kl": update.sampler_kl_direct, "rollout_corr/k3_kl": update.sampler_kl}
-    return found
+        metrics |= {f"rollout_corr/rollout_is_{name}": each for name, each in asdict(update.weights).items()}
+        metrics |= {"rollout_corr/kl": update.sampler_kl_direct, "rollout_corr/k3_kl": update.sampler_kl}
+    return metrics
 
 
 def _unmeasured(logprobs: LogProbs, config: Config) -> set[str]:
@@ -129,10 +129,10 @@ def of_rewards(scores_PG: Tensor, rewards_B: Tensor) -> dict[str, float]:
     wide_PG = scores_PG.double()
     low, high = wide_PG.aminmax()
     numbers = torch.stack((wide_PG.mean(), high, low, wide_PG.std(correction=0))).tolist()
-    found = {f"critic/score/{name}": each for name, each in zip(("mean", "max", "min", "std"), numbers, strict=True)}
-    found |= _spread("critic/rewards", rewards_B.double())
+    metrics = {f"critic/score/{name}": each for name, each in zip(("mean", "max", "min", "std"), numbers, strict=True)}
+    metrics |= _spread("critic/rewards", rewards_B.double())
     with_signal = int((wide_PG.amax(dim=1) > wide_PG.amin(dim=1)).sum())
-    return {**found, "groups_with_signal": with_signal}
+    return {**metrics, "groups_with_signal": with_signal}
 
 
 def of_advantages(batch: Batch, logprobs: LogProbs, advantages: Advantages) -> dict[str, float]:
@@ -143,15 +143,25 @@ def of_advantages(batch: Batch, logprobs: LogProbs, advantages: Advantages) -> d
     """
     mask_BT = batch.mask_BT
     returns_BT = advantages.advantages_BT if advantages.returns_BT is None else advantages.returns_BT
-    found = {
+    metrics = {
         **_spread("critic/advantages", advantages.advantages_BT[mask_BT]),
         **_spread("critic/returns", returns_BT[mask_BT]),
     }
     if logprobs.values_BT is not None:
-        found |= _spread("critic/values", logprobs.values_BT[mask_BT])
-        if bool(mask_BT.any()) and found["critic/returns/max"] > found["critic/returns/min"]:
-            found["critic/vf_explained_var"] = float(explained_variance(logprobs.values_BT, returns_BT, mask_BT))
-    return found
+        metrics |= _spread("critic/values", logprobs.values_BT[mask_BT])
+        if bool(mask_BT.any()) and metrics["critic/returns/max"] > metrics["critic/returns/min"]:
+            metrics["critic/vf_explained_var"] = float(explained_variance(logprobs.values_BT, returns_BT, mask_BT))
+    return metrics
+
+
+def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """1 - variance of the error over variance of the returns, over the mask; a scalar."""
+
+    def variance(numbers_BT: Tensor) -> Tensor:
+        return masked_mean((numbers_BT - masked_mean(numbers_BT, mask_BT)).square(), mask_BT)
+
+    whole = variance(returns_BT)
+    return torch.where(whole > 0, 1 - variance(returns_BT - values_BT) / whole, 0.0)
 
 
 def of_probabilities(batch: Batch, logprobs: LogProbs) -> dict[str, float]:
@@ -161,8 +171,10 @@ def of_probabilities(batch: Batch, logprobs: LogProbs) -> dict[str, float]:
     """
     if logprobs.old_BT is None or not bool(batch.mask_BT.any()):
         return {}
-    theirs, ours = (each[batch.mask_BT].double().exp() for each in (batch.sampler_logprobs_BT, logprobs.old_BT))
-    apart = (theirs - ours).abs()
+    sampler_probs, learner_probs = (
+        each[batch.mask_BT].double().exp() for each in (batch.sampler_logprobs_BT, logprobs.old_BT)
+    )
+    apart = (sampler_probs - learner_probs).abs()
     numbers = torch.stack((apart.max(), apart.mean(), apart.std(correction=0))).tolist()
     names = ("max", "mean", "std")
     return {f"training/rollout_probs_diff_{name}": each for name, each in zip(names, numbers, strict=True)}
@@ -178,7 +190,7 @@ def of_lengths(groups: Sequence[Group], config: Config) -> dict[str, Any]:
     answers = [len(rollout.tokens) for rollout in rollouts]
     prompts = [len(group.prompt.tokens) for group in groups for _ in group.rollouts]
     total = sum(prompts) + sum(answers)
-    found = {
+    metrics = {
         **_lengths("response_length", answers, [each.stop is Stop.LENGTH for each in rollouts]),
         **_lengths("prompt_length", prompts, [each >= config.task.max_prompt_tokens for each in prompts]),
         "response/aborted_ratio": answers.count(0) / len(answers),
@@ -191,16 +203,16 @@ def of_lengths(groups: Sequence[Group], config: Config) -> dict[str, Any]:
         **{f"global_seqlen/{name}": total for name in ("min", "max", "mean")},
     }
     if any(each.response_mask for each in rollouts):
-        found |= _range("num_turns", [_turns(each) for each in rollouts])
+        metrics |= _range("num_turns", [_turns(each) for each in rollouts])
     if valid := [is_valid for each in rollouts for is_valid in each.is_valid]:
-        found["episode/valid_action_ratio"] = sum(valid) / len(valid)
-    return found
+        metrics["episode/valid_action_ratio"] = sum(valid) / len(valid)
+    return metrics
 
 
 def _turns(rollout: Rollout) -> int:
     """verl's number of an episode's turns: the prompt, each answer, each observation."""
-    said = rollout.response_mask
-    answers = sum(now and not before for before, now in zip((False, *said), said, strict=False)) if said else 1
+    mask = rollout.response_mask
+    answers = sum(now and not before for before, now in zip((False, *mask), mask, strict=False)) if mask else 1
     return 2 * answers
 
 
@@ -230,7 +242,7 @@ def of_times(parts: Mapping[str, float], lengths: Mapping[str, Any], seconds: fl
     answers, total = lengths["response_length/mean"], lengths["response_length/mean"] + lengths["prompt_length/mean"]
     rows = lengths["perf/total_num_tokens"] / total if total else 0.0
     per_token = dict.fromkeys(_PER_ANSWER_TOKEN, answers * rows) | dict.fromkeys(_PER_TOKEN, total * rows)
-    found = {
+    metrics = {
         **{f"timing_s/{name}": spent for name, spent in parts.items()},
         "timing_s/step": seconds,
         **{f"timing_per_token_ms/{n}": parts[n] * 1000 / each for n, each in per_token.items() if n in parts and each},
@@ -243,8 +255,8 @@ def of_times(parts: Mapping[str, float], lengths: Mapping[str, Any], seconds: fl
         ("computed", "update_actor", "computed_tokens"),
     ):
         if parts.get(phase, 0.0) > 0:
-            found[f"perf/{name}_tokens_per_s"] = lengths[tokens] / parts[phase]
-    return found
+            metrics[f"perf/{name}_tokens_per_s"] = lengths[tokens] / parts[phase]
+    return metrics
 
 
 def of_generators(result: StepResult, parts: Mapping[str, float], seconds: float) -> dict[str, float]:
@@ -256,7 +268,7 @@ def of_generators(result: StepResult, parts: Mapping[str, float], seconds: float
     if result.stats is None:
         return {}
     stats = result.stats
-    found = {
+    metrics = {
         "generators/lag": result.staleness,
         "generators/busy_s": stats.busy_s,
         "generators/idle_s": max(seconds - stats.busy_s, 0.0),
@@ -264,8 +276,8 @@ def of_generators(result: StepResult, parts: Mapping[str, float], seconds: float
         "learner/idle_s": parts.get("gen_wait", parts.get("gen", 0.0) + parts.get("ref", 0.0)),
     }
     if stats.weights_s > 0:
-        found["generators/weights_mib_per_s"] = stats.weights_bytes / (1 << 20) / stats.weights_s
-    return found
+        metrics["generators/weights_mib_per_s"] = stats.weights_bytes / (1 << 20) / stats.weights_s
+    return metrics
 
 
 def of_validation(prompts: Sequence[Prompt], correct: Sequence[int], *, task: str) -> dict[str, float]:
@@ -282,7 +294,7 @@ def of_validation(prompts: Sequence[Prompt], correct: Sequence[int], *, task: st
 def describe_step(result: StepResult, config: Config, seconds: float, progress: Progress) -> dict[str, Any]:
     """The values of a `step` record."""
     lengths, parts = of_lengths(result.groups, config), progress.since_last_step()
-    found = {
+    metrics = {
         **of_generators(result, parts, seconds),
         **of_rewards(result.rewards_PG, result.advantages.rewards_B),
         **of_advantages(result.batch, result.logprobs, result.advantages),
@@ -294,11 +306,11 @@ def describe_step(result: StepResult, config: Config, seconds: float, progress: 
         **of_times(parts, lengths, seconds),
     }
     if progress.meter is None:
-        found["perf/cpu_memory_used_gb"] = peak_rss_mib() / 1024
+        metrics["perf/cpu_memory_used_gb"] = peak_rss_mib() / 1024
     else:
-        found |= progress.meter.mfu(result.groups, result.num_drawn, config, parts, seconds)
-        found |= progress.meter.memory()
-    return {**found, "wall_s": progress.elapsed_s()}
+        metrics |= progress.meter.mfu(result.groups, result.num_drawn, config, parts, seconds)
+        metrics |= progress.meter.memory()
+    return {**metrics, "wall_s": progress.elapsed_s()}
 
 
 # Of several ranks these add up, these are the slowest rank's or the largest; every other number is averaged.
@@ -322,10 +334,10 @@ def over_ranks(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if len(records) == 1:
         return dict(records[0])
     names = dict.fromkeys(name for record in records for name in record)
-    found = {name: _merged(name, [record[name] for record in records if name in record]) for name in names}
-    if "global_seqlen/max" in found:
-        found["global_seqlen/minmax_diff"] = found["global_seqlen/max"] - found["global_seqlen/min"]
-    return found
+    metrics = {name: _merged(name, [record[name] for record in records if name in record]) for name in names}
+    if "global_seqlen/max" in metrics:
+        metrics["global_seqlen/minmax_diff"] = metrics["global_seqlen/max"] - metrics["global_seqlen/min"]
+    return metrics
 
 
 def _merged(name: str, values: Sequence[float]) -> float:

@@ -2,25 +2,50 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from trainer import models
-from trainer.algorithms.aggregation import masked_sum
-from trainer.algorithms.losses import value_loss
+from trainer.algorithms.losses import masked_sum
 from trainer.algorithms.optimizer import Optimizer
-from trainer.algorithms.packing import select
+from trainer.algorithms.packing import lay_out, select
 from trainer.config import BadSetting
 from trainer.models.decoder import Decoder
-from trainer.models.layout import lay_out
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from trainer.config import Config
     from trainer.types import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class ValueLosses:
+    """Both [B, T]; 0 and false where the mask is off."""
+
+    losses_BT: Tensor
+    is_clipped_BT: Tensor  # the clipped term is the larger one
+
+
+def value_loss(values_BT: Tensor, returns_BT: Tensor, old_BT: Tensor, mask_BT: Tensor, *, clip: float) -> ValueLosses:
+    """Half the squared error; the larger one of the value and the value clipped to within `clip` of the old one.
+
+    `old_BT` is the critic's value before this batch; a clip of 0: none. Gradient flows into `values_BT`.
+    Source: PPO as in verl core_algos.compute_value_loss and ROLL's CriticWorker.
+    Example: value 2, return 0, old 0.5, clip 0.5 -> max(4, 1) / 2 = 2
+    """
+    values_BT = torch.where(mask_BT, values_BT, 0.0)
+    returns_BT = torch.where(mask_BT, returns_BT, 0.0)
+    error_BT = (values_BT - returns_BT).square()
+    if not clip:
+        return ValueLosses(0.5 * error_BT, torch.zeros_like(mask_BT))
+    old_BT = torch.where(mask_BT, old_BT, 0.0)
+    clamped_BT = torch.maximum(torch.minimum(values_BT, old_BT + clip), old_BT - clip)
+    clamped_error_BT = (clamped_BT - returns_BT).square()
+    return ValueLosses(0.5 * torch.maximum(error_BT, clamped_error_BT), mask_BT & (clamped_error_BT > error_BT))
 
 
 class ValueModel(nn.Module):
@@ -54,11 +79,11 @@ class Critic:
     @torch.no_grad()
     def values(self, batch: Batch) -> Tensor:
         """Values [B, T] before each masked token; 0 elsewhere."""
-        made_BT = torch.zeros_like(batch.mask_BT, dtype=torch.promote_types(self._model.score.dtype, torch.float32))
+        values_BT = torch.zeros_like(batch.mask_BT, dtype=torch.promote_types(self._model.score.dtype, torch.float32))
         for rows in self._parts(batch):
             part_BT = self._model(select(batch, rows))
-            made_BT[rows, : part_BT.shape[1]] = part_BT
-        return made_BT
+            values_BT[rows, : part_BT.shape[1]] = part_BT
+        return values_BT
 
     def update(self, batch: Batch, old_BT: Tensor, returns_BT: Tensor) -> float:
         """One optimizer step towards the returns; gives back the loss before it, the mean over the masked tokens."""

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from trainer.models import attention, mixing, ops
+from trainer.algorithms.packing import Layout, lay_out
+from trainer.models import attention, ops
 from trainer.models.base import Model, Scored
-from trainer.models.layout import Layout, lay_out
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,14 +95,14 @@ class Attention(nn.Module):
 
     def project(self, x_NH: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [N, K, R, D]; keys and values [N, K, D]."""
-        turned, values = torch.split(self.parts(x_NH), [self.heads + self.kv_heads, self.kv_heads], dim=1)
-        queries, keys = torch.split(ops.rotate(turned, *rotary), [self.heads, self.kv_heads], dim=1)
+        rotated, values = torch.split(self.parts(x_NH), [self.heads + self.kv_heads, self.kv_heads], dim=1)
+        queries, keys = torch.split(ops.rotate(rotated, *rotary), [self.heads, self.kv_heads], dim=1)
         return queries.view(len(x_NH), self.kv_heads, self.repeats, self.size), keys, values
 
     def forward(self, x_NH: Tensor, rotary: Rotary, layout: Layout, *, is_last: bool) -> Tensor:
         """Mixed values [N, heads * D]; in the last layer of each prompt's last token and the answers alone."""
-        if mixing.is_small(layout, self.heads):
-            return mixing.mix(self.parts(x_NH), rotary, layout, self.kv_heads, is_last=is_last)
+        if attention.is_small(layout, self.heads):
+            return attention.mix(self.parts(x_NH), rotary, layout, self.kv_heads, is_last=is_last)
         queries, keys, values = self.project(x_NH, rotary)
         cut = layout.num_prompt_tokens
         prompt = tuple(layout.prompts.spread(each[:cut]).transpose(1, 2).contiguous() for each in (keys, values))
@@ -145,7 +145,7 @@ class Layer(nn.Module):
         """[N, H] -> the same; from the last layer [P + A, H]."""
         mixed = self.self_attn(self.input_layernorm(x_NH), rotary, layout, is_last=is_last)
         if is_last:
-            x_NH = x_NH.index_select(0, layout.kept_M)
+            x_NH = x_NH.index_select(0, layout.output_M)
         return self.finish(x_NH, mixed)
 
     def finish(self, x_NH: Tensor, mixed_NH: Tensor) -> Tensor:
@@ -186,18 +186,11 @@ class Decoder(Model):
 
     def angles(self, num_positions: int) -> Rotary:
         """Cosine and sine [L, 1, D] of at least so many positions, in the weights' dtype; cached for the next call."""
-        like, known = self.model.embed_tokens.weight, self._angles
-        if (
-            known is None
-            or len(known[0]) < num_positions
-            or (known[0].dtype, known[0].device)
-            != (
-                like.dtype,
-                like.device,
-            )
-        ):
-            self._angles = known = angles(max(64, 1 << (num_positions - 1).bit_length()), self.shape, like)
-        return known
+        like, cached = self.model.embed_tokens.weight, self._angles
+        is_same_kind = cached is not None and (cached[0].dtype, cached[0].device) == (like.dtype, like.device)
+        if cached is None or not is_same_kind or len(cached[0]) < num_positions:
+            self._angles = cached = angles(max(64, 1 << (num_positions - 1).bit_length()), self.shape, like)
+        return cached
 
     @property
     def output_weight(self) -> Tensor:

@@ -63,18 +63,18 @@ def attach(model: nn.Module, *, rank: int, alpha: float, targets: Sequence[str],
     """
     generator = torch.Generator().manual_seed(seed)
     model.requires_grad_(False)
-    found = [
+    linears = [
         (name, module)
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear) and name.rpartition(".")[2] in targets
     ]
-    missing = set(targets) - {name.rpartition(".")[2] for name, _ in found}
+    missing = set(targets) - {name.rpartition(".")[2] for name, _ in linears}
     if missing:
         raise BadSetting(f"lora_targets={','.join(sorted(missing))} names no linear layer of this model")
-    for name, module in found:
+    for name, module in linears:
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, Adapted(module, rank, alpha, generator))
-    return [name for name, _ in found]
+    return [name for name, _ in linears]
 
 
 def adapted(model: nn.Module) -> Iterator[tuple[str, Adapted]]:
@@ -97,8 +97,8 @@ def each_merged(
         if ".lora_" not in name:
             with torch.no_grad():
                 layer = layers.get(id(weight))
-                made = gather(weight) if layer is None else layer.merged(gather)
-            yield name, made
+                value = gather(weight) if layer is None else layer.merged(gather)
+            yield name, value
 
 
 def factors(model: nn.Module, gather: Callable[[Tensor], Tensor] = torch.Tensor.detach) -> dict[str, Tensor]:
@@ -137,11 +137,11 @@ def save(model: nn.Module, folder: Path, tensors: Mapping[str, Tensor], *, base:
 @torch.no_grad()
 def load(model: nn.Module, folder: Path) -> None:
     """Takes over a saved adapter's values. Raises BadSetting where its layers or sizes are not those of the model."""
-    wanted = factors(model)
-    found = dict(files.read_tensors(folder / "adapter_model.safetensors"))
-    differing = sorted(wanted.keys() ^ found.keys())
-    differing += sorted(name for name in wanted.keys() & found.keys() if wanted[name].shape != found[name].shape)
+    expected = factors(model)
+    saved = dict(files.read_tensors(folder / "adapter_model.safetensors"))
+    differing = sorted(expected.keys() ^ saved.keys())
+    differing += sorted(name for name in expected.keys() & saved.keys() if expected[name].shape != saved[name].shape)
     if differing:
         raise BadSetting(f"{folder} holds another adapter: {differing[0]} and {len(differing) - 1} more do not match")
-    for name, own in wanted.items():
-        own.copy_(found[name])
+    for name, own in expected.items():
+        own.copy_(saved[name])

@@ -68,10 +68,10 @@ def norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The vectors turned by their position's angles; the two halves of the last axis are each plane's coordinates."""
     half = x.shape[-1] // 2
-    turned = torch.mul(x, cos, out=out)
-    turned[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
-    turned[..., half:].addcmul_(x[..., :half], sin[..., half:])
-    return turned
+    rotated = torch.mul(x, cos, out=out)
+    rotated[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
+    rotated[..., half:].addcmul_(x[..., :half], sin[..., half:])
+    return rotated
 
 
 class _Rotate(Function):
@@ -104,10 +104,10 @@ def fused(parameters: Sequence[Tensor]) -> Tensor:
     The parameters stay what they are to everyone else. Whatever gives them new memory (`to`, a copy of the module)
     parts them, and the next call moves them together again.
     """
-    known = _together.get(parameters[0])
+    cached = _together.get(parameters[0])
     places = [each.data_ptr() for each in parameters]
-    if known is not None and known[0] == places:
-        return known[1]
+    if cached is not None and cached[0] == places:
+        return cached[1]
     whole = torch.cat([each.detach() for each in parameters])
     for each, part in zip(parameters, torch.split(whole, [each.shape[0] for each in parameters]), strict=True):
         each.data = part
@@ -180,9 +180,9 @@ class _Mlp(Function):
         gradient = gradients[0].contiguous()
         (gate, up), to_both = both.chunk(2, dim=-1), torch.empty_like(both)
         to_gate, to_up = to_both.chunk(2, dim=-1)
-        opened, to_middle = torch.nn.functional.silu(gate), gradient @ down_weight
-        torch.mul(to_middle, opened, out=to_up)
-        to_down = gradient.t() @ opened.mul_(up) if ctx.needs_input_grad[4] else None
+        activated, to_middle = torch.nn.functional.silu(gate), gradient @ down_weight
+        torch.mul(to_middle, activated, out=to_up)
+        to_down = gradient.t() @ activated.mul_(up) if ctx.needs_input_grad[4] else None
         torch.ops.aten.silu_backward.grad_input(to_middle.mul_(up), gate, grad_input=to_gate)
         to_x = to_both @ ctx.join((gate_weight, up_weight))
         if not ctx.needs_input_grad[2]:
@@ -210,12 +210,12 @@ class _Again(Function):
         x, *parameters = ctx.saved_tensors
         with torch.enable_grad():
             start = x.detach().requires_grad_(ctx.needs_input_grad[1])
-            made = ctx.run(start)
+            output = ctx.run(start)
             # Handing the gradient over as `grad_outputs` would import sympy (torch 2.13); this sum has the same effect.
-            share = (made * gradients[0]).sum()
+            share = (output * gradients[0]).sum()
         inputs = [each for each in (start, *parameters) if each.requires_grad]
-        found = iter(torch.autograd.grad(share, inputs, allow_unused=True))
-        return (None, *(next(found) if each.requires_grad else None for each in (start, *parameters)))
+        grads = iter(torch.autograd.grad(share, inputs, allow_unused=True))
+        return (None, *(next(grads) if each.requires_grad else None for each in (start, *parameters)))
 
 
 def checkpoint(run: Callable[[Tensor], Tensor], x: Tensor, parameters: Iterable[Tensor]) -> Tensor:

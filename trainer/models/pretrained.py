@@ -46,11 +46,11 @@ class Pretrained(Model):
 
     def score(self, batch: Batch, *, temperature: float, with_entropy: bool = True) -> Scored:
         """Each masked token's log-probability [B, T], and the entropy of its distribution; both 0 elsewhere."""
-        wanted_BT = batch.mask_BT
+        mask_BT = batch.mask_BT
         logprobs_C, entropy_C = self(batch, temperature, with_entropy)
-        empty = logprobs_C.new_zeros(wanted_BT.shape)
-        logprobs_BT = empty.masked_scatter(wanted_BT, logprobs_C)
-        return Scored(logprobs_BT, empty.masked_scatter(wanted_BT, entropy_C) if with_entropy else empty)
+        empty = logprobs_C.new_zeros(mask_BT.shape)
+        logprobs_BT = empty.masked_scatter(mask_BT, logprobs_C)
+        return Scored(logprobs_BT, empty.masked_scatter(mask_BT, entropy_C) if with_entropy else empty)
 
     def forward(self, batch: Batch, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor]:
         """Each masked token's log-probability [C], and the entropy of its distribution."""
@@ -144,8 +144,8 @@ def causal_model(folder: Path, dtype: torch.dtype) -> Any:
     try:
         return transformers.AutoModelForCausalLM.from_pretrained(str(folder), **options)
     except (OSError, ValueError, KeyError) as error:
-        said = " ".join(str(error).split())[:200]
-        raise BadSetting(f"path={folder} holds no causal model that transformers can read: {said}") from error
+        reason = " ".join(str(error).split())[:200]
+        raise BadSetting(f"path={folder} holds no causal model that transformers can read: {reason}") from error
 
 
 def dtype_argument(version: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 
-from trainer.settings import BadSetting
+from trainer.sections import BadSetting
 
 _MOST_DEVICES = 1 << 14
 _LONGEST = 100_000  # characters

@@ -14,7 +14,6 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from trainer.overrides import values
 from trainer.overrides.verl_keys import (
     ACTOR,
     CORRECTION,
@@ -29,14 +28,15 @@ from trainer.overrides.verl_keys import (
     SAME,
     TOGETHER,
     WORDS,
+    read_value,
+    spell,
 )
-from trainer.sections import READ_WITH, SETTINGS, unread
-from trainer.settings import BadSetting, shown
+from trainer.sections import READ_WITH, SETTINGS, BadSetting, shown, unread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from trainer.overrides.values import Value
+    from trainer.overrides.verl_keys import Value
 
 
 _FILES = ("train_files", "val_files", "path")
@@ -48,7 +48,7 @@ class Translation:
 
     settings: dict[str, str] = field(default_factory=dict)
     origin: dict[str, str] = field(default_factory=dict)
-    said: dict[str, str] = field(default_factory=dict)  # verl's setting -> its equivalent here
+    translated: dict[str, str] = field(default_factory=dict)  # verl's setting -> its equivalent here
     ignored: dict[str, str] = field(default_factory=dict)  # verl's setting -> why it has no effect
     assumed: dict[str, str] = field(default_factory=dict)  # settings that nobody gave, as verl has them
 
@@ -57,7 +57,7 @@ class Translation:
         if self.settings.get(name, value) != value:
             raise BadSetting(f"{origin} and {self.origin[name]} contradict each other: both set {name}")
         self.settings[name], self.origin[name] = value, origin
-        self.said[origin] = ", ".join(filter(None, [self.said.get(origin), f"{name}={value}{why}"]))
+        self.translated[origin] = ", ".join(filter(None, [self.translated.get(origin), f"{name}={value}{why}"]))
 
     def assume(self, name: str, value: str, own: Mapping[str, str]) -> None:
         """verl's default; explicit settings win."""
@@ -69,7 +69,7 @@ class Translation:
         if name in self.origin:
             origin = self.origin.pop(name)
             del self.settings[name]
-            self.said.pop(origin, None)  # of several settings from one, the first removed it
+            self.translated.pop(origin, None)  # of several settings from one, the first removed it
             self.ignored.setdefault(origin, why)
 
 
@@ -122,13 +122,13 @@ def _reason(key: str) -> str:
 
 def _read(key: str, text: str) -> Value:
     try:
-        return values.read(text)
+        return read_value(text)
     except BadSetting as error:
         raise BadSetting(f"{key}: {error}") from None
 
 
 def _alone(key: str, text: str, value: Value, made: Translation) -> None:
-    word, spelt = f"{key}={text}", values.spell(value)
+    word, spelt = f"{key}={text}", spell(value)
     if key in SAME:
         made.put(SAME[key], _at_home(spelt) if SAME[key] in _FILES else spelt, word)
     elif key in EVERY:
@@ -142,7 +142,7 @@ def _alone(key: str, text: str, value: Value, made: Translation) -> None:
     elif key in ONLY:
         accepted, why = ONLY[key]
         if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in accepted):
-            names = ", ".join(values.spell(each) or "null" for each in accepted)
+            names = ", ".join(spell(each) or "null" for each in accepted)
             raise BadSetting(f"{word} is not accepted: {why}. Accepted: {names}")
         made.ignored[word] = why
 
@@ -166,7 +166,7 @@ class _Words:
 
     def text(self, key: str, default: str = "") -> str:
         value = self._values.get(key)
-        return default if value is None else values.spell(value)
+        return default if value is None else spell(value)
 
     def is_on(self, key: str) -> bool:
         """Raises BadSetting for what is neither true nor false."""
@@ -272,7 +272,7 @@ def _noise(words: _Words, own: Mapping[str, str], made: Translation) -> None:
         elif key in words:
             made.put(name, words.text(key), words.word(key))
     if words.is_on(switch):
-        made.said.setdefault(words.word(switch), "noise_stages above 0")
+        made.translated.setdefault(words.word(switch), "noise_stages above 0")
         made.assume("noise_stages", "10", own)
 
 
@@ -292,14 +292,14 @@ def _reward(words: _Words, own: Mapping[str, str], made: Translation) -> None:
         return
     made.put("reward_function", f"{words.text(path)}:{function}", words.word(path))
     if name in words:
-        made.said[words.word(name)] = f"reward_function={words.text(path)}:{function}"
+        made.translated[words.word(name)] = f"reward_function={words.text(path)}:{function}"
 
 
 def _overlong(words: _Words, own: Mapping[str, str], made: Translation) -> None:
     switch, length = f"{OVERLONG}enable", f"{OVERLONG}len"
     if words.is_on(switch) and length in words:
         made.put("overlong_buffer", words.text(length), words.word(length))
-        made.said[words.word(switch)] = f"overlong_buffer={words.text(length)}"
+        made.translated[words.word(switch)] = f"overlong_buffer={words.text(length)}"
     elif switch in words or length in words:
         for key in (switch, length):
             if key in words:
@@ -333,10 +333,10 @@ def _task(words: _Words, own: Mapping[str, str], made: Translation) -> None:
         return
     for name in ("gsm8k", "math"):
         if name in words.text(files).lower():
-            made.settings["task"], made.said["(task)"] = name, f"task={name}, by the name of the files"
+            made.settings["task"], made.translated["(task)"] = name, f"task={name}, by the name of the files"
             return
     if "reward_function" in own or "reward_function" in made.settings:
-        made.settings["task"], made.said["(task)"] = "file", "task=file, judged by the function"
+        made.settings["task"], made.translated["(task)"] = "file", "task=file, judged by the function"
         return
     raise BadSetting(f"{words.word(files)} does not tell what is asked: add task=gsm8k, math, code or file")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from trainer.device import RAY_GPU, RAY_NPU
 from trainer.overrides.device_mapping import parse_device_mapping
-from trainer.settings import BadSetting
+from trainer.sections import BadSetting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ CPU = "CPU"
 _SMALL = 1e-6  # Ray counts in ten-thousandths
 
 
-class Unfit(BadSetting):
+class PlacementError(BadSetting):
     """The cluster cannot hold the run; the text names the missing resources and the nodes."""
 
 
@@ -185,20 +185,20 @@ def _check_engines(layout: Layout, cards_per_node: int) -> None:
 def place_workers(layout: Layout, nodes: Sequence[Node], *, kind: str | None) -> Placement:
     """A location for every process on these nodes: this node first, the others by address.
 
-    `kind` is the required resource, None for what the nodes have: cards, else CPUs. Raises Unfit, which compares every
-    resource with single nodes: a cluster with enough of a resource in total may still have no node with enough of it,
-    and Ray would wait forever.
+    `kind` is the required resource, None for what the nodes have: cards, else CPUs. Raises PlacementError, which
+    compares every resource with single nodes: a cluster with enough of a resource in total may still have no node with
+    enough of it, and Ray would wait forever.
     """
     ordered = sorted(nodes, key=lambda node: (not node.is_home, _by_number(node.address), node.key))
     resource = _resource(ordered, kind)
     each = layout.cards_per_node or _cards_per_node(layout, ordered, resource)
     _check_engines(layout, each)
-    wanted = max(layout.nodes, max(layout.cards) // each + 1)
+    num_needed = max(layout.nodes, max(layout.cards) // each + 1)
     if resource != CPU:
         ordered = [node for node in ordered if node.total.get(resource, 0.0) > _SMALL]
-    if len(ordered) < wanted:
-        raise Unfit(_too_few(layout, ordered, wanted, resource, each))
-    used = tuple(ordered[:wanted])
+    if len(ordered) < num_needed:
+        raise PlacementError(_too_few(layout, ordered, num_needed, resource, each))
+    used = tuple(ordered[:num_needed])
     learners = tuple(_slot(f"rank {number}", (card,), each) for number, card in enumerate(layout.learners))
     generators = tuple(_slot(f"generator {number}", cards, each) for number, cards in enumerate(layout.generators))
     if used[learners[0].node].is_home is not True and any(node.is_home for node in used):
@@ -232,7 +232,9 @@ def _resource(nodes: Sequence[Node], kind: str | None) -> str:
         return found[0] if found else CPU
     if kind == CPU or kind in found:
         return kind
-    raise Unfit(f"no node of the Ray cluster has registered {kind}: {told(nodes)}{_why_not(kind, nodes)}")
+    raise PlacementError(
+        f"no node of the Ray cluster has registered {kind}: {list_nodes(nodes)}{_why_not(kind, nodes)}"
+    )
 
 
 def _why_not(kind: str, nodes: Sequence[Node]) -> str:
@@ -254,37 +256,37 @@ def _cards_per_node(layout: Layout, nodes: Sequence[Node], resource: str) -> int
     if layout.nodes and count % layout.nodes == 0 and min(numbers) >= count // layout.nodes:
         return count // layout.nodes
     if len(numbers) > 1 and count > min(numbers):
-        raise Unfit(
+        raise PlacementError(
             f"the nodes have different numbers of {resource}, so cards cannot be counted over them: "
-            f"{told(nodes, resource)}. Give cards_per_node, and the numbers that follow from it"
+            f"{list_nodes(nodes, resource)}. Give cards_per_node, and the numbers that follow from it"
         )
     return min(numbers)
 
 
-def _too_few(layout: Layout, nodes: Sequence[Node], wanted: int, resource: str, each: int) -> str:
+def _too_few(layout: Layout, nodes: Sequence[Node], num_needed: int, resource: str, each: int) -> str:
     have = f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}"
     what = "processes" if resource == CPU else resource
     return (
-        f"card {max(layout.cards)} is on node {wanted} at {each} {what} a node, and the Ray cluster has {have}"
-        f" with {resource}: {told(nodes, resource)}"
+        f"card {max(layout.cards)} is on node {num_needed} at {each} {what} a node, and the Ray cluster has {have}"
+        f" with {resource}: {list_nodes(nodes, resource)}"
     )
 
 
 def _check_room(placement: Placement) -> None:
     for index, bundle in enumerate(placement.bundles()):
         node = placement.nodes[index]
-        for name, wanted in bundle.items():
+        for name, needed in bundle.items():
             if name.startswith("node:"):
                 continue
             there = node.total.get(name, 0.0)
-            if wanted > there + _SMALL:
-                raise Unfit(_no_room(placement, index, name, wanted, there))
+            if needed > there + _SMALL:
+                raise PlacementError(_no_room(placement, index, name, needed, there))
 
 
-def _no_room(placement: Placement, index: int, name: str, wanted: float, there: float) -> str:
+def _no_room(placement: Placement, index: int, name: str, needed: float, there: float) -> str:
     node = placement.nodes[index]
     processes = sum(each.node == index for each in (*placement.learners, *placement.generators))
-    text = f"node {node.address} has {there:g} {name} in Ray and the {processes} processes there need {wanted:g}"
+    text = f"node {node.address} has {there:g} {name} in Ray and the {processes} processes there need {needed:g}"
     if name == CPU:
         return f"{text}, one each: start Ray there with --num-cpus={processes} or more"
     return f"{text}{_why_not(name, [node]) if there < _SMALL else ''}"
@@ -308,7 +310,7 @@ def lost_nodes(placement: Placement, alive: Sequence[Node]) -> str | None:
     return f"node {node.address} was lost, and with it {' and '.join(gone)}"
 
 
-def told(nodes: Sequence[Node], *names: str) -> str:
+def list_nodes(nodes: Sequence[Node], *names: str) -> str:
     """What each node has of some resources, of cards and CPUs by default. Example: `10.0.0.1: 8 NPU, 64 CPU`."""
     names = names or (*KINDS, CPU)
     rows = []

@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.device import RAY_RESOURCES
 from trainer.placement import daemon, worker_actor
-from trainer.placement.busy import holders
-from trainer.placement.cards import Node, Placement, Unfit, place_workers, told
-from trainer.placement.reach import OWN, answers, one_line
-from trainer.settings import BadSetting
+from trainer.placement.cards import Node, Placement, PlacementError, list_nodes, place_workers
+from trainer.placement.reach import OWN, answers, holders, one_line
+from trainer.sections import BadSetting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -63,7 +62,7 @@ class Cluster:
         ]
 
     def placement(self, layout: Layout, kind: str | None, *, limit_s: float, is_first: bool) -> Placement:
-        """Places for all, as soon as the nodes are there. Raises Unfit when the time is over or nothing will change.
+        """Places for all, as soon as the nodes are there. Raises PlacementError at the time limit or earlier.
 
         Not the first time, nodes that are not there are not on their way but lost.
         """
@@ -74,8 +73,8 @@ class Cluster:
             try:
                 if not is_coming:
                     return place_workers(layout, nodes, kind=kind)
-                raise Unfit(f"{len(nodes)} of {self.num_expected} nodes have joined Ray: {told(nodes)}")
-            except Unfit:
+                raise PlacementError(f"{len(nodes)} of {self.num_expected} nodes have joined Ray: {list_nodes(nodes)}")
+            except PlacementError:
                 waited_s = time.monotonic() - began
                 if waited_s > (limit_s if is_coming else min(_GRACE_S, limit_s)):
                     raise
@@ -108,7 +107,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def opened(config: Config, layout: Layout, say: Say) -> Iterator[Cluster]:
-    """A connection to the Ray of the settings, for as long as the block runs. Raises Unfit."""
+    """A connection to the Ray of the settings, for as long as the block runs. Raises PlacementError."""
     logging.getLogger("ray").setLevel(logging.CRITICAL)  # important events are reported in this program's own messages
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with contextlib.ExitStack() as stack:
@@ -176,7 +175,7 @@ def _join(address: str, stack: contextlib.ExitStack, *, num_expected: int | None
     """Connects to a Ray. First checks that its port is open, because Ray itself would wait for minutes."""
     trouble = answers(address, _PROBE_S)
     if trouble is not None:
-        raise Unfit(f"ray={address}: {trouble}. Is Ray started there (`ray start --head`), and the port open?")
+        raise PlacementError(f"ray={address}: {trouble}. Is Ray started there (`ray start --head`), and the port open?")
     import ray
 
     _init(address=address)
@@ -248,10 +247,10 @@ def _named_failure() -> Iterator[None]:
         raise
     except ImportError as error:
         if error.name is None or error.name.partition(".")[0] != "ray":
-            raise Unfit(f"Ray cannot be imported: {error}") from error
-        raise Unfit("train_cards needs Ray, which is not installed here; the stack cpu-full has it") from error
+            raise PlacementError(f"Ray cannot be imported: {error}") from error
+        raise PlacementError("train_cards needs Ray, which is not installed here; the stack cpu-full has it") from error
     except Exception as error:  # Ray reports everything with errors of many kinds
-        raise Unfit(f"Ray could not be started or joined: {one_line(error)}") from error
+        raise PlacementError(f"Ray could not be started or joined: {one_line(error)}") from error
 
 
 def _short_folder() -> str:

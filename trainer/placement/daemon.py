@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from trainer.children import exit_code, wait
 from trainer.device import cores
-from trainer.placement.cards import Unfit
+from trainer.placement.cards import PlacementError
 from trainer.placement.reach import OWN, answers
 
 if TYPE_CHECKING:
@@ -66,10 +66,12 @@ def place() -> str:
 
 @contextlib.contextmanager
 def head(num_seats: int, *, limit_s: float) -> Iterator[str]:
-    """Ray's head on this node while the block runs; gives its address. Raises Unfit."""
+    """Ray's head on this node while the block runs; gives its address. Raises PlacementError."""
     address = place()
     if answers(address, 1.0) is None:
-        raise Unfit(f"something listens at {address} already, where Ray's head is to be: give another MASTER_PORT")
+        raise PlacementError(
+            f"something listens at {address} already, where Ray's head is to be: give another MASTER_PORT"
+        )
     host, _, port = address.rpartition(":")
     words = ["--head", f"--port={port}", f"--node-ip-address={_own_address(host)}", "--include-dashboard=false"]
     if not _has_cards():
@@ -80,11 +82,11 @@ def head(num_seats: int, *, limit_s: float) -> Iterator[str]:
 
 
 def follow(num_seats: int, say: Callable[[str], object], *, limit_s: float) -> int:
-    """Joins the head with this node; the exit code of the run when that has ended. Raises Unfit."""
+    """Joins the head with this node; the exit code of the run when that has ended. Raises PlacementError."""
     address, began = place(), time.monotonic()
     while (trouble := answers(address, 2.0)) is not None:
         if time.monotonic() - began > limit_s:
-            raise Unfit(f"the head at {address} is not there after {limit_s:g} s: {trouble}")
+            raise PlacementError(f"the head at {address} is not there after {limit_s:g} s: {trouble}")
         time.sleep(0.3)
     words = [f"--address={address}", f"--node-ip-address={_facing(address)}"]
     if not _has_cards():
@@ -105,8 +107,8 @@ def _end_of_run(process: subprocess.Popen[bytes], address: str, last_word: str) 
         trouble = answers(address, 2.0)
         if os.path.exists(last_word):
             with open(last_word, encoding="utf-8") as file:
-                told = json.load(file)
-            return int(told["code"]), str(told["reason"])
+                result = json.load(file)
+            return int(result["code"]), str(result["reason"])
         now = time.monotonic()
         silent_since = None if trouble is None else silent_since or now
         limit_s = _OUTAGE_S if trouble is not None and _REFUSED not in trouble else _END_S
@@ -174,9 +176,9 @@ def _until_it_answers(process: subprocess.Popen[bytes], address: str, limit_s: f
     began = time.monotonic()
     while (trouble := answers(address, 1.0)) is not None:
         if (code := exit_code(process)) is not None:
-            raise Unfit(f"`ray start --head` at {address} ended with {code}")
+            raise PlacementError(f"`ray start --head` at {address} ended with {code}")
         if time.monotonic() - began > limit_s:
-            raise Unfit(f"`ray start --head` does not answer at {address} after {limit_s:g} s: {trouble}")
+            raise PlacementError(f"`ray start --head` does not answer at {address} after {limit_s:g} s: {trouble}")
         time.sleep(0.1)
 
 
@@ -199,7 +201,7 @@ def _own_address(host: str) -> str:
     try:
         return socket.gethostbyname(host)
     except OSError as error:
-        raise Unfit(f"MASTER_ADDR={host} is not known here: {error}") from error
+        raise PlacementError(f"MASTER_ADDR={host} is not known here: {error}") from error
 
 
 def _facing(address: str) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trainer.engines.base import Sampling, Tokens
-    from trainer.engines.generator_client import Generated, Order, ReferenceLogProbs
+    from trainer.engines.generator_client import EngineSpec, Generated, ReferenceLogProbs
     from trainer.placement.cards import Placement, WorkerSlot
     from trainer.types import Batch
     from trainer.weights import Bucket
@@ -84,7 +84,7 @@ class Reply(Generic[T]):
         return self.found[0]
 
 
-class Left(Reply["Sequence[Bucket]"]):
+class StoredBuckets(Reply["Sequence[Bucket]"]):
     """References that an actor holds, and their objects."""
 
     def result(self, timeout_s: float) -> Sequence[Bucket]:
@@ -105,7 +105,7 @@ def awaited() -> list[str]:
 class RayGenerator:
     """An actor that was started, or is being started, with an engine in it."""
 
-    def __init__(self, place: Place, order: Order) -> None:
+    def __init__(self, place: Place, order: EngineSpec) -> None:
         self._place, self._node = place, place.placement.nodes[place.slot.node]
         self.name = f"{place.slot.name} on {self._node.address}"
         self._handle = workers.actor(place.slot, place.placement.resource, place.group, label=place.label)
@@ -145,7 +145,7 @@ class RayGenerator:
 
     def left(self, kind: str) -> Reply[Sequence[Bucket]]:
         """What another rank has put into Ray's store, to be read there; on another node a copy for all ranks there."""
-        return Left(self.name, self._ask("watch", "left", kind, group="watch").asked)
+        return StoredBuckets(self.name, self._ask("watch", "left", kind, group="watch").asked)
 
     def sleep(self) -> Reply[None]:
         return self._ask("call", "sleep")
@@ -170,7 +170,7 @@ class RayGenerator:
         return Reply(self.name, asked)
 
 
-def _from_here(order: Order) -> Order:
+def _from_here(order: EngineSpec) -> EngineSpec:
     """The order with the model's folder as this process would find it: the working folder of an actor is Ray's."""
     model = order.config.model
     if not model.path:

@@ -56,8 +56,8 @@ class Head:
         """The living nodes in the head's last response; in its next one if `is_fresh`. Raises HeadLost."""
         with self._news:
             # The next answer may have been on its way already.
-            wanted = self._num_answers + (2 if is_fresh else 0)
-            while self._lost is None and self._num_answers < wanted:
+            next_answer = self._num_answers + (2 if is_fresh else 0)
+            while self._lost is None and self._num_answers < next_answer:
                 self._hurry.set()
                 self._news.wait(_LOOK_S)
             if self._lost is not None:
@@ -92,10 +92,10 @@ class Head:
 
     def _watch(self) -> None:
         # Looks are counted, not seconds: this process may have been stopped for a while.
-        heard, num_silent = 0, 0
+        num_seen, num_silent = 0, 0
         while not self._is_over.wait(_LOOK_S):
-            num_silent = num_silent + 1 if heard == self._num_answers else 0
-            heard = self._num_answers
+            num_silent = num_silent + 1 if num_seen == self._num_answers else 0
+            num_seen = self._num_answers
             if self._is_left.is_set():
                 continue
             if (why := self._trouble(num_silent * _LOOK_S)) is not None:

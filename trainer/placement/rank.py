@@ -46,13 +46,13 @@ class Rank:
         # By name, because the program itself imports this module when it uses cards.
         program = importlib.import_module("trainer.__main__")
         self._thread = threading.get_ident()
-        said = Heard(sys.stderr)
+        errors = TailOfOutput(sys.stderr)
         try:
-            with contextlib.redirect_stderr(said):
+            with contextlib.redirect_stderr(errors):
                 code = program.main(self._words, progress=self._progress, interrupt=self._interrupt)
         finally:
             self._thread = None
-        return code, said.last
+        return code, errors.last
 
     def beat(self) -> dict[str, Any]:
         """How far it is: a `mark` that changes while it gets on, and `at`, the call it is in.
@@ -86,7 +86,7 @@ class Rank:
         quit_all()
 
 
-class Heard(io.TextIOBase):
+class TailOfOutput(io.TextIOBase):
     """A text file whose last part is saved."""
 
     def __init__(self, file: TextIO) -> None:

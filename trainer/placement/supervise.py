@@ -22,7 +22,7 @@ from trainer.placement.cards import lost_node, lost_nodes
 from trainer.placement.generator import Place, share, sharing
 from trainer.placement.reach import OUT_OF_REACH, how_lost, one_line
 from trainer.saving import manifest, resume
-from trainer.settings import BadSetting
+from trainer.sections import BadSetting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,7 +64,7 @@ _PORT_TAKEN = "EADDRINUSE"
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class AttemptResult:
     """How an attempt ended."""
 
     code: int
@@ -133,7 +133,7 @@ def lead(run: Run) -> int:
 def _end_here(run: Run, lost: str) -> None:
     """Ends this process, which is blocked by a Ray that does not respond; reports why unless that was done."""
     if not run.is_closed:
-        _close(run, Ended(BROKE, _without_ray(run, lost), is_lost=False))
+        _close(run, AttemptResult(BROKE, _without_ray(run, lost), is_lost=False))
     os._exit(BROKE)
 
 
@@ -142,7 +142,7 @@ def _without_ray(run: Run, why: str) -> str:
     return f"{why}. Start Ray anew{f'; resume=true goes on after step {step}' if step else ''}"
 
 
-def _attempts(run: Run, cluster: Cluster, head: Head) -> Ended:
+def _attempts(run: Run, cluster: Cluster, head: Head) -> AttemptResult:
     """How the last one ended. Raises BadSetting."""
     while True:
         ended = _attempt(run, cluster, head)
@@ -156,7 +156,7 @@ def _attempts(run: Run, cluster: Cluster, head: Head) -> Ended:
         run.say(f"{ended.reason}; {where} (restart {len(run.restarts)} of {run.config.placement.restarts})")
 
 
-def _is_known(run: Run, ended: Ended, step: int | None) -> bool:
+def _is_known(run: Run, ended: AttemptResult, step: int | None) -> bool:
     """Whether this is the loss that ended the attempt before, of which only now Ray knows that it is a node's.
 
     Nothing was saved in between, and the node had a part in both.
@@ -165,7 +165,7 @@ def _is_known(run: Run, ended: Ended, step: int | None) -> bool:
     return not is_new and ended.node in run.nodes[-2]
 
 
-def _attempt(run: Run, cluster: Cluster, head: Head) -> Ended:
+def _attempt(run: Run, cluster: Cluster, head: Head) -> AttemptResult:
     limit_s = run.config.placement.cluster_limit_s
     kind, placement = clusters.kind_wanted(run.config), None
     try:
@@ -186,21 +186,21 @@ def _attempt(run: Run, cluster: Cluster, head: Head) -> Ended:
             workers.check_folder(group, run.out, limit_s)
             return _follow(run, group, head)
     except heads.HeadLost as error:
-        return Ended(BROKE, _without_ray(run, str(error)), is_lost=False)
+        return AttemptResult(BROKE, _without_ray(run, str(error)), is_lost=False)
     except BadSetting as error:
         if placement is not None and (lost := _by_lost_node(placement, cluster.nodes())) is not None:
             return lost
         if not run.restarts:
             raise
         # Lost once, the run has no place any more: that is how it ends.
-        return Ended(BROKE, f"{run.restarts[-1]['reason']}; then {error}", is_lost=False)
+        return AttemptResult(BROKE, f"{run.restarts[-1]['reason']}; then {error}", is_lost=False)
     except Exception as error:  # Ray reports everything with errors of many kinds
         if isinstance(error, OSError) and str(error.filename).startswith(str(run.out)):
             raise
-        return Ended(BROKE, f"Ray failed: {one_line(error)}", is_lost=False)
+        return AttemptResult(BROKE, f"Ray failed: {one_line(error)}", is_lost=False)
 
 
-def _follow(run: Run, group: WorkerGroup, head: Head) -> Ended:
+def _follow(run: Run, group: WorkerGroup, head: Head) -> AttemptResult:
     """Lets the ranks run, and watches them. Raises HeadLost."""
     import ray
 
@@ -222,11 +222,11 @@ def _follow(run: Run, group: WorkerGroup, head: Head) -> Ended:
             if any(code != COMPLETED for _, (code, _) in ended):
                 return _explained(group, runs, head)
             if len(done) == len(runs):
-                return Ended(COMPLETED, "", is_lost=False)
+                return AttemptResult(COMPLETED, "", is_lost=False)
             if (lost := _lost_node(group, head)) is not None:
                 return lost
             if (reason := watch.look()) is not None:
-                return Ended(BROKE, reason, is_lost=True)
+                return AttemptResult(BROKE, reason, is_lost=True)
     except heads.HeadLost:
         workers.end(group)
         raise
@@ -234,14 +234,14 @@ def _follow(run: Run, group: WorkerGroup, head: Head) -> Ended:
         return _leave(run, group, list(runs), str(error) or "SIGINT")
 
 
-def _lost_node(group: WorkerGroup, head: Head, *, is_fresh: bool = False) -> Ended | None:
+def _lost_node(group: WorkerGroup, head: Head, *, is_fresh: bool = False) -> AttemptResult | None:
     """How the attempt ended if a node was lost. Raises HeadLost."""
     return _by_lost_node(group.placement, _nodes(head, is_fresh=is_fresh))
 
 
-def _by_lost_node(placement: Placement, alive: Sequence[Node]) -> Ended | None:
+def _by_lost_node(placement: Placement, alive: Sequence[Node]) -> AttemptResult | None:
     node, reason = lost_node(placement, alive), lost_nodes(placement, alive)
-    return Ended(BROKE, reason, is_lost=True, node=node.key) if node and reason else None
+    return AttemptResult(BROKE, reason, is_lost=True, node=node.key) if node and reason else None
 
 
 def _nodes(head: Head, *, is_fresh: bool) -> Sequence[Node]:
@@ -257,15 +257,15 @@ def _outcome(done: Any) -> tuple[int | None, str]:
     import ray
 
     try:
-        code, said = ray.get(done)
+        code, output = ray.get(done)
     except ray.exceptions.RayActorError as error:
         return None, how_lost(error)
     except Exception as error:  # the process could not even begin
         return BROKE, one_line(error)
-    return int(code), str(said)
+    return int(code), str(output)
 
 
-def _explained(group: WorkerGroup, runs: dict[Any, Worker], head: Head) -> Ended:
+def _explained(group: WorkerGroup, runs: dict[Any, Worker], head: Head) -> AttemptResult:
     """Why the attempt ended, once a rank has; with the node that was lost, if one was. Raises HeadLost.
 
     While others say nothing, a rank that lost them is no more than a sign: their node may be about to be found gone.
@@ -281,7 +281,7 @@ def _explained(group: WorkerGroup, runs: dict[Any, Worker], head: Head) -> Ended
         time.sleep(_PAUSE_S)
 
 
-def _cause(group: WorkerGroup, runs: dict[Any, Worker]) -> tuple[Ended, bool]:
+def _cause(group: WorkerGroup, runs: dict[Any, Worker]) -> tuple[AttemptResult, bool]:
     """Why the attempt ended, a lost process before one that fails for want of it; and whether more will be known."""
     import ray
 
@@ -290,18 +290,18 @@ def _cause(group: WorkerGroup, runs: dict[Any, Worker]) -> tuple[Ended, bool]:
     lost = [(worker, _by_now(worker, why)) for worker, code, why in found if code is None]
     if lost:
         worker, why = min(lost, key=lambda each: each[1] == OUT_OF_REACH)
-        ended = Ended(BROKE, f"{worker.name} {why}", is_lost=True, rank=group.ranks.index(worker))
+        ended = AttemptResult(BROKE, f"{worker.name} {why}", is_lost=True, rank=group.ranks.index(worker))
         return ended, why == OUT_OF_REACH
     codes = [code for _, code, _ in found]
     if INTERRUPTED in codes:
-        return Ended(INTERRUPTED, "", is_lost=False), False
-    failed = [_failure(group.ranks.index(worker), code, said) for worker, code, said in found if code != COMPLETED]
+        return AttemptResult(INTERRUPTED, "", is_lost=False), False
+    failed = [_failure(group.ranks.index(worker), code, output) for worker, code, output in found if code != COMPLETED]
     if failed:
         # A rank that loses another fails too: the first other failure gives the reason.
         cause = next((each for each in failed if not each.is_lost), failed[0])
         return cause, cause.is_lost and bool(late) and _PORT_TAKEN not in cause.reason
     names = ", ".join(runs[each].name for each in late)
-    return Ended(BROKE, f"{names} did not end with the others", is_lost=True), False
+    return AttemptResult(BROKE, f"{names} did not end with the others", is_lost=True), False
 
 
 def _by_now(worker: Worker, why: str) -> str:
@@ -320,11 +320,11 @@ def _by_now(worker: Worker, why: str) -> str:
     return "was cut off for a while"  # it lives, but its result is lost
 
 
-def _failure(rank: int, code: int | None, said: str) -> Ended:
+def _failure(rank: int, code: int | None, output: str) -> AttemptResult:
     """How a rank failed, by its last message."""
-    last = said.strip().splitlines()[-1].removeprefix("trainer: ") if said.strip() else f"ended with {code}"
+    last = output.strip().splitlines()[-1].removeprefix("trainer: ") if output.strip() else f"ended with {code}"
     is_lost = last.startswith(_NOT_OWN) or any(words in last for words in _PEER_GONE)
-    return Ended(code or BROKE, last, is_lost=is_lost, rank=rank)
+    return AttemptResult(code or BROKE, last, is_lost=is_lost, rank=rank)
 
 
 class Watch:
@@ -384,7 +384,7 @@ class Watch:
         return " and ".join(self._workers.ranks[each].name for each in sorted(numbers))
 
 
-def _leave(run: Run, group: WorkerGroup, runs: list[Any], name: str) -> Ended:
+def _leave(run: Run, group: WorkerGroup, runs: list[Any], name: str) -> AttemptResult:
     """Lets the ranks finish the step at hand and save; at a second signal, or when that takes too long, not.
 
     Before the first step there is nothing to finish.
@@ -395,12 +395,12 @@ def _leave(run: Run, group: WorkerGroup, runs: list[Any], name: str) -> Ended:
     with contextlib.suppress(KeyboardInterrupt):
         asked = [each.ask("leave", number, is_beside=True) for each in group.ranks]
         answered, _ = ray.wait(asked, num_returns=len(asked), timeout=_GRACE_S)
-        if any(_is_told(each) for each in answered):
+        if any(_is_answered(each) for each in answered):
             ray.wait(runs, num_returns=len(runs), timeout=min(_LEAVE_S, run.config.placement.hang_limit_s))
-    return Ended(INTERRUPTED, "", is_lost=False)
+    return AttemptResult(INTERRUPTED, "", is_lost=False)
 
 
-def _is_told(answer: Any) -> bool:
+def _is_answered(answer: Any) -> bool:
     """Whether a rank will leave after its step; one that is not even made, or is lost, will not."""
     import ray
 
@@ -410,7 +410,7 @@ def _is_told(answer: Any) -> bool:
         return False
 
 
-def _close(run: Run, ended: Ended) -> int:
+def _close(run: Run, ended: AttemptResult) -> int:
     """Writes the records that the ranks could not write, and reports the end."""
     if ended.code in (COMPLETED, INTERRUPTED):
         return ended.code

@@ -185,10 +185,10 @@ def _kept_port() -> socket.socket:
     """A port that the system gives to no other program while this socket is open, and that torch's store, which reuses
     addresses, can listen on.
     """
-    kept = socket.socket()
-    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    kept.bind(("", 0))
-    return kept
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("", 0))
+    return reserved
 
 
 def _given(resource: str) -> Sequence[str]:

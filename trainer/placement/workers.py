@@ -1,7 +1,7 @@
 """The processes of a placed run: reserves resources, starts an actor in each, and sets up the trainer and its
 variables.
 
-Errors occur here before any training, and are reported as a sentence (`Unfit`).
+Errors occur here before any training, and are reported as a sentence (`PlacementError`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ import trainer
 from trainer import device as devices
 from trainer import launch
 from trainer.placement import worker_actor
-from trainer.placement.busy import holders
-from trainer.placement.cards import CPU, Unfit, lost_nodes, told
-from trainer.placement.reach import how_lost, one_line
+from trainer.placement.cards import CPU, PlacementError, list_nodes, lost_nodes
+from trainer.placement.reach import holders, how_lost, one_line
 from trainer.placement.worker_actor import WorkerActor
 
 if TYPE_CHECKING:
@@ -80,13 +79,13 @@ def started(
 ) -> Iterator[WorkerGroup]:
     """A process for every rank, with its variables, and reserved resources for the generators.
 
-    Raises Unfit, also if a node is lost meanwhile.
+    Raises PlacementError, also if a node is lost meanwhile.
     """
     deadline = time.monotonic() + limit_s
 
     def look() -> None:
         if (lost := lost_nodes(placement, cluster.nodes())) is not None:
-            raise Unfit(lost)
+            raise PlacementError(lost)
 
     with contextlib.ExitStack() as stack:
         group = _reserve(placement, cluster, stack, say, deadline, look)
@@ -134,14 +133,14 @@ def _reserve(
         if group.wait(min(left_s, _LOOK_S)):
             return group
         look()
-    raise Unfit(f"{reason}. Wait for that to end, or ask for fewer cards; `ray status` tells what is pending")
+    raise PlacementError(f"{reason}. Wait for that to end, or ask for fewer cards; `ray status` tells what is pending")
 
 
 def _pending(placement: Placement, bundles: Sequence[Mapping[str, float]]) -> str:
     parts = []
     for node, bundle in zip(placement.nodes, bundles, strict=True):
-        wanted = ", ".join(f"{count:g} {name}" for name, count in bundle.items() if not name.startswith("node:"))
-        parts.append(f"{wanted} on {node.address}")
+        requested = ", ".join(f"{count:g} {name}" for name, count in bundle.items() if not name.startswith("node:"))
+        parts.append(f"{requested} on {node.address}")
     return f"{' and '.join(parts)} {'are' if len(parts) > 1 or ',' in parts[0] else 'is'}"
 
 
@@ -150,7 +149,7 @@ def _free(cluster: Cluster) -> str:
     from ray._private import state  # no public API gives them by node; ray.available_resources() is the sum
 
     by_node: Mapping[str, Any] = getattr(state, "available_resources_per_node", dict)()
-    return told([replace(node, total=by_node.get(node.key, {})) for node in cluster.nodes()]) + " free"
+    return list_nodes([replace(node, total=by_node.get(node.key, {})) for node in cluster.nodes()]) + " free"
 
 
 def actor(slot: WorkerSlot, resource: str, group: Any, *, label: str | None = None) -> Any:
@@ -203,7 +202,7 @@ def _package() -> bytes:
 def collect(
     asked: Sequence[Any], names: Sequence[str], limit_s: float, look: Callable[[], None] | None = None
 ) -> list[Any]:
-    """What all of them answer. Raises Unfit for the first that fails or does not answer in time.
+    """What all of them answer. Raises PlacementError for the first that fails or does not answer in time.
 
     `look` is called now and then: it may raise for a reason why they cannot answer.
     """
@@ -218,7 +217,9 @@ def collect(
         look()
     found = {each: _answer(each, names[asked.index(each)]) for each in done}
     if late:
-        raise Unfit(f"{', '.join(names[asked.index(each)] for each in late)} did not start within {limit_s:.0f} s")
+        raise PlacementError(
+            f"{', '.join(names[asked.index(each)] for each in late)} did not start within {limit_s:.0f} s"
+        )
     return [found[each] for each in asked]
 
 
@@ -228,13 +229,15 @@ def _answer(asked: Any, name: str) -> Any:
     try:
         return ray.get(asked)
     except ray.exceptions.RayActorError as error:
-        raise Unfit(f"{name} could not be started: it {how_lost(error)}") from error
+        raise PlacementError(f"{name} could not be started: it {how_lost(error)}") from error
     except Exception as error:  # any error that a process fails with before it has begun
-        raise Unfit(f"{name} could not be started: {one_line(getattr(error, 'cause', None) or error)}") from error
+        raise PlacementError(
+            f"{name} could not be started: {one_line(getattr(error, 'cause', None) or error)}"
+        ) from error
 
 
 def _check_ids(placement: Placement, facts: Sequence[Mapping[str, Any]], *, is_own: bool) -> None:
-    """Raises Unfit if the requested cards are not those that Ray has reserved, or do not exist.
+    """Raises PlacementError if the requested cards are not those that Ray has reserved, or do not exist.
 
     Ray's assignment of the run's cards to its processes does not matter: each process gets its own cards explicitly.
     """
@@ -242,16 +245,18 @@ def _check_ids(placement: Placement, facts: Sequence[Mapping[str, Any]], *, is_o
         return
     for index, node in enumerate(placement.nodes):
         own = [each for slot, each in zip(placement.learners, facts, strict=True) if slot.node == index]
-        wanted = {name for each in own for name in each["held"]}
+        requested = {name for each in own for name in each["held"]}
         given = {name for each in own for name in each["given"]}
         variable = devices.VISIBLE[placement.resource]
-        if "missing" in wanted:
-            raise Unfit(f"{variable} on {node.address} leaves fewer cards than Ray counts there: start Ray anew")
-        holds_all = len(wanted) >= int(node.total[placement.resource])
-        if not (given <= wanted or holds_all or is_own):
-            raise Unfit(
+        if "missing" in requested:
+            raise PlacementError(
+                f"{variable} on {node.address} leaves fewer cards than Ray counts there: start Ray anew"
+            )
+        holds_all = len(requested) >= int(node.total[placement.resource])
+        if not (given <= requested or holds_all or is_own):
+            raise PlacementError(
                 f"Ray has set aside cards {','.join(sorted(given))} of {node.address} for this run, where "
-                f"{','.join(sorted(wanted))} are asked for, which it may give to others: ask for all cards of a node"
+                f"{','.join(sorted(requested))} are asked for, which it may give to others: ask for all cards of a node"
             )
 
 
@@ -262,8 +267,8 @@ def _environs(
     are_together = _are_together(placement)
     address = "127.0.0.1" if are_together else placement.nodes[placement.learners[0].node].address
     for number, each in enumerate(facts):
-        told = {**header, "pids": [each["pid"] for each in facts]}
-        environ = {launch.PLACED: json.dumps(told), "LOCAL_RANK": "0"}  # a process sees its own cards only
+        placed = {**header, "pids": [each["pid"] for each in facts]}
+        environ = {launch.PLACED: json.dumps(placed), "LOCAL_RANK": "0"}  # a process sees its own cards only
         environ |= {"RANK": str(number), "WORLD_SIZE": str(len(placement.learners))}
         environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(facts[0]["port"])}
         yield environ
@@ -286,7 +291,7 @@ def interfaces(placement: Placement, facts: Mapping[str, Any]) -> dict[str, str]
 
 
 def check_folder(group: WorkerGroup, out: Path, limit_s: float) -> None:
-    """Raises Unfit if ranks on other nodes do not see the output folder, from which all of them resume."""
+    """Raises PlacementError if ranks on other nodes do not see the output folder, from which all of them resume."""
     others = [each for each in group.ranks if not group.placement.nodes[each.slot.node].is_home]
     if not others:
         return
@@ -300,7 +305,7 @@ def check_folder(group: WorkerGroup, out: Path, limit_s: float) -> None:
         mark.unlink()
     blind = sorted({each.address for each, is_seen in zip(others, seen, strict=True) if not is_seen})
     if blind:
-        raise Unfit(
+        raise PlacementError(
             f"--out {out} is not the same folder on {', '.join(blind)}: "
             "ranks on several nodes need one on shared storage"
         )

@@ -25,7 +25,7 @@ _EARLIER = "manifest.earlier-run.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ResumePoint:
     """The point to resume a run from."""
 
     step: int
@@ -33,7 +33,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Continued:
+class ContinuedRecords:
     """What became of the records of the run so far."""
 
     num_dropped: int  # lines about steps after the checkpoint, and the end of the earlier process
@@ -41,7 +41,7 @@ class Continued:
     num_validated: int | None  # prompts of the evaluation before the first step; None: there was none
 
 
-def find(out: Path, config: Config, command: str = "train") -> Point | None:
+def find(out: Path, config: Config, command: str = "train") -> ResumePoint | None:
     """The point to resume from; None for a new run: `resume=false`, or `auto` if nothing was saved.
 
     Raises BadSetting if there is nothing to resume from, or if a setting that must stay has changed.
@@ -61,13 +61,15 @@ def find(out: Path, config: Config, command: str = "train") -> Point | None:
         raise BadSetting(f"resume={config.run.resume}: {out / FOLDER} holds the checkpoint of another kind of run")
     changed, refused = differing(before, config)
     if refused:
-        told = ", ".join(f"{name}={now} (was {before})" for name, (before, now) in sorted(refused.items()))
-        raise BadSetting(f"resume={config.run.resume}: a run goes on with the settings that it began with, not {told}")
+        differences = ", ".join(f"{name}={now} (was {before})" for name, (before, now) in sorted(refused.items()))
+        raise BadSetting(
+            f"resume={config.run.resume}: a run goes on with the settings that it began with, not {differences}"
+        )
     if config.run.epochs == 0 and config.run.steps < saved.step:
         raise BadSetting(f"resume={config.run.resume}: {saved.step} steps are done, steps={config.run.steps} is less")
     if config.run.epochs:
         changed.pop("steps", None)  # they follow from the epochs, later
-    return Point(saved.step, changed)
+    return ResumePoint(saved.step, changed)
 
 
 def saved_step(out: Path) -> int | None:
@@ -89,7 +91,7 @@ def set_aside(out: Path) -> None:
         os.replace(earlier, earlier.with_name(_EARLIER))
 
 
-def continue_records(out: Path, step: int) -> Continued:
+def continue_records(out: Path, step: int) -> ContinuedRecords:
     """Removes the records after those of `step`, which will be written again.
 
     A line that was truncated by a crash is removed with them. Raises OSError.
@@ -105,12 +107,12 @@ def continue_records(out: Path, step: int) -> Continued:
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, path)
-    kept = [record for record in records[:end] if record is not None]
+    remaining = [record for record in records[:end] if record is not None]
     ends = [record for record in records[end:] if record is not None and record.get("kind") == "end"]
-    return Continued(
+    return ContinuedRecords(
         num_dropped=len(lines) - end,
         ended={name: ends[-1].get(name) for name in ("status", "reason")} if ends else None,
-        num_validated=_validated(kept),
+        num_validated=_validated(remaining),
     )
 
 

@@ -80,9 +80,9 @@ class Stored:
             if known.get(source) != tuple(tensor.shape):
                 raise CorruptCheckpoint(f"{self.folder.name} holds no {name} of shape {list(tensor.shape)}")
             (first if source == name else second)[source] = tensor.detach()
-        for wanted in (first, second):
-            if wanted:
-                _load(wanted, _reader(self.folder))
+        for tensors in (first, second):
+            if tensors:
+                _load(tensors, _reader(self.folder))
 
 
 def save(state: State, folder: Path, *, world: World) -> Saved:
@@ -196,9 +196,9 @@ def load(folder: Path, saved: Saved, *, world: World) -> State:
     """
     place = folder / saved.file
     wrong = [_wrong(place, name, saved.files[name]) for name in world.shard(sorted(saved.files))]
-    told = [each for some in world.gather([each for each in wrong if each]) for each in some]
-    if told or REST not in saved.files:
-        raise CorruptCheckpoint(min(told, default=f"{manifest.MANIFEST} names no {saved.file}/{REST}"))
+    errors = [each for some in world.gather([each for each in wrong if each]) for each in some]
+    if errors or REST not in saved.files:
+        raise CorruptCheckpoint(min(errors, default=f"{manifest.MANIFEST} names no {saved.file}/{REST}"))
     rest = torch.load(place / REST, map_location="cpu", weights_only=True)
     return {**_nested(rest), STORED: Stored(place)}
 
@@ -222,11 +222,11 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _load(wanted: dict[str, Any], reader: Any) -> None:
+def _load(tensors: dict[str, Any], reader: Any) -> None:
     dcp, failed = _package()
     try:
         with _of_one_process():
-            dcp.load(wanted, storage_reader=reader)
+            dcp.load(tensors, storage_reader=reader)
     except failed as error:  # no Exception for Python: what handles one would not see it
         raise CorruptCheckpoint(f"the shards cannot be read: {' '.join(str(error).split())}") from error
 

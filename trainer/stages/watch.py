@@ -11,20 +11,22 @@ import torch
 from trainer import device as devices
 from trainer import faults
 from trainer.build import build_trainer
-from trainer.distributed import Agreement, checksum
-from trainer.interrupt import Left
+from trainer.interrupt import Interrupted
 from trainer.metrics.checks import (
     LOGPROB_LIMIT,
+    Agreement,
     GenerationCheck,
     LogprobsCheck,
     MaskCheck,
     RewardCheck,
     UpdateCheck,
     WeightsCheck,
+    checksum,
 )
 from trainer.metrics.progress import Progress
 from trainer.metrics.step import Observer, of_validation
 from trainer.rollouts import collect, score
+from trainer.run_state import restore, save_checkpoint, state_of
 from trainer.saving.checkpoint import CorruptCheckpoint, difference, load
 from trainer.tasks.rewards import RewardBroken
 
@@ -116,7 +118,7 @@ class Watch(Observer):
         """Lets the twin take the step that the run has just taken, and compares every bit."""
         with self._progress.part("try_checkpoint"), self._checked.part("checkpoint"):
             self._train_step(twin, step)
-            name = self._first_of_ranks(difference(self._trainer.state(step), twin.state(step)))
+            name = self._first_of_ranks(difference(state_of(self._trainer, step), state_of(twin, step)))
         self._checkpoint |= {"next_step_equal": name is None, "next_step_first_different": name}
         self._checkpoint["passed"] = self._checkpoint["restored_equal"] and name is None
 
@@ -186,8 +188,8 @@ class Watch(Observer):
         self._tell("logprobs", self._logprobs.result(), 0.0)
         if self._trainer.world.size > 1:
             self._tell("ranks-agree", self._agreement.result())
-        if (own := self._trainer.lost_generators()) is not None:
-            lost = [each for rank in self._trainer.world.gather(own) for each in rank]
+        if (remote := self._trainer.remote) is not None:
+            lost = [each for rank in self._trainer.world.gather(remote.pool.losses) for each in rank]
             self._tell("generators", {"passed": True, "num_lost": len(lost), "lost": lost})
         counts = {when: sum(numbers) for when, numbers in self._validated.items()}
         is_whole = counts.get("before", 0) > 0 and counts.get("before") == counts.get("after")
@@ -201,9 +203,9 @@ class Watch(Observer):
         if self._config.task.on_reward_error == "stop":
             return {}
         errors = self._trainer.reward_errors
-        told = self._trainer.world.gather((len(errors), errors[:1]))
-        first = next((own[0] for _, own in told if own), None)
-        return {"errors": sum(count for count, _ in told), "first_error": first}
+        errors_of_ranks = self._trainer.world.gather((len(errors), errors[:1]))
+        first = next((own[0] for _, own in errors_of_ranks if own), None)
+        return {"errors": sum(count for count, _ in errors_of_ranks), "first_error": first}
 
     def _tell(self, name: str, result: Mapping[str, Any], seconds: float | None = None) -> None:
         taken = self._checked.seconds.get(name, 0.0) if seconds is None else seconds
@@ -212,14 +214,14 @@ class Watch(Observer):
     def save(self, step: int) -> None:
         """The checkpoint of the state after a step; a collective."""
         with self._progress.part("save_checkpoint"), self._checked.part("checkpoint"):
-            self._trainer.save_checkpoint(self._trainer.state(step), self._out / "checkpoint")
+            save_checkpoint(self._trainer, state_of(self._trainer, step), self._out / "checkpoint")
 
     @contextmanager
     def saves_before_leaving(self) -> Iterator[None]:
         """After a signal or a failing reward the run ends only once the state is saved, from which it can resume."""
         try:
             yield
-        except Left as left:
+        except Interrupted as left:
             self.save(left.step)
             raise
         except RewardBroken:
@@ -230,12 +232,12 @@ class Watch(Observer):
     def _round_trip(self, step: int) -> tuple[Trainer | None, dict[str, Any]]:
         """Saves the state and restores it into fresh trainer of another seed; None when it cannot be restored."""
         folder = self._out / "checkpoint"
-        live = self._trainer.state(step)
-        saved = self._trainer.save_checkpoint(live, folder)
+        live = state_of(self._trainer, step)
+        saved = save_checkpoint(self._trainer, live, folder)
         result = {"passed": False, "step": step, "tensors": saved.tensors, "bytes": saved.bytes, "sha256": saved.sha256}
         # Generators in other processes serve both. Else a vllm engine has its card for itself: there is no room for a
         # second one, whose step could be compared.
-        shared = self._trainer.twin_engine()
+        shared = None if self._trainer.remote is None else self._trainer.remote.twin()
         is_alone = self._config.rollout.engine == "vllm" and shared is None
         try:
             if is_alone or not self._has_room(saved.bytes):
@@ -244,10 +246,10 @@ class Watch(Observer):
             twin = build_trainer(
                 self._config, self._trainer.device, seed=seed, world=self._trainer.world, engine=shared
             )
-            twin.restore(load(folder, torch.device("cpu")))
+            restore(twin, load(folder, torch.device("cpu")))
         except CorruptCheckpoint as error:
             return None, {**result, "restored_equal": False, "next_step_equal": None, "reason": str(error)}
-        name = self._first_of_ranks(difference(live, twin.state(step)))
+        name = self._first_of_ranks(difference(live, state_of(twin, step)))
         return twin, {**result, "restored_equal": name is None, "first_different": name}
 
     def _has_room(self, num_bytes: int) -> bool:

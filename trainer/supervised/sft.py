@@ -1,12 +1,17 @@
 """Supervised fine-tuning as a separate run: transcripts, tool calls included, with the loss on the assistant's tokens
-only.
+only. `SFTLearner` is also what the warm start learns with.
 
-Reads `train_files` and `val_files` (jsonl, see `trainer.tasks.transcripts`), `prompts_per_step` transcripts a step.
+Reads `train_files` and `val_files`, `prompts_per_step` transcripts a step. A line of these jsonl files is
+`{"messages": [{"role", "content", "tool_calls"?}, ...], "tools"?: [...]}`. The tokens of a conversation are
+concatenated from its pieces, cut at the boundaries of the assistant's turns: as in sampling, which never encodes its
+own output again.
+
 Writes records, checkpoints, and at the end the model: `OUT/model`, with LoRA `OUT/adapter` too.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,26 +20,36 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer import models
-from trainer.algorithms.optimizer import learning_rate
+from trainer.algorithms.losses import masked_sum
+from trainer.algorithms.optimizer import Optimizer, learning_rate
+from trainer.algorithms.packing import pack, select
 from trainer.config import BadSetting
-from trainer.interrupt import Left
+from trainer.distributed import World
+from trainer.interrupt import Interrupted
 from trainer.metrics.progress import peak_rss_mib
 from trainer.saving.checkpoint import save
 from trainer.saving.publish import publish_run
 from trainer.saving.resume import FOLDER
-from trainer.supervised.sft_learner import SFTLearner
-from trainer.tasks import tokenizers, transcripts
+from trainer.tasks import tokenizers
+from trainer.tasks.data import rows
+from trainer.tasks.tokenizers import Pretrained
+from trainer.types import Group, Prompt, Rollout, Stop
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from torch import Tensor
 
     from trainer.config import Config
-    from trainer.distributed import World
     from trainer.interrupt import Interrupt
     from trainer.metrics.progress import Progress
     from trainer.metrics.records import Records
+    from trainer.models.base import Model
+    from trainer.sections import Optim
     from trainer.tasks.base import Tokenizer
-    from trainer.types import Group
+    from trainer.types import Batch
+
+    Message = Mapping[str, Any]
 
 COMMAND = "sft"
 
@@ -101,7 +116,7 @@ def _groups(name: str, listed: str, tokenizer: Tokenizer, config: Config) -> lis
         raise BadSetting(f"{name} is needed: a jsonl file of transcripts, {{'messages': [...]}} a line")
     found = []
     for path in paths:
-        made = transcripts.read(path, tokenizer, max_tokens=config.task.max_prompt_tokens)
+        made = read_transcripts(path, tokenizer, max_tokens=config.task.max_prompt_tokens)
         found += [each.group() for each in made]
     if any(not group.prompt.tokens for group in found):
         raise BadSetting(f"{name}={listed}: a transcript begins with the assistant, who has nothing to answer")
@@ -117,25 +132,25 @@ def run(
     interrupt: Interrupt,
     state: Mapping[str, Any] | None = None,
 ) -> None:
-    """The complete run, or the rest from a saved state on. Raises Left."""
+    """The complete run, or the rest from a saved state on. Raises Interrupted."""
     config, learner, first = tuning.config, tuning.learner, 1
     if state is not None:
         learner.restore(state["tuned"])
         first = int(state["step"]) + 1
     else:
         _validate(tuning, "before", 0, records, progress)
-    with interrupt.held():
+    with interrupt.deferred():
         for step in range(first, config.run.steps + 1):
             records.write("step", step=step, **_step(tuning, step, progress))
             progress.steps_done = step
             is_last = step == config.run.steps
             if config.run.validate_every and step % config.run.validate_every == 0 and not is_last:
                 _validate(tuning, "during", step, records, progress)
-            name = interrupt.asked(tuning.world)
+            name = interrupt.requested(tuning.world)
             if name is not None or is_last or (config.run.save_every and step % config.run.save_every == 0):
                 _save(tuning, step, out, progress)
             if name is not None and not is_last:
-                raise Left(name, step)
+                raise Interrupted(name, step)
         _validate(tuning, "after", config.run.steps, records, progress)
         model: Any = learner.model
         publish_run(model, out, config, records, progress, world=tuning.world)
@@ -163,8 +178,8 @@ def _validate(tuning: Tuning, when: str, step: int, records: Records, progress: 
         return
     with progress.part("testing"):
         loss, num_tokens = tuning.val_loss()
-    told = {"val/loss": loss, "num_prompts": len(tuning.val), "num_tokens": num_tokens}
-    records.write("eval", when=when, step=step, split="heldout", **told)
+    metrics = {"val/loss": loss, "num_prompts": len(tuning.val), "num_tokens": num_tokens}
+    records.write("eval", when=when, step=step, split="heldout", **metrics)
 
 
 def _save(tuning: Tuning, step: int, out: Path, progress: Progress) -> None:
@@ -172,3 +187,190 @@ def _save(tuning: Tuning, step: int, out: Path, progress: Progress) -> None:
         if tuning.world.is_first:
             save(tuning.state(step), out / FOLDER)
         tuning.world.barrier()
+
+
+@dataclass(frozen=True, slots=True)
+class SFTStep:
+    """The metrics of a step, over all ranks."""
+
+    loss: float  # before the step: minus the log-probability, the mean over the tokens to be learnt
+    grad_norm: float  # before clipping
+    num_tokens: int  # that were to be learnt
+
+
+class SFTLearner:
+    """A model and its optimizer; if there are adapters, only these are trained."""
+
+    def __init__(
+        self, model: Model, optim: Optim, *, pad: int, device: torch.device, world: World | None = None
+    ) -> None:
+        self.model, self._optim, self._pad, self._device = model, optim, pad, device
+        self._world = world or World.single()
+        self._optimizer = Optimizer.start(
+            model.named_parameters(), weight_decay=optim.weight_decay, add=self._world.all_reduce_sum
+        )
+
+    def step(self, groups: Sequence[Group], *, lr: float) -> SFTStep:
+        """One optimizer step on this rank's answers.
+
+        Denominator: the tokens with a loss of the complete step, over all ranks and micro batches.
+        """
+        self._optimizer.zero_grad()
+        batch = self._batch(groups)
+        num_tokens = self._world.all_reduce_sum(batch.mask_BT.sum()).clamp(min=1)
+        loss = torch.zeros((), dtype=torch.float64, device=self._device)
+        parts = self._parts(batch)
+        with self._optimizer.accumulating(len(parts)):
+            for rows in parts:
+                share = self._nll(select(batch, rows)) / num_tokens
+                share.backward()  # type: ignore[no-untyped-call]
+                loss += share.detach()
+        self._world.all_reduce_gradients(self._optimizer.parameters.values())
+        norm = self._optimizer.step(lr=lr, grad_clip=self._optim.grad_clip)
+        return SFTStep(float(self._world.all_reduce_sum(loss)), norm, int(num_tokens))
+
+    @torch.no_grad()
+    def nll(self, groups: Sequence[Group]) -> tuple[float, int]:
+        """Minus the summed log-probability of the tokens to be learnt, and how many they are; of this rank alone."""
+        batch = self._batch(groups)
+        total = sum(float(self._nll(select(batch, rows))) for rows in self._parts(batch))
+        return total, int(batch.mask_BT.sum())
+
+    def _nll(self, part: Batch) -> Tensor:
+        scored = self.model.score(part, temperature=1.0, with_entropy=False)
+        return -masked_sum(scored.logprobs_BT, part.mask_BT)
+
+    def _batch(self, groups: Sequence[Group]) -> Batch:
+        return pack(groups, torch.zeros(len(groups), 1, device=self._device), pad=self._pad)
+
+    def _parts(self, batch: Batch) -> tuple[Tensor, ...]:
+        rows = torch.arange(len(batch.tokens_BT), device=self._device)
+        return torch.split(rows, self._optim.micro_batch_rows or len(rows))
+
+    def state(self) -> dict[str, Any]:
+        """All that the next step depends on, by reference."""
+        return self._optimizer.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continues from a state that `state` gave; copies the values."""
+        self._optimizer.restore(state)
+
+
+_ROLES = ("system", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """A conversation in tokens. The mask is true on the assistant's tokens, its end tokens included."""
+
+    tokens: tuple[int, ...]
+    mask: tuple[bool, ...]
+
+    def group(self) -> Group:
+        """The conversation as one prompt (all before the assistant's first token) with one answer (the rest).
+
+        What follows the assistant's last token is left out. The log-probabilities are 0: nobody sampled them.
+        """
+        first = self.mask.index(True)
+        last = len(self.mask) - self.mask[::-1].index(True)
+        answer = self.tokens[first:last]
+        rollout = Rollout(answer, (0.0,) * len(answer), Stop.END, response_mask=self.mask[first:last])
+        return Group(Prompt("", self.tokens[:first], ""), (rollout,))
+
+
+def read_transcripts(path: Path, tokenizer: Tokenizer, *, max_tokens: int) -> list[Transcript]:
+    """The transcripts of a jsonl file that have at most `max_tokens` tokens.
+
+    Raises BadSetting for a line that is no conversation with an assistant in it, and where none is short enough.
+    """
+    found, num_overlong = [], 0
+    for number, row in enumerate(rows(path)):
+        problem = _problem(row)
+        if problem:
+            raise BadSetting(f"{path}: row {number} {problem}")
+        try:
+            made = transcript(row["messages"], tokenizer, tools=row.get("tools"))
+        except ValueError as error:  # BadSetting too: which row it was is what the reader needs
+            raise BadSetting(f"{path}: row {number}: {error}") from error
+        if len(made.tokens) <= max_tokens:
+            found.append(made)
+        else:
+            num_overlong += 1
+    if not found:
+        raise BadSetting(f"{path} leaves no transcript: {num_overlong} had more than {max_tokens} tokens")
+    return found
+
+
+def transcript(
+    messages: Sequence[Message], tokenizer: Tokenizer, *, tools: Sequence[Mapping[str, Any]] | None = None
+) -> Transcript:
+    """One conversation in tokens. A message may carry `"train": false`: an assistant's turn without loss.
+
+    With the built-in tokenizer the texts are concatenated, each of the assistant's followed by the end token. Raises
+    BadSetting for a chat template that rewrites earlier turns as the conversation grows: then the assistant's tokens
+    cannot be located.
+    """
+    tokens: list[int] = []
+    mask: list[bool] = []
+    pieces = _rendered(messages, tokenizer, tools) if isinstance(tokenizer, Pretrained) else _plain(messages, tokenizer)
+    for piece, is_said in pieces:
+        tokens += piece
+        mask += [is_said] * len(piece)
+    if not any(mask):
+        raise BadSetting("there is nothing in it that the assistant said")
+    return Transcript(tuple(tokens), tuple(mask))
+
+
+def _plain(messages: Sequence[Message], tokenizer: Tokenizer) -> Iterator[tuple[tuple[int, ...], bool]]:
+    for message in messages:
+        end = (tokenizer.end,) if message["role"] == "assistant" and tokenizer.end is not None else ()
+        yield (*tokenizer.encode(render_message(message)), *end), _is_learnt(message)
+
+
+def _rendered(
+    messages: Sequence[Message], tokenizer: Pretrained, tools: Sequence[Mapping[str, Any]] | None
+) -> Iterator[tuple[tuple[int, ...], bool]]:
+    """Pieces of the complete conversation's text; the assistant's turns begin and end between two of them."""
+    whole = tokenizer.render(messages, is_asking=False, tools=tools)
+    done = 0
+    for place, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        before = tokenizer.render(messages[:place], is_asking=True, tools=tools)
+        after = tokenizer.render(messages[: place + 1], is_asking=False, tools=tools)
+        if not (whole.startswith(after) and after.startswith(before) and len(before) >= done):
+            raise BadSetting(f"the chat template writes message {place} differently once more messages follow")
+        # The template may write a line break after the end token, which the model never samples.
+        end = after.rfind(tokenizer.end_text, len(before)) if tokenizer.end_text else -1
+        stop = end + len(tokenizer.end_text) if end >= 0 else len(after)
+        yield tokenizer.encode(whole[done : len(before)]), False
+        yield tokenizer.encode(whole[len(before) : stop]), _is_learnt(message)
+        done = stop
+    yield tokenizer.encode(whole[done:]), False
+
+
+def render_message(message: Message) -> str:
+    """A message's text with its tool calls behind it, each as JSON between `<tool_call>` marks (Hermes, Qwen)."""
+    calls = [json.dumps(call.get("function", call), ensure_ascii=False) for call in message.get("tool_calls") or ()]
+    return "\n".join(
+        [*filter(None, [message.get("content")]), *(f"<tool_call>\n{call}\n</tool_call>" for call in calls)]
+    )
+
+
+def _is_learnt(message: Message) -> bool:
+    return message["role"] == "assistant" and message.get("train", True) is not False
+
+
+def _problem(row: Mapping[str, Any]) -> str | None:
+    messages = row.get("messages")
+    if not isinstance(messages, list) or not messages:
+        return f"has no list 'messages'; it has {', '.join(map(repr, row)) or 'none'}"
+    for place, message in enumerate(messages):
+        if not isinstance(message, dict) or message.get("role") not in _ROLES:
+            return f"has a message {place} without a role of {', '.join(_ROLES)}"
+        calls = message.get("tool_calls")
+        if calls is not None and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
+            return f"has tool_calls that are no list of calls in message {place}"
+        if not isinstance(message.get("content"), str) and not (message.get("content") is None and calls):
+            return f"has no text 'content' in message {place}"
+    return None

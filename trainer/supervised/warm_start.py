@@ -29,8 +29,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.config import BadSetting
-from trainer.rollouts import collect, demonstrate, draw
-from trainer.supervised.sft_learner import SFTLearner
+from trainer.episodes import demonstrate
+from trainer.rollouts import collect, draw
+from trainer.run_state import set_reference
+from trainer.supervised.sft import SFTLearner
 from trainer.types import Group
 
 if TYPE_CHECKING:
@@ -80,13 +82,13 @@ def run(trainer: Trainer, config: Config, records: Records, progress: Progress) 
         elif step == optim.warm_start_steps:
             ended = "steps"
         loss, losses = sum(losses) / len(losses), []
-        told: dict[str, Any] = {"loss": loss, "lr": optim.warm_start_lr, "grad_norm": sft_step.grad_norm}
-        told |= {"accuracy": accuracy, "ended": ended, "wall_s": progress.elapsed_s()}
-        records.write("warm-start", step=step, of=optim.warm_start_steps, **told)
+        metrics: dict[str, Any] = {"loss": loss, "lr": optim.warm_start_lr, "grad_norm": sft_step.grad_norm}
+        metrics |= {"accuracy": accuracy, "ended": ended, "wall_s": progress.elapsed_s()}
+        records.write("warm-start", step=step, of=optim.warm_start_steps, **metrics)
         if ended:
             break
     with progress.part("warm_start"):
-        trainer.set_reference()
+        set_reference(trainer)
         trainer.sync_weights(0)
 
 

@@ -36,11 +36,11 @@ def choose(config: Config) -> Task:
     """
     module, maker = MAKERS[config.task.task]
     make: Callable[[Config], Task] = getattr(import_module(module), maker)
-    made = make(config)
+    task = make(config)
     if config.task.max_new_tokens:
-        made = replace(made, max_new_tokens=config.task.max_new_tokens)
+        task = replace(task, max_new_tokens=config.task.max_new_tokens)
     if config.task.reward_function and config.task.task != "file":
         from trainer.tasks.custom import with_reward
 
-        made = with_reward(made, config.task)
-    return made
+        task = with_reward(task, config.task)
+    return task

@@ -1,4 +1,4 @@
-"""The interfaces of a task, of tokenizers, and of environments."""
+"""The interfaces of a task, of tokenizers, and of environments; tasks whose answers are judged token by token."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from trainer.types import Rollout
+
+    Reward = Callable[[Prompt, Rollout], float]
 
 # The characters of the offline tasks, in the order of their tokens.
 ALPHABET = "0123456789+=*-#. "
@@ -119,3 +121,59 @@ def split(prompts: Sequence[Prompt], heldout: Sequence[Prompt]) -> tuple[tuple[P
     """The prompts that are not held out, and those that are."""
     texts = {held.text for held in heldout}
     return tuple(each for each in prompts if each.text not in texts), tuple(heldout)
+
+
+def exact(tokenizer: Tokenizer) -> Reward:
+    """A reward: 1 for exactly the expected text followed by the end token, else 0."""
+
+    def reward(prompt: Prompt, rollout: Rollout) -> float:
+        return float(rollout.tokens == expected_tokens(prompt, tokenizer))
+
+    return reward
+
+
+def partial(tokenizer: Tokenizer) -> Reward:
+    """A reward: the share of the expected tokens, end token included, at their right position; divided by the longer
+    length.
+
+    Example: expected `12` and end; `13` and end -> 2/3; `1` and end -> 1/3; `12` without end -> 2/3.
+    """
+
+    def reward(prompt: Prompt, rollout: Rollout) -> float:
+        expected = expected_tokens(prompt, tokenizer)
+        hits = sum(1 for token, right in zip(rollout.tokens, expected, strict=False) if token == right)
+        return hits / max(len(expected), len(rollout.tokens))
+
+    return reward
+
+
+REWARDS: Mapping[str, Callable[[Tokenizer], Reward]] = {"exact": exact, "partial": partial}
+
+
+def by_tokens(
+    name: str,
+    lists: tuple[Sequence[Prompt], Sequence[Prompt]],
+    tokenizer: Tokenizer,
+    *,
+    max_new_tokens: int,
+    reward: str,
+) -> Task:
+    """A task with one right answer, judged token by token; `lists` are the prompts to train on and those held out.
+
+    `reward` is a key of REWARDS. Right is what the exact reward pays for.
+    """
+    judge = exact(tokenizer)
+    return Task(
+        name,
+        tokenizer,
+        *lists,
+        max_new_tokens=max_new_tokens,
+        reward=REWARDS[reward](tokenizer),
+        is_right=lambda prompt, rollout: judge(prompt, rollout) == 1.0,
+    )
+
+
+def expected_tokens(prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The right answer, closed with the end token if the tokenizer has one."""
+    expected = tokenizer.encode(prompt.expected)
+    return expected if tokenizer.end is None else (*expected, tokenizer.end)

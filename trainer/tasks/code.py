@@ -41,7 +41,7 @@ class Tests:
     """Of a program: its input and expected output. Of a function: expressions and their expected values."""
 
     given: tuple[str, ...]
-    wanted: tuple[Any, ...]
+    expected: tuple[Any, ...]
     function: str | None  # by name, `given` being lists of arguments; "": `given` are expressions; None: a program
 
 
@@ -87,7 +87,8 @@ def share(answer: str, ground_truth: str, bounds: Bounds) -> float:
     tests, source = read_tests(ground_truth), source_of(answer)
     if tests.function is None:
         passed = [
-            _prints(source, given, wanted, bounds) for given, wanted in zip(tests.given, tests.wanted, strict=True)
+            _prints(source, given, expected, bounds)
+            for given, expected in zip(tests.given, tests.expected, strict=True)
         ]
         return sum(passed) / len(passed)
     calls = tests.given
@@ -95,7 +96,7 @@ def share(answer: str, ground_truth: str, bounds: Bounds) -> float:
         owner = "Solution()." if re.search(r"^class Solution\b", source, re.MULTILINE) else ""
         calls = tuple(f"{owner}{tests.function}(*{given})" for given in calls)
     found = sandbox.values(source, calls, bounds)
-    right = [place in found and _same(found[place], wanted, tests) for place, wanted in enumerate(tests.wanted)]
+    right = [place in found and _same(found[place], expected, tests) for place, expected in enumerate(tests.expected)]
     return sum(right) / len(right)
 
 
@@ -109,7 +110,7 @@ def read_tests(ground_truth: str) -> Tests:
     if isinstance(given, list) and given and all(isinstance(line, str) for line in given):
         pairs = [_asserted(line) for line in given if line.strip()]
         if pairs:
-            return Tests(tuple(call for call, _ in pairs), tuple(wanted for _, wanted in pairs), "")
+            return Tests(tuple(call for call, _ in pairs), tuple(expected for _, expected in pairs), "")
     if isinstance(given, dict):
         inputs, outputs, name = given.get("inputs"), given.get("outputs"), given.get("fn_name")
         if isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs) > 0:
@@ -131,10 +132,10 @@ def _named(inputs: Sequence[Any], outputs: Sequence[Any], name: str) -> Tests:
         arguments = [
             [json.loads(line) for line in each.splitlines()] if isinstance(each, str) else each for each in inputs
         ]
-        wanted = [json.loads(each) if isinstance(each, str) else each for each in outputs]
+        expected = [json.loads(each) if isinstance(each, str) else each for each in outputs]
     except (ValueError, RecursionError) as error:
         raise BadSetting(f"the tests of {name!r} hold text that is no JSON: {error}") from error
-    return Tests(tuple(map(repr, arguments)), tuple(wanted), name)
+    return Tests(tuple(map(repr, arguments)), tuple(expected), name)
 
 
 def _asserted(line: str) -> tuple[str, Any]:
@@ -161,18 +162,18 @@ def _split(test: ast.expr) -> tuple[str, Any]:
     return f"bool({ast.unparse(test)})", True
 
 
-def _prints(source: str, given: str, wanted: str, bounds: Bounds) -> bool:
+def _prints(source: str, given: str, expected: str, bounds: Bounds) -> bool:
     ended = sandbox.program(source, given, bounds)
-    return ended.end is End.DONE and _lines(ended.output) == _lines(wanted)
+    return ended.end is End.DONE and _lines(ended.output) == _lines(expected)
 
 
 def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
-def _same(value: Any, wanted: Any, tests: Tests) -> bool:
+def _same(value: Any, expected: Any, tests: Tests) -> bool:
     # JSON has no tuples: a function that returns one is right if the test has a list.
-    return bool((_listed(value) if tests.function else value) == wanted)
+    return bool((_listed(value) if tests.function else value) == expected)
 
 
 def _listed(value: Any) -> Any:

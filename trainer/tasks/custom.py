@@ -17,13 +17,13 @@ from trainer.tasks import tokenizers
 from trainer.tasks.base import Task
 from trainer.tasks.data import questions
 from trainer.tasks.rewards import RewardBroken, RewardHung
-from trainer.tasks.worker import Broken, Hung, Worker
+from trainer.tasks.worker import Worker, WorkerError, WorkerTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trainer.config import Config
-    from trainer.sections import Questions
+    from trainer.sections import TaskSettings
     from trainer.tasks.base import Tokenizer
     from trainer.types import Prompt, Rollout
 
@@ -48,14 +48,14 @@ def task(config: Config) -> Task:
     )
 
 
-def with_reward(task: Task, settings: Questions) -> Task:
+def with_reward(task: Task, settings: TaskSettings) -> Task:
     """The task with the user's reward. The task itself still decides which answers are right, and an environment its
     rewards.
     """
     return replace(task, reward=custom(settings, task.tokenizer))
 
 
-def custom(settings: Questions, tokenizer: Tokenizer) -> Callable[[Prompt, Rollout], float]:
+def custom(settings: TaskSettings, tokenizer: Tokenizer) -> Callable[[Prompt, Rollout], float]:
     """The reward of `reward_function`. Raises BadSetting if it cannot be loaded; the reward raises RewardBroken."""
     given = settings.reward_function
     path, colon, name = given.rpartition(":")
@@ -65,7 +65,7 @@ def custom(settings: Questions, tokenizer: Tokenizer) -> Callable[[Prompt, Rollo
     worker = Worker(file, name)
     try:
         worker.start()
-    except (Broken, Hung) as error:
+    except (WorkerError, WorkerTimeout) as error:
         worker.close()
         raise BadSetting(f"reward_function={given} cannot be loaded: it {error}") from error
 
@@ -81,8 +81,8 @@ def custom(settings: Questions, tokenizer: Tokenizer) -> Callable[[Prompt, Rollo
                 },
                 timeout_s=settings.reward_timeout_s,
             )
-        except (Broken, Hung) as error:
-            kind = RewardHung if isinstance(error, Hung) else RewardBroken
+        except (WorkerError, WorkerTimeout) as error:
+            kind = RewardHung if isinstance(error, WorkerTimeout) else RewardBroken
             raise kind(f"reward_function={given} {error}") from error
 
     return reward

@@ -19,7 +19,7 @@ from trainer.types import Prompt
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from trainer.sections import Questions
+    from trainer.sections import TaskSettings
     from trainer.tasks.base import Tokenizer
 
     Row = Mapping[str, Any]
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class PromptList:
     """The prompts of a file, in its order."""
 
     prompts: tuple[Prompt, ...]
     num_overlong: int  # left out because they were longer than allowed
 
 
-def questions(settings: Questions, tokenizer: Tokenizer, *, raw: Raw | None = None) -> tuple[Loaded, Loaded]:
+def questions(settings: TaskSettings, tokenizer: Tokenizer, *, raw: Raw | None = None) -> tuple[PromptList, PromptList]:
     """The prompts of `train_files` and of `val_files`; each may name several files, by comma.
 
     `raw` turns a row with a `question` column, its split and its number into verl's layout. Raises BadSetting for
@@ -79,11 +79,11 @@ _WANTED = {
 }
 
 
-def _wrong(name: str, value: object, wanted: str) -> str:
-    return f"has {type(value).__name__} {str(value)[:40]!r} in column {name!r}, which must be {wanted}"
+def _wrong(name: str, value: object, expected: str) -> str:
+    return f"has {type(value).__name__} {str(value)[:40]!r} in column {name!r}, which must be {expected}"
 
 
-def _list(name: str, split: str, settings: Questions, tokenizer: Tokenizer, raw: Raw | None) -> Loaded:
+def _list(name: str, split: str, settings: TaskSettings, tokenizer: Tokenizer, raw: Raw | None) -> PromptList:
     given = [part.strip(" '\"") for part in getattr(settings, name).strip("[] ").split(",") if part.strip(" '\"")]
     if not given:
         raise BadSetting(f"task={settings.task} reads its questions from a file: give {name}=FILE.parquet or .jsonl")
@@ -103,7 +103,7 @@ def _list(name: str, split: str, settings: Questions, tokenizer: Tokenizer, raw:
         raise BadSetting(
             f"{name}={','.join(given)} leaves no question; {num_overlong} had {_OVERLONG.format(settings)}"
         )
-    return Loaded(tuple(prompts), num_overlong)
+    return PromptList(tuple(prompts), num_overlong)
 
 
 _OVERLONG = "more than max_prompt_tokens={0.max_prompt_tokens} (filter_overlong_prompts={0.filter_overlong_prompts})"

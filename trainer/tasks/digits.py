@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.tasks.base import Characters, prompt, split
-from trainer.tasks.rewards import by_tokens
+from trainer.tasks.base import Characters, by_tokens, prompt, split
 
 if TYPE_CHECKING:
     from trainer.config import Config

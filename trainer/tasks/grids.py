@@ -56,7 +56,7 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ActionFormat:
     """How maps and actions are written. Example, short: `P_/OG=` answered by `R`."""
 
     is_short: bool
@@ -93,7 +93,7 @@ class Player:
     """An episode on a world. An answer without a valid action costs `penalty` and the turn; nothing moves."""
 
     world: World
-    form: Form
+    form: ActionFormat
     penalty: float
 
     def step(self, answer: str) -> Observation:
@@ -122,7 +122,7 @@ def assemble(
     name: str,
     config: Config,
     tokenizer: Tokenizer,
-    form: Form,
+    form: ActionFormat,
     levels: Mapping[int, Level],
 ) -> Task:
     """The task of a world whose map depends on a seed only, from its levels by seed.
@@ -153,12 +153,12 @@ def assemble(
     )
 
 
-def find_levels(level: Callable[[int], Level | None], wanted: int) -> dict[int, Level]:
+def find_levels(level: Callable[[int], Level | None], count: int) -> dict[int, Level]:
     """Levels by seed, no two with the same map; `level` gives None for a seed without one."""
     found: dict[int, Level] = {}
     maps: set[tuple[str, ...]] = set()
     for seed in range(_MOST_SEEDS):
-        if len(found) == wanted:
+        if len(found) == count:
             break
         made = level(seed)
         if made is not None and (shown := tuple(made.world().rows())) not in maps:
@@ -181,32 +181,38 @@ def _parted(levels: Mapping[int, Level]) -> tuple[list[int], list[int]]:
 
 
 def _replay(
-    prompt: Prompt, rollout: Rollout, *, levels: Mapping[int, Level], form: Form, penalty: float, tokenizer: Tokenizer
+    prompt: Prompt,
+    rollout: Rollout,
+    *,
+    levels: Mapping[int, Level],
+    form: ActionFormat,
+    penalty: float,
+    tokenizer: Tokenizer,
 ) -> tuple[float, bool]:
     """What an episode's answers are paid, and whether they solve the map."""
     player, reward = Player(levels[prompt.extra["seed"]].world(), form, penalty), 0.0
     for answer in answers(rollout, tokenizer):
-        said = player.step(answer)
-        reward += said.reward
-        if said.is_done:
+        observation = player.step(answer)
+        reward += observation.reward
+        if observation.is_done:
             break
     return reward, player.world.is_solved
 
 
-def _prompt(seed: int, level: Level, form: Form, tokenizer: Tokenizer) -> Prompt:
+def _prompt(seed: int, level: Level, form: ActionFormat, tokenizer: Tokenizer) -> Prompt:
     text = form.ask(level.world().rows())
     solution = tuple(form.write(name) for name in level.solution)
     tokens = tokenizer.chat([{"role": "user", "content": text}])
     return Prompt(text, tokens, " ".join(solution), {"seed": seed, "answers": solution})
 
 
-def observation_format(config: Config, symbols: str, rules: str) -> tuple[Tokenizer, Form]:
+def observation_format(config: Config, symbols: str, rules: str) -> tuple[Tokenizer, ActionFormat]:
     """The short format with its own characters for the built-in model, words for a model from a folder."""
     if config.model.path:
-        form = Form(is_short=False, rules=rules, thinks=config.task.answer_format == "think")
+        form = ActionFormat(is_short=False, rules=rules, thinks=config.task.answer_format == "think")
         return tokenizers.choose(config.model.path), form
     letters = "".join(letter for letter in _BY_LETTER if letter not in symbols)
-    return Characters(symbols + _SHOWN + letters), Form(is_short=True)
+    return Characters(symbols + _SHOWN + letters), ActionFormat(is_short=True)
 
 
 def expert(prompt: Prompt) -> list[str]:

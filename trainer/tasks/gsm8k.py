@@ -60,8 +60,8 @@ def tolerant(answer: str, ground_truth: str) -> float:
     A full stop after it, a dollar sign, thousands by comma and zeros after the point do not matter: `72.`, `$72`,
     `72.00` are 72, `1,234` is 1234. Percent signs and units are not read: `50%` is 50.
     """
-    said, right = _last_number(answer), _last_number(ground_truth)
-    return float(said is not None and said == right)
+    number, right = _last_number(answer), _last_number(ground_truth)
+    return float(number is not None and number == right)
 
 
 def row(raw: Mapping[str, Any], split: str, index: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from trainer.tasks import tokenizers
 from trainer.tasks.base import Task
 from trainer.tasks.data import questions
 from trainer.tasks.rewards import RewardBroken
-from trainer.tasks.worker import Broken, Hung, Worker
+from trainer.tasks.worker import Worker, WorkerError, WorkerTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,9 +62,9 @@ def judged(timeout_s: float) -> Callable[[str, str], float]:
         named: dict[str, Any] = {"data_source": "", "extra_info": {}, "prompt": ""}
         try:
             return worker.call(named | {"solution_str": answer, "ground_truth": ground_truth}, timeout_s=timeout_s)
-        except Hung:
+        except WorkerTimeout:
             return 0.0
-        except Broken as error:
+        except WorkerError as error:
             raise RewardBroken(f"math-verify {error}") from error
 
     return judge

@@ -17,5 +17,5 @@ def score(data_source: str, solution_str: str, ground_truth: str, extra_info: An
     Source: math-verify's parse and verify, with the gold answer in a box as verl's math_verify score puts it.
     """
     gold = _verify.parse("\\boxed{" + ground_truth + "}", parsing_timeout=None)
-    said = _verify.parse(solution_str, parsing_timeout=None)
-    return float(_verify.verify(gold, said, timeout_seconds=None))
+    answer = _verify.parse(solution_str, parsing_timeout=None)
+    return float(_verify.verify(gold, answer, timeout_seconds=None))

@@ -1,18 +1,21 @@
-"""What an answer is worth by its tokens, and the error of a reward that could not be had."""
+"""Scores answers, and names what broke a reward: one that raises, does not come back, or gives no number."""
 
 from __future__ import annotations
 
+import ctypes
+import math
+import signal
+import threading
+import traceback
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.tasks.base import Task
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from trainer.tasks.base import Tokenizer
-    from trainer.types import Prompt, Rollout
-
-    Reward = Callable[[Prompt, Rollout], float]
+    from trainer.tasks.base import Task
+    from trainer.types import Group, Prompt, Rollout
 
 
 class RewardBroken(RuntimeError):
@@ -23,56 +26,95 @@ class RewardHung(RewardBroken):
     """A reward function that did not come back in time."""
 
 
-def exact(tokenizer: Tokenizer) -> Reward:
-    """A reward: 1 for exactly the expected text followed by the end token, else 0."""
-
-    def reward(prompt: Prompt, rollout: Rollout) -> float:
-        return float(rollout.tokens == _wanted(prompt, tokenizer))
-
-    return reward
+class _TimeUp(BaseException):
+    """Raised by the alarm. No Exception, so that a function's own `except Exception` does not swallow it."""
 
 
-def partial(tokenizer: Tokenizer) -> Reward:
-    """A reward: the share of the expected tokens, end token included, at their right position; divided by the longer
-    length.
+def score_rewards(
+    groups: Sequence[Group], task: Task, *, limit_s: float | None, errors: list[str] | None = None
+) -> list[list[float]]:
+    """Each answer's reward: the environment's, else the task's.
 
-    Example: expected `12` and end; `13` and end -> 2/3; `1` and end -> 1/3; `12` without end -> 2/3.
+    A reward that cannot be computed is NaN, and `errors` gets a message for it. Without `errors` raises RewardBroken.
+    Both name the line of the function that raised, or that was running when `limit_s` (None: none) was over; the
+    remaining answers then have no reward either. The alarm is handled between steps of Python code: a function of the
+    user's, which may hang anywhere, runs in its own process (`trainer.tasks.worker`).
     """
-
-    def reward(prompt: Prompt, rollout: Rollout) -> float:
-        wanted = _wanted(prompt, tokenizer)
-        hits = sum(1 for said, right in zip(rollout.tokens, wanted, strict=False) if said == right)
-        return hits / max(len(wanted), len(rollout.tokens))
-
-    return reward
-
-
-REWARDS: Mapping[str, Callable[[Tokenizer], Reward]] = {"exact": exact, "partial": partial}
-
-
-def by_tokens(
-    name: str,
-    lists: tuple[Sequence[Prompt], Sequence[Prompt]],
-    tokenizer: Tokenizer,
-    *,
-    max_new_tokens: int,
-    reward: str,
-) -> Task:
-    """A task with one right answer, judged token by token; `lists` are the prompts to train on and those held out.
-
-    `reward` is a key of REWARDS. Right is what the exact reward pays for.
-    """
-    judge = exact(tokenizer)
-    return Task(
-        name,
-        tokenizer,
-        *lists,
-        max_new_tokens=max_new_tokens,
-        reward=REWARDS[reward](tokenizer),
-        is_right=lambda prompt, rollout: judge(prompt, rollout) == 1.0,
-    )
+    answers = [(group.prompt, each) for group in groups for each in group.rollouts]
+    rewards: list[float] = []
+    try:
+        with _alarm(limit_s):
+            for prompt, rollout in answers:
+                rewards.append(_judge(prompt, rollout, task, errors))
+    except _TimeUp as error:
+        timeout = RewardHung(f"the reward did not come back within {limit_s:g} s: it was at {line_of(error)}")
+        if errors is None:
+            raise timeout from error
+        errors += [str(timeout)] * (len(answers) - len(rewards))
+        rewards += [math.nan] * (len(answers) - len(rewards))
+    each = iter(rewards)
+    return [[next(each) for _ in group.rollouts] for group in groups]
 
 
-def _wanted(prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:
-    expected = tokenizer.encode(prompt.expected)
-    return expected if tokenizer.end is None else (*expected, tokenizer.end)
+def _judge(prompt: Prompt, rollout: Rollout, task: Task, errors: list[str] | None) -> float:
+    try:
+        return task.reward(prompt, rollout) if rollout.reward is None else rollout.reward
+    except Exception as error:
+        wrapped = error
+        if not isinstance(error, RewardBroken):
+            reason = " ".join(str(error).split())
+            wrapped = RewardBroken(f"the reward raised {type(error).__name__} at {line_of(error)}: {reason}")
+        if errors is None:
+            raise wrapped from error.__cause__ if wrapped is error else error
+        errors.append(str(wrapped))
+        return math.nan
+
+
+def line_of(error: BaseException) -> str:
+    """Where an error came from, innermost call of code that is not this file's. Example: `rewards.py:12 reward`."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) != Path(__file__)]
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno} {frames[-1].name}" if frames else "an unknown line"
+
+
+@contextmanager
+def _alarm(limit_s: float | None) -> Iterator[None]:
+    if limit_s is None:
+        yield
+        return
+    if threading.current_thread() is not threading.main_thread():
+        with _alarm_elsewhere(limit_s):
+            yield
+        return
+
+    def ring(number: int, frame: object) -> None:
+        raise _TimeUp
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def _alarm_elsewhere(limit_s: float) -> Iterator[None]:
+    """The same for another thread than the main one, which signals do not reach: there a run is within Ray's actor."""
+    thread, lock, is_over = ctypes.c_ulong(threading.get_ident()), threading.Lock(), False
+
+    def ring() -> None:
+        with lock:
+            if not is_over:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(_TimeUp))
+
+    timer = threading.Timer(limit_s, ring)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        with lock:
+            is_over = True
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, None)  # an alarm that was set and not handled yet

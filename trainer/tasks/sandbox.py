@@ -61,7 +61,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ProgramResult:
     """A run's end and what it wrote."""
 
     end: End
@@ -69,7 +69,7 @@ class Ended:
     code: int  # below 0: the signal that ended it
 
 
-def program(source: str, stdin: str, bounds: Bounds) -> Ended:
+def program(source: str, stdin: str, bounds: Bounds) -> ProgramResult:
     """Runs a complete program on an input; the output is what it printed."""
     return _run({"source": source, "stdin": stdin, "calls": None}, bounds)
 
@@ -110,7 +110,7 @@ def require() -> None:
     )
 
 
-def _run(job: Mapping[str, Any], bounds: Bounds) -> Ended:
+def _run(job: Mapping[str, Any], bounds: Bounds) -> ProgramResult:
     deadline_s = time.monotonic() + bounds.time_s
     text = json.dumps(
         {**job, "no_wall": _NO_WALL, "cpu_s": int(bounds.time_s) + 1, "memory_bytes": bounds.memory_bytes}
@@ -133,9 +133,9 @@ def _run(job: Mapping[str, Any], bounds: Bounds) -> Ended:
         finally:
             _kill(process)
     if is_late:
-        return Ended(End.TIME, output, process.returncode)
+        return ProgramResult(End.TIME, output, process.returncode)
     is_done = process.returncode == 0 and len(output) <= _MOST_OUTPUT
-    return Ended(End.DONE if is_done else End.FAILED, output, process.returncode)
+    return ProgramResult(End.DONE if is_done else End.FAILED, output, process.returncode)
 
 
 def _read(process: subprocess.Popen[bytes], deadline_s: float) -> tuple[str, bool]:

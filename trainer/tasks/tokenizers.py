@@ -58,8 +58,8 @@ class Pretrained:
         try:
             return cls(auto.from_pretrained(str(folder), local_files_only=True))
         except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-            said = " ".join(str(error).split())[:200]
-            raise BadSetting(f"path={folder} holds no tokenizer that transformers can read: {said}") from error
+            reason = " ".join(str(error).split())[:200]
+            raise BadSetting(f"path={folder} holds no tokenizer that transformers can read: {reason}") from error
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._inner.encode(text, add_special_tokens=False))

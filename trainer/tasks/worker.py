@@ -36,11 +36,11 @@ _PLACE_S = 5.0  # for the answer to the signal: on a busy machine the process ma
 _MOST_STACK = 1 << 20
 
 
-class Broken(RuntimeError):
+class WorkerError(RuntimeError):
     """The function could not be loaded, raised, or its process died."""
 
 
-class Hung(RuntimeError):
+class WorkerTimeout(RuntimeError):
     """The function did not answer in time; its process is gone, the next call starts another."""
 
 
@@ -58,7 +58,7 @@ class Worker:
         self._stop: weakref.finalize[Any, Any] | None = None
 
     def start(self) -> None:
-        """Loads the function. Raises Broken where the file or the function cannot be used."""
+        """Loads the function. Raises WorkerError where the file or the function cannot be used."""
         self.close()
         self._stacks = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process, closed with it
         stacks = self._stacks.fileno()
@@ -73,7 +73,7 @@ class Worker:
         self._answer(time.monotonic() + _START_S, "was not loaded")
 
     def call(self, arguments: Mapping[str, Any], *, timeout_s: float) -> float:
-        """The number that the function gives. Raises Broken or Hung, each with the innermost line of its file."""
+        """The number that the function gives. Raises WorkerError or Hung, each with the innermost line of its file."""
         if self._process is None or exit_code(self._process) is not None:
             self.start()
         assert self._process is not None and self._process.stdin is not None
@@ -82,7 +82,7 @@ class Worker:
             self._process.stdin.write(len(request).to_bytes(8, "big") + request)
             self._process.stdin.flush()
         except OSError as error:
-            raise Broken(self._dead()) from error
+            raise WorkerError(self._dead()) from error
         return float(self._answer(time.monotonic() + timeout_s, f"did not answer within {timeout_s:g} s"))
 
     def close(self) -> None:
@@ -99,14 +99,14 @@ class Worker:
             if not ready:
                 where = self._place()
                 self.close()
-                raise Hung(f"{late}{where}")
+                raise WorkerTimeout(f"{late}{where}")
             part = self._process.stdout.read1(1 << 16)  # type: ignore[attr-defined]
             if not part:
-                raise Broken(self._dead())
+                raise WorkerError(self._dead())
             line += part
         answer = json.loads(line)
         if "error" in answer:
-            raise Broken(str(answer["error"]))
+            raise WorkerError(str(answer["error"]))
         return answer["value"]
 
     def _place(self) -> str:

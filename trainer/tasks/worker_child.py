@@ -51,8 +51,8 @@ def _guarded(answers: IO[bytes], file: Path, act: Callable[[], Value]) -> Value 
         value = act()
         answer: dict[str, Any] = {"value": value if isinstance(value, float) else 0.0}
     except (Exception, SystemExit) as error:  # the user's code: whatever it raises is what the answer is for
-        said = " ".join(str(error).split())[:300]
-        answer = {"error": f"raised {type(error).__name__}: {said}{_line(error, file)}"}
+        reason = " ".join(str(error).split())[:300]
+        answer = {"error": f"raised {type(error).__name__}: {reason}{_line(error, file)}"}
     answers.write(json.dumps(answer).encode() + b"\n")
     answers.flush()
     return value

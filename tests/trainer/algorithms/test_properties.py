@@ -10,12 +10,25 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.trainer.algorithms.algorithm_cases import advantages, token_logprobs
 from trainer import sections
-from trainer.algorithms import kl
-from trainer.algorithms.advantages import CONVENTIONS, ESTIMATORS, Scores, advantages
-from trainer.algorithms.aggregation import MODES, Totals, aggregate, count
+from trainer.algorithms.advantages import Scores
+from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.correction import correction
-from trainer.algorithms.losses import LOSSES, Clip, explained_variance, policy_loss, token_logprobs, value_loss
+from trainer.algorithms.estimators import ESTIMATORS
+from trainer.algorithms.losses import (
+    DIVERGENCES,
+    LOSSES,
+    MODES,
+    Clip,
+    Totals,
+    aggregate,
+    count,
+    divergence,
+    policy_loss,
+)
+from trainer.metrics.step import explained_variance
+from trainer.models.critic import value_loss
 
 ROWS, WIDTH, HIDDEN, VOCABULARY = 10, 8, 5, 13
 Batch = dict[str, Tensor]
@@ -65,7 +78,6 @@ def share(weight_HV: Tensor, batch: Batch, totals: Totals, *, loss: str, mode: s
     """One part's share of a loss with every term: policy, divergence, entropy."""
     theirs, mask_BT = CONVENTIONS[convention], batch["mask_BT"]
     logprobs_BT, entropy_BT = token_logprobs(batch["inputs_BTH"] @ weight_HV, batch["tokens_BT"], temperature=0.9)
-    assert entropy_BT is not None
     losses_BT = policy_loss(
         loss,
         logprobs_BT,
@@ -76,7 +88,7 @@ def share(weight_HV: Tensor, batch: Batch, totals: Totals, *, loss: str, mode: s
         convention=theirs,
         weights_BT=batch["weights_BT"],
     ).losses_BT
-    kl_BT = kl.divergence("k3", logprobs_BT, batch["reference_BT"], theirs, mask_BT=mask_BT, old_BT=batch["old_BT"])
+    kl_BT = divergence("k3", logprobs_BT, batch["reference_BT"], theirs, mask_BT=mask_BT, old_BT=batch["old_BT"])
     return aggregate(losses_BT + 0.1 * kl_BT - 0.01 * entropy_BT, mask_BT, mode, totals)
 
 
@@ -202,7 +214,7 @@ def test_the_same_number_on_all_rewards_of_a_group_changes_nothing(name: str, co
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
-@pytest.mark.parametrize("name", [name for name in kl.ESTIMATORS if name != "abs"])
+@pytest.mark.parametrize("name", [name for name in DIVERGENCES if name != "abs"])
 def test_a_divergence_is_that_of_the_slow_formula_in_float64(name: str, convention: str) -> None:
     batch, theirs = rows(), CONVENTIONS[convention]
     difference_BT = batch["reference_BT"].double() - batch["old_BT"].double()
@@ -211,7 +223,7 @@ def test_a_divergence_is_that_of_the_slow_formula_in_float64(name: str, conventi
         "k2": difference_BT**2 / 2,
         "k3": difference_BT.exp() - difference_BT - 1,
     }["k3" if name == "low_var" else name.rstrip("+")]
-    result = kl.divergence(name, batch["old_BT"], batch["reference_BT"], theirs, mask_BT=batch["mask_BT"])
+    result = divergence(name, batch["old_BT"], batch["reference_BT"], theirs, mask_BT=batch["mask_BT"])
     assert torch.allclose(result.double(), torch.where(batch["mask_BT"], exact, 0.0), rtol=1e-5, atol=1e-6)
 
 
@@ -253,24 +265,9 @@ def test_no_number_of_a_critic_is_touched_by_what_the_mask_hides() -> None:
         assert torch.equal(clean, dirty)
 
 
-def test_logits_of_nan_give_no_gradient_where_nothing_is_learnt_from_them() -> None:
-    logits_BTV = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(0))
-    tokens_BT, mask_BT = torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.tensor([[True, True, False], [True, False, False]])
-    slopes = []
-    for filling in (0.0, torch.nan):
-        given = logits_BTV.masked_fill(~mask_BT.unsqueeze(2), filling).requires_grad_()
-        logprobs_BT, entropy_BT = token_logprobs(given, tokens_BT, temperature=1.0)
-        assert entropy_BT is not None
-        (torch.where(mask_BT, logprobs_BT, 0.0).sum() + torch.where(mask_BT, entropy_BT, 0.0).sum()).backward()
-        assert given.grad is not None
-        slopes.append(given.grad)
-    assert torch.equal(slopes[0], slopes[1])
-    assert slopes[1][0, 0].abs().max() > 0
-
-
 @pytest.mark.parametrize(
     ("setting", "offered"),
-    [("estimator", ESTIMATORS), ("loss", LOSSES), ("aggregation", MODES), ("kl", kl.ESTIMATORS),
+    [("estimator", ESTIMATORS), ("loss", LOSSES), ("aggregation", MODES), ("kl", DIVERGENCES),
      ("convention", CONVENTIONS)],
 )  # fmt: skip
 def test_every_variant_of_an_algorithm_is_reached_by_its_setting(setting: str, offered: Any) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.algorithms.advantages import CONVENTIONS
-from trainer.algorithms.aggregation import Totals, aggregate, count, masked_mean, masked_sum
+from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.correction import MAXIMA, Spread, correction, shares, spread
-from trainer.algorithms.losses import explained_variance, value_loss
+from trainer.algorithms.losses import Totals, aggregate, count, masked_mean, masked_sum
+from trainer.metrics.step import explained_variance
+from trainer.models.critic import value_loss
 from trainer.rollouts import has_signal, overlong_penalty
 
 NAN = float("nan")

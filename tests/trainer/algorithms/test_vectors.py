@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.algorithms import kl
-from trainer.algorithms.advantages import CONVENTIONS, Convention, Scores, advantages
-from trainer.algorithms.aggregation import aggregate, count
+from tests.trainer.algorithms.algorithm_cases import advantages, token_logprobs
+from trainer.algorithms.advantages import Scores
+from trainer.algorithms.conventions import CONVENTIONS, Convention
 from trainer.algorithms.correction import correction
-from trainer.algorithms.losses import Clip, policy_loss, token_logprobs, value_loss
+from trainer.algorithms.losses import Clip, adapted_kl_coef, aggregate, count, divergence, policy_loss
+from trainer.models.critic import value_loss
 
 Vector = dict[str, Any]
 FLOATS = ("logprobs_BT", "old_BT", "reference_BT", "advantages_BT", "weights_BT", "values_BT", "returns_BT")
@@ -74,7 +75,7 @@ def run_loss(batch: dict[str, torch.Tensor], ours: Vector, convention: Conventio
 def run_kl(batch: dict[str, torch.Tensor], ours: Vector, convention: Convention) -> dict[str, Any]:
     given = batch["logprobs_BT"].requires_grad_()
     old_BT = batch["old_BT"] if ours.get("with_old") else None
-    estimate_BT = kl.divergence(
+    estimate_BT = divergence(
         ours["name"], given, batch["reference_BT"], convention, mask_BT=batch["mask_BT"], old_BT=old_BT
     )
     loss = ours["coef"] * scalar(estimate_BT, batch, ours, convention)
@@ -97,17 +98,16 @@ def run_correction(batch: dict[str, torch.Tensor], ours: Vector, convention: Con
 def run_logprobs(batch: dict[str, torch.Tensor], ours: Vector, convention: Convention) -> dict[str, Any]:
     given = batch["logits_BTV"].requires_grad_()
     logprobs_BT, entropy_BT = token_logprobs(given, batch["tokens_BT"], temperature=ours["temperature"])
-    assert entropy_BT is not None
     d_logprobs = torch.autograd.grad((logprobs_BT * batch["slope_BT"]).sum(), given, retain_graph=True)[0]
     d_entropy = torch.autograd.grad((entropy_BT * batch["slope_BT"]).sum(), given)[0]
     return {"logprobs_BT": logprobs_BT, "entropy_BT": entropy_BT, "d_logprobs": d_logprobs, "d_entropy": d_entropy}
 
 
 def run_controller(batch: dict[str, torch.Tensor], ours: Vector, convention: Convention) -> dict[str, Any]:
-    controller, coefs = kl.controller("adaptive", **ours), []
-    for divergence, rows in zip(batch["kl"].double().tolist(), batch["rows"].tolist()):
-        controller.update(divergence, rows)
-        coefs.append(controller.coef)
+    coef, coefs = ours["coef"], []
+    for found, rows in zip(batch["kl"].double().tolist(), batch["rows"].tolist()):
+        coef = adapted_kl_coef(coef, found, rows, target=ours["target"], horizon=ours["horizon"])
+        coefs.append(coef)
     return {"coefs": torch.tensor(coefs)}
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from trainer.engines.shared import Arena
+    from trainer.engines.process import Arena
 
 _MOST_FILES = 4096
 

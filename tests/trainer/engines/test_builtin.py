@@ -13,7 +13,6 @@ from tests.trainer.model_cases import END, QWEN2, QWEN3, decoder, naive_logits
 from trainer.engines import builtin
 from trainer.engines.base import Sampling
 from trainer.engines.builtin import Sampler
-from trainer.models import generation
 from trainer.types import Stop
 
 if TYPE_CHECKING:
@@ -62,13 +61,13 @@ def test_rows_that_go_on_after_many_have_ended_and_moved_are_still_right() -> No
 
 def test_three_of_four_computed_rows_at_least_are_still_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     slots: list[int] = []
-    step = generation.Run.step
+    step = builtin.CachedGeneration.step
 
-    def counted(self: generation.Run, tokens_R: torch.Tensor) -> torch.Tensor:
+    def counted(self: builtin.CachedGeneration, tokens_R: torch.Tensor) -> torch.Tensor:
         slots.append(len(tokens_R))
         return step(self, tokens_R)
 
-    monkeypatch.setattr(generation.Run, "step", counted)
+    monkeypatch.setattr(builtin.CachedGeneration, "step", counted)
     groups = sampler(seed=2).generate(PROMPTS, Sampling(6, 40, 1.0))
     lengths = [len(rollout.tokens) for group in groups for rollout in group]
     needed = [sum(length > number for length in lengths) for number in range(1, len(slots) + 1)]

@@ -20,12 +20,10 @@ from tests.trainer.trainer_cases import PAD, changed, of_a_child
 from trainer.algorithms.packing import pack
 from trainer.config import BadSetting
 from trainer.engines import remote
-from trainer.engines.base import Sampling
-from trainer.engines.generator_client import GeneratorLost, Order
-from trainer.engines.process import ProcessGenerator, pool
+from trainer.engines.base import Sampling, new_seeds
+from trainer.engines.generator_client import EngineSpec, GeneratorLost
+from trainer.engines.process import Arena, ProcessGenerator, look, pool
 from trainer.engines.reference import asked
-from trainer.engines.sampling import new_seeds
-from trainer.engines.shared import Arena, look
 from trainer.tasks.digits import successor
 from trainer.types import Group, Prompt
 from trainer.weights import Packer, fingerprint
@@ -40,8 +38,8 @@ LIMIT_S = 240.0
 SEEDED = Sampling(4, 3, 1.0, seeds=new_seeds(len(PROMPTS), torch.Generator().manual_seed(1)))
 
 
-def order(config: Config = FLAT) -> Order:
-    return Order.of(config, successor(1), seed=0)
+def order(config: Config = FLAT) -> EngineSpec:
+    return EngineSpec.of(config, successor(1), seed=0)
 
 
 def started(log: Path | None = None, config: Config = FLAT) -> ProcessGenerator:

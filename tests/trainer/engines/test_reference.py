@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.config import Config
-    from trainer.engines.generator_server import Server
+    from trainer.generator import Server
     from trainer.types import Batch
 
 THERE = changed(FLAT, reference_place="generators")

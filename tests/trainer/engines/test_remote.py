@@ -11,10 +11,9 @@ import torch
 
 from tests.trainer.generator_cases import FLAT, PROMPTS, Crew, InProcess, dead, silent, weights
 from tests.trainer.trainer_cases import END
-from trainer.engines.base import Sampling
+from trainer.engines.base import Sampling, new_seeds, pick, uniform
 from trainer.engines.generator_client import Generated, GeneratorLost
 from trainer.engines.remote import MOST_TRIES
-from trainer.engines.sampling import new_seeds, pick, uniform
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -13,11 +13,10 @@ import torch
 from tests.trainer.generator_cases import FLAT, PROMPTS, Crew, dead, weights
 from tests.trainer.trainer_cases import CPU, changed
 from trainer.engines import factory, remote
-from trainer.engines.base import Sampling
-from trainer.engines.generator_client import Order
-from trainer.engines.generator_server import Server
+from trainer.engines.base import Sampling, pick, uniform
+from trainer.engines.generator_client import EngineSpec
 from trainer.engines.remote import MOST_TRIES
-from trainer.engines.sampling import pick, uniform
+from trainer.generator import Server
 from trainer.tasks.digits import successor
 from trainer.weights import NotWhole, Packer
 
@@ -152,14 +151,14 @@ def test_a_model_that_knows_more_tokens_than_its_tokenizer_may_say_them(tmp_path
     (tmp_path / "config.json").write_text(json.dumps({"vocab_size": told}), encoding="utf-8")
     config = changed(FLAT, path=str(tmp_path))
     pool = remote.Pool(Crew().start, 1, timeout_s=5.0)
-    assert remote.over(pool, Order.of(config, successor(1), seed=0), seed=0).vocabulary_size == size
+    assert remote.over(pool, EngineSpec.of(config, successor(1), seed=0), seed=0).vocabulary_size == size
 
 
 # The other end.
 
 
 def test_a_server_whose_weights_are_not_of_one_version_answers_nothing() -> None:
-    order = Order.of(FLAT, successor(1), seed=0)
+    order = EngineSpec.of(FLAT, successor(1), seed=0)
     engine = factory.build_local_engine(FLAT, order.task(), CPU, seed=0, sampling_seed=0)
 
     def half(sent: Mapping[str, Tensor]) -> None:
@@ -182,8 +181,8 @@ def test_a_generator_is_told_that_there_is_an_environment_and_has_none_itself() 
     class Grid:
         pass
 
-    assert Order.of(FLAT, plain, seed=0).task().environment is None
-    made = Order.of(FLAT, replace(plain, environment=Grid), seed=0).task().environment  # type: ignore[arg-type]
+    assert EngineSpec.of(FLAT, plain, seed=0).task().environment is None
+    made = EngineSpec.of(FLAT, replace(plain, environment=Grid), seed=0).task().environment  # type: ignore[arg-type]
     assert made is not None
     with pytest.raises(ValueError, match="no environment"):
         made(None)  # type: ignore[arg-type]

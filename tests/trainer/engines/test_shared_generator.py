@@ -17,7 +17,7 @@ from tests.trainer.generator_cases import FLAT, PROMPTS, Crew, InProcess, Local,
 from tests.trainer.trainer_cases import changed
 from trainer.engines import remote
 from trainer.engines.base import Sampling
-from trainer.engines.generator_client import GeneratorLost, Order
+from trainer.engines.generator_client import EngineSpec, GeneratorLost
 from trainer.engines.shared_generator import SharedRemote
 from trainer.placement.generator import share, sharing
 from trainer.tasks import choose
@@ -51,7 +51,7 @@ class House(Crew):
             return made
 
     def ranks(self, **values: Any) -> list[Remote]:
-        order = Order.of(self.config, choose(self.config), seed=0)
+        order = EngineSpec.of(self.config, choose(self.config), seed=0)
         pools = [remote.Pool(self.start, 1, timeout_s=5.0, **sharing(1, number, RANKS)) for number in range(RANKS)]
         return [remote.over(pool, order, seed=3 + number, kind=SharedRemote) for number, pool in enumerate(pools)]
 

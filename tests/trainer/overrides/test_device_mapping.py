@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainer.overrides.device_mapping import parse_device_mapping
-from trainer.settings import BadSetting
+from trainer.sections import BadSetting
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ import shlex
 
 import pytest
 
-from trainer.config import BadSetting, Config, Given, read
-from trainer.overrides import values as spelling
+from trainer.config import BadSetting, Config, ParsedSettings, read
 from trainer.overrides import verl, verl_keys
 
 # The overrides of verl's quick start for Ascend (GRPO, Qwen2.5-0.5B-Instruct, GSM8K, 8 cards), verl 0.4.1 to 0.9.1.
@@ -55,7 +54,7 @@ trainer.save_freq=-1 trainer.test_freq=20 trainer.total_epochs=2 trainer.val_bef
 """)
 
 
-def understood(*words: str) -> Given:
+def understood(*words: str) -> ParsedSettings:
     return read(words, devices=("auto", "cpu"))
 
 
@@ -65,7 +64,7 @@ def refused(*words: str) -> str:
     return str(caught.value)
 
 
-def values(given: Given, *names: str) -> dict[str, object]:
+def values(given: ParsedSettings, *names: str) -> dict[str, object]:
     flat = given.config.flat()
     return {name: flat[name] for name in names}
 
@@ -363,7 +362,7 @@ def test_every_key_is_in_one_table_and_every_setting_that_it_names_exists() -> N
     ],
 )  # fmt: skip
 def test_values_are_read_as_hydra_reads_them(text: str, value: object) -> None:
-    found = spelling.read(text)
+    found = verl_keys.read_value(text)
     assert found == value
     assert type(found) is type(value)
 
@@ -373,4 +372,4 @@ def test_values_are_read_as_hydra_reads_them(text: str, value: object) -> None:
 )
 def test_values_that_are_no_values_are_refused(text: str) -> None:
     with pytest.raises(BadSetting):
-        spelling.read(text)
+        verl_keys.read_value(text)

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from trainer.config import BadSetting, parse
-from trainer.placement.cards import Layout, Node, Placement, Unfit, place_workers, read, spans
+from trainer.placement.cards import Layout, Node, Placement, PlacementError, place_workers, read, spans
 
 DEVICES = ("auto", "cpu", "npu", "cuda")
 
@@ -177,13 +177,13 @@ def test_where_no_node_has_cards_the_numbers_count_processes() -> None:
     ],
 )
 def test_a_cluster_without_room_is_explained_before_ray_is_asked(nodes: list[Node], told: str) -> None:
-    with pytest.raises(Unfit) as refused:
+    with pytest.raises(PlacementError) as refused:
         place_workers(layout("train_cards=0-3", "infer_cards=4-7"), nodes, kind="NPU")
     assert re.search(told, str(refused.value)) and "\n" not in str(refused.value)
 
 
 def test_enough_in_total_is_not_enough_on_one_node() -> None:
-    with pytest.raises(Unfit, match=r"10\.0\.0\.1 has 4 NPU .* 8 processes .* 8"):
+    with pytest.raises(PlacementError, match=r"10\.0\.0\.1 has 4 NPU .* 8 processes .* 8"):
         place_workers(layout("train_cards=0-7", "cards_per_node=8"), cluster(4, 4), kind="NPU")
 
 

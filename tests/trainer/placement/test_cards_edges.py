@@ -8,7 +8,7 @@ import pytest
 
 from tests.trainer.placement.test_cards import cluster, layout, where
 from trainer.config import BadSetting
-from trainer.placement.cards import Node, Unfit, place_workers
+from trainer.placement.cards import Node, PlacementError, place_workers
 
 
 def refusal(*words: str) -> str:
@@ -91,5 +91,5 @@ def test_the_size_of_an_engine_is_for_those_that_can_be_spread() -> None:
 
 
 def test_what_is_unfit_is_a_setting_that_cannot_be() -> None:
-    with pytest.raises(Unfit, match=r"registered GPU: 10\.0\.0\.1: 8 NPU"):
+    with pytest.raises(PlacementError, match=r"registered GPU: 10\.0\.0\.1: 8 NPU"):
         place_workers(layout("train_cards=0-3"), cluster(8), kind="GPU")

@@ -19,7 +19,7 @@ from trainer import launch
 from trainer.__main__ import main
 from trainer.config import Config, read
 from trainer.placement import cluster, daemon, supervise, worker_actor, workers
-from trainer.placement.cards import Layout, Node, Unfit, lost_nodes, place_workers
+from trainer.placement.cards import Layout, Node, PlacementError, lost_nodes, place_workers
 from trainer.placement.reach import OUT_OF_REACH
 
 if TYPE_CHECKING:
@@ -171,12 +171,12 @@ def test_a_process_that_does_not_start_is_not_waited_for_when_its_node_is_lost(
     monkeypatch.setitem(sys.modules, "ray", ray_that(None))
 
     def look() -> None:
-        raise Unfit("node 10.0.0.2 was lost")
+        raise PlacementError("node 10.0.0.2 was lost")
 
     began = time.monotonic()
-    with pytest.raises(Unfit, match=r"node 10\.0\.0\.2 was lost"):
+    with pytest.raises(PlacementError, match=r"node 10\.0\.0\.2 was lost"):
         workers.collect([object()], ["rank 1 on 10.0.0.2"], 600.0, look)
-    with pytest.raises(Unfit, match=r"rank 1 on 10\.0\.0\.2 did not .* 0 s"):
+    with pytest.raises(PlacementError, match=r"rank 1 on 10\.0\.0\.2 did not .* 0 s"):
         workers.collect([object()], ["rank 1 on 10.0.0.2"], 0.0, lambda: None)
     assert time.monotonic() - began < 60
 

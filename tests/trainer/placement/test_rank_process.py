@@ -21,15 +21,15 @@ from trainer import distributed
 from trainer.__main__ import main
 from trainer.config import parse
 from trainer.distributed import World
-from trainer.engines.generator_client import Order, TokenizerInfo
-from trainer.engines.generator_server import Server
+from trainer.engines.generator_client import EngineSpec, TokenizerInfo
+from trainer.generator import Server
 from trainer.interrupt import Interrupt
 from trainer.launch import PLACED
 from trainer.placement import generator as generators
 from trainer.placement import worker_actor, workers
 from trainer.placement.cards import Layout, Node, Placement, WorkerSlot, place_workers
 from trainer.placement.generator import Place, RayGenerator
-from trainer.placement.rank import _LAST, Heard
+from trainer.placement.rank import _LAST, TailOfOutput
 from trainer.placement.supervise import _cause, _failure
 from trainer.placement.worker_actor import WorkerActor
 from trainer.placement.workers import interfaces
@@ -197,7 +197,7 @@ def test_a_generator_is_told_where_a_model_is_that_is_named_from_the_ranks_folde
     place = Place(WorkerSlot("generator 0", (1,), 0, (1,)), seated("CPU", 1), None, "x")
     for given, told in (("m/n", str(tmp_path / "m/n")), ("/m", "/m"), ("", "")):
         config = parse([f"path={given}"], devices=("auto",))
-        RayGenerator(place, Order(config, TokenizerInfo(4, 0, 1), 3, has_environment=False, seed=0))
+        RayGenerator(place, EngineSpec(config, TokenizerInfo(4, 0, 1), 3, has_environment=False, seed=0))
         assert asked[-1][1].config.model.path == told
 
 
@@ -224,7 +224,7 @@ def test_a_rank_misses_the_working_folder_only_where_a_path_starts_there(
 
 def test_of_what_a_rank_says_the_end_is_kept_and_all_goes_on_also_from_programs_it_starts(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w+", encoding="utf-8") as file:
-        heard = Heard(file)
+        heard = TailOfOutput(file)
         for number in range(3000):
             print(f"line {number}", file=heard)
         heard.flush()

@@ -16,10 +16,10 @@ from trainer import __main__ as entry
 from trainer.config import Config, read
 from trainer.metrics.records import Records
 from trainer.placement import daemon, supervise, workers
-from trainer.placement.cards import Layout, Node, Unfit, lost_nodes, place_workers
+from trainer.placement.cards import Layout, Node, PlacementError, lost_nodes, place_workers
 from trainer.placement.head import HeadLost
 from trainer.placement.rank import Rank
-from trainer.placement.supervise import BROKE, INTERRUPTED, Ended, Run
+from trainer.placement.supervise import BROKE, INTERRUPTED, AttemptResult, Run
 from trainer.placement.worker_actor import WorkerActor
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return made
 
 
-def explained(ends: Sequence[Any], alive: Sequence[Node] = NODES) -> Ended:
+def explained(ends: Sequence[Any], alive: Sequence[Node] = NODES) -> AttemptResult:
     ranks: list[Any] = [
         SimpleNamespace(name=f"rank {number} on {NODES[number].address}") for number in range(len(ends))
     ]
@@ -74,11 +74,11 @@ def test_a_rank_that_lost_another_is_no_fault_of_its_own() -> None:
     assert explained([(1, GLOO), Late()]).is_lost
     assert not explained([(1, "trainer: ValueError: a reward"), Late()]).is_lost
     # One that failed by itself, and one that lost it.
-    assert explained([(1, GLOO), (1, "trainer: ValueError: a reward")]) == Ended(
+    assert explained([(1, GLOO), (1, "trainer: ValueError: a reward")]) == AttemptResult(
         BROKE, "ValueError: a reward", is_lost=False, rank=1
     )
     killed = RayActorError("Worker unexpectedly exits with a connection error code 2.")
-    assert explained([(1, GLOO), killed]) == Ended(BROKE, "rank 1 on 10.0.0.2 was killed", is_lost=True, rank=1)
+    assert explained([(1, GLOO), killed]) == AttemptResult(BROKE, "rank 1 on 10.0.0.2 was killed", is_lost=True, rank=1)
     assert explained([(2, "trainer: lr=x is refused"), Late()]).code == 2
 
 
@@ -108,7 +108,7 @@ def test_a_loss_that_only_a_survivor_tells_is_waited_for_until_the_node_is_known
 def test_a_rank_remembers_a_signal_within_its_steps_only() -> None:
     rank = Rank([], [])
     assert rank.leave(signal.SIGINT) is False
-    with rank._interrupt.held():
+    with rank._interrupt.deferred():
         assert rank.leave(signal.SIGTERM) is True
     assert rank._interrupt.name == "SIGTERM"
 
@@ -152,10 +152,10 @@ def test_what_ray_fails_with_ends_the_run_in_a_sentence_and_the_folders_errors_p
         supervise._attempt(run_of(tmp_path), failing(OSError(30, "Read-only file system", str(tmp_path))), head)
 
 
-BROKEN = Ended(BROKE, GLOO, is_lost=True, rank=0)
-KILLED = Ended(BROKE, "rank 1 on 10.0.0.2 was killed", is_lost=True, rank=1)
-LOST = Ended(BROKE, "node 10.0.0.2 was lost, and with it rank 1", is_lost=True, node="b")
-NO_PLACE = Ended(BROKE, "no place", is_lost=False)
+BROKEN = AttemptResult(BROKE, GLOO, is_lost=True, rank=0)
+KILLED = AttemptResult(BROKE, "rank 1 on 10.0.0.2 was killed", is_lost=True, rank=1)
+LOST = AttemptResult(BROKE, "node 10.0.0.2 was lost, and with it rank 1", is_lost=True, node="b")
+NO_PLACE = AttemptResult(BROKE, "no place", is_lost=False)
 
 
 @pytest.mark.parametrize(
@@ -170,11 +170,14 @@ NO_PLACE = Ended(BROKE, "no place", is_lost=False)
     ],
 )
 def test_a_node_that_is_known_to_be_gone_only_later_is_one_loss(
-    attempts: Sequence[tuple[Ended, str]], reasons: Sequence[Ended], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    attempts: Sequence[tuple[AttemptResult, str]],
+    reasons: Sequence[AttemptResult],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     left = iter(attempts)
 
-    def attempt(run: Run, *_: Any) -> Ended:
+    def attempt(run: Run, *_: Any) -> AttemptResult:
         ended, nodes = next(left)
         run.nodes.append(set(nodes))
         return ended
@@ -197,7 +200,7 @@ def test_a_loss_after_a_step_was_saved_is_another_one(tmp_path: Path, monkeypatc
 def test_why_a_run_ended_stays_in_its_records_though_a_rank_writes_on(tmp_path: Path) -> None:
     with Records(tmp_path) as ranks:
         ranks.write("step", step=1)
-        supervise._close(run_of(tmp_path), Ended(BROKE, "Ray is gone", is_lost=False))
+        supervise._close(run_of(tmp_path), AttemptResult(BROKE, "Ray is gone", is_lost=False))
         ranks.write("step", step=2)
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert kinds == ["step", "ranks", "step"]
@@ -283,7 +286,7 @@ def test_cards_are_refused_only_where_ray_may_give_them_to_others(
     if not is_refused:
         workers._check_ids(placement, facts, is_own=False)
         return
-    with pytest.raises(Unfit, match=r"cards 4,5 of 10\.0\.0\.1 .* 0,1,2,3 "):
+    with pytest.raises(PlacementError, match=r"cards 4,5 of 10\.0\.0\.1 .* 0,1,2,3 "):
         workers._check_ids(placement, facts, is_own=False)
 
 
@@ -292,5 +295,5 @@ def test_a_head_is_not_started_where_something_listens_already(monkeypatch: pyte
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(listening.getsockname()[1]))
         place = ":".join(map(str, listening.getsockname()))
-        with pytest.raises(Unfit, match=f"listens at {place}"), daemon.head(1, limit_s=1.0):
+        with pytest.raises(PlacementError, match=f"listens at {place}"), daemon.head(1, limit_s=1.0):
             pass

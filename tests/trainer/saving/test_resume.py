@@ -16,8 +16,9 @@ from tests.trainer.trainer_cases import CPU, ROOT, TINY, changed, of_a_child, on
 from trainer import __main__ as entry
 from trainer.build import build_trainer
 from trainer.config import BadSetting, Config
-from trainer.interrupt import Interrupt, Left
+from trainer.interrupt import Interrupt, Interrupted
 from trainer.metrics.records import FILE, Records
+from trainer.run_state import restore, state_of
 from trainer.saving import manifest, resume
 from trainer.saving.checkpoint import difference, load
 
@@ -55,7 +56,7 @@ class After(Interrupt):
     step: int = 0
     count: int = field(default=0)
 
-    def asked(self, world: World) -> str | None:
+    def requested(self, world: World) -> str | None:
         self.count += 1
         return "SIGTERM" if self.count == self.step else None
 
@@ -64,13 +65,13 @@ def go(out: Path, config: Config, *, stop: int = 0, is_resumed: bool = False) ->
     """A run, or the rest of one; stopped after so many steps of its own."""
     trainer, num_validated = build_trainer(config, CPU, seed=config.run.seed), None
     if is_resumed:
-        step = trainer.restore(load(out / resume.FOLDER, CPU))
+        step = restore(trainer, load(out / resume.FOLDER, CPU))
         num_validated = resume.continue_records(out, step).num_validated
     with Records(out, append=is_resumed) as records:
         try:
             interrupt = After(step=stop) if stop else None
             watched(trainer, config, out, records, interrupt=interrupt, num_validated=num_validated)
-        except Left as left:
+        except Interrupted as left:
             assert left.step == trainer.learner.steps_done
     return trainer
 
@@ -98,7 +99,7 @@ def test_a_run_that_is_stopped_twice_ends_with_the_bits_and_numbers_of_one_that_
     go(tmp_path / "parts", config, stop=first)
     go(tmp_path / "parts", config, stop=1, is_resumed=True)
     last = go(tmp_path / "parts", config, is_resumed=True)
-    assert difference(whole.state(steps), last.state(steps)) is None
+    assert difference(state_of(whole, steps), state_of(last, steps)) is None
     assert told(tmp_path / "parts") == told(tmp_path / "whole")
     assert len([each for each in told(tmp_path / "parts") if each["kind"] == "step"]) == steps
     assert only(read(tmp_path / "parts"), kind="stage", name="validation")["passed"] is True
@@ -112,7 +113,7 @@ def test_the_first_step_and_the_last_are_places_to_go_on_from(tmp_path: Path) ->
         out = tmp_path / str(stop)
         assert go(out, config, stop=stop).learner.steps_done == stop
         last = go(out, config, is_resumed=True)
-        assert difference(whole.state(3), last.state(3)) is None, stop
+        assert difference(state_of(whole, 3), state_of(last, 3)) is None, stop
         assert told(out) == told(tmp_path / "whole"), stop
 
 

@@ -22,6 +22,7 @@ from tests.trainer.trainer_cases import CPU
 from trainer.build import build_trainer
 from trainer.config import parse
 from trainer.distributed import World
+from trainer.run_state import restore, state_of
 from trainer.saving import manifest, resume, sharded
 from trainer.saving.checkpoint import CorruptCheckpoint, difference, flatten, load, save
 from trainer.saving.manifest import Saved, digest_of
@@ -380,14 +381,14 @@ def test_a_sampler_goes_on_with_its_numbers_and_one_that_is_new_begins_at_its_se
     fresh = build_trainer(config, CPU, seed=0, world=World(1, 2))
     begin = fresh.engine.random_state()
     saved.engine.restore_random_state(torch.Generator().manual_seed(99).get_state())
-    state = {**saved.state(1), "step": 1}
+    state = {**state_of(saved, 1), "step": 1}
     first = build_trainer(config, CPU, seed=0)
-    first.restore(state)
+    restore(first, state)
     assert torch.equal(first.engine.random_state(), saved.engine.random_state())
-    replace(fresh).restore(state)
+    restore(replace(fresh), state)
     assert torch.equal(fresh.engine.random_state(), begin)
     # Nor does one that follows an engine of another kind.
     other = build_trainer(config, CPU, seed=0)
     begin = other.engine.random_state()
-    other.restore({**state, "sampler_random": {"0": torch.zeros(16, dtype=torch.uint8)}})
+    restore(other, {**state, "sampler_random": {"0": torch.zeros(16, dtype=torch.uint8)}})
     assert torch.equal(other.engine.random_state(), begin)

@@ -21,9 +21,10 @@ from trainer.faults import WrongProducts
 from trainer.metrics.progress import Progress
 from trainer.metrics.records import Records
 from trainer.models import ops
+from trainer.run_state import state_of
 from trainer.saving.checkpoint import difference
-from trainer.stages import arithmetic, packages, probes
-from trainer.stages.stage import Stage, StageFailed, run
+from trainer.stages import probes
+from trainer.stages.probes import Stage, StageFailed, run_probe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +40,7 @@ def precision() -> Iterator[None]:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_this_cpu_computes(dtype: str) -> None:
-    products, decoder = arithmetic.matmul(CPU, dtype), arithmetic.decoder(CPU, dtype)
+    products, decoder = probes.matmul(CPU, dtype), probes.decoder(CPU, dtype)
     assert (products.passed, decoder.passed) == (True, True)
     assert set(products.measured["errors"]) == {"float32", "bfloat16", dtype}
     assert 0 < products.measured["errors"]["float32"] < 2e-5 < products.measured["errors"]["bfloat16"]
@@ -48,15 +49,15 @@ def test_this_cpu_computes(dtype: str) -> None:
 @pytest.mark.usefixtures("precision")
 def test_products_that_may_round_are_held_against_wider_limits() -> None:
     torch.set_float32_matmul_precision("medium")
-    assert arithmetic.matmul(CPU, "float32").passed is True
-    assert arithmetic.decoder(CPU, "float32").measured["limit"] == 0.15
-    assert arithmetic.tolerance("float32", "medium") > arithmetic.tolerance("float32", "highest")
-    assert arithmetic.tolerance("bfloat16", "medium") == arithmetic.tolerance("bfloat16", "highest")
+    assert probes.matmul(CPU, "float32").passed is True
+    assert probes.decoder(CPU, "float32").measured["limit"] == 0.15
+    assert probes.tolerance("float32", "medium") > probes.tolerance("float32", "highest")
+    assert probes.tolerance("bfloat16", "medium") == probes.tolerance("bfloat16", "highest")
 
 
 def test_a_wrong_tile_is_noticed_by_products_and_decoder() -> None:
     with WrongProducts():
-        products, decoder = arithmetic.matmul(CPU, "float32"), arithmetic.decoder(CPU, "float32")
+        products, decoder = probes.matmul(CPU, "float32"), probes.decoder(CPU, "float32")
     assert (products.passed, decoder.passed) == (False, False)
     assert products.reason is not None and "float32 " in products.reason
     assert decoder.reason is not None and "nats" in decoder.reason
@@ -72,18 +73,18 @@ def test_an_operator_that_does_nothing_is_noticed(value: float, monkeypatch: pyt
         return found if left.dtype == torch.float64 else torch.full_like(found, value)
 
     monkeypatch.setattr(torch, "matmul", garbage)
-    assert arithmetic.matmul(CPU, "float32").passed is False
+    assert probes.matmul(CPU, "float32").passed is False
 
 
 def test_a_wrong_gradient_is_noticed_though_the_log_probabilities_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    score = arithmetic._score
+    score = probes._score
 
     def half(device: torch.device, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
         logprobs, gradient = score(device, dtype)
         return logprobs, gradient * (1.0 if dtype == "float64" else 0.5)
 
-    monkeypatch.setattr(arithmetic, "_score", half)
-    found = arithmetic.decoder(CPU, "float32")
+    monkeypatch.setattr(probes, "_score", half)
+    found = probes.decoder(CPU, "float32")
     assert (found.passed, found.measured["gradient_error"]) == (False, pytest.approx(0.5, abs=1e-3))
 
 
@@ -144,24 +145,24 @@ def test_the_warm_up_leaves_no_trace() -> None:
     assert probes.warm_up(trainer).passed is None
     found = probes.first_use(trainer)
     assert (found.passed, found.measured["answers"]) == (True, 12)
-    assert difference(trainer.state(0), same.state(0)) is None
+    assert difference(state_of(trainer, 0), state_of(same, 0)) is None
     assert all(each.grad is None for _, each in trainer.learner.model.named_parameters())
 
 
 def asked(out: Path, fault: bool = False) -> list[dict[str, Any]]:
     with Records(out) as records:
-        probes.ask(build_trainer(TINY, CPU, seed=0), TINY, records, Progress())
+        probes.run_probes(build_trainer(TINY, CPU, seed=0), TINY, records, Progress())
     return read(out)
 
 
 def test_every_question_has_a_record_with_its_time_and_all_are_quick(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packages, "installed", list)
+    monkeypatch.setattr(probes, "installed_packages", list)
     trainer = build_trainer(TINY, CPU, seed=0)
     began = time.process_time()
     with Records(tmp_path) as records:
-        probes.ask(trainer, TINY, records, Progress())
+        probes.run_probes(trainer, TINY, records, Progress())
     spent = time.process_time() - began
     found = read(tmp_path)
     names = ["packages", "import", "device", "matmul", "decoder", "memory", "collective", "warm-up"]
@@ -184,7 +185,7 @@ def test_a_device_that_computes_nonsense_is_not_trained_on(tmp_path: Path) -> No
 
 def test_a_card_is_announced_before_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "compiles", lambda device: True)
-    monkeypatch.setattr(packages, "installed", list)
+    monkeypatch.setattr(probes, "installed_packages", list)
     found = asked(tmp_path)
     assert [record["what"] for record in found if record["kind"] == "note"] == ["compiling", "warm-up"]
     kinds = [record.get("name", record.get("what")) for record in found]
@@ -198,7 +199,7 @@ def test_what_a_probe_raises_is_its_answer(tmp_path: Path) -> None:
         raise RuntimeError("aclnnMatmul\n failed")
 
     with Records(tmp_path) as records:
-        run("matmul", breaks, records)
+        run_probe("matmul", breaks, records)
     record = only(read(tmp_path), name="matmul")
     assert (record["passed"], record["reason"]) == (False, "RuntimeError: aclnnMatmul failed")
 
@@ -221,7 +222,7 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
         return popen([sys.executable, str(file)], **options)
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    monkeypatch.setattr(packages, "installed", lambda: ["ray"])
+    monkeypatch.setattr(probes, "installed_packages", lambda: ["ray"])
 
 
 @pytest.mark.parametrize(
@@ -237,15 +238,15 @@ def test_a_package_is_believed_by_what_its_child_says(
     name: str, passed: bool, reason: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     child(tmp_path, monkeypatch, CHILDREN[name])
-    found = packages.probe(CPU, limit_s=1 if name == "hangs" else 240)
+    found = probes.packages(CPU, limit_s=1 if name == "hangs" else 240)
     assert found.passed is passed
     assert found.reason is None if reason is None else re.fullmatch(reason, found.reason or "")
     assert json.dumps(found.measured)
 
 
 def test_a_stack_without_ray_and_vllm_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "installed", list)
-    found = packages.probe(CPU)
+    monkeypatch.setattr(probes, "installed_packages", list)
+    found = probes.packages(CPU)
     assert found == Stage(None, found.reason) and re.search("ray .*vllm", found.reason or "")
 
 
@@ -255,11 +256,11 @@ def test_packages_that_are_not_to_be_tried_are_named_and_no_process_is_started(
     def start(*_: Any, **__: Any) -> None:
         raise AssertionError("a child was started")
 
-    monkeypatch.setattr(packages, "installed", lambda: ["ray", "vllm"])
+    monkeypatch.setattr(probes, "installed_packages", lambda: ["ray", "vllm"])
     monkeypatch.setattr(subprocess, "Popen", start)
     config = changed(TINY, probe_packages=False)
     with Records(tmp_path) as records:
-        probes.ask(build_trainer(config, CPU, seed=0), config, records, Progress())
+        probes.run_probes(build_trainer(config, CPU, seed=0), config, records, Progress())
     found = read(tmp_path)
     assert [record for record in found if record["kind"] == "note"] == []
     record = only(found, name="packages")
@@ -275,14 +276,14 @@ def test_by_default_packages_are_tried(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_without_packages_there_is_nothing_to_skip(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "installed", list)
-    assert packages.probe(CPU, is_wanted=False) == packages.probe(CPU)
+    monkeypatch.setattr(probes, "installed_packages", list)
+    assert probes.packages(CPU, is_wanted=False) == probes.packages(CPU)
 
 
 @pytest.mark.full
 def test_ray_passes_a_tensordict_through_an_actor_where_it_is_installed() -> None:
     pytest.importorskip("ray", reason="needs ray, which comes with the stacks cpu-full, verl and roll")
-    found = packages.ask("ray", ["cpu", "1"], limit_s=300)
+    found = probes.try_package("ray", ["cpu", "1"], limit_s=300)
     assert "problem" not in found and found["start_s"] > 0
 
 

@@ -15,14 +15,14 @@ from trainer import models
 from trainer.build import build_trainer
 from trainer.config import BadSetting, Config
 from trainer.distributed import World
-from trainer.interrupt import Interrupt, Left
+from trainer.interrupt import Interrupt, Interrupted
 from trainer.metrics.progress import Progress
 from trainer.metrics.records import Records
 from trainer.models import files, lora
 from trainer.saving import resume
 from trainer.saving.checkpoint import difference, load
 from trainer.supervised import sft, warm_start
-from trainer.supervised.sft_learner import SFTLearner
+from trainer.supervised.sft import SFTLearner
 from trainer.tasks.tokenizers import choose
 from trainer.types import Group
 
@@ -61,7 +61,7 @@ def settings(folder: Path, **values: object) -> Config:
 class Leaving(Interrupt):
     """Asks to leave after the first step."""
 
-    def asked(self, world: World) -> str | None:
+    def requested(self, world: World) -> str | None:
         return "SIGINT"
 
 
@@ -146,7 +146,7 @@ def test_with_adapters_they_alone_learn_and_are_written_beside_the_merged_model(
 def test_a_run_that_is_left_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     config = settings(tmp_path, steps=3)
     whole = go(tmp_path / "whole", config)
-    with pytest.raises(Left, match="SIGINT"):
+    with pytest.raises(Interrupted, match="SIGINT"):
         go(tmp_path / "out", config, interrupt=Leaving())
     last = go(tmp_path / "out", config, is_resumed=True)
     assert difference(whole.state(3), last.state(3)) is None

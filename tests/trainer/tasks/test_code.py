@@ -44,12 +44,12 @@ def test_the_source_is_the_last_fenced_block(answer: str, source: str) -> None:
 
 
 def test_the_tests_of_each_kind_are_read() -> None:
-    assert read_tests(PRINTED).wanted == ("2\n", "4\n")
-    assert (read_tests(NAMED).given, read_tests(NAMED).wanted) == (("[1, [2]]", "[3, []]"), ([1, [2]], [3, []]))
+    assert read_tests(PRINTED).expected == ("2\n", "4\n")
+    assert (read_tests(NAMED).given, read_tests(NAMED).expected) == (("[1, [2]]", "[3, []]"), ([1, [2]], [3, []]))
     asserted = read_tests(ASSERTED)
     assert asserted.given == ("double(2)", "double([1, 2])[2:3]", "bool(double(0))")
-    assert asserted.wanted == (4, [2], False)
-    assert read_tests("assert f(1) == {'a': (1,)}\n\nassert f(2)\n").wanted == ({"a": (1,)}, True)
+    assert asserted.expected == (4, [2], False)
+    assert read_tests("assert f(1) == {'a': (1,)}\n\nassert f(2)\n").expected == ({"a": (1,)}, True)
 
 
 @pytest.mark.parametrize(

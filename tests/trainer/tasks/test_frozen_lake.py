@@ -10,9 +10,10 @@ import pytest
 
 from trainer.config import BadSetting, parse
 from trainer.engines.base import Sampling
-from trainer.rollouts import collect, demonstrate
+from trainer.episodes import demonstrate
+from trainer.rollouts import collect
 from trainer.tasks.frozen_lake import RULES, Lake, expert, generate, solve, task
-from trainer.tasks.grids import MOVES, Form, Level, Player, assemble, observation_format
+from trainer.tasks.grids import MOVES, ActionFormat, Level, Player, assemble, observation_format
 from trainer.types import Rollout, Stop
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def test_a_shown_episode_has_the_map_after_each_move() -> None:
 
 @pytest.mark.parametrize("answer", ["", "DD", "d", "Down", "_"])
 def test_an_answer_that_is_no_single_letter_costs_the_penalty_and_the_turn(answer: str) -> None:
-    player = Player(Lake.start(MAP), Form(is_short=True), -0.25)
+    player = Player(Lake.start(MAP), ActionFormat(is_short=True), -0.25)
     said = player.step(answer)
     assert (said.reward, said.is_done, said.is_valid, said.text) == (-0.25, False, False, "P_O/__G/O__=")
 
@@ -173,7 +174,7 @@ def test_an_answer_that_is_no_single_letter_costs_the_penalty_and_the_turn(answe
     ],
 )
 def test_in_words_the_first_marked_action_counts_in_any_case(answer: str, name: str | None) -> None:
-    assert Form(is_short=False).read(answer) == name
+    assert ActionFormat(is_short=False).read(answer) == name
 
 
 @pytest.mark.parametrize(
@@ -188,14 +189,14 @@ def test_in_words_the_first_marked_action_counts_in_any_case(answer: str, name: 
     ],
 )
 def test_with_thinking_an_action_counts_right_after_it_alone(answer: str, name: str | None) -> None:
-    form = Form(is_short=False, thinks=True)
+    form = ActionFormat(is_short=False, thinks=True)
     assert form.read(answer) == name
     assert form.read(form.write("Left")) == "Left"
     assert form.read(form.show(MAP)) == "Right"
 
 
 def test_in_words_the_rules_are_said_once_and_a_wrong_answer_is_told() -> None:
-    form = Form(is_short=False, rules=RULES)
+    form = ActionFormat(is_short=False, rules=RULES)
     player = Player(Lake.start(MAP), form, -0.25)
     assert form.ask(MAP).startswith(RULES)
     assert "P_O\n__G\nO__" in form.ask(MAP)

@@ -11,7 +11,7 @@ from tests.trainer.tasks.text_cases import files, row, said, settings
 from trainer import tasks
 from trainer.config import BadSetting
 from trainer.tasks.math import judged
-from trainer.tasks.worker import Hung, Worker
+from trainer.tasks.worker import Worker, WorkerTimeout
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,7 +39,7 @@ def test_the_task_pays_for_answers_by_value(tmp_path: Path) -> None:
 
 def test_an_answer_that_takes_too_long_scores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def hang(self: Worker, arguments: object, *, timeout_s: float) -> float:
-        raise Hung(f"did not answer within {timeout_s:g} s")
+        raise WorkerTimeout(f"did not answer within {timeout_s:g} s")
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(Worker, "call", hang)

@@ -8,9 +8,8 @@ import pytest
 
 from trainer import tasks
 from trainer.config import parse
-from trainer.tasks.base import ALPHABET, Characters, Task, prompt
+from trainer.tasks.base import ALPHABET, Characters, Task, exact, partial, prompt
 from trainer.tasks.digits import addition, copy, successor
-from trainer.tasks.rewards import exact, partial
 from trainer.types import Rollout, Stop
 
 WORDS = Characters()

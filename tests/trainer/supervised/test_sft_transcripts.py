@@ -9,8 +9,8 @@ import pytest
 from tests.trainer.tasks.text_cases import WORDS, jsonl
 from trainer.algorithms.packing import pack
 from trainer.config import BadSetting
+from trainer.supervised.sft import Transcript, read_transcripts, render_message, transcript
 from trainer.tasks.tokenizers import Pretrained
-from trainer.tasks.transcripts import Transcript, read, render_message, transcript
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -115,7 +115,7 @@ def test_the_chat_template_decides_the_words_around_and_the_line_break_behind_is
 def test_tools_are_told_to_the_template(tmp_path: Path) -> None:
     tokenizer = pretrained()
     path = jsonl(tmp_path / "talks.jsonl", [{"messages": TALK, "tools": [{"type": "function"}]}])
-    (made,) = read(path, tokenizer, max_tokens=1000)
+    (made,) = read_transcripts(path, tokenizer, max_tokens=1000)
     assert tokenizer.decode(made.tokens).startswith("<tools>1</tools><|start|>system")
 
 
@@ -133,10 +133,10 @@ def test_a_tokenizer_without_a_template_is_refused() -> None:
 
 def test_long_transcripts_are_left_out(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "talks.jsonl", [{"messages": TALK}, {"messages": TALK[3:5]}])
-    (made,) = read(path, WORDS, max_tokens=20)
+    (made,) = read_transcripts(path, WORDS, max_tokens=20)
     assert learnt(made, WORDS) == ["It is 5."]
     with pytest.raises(BadSetting, match=r"no transcript: 2 .*\b3 tokens"):
-        read(path, WORDS, max_tokens=3)
+        read_transcripts(path, WORDS, max_tokens=3)
 
 
 @pytest.mark.parametrize(
@@ -154,4 +154,4 @@ def test_long_transcripts_are_left_out(tmp_path: Path) -> None:
 def test_a_row_that_is_no_conversation_is_named(tmp_path: Path, broken: dict[str, Any], problem: str) -> None:
     path = jsonl(tmp_path / "talks.jsonl", [{"messages": TALK}, broken])
     with pytest.raises(BadSetting, match=problem):
-        read(path, WORDS, max_tokens=1000)
+        read_transcripts(path, WORDS, max_tokens=1000)

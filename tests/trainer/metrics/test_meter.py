@@ -10,7 +10,7 @@ import torch
 from tests.trainer.trainer_cases import CPU, END, PAD, TEXT, TINY, changed, decoder, group, rollout
 from trainer.algorithms.packing import pack
 from trainer.config import Config
-from trainer.metrics import flops
+from trainer.metrics import meter
 from trainer.models import build
 from trainer.tasks.base import prompt
 from trainer.types import Group
@@ -23,12 +23,12 @@ def products(counted: dict[object, int]) -> int:
 
 
 def test_the_example_of_the_docstring() -> None:
-    found = flops.work([group("12=", [1, 2], [1, 2, 3])])
-    assert found == flops.Work(tokens=6, passing=2, outputs=4, pairs=19, last_pairs=16)
+    found = meter.work([group("12=", [1, 2], [1, 2, 3])])
+    assert found == meter.Work(tokens=6, passing=2, outputs=4, pairs=19, last_pairs=16)
 
 
 def test_pairs_are_those_a_causal_model_sees() -> None:
-    found = flops.work(GROUPS)
+    found = meter.work(GROUPS)
     pairs = 0
     for each in GROUPS:
         length = len(each.prompt.tokens)
@@ -42,68 +42,68 @@ def test_linear_layers_are_counted_exactly_forwards_and_backwards() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     model = decoder()
-    batch, done = pack(GROUPS, torch.zeros(2, 2), pad=PAD), flops.work(GROUPS)
-    size = flops.sizes(model)
+    batch, done = pack(GROUPS, torch.zeros(2, 2), pad=PAD), meter.work(GROUPS)
+    size = meter.sizes(model)
     assert size is not None
     attention = 4 * size.width * (done.pairs + done.last_pairs)
     with FlopCounterMode(display=False) as counter:
         scored = model.score(batch, temperature=1.0)
-    assert products(counter.get_flop_counts()["Global"]) == flops.forward(size, done) - attention
+    assert products(counter.get_flop_counts()["Global"]) == meter.forward(size, done) - attention
     with FlopCounterMode(display=False) as counter:
         (scored.logprobs_BT.sum() + scored.entropy_BT.sum()).backward()
     again = 2 * size.output * done.outputs  # the logits are not kept but computed once more, which is no work
-    assert products(counter.get_flop_counts()["Global"]) == flops.backward(size, done) - 2 * attention + again
+    assert products(counter.get_flop_counts()["Global"]) == meter.backward(size, done) - 2 * attention + again
 
 
 def test_only_actions_are_predicted_in_an_episode() -> None:
     episode = replace(rollout([1, 2, 3, 4]), response_mask=(True, False, False, True))
     asked = prompt("1=", "1", TEXT)
-    assert flops.work([Group(asked, (episode,))]).outputs == 1 + 1
-    assert flops.work([Group(asked, (rollout([1, 2, 3, 4]),))]).outputs == 1 + 3
+    assert meter.work([Group(asked, (episode,))]).outputs == 1 + 1
+    assert meter.work([Group(asked, (rollout([1, 2, 3, 4]),))]).outputs == 1 + 3
 
 
 def test_frozen_weights_have_no_gradient_of_their_own() -> None:
     whole, adapted = (
-        flops.sizes(build(changed(TINY, lora_rank=rank), TEXT.vocabulary_size, seed=0, device=CPU)) for rank in (0, 2)
+        meter.sizes(build(changed(TINY, lora_rank=rank), TEXT.vocabulary_size, seed=0, device=CPU)) for rank in (0, 2)
     )
     assert whole is not None
     assert adapted is not None
     assert adapted.learning == adapted.adapters == adapted.body - whole.body > 0
     assert not adapted.output_learns
-    done = flops.work(GROUPS)
-    assert flops.backward(whole, done) == 2 * flops.forward(whole, done)
+    done = meter.work(GROUPS)
+    assert meter.backward(whole, done) == 2 * meter.forward(whole, done)
     linear = 2 * (adapted.body * done.tokens - adapted.spared * done.passing)
     attention = 4 * adapted.width * (done.pairs + done.last_pairs)
     of_weights = linear * adapted.learning // adapted.body
     # The frozen output layer passes the gradient on once, as every frozen layer does.
-    assert flops.backward(adapted, done) == linear + of_weights + 2 * attention + 2 * adapted.output * done.outputs
+    assert meter.backward(adapted, done) == linear + of_weights + 2 * attention + 2 * adapted.output * done.outputs
 
 
 def test_phases_hold_the_passes_that_the_settings_ask_for() -> None:
-    size, done = flops.sizes(decoder()), flops.work(GROUPS)
+    size, done = meter.sizes(decoder()), meter.work(GROUPS)
     assert size is not None
-    one = float(flops.forward(size, done))
+    one = float(meter.forward(size, done))
 
     def phases(**settings: object) -> dict[str, float]:
-        return flops.of_phases(size, done, changed(TINY, **settings), drawn_over_used=1.5)
+        return meter.of_phases(size, done, changed(TINY, **settings), drawn_over_used=1.5)
 
     assert phases(kl_coef=0.0, mini_batches=1) == {"gen": 1.5 * one, "update_actor": 3 * one}
     assert phases(kl_coef=0.1, mini_batches=1)["old_log_prob"] == one
     assert phases(kl_coef=0.1, mini_batches=2)["old_log_prob"] == 2 * one
     with_critic = phases(kl_coef=0.0, mini_batches=2, estimator="gae")
-    body = flops.forward(replace(size, output=0), done)
+    body = meter.forward(replace(size, output=0), done)
     assert with_critic["old_log_prob"] == one + body
     assert with_critic["update_actor"] == 3 * (one + body)
 
 
 def test_a_model_whose_products_cannot_be_told_has_no_count() -> None:
-    assert flops.sizes(torch.nn.Linear(3, 4)) is None
+    assert meter.sizes(torch.nn.Linear(3, 4)) is None
 
 
 def test_the_peak_is_what_was_set_or_what_was_measured_in_bounded_time() -> None:
-    said = flops.peak(changed(Config(), peak_tflops=354.0), CPU)
+    said = meter.peak(changed(Config(), peak_tflops=354.0), CPU)
     assert (said.tflops, said.source, said.side, said.seconds) == (354.0, "setting", None, 0.0)
-    found = flops.peak(Config(), CPU)
+    found = meter.peak(Config(), CPU)
     assert found.source == "measured"
     assert found.side in (256, 512, 1024, 2048)
     # From a slow core shared by several to one with wide matrix units.
@@ -120,8 +120,8 @@ def test_a_model_of_transformers_is_counted_like_the_built_in_one() -> None:
         vocab_size=19, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         intermediate_size=24, tie_word_embeddings=True,
     )  # fmt: skip
-    theirs = flops.sizes(Pretrained(transformers.Qwen2ForCausalLM(shape)))
-    ours = flops.sizes(decoder())
+    theirs = meter.sizes(Pretrained(transformers.Qwen2ForCausalLM(shape)))
+    ours = meter.sizes(decoder())
     assert theirs is not None
     assert ours is not None
     assert (theirs.body, theirs.output, theirs.layers, theirs.width) == (ours.body, ours.output, 2, 16)

@@ -16,8 +16,7 @@ from trainer.config import parse
 from trainer.distributed import World
 from trainer.models import files, lora
 from trainer.saving.checkpoint import difference, load, save
-from trainer.saving.export import export
-from trainer.saving.publish import publish
+from trainer.saving.publish import export, publish
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Divergence from the reference by hand, the clamps of each convention, and the two controllers."""
+"""Divergence from the reference by hand, the clamps of each convention, and the adaptive coefficient."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from trainer.algorithms.advantages import CONVENTIONS
-from trainer.algorithms.kl import AdaptiveController, FixedController, controller, divergence
+from trainer.algorithms.conventions import CONVENTIONS
+from trainer.algorithms.losses import adapted_kl_coef, divergence
 
 
 def at(name: str, difference: float, convention: str = "verl", old: float | None = None) -> tuple[float, float]:
@@ -62,17 +62,6 @@ def test_its_mean_under_the_policy_is_the_divergence() -> None:
 
 
 def test_the_adaptive_coefficient_follows_the_divergence_by_a_bounded_step() -> None:
-    found = AdaptiveController(0.1, target=1.0, horizon=100)
-    found.update(5.0, 50)
-    assert found.coef == pytest.approx(0.11)
-    found.update(1.1, 50)
-    assert found.coef == pytest.approx(0.11 * 1.05)
-    found.update(0.0, 100)
-    assert found.coef == pytest.approx(0.11 * 1.05 * 0.8)
-
-
-def test_the_fixed_coefficient_stays() -> None:
-    found = controller("fixed", coef=0.1, target=1.0, horizon=100)
-    found.update(5.0, 50)
-    assert found == FixedController(0.1)
-    assert controller("adaptive", coef=0.1, target=1.0, horizon=100) == AdaptiveController(0.1, 1.0, 100)
+    assert adapted_kl_coef(0.1, 5.0, 50, target=1.0, horizon=100) == pytest.approx(0.11)
+    assert adapted_kl_coef(0.11, 1.1, 50, target=1.0, horizon=100) == pytest.approx(0.11 * 1.05)
+    assert adapted_kl_coef(0.11, 0.0, 100, target=1.0, horizon=100) == pytest.approx(0.11 * 0.8)

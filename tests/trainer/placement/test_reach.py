@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from trainer.placement.busy import held, told
+from trainer.placement.reach import held, list_jobs
 
 # Cut from `job_table`, `actors` and `placement_group_table` of Ray 2.60.0.
 JOBS: list[dict[str, Any]] = json.loads("""[
@@ -29,7 +29,7 @@ def group(job: str, node: str = "a", state: str = "CREATED") -> dict[str, Any]:
 
 
 def words(actors: list[dict[str, Any]], groups: list[dict[str, Any]]) -> str:
-    return told(JOBS, held(actors, groups, {"a", "b"}), own="02000000")
+    return list_jobs(JOBS, held(actors, groups, {"a", "b"}), own="02000000")
 
 
 def test_actors_and_placement_groups_are_counted_by_job_and_the_program_is_named() -> None:
@@ -52,5 +52,5 @@ def test_what_outlives_its_program_is_told_as_such() -> None:
 
 def test_a_long_command_line_is_cut() -> None:
     long = [{**JOBS[1], "Entrypoint": "python " + "a" * 500}]
-    said = told(long, held([actor("01000000")], [], {"a"}), own="")
+    said = list_jobs(long, held([actor("01000000")], [], {"a"}), own="")
     assert f"({('python ' + 'a' * 500)[:100]}..., process 6511" in said

@@ -1,0 +1,228 @@
+"""The state of a run that a checkpoint holds: policy, optimizer, random numbers, reference, prefetched rollouts.
+
+`state_of` makes it and `restore` goes on from it. About the reference policy: if a checkpoint has its weights, they are
+used, wherever the reference is held from then on. If it has none, the generators had made the reference from the
+settings; then the checkpoint has the fingerprint of those weights, the reference is made from the same settings again,
+and the fingerprints must match. So a resumed run never uses its trained weights as its reference, nor a changed model
+folder.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainer.config import BadSetting
+from trainer.rollouts import RolloutBatch
+from trainer.saving.checkpoint import STORED, flatten
+from trainer.shards import gathered
+from trainer.types import Group, Rollout, Stop
+from trainer.weights import fingerprint, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from trainer.engines.remote import Remote
+    from trainer.learner import Learner
+    from trainer.models.base import Model
+    from trainer.saving.checkpoint import Saved, State
+    from trainer.trainer import Trainer
+    from trainer.types import Prompt
+
+# The key of the reference's fingerprint in a state, if the generators have the reference.
+MARK = "reference_mark"
+
+
+def state_of(trainer: Trainer, step: int) -> State:
+    """All that the step after `step` depends on, on every rank; a collective."""
+    world, engine = trainer.world, trainer.engine
+    samplers = world.gather(engine.random_state().cpu())
+    state = {
+        "step": step,
+        "settings": trainer.config.lasting(),
+        "learner": trainer.learner.state(),
+        "sampler_random": {str(rank): state for rank, state in enumerate(samplers)},
+        **trainer.prompts.state(),
+    }
+    if trainer.prefetch is not None:  # the rollouts of every rank's next step
+        ready = world.gather(prefetched_state(trainer.prefetch.ready, trainer.task.train))
+        state["ready"] = {str(rank): each for rank, each in enumerate(ready)}
+    return with_reference(state, trainer.reference_engine)
+
+
+def save_checkpoint(trainer: Trainer, state: State, folder: Path) -> Saved:
+    """Rank 0 saves the state, or all ranks their rows of it; what was saved. A collective."""
+    saved = trainer.save(state, folder) if trainer.world.is_first or trainer.learner.is_sharded else None
+    first: Saved = trainer.world.gather(saved)[0]
+    return first
+
+
+def restore(trainer: Trainer, state: Mapping[str, Any]) -> int:
+    """Goes on from a state that `state_of` gave, on as many ranks or on others; gives back its step.
+
+    On as many, every bit of what follows is the same. Prompts and the order of groups do not depend on the ranks.
+    A rank that was there before goes on with its sampler's random numbers. One that was not, or whose engine is of
+    another kind than the one before, begins at its own seed; rollouts that lay ready in other shares are made anew.
+    """
+    trainer.learner.restore(_learner_state(trainer.learner, state))
+    restore_reference(trainer.learner, trainer.reference_engine, state)
+    samplers, own = state["sampler_random"], str(trainer.world.rank)
+    if own in samplers and samplers[own].shape == trainer.engine.random_state().shape:
+        trainer.engine.restore_random_state(samplers[own].cpu())
+    trainer.prompts.restore(state)
+    if trainer.prefetch is not None:
+        # A state of shards holds no empty parts: of a run that was at its end nothing lay ready.
+        ready = state.get("ready", {}).get(own, {}) if len(samplers) == trainer.world.size else {}
+        trainer.prefetch.ready = prefetched_of_state(ready, trainer.task.train, trainer.device)
+    step = int(state["step"])
+    trainer.sync_weights(step)
+    return step
+
+
+def _learner_state(learner: Learner, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The learner's part of a saved state; of a sharded one the tensors are read into the live ones."""
+    stored = state.get(STORED)
+    if stored is None:
+        return state["learner"]  # type: ignore[no-any-return]
+    own = learner.state()
+    if not is_stored(state):
+        own.pop("reference", None)
+    tensors = {name: each for name, each in flatten({"learner": own}).items() if isinstance(each, torch.Tensor)}
+    stored.into({name: each for name, each in tensors.items() if each.is_floating_point()})
+    return {**own, **state["learner"]}
+
+
+# The reference policy.
+
+
+def begin_reference(trainer: Trainer) -> None:
+    """Gives generators that hold the reference policy its fingerprint; a collective if it is sharded.
+
+    An engine that has one already keeps it.
+    """
+    remote = trainer.reference_engine
+    if remote is not None and remote.origin is None:
+        remote.expect_reference(fingerprint(plain_weights(trainer.learner.model, trainer.learner.dtype)))
+
+
+def set_reference(trainer: Trainer) -> None:
+    """Takes the learner's present weights for those that the run starts from; a collective where it is sharded."""
+    trainer.learner.set_reference()
+    if (remote := trainer.reference_engine) is not None:
+        remote.set_reference(trainer.learner.full_weights())
+        remote.barrier(trainer.world)
+
+
+def plain_weights(model: Model, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """The weights of a model without adapters, one after the other, in a dtype; of a sharded one a collective."""
+    return ((name, gathered(each, dtype)) for name, each in model.named_parameters() if ".lora_" not in name)
+
+
+def with_reference(state: dict[str, Any], remote: Remote | None) -> dict[str, Any]:
+    """A state with the data about the generators' reference; unchanged (None) without one."""
+    if remote is None or remote.origin is None:
+        return state
+    learner, origin = state["learner"], remote.origin
+    if origin.buckets:
+        learner = {**learner, "reference": unpack(origin.buckets)}
+    return {**state, "learner": learner, MARK: origin.mark}
+
+
+def is_stored(state: Mapping[str, Any]) -> bool:
+    """Whether a sharded state has the reference among its shards."""
+    return STORED in state and MARK not in state
+
+
+def restore_reference(learner: Learner, remote: Remote | None, state: Mapping[str, Any]) -> None:
+    """Restores the reference of the saved run; `remote` is None if the learner holds it.
+
+    Raises BadSetting if it is no longer available.
+    """
+    if remote is not None and remote.origin is not None:
+        stored_reference = _stored_reference(learner, state)
+        if stored_reference is None:
+            _check(state[MARK], remote.origin.mark)
+        elif fingerprint(stored_reference.items()) != remote.origin.mark:
+            remote.set_reference(stored_reference.items())
+    elif MARK in state and "reference" not in state["learner"] and learner.reference is not None:
+        _check(state[MARK], fingerprint(plain_weights(learner.reference, learner.dtype)))
+
+
+def _stored_reference(learner: Learner, state: Mapping[str, Any]) -> Mapping[str, Tensor] | None:
+    """The complete reference of a state; None if it has none."""
+    if not is_stored(state):
+        stored_reference: Mapping[str, Tensor] | None = state["learner"].get("reference")
+        return stored_reference
+    own = ((name, each) for name, each in learner.model.named_parameters() if ".lora_" not in name)
+    weights = {name: torch.empty(each.shape, dtype=learner.dtype) for name, each in own}
+    state[STORED].into({f"learner/reference/{name}": each for name, each in weights.items()})
+    return weights
+
+
+def _check(saved: int, own: int) -> None:
+    if saved != own:
+        raise BadSetting(
+            "resume: the reference policy of this run cannot be had again: it was made from the settings, and these "
+            "make another one now. Does path still hold the model that the run began with?"
+        )
+
+
+# Prefetched rollouts.
+
+
+def prefetched_state(batch: RolloutBatch | None, questions: Sequence[Prompt]) -> dict[str, Any]:
+    """The batch as tensors and numbers, its prompts as places in the list of questions; empty for none."""
+    if batch is None:
+        return {}
+    places = {id(prompt): at for at, prompt in enumerate(questions)}
+    rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
+    return {
+        "prompts": torch.tensor([places[id(group.prompt)] for group in batch.groups]),
+        "sizes": torch.tensor([len(group.rollouts) for group in batch.groups]),
+        "tokens": _flat([each.tokens for each in rollouts], torch.int64),
+        "logprobs": _flat([each.logprobs for each in rollouts], torch.float64),
+        "is_action": _flat([each.response_mask for each in rollouts], torch.bool),
+        "is_valid": _flat([each.is_valid for each in rollouts], torch.bool),
+        "stops": torch.tensor([list(Stop).index(each.stop) for each in rollouts]),
+        "paid": _flat([() if each.reward is None else (each.reward,) for each in rollouts], torch.float64),
+        "rewards": batch.rewards_PG.cpu(),
+        "num_drawn": batch.num_drawn,
+        "step": batch.step,
+        **({} if batch.reference_BT is None else {"reference": batch.reference_BT}),
+    }
+
+
+def prefetched_of_state(
+    state: Mapping[str, Any], questions: Sequence[Prompt], device: torch.device
+) -> RolloutBatch | None:
+    """What `prefetched_state` was given, the rewards on a device."""
+    if not state:
+        return None
+    columns = (_rows(state[name]) for name in ("tokens", "logprobs", "is_action", "is_valid", "paid"))
+    rollouts = iter(
+        Rollout(tokens, logprobs, list(Stop)[stop], response_mask, paid[0] if paid else None, is_valid)
+        for tokens, logprobs, response_mask, is_valid, paid, stop in zip(*columns, state["stops"].tolist(), strict=True)
+    )
+    pairs = zip(state["prompts"].tolist(), state["sizes"].tolist(), strict=True)
+    groups = [Group(questions[place], tuple(next(rollouts) for _ in range(size))) for place, size in pairs]
+    reference_BT = state.get("reference")
+    return RolloutBatch(
+        groups,
+        state["rewards"].to(device),
+        int(state["num_drawn"]),
+        int(state["step"]),
+        None if reference_BT is None else reference_BT.cpu(),
+    )
+
+
+def _flat(rows: Sequence[Sequence[Any]], dtype: torch.dtype) -> dict[str, Tensor]:
+    values = [value for row in rows for value in row]
+    return {"lengths": torch.tensor([len(row) for row in rows]), "values": torch.tensor(values, dtype=dtype)}
+
+
+def _rows(flat: Mapping[str, Tensor]) -> list[tuple[Any, ...]]:
+    return [tuple(row.tolist()) for row in torch.split(flat["values"], flat["lengths"].tolist())]
