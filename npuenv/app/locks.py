@@ -108,7 +108,11 @@ def compare_installed(folder: Path, stack: Stack, lock: Lock) -> InstalledCompar
     """What in an environment, or a folder of packages, departs from the lock. Raises BadInput for no such folder."""
     from npuenv.lock.consistent import find_inconsistencies
 
+    return InstalledComparison(find_inconsistencies(packages_below(folder), stack, lock))
+
+
+def packages_below(folder: Path) -> Path:
+    """The packages of an environment; a folder that is none holds them itself. Raises BadInput for no folder."""
     if not folder.is_dir():
         raise BadInput(Message("consistent.no-folder", {"path": str(folder)}))
-    packages = min(folder.glob("lib/python3.*/site-packages"), default=folder)
-    return InstalledComparison(find_inconsistencies(packages, stack, lock))
+    return min(folder.glob("lib/python3.*/site-packages"), default=folder)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv import app
-from npuenv.app.locks import compare_installed
+from npuenv.app.locks import compare_installed, packages_below
 from npuenv.app.published_locks import LocksProgress
 from npuenv.cli.common import Ui, common_options, options_of, refuse_with, request_options
 from npuenv.cli.help import Command
@@ -21,7 +21,9 @@ from npuenv.lock import write_lock
 from npuenv.lock.export import PYLOCK, files_by_hash, pylock_toml, requirements_txt
 from npuenv.lock.make import ways_out
 from npuenv.lock.preconditions import why_impossible, why_missing
+from npuenv.lock.sbom import cyclonedx, installed_licences
 from npuenv.lock.store import put_text
+from npuenv.lock.uv_project import write_uv_project
 from npuenv.report.shelf import shelf_json, show_shelf, show_verified, verified_json, witnessed
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from npuenv.resolve.types import Request
 
 _MOST_WAYS_OUT = 3
-FORMS = ("toml", "requirements", "pylock")
+FORMS = ("toml", "requirements", "pylock", "cyclonedx", "uv")
 
 
 @click.command("lock", cls=Command)
@@ -52,7 +54,8 @@ FORMS = ("toml", "requirements", "pylock")
     "--installed",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Compare an environment or a folder of packages with the lock and check its requirements.",
+    help="Compare an environment or a folder of packages with the lock and check its requirements; "
+    "with --format cyclonedx: take licences from it.",
 )
 @click.option("--format", "form", type=click.Choice(FORMS), default="toml", help="Lock format (default: toml).")
 @click.option("--bundle", type=click.Path(path_type=Path), metavar="DIR", help="For pylock: folder of the files.")
@@ -80,7 +83,7 @@ def command(
     options = app.LockOptions(**values)
     if more and not verify:
         raise BadInput(Message("lock.one-stack", {"words": more}))
-    _check_form(form, bundle)
+    _check_form(form, bundle, options.out)
     whole = "--verify" if verify else "--all" if is_all else ""
     if whole and form != "toml":
         raise BadInput(Message("lock.not-with", {"option": "--format", "other": whole}))
@@ -95,16 +98,18 @@ def command(
         return _lock_all(ui, request, options)
     # Progress on stderr: stdout may be the lock.
     found = app.lock_request(request, options, StepProgress(replace(ui, is_json=True)))
-    if installed is not None:
+    if installed is not None and form != "cyclonedx":
         return _report_installed(ui, compare_installed(installed, found.stack, found.lock), found.lock)
-    _give(ui, found, form, bundle, options.out)
+    _give(ui, found, form, bundle or installed, options.out)
     if found.lock.proof and not ui.is_json:
         _show_ways_out(ui, found)
     return int(found.exit_code)
 
 
-def _check_form(form: str, bundle: Path | None) -> None:
-    """Raises BadInput where the form of a lock and the folder of its files do not come together."""
+def _check_form(form: str, bundle: Path | None, out: Path | None) -> None:
+    """Raises BadInput where the form of a lock and the folders that it needs do not come together."""
+    if form == "uv" and out is None:
+        raise BadInput(Message("lock.only-with", {"option": "--format uv", "other": "--out DIR"}))
     if form == "pylock" and bundle is None:
         raise BadInput(Message("lock.only-with", {"option": "--format pylock", "other": "--bundle DIR"}))
     if form != "pylock" and bundle is not None:
@@ -134,11 +139,14 @@ def _show_ways_out(ui: Ui, found: LockedRequest) -> None:
         ui.say(Message("locking.way-out", args), err=True)
 
 
-def _give(ui: Ui, found: LockedRequest, form: str, bundle: Path | None, out: Path | None) -> None:
-    """Prints or writes one lock, and says what it lacks."""
+def _give(ui: Ui, found: LockedRequest, form: str, folder: Path | None, out: Path | None) -> None:
+    """Prints or writes one lock, and says what it lacks. `folder`: what the form reads besides the lock."""
     lock, resolver = found.lock, found.resolver
-    if out or not ui.is_json:
-        name, text = _text(resolver, lock, form, bundle, out)
+    if form == "uv" and out:
+        path = write_uv_project(lock, found.stack.platform, resolver, out)
+        ui.say(Message("cli.locked-for-uv", {"path": str(path), "packages": len(lock.packages), "folder": str(out)}))
+    elif out or not ui.is_json:
+        name, text = _text(resolver, lock, form, folder, out)
         if out:
             path = put_text(text, out / name)
             ui.say(Message("cli.locked", {"path": str(path), "packages": len(lock.packages)}))
@@ -171,12 +179,15 @@ def _package_json(package: LockedPackage) -> dict[str, object]:
     return {**row, "witnesses": package.witnesses} if package.witnesses else row
 
 
-def _text(resolver: Resolver, lock: Lock, form: str, bundle: Path | None, out: Path | None) -> tuple[str, str]:
+def _text(resolver: Resolver, lock: Lock, form: str, folder: Path | None, out: Path | None) -> tuple[str, str]:
     """File name and text of a lock in one of the forms."""
+    if form == "cyclonedx":
+        licences = installed_licences(packages_below(folder)) if folder else {}
+        return f"{lock.stack}.{lock.platform}.cdx.json", cyclonedx(lock, licences)
     if form == "requirements":
         return f"{lock.stack}.{lock.platform}.txt", requirements_txt(lock, resolver.indexes)
-    if bundle is not None:
-        return PYLOCK, pylock_toml(lock, files_by_hash(bundle, out))
+    if folder is not None:
+        return PYLOCK, pylock_toml(lock, files_by_hash(folder, out))
     return lock.file_name, write_lock(lock)
 
 

@@ -60,15 +60,17 @@ def collect(
     level: int = 1,
     framework: str | None = None,
     hashes: bool = False,
+    imports: bool = True,
     only: frozenset[str] | None = None,
 ) -> Facts:
     """The facts of a host. `python` is the interpreter to look at (None: the session's), `level` how far to go: 0 reads
     files only and runs no program, 1 also runs quick ones and imports what is installed, 2 also uses cards and the
-    network, 3 keeps them busy. `only` names the groups that are wanted (None: all); the others are not asked.
+    network, 3 keeps them busy. Without `imports` no installed module is tried. `only` names the groups that are wanted
+    (None: all); the others are not asked.
 
     A question that a capture does not hold is an unknown fact, never a "no".
     """
-    ask = Asker(host, level, choose(host, python), framework, hashes)
+    ask = Asker(host, level, choose(host, python), framework, hashes, imports)
 
     def wanted(kind: type[Group]) -> bool:
         return only is None or kind.__module__.rpartition(".")[2] in only

@@ -40,6 +40,7 @@ class Asker:
     python: str  # the interpreter whose packages are judged
     framework: str | None = None
     hashes: bool = False  # compare every installed file's hash, not only its size
+    imports: bool = True  # try the installed modules
 
     def __call__(self, ask: Callable[[Host], Fact[T]]) -> Fact[T]:
         """The fact. What a capture does not hold becomes unknown; what needs a program at level 0 is not asked."""

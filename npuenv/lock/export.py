@@ -38,7 +38,7 @@ def requirements_txt(lock: Lock, indexes: Mapping[str, str] | None = None) -> st
     a file of the same version from elsewhere); a label without address is left to the user's settings.
     Raises: BadInput for a partial lock, because pip checks all hashes or none.
     """
-    _require_hashes(lock)
+    require_hashes(lock)
     addresses = indexes or {}
     labels = sorted({package.index for package in lock.packages if package.index})
     lines = [f"# {lock.stack}, {lock.platform}", *(f"# {line}" for line in _built(lock))]
@@ -57,7 +57,7 @@ def pylock_toml(lock: Lock, files: Mapping[str, str]) -> str:
     Raises: BadInput with every package that has none.
     Source: PEP 751, which accepts `path` as a location.
     """
-    _require_hashes(lock)
+    require_hashes(lock)
     lacking = [f"{p.name} {p.version}" for p in lock.packages if not any(digest in files for digest in p.sha256)]
     if lacking:
         raise BadInput(
@@ -67,7 +67,7 @@ def pylock_toml(lock: Lock, files: Mapping[str, str]) -> str:
     major, minor = python[2], int(python[3:])
     lines = [
         'lock-version = "1.0"',
-        f"environments = [{_quoted(_marker(arch, f'{major}.{minor}'))}]",
+        f"environments = [{_quoted(marker(arch, f'{major}.{minor}'))}]",
         f'requires-python = ">={major}.{minor},<{major}.{minor + 1}"',
         'created-by = "npuenv"',
     ]
@@ -95,7 +95,8 @@ def files_by_hash(folder: Path, seen_from: Path | None = None) -> dict[str, str]
     return found
 
 
-def _require_hashes(lock: Lock) -> None:
+def require_hashes(lock: Lock) -> None:
+    """Raises BadInput for a partial lock."""
     bare = [f"{package.name} {package.version}" for package in lock.packages if not package.sha256]
     bare += [missing.name for missing in lock.missing if lock.package(missing.name) is None]
     if bare:
@@ -111,7 +112,8 @@ def _built(lock: Lock) -> list[str]:
     return [f"{source.name} @ git+{source.repo}@{source.ref}" for source in lock.sources]
 
 
-def _marker(arch: str, python: str) -> str:
+def marker(arch: str, python: str) -> str:
+    """The environment marker of a platform."""
     return (
         f"implementation_name == 'cpython' and platform_machine == '{arch}' and python_version == '{python}'"
         " and sys_platform == 'linux'"

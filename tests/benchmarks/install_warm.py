@@ -3,9 +3,11 @@
     python -m tests.benchmarks.install_warm [--stack cpu-full] [--repeat 3] [--wheels DIR]
 
 Both put the lock's packages, copied, into an environment that `uv venv` has just made: npuenv with `--into`, uv with
-one call, from the same wheels with the same hashes. They take turns. Printed are medians of wall and processor seconds
-(user and system, children included) with their ratios, and npuenv's wall seconds by phase; `start` is all before the
-first step, `end` all after the last one. Nothing is asserted, and everything that is made is removed.
+one call, from the same wheels with the same hashes. They take turns. npuenv also imports what it has installed; the
+same modules are then imported once in uv's environment, in one process, which compiles them as npuenv's look does.
+Printed are medians of wall and processor seconds (user and system, children included) with their ratios, and npuenv's
+wall seconds by phase; `start` is all before the first step, `end` all after the last one. Nothing is asserted, and
+everything that is made is removed.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from npuenv.matrix import load_matrix
 from tests.benchmarks.install_times import Bench, seconds_of
 
 if TYPE_CHECKING:
@@ -35,11 +38,14 @@ def cost(do: Callable[[], object]) -> tuple[float, float]:
     return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def uv_alone(bench: Bench) -> tuple[float, float]:
+def uv_alone(bench: Bench) -> tuple[tuple[float, float], tuple[float, float]]:
+    """What uv costs, and the first import after it."""
     python = empty(bench)
     options = ["--quiet", "--no-deps", "--no-index", "--find-links", str(bench.wheels), "--require-hashes"]
     argv = [bench.uv, "pip", "install", "--python", python, "--link-mode", "copy", *options]
-    return cost(lambda: seconds_of([*argv, "-r", str(bench.wheels / "requirements.txt")], bench.environ))
+    alone = cost(lambda: seconds_of([*argv, "-r", str(bench.wheels / "requirements.txt")], bench.environ))
+    modules = ["torch", *(row.module for row in load_matrix().probes if bench.lock.package(row.distribution))]
+    return alone, cost(lambda: seconds_of([python, "-I", "-c", f"import {', '.join(modules)}"], bench.environ))
 
 
 def npuenv(bench: Bench, stack: str) -> tuple[tuple[float, float], dict[str, float]]:
@@ -79,15 +85,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=words.scratch) as scratch:
         bench = Bench(words.stack, words.wheels or Path(scratch, "wheels"), Path(scratch))
         uv_alone(bench)  # fills the cache
-        rows = [(uv_alone(bench), *npuenv(bench, words.stack)) for _ in range(words.repeat)]
+        rows = [(*uv_alone(bench), *npuenv(bench, words.stack)) for _ in range(words.repeat)]
     print(f"{words.stack}: {len(bench.lock.packages)} packages, median of {words.repeat}")
     for number, what in enumerate(("wall", "processor")):
-        uv, ours = [alone[number] for alone, _, _ in rows], [took[number] for _, took, _ in rows]
-        ratio = statistics.median(mine / alone for alone, mine in zip(uv, ours))
-        medians = f"uv {statistics.median(uv):7.2f} s   npuenv {statistics.median(ours):7.2f} s"
-        print(f"{what:10} {medians}   ratio {ratio:.2f}")
-    for phase in dict.fromkeys(name for row in rows for name in row[2]):
-        print(f"  {phase:12} {statistics.median(row[2].get(phase, 0.0) for row in rows):7.2f} s")
+        uv, first, ours = ([row[part][number] for row in rows] for part in range(3))
+        both = [alone + then for alone, then in zip(uv, first)]
+        for name, other in (("uv", uv), ("uv, then the imports", both)):
+            ratio = statistics.median(mine / theirs for mine, theirs in zip(ours, other))
+            medians = f"{name} {statistics.median(other):.2f} s   npuenv {statistics.median(ours):.2f} s"
+            print(f"{what:10} {medians}   ratio {ratio:.2f}")
+    for phase in dict.fromkeys(name for row in rows for name in row[3]):
+        print(f"  {phase:12} {statistics.median(row[3].get(phase, 0.0) for row in rows):7.2f} s")
 
 
 if __name__ == "__main__":

@@ -105,6 +105,7 @@ def test_verify_takes_several_files_and_refuses_an_edited_one(
         (["--verify", "--renew", "cpu"], sentence("lock.not-with", option="--renew", other="--verify")),
         (["--verify", "--all"], sentence("lock.not-with", option="--all", other="--verify")),
         (["--verify", "no-such-stack"], "no-such-stack"),
+        (["cpu", "--format", "uv"], sentence("lock.only-with", option="--format uv", other="--out DIR")),
         (["--all", "--pin", "numpy==1.26.4"], sentence("lock.not-with", option="--pin", other="--all")),
         (["cpu", "--verify", "--python", "3.12"], sentence("lock.not-with", option="--python", other="--verify")),
         (["cpu", "--verify", "--offline"], sentence("lock.not-with", option="--offline", other="--verify")),
@@ -176,6 +177,25 @@ def test_a_pylock_is_written_for_a_folder_of_files(home: Path, capsys: pytest.Ca
     wheels["torch"].unlink()
     assert main(words) == 2
     assert f"torch {stack.pin('torch').version}" in capsys.readouterr().err  # type: ignore[union-attr]
+
+
+def test_a_project_of_uv_and_a_bill_of_materials_are_written(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stack, folder = cpu_stack(), home / "wheels"
+    folder.mkdir()
+    wheels = {pin.name: write_wheel(folder, pin.name, pin.version) for pin in stack.pins if pin.is_python}
+    lock = lock_by_hand(stack, {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in wheels.items()})
+    own_lock(home, lock)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    assert main([*CPU, "--format", "uv", "-o", str(home / "project")]) == 0
+    assert says(capsys.readouterr().out, "cli.locked-for-uv", folder=str(home / "project"))
+    rows = loads((home / "project" / "uv.lock").read_text())["package"]
+    assert {row["name"] for row in rows} == {*wheels, "cpu"}
+    assert main([*CPU, "--format", "cyclonedx", "-o", str(home / "out")]) == 0
+    document = json.loads((home / "out" / f"cpu.{lock.platform}.cdx.json").read_text())
+    assert {each["name"] for each in document["components"]} == set(wheels)
 
 
 def test_all_keeps_what_answers_and_proves_what_cannot_be(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

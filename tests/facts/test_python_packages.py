@@ -172,6 +172,14 @@ def test_level_1_asks_for_imports_and_the_loader_but_not_for_hashes() -> None:
     assert asked.endswith(f"{SITE}/torch_npu/lib/libtorch_npu.so")
 
 
+def test_without_imports_no_installed_module_is_tried() -> None:
+    host = scripted()
+    found = collect(*found_by(Asker(host, 1, PYTHON, imports=False)))
+    assert found.packages.value is not None and was_asked(found.elf)
+    assert not any(map(was_asked, (found.import_torch, found.import_torch_npu, found.imports)))
+    assert not [words for words in host.asked if " imports " in words]
+
+
 def test_hashes_are_asked_for_by_level_2_or_by_name() -> None:
     for level, by_name in ((2, False), (1, True)):
         host = scripted()

@@ -155,11 +155,15 @@ def _import(ask: Asker, module: str, installed: Mapping[str, str]) -> Fact[Impor
     name = module.replace("_", "-")
     if name not in installed:
         return absent(Evidence(f"{ask.python} (inventory)", f"{name} is not installed"))
+    if not ask.imports:
+        return not_asked(1)
     return ask.at(1, lambda host: python_facts.imports(host, ask.python, module, ask.timeout(_IMPORT_S, 90)))
 
 
 def _imports(ask: Asker, installed: Mapping[str, str], torch_hangs: bool) -> Fact[Mapping[str, Import]]:
     """Each module in a process of its own, one after the other; absent where none of them is installed."""
+    if not ask.imports:
+        return not_asked(1)
     wanted = [name for name, owners in tried(ask.framework).items() if any(owner in installed for owner in owners)]
     if not wanted:
         return absent(Evidence(f"{ask.python} (inventory)", "none of the modules is installed"))

@@ -107,7 +107,9 @@ def failed_imports(inspection: Inspection, words: list[str], limit_s: float) -> 
             problems.update({name: problem} if problem else {})
 
     last = [name for name in versions if normal(name) in required]
-    for names in ([name for name in versions if name not in last], last):
+    first = [name for name in versions if name not in last]
+    first.sort(key=lambda name: not required_by(inspection, [name]) & set(map(normal, last)))  # these take longest
+    for names in (first, last):
         if len(names) < 2:
             for name in names:
                 work(name)
