@@ -75,17 +75,20 @@ def read_yaml(text: str, path: str) -> tuple[Entry, ...]:
     """
     if len(text) > limits.LETTERS:
         raise TooLarge(path, limits.LETTERS, "letters")
+    from ruamel.yaml import composer
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
+    # Before ruamel.yaml 0.19 there is no bound on the depth but Python's.
+    too_deep = (RecursionError, getattr(composer, "MaxDepthExceededError", RecursionError))
     try:
         return _entries(_nodes(text), text, path)
+    except too_deep as error:
+        raise TooLarge(path, limits.LEVELS, "levels") from error
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise _broken(path, mark.line + 1 if mark else 1, str(error.problem or error.context)) from error
     except YAMLError as error:
         raise _broken(path, 1, str(error).partition("\n")[0]) from error
-    except RecursionError as error:
-        raise TooLarge(path, limits.LEVELS, "levels") from error
 
 
 @functools.lru_cache(maxsize=32)  # by the text alone: a correction reads it without its path
@@ -94,6 +97,7 @@ def _nodes(text: str) -> list[Any]:
     from ruamel.yaml import YAML
 
     reader: Any = YAML(typ="safe", pure=True)
+    reader.max_depth = limits.LEVELS + 2  # before the rest is scanned; what lies between is told exactly afterwards
     reader.composer.warn_double_anchors = False  # the second one counts from there on, as YAML says
     return list(reader.compose_all(text))
 
