@@ -132,7 +132,7 @@ def request_options(command: Command) -> Command:
             "--for",
             "framework",
             metavar="FRAMEWORK",
-            help="verl, roll, vllm-ascend, torch-npu, cpu, sglang, veomni, vime, ms-swift or llama-factory; for one "
+            help="verl, roll, vllm-ascend, torch-npu, cpu, sglang, veomni, vime, llama-factory or ms-swift; for one "
             "release: verl==0.7.1.",
         ),
         click.argument("stack", required=False),

@@ -37,6 +37,8 @@ def options_that_lack(words: list[str]) -> list[str]:
     """The long options of a command line of npuenv that the named command does not have."""
     command = cli.get_command(click.Context(cli), words[1])
     assert command is not None, words
+    if isinstance(command, click.Group):
+        command, words = command.commands[words[2]], words[1:]
     known_here = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
     return [word for word in words[2:] if word.startswith("--") and word not in known_here]
 
