@@ -17,7 +17,7 @@ from npuenv.facts.npu.driver import visible
 from npuenv.host import local
 from npuenv.host.recorded import load_capture
 from npuenv.install.locations import data_folder
-from npuenv.lock.choose import choose
+from npuenv.lock.choose import choose_stack
 from npuenv.matrix import load_matrix
 from npuenv.resolve import resolve as solve
 from npuenv.resolve.from_host import filled, generation
@@ -51,7 +51,7 @@ class ConflictError(NothingFits):
 
 def resolve(request: Request) -> Stack:
     """The versions that fit together. Raises ConflictError, and BadInput for names that do not exist."""
-    result = choose(request, load_matrix(), own_locks())
+    result = choose_stack(request, load_matrix(), own_locks())
     if isinstance(result, Stack):
         return result
     raise ConflictError(result)

@@ -121,7 +121,7 @@ def execute(plan: Plan, session: Session, *, only: str | None = None, start_at: 
     steps = chosen(plan, only, start_at)
     _require_begun(plan.steps[: plan.steps.index(steps[0])] if steps else (), session)
     done: dict[str, None] = {}
-    with _lock_environment(session, plan) as held:
+    with _ExclusiveUse(session, plan) as held:
         try:
             _perform_all(steps, session, held, done)
         except StepFailed as error:
@@ -203,7 +203,7 @@ def _require_begun(before: Sequence[Step], session: Session) -> None:
         raise BadInput(Message("execute.not-begun", args), Message("execute.not-begun-hint"))
 
 
-class _lock_environment:
+class _ExclusiveUse:
     """Locks the environment against a second execution; returns the descriptor that holds the lock.
 
     The programs of the steps inherit it: a program of another user, which cannot be ended from here, still holds the

@@ -27,7 +27,7 @@ def shipped_folder() -> Path:
 
 
 def find_lock(stack: Stack, local_folder: Path) -> Lock | None:
-    """The lock of a stack: a local one (in `own`) before the shipped one, a complete one before a partial one; None if
+    """The lock of a stack: one in `local_folder` before the shipped one, a complete one before a partial one; None if
     neither matches the stack.
     """
     name = f"{stack.name}.{stack.platform.tag}.toml"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.lock.choose import choose
+from npuenv.lock.choose import choose_stack
 from npuenv.lock.file import COMPLETE
 from npuenv.lock.store import find_lock, shipped_folder
 from npuenv.matrix import load_matrix
@@ -23,7 +23,7 @@ MATRIX = load_matrix()
 
 
 def chosen(request: Request, own: Path) -> Stack:
-    found = choose(request, MATRIX, own)
+    found = choose_stack(request, MATRIX, own)
     assert isinstance(found, Stack)
     return found
 
