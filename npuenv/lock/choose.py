@@ -33,7 +33,8 @@ def choose_stack(request: Request, matrix: Matrix, local_folder: Path) -> Stack 
     """Like `resolve`, but if no stack is named, one with a complete lock is preferred to one with a partial lock.
 
     The other stack must be for the same use and hardware, have at least the same confidence level, and be about as
-    young. `local_folder`: that of the locks made on this machine. The notes of the result name the stack that was passed over.
+    young. `local_folder`: that of the locks made on this machine. The notes of the result name the stack that was
+    passed over.
     """
     first = resolve(request, matrix)
     if not isinstance(first, Stack) or request.stack is not None:
