@@ -42,16 +42,20 @@ def verify_environment(host: Host, stack: Stack, target: Target, plan: Plan) -> 
 def failed_checks(host: Host, stack: Stack, python: str) -> tuple[Finding, ...]:
     """The doctor's failed software checks of an environment, by the stack that it is meant to hold.
 
-    Nothing is imported: the step before has tried what needs no CANN, and the rest loads in an activated shell only.
+    The step before has imported what needs no CANN; that is not done again. Modules that need CANN's libraries load in
+    an activated shell only: that they fail here explains which libraries are missing, and is no objection.
     """
+    needs_cann = bool(stack.cann_root)
     framework = stack.framework if stack.framework in FRAMEWORKS else None
-    facts = collect(host, python=python, level=1, framework=framework, imports=False, only=_GROUPS)
+    facts = collect(host, python=python, level=1, framework=framework, imports=needs_cann, only=_GROUPS)
     found = check_all(facts, framework=framework, level=1, stack=stack)
-    return tuple(finding for finding in found if finding.status is Status.FAIL and _counts(finding.check))
+    return tuple(finding for finding in found if finding.status is Status.FAIL and _counts(finding.check, needs_cann))
 
 
-def _counts(check: str) -> bool:
-    return check.startswith(_AREAS) and check not in _OF_SESSION and check != "python.made"
+def _counts(check: str, needs_cann: bool) -> bool:
+    if not check.startswith(_AREAS) or check in _OF_SESSION or check == "python.made":
+        return False
+    return not (needs_cann and check.endswith("-imports"))
 
 
 def _reasons(found: tuple[Finding, ...]) -> tuple[Message, ...]:

@@ -129,9 +129,10 @@ def _transformers(context: Context, row: VllmAscend) -> CheckResult | None:
 
 def _is_too_new(context: Context, row: VllmAscend) -> bool:
     have, needs = version_of(context, "transformers"), row.requirement("transformers")
-    if have is None or not needs or accepts(needs, have) is not False or "<" not in needs:
+    if have is None or not needs or accepts(needs, have) is not False:
         return False
-    return int(have.split(".")[0]) >= int(needs.rpartition("<")[2].lstrip("= ").split(".")[0])
+    limits = [each.version for each in versions.specifier(needs) if each.operator in ("<", "<=")]
+    return any(versions.python_version(have).major >= versions.python_version(limit).major for limit in limits)
 
 
 def _version(context: Context) -> CheckResult:
