@@ -227,7 +227,7 @@ class Learner:
                 self._kl_coef = adapted_kl_coef(
                     coef, kl, num_rows_of_ranks, target=algorithm.kl_target, horizon=algorithm.kl_horizon
                 )
-        scores = Scores(token_rewards_BT, batch.mask_BT, batch.lengths_B, batch.prompt_of_B, logprobs.values_BT)
+        scores = Scores(token_rewards_BT, batch.mask_BT, batch.prompt_of_B, logprobs.values_BT)
         settings = Settings(algorithm.scale_by_std, algorithm.gamma, algorithm.lam, self._world.all_reduce_sum)
         result = self._estimator(scores, self._convention, settings=settings)
         return StepAdvantages(result.advantages_BT, result.returns_BT, rewards_B, coef)
@@ -360,12 +360,15 @@ class Learner:
         level, cap, floor = algorithm.correction, algorithm.correction_cap, algorithm.correction_floor
         return {**metrics, **shares(corrected, mask_BT, totals, level=level, cap=cap, floor=floor)}
 
-    def all_reduce(self, shares: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-        """The metrics of an optimizer step from those of its micro batches; sums the gradients over the ranks too."""
+    def reduce_gradients(self) -> None:
+        """Sums the gradients over the ranks: each loss is divided by the totals of all of them."""
+        self._world.all_reduce_gradients(self.optimizer.parameters.values())
+
+    def reduce_metrics(self, shares: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+        """The metrics of an optimizer step from those of its micro batches on all ranks."""
         table = torch.stack([value for each in shares for value in each.values()]).double().view(len(shares), -1)
         sums, maxima = self._world.all_reduce_sum(table.sum(dim=0)), self._world.all_reduce_max(table.amax(dim=0))
         sums, maxima = torch.stack((sums, maxima)).tolist()  # one transfer from the device for all numbers
-        self._world.all_reduce_gradients(self.optimizer.parameters.values())
         return {name: (maxima if name in _MAXIMA else sums)[index] for index, name in enumerate(shares[0])}
 
     def _correct(self, part: Batch, old_BT: Tensor) -> Correction | None:

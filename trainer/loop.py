@@ -157,7 +157,8 @@ def update_policy(learner: Learner, batch: Batch, logprobs: LogProbs, advantages
                 loss, metrics_of_loss = learner.loss(batch, micro_batch, logprobs, advantages, totals)
                 loss.backward()  # type: ignore[no-untyped-call]
                 metrics.append(metrics_of_loss)
-        step_metrics, lr = learner.all_reduce(metrics), learner.lr()
+        learner.reduce_gradients()
+        step_metrics, lr = learner.reduce_metrics(metrics), learner.lr()
         grad_norm = learner.optimizer.step(lr=lr, grad_clip=learner.grad_clip)
         steps.append({**step_metrics, "grad_norm": grad_norm, "lr": lr})
     return Update.mean(steps, value_loss=value_loss)

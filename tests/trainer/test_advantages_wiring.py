@@ -73,7 +73,7 @@ def test_a_critics_forecasts_are_in_the_advantages_and_it_learns_the_returns() -
     rewards_BT = torch.zeros_like(values_BT)
     for row, length in enumerate(of.lengths_B.tolist()):
         rewards_BT[row, length - 1] = of.rewards_B[row]
-    scores = Scores(rewards_BT, of.mask_BT, of.lengths_B, of.prompt_of_B, values_BT)
+    scores = Scores(rewards_BT, of.mask_BT, of.prompt_of_B, values_BT)
     wanted = advantages("gae", scores, CONVENTIONS["verl"], gamma=0.9, lam=0.5)
     assert judged.returns_BT is not None and wanted.returns_BT is not None
     assert torch.allclose(judged.advantages_BT, wanted.advantages_BT)

@@ -30,7 +30,6 @@ class Scores:
 
     token_rewards_BT: Tensor  # the answer's reward on its last token, minus a divergence on every token if wanted
     mask_BT: Tensor  # bool; true on the model's own tokens
-    lengths_B: Tensor  # int64; tokens of the row, including observations
     group_B: Tensor  # int64; equal numbers share a baseline
     values_BT: Tensor | None = None  # a critic's forecast before each token; gae only
 
@@ -132,7 +131,7 @@ def spread_over_tokens(result_B: Tensor, scores: Scores, convention: Convention,
     positions_T = torch.arange(scores.mask_BT.shape[1], device=result_B.device)
     last_B1 = torch.where(scores.mask_BT, positions_T, -1).amax(dim=1, keepdim=True)
     last_token_BT = torch.where(positions_T == last_B1, result_B.unsqueeze(1), 0.0)
-    last_token_scores = Scores(last_token_BT, scores.mask_BT, scores.lengths_B, scores.group_B)
+    last_token_scores = Scores(last_token_BT, scores.mask_BT, scores.group_B)
     return Advantages(rewards_to_go(last_token_scores, convention, settings.gamma), None)
 
 

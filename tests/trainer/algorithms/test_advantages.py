@@ -24,7 +24,7 @@ def outcome(rewards: list[float], groups: list[int], lengths: list[int] | None =
     mask_BT = torch.arange(width) < lengths_B.unsqueeze(1)
     token_rewards_BT = torch.zeros(len(rewards), width)
     token_rewards_BT[torch.arange(len(rewards)), (lengths_B - 1) % width] = torch.tensor(rewards)
-    return Scores(token_rewards_BT, mask_BT, lengths_B, torch.tensor(groups))
+    return Scores(token_rewards_BT, mask_BT, torch.tensor(groups))
 
 
 def first(scores: Scores, name: str, convention: str = "verl", **settings: float) -> list[float]:
@@ -105,7 +105,7 @@ def test_reinforce_sums_what_is_still_to_come() -> None:
 
 def test_an_environments_words_cost_a_discount_only_where_the_convention_says_so() -> None:
     scores = outcome([1.0], [0], [3], width=3)
-    hole = Scores(scores.token_rewards_BT, torch.tensor([[True, False, True]]), scores.lengths_B, scores.group_B)
+    hole = Scores(scores.token_rewards_BT, torch.tensor([[True, False, True]]), scores.group_B)
     assert advantages("reinforce", hole, CONVENTIONS["verl"], gamma=0.5).advantages_BT.tolist() == [[0.5, 0.0, 1.0]]
     assert advantages("reinforce", hole, CONVENTIONS["roll"], gamma=0.5).advantages_BT.tolist() == [[0.25, 0.0, 1.0]]
 
@@ -122,7 +122,7 @@ def test_roll_discounts_a_groups_advantage_backwards() -> None:
 def test_gae_with_lambda_one_is_return_minus_forecast_and_with_zero_one_step_ahead() -> None:
     scores = outcome([1.0], [0], [3], width=3)
     values_BT = torch.tensor([[0.5, 0.25, 0.75]])
-    given = Scores(scores.token_rewards_BT, scores.mask_BT, scores.lengths_B, scores.group_B, values_BT)
+    given = Scores(scores.token_rewards_BT, scores.mask_BT, scores.group_B, values_BT)
     whole = advantages("gae", given, CONVENTIONS["roll"], gamma=1.0, lam=1.0)
     assert whole.advantages_BT.tolist() == [[0.5, 0.75, 0.25]]
     assert whole.returns_BT is not None
@@ -134,7 +134,7 @@ def test_gae_with_lambda_one_is_return_minus_forecast_and_with_zero_one_step_ahe
 def test_whitening_changes_the_advantages_of_gae_and_not_its_returns() -> None:
     scores = outcome([1.0, 0.0], [0, 1], [3, 2], width=3)
     values_BT = torch.tensor([[0.5, 0.25, 0.75], [0.1, 0.2, 9.0]])
-    given = Scores(scores.token_rewards_BT, scores.mask_BT, scores.lengths_B, scores.group_B, values_BT)
+    given = Scores(scores.token_rewards_BT, scores.mask_BT, scores.group_B, values_BT)
     plain, whitened = (advantages("gae", given, CONVENTIONS[name]) for name in ("roll", "verl"))
     assert plain.returns_BT is not None and whitened.returns_BT is not None
     assert torch.equal(plain.returns_BT, whitened.returns_BT)

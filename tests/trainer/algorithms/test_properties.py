@@ -149,7 +149,7 @@ def scores(seed: int = 0) -> Scores:
     token_rewards_BT[torch.arange(ROWS), last_B] = torch.rand(ROWS, generator=generator)
     group_B = torch.tensor([0, 0, 0, 1, 1, 1, 2, 3, 3, 3])
     values_BT = torch.randn(ROWS, WIDTH, generator=generator)
-    return Scores(token_rewards_BT, batch["mask_BT"], batch["lengths_B"], group_B, values_BT)
+    return Scores(token_rewards_BT, batch["mask_BT"], group_B, values_BT)
 
 
 EVERY_ESTIMATOR = list(itertools.product(ESTIMATORS, CONVENTIONS))
@@ -164,7 +164,6 @@ def test_the_order_of_the_rows_and_the_numbers_of_the_groups_do_not_matter(name:
     shuffled = Scores(
         given.token_rewards_BT[order],
         given.mask_BT[order],
-        given.lengths_B[order],
         7 - given.group_B[order] * 2,
         given.values_BT[order],
     )
@@ -184,7 +183,6 @@ def test_padding_changes_no_advantage_even_if_it_is_nan(name: str, convention: s
     wider = Scores(
         torch.cat([given.token_rewards_BT, filling_BT], dim=1),
         torch.cat([given.mask_BT, torch.zeros(ROWS, 3, dtype=torch.bool)], dim=1),
-        given.lengths_B,
         given.group_B,
         torch.cat([given.values_BT, filling_BT], dim=1),
     )
@@ -203,7 +201,6 @@ def test_the_same_number_on_all_rewards_of_a_group_changes_nothing(name: str, co
     kept = Scores(
         given.token_rewards_BT[several_B],
         given.mask_BT[several_B],
-        given.lengths_B[several_B],
         given.group_B[several_B],
     )
     shift_BT = torch.where(kept.token_rewards_BT != 0, 2.0 + kept.group_B.unsqueeze(1), 0.0)

@@ -51,7 +51,7 @@ def scalar(
 
 
 def run_advantages(batch: dict[str, torch.Tensor], ours: Vector, convention: Convention) -> dict[str, Any]:
-    names = ("token_rewards_BT", "mask_BT", "lengths_B", "group_B", "values_BT")
+    names = ("token_rewards_BT", "mask_BT", "group_B", "values_BT")
     result = advantages(ours.pop("name"), Scores(*[batch[name] for name in names]), convention, **ours)
     return {"advantages_BT": result.advantages_BT, "returns_BT": result.returns_BT}
 
