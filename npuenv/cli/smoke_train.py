@@ -13,7 +13,7 @@ from npuenv import app, smoke
 from npuenv.cli.common import Ui, absolute, common_options
 from npuenv.cli.help import Command
 from npuenv.cli.progress import StepProgress
-from npuenv.core.errors import BadInput, ExitCode
+from npuenv.core.errors import BadInput, CannotTell, ExitCode
 from npuenv.core.messages import Message, say
 from npuenv.host.writing import write_whole
 from npuenv.report import smoke as report
@@ -117,6 +117,8 @@ def command(
         raise BadInput(Message("install.one-of", args), Message("install.one-of-hint", args))
     if backend == "builtin" and model is not None:
         raise BadInput(Message("smoke.backend-model-alone"))
+    if attest is not None and not app.training.has_cards():  # before the minutes of a run
+        raise CannotTell(Message("smoke.record-without-card"))
     # Absolute, not resolved: a virtual environment's python is a link whose own place decides what is imported.
     root, framework = absolute(target) if target else None, None if backend == "builtin" else backend
     environment = app.training.find_environment(root, stack, framework=framework)

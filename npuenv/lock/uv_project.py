@@ -46,8 +46,8 @@ def write_uv_project(lock: Lock, platform: Platform, resolver: Resolver, out: Pa
     """
     require_hashes(lock)
     project = out / PROJECT_FILES[0]
-    if project.exists() and not project.read_text(encoding="utf-8", errors="replace").startswith(_MARK):
-        raise BadInput(Message("lock.other-project", {"path": str(project)}), Message("lock.other-folder"))
+    if any((out / name).exists() for name in PROJECT_FILES) and not _is_own(project):
+        raise BadInput(Message("lock.other-project", {"path": str(out)}), Message("lock.other-folder"))
     with tempfile.TemporaryDirectory(prefix="npuenv-uv-") as name:
         folder = Path(name)
         text = _project(lock, platform, resolver) + _metadata(lock, "tool.uv.")
@@ -64,6 +64,10 @@ def write_uv_project(lock: Lock, platform: Platform, resolver: Resolver, out: Pa
     locked = _only_files_of(lock, _with_hashes(locked))
     put_text(locked, out / PROJECT_FILES[1])
     return put_text(text, project)
+
+
+def _is_own(project: Path) -> bool:
+    return project.is_file() and project.read_text(encoding="utf-8", errors="replace").startswith(_MARK)
 
 
 def _project(lock: Lock, platform: Platform, resolver: Resolver) -> str:

@@ -38,7 +38,7 @@ def run_proposal(path: Path, source: str, seen: str, matrix: Matrix) -> Proposal
     """
     record = _record(path)
     address = urlsplit(source)
-    if address.scheme not in ("http", "https") or not address.hostname:
+    if not _fits(source, r"https?://[!-~]+") or not address.hostname:
         raise BadInput(Message("matrix.run-address", {"source": source}), Message("matrix.run-address-hint"))
     if any(run.source == source for run in matrix.runs):
         raise BadInput(Message("matrix.run-known", {"source": source}))

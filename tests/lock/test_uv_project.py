@@ -108,6 +108,10 @@ def test_a_partial_lock_and_another_project_are_refused(world: World) -> None:
         world.write()
     assert caught.value.message.key == "lock.other-project" and "mine" in project.read_text()
     project.unlink()
+    (world.out / "uv.lock").write_text("mine")
+    with pytest.raises(BadInput):
+        world.write()
+    (world.out / "uv.lock").unlink()
     bare = replace(world.lock.packages[0], sha256=())
     world.lock = replace(world.lock, packages=(bare,), missing=(Missing("base", "1.0", "not-on-index"),))
     with pytest.raises(BadInput) as caught:

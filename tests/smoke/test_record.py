@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from npuenv import app
 from npuenv.checks import Finding
 from npuenv.cli import main
 from npuenv.core.errors import BadInput, CannotTell
@@ -19,6 +20,7 @@ from npuenv.matrix import load_matrix
 from npuenv.smoke.record import run_record
 from tests.cluster.uniform import description
 from tests.support.machines.simulated import SimulatedHost
+from tests.support.sentences import says
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,8 +44,8 @@ def test_a_record_says_what_ran_on_which_chip_with_which_versions_and_no_more() 
 
 
 def test_a_failure_is_said_without_names_of_this_machine() -> None:
-    says = Message("smoke.refused", {"reason": "/home/lu.ming/x"})
-    cause = Finding("training.import", Status.FAIL, says, evidence=(), source="", fix=None)
+    sentence = Message("smoke.refused", {"reason": "/home/lu.ming/x"})
+    cause = Finding("training.import", Status.FAIL, sentence, evidence=(), source="", fix=None)
     failed = record(HEADER, cause)["failed"]
     assert failed and "lu.ming" not in failed
 
@@ -107,6 +109,15 @@ def test_what_no_smoke_test_would_have_written_is_refused(tmp_path: Path, edit: 
 
 def test_a_source_that_is_no_address_and_a_file_that_is_not_there_are_refused(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(record(HEADER)))
-    for name, source in (("run.json", "me"), ("none.json", ADDRESS)):
+    for name, source in (("run.json", "me"), ("run.json", f"{ADDRESS}\n+id = 1"), ("none.json", ADDRESS)):
         with pytest.raises(BadInput):
             run_proposal(tmp_path / name, source, "2026-11-27", load_matrix())
+
+
+def test_without_a_card_nothing_is_trained_for_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(app.training, "has_cards", lambda: False)
+    monkeypatch.setattr(app, "smoke_train", lambda *_, **__: pytest.fail("it trains"))
+    assert main(["smoke-train", "--attest", str(tmp_path / "run.json")]) == 3
+    assert says(capsys.readouterr().err, "smoke.record-without-card") and not list(tmp_path.iterdir())
