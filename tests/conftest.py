@@ -31,9 +31,9 @@ if importlib.util.find_spec("hypothesis") is not None:
     # The same examples on every run, so that none fails by chance; `--hypothesis-profile=default` draws new ones.
     # A machine that is busy draws slowly, which says nothing about the product.
     too_slow = [hypothesis.HealthCheck.too_slow]
-    repeated = hypothesis.settings(max_examples=60, derandomize=True, suppress_health_check=too_slow)
+    repeated = hypothesis.settings(max_examples=30, derandomize=True, suppress_health_check=too_slow)
     hypothesis.settings.register_profile("repeated", repeated)
-    hypothesis.settings.register_profile("quick", repeated, max_examples=20)  # of `.ci/quick`
+    hypothesis.settings.register_profile("quick", repeated, max_examples=15)  # of `.ci/quick`
     hypothesis.settings.load_profile("repeated")
 
 # Taken before any test changes the environment: where `npuenv install cpu` puts its environment.

@@ -116,6 +116,7 @@ def test_committed_images_are_what_the_stacks_render_to() -> None:
     assert [path for path, content in wanted.items() if (GOLDENS / path).read_bytes() != content.encode()] == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("home")
 def test_the_command_writes_what_is_committed_and_the_real_doctor(tmp_path: Path) -> None:
     image = "verl-0.7.1-cann8.5.0.a3.ubuntu22.04"
