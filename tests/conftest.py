@@ -57,8 +57,11 @@ lend_torch()
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """For `-n auto`: more workers than cores, because many tests wait for processes."""
-    return 2 * len(os.sched_getaffinity(0))
+    """For `-n auto`: more workers than cores, because many tests wait for processes.
+
+    Each of them collects all tests and loads torch, about 15 s of a core.
+    """
+    return 3 * len(os.sched_getaffinity(0)) // 2
 
 
 @pytest.hookimpl(wrapper=True)

@@ -37,8 +37,12 @@ if TYPE_CHECKING:
 TESTS = Path(__file__).parent.parent
 HOSTS = TESTS / "support" / "hosts"
 CAPTURES = sorted(path.name for path in HOSTS.glob("*.json"))
-# The oldest that may run the file is always tried; `.ci/run` tries all.
-MINORS = [pytest.param(minor, marks=pytest.mark.slow if minor > 9 else ()) for minor in range(9, 15)]
+# The oldest that may run the file is always tried, the newest by `.ci/run`, all by `.ci/run --all`.
+MINORS = [
+    pytest.param(9),
+    *(pytest.param(minor, marks=[pytest.mark.slow, pytest.mark.long]) for minor in range(10, 13)),
+    *(pytest.param(minor, marks=pytest.mark.slow) for minor in (13, 14)),
+]
 PASTE = "Traceback (most recent call last):\nImportError: libhccl.so: cannot open shared object file\n"
 
 

@@ -329,6 +329,7 @@ def damage(bed: Bed) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_killed_while_mending_it_mends_again(bed: Bed) -> None:
     bed.times()
     draw = random.Random(SEED)

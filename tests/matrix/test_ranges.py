@@ -40,7 +40,8 @@ def test_a_version_of_the_pool_that_both_take_is_never_overlooked(one: str, othe
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=100, deadline=None)
+@pytest.mark.long
+@hypothesis.settings(max_examples=400, deadline=None)
 @hypothesis.given(specifiers(), specifiers())
 def test_a_version_of_the_pool_that_both_take_is_never_overlooked_in_many_examples(one: str, other: str) -> None:
     overlooks_no_version(one, other)
