@@ -131,7 +131,7 @@ def test_the_command_writes_what_is_committed_and_the_real_doctor(tmp_path: Path
 def test_an_image_of_a_patch_of_cann_stands_on_the_base_image_of_that_patch(tmp_path: Path) -> None:
     assert main(["render-docker", "verl-uni-agent-cann8.5.2", "-o", str(tmp_path)]) == 0
     (dockerfile,) = tmp_path.glob("*/Dockerfile")
-    assert "NPUENV_BASE_IMAGE=quay.io/ascend/cann:8.5.2-910b-ubuntu22.04-py3.11\n" in dockerfile.read_text()
+    assert 'NPUENV_BASE_IMAGE="quay.io/ascend/cann:8.5.2-910b-ubuntu22.04-py3.11"' in dockerfile.read_text()
 
 
 def hadolint() -> str | None:
