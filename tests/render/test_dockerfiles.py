@@ -128,6 +128,13 @@ def test_the_command_writes_what_is_committed_and_the_real_doctor(tmp_path: Path
     assert written == committed
 
 
+@pytest.mark.usefixtures("home")
+def test_an_image_of_a_patch_of_cann_stands_on_the_base_image_of_that_patch(tmp_path: Path) -> None:
+    assert main(["render-docker", "verl-uni-agent-cann8.5.2", "-o", str(tmp_path)]) == 0
+    (dockerfile,) = tmp_path.glob("*/Dockerfile")
+    assert 'NPUENV_BASE_IMAGE="quay.io/ascend/cann:8.5.2-910b-ubuntu22.04-py3.11"' in dockerfile.read_text()
+
+
 def hadolint() -> str | None:
     """The linter on PATH or beside this interpreter."""
     return shutil.which("hadolint") or shutil.which("hadolint", path=str(Path(sys.executable).parent))
