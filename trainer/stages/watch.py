@@ -37,9 +37,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.config import Config
+    from trainer.learner import Learner
     from trainer.metrics.records import Records
     from trainer.metrics.step import StepResult
     from trainer.saving.manifest import State
+    from trainer.stages.second_look import SecondLook
     from trainer.trainer import Trainer
     from trainer.types import Group, Prompt
 
@@ -58,16 +60,19 @@ class Watch(Observer):
         config: Config,
         out: Path,
         records: Records,
+        look: SecondLook | None = None,
         *,
         train_step: Callable[[Trainer, int], StepResult],  # the loop's
         num_validated: int | None = None,  # before the first step, by the process that this one resumes
     ) -> None:
         self._trainer, self._config, self._out = trainer, config, out
         self._records, self._progress, self._train_step = records, trainer.progress, train_step
+        self._look = look
+        self._samples = {"samples_checked": 0, "samples_differ": 0}
         self._mask, self._weights = MaskCheck(), WeightsCheck()
         self._logprobs = LogprobsCheck(*logprob_limits(config))
         self._generation, self._reward = GenerationCheck(trainer.task.tokenizer.end), RewardCheck()
-        self._update = UpdateCheck.begin(trainer.learner.parameters())
+        self._update = UpdateCheck.begin(trainable(trainer.learner))
         self._agreement = Agreement()
         self._checkpoint: dict[str, Any] = {}
         self._twin: Trainer | None = None
@@ -85,6 +90,10 @@ class Watch(Observer):
             with self._progress.part("testing"):
                 trainer.engine.load_weights(trainer.learner.weights())
         found = evaluate(trainer)
+        if self._look is not None:
+            checked, differ = self._look.wrong_samples(found["samples"])
+            self._samples["samples_checked"] += checked
+            self._samples["samples_differ"] += differ
         by_source = of_validation(trainer.task.heldout, found["correct"], task=self._config.task.task)
         self._validated.setdefault(when, []).append(found["num_prompts"])
         self._records.write("eval", when=when, step=step, **found, **by_source)
@@ -179,7 +188,7 @@ class Watch(Observer):
             **self._generation.result(),
             "tokens_per_s": self._generation.tokens / max(spent.get("gen", 0), 1e-9),
         }
-        update = self._update.result(self._trainer.learner.parameters())
+        update = self._update.result(trainable(self._trainer.learner))
         self._tell("generation", generation, spent.get("gen", 0.0))
         self._tell("reward", {**self._reward.result(), **self._reward_errors()})
         self._tell("update", {**update, "device_peak_mib": devices.peak_mib(device)}, spent.get("update_actor", 0.0))
@@ -193,7 +202,9 @@ class Watch(Observer):
             self._tell("generators", {"passed": True, "num_lost": len(lost), "lost": lost})
         counts = {when: sum(numbers) for when, numbers in self._validated.items()}
         is_whole = counts.get("before", 0) > 0 and counts.get("before") == counts.get("after")
-        validation = {"passed": is_whole, "evaluations": counts, "heldout_prompts": len(self._trainer.task.heldout)}
+        is_right = is_whole and not self._samples["samples_differ"]
+        heldout = len(self._trainer.task.heldout)
+        validation = {"passed": is_right, "evaluations": counts, "heldout_prompts": heldout, **self._samples}
         self._tell("validation", validation, spent.get("testing", 0.0))
         self.save(self._config.run.steps)
         self._tell("checkpoint", self._checkpoint)
@@ -267,6 +278,13 @@ class Watch(Observer):
             return {"passed": None, "restored_equal": None, "reason": NO_ROOM}
         name = difference(live, saved)
         return {"passed": name is None, "restored_equal": name is None, "first_different": name}
+
+
+def trainable(learner: Learner) -> dict[str, Tensor]:
+    """What this rank holds of each weight that should move, in the precision that it moves in; by reference."""
+    own = learner.parameters()
+    adapters = {name: each for name, each in own.items() if ".lora_" in name}
+    return {name: learner.optimizer.adamw.master.get(name, each) for name, each in (adapters or own).items()}
 
 
 def logprob_limits(config: Config) -> tuple[float, float]:
