@@ -258,6 +258,8 @@ class Watch(Observer):
                 self._config, self._trainer.device, seed=seed, world=self._trainer.world, engine=shared
             )
             restore(twin, load(folder, torch.device("cpu")))
+            if self._look is not None:
+                self._look.check_restored(twin)
         except CorruptCheckpoint as error:
             return None, {**result, "restored_equal": False, "next_step_equal": None, "reason": str(error)}
         name = self._first_of_ranks(difference(live, state_of(twin, step)))
