@@ -71,6 +71,9 @@ class Check:
     required_for: frozenset[str] = frozenset()  # with --for one of these, unknown means: cannot tell
 
 
+card_check = functools.partial(Check, is_about_cards=True)
+
+
 def message(name: str, /, **args: object) -> Message:
     """The message `area.name` of the catalogue `check_area`; a name without an area is one of the runner's, in
     `checks`.

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unknown, warn
+from npuenv.checks.base import (
+    NPU_FRAMEWORKS,
+    Check,
+    CheckResult,
+    Context,
+    card_check,
+    fail,
+    fix_for,
+    ok,
+    skip,
+    unknown,
+    warn,
+)
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
@@ -315,10 +327,10 @@ CHECKS = (
     ),
     Check("ray.answers", ("ray.status",), "measured: `ray status` of Ray 2.50 to 2.60", _answers, level=1),
     Check("ray.npu-resource", ("ray.status",), "ray-project/ray: accelerators/npu.py; " + _MEASURED, _npu, level=1),
-    Check("ray.gpu-declared", ("ray.status",), _MEASURED, _gpu, level=1, is_about_cards=True),
-    Check("ray.npu-count", ("ray.status", "npu.nodes"), _MEASURED, _count, level=1, is_about_cards=True),
+    card_check("ray.gpu-declared", ("ray.status",), _MEASURED, _gpu, level=1),
+    card_check("ray.npu-count", ("ray.status", "npu.nodes"), _MEASURED, _count, level=1),
     Check("ray.demands", ("ray.status",), _VERL, _demands, level=1),
-    Check("ray.cpus", ("machine.cpus", "npu.nodes"), _VERL, _cpus, is_about_cards=True),
+    card_check("ray.cpus", ("machine.cpus", "npu.nodes"), _VERL, _cpus),
     Check(
         "ray.folder",
         ("ray.session",),
@@ -327,11 +339,5 @@ CHECKS = (
     ),
     Check("ray.path-length", (), "verl-project/verl#1120: AF_UNIX path length cannot exceed 107 bytes", _length),
     Check("ray.disk", ("ray.session", "machine.tmp"), "Ray: local_fs_capacity_threshold is 0.95", _disk),
-    Check(
-        "ray.visible-devices",
-        (),
-        "measured: Ray 2.41.0 takes any word as yes; vllm-ascend issues",
-        _noset,
-        is_about_cards=True,
-    ),
+    card_check("ray.visible-devices", (), "measured: Ray 2.41.0 takes any word as yes; vllm-ascend issues", _noset),
 )

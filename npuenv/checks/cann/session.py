@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, fail, fix_for, ok, skip, warn
+from npuenv.checks.base import card_check, fail, fix_for, ok, skip, warn
 from npuenv.checks.session.variables import environment, installed, line, setting
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
@@ -196,30 +196,27 @@ def _writable(context: Context) -> CheckResult:
 
 
 CHECKS = (
-    Check("cann.links", ("cann.installs",), "sgl-project/sgl-kernel-npu#460; hiyouga/LlamaFactory#5189", _links, True),
-    Check("cann.one-version", ("cann.entries",), "CANN set_env.sh; hw-native-sys/PTOAS#837", _one_version, True),
-    Check("cann.gone", ("cann.entries",), "CANN set_env.sh (9.1 removes older entries for this)", _gone, True),
-    Check(
+    card_check("cann.links", ("cann.installs",), "sgl-project/sgl-kernel-npu#460; hiyouga/LlamaFactory#5189", _links),
+    card_check("cann.one-version", ("cann.entries",), "CANN set_env.sh; hw-native-sys/PTOAS#837", _one_version),
+    card_check("cann.gone", ("cann.entries",), "CANN set_env.sh (9.1 removes older entries for this)", _gone),
+    card_check(
         "cann.stand-ins",
         (),
         "vllm-project/vllm-ascend#661: devlib is for builds; libascendcl of devlib: stub library cannot be used",
         _stand_ins,
-        True,
     ),
-    Check("cann.python-path", ("cann.entries",), "CANN 8.0 set_env.sh: PYTHONPATH", _python_path, True),
-    Check(
+    card_check("cann.python-path", ("cann.entries",), "CANN 8.0 set_env.sh: PYTHONPATH", _python_path),
+    card_check(
         "cann.python-packages",
         ("python.interpreter",),
         "Ascend/pytorch#7; CANN installation guide, Python dependencies",
         _python_packages,
-        True,
     ),
-    Check("cann.gcc", ("cann.compilers",), "vllm-project/vllm-ascend docs/source/installation.md", _gcc, True, level=1),
-    Check(
+    card_check("cann.gcc", ("cann.compilers",), "vllm-project/vllm-ascend docs/source/installation.md", _gcc, level=1),
+    card_check(
         "cann.writable",
         ("cann.writes",),
         "hiascend environment variables ASCEND_CACHE_PATH, ASCEND_PROCESS_LOG_PATH; vllm-project/vllm-ascend#433",
         _writable,
-        True,
     ),
 )

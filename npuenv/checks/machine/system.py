@@ -5,7 +5,19 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unknown, warn
+from npuenv.checks.base import (
+    FRAMEWORKS,
+    Check,
+    CheckResult,
+    Context,
+    card_check,
+    fail,
+    fix_for,
+    ok,
+    skip,
+    unknown,
+    warn,
+)
 from npuenv.core.fact import State
 from npuenv.facts.machine.session import line_of
 from npuenv.facts.machine.system import DRIVER_GROUP, UNLIMITED
@@ -282,19 +294,13 @@ CHECKS = (
     Check("machine.glibc", ("machine.glibc",), "PEP 600: manylinux_2_28", _glibc, required_for=FRAMEWORKS),
     Check("machine.shared-memory", ("machine.shared_memory",), "docker run --shm-size defaults to 64 MiB", _shm),
     Check("machine.open-files", ("machine.open_files",), "ROLL Ascend samples: --ulimit nofile=65536:65536", _files),
-    Check(
-        "machine.locked-memory",
-        ("machine.locked_memory",),
-        "ulimit -l; RoCE memory registration",
-        _locked,
-        is_about_cards=True,
-    ),
+    card_check("machine.locked-memory", ("machine.locked_memory",), "ulimit -l; RoCE memory registration", _locked),
     Check("machine.disk", ("machine.disk",), "sizes of measured installations", _disk),
     Check("machine.shared-memory-free", ("machine.shared_memory",), _SHM_LEFT, _shm_free),
     Check(
         "machine.libstdcxx", ("machine.libstdcxx",), "PEP 600: manylinux_2_28 allows up to GLIBCXX_3.4.24", _libstdcxx
     ),
-    Check("machine.tasks", ("machine.limits",), "ulimit -u; getrlimit(2), RLIMIT_NPROC", _tasks, is_about_cards=True),
+    card_check("machine.tasks", ("machine.limits",), "ulimit -u; getrlimit(2), RLIMIT_NPROC", _tasks),
     Check("machine.memory", ("machine.memory",), "/proc/meminfo, MemAvailable; proc_meminfo(5)", _memory),
     Check("machine.clock", ("machine.time",), "validity of TLS certificates (RFC 5280)", _clock),
     Check(
@@ -304,12 +310,11 @@ CHECKS = (
         _encoding,
     ),
     Check("machine.user-entry", ("machine.account",), _USER, _user_entry),
-    Check(
+    card_check(
         "machine.driver-group",
         ("machine.driver_group", "machine.container"),
         "the driver's installer: it needs the user and group HwHiAiUser",
         _driver_group,
-        is_about_cards=True,
     ),
     Check("machine.leftovers", ("machine.processes",), _LEFT, _leftovers, level=1),
     Check("machine.zombies", ("machine.processes",), "verl NPU AQN guide: many defunct processes", _zombies, level=1),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, unknown, unread, warn, worst
+from npuenv.checks.base import CheckResult, Context, card_check, fail, fix_for, ok, skip, unknown, unread, warn, worst
 from npuenv.checks.npu.listed import unread_of
 from npuenv.core.fact import Evidence
 
@@ -217,13 +217,13 @@ def _claimed(context: Context) -> CheckResult:
 
 
 CHECKS = (
-    Check("cards.answer", ("npu.silent",), _TOOLS, _answer, is_about_cards=True, level=2),
-    Check("cards.memory", ("npu.ecc",), _ECC, _memory, is_about_cards=True, level=2),
-    Check("cards.alike", ("npu.boards",), _TOOLS, _alike, is_about_cards=True, level=2),
-    Check("cards.compatible", ("npu.boards",), _TOOLS, _compatible, is_about_cards=True, level=2),
-    Check("cards.linked", ("npu.topology",), _TOPO, _linked, is_about_cards=True, level=2),
-    Check("cards.super-pod", ("npu.spods",), _SPOD, _in_pod, is_about_cards=True, level=2),
-    Check("cards.events", ("npu.faults",), _FAULTS, _events, is_about_cards=True, level=2),
-    Check("cards.kernel", ("npu.kernel",), _KERNEL, _kernel, is_about_cards=True, level=2),
-    Check("cards.claimed", ("npu.claims",), _UDA, _claimed, is_about_cards=True, level=2),
+    card_check("cards.answer", ("npu.silent",), _TOOLS, _answer, level=2),
+    card_check("cards.memory", ("npu.ecc",), _ECC, _memory, level=2),
+    card_check("cards.alike", ("npu.boards",), _TOOLS, _alike, level=2),
+    card_check("cards.compatible", ("npu.boards",), _TOOLS, _compatible, level=2),
+    card_check("cards.linked", ("npu.topology",), _TOPO, _linked, level=2),
+    card_check("cards.super-pod", ("npu.spods",), _SPOD, _in_pod, level=2),
+    card_check("cards.events", ("npu.faults",), _FAULTS, _events, level=2),
+    card_check("cards.kernel", ("npu.kernel",), _KERNEL, _kernel, level=2),
+    card_check("cards.claimed", ("npu.claims",), _UDA, _claimed, level=2),
 )
