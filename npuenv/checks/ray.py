@@ -12,6 +12,7 @@ from npuenv.checks.base import (
     card_check,
     fail,
     fix_for,
+    given,
     ok,
     skip,
     unknown,
@@ -23,6 +24,7 @@ from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
     from npuenv.core.finding import Fix
+    from npuenv.facts.ray.session import Session
     from npuenv.facts.ray.status import Demand, Status, Trouble, UnsatisfiableDemand
 
 _NOSET = "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"
@@ -80,11 +82,9 @@ def _address(context: Context) -> CheckResult:
     return warn("ray.address-noted", *address.evidence, fix=fix, address=address.value, path=source)
 
 
-def _answers(context: Context) -> CheckResult:
+@given(lambda context: context.facts.ray.status.value, "ray.no-address")
+def _answers(context: Context, value: Status | Trouble) -> CheckResult:
     """Each refusal has its own fix; `ray.address` reports a missing cluster if no node runs here."""
-    value = context.facts.ray.status.value
-    if value is None:
-        return skip("ray.no-address")
     from npuenv.facts.ray.status import Refusal, Status
 
     if isinstance(value, Status):
@@ -109,10 +109,8 @@ def _fix(trouble: Trouble) -> Fix:
     return fix_for(f"ray.refused-{trouble.kind.value}", *commands.get(trouble.kind, ()))
 
 
-def _npu(context: Context) -> CheckResult:
-    status = _status(context)
-    if status is None:
-        return skip("ray.no-status")
+@given(_status, "ray.no-status")
+def _npu(context: Context, status: Status) -> CheckResult:
     chips, npus, gpus = _chips(context), status.total("NPU"), status.total("GPU")
     if npus is None:
         return unknown("ray.resource-unknown", name="NPU")
@@ -126,11 +124,9 @@ def _npu(context: Context) -> CheckResult:
     return fail("ray.npu-none", fix=fix, chips=chips)
 
 
-def _gpu(context: Context) -> CheckResult:
+@given(_status, "ray.no-status")
+def _gpu(_: Context, status: Status) -> CheckResult:
     """With `--num-gpus` Ray up to 2.48 registers both; from 2.49 on one of them, depending on a hash."""
-    status = _status(context)
-    if status is None:
-        return skip("ray.no-status")
     npus, gpus = status.total("NPU"), status.total("GPU")
     if npus is None or gpus is None:
         return unknown("ray.resource-unknown", name="GPU" if gpus is None else "NPU")
@@ -158,11 +154,9 @@ def _count(context: Context) -> CheckResult:
     return warn("ray.count-fewer", fix=fix_for("ray.count-fewer"), **words)
 
 
-def _demands(context: Context) -> CheckResult:
+@given(_status, "ray.no-status")
+def _demands(context: Context, status: Status) -> CheckResult:
     """Demands that wait for other jobs will run; those larger than a node or the cluster never will."""
-    status = _status(context)
-    if status is None:
-        return skip("ray.no-status")
     for demand in status.demands:
         short = _never(context, demand, status)
         if short is not None and short.name in ("NPU", "GPU") and not status.total(short.name):
@@ -261,10 +255,8 @@ def _takes_three(verl: str | None, framework: str | None) -> bool:
         return False  # a custom version is inconclusive
 
 
-def _folder(context: Context) -> CheckResult:
-    session = context.facts.ray.session.value
-    if session is None:
-        return skip("ray.no-session")
+@given(lambda context: context.facts.ray.session.value, "ray.no-session")
+def _folder(_: Context, session: Session) -> CheckResult:
     if session.is_writable and session.is_note_writable:
         return ok("ray.folder-ok", path=session.folder)
     fix = fix_for("ray.folder", ("export", "RAY_TMPDIR=/tmp/ray-of-mine"))

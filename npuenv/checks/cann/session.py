@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import card_check, fail, fix_for, ok, skip, warn
+from npuenv.checks.base import card_check, fail, fix_for, given, ok, skip, warn
 from npuenv.checks.session.variables import environment, installed, line, setting
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
@@ -16,7 +16,7 @@ from npuenv.core.fact import Evidence
 if TYPE_CHECKING:
     from npuenv.checks.base import CheckResult, Context
     from npuenv.core.finding import Fix
-    from npuenv.facts.cann.toolkit import Entry
+    from npuenv.facts.cann.toolkit import Entry, Installs
 
 _LISTS = ("LD_LIBRARY_PATH", "PYTHONPATH", "PATH")
 # Libraries for linking and simulation: their libascend_hal.so does nothing, their libascendcl.so refuses to run.
@@ -73,11 +73,9 @@ def _release(text: str) -> versions.Version:
         return versions.cann("0.0.0")
 
 
-def _links(context: Context) -> CheckResult:
+@given(lambda context: context.facts.cann.installs.value, "no-cann")
+def _links(context: Context, found: Installs) -> CheckResult:
     """Installs side by side, and whether the links all lead to one of them."""
-    found = context.facts.cann.installs.value
-    if found is None:
-        return skip("no-cann")
     if found.mixed:
         link, homes = next(iter(sorted(found.mixed.items())))
         lines = (Evidence(link, home) for home in homes)

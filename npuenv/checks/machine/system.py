@@ -13,6 +13,7 @@ from npuenv.checks.base import (
     card_check,
     fail,
     fix_for,
+    given,
     ok,
     skip,
     unknown,
@@ -25,6 +26,7 @@ from npuenv.facts.machine.system import DRIVER_GROUP, UNLIMITED
 if TYPE_CHECKING:
     from npuenv.core.fact import Fact
     from npuenv.facts.machine.session import Process, Processes
+    from npuenv.facts.machine.system import Account
 
 _GIB_KIB = 1 << 20
 _ARCHES = ("x86_64", "aarch64")
@@ -107,10 +109,8 @@ def _size(kib: int) -> str:
     return f"{kib / _GIB_KIB:.1f} GiB" if kib >= _GIB_KIB else f"{kib >> 10} MiB"
 
 
-def _files(context: Context) -> CheckResult:
-    limit = context.facts.machine.open_files.value
-    if limit is None:
-        return skip("no-limit")
+@given(lambda context: context.facts.machine.open_files.value, "no-limit")
+def _files(context: Context, limit: int) -> CheckResult:
     good = _FILES_CPU if context.framework == "cpu" else _FILES_GOOD
     if limit == UNLIMITED or limit >= good:
         return ok("machine.files-ok")
@@ -131,10 +131,8 @@ def _hard_limit(fact: Fact[int]) -> int | None:
     return int(match[1]) if match else None
 
 
-def _locked(context: Context) -> CheckResult:
-    limit = context.facts.machine.locked_memory.value
-    if limit is None:
-        return skip("no-limit")
+@given(lambda context: context.facts.machine.locked_memory.value, "no-limit")
+def _locked(context: Context, limit: int) -> CheckResult:
     if limit == UNLIMITED or limit > _LOCKED_OLD_DEFAULT:
         return ok("machine.locked-ok")
     hard = _hard_limit(context.facts.machine.locked_memory)
@@ -216,10 +214,8 @@ def _encoding(context: Context) -> CheckResult:
     )
 
 
-def _user_entry(context: Context) -> CheckResult:
-    account = context.facts.machine.account.value
-    if account is None:
-        return skip("machine.account-absent")
+@given(lambda context: context.facts.machine.account.value, "machine.account-absent")
+def _user_entry(_: Context, account: Account) -> CheckResult:
     if account.name is not None:
         return ok("machine.user-ok", uid=account.uid)
     return fail("machine.user-fail", fix=fix_for("machine.user", uid=account.uid, gid=account.gid), uid=account.uid)
@@ -237,11 +233,9 @@ def _driver_group(context: Context) -> CheckResult:
     return warn("machine.group-warn", fix=fix_for("machine.group", *commands, needs_root=True), group=DRIVER_GROUP)
 
 
-def _leftovers(context: Context) -> CheckResult:
+@given(lambda context: context.facts.machine.processes.value, "machine.no-processes")
+def _leftovers(context: Context, found: Processes) -> CheckResult:
     """Only processes that cannot be part of a running job: workers without a raylet, engines without a server."""
-    found = context.facts.machine.processes.value
-    if found is None:
-        return skip("machine.no-processes")
     is_noted = context.facts.ray.address.state is not State.ABSENT
     stale = [process for process in found.ours if _is_stale(process, found, is_noted)]
     if not stale:
@@ -270,10 +264,8 @@ def _is_stale(process: Process, found: Processes, is_noted: bool) -> bool:
     return process.name.startswith("VLLM") and found.init in _INITS
 
 
-def _zombies(context: Context) -> CheckResult:
-    found = context.facts.machine.processes.value
-    if found is None:
-        return skip("machine.no-processes")
+@given(lambda context: context.facts.machine.processes.value, "machine.no-processes")
+def _zombies(_: Context, found: Processes) -> CheckResult:
     dead = [process for process in found.ours if process.is_zombie and not process.is_half_dead]
     unreaped = [process for process in dead if process.parent == 1]
     if not unreaped and len(dead) < _ZOMBIES_MANY:

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import CheckResult, Context, card_check, fail, fix_for, ok, skip, unknown, warn, worst
+from npuenv.checks.base import CheckResult, Context, card_check, fail, fix_for, given, ok, skip, unknown, warn, worst
 from npuenv.checks.network.answers import answers, cards_here, stranded_cards, tool_failure, unread_cards
 from npuenv.core.fact import Evidence, State
 from npuenv.core.finding import Fix, Status
@@ -20,6 +20,8 @@ from npuenv.core.finding import Fix, Status
 if TYPE_CHECKING:
     import ipaddress
     from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from npuenv.facts.hccn.conf import HccnConf
 
 CONF = "/etc/hccn.conf"
 _ENV_PREP = "hicann/hccl user guide, environment preparation; vllm-ascend multi-node verification list"
@@ -135,15 +137,13 @@ def _without_file(context: Context) -> CheckResult | None:
     return skip("network.because-conf") if context.facts.hccn.conf.state is State.UNKNOWN else None
 
 
-def _tls(context: Context) -> CheckResult:
+@given(lambda context: context.facts.hccn.conf.value, "network.tls-no-file")
+def _tls(context: Context, conf: HccnConf) -> CheckResult:
     """The TLS switches, in the file and from the tool: neither may differ between cards.
 
     The file applies at the next start of the driver, the tool shows the present state. A device without an entry has
     its default, which is not in the file.
     """
-    conf = context.facts.hccn.conf.value
-    if conf is None:
-        return skip("network.tls-no-file")
     filed = {card: keys["tls_enable"] for card, keys in sorted(conf.by_device.items()) if "tls_enable" in keys}
     if not filed:
         return skip("network.tls-no-entry")

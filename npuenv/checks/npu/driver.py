@@ -12,6 +12,7 @@ from npuenv.checks.base import (
     card_check,
     fail,
     fix_for,
+    given,
     ok,
     skip,
     title,
@@ -27,6 +28,7 @@ from npuenv.facts.npu.driver import INSTALL_INFO
 
 if TYPE_CHECKING:
     from npuenv.core.finding import Fix
+    from npuenv.facts.npu.driver import Installer
     from npuenv.facts.npu.smi import SmiTrouble
 
 _TOOLS = "Ascend host tools: npu-smi source (hicann/driver) and public transcripts"
@@ -342,11 +344,9 @@ def _topology_files(context: Context) -> CheckResult:
     return fail("npu.driver-topo-fail", fix=_mount_or_install(context))
 
 
-def _installed_well(context: Context) -> CheckResult:
+@given(lambda context: context.facts.npu.installer.value, "npu.installer-skip")
+def _installed_well(_: Context, installer: Installer) -> CheckResult:
     """The installer's last message, if the driver does not work."""
-    installer = context.facts.npu.installer.value
-    if installer is None:
-        return skip("npu.installer-skip")
     if installer.missing_tools:
         fix = fix_for("npu.installer-tools", tools=installer.missing_tools)
         return fail("npu.installer-tools", fix=fix, tools=installer.missing_tools)
