@@ -54,7 +54,7 @@ def show_table(
             lines.line(f"- {lines.say(note)}")
     from rich.cells import cell_len, set_cell_size
 
-    rows = [*(_pin_row(pin, lines) for pin in stack.pins), *_source_rows(stack, lines)]
+    rows = [*(_pin_row(stack, pin, lines) for pin in stack.pins), *_source_rows(stack, lines)]
     heads = tuple(lines.word(f"column-{name}") for name in ("package", "version", "standing", "origin"))
     widths = [max(cell_len(row[at]) for row in (heads, *rows)) + 2 for at in range(3)]
     lines.console.print()
@@ -92,7 +92,10 @@ def _name_of(requirement: str) -> str:
     return versions.requirement_name(requirement)
 
 
-def _pin_row(pin: Pin, lines: Lines) -> tuple[str, str, str, str]:
+def _pin_row(stack: Stack, pin: Pin, lines: Lines) -> tuple[str, str, str, str]:
+    wheels = {git.name: git.wheel for git in stack.git_sources if git.wheel and git.wheel.sha256}
+    if wheel := wheels.get(pin.name):
+        return pin.name, pin.version, pin.strength, lines.word("wheel", hardware=wheel.hardware)
     return pin.name, pin.version, pin.strength, lines.word("git") if _is_built(pin) else pin.index or ""
 
 

@@ -29,6 +29,7 @@ from npuenv.core.messages import say
 from npuenv.install.locations import default_environment
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import defaults_of, known_releases
+from npuenv.preflight.checkout import find_checkout
 from npuenv.preflight.examine import examine
 from npuenv.preflight.reading import ReadOptions, all_of, read_file, read_text
 from npuenv.preflight.types import Machine
@@ -116,7 +117,7 @@ def wheel(release: str, folder: Path) -> Path:
 
 
 def asked(release: str, folder: Path) -> ReadOptions:
-    return ReadOptions(defaults_of, "verl", release, Machine(), folder=folder)
+    return ReadOptions(defaults_of, "verl", release, Machine(), folder=folder, checkout=find_checkout((folder,)))
 
 
 # --- verl's own scripts
