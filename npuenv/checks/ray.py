@@ -18,8 +18,7 @@ from npuenv.checks.base import (
     unknown,
     warn,
 )
-from npuenv.core import versions
-from npuenv.core.errors import BadInput
+from npuenv.checks.python.installed import accepts
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
@@ -251,10 +250,7 @@ def _cpus(context: Context) -> CheckResult:
 def _takes_three(verl: str | None, framework: str | None) -> bool:
     if verl is None:
         return framework == "verl"
-    try:
-        return versions.accepts(">=0.6,<0.9", verl)
-    except BadInput:
-        return False  # a custom version is inconclusive
+    return accepts(">=0.6,<0.9", verl) is True  # a custom version is inconclusive
 
 
 @given(lambda context: context.facts.ray.session.value, "ray.no-session")
@@ -300,7 +296,7 @@ def _noset(context: Context) -> CheckResult:
         return ok("ray.noset-unset")
     line = Evidence("environment", f"{_NOSET}={value}")
     ray = _ray(context)
-    if value.lower() in _FALSE_VALUES and ray is not None and versions.accepts("<=2.41.0", ray):
+    if value.lower() in _FALSE_VALUES and ray is not None and accepts("<=2.41.0", ray):
         return warn(
             "ray.noset-word", line, fix=fix_for("ray.noset", ("unset", _NOSET)), name=_NOSET, value=value, ray=ray
         )
