@@ -18,8 +18,7 @@ from npuenv.checks.base import (
     unknown,
     warn,
 )
-from npuenv.core import versions
-from npuenv.core.errors import BadInput
+from npuenv.checks.python.installed import accepts
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
@@ -82,9 +81,11 @@ def _address(context: Context) -> CheckResult:
     return warn("ray.address-noted", *address.evidence, fix=fix, address=address.value, path=source)
 
 
-@given(lambda context: context.facts.ray.status.value, "ray.no-address")
-def _answers(context: Context, value: Status | Trouble) -> CheckResult:
+def _answers(context: Context) -> CheckResult:
     """Each refusal has its own fix; `ray.address` reports a missing cluster if no node runs here."""
+    value = context.facts.ray.status.value
+    if value is None:
+        return skip("ray.no-address")
     from npuenv.facts.ray.status import Refusal, Status
 
     if isinstance(value, Status):
@@ -249,10 +250,7 @@ def _cpus(context: Context) -> CheckResult:
 def _takes_three(verl: str | None, framework: str | None) -> bool:
     if verl is None:
         return framework == "verl"
-    try:
-        return versions.accepts(">=0.6,<0.9", verl)
-    except BadInput:
-        return False  # a custom version is inconclusive
+    return accepts(">=0.6,<0.9", verl) is True  # a custom version is inconclusive
 
 
 @given(lambda context: context.facts.ray.session.value, "ray.no-session")
@@ -298,7 +296,7 @@ def _noset(context: Context) -> CheckResult:
         return ok("ray.noset-unset")
     line = Evidence("environment", f"{_NOSET}={value}")
     ray = _ray(context)
-    if value.lower() in _FALSE_VALUES and ray is not None and versions.accepts("<=2.41.0", ray):
+    if value.lower() in _FALSE_VALUES and ray is not None and accepts("<=2.41.0", ray):
         return warn(
             "ray.noset-word", line, fix=fix_for("ray.noset", ("unset", _NOSET)), name=_NOSET, value=value, ray=ray
         )

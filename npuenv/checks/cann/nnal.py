@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import NPU_FRAMEWORKS, CheckResult, Context, card_check, fail, fix_for, ok, skip, warn
 from npuenv.checks.cann.session import source
+from npuenv.checks.python.installed import accepts
 from npuenv.checks.session.variables import environment, installed, line, setting
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
@@ -16,6 +17,7 @@ from npuenv.core.finding import Status
 if TYPE_CHECKING:
     from npuenv.facts.cann.toolkit import Cann, Nnal
 
+_ONE_ABI_SINCE = "2.7.0"  # from here on all wheels of torch have the new ABI
 _INSTALL = "vllm-project/vllm-ascend docs/source/installation.md"
 
 
@@ -98,7 +100,7 @@ def _abi(context: Context) -> CheckResult:
     """The ABI at the end of ATB_HOME_PATH, chosen when it was sourced, against that of torch."""
     atb, torch = context.facts.cann.atb.value, context.facts.cann.torch_abi.value
     lines = context.facts.cann.torch_abi.evidence
-    if torch is None and _is_of_one_abi(version := installed(context).get("torch", "")):
+    if torch is None and accepts(f">={_ONE_ABI_SINCE}", version := installed(context).get("torch", "")):
         torch, lines = "1", (Evidence("python (inventory)", f"torch {version}"),)
     if atb is None or not atb.abi or torch is None:
         return skip("cann.nnal-abi-skip")
@@ -110,14 +112,6 @@ def _abi(context: Context) -> CheckResult:
     fix = fix_for("cann.nnal-abi", ("source", script, f"--cxx_abi={torch}"))
     shown = line(context, "ATB_HOME_PATH" if loaded == atb.abi else "LD_LIBRARY_PATH")
     return fail("cann.nnal-abi-fail", shown, *lines, fix=fix, atb=loaded, torch=torch)
-
-
-def _is_of_one_abi(torch: str) -> bool:
-    """Whether all wheels of this torch have the new ABI, which is so from 2.7 on."""
-    try:
-        return versions.python_version(torch) >= versions.python_version("2.7.0")
-    except BadInput:
-        return False
 
 
 CHECKS = (

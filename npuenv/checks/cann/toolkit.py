@@ -13,6 +13,7 @@ from npuenv.checks.cann import nnal
 from npuenv.checks.cann import session as cann_session
 from npuenv.checks.cann.session import source
 from npuenv.checks.python.installed import resolve_here
+from npuenv.checks.session.variables import line
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence, State
@@ -79,29 +80,29 @@ def _sourced(context: Context) -> CheckResult:
         return skip("no-cann")
     home = environment.get("ASCEND_HOME_PATH", "").rstrip("/")
     if not home:
-        return fail("cann.cann-sourced-unset", *_variable(environment, "ASCEND_HOME_PATH"), fix=source(cann.set_env))
+        return fail("cann.cann-sourced-unset", line(context, "ASCEND_HOME_PATH"), fix=source(cann.set_env))
     if cann.answered_by != "ASCEND_HOME_PATH":
         return fail(
             "cann.cann-sourced-nowhere",
-            *_variable(environment, "ASCEND_HOME_PATH"),
+            line(context, "ASCEND_HOME_PATH"),
             fix=source(cann.set_env),
             home=home,
         )
     if not environment.get("ASCEND_OPP_PATH"):
-        return fail("cann.cann-sourced-opp-unset", *_variable(environment, "ASCEND_OPP_PATH"), fix=source(cann.set_env))
+        return fail("cann.cann-sourced-opp-unset", line(context, "ASCEND_OPP_PATH"), fix=source(cann.set_env))
     if context.facts.cann.opp.value != "folder":
-        lines = _variable(environment, "ASCEND_OPP_PATH")
+        shown = line(context, "ASCEND_OPP_PATH")
         return fail(
-            "cann.cann-sourced-opp-nowhere", *lines, fix=source(cann.set_env), path=environment["ASCEND_OPP_PATH"]
+            "cann.cann-sourced-opp-nowhere", shown, fix=source(cann.set_env), path=environment["ASCEND_OPP_PATH"]
         )
     if cann.missing_parts:
         return fail(
             "cann.cann-sourced-parts", fix=fix_for("cann.cann-reinstall"), root=cann.root, parts=cann.missing_parts
         )
     if not _has_libraries(context, cann.root):
-        lines = _variable(environment, "LD_LIBRARY_PATH")
-        return fail("cann.cann-sourced-libraries", *lines, fix=source(cann.set_env), root=cann.root)
-    return ok("cann.cann-sourced-ok", *_variable(environment, "ASCEND_HOME_PATH"))
+        shown = line(context, "LD_LIBRARY_PATH")
+        return fail("cann.cann-sourced-libraries", shown, fix=source(cann.set_env), root=cann.root)
+    return ok("cann.cann-sourced-ok", line(context, "ASCEND_HOME_PATH"))
 
 
 def _has_libraries(context: Context, root: str) -> bool:
@@ -112,11 +113,6 @@ def _has_libraries(context: Context, root: str) -> bool:
     entries = context.facts.cann.entries.value or ()
     own = {item.real or item.home for item in entries if item.variable == "ASCEND_HOME_PATH"}
     return any(item.path in folders and (item.real or item.home) in own for item in entries)
-
-
-def _variable(environment: object, name: str) -> tuple[Evidence, ...]:
-    value = environment.get(name) if isinstance(environment, dict) else None
-    return (Evidence("environment", f"{name}={value}" if value is not None else f"{name} is not set"),)
 
 
 def _arch(context: Context) -> CheckResult:

@@ -19,7 +19,7 @@ from npuenv.checks.base import (
     warn,
     worst,
 )
-from npuenv.checks.npu.listed import TABLE, interface_is_down, unread_of, unread_rows, without_table
+from npuenv.checks.npu.listed import TABLE, interface_is_down, unread_of, unread_rows, with_table
 from npuenv.core.fact import Evidence, State
 from npuenv.facts.collector import was_asked
 
@@ -115,10 +115,8 @@ def _try_cpu() -> Fix:
     return fix_for("npu.try-cpu", ("npuenv", "up", "--for", "cpu"))
 
 
-def _healthy(context: Context) -> CheckResult:
-    table = context.facts.npu.smi.value
-    if table is None or not table.cards:
-        return without_table(context) or skip("no-table")
+@with_table
+def _healthy(context: Context, table: SmiTable) -> CheckResult:
     details = [item for item in context.facts.npu.health.value or () if item.status != "OK"]
     codes = {f"{item.npu}.{item.chip}": item.codes for item in details if item.codes}
     reported_unhealthy = {f"{item.npu}.{item.chip}" for item in details if item.status != "UNKNOWN"}
@@ -177,10 +175,8 @@ def _with_codes(context: Context, cards: list[Card], codes: tuple[str, ...]) -> 
     return says("npu.cards-healthy-codes", *lines, fix=fix, cards=_labels(cards), codes=codes)
 
 
-def _supported(context: Context) -> CheckResult:
-    table = context.facts.npu.smi.value
-    if table is None or not table.cards:
-        return without_table(context) or skip("no-table")
+@with_table
+def _supported(context: Context, table: SmiTable) -> CheckResult:
     names = sorted({card.name for card in table.cards if card.name})
     rows = {name: context.matrix.hardware_of_chip(name) for name in names}
     refused = [name for name, row in rows.items() if row is not None and not row.accepted]
@@ -194,11 +190,9 @@ def _supported(context: Context) -> CheckResult:
     return worst(outcomes, otherwise=ok("npu.cards-supported-ok", names=tuple(names)))
 
 
-def _free(context: Context) -> CheckResult:
+@with_table
+def _free(context: Context, table: SmiTable) -> CheckResult:
     # Idle is not zero memory: a card without work holds 3 to 5 GB. Other containers' processes are not listed.
-    table = context.facts.npu.smi.value
-    if table is None or not table.cards:
-        return without_table(context) or skip("no-table")
     held = [card for card in table.cards if _holds_memory(table, card)]
     busy = tuple(sorted({process.npu for process in table.processes}))
     blind = unread_rows(
@@ -264,11 +258,9 @@ def _holds_memory(table: SmiTable, card: Card) -> bool:
     return bool(card.hbm_used_mib and card.hbm_total_mib and card.hbm_used_mib > card.hbm_total_mib * _IDLE_AT_MOST)
 
 
-def _stuck(context: Context) -> CheckResult:
+@with_table
+def _stuck(context: Context, table: SmiTable) -> CheckResult:
     """An AI core at full load without a process."""
-    table = context.facts.npu.smi.value
-    if table is None or not table.cards:
-        return without_table(context) or skip("no-table")
     if context.facts.machine.container.is_known:
         return skip("npu.sees-own-only")
     with_process = {process.npu for process in table.processes}
@@ -283,11 +275,10 @@ def _stuck(context: Context) -> CheckResult:
     return worst((reported or _unlisted(table), blind), otherwise=well)
 
 
-def _complete(context: Context) -> CheckResult:
+@with_table
+def _complete(context: Context, table: SmiTable) -> CheckResult:
     """Cards that the bus, `-m` or gaps in the numbering show and the table lacks."""
-    table, nodes = context.facts.npu.smi.value, context.facts.npu.nodes.value
-    if table is None or not table.cards:
-        return without_table(context) or skip("no-table")
+    nodes = context.facts.npu.nodes.value
     if context.facts.machine.container.is_known or any(card.is_virtual for card in table.cards):
         return skip("npu.sees-own-only")
     if not table.is_complete:
@@ -337,11 +328,9 @@ def _half_pairs(table: SmiTable) -> tuple[str, ...]:
     return tuple(f"NPU {npu}" for npu, count in sorted(chips.items()) if count < most)
 
 
-def _one_kind(context: Context) -> CheckResult:
+@with_table
+def _one_kind(context: Context, table: SmiTable) -> CheckResult:
     """By the table's names, and by the exact ones if available: the table calls every A3 chip Ascend910."""
-    table = context.facts.npu.smi.value
-    if table is None or not table.cards:
-        return without_table(context) or skip("no-table")
     names = {card.name for card in table.cards if card.name}
     chips = context.facts.npu.chips.value or ()
     exact = {" ".join(filter(None, (chip.chip_name, chip.npu_name))) for chip in chips if chip.chip_name}
@@ -354,11 +343,9 @@ def _one_kind(context: Context) -> CheckResult:
     return worst(outcomes, otherwise=ok("npu.cards-one-kind-ok", count=len(table.cards)))
 
 
-def _whole(context: Context) -> CheckResult:
+@with_table
+def _whole(context: Context, table: SmiTable) -> CheckResult:
     """Slices of a card are for inference only."""
-    table = context.facts.npu.smi.value
-    if table is None or not table.cards:
-        return without_table(context) or skip("no-table")
     slices = [card for card in table.cards if card.is_virtual]
     if not slices:
         return ok("npu.cards-whole-ok")

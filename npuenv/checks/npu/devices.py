@@ -19,13 +19,14 @@ from npuenv.checks.base import (
     warn,
     worst,
 )
-from npuenv.checks.npu.listed import TABLE, interface_is_down, without_table
+from npuenv.checks.npu.listed import TABLE, interface_is_down, with_table
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npuenv.core.finding import Fix
+    from npuenv.facts.npu.smi import SmiTable
     from npuenv.facts.python.interpreter import DeviceRun, Devices
 
 _TOOLS = "Ascend host tools: npu-smi source (hicann/driver) and public transcripts"
@@ -74,11 +75,10 @@ def _stopped(context: Context) -> tuple[Evidence, ...]:
     return context.facts.npu.smi_trouble.evidence if interface_is_down(context) else ()
 
 
-def _agree(context: Context) -> CheckResult:
+@with_table
+def _agree(context: Context, table: SmiTable) -> CheckResult:
     """As many nodes as chips: a container may see a table with more cards than it was given."""
-    nodes, table = context.facts.npu.nodes.value, context.facts.npu.smi.value
-    if table is None or not table.cards:
-        return without_table(context) or skip("no-table")
+    nodes = context.facts.npu.nodes.value
     if nodes is None or not nodes.cards:
         return skip("no-nodes")
     chips = len(table.cards)

@@ -19,7 +19,7 @@ from npuenv.checks.base import (
     unknown,
     warn,
 )
-from npuenv.checks.npu.listed import TABLE, without_table
+from npuenv.checks.npu.listed import TABLE, with_table
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence, State
@@ -29,7 +29,7 @@ from npuenv.facts.npu.driver import INSTALL_INFO
 if TYPE_CHECKING:
     from npuenv.core.finding import Fix
     from npuenv.facts.npu.driver import Installer
-    from npuenv.facts.npu.smi import SmiTrouble
+    from npuenv.facts.npu.smi import SmiTable, SmiTrouble
 
 _TOOLS = "Ascend host tools: npu-smi source (hicann/driver) and public transcripts"
 _INSTALL = "vllm-project/vllm-ascend docs/source/installation.md"
@@ -207,11 +207,9 @@ def _rebooted(context: Context) -> CheckResult:
     )
 
 
-def _tool(context: Context) -> CheckResult:
+@with_table
+def _tool(context: Context, table: SmiTable) -> CheckResult:
     """npu-smi and the driver come in one package; a difference of a few patches does no harm."""
-    table = context.facts.npu.smi.value
-    if table is None or not table.cards:
-        return without_table(context) or skip("no-table")
     if table.tool is None or table.driver is None:
         return skip("npu.driver-tool-skip")
     tool, driver = _numbers(table.tool)[:2], _numbers(table.driver)[:2]
@@ -309,11 +307,9 @@ def _for_all(context: Context) -> CheckResult:
     return warn("npu.driver-for-all-warn", *evidence, fix=fix_for("npu.driver-for-all", group=group), group=group)
 
 
-def _line(context: Context) -> CheckResult:
+@with_table
+def _line(context: Context, table: SmiTable) -> CheckResult:
     """Product lines number their drivers differently: 25.6 and 25.7 exist for the 950 only."""
-    table = context.facts.npu.smi.value
-    if table is None or not table.cards:
-        return without_table(context) or skip("no-table")
     version = table.driver
     if version is None:
         return skip("npu.driver-line-skip")
@@ -330,11 +326,9 @@ def _line(context: Context) -> CheckResult:
     return ok("npu.driver-line-ok", version=version, kind=kind)
 
 
-def _topology_files(context: Context) -> CheckResult:
+@with_table
+def _topology_files(context: Context, table: SmiTable) -> CheckResult:
     """Cards of the 950 generation need their board's file in the driver's folder `topo`, also inside a container."""
-    table = context.facts.npu.smi.value
-    if table is None or not table.cards:
-        return without_table(context) or skip("no-table")
     names = {card.name for card in table.cards if card.name}
     rows = {row.id for row in map(context.matrix.hardware_of_chip, names) if row is not None}
     if _A5 not in rows:

@@ -6,9 +6,8 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import Check, card_check, fail, fix_for, ok, warn
+from npuenv.checks.python.installed import accepts
 from npuenv.checks.session.variables import environment, generation, installed, line, setting
-from npuenv.core import versions
-from npuenv.core.errors import BadInput
 
 if TYPE_CHECKING:
     from npuenv.checks.base import CheckResult, Context
@@ -20,10 +19,7 @@ _NO_V0_SINCE = "0.9.1"  # vllm-ascend has no V0 engine from here on
 def _has(context: Context, name: str, since: str = "0") -> bool:
     """Whether a distribution is installed, at this version or a newer one."""
     have = installed(context).get(name, "")
-    try:
-        return bool(have) and versions.python_version(have) >= versions.python_version(since)
-    except BadInput:
-        return True  # a custom version counts as new
+    return bool(have) and accepts(f">={since}", have) is not False  # a custom version counts as new
 
 
 def _trains(context: Context, *names: str) -> bool:

@@ -6,9 +6,8 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import NPU_FRAMEWORKS, card_check, fail, fix_for, ok, warn
+from npuenv.checks.python.installed import accepts
 from npuenv.checks.session.variables import generation, installed, line, setting
-from npuenv.core import versions
-from npuenv.core.errors import BadInput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -113,7 +112,7 @@ def _allocator_twice(context: Context) -> CheckResult:
         return ok("session.allocator-twice-ok")
     lines = (*((line(context, _ALLOCATOR),) if own else ()), line(context, "PYTORCH_ALLOC_CONF"))
     torch = installed(context).get("torch", "")
-    if torch and _is_before(torch, "2.10.0"):
+    if torch and accepts(">=2.10.0", torch) is False:
         fix = fix_for("session.allocator-name", ("export", f"{_ALLOCATOR}={shared}"))
         says = "session.allocator-twice-older"
         return ok(says, *lines, torch=torch) if own else warn(says, *lines, fix=fix, torch=torch)
@@ -122,13 +121,6 @@ def _allocator_twice(context: Context) -> CheckResult:
     return fail(
         "session.allocator-twice-both", *lines, fix=fix_for("session.allocator-twice", ("unset", "PYTORCH_ALLOC_CONF"))
     )
-
-
-def _is_before(version: str, bound: str) -> bool:
-    try:
-        return versions.python_version(version) < versions.python_version(bound)
-    except BadInput:
-        return False
 
 
 def _task_queue(context: Context) -> CheckResult:
@@ -151,7 +143,7 @@ def _blocking(context: Context) -> CheckResult:
     evidence = line(context, "ASCEND_LAUNCH_BLOCKING")
     fix = fix_for("session.blocking", ("unset", "ASCEND_LAUNCH_BLOCKING"))
     have = installed(context).get("vllm-ascend", "")
-    if have and not _is_before(have, _NO_CAPTURE_SINCE):
+    if have and accepts(f">={_NO_CAPTURE_SINCE}", have) is not False:
         return fail("session.blocking-refused", evidence, fix=fix, version=have)
     return warn("session.blocking-slow", evidence, fix=fix)
 

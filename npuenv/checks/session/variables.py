@@ -10,8 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import CheckResult, Context, card_check, fail, fix_for, ok, warn
-from npuenv.core import versions
-from npuenv.core.errors import BadInput
+from npuenv.checks.python.installed import accepts
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
@@ -190,12 +189,9 @@ def _unread(context: Context) -> CheckResult:
 
 
 def _is_read(row: Variable, version: str) -> bool:
-    try:
-        have = versions.python_version(version)
-        since = not row.since or have >= versions.python_version(row.since)
-        return since and (not row.until or have < versions.python_version(row.until))
-    except BadInput:
-        return True  # a custom version may read anything
+    """Whether this version reads the variable; a custom version may read anything."""
+    is_early = bool(row.since) and accepts(f">={row.since}", version) is False
+    return not is_early and (not row.until or accepts(f">={row.until}", version) is not True)
 
 
 CHECKS = (
