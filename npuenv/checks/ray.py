@@ -45,7 +45,7 @@ def _chips(context: Context) -> int:
     """The chips that Ray would count: the device nodes, or fewer if the session selects some."""
     nodes = context.facts.npu.nodes.value
     here = len(nodes.cards) if nodes else 0
-    named = (context.facts.environment.value or {}).get("ASCEND_RT_VISIBLE_DEVICES")
+    named = context.environment.get("ASCEND_RT_VISIBLE_DEVICES")
     if named is None:
         return here
     return min(here, len([word for word in named.split(",") if word.strip().isdecimal()]))
@@ -262,7 +262,7 @@ def _folder(_: Context, session: Session) -> CheckResult:
 
 
 def _length(context: Context) -> CheckResult:
-    environ = context.facts.environment.value or {}
+    environ = context.environment
     name = next((name for name in ("RAY_TMPDIR", "TMPDIR") if environ.get(name)), None)
     if name is None or (name == "TMPDIR" and _ray(context) is None):
         return skip("ray.no-folder-named")
@@ -291,7 +291,7 @@ def _disk(context: Context) -> CheckResult:
 
 def _noset(context: Context) -> CheckResult:
     """ROLL sets it for its own workers; in the shell it hides from vLLM's workers the one card that each expects."""
-    value = (context.facts.environment.value or {}).get(_NOSET)
+    value = context.environment.get(_NOSET)
     if value is None:
         return ok("ray.noset-unset")
     line = Evidence("environment", f"{_NOSET}={value}")

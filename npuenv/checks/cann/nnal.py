@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from npuenv.checks.base import NPU_FRAMEWORKS, CheckResult, Context, card_check, fail, fix_for, ok, skip, warn
 from npuenv.checks.cann.session import source
 from npuenv.checks.python.installed import accepts
-from npuenv.checks.session.variables import environment, installed, line, setting
+from npuenv.checks.session.variables import installed, line, setting
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
@@ -59,7 +59,7 @@ def _sourced(context: Context) -> CheckResult:
         return warn("cann.nnal-sourced-unset", line(context, "ATB_HOME_PATH"), fix=fix)
     if atb is not None and not atb.is_there:
         return fail("cann.nnal-sourced-nowhere", line(context, "ATB_HOME_PATH"), fix=fix, home=atb.home)
-    path = environment(context).get("LD_LIBRARY_PATH", "")
+    path = context.environment.get("LD_LIBRARY_PATH", "")
     kinds = _kinds(context)
     if len(set(kinds)) > 1:
         return warn(
@@ -75,7 +75,7 @@ def _sourced(context: Context) -> CheckResult:
 
 def _kinds(context: Context) -> list[str]:
     """The C++ ABIs of the ATB libraries on LD_LIBRARY_PATH; the loader uses the first one."""
-    return re.findall(r"cxx_abi_([01])/lib(?:[:/]|$)", environment(context).get("LD_LIBRARY_PATH", ""))
+    return re.findall(r"cxx_abi_([01])/lib(?:[:/]|$)", context.environment.get("LD_LIBRARY_PATH", ""))
 
 
 def _library(context: Context) -> CheckResult:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import card_check, fail, fix_for, given, ok, skip, warn
-from npuenv.checks.session.variables import environment, installed, line, setting
+from npuenv.checks.session.variables import installed, line, setting
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
@@ -133,7 +133,7 @@ def _gone(context: Context) -> CheckResult:
 
 def _stand_ins(context: Context) -> CheckResult:
     """Stub library folders before those of the driver, or without them."""
-    folders = environment(context).get("LD_LIBRARY_PATH", "").split(":")
+    folders = context.environment.get("LD_LIBRARY_PATH", "").split(":")
     stand_ins = [at for at, folder in enumerate(folders) if _STAND_INS.search(folder)]
     real = [at for at, folder in enumerate(folders) if _REAL.search(folder)]
     if not stand_ins or (real and min(real) < min(stand_ins)):

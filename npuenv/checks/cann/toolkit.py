@@ -12,7 +12,7 @@ from npuenv.checks.cann import contents as cann_contents
 from npuenv.checks.cann import nnal
 from npuenv.checks.cann import session as cann_session
 from npuenv.checks.cann.session import source
-from npuenv.checks.python.installed import resolve_here
+from npuenv.checks.python.installed import chip_generations, resolve_here
 from npuenv.checks.session.variables import line
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
@@ -75,7 +75,7 @@ def why_unloadable(context: Context) -> str | None:
 
 def _sourced(context: Context) -> CheckResult:
     """The five things that torch_npu looks for, in its order; then the libraries on the loader's path."""
-    cann, environment = context.facts.cann.toolkit.value, context.facts.environment.value or {}
+    cann, environment = context.facts.cann.toolkit.value, context.environment
     if cann is None:
         return skip("no-cann")
     home = environment.get("ASCEND_HOME_PATH", "").rstrip("/")
@@ -107,7 +107,7 @@ def _sourced(context: Context) -> CheckResult:
 
 def _has_libraries(context: Context, root: str) -> bool:
     """Whether LD_LIBRARY_PATH has a folder of this toolkit, under this name or, following links, under another."""
-    folders = (context.facts.environment.value or {}).get("LD_LIBRARY_PATH", "").split(":")
+    folders = context.environment.get("LD_LIBRARY_PATH", "").split(":")
     if any(f"{folder.rstrip('/')}/".startswith(f"{root}/") for folder in folders):
         return True
     entries = context.facts.cann.entries.value or ()
@@ -131,7 +131,7 @@ def _driver(context: Context) -> CheckResult:
         return unknown("unknown-input", *context.facts.npu.driver.evidence, facts=("driver",))
     if cann is None or driver is None:
         return skip("cann.cann-driver-skip")
-    if _is_950(context):
+    if "950" in chip_generations(context):  # its drivers have numbers of their own: 25.1.RC1 goes with CANN 9.1.0
         return skip("cann.cann-driver-950", driver=driver)
     try:
         row, have = context.matrix.cann_row(cann.version), versions.driver(driver)
@@ -160,13 +160,6 @@ def _without_line(row: CannRow, have: versions.Version, driver: str) -> CheckRes
     if years and have.series[0] < min(years) - 1:
         return warn("cann.cann-driver-no-line", cann=row.version, driver=driver, named=named)
     return ok("cann.cann-driver-no-line", cann=row.version, driver=driver, named=named)
-
-
-def _is_950(context: Context) -> bool:
-    """Whether the cards are of the line with its own driver numbers: there 25.1.RC1 goes with CANN 9.1.0."""
-    table = context.facts.npu.smi.value
-    names = {card.name for card in table.cards if card.name} if table else set()
-    return any((row := context.matrix.hardware_of_chip(name)) is not None and row.id == "950" for name in names)
 
 
 def _driver_version(context: Context) -> str | None:

@@ -19,6 +19,7 @@ from npuenv.checks.base import (
     unknown,
     warn,
 )
+from npuenv.checks.machine.storage import size_of
 from npuenv.core.fact import State
 from npuenv.facts.machine.session import line_of
 from npuenv.facts.machine.system import DRIVER_GROUP, UNLIMITED
@@ -83,7 +84,7 @@ def _shm(context: Context) -> CheckResult:
     space = context.facts.machine.shared_memory.value
     if space is None:
         return warn("machine.shm-absent", fix=fix_for("machine.shm"))
-    size = _size(space.size_kib)
+    size = size_of(space.size_kib)
     if space.size_kib < _SHM_LEAST_KIB and context.framework != "cpu":
         return fail("machine.shm-small", fix=fix_for("machine.shm"), size=size)
     if space.size_kib < _SHM_GOOD_KIB:
@@ -96,17 +97,13 @@ def _shm_free(context: Context) -> CheckResult:
     space = context.facts.machine.shared_memory.value
     if space is None or space.size_kib < _SHM_GOOD_KIB:
         return skip("machine.because-shm")
-    free, size = _size(space.free_kib), _size(space.size_kib)
+    free, size = size_of(space.free_kib), size_of(space.size_kib)
     fix = fix_for("machine.shm-free", ("ls", "-l", "/dev/shm"))
     if space.free_kib < _SHM_LEAST_KIB:
         return fail("machine.shm-full", fix=fix, free=free, size=size)
     if space.free_kib * 10 < space.size_kib:
         return warn("machine.shm-full", fix=fix, free=free, size=size)
     return ok("machine.shm-free-ok", free=free)
-
-
-def _size(kib: int) -> str:
-    return f"{kib / _GIB_KIB:.1f} GiB" if kib >= _GIB_KIB else f"{kib >> 10} MiB"
 
 
 @given(lambda context: context.facts.machine.open_files.value, "no-limit")
@@ -147,7 +144,7 @@ def _disk(context: Context) -> CheckResult:
     space = context.facts.machine.disk.value
     if space is None:
         return unknown("machine.disk-absent")
-    size = _size(space.free_kib)
+    size = size_of(space.free_kib)
     if space.free_kib < _DISK_LEAST_KIB:
         return fail("machine.disk-small", fix=fix_for("machine.disk"), size=size)
     if space.free_kib < _DISK_GOOD_KIB:
@@ -187,10 +184,10 @@ def _memory(context: Context) -> CheckResult:
     memory = context.facts.machine.memory.value
     if memory is None or memory.available_kib is None:
         return skip("machine.memory-absent")
-    free, total = _size(memory.available_kib), _size(memory.total_kib)
+    free, total = size_of(memory.available_kib), size_of(memory.total_kib)
     if memory.available_kib >= min(max(_FREE_MEMORY_LEAST_KIB, memory.total_kib // 100), memory.total_kib // 4):
         return ok("machine.memory-ok", free=free)
-    swap = _size((memory.swap_kib or 0) - (memory.swap_free_kib or 0))
+    swap = size_of((memory.swap_kib or 0) - (memory.swap_free_kib or 0))
     fix = fix_for("machine.memory", ("ps", "-eo", "pid,user,rss,comm", "--sort=-rss"))
     return warn("machine.memory-warn", fix=fix, free=free, total=total, swap=swap)
 
@@ -206,7 +203,7 @@ def _clock(context: Context) -> CheckResult:
 
 def _encoding(context: Context) -> CheckResult:
     encoding = context.facts.machine.encoding.value
-    environ = context.facts.environment.value or {}
+    environ = context.environment
     if encoding in (None, "utf-8") or environ.get("PYTHONUTF8") == "1":
         return ok("machine.encoding-ok", encoding=encoding or "utf-8")
     return warn(

@@ -62,7 +62,7 @@ def _tool(context: Context) -> CheckResult:
             return skip("network.tool-no-card")
         if not (interfaces.spans_nodes(context) or card_addresses.addressed_cards(context)):
             return skip("network.tool-unneeded")
-        in_container = context.facts.machine.container.is_known
+        in_container = context.in_container
         fix = fix_for("network.tool-container" if in_container else "network.tool")
         return unknown("network.tool-missing", *hccn.tool.evidence, fix=fix)
     if hccn.refused.value is not None:

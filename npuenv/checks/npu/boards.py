@@ -198,7 +198,7 @@ def _kernel(context: Context, events: tuple[KernelEvent, ...]) -> CheckResult:
 def _claimed(context: Context) -> CheckResult:
     """Devices that a container holds although nothing runs in it: no other container gets them."""
     claims = context.facts.npu.claims.value
-    if claims is None or context.facts.machine.container.is_known:
+    if claims is None or context.in_container:
         return skip("npu.not-told")
     others = [claim for claim in claims if claim.is_exclusive and not claim.is_ours and claim.devices]
     if not others:

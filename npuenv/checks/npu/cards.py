@@ -261,7 +261,7 @@ def _holds_memory(table: SmiTable, card: Card) -> bool:
 @with_table
 def _stuck(context: Context, table: SmiTable) -> CheckResult:
     """An AI core at full load without a process."""
-    if context.facts.machine.container.is_known:
+    if context.in_container:
         return skip("npu.sees-own-only")
     with_process = {process.npu for process in table.processes}
     idle = [card for card in table.cards if card.npu in table.listed and card.npu not in with_process]
@@ -279,7 +279,7 @@ def _stuck(context: Context, table: SmiTable) -> CheckResult:
 def _complete(context: Context, table: SmiTable) -> CheckResult:
     """Cards that the bus, `-m` or gaps in the numbering show and the table lacks."""
     nodes = context.facts.npu.nodes.value
-    if context.facts.machine.container.is_known or any(card.is_virtual for card in table.cards):
+    if context.in_container or any(card.is_virtual for card in table.cards):
         return skip("npu.sees-own-only")
     if not table.is_complete:
         return unknown("npu.cards-healthy-unknown")

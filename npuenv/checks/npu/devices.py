@@ -46,13 +46,13 @@ def _openable(context: Context) -> CheckResult:
     if not shut:
         return ok("npu.devices-openable-ok", count=len(nodes.cards))
     lines = [*_stopped(context), *(Evidence(node.path, node.why_not) for node in shut)]
-    fix = fix_for("npu.device-flags") if context.facts.machine.container.is_known else _join_group(context)
+    fix = fix_for("npu.device-flags") if context.in_container else _join_group(context)
     return fail("npu.devices-openable-fail", *lines, fix=fix, paths=tuple(node.path for node in shut))
 
 
 def _join_group(context: Context) -> Fix:
     account = context.facts.machine.account.value
-    home = (context.facts.environment.value or {}).get("HOME", "").rstrip("/")
+    home = context.environment.get("HOME", "").rstrip("/")
     user = (account.name if account else "") or home.rpartition("/")[2] or "USER"
     return fix_for("npu.device-group", ("usermod", "-aG", "HwHiAiUser", user), is_dangerous=True, needs_root=True)
 
@@ -62,9 +62,7 @@ def _managers(context: Context) -> CheckResult:
     if nodes is None or not nodes.cards:
         return skip("no-nodes")
     if nodes.missing_managers:
-        fix = (
-            fix_for("npu.manager-nodes") if context.facts.machine.container.is_known else fix_for("npu.driver-install")
-        )
+        fix = fix_for("npu.manager-nodes") if context.in_container else fix_for("npu.driver-install")
         lines = (*context.facts.npu.nodes.evidence, *_stopped(context))
         return fail("npu.devices-managers-fail", *lines, fix=fix, paths=nodes.missing_managers)
     return ok("npu.devices-managers-ok")
@@ -88,7 +86,7 @@ def _agree(context: Context, table: SmiTable) -> CheckResult:
         return ok("npu.devices-agree-ok", count=chips)
     if not table.is_complete:
         return unknown("npu.cards-healthy-unknown")
-    fix = fix_for("npu.devices-more" if context.facts.machine.container.is_known else "npu.devices-fewer")
+    fix = fix_for("npu.devices-more" if context.in_container else "npu.devices-fewer")
     lines = (Evidence("npu-smi info", f"{chips} chips"), *context.facts.npu.nodes.evidence)
     return warn("npu.devices-agree-warn", *lines, fix=fix, chips=chips, nodes=len(nodes.cards))
 
@@ -204,7 +202,7 @@ def _diagnosed(context: Context) -> CheckResult:
 
 def _expected_devices(context: Context) -> int | None:
     """The number of devices that torch should see: the visible ones, else all. None: an unreadable setting."""
-    value = (context.facts.environment.value or {}).get("ASCEND_RT_VISIBLE_DEVICES")
+    value = context.environment.get("ASCEND_RT_VISIBLE_DEVICES")
     if value is None:
         return _device_count(context)
     words = {word.strip() for word in value.split(",")}
@@ -213,7 +211,7 @@ def _expected_devices(context: Context) -> int | None:
 
 def _visible(context: Context) -> CheckResult:
     """ASCEND_RT_VISIBLE_DEVICES against the present devices. In a container the runtime counts from 0."""
-    environment = context.facts.environment.value or {}
+    environment = context.environment
     value = environment.get("ASCEND_RT_VISIBLE_DEVICES")
     if value is None:
         return ok("npu.visible-unset")
@@ -229,7 +227,7 @@ def _visible(context: Context) -> CheckResult:
         return fail("npu.visible-twice", line, fix=unset, value=value)
     count = _device_count(context)
     if count is not None and max(ids) >= count:
-        name = "npu.visible-host-ids" if context.facts.machine.container.is_known else "npu.visible-range"
+        name = "npu.visible-host-ids" if context.in_container else "npu.visible-range"
         return fail(name, line, fix=unset, value=value, count=count, last=count - 1)
     if ids != sorted(ids):
         rising = ",".join(map(str, sorted(ids)))

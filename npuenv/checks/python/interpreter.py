@@ -89,7 +89,7 @@ def _release_key(text: str) -> tuple[int, ...]:
 
 def _active(context: Context) -> CheckResult:
     """Whether `python` in this shell belongs to the environment that the shell shows as active."""
-    environment = context.facts.environment.value or {}
+    environment = context.environment
     path = [entry.rstrip("/") for entry in environment.get("PATH", "").split(":") if entry]
     active = {
         name: f"{environment[name].rstrip('/')}/bin"

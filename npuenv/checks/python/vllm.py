@@ -54,7 +54,7 @@ def _row(context: Context) -> VllmAscend | None:
 
 def _reported_version(context: Context, vllm: str) -> str:
     """The version that vllm-ascend uses: VLLM_VERSION if set, for builds without a version of their own."""
-    return (context.facts.environment.value or {}).get("VLLM_VERSION") or vllm
+    return context.environment.get("VLLM_VERSION") or vllm
 
 
 def _pair(context: Context) -> CheckResult:

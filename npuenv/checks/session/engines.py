@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import Check, card_check, fail, fix_for, ok, warn
 from npuenv.checks.python.installed import accepts
-from npuenv.checks.session.variables import environment, generation, installed, line, setting
+from npuenv.checks.session.variables import generation, installed, line, setting
 
 if TYPE_CHECKING:
     from npuenv.checks.base import CheckResult, Context
@@ -105,7 +105,7 @@ def _hub(context: Context) -> CheckResult:
 
 def _docker_devices(context: Context) -> CheckResult:
     """ASCEND_VISIBLE_DEVICES is read only by the container runtime, at the start of a container."""
-    variables = environment(context)
+    variables = context.environment
     container = context.facts.machine.container
     if "ASCEND_VISIBLE_DEVICES" not in variables or "ASCEND_RT_VISIBLE_DEVICES" in variables or container.is_known:
         return ok("session.docker-devices-ok")
@@ -130,7 +130,7 @@ def _cuda_devices(context: Context) -> CheckResult:
     """CUDA_VISIBLE_DEVICES has no effect on NPUs."""
     value = setting(context, "CUDA_VISIBLE_DEVICES")
     is_choice = re.fullmatch(r"[0-9]+(?:\s*,\s*[0-9]+)*", value) is not None
-    if not is_choice or "ASCEND_RT_VISIBLE_DEVICES" in environment(context):
+    if not is_choice or "ASCEND_RT_VISIBLE_DEVICES" in context.environment:
         return ok("session.cuda-devices-ok")
     fix = fix_for(
         "session.cuda-devices", ("unset", "CUDA_VISIBLE_DEVICES"), ("export", f"ASCEND_RT_VISIBLE_DEVICES={value}")

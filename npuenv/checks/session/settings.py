@@ -11,7 +11,7 @@ from npuenv.checks.session import engines as session_engines
 from npuenv.checks.session import hccl as session_hccl
 from npuenv.checks.session import torch as session_torch
 from npuenv.checks.session import variables
-from npuenv.checks.session.variables import environment, line, setting
+from npuenv.checks.session.variables import line, setting
 from npuenv.core.fact import Evidence
 
 # Variable, the values that mean debugging; its documentation states the cost.
@@ -45,7 +45,7 @@ def _proxy(context: Context) -> CheckResult:
 
 
 def _interface(context: Context) -> CheckResult:
-    environment = context.facts.environment.value or {}
+    environment = context.environment
     if environment.get("NCCL_SOCKET_IFNAME") and not (
         environment.get("HCCL_SOCKET_IFNAME") or environment.get("HCCL_IF_IP")
     ):
@@ -103,7 +103,7 @@ def _python_path(context: Context) -> CheckResult:
     if python is None:
         return skip("no-python")
     mine = ".".join(python.version.split(".")[:2])
-    found = ((entry, _SITE.search(entry)) for entry in environment(context).get("PYTHONPATH", "").split(":"))
+    found = ((entry, _SITE.search(entry)) for entry in context.environment.get("PYTHONPATH", "").split(":"))
     foreign = [(entry, match["version"]) for entry, match in found if match and match["version"] != mine]
     if not foreign:
         return ok("session.python-path-ok")
