@@ -35,7 +35,10 @@ def fact(reader: Callable[..., Fact[Any]], *, level: int = 0, needs: tuple[str, 
 
 
 class Group:
-    """Facts by name. A dataclass takes the fields of its last base class first, so they are listed in that order."""
+    """Facts by name, a dataclass: it takes the fields of its last base first, so they are listed in that order."""
+
+    def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
 
     def __init__(self, **facts: Fact[Any]) -> None:
         self.__dict__.update(facts)

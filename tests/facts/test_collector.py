@@ -20,7 +20,6 @@ def smi(host: Host) -> Fact[str]:
     return known(host.run(("npu-smi", "info")).out, Evidence("npu-smi info", "table"))
 
 
-@dataclasses.dataclass(init=False, repr=False, eq=False)
 class Cards(Group):
     """Two facts, of which the second takes the first."""
 

@@ -214,10 +214,7 @@ def _opp(host: Host, root: str) -> str:
     return host.environ().get("ASCEND_OPP_PATH", "").rstrip("/") or f"{root}/opp"
 
 
-@dataclass(init=False, repr=False, eq=False)
 class PartFacts(Group):
-    """What lies in the toolkit."""
-
     parts: Fact[tuple[Part, ...]] = fact(in_toolkit(parts), needs=("cann.toolkit",))
     running: Fact[Running] = fact(in_toolkit(running), needs=("cann.toolkit",))
     ops: Fact[Ops] = fact(

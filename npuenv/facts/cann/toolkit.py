@@ -439,10 +439,7 @@ def _followed(host: Host, path: str) -> str:
     return line if ran.code == 0 and line.startswith("/") and "\n" not in line else ""
 
 
-@dataclass(init=False, repr=False, eq=False)
 class ToolkitFacts(Group):
-    """What is true of the toolkits and of NNAL."""
-
     toolkit: Fact[Cann] = fact(lambda host, arch: cann(host, arch.value), needs=("machine.arch",))
     closed: Fact[Closed] = fact(
         lambda host, toolkit: absent(*toolkit.evidence) if toolkit.is_known else closed(host), needs=("cann.toolkit",)

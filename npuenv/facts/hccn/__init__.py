@@ -7,7 +7,6 @@ fact for each card by its physical id (on 950: its logical one). The order of th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from npuenv.core.fact import Fact, known
@@ -55,10 +54,7 @@ def _answer(name: str) -> Callable[[Collector], Fact[Any]]:
     return read
 
 
-@dataclass(init=False, repr=False, eq=False)
 class HccnFacts(ConfFacts):
-    """What is true of the network between the cards."""
-
     grammar: Fact[str] = fact(_answer("grammar"), level=USE_LEVEL)  # a2 (also A3) or 950
     # The first refusal that is about the tool or its caller, not about what was asked.
     refused: Fact[Refused] = fact(_answer("refused"), level=USE_LEVEL)

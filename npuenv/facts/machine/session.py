@@ -168,10 +168,7 @@ def _number(process: Process) -> int:
     return process.pid
 
 
-@dataclass(init=False, repr=False, eq=False)
 class SessionFacts(Group):
-    """What is true for programs of this session."""
-
     libstdcxx: Fact[CxxLibrary] = fact(lambda host, arch: libstdcxx(host, arch.value), needs=("machine.arch",))
     encoding: Fact[str] = fact(encoding)
     timezone: Fact[str] = fact(timezone)

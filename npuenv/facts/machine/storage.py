@@ -181,10 +181,7 @@ def _folder_at(place: Callable[[Host], str]) -> Callable[[Host, Fact[tuple[Mount
     return lambda host, mounts: folder(host, place(host), mounts.value or ())
 
 
-@dataclass(init=False, repr=False, eq=False)
 class StorageFacts(Group):
-    """What is true of the file systems."""
-
     mounts: Fact[tuple[Mount, ...]] = fact(mounts)
     home: Fact[Folder] = fact(_folder_at(home), needs=("machine.mounts",))
     tmp: Fact[Folder] = fact(_folder_at(tmp), needs=("machine.mounts",))

@@ -164,10 +164,7 @@ def _number(text: str) -> int:
     return int(match[1]) if match else 0
 
 
-@dataclass(init=False, repr=False, eq=False)
 class EnvironFacts(Group):
-    """What is true of the variables that are about the network."""
-
     proxies: Fact[tuple[Proxy, ...]] = fact(proxies)
     proxies_listen: Fact[dict[str, bool]] = fact(listen, needs=("network.proxies",))
     spans: Fact[tuple[str, ...]] = fact(lambda host: spans(host.environ()))

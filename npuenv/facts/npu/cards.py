@@ -141,10 +141,7 @@ def _burn(host: Collector) -> Fact[Devices]:
     return devices(host, host.python, BURN_S)
 
 
-@dataclass(init=False, repr=False, eq=False)
 class CardFacts(Group):
-    """What is true of single cards."""
-
     health: Fact[tuple[Health, ...]] = fact(
         _details("health", level=1), needs=_TABLE
     )  # at level 1 only of those that are not OK

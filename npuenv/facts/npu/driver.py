@@ -382,10 +382,7 @@ def _installer(host: Collector, table: Fact[SmiTable], trouble: Fact[SmiTrouble]
     return installer(host) if host.level else not_asked(1)
 
 
-@dataclass(init=False, repr=False, eq=False)
 class DriverFacts(Group):
-    """What is true of driver and cards. Either `smi` or `smi_trouble` is known, or neither."""
-
     driver: Fact[VersionInfo] = fact(driver)
     firmware: Fact[VersionInfo] = fact(firmware)
     install_info: Fact[dict[str, str]] = fact(install_info)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known
@@ -172,10 +171,7 @@ def _is_unrecorded(*facts: Fact[Any]) -> bool:
     return all(item.line == "not in the capture" for fact in facts for item in fact.evidence)
 
 
-@dataclass(init=False, repr=False, eq=False)
 class PythonFacts(Group):
-    """What is true of the target interpreter. Imports, files and devices are asked only of what is installed."""
-
     interpreter: Fact[Python] = fact(
         lambda host: interpreter.interpreter_of(host.shared(_inventory, host.python), host.python)
     )

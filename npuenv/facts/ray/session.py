@@ -114,10 +114,7 @@ def _status(host: Collector, address: Fact[str]) -> Fact[Status | Trouble]:
     return not_asked(USE_LEVEL) if is_late and host.level < USE_LEVEL else found
 
 
-@dataclass(init=False, repr=False, eq=False)
 class RayFacts(Group):
-    """What is true of Ray on this machine. The cluster is asked only where an address is known."""
-
     session: Fact[Session] = fact(session)
     session_disk: Fact[Folder] = fact(_disk, needs=("ray.session",))  # the file system of Ray's own folder
     address: Fact[str] = fact(address)
