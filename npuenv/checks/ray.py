@@ -307,26 +307,17 @@ def _noset(context: Context) -> CheckResult:
 
 _MEASURED = "measured with Ray 2.41.0, 2.50.1 and 2.60.0 on nodes with NPU device files"
 _VERL = "measured: verl 0.7.1 asks for {'NPU': 1.0, 'CPU': 3.0} * 8 (STRICT_PACK)"
+_ADDRESS = "alibaba/ROLL#147; ray-project/ray#45771"
+_FOLDER = "ray-project/ray#3899, #20634: the folder belongs to who started Ray first"
 CHECKS = (
-    Check(
-        "ray.address",
-        ("ray.address", "machine.processes"),
-        "alibaba/ROLL#147; ray-project/ray#45771",
-        _address,
-        level=1,
-    ),
+    Check("ray.address", ("ray.address", "machine.processes"), _ADDRESS, _address, level=1),
     Check("ray.answers", ("ray.status",), "measured: `ray status` of Ray 2.50 to 2.60", _answers, level=1),
     Check("ray.npu-resource", ("ray.status",), "ray-project/ray: accelerators/npu.py; " + _MEASURED, _npu, level=1),
     card_check("ray.gpu-declared", ("ray.status",), _MEASURED, _gpu, level=1),
     card_check("ray.npu-count", ("ray.status", "npu.nodes"), _MEASURED, _count, level=1),
     Check("ray.demands", ("ray.status",), _VERL, _demands, level=1),
     card_check("ray.cpus", ("machine.cpus", "npu.nodes"), _VERL, _cpus),
-    Check(
-        "ray.folder",
-        ("ray.session",),
-        "ray-project/ray#3899, #20634: the folder belongs to who started Ray first",
-        _folder,
-    ),
+    Check("ray.folder", ("ray.session",), _FOLDER, _folder),
     Check("ray.path-length", (), "verl-project/verl#1120: AF_UNIX path length cannot exceed 107 bytes", _length),
     Check("ray.disk", ("ray.session", "machine.tmp"), "Ray: local_fs_capacity_threshold is 0.95", _disk),
     card_check("ray.visible-devices", (), "measured: Ray 2.41.0 takes any word as yes; vllm-ascend issues", _noset),

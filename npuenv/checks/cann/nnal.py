@@ -114,14 +114,10 @@ def _abi(context: Context) -> CheckResult:
     return fail("cann.nnal-abi-fail", shown, *lines, fix=fix, atb=loaded, torch=torch)
 
 
+_ABI = "vllm-project/vllm-ascend#1144; nnal set_env.sh --cxx_abi; PyTorch 2.6 release notes: CXX11_ABI=1 from 2.7 on"
 CHECKS = (
     card_check("nnal.present", ("cann.nnal",), _INSTALL, _nnal, required_for=NPU_FRAMEWORKS),
     card_check("nnal.sourced", ("cann.nnal",), "vllm-project/vllm-ascend#6299, #152", _sourced),
     card_check("nnal.library", ("cann.atb",), "vllm-project/vllm-ascend#152: libatb.so", _library),
-    card_check(
-        "nnal.abi",
-        ("cann.atb", "cann.torch_abi"),
-        "vllm-project/vllm-ascend#1144; nnal set_env.sh --cxx_abi; PyTorch 2.6 release notes: CXX11_ABI=1 from 2.7 on",
-        _abi,
-    ),
+    card_check("nnal.abi", ("cann.atb", "cann.torch_abi"), _ABI, _abi),
 )

@@ -193,6 +193,8 @@ def _writable(context: Context) -> CheckResult:
     )
 
 
+_PYTHON_PACKAGES = "Ascend/pytorch#7; CANN installation guide, Python dependencies"
+_WRITABLE = "hiascend environment variables ASCEND_CACHE_PATH, ASCEND_PROCESS_LOG_PATH; vllm-project/vllm-ascend#433"
 CHECKS = (
     card_check("cann.links", ("cann.installs",), "sgl-project/sgl-kernel-npu#460; hiyouga/LlamaFactory#5189", _links),
     card_check("cann.one-version", ("cann.entries",), "CANN set_env.sh; hw-native-sys/PTOAS#837", _one_version),
@@ -204,17 +206,7 @@ CHECKS = (
         _stand_ins,
     ),
     card_check("cann.python-path", ("cann.entries",), "CANN 8.0 set_env.sh: PYTHONPATH", _python_path),
-    card_check(
-        "cann.python-packages",
-        ("python.interpreter",),
-        "Ascend/pytorch#7; CANN installation guide, Python dependencies",
-        _python_packages,
-    ),
+    card_check("cann.python-packages", ("python.interpreter",), _PYTHON_PACKAGES, _python_packages),
     card_check("cann.gcc", ("cann.compilers",), "vllm-project/vllm-ascend docs/source/installation.md", _gcc, level=1),
-    card_check(
-        "cann.writable",
-        ("cann.writes",),
-        "hiascend environment variables ASCEND_CACHE_PATH, ASCEND_PROCESS_LOG_PATH; vllm-project/vllm-ascend#433",
-        _writable,
-    ),
+    card_check("cann.writable", ("cann.writes",), _WRITABLE, _writable),
 )

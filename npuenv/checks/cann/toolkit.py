@@ -170,14 +170,9 @@ def _driver_version(context: Context) -> str | None:
     return driver.version if driver is not None else None
 
 
+_FOUND = f"{_INSTALL}; torch_npu 2.13.0 utils/collect_env.py: get_cann_version"
 CHECKS = (
-    card_check(
-        "cann.found",
-        ("cann.closed",),
-        f"{_INSTALL}; torch_npu 2.13.0 utils/collect_env.py: get_cann_version",
-        _found,
-        required_for=NPU_FRAMEWORKS,
-    ),
+    card_check("cann.found", ("cann.closed",), _FOUND, _found, required_for=NPU_FRAMEWORKS),
     card_check("cann.sourced", ("cann.toolkit", "cann.opp"), _SET_ENV, _sourced, required_for=NPU_FRAMEWORKS),
     *cann_session.CHECKS,
     card_check("cann.arch", ("cann.toolkit", "machine.arch"), "ascend_toolkit_install.info, arch=", _arch),

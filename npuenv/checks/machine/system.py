@@ -278,6 +278,9 @@ def _zombies(_: Context, found: Processes) -> CheckResult:
     )
 
 
+_ENCODING = "PEP 538, PEP 540: only a locale without encoding becomes UTF-8"
+_DRIVER_GROUP = "the driver's installer: it needs the user and group HwHiAiUser"
+_LIBSTDCXX = "PEP 600: manylinux_2_28 allows up to GLIBCXX_3.4.24"
 CHECKS = (
     Check("machine.arch", ("machine.arch",), "platforms of torch_npu wheels", _arch, required_for=FRAMEWORKS),
     Check("machine.glibc", ("machine.glibc",), "PEP 600: manylinux_2_28", _glibc, required_for=FRAMEWORKS),
@@ -286,25 +289,13 @@ CHECKS = (
     card_check("machine.locked-memory", ("machine.locked_memory",), "ulimit -l; RoCE memory registration", _locked),
     Check("machine.disk", ("machine.disk",), "sizes of measured installations", _disk),
     Check("machine.shared-memory-free", ("machine.shared_memory",), _SHM_LEFT, _shm_free),
-    Check(
-        "machine.libstdcxx", ("machine.libstdcxx",), "PEP 600: manylinux_2_28 allows up to GLIBCXX_3.4.24", _libstdcxx
-    ),
+    Check("machine.libstdcxx", ("machine.libstdcxx",), _LIBSTDCXX, _libstdcxx),
     card_check("machine.tasks", ("machine.limits",), "ulimit -u; getrlimit(2), RLIMIT_NPROC", _tasks),
     Check("machine.memory", ("machine.memory",), "/proc/meminfo, MemAvailable; proc_meminfo(5)", _memory),
     Check("machine.clock", ("machine.time",), "validity of TLS certificates (RFC 5280)", _clock),
-    Check(
-        "machine.encoding",
-        ("machine.encoding",),
-        "PEP 538, PEP 540: only a locale without encoding becomes UTF-8",
-        _encoding,
-    ),
+    Check("machine.encoding", ("machine.encoding",), _ENCODING, _encoding),
     Check("machine.user-entry", ("machine.account",), _USER, _user_entry),
-    card_check(
-        "machine.driver-group",
-        ("machine.driver_group", "machine.container"),
-        "the driver's installer: it needs the user and group HwHiAiUser",
-        _driver_group,
-    ),
+    card_check("machine.driver-group", ("machine.driver_group", "machine.container"), _DRIVER_GROUP, _driver_group),
     Check("machine.leftovers", ("machine.processes",), _LEFT, _leftovers, level=1),
     Check("machine.zombies", ("machine.processes",), "verl NPU AQN guide: many defunct processes", _zombies, level=1),
 )

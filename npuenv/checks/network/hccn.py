@@ -292,16 +292,10 @@ def _ports(context: Context, cards: _Values, lines: _Lines, blind: _Lines) -> Ch
     return worst((broken, unread_cards(context, blind, of=cards)), otherwise=well)
 
 
+_HCCN_TOOL = "vllm-ascend installation, verification"
 CHECKS = (
     *card_addresses.CHECKS,
-    card_check(
-        "network.hccn-tool",
-        (),
-        "vllm-ascend installation, verification",
-        _tool,
-        level=LEVEL,
-        required_for=NPU_FRAMEWORKS,
-    ),
+    card_check("network.hccn-tool", (), _HCCN_TOOL, _tool, level=LEVEL, required_for=NPU_FRAMEWORKS),
     card_check("network.card-links", (), "alibaba/ROLL Ascend FAQ; " + _VERIFY, _links, level=LEVEL),
     *flaps.CHECKS,
     card_check("network.card-health", (), _VERIFY, _health, level=LEVEL),

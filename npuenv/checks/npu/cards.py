@@ -354,14 +354,13 @@ def _whole(context: Context, table: SmiTable) -> CheckResult:
     return ok("npu.cards-whole-slices", count=len(slices))
 
 
+_ONE_KIND = "Ascend/mind-cluster docs: mixed insertion of cards is not supported"
 CHECKS = (
     Check("cards.present", (), _TOOLS, _present, required_for=NPU_FRAMEWORKS),
     card_check("cards.healthy", ("npu.smi",), _FAULTS, _healthy, required_for=NPU_FRAMEWORKS),
     card_check("cards.supported", TABLE, "matrix hardware", _supported, required_for=NPU_FRAMEWORKS),
     card_check("cards.complete", TABLE, _TOOLS, _complete),
-    card_check(
-        "cards.one-kind", TABLE, "Ascend/mind-cluster docs: mixed insertion of cards is not supported", _one_kind
-    ),
+    card_check("cards.one-kind", TABLE, _ONE_KIND, _one_kind),
     card_check("cards.whole", TABLE, _SLICES, _whole),
     card_check("cards.free", TABLE, _TOOLS, _free),
     card_check("cards.stuck", TABLE, "npu-smi info of an Ascend950PR host: 100 % and Alarm without a process", _stuck),

@@ -244,28 +244,16 @@ def _device_count(context: Context) -> int | None:
     return len(table.cards) if table is not None and table.cards and table.is_complete else None
 
 
+_COMPUTES = "measured: operators that do nothing copy exactly and multiply wrongly"
+_ANSWERS = "public notes: a device hangs or dies (507033, heartbeat lost) while its neighbours work"
+_VISIBLE_DEVICES = "vllm-project/vllm-ascend issue 2557"
 CHECKS = (
     card_check("devices.openable", ("npu.nodes",), _INSTALL, _openable, required_for=NPU_FRAMEWORKS),
     card_check("devices.managers", ("npu.nodes",), _INSTALL, _managers, required_for=NPU_FRAMEWORKS),
     card_check("devices.agree", ("npu.nodes", *TABLE), _TOOLS, _agree),
-    card_check(
-        "devices.computes",
-        ("python.devices",),
-        "measured: operators that do nothing copy exactly and multiply wrongly",
-        _computes,
-        level=2,
-        required_for=NPU_FRAMEWORKS,
-    ),
-    card_check(
-        "devices.answers",
-        ("python.devices",),
-        "public notes: a device hangs or dies (507033, heartbeat lost) while its neighbours work",
-        _answers,
-        level=2,
-    ),
+    card_check("devices.computes", ("python.devices",), _COMPUTES, _computes, level=2, required_for=NPU_FRAMEWORKS),
+    card_check("devices.answers", ("python.devices",), _ANSWERS, _answers, level=2),
     card_check("devices.burn-in", ("npu.burn",), "the CPU's product decides", _burnt, level=3),
     card_check("devices.dmi", ("npu.dmi",), _DMI, _diagnosed, level=3),
-    card_check(
-        "session.visible-devices", (), "vllm-project/vllm-ascend issue 2557", _visible, required_for=NPU_FRAMEWORKS
-    ),
+    card_check("session.visible-devices", (), _VISIBLE_DEVICES, _visible, required_for=NPU_FRAMEWORKS),
 )

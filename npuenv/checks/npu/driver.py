@@ -383,14 +383,14 @@ def _is_by_runtime(context: Context) -> bool:
     return any(environment.get(name) for name in ("ASCEND_VISIBLE_DEVICES", "KUBERNETES_SERVICE_HOST"))
 
 
+_MOUNTS = _INSTALL + "; install scripts of CANN packages: driver and firmware is not exists"
+_FIRMWARE = "driver version.info, compatible_version_fw"
 CHECKS = (
     card_check("driver.npu-smi", (), _TOOLS, _answers, level=1, required_for=NPU_FRAMEWORKS),
     card_check("driver.installed", ("npu.driver",), _TOOLS, _installed, required_for=NPU_FRAMEWORKS),
     card_check("driver.complete", ("npu.install_info",), "npu-smi source, npu_info_print.c (hicann/driver)", _complete),
     card_check("driver.agrees", ("npu.driver",), _TOOLS, _agree),
-    card_check(
-        "driver.firmware", ("npu.driver", "npu.firmware"), "driver version.info, compatible_version_fw", _firmware
-    ),
+    card_check("driver.firmware", ("npu.driver", "npu.firmware"), _FIRMWARE, _firmware),
     card_check("driver.rebooted", ("npu.driver",), "Ascend/mind-cluster FAQ: -8005 after an upgrade", _rebooted),
     card_check("driver.tool", TABLE, _TOOLS, _tool),
     card_check("driver.loaded", ("npu.modules",), "driver installer: DKMS build", _loaded),
@@ -399,10 +399,5 @@ CHECKS = (
     card_check("driver.line", TABLE, _RELEASES, _line),
     card_check("driver.topology-files", (*TABLE, "npu.topology_files"), _TOPO, _topology_files),
     card_check("driver.installer", ("npu.installer",), "driver installer output of public hosts", _installed_well),
-    card_check(
-        "container.mounts",
-        ("machine.container", "npu.driver_libraries"),
-        _INSTALL + "; install scripts of CANN packages: driver and firmware is not exists",
-        _mounts,
-    ),
+    card_check("container.mounts", ("machine.container", "npu.driver_libraries"), _MOUNTS, _mounts),
 )

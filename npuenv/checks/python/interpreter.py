@@ -228,15 +228,11 @@ def _abi(context: Context) -> CheckResult:
 
 
 _INVENTORY = ("python.interpreter", "python.packages")
+_VERSION = "matrix torch_npu: wheels that exist; Ascend/pytorch#38"
+_ABI = "WHEEL tags and names of extensions; undefined PyObject_GetOptionalAttr: an Ascend RL environment guide"
 CHECKS = (
     Check("python.found", (), "PATH, VIRTUAL_ENV, CONDA_PREFIX, --python; pyvenv.cfg", _found, required_for=FRAMEWORKS),
-    Check(
-        "python.version",
-        ("python.interpreter",),
-        "matrix torch_npu: wheels that exist; Ascend/pytorch#38",
-        _supported,
-        required_for=FRAMEWORKS,
-    ),
+    Check("python.version", ("python.interpreter",), _VERSION, _supported, required_for=FRAMEWORKS),
     Check("python.active", ("environment",), "PATH, VIRTUAL_ENV, CONDA_PREFIX", _active),
     Check("python.readable", _INVENTORY, "the folders of sys.path", _readable),
     Check("python.metadata", _INVENTORY, "METADATA and RECORD of each distribution", _metadata),
@@ -244,10 +240,5 @@ CHECKS = (
     Check("python.editable", _INVENTORY, "direct_url.json and .pth files", _editable),
     Check("python.shadowed", _INVENTORY, "Ascend/pytorch#24; vllm-project/vllm-ascend#5497", _shadowed),
     Check("python.user-site", _INVENTORY, "Python documentation, module site: ENABLE_USER_SITE", _user_site),
-    Check(
-        "python.abi",
-        _INVENTORY,
-        "WHEEL tags and names of extensions; undefined PyObject_GetOptionalAttr: an Ascend RL environment guide",
-        _abi,
-    ),
+    Check("python.abi", _INVENTORY, _ABI, _abi),
 )

@@ -336,27 +336,14 @@ def _mindspeed(context: Context) -> CheckResult:
     )
 
 
+_NUMPY = "matrix cann: numpy"
+_REQUIREMENTS = "Requires-Dist of what is installed; vllm-project/vllm-ascend#7587"
+_MINDSPEED = "verl-project/verl docs/ascend_tutorial/faq/faq.rst: q_layernorm weights need 2.3.0_core_r0.12.1"
 CHECKS = (
-    Check(
-        "python.numpy",
-        ("python.interpreter", "cann.toolkit"),
-        "matrix cann: numpy",
-        numpy_era,
-        required_for=NPU_FRAMEWORKS,
-    ),
+    Check("python.numpy", ("python.interpreter", "cann.toolkit"), _NUMPY, numpy_era, required_for=NPU_FRAMEWORKS),
     Check("python.limits", ("python.interpreter",), "matrix limits, clashes", _limits, required_for=FRAMEWORKS),
-    Check(
-        "python.requirements",
-        ("python.interpreter", "python.packages"),
-        "Requires-Dist of what is installed; vllm-project/vllm-ascend#7587",
-        _requirements,
-    ),
+    Check("python.requirements", ("python.interpreter", "python.packages"), _REQUIREMENTS, _requirements),
     Check("python.unsupported", ("python.interpreter",), "matrix unsupported", _unsupported),
     Check("python.stack", ("python.interpreter",), "the pins of the stack that is judged", _stack),
-    Check(
-        "python.mindspeed",
-        ("python.interpreter",),
-        "verl-project/verl docs/ascend_tutorial/faq/faq.rst: q_layernorm weights need 2.3.0_core_r0.12.1",
-        _mindspeed,
-    ),
+    Check("python.mindspeed", ("python.interpreter",), _MINDSPEED, _mindspeed),
 )

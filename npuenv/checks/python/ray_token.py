@@ -20,8 +20,5 @@ def _ray(context: Context) -> CheckResult:
     return ok("python.ray-ok", *lines(context, "ray"), ray=ray)
 
 
-CHECKS = (
-    Check(
-        "python.ray-token", ("python.interpreter",), "measured with Ray 2.59: ray.init() writes ~/.ray/auth_token", _ray
-    ),
-)
+_RAY_TOKEN = "measured with Ray 2.59: ray.init() writes ~/.ray/auth_token"
+CHECKS = (Check("python.ray-token", ("python.interpreter",), _RAY_TOKEN, _ray),)

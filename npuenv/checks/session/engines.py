@@ -138,39 +138,21 @@ def _cuda_devices(context: Context) -> CheckResult:
     return warn("session.cuda-devices-lost", line(context, "CUDA_VISIBLE_DEVICES"), fix=fix, value=value)
 
 
+_NZ = "alibaba/ROLL ascend_npu_faq.md @8eb27cc2; vllm-project/vllm-ascend vllm_ascend/envs.py"
+_VLLM_FORK = "hiyouga/LlamaFactory#7447; vllm-project/vllm-ascend#7256 #3133"
+_DOCKER_DEVICES = "ray-project/ray#42030; Ascend Docker Runtime"
+_CUDA_DEVICES = "alibaba/ROLL docs_roll ascend_usage.md: CUDA_VISIBLE_DEVICES becomes ASCEND_RT_VISIBLE_DEVICES"
+_VLLM_ENGINE = "vllm-project/vllm-ascend#2728 (release note of 0.9.1)"
+_SOC_VERSION = "vllm-project/vllm-ascend setup.py, Dockerfile.a3: SOC_VERSION"
 CHECKS = (
-    card_check(
-        "session.nz",
-        ("python.interpreter",),
-        "alibaba/ROLL ascend_npu_faq.md @8eb27cc2; vllm-project/vllm-ascend vllm_ascend/envs.py",
-        _nz,
-    ),
-    card_check(
-        "session.vllm-engine", ("python.interpreter",), "vllm-project/vllm-ascend#2728 (release note of 0.9.1)", _engine
-    ),
-    card_check(
-        "session.vllm-fork",
-        ("python.interpreter",),
-        "hiyouga/LlamaFactory#7447; vllm-project/vllm-ascend#7256 #3133",
-        _fork,
-    ),
+    card_check("session.nz", ("python.interpreter",), _NZ, _nz),
+    card_check("session.vllm-engine", ("python.interpreter",), _VLLM_ENGINE, _engine),
+    card_check("session.vllm-fork", ("python.interpreter",), _VLLM_FORK, _fork),
     card_check("session.ray-noset", ("python.interpreter",), "verl-project/verl#7507", _noset),
     Check("session.ranks", (), "alibaba/ROLL docs_roll ascend_npu_examples.md; torch.distributed env://", _ranks),
     Check("session.omp-threads", (), "OpenMP 5.2 OMP_NUM_THREADS; gcc libgomp", _threads),
     Check("session.hub", (), "huggingface_hub environment variables: HF_ENDPOINT", _hub),
-    card_check(
-        "session.docker-devices",
-        ("machine.container",),
-        "ray-project/ray#42030; Ascend Docker Runtime",
-        _docker_devices,
-    ),
-    card_check(
-        "session.soc-version", (), "vllm-project/vllm-ascend setup.py, Dockerfile.a3: SOC_VERSION", _soc_version
-    ),
-    card_check(
-        "session.cuda-devices",
-        (),
-        "alibaba/ROLL docs_roll ascend_usage.md: CUDA_VISIBLE_DEVICES becomes ASCEND_RT_VISIBLE_DEVICES",
-        _cuda_devices,
-    ),
+    card_check("session.docker-devices", ("machine.container",), _DOCKER_DEVICES, _docker_devices),
+    card_check("session.soc-version", (), _SOC_VERSION, _soc_version),
+    card_check("session.cuda-devices", (), _CUDA_DEVICES, _cuda_devices),
 )

@@ -113,6 +113,8 @@ def _python_path(context: Context) -> CheckResult:
     return fail("session.python-path-other", evidence, fix=fix, entry=entry, version=version, mine=mine)
 
 
+_FILES = "Ascend/pytorch docs/zh/api/environment_variable/collective_communication/RANK_TABLE_FILE.md"
+_PYTHON_PATH = "verl-qwen3.5 install guide, trouble 3 and 4; python -h PYTHONHOME"
 CHECKS = (
     Check("session.proxy", ("network.proxies",), "verl-qwen3.5 install guide, first aid", _proxy),
     card_check("session.interface", (), "HCCL environment variables: HCCL_SOCKET_IFNAME", _interface),
@@ -127,16 +129,6 @@ CHECKS = (
         _debugging,
     ),
     Check("session.preload", ("cann.named_files",), "gpustack/gpustack#5660; ld.so(8)", _preload),
-    card_check(
-        "session.files",
-        ("cann.named_files",),
-        "Ascend/pytorch docs/zh/api/environment_variable/collective_communication/RANK_TABLE_FILE.md",
-        _named_files,
-    ),
-    Check(
-        "session.python-path",
-        ("python.interpreter",),
-        "verl-qwen3.5 install guide, trouble 3 and 4; python -h PYTHONHOME",
-        _python_path,
-    ),
+    card_check("session.files", ("cann.named_files",), _FILES, _named_files),
+    Check("session.python-path", ("python.interpreter",), _PYTHON_PATH, _python_path),
 )

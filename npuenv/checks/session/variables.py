@@ -194,13 +194,9 @@ def _is_read(row: Variable, version: str) -> bool:
     return not is_early and (not row.until or accepts(f">={row.until}", version) is not True)
 
 
+_VLLM_ASCEND = "vllm-project/vllm-ascend vllm_ascend/envs.py of each release"
 CHECKS = (
     card_check("session.torch-npu", (), "matrix variables: Ascend/pytorch environment variables", _torch_npu),
     card_check("session.names", (), "matrix variables: names in the readers' documents", _names),
-    card_check(
-        "session.vllm-ascend",
-        ("python.interpreter",),
-        "vllm-project/vllm-ascend vllm_ascend/envs.py of each release",
-        _unread,
-    ),
+    card_check("session.vllm-ascend", ("python.interpreter",), _VLLM_ASCEND, _unread),
 )
