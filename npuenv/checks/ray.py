@@ -236,15 +236,8 @@ def _cpus(context: Context) -> CheckResult:
     if cpus >= chips * needs:
         return ok("ray.cpus-ok", *evidence, cpus=f"{cpus:g}")
     good, each = f"{chips * needs:g}", f"{needs:g}"
-    return warn(
-        "ray.cpus-warn",
-        *evidence,
-        fix=fix_for("ray.cpus", good=good),
-        cpus=f"{cpus:g}",
-        chips=chips,
-        good=good,
-        each=each,
-    )
+    fix = fix_for("ray.cpus", good=good)
+    return warn("ray.cpus-warn", *evidence, fix=fix, cpus=f"{cpus:g}", chips=chips, good=good, each=each)
 
 
 def _takes_three(verl: str | None, framework: str | None) -> bool:
@@ -297,9 +290,8 @@ def _noset(context: Context) -> CheckResult:
     line = Evidence("environment", f"{_NOSET}={value}")
     ray = _ray(context)
     if value.lower() in _FALSE_VALUES and ray is not None and accepts("<=2.41.0", ray):
-        return warn(
-            "ray.noset-word", line, fix=fix_for("ray.noset", ("unset", _NOSET)), name=_NOSET, value=value, ray=ray
-        )
+        fix = fix_for("ray.noset", ("unset", _NOSET))
+        return warn("ray.noset-word", line, fix=fix, name=_NOSET, value=value, ray=ray)
     if value and value.lower() not in _FALSE_VALUES and context.framework == "vllm-ascend":
         return warn("ray.noset-on", line, fix=fix_for("ray.noset", ("unset", _NOSET)), name=_NOSET, value=value)
     return ok("ray.noset-ok", line, name=_NOSET, value=value)

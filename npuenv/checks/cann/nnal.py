@@ -25,12 +25,8 @@ def _nnal(context: Context) -> CheckResult:
     nnal, cann = context.facts.cann.nnal.value, context.facts.cann.toolkit.value
     if nnal is not None:
         if cann is not None and not _same_series(nnal.version, cann):
-            return warn(
-                "cann.nnal-other",
-                fix=fix_for("cann.nnal-install", version=cann.version),
-                nnal=nnal.version,
-                cann=cann.version,
-            )
+            fix = fix_for("cann.nnal-install", version=cann.version)
+            return warn("cann.nnal-other", fix=fix, nnal=nnal.version, cann=cann.version)
         return ok("cann.nnal-ok", version=nnal.version)
     if cann is None:
         return skip("no-cann")
@@ -62,9 +58,8 @@ def _sourced(context: Context) -> CheckResult:
     path = context.environment.get("LD_LIBRARY_PATH", "")
     kinds = _kinds(context)
     if len(set(kinds)) > 1:
-        return warn(
-            "cann.nnal-sourced-mixed", line(context, "LD_LIBRARY_PATH"), fix=fix_for("cann.nnal-mixed"), first=kinds[0]
-        )
+        fix = fix_for("cann.nnal-mixed")
+        return warn("cann.nnal-sourced-mixed", line(context, "LD_LIBRARY_PATH"), fix=fix, first=kinds[0])
     if kinds and atb is not None and atb.abi and kinds[0] != atb.abi:
         shown = (line(context, "ATB_HOME_PATH"), line(context, "LD_LIBRARY_PATH"))
         return warn("cann.nnal-sourced-split", *shown, fix=fix_for("cann.nnal-mixed"), home=atb.abi, first=kinds[0])

@@ -140,9 +140,8 @@ def _stand_ins(context: Context) -> CheckResult:
         return ok("cann.stand-ins-ok")
     folder = folders[stand_ins[0]]
     evidence = Evidence("environment", f"LD_LIBRARY_PATH: {folder}")
-    return fail(
-        "cann.stand-ins-fail", evidence, fix=fix_for("cann.stand-ins", *_own_script(context).commands), folder=folder
-    )
+    fix = fix_for("cann.stand-ins", *_own_script(context).commands)
+    return fail("cann.stand-ins-fail", evidence, fix=fix, folder=folder)
 
 
 def _python_path(context: Context) -> CheckResult:
@@ -188,9 +187,8 @@ def _writable(context: Context) -> CheckResult:
     if shut is None:
         return ok("cann.writable-ok")
     evidence = Evidence(f"{shut.named_by} ({shut.path})", shut.state)
-    return warn(
-        "cann.writable-shut", evidence, fix=fix_for("cann.writable", path=shut.path), path=shut.path, state=shut.state
-    )
+    fix = fix_for("cann.writable", path=shut.path)
+    return warn("cann.writable-shut", evidence, fix=fix, path=shut.path, state=shut.state)
 
 
 _PYTHON_PACKAGES = "Ascend/pytorch#7; CANN installation guide, Python dependencies"

@@ -78,30 +78,23 @@ def _sourced(context: Context) -> CheckResult:
     cann, environment = context.facts.cann.toolkit.value, context.environment
     if cann is None:
         return skip("no-cann")
+    fix = source(cann.set_env)
     home = environment.get("ASCEND_HOME_PATH", "").rstrip("/")
     if not home:
-        return fail("cann.cann-sourced-unset", line(context, "ASCEND_HOME_PATH"), fix=source(cann.set_env))
+        return fail("cann.cann-sourced-unset", line(context, "ASCEND_HOME_PATH"), fix=fix)
     if cann.answered_by != "ASCEND_HOME_PATH":
-        return fail(
-            "cann.cann-sourced-nowhere",
-            line(context, "ASCEND_HOME_PATH"),
-            fix=source(cann.set_env),
-            home=home,
-        )
+        return fail("cann.cann-sourced-nowhere", line(context, "ASCEND_HOME_PATH"), fix=fix, home=home)
     if not environment.get("ASCEND_OPP_PATH"):
-        return fail("cann.cann-sourced-opp-unset", line(context, "ASCEND_OPP_PATH"), fix=source(cann.set_env))
+        return fail("cann.cann-sourced-opp-unset", line(context, "ASCEND_OPP_PATH"), fix=fix)
     if context.facts.cann.opp.value != "folder":
         shown = line(context, "ASCEND_OPP_PATH")
-        return fail(
-            "cann.cann-sourced-opp-nowhere", shown, fix=source(cann.set_env), path=environment["ASCEND_OPP_PATH"]
-        )
+        return fail("cann.cann-sourced-opp-nowhere", shown, fix=fix, path=environment["ASCEND_OPP_PATH"])
     if cann.missing_parts:
-        return fail(
-            "cann.cann-sourced-parts", fix=fix_for("cann.cann-reinstall"), root=cann.root, parts=cann.missing_parts
-        )
+        fix = fix_for("cann.cann-reinstall")
+        return fail("cann.cann-sourced-parts", fix=fix, root=cann.root, parts=cann.missing_parts)
     if not _has_libraries(context, cann.root):
         shown = line(context, "LD_LIBRARY_PATH")
-        return fail("cann.cann-sourced-libraries", shown, fix=source(cann.set_env), root=cann.root)
+        return fail("cann.cann-sourced-libraries", shown, fix=fix, root=cann.root)
     return ok("cann.cann-sourced-ok", line(context, "ASCEND_HOME_PATH"))
 
 

@@ -206,9 +206,8 @@ def _encoding(context: Context) -> CheckResult:
     environ = context.environment
     if encoding in (None, "utf-8") or environ.get("PYTHONUTF8") == "1":
         return ok("machine.encoding-ok", encoding=encoding or "utf-8")
-    return warn(
-        "machine.encoding-warn", fix=fix_for("machine.encoding", ("export", "LC_ALL=C.UTF-8")), encoding=encoding or "-"
-    )
+    fix = fix_for("machine.encoding", ("export", "LC_ALL=C.UTF-8"))
+    return warn("machine.encoding-warn", fix=fix, encoding=encoding or "-")
 
 
 @given(lambda context: context.facts.machine.account.value, "machine.account-absent")
@@ -269,13 +268,8 @@ def _zombies(_: Context, found: Processes) -> CheckResult:
         return ok("machine.zombies-ok")
     shown = unreaped or dead
     parents = tuple(dict.fromkeys(process.parent for process in shown))
-    return warn(
-        "machine.zombies-warn",
-        *map(line_of, shown[:6]),
-        fix=fix_for("machine.zombies"),
-        count=len(shown),
-        parents=parents,
-    )
+    fix = fix_for("machine.zombies")
+    return warn("machine.zombies-warn", *map(line_of, shown[:6]), fix=fix, count=len(shown), parents=parents)
 
 
 _ENCODING = "PEP 538, PEP 540: only a locale without encoding becomes UTF-8"

@@ -111,9 +111,8 @@ def _down(context: Context, states: Mapping[int, str], lines: Mapping[int, Evide
     bare = [card for card in down if card in known and not known[card].is_present and not known[card].readings]
     if bare:
         shown = (*shown, *(modules.lines[card] for card in bare if modules))
-        return fail(
-            "network.links-no-module", *shown, fix=fix_for("network.module"), cards=tuple(down), bare=tuple(bare)
-        )
+        fix = fix_for("network.module")
+        return fail("network.links-no-module", *shown, fix=fix, cards=tuple(down), bare=tuple(bare))
     return fail("network.links-down", *shown, fix=fix_for("network.link"), cards=tuple(down), count=len(states))
 
 

@@ -75,12 +75,8 @@ def _present(context: Context) -> CheckResult:
     if interface_is_down(context):
         return skip("npu.see-npu-smi")
     if facts.npu.pci_devices.value:
-        return fail(
-            "npu.cards-present-pci-only",
-            *looked,
-            fix=fix_for("npu.driver-install"),
-            count=len(facts.npu.pci_devices.value),
-        )
+        fix = fix_for("npu.driver-install")
+        return fail("npu.cards-present-pci-only", *looked, fix=fix, count=len(facts.npu.pci_devices.value))
     if not (facts.npu.smi.is_known or facts.npu.smi_trouble.is_known) and (
         nodes is None or facts.npu.smi.state is State.UNKNOWN
     ):
@@ -105,9 +101,8 @@ def _nodes_alone(context: Context, looked: tuple[Evidence, ...], count: int) -> 
         return skip("npu.see-npu-smi")
     if npu.smi.is_known:
         reported = npu.smi.evidence[0].line if npu.smi.evidence else ""
-        return warn(
-            "npu.cards-present-none-listed", *looked, fix=fix_for("npu.driver-sees-none"), count=count, said=reported
-        )
+        fix = fix_for("npu.driver-sees-none")
+        return warn("npu.cards-present-none-listed", *looked, fix=fix, count=count, said=reported)
     return warn("npu.cards-present-nodes-only", *looked, count=count)
 
 

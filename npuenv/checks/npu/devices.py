@@ -162,9 +162,8 @@ def _answers(context: Context) -> CheckResult:
     table = context.facts.npu.smi.value
     if table is not None and table.processes:
         return warn("npu.devices-answers-busy", *lines, fix=fix_for("npu.card-held"), cards=tuple(silent))
-    return fail(
-        "npu.devices-answers-fail", *lines, fix=fix_for("npu.device-silent", ("dmesg", "--ctime")), cards=tuple(silent)
-    )
+    fix = fix_for("npu.device-silent", ("dmesg", "--ctime"))
+    return fail("npu.devices-answers-fail", *lines, fix=fix, cards=tuple(silent))
 
 
 def _burnt(context: Context) -> CheckResult:

@@ -92,9 +92,8 @@ def _in_use(context: Context, trouble: SmiTrouble) -> CheckResult:
         return fail("npu.smi-in-use", *lines, fix=fix_for("npu.smi-in-use"), ret=trouble.ret or 0)
     pids = tuple(str(claim.root_pid) for claim in holders)
     lines += list(npu.claims.evidence)
-    return fail(
-        "npu.smi-in-use-by", *lines, fix=fix_for("npu.smi-in-use-by", pid=pids[0]), ret=trouble.ret or 0, pids=pids
-    )
+    fix = fix_for("npu.smi-in-use-by", pid=pids[0])
+    return fail("npu.smi-in-use-by", *lines, fix=fix, ret=trouble.ret or 0, pids=pids)
 
 
 def _init_failed(context: Context, trouble: SmiTrouble) -> CheckResult:
@@ -199,13 +198,8 @@ def _rebooted(context: Context) -> CheckResult:
         *context.facts.npu.driver.evidence,
         *context.facts.npu.smi.evidence,
     )
-    return fail(
-        "npu.driver-rebooted-fail",
-        *evidence,
-        fix=fix_for("npu.driver-reboot"),
-        file=driver.version,
-        running=table.driver,
-    )
+    fix = fix_for("npu.driver-reboot")
+    return fail("npu.driver-rebooted-fail", *evidence, fix=fix, file=driver.version, running=table.driver)
 
 
 @with_table

@@ -182,9 +182,8 @@ def _shadowed(_: Context, packages: Packages) -> CheckResult:
     is_left = not first.over
     names = tuple(dict.fromkeys(each.module for each in shadows))
     if is_left:
-        return warn(
-            "python.shadowed-unowned", *evidence, fix=fix_for("python.unowned"), modules=names, place=first.place
-        )
+        fix = fix_for("python.unowned")
+        return warn("python.shadowed-unowned", *evidence, fix=fix, modules=names, place=first.place)
     return fail("python.shadowed-fail", *evidence, fix=_leave(first), modules=names, place=first.place)
 
 

@@ -51,9 +51,8 @@ def _interface(context: Context) -> CheckResult:
     ):
         name = environment["NCCL_SOCKET_IFNAME"]
         line = Evidence("environment", f"NCCL_SOCKET_IFNAME={name}")
-        return warn(
-            "network.interface-nccl", line, fix=fix_for("network.interface", ("export", f"HCCL_SOCKET_IFNAME={name}"))
-        )
+        fix = fix_for("network.interface", ("export", f"HCCL_SOCKET_IFNAME={name}"))
+        return warn("network.interface-nccl", line, fix=fix)
     return ok("network.interface-ok")
 
 

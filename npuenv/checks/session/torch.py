@@ -118,9 +118,8 @@ def _allocator_twice(context: Context) -> CheckResult:
         return ok(says, *lines, torch=torch) if own else warn(says, *lines, fix=fix, torch=torch)
     if not own:
         return ok("session.allocator-twice-ok")
-    return fail(
-        "session.allocator-twice-both", *lines, fix=fix_for("session.allocator-twice", ("unset", "PYTORCH_ALLOC_CONF"))
-    )
+    fix = fix_for("session.allocator-twice", ("unset", "PYTORCH_ALLOC_CONF"))
+    return fail("session.allocator-twice-both", *lines, fix=fix)
 
 
 def _task_queue(context: Context) -> CheckResult:
