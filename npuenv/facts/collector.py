@@ -25,7 +25,7 @@ NOT_ASKED = "not asked"  # the command of the evidence of a fact that this level
 USE_LEVEL = 2  # from this level on, cards and the network are used, not only read
 
 
-def fact(reader: Callable[..., Fact[Any]], *, level: int = 0, needs: tuple[str, ...] = ()) -> Any:
+def fact(reader: Callable[..., Fact[Any]], *needs: str, level: int = 0) -> Any:
     """Declares a fact as a field of a `Group`.
 
     `reader` is called from `level` on, with the collector (which is also a host) and the facts that `needs` names, such

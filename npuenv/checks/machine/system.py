@@ -5,26 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import (
-    FRAMEWORKS,
-    Check,
-    CheckResult,
-    Context,
-    card_check,
-    fail,
-    fix_for,
-    given,
-    ok,
-    skip,
-    unknown,
-    warn,
-)
+from npuenv.checks.base import FRAMEWORKS, Check, card_check, fail, fix_for, given, ok, skip, unknown, warn
 from npuenv.checks.machine.storage import size_of
 from npuenv.core.fact import State
 from npuenv.facts.machine.session import line_of
 from npuenv.facts.machine.system import DRIVER_GROUP, UNLIMITED
 
 if TYPE_CHECKING:
+    from npuenv.checks.base import CheckResult, Context
     from npuenv.core.fact import Fact
     from npuenv.facts.machine.session import Process, Processes
     from npuenv.facts.machine.system import Account

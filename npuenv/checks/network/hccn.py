@@ -9,19 +9,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from npuenv.checks.base import (
-    NPU_FRAMEWORKS,
-    CheckResult,
-    Context,
-    card_check,
-    fail,
-    fix_for,
-    ok,
-    skip,
-    unknown,
-    warn,
-    worst,
-)
+from npuenv.checks.base import NPU_FRAMEWORKS, card_check, fail, fix_for, ok, skip, unknown, warn, worst
 from npuenv.checks.network import card_addresses, flaps, interfaces, rank_table
 from npuenv.checks.network.answers import answers, cards_here, silent_cards, stranded_cards, tool_failure, unread_cards
 from npuenv.core.fact import State
@@ -29,6 +17,7 @@ from npuenv.core.fact import State
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from npuenv.checks.base import CheckResult, Context
     from npuenv.core.fact import Evidence
 
     _Values = Mapping[int, Any]  # by card

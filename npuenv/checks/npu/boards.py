@@ -4,26 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import (
-    CheckResult,
-    Context,
-    card_check,
-    fail,
-    fix_for,
-    given,
-    ok,
-    skip,
-    unknown,
-    unread,
-    warn,
-    worst,
-)
+from npuenv.checks.base import card_check, fail, fix_for, given, ok, skip, unknown, unread, warn, worst
 from npuenv.checks.npu.listed import unread_of
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from npuenv.checks.base import CheckResult, Context
     from npuenv.facts.npu.holders import KernelEvent
     from npuenv.facts.npu.queries import Board, Ecc, FaultEvent, Refusal, Spod, Topology
 

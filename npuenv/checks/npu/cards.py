@@ -5,20 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import (
-    NPU_FRAMEWORKS,
-    Check,
-    CheckResult,
-    Context,
-    card_check,
-    fail,
-    fix_for,
-    ok,
-    skip,
-    unknown,
-    warn,
-    worst,
-)
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, card_check, fail, fix_for, ok, skip, unknown, warn, worst
 from npuenv.checks.npu.listed import TABLE, interface_is_down, unread_of, unread_rows, with_table
 from npuenv.core.fact import Evidence, State
 from npuenv.facts.collector import was_asked
@@ -26,6 +13,7 @@ from npuenv.facts.collector import was_asked
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from npuenv.checks.base import CheckResult, Context
     from npuenv.core.finding import Fix
     from npuenv.facts.npu.holders import Holder
     from npuenv.facts.npu.smi import Card, SmiTable

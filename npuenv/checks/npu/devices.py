@@ -5,26 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import (
-    NPU_FRAMEWORKS,
-    CheckResult,
-    Context,
-    card_check,
-    fail,
-    fix_for,
-    ok,
-    skip,
-    unknown,
-    unread,
-    warn,
-    worst,
-)
+from npuenv.checks.base import NPU_FRAMEWORKS, card_check, fail, fix_for, ok, skip, unknown, unread, warn, worst
 from npuenv.checks.npu.listed import TABLE, interface_is_down, with_table
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from npuenv.checks.base import CheckResult, Context
     from npuenv.core.finding import Fix
     from npuenv.facts.npu.smi import SmiTable
     from npuenv.facts.python.interpreter import DeviceRun, Devices

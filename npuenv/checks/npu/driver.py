@@ -5,20 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import (
-    NPU_FRAMEWORKS,
-    CheckResult,
-    Context,
-    card_check,
-    fail,
-    fix_for,
-    given,
-    ok,
-    skip,
-    title,
-    unknown,
-    warn,
-)
+from npuenv.checks.base import NPU_FRAMEWORKS, card_check, fail, fix_for, given, ok, skip, title, unknown, warn
 from npuenv.checks.npu.listed import TABLE, with_table
 from npuenv.checks.python.installed import chip_generations
 from npuenv.core import versions
@@ -28,6 +15,7 @@ from npuenv.facts.collector import was_asked
 from npuenv.facts.npu.driver import INSTALL_INFO
 
 if TYPE_CHECKING:
+    from npuenv.checks.base import CheckResult, Context
     from npuenv.core.finding import Fix
     from npuenv.facts.npu.driver import Installer
     from npuenv.facts.npu.smi import SmiTable, SmiTrouble

@@ -7,20 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import (
-    FRAMEWORKS,
-    NPU_FRAMEWORKS,
-    Check,
-    CheckResult,
-    Context,
-    fail,
-    fix_for,
-    given,
-    message,
-    ok,
-    skip,
-    warn,
-)
+from npuenv.checks.base import FRAMEWORKS, NPU_FRAMEWORKS, Check, fail, fix_for, given, message, ok, skip, warn
 from npuenv.checks.python.installed import (
     CORE,
     accepts,
@@ -47,6 +34,7 @@ from npuenv.core.finding import Status
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from npuenv.checks.base import CheckResult, Context
     from npuenv.facts.python.interpreter import Python
     from npuenv.matrix.rows import Limit, Recipe, RecipeOverride, Unsupported
 

@@ -165,6 +165,4 @@ class SurroundingFacts(Group):
     torch_abi: Fact[str] = fact(lambda host: torch_abi(host, host.python))  # "0" or "1"
     writes: Fact[tuple[Written, ...]] = fact(writes)
     named_files: Fact[tuple[Named, ...]] = fact(named_files)
-    compilers: Fact[dict[str, str]] = fact(
-        in_toolkit(lambda host, _: compilers(host, host.timeout(2, 10))), needs=("cann.toolkit",)
-    )
+    compilers: Fact[dict[str, str]] = in_toolkit(lambda host, _: compilers(host, host.timeout(2, 10)))

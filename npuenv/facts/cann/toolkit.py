@@ -72,15 +72,15 @@ def cann(host: Host, arch: str | None) -> Fact[Cann]:
     return _first(_places(host), lambda root, said: read(host, root, said, arch))
 
 
-def in_toolkit(reader: Callable[..., Fact[T]]) -> Callable[..., Fact[T]]:
-    """The same reader with the folder of `cann.toolkit` after the host; absent where there is none."""
+def in_toolkit(reader: Callable[..., Fact[Any]], *needs: str) -> Any:
+    """Declares a fact whose reader gets the folder of `cann.toolkit` after the host; absent where there is none."""
 
-    def read(host: Host, toolkit: Fact[Cann], *given: Any) -> Fact[T]:
+    def read(host: Host, toolkit: Fact[Cann], *given: Any) -> Fact[Any]:
         if toolkit.value is None:
             return absent(Evidence("CANN", "no toolkit"))
         return reader(host, toolkit.value.root, *given)
 
-    return read
+    return fact(read, "cann.toolkit", *needs)
 
 
 def closed(host: Host) -> Fact[Closed]:
@@ -440,12 +440,12 @@ def _followed(host: Host, path: str) -> str:
 
 
 class ToolkitFacts(Group):
-    toolkit: Fact[Cann] = fact(lambda host, arch: cann(host, arch.value), needs=("machine.arch",))
+    toolkit: Fact[Cann] = fact(lambda host, arch: cann(host, arch.value), "machine.arch")
     closed: Fact[Closed] = fact(
-        lambda host, toolkit: absent(*toolkit.evidence) if toolkit.is_known else closed(host), needs=("cann.toolkit",)
+        lambda host, toolkit: absent(*toolkit.evidence) if toolkit.is_known else closed(host), "cann.toolkit"
     )
     opp: Fact[str] = fact(opp)
     nnal: Fact[Nnal] = fact(nnal)
-    installs: Fact[Installs] = fact(lambda host, arch: installs(host, arch.value), needs=("machine.arch",))
+    installs: Fact[Installs] = fact(lambda host, arch: installs(host, arch.value), "machine.arch")
     entries: Fact[tuple[Entry, ...]] = fact(entries)
     install_record: Fact[str] = fact(install_record)

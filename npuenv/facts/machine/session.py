@@ -169,7 +169,7 @@ def _number(process: Process) -> int:
 
 
 class SessionFacts(Group):
-    libstdcxx: Fact[CxxLibrary] = fact(lambda host, arch: libstdcxx(host, arch.value), needs=("machine.arch",))
+    libstdcxx: Fact[CxxLibrary] = fact(lambda host, arch: libstdcxx(host, arch.value), "machine.arch")
     encoding: Fact[str] = fact(encoding)
     timezone: Fact[str] = fact(timezone)
     processes: Fact[Processes] = fact(processes, level=1)

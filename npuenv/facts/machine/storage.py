@@ -183,8 +183,6 @@ def _folder_at(place: Callable[[Host], str]) -> Callable[[Host, Fact[tuple[Mount
 
 class StorageFacts(Group):
     mounts: Fact[tuple[Mount, ...]] = fact(mounts)
-    home: Fact[Folder] = fact(_folder_at(home), needs=("machine.mounts",))
-    tmp: Fact[Folder] = fact(_folder_at(tmp), needs=("machine.mounts",))
-    caches: Fact[tuple[Cache, ...]] = fact(
-        lambda host, mounts: caches(host, mounts.value or ()), needs=("machine.mounts",)
-    )
+    home: Fact[Folder] = fact(_folder_at(home), "machine.mounts")
+    tmp: Fact[Folder] = fact(_folder_at(tmp), "machine.mounts")
+    caches: Fact[tuple[Cache, ...]] = fact(lambda host, mounts: caches(host, mounts.value or ()), "machine.mounts")

@@ -166,6 +166,6 @@ def _number(text: str) -> int:
 
 class EnvironFacts(Group):
     proxies: Fact[tuple[Proxy, ...]] = fact(proxies)
-    proxies_listen: Fact[dict[str, bool]] = fact(listen, needs=("network.proxies",))
+    proxies_listen: Fact[dict[str, bool]] = fact(listen, "network.proxies")
     spans: Fact[tuple[str, ...]] = fact(lambda host: spans(host.environ()))
     master: Fact[Master] = fact(lambda host: master(host, may_run=host.level > 0))

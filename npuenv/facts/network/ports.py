@@ -153,6 +153,6 @@ def _address(text: str) -> str:
 
 class PortFacts(Group):
     listeners: Fact[tuple[Listener, ...]] = fact(
-        lambda host, spans: listeners(host, may_run=may_run(host, spans)), needs=("network.spans",)
+        lambda host, spans: listeners(host, may_run=may_run(host, spans)), "network.spans"
     )
     port_range: Fact[PortRange] = fact(port_range)

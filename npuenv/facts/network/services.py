@@ -174,5 +174,5 @@ def _by_programs(reader: Callable[[Host], Fact[T]]) -> Callable[[Collector, Fact
 
 
 class ServiceFacts(Group):
-    firewall: Fact[Firewall] = fact(_by_programs(firewall), needs=("network.spans",))
-    clock: Fact[Clock] = fact(_by_programs(clock), needs=("network.spans",))
+    firewall: Fact[Firewall] = fact(_by_programs(firewall), "network.spans")
+    clock: Fact[Clock] = fact(_by_programs(clock), "network.spans")

@@ -395,6 +395,6 @@ class DriverFacts(Group):
     nodes: Fact[Nodes] = fact(nodes)
     smi: Fact[SmiTable] = fact(lambda host: table_of(host.shared(_smi)))
     smi_trouble: Fact[SmiTrouble] = fact(lambda host: trouble_of(host.shared(_smi)))
-    changed: Fact[Changed] = fact(_changed, needs=("npu.driver",))  # whether the driver was written after the boot
+    changed: Fact[Changed] = fact(_changed, "npu.driver")  # whether the driver was written after the boot
     # Asked only where the driver does not answer.
-    installer: Fact[Installer] = fact(_installer, needs=("npu.smi", "npu.smi_trouble"))
+    installer: Fact[Installer] = fact(_installer, "npu.smi", "npu.smi_trouble")

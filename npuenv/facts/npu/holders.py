@@ -204,6 +204,6 @@ def _claims(host: Collector, trouble: Fact[SmiTrouble]) -> Fact[tuple[Claim, ...
 
 
 class HolderFacts(Group):
-    holders: Fact[tuple[Holder, ...]] = fact(_holders, needs=("npu.smi", "npu.smi_trouble"))
-    claims: Fact[tuple[Claim, ...]] = fact(_claims, needs=("npu.smi_trouble",))  # by the driver's own account
+    holders: Fact[tuple[Holder, ...]] = fact(_holders, "npu.smi", "npu.smi_trouble")
+    claims: Fact[tuple[Claim, ...]] = fact(_claims, "npu.smi_trouble")  # by the driver's own account
     kernel: Fact[tuple[KernelEvent, ...]] = fact(events, level=USE_LEVEL)

@@ -116,7 +116,7 @@ def _status(host: Collector, address: Fact[str]) -> Fact[Status | Trouble]:
 
 class RayFacts(Group):
     session: Fact[Session] = fact(session)
-    session_disk: Fact[Folder] = fact(_disk, needs=("ray.session",))  # the file system of Ray's own folder
+    session_disk: Fact[Folder] = fact(_disk, "ray.session")  # the file system of Ray's own folder
     address: Fact[str] = fact(address)
     token: Fact[str] = fact(token)  # the path of the token file
-    status: Fact[Status | Trouble] = fact(_status, level=1, needs=("ray.address",))
+    status: Fact[Status | Trouble] = fact(_status, "ray.address", level=1)
