@@ -33,18 +33,8 @@ _USER = "vllm-ascend documentation: ra init fails for a uid without entry; torch
 _LEFT = "vllm-project/vllm-ascend: the engine outlives its server and keeps its memory"
 _YEARS = range(2024, 2038)  # outside of these years the certificates of every index are invalid
 _INITS = (
-    "systemd",
-    "init",
-    "tini",
-    "docker-init",
-    "dumb-init",
-    "catatonit",
-    "s6-svscan",
-    "bash",
-    "sh",
-    "sleep",
-    "tail",
-)
+    "systemd", "init", "tini", "docker-init", "dumb-init", "catatonit", "s6-svscan", "bash", "sh", "sleep", "tail",
+)  # fmt: skip
 _ZOMBIES_MANY = 8
 _RAY_SERVERS = ("raylet", "gcs_server")
 # Python programs that `ray start` runs beside its servers; they survive when those are killed (seen with Ray 2.60.0).

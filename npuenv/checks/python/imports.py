@@ -33,16 +33,8 @@ _ALONE = {"numpy", "pyarrow", "tensordict"}  # self-contained: a reinstallation 
 _OF_NNAL = ("libatb", "libasdsip", "libmki")
 # Never part of CANN: libraries of torch, of compilers, and of the system.
 _OF_OTHERS = (
-    "libtorch",
-    "libc10",
-    "libshm",
-    "libgomp",
-    "libstdc++",
-    "libgfortran",
-    "libopenblas",
-    "libnuma",
-    "libpython",
-)
+    "libtorch", "libc10", "libshm", "libgomp", "libstdc++", "libgfortran", "libopenblas", "libnuma", "libpython",
+)  # fmt: skip
 _VERSION = re.compile(r"(\S+): version `((?:GLIBC|GLIBCXX|CXXABI)_[\d.]+)' not found")
 _SYMBOL = re.compile(r"(\S+): undefined symbol: (\w+)")
 _OF_CXX = re.compile(

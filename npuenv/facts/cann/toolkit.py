@@ -270,12 +270,8 @@ _OTHERS = re.compile(r"/(?:nnal|driver|firmware)(?:/|$)")  # beside CANN, not of
 _LINKED_PARTS = ("compiler", "runtime", "opp", "toolkit")
 _PATH_LISTS = ("LD_LIBRARY_PATH", "PYTHONPATH", "PATH")
 _SINGLE_PATHS = (
-    "ASCEND_HOME_PATH",
-    "ASCEND_TOOLKIT_HOME",
-    "ASCEND_OPP_PATH",
-    "ASCEND_AICPU_PATH",
-    "TOOLCHAIN_HOME",
-)
+    "ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH", "ASCEND_AICPU_PATH", "TOOLCHAIN_HOME",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,17 +116,9 @@ def _number(text: str) -> int | None:
 
 # Variables that say where a library keeps what it downloads or compiles.
 CACHE_VARIABLES = (
-    "HF_HOME",
-    "HF_HUB_CACHE",
-    "MODELSCOPE_CACHE",
-    "XDG_CACHE_HOME",
-    "VLLM_CACHE_ROOT",
-    "TRITON_CACHE_DIR",
-    "TORCHINDUCTOR_CACHE_DIR",
-    "ACL_OP_COMPILER_CACHE_DIR",
-    "ASCEND_CACHE_PATH",
-    "ASCEND_WORK_PATH",
-)
+    "HF_HOME", "HF_HUB_CACHE", "MODELSCOPE_CACHE", "XDG_CACHE_HOME", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR",
+    "TORCHINDUCTOR_CACHE_DIR", "ACL_OP_COMPILER_CACHE_DIR", "ASCEND_CACHE_PATH", "ASCEND_WORK_PATH",
+)  # fmt: skip
 _UP_AT_MOST = 12
 
 
