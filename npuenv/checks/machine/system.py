@@ -28,7 +28,6 @@ _FREE_MEMORY_LEAST_KIB = 2 * _GIB_KIB
 _SHM_LEFT = "raylet: System memory request exceeds memory available in /dev/shm"
 _USER = "vllm-ascend documentation: ra init fails for a uid without entry; torch: getpwuid(): uid not found"
 _LEFT = "vllm-project/vllm-ascend: the engine outlives its server and keeps its memory"
-_OVERCOMMIT_STRICT = 2  # programs may reserve only swap and a share of the memory
 _YEARS = range(2024, 2038)  # outside of these years the certificates of every index are invalid
 _INITS = (
     "systemd",
@@ -186,16 +185,6 @@ def _memory(context: Context) -> CheckResult:
     return warn("machine.memory-warn", fix=fix, free=free, total=total, swap=swap)
 
 
-def _overcommit(context: Context) -> CheckResult:
-    mode = context.facts.machine.overcommit.value
-    if mode is None:
-        return skip("machine.overcommit-absent")
-    if mode != _OVERCOMMIT_STRICT:
-        return ok("machine.overcommit-ok", mode=mode)
-    fix = fix_for("machine.overcommit", ("sysctl", "-w", "vm.overcommit_memory=0"), needs_root=True)
-    return warn("machine.overcommit-warn", *context.facts.machine.overcommit.evidence, fix=fix)
-
-
 def _clock(context: Context) -> CheckResult:
     time = context.facts.machine.time.value
     if time is None or not time[:4].isdecimal():
@@ -307,7 +296,6 @@ CHECKS = (
     ),
     Check("machine.tasks", ("machine.limits",), "ulimit -u; getrlimit(2), RLIMIT_NPROC", _tasks, is_about_cards=True),
     Check("machine.memory", ("machine.memory",), "/proc/meminfo, MemAvailable; proc_meminfo(5)", _memory),
-    Check("machine.overcommit", ("machine.overcommit",), "proc_sys_vm(5): overcommit_memory", _overcommit),
     Check("machine.clock", ("machine.time",), "validity of TLS certificates (RFC 5280)", _clock),
     Check(
         "machine.encoding",

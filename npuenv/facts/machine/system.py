@@ -257,16 +257,6 @@ def _switch(text: str, name: str) -> bool | None:
     return None if found is None else found.group(1) != "0"
 
 
-def overcommit(host: Host) -> Fact[int]:
-    """How the kernel grants memory: 0 by a heuristic, 1 always, 2 up to a limit; absent where it does not say."""
-    path = "/proc/sys/vm/overcommit_memory"
-    text = file_text(host, path)
-    if text.value is None:
-        return Fact(text.state, None, text.evidence)
-    word = text.value.strip()
-    return known(int(word), *text.evidence) if word in ("0", "1", "2") else unknown(*text.evidence)
-
-
 @dataclass(init=False, repr=False, eq=False)
 class SystemFacts(Group):
     """What is true of the system and of the account."""
@@ -287,4 +277,3 @@ class SystemFacts(Group):
     account: Fact[Account] = fact(account)
     privileges: Fact[Privileges] = fact(privileges)
     driver_group: Fact[int] = fact(driver_group)
-    overcommit: Fact[int] = fact(overcommit)
