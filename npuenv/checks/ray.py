@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unknown, warn
+from npuenv.checks.base import (
+    NPU_FRAMEWORKS,
+    Check,
+    CheckResult,
+    Context,
+    card_check,
+    fail,
+    fix_for,
+    given,
+    ok,
+    skip,
+    unknown,
+    warn,
+)
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
     from npuenv.core.finding import Fix
+    from npuenv.facts.ray.session import Session
     from npuenv.facts.ray.status import Demand, Status, Trouble, UnsatisfiableDemand
 
 _NOSET = "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"
@@ -68,11 +82,9 @@ def _address(context: Context) -> CheckResult:
     return warn("ray.address-noted", *address.evidence, fix=fix, address=address.value, path=source)
 
 
-def _answers(context: Context) -> CheckResult:
+@given(lambda context: context.facts.ray.status.value, "ray.no-address")
+def _answers(context: Context, value: Status | Trouble) -> CheckResult:
     """Each refusal has its own fix; `ray.address` reports a missing cluster if no node runs here."""
-    value = context.facts.ray.status.value
-    if value is None:
-        return skip("ray.no-address")
     from npuenv.facts.ray.status import Refusal, Status
 
     if isinstance(value, Status):
@@ -97,10 +109,8 @@ def _fix(trouble: Trouble) -> Fix:
     return fix_for(f"ray.refused-{trouble.kind.value}", *commands.get(trouble.kind, ()))
 
 
-def _npu(context: Context) -> CheckResult:
-    status = _status(context)
-    if status is None:
-        return skip("ray.no-status")
+@given(_status, "ray.no-status")
+def _npu(context: Context, status: Status) -> CheckResult:
     chips, npus, gpus = _chips(context), status.total("NPU"), status.total("GPU")
     if npus is None:
         return unknown("ray.resource-unknown", name="NPU")
@@ -114,11 +124,9 @@ def _npu(context: Context) -> CheckResult:
     return fail("ray.npu-none", fix=fix, chips=chips)
 
 
-def _gpu(context: Context) -> CheckResult:
+@given(_status, "ray.no-status")
+def _gpu(_: Context, status: Status) -> CheckResult:
     """With `--num-gpus` Ray up to 2.48 registers both; from 2.49 on one of them, depending on a hash."""
-    status = _status(context)
-    if status is None:
-        return skip("ray.no-status")
     npus, gpus = status.total("NPU"), status.total("GPU")
     if npus is None or gpus is None:
         return unknown("ray.resource-unknown", name="GPU" if gpus is None else "NPU")
@@ -146,11 +154,9 @@ def _count(context: Context) -> CheckResult:
     return warn("ray.count-fewer", fix=fix_for("ray.count-fewer"), **words)
 
 
-def _demands(context: Context) -> CheckResult:
+@given(_status, "ray.no-status")
+def _demands(context: Context, status: Status) -> CheckResult:
     """Demands that wait for other jobs will run; those larger than a node or the cluster never will."""
-    status = _status(context)
-    if status is None:
-        return skip("ray.no-status")
     for demand in status.demands:
         short = _never(context, demand, status)
         if short is not None and short.name in ("NPU", "GPU") and not status.total(short.name):
@@ -249,10 +255,8 @@ def _takes_three(verl: str | None, framework: str | None) -> bool:
         return False  # a custom version is inconclusive
 
 
-def _folder(context: Context) -> CheckResult:
-    session = context.facts.ray.session.value
-    if session is None:
-        return skip("ray.no-session")
+@given(lambda context: context.facts.ray.session.value, "ray.no-session")
+def _folder(_: Context, session: Session) -> CheckResult:
     if session.is_writable and session.is_note_writable:
         return ok("ray.folder-ok", path=session.folder)
     fix = fix_for("ray.folder", ("export", "RAY_TMPDIR=/tmp/ray-of-mine"))
@@ -315,10 +319,10 @@ CHECKS = (
     ),
     Check("ray.answers", ("ray.status",), "measured: `ray status` of Ray 2.50 to 2.60", _answers, level=1),
     Check("ray.npu-resource", ("ray.status",), "ray-project/ray: accelerators/npu.py; " + _MEASURED, _npu, level=1),
-    Check("ray.gpu-declared", ("ray.status",), _MEASURED, _gpu, level=1, is_about_cards=True),
-    Check("ray.npu-count", ("ray.status", "npu.nodes"), _MEASURED, _count, level=1, is_about_cards=True),
+    card_check("ray.gpu-declared", ("ray.status",), _MEASURED, _gpu, level=1),
+    card_check("ray.npu-count", ("ray.status", "npu.nodes"), _MEASURED, _count, level=1),
     Check("ray.demands", ("ray.status",), _VERL, _demands, level=1),
-    Check("ray.cpus", ("machine.cpus", "npu.nodes"), _VERL, _cpus, is_about_cards=True),
+    card_check("ray.cpus", ("machine.cpus", "npu.nodes"), _VERL, _cpus),
     Check(
         "ray.folder",
         ("ray.session",),
@@ -327,11 +331,5 @@ CHECKS = (
     ),
     Check("ray.path-length", (), "verl-project/verl#1120: AF_UNIX path length cannot exceed 107 bytes", _length),
     Check("ray.disk", ("ray.session", "machine.tmp"), "Ray: local_fs_capacity_threshold is 0.95", _disk),
-    Check(
-        "ray.visible-devices",
-        (),
-        "measured: Ray 2.41.0 takes any word as yes; vllm-ascend issues",
-        _noset,
-        is_about_cards=True,
-    ),
+    card_check("ray.visible-devices", (), "measured: Ray 2.41.0 takes any word as yes; vllm-ascend issues", _noset),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, warn
+from npuenv.checks.base import NPU_FRAMEWORKS, CheckResult, Context, card_check, fail, fix_for, ok, skip, warn
 from npuenv.checks.cann.session import source
 from npuenv.checks.session.variables import environment, installed, line, setting
 from npuenv.core import versions
@@ -121,14 +121,13 @@ def _is_of_one_abi(torch: str) -> bool:
 
 
 CHECKS = (
-    Check("nnal.present", ("cann.nnal",), _INSTALL, _nnal, is_about_cards=True, required_for=NPU_FRAMEWORKS),
-    Check("nnal.sourced", ("cann.nnal",), "vllm-project/vllm-ascend#6299, #152", _sourced, is_about_cards=True),
-    Check("nnal.library", ("cann.atb",), "vllm-project/vllm-ascend#152: libatb.so", _library, is_about_cards=True),
-    Check(
+    card_check("nnal.present", ("cann.nnal",), _INSTALL, _nnal, required_for=NPU_FRAMEWORKS),
+    card_check("nnal.sourced", ("cann.nnal",), "vllm-project/vllm-ascend#6299, #152", _sourced),
+    card_check("nnal.library", ("cann.atb",), "vllm-project/vllm-ascend#152: libatb.so", _library),
+    card_check(
         "nnal.abi",
         ("cann.atb", "cann.torch_abi"),
         "vllm-project/vllm-ascend#1144; nnal set_env.sh --cxx_abi; PyTorch 2.6 release notes: CXX11_ABI=1 from 2.7 on",
         _abi,
-        is_about_cards=True,
     ),
 )

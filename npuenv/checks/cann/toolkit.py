@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unknown, warn
+from npuenv.checks.base import NPU_FRAMEWORKS, CheckResult, Context, card_check, fail, fix_for, ok, skip, unknown, warn
 from npuenv.checks.cann import contents as cann_contents
 from npuenv.checks.cann import nnal
 from npuenv.checks.cann import session as cann_session
@@ -182,27 +182,17 @@ def _driver_version(context: Context) -> str | None:
 
 
 CHECKS = (
-    Check(
+    card_check(
         "cann.found",
         ("cann.closed",),
         f"{_INSTALL}; torch_npu 2.13.0 utils/collect_env.py: get_cann_version",
         _found,
-        is_about_cards=True,
         required_for=NPU_FRAMEWORKS,
     ),
-    Check(
-        "cann.sourced",
-        ("cann.toolkit", "cann.opp"),
-        _SET_ENV,
-        _sourced,
-        is_about_cards=True,
-        required_for=NPU_FRAMEWORKS,
-    ),
+    card_check("cann.sourced", ("cann.toolkit", "cann.opp"), _SET_ENV, _sourced, required_for=NPU_FRAMEWORKS),
     *cann_session.CHECKS,
-    Check(
-        "cann.arch", ("cann.toolkit", "machine.arch"), "ascend_toolkit_install.info, arch=", _arch, is_about_cards=True
-    ),
-    Check("cann.driver", ("cann.toolkit",), _HDK, _driver, is_about_cards=True, required_for=NPU_FRAMEWORKS),
+    card_check("cann.arch", ("cann.toolkit", "machine.arch"), "ascend_toolkit_install.info, arch=", _arch),
+    card_check("cann.driver", ("cann.toolkit",), _HDK, _driver, required_for=NPU_FRAMEWORKS),
     *cann_contents.CHECKS,
     *nnal.CHECKS,
 )

@@ -5,7 +5,20 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unknown, warn
+from npuenv.checks.base import (
+    FRAMEWORKS,
+    Check,
+    CheckResult,
+    Context,
+    card_check,
+    fail,
+    fix_for,
+    given,
+    ok,
+    skip,
+    unknown,
+    warn,
+)
 from npuenv.core.fact import State
 from npuenv.facts.machine.session import line_of
 from npuenv.facts.machine.system import DRIVER_GROUP, UNLIMITED
@@ -13,6 +26,7 @@ from npuenv.facts.machine.system import DRIVER_GROUP, UNLIMITED
 if TYPE_CHECKING:
     from npuenv.core.fact import Fact
     from npuenv.facts.machine.session import Process, Processes
+    from npuenv.facts.machine.system import Account
 
 _GIB_KIB = 1 << 20
 _ARCHES = ("x86_64", "aarch64")
@@ -95,10 +109,8 @@ def _size(kib: int) -> str:
     return f"{kib / _GIB_KIB:.1f} GiB" if kib >= _GIB_KIB else f"{kib >> 10} MiB"
 
 
-def _files(context: Context) -> CheckResult:
-    limit = context.facts.machine.open_files.value
-    if limit is None:
-        return skip("no-limit")
+@given(lambda context: context.facts.machine.open_files.value, "no-limit")
+def _files(context: Context, limit: int) -> CheckResult:
     good = _FILES_CPU if context.framework == "cpu" else _FILES_GOOD
     if limit == UNLIMITED or limit >= good:
         return ok("machine.files-ok")
@@ -119,10 +131,8 @@ def _hard_limit(fact: Fact[int]) -> int | None:
     return int(match[1]) if match else None
 
 
-def _locked(context: Context) -> CheckResult:
-    limit = context.facts.machine.locked_memory.value
-    if limit is None:
-        return skip("no-limit")
+@given(lambda context: context.facts.machine.locked_memory.value, "no-limit")
+def _locked(context: Context, limit: int) -> CheckResult:
     if limit == UNLIMITED or limit > _LOCKED_OLD_DEFAULT:
         return ok("machine.locked-ok")
     hard = _hard_limit(context.facts.machine.locked_memory)
@@ -204,10 +214,8 @@ def _encoding(context: Context) -> CheckResult:
     )
 
 
-def _user_entry(context: Context) -> CheckResult:
-    account = context.facts.machine.account.value
-    if account is None:
-        return skip("machine.account-absent")
+@given(lambda context: context.facts.machine.account.value, "machine.account-absent")
+def _user_entry(_: Context, account: Account) -> CheckResult:
     if account.name is not None:
         return ok("machine.user-ok", uid=account.uid)
     return fail("machine.user-fail", fix=fix_for("machine.user", uid=account.uid, gid=account.gid), uid=account.uid)
@@ -225,11 +233,9 @@ def _driver_group(context: Context) -> CheckResult:
     return warn("machine.group-warn", fix=fix_for("machine.group", *commands, needs_root=True), group=DRIVER_GROUP)
 
 
-def _leftovers(context: Context) -> CheckResult:
+@given(lambda context: context.facts.machine.processes.value, "machine.no-processes")
+def _leftovers(context: Context, found: Processes) -> CheckResult:
     """Only processes that cannot be part of a running job: workers without a raylet, engines without a server."""
-    found = context.facts.machine.processes.value
-    if found is None:
-        return skip("machine.no-processes")
     is_noted = context.facts.ray.address.state is not State.ABSENT
     stale = [process for process in found.ours if _is_stale(process, found, is_noted)]
     if not stale:
@@ -258,10 +264,8 @@ def _is_stale(process: Process, found: Processes, is_noted: bool) -> bool:
     return process.name.startswith("VLLM") and found.init in _INITS
 
 
-def _zombies(context: Context) -> CheckResult:
-    found = context.facts.machine.processes.value
-    if found is None:
-        return skip("machine.no-processes")
+@given(lambda context: context.facts.machine.processes.value, "machine.no-processes")
+def _zombies(_: Context, found: Processes) -> CheckResult:
     dead = [process for process in found.ours if process.is_zombie and not process.is_half_dead]
     unreaped = [process for process in dead if process.parent == 1]
     if not unreaped and len(dead) < _ZOMBIES_MANY:
@@ -282,19 +286,13 @@ CHECKS = (
     Check("machine.glibc", ("machine.glibc",), "PEP 600: manylinux_2_28", _glibc, required_for=FRAMEWORKS),
     Check("machine.shared-memory", ("machine.shared_memory",), "docker run --shm-size defaults to 64 MiB", _shm),
     Check("machine.open-files", ("machine.open_files",), "ROLL Ascend samples: --ulimit nofile=65536:65536", _files),
-    Check(
-        "machine.locked-memory",
-        ("machine.locked_memory",),
-        "ulimit -l; RoCE memory registration",
-        _locked,
-        is_about_cards=True,
-    ),
+    card_check("machine.locked-memory", ("machine.locked_memory",), "ulimit -l; RoCE memory registration", _locked),
     Check("machine.disk", ("machine.disk",), "sizes of measured installations", _disk),
     Check("machine.shared-memory-free", ("machine.shared_memory",), _SHM_LEFT, _shm_free),
     Check(
         "machine.libstdcxx", ("machine.libstdcxx",), "PEP 600: manylinux_2_28 allows up to GLIBCXX_3.4.24", _libstdcxx
     ),
-    Check("machine.tasks", ("machine.limits",), "ulimit -u; getrlimit(2), RLIMIT_NPROC", _tasks, is_about_cards=True),
+    card_check("machine.tasks", ("machine.limits",), "ulimit -u; getrlimit(2), RLIMIT_NPROC", _tasks),
     Check("machine.memory", ("machine.memory",), "/proc/meminfo, MemAvailable; proc_meminfo(5)", _memory),
     Check("machine.clock", ("machine.time",), "validity of TLS certificates (RFC 5280)", _clock),
     Check(
@@ -304,12 +302,11 @@ CHECKS = (
         _encoding,
     ),
     Check("machine.user-entry", ("machine.account",), _USER, _user_entry),
-    Check(
+    card_check(
         "machine.driver-group",
         ("machine.driver_group", "machine.container"),
         "the driver's installer: it needs the user and group HwHiAiUser",
         _driver_group,
-        is_about_cards=True,
     ),
     Check("machine.leftovers", ("machine.processes",), _LEFT, _leftovers, level=1),
     Check("machine.zombies", ("machine.processes",), "verl NPU AQN guide: many defunct processes", _zombies, level=1),

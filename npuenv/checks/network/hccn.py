@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.checks.base import (
     NPU_FRAMEWORKS,
-    Check,
     CheckResult,
     Context,
+    card_check,
     fail,
     fix_for,
     ok,
@@ -295,23 +295,22 @@ def _ports(context: Context) -> CheckResult:
 
 CHECKS = (
     *card_addresses.CHECKS,
-    Check(
+    card_check(
         "network.hccn-tool",
         (),
         "vllm-ascend installation, verification",
         _tool,
-        is_about_cards=True,
         level=LEVEL,
         required_for=NPU_FRAMEWORKS,
     ),
-    Check("network.card-links", (), "alibaba/ROLL Ascend FAQ; " + _VERIFY, _links, is_about_cards=True, level=LEVEL),
+    card_check("network.card-links", (), "alibaba/ROLL Ascend FAQ; " + _VERIFY, _links, level=LEVEL),
     *flaps.CHECKS,
-    Check("network.card-health", (), _VERIFY, _health, is_about_cards=True, level=LEVEL),
-    Check("network.card-speeds", (), "hicann/driver hccn_tool, -speed", _speed, is_about_cards=True, level=LEVEL),
-    Check("network.optical", (), "mind-cluster fault diagnosis, optical", _optical, is_about_cards=True, level=LEVEL),
-    Check("network.vnic", (), "msprechecker (Ascend/msit); " + _VERIFY, _vnic, is_about_cards=True, level=LEVEL),
-    Check("network.card-ping", (), _VERIFY, _ping, is_about_cards=True, level=LEVEL),
-    Check("network.tls-certificate", (), "HCCN tool guide, -tls", _certificate, is_about_cards=True, level=LEVEL),
-    Check("network.card-ports", (), "HCCN tool guide of 950, port state", _ports, is_about_cards=True, level=LEVEL),
+    card_check("network.card-health", (), _VERIFY, _health, level=LEVEL),
+    card_check("network.card-speeds", (), "hicann/driver hccn_tool, -speed", _speed, level=LEVEL),
+    card_check("network.optical", (), "mind-cluster fault diagnosis, optical", _optical, level=LEVEL),
+    card_check("network.vnic", (), "msprechecker (Ascend/msit); " + _VERIFY, _vnic, level=LEVEL),
+    card_check("network.card-ping", (), _VERIFY, _ping, level=LEVEL),
+    card_check("network.tls-certificate", (), "HCCN tool guide, -tls", _certificate, level=LEVEL),
+    card_check("network.card-ports", (), "HCCN tool guide of 950, port state", _ports, level=LEVEL),
     *rank_table.CHECKS,
 )

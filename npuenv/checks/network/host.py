@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, unknown, warn
+from npuenv.checks.base import Check, CheckResult, Context, card_check, fail, fix_for, ok, skip, unknown, warn
 from npuenv.checks.network import interfaces
 from npuenv.checks.network.interfaces import own_addresses, spans_nodes, variable, variables
 from npuenv.core.fact import Evidence, State
@@ -261,13 +261,7 @@ CHECKS = (
     Check("network.hostname", (), "Ray and gloo: address of the own name; " + _NODES, _hostname),
     Check("network.master", ("network.master",), _NODES, _master),
     Check("network.master-port", (), _NODES, _master_port),
-    Check(
-        "network.hccl-ports",
-        (),
-        "hicann/hccl user guide, HCCL_IF_BASE_PORT; EI0019, EJ0003",
-        _hccl_ports,
-        is_about_cards=True,
-    ),
+    card_check("network.hccl-ports", (), "hicann/hccl user guide, HCCL_IF_BASE_PORT; EI0019, EJ0003", _hccl_ports),
     Check("network.ray-ports", (), _NODES + "; Ray ports", _ray_ports),
     Check("network.no-proxy", (), _NODES, _no_proxy),
     Check("network.firewall", (), _NODES + ", trouble list", _firewall),

@@ -10,6 +10,7 @@ from npuenv.checks.base import (
     Check,
     CheckResult,
     Context,
+    card_check,
     fail,
     fix_for,
     ok,
@@ -368,23 +369,13 @@ def _whole(context: Context) -> CheckResult:
 
 CHECKS = (
     Check("cards.present", (), _TOOLS, _present, required_for=NPU_FRAMEWORKS),
-    Check("cards.healthy", ("npu.smi",), _FAULTS, _healthy, is_about_cards=True, required_for=NPU_FRAMEWORKS),
-    Check("cards.supported", TABLE, "matrix hardware", _supported, is_about_cards=True, required_for=NPU_FRAMEWORKS),
-    Check("cards.complete", TABLE, _TOOLS, _complete, is_about_cards=True),
-    Check(
-        "cards.one-kind",
-        TABLE,
-        "Ascend/mind-cluster docs: mixed insertion of cards is not supported",
-        _one_kind,
-        is_about_cards=True,
+    card_check("cards.healthy", ("npu.smi",), _FAULTS, _healthy, required_for=NPU_FRAMEWORKS),
+    card_check("cards.supported", TABLE, "matrix hardware", _supported, required_for=NPU_FRAMEWORKS),
+    card_check("cards.complete", TABLE, _TOOLS, _complete),
+    card_check(
+        "cards.one-kind", TABLE, "Ascend/mind-cluster docs: mixed insertion of cards is not supported", _one_kind
     ),
-    Check("cards.whole", TABLE, _SLICES, _whole, is_about_cards=True),
-    Check("cards.free", TABLE, _TOOLS, _free, is_about_cards=True),
-    Check(
-        "cards.stuck",
-        TABLE,
-        "npu-smi info of an Ascend950PR host: 100 % and Alarm without a process",
-        _stuck,
-        is_about_cards=True,
-    ),
+    card_check("cards.whole", TABLE, _SLICES, _whole),
+    card_check("cards.free", TABLE, _TOOLS, _free),
+    card_check("cards.stuck", TABLE, "npu-smi info of an Ascend950PR host: 100 % and Alarm without a process", _stuck),
 )

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import (
     NPU_FRAMEWORKS,
-    Check,
     CheckResult,
     Context,
+    card_check,
     fail,
     fix_for,
     ok,
@@ -247,34 +247,27 @@ def _device_count(context: Context) -> int | None:
 
 
 CHECKS = (
-    Check("devices.openable", ("npu.nodes",), _INSTALL, _openable, is_about_cards=True, required_for=NPU_FRAMEWORKS),
-    Check("devices.managers", ("npu.nodes",), _INSTALL, _managers, is_about_cards=True, required_for=NPU_FRAMEWORKS),
-    Check("devices.agree", ("npu.nodes", *TABLE), _TOOLS, _agree, is_about_cards=True),
-    Check(
+    card_check("devices.openable", ("npu.nodes",), _INSTALL, _openable, required_for=NPU_FRAMEWORKS),
+    card_check("devices.managers", ("npu.nodes",), _INSTALL, _managers, required_for=NPU_FRAMEWORKS),
+    card_check("devices.agree", ("npu.nodes", *TABLE), _TOOLS, _agree),
+    card_check(
         "devices.computes",
         ("python.devices",),
         "measured: operators that do nothing copy exactly and multiply wrongly",
         _computes,
-        is_about_cards=True,
         level=2,
         required_for=NPU_FRAMEWORKS,
     ),
-    Check(
+    card_check(
         "devices.answers",
         ("python.devices",),
         "public notes: a device hangs or dies (507033, heartbeat lost) while its neighbours work",
         _answers,
-        is_about_cards=True,
         level=2,
     ),
-    Check("devices.burn-in", ("npu.burn",), "the CPU's product decides", _burnt, is_about_cards=True, level=3),
-    Check("devices.dmi", ("npu.dmi",), _DMI, _diagnosed, is_about_cards=True, level=3),
-    Check(
-        "session.visible-devices",
-        (),
-        "vllm-project/vllm-ascend issue 2557",
-        _visible,
-        is_about_cards=True,
-        required_for=NPU_FRAMEWORKS,
+    card_check("devices.burn-in", ("npu.burn",), "the CPU's product decides", _burnt, level=3),
+    card_check("devices.dmi", ("npu.dmi",), _DMI, _diagnosed, level=3),
+    card_check(
+        "session.visible-devices", (), "vllm-project/vllm-ascend issue 2557", _visible, required_for=NPU_FRAMEWORKS
     ),
 )

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import (
     NPU_FRAMEWORKS,
-    Check,
     CheckResult,
     Context,
+    card_check,
     fail,
     fix_for,
+    given,
     ok,
     skip,
     title,
@@ -27,6 +28,7 @@ from npuenv.facts.npu.driver import INSTALL_INFO
 
 if TYPE_CHECKING:
     from npuenv.core.finding import Fix
+    from npuenv.facts.npu.driver import Installer
     from npuenv.facts.npu.smi import SmiTrouble
 
 _TOOLS = "Ascend host tools: npu-smi source (hicann/driver) and public transcripts"
@@ -342,11 +344,9 @@ def _topology_files(context: Context) -> CheckResult:
     return fail("npu.driver-topo-fail", fix=_mount_or_install(context))
 
 
-def _installed_well(context: Context) -> CheckResult:
+@given(lambda context: context.facts.npu.installer.value, "npu.installer-skip")
+def _installed_well(_: Context, installer: Installer) -> CheckResult:
     """The installer's last message, if the driver does not work."""
-    installer = context.facts.npu.installer.value
-    if installer is None:
-        return skip("npu.installer-skip")
     if installer.missing_tools:
         fix = fix_for("npu.installer-tools", tools=installer.missing_tools)
         return fail("npu.installer-tools", fix=fix, tools=installer.missing_tools)
@@ -392,48 +392,25 @@ def _is_by_runtime(context: Context) -> bool:
 
 
 CHECKS = (
-    Check("driver.npu-smi", (), _TOOLS, _answers, is_about_cards=True, level=1, required_for=NPU_FRAMEWORKS),
-    Check("driver.installed", ("npu.driver",), _TOOLS, _installed, is_about_cards=True, required_for=NPU_FRAMEWORKS),
-    Check(
-        "driver.complete",
-        ("npu.install_info",),
-        "npu-smi source, npu_info_print.c (hicann/driver)",
-        _complete,
-        is_about_cards=True,
+    card_check("driver.npu-smi", (), _TOOLS, _answers, level=1, required_for=NPU_FRAMEWORKS),
+    card_check("driver.installed", ("npu.driver",), _TOOLS, _installed, required_for=NPU_FRAMEWORKS),
+    card_check("driver.complete", ("npu.install_info",), "npu-smi source, npu_info_print.c (hicann/driver)", _complete),
+    card_check("driver.agrees", ("npu.driver",), _TOOLS, _agree),
+    card_check(
+        "driver.firmware", ("npu.driver", "npu.firmware"), "driver version.info, compatible_version_fw", _firmware
     ),
-    Check("driver.agrees", ("npu.driver",), _TOOLS, _agree, is_about_cards=True),
-    Check(
-        "driver.firmware",
-        ("npu.driver", "npu.firmware"),
-        "driver version.info, compatible_version_fw",
-        _firmware,
-        is_about_cards=True,
-    ),
-    Check(
-        "driver.rebooted",
-        ("npu.driver",),
-        "Ascend/mind-cluster FAQ: -8005 after an upgrade",
-        _rebooted,
-        is_about_cards=True,
-    ),
-    Check("driver.tool", TABLE, _TOOLS, _tool, is_about_cards=True),
-    Check("driver.loaded", ("npu.modules",), "driver installer: DKMS build", _loaded, is_about_cards=True),
-    Check("driver.libraries", ("npu.driver_libraries",), _INSTALL, _libraries, is_about_cards=True),
-    Check("driver.for-all", ("npu.install_info",), _INFO, _for_all, is_about_cards=True),
-    Check("driver.line", TABLE, _RELEASES, _line, is_about_cards=True),
-    Check("driver.topology-files", (*TABLE, "npu.topology_files"), _TOPO, _topology_files, is_about_cards=True),
-    Check(
-        "driver.installer",
-        ("npu.installer",),
-        "driver installer output of public hosts",
-        _installed_well,
-        is_about_cards=True,
-    ),
-    Check(
+    card_check("driver.rebooted", ("npu.driver",), "Ascend/mind-cluster FAQ: -8005 after an upgrade", _rebooted),
+    card_check("driver.tool", TABLE, _TOOLS, _tool),
+    card_check("driver.loaded", ("npu.modules",), "driver installer: DKMS build", _loaded),
+    card_check("driver.libraries", ("npu.driver_libraries",), _INSTALL, _libraries),
+    card_check("driver.for-all", ("npu.install_info",), _INFO, _for_all),
+    card_check("driver.line", TABLE, _RELEASES, _line),
+    card_check("driver.topology-files", (*TABLE, "npu.topology_files"), _TOPO, _topology_files),
+    card_check("driver.installer", ("npu.installer",), "driver installer output of public hosts", _installed_well),
+    card_check(
         "container.mounts",
         ("machine.container", "npu.driver_libraries"),
         _INSTALL + "; install scripts of CANN packages: driver and firmware is not exists",
         _mounts,
-        is_about_cards=True,
     ),
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, fail, fix_for, ok, skip
+from npuenv.checks.base import card_check, fail, fix_for, ok, skip
 from npuenv.checks.npu.driver import library_path
 from npuenv.core.fact import Evidence, Fact
 
@@ -56,4 +56,4 @@ def _not_named(context: Context, folder: str, library: str, line: Evidence) -> C
     return fail("npu.library-path-fail", *shown, fix=fix, library=library, folder=folder)
 
 
-CHECKS = (Check("driver.library-path", ("npu.library_files",), _SOURCE, _library_path, is_about_cards=True, level=1),)
+CHECKS = (card_check("driver.library-path", ("npu.library_files",), _SOURCE, _library_path, level=1),)

@@ -15,6 +15,7 @@ from npuenv.checks.base import (
     Context,
     fail,
     fix_for,
+    given,
     message,
     ok,
     skip,
@@ -94,11 +95,9 @@ def _broken(context: Context, python: Python) -> list[Limit]:
     return [row for row in rows if _holds(python, row.when) is True and _holds(python, row.needs) is False]
 
 
-def _limits(context: Context) -> CheckResult:
+@given(python_of, "no-python")
+def _limits(context: Context, python: Python) -> CheckResult:
     """Requirements that no metadata declares: if `when` is installed, `needs` must hold."""
-    python = python_of(context)
-    if python is None:
-        return skip("no-python")
     broken = _broken(context, python)
     if not broken:
         return ok("python.limits-ok", count=len(context.matrix.limits) + len(context.matrix.clashes))

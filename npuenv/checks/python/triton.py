@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, warn
+from npuenv.checks.base import Check, CheckResult, Context, card_check, fail, fix_for, ok, skip, warn
 from npuenv.checks.python.installed import (
     chip_generations,
     lines,
@@ -106,11 +106,10 @@ CHECKS = (
         "triton-lang/triton-ascend README.md, #306; verl install script; vllm-project/vllm-ascend#7359",
         triton,
     ),
-    Check(
+    card_check(
         "python.triton-chip",
         ("python.interpreter",),
         "vllm-project/vllm-ascend docs/source/installation.md: no Triton on 310P",
         _chip,
-        is_about_cards=True,
     ),
 )

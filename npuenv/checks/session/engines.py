@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, fail, fix_for, ok, warn
+from npuenv.checks.base import Check, card_check, fail, fix_for, ok, warn
 from npuenv.checks.session.variables import environment, generation, installed, line, setting
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
@@ -143,50 +143,38 @@ def _cuda_devices(context: Context) -> CheckResult:
 
 
 CHECKS = (
-    Check(
+    card_check(
         "session.nz",
         ("python.interpreter",),
         "alibaba/ROLL ascend_npu_faq.md @8eb27cc2; vllm-project/vllm-ascend vllm_ascend/envs.py",
         _nz,
-        is_about_cards=True,
     ),
-    Check(
-        "session.vllm-engine",
-        ("python.interpreter",),
-        "vllm-project/vllm-ascend#2728 (release note of 0.9.1)",
-        _engine,
-        is_about_cards=True,
+    card_check(
+        "session.vllm-engine", ("python.interpreter",), "vllm-project/vllm-ascend#2728 (release note of 0.9.1)", _engine
     ),
-    Check(
+    card_check(
         "session.vllm-fork",
         ("python.interpreter",),
         "hiyouga/LlamaFactory#7447; vllm-project/vllm-ascend#7256 #3133",
         _fork,
-        is_about_cards=True,
     ),
-    Check("session.ray-noset", ("python.interpreter",), "verl-project/verl#7507", _noset, is_about_cards=True),
+    card_check("session.ray-noset", ("python.interpreter",), "verl-project/verl#7507", _noset),
     Check("session.ranks", (), "alibaba/ROLL docs_roll ascend_npu_examples.md; torch.distributed env://", _ranks),
     Check("session.omp-threads", (), "OpenMP 5.2 OMP_NUM_THREADS; gcc libgomp", _threads),
     Check("session.hub", (), "huggingface_hub environment variables: HF_ENDPOINT", _hub),
-    Check(
+    card_check(
         "session.docker-devices",
         ("machine.container",),
         "ray-project/ray#42030; Ascend Docker Runtime",
         _docker_devices,
-        is_about_cards=True,
     ),
-    Check(
-        "session.soc-version",
-        (),
-        "vllm-project/vllm-ascend setup.py, Dockerfile.a3: SOC_VERSION",
-        _soc_version,
-        is_about_cards=True,
+    card_check(
+        "session.soc-version", (), "vllm-project/vllm-ascend setup.py, Dockerfile.a3: SOC_VERSION", _soc_version
     ),
-    Check(
+    card_check(
         "session.cuda-devices",
         (),
         "alibaba/ROLL docs_roll ascend_usage.md: CUDA_VISIBLE_DEVICES becomes ASCEND_RT_VISIBLE_DEVICES",
         _cuda_devices,
-        is_about_cards=True,
     ),
 )

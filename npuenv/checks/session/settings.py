@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, warn
+from npuenv.checks.base import Check, CheckResult, Context, card_check, fail, fix_for, ok, skip, warn
 from npuenv.checks.session import engines as session_engines
 from npuenv.checks.session import hccl as session_hccl
 from npuenv.checks.session import torch as session_torch
@@ -115,25 +115,23 @@ def _python_path(context: Context) -> CheckResult:
 
 CHECKS = (
     Check("session.proxy", ("network.proxies",), "verl-qwen3.5 install guide, first aid", _proxy),
-    Check("session.interface", (), "HCCL environment variables: HCCL_SOCKET_IFNAME", _interface, is_about_cards=True),
+    card_check("session.interface", (), "HCCL environment variables: HCCL_SOCKET_IFNAME", _interface),
     *session_torch.CHECKS,
     *session_hccl.CHECKS,
     *session_engines.CHECKS,
     *variables.CHECKS,
-    Check(
+    card_check(
         "session.debugging",
         (),
         "hiascend log reference; Ascend/pytorch PYTORCH_NO_NPU_MEMORY_CACHING.md; hicann/hccl HCCL_DIAGNOSE_ENABLE.md",
         _debugging,
-        is_about_cards=True,
     ),
     Check("session.preload", ("cann.named_files",), "gpustack/gpustack#5660; ld.so(8)", _preload),
-    Check(
+    card_check(
         "session.files",
         ("cann.named_files",),
         "Ascend/pytorch docs/zh/api/environment_variable/collective_communication/RANK_TABLE_FILE.md",
         _named_files,
-        is_about_cards=True,
     ),
     Check(
         "session.python-path",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, fail, fix_for, ok, warn
+from npuenv.checks.base import NPU_FRAMEWORKS, card_check, fail, fix_for, ok, warn
 from npuenv.checks.session.variables import generation, installed, line, setting
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
@@ -200,53 +200,36 @@ def _autoload(context: Context) -> CheckResult:
 
 
 CHECKS = (
-    Check(
+    card_check(
         "session.allocator",
         (),
         f"{_DOCS.format('memory_management/PYTORCH_NPU_ALLOC_CONF')}; alibaba/ROLL roll/platforms/npu.py",
         _allocator,
-        is_about_cards=True,
     ),
-    Check(
+    card_check(
         "session.allocator-twice",
         ("python.interpreter",),
         _DOCS.format("memory_management/PYTORCH_ALLOC_CONF"),
         _allocator_twice,
-        is_about_cards=True,
     ),
-    Check(
+    card_check(
         "session.task-queue",
         (),
         f"vllm-project/vllm-ascend Dockerfile @v0.23.0; {_DOCS.format('op_execution/TASK_QUEUE_ENABLE')}",
         _task_queue,
-        is_about_cards=True,
     ),
-    Check(
+    card_check(
         "session.launch-blocking",
         ("python.interpreter",),
         f"{_DOCS.format('op_execution/ASCEND_LAUNCH_BLOCKING')}; vllm-project/vllm-ascend#3574",
         _blocking,
-        is_about_cards=True,
     ),
-    Check(
-        "session.cpu-affinity",
-        (),
-        _DOCS.format("performance_tuning/CPU_AFFINITY_CONF"),
-        _affinity,
-        is_about_cards=True,
-    ),
-    Check(
-        "session.saturation",
-        (),
-        _DOCS.format("op_execution/INF_NAN_MODE_ENABLE"),
-        _saturation,
-        is_about_cards=True,
-    ),
-    Check(
+    card_check("session.cpu-affinity", (), _DOCS.format("performance_tuning/CPU_AFFINITY_CONF"), _affinity),
+    card_check("session.saturation", (), _DOCS.format("op_execution/INF_NAN_MODE_ENABLE"), _saturation),
+    card_check(
         "session.autoload",
         ("python.interpreter",),
         "measured: with it off, torch 2.13.0 has no npu before torch_npu is imported; matrix settings, role build",
         _autoload,
-        is_about_cards=True,
     ),
 )

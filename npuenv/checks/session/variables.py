@@ -9,7 +9,7 @@ import difflib
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, warn
+from npuenv.checks.base import CheckResult, Context, card_check, fail, fix_for, ok, warn
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
@@ -199,19 +199,12 @@ def _is_read(row: Variable, version: str) -> bool:
 
 
 CHECKS = (
-    Check(
-        "session.torch-npu",
-        (),
-        "matrix variables: Ascend/pytorch environment variables",
-        _torch_npu,
-        is_about_cards=True,
-    ),
-    Check("session.names", (), "matrix variables: names in the readers' documents", _names, is_about_cards=True),
-    Check(
+    card_check("session.torch-npu", (), "matrix variables: Ascend/pytorch environment variables", _torch_npu),
+    card_check("session.names", (), "matrix variables: names in the readers' documents", _names),
+    card_check(
         "session.vllm-ascend",
         ("python.interpreter",),
         "vllm-project/vllm-ascend vllm_ascend/envs.py of each release",
         _unread,
-        is_about_cards=True,
     ),
 )

@@ -17,6 +17,7 @@ from trainer.algorithms.losses import DIVERGENCES, LOSSES, MODES, Clip, aggregat
 from trainer.algorithms.optimizer import AdamW, clip_grad_norm, learning_rate
 from trainer.algorithms.packing import pack
 from trainer.config import Config
+from trainer.metrics import plain_decoder
 from trainer.metrics import second_opinion as plain
 from trainer.models import lora
 from trainer.models.decoder import Decoder, Shape
@@ -36,11 +37,11 @@ def numbers(*shape: int) -> Tensor:
     return torch.randn(shape, generator=RANDOM, dtype=torch.float64)
 
 
-def answers(sampler_BT: Tensor | None = None, mask: Tensor = MASK) -> plain.Answers:
+def answers(sampler_BT: Tensor | None = None, mask: Tensor = MASK) -> plain_decoder.Answers:
     tokens = torch.randint(0, 17, (8, 4), generator=RANDOM)
     sequences = [(1, 2, 3, *row[:length]) for row, length in zip(tokens.tolist(), LENGTHS, strict=True)]
     sampler_BT = numbers(8, 4) if sampler_BT is None else sampler_BT
-    return plain.Answers(sequences, [3] * 8, tokens, mask, GROUPS, numbers(8), sampler_BT)
+    return plain_decoder.Answers(sequences, [3] * 8, tokens, mask, GROUPS, numbers(8), sampler_BT)
 
 
 def algorithm(**values: Any) -> Any:
@@ -92,7 +93,10 @@ def test_the_loss_and_its_gradient(name: str, convention: str, mode: str, weight
     expected = policy - 0.1 * of_entropy + 0.3 * aggregate(kl, MASK, mode, totals)
 
     counts = plain.Counts.of([MASK], chosen, longest=6.0)
-    found, of_policy = plain.loss(leaves[1], entropy, old, reference, credit, given, chosen, counts=counts, kl_coef=0.3)
+    parts = plain.loss(leaves[1], entropy, old, reference, credit, given, chosen, counts=counts, kl_coef=0.3)
+    found, of_policy = parts["loss"], parts["policy_loss"]
+    torch.testing.assert_close(parts["entropy"], aggregate(entropy, MASK, "token-mean", totals))
+    torch.testing.assert_close(parts["kl"], aggregate(kl, MASK, "token-mean", totals))
     torch.testing.assert_close((found, of_policy), (expected, policy), rtol=1e-9, atol=1e-9)
     found.backward()  # type: ignore[no-untyped-call]
     expected.backward()  # type: ignore[no-untyped-call]
@@ -134,10 +138,10 @@ def test_a_decoder_and_its_gradient(is_qwen3: bool, is_tied: bool) -> None:
 
     weights = {name: each.detach().clone().requires_grad_() for name, each in decoder.named_parameters()}
     sequences = [(*group.prompt.tokens, *each.tokens) for group in groups for each in group.rollouts]
-    given = plain.Answers(
+    given = plain_decoder.Answers(
         sequences, [3, 3, 5, 5], batch.tokens_BT, batch.mask_BT, [0, 0, 1, 1], batch.rewards_B, torch.zeros(4, 4)
     )
-    found, entropy = plain.logprobs(weights, shape, given, temperature=0.7)
+    found, entropy = plain_decoder.logprobs(weights, shape, given, temperature=0.7)
     (found.sum() + entropy.sum()).backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close((found, entropy), (scored.logprobs_BT, scored.entropy_BT), rtol=1e-9, atol=1e-9)
     for name, each in decoder.named_parameters():
@@ -150,7 +154,7 @@ def test_adapters_are_added_to_what_they_adapt() -> None:
     with torch.no_grad():
         for parameter in adapted.parameters():
             parameter.copy_(numbers(*parameter.shape))
-    found = plain.merged(dict(adapted.named_parameters()), alpha=config.model.lora_alpha, rank=3)
+    found = plain_decoder.merged(dict(adapted.named_parameters()), alpha=config.model.lora_alpha, rank=3)
     expected = lora.merged(adapted)
     assert found.keys() == expected.keys()
     for name, each in expected.items():
