@@ -31,7 +31,6 @@ _ALSO = {
     "sbatch": "slurm",
     "pyxis": "slurm",
     "singularity": "apptainer",
-    "systemd": "quadlet",
 }
 
 
@@ -68,8 +67,7 @@ def container_options(command: Command) -> Command:
     "forms",
     multiple=True,
     metavar="FORM",
-    help="dockerfile, run, compose, k8s, slurm, apptainer, quadlet or all; repeatable or comma-separated "
-    "(default: dockerfile).",
+    help="dockerfile, run, compose, k8s, slurm, apptainer or all; repeatable or comma-separated (default: dockerfile).",
 )
 @click.option("--base-digest", "digest", metavar="sha256:...", help="Pin the base image to this digest.")
 @click.option(

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("home", "packed_doctor")
 STACK = ["render-docker", "verl-0.7.1-cann8.5.0", "--hardware", "a2", "--os", "ubuntu22.04"]
 FOLDER = "verl-0.7.1-cann8.5.0.a2.ubuntu22.04"
 DIGEST = "sha256:" + "ab" * 32
-RUN_FILES = ["apptainer.sh", "compose.yaml", "docker-run.sh", "kubernetes.yaml", "npuenv.container", "slurm.sh"]
+RUN_FILES = ["apptainer.sh", "compose.yaml", "docker-run.sh", "kubernetes.yaml", "slurm.sh"]
 
 
 def names(folder: Path) -> list[str]:

@@ -10,7 +10,6 @@ import ast
 import functools
 import os
 import re
-import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -132,21 +131,6 @@ def read_script(host: Host, script: str, *words: str) -> Read:
     call = calls[-1]
     reader = {"docker": _docker, "podman": _docker, "apptainer": _apptainer, "srun": _srun}[call.program]
     return reader(host, call)
-
-
-def read_quadlet(text: str) -> Read:
-    """A unit of systemd."""
-    pairs = [line.replace("%%", "%").partition("=")[::2] for line in text.splitlines() if line[:1] not in ("#", "[")]
-    mounts = [dict(part.partition("=")[::2] for part in value.split(",")) for name, value in pairs if name == "Mount"]
-    environment = [shlex.split(value)[0].partition("=")[::2] for name, value in pairs if name == "Environment"]
-    single = dict(pairs)
-    return Read(
-        frozenset(value for name, value in pairs if name == "AddDevice"),
-        frozenset((mount["source"], mount["target"], "readonly" in mount) for mount in mounts),
-        dict(environment),
-        single["Image"],
-        tuple(shlex.split(single.get("Exec", ""))),
-    )
 
 
 def options(words: list[str], flags: set[str]) -> tuple[list[tuple[str, str]], list[str]]:

@@ -1,4 +1,4 @@
-"""The six forms of run file have the same devices and mounts, which reading them back shows."""
+"""The five forms of run file have the same devices and mounts, which reading them back shows."""
 
 from __future__ import annotations
 
@@ -57,7 +57,6 @@ def test_all_forms_have_the_same_devices_and_mounts_and_count_cards_from_nought(
     host.fill(container)
     read = {name: reading.read_script(host, files[name]) for name in SCRIPTS}
     read["compose.yaml"] = reading.read_compose(files["compose.yaml"])
-    read["npuenv.container"] = reading.read_quadlet(files["npuenv.container"])
     devices = {item.path for item in container.devices}
     assert {name: set(each.devices) for name, each in read.items()} == dict.fromkeys(read, devices)
     for place, pod in enumerate(reading.pods(files["kubernetes.yaml"])):
@@ -413,4 +412,4 @@ def test_the_same_values_give_the_same_bytes_and_the_head_says_what_they_are(lan
 
 def test_only_the_forms_asked_for_are_rendered() -> None:
     assert list(render_container(made(), ["slurm", "run"])) == ["slurm.sh", "docker-run.sh"]
-    assert len(render_container(made())) == len(FORMS) == 6
+    assert len(render_container(made())) == len(FORMS) == 5

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import npuenv
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message, say
-from npuenv.render.container import apptainer, compose, docker_run, kubernetes, quadlet, slurm
+from npuenv.render.container import apptainer, compose, docker_run, kubernetes, slurm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,7 +28,6 @@ _RENDERERS: dict[str, tuple[str, Callable[[Container, str, Say], str]]] = {
     "k8s": ("kubernetes.yaml", kubernetes.render),
     "slurm": ("slurm.sh", slurm.render),
     "apptainer": ("apptainer.sh", apptainer.render),
-    "quadlet": ("npuenv.container", quadlet.render),
 }
 FORMS = tuple(_RENDERERS)
 
