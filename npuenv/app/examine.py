@@ -37,7 +37,6 @@ class DoctorOptions:
     python: str | None = None  # the interpreter whose packages are judged; None: the active environment's
     hashes: bool = False  # compare the hash of every installed file, as level 2 does
     capture: Path | None = None  # a saved capture instead of this machine
-    area: str | None = None  # only checks whose id begins with it
 
     def validate(self) -> None:
         """Raises BadInput for options that contradict each other."""
@@ -100,8 +99,6 @@ def examine(
     facts = collect(host, python=python, level=options.level, framework=framework, hashes=options.hashes)
     stack = stack_of(facts) if stack_of else None
     findings = check_all(facts, framework=framework, level=options.level, stack=stack)
-    if options.area is not None:
-        findings = tuple(finding for finding in findings if finding.check.startswith(f"{options.area}."))
     return DoctorResult(facts, findings, framework, host)
 
 

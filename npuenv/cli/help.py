@@ -20,7 +20,7 @@ OTHERS = "Options"
 # By the first long name of an option. What is in none of them is the command's own and stands first, as `Options`.
 SECTIONS = {
     WHAT: "--for --hardware --os --arch --python --cann --driver --as-of --newest --host --constraint --pin --stack"
-    " --area --release --recipe --model --platform",
+    " --release --recipe --model --platform",
     WHERE: "--target --into --as --out --output --save --from --from-report --hosts --offline --source --without-source"
     " --cann-file --base-python --python-archive --bundle --installed --data --models --image --ray --shared"
     " --ssh-config --tables",

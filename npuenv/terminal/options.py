@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npuenv.app.examine import FRAMEWORKS, DoctorOptions
-from npuenv.checks.base import CATALOGUES
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.terminal.common import Option
@@ -43,7 +42,6 @@ DOCTOR = (
     Option(
         "--python", "python", "Python interpreter whose packages are checked (default: the session's).", metavar="EXE"
     ),
-    Option("--area", "area", "Report only the checks of this area.", choices=tuple(CATALOGUES)),
     Option("--hash", "hashes", "Verify the hash of every installed file (default from level 2).", type=bool),
     Option("--save", "save", "Also save everything that was collected, redacted.", metavar="FILE", type=Path),
     Option("--from", "capture", "Check a saved capture.", metavar="FILE", type=Path),

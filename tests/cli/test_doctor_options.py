@@ -56,12 +56,6 @@ def test_json_is_the_same_under_both_of_its_names(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == one
 
 
-def test_only_the_checks_of_an_area_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    main([*REPLAY, "--area", "cann", "--json"])
-    checks = [finding["check"] for finding in json.loads(capsys.readouterr().out)["findings"]]
-    assert checks and all(check.startswith("cann.") for check in checks)
-
-
 @pytest.mark.parametrize(
     ("name", "start"),
     [
