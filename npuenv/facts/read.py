@@ -59,7 +59,7 @@ def from_json(kind: type[T], found: Mapping[str, Any]) -> T:
 
     Raises KeyError, TypeError, AttributeError or ValueError for what a foreign interpreter or capture may hold.
     """
-    hints = _hints(kind)
+    hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]
     names = [item.name for item in fields(kind) if item.name in found or _is_required(item)]  # type: ignore[arg-type]
     return kind(**{name: _value(hints[name], found[name]) for name in names})
 

@@ -56,7 +56,7 @@ class Prompts:
 
 def learning_rate(optim: Any, *, done: int, steps: int) -> float:
     """The rate of the optimizer step after `done` of a run of so many rollout batches."""
-    total = steps * optim.mini_batches
+    total = steps * optim.mini_batches * optim.ppo_epochs
     if done < optim.warmup_steps:
         return float(optim.lr * (done + 1) / optim.warmup_steps)
     left = max(1, total - optim.warmup_steps)

@@ -314,6 +314,9 @@ class Recompute:
 
     def _judge_gradient(self, step: int, update: Update, own: Share, expected: Mapping[str, Tensor]) -> bool:
         """Whether it is that of the loss, as exactly as can be seen."""
+        algorithm = self._config.algorithm
+        if algorithm.kl == "abs" and algorithm.kl_in == "loss" and algorithm.kl_coef:
+            return False  # where policy and reference agree, rounding decides on the sign of its gradient
         floor = 1e-3 * math.sqrt(sum(float(each.pow(2).sum()) for each in expected.values()))
         found = {name: update.gradients.get(name) for name in expected}
         actual = {name: torch.zeros_like(expected[name]) if each is None else each for name, each in found.items()}
@@ -347,7 +350,7 @@ class Recompute:
                 if not apart <= self.limits.clip:
                     self._results.fail("recomputed", "clip-wrong", step=step, error=apart, norm=norm)
                 bounded = actual
-        count = (step - 1) * optim.mini_batches + number + 1
+        count = (step - 1) * optim.mini_batches * optim.ppo_epochs + number + 1
         for name, gradient in bounded.items():
             far = self._far_from_adamw(update, then, name, gradient, lr=update.lr, number=count)
             if not self._results.measure("optimizer", far) <= 1:

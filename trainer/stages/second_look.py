@@ -17,7 +17,7 @@ from trainer.metrics.checks import checksum, first_difference
 from trainer.metrics.step import Observer
 from trainer.models.decoder import Decoder
 from trainer.saving.checkpoint import difference
-from trainer.stages.questions import QUESTIONS, Results
+from trainer.stages.questions import Results
 from trainer.stages.recompute import Recompute
 from trainer.stages.tap import Tap, double, first_other_mark, marks, whole_state
 
@@ -34,16 +34,22 @@ if TYPE_CHECKING:
 
 # Numbers of the model times tokens of a step: beyond that a step in float64 on the CPU would take minutes.
 _LARGEST = 5_000_000_000
-# Settings of these sections that the second opinion has formulas for; with any other one off its default there is none.
+# Settings of three sections that the second opinion has formulas for, and what is not asked with another one off its
+# default.
 _KNOWN = """
     convention estimator scale_by_std gamma lam loss clip_low clip_high dual_clip aggregation kl kl_in kl_coef
     kl_controller kl_target kl_horizon entropy_coef dynamic_sampling max_generations overlong_buffer overlong_factor
     correction correction_cap correction_floor correction_bound
-    lr lr_schedule warmup_steps weight_decay grad_clip mini_batches micro_batch_rows critic_lr value_clip
+    lr lr_schedule warmup_steps weight_decay grad_clip mini_batches ppo_epochs micro_batch_rows critic_lr value_clip
     warm_start_steps warm_start_lr warm_start_until
     engine prompts_per_step rollouts_per_prompt temperature script tensor_parallel memory_fraction enforce_eager
     weight_sync sleep generators off_policy max_staleness bucket_mib generator_timeout_s
 """
+_UNASKED = {
+    "algorithm": ("recomputed", "samples", "reference"),
+    "optim": ("recomputed", "samples", "mini-batches", "schedules"),
+    "rollout": ("recomputed", "samples", "prompts"),
+}
 
 
 class SecondLook(Observer):
@@ -66,8 +72,8 @@ class SecondLook(Observer):
     def _skip(self) -> None:
         """Which questions are not asked of this run, and why."""
         trainer, learner, config, skip = self._trainer, self._learner, self._config, self._results.skip
-        unknown = _unknown_setting(config)
-        skip(tuple(name for name in QUESTIONS if name not in ("heldout", "batch")), unknown)
+        for section, questions in _UNASKED.items():
+            skip(questions, _unknown_setting(getattr(config, section)))
         if learner.is_sharded:
             skip(("recomputed", "samples", "state", "reference"), "the weights are sharded")
         rows = config.rollout.prompts_per_step * config.rollout.rollouts_per_prompt // trainer.world.size
@@ -226,19 +232,21 @@ class SecondLook(Observer):
             self._results.fail("batch", "batch-differs", step=step, what=what)
 
     def _check_mini_batches(self, step: int, batch: Batch) -> None:
-        """Together the mini batches have every row once, and so have the forward passes of each."""
+        """Together the mini batches have every row once in each epoch, and so have the forward passes of each."""
         self._results.asked["mini-batches"] += 1
+        every, epochs = range(len(batch.tokens_BT)), self._config.optim.ppo_epochs
         for name in ("rows", "passes"):
             rows = [row for update in self._tap.updates for row in getattr(update, name)]
-            if sorted(rows) != list(range(len(batch.tokens_BT))):
-                missing, twice = len(set(range(len(batch.tokens_BT))) - set(rows)), len(rows) - len(set(rows))
+            if sorted(rows) != sorted([*every] * epochs):
+                missing, twice = len({*every} - set(rows)), max(0, len(rows) - epochs * len(set(rows)))
                 self._results.fail("mini-batches", "mini-batches-differ", step=step, missing=missing, twice=twice)
 
     def _check_schedules(self, step: int, result: StepResult) -> None:
         self._results.asked["schedules"] += 1
         optim, steps = self._config.optim, self._config.run.steps
         for number, update in enumerate(self._tap.updates):
-            expected = plain.learning_rate(optim, done=(step - 1) * optim.mini_batches + number, steps=steps)
+            done = (step - 1) * optim.mini_batches * optim.ppo_epochs + number
+            expected = plain.learning_rate(optim, done=done, steps=steps)
             if not abs(update.lr - expected) <= 1e-6 * optim.lr:
                 self._results.fail("schedules", "lr-off-schedule", step=step, found=update.lr, expected=expected)
         self._check_kl_coef(step, result)
@@ -316,11 +324,10 @@ def _numbered(state: Mapping[str, Any]) -> dict[str, Any]:
     return {name: dict(enumerate(value)) if isinstance(value, tuple) else value for name, value in state.items()}
 
 
-def _unknown_setting(config: Config) -> str | None:
+def _unknown_setting(section: Any) -> str | None:
     """The first setting without a formula; None: there is none."""
     known = set(_KNOWN.split())
-    for section in (config.algorithm, config.optim, config.rollout):
-        for each in fields(section):
-            if each.name not in known and getattr(section, each.name) != each.default:
-                return f"it has no formula for {each.name}={getattr(section, each.name)}"
+    for each in fields(section):
+        if each.name not in known and getattr(section, each.name) != each.default:
+            return f"it has no formula for {each.name}={getattr(section, each.name)}"
     return None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from npuenv.checks.base import NPU_FRAMEWORKS, CheckResult, Context, card_check, fail, fix_for, ok, skip, warn
 from npuenv.checks.cann.session import source
 from npuenv.checks.python.installed import accepts
-from npuenv.checks.session.variables import environment, installed, line, setting
+from npuenv.checks.session.variables import installed, line, setting
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
@@ -25,12 +25,8 @@ def _nnal(context: Context) -> CheckResult:
     nnal, cann = context.facts.cann.nnal.value, context.facts.cann.toolkit.value
     if nnal is not None:
         if cann is not None and not _same_series(nnal.version, cann):
-            return warn(
-                "cann.nnal-other",
-                fix=fix_for("cann.nnal-install", version=cann.version),
-                nnal=nnal.version,
-                cann=cann.version,
-            )
+            fix = fix_for("cann.nnal-install", version=cann.version)
+            return warn("cann.nnal-other", fix=fix, nnal=nnal.version, cann=cann.version)
         return ok("cann.nnal-ok", version=nnal.version)
     if cann is None:
         return skip("no-cann")
@@ -59,12 +55,11 @@ def _sourced(context: Context) -> CheckResult:
         return warn("cann.nnal-sourced-unset", line(context, "ATB_HOME_PATH"), fix=fix)
     if atb is not None and not atb.is_there:
         return fail("cann.nnal-sourced-nowhere", line(context, "ATB_HOME_PATH"), fix=fix, home=atb.home)
-    path = environment(context).get("LD_LIBRARY_PATH", "")
+    path = context.environment.get("LD_LIBRARY_PATH", "")
     kinds = _kinds(context)
     if len(set(kinds)) > 1:
-        return warn(
-            "cann.nnal-sourced-mixed", line(context, "LD_LIBRARY_PATH"), fix=fix_for("cann.nnal-mixed"), first=kinds[0]
-        )
+        fix = fix_for("cann.nnal-mixed")
+        return warn("cann.nnal-sourced-mixed", line(context, "LD_LIBRARY_PATH"), fix=fix, first=kinds[0])
     if kinds and atb is not None and atb.abi and kinds[0] != atb.abi:
         shown = (line(context, "ATB_HOME_PATH"), line(context, "LD_LIBRARY_PATH"))
         return warn("cann.nnal-sourced-split", *shown, fix=fix_for("cann.nnal-mixed"), home=atb.abi, first=kinds[0])
@@ -75,7 +70,7 @@ def _sourced(context: Context) -> CheckResult:
 
 def _kinds(context: Context) -> list[str]:
     """The C++ ABIs of the ATB libraries on LD_LIBRARY_PATH; the loader uses the first one."""
-    return re.findall(r"cxx_abi_([01])/lib(?:[:/]|$)", environment(context).get("LD_LIBRARY_PATH", ""))
+    return re.findall(r"cxx_abi_([01])/lib(?:[:/]|$)", context.environment.get("LD_LIBRARY_PATH", ""))
 
 
 def _library(context: Context) -> CheckResult:
@@ -114,14 +109,10 @@ def _abi(context: Context) -> CheckResult:
     return fail("cann.nnal-abi-fail", shown, *lines, fix=fix, atb=loaded, torch=torch)
 
 
+_ABI = "vllm-project/vllm-ascend#1144; nnal set_env.sh --cxx_abi; PyTorch 2.6 release notes: CXX11_ABI=1 from 2.7 on"
 CHECKS = (
     card_check("nnal.present", ("cann.nnal",), _INSTALL, _nnal, required_for=NPU_FRAMEWORKS),
     card_check("nnal.sourced", ("cann.nnal",), "vllm-project/vllm-ascend#6299, #152", _sourced),
     card_check("nnal.library", ("cann.atb",), "vllm-project/vllm-ascend#152: libatb.so", _library),
-    card_check(
-        "nnal.abi",
-        ("cann.atb", "cann.torch_abi"),
-        "vllm-project/vllm-ascend#1144; nnal set_env.sh --cxx_abi; PyTorch 2.6 release notes: CXX11_ABI=1 from 2.7 on",
-        _abi,
-    ),
+    card_check("nnal.abi", ("cann.atb", "cann.torch_abi"), _ABI, _abi),
 )

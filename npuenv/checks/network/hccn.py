@@ -9,19 +9,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from npuenv.checks.base import (
-    NPU_FRAMEWORKS,
-    CheckResult,
-    Context,
-    card_check,
-    fail,
-    fix_for,
-    ok,
-    skip,
-    unknown,
-    warn,
-    worst,
-)
+from npuenv.checks.base import NPU_FRAMEWORKS, card_check, fail, fix_for, ok, skip, unknown, warn, worst
 from npuenv.checks.network import card_addresses, flaps, interfaces, rank_table
 from npuenv.checks.network.answers import answers, cards_here, silent_cards, stranded_cards, tool_failure, unread_cards
 from npuenv.core.fact import State
@@ -29,6 +17,7 @@ from npuenv.core.fact import State
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from npuenv.checks.base import CheckResult, Context
     from npuenv.core.fact import Evidence
 
     _Values = Mapping[int, Any]  # by card
@@ -62,7 +51,7 @@ def _tool(context: Context) -> CheckResult:
             return skip("network.tool-no-card")
         if not (interfaces.spans_nodes(context) or card_addresses.addressed_cards(context)):
             return skip("network.tool-unneeded")
-        in_container = context.facts.machine.container.is_known
+        in_container = context.in_container
         fix = fix_for("network.tool-container" if in_container else "network.tool")
         return unknown("network.tool-missing", *hccn.tool.evidence, fix=fix)
     if hccn.refused.value is not None:
@@ -111,9 +100,8 @@ def _down(context: Context, states: Mapping[int, str], lines: Mapping[int, Evide
     bare = [card for card in down if card in known and not known[card].is_present and not known[card].readings]
     if bare:
         shown = (*shown, *(modules.lines[card] for card in bare if modules))
-        return fail(
-            "network.links-no-module", *shown, fix=fix_for("network.module"), cards=tuple(down), bare=tuple(bare)
-        )
+        fix = fix_for("network.module")
+        return fail("network.links-no-module", *shown, fix=fix, cards=tuple(down), bare=tuple(bare))
     return fail("network.links-down", *shown, fix=fix_for("network.link"), cards=tuple(down), count=len(states))
 
 
@@ -292,16 +280,10 @@ def _ports(context: Context, cards: _Values, lines: _Lines, blind: _Lines) -> Ch
     return worst((broken, unread_cards(context, blind, of=cards)), otherwise=well)
 
 
+_HCCN_TOOL = "vllm-ascend installation, verification"
 CHECKS = (
     *card_addresses.CHECKS,
-    card_check(
-        "network.hccn-tool",
-        (),
-        "vllm-ascend installation, verification",
-        _tool,
-        level=LEVEL,
-        required_for=NPU_FRAMEWORKS,
-    ),
+    card_check("network.hccn-tool", (), _HCCN_TOOL, _tool, level=LEVEL, required_for=NPU_FRAMEWORKS),
     card_check("network.card-links", (), "alibaba/ROLL Ascend FAQ; " + _VERIFY, _links, level=LEVEL),
     *flaps.CHECKS,
     card_check("network.card-health", (), _VERIFY, _health, level=LEVEL),

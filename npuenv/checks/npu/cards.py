@@ -5,20 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import (
-    NPU_FRAMEWORKS,
-    Check,
-    CheckResult,
-    Context,
-    card_check,
-    fail,
-    fix_for,
-    ok,
-    skip,
-    unknown,
-    warn,
-    worst,
-)
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, card_check, fail, fix_for, ok, skip, unknown, warn, worst
 from npuenv.checks.npu.listed import TABLE, interface_is_down, unread_of, unread_rows, with_table
 from npuenv.core.fact import Evidence, State
 from npuenv.facts.collector import was_asked
@@ -26,6 +13,7 @@ from npuenv.facts.collector import was_asked
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from npuenv.checks.base import CheckResult, Context
     from npuenv.core.finding import Fix
     from npuenv.facts.npu.holders import Holder
     from npuenv.facts.npu.smi import Card, SmiTable
@@ -75,12 +63,8 @@ def _present(context: Context) -> CheckResult:
     if interface_is_down(context):
         return skip("npu.see-npu-smi")
     if facts.npu.pci_devices.value:
-        return fail(
-            "npu.cards-present-pci-only",
-            *looked,
-            fix=fix_for("npu.driver-install"),
-            count=len(facts.npu.pci_devices.value),
-        )
+        fix = fix_for("npu.driver-install")
+        return fail("npu.cards-present-pci-only", *looked, fix=fix, count=len(facts.npu.pci_devices.value))
     if not (facts.npu.smi.is_known or facts.npu.smi_trouble.is_known) and (
         nodes is None or facts.npu.smi.state is State.UNKNOWN
     ):
@@ -105,9 +89,8 @@ def _nodes_alone(context: Context, looked: tuple[Evidence, ...], count: int) -> 
         return skip("npu.see-npu-smi")
     if npu.smi.is_known:
         reported = npu.smi.evidence[0].line if npu.smi.evidence else ""
-        return warn(
-            "npu.cards-present-none-listed", *looked, fix=fix_for("npu.driver-sees-none"), count=count, said=reported
-        )
+        fix = fix_for("npu.driver-sees-none")
+        return warn("npu.cards-present-none-listed", *looked, fix=fix, count=count, said=reported)
     return warn("npu.cards-present-nodes-only", *looked, count=count)
 
 
@@ -261,7 +244,7 @@ def _holds_memory(table: SmiTable, card: Card) -> bool:
 @with_table
 def _stuck(context: Context, table: SmiTable) -> CheckResult:
     """An AI core at full load without a process."""
-    if context.facts.machine.container.is_known:
+    if context.in_container:
         return skip("npu.sees-own-only")
     with_process = {process.npu for process in table.processes}
     idle = [card for card in table.cards if card.npu in table.listed and card.npu not in with_process]
@@ -279,7 +262,7 @@ def _stuck(context: Context, table: SmiTable) -> CheckResult:
 def _complete(context: Context, table: SmiTable) -> CheckResult:
     """Cards that the bus, `-m` or gaps in the numbering show and the table lacks."""
     nodes = context.facts.npu.nodes.value
-    if context.facts.machine.container.is_known or any(card.is_virtual for card in table.cards):
+    if context.in_container or any(card.is_virtual for card in table.cards):
         return skip("npu.sees-own-only")
     if not table.is_complete:
         return unknown("npu.cards-healthy-unknown")
@@ -354,14 +337,13 @@ def _whole(context: Context, table: SmiTable) -> CheckResult:
     return ok("npu.cards-whole-slices", count=len(slices))
 
 
+_ONE_KIND = "Ascend/mind-cluster docs: mixed insertion of cards is not supported"
 CHECKS = (
     Check("cards.present", (), _TOOLS, _present, required_for=NPU_FRAMEWORKS),
     card_check("cards.healthy", ("npu.smi",), _FAULTS, _healthy, required_for=NPU_FRAMEWORKS),
     card_check("cards.supported", TABLE, "matrix hardware", _supported, required_for=NPU_FRAMEWORKS),
     card_check("cards.complete", TABLE, _TOOLS, _complete),
-    card_check(
-        "cards.one-kind", TABLE, "Ascend/mind-cluster docs: mixed insertion of cards is not supported", _one_kind
-    ),
+    card_check("cards.one-kind", TABLE, _ONE_KIND, _one_kind),
     card_check("cards.whole", TABLE, _SLICES, _whole),
     card_check("cards.free", TABLE, _TOOLS, _free),
     card_check("cards.stuck", TABLE, "npu-smi info of an Ascend950PR host: 100 % and Alarm without a process", _stuck),

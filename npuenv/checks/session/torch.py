@@ -118,9 +118,8 @@ def _allocator_twice(context: Context) -> CheckResult:
         return ok(says, *lines, torch=torch) if own else warn(says, *lines, fix=fix, torch=torch)
     if not own:
         return ok("session.allocator-twice-ok")
-    return fail(
-        "session.allocator-twice-both", *lines, fix=fix_for("session.allocator-twice", ("unset", "PYTORCH_ALLOC_CONF"))
-    )
+    fix = fix_for("session.allocator-twice", ("unset", "PYTORCH_ALLOC_CONF"))
+    return fail("session.allocator-twice-both", *lines, fix=fix)
 
 
 def _task_queue(context: Context) -> CheckResult:
@@ -191,37 +190,17 @@ def _autoload(context: Context) -> CheckResult:
     return warn("session.autoload-off", line(context, "TORCH_DEVICE_BACKEND_AUTOLOAD"), fix=fix)
 
 
+_SESSION_ALLOCATOR = f"{_DOCS.format('memory_management/PYTORCH_NPU_ALLOC_CONF')}; alibaba/ROLL roll/platforms/npu.py"
+_ALLOCATOR_TWICE = _DOCS.format("memory_management/PYTORCH_ALLOC_CONF")
+_TASK_QUEUE = f"vllm-project/vllm-ascend Dockerfile @v0.23.0; {_DOCS.format('op_execution/TASK_QUEUE_ENABLE')}"
+_LAUNCH_BLOCKING = f"{_DOCS.format('op_execution/ASCEND_LAUNCH_BLOCKING')}; vllm-project/vllm-ascend#3574"
+_AUTOLOAD = "measured: with it off, torch 2.13.0 has no npu before torch_npu is imported; matrix settings, role build"
 CHECKS = (
-    card_check(
-        "session.allocator",
-        (),
-        f"{_DOCS.format('memory_management/PYTORCH_NPU_ALLOC_CONF')}; alibaba/ROLL roll/platforms/npu.py",
-        _allocator,
-    ),
-    card_check(
-        "session.allocator-twice",
-        ("python.interpreter",),
-        _DOCS.format("memory_management/PYTORCH_ALLOC_CONF"),
-        _allocator_twice,
-    ),
-    card_check(
-        "session.task-queue",
-        (),
-        f"vllm-project/vllm-ascend Dockerfile @v0.23.0; {_DOCS.format('op_execution/TASK_QUEUE_ENABLE')}",
-        _task_queue,
-    ),
-    card_check(
-        "session.launch-blocking",
-        ("python.interpreter",),
-        f"{_DOCS.format('op_execution/ASCEND_LAUNCH_BLOCKING')}; vllm-project/vllm-ascend#3574",
-        _blocking,
-    ),
+    card_check("session.allocator", (), _SESSION_ALLOCATOR, _allocator),
+    card_check("session.allocator-twice", ("python.interpreter",), _ALLOCATOR_TWICE, _allocator_twice),
+    card_check("session.task-queue", (), _TASK_QUEUE, _task_queue),
+    card_check("session.launch-blocking", ("python.interpreter",), _LAUNCH_BLOCKING, _blocking),
     card_check("session.cpu-affinity", (), _DOCS.format("performance_tuning/CPU_AFFINITY_CONF"), _affinity),
     card_check("session.saturation", (), _DOCS.format("op_execution/INF_NAN_MODE_ENABLE"), _saturation),
-    card_check(
-        "session.autoload",
-        ("python.interpreter",),
-        "measured: with it off, torch 2.13.0 has no npu before torch_npu is imported; matrix settings, role build",
-        _autoload,
-    ),
+    card_check("session.autoload", ("python.interpreter",), _AUTOLOAD, _autoload),
 )

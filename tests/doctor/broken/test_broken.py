@@ -38,10 +38,10 @@ FIRST = {row.must[0].check if row.must else "": row.name for row in reversed(OFF
 
 
 def marks(row: Expected) -> list[pytest.MarkDecorator]:
-    """README's tests try the first row of each check; the others are tried by `.ci/run`."""
+    """README's tests try the first row of each check, `.ci/run` one row of each kind, `.ci/run --all` all."""
     if row.name in FIRST.values():
         return []
-    return [pytest.mark.slow, pytest.mark.long] if row.is_slow and row.like else [pytest.mark.slow]
+    return [pytest.mark.slow, pytest.mark.long] if row.like else [pytest.mark.slow]
 
 
 def _look(
@@ -88,7 +88,9 @@ def test_the_report_is_complete_and_the_right_check_names_the_fault(
 @pytest.mark.registry
 @pytest.mark.slow
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the wheels chosen are those for x86_64")
-@pytest.mark.parametrize("row", REAL, ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, id=row.name, marks=pytest.mark.long if row.like else ()) for row in REAL]
+)
 def test_the_report_on_real_wheels_is_complete_and_the_right_check_names_the_fault(
     row: Expected,
     bases: Bases,

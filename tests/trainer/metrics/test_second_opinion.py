@@ -62,7 +62,7 @@ def test_advantages(name: str, convention: str, scale_by_std: bool) -> None:
     mask[0, 1] = False  # an observation within the answer
     given, penalty, values = answers(mask=mask), numbers(8, 4).where(mask, 0.0), numbers(8, 4)
     rewards = plain.token_rewards(given, penalty)
-    scores = Scores(torch.tensor(rewards, dtype=torch.float64), mask, torch.tensor(GROUPS), values)
+    scores = Scores(torch.tensor(rewards, dtype=torch.float64), mask, torch.tensor(GROUPS), values_BT=values)
     settings = Settings(scale_by_std, 0.9, 0.8)
     expected = ESTIMATORS[name](scores, CONVENTIONS[convention], settings=settings).advantages_BT
     found = torch.tensor(plain.advantages(rewards, given, chosen, values_BT=values), dtype=torch.float64)
