@@ -12,6 +12,8 @@ from npuenv.smoke.learning import accuracy_rises, is_calibrated, too_little
 from npuenv.smoke.machine import MACHINE
 from npuenv.smoke.reading import Reading, finding, number
 from npuenv.smoke.run import METRICS
+from npuenv.smoke.second_opinion import QUESTIONS as SECOND_OPINION
+from npuenv.smoke.second_opinion import WRONG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,9 +55,10 @@ CAUSES = (
     "same-answers",
     "no-answer-ends",
     "mask-failed",
-    "sampler-weights-failed",
+    "gradients-not-summed",
     "ranks-differ",
-    "logprobs-differ",
+    "state-changed",
+    "sampler-weights-failed",
     "reward-not-finite",
     "shuffled-reward",
     "constant-reward",
@@ -63,9 +66,13 @@ CAUSES = (
     "group-of-one-raw",
     "no-signal",
     "rewards-lost",
+    *(wrong for wrong in WRONG if wrong not in ("gradients-not-summed", "state-changed")),
+    "logprobs-differ",
     "zero-advantage",
     "steps-left-out",
     "weights-still",
+    "tensors-still",
+    "validation-differs",
     "checkpoint-failed",
     "next-step-differs",
     "no-validation",
@@ -234,6 +241,9 @@ def _update(run: Reading) -> Finding:
         return finding(check, Status.FAIL, "steps-left-out", args, evidence=stage)
     if not 0 < number(stage, "moved") < math.inf:
         return finding(check, Status.FAIL, "weights-still", args, evidence=stage)
+    if isinstance(still := stage.get("still"), list) and still:
+        args |= {"count": len(still), "tensors": stage.get("tensors"), "name": still[0]}
+        return finding(check, Status.FAIL, "tensors-still", args, evidence=stage, fix_key="step-wrong")
     return finding(check, Status.OK, "weights-move", args, evidence=stage)
 
 
@@ -311,6 +321,10 @@ def _validated(run: Reading) -> Finding:
     for record in run.records:
         if record.get("kind") == "eval" and number(record, "num_prompts") > 0:
             counts[record.get("when")] = int(number(record, "num_prompts"))
+    stage = run.stage("validation") or {}
+    if number(stage, "samples_differ") > 0:
+        args = {"differ": stage["samples_differ"], "checked": stage.get("samples_checked")}
+        return finding(check, Status.FAIL, "validation-differs", args, evidence=stage, fix_key="trainer-wrong")
     if "before" in counts and "after" in counts:
         args = {"before": counts["before"], "after": counts["after"]}
         return finding(check, Status.OK, "validated", args, evidence=run.stage("validation") or "")
@@ -390,6 +404,7 @@ QUESTIONS: Sequence[Callable[[Reading], Finding]] = (
     _reward,
     _advantages,
     _mask,
+    *SECOND_OPINION,
     _update,
     _losses_finite,
     _weights,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.slow
-pytest.importorskip("torch.distributed.fsdp", reason="this torch has no fully sharded data parallelism")
+if find_spec("torch.distributed.fsdp") is None:  # loading it takes seconds
+    pytest.skip("this torch has no fully sharded data parallelism", allow_module_level=True)
 
 SHARDED = ("ranks=2", "sharding=fsdp2")
 # Of a step, what the arithmetic decides; the rest is time and memory.

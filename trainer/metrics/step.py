@@ -109,10 +109,10 @@ def _unmeasured(logprobs: LogProbs, config: Config) -> set[str]:
     absent: set[str] = set()
     if logprobs.reference_BT is None:
         absent.add("kl")
-    if algorithm.loss == "plain":
+    if algorithm.loss in ("plain", "gpg", "sapo", "kl_cov"):
         absent.add("clip_fraction")
     # As in `policy_loss`; verl writes 0 for its losses without a second bound.
-    has_second = algorithm.loss == "clip" or (
+    has_second = algorithm.loss in ("clip", "dppo_tv", "dppo_kl") or (
         algorithm.loss == "gspo" and CONVENTIONS[algorithm.convention].dual_clip != "constant"
     )
     if not (has_second and algorithm.dual_clip):
