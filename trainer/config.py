@@ -215,8 +215,10 @@ def read(words: Iterable[str], *, devices: tuple[str, ...], launched: int = 1) -
 
 
 # Those that take an answer's advantage from the other answers to its prompt.
-_BY_GROUP = ("grpo", "rloo", "reinforce_plus_plus_baseline", "opo", "maxrl", "grpo_passk", "gpg", "gdpo")
-_BY_GROUP += ("optimal_token_baseline",)
+_BY_GROUP = (
+    *("grpo", "rloo", "reinforce_plus_plus_baseline", "opo"),
+    *("maxrl", "grpo_passk", "gpg", "gdpo", "optimal_token_baseline"),
+)
 
 
 def doubts(config: Config, *, updates: int, cores: int, load: float) -> list[str]:

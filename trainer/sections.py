@@ -209,8 +209,8 @@ class TaskSettings:
         "own",
         "gymnasium",
         "roll",
-        about="frozen_lake: the map of a seed is this trainer's, or that of generate_random_map of gymnasium (from "
-        "corner to corner) or of ROLL (from anywhere to anywhere)",
+        about="frozen_lake, sokoban: the map of a seed is this trainer's, or that of ROLL, or for frozen_lake that of "
+        "generate_random_map of gymnasium (from corner to corner; ROLL's go from anywhere to anywhere)",
     )
     answer_format: str = choice(
         "answer",

@@ -58,6 +58,15 @@ class Context:
     framework: str | None  # the framework in use; None: not given
     stack: Stack | None = None  # the stack to compare with; None: not given
 
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The session's variables."""
+        return self.facts.environment.value or {}
+
+    @property
+    def in_container(self) -> bool:
+        return self.facts.machine.container.is_known
+
 
 @dataclass(frozen=True, slots=True)
 class Check:

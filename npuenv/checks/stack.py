@@ -50,7 +50,7 @@ def _python(context: Context) -> CheckResult:
 
 def _settings(context: Context) -> CheckResult:
     """The variables that the stack is published with, except those that its environment's activation script sets."""
-    environment = context.facts.environment.value or {}
+    environment = context.environment
     wanted = {
         name: value for name, value in (context.stack.env if context.stack else {}).items() if _SEEN.fullmatch(name)
     }

@@ -110,7 +110,8 @@ def _batch_deviation(rewards_B: Tensor, convention: Convention, settings: Settin
     add = settings.add or (lambda sums: sums)
     number, total = add(torch.stack((counts_B.sum().to(rewards_B), rewards_B[counts_B].sum())))
     squares = add((rewards_B[counts_B] - total / number).square().sum())
-    return (squares / (number - 1).clamp(min=1)).sqrt()
+    deviation: Tensor = (squares / (number - 1).clamp(min=1)).sqrt()
+    return deviation
 
 
 def answer_rewards(scores: Scores) -> Tensor:

@@ -183,7 +183,7 @@ def gpg(scores: Scores, convention: Convention, *, settings: Settings) -> Advant
     times = number / number_rewarded.clamp(min=1)
 
     def centred(rewards_G: Tensor) -> Tensor:
-        return times * (rewards_G - group_mean(rewards_G, convention))
+        return (rewards_G - group_mean(rewards_G, convention)).mul(times)
 
     return per_answer(centred, scores, convention, settings)
 

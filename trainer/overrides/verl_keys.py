@@ -65,8 +65,10 @@ SAME: Mapping[str, str] = {
     f"{CORRECTION}rollout_rs": "rejection",
     f"{CORRECTION}rollout_rs_threshold": "rejection_threshold",
 }
-_ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo", "gae", "grpo_passk")
-_ESTIMATORS += ("gpg", "remax", "gdpo", "optimal_token_baseline")
+_ESTIMATORS = (
+    *("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo", "gae"),
+    *("grpo_passk", "gpg", "remax", "gdpo", "optimal_token_baseline"),
+)
 # One of this trainer's settings, in which another value means the same.
 WORDS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "algorithm.adv_estimator": (

@@ -139,7 +139,9 @@ class Watch(Observer):
             self._reward.add(result.rewards_PG, result.batch, self._second_opinion(result))
         self._update.add(update.lr, update.grad_norm)
         with self._checked.part("mask"):
-            self._mask.add(result.groups, result.batch)
+            algorithm = self._config.algorithm
+            may_lack = algorithm.mask_truncated or bool(algorithm.rejection)
+            self._mask.add(result.groups, result.batch, may_lack=may_lack)
         with self._checked.part("sampler-weights"):
             # One tensor after the other: all at once there may be no room for those of shards.
             held = trainer.learner.full_weights()

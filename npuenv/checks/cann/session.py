@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import card_check, fail, fix_for, given, ok, skip, warn
-from npuenv.checks.session.variables import environment, installed, line, setting
+from npuenv.checks.session.variables import installed, line, setting
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
@@ -133,16 +133,15 @@ def _gone(context: Context) -> CheckResult:
 
 def _stand_ins(context: Context) -> CheckResult:
     """Stub library folders before those of the driver, or without them."""
-    folders = environment(context).get("LD_LIBRARY_PATH", "").split(":")
+    folders = context.environment.get("LD_LIBRARY_PATH", "").split(":")
     stand_ins = [at for at, folder in enumerate(folders) if _STAND_INS.search(folder)]
     real = [at for at, folder in enumerate(folders) if _REAL.search(folder)]
     if not stand_ins or (real and min(real) < min(stand_ins)):
         return ok("cann.stand-ins-ok")
     folder = folders[stand_ins[0]]
     evidence = Evidence("environment", f"LD_LIBRARY_PATH: {folder}")
-    return fail(
-        "cann.stand-ins-fail", evidence, fix=fix_for("cann.stand-ins", *_own_script(context).commands), folder=folder
-    )
+    fix = fix_for("cann.stand-ins", *_own_script(context).commands)
+    return fail("cann.stand-ins-fail", evidence, fix=fix, folder=folder)
 
 
 def _python_path(context: Context) -> CheckResult:
@@ -188,11 +187,12 @@ def _writable(context: Context) -> CheckResult:
     if shut is None:
         return ok("cann.writable-ok")
     evidence = Evidence(f"{shut.named_by} ({shut.path})", shut.state)
-    return warn(
-        "cann.writable-shut", evidence, fix=fix_for("cann.writable", path=shut.path), path=shut.path, state=shut.state
-    )
+    fix = fix_for("cann.writable", path=shut.path)
+    return warn("cann.writable-shut", evidence, fix=fix, path=shut.path, state=shut.state)
 
 
+_PYTHON_PACKAGES = "Ascend/pytorch#7; CANN installation guide, Python dependencies"
+_WRITABLE = "hiascend environment variables ASCEND_CACHE_PATH, ASCEND_PROCESS_LOG_PATH; vllm-project/vllm-ascend#433"
 CHECKS = (
     card_check("cann.links", ("cann.installs",), "sgl-project/sgl-kernel-npu#460; hiyouga/LlamaFactory#5189", _links),
     card_check("cann.one-version", ("cann.entries",), "CANN set_env.sh; hw-native-sys/PTOAS#837", _one_version),
@@ -204,17 +204,7 @@ CHECKS = (
         _stand_ins,
     ),
     card_check("cann.python-path", ("cann.entries",), "CANN 8.0 set_env.sh: PYTHONPATH", _python_path),
-    card_check(
-        "cann.python-packages",
-        ("python.interpreter",),
-        "Ascend/pytorch#7; CANN installation guide, Python dependencies",
-        _python_packages,
-    ),
+    card_check("cann.python-packages", ("python.interpreter",), _PYTHON_PACKAGES, _python_packages),
     card_check("cann.gcc", ("cann.compilers",), "vllm-project/vllm-ascend docs/source/installation.md", _gcc, level=1),
-    card_check(
-        "cann.writable",
-        ("cann.writes",),
-        "hiascend environment variables ASCEND_CACHE_PATH, ASCEND_PROCESS_LOG_PATH; vllm-project/vllm-ascend#433",
-        _writable,
-    ),
+    card_check("cann.writable", ("cann.writes",), _WRITABLE, _writable),
 )

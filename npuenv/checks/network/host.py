@@ -184,7 +184,7 @@ def _belongs_to_ray(owner: str, port: int = 0) -> bool:
 
 def _no_proxy(context: Context) -> CheckResult:
     """The nodes' addresses must be excluded from the proxy."""
-    environment = context.facts.environment.value or {}
+    environment = context.environment
     proxies = context.facts.network.proxies.value
     if not proxies:
         return skip("network.no-proxy-none")
@@ -230,7 +230,7 @@ def is_excepted(name: str, excepted: str) -> bool:
 def _firewall(context: Context) -> CheckResult:
     if not spans_nodes(context):
         return skip("network.one-node")
-    if context.facts.machine.container.is_known:
+    if context.in_container:
         return skip("network.firewall-host")
     found = context.facts.network.firewall
     if found.value is not None:
@@ -244,7 +244,7 @@ def _firewall(context: Context) -> CheckResult:
 def _clock(context: Context) -> CheckResult:
     if not spans_nodes(context):
         return skip("network.one-node")
-    if context.facts.machine.container.is_known:
+    if context.in_container:
         return skip("network.clock-host")
     found = context.facts.network.clock
     if found.value is None:

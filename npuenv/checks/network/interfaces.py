@@ -28,7 +28,7 @@ INNER = re.compile(
 
 
 def variables(context: Context) -> dict[str, str]:
-    return {name: value.strip() for name, value in (context.facts.environment.value or {}).items()}
+    return {name: value.strip() for name, value in context.environment.items()}
 
 
 def variable(context: Context, name: str) -> Evidence:

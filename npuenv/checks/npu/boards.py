@@ -4,26 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import (
-    CheckResult,
-    Context,
-    card_check,
-    fail,
-    fix_for,
-    given,
-    ok,
-    skip,
-    unknown,
-    unread,
-    warn,
-    worst,
-)
+from npuenv.checks.base import card_check, fail, fix_for, given, ok, skip, unknown, unread, warn, worst
 from npuenv.checks.npu.listed import unread_of
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from npuenv.checks.base import CheckResult, Context
     from npuenv.facts.npu.holders import KernelEvent
     from npuenv.facts.npu.queries import Board, Ecc, FaultEvent, Refusal, Spod, Topology
 
@@ -198,7 +186,7 @@ def _kernel(context: Context, events: tuple[KernelEvent, ...]) -> CheckResult:
 def _claimed(context: Context) -> CheckResult:
     """Devices that a container holds although nothing runs in it: no other container gets them."""
     claims = context.facts.npu.claims.value
-    if claims is None or context.facts.machine.container.is_known:
+    if claims is None or context.in_container:
         return skip("npu.not-told")
     others = [claim for claim in claims if claim.is_exclusive and not claim.is_ours and claim.devices]
     if not others:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import card_check, fail, fix_for, ok, skip
 from npuenv.checks.npu.driver import library_path
+from npuenv.checks.session.variables import loader_path
 from npuenv.core.fact import Evidence, Fact
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def _library_path(context: Context) -> CheckResult:
         tried += fact.value is not None
         for library, line in _missed(fact):
             folder = next((path for path, names in folders.items() if library in names), "")
-            if folder and folder not in _named(context):
+            if folder and folder not in loader_path(context):
                 return _not_named(context, folder, library, line)
     return ok("npu.library-path-ok") if tried else skip("npu.library-path-skip")
 
@@ -43,11 +44,6 @@ def _missed(fact: Fact[Import]) -> Iterator[tuple[str, Evidence]]:
         found = _MISSED.search(text)
         if found:
             yield found[1], Evidence(fact.evidence[0].command if fact.evidence else "import", text)
-
-
-def _named(context: Context) -> list[str]:
-    path = (context.facts.environment.value or {}).get("LD_LIBRARY_PATH", "")
-    return [folder.rstrip("/") for folder in path.split(":") if folder]
 
 
 def _not_named(context: Context, folder: str, library: str, line: Evidence) -> CheckResult:

@@ -43,9 +43,8 @@ def _files(context: Context, files: Files) -> CheckResult:
     evidence = _lines((*files.missing, *spared), "missing") + _lines(files.emptied, "empty")
     names = tuple(dict.fromkeys(item.owner for item in bad))
     verdict = fail if _gone(context) else warn
-    return verdict(
-        "python.files-fail", *evidence, fix=restore(context, names), count=_sum(bad), packages=names[:_SHOWN]
-    )
+    fix = restore(context, names)
+    return verdict("python.files-fail", *evidence, fix=fix, count=_sum(bad), packages=names[:_SHOWN])
 
 
 def _gone(context: Context) -> list[Owned]:
@@ -81,9 +80,8 @@ def _altered(context: Context, files: Files) -> CheckResult:
     names = tuple(item.owner for item in bad)
     verdict = fail if _breaks_something(context, bad) else warn
     evidence = _lines(bad, "of another size")
-    return verdict(
-        "python.altered-fail", *evidence, fix=restore(context, names), count=_sum(bad), packages=names[:_SHOWN]
-    )
+    fix = restore(context, names)
+    return verdict("python.altered-fail", *evidence, fix=fix, count=_sum(bad), packages=names[:_SHOWN])
 
 
 def _breaks_something(context: Context, altered: Iterable[Owned]) -> bool:
@@ -108,9 +106,8 @@ def _hashes(context: Context, hashes: Hashes) -> CheckResult:
     names = tuple(item.owner for item in bad)
     is_grave = any(item.native or item.owner in _UNTOUCHED for item in bad)
     verdict, evidence = fail if is_grave else warn, _lines(bad, "of other content")
-    return verdict(
-        "python.hashes-fail", *evidence, fix=restore(context, names), count=_sum(bad), packages=names[:_SHOWN]
-    )
+    fix = restore(context, names)
+    return verdict("python.hashes-fail", *evidence, fix=fix, count=_sum(bad), packages=names[:_SHOWN])
 
 
 def _as_recorded(hashes: Hashes) -> CheckResult:

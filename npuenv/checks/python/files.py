@@ -149,17 +149,12 @@ def _is_pair(context: Context) -> bool:
 
 
 _LOADER = "npuenv reads the extension modules as the loader does (ld.so(8))"
+_MACHINE = "ELF headers: a folder of packages copied from a machine of the other architecture"
+_SYMBOLS = f"{_LOADER}; sgl-project/sglang#28628; DeepLink-org/dlinfer#183"
 CHECKS = (
     Check("python.one-owner", ("python.interpreter",), "RECORD of the installed distributions", _owners),
-    Check(
-        "python.machine",
-        ("python.elf",),
-        "ELF headers: a folder of packages copied from a machine of the other architecture",
-        _machines,
-    ),
+    Check("python.machine", ("python.elf",), _MACHINE, _machines),
     Check("python.libraries", ("python.elf",), f"{_LOADER}; Ascend/pytorch FAQ on libhccl.so", _libraries),
     Check("python.runtimes", ("python.elf",), f"{_LOADER}; vllm-project/vllm-ascend#1249", _runtimes),
-    Check(
-        "python.symbols", ("python.elf",), f"{_LOADER}; sgl-project/sglang#28628; DeepLink-org/dlinfer#183", _symbols
-    ),
+    Check("python.symbols", ("python.elf",), _SYMBOLS, _symbols),
 )

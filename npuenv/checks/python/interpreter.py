@@ -89,7 +89,7 @@ def _release_key(text: str) -> tuple[int, ...]:
 
 def _active(context: Context) -> CheckResult:
     """Whether `python` in this shell belongs to the environment that the shell shows as active."""
-    environment = context.facts.environment.value or {}
+    environment = context.environment
     path = [entry.rstrip("/") for entry in environment.get("PATH", "").split(":") if entry]
     active = {
         name: f"{environment[name].rstrip('/')}/bin"
@@ -182,9 +182,8 @@ def _shadowed(_: Context, packages: Packages) -> CheckResult:
     is_left = not first.over
     names = tuple(dict.fromkeys(each.module for each in shadows))
     if is_left:
-        return warn(
-            "python.shadowed-unowned", *evidence, fix=fix_for("python.unowned"), modules=names, place=first.place
-        )
+        fix = fix_for("python.unowned")
+        return warn("python.shadowed-unowned", *evidence, fix=fix, modules=names, place=first.place)
     return fail("python.shadowed-fail", *evidence, fix=_leave(first), modules=names, place=first.place)
 
 
@@ -228,15 +227,11 @@ def _abi(context: Context) -> CheckResult:
 
 
 _INVENTORY = ("python.interpreter", "python.packages")
+_VERSION = "matrix torch_npu: wheels that exist; Ascend/pytorch#38"
+_ABI = "WHEEL tags and names of extensions; undefined PyObject_GetOptionalAttr: an Ascend RL environment guide"
 CHECKS = (
     Check("python.found", (), "PATH, VIRTUAL_ENV, CONDA_PREFIX, --python; pyvenv.cfg", _found, required_for=FRAMEWORKS),
-    Check(
-        "python.version",
-        ("python.interpreter",),
-        "matrix torch_npu: wheels that exist; Ascend/pytorch#38",
-        _supported,
-        required_for=FRAMEWORKS,
-    ),
+    Check("python.version", ("python.interpreter",), _VERSION, _supported, required_for=FRAMEWORKS),
     Check("python.active", ("environment",), "PATH, VIRTUAL_ENV, CONDA_PREFIX", _active),
     Check("python.readable", _INVENTORY, "the folders of sys.path", _readable),
     Check("python.metadata", _INVENTORY, "METADATA and RECORD of each distribution", _metadata),
@@ -244,10 +239,5 @@ CHECKS = (
     Check("python.editable", _INVENTORY, "direct_url.json and .pth files", _editable),
     Check("python.shadowed", _INVENTORY, "Ascend/pytorch#24; vllm-project/vllm-ascend#5497", _shadowed),
     Check("python.user-site", _INVENTORY, "Python documentation, module site: ENABLE_USER_SITE", _user_site),
-    Check(
-        "python.abi",
-        _INVENTORY,
-        "WHEEL tags and names of extensions; undefined PyObject_GetOptionalAttr: an Ascend RL environment guide",
-        _abi,
-    ),
+    Check("python.abi", _INVENTORY, _ABI, _abi),
 )

@@ -58,9 +58,8 @@ def _parts(context: Context, framework: str) -> CheckResult:
     if not missing:
         return _complete(context, framework)
     evidence = lines(context, *missing)
-    return fail(
-        "python.parts-fail", *evidence, fix=_install(context, framework, missing), framework=framework, packages=missing
-    )
+    fix = _install(context, framework, missing)
+    return fail("python.parts-fail", *evidence, fix=fix, framework=framework, packages=missing)
 
 
 def _complete(context: Context, framework: str) -> CheckResult:

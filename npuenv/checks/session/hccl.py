@@ -97,16 +97,12 @@ def _whitelist(context: Context) -> CheckResult:
     return fail("session.whitelist-no-file", *lines, fix=fix)
 
 
+_EVENT_TIMEOUT = "Ascend/pytorch docs/zh/api/environment_variable/collective_communication/HCCL_EVENT_TIMEOUT.md"
 CHECKS = (
     card_check("session.hccl", (), _DOCS.format("*"), _hccl),
     card_check("session.hccl-mode", (), _DOCS.format("HCCL_OP_EXPANSION_MODE"), _mode),
     card_check("session.hccl-links", (), _DOCS.format("HCCL_INTRA_ROCE_ENABLE"), _links),
-    card_check(
-        "session.event-timeout",
-        (),
-        "Ascend/pytorch docs/zh/api/environment_variable/collective_communication/HCCL_EVENT_TIMEOUT.md",
-        _event_timeout,
-    ),
+    card_check("session.event-timeout", (), _EVENT_TIMEOUT, _event_timeout),
     card_check("session.hccl-pair", (), f"{_DOCS.format('HCCL_DETERMINISTIC')}; HCCL_OP_RETRY_ENABLE.md", _undone),
     card_check("session.whitelist", (), _DOCS.format("HCCL_WHITELIST_DISABLE"), _whitelist),
 )

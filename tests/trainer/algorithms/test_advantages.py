@@ -29,7 +29,7 @@ def outcome(rewards: list[float], groups: list[int], lengths: list[int] | None =
 
 def first(scores: Scores, name: str, convention: str = "verl", **settings: float) -> list[float]:
     """The advantage of each answer's first token."""
-    return advantages(name, scores, CONVENTIONS[convention], **settings).advantages_BT[:, 0].tolist()  # type: ignore[arg-type]
+    return advantages(name, scores, CONVENTIONS[convention], **settings).advantages_BT[:, 0].tolist()
 
 
 def test_grpo_takes_the_mean_off_and_divides_by_the_sample_deviation() -> None:
@@ -113,9 +113,9 @@ def test_an_environments_words_cost_a_discount_only_where_the_convention_says_so
 def test_roll_discounts_a_groups_advantage_backwards() -> None:
     scores = outcome([1.0, 0.0], [0, 0], [3, 1], width=3)
     settings = {"scale_by_std": False, "gamma": 0.5}
-    found = advantages("grpo", scores, CONVENTIONS["roll"], **settings).advantages_BT  # type: ignore[arg-type]
+    found = advantages("grpo", scores, CONVENTIONS["roll"], **settings).advantages_BT
     assert found.tolist() == [[0.125, 0.25, 0.5], [-0.5, 0.0, 0.0]]
-    found = advantages("grpo", scores, CONVENTIONS["verl"], **settings).advantages_BT  # type: ignore[arg-type]
+    found = advantages("grpo", scores, CONVENTIONS["verl"], **settings).advantages_BT
     assert found.tolist() == [[0.5, 0.5, 0.5], [-0.5, 0.0, 0.0]]
 
 

@@ -25,8 +25,10 @@ from trainer.algorithms.rejection import Rejection
 from trainer.models.critic import value_loss
 
 Vector = dict[str, Any]
-FLOATS = ("logprobs_BT", "old_BT", "reference_BT", "advantages_BT", "weights_BT", "values_BT", "returns_BT")
-FLOATS += ("squares_BT", "entropy_BT")
+FLOATS = (
+    *("logprobs_BT", "old_BT", "reference_BT", "advantages_BT", "weights_BT"),
+    *("values_BT", "returns_BT", "squares_BT", "entropy_BT"),
+)
 
 
 def read(framework: str) -> list[Vector]:

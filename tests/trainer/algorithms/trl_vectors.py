@@ -184,7 +184,7 @@ def losses(source: Source) -> Iterator[Vector]:
             "weighted": weighted,
         }
         yield vector("loss", where, ours, batch, loss=loss.detach(), d_logprobs=gradient(loss, given))
-    extras: list[tuple[str, str, dict[str, float]]] = [
+    extras: list[tuple[str, str, dict[str, Any]]] = [
         ("sapo", "sapo", {}),
         ("clip", "dapo", {"off_policy": 0.1}),
         ("clip", "grpo", {"off_policy": -0.1}),

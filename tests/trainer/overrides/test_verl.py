@@ -332,9 +332,8 @@ def test_every_key_of_verls_correction_is_known_and_one_that_cannot_be_had_names
     for key, value in refused_ones.items():
         says = refused(f"{CORRECTION}{key}={value}")
         assert set(re.findall(r"\b(?:correction|rejection)_?\w*", says)) & {*Config().flat()}, key
-    others = ("rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold", "rollout_rs_threshold_lower")
-    others += ("loss_type",)
-    assert [name for name in others if not verl.knows(f"{CORRECTION}{name}")] == []
+    others = "rollout_is rollout_is_threshold rollout_rs rollout_rs_threshold rollout_rs_threshold_lower loss_type"
+    assert [name for name in others.split() if not verl.knows(f"{CORRECTION}{name}")] == []
 
 
 @pytest.mark.parametrize(("word", "name"), {"k1+": "k1+", "low_var_kl+": "k3+", "abs": "abs", "mse": "k2"}.items())
