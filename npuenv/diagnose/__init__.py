@@ -1,8 +1,8 @@
 """A pasted report -> what is wrong, the line that shows it, and what would tell more.
 
 Fixed text of messages is dropped (`boilerplate`), facts are read (`packages`, `machine`, `session`), signs are derived
-from them (`compatibility`, `signals`, `container`, `outcome`, `tracebacks`), the error patterns of the matrix are
-matched against texts and signs (`match`) and ranked (`rank`). No rule here decides on an error code alone.
+from them (`compatibility`, `signals`, `container`, `outcome`, `role`, `tracebacks`), the error patterns of the matrix
+are matched against texts and signs (`match`) and ranked (`rank`). No rule here decides on an error code alone.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from npuenv.diagnose.match import MatchContext, match
 from npuenv.diagnose.outcome import outcome_signs
 from npuenv.diagnose.packages import read_packages
 from npuenv.diagnose.rank import observations, rank, verdict, with_discriminator
+from npuenv.diagnose.role import role_signs
 from npuenv.diagnose.search import Text
 from npuenv.diagnose.session import read_codes, read_docker, read_environ
 from npuenv.diagnose.signals import machine_signs
@@ -138,8 +139,9 @@ def _with_images(packages: dict[str, Sighting[str]], images: Sequence[Sighting[s
 
 def signs_of(facts: ReportFacts, text: Text, matrix: Matrix, patterns: ErrorPatterns) -> Mapping[str, Line]:
     """Every sign of a report, with the line that shows it."""
-    signs = {**version_signs(facts, matrix, patterns.bounds), **machine_signs(facts, text, matrix)}
+    signs = {**version_signs(facts, matrix, patterns), **machine_signs(facts, text, matrix)}
     signs.update(outcome_signs(text))
+    signs.update(role_signs(text.lines, patterns.roles))
     if facts.arch:
         signs[f"arch-{facts.arch.value}"] = facts.arch.line
     if facts.cann:
@@ -180,4 +182,6 @@ def _missing(
         wanted.append("npu-smi")
     if any(code.startswith(("EI", "EJ")) for code in facts.codes):
         wanted.append("first-rank")
+    if any(code.startswith("5070") for code in facts.codes):
+        wanted.append("operator-log")
     return tuple(wanted)

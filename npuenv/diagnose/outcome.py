@@ -18,7 +18,7 @@ _WORKED = (
     "Application startup complete", '" 200 OK', "Generated text:", "Uvicorn running on", "Avg generation throughput",
     "Engine 000: Avg", "step:*actor/", "global_step:", "Training completed", "train_runtime",
     "Output token throughput", "Request throughput", "device='npu:", "verification successful",
-    "Graph capturing finished",
+    "Graph capturing finished", "lm loss:", "'grad_norm':",
 )  # fmt: skip
 _FAILED = re.compile(
     r"^\s*(?:\[[\d:., TZ-]{19,32}\] |E\s+)?(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|NotFound|Interrupt)\b(?::|$)"

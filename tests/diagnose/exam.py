@@ -2,9 +2,10 @@
 
     python -m tests.diagnose.exam FOLDER [--from NUMBER] [--to NUMBER] [--show]
 
-A failure is right when the first cause is its label or an accepted one. It is unknown when no cause is claimed, wrong
-when another one is. A healthy case is right when nothing is called a cause, an alarm otherwise; a claim is an alarm
-that the case forbids by name. Grades A and B are counted apart from C. Results are kept in EXAMS.md.
+A failure is right when the first cause is its label or an accepted one, or when the label says that nobody could tell
+and the diagnosis says so too. Else it is unknown when no cause is claimed, wrong when another one is. A healthy case is
+right when nothing is called a cause, an alarm otherwise; a claim is an alarm that the case forbids by name. Grades A
+and B are counted apart from C. Results are kept in EXAMS.md.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Score:
             claimed = {*named} & {*self.case.get("must_not_claim", ())}
             return "claim" if claimed else "alarm" if is_sure else "right"
         if not is_sure:
-            return "unknown"
+            is_label = "cannot-tell" in accepted(self.case) and self.diagnosis.verdict is Verdict.CANNOT_TELL
+            return "right" if is_label else "unknown"
         return "right" if named[0] in accepted(self.case) else "wrong"
 
     @property
