@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from npuenv.preflight.rules.base import (
     divisor_below,
@@ -86,7 +86,7 @@ def _least(launch: Launch, parts: int) -> int:
 
 
 def _is_megatron(launch: Launch) -> bool:
-    return value(launch, f"{_ACTOR}.strategy") == "megatron"
+    return bool(value(launch, f"{_ACTOR}.strategy") == "megatron")
 
 
 @rule("train-batch", "verl", source=_VALIDATE, is_trainers=True)
@@ -94,7 +94,7 @@ def _train_batch(launch: Launch) -> Iterator[LaunchFinding]:
     cards, batch, n = data_parallel(launch), whole(launch, _TRAIN, 1024), _rollouts(launch)
     if not (batch and n and is_off(launch, f"{_ACTOR}.use_dynamic_bsz")):
         return
-    args = {"batch": batch, "n": n, "total": batch * n}
+    args: dict[str, Any] = {"batch": batch, "n": n, "total": batch * n}
     least = _least(launch, cards) if cards else 1
     if batch * n % least:
         keys = (_TRAIN, "actor_rollout_ref.rollout.n", "trainer.n_gpus_per_node")

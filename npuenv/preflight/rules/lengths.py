@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from npuenv.preflight.types import Launch, LaunchFinding
 
 _ROLLOUT, _ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
-_VERL_PARTS = ("data.max_prompt_length", "data.max_response_length")
-_ROLL_PARTS = ("sequence_length", "prompt_length", "response_length")
+_VERL_PARTS: tuple[str, ...] = ("data.max_prompt_length", "data.max_response_length")
+_ROLL_PARTS: tuple[str, ...] = ("sequence_length", "prompt_length", "response_length")
 
 
 def verl_length(launch: Launch) -> int | None:
