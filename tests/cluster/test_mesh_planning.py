@@ -138,7 +138,7 @@ def require_each_is_named(plan: PingPlan, every: int = 1) -> None:
         assert culprits_of_a_dead_device(plan, dead) == ([Hypothesis(Kind.CARD, (dead,))], [])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(SHAPES, st.booleans())
 def test_a_sample_of_any_shape_names_each_single_dead_device(shape: list[int], is_a3: bool) -> None:
     if is_a3:
