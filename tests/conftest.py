@@ -31,9 +31,9 @@ if importlib.util.find_spec("hypothesis") is not None:
     # The same examples on every run, so that none fails by chance; `--hypothesis-profile=default` draws new ones.
     # A machine that is busy draws slowly, which says nothing about the product.
     too_slow = [hypothesis.HealthCheck.too_slow]
-    repeated = hypothesis.settings(max_examples=60, derandomize=True, suppress_health_check=too_slow)
+    repeated = hypothesis.settings(max_examples=30, derandomize=True, suppress_health_check=too_slow)
     hypothesis.settings.register_profile("repeated", repeated)
-    hypothesis.settings.register_profile("quick", repeated, max_examples=20)  # of `.ci/quick`
+    hypothesis.settings.register_profile("quick", repeated, max_examples=15)  # of `.ci/quick`
     hypothesis.settings.load_profile("repeated")
 
 # Taken before any test changes the environment: where `npuenv install cpu` puts its environment.
@@ -57,8 +57,11 @@ lend_torch()
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """For `-n auto`: more workers than cores, because many tests wait for processes."""
-    return 2 * len(os.sched_getaffinity(0))
+    """For `-n auto`: more workers than cores, because many tests wait for processes.
+
+    Each of them collects all tests and loads torch, about 15 s of a core.
+    """
+    return 3 * len(os.sched_getaffinity(0)) // 2
 
 
 @pytest.hookimpl(wrapper=True)

@@ -326,6 +326,7 @@ def _train(run: RunContext, device: torch.device, world: World) -> None:
         from trainer.run_state import restore
         from trainer.saving.publish import publish_run
         from trainer.stages import probes
+        from trainer.stages.second_look import SecondLook
         from trainer.stages.watch import Watch
         from trainer.supervised import warm_start
     point, records, progress = run.order.point, run.records, run.progress
@@ -352,10 +353,11 @@ def _train(run: RunContext, device: torch.device, world: World) -> None:
             num_validated = world.gather(num_validated)[0]
         elif config.optim.warm_start_steps:
             warm_start.run(trainer, config, records, progress)
-        watch = Watch(trainer, config, run.order.out, records, train_step=train_step, num_validated=num_validated)
+        look = SecondLook(trainer, config, records)
+        watch = Watch(trainer, config, run.order.out, records, look, train_step=train_step, num_validated=num_validated)
         with watch.saves_before_leaving():
             steps = StepRecords(config, records, progress, world)
-            train(trainer, [steps, watch], interrupt=run.interrupt)
+            train(trainer, [look, steps, watch], interrupt=run.interrupt)
         model: Any = trainer.learner.model
         publish_run(model, run.order.out, config, records, progress, world=world)
 
@@ -424,7 +426,7 @@ def _head(run: RunContext, config: Config, device: torch.device, world: World, m
     import torch
 
     is_sft = run.order.command == _SFT
-    updates = config.run.steps * (1 if is_sft else config.optim.mini_batches)
+    updates = config.run.steps * (1 if is_sft else config.optim.updates_per_step)
     warnings = [
         *run.order.given.warnings,
         *doubts(config, updates=updates, cores=devices.cores(), load=os.getloadavg()[0]),

@@ -43,6 +43,7 @@ from npuenv.install.plan.target import (
     present_in,
     require_same,
 )
+from npuenv.lock.chip_wheels import for_chip
 from npuenv.lock.preconditions import require_complete, require_sources
 from npuenv.lock.store import as_locked
 from npuenv.lock.wheels import wheels_in_links
@@ -107,9 +108,12 @@ def open_request(request: Request, options: InstallOptions, progress: Progress) 
         stack = with_found_cann(resolver.host, resolution.resolve(request))
         for note in resolution.basis_of(request, stack):
             progress.note(note)
-        # An environment's own lock also says where what it built came from.
-        stack = as_locked(stack, options.lock) if options.lock else stack
-        lock = options.lock or locks.lock(stack, resolver, fill=options.fill, progress=progress)
+        if options.lock:
+            # An environment's own lock also says where what it built came from.
+            stack, lock = as_locked(stack, options.lock), options.lock
+        else:
+            lock = locks.lock(stack, resolver, fill=options.fill, progress=progress)
+            stack, lock = for_chip(stack, lock, options.given)
         yield InstallRequest(stack, lock, resolver, request)
         return
     from npuenv.bundle.reader import as_bundled, open_bundle, require_known, require_matching

@@ -15,6 +15,7 @@ from npuenv.facts.python.interpreter import interpreter
 from npuenv.host.local import LocalHost
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import defaults_of
+from npuenv.preflight.checkout import find_checkout
 from npuenv.preflight.examine import examine
 from npuenv.preflight.fixing import corrected, fix_all
 from npuenv.preflight.reading import Framework, ReadOptions, all_of, read_file, read_words
@@ -64,6 +65,9 @@ def preflight(words: Sequence[str], options: PreflightOptions | None = None) -> 
     options = options or PreflightOptions()
     options.validate()
     known = _known(options)
+    if known.framework != "roll":
+        file = Path(words[0]) if len(words) == 1 else Path()
+        known = replace(known, checkout=find_checkout((*file.resolve().parents, Path().resolve())))
     reading = read_file(Path(words[0]), known) if len(words) == 1 else read_words(words, known)
     to = _path_of_copy(reading, options) if options.is_fixing else None
     readings = all_of(reading, known)

@@ -10,6 +10,7 @@ from npuenv.app.job import SILENT, Progress
 from npuenv.app.resolution import basis_of, for_this_machine, own_locks, resolve
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message
+from npuenv.lock.chip_wheels import for_chip
 from npuenv.lock.request import LockedRequest
 from npuenv.lock.store import find_lock, put_lock
 
@@ -94,14 +95,15 @@ def lock_request(request: Request, options: LockOptions | None = None, progress:
     for note in basis_of(request, stack):
         progress.note(note)
     if not options.renew:
-        return LockedRequest(stack, lock(stack, resolver, fill=options.fill, progress=progress), resolver, request)
+        found = lock(stack, resolver, fill=options.fill, progress=progress)
+        return LockedRequest(*for_chip(stack, found), resolver, request)
     from npuenv.lock.make import make_lock
 
     made = make_lock(stack, resolver)
     if made.is_complete and options.out is None:
         path = put_lock(made, own_locks())
         progress.note(Message("cli.locked", {"path": str(path), "packages": len(made.packages)}))
-    return LockedRequest(stack, made, resolver, request)
+    return LockedRequest(*for_chip(stack, made), resolver, request)
 
 
 def compare_installed(folder: Path, stack: Stack, lock: Lock) -> InstalledComparison:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from npuenv.core.finding import PROBLEMS, WORST_FIRST, Fix, Status
 from npuenv.core.messages import Message
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from npuenv.matrix import Matrix
     from npuenv.resolve.types import Stack
 
+T = TypeVar("T")
 NPU_FRAMEWORKS = frozenset({"verl", "roll", "vllm-ascend", "torch-npu"})
 FRAMEWORKS = NPU_FRAMEWORKS | {"cpu"}
 # The first part of a check's id -> the message catalogue `check_NAME` with its title.
@@ -57,6 +58,15 @@ class Context:
     framework: str | None  # the framework in use; None: not given
     stack: Stack | None = None  # the stack to compare with; None: not given
 
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The session's variables."""
+        return self.facts.environment.value or {}
+
+    @property
+    def in_container(self) -> bool:
+        return self.facts.machine.container.is_known
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -69,6 +79,9 @@ class Check:
     is_about_cards: bool = False  # skipped for cpu, and if there is no sign of a card
     level: int = 0  # the level from which its facts are collected
     required_for: frozenset[str] = frozenset()  # with --for one of these, unknown means: cannot tell
+
+
+card_check = functools.partial(Check, is_about_cards=True)
 
 
 def message(name: str, /, **args: object) -> Message:
@@ -102,6 +115,22 @@ def unknown(name: str, /, *evidence: Evidence, fix: Fix | None = None, **args: o
 def skip(name: str, /, *evidence: Evidence, **args: object) -> CheckResult:
     """A check that does not apply."""
     return CheckResult(Status.SKIP, message(name, **args), None, evidence)
+
+
+def given(
+    value_of: Callable[[Context], T | None], otherwise: str
+) -> Callable[[Callable[[Context, T], CheckResult]], Callable[[Context], CheckResult]]:
+    """Decorates a check of one value: the function gets it; without one the check is skipped with `otherwise`."""
+
+    def decorate(judge: Callable[[Context, T], CheckResult]) -> Callable[[Context], CheckResult]:
+        @functools.wraps(judge)
+        def check(context: Context) -> CheckResult:
+            value = value_of(context)
+            return skip(otherwise) if value is None else judge(context, value)
+
+        return check
+
+    return decorate
 
 
 def unread(cards: Mapping[Any, Evidence]) -> CheckResult | None:

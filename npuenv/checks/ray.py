@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unknown, warn
-from npuenv.core import versions
-from npuenv.core.errors import BadInput
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, card_check, fail, fix_for, given, ok, skip, unknown, warn
+from npuenv.checks.python.installed import accepts
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
+    from npuenv.checks.base import CheckResult, Context
     from npuenv.core.finding import Fix
+    from npuenv.facts.ray.session import Session
     from npuenv.facts.ray.status import Demand, Status, Trouble, UnsatisfiableDemand
 
 _NOSET = "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"
@@ -32,7 +33,7 @@ def _chips(context: Context) -> int:
     """The chips that Ray would count: the device nodes, or fewer if the session selects some."""
     nodes = context.facts.npu.nodes.value
     here = len(nodes.cards) if nodes else 0
-    named = (context.facts.environment.value or {}).get("ASCEND_RT_VISIBLE_DEVICES")
+    named = context.environment.get("ASCEND_RT_VISIBLE_DEVICES")
     if named is None:
         return here
     return min(here, len([word for word in named.split(",") if word.strip().isdecimal()]))
@@ -97,10 +98,8 @@ def _fix(trouble: Trouble) -> Fix:
     return fix_for(f"ray.refused-{trouble.kind.value}", *commands.get(trouble.kind, ()))
 
 
-def _npu(context: Context) -> CheckResult:
-    status = _status(context)
-    if status is None:
-        return skip("ray.no-status")
+@given(_status, "ray.no-status")
+def _npu(context: Context, status: Status) -> CheckResult:
     chips, npus, gpus = _chips(context), status.total("NPU"), status.total("GPU")
     if npus is None:
         return unknown("ray.resource-unknown", name="NPU")
@@ -114,11 +113,9 @@ def _npu(context: Context) -> CheckResult:
     return fail("ray.npu-none", fix=fix, chips=chips)
 
 
-def _gpu(context: Context) -> CheckResult:
+@given(_status, "ray.no-status")
+def _gpu(_: Context, status: Status) -> CheckResult:
     """With `--num-gpus` Ray up to 2.48 registers both; from 2.49 on one of them, depending on a hash."""
-    status = _status(context)
-    if status is None:
-        return skip("ray.no-status")
     npus, gpus = status.total("NPU"), status.total("GPU")
     if npus is None or gpus is None:
         return unknown("ray.resource-unknown", name="GPU" if gpus is None else "NPU")
@@ -146,11 +143,9 @@ def _count(context: Context) -> CheckResult:
     return warn("ray.count-fewer", fix=fix_for("ray.count-fewer"), **words)
 
 
-def _demands(context: Context) -> CheckResult:
+@given(_status, "ray.no-status")
+def _demands(context: Context, status: Status) -> CheckResult:
     """Demands that wait for other jobs will run; those larger than a node or the cluster never will."""
-    status = _status(context)
-    if status is None:
-        return skip("ray.no-status")
     for demand in status.demands:
         short = _never(context, demand, status)
         if short is not None and short.name in ("NPU", "GPU") and not status.total(short.name):
@@ -229,30 +224,18 @@ def _cpus(context: Context) -> CheckResult:
     if cpus >= chips * needs:
         return ok("ray.cpus-ok", *evidence, cpus=f"{cpus:g}")
     good, each = f"{chips * needs:g}", f"{needs:g}"
-    return warn(
-        "ray.cpus-warn",
-        *evidence,
-        fix=fix_for("ray.cpus", good=good),
-        cpus=f"{cpus:g}",
-        chips=chips,
-        good=good,
-        each=each,
-    )
+    fix = fix_for("ray.cpus", good=good)
+    return warn("ray.cpus-warn", *evidence, fix=fix, cpus=f"{cpus:g}", chips=chips, good=good, each=each)
 
 
 def _takes_three(verl: str | None, framework: str | None) -> bool:
     if verl is None:
         return framework == "verl"
-    try:
-        return versions.accepts(">=0.6,<0.9", verl)
-    except BadInput:
-        return False  # a custom version is inconclusive
+    return accepts(">=0.6,<0.9", verl) is True  # a custom version is inconclusive
 
 
-def _folder(context: Context) -> CheckResult:
-    session = context.facts.ray.session.value
-    if session is None:
-        return skip("ray.no-session")
+@given(lambda context: context.facts.ray.session.value, "ray.no-session")
+def _folder(_: Context, session: Session) -> CheckResult:
     if session.is_writable and session.is_note_writable:
         return ok("ray.folder-ok", path=session.folder)
     fix = fix_for("ray.folder", ("export", "RAY_TMPDIR=/tmp/ray-of-mine"))
@@ -260,7 +243,7 @@ def _folder(context: Context) -> CheckResult:
 
 
 def _length(context: Context) -> CheckResult:
-    environ = context.facts.environment.value or {}
+    environ = context.environment
     name = next((name for name in ("RAY_TMPDIR", "TMPDIR") if environ.get(name)), None)
     if name is None or (name == "TMPDIR" and _ray(context) is None):
         return skip("ray.no-folder-named")
@@ -289,15 +272,14 @@ def _disk(context: Context) -> CheckResult:
 
 def _noset(context: Context) -> CheckResult:
     """ROLL sets it for its own workers; in the shell it hides from vLLM's workers the one card that each expects."""
-    value = (context.facts.environment.value or {}).get(_NOSET)
+    value = context.environment.get(_NOSET)
     if value is None:
         return ok("ray.noset-unset")
     line = Evidence("environment", f"{_NOSET}={value}")
     ray = _ray(context)
-    if value.lower() in _FALSE_VALUES and ray is not None and versions.accepts("<=2.41.0", ray):
-        return warn(
-            "ray.noset-word", line, fix=fix_for("ray.noset", ("unset", _NOSET)), name=_NOSET, value=value, ray=ray
-        )
+    if value.lower() in _FALSE_VALUES and ray is not None and accepts("<=2.41.0", ray):
+        fix = fix_for("ray.noset", ("unset", _NOSET))
+        return warn("ray.noset-word", line, fix=fix, name=_NOSET, value=value, ray=ray)
     if value and value.lower() not in _FALSE_VALUES and context.framework == "vllm-ascend":
         return warn("ray.noset-on", line, fix=fix_for("ray.noset", ("unset", _NOSET)), name=_NOSET, value=value)
     return ok("ray.noset-ok", line, name=_NOSET, value=value)
@@ -305,33 +287,18 @@ def _noset(context: Context) -> CheckResult:
 
 _MEASURED = "measured with Ray 2.41.0, 2.50.1 and 2.60.0 on nodes with NPU device files"
 _VERL = "measured: verl 0.7.1 asks for {'NPU': 1.0, 'CPU': 3.0} * 8 (STRICT_PACK)"
+_ADDRESS = "alibaba/ROLL#147; ray-project/ray#45771"
+_FOLDER = "ray-project/ray#3899, #20634: the folder belongs to who started Ray first"
 CHECKS = (
-    Check(
-        "ray.address",
-        ("ray.address", "machine.processes"),
-        "alibaba/ROLL#147; ray-project/ray#45771",
-        _address,
-        level=1,
-    ),
+    Check("ray.address", ("ray.address", "machine.processes"), _ADDRESS, _address, level=1),
     Check("ray.answers", ("ray.status",), "measured: `ray status` of Ray 2.50 to 2.60", _answers, level=1),
     Check("ray.npu-resource", ("ray.status",), "ray-project/ray: accelerators/npu.py; " + _MEASURED, _npu, level=1),
-    Check("ray.gpu-declared", ("ray.status",), _MEASURED, _gpu, level=1, is_about_cards=True),
-    Check("ray.npu-count", ("ray.status", "npu.nodes"), _MEASURED, _count, level=1, is_about_cards=True),
+    card_check("ray.gpu-declared", ("ray.status",), _MEASURED, _gpu, level=1),
+    card_check("ray.npu-count", ("ray.status", "npu.nodes"), _MEASURED, _count, level=1),
     Check("ray.demands", ("ray.status",), _VERL, _demands, level=1),
-    Check("ray.cpus", ("machine.cpus", "npu.nodes"), _VERL, _cpus, is_about_cards=True),
-    Check(
-        "ray.folder",
-        ("ray.session",),
-        "ray-project/ray#3899, #20634: the folder belongs to who started Ray first",
-        _folder,
-    ),
+    card_check("ray.cpus", ("machine.cpus", "npu.nodes"), _VERL, _cpus),
+    Check("ray.folder", ("ray.session",), _FOLDER, _folder),
     Check("ray.path-length", (), "verl-project/verl#1120: AF_UNIX path length cannot exceed 107 bytes", _length),
     Check("ray.disk", ("ray.session", "machine.tmp"), "Ray: local_fs_capacity_threshold is 0.95", _disk),
-    Check(
-        "ray.visible-devices",
-        (),
-        "measured: Ray 2.41.0 takes any word as yes; vllm-ascend issues",
-        _noset,
-        is_about_cards=True,
-    ),
+    card_check("ray.visible-devices", (), "measured: Ray 2.41.0 takes any word as yes; vllm-ascend issues", _noset),
 )

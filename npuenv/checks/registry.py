@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from npuenv.checks.cann import CHECKS as CANN
-from npuenv.checks.machine import CHECKS as MACHINE
-from npuenv.checks.network import CHECKS as NETWORK
-from npuenv.checks.npu import CHECKS as NPU
+from npuenv.checks import ray, stack
+from npuenv.checks.cann import toolkit
+from npuenv.checks.machine import container, storage, system
+from npuenv.checks.network import hccn, host
+from npuenv.checks.npu import boards, cards, devices, driver, loader
 from npuenv.checks.python import CHECKS as PYTHON
-from npuenv.checks.ray import CHECKS as RAY
-from npuenv.checks.session import CHECKS as SESSION
-from npuenv.checks.stack import CHECKS as STACK
+from npuenv.checks.session import settings
 
-CHECKS = (*MACHINE, *NPU, *CANN, *PYTHON, *STACK, *SESSION, *NETWORK, *RAY)
+MACHINE = (*system.CHECKS, *storage.CHECKS, *container.CHECKS)
+NPU = (*cards.CHECKS, *boards.CHECKS, *devices.CHECKS, *driver.CHECKS, *loader.CHECKS)
+NETWORK = (*hccn.CHECKS, *host.CHECKS)
+CHECKS = (*MACHINE, *NPU, *toolkit.CHECKS, *PYTHON, *stack.CHECKS, *settings.CHECKS, *NETWORK, *ray.CHECKS)

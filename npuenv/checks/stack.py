@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, unknown, warn
+from npuenv.checks.base import Check, CheckResult, Context, card_check, fail, fix_for, ok, skip, unknown, warn
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
@@ -50,7 +50,7 @@ def _python(context: Context) -> CheckResult:
 
 def _settings(context: Context) -> CheckResult:
     """The variables that the stack is published with, except those that its environment's activation script sets."""
-    environment = context.facts.environment.value or {}
+    environment = context.environment
     wanted = {
         name: value for name, value in (context.stack.env if context.stack else {}).items() if _SEEN.fullmatch(name)
     }
@@ -68,7 +68,7 @@ def _settings(context: Context) -> CheckResult:
 
 _SOURCE = "matrix: the named stack's recipe, with its own sources"
 CHECKS = (
-    Check("stack.cann", ("cann.toolkit",), _SOURCE, _cann, is_about_cards=True),
+    card_check("stack.cann", ("cann.toolkit",), _SOURCE, _cann),
     Check("stack.python", ("python.interpreter",), _SOURCE, _python),
     Check("stack.settings", ("environment",), _SOURCE, _settings),
 )

@@ -25,7 +25,7 @@ NOT_ASKED = "not asked"  # the command of the evidence of a fact that this level
 USE_LEVEL = 2  # from this level on, cards and the network are used, not only read
 
 
-def fact(reader: Callable[..., Fact[Any]], *, level: int = 0, needs: tuple[str, ...] = ()) -> Any:
+def fact(reader: Callable[..., Fact[Any]], *needs: str, level: int = 0) -> Any:
     """Declares a fact as a field of a `Group`.
 
     `reader` is called from `level` on, with the collector (which is also a host) and the facts that `needs` names, such
@@ -35,7 +35,10 @@ def fact(reader: Callable[..., Fact[Any]], *, level: int = 0, needs: tuple[str, 
 
 
 class Group:
-    """Facts by name. A dataclass takes the fields of its last base class first, so they are listed in that order."""
+    """Facts by name, a dataclass: it takes the fields of its last base first, so they are listed in that order."""
+
+    def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
 
     def __init__(self, **facts: Fact[Any]) -> None:
         self.__dict__.update(facts)

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from npuenv.core import versions
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.core.json_input import JsonError, loads
+from npuenv.facts.cann import parts, toolkit
 from npuenv.facts.read import why_failed
 from npuenv.host.base import PathState
 
@@ -150,22 +151,16 @@ def _packages(host: Host, tool: str, *names: str) -> Fact[str]:
 
 
 def _toolkit(host: Host, root: str, version: str) -> Fact[str]:
-    from npuenv.facts.cann import toolkit
-
     found = toolkit.read(host, root, root, None)
     return _release(found, found.value.version if found.value else "", version)
 
 
 def _ops(host: Host, root: str, version: str, arch: str) -> Fact[str]:
-    from npuenv.facts.cann import parts
-
     found = parts.ops(host, root, arch)
     return _release(found, found.value.version if found.value else "", version)
 
 
 def _nnal(host: Host, folder: str, version: str) -> Fact[str]:
-    from npuenv.facts.cann import toolkit
-
     root = f"{folder}/nnal/atb/latest"
     found = toolkit.read_nnal(host, root, root)
     return _release(found, found.value.version if found.value else "", version)

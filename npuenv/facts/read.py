@@ -1,14 +1,19 @@
-"""Shared by the parsers: files as facts, and `key=value` texts."""
+"""Shared by the parsers: files as facts, `key=value` texts, and JSON objects."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.host.base import PathState
 
 if TYPE_CHECKING:
     from npuenv.host.base import Host, Ran
+
+T = TypeVar("T")
 
 
 def file_text(host: Host, path: str) -> Fact[str]:
@@ -47,3 +52,30 @@ def why_failed(ran: Ran) -> str:
 def first_line(text: str) -> str:
     """The first line that is not blank; "" when there is none."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def from_json(kind: type[T], found: Mapping[str, Any]) -> T:
+    """The dataclass of a JSON object with its fields' names; fields with a default may be missing.
+
+    Raises KeyError, TypeError, AttributeError or ValueError for what a foreign interpreter or capture may hold.
+    """
+    hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]
+    names = [item.name for item in fields(kind) if item.name in found or _is_required(item)]  # type: ignore[arg-type]
+    return kind(**{name: _value(hints[name], found[name]) for name in names})
+
+
+_hints = functools.cache(get_type_hints)
+
+
+def _is_required(item: Field[Any]) -> bool:
+    return item.default is MISSING and item.default_factory is MISSING
+
+
+def _value(kind: Any, value: Any) -> Any:
+    if get_origin(kind) is tuple:
+        if isinstance(value, str):
+            raise TypeError(value)
+        return tuple(_value(get_args(kind)[0], item) for item in value)
+    if get_origin(kind) is Mapping:
+        return {str(key): _value(get_args(kind)[1], item) for key, item in value.items()}
+    return from_json(kind, value) if hasattr(kind, "__dataclass_fields__") else kind(value)

@@ -52,8 +52,14 @@ def answers(lock: Lock, stack: Stack) -> bool:
 
 
 def as_locked(stack: Stack, lock: Lock) -> Stack:
-    """The stack with the repository and revision of each built component taken from the lock."""
+    """The stack with each built component as the lock has it: at its revision of the repository, or as a wheel."""
     locked = {row.name: row for row in lock.sources}
+    wheels = {source.name for source in stack.git_sources if lock.package(source.name)}
+    because = Message("plan.why-chip-wheel", {"name": ", ".join(wheels), "hardware": stack.platform.hardware})
+    order = (
+        replace(step, does="pip", why=because) if step.does == "git" and wheels.issuperset(step.what) else step
+        for step in stack.order
+    )
     sources = tuple(
         replace(
             source,
@@ -66,13 +72,18 @@ def as_locked(stack: Stack, lock: Lock) -> Stack:
         if (row := locked.get(source.name))
         else source
         for source in stack.git_sources
+        if source.name not in wheels
     )
-    return replace(stack, git_sources=sources)
+    platform = replace(stack.platform, glibc=lock.platform.rpartition("glibc")[2])
+    return replace(stack, platform=platform, git_sources=sources, order=tuple(order))
 
 
 def fits_stack(lock: Lock, stack: Stack) -> bool:
-    """Whether the lock holds every Python pin of the stack in the pinned version."""
-    built = {source.name.lower() for source in stack.git_sources}
+    """Whether the lock holds every Python pin of the stack in the pinned version, and wheels only for its cards."""
+    built = {source.name.lower(): source.wheel for source in stack.git_sources}
+    for name, wheel in built.items():
+        if (found := lock.package(name)) is not None and (wheel is None or found.sha256 != (wheel.sha256,)):
+            return False
     return all(
         (package := lock.package(pin.name)) is not None and package.version == pin.version
         for pin in stack.pins

@@ -11,6 +11,7 @@ import json
 import re
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,9 +49,23 @@ def write_uv_project(lock: Lock, platform: Platform, resolver: Resolver, out: Pa
     project = out / PROJECT_FILES[0]
     if any((out / name).exists() for name in PROJECT_FILES) and not _is_own(project):
         raise BadInput(Message("lock.other-project", {"path": str(out)}), Message("lock.other-folder"))
+    text = _project(lock, platform, resolver) + _metadata(lock, "tool.uv.")
+    main_alone = replace(resolver, settings=replace(resolver.settings, extra_index_urls=()))
+    try:
+        # uv takes a version's files from the first index that has it, and an extra one may have those for one machine.
+        locked = _locked(lock, platform, text, main_alone)
+    except (BadInput, CannotTell):
+        if not resolver.settings.extra_index_urls:
+            raise
+        locked = _locked(lock, platform, text, resolver)
+    put_text(locked, out / PROJECT_FILES[1])
+    return put_text(text, project)
+
+
+def _locked(lock: Lock, platform: Platform, text: str, resolver: Resolver) -> str:
+    """The `uv.lock` of a project file's text. Raises: BadInput, CannotTell."""
     with tempfile.TemporaryDirectory(prefix="npuenv-uv-") as name:
         folder = Path(name)
-        text = _project(lock, platform, resolver) + _metadata(lock, "tool.uv.")
         python = f'requires-python = "=={platform.python}.*"'
         # uv wants a Python that the project takes, though it starts none; `environments` says which one is meant.
         (folder / PROJECT_FILES[0]).write_text(text.replace(python, _ANY_PYTHON, 1), encoding="utf-8")
@@ -61,9 +76,7 @@ def write_uv_project(lock: Lock, platform: Platform, resolver: Resolver, out: Pa
         if ran.code != 0:
             raise _failure(lock, ran.err)
         locked = (folder / PROJECT_FILES[1]).read_text(encoding="utf-8").replace(_ANY_PYTHON, python, 1)
-    locked = _only_files_of(lock, _with_hashes(locked))
-    put_text(locked, out / PROJECT_FILES[1])
-    return put_text(text, project)
+    return _only_files_of(lock, _with_hashes(locked))
 
 
 def _is_own(project: Path) -> bool:

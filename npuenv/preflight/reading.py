@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npuenv.preflight.calls import Call
+    from npuenv.preflight.checkout import Checkout
     from npuenv.preflight.script import Survey
 
 Framework = Literal["verl", "roll"]
@@ -56,6 +57,7 @@ class ReadOptions:
     folder: Path = field(default_factory=Path)  # relative paths of a command start here
     # Whether a shell takes a script's text. Without a shell, everything passes.
     parses: Callable[[str], bool] = lambda text: True
+    checkout: Checkout | None = None  # of verl, in which the launch lies
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,7 +436,11 @@ def _launch(
         raise BadInput(Message("preflight.other-framework", args), Message("preflight.other-framework-hint", args))
     name = options.release or options.machine.packages.get(framework)
     release = counted_as(framework, name) if name else None
-    defaults = options.defaults_of(framework, release) if release else {}
+    found = options.checkout if framework == "verl" else None
+    if found is not None and name in (None, found.version):
+        name, release = found.version, found.release
+    table = found.keys if found is not None and name == found.version else None
+    defaults = table.defaults if table else options.defaults_of(framework, release) if release else {}
     if engine := _engine_of(settings, config):
         defaults = {**defaults, **{f"{part}.strategy": engine for part in _STRATEGIES}}
     known = {name: str(each.value) for name, each in environ.items() if not each.is_open}
@@ -448,6 +454,7 @@ def _launch(
         source,  # type: ignore[arg-type]  # one of the three by construction
         config.missing,
         from_files=frozenset(config.settings),
+        checkout=table,
         release_name=name if name and name != release else "",
     )
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from npuenv.core.finding import Location, Severity
     from npuenv.core.messages import Message
+    from npuenv.matrix.keys import KeyTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class Launch:
     is_partial: bool = False  # words or a file could not be read that may set what `settings` lacks
     program: str = ""  # the module or the script that a command starts; "" for a YAML
     from_files: frozenset[str] = frozenset()  # keys that YAML files bring: Hydra takes any key there
+    checkout: KeyTable | None = None  # the keys of the source tree that it lies in; None: those recorded for `release`
     release_name: str = ""  # what the release is called where `release` only counts as it, like a commit; "": nothing
 
     def get(self, key: str, default: Any = None) -> Any:

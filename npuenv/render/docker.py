@@ -205,6 +205,8 @@ def _head(recipe: layers.Recipe, locks: Mapping[str, Lock], version: str) -> lis
     cann, python = stack.pin("cann"), stack.platform.python
     place = {"stack": stack.name, "hardware": stack.platform.hardware, "os": stack.platform.os, "version": version}
     about = {"cann": cann.version if cann else "", "python": python, "archs": tuple(recipe.stacks)}
+    # An image is built from source; a wheel is of one architecture.
+    notes = [note for note in stack.notes if not note.key.startswith("resolve.note-chip-wheel")]
     return [
         words("header", **place),
         words("header-cann", **about, verified=stack.verified_by),
@@ -212,8 +214,8 @@ def _head(recipe: layers.Recipe, locks: Mapping[str, Lock], version: str) -> lis
         words("header-shell"),
         *([] if recipe.digest else [Comment(recipe.say(unpinned)) for unpinned in base.unpinned(stack, None)]),
         *_overrides(recipe),
-        *([Comment(""), words("notes")] if stack.notes else []),
-        *(Comment(f"* {recipe.say(note)}") for note in stack.notes),
+        *([Comment(""), words("notes")] if notes else []),
+        *(Comment(f"* {recipe.say(note)}") for note in notes),
         *_gaps(recipe, locks),
         Blank(),
     ]

@@ -50,14 +50,8 @@ def sources_read(candidate: Candidate, matrix: Matrix) -> tuple[str, str]:
     return min(days), max(days)
 
 
-def seen_elsewhere(candidate: Candidate, image: str | None, matrix: Matrix) -> Iterator[Message]:
-    """The digest that others saw the base image have, and the prebuilt wheels of its packages for its cards."""
+def seen_elsewhere(image: str | None, matrix: Matrix) -> Iterator[Message]:
+    """The digest that others saw the base image have."""
     for digest in (row for row in matrix.image_digests if row.id == image):
         args = {"image": digest.id, "digest": digest.digest, "date": digest.date, "source": digest.source}
         yield Message("resolve.note-image-digest" if digest.date else "resolve.note-image-digest-undated", args)
-    for wheel in matrix.chip_wheels:
-        is_version = candidate.versions.get(wheel.name) == wheel.version and wheel.hardware == candidate.hardware
-        is_platform = f"-cp{candidate.python.replace('.', '')}-" in wheel.id and f"_{candidate.arch}" in wheel.id
-        if is_version and is_platform:
-            args = {"file": wheel.id, "hardware": wheel.hardware, "index": wheel.index, "sha256": wheel.sha256}
-            yield Message("resolve.note-chip-wheel" if wheel.sha256 else "resolve.note-chip-wheel-unhashed", args)

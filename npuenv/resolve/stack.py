@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from npuenv.core import versions
 from npuenv.core.messages import Message
 from npuenv.matrix.rows import RecipeGit, RecipeOverride, RecipePin
+from npuenv.resolve.chip_wheels import chip_wheel, chip_wheel_notes
 from npuenv.resolve.compatibility import pairing
 from npuenv.resolve.evidence import public_run, seen_elsewhere, sources_read
 from npuenv.resolve.model_types import missing_type
@@ -16,7 +17,7 @@ from npuenv.resolve.release_stacks import partner_overrides
 from npuenv.resolve.types import BuildStep, GitSource, Override, Pin, Platform, Reason, Request, Stack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from npuenv.matrix import Matrix
     from npuenv.matrix.rows import TorchNpu, TritonAscend
@@ -30,6 +31,7 @@ def build(candidate: Candidate, request: Request, matrix: Matrix) -> Stack:
     recipe = candidate.recipe
     cann = matrix.cann_row(candidate.cann) if candidate.cann else None
     image = base_image(candidate, matrix)
+    sources = tuple(_git(each, candidate, request, matrix) for each in recipe.git)
     return Stack(
         name=recipe.id,
         framework=recipe.framework,
@@ -37,7 +39,7 @@ def build(candidate: Candidate, request: Request, matrix: Matrix) -> Stack:
         pins=tuple(_pins(candidate, request, matrix)),
         requirements=_requirements(candidate, request),
         overrides=tuple(_overrides(candidate, matrix)),
-        git_sources=tuple(_git(each, candidate, matrix) for each in recipe.git),
+        git_sources=sources,
         order=tuple(BuildStep(step.id, step.does, step.what, Message(step.why)) for step in recipe.step),
         env=_env(candidate, matrix),
         image=image,
@@ -46,7 +48,7 @@ def build(candidate: Candidate, request: Request, matrix: Matrix) -> Stack:
         system_packages=recipe.system_packages,
         verified_by=verified_by(candidate, request, matrix),
         sources=recipe.sources,
-        notes=tuple(_notes(candidate, request, matrix, image)),
+        notes=tuple(_notes(candidate, request, matrix, image, sources)),
         date=recipe.date,
         public_run=public_run(candidate, matrix),
         sources_read=sources_read(candidate, matrix),
@@ -159,7 +161,7 @@ def _override(each: RecipeOverride, candidate: Candidate, matrix: Matrix) -> Ove
     return Override(each.package, each.does, requirement, reason)
 
 
-def _git(each: RecipeGit, candidate: Candidate, matrix: Matrix) -> GitSource:
+def _git(each: RecipeGit, candidate: Candidate, request: Request, matrix: Matrix) -> GitSource:
     """A repository at its tag or commit. A version other than the recipe's own changes the tag."""
     version = candidate.versions.get(each.name)
     own = next((pin.version for pin in candidate.recipe.pin if pin.name == each.name), None)
@@ -171,7 +173,9 @@ def _git(each: RecipeGit, candidate: Candidate, matrix: Matrix) -> GitSource:
     requires = built.requires if built else ()
     released = matrix.vllm_ascend_row(ref.removeprefix("v")) if each.name == "vllm-ascend" else None
     commit = released.commit if released and not each.moving else ""
-    return GitSource(each.name, each.repo, ref, each.moving, build_env, each.how, requires, commit)
+    # Hardware that was only assumed decides nothing that fails on other hardware.
+    wheel = chip_wheel(each, ref, candidate, matrix) if request.hardware else None
+    return GitSource(each.name, each.repo, ref, each.moving, build_env, each.how, requires, commit, wheel)
 
 
 def _env(candidate: Candidate, matrix: Matrix) -> Mapping[str, str]:
@@ -236,7 +240,9 @@ def verified_by(candidate: Candidate, request: Request, matrix: Matrix) -> str:
     return recipe.verified_by
 
 
-def _notes(candidate: Candidate, request: Request, matrix: Matrix, image: str | None) -> Iterator[Message]:
+def _notes(
+    candidate: Candidate, request: Request, matrix: Matrix, image: str | None, sources: Sequence[GitSource]
+) -> Iterator[Message]:
     recipe = candidate.recipe
     missing = missing_type(recipe.id, candidate.versions.get("transformers"), recipe.framework, matrix)
     if missing is not None:
@@ -258,7 +264,8 @@ def _notes(candidate: Candidate, request: Request, matrix: Matrix, image: str | 
     if image is None:
         platform = {"hardware": candidate.hardware, "os": candidate.os, "python": candidate.python}
         yield Message("resolve.note-no-image", {"cann": candidate.cann, **platform})
-    yield from seen_elsewhere(candidate, image, matrix)
+    yield from seen_elsewhere(image, matrix)
+    yield from chip_wheel_notes(sources)
     if candidate.os not in recipe.os:
         yield Message("resolve.note-other-os", {"os": candidate.os, "has": recipe.os})
     yield from _driver_notes(candidate, matrix)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npuenv.core.messages import Message
-    from npuenv.matrix.rows import PublicRun
+    from npuenv.matrix.rows import ChipWheel, PublicRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,8 @@ class GitSource:
     how: str = "install"  # install | editable | pythonpath
     requires: tuple[str, ...] = ()  # what the built package itself requires, for the lock; empty: not recorded
     commit: str = ""  # the beginning of the commit that the tag `ref` names; "": not recorded, or `ref` is no tag
+    # For the requested hardware and the architecture; with a known hash an installation takes it instead.
+    wheel: ChipWheel | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from npuenv.smoke.learning import accuracy_rises, is_calibrated, too_little
 from npuenv.smoke.machine import MACHINE
 from npuenv.smoke.reading import Reading, finding, number
 from npuenv.smoke.run import METRICS
+from npuenv.smoke.second_opinion import QUESTIONS as SECOND_OPINION
+from npuenv.smoke.second_opinion import WRONG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +29,9 @@ _KL = "actor/kl_loss"
 _WATCHED = ("actor/loss", "actor/pg_loss", _KL, "actor/entropy", "critic/score/mean")
 # Estimators whose baseline comes from the other answers to the same prompt.
 _BY_GROUP = ("grpo", "rloo", "opo", "reinforce_plus_plus_baseline")
+
+# What the second opinion finds before anything that is measured otherwise.
+_EARLIER = ("gradients-not-summed", "state-changed", "prompts-repeat", "prompts-differ")
 
 # Questions from causes to symptoms: of several failures the first one in this order explains the others.
 CAUSES = (
@@ -53,9 +58,12 @@ CAUSES = (
     "same-answers",
     "no-answer-ends",
     "mask-failed",
-    "sampler-weights-failed",
+    "gradients-not-summed",
     "ranks-differ",
-    "logprobs-differ",
+    "state-changed",
+    "sampler-weights-failed",
+    "prompts-repeat",
+    "prompts-differ",
     "reward-not-finite",
     "shuffled-reward",
     "constant-reward",
@@ -63,9 +71,13 @@ CAUSES = (
     "group-of-one-raw",
     "no-signal",
     "rewards-lost",
+    *(wrong for wrong in WRONG if wrong not in _EARLIER),
+    "logprobs-differ",
     "zero-advantage",
     "steps-left-out",
     "weights-still",
+    "tensors-still",
+    "validation-differs",
     "checkpoint-failed",
     "next-step-differs",
     "no-validation",
@@ -234,6 +246,9 @@ def _update(run: Reading) -> Finding:
         return finding(check, Status.FAIL, "steps-left-out", args, evidence=stage)
     if not 0 < number(stage, "moved") < math.inf:
         return finding(check, Status.FAIL, "weights-still", args, evidence=stage)
+    if isinstance(still := stage.get("still"), list) and still:
+        args |= {"count": len(still), "tensors": stage.get("tensors"), "name": still[0]}
+        return finding(check, Status.FAIL, "tensors-still", args, evidence=stage, fix_key="step-wrong")
     return finding(check, Status.OK, "weights-move", args, evidence=stage)
 
 
@@ -311,6 +326,10 @@ def _validated(run: Reading) -> Finding:
     for record in run.records:
         if record.get("kind") == "eval" and number(record, "num_prompts") > 0:
             counts[record.get("when")] = int(number(record, "num_prompts"))
+    stage = run.stage("validation") or {}
+    if number(stage, "samples_differ") > 0:
+        args = {"differ": stage["samples_differ"], "checked": stage.get("samples_checked")}
+        return finding(check, Status.FAIL, "validation-differs", args, evidence=stage, fix_key="trainer-wrong")
     if "before" in counts and "after" in counts:
         args = {"before": counts["before"], "after": counts["after"]}
         return finding(check, Status.OK, "validated", args, evidence=run.stage("validation") or "")
@@ -390,6 +409,7 @@ QUESTIONS: Sequence[Callable[[Reading], Finding]] = (
     _reward,
     _advantages,
     _mask,
+    *SECOND_OPINION,
     _update,
     _losses_finite,
     _weights,

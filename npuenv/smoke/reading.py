@@ -70,11 +70,17 @@ class Reading:
 
 
 def finding(
-    check: str, status: Status, key: str, args: Mapping[str, object] | None = None, *, evidence: Record | str = ""
+    check: str,
+    status: Status,
+    key: str,
+    args: Mapping[str, object] | None = None,
+    *,
+    evidence: Record | str = "",
+    fix_key: str = "",
 ) -> Finding:
-    """A finding with the message `smoke.KEY`; a failure has the next step `smoke.KEY-fix`."""
+    """A finding with the message `smoke.KEY`; a failure has the next step `smoke.KEY-fix`, or that of `fix_key`."""
     line = evidence if isinstance(evidence, str) else json.dumps({k: v for k, v in evidence.items() if k != "kind"})
-    fix = Fix(says=Message(f"smoke.{key}-fix")) if status is Status.FAIL else None
+    fix = Fix(says=Message(f"smoke.{fix_key or key}-fix")) if status is Status.FAIL else None
     shown = (Evidence(METRICS, line),) if line else ()
     shortened = {name: brief(value) if name == "reason" else value for name, value in (args or {}).items()}
     return Finding(check, status, Message(f"smoke.{key}", shortened), shown, _SOURCE, fix)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("home")
 
 
+@pytest.mark.slow
 def test_architecture_and_python_choose_in_any_spelling(home: Path) -> None:
     request = Request(arch="arm64", python="3.14.0")
     found = lock_published(request, LockOptions(is_offline=True, out=home / "locks"))

@@ -102,6 +102,7 @@ def test_the_same_input_gives_the_same_bytes(shop: Shop, tmp_path: Path) -> None
     assert not staging(tmp_path / "one.tar").exists()
 
 
+@pytest.mark.slow
 def test_times_and_permissions_in_a_folder_are_fixed(shop: Shop, tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
@@ -247,6 +248,7 @@ chmod +x "$4/bin/python" "$4/bin/npuenv"
 """
 
 
+@pytest.mark.slow
 def test_the_script_makes_an_environment_and_hands_over(shop: Shop, tmp_path: Path) -> None:
     """With a stand-in for the interpreter that writes down what pip is asked."""
     shop.make(tmp_path / "out")

@@ -114,6 +114,7 @@ def test_a_link_in_the_place_of_a_file_is_refused_even_with_the_right_content(
     assert "wheels" in refusal(bundle_folder)
 
 
+@pytest.mark.slow
 def test_no_byte_of_an_archive_changes_what_is_unpacked(bundle_archive: Path) -> None:
     """Headers, contents, padding, the end: 100 places by chance, and each boundary of a block."""
     data = bundle_archive.read_bytes()

@@ -53,6 +53,7 @@ def shown(bundle: Path, *words: str) -> int:
     return main(["install", *words, "--offline", str(bundle), "--dry-run"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

@@ -61,6 +61,7 @@ def any_submodule(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CONFIG_VALUE_0", "always")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("any_submodule")
 def test_a_repository_goes_in_at_the_commit_of_its_tag(shop: Shop, origin: Path, tmp_path: Path) -> None:
     shop.git_sources = (GitSource("My-Source", str(origin), "v1.5", False),)

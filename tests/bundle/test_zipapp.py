@@ -37,8 +37,12 @@ if TYPE_CHECKING:
 TESTS = Path(__file__).parent.parent
 HOSTS = TESTS / "support" / "hosts"
 CAPTURES = sorted(path.name for path in HOSTS.glob("*.json"))
-# The oldest that may run the file is always tried; `.ci/run` tries all.
-MINORS = [pytest.param(minor, marks=pytest.mark.slow if minor > 9 else ()) for minor in range(9, 15)]
+# The oldest that may run the file is always tried, the newest by `.ci/run`, all by `.ci/run --all`.
+MINORS = [
+    pytest.param(9),
+    *(pytest.param(minor, marks=[pytest.mark.slow, pytest.mark.long]) for minor in range(10, 13)),
+    *(pytest.param(minor, marks=pytest.mark.slow) for minor in (13, 14)),
+]
 PASTE = "Traceback (most recent call last):\nImportError: libhccl.so: cannot open shared object file\n"
 
 
@@ -247,6 +251,7 @@ def words_of_captures(described: Path) -> Iterator[tuple[str, ...]]:
     yield ("--from", str(described), "--level", "2", "--json")
 
 
+@pytest.mark.slow
 def test_captures_give_the_installed_doctors_documents_byte_for_byte(
     packed: Program, pyz: Path, described: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -272,6 +277,7 @@ def test_what_it_saves_is_judged_alike_by_the_installed_doctor(
     assert capsys.readouterr().out == ran.stdout
 
 
+@pytest.mark.slow
 def test_a_pasted_report_is_diagnosed_alike(
     packed: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -313,6 +319,7 @@ def test_it_says_its_version_and_what_it_leaves_out(packed: Program) -> None:
     assert told.returncode == 0 and ": --stack, --fix, --hosts." in told.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "way"),
     [
@@ -368,6 +375,7 @@ def test_quiet_says_nothing_of_a_healthy_machine(packed_here: Program) -> None:
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_it_with_130_and_one_sentence(pyz: Path, tmp_path: Path) -> None:
     slow, begun = tmp_path / "npu-smi", tmp_path / "begun"
     slow.write_text(f"#!/bin/sh\n: >'{begun}'\nexec sleep 60\n", encoding="utf-8")
@@ -390,6 +398,7 @@ def test_an_interrupt_ends_it_with_130_and_one_sentence(pyz: Path, tmp_path: Pat
     assert err.strip() == sentence("cli.interrupted")
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_met_in_silence(pyz: Path) -> None:
     words = [sys.executable, "-I", str(pyz), "--from", str(HOSTS / "a2_healthy.json"), "--json", "-q"]
     ran = subprocess.run(

@@ -157,7 +157,11 @@ def test_a_file_as_output_folder_is_refused(home: Path, capsys: pytest.CaptureFi
     assert str(home / "file") in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["resolve", "verl-cann9.1.0"], ["lock", "verl-0.7.1-cann8.5.0"]], ids="-".join)
+@pytest.mark.parametrize(
+    "words",
+    [["resolve", "verl-cann9.1.0"], pytest.param(["lock", "verl-0.7.1-cann8.5.0"], marks=pytest.mark.slow)],
+    ids="-".join,
+)
 def test_a_reader_that_goes_away_causes_no_noise(words: list[str]) -> None:
     """`npuenv resolve ... | head -1`: the pipe breaks while we write."""
     read, write = os.pipe()

@@ -361,6 +361,7 @@ def test_an_overwritten_triton_ascend_is_mended_and_the_damage_can_be_taken_back
     assert owner(overwritten) == "triton\n"
 
 
+@pytest.mark.slow
 def test_nothing_is_removed_where_the_replacement_cannot_be_had(
     overwritten: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

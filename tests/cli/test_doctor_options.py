@@ -313,6 +313,7 @@ def test_no_color_is_obeyed_on_a_terminal(words: tuple[str, ...], monkeypatch: p
     assert "\x1b" not in shown and "✘ FAIL" in shown
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_met_in_silence() -> None:
     ran = subprocess.run(
         ["sh", "-c", '"$@" | head -n 1', "sh", sys.executable, "-m", "npuenv", *REPLAY, "--format", "json"],
@@ -351,6 +352,7 @@ def test_a_slow_look_says_on_a_terminal_what_it_waits_for(slow_tool: SlowTool, b
     assert "… " not in quiet
 
 
+@pytest.mark.slow
 def test_a_report_in_a_file_keeps_the_stand_ins_and_a_pipe_has_commands_as_typed(tmp_path: Path) -> None:
     home = tmp_path / "home" / "zacharias"  # which is not there: a failure that names it
     env = {**os.environ, "HOME": str(home), "PYTHONPATH": str(ROOT)}

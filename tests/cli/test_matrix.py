@@ -49,6 +49,7 @@ def test_check_names_the_side_that_is_believed(capsys: pytest.CaptureFixture[str
     assert "source: " not in said
 
 
+@pytest.mark.slow
 def test_check_verbose_adds_sources_reasons_and_what_is_settled(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["matrix", "check", "-v", "--lang", "en"]) == 0
     said = capsys.readouterr().out

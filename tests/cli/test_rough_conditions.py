@@ -95,7 +95,9 @@ def wait_for(path: Path) -> str:
     return path.read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGTERM, signal.SIGHUP))]
+)
 def test_a_signal_ends_the_trainer_and_its_children_with_one_line(
     number: signal.Signals, fake_environment: Path, tmp_path: Path
 ) -> None:
@@ -110,6 +112,7 @@ def test_a_signal_ends_the_trainer_and_its_children_with_one_line(
     assert until(partial(is_gone, child))
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_many_moments_gives_one_line_and_no_traceback(bare_python: str) -> None:
     """Moments from the first imports to the end. One that comes after the last word changes nothing."""
     # It tells us at its first import, so that `main` has begun: from there on a signal is ours.
@@ -218,7 +221,13 @@ def test_a_run_that_was_forgotten_before_its_block_is_stopped(tmp_path: Path) ->
     assert is_gone(pid)
 
 
-@pytest.mark.parametrize("words", [["resolve", "cpu"], ["resolve", "cpu", "--json"], ["--help"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["resolve", "cpu", "--json"],
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (["resolve", "cpu"], ["--help"])),
+    ],
+)
 def test_a_full_disk_under_stdout_is_said_on_stderr(words: list[str]) -> None:
     ran = in_shell('"$@" > /dev/full', *words)
     assert ran.returncode == 1
@@ -226,6 +235,7 @@ def test_a_full_disk_under_stdout_is_said_on_stderr(words: list[str]) -> None:
     assert "Traceback" not in ran.stderr and "Exception" not in ran.stderr
 
 
+@pytest.mark.slow
 def test_closed_streams_change_neither_the_exit_code_nor_the_files(tmp_path: Path) -> None:
     assert in_shell('"$@" <&- >&- 2>&-', "resolve", "cpu").returncode == 0
     assert in_shell('"$@" 2>&-', "bogus").returncode == 2

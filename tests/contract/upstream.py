@@ -29,6 +29,7 @@ from npuenv.core.messages import say
 from npuenv.install.locations import default_environment
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import defaults_of, known_releases
+from npuenv.preflight.checkout import find_checkout
 from npuenv.preflight.examine import examine
 from npuenv.preflight.reading import ReadOptions, all_of, read_file, read_text
 from npuenv.preflight.types import Machine
@@ -116,7 +117,7 @@ def wheel(release: str, folder: Path) -> Path:
 
 
 def asked(release: str, folder: Path) -> ReadOptions:
-    return ReadOptions(defaults_of, "verl", release, Machine(), folder=folder)
+    return ReadOptions(defaults_of, "verl", release, Machine(), folder=folder, checkout=find_checkout((folder,)))
 
 
 # --- verl's own scripts
@@ -280,12 +281,14 @@ def mistakes(bases: dict[str, str], release: str, tree: Path, verl: Framework) -
         id: text for id, text in bases.items()
         if taken[id] is None and not errors_of(Mutant("", id, text, True), release, tree)
     }  # fmt: skip
-    drawn = list(mutants(right, 6))
-    said = refusals([each.text for each in drawn], tree, verl)
-    pairs = {id(each): text for each, text in zip(drawn, said)}
-    picked = chosen((each for each in drawn if pairs[id(each)] is not None or not each.is_checked), MOST)
+    drawn, said = list(mutants(right, 6)), dict[Mutant, str | None]()
+    picked = chosen(drawn, MOST)
+    while ask := [each for each in picked if each not in said]:
+        said.update(zip(ask, refusals([each.text for each in ask], tree, verl)))
+        drawn = [each for each in drawn if not each.is_checked or said.get(each, "not asked yet") is not None]
+        picked = chosen(drawn, MOST)
     missed = [each for each in picked if not errors_of(each, release, tree)]
-    confirmed = sum(pairs[id(each)] is not None for each in picked)
+    confirmed = sum(said[each] is not None for each in picked)
     print(f"  verl {release}: {len(picked)} mistakes in {len(right)} scripts, {confirmed} refused by the shell or verl,"
           f" {len(picked) - len(missed)} found")  # fmt: skip
     print(

@@ -86,7 +86,7 @@ def test_wrapping_changes_no_verdict(wrap: Callable[[str], str], diagnosed: Call
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrap", WRAPS)
+@pytest.mark.parametrize("wrap", [WRAPS[0], *(pytest.param(each, marks=pytest.mark.long) for each in WRAPS[1:])])
 def test_wrapping_changes_no_verdict_of_any_case(
     wrap: Callable[[str], str], diagnosed: Callable[[str], Diagnosis]
 ) -> None:

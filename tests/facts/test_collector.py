@@ -20,12 +20,11 @@ def smi(host: Host) -> Fact[str]:
     return known(host.run(("npu-smi", "info")).out, Evidence("npu-smi info", "table"))
 
 
-@dataclasses.dataclass(init=False, repr=False, eq=False)
 class Cards(Group):
     """Two facts, of which the second takes the first."""
 
     late: Fact[str] = fact(smi, level=2)
-    length: Fact[int] = fact(lambda _, smi: known(len(smi.value), *smi.evidence), needs=("cards.smi",))
+    length: Fact[int] = fact(lambda _, smi: known(len(smi.value), *smi.evidence), "cards.smi")
     smi: Fact[str] = fact(smi)
 
 

@@ -65,6 +65,7 @@ def host_that_says(text: str) -> ScriptedHost:
     return host
 
 
+@pytest.mark.slow
 @LIMITS
 @given(texts, st.integers(0, 200))
 def test_whatever_is_printed_a_fact_comes_out_and_a_value_only_when_it_is_known(text: str, cut: int) -> None:

@@ -106,6 +106,7 @@ def test_healthy_devices_are_summed_up_as_right(tmp_path: Path) -> None:
     assert [card["rounds"] for card in answer["cards"]] == [1, 1]
 
 
+@pytest.mark.slow
 def test_a_device_that_hangs_is_ended_and_the_others_are_kept(tmp_path: Path) -> None:
     answer = run(tmp_path, "ok,hangs", USE_S="4.0")  # enough for the first one on a busy machine
     assert answer["cards"][0]["computes_correctly"] is True

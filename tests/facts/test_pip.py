@@ -196,6 +196,7 @@ def test_secrets_are_hidden_in_texts(text: str, shown: str) -> None:
     assert without_secrets(text) == shown
 
 
+@pytest.mark.slow
 def test_it_agrees_with_pip_itself(tmp_path: Path) -> None:
     pytest.importorskip("pip")
     own = tmp_path / "config/pip/pip.conf"

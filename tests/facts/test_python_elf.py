@@ -132,6 +132,7 @@ def test_the_library_of_another_machine_is_foreign(tmp_path: Path) -> None:
     assert row["machine"] == ("aarch64" if platform.machine() == "x86_64" else "x86_64")
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(cut=st.integers(0, 4000), at=st.integers(0, 4000), byte=st.integers(0, 255))
 def test_no_damage_makes_the_look_raise(tmp_path_factory: pytest.TempPathFactory, cut: int, at: int, byte: int) -> None:

@@ -62,7 +62,7 @@ def has_settled(seen: Path) -> bool:
         (signal.SIGINT, 130),
         pytest.param(signal.SIGTERM, 130, marks=pytest.mark.slow),
         pytest.param(signal.SIGHUP, 130, marks=[pytest.mark.slow, pytest.mark.long]),
-        (signal.SIGKILL, -9),
+        pytest.param(signal.SIGKILL, -9, marks=pytest.mark.slow),
     ],
 )
 def test_a_doctor_that_is_ended_leaves_no_tool_behind(tmp_path: Path, number: signal.Signals, code: int) -> None:
@@ -108,6 +108,7 @@ def test_an_interrupt_while_a_program_starts_does_not_lose_it(monkeypatch: pytes
         started[0].kill()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 def test_a_program_that_killing_does_not_end_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(children, "_KERNEL_S", 0.2)

@@ -78,6 +78,7 @@ def test_a_second_run_does_nothing_and_is_quick(world: World) -> None:
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_at", ALL)
 @pytest.mark.usefixtures("asked_here")
 def test_a_stop_before_any_step_can_be_resumed(world: World, stop_at: str) -> None:
@@ -205,6 +206,7 @@ def test_a_file_that_two_packages_want_differently_is_a_failure_that_names_both(
     assert "numbers_a.py" in say(caught.value.message)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("asked_here")
 def test_a_file_that_two_packages_want_alike_is_fine_and_survives_the_mending_of_one(world: World) -> None:
     files = {"numbers_b/__init__.py": "B = 2\n", "tools.py": "C = 3\n"}
@@ -307,12 +309,14 @@ def waits_for(world: World, plan: Plan, meanwhile: Callable[[], object] = lambda
             assert told == [(other.pid,)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("asked_here")
 def test_another_execution_is_named_and_waited_for(world: World) -> None:
     waits_for(world, world.plan())
     assert json.loads((world.root / MARKER).read_text())["status"] == "complete"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("asked_here")
 def test_what_another_one_put_in_meanwhile_is_not_undone(world: World) -> None:
     marker = world.root / MARKER
@@ -350,6 +354,7 @@ def test_a_part_of_an_installation_that_was_never_begun_is_refused_and_nothing_i
     assert not world.root.exists()
 
 
+@pytest.mark.slow
 def test_a_part_wants_the_inspector_there_but_an_older_one_will_do(world: World) -> None:
     plan = world.plan()
     execute(plan, session(world.root), only="venv")
@@ -460,6 +465,7 @@ def test_a_read_only_place_is_one_sentence(world: World, tmp_path: Path) -> None
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
+@pytest.mark.slow
 def test_the_script_makes_the_same_environment(world: World, other_world: World, tmp_path: Path) -> None:
     world.install()
     script = tmp_path / "install.sh"

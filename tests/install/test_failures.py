@@ -139,6 +139,7 @@ def test_a_full_disk_leaves_the_former_environment_and_says_so_in_one_sentence(
     assert still_works(former)
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_in_the_cache_is_told_alike(
     world: World, former: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,8 +202,10 @@ def proxy_that_says(answer: bytes) -> tuple[str, threading.Event]:
     "answer",
     [
         b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
-        b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
-        None,
+        pytest.param(
+            b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", marks=pytest.mark.slow
+        ),
+        pytest.param(None, marks=pytest.mark.slow),
     ],
     ids=["407", "403", "nobody-there"],
 )
@@ -270,9 +273,8 @@ def test_a_build_without_its_compiler_is_told_and_the_compiler_named(
 @pytest.mark.parametrize(
     "step",
     [
-        "venv",
         "torch+rest",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("built-source", "built", "verify")),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("venv", "built-source", "built", "verify")),
     ],
 )
 def test_an_interrupt_in_every_kind_of_step_ends_its_program_and_can_be_resumed(

@@ -244,6 +244,7 @@ def test_a_record_of_which_only_the_beginning_is_there_is_damage(world: World, k
     assert ask(world, "check", "numbers==2.4").returncode == 1
 
 
+@pytest.mark.slow
 def test_imports_are_tried_apart_with_their_version_and_a_time_limit(world: World) -> None:
     files = {"slow.py": "import time\ntime.sleep(600)\n", "broken.py": "import no_such_module\n", "bare.py": ""}
     write_wheel(
@@ -284,6 +285,7 @@ def test_what_another_import_has_loaded_is_not_imported_again(world: World, tmp_
     assert sorted(loaded) == ["broken", "torch", "torch"] and len(problems) == 1 and "broken" in problems[0]
 
 
+@pytest.mark.slow
 def test_nothing_of_another_accelerator_loads_itself_in_a_tried_import(world: World) -> None:
     text = "import os\n__version__ = os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD']\n"
     write_wheel(world.wheels, "tools", "0.3", requires=["numbers>=2"], files={"tools.py": text})

@@ -300,7 +300,9 @@ def test_killed_between_two_steps_it_goes_on_there(small_bed: Bed) -> None:
     assert bed.flaws() == [] and bed.is_complete()
 
 
-@pytest.mark.parametrize("kill", [os.kill, os.killpg], ids=["alone", "with its group"])
+@pytest.mark.parametrize(
+    "kill", [pytest.param(os.kill, id="alone"), pytest.param(os.killpg, id="with its group", marks=pytest.mark.slow)]
+)
 def test_nothing_outlives_an_installation_that_is_killed_and_the_next_one_goes_on(
     small_bed: Bed, tmp_path: Path, kill: Callable[[int, int], None]
 ) -> None:
@@ -327,6 +329,7 @@ def damage(bed: Bed) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_killed_while_mending_it_mends_again(bed: Bed) -> None:
     bed.times()
     draw = random.Random(SEED)
@@ -365,6 +368,7 @@ def killed_at_every_change(python: Path, program: Path, argv: list[str], between
     raise AssertionError("it never ends")
 
 
+@pytest.mark.slow
 def test_a_mending_killed_before_each_of_its_changes_never_hides_the_damage(small_bed: Bed) -> None:
     bed = small_bed
     site = next(bed.root.glob("lib/python*/site-packages"))
@@ -423,6 +427,7 @@ def test_a_file_altered_in_the_cache_is_thrown_away_there_and_the_installation_g
     assert "the cache holds numbers altered (numbers_b/__init__.py has another content)" in log
 
 
+@pytest.mark.slow
 def test_a_file_missing_in_the_cache_comes_back_too(small_bed: Bed) -> None:
     bed = small_bed
     for path in bed.cache.glob("archive-v0/*/numbers_b/__init__.py"):

@@ -268,6 +268,7 @@ def _record_hash(content: bytes) -> str:
     return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 
+@pytest.mark.long
 def test_every_file_is_the_one_in_its_wheel_and_there_is_no_other(reduced: Environment, workshop: Workshop) -> None:
     began = time.monotonic()
     owner: dict[Path, str] = {}

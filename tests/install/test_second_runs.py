@@ -157,6 +157,7 @@ def test_a_source_that_was_supplied_stays_with_the_users_work_until_another_is_s
     assert sorted(os.listdir(product.current / "src/thing")) == ["thing.py"]
 
 
+@pytest.mark.slow
 def test_a_supplied_source_that_is_gone_comes_from_its_repository_once_that_is_agreed_to(
     product: Product, sourced: Path, tmp_path: Path
 ) -> None:
@@ -171,6 +172,7 @@ def test_a_supplied_source_that_is_gone_comes_from_its_repository_once_that_is_a
     assert "from" not in json.loads((product.current / MANIFEST).read_text())["sources"][0]
 
 
+@pytest.mark.slow
 def test_a_supplied_source_stays_when_a_repair_was_stopped_and_goes_when_the_environment_is_made_anew(
     product: Product, sourced: Path, tmp_path: Path
 ) -> None:
@@ -186,6 +188,7 @@ def test_a_supplied_source_stays_when_a_repair_was_stopped_and_goes_when_the_env
     assert source.read_text() == "T = 'git'\n"
 
 
+@pytest.mark.slow
 def test_what_an_installation_that_was_never_finished_was_given_does_not_stick(
     product: Product, sourced: Path, tmp_path: Path
 ) -> None:
@@ -234,6 +237,7 @@ def test_packages_of_the_system_are_asked_about_though_the_environment_is_comple
     assert out.count("\n1. system: ") == 1 and "2. venv" not in out  # what is done already is not asked about
 
 
+@pytest.mark.slow
 def test_the_users_own_version_of_a_package_is_not_put_back_without_a_question(
     product: Product, tmp_path: Path
 ) -> None:
@@ -263,6 +267,7 @@ def test_a_package_that_a_kill_cut_short_comes_back_into_an_environment_of_the_u
     assert {path.name for path in info.iterdir()} >= {"METADATA", "RECORD"}
 
 
+@pytest.mark.slow
 def test_what_was_returned_from_does_not_come_back_into_force_without_a_question(product: Product) -> None:
     old = product.current
     product.release()

@@ -124,6 +124,7 @@ def test_what_the_doctor_objects_to_never_comes_into_force(product: Product) -> 
     assert product.current.name == product.lock.hash
 
 
+@pytest.mark.slow
 def test_a_former_environment_that_was_damaged_is_not_returned_to(product: Product) -> None:
     old = product.current
     product.release()
@@ -152,6 +153,7 @@ def test_a_repair_restores_from_the_own_lock_though_a_newer_one_is_out(product: 
     assert (product.current, tree(root)) == (root, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tools.py", "numbers-2.4.dist-info/METADATA"])
 def test_a_repair_puts_a_file_in_place_of_a_link_and_leaves_alone_what_it_led_to(
     product: Product, tmp_path: Path, name: str
@@ -317,6 +319,7 @@ def test_with_a_damaged_marker_the_same_command_goes_on_and_writes_it_anew(produ
     assert product.run("env", "remove", "tiny", "--yes")[0] == 0
 
 
+@pytest.mark.slow
 def test_a_damaged_environment_of_another_lock_goes_only_with_replace(product: Product, tmp_path: Path) -> None:
     place = tmp_path / "mine"
     assert product.run("install", "tiny", "--target", str(place), "--yes")[0] == 0

@@ -82,6 +82,7 @@ def commands(rows: list[tuple[str, ...]]) -> list[list[str]]:
     return [[cell.split("`")[1] for cell in cells] for _, *cells in rows]
 
 
+@pytest.mark.slow
 def test_the_readme_names_for_each_cann_the_stack_that_is_chosen(tmp_path: Path) -> None:
     rows, chinese = (
         re.findall(r"^\| ([^|]+) \| (`npuenv install [^|]+) \| (`npuenv install [^|]+) \|$", text_of(name), re.M)

@@ -108,7 +108,11 @@ def flaw(text: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["cpu.x86_64-cp311-glibc2.28.toml", "verl-0.7.1-cann8.5.0.x86_64-cp311-glibc2.28.toml"]
+    "name",
+    [
+        "cpu.x86_64-cp311-glibc2.28.toml",
+        pytest.param("verl-0.7.1-cann8.5.0.x86_64-cp311-glibc2.28.toml", marks=pytest.mark.slow),
+    ],
 )
 def test_one_other_character_anywhere_is_refused_with_its_table(name: str) -> None:
     text, dice = (FOLDER / name).read_text(), random.Random(name)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import pytest
 
@@ -91,6 +92,39 @@ def test_a_file_that_the_lock_does_not_name_is_not_in_the_project(world: World) 
         world.write()
     assert caught.value.message.args["what"] == ("base 1.0",)
     assert not world.out.exists()
+
+
+def test_files_of_the_main_index_come_before_those_of_an_extra_one(world: World, tmp_path: Path) -> None:
+    """uv takes the files of a version from the first index that has it, and asks extra ones first."""
+    main, extra = tmp_path / "main", tmp_path / "extra"
+    for wheel in sorted(world.links.iterdir()):
+        _serve(main, wheel)
+    _serve(extra, write_wheel(tmp_path, "base", "1.0", files={"base.py": "number = 2\n"}))
+    world.resolver = replace(world.resolver, settings=_indexes(main, extra))
+    world.write()
+    assert world.sync().returncode == 0
+
+
+def test_what_only_an_extra_index_has_comes_from_there(world: World, tmp_path: Path) -> None:
+    base, upper = sorted(world.links.iterdir())
+    _serve(tmp_path / "main", base)
+    _serve(tmp_path / "extra", upper)
+    world.resolver = replace(world.resolver, settings=_indexes(tmp_path / "main", tmp_path / "extra"))
+    world.write()
+    assert world.sync().returncode == 0
+
+
+def _indexes(main: Path, extra: Path) -> PipSettings:
+    return PipSettings(index_url=Setting(main.as_uri(), "test"), extra_index_urls=(Setting(extra.as_uri(), "test"),))
+
+
+def _serve(index: Path, wheel: Path) -> None:
+    """A wheel on an index that is a folder."""
+    folder = index / wheel.name.partition("-")[0].replace("_", "-")
+    folder.mkdir(parents=True)
+    (folder / wheel.name).write_bytes(wheel.read_bytes())
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    (folder / "index.html").write_text(f'<a href="{quote(wheel.name)}#sha256={digest}">{wheel.name}</a>')
 
 
 def test_what_the_indexes_do_not_have_ends_without_a_project(world: World) -> None:

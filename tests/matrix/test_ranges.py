@@ -40,6 +40,7 @@ def test_a_version_of_the_pool_that_both_take_is_never_overlooked(one: str, othe
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @hypothesis.settings(max_examples=400, deadline=None)
 @hypothesis.given(specifiers(), specifiers())
 def test_a_version_of_the_pool_that_both_take_is_never_overlooked_in_many_examples(one: str, other: str) -> None:
@@ -58,7 +59,7 @@ def overlooks_no_version(one: str, other: str) -> None:
         assert versions.accepts(other, found)
 
 
-@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.settings(max_examples=60, deadline=None)
 @hypothesis.given(specifiers() | st.just(""), st.sampled_from([*POOL, "1.0+cpu", "1.0.post1+cpu"]))
 def test_a_plain_bound_takes_what_packaging_takes(spec: str, version: str) -> None:
     assert versions.accepts(spec, version) is SpecifierSet(spec).contains(Version(version), prereleases=True)

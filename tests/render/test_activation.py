@@ -105,6 +105,7 @@ def test_leaving_puts_everything_back(session: Session, before: dict[str, str], 
         assert (told["in"]["ASCEND_OLD_SWITCH"] is None) is (cann.name == "cann-8.5.0")  # the newer script unsets it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", SHELLS)
 def test_environments_nest(session: Session, tmp_path: Path, cann: Path) -> None:
     first = verl(cann, tmp_path / "first")
@@ -152,6 +153,7 @@ def test_entering_twice_is_like_once(session: Session, tmp_path: Path, cann: Pat
     assert told["after"].state == told["before"].state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", POSIX_SHELLS)
 @pytest.mark.parametrize("options", ["set -eu", "set -a", "set -f", "IFS=/:"])
 def test_options_of_the_shell_do_no_harm(session: Session, options: str, tmp_path: Path, new_cann: Path) -> None:
@@ -193,13 +195,13 @@ ODD_NAMES = ("two words", "o'clock $HOME `id` !x", 'a"b;c&(d)*[e]{f}~', "back\\s
 @pytest.mark.parametrize(
     ("shell", "name"),
     [
-        # In every shell the names with the most signs, each other name in one of them.
+        # In every shell the name with the most signs; the others are slow.
         pytest.param(
             *each.values,
             name,
-            marks=[*each.marks, *([] if at in (1, 2) or at % len(SHELLS) == row else [pytest.mark.slow])],
+            marks=[*each.marks, *([] if at == 1 else [pytest.mark.slow])],
         )
-        for row, each in enumerate(SHELLS)
+        for each in SHELLS
         for at, name in enumerate(ODD_NAMES)
     ],
 )
@@ -258,6 +260,7 @@ def test_every_value_arrives_and_returns_as_it_is(session: Session, tmp_path: Pa
     assert told["after"].env == told["before"].env
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", SHELLS)
 def test_roles_and_numbers_of_nodes_choose_settings(session: Session, tmp_path: Path, new_cann: Path) -> None:
     root = install(stack_of(ROLL, cann_root=str(new_cann)), tmp_path / "env")
@@ -334,6 +337,7 @@ def proxies_in(env: dict[str, str], session: Session, root: Path) -> dict[str, s
     return {**found, **({"said": told.err} if told.err else {})}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", SHELLS)
 def test_proxies_come_from_the_user_and_only_when_asked_for(session: Session, tmp_path: Path) -> None:
     root = install(stack_of("cpu"), tmp_path / "env")
@@ -426,6 +430,7 @@ def test_without_its_data_activation_is_a_failure_in_one_line(
     assert told["after"].env == told["before"].env
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_shell_inside_an_active_one_activates_for_itself(session: Session, tmp_path: Path, new_cann: Path) -> None:
     root = verl(new_cann, tmp_path / "env")
@@ -443,6 +448,7 @@ def run_as_file(session: Session, path: Path, *, cwd: Path, lang: str = "C") -> 
     return subprocess.run([*session.shell.argv, str(path)], cwd=cwd, env=env, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize("name", ["env", "it's an env"])
 def test_run_instead_of_sourced_it_says_in_one_line_that_it_has_to_be_sourced(

@@ -125,7 +125,7 @@ def test_several_documents_are_parted() -> None:
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two packages that hold the published schemas, unpacked."""
     folder = tmp_path_factory.mktemp("published")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:"]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--only-binary", ":all:"]
     names = ["docker-compose==1.29.2", "kubernetes-validate==1.37.0"]
     subprocess.run([*pip, "--target", str(folder), *names], check=True, timeout=300)
     return folder

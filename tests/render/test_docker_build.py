@@ -451,6 +451,7 @@ def test_activation_twice_is_activation_once(sample: SimpleNamespace, tmp_path: 
     assert (done.stdout, done.stderr) == ("+\n", "")
 
 
+@pytest.mark.slow
 def test_the_health_check_compares_installed_versions(sample: SimpleNamespace, tmp_path: Path) -> None:
     home = scripts_of(sample, tmp_path)
     for name, version in (("torch", "2.7.1+cpu"), ("torch_npu", "2.7.1")):
@@ -473,6 +474,7 @@ def test_the_health_check_compares_installed_versions(sample: SimpleNamespace, t
     assert check("triton-ascend==3.2.0") == (1, "triton-ascend==3.2.0 != \n")
 
 
+@pytest.mark.slow
 def test_the_health_check_takes_from_the_doctor_what_lies_in_the_image(sample: SimpleNamespace, tmp_path: Path) -> None:
     home = scripts_of(sample, tmp_path)
     doctor = home / "npuenv-doctor.pyz"

@@ -98,6 +98,7 @@ def test_hadolint_finds_nothing_in_any_combination(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_combination_gives_the_same_bytes_again() -> None:
     again = {folder_name(stacks["x86_64"]): files_of(stacks) for stacks in found()}
     assert {name: files[f"{name}/Dockerfile"] for name, files in again.items()} == dict(dockerfiles())

@@ -135,6 +135,7 @@ def stacks() -> Iterator[Stack]:
                 yield found
 
 
+@pytest.mark.slow
 def test_every_stack_is_compared_and_every_sentence_exists_in_both_languages() -> None:
     matrix = load_matrix()
     compared = [compare(stack, matrix) for stack in stacks()]

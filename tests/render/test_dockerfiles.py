@@ -116,6 +116,7 @@ def test_committed_images_are_what_the_stacks_render_to() -> None:
     assert [path for path, content in wanted.items() if (GOLDENS / path).read_bytes() != content.encode()] == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("home")
 def test_the_command_writes_what_is_committed_and_the_real_doctor(tmp_path: Path) -> None:
     image = "verl-0.7.1-cann8.5.0.a3.ubuntu22.04"
@@ -125,6 +126,13 @@ def test_the_command_writes_what_is_committed_and_the_real_doctor(tmp_path: Path
     committed = {path.name: path.read_bytes() for path in (GOLDENS / image).iterdir()}
     assert written.pop(DOCTOR) != committed.pop(DOCTOR)
     assert written == committed
+
+
+@pytest.mark.usefixtures("home")
+def test_an_image_of_a_patch_of_cann_stands_on_the_base_image_of_that_patch(tmp_path: Path) -> None:
+    assert main(["render-docker", "verl-uni-agent-cann8.5.2", "-o", str(tmp_path)]) == 0
+    (dockerfile,) = tmp_path.glob("*/Dockerfile")
+    assert 'NPUENV_BASE_IMAGE="quay.io/ascend/cann:8.5.2-910b-ubuntu22.04-py3.11"' in dockerfile.read_text()
 
 
 def hadolint() -> str | None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from npuenv.lock.file import Lock
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 KINDS = [("verl", "a2", "ubuntu22.04"), ("roll", "a3", "ubuntu22.04"), ("vllm-ascend", "310p", "openeuler24.03")]
@@ -165,7 +165,7 @@ def with_repositories(stack: Stack, folder: Path) -> Stack:
 
 @pytest.fixture(
     scope="module",
-    params=[KINDS[0], *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS[1:])],
+    params=KINDS,
     ids=lambda kind: "-".join(kind),
 )
 def built(buildah: Buildah, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:

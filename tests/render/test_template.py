@@ -43,6 +43,7 @@ def test_a_template_with_more_than_values_is_left_to_jinja2() -> None:
         template.fill("verl_run.sh.j2")
 
 
+@pytest.mark.slow
 def test_an_image_is_rendered_without_what_takes_long_to_load(tmp_path: Path) -> None:
     said = (
         "import sys; from npuenv.cli import main\n"

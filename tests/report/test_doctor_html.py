@@ -148,6 +148,7 @@ def _asked_by_page(tmp_path: Path) -> set[str]:
     return {params["url"] for params in started if params["initiator"] != "not an origin"}
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 def test_a_browser_shows_everything_runs_nothing_and_asks_nobody(
@@ -162,6 +163,7 @@ def test_a_browser_shows_everything_runs_nothing_and_asks_nobody(
     assert _asked_by_page(tmp_path) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 def test_the_policy_holds_back_what_would_otherwise_be_run_and_loaded(tmp_path: Path, blank: Facts) -> None:
@@ -176,6 +178,7 @@ def test_the_policy_holds_back_what_would_otherwise_be_run_and_loaded(tmp_path: 
     assert _asked_by_page(tmp_path) == {"http://127.0.0.1:9/pixel"}
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 def test_nothing_is_wider_than_a_narrow_window(tmp_path: Path, blank: Facts, found: Callable[..., Finding]) -> None:

@@ -54,6 +54,7 @@ def test_all_six_panels_are_drawn_and_the_same_records_give_the_same_bytes(tmp_p
     assert draw([*RECORDS[:-1], evaluation("after", 0.8)], tmp_path / "c.svg") != text
 
 
+@pytest.mark.slow
 def test_what_was_not_measured_or_is_no_number_is_said_and_left_out(tmp_path: Path) -> None:
     bare = [{"kind": "step", "step": 1, "critic/score/mean": 0.5}, {"kind": "step", "step": 2}]
     assert draw(bare, tmp_path / "a.svg").count(f">{sentence('plots.nothing')}<") == 5

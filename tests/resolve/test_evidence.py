@@ -123,22 +123,6 @@ def test_the_digest_of_a_base_image_is_named_where_others_saw_it(monkeypatch: py
     assert says(shown(stack), "resolve.note-image-digest", image=image, digest=row.digest, date=row.date)
 
 
-@pytest.mark.parametrize(
-    ("asked", "file"),
-    [
-        ({"python": "3.11"}, "vllm_ascend-0.22.1rc1-cp311-cp311-manylinux_2_34_aarch64.whl"),
-        ({"python": "3.11", "arch": "x86_64"}, "vllm_ascend-0.22.1rc1-cp311-cp311-manylinux_2_24_x86_64-910b.whl"),
-        ({"python": "3.11", "hardware": "a3"}, ""),
-        ({"python": "3.12"}, ""),
-    ],
-)
-def test_a_prebuilt_wheel_is_named_for_its_cards_python_and_architecture(asked: dict[str, str], file: str) -> None:
-    stack = stack_of("vllm-ascend-0.22.1rc1", **{"hardware": "a2", **asked})
-    files = [note.args["file"] for note in stack.notes if note.key.startswith("resolve.note-chip-wheel")]
-    assert files == ([file] if file else [])
-    assert all((row.sha256 in shown(stack)) for row in MATRIX.chip_wheels if row.id == file)
-
-
 @pytest.mark.parametrize("name", ["sglang", "veomni", "ms-swift", "llama-factory"])
 def test_a_framework_that_npuenv_does_not_launch_has_stacks_all_the_same(name: str) -> None:
     found = resolve(Request(framework=name), MATRIX)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.core.finding import Finding, Status
 from npuenv.smoke import judge
+from npuenv.smoke.second_opinion import STAGES as SECOND_OPINION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,6 +41,7 @@ STAGES: dict[str, Record] = {
     },
     "update": {"passed": True, "steps": 3, "lr_highest": 1e-3, "not_finite": 0, "moved": 0.1},
     "mask": {"passed": True},
+    **{name: {"passed": True, "steps": 3} for name in SECOND_OPINION},
     "sampler-weights": {"passed": True},
     "validation": {"passed": True},
     "checkpoint": {"passed": True},

@@ -25,7 +25,7 @@ REWARD, UPDATE, GENERATION = "training.reward", "training.weights-move", "traini
 def test_a_good_run_passes_every_question() -> None:
     found = judge(good_run(), exit_code=0)
     assert not_fine(good_run()) == {}
-    assert len(found) == len({each.check for each in found}) == 21
+    assert len(found) == len({each.check for each in found}) == 30
     skipped = {each.check for each in found if each.status is Status.SKIP}
     assert skipped == {"training.packages", "training.collective", "training.first-use", "training.ranks-agree"}
     assert cause(found) is None
@@ -80,7 +80,12 @@ def test_a_good_run_passes_every_question() -> None:
         (restaged("update", not_finite=3), UPDATE, "steps-left-out"),
         (restaged("update", moved=0.0), UPDATE, "weights-still"),
         (restaged("update", moved="nan"), UPDATE, "weights-still"),
+        (restaged("update", tensors=26, still=["a", "b"]), UPDATE, "tensors-still"),
         (restaged("update", cause="broken", passed=False), UPDATE, "stage-broken"),
+        (
+            restaged("validation", passed=False, samples_checked=10, samples_differ=4),
+            "training.validated", "validation-differs",
+        ),
         (restaged("mask", passed=False), "training.mask-exact", "mask-failed"),
         (restaged("sampler-weights", passed=False), "training.weights-published", "sampler-weights-failed"),
         (restaged("checkpoint", passed=False), "training.checkpoint-exact", "checkpoint-failed"),

@@ -17,6 +17,7 @@ from trainer.metrics.records import FILE, Records
 from trainer.metrics.step import StepRecords
 from trainer.models import build
 from trainer.models.decoder import Decoder
+from trainer.stages.second_look import SecondLook
 from trainer.stages.watch import Watch
 from trainer.tasks.base import Characters, prompt
 from trainer.types import Group, Rollout, Stop
@@ -102,10 +103,11 @@ def watched(
     num_validated: int | None = None,
 ) -> None:
     """The steps of a run with everything that follows them."""
-    watch = Watch(trainer, config, out, records, train_step=train_step, num_validated=num_validated)
+    look = SecondLook(trainer, config, records)
+    watch = Watch(trainer, config, out, records, look, train_step=train_step, num_validated=num_validated)
     with watch.saves_before_leaving():
         steps = StepRecords(config, records, trainer.progress, trainer.world)
-        train(trainer, [steps, watch], interrupt=interrupt)
+        train(trainer, [look, steps, watch], interrupt=interrupt)
 
 
 def read(out: Path) -> list[dict[str, Any]]:

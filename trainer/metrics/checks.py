@@ -73,8 +73,8 @@ class MaskCheck:
     masked_tokens: int = 0
     wrong_rows: int = 0
 
-    def add(self, groups: Sequence[Group], batch: Batch) -> None:
-        """Counts tokens, and rows whose mask is not on exactly the generated tokens."""
+    def add(self, groups: Sequence[Group], batch: Batch, *, may_lack: bool = False) -> None:
+        """Counts tokens, and rows whose mask is not on exactly the generated tokens; `may_lack`: or on some of them."""
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         expected = [list(each.response_mask or (True,) * len(each.tokens)) for each in rollouts]
         found = batch.mask_BT.tolist()
@@ -82,7 +82,10 @@ class MaskCheck:
         self.generated_tokens += sum(sum(row) for row in expected)
         self.masked_tokens += sum(sum(row) for row in found)
         pairs = zip(expected, found, strict=True)
-        self.wrong_rows += sum(row != masked[: len(row)] or any(masked[len(row) :]) for row, masked in pairs)
+        for row, masked in pairs:
+            extra = [on and not generated for on, generated in zip(masked, row, strict=False)]
+            is_other = any(extra) if may_lack else row != masked[: len(row)]
+            self.wrong_rows += is_other or any(masked[len(row) :])
 
     def result(self) -> dict[str, Any]:
         return {
@@ -259,7 +262,7 @@ class RewardCheck:
 class UpdateCheck:
     """Did the optimizer move the weights: learning rate, gradient, and how far a sample of each tensor went."""
 
-    start: dict[str, Tensor]  # the first values of each tensor, as they were
+    start: dict[str, tuple[Tensor, float]]  # the first values of each tensor, and the sum of all, as they were
     steps: int = 0
     lr_highest: float = 0.0
     grad_norm_highest: float = 0.0
@@ -268,8 +271,8 @@ class UpdateCheck:
 
     @classmethod
     def begin(cls, weights: Mapping[str, Tensor]) -> UpdateCheck:
-        """Keeps the first values of each tensor."""
-        return cls({name: _sample(weight).clone() for name, weight in weights.items()})
+        """Keeps the first values of each tensor that should move, and their sum."""
+        return cls({name: (_sample(weight).clone(), _sum(weight)) for name, weight in weights.items()})
 
     def add(self, lr: float, grad_norm: float) -> None:
         self.steps += 1
@@ -282,7 +285,12 @@ class UpdateCheck:
 
     def result(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
         """The result; `moved` is the length of the change divided by the length of the weights at the start."""
-        pairs = [(_sample(weights[name]).double(), old.double()) for name, old in self.start.items()]
+        pairs = [(_sample(weights[name]).double(), old.double()) for name, (old, _) in self.start.items()]
+        still = [
+            name
+            for name, (old, total) in self.start.items()
+            if torch.equal(_sample(weights[name]), old) and _sum(weights[name]) == total
+        ]
         way = math.sqrt(sum(float((new - old).square().sum()) for new, old in pairs))
         size = math.sqrt(sum(float(old.square().sum()) for _, old in pairs))
         moved = way / size if size else way
@@ -296,12 +304,18 @@ class UpdateCheck:
             "not_finite": self.not_finite,
             "moved": moved,
             "tensors": len(pairs),
-            "tensors_moved": sum(not torch.equal(new, old) for new, old in pairs),
+            "tensors_moved": len(pairs) - len(still),
+            # The first step of adapters moves one of the two factors alone.
+            "still": still if self.steps > 1 else [],
         }
 
 
 def _sample(weight: Tensor) -> Tensor:
     return weight.detach().reshape(-1)[:_SAMPLED]
+
+
+def _sum(weight: Tensor) -> float:
+    return float(weight.detach().sum(dtype=torch.float64 if weight.device.type == "cpu" else torch.float32))
 
 
 def checksum(weights: Iterable[tuple[str, Tensor]]) -> int:

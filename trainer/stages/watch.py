@@ -37,9 +37,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.config import Config
+    from trainer.learner import Learner
     from trainer.metrics.records import Records
     from trainer.metrics.step import StepResult
     from trainer.saving.manifest import State
+    from trainer.stages.second_look import SecondLook
     from trainer.trainer import Trainer
     from trainer.types import Group, Prompt
 
@@ -58,16 +60,19 @@ class Watch(Observer):
         config: Config,
         out: Path,
         records: Records,
+        look: SecondLook | None = None,
         *,
         train_step: Callable[[Trainer, int], StepResult],  # the loop's
         num_validated: int | None = None,  # before the first step, by the process that this one resumes
     ) -> None:
         self._trainer, self._config, self._out = trainer, config, out
         self._records, self._progress, self._train_step = records, trainer.progress, train_step
+        self._look = look
+        self._samples = {"samples_checked": 0, "samples_differ": 0}
         self._mask, self._weights = MaskCheck(), WeightsCheck()
         self._logprobs = LogprobsCheck(*logprob_limits(config))
         self._generation, self._reward = GenerationCheck(trainer.task.tokenizer.end), RewardCheck()
-        self._update = UpdateCheck.begin(trainer.learner.parameters())
+        self._update = UpdateCheck.begin(trainable(trainer.learner))
         self._agreement = Agreement()
         self._checkpoint: dict[str, Any] = {}
         self._twin: Trainer | None = None
@@ -85,6 +90,10 @@ class Watch(Observer):
             with self._progress.part("testing"):
                 trainer.engine.load_weights(trainer.learner.weights())
         found = evaluate(trainer)
+        if self._look is not None:
+            checked, differ = self._look.wrong_samples(found["samples"])
+            self._samples["samples_checked"] += checked
+            self._samples["samples_differ"] += differ
         by_source = of_validation(trainer.task.heldout, found["correct"], task=self._config.task.task)
         self._validated.setdefault(when, []).append(found["num_prompts"])
         self._records.write("eval", when=when, step=step, **found, **by_source)
@@ -130,7 +139,9 @@ class Watch(Observer):
             self._reward.add(result.rewards_PG, result.batch, self._second_opinion(result))
         self._update.add(update.lr, update.grad_norm)
         with self._checked.part("mask"):
-            self._mask.add(result.groups, result.batch)
+            algorithm = self._config.algorithm
+            may_lack = algorithm.mask_truncated or bool(algorithm.rejection)
+            self._mask.add(result.groups, result.batch, may_lack=may_lack)
         with self._checked.part("sampler-weights"):
             # One tensor after the other: all at once there may be no room for those of shards.
             held = trainer.learner.full_weights()
@@ -179,7 +190,7 @@ class Watch(Observer):
             **self._generation.result(),
             "tokens_per_s": self._generation.tokens / max(spent.get("gen", 0), 1e-9),
         }
-        update = self._update.result(self._trainer.learner.parameters())
+        update = self._update.result(trainable(self._trainer.learner))
         self._tell("generation", generation, spent.get("gen", 0.0))
         self._tell("reward", {**self._reward.result(), **self._reward_errors()})
         self._tell("update", {**update, "device_peak_mib": devices.peak_mib(device)}, spent.get("update_actor", 0.0))
@@ -193,7 +204,9 @@ class Watch(Observer):
             self._tell("generators", {"passed": True, "num_lost": len(lost), "lost": lost})
         counts = {when: sum(numbers) for when, numbers in self._validated.items()}
         is_whole = counts.get("before", 0) > 0 and counts.get("before") == counts.get("after")
-        validation = {"passed": is_whole, "evaluations": counts, "heldout_prompts": len(self._trainer.task.heldout)}
+        is_right = is_whole and not self._samples["samples_differ"]
+        heldout = len(self._trainer.task.heldout)
+        validation = {"passed": is_right, "evaluations": counts, "heldout_prompts": heldout, **self._samples}
         self._tell("validation", validation, spent.get("testing", 0.0))
         self.save(self._config.run.steps)
         self._tell("checkpoint", self._checkpoint)
@@ -247,6 +260,8 @@ class Watch(Observer):
                 self._config, self._trainer.device, seed=seed, world=self._trainer.world, engine=shared
             )
             restore(twin, load(folder, torch.device("cpu")))
+            if self._look is not None:
+                self._look.check_restored(twin)
         except CorruptCheckpoint as error:
             return None, {**result, "restored_equal": False, "next_step_equal": None, "reason": str(error)}
         name = self._first_of_ranks(difference(live, state_of(twin, step)))
@@ -269,17 +284,28 @@ class Watch(Observer):
         return {"passed": name is None, "restored_equal": name is None, "first_different": name}
 
 
+def trainable(learner: Learner) -> dict[str, Tensor]:
+    """What this rank holds of each weight that should move, in the precision that it moves in; by reference."""
+    own = learner.parameters()
+    adapters = {name: each for name, each in own.items() if ".lora_" in name}
+    return {name: learner.optimizer.adamw.master.get(name, each) for name, each in (adapters or own).items()}
+
+
 def logprob_limits(config: Config) -> tuple[float, float]:
     """How far sampler and learner may be apart: at most, and in the mean of a step; in nats.
 
     The same sums in another order in float32 with exact products, else rounding of 8 bits. bfloat16 engines beside a
-    learner are 0.01 apart in the mean, and single unlikely tokens by more than 1.
+    learner are 0.01 apart in the mean, and single unlikely tokens by more than 1. With `top_p` or `top_k` one rounding
+    decides whether a token at the edge may be drawn, which moves the probabilities of all others.
     """
     run = config.run
     if config.noise.noise_stages or config.rollout.off_policy:
         return 8.0, 1.0  # the sampler's policy differs on purpose; its weights are checked separately
     is_exact = run.dtype in ("float32", "float64") and run.matmul_precision == "highest"
-    return (LOGPROB_LIMIT, LOGPROB_LIMIT) if is_exact and config.rollout.engine != "vllm" else (4.0, 0.05)
+    if not is_exact or config.rollout.engine == "vllm":
+        return 4.0, 0.05
+    is_cut = config.rollout.top_p < 1 or config.rollout.top_k > 0
+    return (4.0 if is_cut else LOGPROB_LIMIT), LOGPROB_LIMIT
 
 
 def evaluate(trainer: Trainer) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, fail, fix_for, ok, skip, unknown, warn
+from npuenv.checks.base import card_check, fail, fix_for, ok, skip, unknown, warn
 from npuenv.checks.session.variables import generation
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
@@ -153,8 +153,8 @@ def _places(pairs: Iterable[tuple[str, str]]) -> tuple[Evidence, ...]:
 
 
 CHECKS = (
-    Check("cann.parts", ("cann.parts", "cann.running"), "version.cfg of CANN 8.0.0; version.info", _parts, True),
-    Check("cann.ops", ("cann.toolkit", "cann.ops"), _VERSION_FILES, _ops, True),
-    Check("cann.kernels", ("cann.toolkit",), _NO_KERNELS, _kernels, True),
-    Check("cann.custom-ops", ("cann.custom",), _VENDORS, _custom, True),
+    card_check("cann.parts", ("cann.parts", "cann.running"), "version.cfg of CANN 8.0.0; version.info", _parts),
+    card_check("cann.ops", ("cann.toolkit", "cann.ops"), _VERSION_FILES, _ops),
+    card_check("cann.kernels", ("cann.toolkit",), _NO_KERNELS, _kernels),
+    card_check("cann.custom-ops", ("cann.custom",), _VENDORS, _custom),
 )

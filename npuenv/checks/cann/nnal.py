@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, warn
+from npuenv.checks.base import NPU_FRAMEWORKS, CheckResult, Context, card_check, fail, fix_for, ok, skip, warn
 from npuenv.checks.cann.session import source
-from npuenv.checks.session.variables import environment, installed, line, setting
+from npuenv.checks.python.installed import accepts
+from npuenv.checks.session.variables import installed, line, setting
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
@@ -16,6 +17,7 @@ from npuenv.core.finding import Status
 if TYPE_CHECKING:
     from npuenv.facts.cann.toolkit import Cann, Nnal
 
+_ONE_ABI_SINCE = "2.7.0"  # from here on all wheels of torch have the new ABI
 _INSTALL = "vllm-project/vllm-ascend docs/source/installation.md"
 
 
@@ -23,12 +25,8 @@ def _nnal(context: Context) -> CheckResult:
     nnal, cann = context.facts.cann.nnal.value, context.facts.cann.toolkit.value
     if nnal is not None:
         if cann is not None and not _same_series(nnal.version, cann):
-            return warn(
-                "cann.nnal-other",
-                fix=fix_for("cann.nnal-install", version=cann.version),
-                nnal=nnal.version,
-                cann=cann.version,
-            )
+            fix = fix_for("cann.nnal-install", version=cann.version)
+            return warn("cann.nnal-other", fix=fix, nnal=nnal.version, cann=cann.version)
         return ok("cann.nnal-ok", version=nnal.version)
     if cann is None:
         return skip("no-cann")
@@ -57,12 +55,11 @@ def _sourced(context: Context) -> CheckResult:
         return warn("cann.nnal-sourced-unset", line(context, "ATB_HOME_PATH"), fix=fix)
     if atb is not None and not atb.is_there:
         return fail("cann.nnal-sourced-nowhere", line(context, "ATB_HOME_PATH"), fix=fix, home=atb.home)
-    path = environment(context).get("LD_LIBRARY_PATH", "")
+    path = context.environment.get("LD_LIBRARY_PATH", "")
     kinds = _kinds(context)
     if len(set(kinds)) > 1:
-        return warn(
-            "cann.nnal-sourced-mixed", line(context, "LD_LIBRARY_PATH"), fix=fix_for("cann.nnal-mixed"), first=kinds[0]
-        )
+        fix = fix_for("cann.nnal-mixed")
+        return warn("cann.nnal-sourced-mixed", line(context, "LD_LIBRARY_PATH"), fix=fix, first=kinds[0])
     if kinds and atb is not None and atb.abi and kinds[0] != atb.abi:
         shown = (line(context, "ATB_HOME_PATH"), line(context, "LD_LIBRARY_PATH"))
         return warn("cann.nnal-sourced-split", *shown, fix=fix_for("cann.nnal-mixed"), home=atb.abi, first=kinds[0])
@@ -73,7 +70,7 @@ def _sourced(context: Context) -> CheckResult:
 
 def _kinds(context: Context) -> list[str]:
     """The C++ ABIs of the ATB libraries on LD_LIBRARY_PATH; the loader uses the first one."""
-    return re.findall(r"cxx_abi_([01])/lib(?:[:/]|$)", environment(context).get("LD_LIBRARY_PATH", ""))
+    return re.findall(r"cxx_abi_([01])/lib(?:[:/]|$)", context.environment.get("LD_LIBRARY_PATH", ""))
 
 
 def _library(context: Context) -> CheckResult:
@@ -98,7 +95,7 @@ def _abi(context: Context) -> CheckResult:
     """The ABI at the end of ATB_HOME_PATH, chosen when it was sourced, against that of torch."""
     atb, torch = context.facts.cann.atb.value, context.facts.cann.torch_abi.value
     lines = context.facts.cann.torch_abi.evidence
-    if torch is None and _is_of_one_abi(version := installed(context).get("torch", "")):
+    if torch is None and accepts(f">={_ONE_ABI_SINCE}", version := installed(context).get("torch", "")):
         torch, lines = "1", (Evidence("python (inventory)", f"torch {version}"),)
     if atb is None or not atb.abi or torch is None:
         return skip("cann.nnal-abi-skip")
@@ -112,23 +109,10 @@ def _abi(context: Context) -> CheckResult:
     return fail("cann.nnal-abi-fail", shown, *lines, fix=fix, atb=loaded, torch=torch)
 
 
-def _is_of_one_abi(torch: str) -> bool:
-    """Whether all wheels of this torch have the new ABI, which is so from 2.7 on."""
-    try:
-        return versions.python_version(torch) >= versions.python_version("2.7.0")
-    except BadInput:
-        return False
-
-
+_ABI = "vllm-project/vllm-ascend#1144; nnal set_env.sh --cxx_abi; PyTorch 2.6 release notes: CXX11_ABI=1 from 2.7 on"
 CHECKS = (
-    Check("nnal.present", ("cann.nnal",), _INSTALL, _nnal, is_about_cards=True, required_for=NPU_FRAMEWORKS),
-    Check("nnal.sourced", ("cann.nnal",), "vllm-project/vllm-ascend#6299, #152", _sourced, is_about_cards=True),
-    Check("nnal.library", ("cann.atb",), "vllm-project/vllm-ascend#152: libatb.so", _library, is_about_cards=True),
-    Check(
-        "nnal.abi",
-        ("cann.atb", "cann.torch_abi"),
-        "vllm-project/vllm-ascend#1144; nnal set_env.sh --cxx_abi; PyTorch 2.6 release notes: CXX11_ABI=1 from 2.7 on",
-        _abi,
-        is_about_cards=True,
-    ),
+    card_check("nnal.present", ("cann.nnal",), _INSTALL, _nnal, required_for=NPU_FRAMEWORKS),
+    card_check("nnal.sourced", ("cann.nnal",), "vllm-project/vllm-ascend#6299, #152", _sourced),
+    card_check("nnal.library", ("cann.atb",), "vllm-project/vllm-ascend#152: libatb.so", _library),
+    card_check("nnal.abi", ("cann.atb", "cann.torch_abi"), _ABI, _abi),
 )

@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, fail, fix_for, ok, skip, warn
-from npuenv.checks.session.variables import environment, installed, line, setting
+from npuenv.checks.base import card_check, fail, fix_for, given, ok, skip, warn
+from npuenv.checks.session.variables import installed, line, setting
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
@@ -16,7 +16,7 @@ from npuenv.core.fact import Evidence
 if TYPE_CHECKING:
     from npuenv.checks.base import CheckResult, Context
     from npuenv.core.finding import Fix
-    from npuenv.facts.cann.toolkit import Entry
+    from npuenv.facts.cann.toolkit import Entry, Installs
 
 _LISTS = ("LD_LIBRARY_PATH", "PYTHONPATH", "PATH")
 # Libraries for linking and simulation: their libascend_hal.so does nothing, their libascendcl.so refuses to run.
@@ -73,11 +73,9 @@ def _release(text: str) -> versions.Version:
         return versions.cann("0.0.0")
 
 
-def _links(context: Context) -> CheckResult:
+@given(lambda context: context.facts.cann.installs.value, "no-cann")
+def _links(context: Context, found: Installs) -> CheckResult:
     """Installs side by side, and whether the links all lead to one of them."""
-    found = context.facts.cann.installs.value
-    if found is None:
-        return skip("no-cann")
     if found.mixed:
         link, homes = next(iter(sorted(found.mixed.items())))
         lines = (Evidence(link, home) for home in homes)
@@ -135,16 +133,15 @@ def _gone(context: Context) -> CheckResult:
 
 def _stand_ins(context: Context) -> CheckResult:
     """Stub library folders before those of the driver, or without them."""
-    folders = environment(context).get("LD_LIBRARY_PATH", "").split(":")
+    folders = context.environment.get("LD_LIBRARY_PATH", "").split(":")
     stand_ins = [at for at, folder in enumerate(folders) if _STAND_INS.search(folder)]
     real = [at for at, folder in enumerate(folders) if _REAL.search(folder)]
     if not stand_ins or (real and min(real) < min(stand_ins)):
         return ok("cann.stand-ins-ok")
     folder = folders[stand_ins[0]]
     evidence = Evidence("environment", f"LD_LIBRARY_PATH: {folder}")
-    return fail(
-        "cann.stand-ins-fail", evidence, fix=fix_for("cann.stand-ins", *_own_script(context).commands), folder=folder
-    )
+    fix = fix_for("cann.stand-ins", *_own_script(context).commands)
+    return fail("cann.stand-ins-fail", evidence, fix=fix, folder=folder)
 
 
 def _python_path(context: Context) -> CheckResult:
@@ -190,36 +187,24 @@ def _writable(context: Context) -> CheckResult:
     if shut is None:
         return ok("cann.writable-ok")
     evidence = Evidence(f"{shut.named_by} ({shut.path})", shut.state)
-    return warn(
-        "cann.writable-shut", evidence, fix=fix_for("cann.writable", path=shut.path), path=shut.path, state=shut.state
-    )
+    fix = fix_for("cann.writable", path=shut.path)
+    return warn("cann.writable-shut", evidence, fix=fix, path=shut.path, state=shut.state)
 
 
+_PYTHON_PACKAGES = "Ascend/pytorch#7; CANN installation guide, Python dependencies"
+_WRITABLE = "hiascend environment variables ASCEND_CACHE_PATH, ASCEND_PROCESS_LOG_PATH; vllm-project/vllm-ascend#433"
 CHECKS = (
-    Check("cann.links", ("cann.installs",), "sgl-project/sgl-kernel-npu#460; hiyouga/LlamaFactory#5189", _links, True),
-    Check("cann.one-version", ("cann.entries",), "CANN set_env.sh; hw-native-sys/PTOAS#837", _one_version, True),
-    Check("cann.gone", ("cann.entries",), "CANN set_env.sh (9.1 removes older entries for this)", _gone, True),
-    Check(
+    card_check("cann.links", ("cann.installs",), "sgl-project/sgl-kernel-npu#460; hiyouga/LlamaFactory#5189", _links),
+    card_check("cann.one-version", ("cann.entries",), "CANN set_env.sh; hw-native-sys/PTOAS#837", _one_version),
+    card_check("cann.gone", ("cann.entries",), "CANN set_env.sh (9.1 removes older entries for this)", _gone),
+    card_check(
         "cann.stand-ins",
         (),
         "vllm-project/vllm-ascend#661: devlib is for builds; libascendcl of devlib: stub library cannot be used",
         _stand_ins,
-        True,
     ),
-    Check("cann.python-path", ("cann.entries",), "CANN 8.0 set_env.sh: PYTHONPATH", _python_path, True),
-    Check(
-        "cann.python-packages",
-        ("python.interpreter",),
-        "Ascend/pytorch#7; CANN installation guide, Python dependencies",
-        _python_packages,
-        True,
-    ),
-    Check("cann.gcc", ("cann.compilers",), "vllm-project/vllm-ascend docs/source/installation.md", _gcc, True, level=1),
-    Check(
-        "cann.writable",
-        ("cann.writes",),
-        "hiascend environment variables ASCEND_CACHE_PATH, ASCEND_PROCESS_LOG_PATH; vllm-project/vllm-ascend#433",
-        _writable,
-        True,
-    ),
+    card_check("cann.python-path", ("cann.entries",), "CANN 8.0 set_env.sh: PYTHONPATH", _python_path),
+    card_check("cann.python-packages", ("python.interpreter",), _PYTHON_PACKAGES, _python_packages),
+    card_check("cann.gcc", ("cann.compilers",), "vllm-project/vllm-ascend docs/source/installation.md", _gcc, level=1),
+    card_check("cann.writable", ("cann.writes",), _WRITABLE, _writable),
 )

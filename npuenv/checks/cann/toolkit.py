@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unknown, warn
+from npuenv.checks.base import NPU_FRAMEWORKS, CheckResult, Context, card_check, fail, fix_for, ok, skip, unknown, warn
 from npuenv.checks.cann import contents as cann_contents
 from npuenv.checks.cann import nnal
 from npuenv.checks.cann import session as cann_session
 from npuenv.checks.cann.session import source
-from npuenv.checks.python.installed import resolve_here
+from npuenv.checks.python.installed import chip_generations, resolve_here
+from npuenv.checks.session.variables import line
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence, State
@@ -74,49 +75,37 @@ def why_unloadable(context: Context) -> str | None:
 
 def _sourced(context: Context) -> CheckResult:
     """The five things that torch_npu looks for, in its order; then the libraries on the loader's path."""
-    cann, environment = context.facts.cann.toolkit.value, context.facts.environment.value or {}
+    cann, environment = context.facts.cann.toolkit.value, context.environment
     if cann is None:
         return skip("no-cann")
+    fix = source(cann.set_env)
     home = environment.get("ASCEND_HOME_PATH", "").rstrip("/")
     if not home:
-        return fail("cann.cann-sourced-unset", *_variable(environment, "ASCEND_HOME_PATH"), fix=source(cann.set_env))
+        return fail("cann.cann-sourced-unset", line(context, "ASCEND_HOME_PATH"), fix=fix)
     if cann.answered_by != "ASCEND_HOME_PATH":
-        return fail(
-            "cann.cann-sourced-nowhere",
-            *_variable(environment, "ASCEND_HOME_PATH"),
-            fix=source(cann.set_env),
-            home=home,
-        )
+        return fail("cann.cann-sourced-nowhere", line(context, "ASCEND_HOME_PATH"), fix=fix, home=home)
     if not environment.get("ASCEND_OPP_PATH"):
-        return fail("cann.cann-sourced-opp-unset", *_variable(environment, "ASCEND_OPP_PATH"), fix=source(cann.set_env))
+        return fail("cann.cann-sourced-opp-unset", line(context, "ASCEND_OPP_PATH"), fix=fix)
     if context.facts.cann.opp.value != "folder":
-        lines = _variable(environment, "ASCEND_OPP_PATH")
-        return fail(
-            "cann.cann-sourced-opp-nowhere", *lines, fix=source(cann.set_env), path=environment["ASCEND_OPP_PATH"]
-        )
+        shown = line(context, "ASCEND_OPP_PATH")
+        return fail("cann.cann-sourced-opp-nowhere", shown, fix=fix, path=environment["ASCEND_OPP_PATH"])
     if cann.missing_parts:
-        return fail(
-            "cann.cann-sourced-parts", fix=fix_for("cann.cann-reinstall"), root=cann.root, parts=cann.missing_parts
-        )
+        fix = fix_for("cann.cann-reinstall")
+        return fail("cann.cann-sourced-parts", fix=fix, root=cann.root, parts=cann.missing_parts)
     if not _has_libraries(context, cann.root):
-        lines = _variable(environment, "LD_LIBRARY_PATH")
-        return fail("cann.cann-sourced-libraries", *lines, fix=source(cann.set_env), root=cann.root)
-    return ok("cann.cann-sourced-ok", *_variable(environment, "ASCEND_HOME_PATH"))
+        shown = line(context, "LD_LIBRARY_PATH")
+        return fail("cann.cann-sourced-libraries", shown, fix=fix, root=cann.root)
+    return ok("cann.cann-sourced-ok", line(context, "ASCEND_HOME_PATH"))
 
 
 def _has_libraries(context: Context, root: str) -> bool:
     """Whether LD_LIBRARY_PATH has a folder of this toolkit, under this name or, following links, under another."""
-    folders = (context.facts.environment.value or {}).get("LD_LIBRARY_PATH", "").split(":")
+    folders = context.environment.get("LD_LIBRARY_PATH", "").split(":")
     if any(f"{folder.rstrip('/')}/".startswith(f"{root}/") for folder in folders):
         return True
     entries = context.facts.cann.entries.value or ()
     own = {item.real or item.home for item in entries if item.variable == "ASCEND_HOME_PATH"}
     return any(item.path in folders and (item.real or item.home) in own for item in entries)
-
-
-def _variable(environment: object, name: str) -> tuple[Evidence, ...]:
-    value = environment.get(name) if isinstance(environment, dict) else None
-    return (Evidence("environment", f"{name}={value}" if value is not None else f"{name} is not set"),)
 
 
 def _arch(context: Context) -> CheckResult:
@@ -135,7 +124,7 @@ def _driver(context: Context) -> CheckResult:
         return unknown("unknown-input", *context.facts.npu.driver.evidence, facts=("driver",))
     if cann is None or driver is None:
         return skip("cann.cann-driver-skip")
-    if _is_950(context):
+    if "950" in chip_generations(context):  # its drivers have numbers of their own: 25.1.RC1 goes with CANN 9.1.0
         return skip("cann.cann-driver-950", driver=driver)
     try:
         row, have = context.matrix.cann_row(cann.version), versions.driver(driver)
@@ -166,13 +155,6 @@ def _without_line(row: CannRow, have: versions.Version, driver: str) -> CheckRes
     return ok("cann.cann-driver-no-line", cann=row.version, driver=driver, named=named)
 
 
-def _is_950(context: Context) -> bool:
-    """Whether the cards are of the line with its own driver numbers: there 25.1.RC1 goes with CANN 9.1.0."""
-    table = context.facts.npu.smi.value
-    names = {card.name for card in table.cards if card.name} if table else set()
-    return any((row := context.matrix.hardware_of_chip(name)) is not None and row.id == "950" for name in names)
-
-
 def _driver_version(context: Context) -> str | None:
     """The running version (npu-smi) before that of a file: a file mounted into a container can be outdated."""
     table, driver = context.facts.npu.smi.value, context.facts.npu.driver.value
@@ -181,28 +163,13 @@ def _driver_version(context: Context) -> str | None:
     return driver.version if driver is not None else None
 
 
+_FOUND = f"{_INSTALL}; torch_npu 2.13.0 utils/collect_env.py: get_cann_version"
 CHECKS = (
-    Check(
-        "cann.found",
-        ("cann.closed",),
-        f"{_INSTALL}; torch_npu 2.13.0 utils/collect_env.py: get_cann_version",
-        _found,
-        is_about_cards=True,
-        required_for=NPU_FRAMEWORKS,
-    ),
-    Check(
-        "cann.sourced",
-        ("cann.toolkit", "cann.opp"),
-        _SET_ENV,
-        _sourced,
-        is_about_cards=True,
-        required_for=NPU_FRAMEWORKS,
-    ),
+    card_check("cann.found", ("cann.closed",), _FOUND, _found, required_for=NPU_FRAMEWORKS),
+    card_check("cann.sourced", ("cann.toolkit", "cann.opp"), _SET_ENV, _sourced, required_for=NPU_FRAMEWORKS),
     *cann_session.CHECKS,
-    Check(
-        "cann.arch", ("cann.toolkit", "machine.arch"), "ascend_toolkit_install.info, arch=", _arch, is_about_cards=True
-    ),
-    Check("cann.driver", ("cann.toolkit",), _HDK, _driver, is_about_cards=True, required_for=NPU_FRAMEWORKS),
+    card_check("cann.arch", ("cann.toolkit", "machine.arch"), "ascend_toolkit_install.info, arch=", _arch),
+    card_check("cann.driver", ("cann.toolkit",), _HDK, _driver, required_for=NPU_FRAMEWORKS),
     *cann_contents.CHECKS,
     *nnal.CHECKS,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, warn
+from npuenv.checks.base import Check, CheckResult, Context, card_check, fail, fix_for, ok, skip, warn
 
 _GIB_KIB = 1 << 20
 _MEMORY_OF_A_CHIP_KIB = 8 * _GIB_KIB  # weights pass through host memory; the threshold is npuenv's own
@@ -55,26 +55,11 @@ def _oom(context: Context) -> CheckResult:
     return warn("machine.oom-warn", fix=fix_for("machine.oom"), count=groups.oom_kills)
 
 
+_EMULATED = "docker: platform linux/amd64 on linux/arm64"
+_TASKS_LIMIT = "cgroups(7): pids.max; podman run --pids-limit 2048"
 CHECKS = (
-    Check(
-        "container.emulated",
-        ("machine.arch", "machine.processor"),
-        "docker: platform linux/amd64 on linux/arm64",
-        _emulated,
-    ),
-    Check(
-        "container.memory-limit",
-        ("machine.cgroup", "npu.nodes"),
-        "cgroups(7): memory.max",
-        _memory,
-        is_about_cards=True,
-    ),
-    Check(
-        "container.tasks-limit",
-        ("machine.cgroup",),
-        "cgroups(7): pids.max; podman run --pids-limit 2048",
-        _tasks,
-        is_about_cards=True,
-    ),
+    Check("container.emulated", ("machine.arch", "machine.processor"), _EMULATED, _emulated),
+    card_check("container.memory-limit", ("machine.cgroup", "npu.nodes"), "cgroups(7): memory.max", _memory),
+    card_check("container.tasks-limit", ("machine.cgroup",), _TASKS_LIMIT, _tasks),
     Check("container.oom-kills", ("machine.cgroup",), "cgroups(7): memory.events, oom_kill", _oom),
 )

@@ -20,14 +20,15 @@ _MODELS = ("HF_HOME", "HF_HUB_CACHE", "MODELSCOPE_CACHE")  # these are also read
 _LUSTRE_LOCKS = ("flock", "localflock")
 
 
-def _size(kib: int) -> str:
+def size_of(kib: int) -> str:
+    """A size for people: `8.0 GiB`, `512 MiB`."""
     return f"{kib / _GIB_KIB:.1f} GiB" if kib >= _GIB_KIB else f"{kib >> 10} MiB"
 
 
 def _home(context: Context) -> CheckResult:
     home = context.facts.machine.home.value
     if home is None:
-        path = (context.facts.environment.value or {}).get("HOME") or "/"
+        path = context.environment.get("HOME") or "/"
         return fail("machine.home-absent", fix=fix_for("machine.home"), path=path)
     if home.is_writable is None:
         return unknown("machine.writable-unknown", path=home.path)
@@ -52,17 +53,17 @@ def _tmp(context: Context) -> CheckResult:
     """Its space counts only if it has a disk of its own; else the check of the home folder's disk reports it."""
     tmp, home = context.facts.machine.tmp.value, context.facts.machine.home.value
     if tmp is None:
-        path = (context.facts.environment.value or {}).get("TMPDIR") or "/tmp"
+        path = context.environment.get("TMPDIR") or "/tmp"
         return fail("machine.tmp-absent", fix=fix_for("machine.tmp-absent", ("mkdir", "-p", path)), path=path)
     if tmp.is_writable is False:
         return fail("machine.tmp-closed", *_why_closed(tmp), fix=fix_for("machine.tmp-closed"), path=tmp.path)
     if not _is_same_disk(tmp, home) and tmp.free_kib < _TMP_GOOD_KIB:
         verdict = fail if tmp.free_kib < _TMP_LEAST_KIB else warn
-        return verdict("machine.tmp-small", fix=fix_for("machine.tmp-small"), path=tmp.path, size=_size(tmp.free_kib))
+        return verdict("machine.tmp-small", fix=fix_for("machine.tmp-small"), path=tmp.path, size=size_of(tmp.free_kib))
     if tmp.mount is not None and tmp.mount.is_noexec:
         line = Evidence("/proc/self/mountinfo", f"{tmp.mount.place} {tmp.mount.kind} {_flags(tmp)}")
         return warn("machine.tmp-noexec", line, fix=fix_for("machine.tmp-noexec"), path=tmp.path)
-    return ok("machine.tmp-ok", path=tmp.path, size=_size(tmp.free_kib))
+    return ok("machine.tmp-ok", path=tmp.path, size=size_of(tmp.free_kib))
 
 
 def _is_same_disk(one: Folder, other: Folder | None) -> bool:
@@ -92,7 +93,7 @@ def _caches(context: Context) -> CheckResult:
     found, home = context.facts.machine.caches.value, context.facts.machine.home.value
     if not found:
         return skip("machine.no-caches")
-    is_offline = (context.facts.environment.value or {}).get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+    is_offline = context.environment.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
     for cache in found:
         if cache.nearest.is_writable is False and not (is_offline and cache.variable in _MODELS):
             verdict = warn if cache.variable in _MODELS else fail
@@ -101,7 +102,7 @@ def _caches(context: Context) -> CheckResult:
             return verdict("machine.cache-closed", *lines, fix=fix, variable=cache.variable, path=cache.path)
     for cache in found:
         if cache.nearest.free_kib < _CACHE_GOOD_KIB and not _is_same_disk(cache.nearest, home):
-            size, fix = _size(cache.nearest.free_kib), fix_for("machine.cache-small", variable=cache.variable)
+            size, fix = size_of(cache.nearest.free_kib), fix_for("machine.cache-small", variable=cache.variable)
             return warn("machine.cache-small", fix=fix, variable=cache.variable, path=cache.path, size=size)
     return ok("machine.caches-ok", variables=tuple(cache.variable for cache in found))
 

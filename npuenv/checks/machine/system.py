@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unknown, warn
+from npuenv.checks.base import FRAMEWORKS, Check, card_check, fail, fix_for, given, ok, skip, unknown, warn
+from npuenv.checks.machine.storage import size_of
 from npuenv.core.fact import State
 from npuenv.facts.machine.session import line_of
 from npuenv.facts.machine.system import DRIVER_GROUP, UNLIMITED
 
 if TYPE_CHECKING:
+    from npuenv.checks.base import CheckResult, Context
     from npuenv.core.fact import Fact
     from npuenv.facts.machine.session import Process, Processes
+    from npuenv.facts.machine.system import Account
 
 _GIB_KIB = 1 << 20
 _ARCHES = ("x86_64", "aarch64")
@@ -30,18 +33,8 @@ _USER = "vllm-ascend documentation: ra init fails for a uid without entry; torch
 _LEFT = "vllm-project/vllm-ascend: the engine outlives its server and keeps its memory"
 _YEARS = range(2024, 2038)  # outside of these years the certificates of every index are invalid
 _INITS = (
-    "systemd",
-    "init",
-    "tini",
-    "docker-init",
-    "dumb-init",
-    "catatonit",
-    "s6-svscan",
-    "bash",
-    "sh",
-    "sleep",
-    "tail",
-)
+    "systemd", "init", "tini", "docker-init", "dumb-init", "catatonit", "s6-svscan", "bash", "sh", "sleep", "tail",
+)  # fmt: skip
 _ZOMBIES_MANY = 8
 _RAY_SERVERS = ("raylet", "gcs_server")
 # Python programs that `ray start` runs beside its servers; they survive when those are killed (seen with Ray 2.60.0).
@@ -69,7 +62,7 @@ def _shm(context: Context) -> CheckResult:
     space = context.facts.machine.shared_memory.value
     if space is None:
         return warn("machine.shm-absent", fix=fix_for("machine.shm"))
-    size = _size(space.size_kib)
+    size = size_of(space.size_kib)
     if space.size_kib < _SHM_LEAST_KIB and context.framework != "cpu":
         return fail("machine.shm-small", fix=fix_for("machine.shm"), size=size)
     if space.size_kib < _SHM_GOOD_KIB:
@@ -82,7 +75,7 @@ def _shm_free(context: Context) -> CheckResult:
     space = context.facts.machine.shared_memory.value
     if space is None or space.size_kib < _SHM_GOOD_KIB:
         return skip("machine.because-shm")
-    free, size = _size(space.free_kib), _size(space.size_kib)
+    free, size = size_of(space.free_kib), size_of(space.size_kib)
     fix = fix_for("machine.shm-free", ("ls", "-l", "/dev/shm"))
     if space.free_kib < _SHM_LEAST_KIB:
         return fail("machine.shm-full", fix=fix, free=free, size=size)
@@ -91,14 +84,8 @@ def _shm_free(context: Context) -> CheckResult:
     return ok("machine.shm-free-ok", free=free)
 
 
-def _size(kib: int) -> str:
-    return f"{kib / _GIB_KIB:.1f} GiB" if kib >= _GIB_KIB else f"{kib >> 10} MiB"
-
-
-def _files(context: Context) -> CheckResult:
-    limit = context.facts.machine.open_files.value
-    if limit is None:
-        return skip("no-limit")
+@given(lambda context: context.facts.machine.open_files.value, "no-limit")
+def _files(context: Context, limit: int) -> CheckResult:
     good = _FILES_CPU if context.framework == "cpu" else _FILES_GOOD
     if limit == UNLIMITED or limit >= good:
         return ok("machine.files-ok")
@@ -119,10 +106,8 @@ def _hard_limit(fact: Fact[int]) -> int | None:
     return int(match[1]) if match else None
 
 
-def _locked(context: Context) -> CheckResult:
-    limit = context.facts.machine.locked_memory.value
-    if limit is None:
-        return skip("no-limit")
+@given(lambda context: context.facts.machine.locked_memory.value, "no-limit")
+def _locked(context: Context, limit: int) -> CheckResult:
     if limit == UNLIMITED or limit > _LOCKED_OLD_DEFAULT:
         return ok("machine.locked-ok")
     hard = _hard_limit(context.facts.machine.locked_memory)
@@ -137,7 +122,7 @@ def _disk(context: Context) -> CheckResult:
     space = context.facts.machine.disk.value
     if space is None:
         return unknown("machine.disk-absent")
-    size = _size(space.free_kib)
+    size = size_of(space.free_kib)
     if space.free_kib < _DISK_LEAST_KIB:
         return fail("machine.disk-small", fix=fix_for("machine.disk"), size=size)
     if space.free_kib < _DISK_GOOD_KIB:
@@ -177,10 +162,10 @@ def _memory(context: Context) -> CheckResult:
     memory = context.facts.machine.memory.value
     if memory is None or memory.available_kib is None:
         return skip("machine.memory-absent")
-    free, total = _size(memory.available_kib), _size(memory.total_kib)
+    free, total = size_of(memory.available_kib), size_of(memory.total_kib)
     if memory.available_kib >= min(max(_FREE_MEMORY_LEAST_KIB, memory.total_kib // 100), memory.total_kib // 4):
         return ok("machine.memory-ok", free=free)
-    swap = _size((memory.swap_kib or 0) - (memory.swap_free_kib or 0))
+    swap = size_of((memory.swap_kib or 0) - (memory.swap_free_kib or 0))
     fix = fix_for("machine.memory", ("ps", "-eo", "pid,user,rss,comm", "--sort=-rss"))
     return warn("machine.memory-warn", fix=fix, free=free, total=total, swap=swap)
 
@@ -196,18 +181,15 @@ def _clock(context: Context) -> CheckResult:
 
 def _encoding(context: Context) -> CheckResult:
     encoding = context.facts.machine.encoding.value
-    environ = context.facts.environment.value or {}
+    environ = context.environment
     if encoding in (None, "utf-8") or environ.get("PYTHONUTF8") == "1":
         return ok("machine.encoding-ok", encoding=encoding or "utf-8")
-    return warn(
-        "machine.encoding-warn", fix=fix_for("machine.encoding", ("export", "LC_ALL=C.UTF-8")), encoding=encoding or "-"
-    )
+    fix = fix_for("machine.encoding", ("export", "LC_ALL=C.UTF-8"))
+    return warn("machine.encoding-warn", fix=fix, encoding=encoding or "-")
 
 
-def _user_entry(context: Context) -> CheckResult:
-    account = context.facts.machine.account.value
-    if account is None:
-        return skip("machine.account-absent")
+@given(lambda context: context.facts.machine.account.value, "machine.account-absent")
+def _user_entry(_: Context, account: Account) -> CheckResult:
     if account.name is not None:
         return ok("machine.user-ok", uid=account.uid)
     return fail("machine.user-fail", fix=fix_for("machine.user", uid=account.uid, gid=account.gid), uid=account.uid)
@@ -225,11 +207,9 @@ def _driver_group(context: Context) -> CheckResult:
     return warn("machine.group-warn", fix=fix_for("machine.group", *commands, needs_root=True), group=DRIVER_GROUP)
 
 
-def _leftovers(context: Context) -> CheckResult:
+@given(lambda context: context.facts.machine.processes.value, "machine.no-processes")
+def _leftovers(context: Context, found: Processes) -> CheckResult:
     """Only processes that cannot be part of a running job: workers without a raylet, engines without a server."""
-    found = context.facts.machine.processes.value
-    if found is None:
-        return skip("machine.no-processes")
     is_noted = context.facts.ray.address.state is not State.ABSENT
     stale = [process for process in found.ours if _is_stale(process, found, is_noted)]
     if not stale:
@@ -258,59 +238,36 @@ def _is_stale(process: Process, found: Processes, is_noted: bool) -> bool:
     return process.name.startswith("VLLM") and found.init in _INITS
 
 
-def _zombies(context: Context) -> CheckResult:
-    found = context.facts.machine.processes.value
-    if found is None:
-        return skip("machine.no-processes")
+@given(lambda context: context.facts.machine.processes.value, "machine.no-processes")
+def _zombies(_: Context, found: Processes) -> CheckResult:
     dead = [process for process in found.ours if process.is_zombie and not process.is_half_dead]
     unreaped = [process for process in dead if process.parent == 1]
     if not unreaped and len(dead) < _ZOMBIES_MANY:
         return ok("machine.zombies-ok")
     shown = unreaped or dead
     parents = tuple(dict.fromkeys(process.parent for process in shown))
-    return warn(
-        "machine.zombies-warn",
-        *map(line_of, shown[:6]),
-        fix=fix_for("machine.zombies"),
-        count=len(shown),
-        parents=parents,
-    )
+    fix = fix_for("machine.zombies")
+    return warn("machine.zombies-warn", *map(line_of, shown[:6]), fix=fix, count=len(shown), parents=parents)
 
 
+_ENCODING = "PEP 538, PEP 540: only a locale without encoding becomes UTF-8"
+_DRIVER_GROUP = "the driver's installer: it needs the user and group HwHiAiUser"
+_LIBSTDCXX = "PEP 600: manylinux_2_28 allows up to GLIBCXX_3.4.24"
 CHECKS = (
     Check("machine.arch", ("machine.arch",), "platforms of torch_npu wheels", _arch, required_for=FRAMEWORKS),
     Check("machine.glibc", ("machine.glibc",), "PEP 600: manylinux_2_28", _glibc, required_for=FRAMEWORKS),
     Check("machine.shared-memory", ("machine.shared_memory",), "docker run --shm-size defaults to 64 MiB", _shm),
     Check("machine.open-files", ("machine.open_files",), "ROLL Ascend samples: --ulimit nofile=65536:65536", _files),
-    Check(
-        "machine.locked-memory",
-        ("machine.locked_memory",),
-        "ulimit -l; RoCE memory registration",
-        _locked,
-        is_about_cards=True,
-    ),
+    card_check("machine.locked-memory", ("machine.locked_memory",), "ulimit -l; RoCE memory registration", _locked),
     Check("machine.disk", ("machine.disk",), "sizes of measured installations", _disk),
     Check("machine.shared-memory-free", ("machine.shared_memory",), _SHM_LEFT, _shm_free),
-    Check(
-        "machine.libstdcxx", ("machine.libstdcxx",), "PEP 600: manylinux_2_28 allows up to GLIBCXX_3.4.24", _libstdcxx
-    ),
-    Check("machine.tasks", ("machine.limits",), "ulimit -u; getrlimit(2), RLIMIT_NPROC", _tasks, is_about_cards=True),
+    Check("machine.libstdcxx", ("machine.libstdcxx",), _LIBSTDCXX, _libstdcxx),
+    card_check("machine.tasks", ("machine.limits",), "ulimit -u; getrlimit(2), RLIMIT_NPROC", _tasks),
     Check("machine.memory", ("machine.memory",), "/proc/meminfo, MemAvailable; proc_meminfo(5)", _memory),
     Check("machine.clock", ("machine.time",), "validity of TLS certificates (RFC 5280)", _clock),
-    Check(
-        "machine.encoding",
-        ("machine.encoding",),
-        "PEP 538, PEP 540: only a locale without encoding becomes UTF-8",
-        _encoding,
-    ),
+    Check("machine.encoding", ("machine.encoding",), _ENCODING, _encoding),
     Check("machine.user-entry", ("machine.account",), _USER, _user_entry),
-    Check(
-        "machine.driver-group",
-        ("machine.driver_group", "machine.container"),
-        "the driver's installer: it needs the user and group HwHiAiUser",
-        _driver_group,
-        is_about_cards=True,
-    ),
+    card_check("machine.driver-group", ("machine.driver_group", "machine.container"), _DRIVER_GROUP, _driver_group),
     Check("machine.leftovers", ("machine.processes",), _LEFT, _leftovers, level=1),
     Check("machine.zombies", ("machine.processes",), "verl NPU AQN guide: many defunct processes", _zombies, level=1),
 )

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, unknown, warn, worst
+from npuenv.checks.base import CheckResult, Context, card_check, fail, fix_for, given, ok, skip, unknown, warn, worst
 from npuenv.checks.network.answers import answers, cards_here, stranded_cards, tool_failure, unread_cards
 from npuenv.core.fact import Evidence, State
 from npuenv.core.finding import Fix, Status
@@ -20,6 +20,8 @@ from npuenv.core.finding import Fix, Status
 if TYPE_CHECKING:
     import ipaddress
     from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from npuenv.facts.hccn.conf import HccnConf
 
 CONF = "/etc/hccn.conf"
 _ENV_PREP = "hicann/hccl user guide, environment preparation; vllm-ascend multi-node verification list"
@@ -135,15 +137,13 @@ def _without_file(context: Context) -> CheckResult | None:
     return skip("network.because-conf") if context.facts.hccn.conf.state is State.UNKNOWN else None
 
 
-def _tls(context: Context) -> CheckResult:
+@given(lambda context: context.facts.hccn.conf.value, "network.tls-no-file")
+def _tls(context: Context, conf: HccnConf) -> CheckResult:
     """The TLS switches, in the file and from the tool: neither may differ between cards.
 
     The file applies at the next start of the driver, the tool shows the present state. A device without an entry has
     its default, which is not in the file.
     """
-    conf = context.facts.hccn.conf.value
-    if conf is None:
-        return skip("network.tls-no-file")
     filed = {card: keys["tls_enable"] for card, keys in sorted(conf.by_device.items()) if "tls_enable" in keys}
     if not filed:
         return skip("network.tls-no-entry")
@@ -412,20 +412,14 @@ def _outliers(values: dict[int, str]) -> list[int]:
 
 
 CHECKS = (
-    Check(
-        "network.tls-agrees",
-        ("hccn.conf",),
-        "hicann/hccl fault diagnosis, EI0016 and EI0006",
-        _tls,
-        is_about_cards=True,
-    ),
-    Check("network.hccn-conf", (), "HCCN tool guide, /etc/hccn.conf", _conf, is_about_cards=True),
-    Check("network.card-addresses", (), _ENV_PREP, _set, is_about_cards=True),
-    Check("network.addresses-agree", (), _ENV_PREP, _same, is_about_cards=True, level=2),
-    Check("network.addresses-valid", (), _ENV_PREP, _valid, is_about_cards=True),
-    Check("network.addresses-unique", (), "hicann/hccl fault diagnosis, EI0006", _unique, is_about_cards=True),
-    Check("network.netmasks-agree", (), "hicann/hccl fault diagnosis, EI0006", _masks, is_about_cards=True),
-    Check("network.card-subnets", (), "hicann/hccl fault diagnosis, EI0006", _subnets, is_about_cards=True),
-    Check("network.card-gateways", (), _ENV_PREP, _gateway, is_about_cards=True),
-    Check("network.card-mtu", (), "HCCN tool guide, /etc/hccn.conf", _mtu, is_about_cards=True),
+    card_check("network.tls-agrees", ("hccn.conf",), "hicann/hccl fault diagnosis, EI0016 and EI0006", _tls),
+    card_check("network.hccn-conf", (), "HCCN tool guide, /etc/hccn.conf", _conf),
+    card_check("network.card-addresses", (), _ENV_PREP, _set),
+    card_check("network.addresses-agree", (), _ENV_PREP, _same, level=2),
+    card_check("network.addresses-valid", (), _ENV_PREP, _valid),
+    card_check("network.addresses-unique", (), "hicann/hccl fault diagnosis, EI0006", _unique),
+    card_check("network.netmasks-agree", (), "hicann/hccl fault diagnosis, EI0006", _masks),
+    card_check("network.card-subnets", (), "hicann/hccl fault diagnosis, EI0006", _subnets),
+    card_check("network.card-gateways", (), _ENV_PREP, _gateway),
+    card_check("network.card-mtu", (), "HCCN tool guide, /etc/hccn.conf", _mtu),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from npuenv.checks.base import Check, CheckResult, Context, fix_for, ok, skip, warn, worst
+from npuenv.checks.base import CheckResult, Context, card_check, fix_for, ok, skip, warn, worst
 from npuenv.checks.network.answers import answers, unread_cards
 from npuenv.core.fact import Evidence, Fact, State
 
@@ -86,4 +86,4 @@ def _moment(text: str) -> datetime.datetime | None:
         return None
 
 
-CHECKS = (Check("network.link-flaps", (), _SOURCE, _flaps, is_about_cards=True, level=LEVEL),)
+CHECKS = (card_check("network.link-flaps", (), _SOURCE, _flaps, level=LEVEL),)

@@ -6,33 +6,42 @@ reported once, by `network.card-links`: its speed, health and module are consequ
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
-from npuenv.checks.base import (
-    NPU_FRAMEWORKS,
-    Check,
-    CheckResult,
-    Context,
-    fail,
-    fix_for,
-    ok,
-    skip,
-    unknown,
-    warn,
-    worst,
-)
+from npuenv.checks.base import NPU_FRAMEWORKS, card_check, fail, fix_for, ok, skip, unknown, warn, worst
 from npuenv.checks.network import card_addresses, flaps, interfaces, rank_table
 from npuenv.checks.network.answers import answers, cards_here, silent_cards, stranded_cards, tool_failure, unread_cards
 from npuenv.core.fact import State
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
+    from npuenv.checks.base import CheckResult, Context
     from npuenv.core.fact import Evidence
+
+    _Values = Mapping[int, Any]  # by card
+    _Lines = Mapping[int, Evidence]
+    _Judge = Callable[[Context, _Values, _Lines, _Lines], CheckResult]
+    _Check = Callable[[Context], CheckResult]
 
 LEVEL = 2
 _VERIFY = "vllm-ascend installation and multi-node pages, list of verifications"
 _NOT_SET_UP = ("init", "detect ip set")
+
+
+def _of_answers(name: str, *, otherwise: str = "network.none-asked") -> Callable[[_Judge], _Check]:
+    """Decorates a check of the answers to one query: the function gets their values, lines, and what is unread."""
+
+    def decorate(judge: _Judge) -> _Check:
+        @functools.wraps(judge)
+        def check(context: Context) -> CheckResult:
+            found = answers(context, name)
+            return tool_failure(context) or (skip(otherwise) if found is None else judge(context, *found))
+
+        return check
+
+    return decorate
 
 
 def _tool(context: Context) -> CheckResult:
@@ -42,7 +51,7 @@ def _tool(context: Context) -> CheckResult:
             return skip("network.tool-no-card")
         if not (interfaces.spans_nodes(context) or card_addresses.addressed_cards(context)):
             return skip("network.tool-unneeded")
-        in_container = context.facts.machine.container.is_known
+        in_container = context.in_container
         fix = fix_for("network.tool-container" if in_container else "network.tool")
         return unknown("network.tool-missing", *hccn.tool.evidence, fix=fix)
     if hccn.refused.value is not None:
@@ -65,12 +74,9 @@ def down_cards(context: Context) -> set[int]:
     return {card for card, state in found[0].items() if state == "DOWN"} if found else set()
 
 
-def _links(context: Context) -> CheckResult:
+@_of_answers("links")
+def _links(context: Context, states: _Values, lines: _Lines, blind: _Lines) -> CheckResult:
     """Links that are down. If none is up and no card has an address, the cards' network is not used."""
-    refused, found = tool_failure(context), answers(context, "links")
-    if refused or found is None:
-        return refused or skip("network.none-asked")
-    states, lines, blind = found
     well = ok("network.links-up", *lines.values(), count=len(states))
     down = _down(context, states, lines)
     return worst((down, unread_cards(context, blind, of=states)), otherwise=down or well)
@@ -94,18 +100,14 @@ def _down(context: Context, states: Mapping[int, str], lines: Mapping[int, Evide
     bare = [card for card in down if card in known and not known[card].is_present and not known[card].readings]
     if bare:
         shown = (*shown, *(modules.lines[card] for card in bare if modules))
-        return fail(
-            "network.links-no-module", *shown, fix=fix_for("network.module"), cards=tuple(down), bare=tuple(bare)
-        )
+        fix = fix_for("network.module")
+        return fail("network.links-no-module", *shown, fix=fix, cards=tuple(down), bare=tuple(bare))
     return fail("network.links-down", *shown, fix=fix_for("network.link"), cards=tuple(down), count=len(states))
 
 
-def _health(context: Context) -> CheckResult:
+@_of_answers("net_health")
+def _health(context: Context, states: _Values, lines: _Lines, blind: _Lines) -> CheckResult:
     """The result of the card's own probe of its configured address to watch."""
-    refused, found = tool_failure(context), answers(context, "net_health")
-    if refused or found is None:
-        return refused or skip("network.none-asked")
-    states, lines, blind = found
     down = down_cards(context)
     assessed = {card: state for card, state in states.items() if card not in down}
     unhealthy = {card: state for card, state in assessed.items() if state not in ("success", "unknown", *_NOT_SET_UP)}
@@ -139,11 +141,8 @@ def _watching(lines: Mapping[int, Evidence], assessed: Mapping[int, str]) -> Che
     return ok("network.health-ok", *first, count=watching)
 
 
-def _speed(context: Context) -> CheckResult:
-    refused, found = tool_failure(context), answers(context, "speeds")
-    if refused or found is None:
-        return refused or skip("network.none-asked")
-    speeds, lines, blind = found
+@_of_answers("speeds")
+def _speed(context: Context, speeds: _Values, lines: _Lines, blind: _Lines) -> CheckResult:
     down = down_cards(context)
     assessed = {card: speed.mbps for card, speed in speeds.items() if card not in down}
     known = {card: mbps for card, mbps in assessed.items() if mbps is not None}
@@ -163,12 +162,9 @@ def _speed(context: Context) -> CheckResult:
     return worst(outcomes, otherwise=well)
 
 
-def _optical(context: Context) -> CheckResult:
+@_of_answers("optical")
+def _optical(context: Context, modules: _Values, lines: _Lines, blind: _Lines) -> CheckResult:
     """The modules of cards whose link is up; those of cards that are down are named with their link."""
-    refused, found = tool_failure(context), answers(context, "optical")
-    if refused or found is None:
-        return refused or skip("network.none-asked")
-    modules, lines, blind = found
     assessed = {card: module for card, module in modules.items() if card not in down_cards(context)}
     gone = sorted(card for card, module in assessed.items() if not module.is_present)
     outliers = {card: lines[card] for card in gone if assessed[card].readings}
@@ -192,12 +188,9 @@ def _optical(context: Context) -> CheckResult:
     return worst(outcomes, otherwise=well)
 
 
-def _vnic(context: Context) -> CheckResult:
+@_of_answers("vnics", otherwise="network.vnic-none")
+def _vnic(context: Context, vnics: _Values, lines: _Lines, blind: _Lines) -> CheckResult:
     """The interface for traffic inside a super pod: HCCL on A3 needs it on every chip."""
-    refused, found = tool_failure(context), answers(context, "vnics")
-    if refused or found is None:
-        return refused or skip("network.vnic-none")
-    vnics, lines, blind = found
     down = sorted(card for card, vnic in vnics.items() if not vnic.is_up)
     shown = (lines[card] for card in down)
     bad = fail("network.vnic-down", *shown, fix=fix_for("network.vnic"), cards=tuple(down)) if down else None
@@ -205,12 +198,9 @@ def _vnic(context: Context) -> CheckResult:
     return worst((bad, blind_ones), otherwise=ok("network.vnic-up", count=len(vnics)))
 
 
-def _ping(context: Context) -> CheckResult:
+@_of_answers("pings", otherwise="network.ping-none")
+def _ping(context: Context, pings: _Values, lines: _Lines, blind: _Lines) -> CheckResult:
     """A ping from each card to another one of its subnet; both are up and have an address."""
-    refused, found = tool_failure(context), answers(context, "pings")
-    if refused or found is None:
-        return refused or skip("network.ping-none")
-    pings, lines, blind = found
     if card_addresses.has_address_fault(context):
         return skip("network.because-addresses")
     lossy = {card: ping for card, ping in pings.items() if ping.lost or ping.lost is None}
@@ -271,12 +261,9 @@ def _expiring(on: Mapping[int, Any], lines: Mapping[int, Evidence], expiry: str)
     return make(f"network.{name}", *shown, fix=fix, cards=tuple(cards), what=first.name, end=first.end)
 
 
-def _ports(context: Context) -> CheckResult:
+@_of_answers("ports", otherwise="network.ports-none")
+def _ports(context: Context, cards: _Values, lines: _Lines, blind: _Lines) -> CheckResult:
     """950: ports that are down although enabled; unwired ones are disabled by design."""
-    refused, found = tool_failure(context), answers(context, "ports")
-    if refused or found is None:
-        return refused or skip("network.ports-none")
-    cards, lines, blind = found
     off = context.facts.hccn.ports_off.value or {}
     down = {
         card: [port.number for port in info.ports if not port.is_up and port.number not in off.get(card, ())]
@@ -293,25 +280,18 @@ def _ports(context: Context) -> CheckResult:
     return worst((broken, unread_cards(context, blind, of=cards)), otherwise=well)
 
 
+_HCCN_TOOL = "vllm-ascend installation, verification"
 CHECKS = (
     *card_addresses.CHECKS,
-    Check(
-        "network.hccn-tool",
-        (),
-        "vllm-ascend installation, verification",
-        _tool,
-        is_about_cards=True,
-        level=LEVEL,
-        required_for=NPU_FRAMEWORKS,
-    ),
-    Check("network.card-links", (), "alibaba/ROLL Ascend FAQ; " + _VERIFY, _links, is_about_cards=True, level=LEVEL),
+    card_check("network.hccn-tool", (), _HCCN_TOOL, _tool, level=LEVEL, required_for=NPU_FRAMEWORKS),
+    card_check("network.card-links", (), "alibaba/ROLL Ascend FAQ; " + _VERIFY, _links, level=LEVEL),
     *flaps.CHECKS,
-    Check("network.card-health", (), _VERIFY, _health, is_about_cards=True, level=LEVEL),
-    Check("network.card-speeds", (), "hicann/driver hccn_tool, -speed", _speed, is_about_cards=True, level=LEVEL),
-    Check("network.optical", (), "mind-cluster fault diagnosis, optical", _optical, is_about_cards=True, level=LEVEL),
-    Check("network.vnic", (), "msprechecker (Ascend/msit); " + _VERIFY, _vnic, is_about_cards=True, level=LEVEL),
-    Check("network.card-ping", (), _VERIFY, _ping, is_about_cards=True, level=LEVEL),
-    Check("network.tls-certificate", (), "HCCN tool guide, -tls", _certificate, is_about_cards=True, level=LEVEL),
-    Check("network.card-ports", (), "HCCN tool guide of 950, port state", _ports, is_about_cards=True, level=LEVEL),
+    card_check("network.card-health", (), _VERIFY, _health, level=LEVEL),
+    card_check("network.card-speeds", (), "hicann/driver hccn_tool, -speed", _speed, level=LEVEL),
+    card_check("network.optical", (), "mind-cluster fault diagnosis, optical", _optical, level=LEVEL),
+    card_check("network.vnic", (), "msprechecker (Ascend/msit); " + _VERIFY, _vnic, level=LEVEL),
+    card_check("network.card-ping", (), _VERIFY, _ping, level=LEVEL),
+    card_check("network.tls-certificate", (), "HCCN tool guide, -tls", _certificate, level=LEVEL),
+    card_check("network.card-ports", (), "HCCN tool guide of 950, port state", _ports, level=LEVEL),
     *rank_table.CHECKS,
 )

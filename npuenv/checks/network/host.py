@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, unknown, warn
+from npuenv.checks.base import Check, CheckResult, Context, card_check, fail, fix_for, ok, skip, unknown, warn
 from npuenv.checks.network import interfaces
 from npuenv.checks.network.interfaces import own_addresses, spans_nodes, variable, variables
 from npuenv.core.fact import Evidence, State
@@ -184,7 +184,7 @@ def _belongs_to_ray(owner: str, port: int = 0) -> bool:
 
 def _no_proxy(context: Context) -> CheckResult:
     """The nodes' addresses must be excluded from the proxy."""
-    environment = context.facts.environment.value or {}
+    environment = context.environment
     proxies = context.facts.network.proxies.value
     if not proxies:
         return skip("network.no-proxy-none")
@@ -230,7 +230,7 @@ def is_excepted(name: str, excepted: str) -> bool:
 def _firewall(context: Context) -> CheckResult:
     if not spans_nodes(context):
         return skip("network.one-node")
-    if context.facts.machine.container.is_known:
+    if context.in_container:
         return skip("network.firewall-host")
     found = context.facts.network.firewall
     if found.value is not None:
@@ -244,7 +244,7 @@ def _firewall(context: Context) -> CheckResult:
 def _clock(context: Context) -> CheckResult:
     if not spans_nodes(context):
         return skip("network.one-node")
-    if context.facts.machine.container.is_known:
+    if context.in_container:
         return skip("network.clock-host")
     found = context.facts.network.clock
     if found.value is None:
@@ -261,13 +261,7 @@ CHECKS = (
     Check("network.hostname", (), "Ray and gloo: address of the own name; " + _NODES, _hostname),
     Check("network.master", ("network.master",), _NODES, _master),
     Check("network.master-port", (), _NODES, _master_port),
-    Check(
-        "network.hccl-ports",
-        (),
-        "hicann/hccl user guide, HCCL_IF_BASE_PORT; EI0019, EJ0003",
-        _hccl_ports,
-        is_about_cards=True,
-    ),
+    card_check("network.hccl-ports", (), "hicann/hccl user guide, HCCL_IF_BASE_PORT; EI0019, EJ0003", _hccl_ports),
     Check("network.ray-ports", (), _NODES + "; Ray ports", _ray_ports),
     Check("network.no-proxy", (), _NODES, _no_proxy),
     Check("network.firewall", (), _NODES + ", trouble list", _firewall),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, unknown, warn
+from npuenv.checks.base import Check, CheckResult, Context, card_check, fail, fix_for, ok, skip, unknown, warn
 from npuenv.core.fact import Evidence
 from npuenv.facts.network.environ import is_loopback
 from npuenv.facts.network.interfaces import number_of, way_to
@@ -28,7 +28,7 @@ INNER = re.compile(
 
 
 def variables(context: Context) -> dict[str, str]:
-    return {name: value.strip() for name, value in (context.facts.environment.value or {}).items()}
+    return {name: value.strip() for name, value in context.environment.items()}
 
 
 def variable(context: Context, name: str) -> Evidence:
@@ -256,9 +256,9 @@ def _ipv6_only(context: Context) -> CheckResult:
 
 
 CHECKS = (
-    Check("network.hccl-interface", (), _IFNAME, _hccl_interface, is_about_cards=True),
-    Check("network.hccl-address", (), _IFNAME, _hccl_address, is_about_cards=True),
-    Check("network.hccl-guess", (), _IFNAME + "; fault diagnosis, EI0015", _hccl_guess, is_about_cards=True),
+    card_check("network.hccl-interface", (), _IFNAME, _hccl_interface),
+    card_check("network.hccl-address", (), _IFNAME, _hccl_address),
+    card_check("network.hccl-guess", (), _IFNAME + "; fault diagnosis, EI0015", _hccl_guess),
     Check("network.gloo-interface", (), "PyTorch distributed, GLOO_SOCKET_IFNAME", _other_interfaces),
-    Check("network.ip-family", (), "hicann/hccl user guide, HCCL_SOCKET_FAMILY", _ipv6_only, is_about_cards=True),
+    card_check("network.ip-family", (), "hicann/hccl user guide, HCCL_SOCKET_FAMILY", _ipv6_only),
 )

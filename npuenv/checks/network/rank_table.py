@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, worst
+from npuenv.checks.base import CheckResult, Context, card_check, fail, fix_for, given, ok, skip, worst
 from npuenv.checks.network import card_addresses
 from npuenv.checks.network.answers import answers, unread_cards
 from npuenv.checks.network.interfaces import own_addresses
@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 _DOCUMENT = "hicann/hccl user guide, rank table; fault diagnosis, EI0004 and EI0014"
 
 
-def _table(context: Context) -> CheckResult:
-    table = context.facts.hccn.rank_table.value
-    if table is None:
-        return skip("network.rank-table-none")
+@given(lambda context: context.facts.hccn.rank_table.value, "network.rank-table-none")
+def _table(_: Context, table: RankTable) -> CheckResult:
     wrong = _wrong(table)
     if wrong:
         fix = fix_for("network.rank-table")
@@ -92,6 +90,6 @@ def _own_server(context: Context, table: RankTable, cards: dict[int, str]) -> Se
 
 
 CHECKS = (
-    Check("network.rank-table", ("hccn.rank_table",), _DOCUMENT, _table, is_about_cards=True),
-    Check("network.rank-table-addresses", (), _DOCUMENT, _addresses, is_about_cards=True),
+    card_check("network.rank-table", ("hccn.rank_table",), _DOCUMENT, _table),
+    card_check("network.rank-table-addresses", (), _DOCUMENT, _addresses),
 )

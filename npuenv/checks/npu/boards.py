@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, unknown, unread, warn, worst
+from npuenv.checks.base import card_check, fail, fix_for, given, ok, skip, unknown, unread, warn, worst
 from npuenv.checks.npu.listed import unread_of
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from npuenv.facts.npu.queries import Board, Spod
+    from npuenv.checks.base import CheckResult, Context
+    from npuenv.facts.npu.holders import KernelEvent
+    from npuenv.facts.npu.queries import Board, Ecc, FaultEvent, Refusal, Spod, Topology
 
 _TOOLS = "npu-smi source (hicann/driver) and public transcripts"
 _ECC = "Ascend/mind-cluster docs: event 80E01801 (multi-bit ECC), 80E18402 (isolated rows have reached 64)"
@@ -28,20 +30,16 @@ _COMPATIBLE = frozenset({"OK", "NOT SUPPORT", "NOT SUPPORTED"})  # the last two:
 _GRAVE_ACTIONS = ("reset", "separate")
 
 
-def _answer(context: Context) -> CheckResult:
-    silent = context.facts.npu.silent.value
-    if silent is None:
-        return skip("npu.not-told")
+@given(lambda context: context.facts.npu.silent.value, "npu.not-told")
+def _answer(_: Context, silent: tuple[Refusal, ...]) -> CheckResult:
     if not silent:
         return ok("npu.cards-answer-ok")
     return fail("npu.cards-answer-fail", fix=fix_for("npu.card-silent", ("lspci", "-d", "19e5:")), count=len(silent))
 
 
-def _memory(context: Context) -> CheckResult:
+@given(lambda context: context.facts.npu.ecc.value, "npu.not-told")
+def _memory(context: Context, cards: tuple[Ecc, ...]) -> CheckResult:
     """Single-bit errors are corrected. Lifetime totals say nothing about the present."""
-    cards = context.facts.npu.ecc.value
-    if cards is None:
-        return skip("npu.not-told")
     bad = {}
     lines = []
     for card in cards:
@@ -56,11 +54,9 @@ def _memory(context: Context) -> CheckResult:
     return worst((reported, unread_of(context, "ecc")), otherwise=ok("npu.cards-memory-ok", count=len(cards)))
 
 
-def _alike(context: Context) -> CheckResult:
+@given(lambda context: context.facts.npu.boards.value, "npu.not-told")
+def _alike(context: Context, boards: tuple[Board, ...]) -> CheckResult:
     """One driver and one firmware version on all cards of a host."""
-    boards = context.facts.npu.boards.value
-    if boards is None:
-        return skip("npu.not-told")
     outcomes = [
         unread_of(context, "boards"),
         *_several(context, boards, "firmware"),
@@ -103,14 +99,12 @@ def _compatible(context: Context) -> CheckResult:
     return worst(outcomes, otherwise=ok("npu.cards-compatible-ok", count=len(words)))
 
 
-def _linked(context: Context) -> CheckResult:
+@given(lambda context: context.facts.npu.topology.value, "npu.not-told")
+def _linked(context: Context, topology: Topology) -> CheckResult:
     """On a board with directly connected cards, a pair without a direct link has lost it.
 
     Cards in slots (all SYS) are normal, and so are the two halves of a board with sixteen.
     """
-    topology = context.facts.npu.topology.value
-    if topology is None:
-        return skip("npu.not-told")
     pairs = {
         (one, other): word
         for one, row in topology.links.items()
@@ -127,10 +121,8 @@ def _linked(context: Context) -> CheckResult:
     return worst((reported, rest), otherwise=ok("npu.cards-linked-ok", count=len(pairs)))
 
 
-def _in_pod(context: Context) -> CheckResult:
-    pods = context.facts.npu.spods.value
-    if pods is None:
-        return skip("npu.not-told")
+@given(lambda context: context.facts.npu.spods.value, "npu.not-told")
+def _in_pod(context: Context, pods: tuple[Spod, ...]) -> CheckResult:
     locations = {(pod.pod, pod.size, pod.server) for pod in pods if _is_whole(pod)}
     evidence = context.facts.npu.spods.evidence
     outcomes = [
@@ -156,11 +148,9 @@ def _servers(pods: Iterable[Spod]) -> tuple[str, ...]:
     return tuple(sorted({f"{pod.pod}/{pod.server}" for pod in pods if _is_whole(pod)}))
 
 
-def _events(context: Context) -> CheckResult:
+@given(lambda context: context.facts.npu.faults.value, "npu.not-told")
+def _events(context: Context, events: tuple[FaultEvent, ...]) -> CheckResult:
     """Faults that cards of the 950 generation report individually."""
-    events = context.facts.npu.faults.value
-    if events is None:
-        return skip("npu.not-told")
     blind = unread_of(context, "faults")
     if not events:
         return blind or ok("npu.cards-events-ok")
@@ -175,11 +165,9 @@ def _events(context: Context) -> CheckResult:
     return worst((result, blind), otherwise=result)
 
 
-def _kernel(context: Context) -> CheckResult:
+@given(lambda context: context.facts.npu.kernel.value, "npu.not-told")
+def _kernel(context: Context, events: tuple[KernelEvent, ...]) -> CheckResult:
     """The driver's kernel messages since boot about an abnormal device or stopped firmware."""
-    events = context.facts.npu.kernel.value
-    if events is None:
-        return skip("npu.not-told")
     others = []
     for event in events:
         row = context.matrix.npu_fault(event.code) if event.code else None
@@ -198,7 +186,7 @@ def _kernel(context: Context) -> CheckResult:
 def _claimed(context: Context) -> CheckResult:
     """Devices that a container holds although nothing runs in it: no other container gets them."""
     claims = context.facts.npu.claims.value
-    if claims is None or context.facts.machine.container.is_known:
+    if claims is None or context.in_container:
         return skip("npu.not-told")
     others = [claim for claim in claims if claim.is_exclusive and not claim.is_ours and claim.devices]
     if not others:
@@ -217,13 +205,13 @@ def _claimed(context: Context) -> CheckResult:
 
 
 CHECKS = (
-    Check("cards.answer", ("npu.silent",), _TOOLS, _answer, is_about_cards=True, level=2),
-    Check("cards.memory", ("npu.ecc",), _ECC, _memory, is_about_cards=True, level=2),
-    Check("cards.alike", ("npu.boards",), _TOOLS, _alike, is_about_cards=True, level=2),
-    Check("cards.compatible", ("npu.boards",), _TOOLS, _compatible, is_about_cards=True, level=2),
-    Check("cards.linked", ("npu.topology",), _TOPO, _linked, is_about_cards=True, level=2),
-    Check("cards.super-pod", ("npu.spods",), _SPOD, _in_pod, is_about_cards=True, level=2),
-    Check("cards.events", ("npu.faults",), _FAULTS, _events, is_about_cards=True, level=2),
-    Check("cards.kernel", ("npu.kernel",), _KERNEL, _kernel, is_about_cards=True, level=2),
-    Check("cards.claimed", ("npu.claims",), _UDA, _claimed, is_about_cards=True, level=2),
+    card_check("cards.answer", ("npu.silent",), _TOOLS, _answer, level=2),
+    card_check("cards.memory", ("npu.ecc",), _ECC, _memory, level=2),
+    card_check("cards.alike", ("npu.boards",), _TOOLS, _alike, level=2),
+    card_check("cards.compatible", ("npu.boards",), _TOOLS, _compatible, level=2),
+    card_check("cards.linked", ("npu.topology",), _TOPO, _linked, level=2),
+    card_check("cards.super-pod", ("npu.spods",), _SPOD, _in_pod, level=2),
+    card_check("cards.events", ("npu.faults",), _FAULTS, _events, level=2),
+    card_check("cards.kernel", ("npu.kernel",), _KERNEL, _kernel, level=2),
+    card_check("cards.claimed", ("npu.claims",), _UDA, _claimed, level=2),
 )

@@ -5,26 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import (
-    NPU_FRAMEWORKS,
-    Check,
-    CheckResult,
-    Context,
-    fail,
-    fix_for,
-    ok,
-    skip,
-    unknown,
-    warn,
-    worst,
-)
-from npuenv.checks.npu.listed import TABLE, interface_is_down, unread_of, unread_rows, without_table
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, card_check, fail, fix_for, ok, skip, unknown, warn, worst
+from npuenv.checks.npu.listed import TABLE, interface_is_down, unread_of, unread_rows, with_table
 from npuenv.core.fact import Evidence, State
 from npuenv.facts.collector import was_asked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from npuenv.checks.base import CheckResult, Context
     from npuenv.core.finding import Fix
     from npuenv.facts.npu.holders import Holder
     from npuenv.facts.npu.smi import Card, SmiTable
@@ -74,12 +63,8 @@ def _present(context: Context) -> CheckResult:
     if interface_is_down(context):
         return skip("npu.see-npu-smi")
     if facts.npu.pci_devices.value:
-        return fail(
-            "npu.cards-present-pci-only",
-            *looked,
-            fix=fix_for("npu.driver-install"),
-            count=len(facts.npu.pci_devices.value),
-        )
+        fix = fix_for("npu.driver-install")
+        return fail("npu.cards-present-pci-only", *looked, fix=fix, count=len(facts.npu.pci_devices.value))
     if not (facts.npu.smi.is_known or facts.npu.smi_trouble.is_known) and (
         nodes is None or facts.npu.smi.state is State.UNKNOWN
     ):
@@ -104,9 +89,8 @@ def _nodes_alone(context: Context, looked: tuple[Evidence, ...], count: int) -> 
         return skip("npu.see-npu-smi")
     if npu.smi.is_known:
         reported = npu.smi.evidence[0].line if npu.smi.evidence else ""
-        return warn(
-            "npu.cards-present-none-listed", *looked, fix=fix_for("npu.driver-sees-none"), count=count, said=reported
-        )
+        fix = fix_for("npu.driver-sees-none")
+        return warn("npu.cards-present-none-listed", *looked, fix=fix, count=count, said=reported)
     return warn("npu.cards-present-nodes-only", *looked, count=count)
 
 
@@ -114,10 +98,8 @@ def _try_cpu() -> Fix:
     return fix_for("npu.try-cpu", ("npuenv", "up", "--for", "cpu"))
 
 
-def _healthy(context: Context) -> CheckResult:
-    table = context.facts.npu.smi.value
-    if table is None or not table.cards:
-        return without_table(context) or skip("no-table")
+@with_table
+def _healthy(context: Context, table: SmiTable) -> CheckResult:
     details = [item for item in context.facts.npu.health.value or () if item.status != "OK"]
     codes = {f"{item.npu}.{item.chip}": item.codes for item in details if item.codes}
     reported_unhealthy = {f"{item.npu}.{item.chip}" for item in details if item.status != "UNKNOWN"}
@@ -176,10 +158,8 @@ def _with_codes(context: Context, cards: list[Card], codes: tuple[str, ...]) -> 
     return says("npu.cards-healthy-codes", *lines, fix=fix, cards=_labels(cards), codes=codes)
 
 
-def _supported(context: Context) -> CheckResult:
-    table = context.facts.npu.smi.value
-    if table is None or not table.cards:
-        return without_table(context) or skip("no-table")
+@with_table
+def _supported(context: Context, table: SmiTable) -> CheckResult:
     names = sorted({card.name for card in table.cards if card.name})
     rows = {name: context.matrix.hardware_of_chip(name) for name in names}
     refused = [name for name, row in rows.items() if row is not None and not row.accepted]
@@ -193,11 +173,9 @@ def _supported(context: Context) -> CheckResult:
     return worst(outcomes, otherwise=ok("npu.cards-supported-ok", names=tuple(names)))
 
 
-def _free(context: Context) -> CheckResult:
+@with_table
+def _free(context: Context, table: SmiTable) -> CheckResult:
     # Idle is not zero memory: a card without work holds 3 to 5 GB. Other containers' processes are not listed.
-    table = context.facts.npu.smi.value
-    if table is None or not table.cards:
-        return without_table(context) or skip("no-table")
     held = [card for card in table.cards if _holds_memory(table, card)]
     busy = tuple(sorted({process.npu for process in table.processes}))
     blind = unread_rows(
@@ -263,12 +241,10 @@ def _holds_memory(table: SmiTable, card: Card) -> bool:
     return bool(card.hbm_used_mib and card.hbm_total_mib and card.hbm_used_mib > card.hbm_total_mib * _IDLE_AT_MOST)
 
 
-def _stuck(context: Context) -> CheckResult:
+@with_table
+def _stuck(context: Context, table: SmiTable) -> CheckResult:
     """An AI core at full load without a process."""
-    table = context.facts.npu.smi.value
-    if table is None or not table.cards:
-        return without_table(context) or skip("no-table")
-    if context.facts.machine.container.is_known:
+    if context.in_container:
         return skip("npu.sees-own-only")
     with_process = {process.npu for process in table.processes}
     idle = [card for card in table.cards if card.npu in table.listed and card.npu not in with_process]
@@ -282,12 +258,11 @@ def _stuck(context: Context) -> CheckResult:
     return worst((reported or _unlisted(table), blind), otherwise=well)
 
 
-def _complete(context: Context) -> CheckResult:
+@with_table
+def _complete(context: Context, table: SmiTable) -> CheckResult:
     """Cards that the bus, `-m` or gaps in the numbering show and the table lacks."""
-    table, nodes = context.facts.npu.smi.value, context.facts.npu.nodes.value
-    if table is None or not table.cards:
-        return without_table(context) or skip("no-table")
-    if context.facts.machine.container.is_known or any(card.is_virtual for card in table.cards):
+    nodes = context.facts.npu.nodes.value
+    if context.in_container or any(card.is_virtual for card in table.cards):
         return skip("npu.sees-own-only")
     if not table.is_complete:
         return unknown("npu.cards-healthy-unknown")
@@ -336,11 +311,9 @@ def _half_pairs(table: SmiTable) -> tuple[str, ...]:
     return tuple(f"NPU {npu}" for npu, count in sorted(chips.items()) if count < most)
 
 
-def _one_kind(context: Context) -> CheckResult:
+@with_table
+def _one_kind(context: Context, table: SmiTable) -> CheckResult:
     """By the table's names, and by the exact ones if available: the table calls every A3 chip Ascend910."""
-    table = context.facts.npu.smi.value
-    if table is None or not table.cards:
-        return without_table(context) or skip("no-table")
     names = {card.name for card in table.cards if card.name}
     chips = context.facts.npu.chips.value or ()
     exact = {" ".join(filter(None, (chip.chip_name, chip.npu_name))) for chip in chips if chip.chip_name}
@@ -353,11 +326,9 @@ def _one_kind(context: Context) -> CheckResult:
     return worst(outcomes, otherwise=ok("npu.cards-one-kind-ok", count=len(table.cards)))
 
 
-def _whole(context: Context) -> CheckResult:
+@with_table
+def _whole(context: Context, table: SmiTable) -> CheckResult:
     """Slices of a card are for inference only."""
-    table = context.facts.npu.smi.value
-    if table is None or not table.cards:
-        return without_table(context) or skip("no-table")
     slices = [card for card in table.cards if card.is_virtual]
     if not slices:
         return ok("npu.cards-whole-ok")
@@ -366,25 +337,14 @@ def _whole(context: Context) -> CheckResult:
     return ok("npu.cards-whole-slices", count=len(slices))
 
 
+_ONE_KIND = "Ascend/mind-cluster docs: mixed insertion of cards is not supported"
 CHECKS = (
     Check("cards.present", (), _TOOLS, _present, required_for=NPU_FRAMEWORKS),
-    Check("cards.healthy", ("npu.smi",), _FAULTS, _healthy, is_about_cards=True, required_for=NPU_FRAMEWORKS),
-    Check("cards.supported", TABLE, "matrix hardware", _supported, is_about_cards=True, required_for=NPU_FRAMEWORKS),
-    Check("cards.complete", TABLE, _TOOLS, _complete, is_about_cards=True),
-    Check(
-        "cards.one-kind",
-        TABLE,
-        "Ascend/mind-cluster docs: mixed insertion of cards is not supported",
-        _one_kind,
-        is_about_cards=True,
-    ),
-    Check("cards.whole", TABLE, _SLICES, _whole, is_about_cards=True),
-    Check("cards.free", TABLE, _TOOLS, _free, is_about_cards=True),
-    Check(
-        "cards.stuck",
-        TABLE,
-        "npu-smi info of an Ascend950PR host: 100 % and Alarm without a process",
-        _stuck,
-        is_about_cards=True,
-    ),
+    card_check("cards.healthy", ("npu.smi",), _FAULTS, _healthy, required_for=NPU_FRAMEWORKS),
+    card_check("cards.supported", TABLE, "matrix hardware", _supported, required_for=NPU_FRAMEWORKS),
+    card_check("cards.complete", TABLE, _TOOLS, _complete),
+    card_check("cards.one-kind", TABLE, _ONE_KIND, _one_kind),
+    card_check("cards.whole", TABLE, _SLICES, _whole),
+    card_check("cards.free", TABLE, _TOOLS, _free),
+    card_check("cards.stuck", TABLE, "npu-smi info of an Ascend950PR host: 100 % and Alarm without a process", _stuck),
 )

@@ -5,27 +5,16 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import (
-    NPU_FRAMEWORKS,
-    Check,
-    CheckResult,
-    Context,
-    fail,
-    fix_for,
-    ok,
-    skip,
-    unknown,
-    unread,
-    warn,
-    worst,
-)
-from npuenv.checks.npu.listed import TABLE, interface_is_down, without_table
+from npuenv.checks.base import NPU_FRAMEWORKS, card_check, fail, fix_for, ok, skip, unknown, unread, warn, worst
+from npuenv.checks.npu.listed import TABLE, interface_is_down, with_table
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from npuenv.checks.base import CheckResult, Context
     from npuenv.core.finding import Fix
+    from npuenv.facts.npu.smi import SmiTable
     from npuenv.facts.python.interpreter import DeviceRun, Devices
 
 _TOOLS = "Ascend host tools: npu-smi source (hicann/driver) and public transcripts"
@@ -45,13 +34,13 @@ def _openable(context: Context) -> CheckResult:
     if not shut:
         return ok("npu.devices-openable-ok", count=len(nodes.cards))
     lines = [*_stopped(context), *(Evidence(node.path, node.why_not) for node in shut)]
-    fix = fix_for("npu.device-flags") if context.facts.machine.container.is_known else _join_group(context)
+    fix = fix_for("npu.device-flags") if context.in_container else _join_group(context)
     return fail("npu.devices-openable-fail", *lines, fix=fix, paths=tuple(node.path for node in shut))
 
 
 def _join_group(context: Context) -> Fix:
     account = context.facts.machine.account.value
-    home = (context.facts.environment.value or {}).get("HOME", "").rstrip("/")
+    home = context.environment.get("HOME", "").rstrip("/")
     user = (account.name if account else "") or home.rpartition("/")[2] or "USER"
     return fix_for("npu.device-group", ("usermod", "-aG", "HwHiAiUser", user), is_dangerous=True, needs_root=True)
 
@@ -61,9 +50,7 @@ def _managers(context: Context) -> CheckResult:
     if nodes is None or not nodes.cards:
         return skip("no-nodes")
     if nodes.missing_managers:
-        fix = (
-            fix_for("npu.manager-nodes") if context.facts.machine.container.is_known else fix_for("npu.driver-install")
-        )
+        fix = fix_for("npu.manager-nodes") if context.in_container else fix_for("npu.driver-install")
         lines = (*context.facts.npu.nodes.evidence, *_stopped(context))
         return fail("npu.devices-managers-fail", *lines, fix=fix, paths=nodes.missing_managers)
     return ok("npu.devices-managers-ok")
@@ -74,11 +61,10 @@ def _stopped(context: Context) -> tuple[Evidence, ...]:
     return context.facts.npu.smi_trouble.evidence if interface_is_down(context) else ()
 
 
-def _agree(context: Context) -> CheckResult:
+@with_table
+def _agree(context: Context, table: SmiTable) -> CheckResult:
     """As many nodes as chips: a container may see a table with more cards than it was given."""
-    nodes, table = context.facts.npu.nodes.value, context.facts.npu.smi.value
-    if table is None or not table.cards:
-        return without_table(context) or skip("no-table")
+    nodes = context.facts.npu.nodes.value
     if nodes is None or not nodes.cards:
         return skip("no-nodes")
     chips = len(table.cards)
@@ -88,7 +74,7 @@ def _agree(context: Context) -> CheckResult:
         return ok("npu.devices-agree-ok", count=chips)
     if not table.is_complete:
         return unknown("npu.cards-healthy-unknown")
-    fix = fix_for("npu.devices-more" if context.facts.machine.container.is_known else "npu.devices-fewer")
+    fix = fix_for("npu.devices-more" if context.in_container else "npu.devices-fewer")
     lines = (Evidence("npu-smi info", f"{chips} chips"), *context.facts.npu.nodes.evidence)
     return warn("npu.devices-agree-warn", *lines, fix=fix, chips=chips, nodes=len(nodes.cards))
 
@@ -164,9 +150,8 @@ def _answers(context: Context) -> CheckResult:
     table = context.facts.npu.smi.value
     if table is not None and table.processes:
         return warn("npu.devices-answers-busy", *lines, fix=fix_for("npu.card-held"), cards=tuple(silent))
-    return fail(
-        "npu.devices-answers-fail", *lines, fix=fix_for("npu.device-silent", ("dmesg", "--ctime")), cards=tuple(silent)
-    )
+    fix = fix_for("npu.device-silent", ("dmesg", "--ctime"))
+    return fail("npu.devices-answers-fail", *lines, fix=fix, cards=tuple(silent))
 
 
 def _burnt(context: Context) -> CheckResult:
@@ -204,7 +189,7 @@ def _diagnosed(context: Context) -> CheckResult:
 
 def _expected_devices(context: Context) -> int | None:
     """The number of devices that torch should see: the visible ones, else all. None: an unreadable setting."""
-    value = (context.facts.environment.value or {}).get("ASCEND_RT_VISIBLE_DEVICES")
+    value = context.environment.get("ASCEND_RT_VISIBLE_DEVICES")
     if value is None:
         return _device_count(context)
     words = {word.strip() for word in value.split(",")}
@@ -213,7 +198,7 @@ def _expected_devices(context: Context) -> int | None:
 
 def _visible(context: Context) -> CheckResult:
     """ASCEND_RT_VISIBLE_DEVICES against the present devices. In a container the runtime counts from 0."""
-    environment = context.facts.environment.value or {}
+    environment = context.environment
     value = environment.get("ASCEND_RT_VISIBLE_DEVICES")
     if value is None:
         return ok("npu.visible-unset")
@@ -229,7 +214,7 @@ def _visible(context: Context) -> CheckResult:
         return fail("npu.visible-twice", line, fix=unset, value=value)
     count = _device_count(context)
     if count is not None and max(ids) >= count:
-        name = "npu.visible-host-ids" if context.facts.machine.container.is_known else "npu.visible-range"
+        name = "npu.visible-host-ids" if context.in_container else "npu.visible-range"
         return fail(name, line, fix=unset, value=value, count=count, last=count - 1)
     if ids != sorted(ids):
         rising = ",".join(map(str, sorted(ids)))
@@ -246,35 +231,16 @@ def _device_count(context: Context) -> int | None:
     return len(table.cards) if table is not None and table.cards and table.is_complete else None
 
 
+_COMPUTES = "measured: operators that do nothing copy exactly and multiply wrongly"
+_ANSWERS = "public notes: a device hangs or dies (507033, heartbeat lost) while its neighbours work"
+_VISIBLE_DEVICES = "vllm-project/vllm-ascend issue 2557"
 CHECKS = (
-    Check("devices.openable", ("npu.nodes",), _INSTALL, _openable, is_about_cards=True, required_for=NPU_FRAMEWORKS),
-    Check("devices.managers", ("npu.nodes",), _INSTALL, _managers, is_about_cards=True, required_for=NPU_FRAMEWORKS),
-    Check("devices.agree", ("npu.nodes", *TABLE), _TOOLS, _agree, is_about_cards=True),
-    Check(
-        "devices.computes",
-        ("python.devices",),
-        "measured: operators that do nothing copy exactly and multiply wrongly",
-        _computes,
-        is_about_cards=True,
-        level=2,
-        required_for=NPU_FRAMEWORKS,
-    ),
-    Check(
-        "devices.answers",
-        ("python.devices",),
-        "public notes: a device hangs or dies (507033, heartbeat lost) while its neighbours work",
-        _answers,
-        is_about_cards=True,
-        level=2,
-    ),
-    Check("devices.burn-in", ("npu.burn",), "the CPU's product decides", _burnt, is_about_cards=True, level=3),
-    Check("devices.dmi", ("npu.dmi",), _DMI, _diagnosed, is_about_cards=True, level=3),
-    Check(
-        "session.visible-devices",
-        (),
-        "vllm-project/vllm-ascend issue 2557",
-        _visible,
-        is_about_cards=True,
-        required_for=NPU_FRAMEWORKS,
-    ),
+    card_check("devices.openable", ("npu.nodes",), _INSTALL, _openable, required_for=NPU_FRAMEWORKS),
+    card_check("devices.managers", ("npu.nodes",), _INSTALL, _managers, required_for=NPU_FRAMEWORKS),
+    card_check("devices.agree", ("npu.nodes", *TABLE), _TOOLS, _agree),
+    card_check("devices.computes", ("python.devices",), _COMPUTES, _computes, level=2, required_for=NPU_FRAMEWORKS),
+    card_check("devices.answers", ("python.devices",), _ANSWERS, _answers, level=2),
+    card_check("devices.burn-in", ("npu.burn",), "the CPU's product decides", _burnt, level=3),
+    card_check("devices.dmi", ("npu.dmi",), _DMI, _diagnosed, level=3),
+    card_check("session.visible-devices", (), _VISIBLE_DEVICES, _visible, required_for=NPU_FRAMEWORKS),
 )

@@ -5,20 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import (
-    NPU_FRAMEWORKS,
-    Check,
-    CheckResult,
-    Context,
-    fail,
-    fix_for,
-    ok,
-    skip,
-    title,
-    unknown,
-    warn,
-)
-from npuenv.checks.npu.listed import TABLE, without_table
+from npuenv.checks.base import NPU_FRAMEWORKS, card_check, fail, fix_for, given, ok, skip, title, unknown, warn
+from npuenv.checks.npu.listed import TABLE, with_table
+from npuenv.checks.python.installed import chip_generations
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence, State
@@ -26,8 +15,10 @@ from npuenv.facts.collector import was_asked
 from npuenv.facts.npu.driver import INSTALL_INFO
 
 if TYPE_CHECKING:
+    from npuenv.checks.base import CheckResult, Context
     from npuenv.core.finding import Fix
-    from npuenv.facts.npu.smi import SmiTrouble
+    from npuenv.facts.npu.driver import Installer
+    from npuenv.facts.npu.smi import SmiTable, SmiTrouble
 
 _TOOLS = "Ascend host tools: npu-smi source (hicann/driver) and public transcripts"
 _INSTALL = "vllm-project/vllm-ascend docs/source/installation.md"
@@ -89,9 +80,8 @@ def _in_use(context: Context, trouble: SmiTrouble) -> CheckResult:
         return fail("npu.smi-in-use", *lines, fix=fix_for("npu.smi-in-use"), ret=trouble.ret or 0)
     pids = tuple(str(claim.root_pid) for claim in holders)
     lines += list(npu.claims.evidence)
-    return fail(
-        "npu.smi-in-use-by", *lines, fix=fix_for("npu.smi-in-use-by", pid=pids[0]), ret=trouble.ret or 0, pids=pids
-    )
+    fix = fix_for("npu.smi-in-use-by", pid=pids[0])
+    return fail("npu.smi-in-use-by", *lines, fix=fix, ret=trouble.ret or 0, pids=pids)
 
 
 def _init_failed(context: Context, trouble: SmiTrouble) -> CheckResult:
@@ -120,13 +110,13 @@ def _init_failed(context: Context, trouble: SmiTrouble) -> CheckResult:
 
 
 def _mount_or_install(context: Context) -> Fix:
-    return fix_for("npu.driver-mount") if context.facts.machine.container.is_known else fix_for("npu.driver-install")
+    return fix_for("npu.driver-mount") if context.in_container else fix_for("npu.driver-install")
 
 
 def library_path(context: Context) -> str:
     """The session's LD_LIBRARY_PATH with the driver's folders before it."""
     wanted = ":".join((_DRIVER_LIBS, f"{_DRIVER_LIBS}/common", f"{_DRIVER_LIBS}/driver"))
-    present = (context.facts.environment.value or {}).get("LD_LIBRARY_PATH")
+    present = context.environment.get("LD_LIBRARY_PATH")
     return f"{wanted}:{present}" if present else wanted
 
 
@@ -157,7 +147,7 @@ def _agree(context: Context) -> CheckResult:
         return unknown("npu.driver-agree-unknown", *evidence, file=driver.version, running=table.driver)
     if same:
         return ok("npu.driver-agree-ok", version=table.driver)
-    in_container = context.facts.machine.container.is_known
+    in_container = context.in_container
     changed = context.facts.npu.changed.value
     if changed is not None and changed.is_after_boot and not in_container:
         return skip("npu.driver-agree-reboot")
@@ -180,7 +170,7 @@ def _rebooted(context: Context) -> CheckResult:
         context.facts.npu.driver.value,
         context.facts.npu.smi.value,
     )
-    if changed is None or driver is None or context.facts.machine.container.is_known:
+    if changed is None or driver is None or context.in_container:
         return skip("npu.driver-rebooted-skip")
     if not changed.is_after_boot:
         return ok("npu.driver-rebooted-ok", *context.facts.npu.changed.evidence)
@@ -196,26 +186,19 @@ def _rebooted(context: Context) -> CheckResult:
         *context.facts.npu.driver.evidence,
         *context.facts.npu.smi.evidence,
     )
-    return fail(
-        "npu.driver-rebooted-fail",
-        *evidence,
-        fix=fix_for("npu.driver-reboot"),
-        file=driver.version,
-        running=table.driver,
-    )
+    fix = fix_for("npu.driver-reboot")
+    return fail("npu.driver-rebooted-fail", *evidence, fix=fix, file=driver.version, running=table.driver)
 
 
-def _tool(context: Context) -> CheckResult:
+@with_table
+def _tool(context: Context, table: SmiTable) -> CheckResult:
     """npu-smi and the driver come in one package; a difference of a few patches does no harm."""
-    table = context.facts.npu.smi.value
-    if table is None or not table.cards:
-        return without_table(context) or skip("no-table")
     if table.tool is None or table.driver is None:
         return skip("npu.driver-tool-skip")
     tool, driver = _numbers(table.tool)[:2], _numbers(table.driver)[:2]
     if tool == driver:
         return ok("npu.driver-tool-ok", tool=table.tool, driver=table.driver)
-    in_container = context.facts.machine.container.is_known
+    in_container = context.in_container
     fix = fix_for("npu.driver-tool-mount") if in_container else fix_for("npu.driver-install")
     return warn("npu.driver-tool-warn", fix=fix, tool=table.tool, driver=table.driver)
 
@@ -267,7 +250,7 @@ def _is_between(version: str, low: str, high: str) -> bool:
 def _loaded(context: Context) -> CheckResult:
     """The check on the host itself. What npu-smi reports too is left to its check."""
     npu = context.facts.npu
-    if context.facts.machine.container.is_known or not npu.driver.is_known or npu.modules.value is None:
+    if context.in_container or not npu.driver.is_known or npu.modules.value is None:
         return skip("npu.driver-loaded-skip")
     if npu.modules.value or npu.smi.is_known:
         return ok("npu.driver-loaded-ok", modules=npu.modules.value[:4])
@@ -279,7 +262,7 @@ def _loaded(context: Context) -> CheckResult:
 def _libraries(context: Context) -> CheckResult:
     """The driver's library folders on the host itself; another check covers containers."""
     npu = context.facts.npu
-    if context.facts.machine.container.is_known or not npu.driver.is_known:
+    if context.in_container or not npu.driver.is_known:
         return skip("npu.driver-libraries-skip")
     there = npu.driver_libraries.value or ()
     missing = tuple(
@@ -293,7 +276,7 @@ def _libraries(context: Context) -> CheckResult:
 def _for_all(context: Context) -> CheckResult:
     """An installation for its own group hides the libraries from other users."""
     info, account = context.facts.npu.install_info.value, context.facts.machine.account.value
-    if info is None or account is None or context.facts.machine.container.is_known:
+    if info is None or account is None or context.in_container:
         return skip("npu.driver-for-all-skip")
     group = info.get("UserGroup", "HwHiAiUser")
     if info.get("Driver_Install_For_All", "yes").casefold() != "no" or account.is_root:
@@ -307,19 +290,16 @@ def _for_all(context: Context) -> CheckResult:
     return warn("npu.driver-for-all-warn", *evidence, fix=fix_for("npu.driver-for-all", group=group), group=group)
 
 
-def _line(context: Context) -> CheckResult:
+@with_table
+def _line(context: Context, table: SmiTable) -> CheckResult:
     """Product lines number their drivers differently: 25.6 and 25.7 exist for the 950 only."""
-    table = context.facts.npu.smi.value
-    if table is None or not table.cards:
-        return without_table(context) or skip("no-table")
     version = table.driver
     if version is None:
         return skip("npu.driver-line-skip")
-    rows = {context.matrix.hardware_of_chip(card.name) for card in table.cards if card.name}
-    kinds = {row.id for row in rows if row is not None}
+    kinds = tuple(chip_generations(context))
     if len(kinds) != 1:
         return skip("npu.driver-line-skip")
-    (kind,) = kinds
+    kind = kinds[0]
     series = _numbers(version)[:2]
     if kind != _A5 and series in _A5_SERIES:
         return fail("npu.driver-line-fail", fix=fix_for("npu.driver-line"), version=version, kind=kind)
@@ -328,25 +308,19 @@ def _line(context: Context) -> CheckResult:
     return ok("npu.driver-line-ok", version=version, kind=kind)
 
 
-def _topology_files(context: Context) -> CheckResult:
+@with_table
+def _topology_files(context: Context, _: SmiTable) -> CheckResult:
     """Cards of the 950 generation need their board's file in the driver's folder `topo`, also inside a container."""
-    table = context.facts.npu.smi.value
-    if table is None or not table.cards:
-        return without_table(context) or skip("no-table")
-    names = {card.name for card in table.cards if card.name}
-    rows = {row.id for row in map(context.matrix.hardware_of_chip, names) if row is not None}
-    if _A5 not in rows:
+    if _A5 not in chip_generations(context):
         return skip("npu.driver-topo-skip")
     if context.facts.npu.topology_files.value:
         return ok("npu.driver-topo-ok")
     return fail("npu.driver-topo-fail", fix=_mount_or_install(context))
 
 
-def _installed_well(context: Context) -> CheckResult:
+@given(lambda context: context.facts.npu.installer.value, "npu.installer-skip")
+def _installed_well(_: Context, installer: Installer) -> CheckResult:
     """The installer's last message, if the driver does not work."""
-    installer = context.facts.npu.installer.value
-    if installer is None:
-        return skip("npu.installer-skip")
     if installer.missing_tools:
         fix = fix_for("npu.installer-tools", tools=installer.missing_tools)
         return fail("npu.installer-tools", fix=fix, tools=installer.missing_tools)
@@ -387,53 +361,25 @@ def _is_by_runtime(context: Context) -> bool:
 
     Source: Ascend/mind-cluster component/ascend-docker-runtime/build/scripts/base.list
     """
-    environment = context.facts.environment.value or {}
+    environment = context.environment
     return any(environment.get(name) for name in ("ASCEND_VISIBLE_DEVICES", "KUBERNETES_SERVICE_HOST"))
 
 
+_MOUNTS = _INSTALL + "; install scripts of CANN packages: driver and firmware is not exists"
+_FIRMWARE = "driver version.info, compatible_version_fw"
 CHECKS = (
-    Check("driver.npu-smi", (), _TOOLS, _answers, is_about_cards=True, level=1, required_for=NPU_FRAMEWORKS),
-    Check("driver.installed", ("npu.driver",), _TOOLS, _installed, is_about_cards=True, required_for=NPU_FRAMEWORKS),
-    Check(
-        "driver.complete",
-        ("npu.install_info",),
-        "npu-smi source, npu_info_print.c (hicann/driver)",
-        _complete,
-        is_about_cards=True,
-    ),
-    Check("driver.agrees", ("npu.driver",), _TOOLS, _agree, is_about_cards=True),
-    Check(
-        "driver.firmware",
-        ("npu.driver", "npu.firmware"),
-        "driver version.info, compatible_version_fw",
-        _firmware,
-        is_about_cards=True,
-    ),
-    Check(
-        "driver.rebooted",
-        ("npu.driver",),
-        "Ascend/mind-cluster FAQ: -8005 after an upgrade",
-        _rebooted,
-        is_about_cards=True,
-    ),
-    Check("driver.tool", TABLE, _TOOLS, _tool, is_about_cards=True),
-    Check("driver.loaded", ("npu.modules",), "driver installer: DKMS build", _loaded, is_about_cards=True),
-    Check("driver.libraries", ("npu.driver_libraries",), _INSTALL, _libraries, is_about_cards=True),
-    Check("driver.for-all", ("npu.install_info",), _INFO, _for_all, is_about_cards=True),
-    Check("driver.line", TABLE, _RELEASES, _line, is_about_cards=True),
-    Check("driver.topology-files", (*TABLE, "npu.topology_files"), _TOPO, _topology_files, is_about_cards=True),
-    Check(
-        "driver.installer",
-        ("npu.installer",),
-        "driver installer output of public hosts",
-        _installed_well,
-        is_about_cards=True,
-    ),
-    Check(
-        "container.mounts",
-        ("machine.container", "npu.driver_libraries"),
-        _INSTALL + "; install scripts of CANN packages: driver and firmware is not exists",
-        _mounts,
-        is_about_cards=True,
-    ),
+    card_check("driver.npu-smi", (), _TOOLS, _answers, level=1, required_for=NPU_FRAMEWORKS),
+    card_check("driver.installed", ("npu.driver",), _TOOLS, _installed, required_for=NPU_FRAMEWORKS),
+    card_check("driver.complete", ("npu.install_info",), "npu-smi source, npu_info_print.c (hicann/driver)", _complete),
+    card_check("driver.agrees", ("npu.driver",), _TOOLS, _agree),
+    card_check("driver.firmware", ("npu.driver", "npu.firmware"), _FIRMWARE, _firmware),
+    card_check("driver.rebooted", ("npu.driver",), "Ascend/mind-cluster FAQ: -8005 after an upgrade", _rebooted),
+    card_check("driver.tool", TABLE, _TOOLS, _tool),
+    card_check("driver.loaded", ("npu.modules",), "driver installer: DKMS build", _loaded),
+    card_check("driver.libraries", ("npu.driver_libraries",), _INSTALL, _libraries),
+    card_check("driver.for-all", ("npu.install_info",), _INFO, _for_all),
+    card_check("driver.line", TABLE, _RELEASES, _line),
+    card_check("driver.topology-files", (*TABLE, "npu.topology_files"), _TOPO, _topology_files),
+    card_check("driver.installer", ("npu.installer",), "driver installer output of public hosts", _installed_well),
+    card_check("container.mounts", ("machine.container", "npu.driver_libraries"), _MOUNTS, _mounts),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import skip, unknown, unread
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
     from npuenv.checks.base import CheckResult, Context
     from npuenv.facts.collect import Facts
-    from npuenv.facts.npu.smi import Card
+    from npuenv.facts.npu.smi import Card, SmiTable
 
 # Known if npu-smi failed, absent if it gave a table: a check that reads this fact runs in both cases.
 TABLE = ("npu.smi_trouble",)
@@ -36,19 +37,24 @@ def interface_is_down(context: Context) -> bool:
     return trouble.kind is Trouble.INIT
 
 
-def without_table(context: Context) -> CheckResult | None:
-    """The result of a check about listed cards if none is listed; None if some are.
+def with_table(judge: Callable[[Context, SmiTable], CheckResult]) -> Callable[[Context], CheckResult]:
+    """Decorates a check of the listed cards: the function gets the table if it lists any.
 
     A tool that does not work is reported once, by the check of the tool.
     """
-    npu = context.facts.npu
-    if npu.smi.value is not None and npu.smi.value.cards:
-        return None
-    if npu.smi_trouble.is_known:
-        return unknown("npu.see-npu-smi", *npu.smi_trouble.evidence)
-    if npu.smi.state is State.UNKNOWN:
-        return unknown("unknown-input", *npu.smi.evidence, facts=("npu.smi",))
-    return skip("no-table")
+
+    @functools.wraps(judge)
+    def check(context: Context) -> CheckResult:
+        npu = context.facts.npu
+        if npu.smi.value is not None and npu.smi.value.cards:
+            return judge(context, npu.smi.value)
+        if npu.smi_trouble.is_known:
+            return unknown("npu.see-npu-smi", *npu.smi_trouble.evidence)
+        if npu.smi.state is State.UNKNOWN:
+            return unknown("unknown-input", *npu.smi.evidence, facts=("npu.smi",))
+        return skip("no-table")
+
+    return check
 
 
 def unread_of(context: Context, name: str) -> CheckResult | None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, fail, fix_for, ok, skip
+from npuenv.checks.base import card_check, fail, fix_for, ok, skip
 from npuenv.checks.npu.driver import library_path
+from npuenv.checks.session.variables import loader_path
 from npuenv.core.fact import Evidence, Fact
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def _library_path(context: Context) -> CheckResult:
         tried += fact.value is not None
         for library, line in _missed(fact):
             folder = next((path for path, names in folders.items() if library in names), "")
-            if folder and folder not in _named(context):
+            if folder and folder not in loader_path(context):
                 return _not_named(context, folder, library, line)
     return ok("npu.library-path-ok") if tried else skip("npu.library-path-skip")
 
@@ -45,15 +46,10 @@ def _missed(fact: Fact[Import]) -> Iterator[tuple[str, Evidence]]:
             yield found[1], Evidence(fact.evidence[0].command if fact.evidence else "import", text)
 
 
-def _named(context: Context) -> list[str]:
-    path = (context.facts.environment.value or {}).get("LD_LIBRARY_PATH", "")
-    return [folder.rstrip("/") for folder in path.split(":") if folder]
-
-
 def _not_named(context: Context, folder: str, library: str, line: Evidence) -> CheckResult:
     fix = fix_for("npu.library-path", ("export", f"LD_LIBRARY_PATH={library_path(context)}"), folder=folder)
     shown = (line, Evidence(f"ls {folder}", library), Evidence("environment", f"LD_LIBRARY_PATH lacks {folder}"))
     return fail("npu.library-path-fail", *shown, fix=fix, library=library, folder=folder)
 
 
-CHECKS = (Check("driver.library-path", ("npu.library_files",), _SOURCE, _library_path, is_about_cards=True, level=1),)
+CHECKS = (card_check("driver.library-path", ("npu.library_files",), _SOURCE, _library_path, level=1),)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, ok, skip, warn
+from npuenv.checks.base import Check, CheckResult, Context, fail, given, ok, skip, warn
 from npuenv.checks.python.installed import CORE, put_in, restore, version_of
 from npuenv.core import versions
 from npuenv.core.fact import Evidence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from npuenv.facts.python.interpreter import Import
-    from npuenv.facts.python.packages import Hashes, Owned
+    from npuenv.facts.python.packages import Files, Hashes, Owned
 
 _SHOWN = 5
 _TRITONS = {"triton", "triton-ascend"}
@@ -30,14 +30,12 @@ _TOOLS = {"pip", "setuptools", "wheel"}  # never edited either, and needed for a
 _SPARE = {"test", "tests", "doc", "docs", "example", "examples", "benchmark", "benchmarks"}
 
 
-def _files(context: Context) -> CheckResult:
+@given(lambda context: context.facts.python.files.value, "no-python")
+def _files(context: Context, files: Files) -> CheckResult:
     """Recorded files of a distribution that are missing or empty.
 
     Images omit headers, tests and documents to save space: these count only if npuenv installed them.
     """
-    files = context.facts.python.files.value
-    if files is None:
-        return skip("no-python")
     spared = tuple(item for item in files.spared if item.owner in put_in(context))
     bad = (*files.missing, *files.emptied, *spared)
     if not bad:
@@ -45,9 +43,8 @@ def _files(context: Context) -> CheckResult:
     evidence = _lines((*files.missing, *spared), "missing") + _lines(files.emptied, "empty")
     names = tuple(dict.fromkeys(item.owner for item in bad))
     verdict = fail if _gone(context) else warn
-    return verdict(
-        "python.files-fail", *evidence, fix=restore(context, names), count=_sum(bad), packages=names[:_SHOWN]
-    )
+    fix = restore(context, names)
+    return verdict("python.files-fail", *evidence, fix=fix, count=_sum(bad), packages=names[:_SHOWN])
 
 
 def _gone(context: Context) -> list[Owned]:
@@ -65,14 +62,12 @@ def _lacks_modules(item: Owned) -> bool:
     return any(path.endswith(".py") and not _SPARE & set(path.split("/")) for path in paths)
 
 
-def _altered(context: Context) -> CheckResult:
+@given(lambda context: context.facts.python.files.value, "no-python")
+def _altered(context: Context, files: Files) -> CheckResult:
     """Files of another size than recorded: of packages that are never edited, and shared libraries of any package.
 
     Packages that npuenv installed count completely: they were as recorded when they were verified.
     """
-    files = context.facts.python.files.value
-    if files is None:
-        return skip("no-python")
     bad = _that_count(context, files.altered)
     linked = [item for item in files.linked if item.owner in put_in(context)]
     if linked and not bad:
@@ -85,9 +80,8 @@ def _altered(context: Context) -> CheckResult:
     names = tuple(item.owner for item in bad)
     verdict = fail if _breaks_something(context, bad) else warn
     evidence = _lines(bad, "of another size")
-    return verdict(
-        "python.altered-fail", *evidence, fix=restore(context, names), count=_sum(bad), packages=names[:_SHOWN]
-    )
+    fix = restore(context, names)
+    return verdict("python.altered-fail", *evidence, fix=fix, count=_sum(bad), packages=names[:_SHOWN])
 
 
 def _breaks_something(context: Context, altered: Iterable[Owned]) -> bool:
@@ -102,11 +96,9 @@ def _has_both_tritons(context: Context) -> bool:
     return all(version_of(context, name) is not None for name in _TRITONS)
 
 
-def _hashes(context: Context) -> CheckResult:
+@given(lambda context: context.facts.python.hashes.value, "no-python")
+def _hashes(context: Context, hashes: Hashes) -> CheckResult:
     """Contents against the recorded hashes, for files of the recorded size; the others are already reported."""
-    hashes = context.facts.python.hashes.value
-    if hashes is None:
-        return skip("no-python")
     bad = _that_count(context, hashes.altered)
     if not bad:
         is_told = _has_both_tritons(context) and any(item.owner in _TRITONS for item in hashes.altered)
@@ -114,9 +106,8 @@ def _hashes(context: Context) -> CheckResult:
     names = tuple(item.owner for item in bad)
     is_grave = any(item.native or item.owner in _UNTOUCHED for item in bad)
     verdict, evidence = fail if is_grave else warn, _lines(bad, "of other content")
-    return verdict(
-        "python.hashes-fail", *evidence, fix=restore(context, names), count=_sum(bad), packages=names[:_SHOWN]
-    )
+    fix = restore(context, names)
+    return verdict("python.hashes-fail", *evidence, fix=fix, count=_sum(bad), packages=names[:_SHOWN])
 
 
 def _as_recorded(hashes: Hashes) -> CheckResult:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os.path
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, warn
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, given, ok, skip, warn
 from npuenv.checks.python.damage import cause_of_library, damaged
 from npuenv.checks.python.imports import cause_of_missing, library_fix
 from npuenv.checks.python.installed import accepts, python_of, version_of
@@ -23,10 +23,8 @@ _OF_TORCH = {"torch", "torch-npu"}  # these define the symbols
 _SYSTEM = ("libm.so", "libc.so", "libpthread.so", "libdl.so", "librt.so", "ld-linux", "libpython")
 
 
-def _owners(context: Context) -> CheckResult:
-    python = python_of(context)
-    if python is None:
-        return skip("no-python")
+@given(python_of, "no-python")
+def _owners(context: Context, python: Python) -> CheckResult:
     others = [item for item in python.shared_files if not set(item.owners) <= _TRITONS]
     evidence = [Evidence(" + ".join(item.owners), f"{item.count} files: {item.examples[0]}") for item in others]
     twice = _twice(context, python)
@@ -56,10 +54,8 @@ def _twice(context: Context, python: Python) -> dict[str, str]:
     return found
 
 
-def _machines(context: Context) -> CheckResult:
-    elf = context.facts.python.elf.value
-    if elf is None:
-        return skip("python.no-elf")
+@given(lambda context: context.facts.python.elf.value, "python.no-elf")
+def _machines(context: Context, elf: Elf) -> CheckResult:
     found = {**elf.foreign, **elf.unread}
     causes = {path: cause_of_library(context, os.path.basename(path)) for path in found}
     bad = {path: what for path, what in found.items() if causes[path] is None}
@@ -73,11 +69,9 @@ def _machines(context: Context) -> CheckResult:
     return fail("python.machines-fail", *evidence, fix=fix_for("python.machines"), files=names[:_SHOWN], arch=arch)
 
 
-def _libraries(context: Context) -> CheckResult:
+@given(lambda context: context.facts.python.elf.value, "python.no-elf")
+def _libraries(context: Context, elf: Elf) -> CheckResult:
     """Libraries that the loader would not find, with their folder if it is known."""
-    elf = context.facts.python.elf.value
-    if elf is None:
-        return skip("python.no-elf")
     missing = [each for each in elf.missing if not _is_optional(each)]
     if not missing:
         return ok("python.libraries-ok", count=elf.looked)
@@ -115,11 +109,9 @@ def _module(elf: Elf, missing: MissingLibrary) -> str:
     return parts[parts.index("site-packages") + 1] if "site-packages" in parts[:-1] else os.path.basename(missing.path)
 
 
-def _runtimes(context: Context) -> CheckResult:
+@given(lambda context: context.facts.python.elf.value, "python.no-elf")
+def _runtimes(_: Context, elf: Elf) -> CheckResult:
     """The versions of the C and C++ libraries that extensions were linked against."""
-    elf = context.facts.python.elf.value
-    if elf is None:
-        return skip("python.no-elf")
     if not elf.versions:
         return ok("python.runtimes-ok", count=elf.looked)
     evidence = tuple(
@@ -131,11 +123,9 @@ def _runtimes(context: Context) -> CheckResult:
     return fail("python.runtimes-fail", *evidence, fix=fix_for("python.glibc"), **args)
 
 
-def _symbols(context: Context) -> CheckResult:
+@given(lambda context: context.facts.python.elf.value, "python.no-elf")
+def _symbols(context: Context, elf: Elf) -> CheckResult:
     """Symbols that an extension needs and this torch lacks: it was built for another version."""
-    elf = context.facts.python.elf.value
-    if elf is None:
-        return skip("python.no-elf")
     if not elf.symbols:
         return ok("python.symbols-ok", count=elf.looked)
     evidence = tuple(Evidence(each.path, f"{each.count} undefined: {each.symbols[0]}") for each in elf.symbols)
@@ -159,17 +149,12 @@ def _is_pair(context: Context) -> bool:
 
 
 _LOADER = "npuenv reads the extension modules as the loader does (ld.so(8))"
+_MACHINE = "ELF headers: a folder of packages copied from a machine of the other architecture"
+_SYMBOLS = f"{_LOADER}; sgl-project/sglang#28628; DeepLink-org/dlinfer#183"
 CHECKS = (
     Check("python.one-owner", ("python.interpreter",), "RECORD of the installed distributions", _owners),
-    Check(
-        "python.machine",
-        ("python.elf",),
-        "ELF headers: a folder of packages copied from a machine of the other architecture",
-        _machines,
-    ),
+    Check("python.machine", ("python.elf",), _MACHINE, _machines),
     Check("python.libraries", ("python.elf",), f"{_LOADER}; Ascend/pytorch FAQ on libhccl.so", _libraries),
     Check("python.runtimes", ("python.elf",), f"{_LOADER}; vllm-project/vllm-ascend#1249", _runtimes),
-    Check(
-        "python.symbols", ("python.elf",), f"{_LOADER}; sgl-project/sglang#28628; DeepLink-org/dlinfer#183", _symbols
-    ),
+    Check("python.symbols", ("python.elf",), _SYMBOLS, _symbols),
 )

@@ -12,6 +12,7 @@ from npuenv.checks.python.damage import cause_of
 from npuenv.checks.python.installed import is_for_npu, lines, resolve_here, safe_install, version_of
 from npuenv.checks.python.limits import broken_limits
 from npuenv.checks.python.parts import missing_parts
+from npuenv.checks.session.variables import loader_path
 from npuenv.core.fact import Evidence, State
 from npuenv.facts.python import tried
 
@@ -32,16 +33,8 @@ _ALONE = {"numpy", "pyarrow", "tensordict"}  # self-contained: a reinstallation 
 _OF_NNAL = ("libatb", "libasdsip", "libmki")
 # Never part of CANN: libraries of torch, of compilers, and of the system.
 _OF_OTHERS = (
-    "libtorch",
-    "libc10",
-    "libshm",
-    "libgomp",
-    "libstdc++",
-    "libgfortran",
-    "libopenblas",
-    "libnuma",
-    "libpython",
-)
+    "libtorch", "libc10", "libshm", "libgomp", "libstdc++", "libgfortran", "libopenblas", "libnuma", "libpython",
+)  # fmt: skip
 _VERSION = re.compile(r"(\S+): version `((?:GLIBC|GLIBCXX|CXXABI)_[\d.]+)' not found")
 _SYMBOL = re.compile(r"(\S+): undefined symbol: (\w+)")
 _OF_CXX = re.compile(
@@ -185,9 +178,8 @@ def _driver_cause(context: Context, library: str) -> str | None:
     npu = context.facts.npu
     if context.framework == "cpu" or not npu.driver.is_known:
         return None
-    named = (context.facts.environment.value or {}).get("LD_LIBRARY_PATH", "").split(":")
     folder = next((path for path, names in (npu.library_files.value or {}).items() if library in names), "")
-    if not folder or folder in (each.rstrip("/") for each in named):
+    if not folder or folder in loader_path(context):
         return None
     return "driver.npu-smi" if npu.smi_trouble.value and npu.smi_trouble.value.library else "driver.library-path"
 
@@ -205,8 +197,7 @@ def _by_version(context: Context, found: Import, text: str, evidence: tuple[Evid
 def _folder_of_path(context: Context, file: str) -> str:
     """The folder of a file, if LD_LIBRARY_PATH names it and so puts it before the system's own; else ""."""
     folder = file.rpartition("/")[0]
-    named = (context.facts.environment.value or {}).get("LD_LIBRARY_PATH", "").split(":")
-    return folder if folder and folder in (each.rstrip("/") for each in named) else ""
+    return folder if folder in loader_path(context) else ""
 
 
 def _by_shadow(context: Context, found: Import, text: str, evidence: tuple[Evidence, ...]) -> CheckResult | None:
@@ -257,9 +248,8 @@ def _by_other_signs(context: Context, found: Import, text: str, evidence: tuple[
         return fail("python.import-shell", *evidence, fix=_again(context, found.module), module=found.module)
     if _NUMPY.search(text):
         numpy = version_of(context, "numpy") or "-"
-        return fail(
-            "python.import-numpy", *evidence, fix=fix_for("python.numpy-clash"), module=found.module, numpy=numpy
-        )
+        fix = fix_for("python.numpy-clash")
+        return fail("python.import-numpy", *evidence, fix=fix, module=found.module, numpy=numpy)
     return None
 
 
@@ -288,10 +278,10 @@ def library_fix(context: Context, library: str) -> Fix:
     if library.startswith(("libascend_hal", "libdrv", "libc_sec")):
         folders = tuple(each for each in context.facts.npu.driver_libraries.value or () if "/lib64/" in each)
         if folders:
-            present = (context.facts.environment.value or {}).get("LD_LIBRARY_PATH")
+            present = context.environment.get("LD_LIBRARY_PATH")
             path = ":".join((*folders, *((present,) if present else ())))
             return fix_for("python.driver-path", ("export", f"LD_LIBRARY_PATH={path}"), folders=folders)
-        return fix_for("python.driver-mount" if context.facts.machine.container.is_known else "python.driver-install")
+        return fix_for("python.driver-mount" if context.in_container else "python.driver-install")
     cann = context.facts.cann.toolkit.value
     if library.startswith(_OF_NNAL):
         return fix_for("python.nnal")

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unknown, warn
+from npuenv.checks.base import FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, given, ok, skip, unknown, warn
 from npuenv.checks.python.installed import CORE, accepts, install_here, python_of, restore, version_of, where
 from npuenv.core.fact import Evidence, State
 from npuenv.facts.collector import was_asked
 
 if TYPE_CHECKING:
     from npuenv.core.finding import Fix
-    from npuenv.facts.python.packages import Shadow
+    from npuenv.facts.python.interpreter import Python
+    from npuenv.facts.python.packages import Packages, Shadow
 
 _OLDEST = (3, 10)
 _SHOWN = 5
@@ -55,10 +56,8 @@ def _found(context: Context) -> CheckResult:
     return fail("python.python-found-fail", *fact.evidence, fix=fix_for("python.python-install"))
 
 
-def _supported(context: Context) -> CheckResult:
-    python = python_of(context)
-    if python is None:
-        return skip("no-python")
+@given(python_of, "no-python")
+def _supported(context: Context, python: Python) -> CheckResult:
     numbers = tuple(int(word) for word in re.findall(r"[0-9]+", python.version)[:2])
     short = ".".join(map(str, numbers))
     if context.framework == "cpu":
@@ -90,7 +89,7 @@ def _release_key(text: str) -> tuple[int, ...]:
 
 def _active(context: Context) -> CheckResult:
     """Whether `python` in this shell belongs to the environment that the shell shows as active."""
-    environment = context.facts.environment.value or {}
+    environment = context.environment
     path = [entry.rstrip("/") for entry in environment.get("PATH", "").split(":") if entry]
     active = {
         name: f"{environment[name].rstrip('/')}/bin"
@@ -134,11 +133,9 @@ def _readable(context: Context) -> CheckResult:
     return fail("python.readable-fail", *shut, fix=fix_for("python.readable"), folders=locations)
 
 
-def _metadata(context: Context) -> CheckResult:
+@given(lambda context: context.facts.python.packages.value, "no-python")
+def _metadata(context: Context, packages: Packages) -> CheckResult:
     """Distributions without valid metadata: half removed, copied by hand, or written to a full disk."""
-    packages = context.facts.python.packages.value
-    if packages is None:
-        return skip("no-python")
     if not packages.trouble:
         return ok("python.metadata-ok")
     evidence = tuple(Evidence(each.entry, each.what) for each in packages.trouble)
@@ -150,10 +147,8 @@ def _metadata(context: Context) -> CheckResult:
     )
 
 
-def _leftovers(context: Context) -> CheckResult:
-    packages = context.facts.python.packages.value
-    if packages is None:
-        return skip("no-python")
+@given(lambda context: context.facts.python.packages.value, "no-python")
+def _leftovers(_: Context, packages: Packages) -> CheckResult:
     if not packages.leftovers:
         return ok("python.leftovers-ok")
     evidence = tuple(Evidence(path, "left by an installation that broke off") for path in packages.leftovers)
@@ -162,11 +157,9 @@ def _leftovers(context: Context) -> CheckResult:
     return warn("python.leftovers-warn", *evidence, fix=fix, names=names)
 
 
-def _editable(context: Context) -> CheckResult:
+@given(lambda context: context.facts.python.packages.value, "no-python")
+def _editable(_: Context, packages: Packages) -> CheckResult:
     """Editable installations: their source folder has to exist, in the container too."""
-    packages = context.facts.python.packages.value
-    if packages is None:
-        return skip("no-python")
     gone = [Evidence(name, f"{folder} is not there") for name, folder in packages.gone_sources.items()]
     gone += [Evidence(link.file, f"{folder} is not there") for link in packages.links for folder in link.gone]
     if not gone:
@@ -176,11 +169,9 @@ def _editable(context: Context) -> CheckResult:
     return verdict("python.editable-gone", *gone, fix=fix_for("python.editable"), packages=names[:_SHOWN])
 
 
-def _shadowed(context: Context) -> CheckResult:
+@given(lambda context: context.facts.python.packages.value, "no-python")
+def _shadowed(_: Context, packages: Packages) -> CheckResult:
     """A folder or file of the same name is imported instead of the installed package."""
-    packages = context.facts.python.packages.value
-    if packages is None:
-        return skip("no-python")
     shadows = [each for each in packages.shadows if each.over or each.kind == "package"]
     if not shadows:
         return ok("python.shadowed-ok")
@@ -191,9 +182,8 @@ def _shadowed(context: Context) -> CheckResult:
     is_left = not first.over
     names = tuple(dict.fromkeys(each.module for each in shadows))
     if is_left:
-        return warn(
-            "python.shadowed-unowned", *evidence, fix=fix_for("python.unowned"), modules=names, place=first.place
-        )
+        fix = fix_for("python.unowned")
+        return warn("python.shadowed-unowned", *evidence, fix=fix, modules=names, place=first.place)
     return fail("python.shadowed-fail", *evidence, fix=_leave(first), modules=names, place=first.place)
 
 
@@ -237,15 +227,11 @@ def _abi(context: Context) -> CheckResult:
 
 
 _INVENTORY = ("python.interpreter", "python.packages")
+_VERSION = "matrix torch_npu: wheels that exist; Ascend/pytorch#38"
+_ABI = "WHEEL tags and names of extensions; undefined PyObject_GetOptionalAttr: an Ascend RL environment guide"
 CHECKS = (
     Check("python.found", (), "PATH, VIRTUAL_ENV, CONDA_PREFIX, --python; pyvenv.cfg", _found, required_for=FRAMEWORKS),
-    Check(
-        "python.version",
-        ("python.interpreter",),
-        "matrix torch_npu: wheels that exist; Ascend/pytorch#38",
-        _supported,
-        required_for=FRAMEWORKS,
-    ),
+    Check("python.version", ("python.interpreter",), _VERSION, _supported, required_for=FRAMEWORKS),
     Check("python.active", ("environment",), "PATH, VIRTUAL_ENV, CONDA_PREFIX", _active),
     Check("python.readable", _INVENTORY, "the folders of sys.path", _readable),
     Check("python.metadata", _INVENTORY, "METADATA and RECORD of each distribution", _metadata),
@@ -253,10 +239,5 @@ CHECKS = (
     Check("python.editable", _INVENTORY, "direct_url.json and .pth files", _editable),
     Check("python.shadowed", _INVENTORY, "Ascend/pytorch#24; vllm-project/vllm-ascend#5497", _shadowed),
     Check("python.user-site", _INVENTORY, "Python documentation, module site: ENABLE_USER_SITE", _user_site),
-    Check(
-        "python.abi",
-        _INVENTORY,
-        "WHEEL tags and names of extensions; undefined PyObject_GetOptionalAttr: an Ascend RL environment guide",
-        _abi,
-    ),
+    Check("python.abi", _INVENTORY, _ABI, _abi),
 )

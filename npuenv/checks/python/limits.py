@@ -7,19 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import (
-    FRAMEWORKS,
-    NPU_FRAMEWORKS,
-    Check,
-    CheckResult,
-    Context,
-    fail,
-    fix_for,
-    message,
-    ok,
-    skip,
-    warn,
-)
+from npuenv.checks.base import FRAMEWORKS, NPU_FRAMEWORKS, Check, fail, fix_for, given, message, ok, skip, warn
 from npuenv.checks.python.installed import (
     CORE,
     accepts,
@@ -46,6 +34,7 @@ from npuenv.core.finding import Status
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from npuenv.checks.base import CheckResult, Context
     from npuenv.facts.python.interpreter import Python
     from npuenv.matrix.rows import Limit, Recipe, RecipeOverride, Unsupported
 
@@ -94,11 +83,9 @@ def _broken(context: Context, python: Python) -> list[Limit]:
     return [row for row in rows if _holds(python, row.when) is True and _holds(python, row.needs) is False]
 
 
-def _limits(context: Context) -> CheckResult:
+@given(python_of, "no-python")
+def _limits(context: Context, python: Python) -> CheckResult:
     """Requirements that no metadata declares: if `when` is installed, `needs` must hold."""
-    python = python_of(context)
-    if python is None:
-        return skip("no-python")
     broken = _broken(context, python)
     if not broken:
         return ok("python.limits-ok", count=len(context.matrix.limits) + len(context.matrix.clashes))
@@ -332,32 +319,18 @@ def _mindspeed(context: Context) -> CheckResult:
         return skip("python.mindspeed-skip")
     if (int(match.group(1)), int(match.group(2))) >= (0, 12):
         return ok("python.mindspeed-ok", mindspeed=has)
-    return warn(
-        "python.mindspeed-old", *lines(context, "mindspeed", "verl"), fix=fix_for("python.mindspeed"), mindspeed=has
-    )
+    fix = fix_for("python.mindspeed")
+    return warn("python.mindspeed-old", *lines(context, "mindspeed", "verl"), fix=fix, mindspeed=has)
 
 
+_NUMPY = "matrix cann: numpy"
+_REQUIREMENTS = "Requires-Dist of what is installed; vllm-project/vllm-ascend#7587"
+_MINDSPEED = "verl-project/verl docs/ascend_tutorial/faq/faq.rst: q_layernorm weights need 2.3.0_core_r0.12.1"
 CHECKS = (
-    Check(
-        "python.numpy",
-        ("python.interpreter", "cann.toolkit"),
-        "matrix cann: numpy",
-        numpy_era,
-        required_for=NPU_FRAMEWORKS,
-    ),
+    Check("python.numpy", ("python.interpreter", "cann.toolkit"), _NUMPY, numpy_era, required_for=NPU_FRAMEWORKS),
     Check("python.limits", ("python.interpreter",), "matrix limits, clashes", _limits, required_for=FRAMEWORKS),
-    Check(
-        "python.requirements",
-        ("python.interpreter", "python.packages"),
-        "Requires-Dist of what is installed; vllm-project/vllm-ascend#7587",
-        _requirements,
-    ),
+    Check("python.requirements", ("python.interpreter", "python.packages"), _REQUIREMENTS, _requirements),
     Check("python.unsupported", ("python.interpreter",), "matrix unsupported", _unsupported),
     Check("python.stack", ("python.interpreter",), "the pins of the stack that is judged", _stack),
-    Check(
-        "python.mindspeed",
-        ("python.interpreter",),
-        "verl-project/verl docs/ascend_tutorial/faq/faq.rst: q_layernorm weights need 2.3.0_core_r0.12.1",
-        _mindspeed,
-    ),
+    Check("python.mindspeed", ("python.interpreter",), _MINDSPEED, _mindspeed),
 )

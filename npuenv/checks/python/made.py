@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, warn
+from typing import TYPE_CHECKING
+
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, given, ok, warn
 from npuenv.checks.python.installed import repair
 from npuenv.core.fact import Evidence
 from npuenv.facts.manifest import DAMAGED, LOCK, VERIFIED
 
+if TYPE_CHECKING:
+    from npuenv.facts.manifest import Described
 
-def _made(context: Context) -> CheckResult:
+
+@given(lambda context: context.facts.python.made.value, "python.made-elsewhere")
+def _made(context: Context, made: Described) -> CheckResult:
     """Skipped for another tool's environment; fails for an unfinished one of npuenv's, warns about an unverified or
     modified one.
     """
-    made = context.facts.python.made.value
-    if made is None:
-        return skip("python.made-elsewhere")
     evidence = context.facts.python.made.evidence
     fix = fix_for("python.made", ("npuenv", "install", made.stack, "--target", made.root))
     args = {"stack": made.stack, "lock": made.lock}

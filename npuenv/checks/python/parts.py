@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unknown
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, given, ok, skip, unknown
 from npuenv.checks.python.installed import install_here, is_for_npu, lines, pip, published_as, version_of
 
 if TYPE_CHECKING:
@@ -50,19 +50,16 @@ def _is_begun(context: Context, framework: str) -> bool:
     return any(version_of(context, name) is not None for name in _SIGNS[framework])
 
 
-def _parts(context: Context) -> CheckResult:
-    framework = _framework(context)
-    if framework is None:
-        return skip("python.parts-skip")
+@given(_framework, "python.parts-skip")
+def _parts(context: Context, framework: str) -> CheckResult:
     if not _is_begun(context, framework):
         return skip("python.parts-none", framework=framework)
     missing = missing_parts(context)
     if not missing:
         return _complete(context, framework)
     evidence = lines(context, *missing)
-    return fail(
-        "python.parts-fail", *evidence, fix=_install(context, framework, missing), framework=framework, packages=missing
-    )
+    fix = _install(context, framework, missing)
+    return fail("python.parts-fail", *evidence, fix=fix, framework=framework, packages=missing)
 
 
 def _complete(context: Context, framework: str) -> CheckResult:

@@ -13,15 +13,12 @@ def _ray(context: Context) -> CheckResult:
     ray = version_of(context, "ray")
     if ray is None:
         return skip("python.no-ray")
-    is_decided = context.framework == "cpu" or "RAY_AUTH_MODE" in (context.facts.environment.value or {})
+    is_decided = context.framework == "cpu" or "RAY_AUTH_MODE" in context.environment
     if accepts(">=2.59", ray) and not is_decided and spans_nodes(context):
         fix = fix_for("python.ray-token", ("export", "RAY_AUTH_MODE=disabled"))
         return warn("python.ray-token", *lines(context, "ray"), fix=fix, ray=ray)
     return ok("python.ray-ok", *lines(context, "ray"), ray=ray)
 
 
-CHECKS = (
-    Check(
-        "python.ray-token", ("python.interpreter",), "measured with Ray 2.59: ray.init() writes ~/.ray/auth_token", _ray
-    ),
-)
+_RAY_TOKEN = "measured with Ray 2.59: ray.init() writes ~/.ray/auth_token"
+CHECKS = (Check("python.ray-token", ("python.interpreter",), _RAY_TOKEN, _ray),)

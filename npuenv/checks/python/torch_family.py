@@ -43,14 +43,8 @@ def torch_pair(context: Context) -> CheckResult:
         if is_for_gpus(torch):
             return warn("python.torch-pair-gpu", *evidence, fix=torch_fix(context, wanted), torch=torch)
         return ok("python.torch-pair-ok", *evidence, torch=torch, torch_npu=torch_npu)
-    return fail(
-        "python.torch-pair-fail",
-        *evidence,
-        fix=torch_fix(context, wanted),
-        torch=torch,
-        torch_npu=torch_npu,
-        wanted=wanted,
-    )
+    fix = torch_fix(context, wanted)
+    return fail("python.torch-pair-fail", *evidence, fix=fix, torch=torch, torch_npu=torch_npu, wanted=wanted)
 
 
 def torch_npu_cann(context: Context) -> CheckResult:

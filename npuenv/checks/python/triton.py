@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, warn
+from npuenv.checks.base import Check, CheckResult, Context, card_check, fail, fix_for, ok, skip, warn
 from npuenv.checks.python.installed import (
     chip_generations,
     lines,
@@ -99,18 +99,9 @@ def _chip(context: Context) -> CheckResult:
     return warn("python.triton-chip-warn", *evidence, fix=fix, ascend=ascend, chip=chips[_NO_TRITON])
 
 
+_TRITON = "triton-lang/triton-ascend README.md, #306; verl install script; vllm-project/vllm-ascend#7359"
+_TRITON_CHIP = "vllm-project/vllm-ascend docs/source/installation.md: no Triton on 310P"
 CHECKS = (
-    Check(
-        "python.triton",
-        ("python.interpreter",),
-        "triton-lang/triton-ascend README.md, #306; verl install script; vllm-project/vllm-ascend#7359",
-        triton,
-    ),
-    Check(
-        "python.triton-chip",
-        ("python.interpreter",),
-        "vllm-project/vllm-ascend docs/source/installation.md: no Triton on 310P",
-        _chip,
-        is_about_cards=True,
-    ),
+    Check("python.triton", ("python.interpreter",), _TRITON, triton),
+    card_check("python.triton-chip", ("python.interpreter",), _TRITON_CHIP, _chip),
 )

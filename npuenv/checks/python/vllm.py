@@ -54,7 +54,7 @@ def _row(context: Context) -> VllmAscend | None:
 
 def _reported_version(context: Context, vllm: str) -> str:
     """The version that vllm-ascend uses: VLLM_VERSION if set, for builds without a version of their own."""
-    return (context.facts.environment.value or {}).get("VLLM_VERSION") or vllm
+    return context.environment.get("VLLM_VERSION") or vllm
 
 
 def _pair(context: Context) -> CheckResult:
@@ -296,28 +296,15 @@ def _is_compatible(context: Context, torch_npu: str, cann: str) -> bool:
     return any(versions.covers_cann(text, cann) for text in stated if text[:1].isdigit())
 
 
+_VLLM_VERSION = "vllm-project/vllm-ascend docs/source/faqs.md: VLLM_VERSION; vllm_ascend/utils.py vllm_version_is"
+_VLLM_BUILD = "vllm-project/vllm-ascend docs/source/installation.md: VLLM_TARGET_DEVICE=empty; vllm wheel metadata"
+_VLLM_ASCEND_CHIP = "vllm-project/vllm-ascend#11160; vllm_ascend/utils.py check_ascend_device_type"
+_VLLM_ASCEND_CANN = f"{_VA}; vllm-project/vllm-ascend#672"
 CHECKS = (
     Check("python.vllm-pair", ("python.interpreter",), _VA, _pair, required_for=NPU_FRAMEWORKS),
-    Check(
-        "python.vllm-version",
-        ("python.interpreter",),
-        "vllm-project/vllm-ascend docs/source/faqs.md: VLLM_VERSION; vllm_ascend/utils.py vllm_version_is",
-        _version,
-    ),
-    Check(
-        "python.vllm-build",
-        ("python.interpreter", "python.packages"),
-        "vllm-project/vllm-ascend docs/source/installation.md: VLLM_TARGET_DEVICE=empty; vllm wheel metadata",
-        _build,
-    ),
+    Check("python.vllm-version", ("python.interpreter",), _VLLM_VERSION, _version),
+    Check("python.vllm-build", ("python.interpreter", "python.packages"), _VLLM_BUILD, _build),
     Check("python.vllm-ascend-needs", ("python.interpreter",), f"{_VA}; wheel metadata; #143, #7587", _needs),
-    Check(
-        "python.vllm-ascend-chip",
-        ("python.interpreter", "python.packages"),
-        "vllm-project/vllm-ascend#11160; vllm_ascend/utils.py check_ascend_device_type",
-        _chip,
-    ),
-    Check(
-        "python.vllm-ascend-cann", ("python.interpreter", "cann.toolkit"), f"{_VA}; vllm-project/vllm-ascend#672", _cann
-    ),
+    Check("python.vllm-ascend-chip", ("python.interpreter", "python.packages"), _VLLM_ASCEND_CHIP, _chip),
+    Check("python.vllm-ascend-cann", ("python.interpreter", "cann.toolkit"), _VLLM_ASCEND_CANN, _cann),
 )

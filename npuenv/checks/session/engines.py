@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, fail, fix_for, ok, warn
-from npuenv.checks.session.variables import environment, generation, installed, line, setting
-from npuenv.core import versions
-from npuenv.core.errors import BadInput
+from npuenv.checks.base import Check, card_check, fail, fix_for, ok, warn
+from npuenv.checks.python.installed import accepts
+from npuenv.checks.session.variables import generation, installed, line, setting
 
 if TYPE_CHECKING:
     from npuenv.checks.base import CheckResult, Context
@@ -20,10 +19,7 @@ _NO_V0_SINCE = "0.9.1"  # vllm-ascend has no V0 engine from here on
 def _has(context: Context, name: str, since: str = "0") -> bool:
     """Whether a distribution is installed, at this version or a newer one."""
     have = installed(context).get(name, "")
-    try:
-        return bool(have) and versions.python_version(have) >= versions.python_version(since)
-    except BadInput:
-        return True  # a custom version counts as new
+    return bool(have) and accepts(f">={since}", have) is not False  # a custom version counts as new
 
 
 def _trains(context: Context, *names: str) -> bool:
@@ -109,7 +105,7 @@ def _hub(context: Context) -> CheckResult:
 
 def _docker_devices(context: Context) -> CheckResult:
     """ASCEND_VISIBLE_DEVICES is read only by the container runtime, at the start of a container."""
-    variables = environment(context)
+    variables = context.environment
     container = context.facts.machine.container
     if "ASCEND_VISIBLE_DEVICES" not in variables or "ASCEND_RT_VISIBLE_DEVICES" in variables or container.is_known:
         return ok("session.docker-devices-ok")
@@ -134,7 +130,7 @@ def _cuda_devices(context: Context) -> CheckResult:
     """CUDA_VISIBLE_DEVICES has no effect on NPUs."""
     value = setting(context, "CUDA_VISIBLE_DEVICES")
     is_choice = re.fullmatch(r"[0-9]+(?:\s*,\s*[0-9]+)*", value) is not None
-    if not is_choice or "ASCEND_RT_VISIBLE_DEVICES" in environment(context):
+    if not is_choice or "ASCEND_RT_VISIBLE_DEVICES" in context.environment:
         return ok("session.cuda-devices-ok")
     fix = fix_for(
         "session.cuda-devices", ("unset", "CUDA_VISIBLE_DEVICES"), ("export", f"ASCEND_RT_VISIBLE_DEVICES={value}")
@@ -142,51 +138,21 @@ def _cuda_devices(context: Context) -> CheckResult:
     return warn("session.cuda-devices-lost", line(context, "CUDA_VISIBLE_DEVICES"), fix=fix, value=value)
 
 
+_NZ = "alibaba/ROLL ascend_npu_faq.md @8eb27cc2; vllm-project/vllm-ascend vllm_ascend/envs.py"
+_VLLM_FORK = "hiyouga/LlamaFactory#7447; vllm-project/vllm-ascend#7256 #3133"
+_DOCKER_DEVICES = "ray-project/ray#42030; Ascend Docker Runtime"
+_CUDA_DEVICES = "alibaba/ROLL docs_roll ascend_usage.md: CUDA_VISIBLE_DEVICES becomes ASCEND_RT_VISIBLE_DEVICES"
+_VLLM_ENGINE = "vllm-project/vllm-ascend#2728 (release note of 0.9.1)"
+_SOC_VERSION = "vllm-project/vllm-ascend setup.py, Dockerfile.a3: SOC_VERSION"
 CHECKS = (
-    Check(
-        "session.nz",
-        ("python.interpreter",),
-        "alibaba/ROLL ascend_npu_faq.md @8eb27cc2; vllm-project/vllm-ascend vllm_ascend/envs.py",
-        _nz,
-        is_about_cards=True,
-    ),
-    Check(
-        "session.vllm-engine",
-        ("python.interpreter",),
-        "vllm-project/vllm-ascend#2728 (release note of 0.9.1)",
-        _engine,
-        is_about_cards=True,
-    ),
-    Check(
-        "session.vllm-fork",
-        ("python.interpreter",),
-        "hiyouga/LlamaFactory#7447; vllm-project/vllm-ascend#7256 #3133",
-        _fork,
-        is_about_cards=True,
-    ),
-    Check("session.ray-noset", ("python.interpreter",), "verl-project/verl#7507", _noset, is_about_cards=True),
+    card_check("session.nz", ("python.interpreter",), _NZ, _nz),
+    card_check("session.vllm-engine", ("python.interpreter",), _VLLM_ENGINE, _engine),
+    card_check("session.vllm-fork", ("python.interpreter",), _VLLM_FORK, _fork),
+    card_check("session.ray-noset", ("python.interpreter",), "verl-project/verl#7507", _noset),
     Check("session.ranks", (), "alibaba/ROLL docs_roll ascend_npu_examples.md; torch.distributed env://", _ranks),
     Check("session.omp-threads", (), "OpenMP 5.2 OMP_NUM_THREADS; gcc libgomp", _threads),
     Check("session.hub", (), "huggingface_hub environment variables: HF_ENDPOINT", _hub),
-    Check(
-        "session.docker-devices",
-        ("machine.container",),
-        "ray-project/ray#42030; Ascend Docker Runtime",
-        _docker_devices,
-        is_about_cards=True,
-    ),
-    Check(
-        "session.soc-version",
-        (),
-        "vllm-project/vllm-ascend setup.py, Dockerfile.a3: SOC_VERSION",
-        _soc_version,
-        is_about_cards=True,
-    ),
-    Check(
-        "session.cuda-devices",
-        (),
-        "alibaba/ROLL docs_roll ascend_usage.md: CUDA_VISIBLE_DEVICES becomes ASCEND_RT_VISIBLE_DEVICES",
-        _cuda_devices,
-        is_about_cards=True,
-    ),
+    card_check("session.docker-devices", ("machine.container",), _DOCKER_DEVICES, _docker_devices),
+    card_check("session.soc-version", (), _SOC_VERSION, _soc_version),
+    card_check("session.cuda-devices", (), _CUDA_DEVICES, _cuda_devices),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, fail, fix_for, ok, warn
+from npuenv.checks.base import card_check, fail, fix_for, ok, warn
 from npuenv.checks.session.variables import generation, hccl_values, line, setting
 
 if TYPE_CHECKING:
@@ -97,23 +97,12 @@ def _whitelist(context: Context) -> CheckResult:
     return fail("session.whitelist-no-file", *lines, fix=fix)
 
 
+_EVENT_TIMEOUT = "Ascend/pytorch docs/zh/api/environment_variable/collective_communication/HCCL_EVENT_TIMEOUT.md"
 CHECKS = (
-    Check("session.hccl", (), _DOCS.format("*"), _hccl, is_about_cards=True),
-    Check("session.hccl-mode", (), _DOCS.format("HCCL_OP_EXPANSION_MODE"), _mode, is_about_cards=True),
-    Check("session.hccl-links", (), _DOCS.format("HCCL_INTRA_ROCE_ENABLE"), _links, is_about_cards=True),
-    Check(
-        "session.event-timeout",
-        (),
-        "Ascend/pytorch docs/zh/api/environment_variable/collective_communication/HCCL_EVENT_TIMEOUT.md",
-        _event_timeout,
-        is_about_cards=True,
-    ),
-    Check(
-        "session.hccl-pair",
-        (),
-        f"{_DOCS.format('HCCL_DETERMINISTIC')}; HCCL_OP_RETRY_ENABLE.md",
-        _undone,
-        is_about_cards=True,
-    ),
-    Check("session.whitelist", (), _DOCS.format("HCCL_WHITELIST_DISABLE"), _whitelist, is_about_cards=True),
+    card_check("session.hccl", (), _DOCS.format("*"), _hccl),
+    card_check("session.hccl-mode", (), _DOCS.format("HCCL_OP_EXPANSION_MODE"), _mode),
+    card_check("session.hccl-links", (), _DOCS.format("HCCL_INTRA_ROCE_ENABLE"), _links),
+    card_check("session.event-timeout", (), _EVENT_TIMEOUT, _event_timeout),
+    card_check("session.hccl-pair", (), f"{_DOCS.format('HCCL_DETERMINISTIC')}; HCCL_OP_RETRY_ENABLE.md", _undone),
+    card_check("session.whitelist", (), _DOCS.format("HCCL_WHITELIST_DISABLE"), _whitelist),
 )

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import re
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, skip, warn
+from npuenv.checks.base import Check, CheckResult, Context, card_check, fail, fix_for, ok, skip, warn
 from npuenv.checks.session import engines as session_engines
 from npuenv.checks.session import hccl as session_hccl
 from npuenv.checks.session import torch as session_torch
 from npuenv.checks.session import variables
-from npuenv.checks.session.variables import environment, line, setting
+from npuenv.checks.session.variables import line, setting
 from npuenv.core.fact import Evidence
 
 # Variable, the values that mean debugging; its documentation states the cost.
@@ -45,15 +45,14 @@ def _proxy(context: Context) -> CheckResult:
 
 
 def _interface(context: Context) -> CheckResult:
-    environment = context.facts.environment.value or {}
+    environment = context.environment
     if environment.get("NCCL_SOCKET_IFNAME") and not (
         environment.get("HCCL_SOCKET_IFNAME") or environment.get("HCCL_IF_IP")
     ):
         name = environment["NCCL_SOCKET_IFNAME"]
         line = Evidence("environment", f"NCCL_SOCKET_IFNAME={name}")
-        return warn(
-            "network.interface-nccl", line, fix=fix_for("network.interface", ("export", f"HCCL_SOCKET_IFNAME={name}"))
-        )
+        fix = fix_for("network.interface", ("export", f"HCCL_SOCKET_IFNAME={name}"))
+        return warn("network.interface-nccl", line, fix=fix)
     return ok("network.interface-ok")
 
 
@@ -103,7 +102,7 @@ def _python_path(context: Context) -> CheckResult:
     if python is None:
         return skip("no-python")
     mine = ".".join(python.version.split(".")[:2])
-    found = ((entry, _SITE.search(entry)) for entry in environment(context).get("PYTHONPATH", "").split(":"))
+    found = ((entry, _SITE.search(entry)) for entry in context.environment.get("PYTHONPATH", "").split(":"))
     foreign = [(entry, match["version"]) for entry, match in found if match and match["version"] != mine]
     if not foreign:
         return ok("session.python-path-ok")
@@ -113,32 +112,22 @@ def _python_path(context: Context) -> CheckResult:
     return fail("session.python-path-other", evidence, fix=fix, entry=entry, version=version, mine=mine)
 
 
+_FILES = "Ascend/pytorch docs/zh/api/environment_variable/collective_communication/RANK_TABLE_FILE.md"
+_PYTHON_PATH = "verl-qwen3.5 install guide, trouble 3 and 4; python -h PYTHONHOME"
 CHECKS = (
     Check("session.proxy", ("network.proxies",), "verl-qwen3.5 install guide, first aid", _proxy),
-    Check("session.interface", (), "HCCL environment variables: HCCL_SOCKET_IFNAME", _interface, is_about_cards=True),
+    card_check("session.interface", (), "HCCL environment variables: HCCL_SOCKET_IFNAME", _interface),
     *session_torch.CHECKS,
     *session_hccl.CHECKS,
     *session_engines.CHECKS,
     *variables.CHECKS,
-    Check(
+    card_check(
         "session.debugging",
         (),
         "hiascend log reference; Ascend/pytorch PYTORCH_NO_NPU_MEMORY_CACHING.md; hicann/hccl HCCL_DIAGNOSE_ENABLE.md",
         _debugging,
-        is_about_cards=True,
     ),
     Check("session.preload", ("cann.named_files",), "gpustack/gpustack#5660; ld.so(8)", _preload),
-    Check(
-        "session.files",
-        ("cann.named_files",),
-        "Ascend/pytorch docs/zh/api/environment_variable/collective_communication/RANK_TABLE_FILE.md",
-        _named_files,
-        is_about_cards=True,
-    ),
-    Check(
-        "session.python-path",
-        ("python.interpreter",),
-        "verl-qwen3.5 install guide, trouble 3 and 4; python -h PYTHONHOME",
-        _python_path,
-    ),
+    card_check("session.files", ("cann.named_files",), _FILES, _named_files),
+    Check("session.python-path", ("python.interpreter",), _PYTHON_PATH, _python_path),
 )

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, fail, fix_for, ok, warn
+from npuenv.checks.base import NPU_FRAMEWORKS, card_check, fail, fix_for, ok, warn
+from npuenv.checks.python.installed import accepts
 from npuenv.checks.session.variables import generation, installed, line, setting
-from npuenv.core import versions
-from npuenv.core.errors import BadInput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -113,22 +112,14 @@ def _allocator_twice(context: Context) -> CheckResult:
         return ok("session.allocator-twice-ok")
     lines = (*((line(context, _ALLOCATOR),) if own else ()), line(context, "PYTORCH_ALLOC_CONF"))
     torch = installed(context).get("torch", "")
-    if torch and _is_before(torch, "2.10.0"):
+    if torch and accepts(">=2.10.0", torch) is False:
         fix = fix_for("session.allocator-name", ("export", f"{_ALLOCATOR}={shared}"))
         says = "session.allocator-twice-older"
         return ok(says, *lines, torch=torch) if own else warn(says, *lines, fix=fix, torch=torch)
     if not own:
         return ok("session.allocator-twice-ok")
-    return fail(
-        "session.allocator-twice-both", *lines, fix=fix_for("session.allocator-twice", ("unset", "PYTORCH_ALLOC_CONF"))
-    )
-
-
-def _is_before(version: str, bound: str) -> bool:
-    try:
-        return versions.python_version(version) < versions.python_version(bound)
-    except BadInput:
-        return False
+    fix = fix_for("session.allocator-twice", ("unset", "PYTORCH_ALLOC_CONF"))
+    return fail("session.allocator-twice-both", *lines, fix=fix)
 
 
 def _task_queue(context: Context) -> CheckResult:
@@ -151,7 +142,7 @@ def _blocking(context: Context) -> CheckResult:
     evidence = line(context, "ASCEND_LAUNCH_BLOCKING")
     fix = fix_for("session.blocking", ("unset", "ASCEND_LAUNCH_BLOCKING"))
     have = installed(context).get("vllm-ascend", "")
-    if have and not _is_before(have, _NO_CAPTURE_SINCE):
+    if have and accepts(f">={_NO_CAPTURE_SINCE}", have) is not False:
         return fail("session.blocking-refused", evidence, fix=fix, version=have)
     return warn("session.blocking-slow", evidence, fix=fix)
 
@@ -199,54 +190,17 @@ def _autoload(context: Context) -> CheckResult:
     return warn("session.autoload-off", line(context, "TORCH_DEVICE_BACKEND_AUTOLOAD"), fix=fix)
 
 
+_SESSION_ALLOCATOR = f"{_DOCS.format('memory_management/PYTORCH_NPU_ALLOC_CONF')}; alibaba/ROLL roll/platforms/npu.py"
+_ALLOCATOR_TWICE = _DOCS.format("memory_management/PYTORCH_ALLOC_CONF")
+_TASK_QUEUE = f"vllm-project/vllm-ascend Dockerfile @v0.23.0; {_DOCS.format('op_execution/TASK_QUEUE_ENABLE')}"
+_LAUNCH_BLOCKING = f"{_DOCS.format('op_execution/ASCEND_LAUNCH_BLOCKING')}; vllm-project/vllm-ascend#3574"
+_AUTOLOAD = "measured: with it off, torch 2.13.0 has no npu before torch_npu is imported; matrix settings, role build"
 CHECKS = (
-    Check(
-        "session.allocator",
-        (),
-        f"{_DOCS.format('memory_management/PYTORCH_NPU_ALLOC_CONF')}; alibaba/ROLL roll/platforms/npu.py",
-        _allocator,
-        is_about_cards=True,
-    ),
-    Check(
-        "session.allocator-twice",
-        ("python.interpreter",),
-        _DOCS.format("memory_management/PYTORCH_ALLOC_CONF"),
-        _allocator_twice,
-        is_about_cards=True,
-    ),
-    Check(
-        "session.task-queue",
-        (),
-        f"vllm-project/vllm-ascend Dockerfile @v0.23.0; {_DOCS.format('op_execution/TASK_QUEUE_ENABLE')}",
-        _task_queue,
-        is_about_cards=True,
-    ),
-    Check(
-        "session.launch-blocking",
-        ("python.interpreter",),
-        f"{_DOCS.format('op_execution/ASCEND_LAUNCH_BLOCKING')}; vllm-project/vllm-ascend#3574",
-        _blocking,
-        is_about_cards=True,
-    ),
-    Check(
-        "session.cpu-affinity",
-        (),
-        _DOCS.format("performance_tuning/CPU_AFFINITY_CONF"),
-        _affinity,
-        is_about_cards=True,
-    ),
-    Check(
-        "session.saturation",
-        (),
-        _DOCS.format("op_execution/INF_NAN_MODE_ENABLE"),
-        _saturation,
-        is_about_cards=True,
-    ),
-    Check(
-        "session.autoload",
-        ("python.interpreter",),
-        "measured: with it off, torch 2.13.0 has no npu before torch_npu is imported; matrix settings, role build",
-        _autoload,
-        is_about_cards=True,
-    ),
+    card_check("session.allocator", (), _SESSION_ALLOCATOR, _allocator),
+    card_check("session.allocator-twice", ("python.interpreter",), _ALLOCATOR_TWICE, _allocator_twice),
+    card_check("session.task-queue", (), _TASK_QUEUE, _task_queue),
+    card_check("session.launch-blocking", ("python.interpreter",), _LAUNCH_BLOCKING, _blocking),
+    card_check("session.cpu-affinity", (), _DOCS.format("performance_tuning/CPU_AFFINITY_CONF"), _affinity),
+    card_check("session.saturation", (), _DOCS.format("op_execution/INF_NAN_MODE_ENABLE"), _saturation),
+    card_check("session.autoload", ("python.interpreter",), _AUTOLOAD, _autoload),
 )

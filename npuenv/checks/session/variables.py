@@ -9,9 +9,8 @@ import difflib
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, ok, warn
-from npuenv.core import versions
-from npuenv.core.errors import BadInput
+from npuenv.checks.base import CheckResult, Context, card_check, fail, fix_for, ok, warn
+from npuenv.checks.python.installed import accepts
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
@@ -27,19 +26,19 @@ _PORT = re.compile(r"[0-9]{1,5}(?:-[0-9]{1,5})?")
 _RDMA_TIMEOUT = {"a2": (5, 20), "a3": (5, 20), "310p": (5, 24), "910": (5, 24)}
 
 
-def environment(context: Context) -> Mapping[str, str]:
-    """The session's variables."""
-    return context.facts.environment.value or {}
-
-
 def setting(context: Context, name: str) -> str:
     """A variable's value without surrounding blanks; "" if it is not set or empty."""
-    return environment(context).get(name, "").strip()
+    return context.environment.get(name, "").strip()
+
+
+def loader_path(context: Context) -> list[str]:
+    """The folders of LD_LIBRARY_PATH, in order."""
+    return [folder.rstrip("/") for folder in context.environment.get("LD_LIBRARY_PATH", "").split(":") if folder]
 
 
 def line(context: Context, name: str) -> Evidence:
     """The variable as evidence."""
-    value = environment(context).get(name)
+    value = context.environment.get(name)
     return Evidence("environment", f"{name} is not set" if value is None else f"{name}={value}")
 
 
@@ -115,8 +114,8 @@ def _values_of(context: Context, readers: Iterable[str]) -> list[tuple[Variable,
 
 def _has_any(context: Context) -> bool:
     """Whether the session sets any Ascend variable besides the location of CANN; else the table is not read."""
-    return any(_OURS.fullmatch(name) for name in environment(context)) or any(
-        name in environment(context) for name in ("COMBINED_ENABLE", "PER_STREAM_QUEUE", "INF_NAN_MODE_ENABLE",
+    return any(_OURS.fullmatch(name) for name in context.environment) or any(
+        name in context.environment for name in ("COMBINED_ENABLE", "PER_STREAM_QUEUE", "INF_NAN_MODE_ENABLE",
                                                   "STREAMS_PER_DEVICE", "P2P_HCCL_BUFFSIZE", "ACL_DEVICE_SYNC_TIMEOUT",
                                                   "PYTORCH_NO_NPU_MEMORY_CACHING", "INF_NAN_MODE_FORCE_DISABLE")
     )  # fmt: skip
@@ -148,14 +147,14 @@ def _torch_npu(context: Context) -> CheckResult:
 
 def _names(context: Context) -> CheckResult:
     """An unknown name that is almost a known one, if the known one is not set."""
-    ours = [name for name in environment(context) if _OURS.fullmatch(name)]
+    ours = [name for name in context.environment if _OURS.fullmatch(name)]
     if not ours:
         return ok("session.names-ok")
     known = {row.name for row in context.matrix.variables}
     for name in sorted(set(ours) - known):
         near = difflib.get_close_matches(name, known, n=1, cutoff=_ALIKE)
-        if near and near[0] not in environment(context) and not _is_other_name(name, near[0]):
-            fix = fix_for("session.names", ("unset", name), ("export", f"{near[0]}={environment(context)[name]}"))
+        if near and near[0] not in context.environment and not _is_other_name(name, near[0]):
+            fix = fix_for("session.names", ("unset", name), ("export", f"{near[0]}={context.environment[name]}"))
             return warn("session.names-near", line(context, name), fix=fix, name=name, near=near[0])
     return ok("session.names-ok")
 
@@ -176,7 +175,7 @@ def _is_other_name(name: str, near: str) -> bool:
 def _unread(context: Context) -> CheckResult:
     """Variables that the installed vllm-ascend no longer reads, or not yet."""
     have = installed(context).get("vllm-ascend", "")
-    mine = [name for name in environment(context) if name.startswith("VLLM_ASCEND_")]
+    mine = [name for name in context.environment if name.startswith("VLLM_ASCEND_")]
     if not have or not mine:
         return ok("session.vllm-ascend-ok")
     rows = [row for row in context.matrix.variables if row.reader == "vllm-ascend" and row.name in mine]
@@ -190,28 +189,14 @@ def _unread(context: Context) -> CheckResult:
 
 
 def _is_read(row: Variable, version: str) -> bool:
-    try:
-        have = versions.python_version(version)
-        since = not row.since or have >= versions.python_version(row.since)
-        return since and (not row.until or have < versions.python_version(row.until))
-    except BadInput:
-        return True  # a custom version may read anything
+    """Whether this version reads the variable; a custom version may read anything."""
+    is_early = bool(row.since) and accepts(f">={row.since}", version) is False
+    return not is_early and (not row.until or accepts(f">={row.until}", version) is not True)
 
 
+_VLLM_ASCEND = "vllm-project/vllm-ascend vllm_ascend/envs.py of each release"
 CHECKS = (
-    Check(
-        "session.torch-npu",
-        (),
-        "matrix variables: Ascend/pytorch environment variables",
-        _torch_npu,
-        is_about_cards=True,
-    ),
-    Check("session.names", (), "matrix variables: names in the readers' documents", _names, is_about_cards=True),
-    Check(
-        "session.vllm-ascend",
-        ("python.interpreter",),
-        "vllm-project/vllm-ascend vllm_ascend/envs.py of each release",
-        _unread,
-        is_about_cards=True,
-    ),
+    card_check("session.torch-npu", (), "matrix variables: Ascend/pytorch environment variables", _torch_npu),
+    card_check("session.names", (), "matrix variables: names in the readers' documents", _names),
+    card_check("session.vllm-ascend", ("python.interpreter",), _VLLM_ASCEND, _unread),
 )

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from npuenv.facts.cann.parts import PartFacts
 from npuenv.facts.cann.surroundings import SurroundingFacts
 from npuenv.facts.cann.toolkit import ToolkitFacts
 
 
-@dataclass(init=False, repr=False, eq=False)
 class CannFacts(SurroundingFacts, PartFacts, ToolkitFacts):
     """What is true of CANN and of the packages beside it."""

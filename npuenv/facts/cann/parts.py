@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.facts.cann.toolkit import in_toolkit, release_of
-from npuenv.facts.collector import Group, fact
+from npuenv.facts.collector import Group
 from npuenv.facts.read import file_text, line_with, pairs
 from npuenv.host.base import PathState
 
@@ -214,18 +214,9 @@ def _opp(host: Host, root: str) -> str:
     return host.environ().get("ASCEND_OPP_PATH", "").rstrip("/") or f"{root}/opp"
 
 
-@dataclass(init=False, repr=False, eq=False)
 class PartFacts(Group):
-    """What lies in the toolkit."""
-
-    parts: Fact[tuple[Part, ...]] = fact(in_toolkit(parts), needs=("cann.toolkit",))
-    running: Fact[Running] = fact(in_toolkit(running), needs=("cann.toolkit",))
-    ops: Fact[Ops] = fact(
-        in_toolkit(lambda host, root, arch: ops(host, root, arch.value)), needs=("cann.toolkit", "machine.arch")
-    )
-    kernels: Fact[Kernels] = fact(
-        in_toolkit(lambda host, root: kernels(host, _opp(host, root))), needs=("cann.toolkit",)
-    )
-    custom: Fact[CustomOps] = fact(
-        in_toolkit(lambda host, root: custom(host, _opp(host, root))), needs=("cann.toolkit",)
-    )
+    parts: Fact[tuple[Part, ...]] = in_toolkit(parts)
+    running: Fact[Running] = in_toolkit(running)
+    ops: Fact[Ops] = in_toolkit(lambda host, root, arch: ops(host, root, arch.value), "machine.arch")
+    kernels: Fact[Kernels] = in_toolkit(lambda host, root: kernels(host, _opp(host, root)))
+    custom: Fact[CustomOps] = in_toolkit(lambda host, root: custom(host, _opp(host, root)))

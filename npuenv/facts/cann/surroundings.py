@@ -160,14 +160,9 @@ def _named(host: Host, variable: str, path: str) -> Named:
     return Named(variable, path, state is not PathState.ABSENT, is_link)
 
 
-@dataclass(init=False, repr=False, eq=False)
 class SurroundingFacts(Group):
-    """What is true around CANN."""
-
     atb: Fact[Atb] = fact(atb)
     torch_abi: Fact[str] = fact(lambda host: torch_abi(host, host.python))  # "0" or "1"
     writes: Fact[tuple[Written, ...]] = fact(writes)
     named_files: Fact[tuple[Named, ...]] = fact(named_files)
-    compilers: Fact[dict[str, str]] = fact(
-        in_toolkit(lambda host, _: compilers(host, host.timeout(2, 10))), needs=("cann.toolkit",)
-    )
+    compilers: Fact[dict[str, str]] = in_toolkit(lambda host, _: compilers(host, host.timeout(2, 10)))

@@ -72,15 +72,15 @@ def cann(host: Host, arch: str | None) -> Fact[Cann]:
     return _first(_places(host), lambda root, said: read(host, root, said, arch))
 
 
-def in_toolkit(reader: Callable[..., Fact[T]]) -> Callable[..., Fact[T]]:
-    """The same reader with the folder of `cann.toolkit` after the host; absent where there is none."""
+def in_toolkit(reader: Callable[..., Fact[Any]], *needs: str) -> Any:
+    """Declares a fact whose reader gets the folder of `cann.toolkit` after the host; absent where there is none."""
 
-    def read(host: Host, toolkit: Fact[Cann], *given: Any) -> Fact[T]:
+    def read(host: Host, toolkit: Fact[Cann], *given: Any) -> Fact[Any]:
         if toolkit.value is None:
             return absent(Evidence("CANN", "no toolkit"))
         return reader(host, toolkit.value.root, *given)
 
-    return read
+    return fact(read, "cann.toolkit", *needs)
 
 
 def closed(host: Host) -> Fact[Closed]:
@@ -270,12 +270,8 @@ _OTHERS = re.compile(r"/(?:nnal|driver|firmware)(?:/|$)")  # beside CANN, not of
 _LINKED_PARTS = ("compiler", "runtime", "opp", "toolkit")
 _PATH_LISTS = ("LD_LIBRARY_PATH", "PYTHONPATH", "PATH")
 _SINGLE_PATHS = (
-    "ASCEND_HOME_PATH",
-    "ASCEND_TOOLKIT_HOME",
-    "ASCEND_OPP_PATH",
-    "ASCEND_AICPU_PATH",
-    "TOOLCHAIN_HOME",
-)
+    "ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH", "ASCEND_AICPU_PATH", "TOOLCHAIN_HOME",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,16 +435,13 @@ def _followed(host: Host, path: str) -> str:
     return line if ran.code == 0 and line.startswith("/") and "\n" not in line else ""
 
 
-@dataclass(init=False, repr=False, eq=False)
 class ToolkitFacts(Group):
-    """What is true of the toolkits and of NNAL."""
-
-    toolkit: Fact[Cann] = fact(lambda host, arch: cann(host, arch.value), needs=("machine.arch",))
+    toolkit: Fact[Cann] = fact(lambda host, arch: cann(host, arch.value), "machine.arch")
     closed: Fact[Closed] = fact(
-        lambda host, toolkit: absent(*toolkit.evidence) if toolkit.is_known else closed(host), needs=("cann.toolkit",)
+        lambda host, toolkit: absent(*toolkit.evidence) if toolkit.is_known else closed(host), "cann.toolkit"
     )
     opp: Fact[str] = fact(opp)
     nnal: Fact[Nnal] = fact(nnal)
-    installs: Fact[Installs] = fact(lambda host, arch: installs(host, arch.value), needs=("machine.arch",))
+    installs: Fact[Installs] = fact(lambda host, arch: installs(host, arch.value), "machine.arch")
     entries: Fact[tuple[Entry, ...]] = fact(entries)
     install_record: Fact[str] = fact(install_record)

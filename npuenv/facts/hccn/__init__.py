@@ -7,7 +7,6 @@ fact for each card by its physical id (on 950: its logical one). The order of th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from npuenv.core.fact import Fact, known
@@ -15,8 +14,6 @@ from npuenv.facts.collector import USE_LEVEL, fact
 from npuenv.facts.hccn.conf import ConfFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from npuenv.facts.collector import Collector
     from npuenv.facts.hccn.answers import Refused
     from npuenv.facts.hccn.parsers import (
@@ -45,44 +42,35 @@ def _answers(host: Collector) -> Fact[dict[str, Fact[Any]]]:
     return known(survey_cards(host, tool.value.path, cards.value, host.get("hccn.conf"), layout))
 
 
-def _answer(name: str) -> Callable[[Collector], Fact[Any]]:
-    """The reader of one of these answers."""
+def _answer(name: str) -> Any:
+    """Declares the fact of one of these answers."""
 
     def read(host: Collector) -> Fact[Any]:
         answers = host.shared(_answers)
         return Fact(answers.state, None, answers.evidence) if answers.value is None else answers.value[name]
 
-    return read
+    return fact(read, level=USE_LEVEL)
 
 
-@dataclass(init=False, repr=False, eq=False)
 class HccnFacts(ConfFacts):
-    """What is true of the network between the cards."""
-
-    grammar: Fact[str] = fact(_answer("grammar"), level=USE_LEVEL)  # a2 (also A3) or 950
+    grammar: Fact[str] = _answer("grammar")  # a2 (also A3) or 950
     # The first refusal that is about the tool or its caller, not about what was asked.
-    refused: Fact[Refused] = fact(_answer("refused"), level=USE_LEVEL)
-    links: Fact[dict[int, Fact[str]]] = fact(_answer("links"), level=USE_LEVEL)  # UP, DOWN
-    addresses: Fact[dict[int, Fact[Address]]] = fact(_answer("addresses"), level=USE_LEVEL)
-    net_health: Fact[dict[int, Fact[str]]] = fact(_answer("net_health"), level=USE_LEVEL)
-    vnics: Fact[dict[int, Fact[Vnic]]] = fact(_answer("vnics"), level=USE_LEVEL)
+    refused: Fact[Refused] = _answer("refused")
+    links: Fact[dict[int, Fact[str]]] = _answer("links")  # UP, DOWN
+    addresses: Fact[dict[int, Fact[Address]]] = _answer("addresses")
+    net_health: Fact[dict[int, Fact[str]]] = _answer("net_health")
+    vnics: Fact[dict[int, Fact[Vnic]]] = _answer("vnics")
     # Of the cards whose key is in /etc/hccn.conf: asking the others would write it.
-    tls: Fact[dict[int, Fact[Tls]]] = fact(_answer("tls"), level=USE_LEVEL)
-    gateways: Fact[dict[int, Fact[Gateway]]] = fact(_answer("gateways"), level=USE_LEVEL)
-    netdetects: Fact[dict[int, Fact[str]]] = fact(_answer("netdetects"), level=USE_LEVEL)
-    speeds: Fact[dict[int, Fact[Speed]]] = fact(_answer("speeds"), level=USE_LEVEL)
-    mtus: Fact[dict[int, Fact[int]]] = fact(_answer("mtus"), level=USE_LEVEL)  # the largest packet
-    optical: Fact[dict[int, Fact[Optical]]] = fact(_answer("optical"), level=USE_LEVEL)
-    neighbours: Fact[dict[int, Fact[str]]] = fact(
-        _answer("neighbours"), level=USE_LEVEL
-    )  # the switch port at the other end
-    link_changes: Fact[dict[int, Fact[LinkChanges]]] = fact(
-        _answer("link_changes"), level=USE_LEVEL
-    )  # how often each link came up
-    counters: Fact[dict[int, Fact[dict[str, int]]]] = fact(_answer("counters"), level=USE_LEVEL)
-    pings: Fact[dict[int, Fact[Ping]]] = fact(
-        _answer("pings"), level=USE_LEVEL
-    )  # each card to another one of its subnet
-    ports: Fact[dict[int, Fact[DevInfo]]] = fact(_answer("ports"), level=USE_LEVEL)  # 950 alone
+    tls: Fact[dict[int, Fact[Tls]]] = _answer("tls")
+    gateways: Fact[dict[int, Fact[Gateway]]] = _answer("gateways")
+    netdetects: Fact[dict[int, Fact[str]]] = _answer("netdetects")
+    speeds: Fact[dict[int, Fact[Speed]]] = _answer("speeds")
+    mtus: Fact[dict[int, Fact[int]]] = _answer("mtus")  # the largest packet
+    optical: Fact[dict[int, Fact[Optical]]] = _answer("optical")
+    neighbours: Fact[dict[int, Fact[str]]] = _answer("neighbours")  # the switch port at the other end
+    link_changes: Fact[dict[int, Fact[LinkChanges]]] = _answer("link_changes")  # how often each link came up
+    counters: Fact[dict[int, Fact[dict[str, int]]]] = _answer("counters")
+    pings: Fact[dict[int, Fact[Ping]]] = _answer("pings")  # each card to another one of its subnet
+    ports: Fact[dict[int, Fact[DevInfo]]] = _answer("ports")  # 950 alone
     # 950: the ports that are down because they are switched off.
-    ports_off: Fact[dict[int, tuple[int, ...]]] = fact(_answer("ports_off"), level=USE_LEVEL)
+    ports_off: Fact[dict[int, tuple[int, ...]]] = _answer("ports_off")

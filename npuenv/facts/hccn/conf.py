@@ -158,10 +158,7 @@ def hccn_tool(host: Host) -> Fact[Tool]:
     return absent(Evidence(TOOLS, why), *dangling)
 
 
-@dataclass(init=False, repr=False, eq=False)
 class ConfFacts(Group):
-    """What files say of the network between the cards."""
-
     conf: Fact[HccnConf] = fact(hccn_conf)
     rank_table: Fact[RankTable] = fact(ranks)  # what RANK_TABLE_FILE names
     tool: Fact[Tool] = fact(hccn_tool)

@@ -22,20 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-# What the tool says -> the one spelling that is kept. Older tools say `failed`.
-_HEALTHS = {
-    "success": "success",
-    "socket fail": "socket fail",
-    "socket failed": "socket fail",
-    "receive timeout": "receive timeout",
-    "unreachable": "unreachable",
-    "time exceeded": "time exceeded",
-    "fault": "fault",
-    "init": "init",
-    "thread error": "thread error",
-    "detect ip set": "detect ip set",
-    "unknown": "unknown",
-}
+_HEALTHS = (
+    *("success", "socket fail", "receive timeout", "unreachable", "time exceeded", "fault", "init", "thread error"),
+    *("detect ip set", "unknown"),
+)
 # A reading's name without its lane -> the name that its limits have.
 _LIMITS = {"Tx Power": "TxPower", "Rx Power": "RxPower", "Vcc": "Vcc", "temperature": "Temp"}
 _LINK_TIME = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \w{3} +\d+ \d+:\d+:\d+ \d{4}"
@@ -140,7 +130,8 @@ def netdetect(text: str) -> str | None:
 def net_health(text: str) -> str | None:
     """One of the tool's ten states, in lower case; `init` and `detect ip set` mean not configured, not broken."""
     found = only(match[1].lower() for match in matches(lines_of(text), r"net health status:\s*(.+)"))
-    return _HEALTHS.get(found) if found else None
+    found = "socket fail" if found == "socket failed" else found  # as older tools have it
+    return found if found in _HEALTHS else None
 
 
 def lldp(text: str) -> str | None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from npuenv.facts.machine.hardware import HardwareFacts
 from npuenv.facts.machine.session import SessionFacts
 from npuenv.facts.machine.storage import StorageFacts
 from npuenv.facts.machine.system import SystemFacts
 
 
-@dataclass(init=False, repr=False, eq=False)
 class MachineFacts(SessionFacts, HardwareFacts, StorageFacts, SystemFacts):
     """What is true of the machine or container itself."""

@@ -251,10 +251,7 @@ def _chosen(line: str) -> str:
     return found.group(1) if found else line.splitlines()[0]
 
 
-@dataclass(init=False, repr=False, eq=False)
 class HardwareFacts(Group):
-    """What is true of memory, processor and kernel."""
-
     cgroup: Fact[Cgroup] = fact(cgroup)
     memory: Fact[Memory] = fact(memory)  # of the machine, whatever the control group allows
     processor: Fact[Processor] = fact(processor)

@@ -168,11 +168,8 @@ def _number(process: Process) -> int:
     return process.pid
 
 
-@dataclass(init=False, repr=False, eq=False)
 class SessionFacts(Group):
-    """What is true for programs of this session."""
-
-    libstdcxx: Fact[CxxLibrary] = fact(lambda host, arch: libstdcxx(host, arch.value), needs=("machine.arch",))
+    libstdcxx: Fact[CxxLibrary] = fact(lambda host, arch: libstdcxx(host, arch.value), "machine.arch")
     encoding: Fact[str] = fact(encoding)
     timezone: Fact[str] = fact(timezone)
     processes: Fact[Processes] = fact(processes, level=1)

@@ -116,17 +116,9 @@ def _number(text: str) -> int | None:
 
 # Variables that say where a library keeps what it downloads or compiles.
 CACHE_VARIABLES = (
-    "HF_HOME",
-    "HF_HUB_CACHE",
-    "MODELSCOPE_CACHE",
-    "XDG_CACHE_HOME",
-    "VLLM_CACHE_ROOT",
-    "TRITON_CACHE_DIR",
-    "TORCHINDUCTOR_CACHE_DIR",
-    "ACL_OP_COMPILER_CACHE_DIR",
-    "ASCEND_CACHE_PATH",
-    "ASCEND_WORK_PATH",
-)
+    "HF_HOME", "HF_HUB_CACHE", "MODELSCOPE_CACHE", "XDG_CACHE_HOME", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR",
+    "TORCHINDUCTOR_CACHE_DIR", "ACL_OP_COMPILER_CACHE_DIR", "ASCEND_CACHE_PATH", "ASCEND_WORK_PATH",
+)  # fmt: skip
 _UP_AT_MOST = 12
 
 
@@ -181,13 +173,8 @@ def _folder_at(place: Callable[[Host], str]) -> Callable[[Host, Fact[tuple[Mount
     return lambda host, mounts: folder(host, place(host), mounts.value or ())
 
 
-@dataclass(init=False, repr=False, eq=False)
 class StorageFacts(Group):
-    """What is true of the file systems."""
-
     mounts: Fact[tuple[Mount, ...]] = fact(mounts)
-    home: Fact[Folder] = fact(_folder_at(home), needs=("machine.mounts",))
-    tmp: Fact[Folder] = fact(_folder_at(tmp), needs=("machine.mounts",))
-    caches: Fact[tuple[Cache, ...]] = fact(
-        lambda host, mounts: caches(host, mounts.value or ()), needs=("machine.mounts",)
-    )
+    home: Fact[Folder] = fact(_folder_at(home), "machine.mounts")
+    tmp: Fact[Folder] = fact(_folder_at(tmp), "machine.mounts")
+    caches: Fact[tuple[Cache, ...]] = fact(lambda host, mounts: caches(host, mounts.value or ()), "machine.mounts")

@@ -257,10 +257,7 @@ def _switch(text: str, name: str) -> bool | None:
     return None if found is None else found.group(1) != "0"
 
 
-@dataclass(init=False, repr=False, eq=False)
 class SystemFacts(Group):
-    """What is true of the system and of the account."""
-
     time: Fact[str] = fact(time)
     arch: Fact[str] = fact(arch)
     kernel: Fact[str] = fact(kernel)

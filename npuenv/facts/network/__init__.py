@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from npuenv.facts.network.environ import EnvironFacts
 from npuenv.facts.network.interfaces import InterfaceFacts
 from npuenv.facts.network.ports import PortFacts
 from npuenv.facts.network.services import ServiceFacts
 
 
-@dataclass(init=False, repr=False, eq=False)
 class NetworkFacts(ServiceFacts, PortFacts, InterfaceFacts, EnvironFacts):
     """What is true of the network that the host itself uses."""

@@ -164,11 +164,8 @@ def _number(text: str) -> int:
     return int(match[1]) if match else 0
 
 
-@dataclass(init=False, repr=False, eq=False)
 class EnvironFacts(Group):
-    """What is true of the variables that are about the network."""
-
     proxies: Fact[tuple[Proxy, ...]] = fact(proxies)
-    proxies_listen: Fact[dict[str, bool]] = fact(listen, needs=("network.proxies",))
+    proxies_listen: Fact[dict[str, bool]] = fact(listen, "network.proxies")
     spans: Fact[tuple[str, ...]] = fact(lambda host: spans(host.environ()))
     master: Fact[Master] = fact(lambda host: master(host, may_run=host.level > 0))

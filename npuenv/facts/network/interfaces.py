@@ -265,15 +265,10 @@ def may_run(host: Collector, spans: Fact[tuple[str, ...]]) -> bool:
     return host.level >= first_level(spans)
 
 
-@dataclass(init=False, repr=False, eq=False)
 class InterfaceFacts(Group):
-    """What is true of interfaces, routes and names."""
-
     interfaces: Fact[tuple[Interface, ...]] = fact(
-        lambda host, spans: interfaces(host, may_run=may_run(host, spans)), needs=("network.spans",)
+        lambda host, spans: interfaces(host, may_run=may_run(host, spans)), "network.spans"
     )
     routes: Fact[tuple[Route, ...]] = fact(route_table)
-    hostname: Fact[HostName] = fact(
-        lambda host, spans: hostname(host, may_run=may_run(host, spans)), needs=("network.spans",)
-    )
+    hostname: Fact[HostName] = fact(lambda host, spans: hostname(host, may_run=may_run(host, spans)), "network.spans")
     resolvers: Fact[tuple[str, ...]] = fact(resolvers)

@@ -151,11 +151,8 @@ def _address(text: str) -> str:
     return str(ipaddress.ip_address(b"".join(words)))
 
 
-@dataclass(init=False, repr=False, eq=False)
 class PortFacts(Group):
-    """What is true of the ports."""
-
     listeners: Fact[tuple[Listener, ...]] = fact(
-        lambda host, spans: listeners(host, may_run=may_run(host, spans)), needs=("network.spans",)
+        lambda host, spans: listeners(host, may_run=may_run(host, spans)), "network.spans"
     )
     port_range: Fact[PortRange] = fact(port_range)

@@ -173,9 +173,6 @@ def _by_programs(reader: Callable[[Host], Fact[T]]) -> Callable[[Collector, Fact
     return lambda host, spans: reader(host) if may_run(host, spans) else not_asked(first_level(spans))
 
 
-@dataclass(init=False, repr=False, eq=False)
 class ServiceFacts(Group):
-    """What is true of firewall and clock."""
-
-    firewall: Fact[Firewall] = fact(_by_programs(firewall), needs=("network.spans",))
-    clock: Fact[Clock] = fact(_by_programs(clock), needs=("network.spans",))
+    firewall: Fact[Firewall] = fact(_by_programs(firewall), "network.spans")
+    clock: Fact[Clock] = fact(_by_programs(clock), "network.spans")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from npuenv.facts.npu.cards import CardFacts
 from npuenv.facts.npu.driver import DriverFacts
 from npuenv.facts.npu.holders import HolderFacts
 
 
-@dataclass(init=False, repr=False, eq=False)
 class NpuFacts(CardFacts, HolderFacts, DriverFacts):
     """What is true of cards and driver."""

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 BURN_LEVEL = 3  # from this level on, cards are kept busy for minutes
 BURN_S = 60
-_TABLE = ("npu.smi", "npu.smi_trouble")
 PLACES = ("ascend-dmi", "/usr/local/Ascend/toolbox/latest/Ascend-DMI/bin/ascend-dmi")
 HEALTH_TIMEOUT_S = 240.0  # the document says at most two minutes for healthCheck
 AICORE_TIMEOUT_S = 600.0  # and three to eight minutes for one round of the aicore diagnosis
@@ -100,8 +99,8 @@ def parse_dmi(text: str, code: int) -> Dmi:
     return Dmi(items, notes, code, "\n".join(printed[-12:])[-1500:])
 
 
-def _details(name: str, *, level: int = USE_LEVEL) -> Callable[..., Fact[Any]]:
-    """The reader of what a method of `Questions` gives: from `level` on of ill cards, from level 2 on of all."""
+def _details(name: str, *, level: int = USE_LEVEL) -> Any:
+    """Declares the fact that a method of `Questions` gives: from `level` on of ill cards, from level 2 on of all."""
 
     def read(host: Collector, table: Fact[SmiTable], trouble: Fact[SmiTrouble]) -> Fact[Any]:
         if table.value is None:
@@ -112,7 +111,7 @@ def _details(name: str, *, level: int = USE_LEVEL) -> Callable[..., Fact[Any]]:
         asked: Callable[[Host], Fact[Any]] = getattr(host.shared(_questions).value, name)
         return asked(host)
 
-    return read
+    return fact(read, "npu.smi", "npu.smi_trouble")
 
 
 def _questions(host: Collector) -> Fact[Questions]:
@@ -141,23 +140,18 @@ def _burn(host: Collector) -> Fact[Devices]:
     return devices(host, host.python, BURN_S)
 
 
-@dataclass(init=False, repr=False, eq=False)
 class CardFacts(Group):
-    """What is true of single cards."""
-
-    health: Fact[tuple[Health, ...]] = fact(
-        _details("health", level=1), needs=_TABLE
-    )  # at level 1 only of those that are not OK
-    ecc: Fact[tuple[Ecc, ...]] = fact(_details("ecc"), needs=_TABLE)
-    boards: Fact[tuple[Board, ...]] = fact(_details("boards"), needs=_TABLE)
-    chips: Fact[tuple[Board, ...]] = fact(_details("chips"), needs=_TABLE)
-    mapped: Fact[tuple[Mapped, ...]] = fact(_details("mapped"), needs=_TABLE)
-    topology: Fact[Topology] = fact(_details("topology"), needs=_TABLE)
-    spods: Fact[tuple[Spod, ...]] = fact(_details("spods"), needs=_TABLE)
-    faults: Fact[tuple[FaultEvent, ...]] = fact(_details("faults"), needs=_TABLE)
+    health: Fact[tuple[Health, ...]] = _details("health", level=1)  # at level 1 only of those that are not OK
+    ecc: Fact[tuple[Ecc, ...]] = _details("ecc")
+    boards: Fact[tuple[Board, ...]] = _details("boards")
+    chips: Fact[tuple[Board, ...]] = _details("chips")
+    mapped: Fact[tuple[Mapped, ...]] = _details("mapped")
+    topology: Fact[Topology] = _details("topology")
+    spods: Fact[tuple[Spod, ...]] = _details("spods")
+    faults: Fact[tuple[FaultEvent, ...]] = _details("faults")
     # These two are about those above, so they come after them.
-    silent: Fact[tuple[Refusal, ...]] = fact(_details("silent"), needs=_TABLE)
+    silent: Fact[tuple[Refusal, ...]] = _details("silent")
     # Fact of these -> the cards that it lacks, and what they said instead.
-    unread: Fact[dict[str, dict[str, Evidence]]] = fact(_details("unread", level=1), needs=_TABLE)
-    burn: Fact[Devices] = fact(_idle(_burn), level=BURN_LEVEL, needs=("npu.smi",))
-    dmi: Fact[Dmi] = fact(_idle(dmi), level=BURN_LEVEL, needs=("npu.smi",))
+    unread: Fact[dict[str, dict[str, Evidence]]] = _details("unread", level=1)
+    burn: Fact[Devices] = fact(_idle(_burn), "npu.smi", level=BURN_LEVEL)
+    dmi: Fact[Dmi] = fact(_idle(dmi), "npu.smi", level=BURN_LEVEL)

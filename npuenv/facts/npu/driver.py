@@ -382,10 +382,7 @@ def _installer(host: Collector, table: Fact[SmiTable], trouble: Fact[SmiTrouble]
     return installer(host) if host.level else not_asked(1)
 
 
-@dataclass(init=False, repr=False, eq=False)
 class DriverFacts(Group):
-    """What is true of driver and cards. Either `smi` or `smi_trouble` is known, or neither."""
-
     driver: Fact[VersionInfo] = fact(driver)
     firmware: Fact[VersionInfo] = fact(firmware)
     install_info: Fact[dict[str, str]] = fact(install_info)
@@ -398,6 +395,6 @@ class DriverFacts(Group):
     nodes: Fact[Nodes] = fact(nodes)
     smi: Fact[SmiTable] = fact(lambda host: table_of(host.shared(_smi)))
     smi_trouble: Fact[SmiTrouble] = fact(lambda host: trouble_of(host.shared(_smi)))
-    changed: Fact[Changed] = fact(_changed, needs=("npu.driver",))  # whether the driver was written after the boot
+    changed: Fact[Changed] = fact(_changed, "npu.driver")  # whether the driver was written after the boot
     # Asked only where the driver does not answer.
-    installer: Fact[Installer] = fact(_installer, needs=("npu.smi", "npu.smi_trouble"))
+    installer: Fact[Installer] = fact(_installer, "npu.smi", "npu.smi_trouble")

@@ -203,10 +203,7 @@ def _claims(host: Collector, trouble: Fact[SmiTrouble]) -> Fact[tuple[Claim, ...
     return claims(host) if in_use or host.level >= USE_LEVEL else not_asked(USE_LEVEL)
 
 
-@dataclass(init=False, repr=False, eq=False)
 class HolderFacts(Group):
-    """What is true of those who use the cards."""
-
-    holders: Fact[tuple[Holder, ...]] = fact(_holders, needs=("npu.smi", "npu.smi_trouble"))
-    claims: Fact[tuple[Claim, ...]] = fact(_claims, needs=("npu.smi_trouble",))  # by the driver's own account
+    holders: Fact[tuple[Holder, ...]] = fact(_holders, "npu.smi", "npu.smi_trouble")
+    claims: Fact[tuple[Claim, ...]] = fact(_claims, "npu.smi_trouble")  # by the driver's own account
     kernel: Fact[tuple[KernelEvent, ...]] = fact(events, level=USE_LEVEL)

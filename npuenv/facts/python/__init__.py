@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known
@@ -59,13 +58,13 @@ def _broken(host: Collector, found: Fact[Python]) -> Fact[Broken]:
     return interpreter.broken(host, host.python, found) if was_asked(found) else not_asked(1)
 
 
-def _of_python(reader: Callable[..., Fact[T]]) -> Callable[..., Fact[T]]:
-    """The same reader with the interpreter after the host; nothing of it is more certain than itself."""
+def _of_python(reader: Callable[..., Fact[Any]], *needs: str) -> Any:
+    """Declares a fact whose reader gets the interpreter after the host; nothing of it is more certain than itself."""
 
-    def read(host: Collector, found: Fact[Python], *given: Any) -> Fact[T]:
+    def read(host: Collector, found: Fact[Python], *given: Any) -> Fact[Any]:
         return reader(host, found.value, *given) if found.value else Fact(found.state, None, found.evidence)
 
-    return read
+    return fact(read, "python.interpreter", *needs)
 
 
 def _packages(host: Collector, _: Python) -> Fact[Packages]:
@@ -172,27 +171,18 @@ def _is_unrecorded(*facts: Fact[Any]) -> bool:
     return all(item.line == "not in the capture" for fact in facts for item in fact.evidence)
 
 
-@dataclass(init=False, repr=False, eq=False)
 class PythonFacts(Group):
-    """What is true of the target interpreter. Imports, files and devices are asked only of what is installed."""
-
     interpreter: Fact[Python] = fact(
         lambda host: interpreter.interpreter_of(host.shared(_inventory, host.python), host.python)
     )
-    broken: Fact[Broken] = fact(_broken, needs=("python.interpreter",))
-    packages: Fact[Packages] = fact(_of_python(_packages), needs=("python.interpreter",))
-    files: Fact[Files] = fact(_of_python(_files), needs=("python.interpreter",))
-    hashes: Fact[Hashes] = fact(_of_python(_hashes), needs=("python.interpreter",))
-    elf: Fact[Elf] = fact(_of_python(_elf), needs=("python.interpreter", "python.packages"))
-    import_torch: Fact[Import] = fact(_of_python(_import_torch), needs=("python.interpreter",))
-    import_torch_npu: Fact[Import] = fact(
-        _of_python(_import_torch_npu), needs=("python.interpreter", "python.import_torch")
-    )
+    broken: Fact[Broken] = fact(_broken, "python.interpreter")
+    packages: Fact[Packages] = _of_python(_packages)
+    files: Fact[Files] = _of_python(_files)
+    hashes: Fact[Hashes] = _of_python(_hashes)
+    elf: Fact[Elf] = _of_python(_elf, "python.packages")
+    import_torch: Fact[Import] = _of_python(_import_torch)
+    import_torch_npu: Fact[Import] = _of_python(_import_torch_npu, "python.import_torch")
     # The other modules; one that could not be tried is in the evidence only.
-    imports: Fact[Mapping[str, Import]] = fact(
-        _of_python(_imports), needs=("python.interpreter", "python.import_torch", "python.import_torch_npu")
-    )
-    devices: Fact[Devices] = fact(_of_python(_devices), needs=("python.interpreter", "python.import_torch"))
-    made: Fact[Described] = fact(
-        _of_python(_made), needs=("python.interpreter",)
-    )  # what npuenv wrote down; absent where somebody else made it
+    imports: Fact[Mapping[str, Import]] = _of_python(_imports, "python.import_torch", "python.import_torch_npu")
+    devices: Fact[Devices] = _of_python(_devices, "python.import_torch")
+    made: Fact[Described] = _of_python(_made)  # what npuenv wrote down; absent where somebody else made it

@@ -6,19 +6,18 @@ Nothing of it is imported here: small programs run inside it (`npuenv.facts.targ
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping  # noqa: TC003 - `from_json` reads these annotations at run time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
 from npuenv.core.json_input import JsonError, loads
-from npuenv.facts.read import pairs, why_failed
+from npuenv.facts.read import from_json, pairs, why_failed
 from npuenv.facts.target import text as program
 from npuenv.host.base import PathState
 from npuenv.host.recorded import RecordedHost, RecordingHost
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from npuenv.host.base import Host, Ran
 
 IMPORT_TIMEOUT_S = 90.0  # torch with torch_npu takes seconds, on a cold network disk a minute
@@ -150,12 +149,7 @@ def interpreter_of(answer: Fact[dict[str, Any]], python: str) -> Fact[Python]:
         return Fact(answer.state, None, answer.evidence)
     try:
         value = _python(answer.value)
-    except (
-        KeyError,
-        TypeError,
-        AttributeError,
-        ValueError,
-    ):  # the answer comes from a foreign interpreter, or from a capture
+    except (KeyError, TypeError, AttributeError, ValueError):  # of a foreign interpreter, or from a capture
         return unknown(*answer.evidence)
     return known(
         value, Evidence(f"{python} (inventory)", f"Python {value.version}, {len(value.distributions)} distributions")
@@ -213,13 +207,8 @@ def imports(host: Host, python: str, module: str, timeout_s: float = IMPORT_TIME
     command = f"{python} -c 'import {module}'"
     if answer.value is not None:
         try:
-            value = Import(
-                module,
-                bool(answer.value["ok"]),
-                str(answer.value["version"]),
-                tuple(map(str, answer.value["errors"])),
-                "",
-            )
+            errors = tuple(map(str, answer.value["errors"]))
+            value = Import(module, bool(answer.value["ok"]), str(answer.value["version"]), errors, "")
         except (KeyError, TypeError):
             return unknown(*answer.evidence)
         return known(value, Evidence(command, value.innermost or f"{module} {value.version}"))
@@ -287,23 +276,4 @@ def _ending(ran: Ran) -> str:
 
 def _python(found: Mapping[str, Any]) -> Python:
     kind = "conda" if found["is_conda"] else "venv" if found["prefix"] != found["base_prefix"] else "system"
-    return Python(
-        executable=str(found["executable"]),
-        version=str(found["version"]),
-        kind=kind,
-        prefix=str(found["prefix"]),
-        libc=str(found["libc"]),
-        distributions={str(name): str(version) for name, version in found["distributions"].items()},
-        installed_twice={str(name): tuple(map(str, all_)) for name, all_ in found["installed_twice"].items()},
-        shared_files=tuple(
-            SharedFiles(
-                tuple(map(str, item["owners"])),
-                int(item["count"]),
-                tuple(map(str, item["examples"])),
-                tuple(map(int, item.get("fits", ()))),
-            )
-            for item in found["shared_files"]
-        ),
-        triton_backends=tuple(map(str, found["triton_backends"])),
-        machine=str(found.get("machine", "")),
-    )
+    return from_json(Python, {**found, "kind": kind})

@@ -7,16 +7,17 @@ holds neither: they count as not asked.
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003 - `from_json` reads these annotations at run time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
 from npuenv.core.json_input import loads
 from npuenv.facts.collector import NOT_ASKED
-from npuenv.facts.read import why_failed
+from npuenv.facts.read import from_json, why_failed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from npuenv.host.base import Host
 
@@ -136,14 +137,15 @@ def packages(answer: Fact[dict[str, Any]]) -> Fact[Packages]:
 
 def files(answer: Fact[dict[str, Any]]) -> Fact[Files]:
     """What the inventory says of the files."""
-    return _part(answer, "files", _files, lambda value: f"{value.looked} files")
+    return _part(answer, "files", lambda found: from_json(Files, found), lambda value: f"{value.looked} files")
 
 
 def hashes(answer: Fact[dict[str, Any]]) -> Fact[Hashes]:
     """What the program `hashes` says."""
     if answer.value is None:
         return Fact(answer.state, None, answer.evidence)
-    return _part(known({"hashes": answer.value}, *answer.evidence), "hashes", _hashes, lambda it: f"{it.looked} files")
+    whole = known({"hashes": answer.value}, *answer.evidence)
+    return _part(whole, "hashes", lambda found: from_json(Hashes, found), lambda value: f"{value.looked} files")
 
 
 def _part(
@@ -162,60 +164,9 @@ def _part(
 
 
 def _packages(found: Mapping[str, Any]) -> Packages:
-    return Packages(
-        path=_words(found["path"]),
-        unreadable={str(item["place"]): str(item["why"]) for item in found["unreadable"]},
-        user_site=str(found["user_site"]),
-        in_user_site=_words(found["in_user_site"]),
-        twice=tuple(Twice(str(i["name"]), _words(i["versions"]), _words(i["folders"])) for i in found["twice"]),
-        leftovers=_words(found["leftovers"]),
-        trouble=tuple(Trouble(str(i["entry"]), str(i["name"]), str(i["what"])) for i in found["trouble"]),
-        requires={str(name): _words(lines) for name, lines in found["requires"].items()},
-        requires_python=_texts(found["requires_python"]),
-        origins={
-            str(name): Origin(str(item["url"]), str(item["commit"]), bool(item["is_editable"]))
-            for name, item in found["origins"].items()
-        },
-        gone_sources={str(item["name"]): str(item["folder"]) for item in found["gone_sources"]},
-        links=tuple(
-            Link(str(i["file"]), _words(i["adds"]), _words(i["gone"]), str(i["error"])) for i in found["links"]
-        ),
-        shadows=tuple(
-            Shadow(str(i["module"]), str(i["place"]), str(i["kind"]), str(i["over"])) for i in found["shadows"]
-        ),
-        foreign_wheels=_texts(found["foreign_wheels"]),
-        foreign_extensions=_texts(found["foreign_extensions"]),
-        built={str(name): _texts(values) for name, values in found["built"].items()},
-        extensions={str(name): _words(paths) for name, paths in found["extensions"].items()},
-        no_settings=_words(found.get("no_settings", ())),
-        of_conda=_texts(found.get("of_conda", {})),
-    )
-
-
-def _files(found: Mapping[str, Any]) -> Files:
-    missing, altered, emptied = (_owned(found[key]) for key in ("missing", "altered", "emptied"))
-    spared, linked = (_owned(found.get(key, ())) for key in ("spared", "linked"))  # an older npuenv left them out
-    return Files(int(found["looked"]), missing, altered, emptied, _words(found["unreadable"]), spared, linked)
-
-
-def _hashes(found: Mapping[str, Any]) -> Hashes:
-    return Hashes(
-        int(found["looked"]), bool(found["is_complete"]), _owned(found["altered"]), _words(found["unreadable"])
-    )
-
-
-def _owned(rows: Any) -> tuple[Owned, ...]:
-    return tuple(Owned(str(i["owner"]), int(i["count"]), int(i["native"]), _words(i["examples"])) for i in rows)
-
-
-def _words(items: Any) -> tuple[str, ...]:
-    if isinstance(items, str):
-        raise TypeError(items)
-    return tuple(map(str, items))
-
-
-def _texts(items: Any) -> dict[str, str]:
-    return {str(key): str(value) for key, value in items.items()}
+    unreadable = {item["place"]: item["why"] for item in found["unreadable"]}
+    gone_sources = {item["name"]: item["folder"] for item in found["gone_sources"]}
+    return from_json(Packages, {**found, "unreadable": unreadable, "gone_sources": gone_sources})
 
 
 WORD = "npuenv-elf"  # answered by the machine itself: `npuenv.host.shared_objects`
@@ -285,21 +236,6 @@ def elf(host: Host, files: Sequence[str], *, near: Sequence[str], timeout_s: flo
 
 
 def _elf(found: Mapping[str, Any]) -> Elf:
-    return Elf(
-        looked=int(found["looked"]),
-        machines=tuple(map(str, found["machines"])),
-        foreign={str(item["path"]): str(item["machine"]) for item in found["machine"]},
-        unread={str(item["path"]): str(item["why"]) for item in found["unread"]},
-        missing=tuple(
-            MissingLibrary(str(item["path"]), str(item["library"]), str(item["lies_in"])) for item in found["missing"]
-        ),
-        versions=tuple(
-            MissingVersion(str(item["path"]), str(item["library"]), str(item["version"]), str(item["has"]))
-            for item in found["versions"]
-        ),
-        symbols=tuple(
-            MissingSymbols(str(item["path"]), int(item["count"]), tuple(map(str, item["symbols"])))
-            for item in found["symbols"]
-        ),
-        cxx11={str(name): bool(value) for name, value in found.get("cxx11", {}).items()},
-    )
+    foreign = {item["path"]: item["machine"] for item in found["machine"]}
+    unread = {item["path"]: item["why"] for item in found["unread"]}
+    return from_json(Elf, {"cxx11": {}, **found, "foreign": foreign, "unread": unread})

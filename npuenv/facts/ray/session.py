@@ -114,12 +114,9 @@ def _status(host: Collector, address: Fact[str]) -> Fact[Status | Trouble]:
     return not_asked(USE_LEVEL) if is_late and host.level < USE_LEVEL else found
 
 
-@dataclass(init=False, repr=False, eq=False)
 class RayFacts(Group):
-    """What is true of Ray on this machine. The cluster is asked only where an address is known."""
-
     session: Fact[Session] = fact(session)
-    session_disk: Fact[Folder] = fact(_disk, needs=("ray.session",))  # the file system of Ray's own folder
+    session_disk: Fact[Folder] = fact(_disk, "ray.session")  # the file system of Ray's own folder
     address: Fact[str] = fact(address)
     token: Fact[str] = fact(token)  # the path of the token file
-    status: Fact[Status | Trouble] = fact(_status, level=1, needs=("ray.address",))
+    status: Fact[Status | Trouble] = fact(_status, "ray.address", level=1)

@@ -1,12 +1,13 @@
 """The keys of each framework's configuration by release, and the values that stand there unless one is written.
 
 verl.toml is generated from the wheels; roll.toml lists the fields of ROLL's dataclasses. Start from `defaults_of`,
-`names_of`, `known_releases` and `releases_beside`; `programs_of` and `configs_of` say what can be started.
+`names_of`, `known_releases` and `tables_beside`; `programs_of` and `configs_of` say what can be started.
 """
 
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from npuenv.core import versions
@@ -55,6 +56,26 @@ def releases_beside(framework: str, release: str | None) -> tuple[str, ...]:
     known = known_releases(framework)
     at = known.index(name)
     return known[at : at + 2]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyTable:
+    """What the configuration of one version of verl has."""
+
+    release: str
+    defaults: Mapping[str, Any]  # as `defaults_of` gives them
+    names: frozenset[str]
+    configs: frozenset[str]
+    checkout: str = ""  # the folder of the source tree that it was read from; "": recorded
+
+
+@functools.cache
+def tables_beside(release: str | None) -> tuple[KeyTable, ...]:
+    """The recorded tables of verl between which a release lies, as `releases_beside` says."""
+    beside = releases_beside("verl", release)
+    return tuple(
+        KeyTable(each, defaults_of("verl", each), names_of("verl", each), configs_of("verl", each)) for each in beside
+    )
 
 
 def is_recorded(framework: str, release: str | None) -> bool:

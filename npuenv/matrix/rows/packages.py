@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping  # noqa: TC003 - the loader reads these annotations at run time
 from dataclasses import dataclass
 from typing import Literal
@@ -114,8 +115,14 @@ class ChipWheel(Row):
     name: str
     version: str
     hardware: str
-    index: str  # a label of indexes.toml
+    index: str  # a label of indexes.toml; "default": the default index
     sha256: str = ""  # "": no source gives it
+
+    @property
+    def glibc(self) -> str:
+        """The lowest glibc it loads with, as its name says: "2.34"."""
+        floors = [int(minor) for minor in re.findall(r"manylinux_2_(\d+)_", self.id)]
+        return f"2.{min(floors, default=17)}"  # manylinux2014
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,19 +5,17 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import (
     all_names,
     configs_of,
-    defaults_of,
     fields_of,
     is_recorded,
-    names_of,
     programs_of,
-    releases_beside,
     roll_names,
+    tables_beside,
 )
 from npuenv.preflight.calls import module_of
 from npuenv.preflight.releases import program_config
@@ -25,8 +23,9 @@ from npuenv.preflight.rules.base import is_at_least, nearest, problem, rule
 from npuenv.preflight.types import Change
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
+    from npuenv.matrix.keys import KeyTable
     from npuenv.matrix.rows import MovedKey
     from npuenv.preflight.types import Launch, LaunchFinding, Setting
 
@@ -52,9 +51,18 @@ def _is_hydras(key: str) -> bool:
     return key.startswith("hydra") or "@" in key or "/" in key or key in ("defaults", "model_engine", "_self_")
 
 
-def _inside_free(key: str, release: str | None) -> bool:
+def _tables(launch: Launch) -> tuple[KeyTable, ...]:
+    """The keys of a launch's release: those of its checkout, else the recorded ones beside it."""
+    return tables_beside(launch.release) if launch.checkout is None else (launch.checkout,)
+
+
+def _has_own_table(launch: Launch) -> bool:
+    """Whether the keys are those of the very release, so that Hydra refuses what they lack."""
+    return launch.checkout is not None or is_recorded("verl", launch.release)
+
+
+def _inside_free(key: str, defaults: Mapping[str, Any]) -> bool:
     """Whether some leaf above the key is an empty mapping or null, below which users put keys of their own."""
-    defaults = defaults_of("verl", release)
     parts = key.split(".")
     return any(defaults.get(".".join(parts[:at]), "") in ({}, None) for at in range(1, len(parts)))
 
@@ -84,15 +92,15 @@ def has_own_keys(launch: Launch) -> bool:
 
 def not_in_table(launch: Launch) -> Iterator[_UnknownKey]:
     """The settings that a release does not have, or one of the two that it lies between."""
-    beside = releases_beside("verl", launch.release)
-    names = frozenset[str]().union(*(names_of("verl", name) for name in beside))
-    for key, setting in launch.settings.items() if beside else ():
+    tables = _tables(launch)
+    names = frozenset[str]().union(*(table.names for table in tables))
+    for key, setting in launch.settings.items() if tables else ():
         is_added = launch.is_added(key)
-        if is_added and (_inside_free(key, launch.release) or _RAY_INIT.match(key)):
+        if is_added and (_inside_free(key, tables[0].defaults) or _RAY_INIT.match(key)):
             continue  # a key of the user's own, below one that takes such keys
-        lacking = tuple(name for name in beside if not _is_known(key, names_of("verl", name)))
+        lacking = tuple(table.release for table in tables if not _is_known(key, table.names))
         if lacking and not _is_hydras(key) and not key.startswith(_NOISE):
-            is_sure = len(lacking) == 2 or is_recorded("verl", launch.release)
+            is_sure = len(lacking) == 2 or _has_own_table(launch)
             yield _UnknownKey(setting, names, lacking, is_sure and not is_added)
 
 
@@ -163,7 +171,7 @@ def _is_gone(launch: Launch, key: str) -> bool:
 
 def _is_between(launch: Launch, each: _UnknownKey) -> bool:
     """Whether the key came or went between the two releases beside the launch's."""
-    return len(each.lacking) < len(releases_beside("verl", launch.release))
+    return len(each.lacking) < len(_tables(launch))
 
 
 @rule("key-unknown", "verl", source=TABLE)
@@ -178,7 +186,7 @@ def _key_between(launch: Launch) -> Iterator[LaunchFinding]:
                 severity="warning",
                 key=each.setting.key,
                 lacks=each.lacking[0],
-                has=next(name for name in releases_beside("verl", launch.release) if name not in each.lacking),
+                has=next(table.release for table in _tables(launch) if table.release not in each.lacking),
                 release=launch.release,
             )
 
@@ -222,7 +230,7 @@ def _is_own(launch: Launch, setting: Setting) -> bool:
 
     A YAML whose `defaults:` were not found can belong to another trainer with keys of its own.
     """
-    if launch.missing_files or not is_recorded("verl", launch.release):
+    if launch.missing_files or not _has_own_table(launch):
         return True
     pointer = re.compile(rf"\$\{{(?:[\w.]+:)?{re.escape(setting.key.split('.')[0])}[.}},]")
     return any(pointer.search(each.text) for each in launch.settings.values())
@@ -270,11 +278,10 @@ def is_slip(key: str, near: str, cutoff: float = 0.7) -> bool:
 
 @rule("key-exists", "verl", source="hydra-core 1.3: Could not append to config")
 def _key_exists(launch: Launch) -> Iterator[LaunchFinding]:
-    beside = () if has_own_keys(launch) else releases_beside("verl", launch.release)
-    tables = [defaults_of("verl", name) for name in beside]
-    is_sure = len(beside) == 2 or is_recorded("verl", launch.release)
+    tables = () if has_own_keys(launch) else _tables(launch)
+    is_sure = len(tables) == 2 or _has_own_table(launch)
     for setting in launch.settings.values() if tables else ():
-        standing = [defaults.get(setting.key) for defaults in tables]
+        standing = [table.defaults.get(setting.key) for table in tables]
         if (
             setting.mark == "+"
             and not any(old is None or isinstance(old, (dict, list)) for old in standing)
@@ -302,7 +309,7 @@ def _noise(launch: Launch) -> Iterator[LaunchFinding]:
 def _mandatory(launch: Launch) -> Iterator[LaunchFinding]:
     key = "actor_rollout_ref.rollout.name"
     is_unset = key not in launch.settings and not launch.is_open(key)
-    if is_unset and defaults_of("verl", launch.release).get(key) == "???":
+    if is_unset and any(table.defaults.get(key) == "???" for table in _tables(launch)[:1]):
         yield problem(launch, (), changes=(Change(key, "vllm"),), key=key, release=launch.release)
 
 
@@ -397,9 +404,9 @@ def _group(launch: Launch) -> Iterator[LaunchFinding]:
     """A choice that its configuration group does not have; files of the user's own may bring more of them."""
     if has_own_keys(launch) or launch.from_files or launch.is_partial or launch.release is None:
         return
-    beside = releases_beside("verl", launch.release)
-    configs = frozenset[str]().union(*(configs_of("verl", name) for name in beside))
-    is_sure = len(beside) == 2 or is_recorded("verl", launch.release)
+    tables = _tables(launch)
+    configs = frozenset[str]().union(*(table.configs for table in tables))
+    is_sure = len(tables) == 2 or _has_own_table(launch)
     for key, setting in launch.settings.items():
         folder = f"{_GROUPS}{key.partition('@')[0]}/"
         known = sorted(each.removeprefix(folder) for each in configs if folder in each)

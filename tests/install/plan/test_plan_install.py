@@ -121,6 +121,7 @@ def test_groups_of_one_step_are_parted_by_where_they_come_from() -> None:
         assert len(labels) <= 1, step.id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lang", ["en", "zh"])
 @pytest.mark.parametrize("shell", ["dash", "bash"])
 @pytest.mark.parametrize("name", ["cpu", *NPU])

@@ -61,6 +61,7 @@ def test_a_script_with_everything_in_it_has_nothing_to_be_found_fault_with(
     assert text.count(f" - {skipped}'\nelse\n") == len(plan.steps)  # every step asks first whether it is done
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_uv")
 def test_the_script_of_a_plan_does_what_the_plan_does_and_then_has_nothing_to_do(tmp_path: Path) -> None:
     wheels = tmp_path / "wheels"

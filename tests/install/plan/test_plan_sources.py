@@ -278,6 +278,7 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
 PYPROJECT = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_uv")
 def test_a_build_is_done_again_for_another_source_and_for_another_setting_and_not_else(tmp_path: Path) -> None:
     (tmp_path / "wheels").mkdir()

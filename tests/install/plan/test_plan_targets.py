@@ -77,6 +77,7 @@ def test_a_bundles_folder_is_all_that_an_installation_needs(tmp_path: Path, whee
     assert install(plan, target).done == ()
 
 
+@pytest.mark.slow
 def test_a_new_environment_takes_the_links_place_and_the_old_one_stays_reachable(tmp_path: Path, wheels: Path) -> None:
     link = tmp_path / "envs/current"
     for name, version in (("a", "1.0"), ("b", "1.1")):
@@ -96,6 +97,7 @@ def test_a_wheel_of_the_bundle_with_another_content_is_refused(tmp_path: Path, w
     assert "ash" in say(caught.value.message) and not (tmp_path / "env/.npuenv/manifest.json").exists()
 
 
+@pytest.mark.slow
 def test_conda_makes_the_environment_and_uv_fills_it(tmp_path: Path, wheels: Path) -> None:
     stack, lock = tiny(wheels, one="1.0")
     conda = tmp_path / "conda"
@@ -139,6 +141,7 @@ def test_an_environment_that_is_there_already_keeps_what_is_not_in_the_lock(tmp_
     assert install(plan, target).done == ()
 
 
+@pytest.mark.slow
 def test_a_file_that_lacks_in_an_environment_of_the_users_comes_back_and_nothing_else_goes(
     tmp_path: Path, wheels: Path
 ) -> None:

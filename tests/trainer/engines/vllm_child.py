@@ -27,6 +27,8 @@ import torch
 os.environ |= {"VLLM_CONFIGURE_LOGGING": "0", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 logging.disable(logging.WARNING)
 torch.set_num_threads(1)
+# vLLM's loader empties the allocator of a device, of which there is none.
+torch.accelerator.empty_cache = lambda: None
 
 import vllm.platforms  # noqa: E402
 
@@ -86,6 +88,8 @@ class Held(Worker):  # type: ignore[misc]
         self.model_runner.vllm_config = vllm_config
         self.model_runner.model_config = vllm_config.model_config
         self.model_runner.load_config = vllm_config.load_config
+        self.model_runner.lora_config = None
+        self.model_runner.encoder_cache = {}
 
     def sleep(self, *args: Any, **kwargs: Any) -> None:
         given = inspect.signature(Worker.sleep).bind(self, *args, **kwargs).arguments

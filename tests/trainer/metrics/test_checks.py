@@ -170,6 +170,7 @@ def test_weights_that_moved_pass_with_how_far() -> None:
     assert check.result(weights) == {
         "passed": True, "steps": 2, "lr_highest": 1e-3, "grad_norm_highest": 0.5, "grad_norm_lowest": 0.25,
         "not_finite": 0, "moved": pytest.approx(0.1), "tensors": 2, "tensors_moved": 1,
+        "still": ["b"],
     }  # fmt: skip
 
 

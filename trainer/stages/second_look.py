@@ -1,0 +1,333 @@
+"""Holds a run against a second opinion: prompts, answers, batches, schedules, reference, state, a step's arithmetic.
+
+What is cheap is asked of every step. `recompute` looks at two: the first whose rewards differ, and the last. A question
+that cannot be asked says why in its record; what cannot be answered is unknown.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainer.metrics import second_opinion as plain
+from trainer.metrics.checks import checksum, first_difference
+from trainer.metrics.step import Observer
+from trainer.models.decoder import Decoder
+from trainer.saving.checkpoint import difference
+from trainer.stages.questions import Results
+from trainer.stages.recompute import Recompute
+from trainer.stages.tap import Tap, double, first_other_mark, marks, whole_state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor
+
+    from trainer.config import Config
+    from trainer.metrics.records import Records
+    from trainer.metrics.step import StepResult
+    from trainer.trainer import Trainer
+    from trainer.types import Batch
+
+# Numbers of the model times tokens of a step: beyond that a step in float64 on the CPU would take minutes.
+_LARGEST = 5_000_000_000
+# Settings of three sections that the second opinion has formulas for, and what is not asked with another one off its
+# default.
+_KNOWN = """
+    convention estimator scale_by_std gamma lam loss clip_low clip_high dual_clip aggregation kl kl_in kl_coef
+    kl_controller kl_target kl_horizon entropy_coef dynamic_sampling max_generations overlong_buffer overlong_factor
+    correction correction_cap correction_floor correction_bound
+    lr lr_schedule warmup_steps weight_decay grad_clip mini_batches ppo_epochs micro_batch_rows critic_lr value_clip
+    warm_start_steps warm_start_lr warm_start_until
+    engine prompts_per_step rollouts_per_prompt temperature script tensor_parallel memory_fraction enforce_eager
+    weight_sync sleep generators off_policy max_staleness bucket_mib generator_timeout_s
+"""
+_UNASKED = {
+    "algorithm": ("recomputed", "samples", "reference"),
+    "optim": ("recomputed", "samples", "mini-batches", "schedules"),
+    "rollout": ("recomputed", "samples", "prompts"),
+}
+
+
+class SecondLook(Observer):
+    """Follows one run beside `Watch`, and before it in the list of observers; writes the stages of `QUESTIONS`."""
+
+    def __init__(self, trainer: Trainer, config: Config, records: Records) -> None:
+        self._trainer, self._config, self._records = trainer, config, records
+        self._learner, self._results = trainer.learner, Results()
+        self._tap = Tap(trainer, self._results.spent, on_update=lambda: self._compare_marks("before the update"))
+        self._recompute = Recompute(trainer, config, self._results, self._tap)
+        self._has_looked = False
+        self._marks: dict[str, list[float]] = {}
+        self._kl_coef = config.algorithm.kl_coef
+        self._noise: Tensor | None = None  # of the step before, over its deviation
+        self._prompts: list[str] = []  # of the step before
+        self._drawn: plain.Prompts | None = None
+        self._reference_mark: int | None = None
+        self._skip()
+
+    def _skip(self) -> None:
+        """Which questions are not asked of this run, and why."""
+        trainer, learner, config, skip = self._trainer, self._learner, self._config, self._results.skip
+        for section, questions in _UNASKED.items():
+            skip(questions, _unknown_setting(getattr(config, section)))
+        if learner.is_sharded:
+            skip(("recomputed", "samples", "state", "reference"), "the weights are sharded")
+        rows = config.rollout.prompts_per_step * config.rollout.rollouts_per_prompt // trainer.world.size
+        size = learner.num_parameters * rows * trainer.task.max_new_tokens * trainer.task.max_turns
+        if size > _LARGEST:
+            skip(("recomputed", "samples", "state"), "the model is too large to be computed in float64 on the CPU")
+        if not isinstance(learner.model, Decoder):
+            skip(("recomputed", "samples"), "the model is not the built-in decoder")
+        if learner.reference is None:
+            skip(("reference",), "the learner holds no reference policy")
+
+    def _asks(self, question: str) -> bool:
+        return self._results.skipped[question] is None
+
+    # The run.
+
+    def on_start(self) -> None:
+        """Held-out prompts against those of training, the reference against the policy; where prompts and state are."""
+        self._check_heldout()
+        if self._asks("reference"):
+            self._check_start()
+        trainer, seed, count = self._trainer, self._config.run.seed, self._config.rollout.prompts_per_step
+        by_epoch = bool(self._config.run.epochs) and count <= len(trainer.task.train)
+        self._drawn = plain.Prompts(trainer.task.train, count, torch.Generator().manual_seed(seed), by_epoch)
+        if self._learner.steps_done:
+            self._go_on(self._drawn)
+        if self._asks("state"):
+            self._marks = marks(trainer)
+
+    def _go_on(self, drawn: plain.Prompts) -> None:
+        """A resumed run's prompts and coefficient go on from its checkpoint."""
+        trainer, self._kl_coef = self._trainer, self._learner._kl_coef
+        state = trainer.prompts.state()
+        drawn.generator.set_state(state["prompts_random"].cpu())
+        if drawn.by_epoch:
+            drawn.left = drawn.order()[int(state["prompts_taken"]) :]
+        if trainer.prefetch is not None and trainer.prefetch.ready is not None:
+            self._results.skip(("prompts",), "prompts were drawn before this process began")
+
+    def on_step_start(self, step: int) -> None:
+        """Whether this step is looked at."""
+        self._tap.begin(looks=not self._has_looked or step == self._config.run.steps)
+        self._compare_marks("between two steps")
+
+    def on_step(self, step: int, result: StepResult) -> None:
+        """Holds the step against all questions."""
+        self._ask("prompts", lambda: self._check_prompts(step, result))
+        self._ask("batch", lambda: self._check_batch(step, result))
+        self._ask("mini-batches", lambda: self._check_mini_batches(step, result.batch))
+        self._ask("schedules", lambda: self._check_schedules(step, result))
+        if self._tap.looks:
+            self._look(step, result)
+        self._tap.looks = False
+        if self._asks("state"):
+            with self._results.spent.part("state"):
+                self._marks = marks(self._trainer)
+
+    def _look(self, step: int, result: StepResult) -> None:
+        self._ask("state", self._check_synced)
+        self._ask("reference", lambda: self._check_reference(step))
+        rewards_PG = result.rewards_PG
+        is_useful = bool(torch.isfinite(rewards_PG).all()) and bool((rewards_PG.amax(1) > rewards_PG.amin(1)).any())
+        if any(self._trainer.world.gather(is_useful)):
+            if not self._has_looked:
+                self._ask("samples", lambda: self._check_samples(step, result))
+            self._has_looked = True
+            self._ask("recomputed", lambda: self._recompute.run(step, result))
+
+    def _ask(self, question: str, check: Callable[[], None]) -> None:
+        """Asks a question; an error leaves it open, and the run goes on."""
+        if not self._asks(question):
+            return
+        with self._results.spent.part(question):
+            try:
+                check()
+            except Exception as error:
+                self._results.broken[question] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+    def on_end(self) -> None:
+        """Writes what was found, on any rank."""
+        self._results.write(self._records, self._trainer.world)
+
+    # The questions.
+
+    def _check_heldout(self) -> None:
+        """No held-out prompt is among those of training, unless both are the same list."""
+        task = self._trainer.task
+        train, heldout = ({each.tokens for each in some} for some in (task.train, task.heldout))
+        self._results.asked["heldout"] += 1
+        if train & heldout and train != heldout:
+            self._results.fail("heldout", "heldout-overlaps", count=len(train & heldout), heldout=len(heldout))
+
+    def _check_start(self) -> None:
+        """A new run's reference is the policy as it is; any run's stays what it is now."""
+        learner, reference = self._learner, dict(self._learner.reference.named_parameters())  # type: ignore[union-attr]
+        with self._results.spent.part("reference"):
+            self._reference_mark = checksum(reference.items())
+            if learner.steps_done == 0:
+                own = [(name, each) for name, each in learner.full_weights() if name in reference]
+                if (name := first_difference(own, reference)) is not None:
+                    self._results.fail("reference", "reference-not-start", tensor=name)
+
+    def _check_reference(self, step: int) -> None:
+        self._results.asked["reference"] += 1
+        if checksum(self._learner.reference.named_parameters()) != self._reference_mark:  # type: ignore[union-attr]
+            self._results.fail("reference", "reference-moved", step=step)
+
+    def _check_prompts(self, step: int, result: StepResult) -> None:
+        """Each group's prompt is the one that was drawn for it."""
+        assert self._drawn is not None
+        trainer, algorithm = self._trainer, self._config.algorithm
+        self._results.asked["prompts"] += 1
+        own = max(1, result.num_drawn // trainer.num_prompts)
+        drawn = [self._drawn.draw() for _ in range(max(trainer.world.gather(own)))][:own]
+        expected = [prompt.text for each in drawn for prompt in each[trainer.world.rank :: trainer.world.size]]
+        actual, texts = [group.prompt.text for group in result.groups], iter(expected)
+        may_lack = algorithm.dynamic_sampling or self._config.task.on_reward_error == "drop"
+        if not all(text in texts for text in actual) or not (may_lack or len(actual) == len(expected)):
+            repeats = actual == self._prompts or len(set(actual)) < min(len(actual), len(set(expected)))
+            self._results.fail("prompts", "prompts-repeat" if repeats else "prompts-differ", step=step)
+        self._prompts = actual
+
+    def _check_samples(self, step: int, result: StepResult) -> None:
+        """Asked twice for answers to the same prompts, the sampler gives others."""
+        trainer, engine = self._trainer, self._trainer.engine
+        is_builtin = self._config.rollout.engine in ("builtin", "transformers") and trainer.remote is None
+        mixed = sum(len({each.tokens for each in group.rollouts}) > 1 for group in result.groups)
+        if not is_builtin or trainer.task.environment is not None or mixed < 2:
+            return
+        self._results.asked["samples"] += 1
+        state, prompts = engine.random_state().clone(), [group.prompt.tokens for group in result.groups]
+        once, again = ([[each.tokens for each in group] for group in engine.generate(prompts, trainer.sampling())]
+                       for _ in range(2))  # fmt: skip
+        engine.restore_random_state(state)
+        if once == again and sum(len(set(group)) > 1 for group in once) > 1:
+            self._results.fail("samples", "samples-repeat", step=step)
+
+    def _check_batch(self, step: int, result: StepResult) -> None:
+        """The tensors hold the tokens, prompts and log-probabilities of the rollouts, row by row."""
+        self._results.asked["batch"] += 1
+        batch, rollouts = result.batch, [(group.prompt, each) for group in result.groups for each in group.rollouts]
+        width, pad = batch.tokens_BT.shape[1], self._trainer.task.tokenizer.pad
+        answers = [[*each.tokens, *[pad] * (width - len(each.tokens))] for _, each in rollouts]
+        logprobs = [[*each.logprobs, *[0.0] * (width - len(each.logprobs))] for _, each in rollouts]
+        lengths, prompts = batch.prompt_lengths_P.tolist(), batch.prompts_PS.tolist()
+        found = {
+            "prompts": [tuple(prompts[number][: lengths[number]]) for number in batch.prompt_of_B.tolist()]
+            == [prompt.tokens for prompt, _ in rollouts],
+            "tokens": batch.tokens_BT.tolist() == answers,
+            "lengths": batch.lengths_B.tolist() == [len(each.tokens) for _, each in rollouts],
+            "log-probabilities": torch.equal(
+                batch.sampler_logprobs_BT.cpu(), torch.tensor(logprobs, dtype=batch.sampler_logprobs_BT.dtype)
+            ),
+        }  # fmt: skip
+        if (what := next((name for name, is_right in found.items() if not is_right), None)) is not None:
+            self._results.fail("batch", "batch-differs", step=step, what=what)
+
+    def _check_mini_batches(self, step: int, batch: Batch) -> None:
+        """Together the mini batches have every row once in each epoch, and so have the forward passes of each."""
+        self._results.asked["mini-batches"] += 1
+        every, epochs = range(len(batch.tokens_BT)), self._config.optim.ppo_epochs
+        for name in ("rows", "passes"):
+            rows = [row for update in self._tap.updates for row in getattr(update, name)]
+            if sorted(rows) != sorted([*every] * epochs):
+                missing, twice = len({*every} - set(rows)), max(0, len(rows) - epochs * len(set(rows)))
+                self._results.fail("mini-batches", "mini-batches-differ", step=step, missing=missing, twice=twice)
+
+    def _check_schedules(self, step: int, result: StepResult) -> None:
+        self._results.asked["schedules"] += 1
+        optim, steps = self._config.optim, self._config.run.steps
+        for number, update in enumerate(self._tap.updates):
+            done = (step - 1) * optim.mini_batches * optim.ppo_epochs + number
+            expected = plain.learning_rate(optim, done=done, steps=steps)
+            if not abs(update.lr - expected) <= 1e-6 * optim.lr:
+                self._results.fail("schedules", "lr-off-schedule", step=step, found=update.lr, expected=expected)
+        self._check_kl_coef(step, result)
+        if self._trainer.injection is not None:
+            self._check_noise(step)
+
+    def _check_kl_coef(self, step: int, result: StepResult) -> None:
+        """The coefficient of the divergence: what was set, or what the controller makes of each step."""
+        algorithm, logprobs, found = self._config.algorithm, result.logprobs, result.advantages.kl_coef
+        if not abs(found - self._kl_coef) <= 1e-6 * self._kl_coef:
+            self._results.fail("schedules", "kl-coef-off", step=step, found=found, expected=self._kl_coef)
+        self._kl_coef, old_BT, reference_BT = found, logprobs.old_BT, logprobs.reference_BT
+        is_adaptive = algorithm.kl_controller == "adaptive" and algorithm.kl_in == "reward"
+        if not is_adaptive or old_BT is None or reference_BT is None:
+            return
+        mask = result.batch.mask_BT.cpu()
+        kl_BT = plain.divergence(algorithm.kl, double(old_BT), double(reference_BT), mask, algorithm.convention)
+        sums = self._trainer.world.gather((float(kl_BT.sum()), int(mask.sum()), len(mask)))
+        total, tokens, rows = (sum(each) for each in zip(*sums, strict=True))
+        self._kl_coef = plain.adapted(found, algorithm, kl=total / max(1, tokens), rows=rows)
+
+    def _check_noise(self, step: int) -> None:
+        """The sampler's weights are off the learner's by the deviation that the schedule says, anew in each step."""
+        expected = plain.noise_deviation(self._config.noise, step=step, steps=self._config.run.steps)
+        sampled = self._trainer.engine.weights()
+        pairs = [(double(sampled[name]), double(each)) for name, each in self._learner.full_weights()]
+        apart = [(noisy - own).reshape(-1) for noisy, own in pairs if not torch.equal(noisy, own)]
+        noise = torch.cat(apart) if apart else torch.zeros(1, dtype=torch.float64)
+        found = float(noise.pow(2).mean().sqrt())
+        # Six deviations of what so many random numbers have; bfloat16 rounds them too.
+        room = min(0.5, 6 / math.sqrt(2 * len(noise)) + (0.0 if self._recompute.limits.is_exact else 0.1))
+        if not abs(found - expected) <= room * expected + 1e-12:
+            self._results.fail("schedules", "noise-off-schedule", step=step, found=found, expected=expected)
+        before, self._noise = self._noise, noise / found if found else None
+        is_pair = before is not None and self._noise is not None and before.shape == self._noise.shape
+        if is_pair and abs(float((before * self._noise).mean())) > 0.9:  # type: ignore[operator]
+            self._results.fail("schedules", "noise-repeats", step=step)
+
+    # The state.
+
+    def _compare_marks(self, when: str) -> None:
+        """Whether weights and moments are what they were when they were last marked."""
+        if self._tap.looks and self._marks:
+            with self._results.spent.part("state"):
+                self._results.asked["state"] += 1
+                if (what := first_other_mark(marks(self._trainer), self._marks)) is not None:
+                    self._results.fail("state", "state-changed", what=what, when=when)
+
+    def _check_synced(self) -> None:
+        """The learner's weights are what they were before the sampler got them."""
+        now = {name: double(each) for name, each in self._learner.model.named_parameters()}
+        before = self._tap.after.weights if self._tap.after is not None else {}
+        if any(not torch.equal(now[name], each) for name, each in before.items()):
+            self._results.fail("state", "state-changed", what="weights", when="while the sampler got them")
+
+    def check_restored(self, twin: Trainer) -> None:
+        """A trainer that was restored from a checkpoint is in the state of the one that was saved."""
+        if not self._asks("state"):
+            return
+        with self._results.spent.part("state"):
+            name = difference(_numbered(whole_state(self._trainer)), _numbered(whole_state(twin)))
+        if name is not None:
+            self._results.fail("state", "restore-incomplete", what=name.partition("/")[0])
+
+    def wrong_samples(self, samples: Sequence[Mapping[str, str]]) -> tuple[int, int]:
+        """Of the answers in a record of an evaluation: how many were computed again, how many differ."""
+        is_exact = self._recompute.limits.is_exact and self._config.rollout.engine == "builtin"
+        if not is_exact or not self._asks("recomputed") or self._trainer.task.environment is not None:
+            return 0, 0
+        return self._recompute.wrong_samples(samples)
+
+
+def _numbered(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state with tuples as mappings, as checkpoints have them."""
+    return {name: dict(enumerate(value)) if isinstance(value, tuple) else value for name, value in state.items()}
+
+
+def _unknown_setting(section: Any) -> str | None:
+    """The first setting without a formula; None: there is none."""
+    known = set(_KNOWN.split())
+    for each in fields(section):
+        if each.name not in known and getattr(section, each.name) != each.default:
+            return f"it has no formula for {each.name}={getattr(section, each.name)}"
+    return None
