@@ -9,7 +9,7 @@ import click
 
 from npuenv.cli.common import Ui, common_options
 from npuenv.cli.help import Group
-from npuenv.core.errors import ExitCode
+from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.finding import Status
 from npuenv.core.messages import Message
 from npuenv.facts.pip import pip_settings
@@ -102,6 +102,8 @@ def refresh_command(
 
     from npuenv.maintain.refresh import as_diff, propose, propose_from_tree
 
+    if (tree is not None and names) or (tree is None and tag):
+        raise BadInput(Message("refresh.tree-or-names"))
     matrix, tables = load_matrix(folder), load_matrix(folder).folder
     if tree is None:
         settings = pip_settings(LocalHost(), prefix=sys.prefix)

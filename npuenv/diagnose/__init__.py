@@ -141,7 +141,7 @@ def signs_of(facts: ReportFacts, text: Text, matrix: Matrix, patterns: ErrorPatt
     """Every sign of a report, with the line that shows it."""
     signs = {**version_signs(facts, matrix, patterns), **machine_signs(facts, text, matrix)}
     signs.update(outcome_signs(text))
-    signs.update(role_signs(text.lines))
+    signs.update(role_signs(text.lines, patterns.roles))
     if facts.arch:
         signs[f"arch-{facts.arch.value}"] = facts.arch.line
     if facts.cann:

@@ -93,6 +93,15 @@ class BoilerplateRow(Row):
 
 
 @dataclass(frozen=True, slots=True)
+class RoleRow(Row):
+    """Lines of one kind, and how much they speak for a document. Patterns are regular expressions."""
+
+    weight: float
+    patterns: tuple[str, ...]
+    is_case_sensitive: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ErrorPatterns:
     """All rows of the folder."""
 
@@ -102,6 +111,7 @@ class ErrorPatterns:
     bounds: tuple[BoundRow, ...]
     boilerplate: tuple[BoilerplateRow, ...]
     releases: tuple[ReleaseBugRow, ...]
+    roles: tuple[RoleRow, ...]
 
     def discriminator(self, one: str, other: str) -> DiscriminatorRow | None:
         """The row for a pair of causes, in whichever order it names them."""
@@ -114,6 +124,7 @@ _OTHERS: dict[str, type[Row]] = {
     "causes": CauseRow,
     "discriminators": DiscriminatorRow,
     "releases": ReleaseBugRow,
+    "roles": RoleRow,
 }
 
 
@@ -131,6 +142,7 @@ def load_error_patterns(folder: Path | None = None) -> ErrorPatterns:
         bounds=cast("tuple[BoundRow, ...]", others["bounds"]),
         boilerplate=cast("tuple[BoilerplateRow, ...]", others["boilerplate"]),
         releases=releases,
+        roles=cast("tuple[RoleRow, ...]", others["roles"]),
     )
 
 

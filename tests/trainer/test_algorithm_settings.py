@@ -16,6 +16,7 @@ from trainer.build import build_trainer
 from trainer.config import parse
 from trainer.learner import LogProbs
 from trainer.loop import score_groups, train_step
+from trainer.metrics.step import of_update
 from trainer.sections import BadSetting
 from trainer.types import Group, Stop
 from trainer.user_code import load
@@ -55,6 +56,26 @@ def test_rejected_tokens_have_no_loss_and_no_place_in_its_mean() -> None:
     assert found.policy_loss == pytest.approx(-float(rewards) / num_tokens)
     plain = learner()
     assert plain.reject(of, logprobs) is of
+
+
+def test_the_share_of_rejected_tokens_is_recorded() -> None:
+    trainer = build_trainer(changed(SMALL, rejection="token_k1", rejection_threshold="2"), CPU, seed=0)
+    sync, noise = trainer.sync_weights, torch.Generator().manual_seed(0)
+
+    def sync_others(step: int) -> None:
+        sync(step)
+        moved = {
+            name: each + torch.randn(each.shape, generator=noise) for name, each in trainer.engine.weights().items()
+        }
+        trainer.engine.load_weights(moved)
+
+    trainer.sync_weights = sync_others  # type: ignore[method-assign]
+    trainer.sync_weights(0)
+    metrics = of_update(train_step(trainer, 1), trainer.config)
+    assert 0 < metrics["rollout_corr/rollout_rs_masked_fraction"] < 1
+    assert "rollout_corr/rollout_rs_masked_fraction" not in of_update(
+        train_step(build_trainer(SMALL, CPU, seed=0), 1), SMALL
+    )
 
 
 def test_bad_answers_far_from_the_sampler_do_not_learn() -> None:

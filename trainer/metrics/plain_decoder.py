@@ -126,7 +126,7 @@ def _attention(x: Tensor, weights: Mapping[str, Tensor], at: str, shape: Any) ->
         part = x @ weights[f"{at}self_attn.{name}_proj.weight"].t()
         if f"{at}self_attn.{name}_proj.bias" in weights:
             part = part + weights[f"{at}self_attn.{name}_proj.bias"]
-        part = part.unflatten(-1, (count, shape.head_size))
+        part = part.view(*part.shape[:-1], count, shape.head_size)
         if shape.is_qwen3 and name != "v":
             part = _norm(part, weights[f"{at}self_attn.{name}_norm.weight"], shape.norm_epsilon)
         parts[name] = (part if name == "v" else _rotated(part, shape)).transpose(-3, -2)

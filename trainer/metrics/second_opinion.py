@@ -51,7 +51,7 @@ class Prompts:
 
     def order(self) -> list[int]:
         """The numbers of all prompts in the next random order."""
-        return torch.randperm(len(self.prompts), generator=self.generator).tolist()  # type: ignore[no-any-return]
+        return torch.randperm(len(self.prompts), generator=self.generator).tolist()
 
 
 def learning_rate(optim: Any, *, done: int, steps: int) -> float:
@@ -153,7 +153,7 @@ def advantages(
 
 
 def is_whitened(algorithm: Any) -> bool:
-    name = algorithm.estimator
+    name: str = algorithm.estimator
     return name.startswith("reinforce_plus_plus") or (name == "gae" and algorithm.convention != "roll")
 
 

@@ -97,6 +97,11 @@ def of_update(result: StepResult, config: Config) -> dict[str, float]:
         metrics[name] = result.advantages.kl_coef
     if algorithm.estimator == "gae":
         metrics["critic/vf_loss"] = update.value_loss
+    if algorithm.rejection:
+        rollouts = [each for group in result.groups for each in group.rollouts]
+        generated = sum(sum(each.response_mask) if each.response_mask else len(each.tokens) for each in rollouts)
+        remaining = int(result.batch.mask_BT.sum())
+        metrics["rollout_corr/rollout_rs_masked_fraction"] = 1 - remaining / max(1, generated)
     if update.weights is not None:
         metrics |= {f"rollout_corr/rollout_is_{name}": each for name, each in asdict(update.weights).items()}
         metrics |= {"rollout_corr/kl": update.sampler_kl_direct, "rollout_corr/k3_kl": update.sampler_kl}

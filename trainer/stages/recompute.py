@@ -396,7 +396,7 @@ def _rounding(answers: plain_decoder.Answers) -> Tensor:
     """What rounding may do to the advantages of each row: rewards all but equal are divided by next to nothing."""
     groups, rewards = torch.tensor(answers.group_B), answers.rewards_B
     room = torch.zeros(len(rewards), dtype=torch.float64)
-    for group in groups.unique():
+    for group in sorted(set(answers.group_B)):
         own = rewards[groups == group]
         spread = float(own.std(correction=0)) if len(own) > 1 else 1.0
         room[groups == group] = 1e-6 * float(own.abs().max()) / (spread + 1e-6)

@@ -106,3 +106,8 @@ def test_the_command_prints_the_diff(tables: Path, tmp_path: Path, capsys: pytes
     tree = unpack("verl-0.9.0", tmp_path)
     assert main(["matrix", "refresh", "--tree", str(tree), "--tables", str(tables)]) == 1
     assert capsys.readouterr().out.startswith("# built.verl.0.9.0: verl-project/verl @v0.9.0 setup.py\n")
+
+
+def test_a_tree_is_read_alone(tmp_path: Path) -> None:
+    assert main(["matrix", "refresh", "vllm", "--tree", str(tmp_path)]) == 2
+    assert main(["matrix", "refresh", "--tag", "v0.9.0"]) == 2
