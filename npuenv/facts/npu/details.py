@@ -228,12 +228,8 @@ def _of_ecc(item: Ecc) -> str:
 
 
 def _of_board(item: Board) -> str:
-    said = (
-        item.chip_name,
-        item.npu_name,
-        item.driver and f"software {item.driver}",
-        item.firmware and f"firmware {item.firmware}",
-    )
+    versions = (item.driver and f"software {item.driver}", item.firmware and f"firmware {item.firmware}")
+    said = (item.chip_name, item.npu_name, *versions)
     return ", ".join(word for word in said if word) or "-"
 
 
