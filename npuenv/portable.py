@@ -23,16 +23,16 @@ _INSTEAD = {"--stack": "stack", "--fix": "fix", "--hosts": "hosts"}
 LEFT_OUT = tuple(_INSTEAD)
 _FOLLOWERS = ("--dry-run", "-y", "--yes")  # have a meaning beside --fix alone
 _ABOUT = """\
-Say what is wrong on this machine for training on Ascend NPUs, why, and which command mends it.
+Find what prevents training on Ascend NPUs on this machine, with causes and the commands that fix them.
 
-Nothing on the machine is changed. The report is complete even where torch cannot be imported. What could not be looked
-at is "unknown", never "fine".
+Changes nothing. The report is complete even if torch cannot be imported. What cannot be checked is "unknown", never
+"ok".
 """
 _END = f"""\
 Left out in the single file: {", ".join(LEFT_OUT)}. They need npuenv itself; for --stack take a capture with
 --save here, and use `npuenv doctor --from FILE --stack NAME` where npuenv is installed.
 
-Exit codes: 0 fine, 1 problems found, 2 wrong usage or input, 3 could not tell, 130 interrupted.
+Exit codes: 0 success, 1 problems found, 2 invalid usage or input, 3 unknown, 130 interrupted.
 """
 
 

@@ -37,7 +37,7 @@ FLOORS = {
         {"children"},
         {"types", "device", "launch", "shards"},
         {"sections"},
-        {"algorithms", "overrides", "distributed", "weights"},
+        {"algorithms", "overrides", "distributed", "weights", "user_code"},
         {"config", "interrupt"},
         {"models", "tasks", "noise"},
         {"engines", "learner", "sharding"},

@@ -57,6 +57,7 @@ FLOWS: dict[str, set[str]] = {
         "follow_ups",
         "nodes",
         "placed_runs",
+        "planted_code",
         "planted_faults",
         "wrong_arithmetic",
     },

@@ -426,7 +426,7 @@ def _head(run: RunContext, config: Config, device: torch.device, world: World, m
     import torch
 
     is_sft = run.order.command == _SFT
-    updates = config.run.steps * (1 if is_sft else config.optim.mini_batches)
+    updates = config.run.steps * (1 if is_sft else config.optim.updates_per_step)
     warnings = [
         *run.order.given.warnings,
         *doubts(config, updates=updates, cores=devices.cores(), load=os.getloadavg()[0]),

@@ -49,6 +49,8 @@ def build_trainer(
             f"overlong_buffer={config.algorithm.overlong_buffer} is more than the {task.max_new_tokens} tokens of an "
             "answer (max_new_tokens): every length would cost reward"
         )
+    if config.algorithm.estimator == "gdpo" and task.environment is not None:
+        raise BadSetting(f"estimator=gdpo: the rewards of task={config.task.task} have no components")
     size = task.tokenizer.vocabulary_size
     policy = build_policy(config, size, device, seed=seed, world=world)
     reference = None

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from trainer.algorithms.rejection import Rejection
 from trainer.overrides import verl
 from trainer.overrides.device_mapping import parse_device_mapping
 from trainer.sections import (
@@ -27,11 +28,13 @@ from trainer.sections import (
     Run,
     Sampler,
     TaskSettings,
+    is_own,
     limits,
     shown,
     unread,
     value_of,
 )
+from trainer.user_code import locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -212,7 +215,10 @@ def read(words: Iterable[str], *, devices: tuple[str, ...], launched: int = 1) -
 
 
 # Those that take an answer's advantage from the other answers to its prompt.
-_BY_GROUP = ("grpo", "rloo", "reinforce_plus_plus_baseline", "opo")
+_BY_GROUP = (
+    *("grpo", "rloo", "reinforce_plus_plus_baseline", "opo"),
+    *("maxrl", "grpo_passk", "gpg", "gdpo", "optimal_token_baseline"),
+)
 
 
 def doubts(config: Config, *, updates: int, cores: int, load: float) -> list[str]:
@@ -342,6 +348,7 @@ def _check_together(config: Config) -> None:
         raise BadSetting(OFFLOAD_ON_CPU)
     _check_alone(config)
     _check_unread(config)
+    _check_algorithm(config)
     if config.run.ranks > 1 and algorithm.estimator == "gae":
         raise BadSetting("estimator=gae takes ranks=1: its critic learns from the rows of one rank only")
     _check_generators(config)
@@ -358,6 +365,26 @@ def _check_together(config: Config) -> None:
         raise BadSetting(
             f"mini_batches={optim.mini_batches}{of_ranks} is more than prompts_per_step={rollout.prompts_per_step}"
         )
+
+
+def _check_algorithm(config: Config) -> None:
+    algorithm, task = config.algorithm, config.task
+    for setting, given in (("estimator", algorithm.estimator), ("loss", algorithm.loss)):
+        if is_own(given):
+            locate(setting, given)
+    Rejection.of(algorithm.rejection, algorithm.rejection_threshold)
+    if algorithm.reference_every and not algorithm.kl_coef:
+        raise BadSetting(
+            f"reference_every={algorithm.reference_every} needs kl_coef above 0: else there is no reference"
+        )
+    if algorithm.estimator == "gdpo" and not (task.part_names and task.reward_function):
+        raise BadSetting("estimator=gdpo needs reward_function and reward_parts, the names of numbers in its dict")
+    if algorithm.estimator == "gdpo" and len(task.part_weights) not in (0, len(task.part_names)):
+        raise BadSetting(
+            f"reward_part_weights={task.reward_part_weights} must be as many as reward_parts={task.reward_parts}"
+        )
+    if algorithm.estimator in ("gdpo", "remax") and config.rollout.off_policy:
+        raise BadSetting(f"estimator={algorithm.estimator} takes off_policy=0")
 
 
 def _check_alone(config: Config) -> None:

@@ -17,9 +17,9 @@ from torch import Tensor
 from trainer.algorithms.advantages import Advantages, Scores, Settings
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.correction import MAXIMA, Correction, Spread, correction, shares, spread
-from trainer.algorithms.estimators import ESTIMATORS
+from trainer.algorithms.estimators import ESTIMATORS, whitened_and_clipped
 from trainer.algorithms.losses import (
-    Clip,
+    LossSettings,
     Totals,
     adapted_kl_coef,
     aggregate,
@@ -28,14 +28,19 @@ from trainer.algorithms.losses import (
     masked_sum,
     policy_loss,
 )
+from trainer.algorithms.masks import entropy_mask, off_policy_mask, rejection_mask
 from trainer.algorithms.optimizer import Optimizer, copy_into, learning_rate
 from trainer.algorithms.packing import select
+from trainer.algorithms.policy_losses import AGGREGATIONS, LOSSES
+from trainer.algorithms.rejection import Rejection
 from trainer.distributed import World
 from trainer.models import lora
+from trainer.sections import is_own
 from trainer.shards import gathered, is_sharded, local, put
+from trainer.user_code import load
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from trainer.algorithms.losses import TokenLosses
     from trainer.config import Config
@@ -54,6 +59,7 @@ class LogProbs:
     old_BT: Tensor | None  # None: one optimizer step, so the old policy is the present one, and is computed anyway
     reference_BT: Tensor | None
     values_BT: Tensor | None
+    squares_BT: Tensor | None = None  # of the old policy, the sum over the vocabulary of squared probabilities
 
     def take(self, rows: Tensor, width: int) -> LogProbs:
         """Of some rows, no wider than `width`."""
@@ -104,6 +110,11 @@ class Update:
         return cls(**means, value_loss=value_loss, weights=spread(parts) if parts else None)
 
 
+def named(setting: str, chosen: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    """The function of that name, or the user's own of `FILE.py:NAME`. Raises BadSetting."""
+    return load(setting, chosen) if is_own(chosen) else table[chosen]
+
+
 class Learner:
     """Owns the policy, its frozen reference, the critic if there is one, moments, and the order of groups.
 
@@ -130,11 +141,25 @@ class Learner:
             model.named_parameters(), weight_decay=config.optim.weight_decay, add=self._world.all_reduce_sum
         )
         algorithm = config.algorithm
-        self._clip = Clip(algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip or None)
+        self._loss_settings = LossSettings(
+            low=algorithm.clip_low,
+            high=algorithm.clip_high,
+            dual=algorithm.dual_clip or None,
+            tau_pos=algorithm.tau_pos,
+            tau_neg=algorithm.tau_neg,
+            cov_ratio=algorithm.cov_ratio,
+            clip_cov_low=algorithm.clip_cov_low,
+            clip_cov_high=algorithm.clip_cov_high,
+            kl_cov_coef=algorithm.kl_cov_coef,
+        )
         self._convention, self._longest_answer = CONVENTIONS[algorithm.convention], longest_answer
-        fixed = self._convention.gspo_aggregation if algorithm.loss == "gspo" else None
+        fixed = AGGREGATIONS.get(algorithm.loss)
+        if algorithm.loss == "gspo":
+            fixed = self._convention.gspo_aggregation
         self._policy_mode = fixed or algorithm.aggregation
-        self._estimator = ESTIMATORS[algorithm.estimator]
+        self._estimator = named("estimator", algorithm.estimator, ESTIMATORS)
+        self._policy_loss = named("loss", algorithm.loss, LOSSES)
+        self._rejections = Rejection.of(algorithm.rejection, algorithm.rejection_threshold)
         self._kl_coef = algorithm.kl_coef  # changes if the controller is adaptive
         self._generator = torch.Generator().manual_seed(seed)
 
@@ -155,7 +180,7 @@ class Learner:
     @property
     def steps_done(self) -> int:
         """Rollout batches learnt so far."""
-        return self.updates // self._config.optim.mini_batches
+        return self.updates // self._config.optim.updates_per_step
 
     def parameters(self) -> dict[str, Tensor]:
         """What this rank holds of each weight of the model, by reference."""
@@ -179,7 +204,7 @@ class Learner:
     def lr(self) -> float:
         """The learning rate of the next optimizer step."""
         optim = self._config.optim
-        total = self._config.run.steps * optim.mini_batches
+        total = self._config.run.steps * optim.updates_per_step
         return optim.lr * learning_rate(optim.lr_schedule, self.updates, total, warmup=optim.warmup_steps)
 
     @torch.no_grad()
@@ -196,12 +221,23 @@ class Learner:
             reference_BT = self._logprobs(self.reference, batch)
         elif self._config.reference_at == "generators":
             raise ValueError("no generator has said what its reference policy says of these answers")
-        needs_old = self._config.optim.mini_batches > 1 or algorithm.kl_in == "reward"
+        needs_squares = algorithm.estimator == "optimal_token_baseline"
+        needs_old = needs_squares or self._config.optim.updates_per_step > 1 or algorithm.kl_in == "reward"
         return LogProbs(
-            old_BT=self._logprobs(self.model, batch) if needs_old else None,
+            old_BT=self._logprobs(self.model, batch) if needs_old or self._rejections else None,
             reference_BT=reference_BT,
             values_BT=self.critic.values(batch) if self.critic is not None else None,
+            squares_BT=self._logprobs(self.model, batch, "squares") if needs_squares else None,
         )
+
+    def reject(self, batch: Batch, logprobs: LogProbs) -> Batch:
+        """The batch without the tokens on which learner and sampler are too far apart; their rewards count."""
+        if not self._rejections or logprobs.old_BT is None:
+            return batch
+        mask_BT = rejection_mask(
+            logprobs.old_BT, batch.sampler_logprobs_BT, batch.mask_BT, self._convention, self._rejections
+        )
+        return replace(batch, mask_BT=mask_BT)
 
     @torch.no_grad()
     def compute_advantages(self, batch: Batch, logprobs: LogProbs) -> StepAdvantages:
@@ -227,9 +263,33 @@ class Learner:
                 self._kl_coef = adapted_kl_coef(
                     coef, kl, num_rows_of_ranks, target=algorithm.kl_target, horizon=algorithm.kl_horizon
                 )
-        scores = Scores(token_rewards_BT, batch.mask_BT, batch.prompt_of_B, logprobs.values_BT)
-        settings = Settings(algorithm.scale_by_std, algorithm.gamma, algorithm.lam, self._world.all_reduce_sum)
-        result = self._estimator(scores, self._convention, settings=settings)
+        add = self._world.all_reduce_sum
+        scores = Scores(
+            token_rewards_BT,
+            batch.mask_BT,
+            batch.prompt_of_B,
+            values_BT=logprobs.values_BT,
+            logprobs_BT=logprobs.old_BT,
+            squares_BT=logprobs.squares_BT,
+            baselines_B=batch.baselines_B,
+            parts_BK=batch.parts_BK,
+        )
+        settings = Settings(
+            algorithm.scale_by_std,
+            algorithm.gamma,
+            algorithm.lam,
+            add,
+            scale_by_batch=algorithm.scale_by_batch,
+            part_weights=self._config.task.part_weights,
+        )
+        result = whitened_and_clipped(
+            self._estimator(scores, self._convention, settings=settings),
+            batch.mask_BT,
+            self._convention,
+            is_whitened=algorithm.whiten_advantages,
+            limit=algorithm.advantage_clip,
+            add=add,
+        )
         return StepAdvantages(result.advantages_BT, result.returns_BT, rewards_B, coef)
 
     def update_critic(self, batch: Batch, logprobs: LogProbs, advantages: Advantages) -> float:
@@ -238,12 +298,18 @@ class Learner:
             return 0.0
         return self.critic.update(batch, logprobs.values_BT, advantages.returns_BT)
 
-    def _logprobs(self, model: Model, batch: Batch) -> Tensor:
-        """Log-probabilities [B, T] of a complete batch, micro batch by micro batch."""
+    def _logprobs(self, model: Model, batch: Batch, what: str = "logprobs") -> Tensor:
+        """Log-probabilities [B, T] of a complete batch, micro batch by micro batch; or the distributions' `squares`."""
         temperature, size = self._config.rollout.temperature, self._config.optim.micro_batch_rows
+
+        def of(part: Batch) -> Tensor:
+            if what == "squares":
+                return model.score(part, temperature=temperature, with_squares=True).entropy_BT.to(logprobs_BT.dtype)
+            return model.score(part, temperature=temperature, with_entropy=False).logprobs_BT.to(logprobs_BT.dtype)
+
         logprobs_BT = torch.zeros_like(batch.sampler_logprobs_BT)
         if not size or (size >= len(logprobs_BT) and not self.is_sharded):
-            return model.score(batch, temperature=temperature, with_entropy=False).logprobs_BT.to(logprobs_BT.dtype)
+            return of(batch)
         all_rows = torch.arange(len(logprobs_BT), device=logprobs_BT.device)
         micro_batches = list(torch.split(all_rows, size))
         if self.is_sharded:  # every pass is a collective: a rank with fewer rows computes its first one again
@@ -251,21 +317,22 @@ class Learner:
             micro_batches += [all_rows[:1]] * (num_passes - len(micro_batches))
         for rows in micro_batches:
             part = select(batch, rows)
-            scored = model.score(part, temperature=temperature, with_entropy=False)
-            logprobs_BT[rows, : part.tokens_BT.shape[1]] = scored.logprobs_BT.to(logprobs_BT.dtype)
+            logprobs_BT[rows, : part.tokens_BT.shape[1]] = of(part)
         return logprobs_BT
 
     def mini_batches(self, batch: Batch) -> Iterator[Tensor]:
         """Row numbers of each mini batch: complete groups in a new random order; sizes differ by one group at most.
 
+        All of them `ppo_epochs` times, in another order each time.
         Missing groups draw random numbers too: with dynamic sampling the ranks may have different numbers of groups.
         """
         num_groups, usual = len(batch.prompts_PS), self._config.rollout.prompts_per_step // self._world.size
-        order_P = torch.randperm(max(num_groups, usual), generator=self._generator)
-        order_P = order_P[order_P < num_groups]
         prompt_of_B = batch.prompt_of_B.cpu()
-        for prompts in order_P.tensor_split(self._config.optim.mini_batches):
-            yield torch.isin(prompt_of_B, prompts).nonzero().squeeze(1).to(batch.prompt_of_B.device)
+        for _ in range(self._config.optim.ppo_epochs):
+            order_P = torch.randperm(max(num_groups, usual), generator=self._generator)
+            order_P = order_P[order_P < num_groups]
+            for prompts in order_P.tensor_split(self._config.optim.mini_batches):
+                yield torch.isin(prompt_of_B, prompts).nonzero().squeeze(1).to(batch.prompt_of_B.device)
 
     def micro_batches(self, batch: Batch, rows: Tensor) -> tuple[list[Tensor], Totals]:
         """A mini batch's rows for each forward pass, and the denominators of its optimizer step over all ranks.
@@ -304,16 +371,25 @@ class Learner:
         old_BT = scored.logprobs_BT.detach() if logprobs.old_BT is None else logprobs.old_BT
         corrected = self._correct(part, old_BT)
         policy = policy_loss(
-            algorithm.loss,
+            self._policy_loss,
             scored.logprobs_BT,
             old_BT,
             advantages_BT,
             mask_BT,
-            clip=self._clip,
+            settings=self._loss_settings,
             convention=self._convention,
             weights_BT=None if corrected is None else corrected.weights_BT,
         )
-        policy_share = aggregate(policy.losses_BT, mask_BT, self._policy_mode, totals)
+        losses_BT = policy.losses_BT
+        if algorithm.off_policy_mask:
+            learns_BT = off_policy_mask(
+                scored.logprobs_BT, part.sampler_logprobs_BT, advantages_BT, mask_BT, limit=algorithm.off_policy_mask
+            )
+            losses_BT = torch.where(learns_BT, losses_BT, 0.0)
+        if algorithm.entropy_share < 1:
+            learns_BT = entropy_mask(scored.entropy_BT, mask_BT, share=algorithm.entropy_share)
+            losses_BT = torch.where(learns_BT, losses_BT, 0.0)
+        policy_share = aggregate(losses_BT, mask_BT, self._policy_mode, totals)
         entropy = aggregate(scored.entropy_BT, mask_BT, "token-mean", totals)
         mode = algorithm.aggregation if self._convention.aggregates_entropy else "token-mean"
         bonus = entropy if mode == "token-mean" else aggregate(scored.entropy_BT, mask_BT, mode, totals)
@@ -388,13 +464,17 @@ class Learner:
 
     @torch.no_grad()
     def set_reference(self) -> None:
-        """Takes the present weights for those that the run starts from: the reference policy becomes them."""
-        policy = dict(self.model.named_parameters())
+        """The reference policy, if it is here, becomes the present one."""
         if self.reference is not None:
             # What adapters have learnt so far belongs to it, and they are not part of it.
-            start = dict(self.full_weights()) if self._config.model.lora_rank else policy
+            weights = dict(self.full_weights() if self._config.model.lora_rank else self.model.named_parameters())
             for name, own in self.reference.named_parameters():
-                put(own, start[name])
+                put(own, weights[name])
+
+    @torch.no_grad()
+    def set_master(self) -> None:
+        """The optimizer's float32 copy of the weights becomes the present ones: another optimizer has moved them."""
+        policy = dict(self.model.named_parameters())
         for name, wide in self.optimizer.adamw.master.items():
             put(wide, policy[name])
 

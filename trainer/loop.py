@@ -15,6 +15,7 @@ from trainer.interrupt import Interrupt, Interrupted
 from trainer.learner import Update
 from trainer.metrics.step import StepResult
 from trainer.rollouts import ScoredGroups
+from trainer.run_state import set_reference
 from trainer.tasks.rewards import RewardBroken
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def train_step(trainer: Trainer, step: int) -> StepResult:
     with progress.part("old_log_prob"):
         batch = trainer.pack(rollouts.groups, rollouts.rewards_PG)
         logprobs = learner.forward_only(batch, rollouts.reference_BT)
+        batch = learner.reject(batch, logprobs)
     with progress.part("adv"):
         advantages = learner.compute_advantages(batch, logprobs)
     with progress.part("update_actor"):
@@ -64,6 +66,8 @@ def train_step(trainer: Trainer, step: int) -> StepResult:
     with progress.part("update_weights"):
         trainer.engine.wake()
         trainer.sync_weights(step)
+        if trainer.needs_new_reference(step):
+            set_reference(trainer)
     return StepResult(
         groups=rollouts.groups,
         rewards_PG=rollouts.rewards_PG,
@@ -132,7 +136,8 @@ def score_groups(trainer: Trainer, generated: GeneratedGroups | None = None) -> 
         generated = generated if generated is not None and num_draws == 1 else trainer.generate(trainer.draw())
         with trainer.progress.part("reward"):
             rewards_PG = trainer.score(generated.groups)
-        scored = ScoredGroups(generated.groups, rewards_PG, num_draws, generated.reference_BT)
+            groups = trainer.with_parts(generated.groups)
+        scored = ScoredGroups(groups, rewards_PG, num_draws, generated.reference_BT)
         useful = useful.extended(scored.where(trainer.is_useful(rewards_PG)))
         if len(useful.groups) >= num_prompts:
             break
@@ -145,7 +150,7 @@ def score_groups(trainer: Trainer, generated: GeneratedGroups | None = None) -> 
 
 
 def update_policy(learner: Learner, batch: Batch, logprobs: LogProbs, advantages: Advantages) -> Update:
-    """One optimizer step for each mini batch; the old policy is the one before the first of them."""
+    """One optimizer step for each mini batch of each epoch; the old policy is the one before the first of them."""
     value_loss = learner.update_critic(batch, logprobs, advantages)
     steps = []
     for rows in learner.mini_batches(batch):

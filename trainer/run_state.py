@@ -110,7 +110,7 @@ def begin_reference(trainer: Trainer) -> None:
 
 
 def set_reference(trainer: Trainer) -> None:
-    """Takes the learner's present weights for those that the run starts from; a collective where it is sharded."""
+    """The reference policy, wherever it is, becomes the present one; a collective where it is sharded."""
     trainer.learner.set_reference()
     if (remote := trainer.reference_engine) is not None:
         remote.set_reference(trainer.learner.full_weights())

@@ -29,9 +29,10 @@ def number(default: float, low: float, high: float, about: str = "", *, may_chan
     return field(default=default, metadata={"low": low, "high": high, "about": about, "may_change": may_change})
 
 
-def choice(default: str, *others: str, about: str = "", may_change: bool = False) -> Any:
-    """A setting that accepts one of some names."""
-    return field(default=default, metadata={"accepted": (default, *others), "about": about, "may_change": may_change})
+def choice(default: str, *others: str, about: str = "", may_change: bool = False, own: bool = False) -> Any:
+    """A setting that accepts one of some names; with `own` also a function of the user's, `FILE.py:NAME`."""
+    accepted = (default, *others)
+    return field(default=default, metadata={"accepted": accepted, "about": about, "may_change": may_change, "own": own})
 
 
 def text(default: str = "", about: str = "", *, may_change: bool = False) -> Any:
@@ -52,14 +53,22 @@ def value_of(setting: Field[Any], given: str, accepted: Sequence[str] | None = N
     name, kind = setting.name, type(setting.default)
     words = setting.metadata.get("accepted", accepted)
     if kind is str:
+        if setting.metadata.get("own") and is_own(given):
+            return given
         if words is not None and given.lower() not in words:
-            raise BadSetting(f"{name}={given} is not accepted. Accepted: {', '.join(words)}")
+            own = ", FILE.py:NAME" if setting.metadata.get("own") else ""
+            raise BadSetting(f"{name}={given} is not accepted. Accepted: {', '.join(words)}{own}")
         return given if words is None else given.lower()
     if kind is bool:
         if given.lower() not in _BOOLEANS:
             raise BadSetting(f"{name}={given} is not accepted. Accepted: true, false")
         return _BOOLEANS[given.lower()]
     return _number(name, given, kind, setting.metadata["low"], setting.metadata["high"])
+
+
+def is_own(given: str) -> bool:
+    """Whether a value is a function of the user's, `FILE.py:NAME`."""
+    return ".py:" in given
 
 
 def _number(name: str, given: str, kind: Callable[[str], Any], low: float, high: float) -> int | float:
@@ -77,7 +86,7 @@ def limits(setting: Field[Any], accepted: Sequence[str] | None = None) -> str:
     """The accepted values as text. Example: `0 to 10`, `verl | trl | roll`, `true | false`, `text`."""
     words = setting.metadata.get("accepted", accepted)
     if words is not None:
-        return " | ".join(words)
+        return " | ".join((*words, "FILE.py:NAME") if setting.metadata.get("own") else words)
     if "low" in setting.metadata:
         return f"{setting.metadata['low']:g} to {setting.metadata['high']:g}"
     return "true | false" if isinstance(setting.default, bool) else "text"
@@ -178,6 +187,8 @@ class TaskSettings:
     distractors: int = number(1, 0, 3, "successor only: random digits before the one that decides")
     reward: str = choice("partial", "exact", about="exact: 1 for the right answer, else 0; partial: the share in place")
     reward_function: str = text("", "FILE.py:NAME instead of the task's own reward")
+    reward_parts: str = text("", "gdpo: names of numbers beside `score` in the dict of reward_function, by comma")
+    reward_part_weights: str = text("", "gdpo: a weight for each of them, by comma; empty: 1")
     reward_timeout_s: float = number(60.0, 0.01, 86400.0, "for all answers of a step")
     on_reward_error: str = choice(
         "stop",
@@ -198,8 +209,8 @@ class TaskSettings:
         "own",
         "gymnasium",
         "roll",
-        about="frozen_lake: the map of a seed is this trainer's, or that of generate_random_map of gymnasium (from "
-        "corner to corner) or of ROLL (from anywhere to anywhere)",
+        about="frozen_lake, sokoban: the map of a seed is this trainer's, or that of ROLL, or for frozen_lake that of "
+        "generate_random_map of gymnasium (from corner to corner; ROLL's go from anywhere to anywhere)",
     )
     answer_format: str = choice(
         "answer",
@@ -209,6 +220,19 @@ class TaskSettings:
     )
     max_turns: int = number(5, 1, 1000, "of an episode, for tasks with an environment")
     format_penalty: float = number(-0.01, -100.0, 0.0, "for a turn without a valid action")
+
+    @property
+    def part_weights(self) -> tuple[float, ...]:
+        """Of the components of a reward. Raises BadSetting for what is no number."""
+        try:
+            return tuple(float(each) for each in self.reward_part_weights.split(",") if each.strip())
+        except ValueError as error:
+            raise BadSetting(f"reward_part_weights={self.reward_part_weights} is not accepted: {error}") from error
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """Of the components of a reward."""
+        return tuple(each.strip() for each in self.reward_parts.split(",") if each.strip())
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +263,10 @@ class Sampler:
     )
     rollouts_per_prompt: int = number(8, 1, 4096, "answers to each, its group")
     temperature: float = number(1.0, 1e-3, 100.0, "of sampling, and of the log-probabilities that are learnt")
+    top_p: float = number(
+        1.0, 1e-6, 1.0, "draws among the likeliest tokens with so much probability; the policy that learns is that one"
+    )
+    top_k: int = number(0, 0, 1 << 30, "draws among so many likeliest tokens, likewise; 0: among all")
     script: str = text("", "scripted only: a file of answers, one JSON list of texts a line")
     tensor_parallel: int = number(1, 1, 1024, "cards per engine of vllm")
     memory_fraction: float = number(0.6, 0.01, 1.0, "of a card, for weights and cache of the vllm engine")
@@ -278,21 +306,57 @@ class Algorithm:
         "reinforce_plus_plus_baseline",
         "opo",
         "gae",
-        about="how rewards become advantages; gae trains a critic",
+        "maxrl",
+        "grpo_passk",
+        "gpg",
+        "remax",
+        "gdpo",
+        "optimal_token_baseline",
+        own=True,
+        about="how rewards become advantages; gae trains a critic, remax draws a greedy answer to each prompt",
     )
-    scale_by_std: bool = switch(True, "grpo; false: reward minus mean only (Dr. GRPO)")
+    scale_by_std: bool = switch(True, "false: reward minus mean only (Dr. GRPO)")
+    scale_by_batch: bool = switch(False, "grpo: over the deviation of all rewards of a step in place of a group's")
+    whiten_advantages: bool = switch(False, "mean 0 and deviation 1 over all tokens of a step, after the estimator")
+    advantage_clip: float = number(0.0, 0.0, 1e6, "advantages are held within +- this; 0: no limit")
     gamma: float = number(1.0, 0.0, 1.0, "discount per token")
     lam: float = number(1.0, 0.0, 1.0, "gae")
-    loss: str = choice("clip", "gspo", "cispo", "plain", about="of the policy")
-    clip_low: float = number(0.2, 0.0, 1.0, "the ratio may fall by this much")
+    loss: str = choice(
+        "clip",
+        "gspo",
+        "cispo",
+        "plain",
+        "gpg",
+        "gmpo",
+        "sapo",
+        "clip_cov",
+        "kl_cov",
+        "dppo_tv",
+        "dppo_kl",
+        own=True,
+        about="of the policy",
+    )
+    clip_low: float = number(0.2, 0.0, 1.0, "the ratio may fall by this much; dppo: the probability or the divergence")
     clip_high: float = number(0.2, 0.0, 100.0, "and rise by this much")
-    dual_clip: float = number(3.0, 0.0, 1e6, "bound for negative advantages, above 1; 0: none")
+    dual_clip: float = number(3.0, 0.0, 1e6, "bound for negative advantages, above 1; dppo: of the ratio; 0: none")
+    tau_pos: float = number(1.0, 1e-6, 1e6, "sapo: how sharply the gate closes for advantages above 0")
+    tau_neg: float = number(1.05, 1e-6, 1e6, "sapo: and for the others")
+    cov_ratio: float = number(
+        2e-4, 0.0, 1.0, "clip_cov leaves out, kl_cov penalises so large a share of the tokens of a forward pass"
+    )
+    clip_cov_low: float = number(1.0, -1e6, 1e6, "clip_cov: among tokens whose covariance is above this")
+    clip_cov_high: float = number(5.0, -1e6, 1e6, "clip_cov: and below this")
+    kl_cov_coef: float = number(0.1, 0.0, 1e6, "kl_cov: weight of the penalty")
+    entropy_share: float = number(
+        1.0, 0.0, 1.0, "only so large a share of the tokens of a forward pass learns, those of highest entropy"
+    )
+    mask_truncated: bool = switch(False, "answers cut at the limit of their length count as rewards only")
     aggregation: str = choice(
         "token-mean",
         "seq-mean-token-sum",
         "seq-mean-token-sum-norm",
         "seq-mean-token-mean",
-        about="what the sum over tokens is divided by; loss=gspo of verl: always seq-mean-token-mean",
+        about="what the sum over tokens is divided by; gmpo, sapo, verl's gspo: always seq-mean-token-mean",
     )
     kl: str = choice(
         "low_var",
@@ -306,6 +370,9 @@ class Algorithm:
     )
     kl_in: str = choice("loss", "reward", about="where the divergence counts")
     kl_coef: float = number(1e-3, 0.0, 100.0, "its weight; 0: no reference policy is kept")
+    reference_every: int = number(
+        0, 0, 1_000_000, "steps after which the reference becomes the present policy, again and again; 0: it stays"
+    )
     kl_controller: str = choice("fixed", "adaptive", about="whether kl_coef follows the divergence")
     kl_target: float = number(0.1, 1e-9, 100.0, "adaptive only")
     kl_horizon: int = number(10_000, 1, 1 << 40, "adaptive only; rows")
@@ -320,6 +387,19 @@ class Algorithm:
     correction_bound: str = choice(
         "truncate", "mask", about="beyond cap and floor a weight is held there, or becomes 0 (IcePop)"
     )
+    rejection: str = text(
+        "",
+        "leaves out tokens (token_k1, token_k2, token_k3) or answers (seq_sum_k1 to seq_mean_k3, seq_max_k2, "
+        "seq_max_k3) on which sampler and learner are too far apart; several by comma",
+    )
+    rejection_threshold: str = text("2", "of k1 LOW_HIGH, or HIGH and its inverse; of k2 and k3 the largest; by comma")
+    off_policy_mask: float = number(
+        0.0,
+        0.0,
+        1e6,
+        "answers with a negative advantage do not learn where sampler and learner are further apart in the mean of "
+        "their tokens, in nats; 0: all learn",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +411,10 @@ class Optim:
     warmup_steps: int = number(0, 0, 1_000_000, "optimizer steps from 0 up to lr")
     weight_decay: float = number(0.0, 0.0, 10.0, "decoupled, per optimizer step times lr")
     grad_clip: float = number(1.0, 1e-9, 1e9, "largest norm of the gradient")
-    mini_batches: int = number(2, 1, 1024, "optimizer steps per rollout batch; from 2 on the clipped ratio is at work")
+    mini_batches: int = number(
+        2, 1, 1024, "optimizer steps per rollout batch and epoch; from 2 on the clipped ratio is at work"
+    )
+    ppo_epochs: int = number(1, 1, 1024, "times that a rollout batch is learnt, in new mini batches each time")
     micro_batch_rows: int = number(0, 0, 1 << 24, "rows per forward pass; 0: a whole mini batch")
     critic_lr: float = number(1e-3, 0.0, 10.0, "gae only")
     value_clip: float = number(0.5, 0.0, 1e6, "gae only")
@@ -342,6 +425,11 @@ class Optim:
     warm_start_until: float = number(
         0.0, 0.0, 1.0, "share of right greedy answers to prompts of training that ends those steps early; 0: none does"
     )
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps per rollout batch."""
+        return self.mini_batches * self.ppo_epochs
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,23 +486,28 @@ class Output:
     )
 
 
-# Settings that are read only while another one has a value: that one and its value; None: any value but the default.
-READ_WITH: Mapping[str, tuple[str, str | None]] = {
+# Settings that are read only while another one has some values: that one and its values; none: any but the default.
+READ_WITH: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("tensor_parallel", "memory_fraction", "enforce_eager", "weight_sync", "sleep"), ("engine", "vllm")
     ),
     "script": ("engine", "scripted"),
-    "scale_by_std": ("estimator", "grpo"),
+    "scale_by_std": ("estimator", "grpo", "grpo_passk", "gdpo"),
+    "scale_by_batch": ("estimator", "grpo", "gdpo"),
+    **dict.fromkeys(("reward_parts", "reward_part_weights"), ("estimator", "gdpo")),
     **dict.fromkeys(("lam", "critic_lr", "value_clip"), ("estimator", "gae")),
+    **dict.fromkeys(("tau_pos", "tau_neg"), ("loss", "sapo")),
+    "cov_ratio": ("loss", "clip_cov", "kl_cov"),
+    **dict.fromkeys(("clip_cov_low", "clip_cov_high"), ("loss", "clip_cov")),
+    "kl_cov_coef": ("loss", "kl_cov"),
     **dict.fromkeys(("kl_target", "kl_horizon"), ("kl_controller", "adaptive")),
-    **dict.fromkeys(("correction_cap", "correction_floor", "correction_bound"), ("correction", None)),
-    "overlong_factor": ("overlong_buffer", None),
-    "max_generations": ("dynamic_sampling", None),
-    **dict.fromkeys(("lora_alpha", "lora_targets"), ("lora_rank", None)),
-    **dict.fromkeys(
-        ("noise_start", "noise_end", "noise_shape", "noise_targets", "noise_excludes"), ("noise_stages", None)
-    ),
-    "warm_start_lr": ("warm_start_steps", None),
+    **dict.fromkeys(("correction_cap", "correction_floor", "correction_bound"), ("correction",)),
+    "rejection_threshold": ("rejection",),
+    "overlong_factor": ("overlong_buffer",),
+    "max_generations": ("dynamic_sampling",),
+    **dict.fromkeys(("lora_alpha", "lora_targets"), ("lora_rank",)),
+    **dict.fromkeys(("noise_start", "noise_end", "noise_shape", "noise_targets", "noise_excludes"), ("noise_stages",)),
+    "warm_start_lr": ("warm_start_steps",),
 }
 
 SECTIONS: Mapping[str, Any] = {
@@ -435,8 +528,10 @@ def unread(name: str, chosen: Callable[[str], object]) -> str | None:
     """Why a setting changes nothing beside the values `chosen` of others; None: it is read."""
     if name not in READ_WITH:
         return None
-    decides, value = READ_WITH[name]
+    decides, *values = READ_WITH[name]
     found = str(chosen(decides)).lower()
-    if value is None:
+    if not values:
         return f"{name} is not read with {decides}={found}" if found == shown(SETTINGS[decides]) else None
-    return None if found == value else f"only {decides}={value} reads {name}, and this run has {decides}={found}"
+    if found in values or is_own(found):
+        return None
+    return f"only {decides}={' or '.join(values)} reads {name}, and this run has {decides}={found}"

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +77,10 @@ class Trainer:
         progress = progress or self.progress
         with progress.part("gen"):
             groups = collect(self.engine, prompts, self.task, self.sampling())
+            if self.config.algorithm.estimator == "remax":
+                greedy = collect(self.engine, prompts, self.task, self.sampling(is_greedy=True))
+                baselines = self.score(greedy).nan_to_num(nan=0.0).flatten().tolist()
+                groups = [replace(group, baseline=each) for group, each in zip(groups, baselines, strict=True)]
         if self.config.algorithm.dynamic_sampling:
             return GeneratedGroups(groups)
         return GeneratedGroups(groups, self.reference_logprobs(groups, progress))
@@ -85,11 +89,25 @@ class Trainer:
         """How answers are drawn in training, or one greedy answer each for validation."""
         rollout = self.config.rollout
         count = 1 if is_greedy else rollout.rollouts_per_prompt
-        return Sampling(count, self.task.max_new_tokens, rollout.temperature, is_greedy=is_greedy)
+        return Sampling(
+            count,
+            self.task.max_new_tokens,
+            rollout.temperature,
+            is_greedy=is_greedy,
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
+        )
 
     def score(self, groups: Sequence[Group]) -> Tensor:
         """Rewards [P, G]. Raises RewardBroken where one that cannot be had ends the run."""
         return score(groups, task=self.task, config=self.config, device=self.device, errors=self.reward_errors)
+
+    def with_parts(self, groups: list[Group]) -> list[Group]:
+        """Groups that have been scored, with the components of their rewards where the estimator reads them."""
+        parts = self.task.parts
+        if parts is None or self.config.algorithm.estimator != "gdpo":
+            return groups
+        return [replace(group, parts=tuple(map(parts, group.rollouts))) for group in groups]
 
     def has_rewards(self, rewards_PG: Tensor) -> Tensor:
         """Whether all rewards of a group could be had, [P]; where others count 0 or end the run, they could."""
@@ -154,7 +172,8 @@ class Trainer:
 
     def pack(self, groups: Sequence[Group], rewards_PG: Tensor) -> Batch:
         """Rollouts as tensors."""
-        return pack(groups, rewards_PG, pad=self.task.tokenizer.pad)
+        is_masked = self.config.algorithm.mask_truncated
+        return pack(groups, rewards_PG, pad=self.task.tokenizer.pad, mask_truncated=is_masked)
 
     def reference_logprobs(self, groups: Sequence[Group], progress: Progress | None = None) -> Tensor | None:
         """The log-probabilities of the generators' reference, on the CPU; None if the learner has the reference, or
@@ -186,6 +205,11 @@ class Trainer:
             self.remote.load_weights_each(weights)
             self.remote.barrier(self.world)
         self.synced_step = step
+
+    def needs_new_reference(self, step: int) -> bool:
+        """Whether the reference becomes the present policy after this step."""
+        every = self.config.algorithm.reference_every
+        return every > 0 and step % every == 0
 
     # Generators in other processes.
 

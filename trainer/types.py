@@ -56,6 +56,8 @@ class Group:
 
     prompt: Prompt
     rollouts: tuple[Rollout, ...]
+    baseline: float | None = None  # the reward of a greedy answer; remax only
+    parts: tuple[tuple[float, ...], ...] = ()  # the components of each answer's reward; gdpo only
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +76,5 @@ class Batch:
     lengths_B: Tensor  # int64; tokens of the row, including observations
     sampler_logprobs_BT: Tensor  # 0 where the mask is off
     rewards_B: Tensor  # of the complete answer
+    baselines_B: Tensor | None = None  # of complete batches only, as the next: the reward of a greedy answer
+    parts_BK: Tensor | None = None  # the components of the rewards

@@ -9,7 +9,7 @@ import click
 
 from npuenv.cli.common import Ui, common_options
 from npuenv.cli.help import Group
-from npuenv.core.errors import ExitCode
+from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.finding import Status
 from npuenv.core.messages import Message
 from npuenv.facts.pip import pip_settings
@@ -81,9 +81,18 @@ def lint_command(ui: Ui, *, paths: tuple[Path, ...], folder: Path | None) -> int
 @command.command("refresh")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--thorough", is_flag=True, help="Also read again what is older than its row (0.5 GB of archives).")
+@click.option(
+    "--tree",
+    type=click.Path(path_type=Path, exists=True),
+    metavar="PATH",
+    help="Read a checkout or .tar.gz of vllm-ascend or verl instead of the indexes.",
+)
+@click.option("--tag", metavar="TAG", help="The release that the tree is of, if neither it nor its name says.")
 @_folder
 @common_options
-def refresh_command(ui: Ui, *, names: tuple[str, ...], thorough: bool, folder: Path | None) -> int:
+def refresh_command(
+    ui: Ui, *, names: tuple[str, ...], thorough: bool, tree: Path | None, tag: str | None, folder: Path | None
+) -> int:
     """Print what the package indexes have and the tables lack, as a diff for `patch -p1`; changes nothing.
 
     NAME is torch-npu, triton-ascend, vllm-ascend or vllm (default: all). Exit codes: 0 nothing new, 1 proposals,
@@ -91,11 +100,16 @@ def refresh_command(ui: Ui, *, names: tuple[str, ...], thorough: bool, folder: P
     """
     import sys
 
-    from npuenv.maintain.refresh import as_diff, propose
+    from npuenv.maintain.refresh import as_diff, propose, propose_from_tree
 
-    tables = load_matrix(folder).folder
-    settings = pip_settings(LocalHost(), prefix=sys.prefix)
-    proposals = propose(load_matrix(folder), settings, names, lambda step: ui.say(step, err=True), is_thorough=thorough)
+    if (tree is not None and names) or (tree is None and tag):
+        raise BadInput(Message("refresh.tree-or-names"))
+    matrix, tables = load_matrix(folder), load_matrix(folder).folder
+    if tree is None:
+        settings = pip_settings(LocalHost(), prefix=sys.prefix)
+        proposals = propose(matrix, settings, names, lambda step: ui.say(step, err=True), is_thorough=thorough)
+    else:
+        proposals = propose_from_tree(tree, matrix, lambda step: ui.say(step, err=True), tag=tag or "")
     code = ExitCode.PROBLEMS if proposals else ExitCode.FINE
     if ui.is_json:
         ui.print_json({**refresh_json(proposals, as_diff(proposals, tables)), "exit": int(code)})

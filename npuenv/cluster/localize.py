@@ -301,6 +301,8 @@ def localize_faults(devices: Sequence[Device], failing: Iterable[Pair], working:
     There always is an explanation: at worst the failed pairs themselves. None of its faults is redundant.
     """
     failed, works = list(dict.fromkeys(failing)), list(working)
+    if not failed:
+        return ()
     topology = Topology(devices, works)
     explains = topology.explained(failed, works)
     is_left = bytearray(b"\1" * len(failed))

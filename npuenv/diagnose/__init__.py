@@ -139,9 +139,9 @@ def _with_images(packages: dict[str, Sighting[str]], images: Sequence[Sighting[s
 
 def signs_of(facts: ReportFacts, text: Text, matrix: Matrix, patterns: ErrorPatterns) -> Mapping[str, Line]:
     """Every sign of a report, with the line that shows it."""
-    signs = {**version_signs(facts, matrix, patterns.bounds), **machine_signs(facts, text, matrix)}
+    signs = {**version_signs(facts, matrix, patterns), **machine_signs(facts, text, matrix)}
     signs.update(outcome_signs(text))
-    signs.update(role_signs(text.lines))
+    signs.update(role_signs(text.lines, patterns.roles))
     if facts.arch:
         signs[f"arch-{facts.arch.value}"] = facts.arch.line
     if facts.cann:
@@ -182,4 +182,6 @@ def _missing(
         wanted.append("npu-smi")
     if any(code.startswith(("EI", "EJ")) for code in facts.codes):
         wanted.append("first-rank")
+    if any(code.startswith("5070") for code in facts.codes):
+        wanted.append("operator-log")
     return tuple(wanted)

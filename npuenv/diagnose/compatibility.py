@@ -14,12 +14,12 @@ from npuenv.core import versions
 from npuenv.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from npuenv.diagnose.types import ReportFacts, Sighting
     from npuenv.host.report import Line
     from npuenv.matrix import Matrix
-    from npuenv.matrix.error_patterns import BoundRow
+    from npuenv.matrix.error_patterns import ErrorPatterns
     from npuenv.matrix.rows import VllmAscend
 
     _Judge = Callable[[ReportFacts, Matrix], Iterator[tuple[str, Line]]]
@@ -29,16 +29,20 @@ Sign = tuple[str, "Line"]
 _LISTED = re.compile(r"\s*(?:\[(?:pip3?|conda)\]\s+)?torch(?:[_-]npu)?(?:==|\s{2,}|\s*\|)")  # no prose
 
 
-def version_signs(facts: ReportFacts, matrix: Matrix, bounds: Iterable[BoundRow]) -> dict[str, Line]:
+def version_signs(facts: ReportFacts, matrix: Matrix, patterns: ErrorPatterns) -> dict[str, Line]:
     """Name of a sign to the line that shows it."""
     signs: dict[str, Line] = {}
     for judge in _JUDGES:
         for sign, where in _judged(judge, facts, matrix):
             signs.setdefault(sign, where)
-    for row in bounds:
+    for row in patterns.bounds:
         line = _breaks(facts, row.when, row.needs)
         if line:
             signs.setdefault(row.sign, line)
+    for bug in patterns.releases:
+        have, seen = _version(facts.packages.get(bug.package)), facts.packages.get(bug.package)
+        if have and seen and bug.fixed_in:
+            signs[f"present-{bug.id}" if have < Version(bug.fixed_in) else f"fixed-{bug.id}"] = seen.line
     return signs
 
 

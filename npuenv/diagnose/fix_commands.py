@@ -60,5 +60,11 @@ def _torch_npu(facts: ReportFacts, matrix: Matrix) -> TorchNpu | None:
     except ValueError:  # InvalidVersion, or a number of thousands of digits
         return None
     rows = [row for row in matrix.torch_npu if row.status in ("released", "patch")]
-    fitting = [row for row in rows if Version(row.torch).release[:2] == minor]
+    fitting = [row for row in rows if Version(row.torch).release[:2] == minor and _has_wheel(row, facts)]
     return max(fitting, key=lambda row: Version(row.version), default=None)
+
+
+def _has_wheel(row: TorchNpu, facts: ReportFacts) -> bool:
+    """Whether the release has a wheel for the Python of the report; true where either is not known."""
+    known = row.python_x86_64 if facts.arch and facts.arch.value == "x86_64" else row.python_aarch64
+    return facts.python is None or not known or facts.python.value in known

@@ -304,6 +304,21 @@ def _counts_npu(text: str) -> bool:
     return has and any(float(number) > 0 for number in _NODE_NPU.findall(text))
 
 
+# A word that only hosts with NPUs have in their reports.
+_NPU_WORDS = (
+    "torch_npu", "torch-npu", "npu-smi", "vllm_ascend", "vllm-ascend", "Ascend9", "Ascend3", "Ascend-", "/Ascend",
+    "Ascend NPU", "Ascend 9", "Ascend 3", "on Ascend", "昇腾", "davinci", "HCCL", "'npu:", " npu:", "\"npu:", "910B",
+    "310P", "huawei", "mindspeed", "mindie", "aclnn", "NPU device", "NPU function", "--device npu", "device=npu",
+    "Atlas 800",
+)  # fmt: skip
+
+
+def _npu(facts: ReportFacts, text: Text) -> Iterator[Sign]:
+    if facts.table is not None and facts.table.cards:
+        yield "npu-host", text.lines[0]
+    yield from named(text, "npu-host", _NPU_WORDS)
+
+
 _CUDA_TROUBLE = (
     "libcud", "libcublas", "libnccl", "libnvrtc", "libcupti", "nvidia-smi", "NVIDIA driver", "undefined symbol",
     "CUDA enabled", "CUDA driver", "No CUDA", "Two accelerators", "Failed to load the backend extension", "torch.cuda",
@@ -367,6 +382,6 @@ def _nothing_follows(text: Text, line: Line) -> bool:
 
 
 _JUDGES: tuple[Callable[[ReportFacts, Text], Iterator[Sign]], ...] = (
-    _table, _memory, _folders, _toolkits, _variables, _limits, _processes, _network, _ray, _build,
+    _npu, _table, _memory, _folders, _toolkits, _variables, _limits, _processes, _network, _ray, _build,
     _wheels, _platform_tags, _lists,
 )  # fmt: skip

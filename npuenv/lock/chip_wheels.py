@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from packaging.utils import canonicalize_name
+
 from npuenv.lock.file import IMPOSSIBLE, STACK, Lock, LockedPackage
 from npuenv.lock.store import as_locked
 
@@ -25,7 +27,7 @@ def for_chip(stack: Stack, lock: Lock, given: Collection[str] = ()) -> tuple[Sta
     """
     if lock.status == IMPOSSIBLE:
         return stack, lock
-    built = {source.name for source in lock.sources if source.name not in given}
+    built = {source.name for source in lock.sources} - {canonicalize_name(name) for name in given}
     wheels = [each.wheel for each in stack.git_sources if each.wheel and each.wheel.sha256 and each.name in built]
     if wheels:
         names = {wheel.name for wheel in wheels}

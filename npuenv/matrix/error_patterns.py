@@ -21,6 +21,7 @@ from npuenv.matrix.load import load_table
 from npuenv.matrix.rows import Row
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -39,6 +40,21 @@ class ErrorPattern(Row):
     ignore_success: bool = False  # counts although something worked after it
     means: str = ""  # what a code says by itself; empty: the texts say it
     is_fault: bool = False  # its `@sign` surely fails: it counts in a report without any error too
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseBugRow(Row):
+    """A bug of a package: `@present-<id>` where the report names a release that has it, `@fixed-<id>` a later one."""
+
+    package: str
+    texts: tuple[str, ...]
+    fixed_in: str = ""  # the first release without it; empty: not known
+
+    def as_patterns(self) -> Iterator[ErrorPattern]:
+        """What shows the bug, in a release that has it and in one that the report does not name."""
+        common = {"cause": "framework-known-bug", "patterns": self.texts, "source": self.source, "seen": self.seen}
+        yield ErrorPattern(id=self.id, confidence=0.7, unless=(f"@fixed-{self.id}",), **common)
+        yield ErrorPattern(id=f"{self.id}.release", confidence=0.84, all_of=(f"@present-{self.id}",), **common)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +93,15 @@ class BoilerplateRow(Row):
 
 
 @dataclass(frozen=True, slots=True)
+class RoleRow(Row):
+    """Lines of one kind, and how much they speak for a document. Patterns are regular expressions."""
+
+    weight: float
+    patterns: tuple[str, ...]
+    is_case_sensitive: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ErrorPatterns:
     """All rows of the folder."""
 
@@ -85,6 +110,8 @@ class ErrorPatterns:
     discriminators: tuple[DiscriminatorRow, ...]
     bounds: tuple[BoundRow, ...]
     boilerplate: tuple[BoilerplateRow, ...]
+    releases: tuple[ReleaseBugRow, ...]
+    roles: tuple[RoleRow, ...]
 
     def discriminator(self, one: str, other: str) -> DiscriminatorRow | None:
         """The row for a pair of causes, in whichever order it names them."""
@@ -96,6 +123,8 @@ _OTHERS: dict[str, type[Row]] = {
     "bounds": BoundRow,
     "causes": CauseRow,
     "discriminators": DiscriminatorRow,
+    "releases": ReleaseBugRow,
+    "roles": RoleRow,
 }
 
 
@@ -104,12 +133,16 @@ def load_error_patterns(folder: Path | None = None) -> ErrorPatterns:
     """The rows that come with npuenv, or those of a folder of the same files. Raises: BadInput."""
     tables = tables_of(folder or folder_of(__file__) / "error_patterns")
     others = {name: tables.pop(name) for name in _OTHERS}
+    releases = cast("tuple[ReleaseBugRow, ...]", others["releases"])
+    bugs = itertools.chain.from_iterable(row.as_patterns() for row in releases)
     return ErrorPatterns(
-        rows=cast("tuple[ErrorPattern, ...]", tuple(itertools.chain.from_iterable(tables.values()))),
+        rows=cast("tuple[ErrorPattern, ...]", (*itertools.chain.from_iterable(tables.values()), *bugs)),
         causes={row.id: row for row in cast("tuple[CauseRow, ...]", others["causes"])},
         discriminators=cast("tuple[DiscriminatorRow, ...]", others["discriminators"]),
         bounds=cast("tuple[BoundRow, ...]", others["bounds"]),
         boilerplate=cast("tuple[BoilerplateRow, ...]", others["boilerplate"]),
+        releases=releases,
+        roles=cast("tuple[RoleRow, ...]", others["roles"]),
     )
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from npuenv.matrix.rows import PublicRun
+    from npuenv.matrix.rows import ChipWheel, PublicRun
 
 STACK_SCHEMA = "npuenv.stack/1"
 CONFLICT_SCHEMA = "npuenv.conflict/1"
@@ -80,7 +80,7 @@ def show_reasons(stack: Stack, console: Console, lang: str = "en", *, package: s
         said = {"package": package, "stack": stack.name}
         raise BadInput(Message("stack.why-nothing", said), Message("stack.why-nothing-hint", {"known": known}))
     for pin in pins:
-        _show_pin(pin, lines)
+        _show_pin(stack, pin, lines)
     if package is not None:
         _show_sources(sources, lines)
     _show_overrides(overrides, lines)
@@ -93,10 +93,14 @@ def _name_of(requirement: str) -> str:
 
 
 def _pin_row(stack: Stack, pin: Pin, lines: Lines) -> tuple[str, str, str, str]:
-    wheels = {git.name: git.wheel for git in stack.git_sources if git.wheel and git.wheel.sha256}
-    if wheel := wheels.get(pin.name):
-        return pin.name, pin.version, pin.strength, lines.word("wheel", hardware=wheel.hardware)
-    return pin.name, pin.version, pin.strength, lines.word("git") if _is_built(pin) else pin.index or ""
+    origin = lines.word("git") if _is_built(pin) else pin.index or ""
+    return pin.name, pin.version, pin.strength, _wheel_word(stack, pin, lines) or origin
+
+
+def _wheel_word(stack: Stack, pin: Pin, lines: Lines) -> str:
+    """That an installation takes the package from its wheel for the hardware; "" if not."""
+    git = next((git for git in stack.git_sources if git.name == pin.name), None)
+    return lines.word("wheel", hardware=git.wheel.hardware) if git and git.wheel and git.wheel.sha256 else ""
 
 
 def _source_rows(stack: Stack, lines: Lines) -> Iterator[tuple[str, str, str, str]]:
@@ -132,7 +136,7 @@ def _show_stack(stack: Stack, lines: Lines) -> None:
     _show_head(stack, lines)
     lines.head(lines.word("head-pins"))
     for pin in stack.pins:
-        _show_pin(pin, lines)
+        _show_pin(stack, pin, lines)
     _show_overrides(stack.overrides, lines)
     _show_rest(stack, lines)
 
@@ -148,8 +152,9 @@ def _title(stack: Stack, lines: Lines) -> str:
     )
 
 
-def _show_pin(pin: Pin, lines: Lines) -> None:
-    lines.line(" · ".join(filter(None, (f"{pin.name} {pin.version}", pin.strength, _origin(pin, lines)))), 2, "bold")
+def _show_pin(stack: Stack, pin: Pin, lines: Lines) -> None:
+    origin = _wheel_word(stack, pin, lines) or _origin(pin, lines)
+    lines.line(" · ".join(filter(None, (f"{pin.name} {pin.version}", pin.strength, origin))), 2, "bold")
     _show_reason("because", pin.because, lines)
     _show_reason("why-not-newer", pin.why_not_newer, lines)
 
@@ -208,9 +213,10 @@ def _show_rest(stack: Stack, lines: Lines) -> None:
 
 
 def _show_sources(sources: Sequence[GitSource], lines: Lines) -> None:
-    if sources:
+    built = [git for git in sources if not (git.wheel and git.wheel.sha256)]
+    if built:
         lines.head(lines.word("head-git"))
-    for git in sources:
+    for git in built:
         moving = f" ({lines.word('moving')})" if git.is_moving else ""
         lines.line(f"{git.name}: {git.repo} @ {git.ref}{moving}", 2)
 
@@ -316,7 +322,13 @@ def _git_json(stack: Stack, at: int) -> dict[str, Any]:
         "how": git.how,
         "build_env": dict(git.build_env),
         "requires": list(git.requires),
+        **({"wheel": _wheel_json(git.wheel)} if git.wheel and git.wheel.sha256 else {}),
     }
+
+
+def _wheel_json(wheel: ChipWheel) -> dict[str, str]:
+    """What an installation takes instead of a build."""
+    return {"file": wheel.id, "sha256": wheel.sha256, "index": wheel.index, "hardware": wheel.hardware}
 
 
 def _conflict_json(conflict: Conflict, lang: str) -> dict[str, Any]:

@@ -30,6 +30,9 @@ _WATCHED = ("actor/loss", "actor/pg_loss", _KL, "actor/entropy", "critic/score/m
 # Estimators whose baseline comes from the other answers to the same prompt.
 _BY_GROUP = ("grpo", "rloo", "opo", "reinforce_plus_plus_baseline")
 
+# What the second opinion finds before anything that is measured otherwise.
+_EARLIER = ("gradients-not-summed", "state-changed", "prompts-repeat", "prompts-differ")
+
 # Questions from causes to symptoms: of several failures the first one in this order explains the others.
 CAUSES = (
     "other-schema",
@@ -55,9 +58,12 @@ CAUSES = (
     "same-answers",
     "no-answer-ends",
     "mask-failed",
-    "sampler-weights-failed",
     "gradients-not-summed",
     "ranks-differ",
+    "state-changed",
+    "sampler-weights-failed",
+    "prompts-repeat",
+    "prompts-differ",
     "reward-not-finite",
     "shuffled-reward",
     "constant-reward",
@@ -65,7 +71,7 @@ CAUSES = (
     "group-of-one-raw",
     "no-signal",
     "rewards-lost",
-    *(wrong for wrong in WRONG if wrong != "gradients-not-summed"),
+    *(wrong for wrong in WRONG if wrong not in _EARLIER),
     "logprobs-differ",
     "zero-advantage",
     "steps-left-out",

@@ -14,7 +14,7 @@ from npuenv.smoke.reading import Reading, finding
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# The arithmetic of a step, which is wrong in the trainer's code or on the device; all others can only be the code's.
+# Causes first. The arithmetic of a step is wrong in the trainer's code or on the device; all else can only be the code.
 _ARITHMETIC = (
     "learner-logprobs-wrong",
     "reference-logprobs-wrong",
@@ -25,6 +25,8 @@ _ARITHMETIC = (
     "gradient-wrong",
     "clip-wrong",
     "optimizer-wrong",
+    "critic-wrong",
+    "sampler-logprobs-wrong",
 )
 WRONG = (
     "prompts-repeat",
@@ -39,10 +41,14 @@ WRONG = (
     "noise-off-schedule",
     "noise-repeats",
     "kl-coef-off",
+    "samples-repeat",
+    "answers-misplaced",
     *_ARITHMETIC,
+    "metrics-wrong",
+    "restore-incomplete",
 )
 # The trainer's stages, each a check `training.NAME`.
-STAGES = ("prompts", "heldout", "batch", "mini-batches", "schedules", "reference", "state", "recomputed")
+STAGES = ("prompts", "samples", "heldout", "batch", "mini-batches", "schedules", "reference", "state", "recomputed")
 
 
 def _finding(run: Reading, name: str) -> Finding:

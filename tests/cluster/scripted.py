@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import json
 import os
@@ -68,7 +69,7 @@ class Nodes:
         """(name, process, options) of every call so far."""
         text = self.log.read_text() if self.log.exists() else ""
         # The last line may be one that is being written.
-        return [(row[0], row[1], row[2]) for row in map(json.loads, text[: text.rfind("\n") + 1].splitlines())]
+        return [(row[0], row[1], row[2]) for row in map(ast.literal_eval, text[: text.rfind("\n") + 1].splitlines())]
 
 
 class Impatient:

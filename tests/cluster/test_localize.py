@@ -306,7 +306,7 @@ def pings_of(devices: Sequence[Device]) -> st.SearchStrategy[tuple[list[Pair], l
     )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(pings_of(SMALL := cluster([2, 2, 1])))
 def test_an_explanation_covers_all_failures_contradicts_no_success_and_has_no_part_too_many(
     pings: tuple[list[Pair], list[Pair]],

@@ -87,10 +87,11 @@ def test_nodes_of_one_card_need_twice_the_rounds_because_each_device_asks_and_is
     assert 2 * 9 <= len(full(cluster([1] * 10)).rounds) <= 2 * 10
 
 
-def test_a_mesh_of_512_devices_is_complete() -> None:
-    plan = full(cluster([8] * 64))
-    assert (plan.num_pings, len(plan.rounds)) == (512 * 511, 8 * 511)
-    assert len(set(all_pings(plan))) == 512 * 511
+@pytest.mark.parametrize("count", [128, pytest.param(512, marks=pytest.mark.slow)])
+def test_a_mesh_of_many_devices_is_complete(count: int) -> None:
+    plan = full(cluster([8] * (count // 8)))
+    assert (plan.num_pings, len(plan.rounds)) == (count * (count - 1), 8 * (count - 1))
+    assert len(set(all_pings(plan))) == count * (count - 1)
 
 
 @settings(max_examples=50, deadline=None)
@@ -118,8 +119,9 @@ def culprits_of_a_dead_device(plan: PingPlan, dead: int) -> tuple[list[Hypothesi
 @pytest.mark.parametrize(
     "shape",
     [
-        *([8], [4, 4], [8] * 2, [8] * 3, [8] * 8, [16] * 8, [1] * 8, [1] * 65, [2] * 9, [8] * 16, [3]),
-        *(pytest.param([8] * count, marks=pytest.mark.slow) for count in (32, 64)),
+        *([8], [4, 4], [8] * 2, [8] * 3, [8] * 8, [16] * 4, [1] * 8, [1] * 33, [2] * 9, [3]),
+        *(pytest.param(shape, marks=pytest.mark.slow) for shape in ([16] * 8, [1] * 65, [8] * 32)),
+        pytest.param([8] * 64, marks=[pytest.mark.slow, pytest.mark.long]),
     ],
     ids=lambda shape: f"{len(shape)}x{shape[0]}",
 )
@@ -128,7 +130,7 @@ def test_a_sample_names_each_single_dead_device_in_turn(shape: list[int]) -> Non
 
 
 def test_a_sample_of_512_devices_names_a_dead_one_of_each_card_number() -> None:
-    require_each_is_named(sampled(cluster([8] * 64)), every=17)
+    require_each_is_named(sampled(cluster([8] * 64)), every=51)
 
 
 def require_each_is_named(plan: PingPlan, every: int = 1) -> None:
@@ -136,7 +138,7 @@ def require_each_is_named(plan: PingPlan, every: int = 1) -> None:
         assert culprits_of_a_dead_device(plan, dead) == ([Hypothesis(Kind.CARD, (dead,))], [])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(SHAPES, st.booleans())
 def test_a_sample_of_any_shape_names_each_single_dead_device(shape: list[int], is_a3: bool) -> None:
     if is_a3:

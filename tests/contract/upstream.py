@@ -281,12 +281,14 @@ def mistakes(bases: dict[str, str], release: str, tree: Path, verl: Framework) -
         id: text for id, text in bases.items()
         if taken[id] is None and not errors_of(Mutant("", id, text, True), release, tree)
     }  # fmt: skip
-    drawn = list(mutants(right, 6))
-    said = refusals([each.text for each in drawn], tree, verl)
-    pairs = {id(each): text for each, text in zip(drawn, said)}
-    picked = chosen((each for each in drawn if pairs[id(each)] is not None or not each.is_checked), MOST)
+    drawn, said = list(mutants(right, 6)), dict[Mutant, str | None]()
+    picked = chosen(drawn, MOST)
+    while ask := [each for each in picked if each not in said]:
+        said.update(zip(ask, refusals([each.text for each in ask], tree, verl)))
+        drawn = [each for each in drawn if not each.is_checked or said.get(each, "not asked yet") is not None]
+        picked = chosen(drawn, MOST)
     missed = [each for each in picked if not errors_of(each, release, tree)]
-    confirmed = sum(pairs[id(each)] is not None for each in picked)
+    confirmed = sum(said[each] is not None for each in picked)
     print(f"  verl {release}: {len(picked)} mistakes in {len(right)} scripts, {confirmed} refused by the shell or verl,"
           f" {len(picked) - len(missed)} found")  # fmt: skip
     print(

@@ -107,6 +107,7 @@ def test_with_a_cann_that_does_nothing_copies_are_exact_and_the_product_is_caugh
     assert without.status is Status.WARN and "attrs, decorator" in say(without.says)
 
 
+@pytest.mark.long
 def test_a_cann_without_one_of_its_libraries_is_named_by_the_import(
     python: Path, cann: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_cann_without_one_of_its_libraries_is_named_by_the_import(
     assert found["devices.computes"].status is not Status.OK
 
 
+@pytest.mark.long
 def test_a_cann_that_shows_no_device_is_not_taken_for_one_that_computes(
     python: Path, cann: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +135,7 @@ def test_a_cann_that_shows_no_device_is_not_taken_for_one_that_computes(
     assert found["devices.computes"].status is not Status.OK
 
 
+@pytest.mark.long
 def test_the_number_of_devices_is_the_stubs(python: Path, cann: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _clean(monkeypatch, environment(cann, devices=3, soc="Ascend910B3"))
     facts, _ = _diagnose(python, 2)

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from npuenv.maintain.compare import RowConflict
 
 MATRIX = load_matrix()
-FOUND = find_contradictions(MATRIX)
+
+
+@pytest.fixture(scope="module")
+def found_here() -> tuple[RowConflict, ...]:
+    """Of the tables as they are."""
+    return find_contradictions(MATRIX)
+
 
 # A release as it should be: what nothing is to be found about, until something in it is changed.
 RELEASE = """
@@ -266,9 +272,9 @@ def test_of_two_written_contradictions_the_open_one_counts(folder: Path) -> None
     assert (found.standing, found.by) == ("open", ("contradiction.made-up", "contradiction.other"))
 
 
-def test_of_the_tables_that_come_with_npuenv_none_is_left_unsettled() -> None:
-    assert [each for each in FOUND if each.standing == "unsettled"] == []
-    assert len(FOUND) >= 50
+def test_of_the_tables_that_come_with_npuenv_none_is_left_unsettled(found_here: tuple[RowConflict, ...]) -> None:
+    assert [each for each in found_here if each.standing == "unsettled"] == []
+    assert len(found_here) >= 50
 
 
 @pytest.mark.parametrize(
@@ -290,6 +296,8 @@ def test_of_the_tables_that_come_with_npuenv_none_is_left_unsettled() -> None:
         ("recipe-requires", "verl-cann9.1.0", "settled", "contradiction.verl-0.9-numpy"),
     ],
 )
-def test_known_contradictions_are_found_and_lead_to_who_decided(kind: str, row: str, standing: str, by: str) -> None:
-    found = [each for each in FOUND if each.kind == kind and each.rows[0] == row and by in each.by]
+def test_known_contradictions_are_found_and_lead_to_who_decided(
+    found_here: tuple[RowConflict, ...], kind: str, row: str, standing: str, by: str
+) -> None:
+    found = [each for each in found_here if each.kind == kind and each.rows[0] == row and by in each.by]
     assert [each.standing for each in found] == [standing]

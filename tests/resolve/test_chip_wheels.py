@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from npuenv.matrix import load_matrix
-from npuenv.report.resolution import show_table
+from npuenv.report.resolution import as_json, show_table
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
 from tests.support.sentences import says
@@ -66,6 +66,8 @@ def test_the_file_and_its_hash_are_shown() -> None:
     text = console.file.getvalue()
     assert says(text, "resolve.note-chip-wheel", file=wheel.id, hardware="a2", sha256=wheel.sha256)
     assert says(text, "stack.wheel", hardware="a2")
+    (document,) = [git["wheel"] for git in as_json(stack)["git"] if "wheel" in git]
+    assert document == {"file": wheel.id, "sha256": wheel.sha256, "index": "default", "hardware": "a2"}
 
 
 def test_a_wheel_without_a_known_hash_is_named_and_not_taken() -> None:

@@ -38,13 +38,13 @@ MORE = {
 UNSOLVABLE = {**CASES, **MORE}
 # Looking at every way is slow by nature: some of each kind of request are always tried, the others repeat them.
 CONFLICTS = [
-    name if at % 12 == 0 else pytest.param(name, marks=[pytest.mark.slow, *([pytest.mark.long] if at % 3 else [])])
+    name if at % 24 == 0 else pytest.param(name, marks=[pytest.mark.slow, *([pytest.mark.long] if at % 6 else [])])
     for at, name in enumerate([*MORE, *CASES])
 ]
 SEEDS = [
-    *range(21, 27),
-    *(pytest.param(seed, marks=pytest.mark.slow) for seed in (*range(21), *range(27, 33))),
-    *(pytest.param(seed, marks=[pytest.mark.slow, pytest.mark.long]) for seed in range(33, 100)),
+    *range(24, 27),
+    *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 24)),
+    *(pytest.param(seed, marks=[pytest.mark.slow, pytest.mark.long]) for seed in (*range(12), *range(27, 100))),
 ]
 
 
@@ -151,8 +151,8 @@ def random_request(seed: int) -> Request:
 
 def test_random_requests_are_of_both_kinds_and_of_every_field() -> None:
     requests = [random_request(seed) for seed in range(100)]
-    stacks = sum(isinstance(resolve(each, MATRIX), Stack) for each in requests[::5])
-    assert 4 <= stacks <= 16
+    stacks = sum(isinstance(resolve(each, MATRIX), Stack) for each in requests[::10])
+    assert 2 <= stacks <= 8
     for field in _WISHES:
         assert any(getattr(each, field) for each in requests)
 

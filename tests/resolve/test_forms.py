@@ -295,7 +295,7 @@ def test_any_text_in_any_field_ends_in_an_answer_or_a_refusal() -> None:
 
     fields = strategies.fixed_dictionaries({}, optional=dict.fromkeys(names, text))
 
-    @hypothesis.settings(deadline=None, database=None)
+    @hypothesis.settings(deadline=None, database=None, max_examples=25)
     @hypothesis.given(fields, pins, strategies.booleans())
     def ends_well(said: dict[str, Any], asked: dict[str, str], newest: bool) -> None:
         try:

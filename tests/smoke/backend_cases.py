@@ -73,7 +73,7 @@ def make_target(folder: Path, framework: str, lines: tuple[str, ...], *, cards: 
     for name in ("python", "python3"):
         program = programs / name
         # No -I: what is looked for lies on this path, as in an environment of its own it would.
-        program.write_text(f'#!/bin/sh\nPYTHONPATH="{site}:$PYTHONPATH" exec "{sys.executable}" "$@"\n')
+        program.write_text(f'#!/bin/sh\nPYTHONPATH="{site}:$PYTHONPATH" exec "{sys.executable}" -S "$@"\n')
         program.chmod(0o755)
     said = textwrap.dedent(
         f"""

@@ -123,12 +123,20 @@ HCCL = (
         ((BEFORE,), "os.kill(os.getpid(), signal.SIGKILL)", "killed", "signal 9"),
         ((BEFORE, verl_step(1)), "", "backend-steps-missing", "1 of 2 steps"),
         ((BEFORE, verl_step(1, loss="nan"), AFTER), "", "not-finite", "nan in step 1"),
-        ((BEFORE, verl_step(1, norm="inf"), AFTER), "", "not-finite", "actor/grad_norm is inf"),
-        (
+        # What the log says is judged by test_backend_reading.py and test_judge.py too, without a run.
+        pytest.param(
+            (BEFORE, verl_step(1, norm="inf"), AFTER),
+            "",
+            "not-finite",
+            "actor/grad_norm is inf",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             (BEFORE, *(verl_step(step, low="0.0", high="0.0") for step in (1, 2))),
             "",
             "backend-constant-reward",
             sentence("smoke.backend-constant-reward", low=0),
+            marks=pytest.mark.slow,
         ),
         ((verl_step(1), verl_step(2)), "", "backend-no-accuracy", "no held-out accuracy"),
     ],

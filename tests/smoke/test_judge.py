@@ -25,7 +25,7 @@ REWARD, UPDATE, GENERATION = "training.reward", "training.weights-move", "traini
 def test_a_good_run_passes_every_question() -> None:
     found = judge(good_run(), exit_code=0)
     assert not_fine(good_run()) == {}
-    assert len(found) == len({each.check for each in found}) == 29
+    assert len(found) == len({each.check for each in found}) == 30
     skipped = {each.check for each in found if each.status is Status.SKIP}
     assert skipped == {"training.packages", "training.collective", "training.first-use", "training.ranks-agree"}
     assert cause(found) is None

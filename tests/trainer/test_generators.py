@@ -147,6 +147,7 @@ def test_an_interrupted_run_leaves_no_process_and_goes_on_to_the_same_numbers(tm
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "cause", "said"),
     [

@@ -77,7 +77,7 @@ def test_the_gradient_is_that_of_a_slow_and_obvious_version() -> None:
     assert largest_gap(gradient(learner(lr=0.0), batch()), slow_gradient()) < 1e-10
 
 
-@pytest.mark.parametrize("rows", [1, 2, 4, 5])
+@pytest.mark.parametrize("rows", [1, pytest.param(2, marks=pytest.mark.slow), 4, 5])
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
 def test_any_split_into_micro_batches_gives_the_same_gradient_and_numbers(rows: int, aggregation: str) -> None:
     whole = learner(lr=0.0, aggregation=aggregation)

@@ -59,6 +59,7 @@ def test_reward_and_held_out_accuracy_rise(learnt: list[dict[str, Any]]) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_at_the_default_settings_reward_and_held_out_accuracy_rise(tmp_path: Path) -> None:
     learnt = run(tmp_path, Config())
     before, after = accuracy(learnt)
@@ -88,7 +89,10 @@ def test_the_records_hold_together(learnt: list[dict[str, Any]]) -> None:
     assert all(len(sample["prompt"]) == 2 for sample in after["samples"])
 
 
-@pytest.mark.parametrize("change", [{"lr": 0.0, "steps": 2}, {"fault": "shuffled-reward", "steps": 25}])
+@pytest.mark.parametrize(
+    "change",
+    [{"lr": 0.0, "steps": 2}, pytest.param({"fault": "shuffled-reward", "steps": 25}, marks=pytest.mark.slow)],
+)
 def test_it_does_not_learn_when_it_must_not(tmp_path: Path, change: dict[str, Any]) -> None:
     """With true rewards six of ten questions are answered right after 25 steps."""
     records = run(tmp_path, changed(EASY, **change))
@@ -113,7 +117,7 @@ def of_fault(fault: str) -> list[dict[str, Any]]:
     ("fault", "failing"),
     [
         ("none", set()),
-        ("mask-off-by-one", {"mask"}),
+        pytest.param("mask-off-by-one", {"mask"}, marks=pytest.mark.slow),
         # The restored sampler has the learner's weights and the running one has not: their next steps differ too.
         ("stale-sampler", {"sampler-weights", "logprobs", "checkpoint"}),
         ("corrupt-checkpoint", {"checkpoint"}),
@@ -166,7 +170,9 @@ def test_the_same_seed_gives_the_same_run_and_another_one_another(tmp_path: Path
     assert one != other
 
 
-@pytest.mark.parametrize("task", ["addition", "copy", "successor"])
+@pytest.mark.parametrize(
+    "task", ["copy", *(pytest.param(task, marks=pytest.mark.slow) for task in ("addition", "successor"))]
+)
 def test_every_task_runs_through_the_loop(tmp_path: Path, task: str) -> None:
     records = run(tmp_path, changed(SHORT, steps=2, task=task, distractors=0, reward="partial"))
     split = only(records, kind="eval", when="after")["split"]
@@ -174,7 +180,10 @@ def test_every_task_runs_through_the_loop(tmp_path: Path, task: str) -> None:
     assert set(passed(records).values()) == {True}
 
 
-@pytest.mark.parametrize(("convention", "kl"), [("trl", "k1"), ("roll", "k2"), ("verl", "k3")])
+@pytest.mark.parametrize(
+    ("convention", "kl"),
+    [("roll", "k2"), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("trl", "k1"), ("verl", "k3")))],
+)
 def test_every_convention_and_estimator_runs_through_the_loop(tmp_path: Path, convention: str, kl: str) -> None:
     assert set(passed(run(tmp_path, changed(SHORT, steps=2, convention=convention, kl=kl))).values()) == {True}
 

@@ -72,11 +72,9 @@ def learnt(state: State) -> State:
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
         AHEAD,
         {"kl_in": "reward", "kl": "k1", "kl_controller": "adaptive", "estimator": "reinforce"},
-        {"micro_batch_rows": 5},
-        {"lora_rank": 2},
+        {"lora_rank": 2, "micro_batch_rows": 5},
         {"dtype": "bfloat16"},
         {"dynamic_sampling": True, "reward": "exact", **AHEAD},
         {"task": "frozen_lake", "map_size": 2, "max_turns": 2, "max_new_tokens": 3, "prompts_per_step": 2, "steps": 2},
@@ -375,7 +373,7 @@ def nan(found: ReferenceLogProbs) -> ReferenceLogProbs:
     return replace(found, logprobs=tuple(each * float("nan") for each in found.logprobs))
 
 
-@pytest.mark.parametrize("settings", [{}, AHEAD], ids=["on", "off"])
+@pytest.mark.parametrize("settings", [pytest.param({}, id="on", marks=pytest.mark.slow), pytest.param(AHEAD, id="off")])
 def test_generators_that_are_lost_over_their_references_change_no_bit(settings: dict[str, Any]) -> None:
     config = changed(THERE, generators=2, **settings)
     crew = Crew(config, spoils_of_reference={0: [killed], 1: [nan]})

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.trainer.rank_processes import run_trainer
+from tests.trainer.rank_processes import run_ranks, run_trainer
 from tests.trainer.trainer_cases import CPU, only, read, run
 from trainer.build import build_trainer
 from trainer.config import parse
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.slow
-pytest.importorskip("torch.distributed.fsdp", reason="this torch has no fully sharded data parallelism")
+if find_spec("torch.distributed.fsdp") is None:  # loading it takes seconds
+    pytest.skip("this torch has no fully sharded data parallelism", allow_module_level=True)
 
 SHARDED = ("ranks=2", "sharding=fsdp2")
 # Of a step, what the arithmetic decides; the rest is time and memory.
@@ -53,7 +55,7 @@ def test_with_the_same_rollouts_every_update_is_that_of_one_process(tmp_path: Pa
         "engine=scripted", f"script={script}", "lr=0.01", "reward=exact", "dtype=float64", "micro_batch_rows=3",
     ]  # fmt: skip
     one = numbers(run(tmp_path / "one", parse(words, devices=("auto",))))
-    two = numbers(done(tmp_path / "two", *SHARDED, *words))
+    two = numbers(run_ranks(tmp_path / "two", "sharding=fsdp2", *words))
     assert one.keys() == two.keys() == {1, 2}
     for step, found in two.items():
         assert found == pytest.approx(one[step], abs=1e-9)
@@ -78,6 +80,7 @@ def test_a_run_goes_on_with_the_same_bits_and_then_on_more_ranks_and_on_one(tmp_
     assert (saved.step, saved.files) == (8, {})  # one process writes one file
 
 
+@pytest.mark.long
 def test_a_killed_rank_is_named_and_the_other_does_not_hang(tmp_path: Path) -> None:
     ended = run_trainer(tmp_path, *SHARDED, "steps=50", "fault=rank-dies")
     assert ended.returncode == 1
@@ -86,7 +89,7 @@ def test_a_killed_rank_is_named_and_the_other_does_not_hang(tmp_path: Path) -> N
 
 
 def test_a_rank_that_samples_with_other_weights_is_found_in_the_step_where_it_does(tmp_path: Path) -> None:
-    records = done(tmp_path, *SHARDED, "steps=4", "fault=rank-differs")
+    records = run_ranks(tmp_path, "sharding=fsdp2", "steps=4", "fault=rank-differs")
     found = only(records, kind="stage", name="ranks-agree")
     assert (found["passed"], found["first_step"], found["ranks"]) == (False, 2, [1])
 
@@ -108,7 +111,7 @@ def test_a_warm_start_learns_on_shards_too(tmp_path: Path) -> None:
         warm_start.run(build_trainer(config, CPU, seed=0), config, records, Progress())
     one, two = (
         [each["loss"] for each in found if each["kind"] == "warm-start"]
-        for found in (read(tmp_path / "one"), done(tmp_path / "two", *SHARDED, *words))
+        for found in (read(tmp_path / "one"), run_ranks(tmp_path / "two", "sharding=fsdp2", *words))
     )
     assert two == pytest.approx(one, rel=1e-3)
     assert two[-1] < two[0] - 0.5

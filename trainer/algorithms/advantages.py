@@ -32,6 +32,10 @@ class Scores:
     mask_BT: Tensor  # bool; true on the model's own tokens
     group_B: Tensor  # int64; equal numbers share a baseline
     values_BT: Tensor | None = None  # a critic's forecast before each token; gae only
+    logprobs_BT: Tensor | None = None  # of the policy before this step's first update; optimal_token_baseline only
+    squares_BT: Tensor | None = None  # sum over the vocabulary of squared probabilities; optimal_token_baseline only
+    baselines_B: Tensor | None = None  # the reward of a greedy answer to the same prompt; remax only
+    parts_BK: Tensor | None = None  # components of each reward; gdpo only
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +50,12 @@ class Advantages:
 class Settings:
     """The options of the estimators; each reads those it needs."""
 
-    scale_by_std: bool = True  # grpo: over the group's deviation
+    scale_by_std: bool = True  # grpo, grpo_passk, gdpo: over the group's deviation
     gamma: float = 1.0  # discount per token
     lam: float = 1.0  # gae: 0 trusts the critic, 1 the rewards
     add: Callable[[Tensor], Tensor] | None = None  # sums a tensor over all ranks, for whitening; None: there is one
+    scale_by_batch: bool = False  # grpo: over the deviation of all rewards of the step in place of the group's
+    part_weights: tuple[float, ...] = ()  # gdpo: of each component; empty: 1
 
 
 def grpo(scores: Scores, convention: Convention, *, settings: Settings) -> Advantages:
@@ -57,15 +63,16 @@ def grpo(scores: Scores, convention: Convention, *, settings: Settings) -> Advan
 
     Without `scale_by_std` only the mean is taken off (Dr. GRPO).
     Source: GRPO, outcome supervision (DeepSeekMath); verl core_algos.compute_grpo_outcome_advantage,
-    TRL GRPOTrainer, ROLL agentic/utils.get_score_normalize_fn.
+    TRL GRPOTrainer (and its `scale_rewards="batch"`), ROLL agentic/utils.get_score_normalize_fn.
     Example: a group's rewards 1, 0, 0, 1 -> 0.866, -0.866, -0.866, 0.866
     """
+    of_batch = _batch_deviation(answer_rewards(scores), convention, settings) if settings.scale_by_batch else None
 
     def scaled(rewards_G: Tensor) -> Tensor:
         centred_G = rewards_G - group_mean(rewards_G, convention)
         if not settings.scale_by_std:
             return centred_G
-        deviation = _deviation(rewards_G, convention)
+        deviation = deviation_of(rewards_G, convention) if of_batch is None else of_batch
         # Only if needed: one synchronization with the device per group takes most of this function's time.
         if convention.smallest_deviation >= 0 and bool(deviation <= convention.smallest_deviation):
             return torch.zeros_like(rewards_G)
@@ -86,7 +93,7 @@ def group_mean(rewards_G: Tensor, convention: Convention) -> Tensor:
     return rewards_G.nanmean() if convention.skips_nan_rewards else rewards_G.mean()
 
 
-def _deviation(rewards_G: Tensor, convention: Convention) -> Tensor:
+def deviation_of(rewards_G: Tensor, convention: Convention) -> Tensor:
     """With n-1; of a single reward 1 if the convention keeps its value, else 0."""
     if len(rewards_G) == 1:
         return torch.full_like(rewards_G[0], 1.0 if convention.group_of_one == "reward" else 0.0)
@@ -95,6 +102,16 @@ def _deviation(rewards_G: Tensor, convention: Convention) -> Tensor:
     number = (~rewards_G.isnan()).sum()
     variance = (rewards_G - rewards_G.nanmean()).square().nanmean() * (number / (number - 1))
     return variance.sqrt()
+
+
+def _batch_deviation(rewards_B: Tensor, convention: Convention, settings: Settings) -> Tensor:
+    """With n-1, of the rewards of all ranks; 0 of fewer than two."""
+    counts_B = ~rewards_B.isnan() if convention.skips_nan_rewards else torch.ones_like(rewards_B, dtype=torch.bool)
+    add = settings.add or (lambda sums: sums)
+    number, total = add(torch.stack((counts_B.sum().to(rewards_B), rewards_B[counts_B].sum())))
+    squares = add((rewards_B[counts_B] - total / number).square().sum())
+    deviation: Tensor = (squares / (number - 1).clamp(min=1)).sqrt()
+    return deviation
 
 
 def answer_rewards(scores: Scores) -> Tensor:

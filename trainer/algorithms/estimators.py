@@ -1,12 +1,14 @@
 """Advantage estimators other than GRPO: other baselines, rewards per token, a critic's values.
 
-`ESTIMATORS` lists all by name. Differences between frameworks are in `conventions`. Nothing here has a gradient.
+`ESTIMATORS` lists all by name. An estimator of your own, `estimator=FILE.py:NAME`, is a function like these.
+Differences between frameworks are in `conventions`. Nothing here has a gradient.
 
-Letters: B rows (answers), T tokens, G answers of one group.
+Letters: B rows (answers), T tokens, G answers of one group, K components of a reward.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +17,7 @@ from trainer.algorithms.advantages import (
     Advantages,
     answer_rewards,
     by_group,
+    deviation_of,
     group_mean,
     grpo,
     per_answer,
@@ -129,6 +132,129 @@ def gae(scores: Scores, convention: Convention, *, settings: Settings) -> Advant
     return Advantages(plain_BT, returns_BT)
 
 
+def maxrl(scores: Scores, convention: Convention, *, settings: Settings) -> Advantages:
+    """An answer's reward minus its group's mean, over that mean: rare successes count more.
+
+    A group whose mean is not above 0 gives 0.
+    Source: Tajwar et al. 2026, "Maximum likelihood reinforcement learning" (arXiv 2602.02710); SkyRL
+    ppo_utils.compute_maxrl_advantage.
+    Example: a group's rewards 1, 0, 0, 0 -> 3, -1, -1, -1
+    """
+
+    def over_mean(rewards_G: Tensor) -> Tensor:
+        if len(rewards_G) == 1:
+            return rewards_G
+        mean = group_mean(rewards_G, convention)
+        return torch.where(mean > 0, (rewards_G - mean) / (mean + convention.deviation_epsilon), 0.0)
+
+    return per_answer(over_mean, scores, convention, settings)
+
+
+def grpo_passk(scores: Scores, convention: Convention, *, settings: Settings) -> Advantages:
+    """What the best answer of a group has over the second best, over the group's deviation; the others get 0.
+
+    Source: Tang et al. 2025 (arXiv 2503.19595); verl core_algos.compute_grpo_passk_outcome_advantage, which refuses a
+    group of one.
+    Example: a group's rewards 1, 0.5, 0 -> 1, 0, 0
+    """
+
+    def best_alone(rewards_G: Tensor) -> Tensor:
+        if len(rewards_G) == 1:
+            return torch.zeros_like(rewards_G)
+        known_G = rewards_G.nan_to_num(nan=-torch.inf) if convention.skips_nan_rewards else rewards_G
+        (best, second), (place, _) = (each.unbind() for each in torch.topk(known_G, 2))
+        lead = torch.where(second.isinf(), 0.0, best - second)
+        if settings.scale_by_std:
+            lead = lead / (deviation_of(rewards_G, convention) + convention.deviation_epsilon)
+        return torch.where(torch.arange(len(rewards_G), device=lead.device) == place, lead, 0.0)
+
+    return per_answer(best_alone, scores, convention, settings)
+
+
+def gpg(scores: Scores, convention: Convention, *, settings: Settings) -> Advantages:
+    """An answer's reward minus its group's mean, times all answers of the step over those with a reward.
+
+    Source: Chu et al. 2025, GPG (arXiv 2504.02546); verl core_algos.compute_gpg_outcome_advantage with f_norm 1.
+    Example: a step of two groups, rewards 1, 0 and 0, 0: times 4 -> 2, -2, 0, 0
+    """
+    rewards_B = answer_rewards(scores)
+    counts = torch.stack((rewards_B.new_tensor(len(rewards_B)), rewards_B.count_nonzero().to(rewards_B)))
+    number, number_rewarded = counts if settings.add is None else settings.add(counts)
+    times = number / number_rewarded.clamp(min=1)
+
+    def centred(rewards_G: Tensor) -> Tensor:
+        return (rewards_G - group_mean(rewards_G, convention)).mul(times)
+
+    return per_answer(centred, scores, convention, settings)
+
+
+def remax(scores: Scores, convention: Convention, *, settings: Settings) -> Advantages:
+    """The sum of the rewards from each token on, minus the reward of a greedy answer to the same prompt.
+
+    Source: Li et al. 2023, ReMax (arXiv 2310.10505); verl core_algos.compute_remax_outcome_advantage.
+    Example: rewards 0, 0, 1 and a greedy answer's 0.25 -> 0.75, 0.75, 0.75
+    """
+    if scores.baselines_B is None:
+        raise ValueError("remax needs the reward of a greedy answer to each prompt")
+    returns_BT = rewards_to_go(scores, convention, settings.gamma)
+    advantages_BT = torch.where(scores.mask_BT, returns_BT - scores.baselines_B.unsqueeze(1), 0.0)
+    return Advantages(advantages_BT, returns_BT)
+
+
+def gdpo(scores: Scores, convention: Convention, *, settings: Settings) -> Advantages:
+    """The weighted sum of GRPO's advantages of each component of the reward, whitened over all tokens of the step.
+
+    Source: GDPO (arXiv 2601.05242); verl core_algos.compute_gdpo_outcome_advantage. (TRL's
+    `multi_objective_aggregation="normalize_then_sum"` whitens over answers.)
+    """
+    if scores.parts_BK is None:
+        raise ValueError("gdpo needs the components of each reward: reward_parts names them")
+    weights = settings.part_weights or (1.0,) * scores.parts_BK.shape[1]
+    summed_BT = torch.zeros_like(scores.token_rewards_BT)
+    for weight, part_B in zip(weights, scores.parts_BK.unbind(1), strict=True):
+        of_part = replace(scores, token_rewards_BT=_on_first(part_B, scores.mask_BT))
+        summed_BT = summed_BT + weight * grpo(of_part, convention, settings=settings).advantages_BT
+    return Advantages(whiten(summed_BT, scores.mask_BT, convention, add=settings.add), None)
+
+
+def _on_first(rewards_B: Tensor, mask_BT: Tensor) -> Tensor:
+    """The rewards of complete answers on their first place [B, T]."""
+    empty_BT = rewards_B.new_zeros(mask_BT.shape)
+    return torch.cat((rewards_B.unsqueeze(1), empty_BT[:, 1:]), dim=1)
+
+
+def optimal_token_baseline(scores: Scores, convention: Convention, *, settings: Settings) -> Advantages:
+    """The sum of the rewards from each token on, minus its mean over the group at the same token of the model.
+
+    An answer counts in that mean by the gradient's expected square up to the token: the sum of 1 - 2 p + sum of all p
+    squared. Alone in its group, or beyond the end of all others, an answer has no baseline.
+    Source: verl core_algos.compute_optimal_token_baseline_advantage, and its multi-turn form, which counts the model's
+    tokens as here; without importance weights.
+    """
+    if scores.logprobs_BT is None or scores.squares_BT is None:
+        raise ValueError("optimal_token_baseline needs the probabilities of the tokens and their squares' sum")
+    mask_BT = scores.mask_BT
+    returns_BT = rewards_to_go(scores, convention, 1.0)
+    squares_BT = torch.where(mask_BT, 1 - 2 * scores.logprobs_BT.exp() + scores.squares_BT, 0.0)
+    energy_BT = torch.where(mask_BT, squares_BT.cumsum(dim=1), 0.0)
+    # The model's own tokens first: the baseline is taken at the same number of them, whatever stands between.
+    order_BT = torch.argsort((~mask_BT).int(), dim=1, stable=True)
+    lengths_B = mask_BT.sum(dim=1)
+    own_returns_BT, own_energy_BT = returns_BT.gather(1, order_BT), energy_BT.gather(1, order_BT)
+    baselines_BT = torch.zeros_like(returns_BT)
+    for rows in torch.split(*by_group(scores.group_B)):
+        rows = rows[lengths_B[rows] > 0]
+        if len(rows) < 2:
+            continue
+        weights_GT = own_energy_BT[rows]
+        mean_T = (own_returns_BT[rows] * weights_GT).sum(dim=0) / (weights_GT.sum(dim=0) + 1e-8)
+        second = lengths_B[rows].topk(2).values[1]
+        places_T = torch.arange(len(mean_T), device=mean_T.device)
+        baselines_BT[rows] = torch.where(places_T < second, mean_T, 0.0)
+    baselines_BT = torch.zeros_like(baselines_BT).scatter(1, order_BT, baselines_BT)
+    return Advantages(torch.where(mask_BT, returns_BT - baselines_BT, 0.0), returns_BT)
+
+
 ESTIMATORS: Mapping[str, Callable[..., Advantages]] = {
     "grpo": grpo,
     "rloo": rloo,
@@ -137,7 +263,34 @@ ESTIMATORS: Mapping[str, Callable[..., Advantages]] = {
     "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
     "opo": opo,
     "gae": gae,
+    "maxrl": maxrl,
+    "grpo_passk": grpo_passk,
+    "gpg": gpg,
+    "remax": remax,
+    "gdpo": gdpo,
+    "optimal_token_baseline": optimal_token_baseline,
 }
+
+
+def whitened_and_clipped(
+    advantages: Advantages,
+    mask_BT: Tensor,
+    convention: Convention,
+    *,
+    is_whitened: bool,
+    limit: float,
+    add: Callable[[Tensor], Tensor] | None = None,
+) -> Advantages:
+    """The advantages whitened over all tokens of the step, then held within +-limit (0: no limit).
+
+    Source: ROLL functionals.compute_advantage, `whiten_advantages` and `advantage_clip`.
+    """
+    advantages_BT = advantages.advantages_BT
+    if is_whitened:
+        advantages_BT = whiten(advantages_BT, mask_BT, convention, add=add)
+    if limit:
+        advantages_BT = advantages_BT.clamp(-limit, limit)
+    return replace(advantages, advantages_BT=advantages_BT)
 
 
 def whiten(

@@ -10,13 +10,14 @@ Values where the mask is off are replaced, never multiplied by 0: they may be Na
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from torch import Tensor
 
@@ -24,18 +25,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Clip:
-    """Bounds of the ratio of new to old probability.
+class LossSettings:
+    """The options of the policy losses; each reads those it needs.
 
-    `dual` is a second bound that keeps one token from dominating a batch; None: no second bound. The convention decides
-    what it bounds: "constant" clamps the loss at -A dual where A < 0 (verl, above 1); "ratio" clamps the unclipped
-    ratio at dual for both signs of A (TRL's delta, above 1 + high); "double" clamps the loss at -A (1 + 2 low) where A
-    < 0 and ignores the number (ROLL).
+    `low` and `high` bound the ratio of new to old probability. `dual` is a second bound that keeps one token from
+    dominating a batch; None: no second bound. The convention decides what it bounds: "constant" clamps the loss at
+    -A dual where A < 0 (verl, above 1); "ratio" clamps the unclipped ratio at dual for both signs of A (TRL's delta,
+    above 1 + high); "double" clamps the loss at -A (1 + 2 low) where A < 0 and ignores the number (ROLL).
     """
 
     low: float
     high: float
     dual: float | None = None
+    tau_pos: float = 1.0  # sapo: how sharply the ratio's gate closes, for advantages above 0
+    tau_neg: float = 1.05  # and for the others
+    cov_ratio: float = 2e-4  # clip_cov, kl_cov: share of the tokens of a forward pass that are treated
+    clip_cov_low: float = 1.0  # clip_cov: among those whose covariance is above this
+    clip_cov_high: float = 5.0  # and below this
+    kl_cov_coef: float = 0.1  # kl_cov: weight of the divergence from the old policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,100 +56,77 @@ class TokenLosses:
     log_ratios_BT: Tensor  # new to old probability of each token, limited as the ratio is; detached; 0 off the mask
 
 
+@dataclass(frozen=True, slots=True)
+class LossInputs:
+    """The inputs of a policy loss; tensors [B, T], 0 where the mask is off."""
+
+    logprobs_BT: Tensor  # with gradient, which nothing else has
+    old_BT: Tensor  # before this step's first update
+    advantages_BT: Tensor
+    mask_BT: Tensor
+    settings: LossSettings
+    convention: Convention
+
+    def limited_log_ratios(self) -> Tensor:
+        """Log of new to old probability, within the convention's limit."""
+        log_ratios_BT, limit = self.logprobs_BT - self.old_BT, self.convention.log_ratio_limit
+        return log_ratios_BT if limit is None else log_ratios_BT.clamp(-limit, limit)
+
+
+Loss = Callable[[LossInputs], TokenLosses]
+
+
 def policy_loss(
-    name: str,
+    loss: Loss,
     logprobs_BT: Tensor,
     old_BT: Tensor,
     advantages_BT: Tensor,
     mask_BT: Tensor,
     *,
-    clip: Clip,
+    settings: LossSettings,
     convention: Convention,
     weights_BT: Tensor | None = None,
 ) -> TokenLosses:
-    """The loss of that name per token, times the weight of a correction, if any.
+    """A loss per token (`clip`, or one of `policy_losses`), times the weight of a correction, if any.
 
-    `old_BT` are the log-probabilities before this step's first update. Gradient flows into `logprobs_BT` alone. Raises
-    ValueError for a name that is not in `LOSSES`.
     Example: clip with A = 1, ratio 1.5, high 0.2 -> -1.2, clipped
     """
-    if name not in LOSSES:
-        raise ValueError(f"There is no policy loss {name!r}. Accepted: {', '.join(LOSSES)}")
     # Replaced before any computation, so that no NaN occurs forward or backward.
-    logprobs_BT = torch.where(mask_BT, logprobs_BT, 0.0)
-    old_BT = torch.where(mask_BT, old_BT.detach(), 0.0)
-    advantages_BT = torch.where(mask_BT, advantages_BT.detach(), 0.0)
-    result = LOSSES[name](logprobs_BT, old_BT, advantages_BT, mask_BT, clip=clip, convention=convention)
+    inputs = LossInputs(
+        torch.where(mask_BT, logprobs_BT, 0.0),
+        torch.where(mask_BT, old_BT.detach(), 0.0),
+        torch.where(mask_BT, advantages_BT.detach(), 0.0),
+        mask_BT,
+        settings,
+        convention,
+    )
+    result = loss(inputs)
     if weights_BT is None:
         return result
-    weights_BT = torch.where(mask_BT, weights_BT.detach(), 0.0)
-    return replace(result, losses_BT=result.losses_BT * weights_BT)
+    return replace(result, losses_BT=result.losses_BT * torch.where(mask_BT, weights_BT.detach(), 0.0))
 
 
-def _clip(
-    logprobs_BT: Tensor, old_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, *, clip: Clip, convention: Convention
-) -> TokenLosses:
-    log_ratios_BT = _log_ratios(logprobs_BT, old_BT, convention)
-    return _surrogate(log_ratios_BT.exp(), log_ratios_BT, advantages_BT, mask_BT, clip, convention.dual_clip)
+def clip(inputs: LossInputs) -> TokenLosses:
+    """The clipped ratio times the advantage.
+
+    Source: Schulman et al. 2017, PPO, eq. 7; verl core_algos.compute_policy_loss_vanilla, TRL GRPOTrainer, ROLL
+    base_worker.
+    """
+    log_ratios_BT = inputs.limited_log_ratios()
+    return surrogate(inputs, log_ratios_BT.exp(), log_ratios_BT, inputs.convention.dual_clip)
 
 
-def _gspo(
-    logprobs_BT: Tensor, old_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, *, clip: Clip, convention: Convention
-) -> TokenLosses:
-    num_tokens_B1 = mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
-    log_ratios_BT = logprobs_BT - old_BT
-    log_ratio_BT = (log_ratios_BT.sum(dim=1, keepdim=True) / num_tokens_B1).expand_as(logprobs_BT)
-    if convention.gspo_ratio == "token":
-        log_ratio_BT = logprobs_BT - logprobs_BT.detach() + log_ratio_BT.detach()
-    if convention.gspo_log_ratio_limit is not None:
-        log_ratio_BT = log_ratio_BT.clamp(max=convention.gspo_log_ratio_limit)
-    ratios_BT = torch.where(mask_BT, log_ratio_BT, 0.0).exp()
-    # verl's gspo knows no second bound
-    dual_clip = "none" if convention.dual_clip == "constant" else convention.dual_clip
-    return _surrogate(ratios_BT, log_ratios_BT, advantages_BT, mask_BT, clip, dual_clip)
-
-
-def _cispo(
-    logprobs_BT: Tensor, old_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, *, clip: Clip, convention: Convention
-) -> TokenLosses:
-    log_ratios_BT = _log_ratios(logprobs_BT, old_BT, convention).detach()
-    ratios_BT = log_ratios_BT.exp()
-    around_one = convention.cispo_bounds == "around-one"
-    clamped_BT = ratios_BT.clamp(1 - clip.low, 1 + clip.high) if around_one else ratios_BT.clamp(max=clip.high)
-    is_clipped_BT = mask_BT & (clamped_BT != ratios_BT)
-    losses_BT = -clamped_BT * advantages_BT * logprobs_BT
-    return TokenLosses(losses_BT, ratios_BT, is_clipped_BT, torch.zeros_like(mask_BT), log_ratios_BT)
-
-
-def _plain(
-    logprobs_BT: Tensor, old_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, *, clip: Clip, convention: Convention
-) -> TokenLosses:
-    log_ratios_BT = _log_ratios(logprobs_BT, old_BT, convention).detach()
-    nowhere_BT = torch.zeros_like(mask_BT)
-    return TokenLosses(-advantages_BT * logprobs_BT, log_ratios_BT.exp(), nowhere_BT, nowhere_BT, log_ratios_BT)
-
-
-LOSSES: Mapping[str, Callable[..., TokenLosses]] = {"clip": _clip, "gspo": _gspo, "cispo": _cispo, "plain": _plain}
-
-
-def _log_ratios(logprobs_BT: Tensor, old_BT: Tensor, convention: Convention) -> Tensor:
-    log_ratios_BT = logprobs_BT - old_BT
-    limit = convention.log_ratio_limit
-    return log_ratios_BT if limit is None else log_ratios_BT.clamp(-limit, limit)
-
-
-def _surrogate(
-    ratios_BT: Tensor, log_ratios_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, clip: Clip, dual_clip: str
-) -> TokenLosses:
+def surrogate(inputs: LossInputs, ratios_BT: Tensor, log_ratios_BT: Tensor, dual_clip: str) -> TokenLosses:
     """The larger of the unclipped and the clipped term, with the second bound in the requested form."""
-    clipped_BT = -advantages_BT * ratios_BT.clamp(1 - clip.low, 1 + clip.high)
+    advantages_BT, settings = inputs.advantages_BT, inputs.settings
+    clipped_BT = -advantages_BT * ratios_BT.clamp(1 - settings.low, 1 + settings.high)
     free_BT = -advantages_BT * ratios_BT
-    is_clipped_BT = mask_BT & (clipped_BT > free_BT)
+    is_clipped_BT = inputs.mask_BT & (clipped_BT > free_BT)
     once_BT = losses_BT = torch.maximum(free_BT, clipped_BT)
-    if clip.dual is not None and dual_clip == "ratio":
-        losses_BT = torch.maximum(-advantages_BT * ratios_BT.clamp(max=clip.dual), clipped_BT)
-    if clip.dual is not None and dual_clip in ("constant", "double"):
-        bound = clip.dual if dual_clip == "constant" else 1 + 2 * clip.low
+    if settings.dual is not None and dual_clip == "ratio":
+        losses_BT = torch.maximum(-advantages_BT * ratios_BT.clamp(max=settings.dual), clipped_BT)
+    if settings.dual is not None and dual_clip in ("constant", "double"):
+        bound = settings.dual if dual_clip == "constant" else 1 + 2 * settings.low
         bounded_BT = torch.minimum(losses_BT, -advantages_BT * bound)
         losses_BT = torch.where(advantages_BT < 0, bounded_BT, losses_BT)
     is_bounded_BT = once_BT > losses_BT

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer.types import Batch
+from trainer.types import Batch, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,16 +24,24 @@ if TYPE_CHECKING:
     from trainer.types import Group
 
 
-def pack(groups: Sequence[Group], rewards_PG: Tensor, *, pad: int, width: int = 0) -> Batch:
+def pack(
+    groups: Sequence[Group], rewards_PG: Tensor, *, pad: int, width: int = 0, mask_truncated: bool = False
+) -> Batch:
     """Each prompt once, each answer one row, in the order of the groups.
 
     The answers are padded to the longest one, or to `width` tokens if that is more. Floats have the dtype of the
-    rewards; all tensors are on their device.
+    rewards; all tensors are on their device. `mask_truncated`: the mask is off on answers cut at their length (DAPO's
+    overlong filtering, TRL's `mask_truncated_completions`).
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     prompts = [group.prompt.tokens for group in groups]
     tokens = [rollout.tokens for rollout in rollouts]
     masks = [rollout.response_mask or (True,) * len(rollout.tokens) for rollout in rollouts]
+    if mask_truncated:
+        pairs = zip(masks, rollouts, strict=True)
+        masks = [mask if rollout.stop is not Stop.LENGTH else (False,) * len(mask) for mask, rollout in pairs]
+    baselines = [group.baseline for group in groups for _ in group.rollouts if group.baseline is not None]
+    parts = [each for group in groups for each in group.parts]
     device, length, width = rewards_PG.device, max(map(len, prompts)), max(width, *map(len, tokens))
     return Batch(
         prompts_PS=_padded(prompts, length, pad, torch.int64, device),
@@ -46,6 +54,8 @@ def pack(groups: Sequence[Group], rewards_PG: Tensor, *, pad: int, width: int = 
         lengths_B=torch.tensor([len(row) for row in tokens], dtype=torch.int64, device=device),
         sampler_logprobs_BT=_padded([rollout.logprobs for rollout in rollouts], width, 0, rewards_PG.dtype, device),
         rewards_B=rewards_PG.reshape(-1),
+        baselines_B=rewards_PG.new_tensor(baselines) if baselines else None,
+        parts_BK=rewards_PG.new_tensor(parts) if parts else None,
     )
 
 

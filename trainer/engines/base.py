@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from trainer.models.ops import drawn_logprobs
 from trainer.types import Rollout, Stop
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ class Sampling:
     max_new_tokens: int
     temperature: float
     is_greedy: bool = False  # the likeliest token each time; the temperature then only scales the log-probabilities
+    # Tokens are drawn among the `top_k` likeliest (0: all), and of these the fewest with a share of `top_p`; the
+    # log-probabilities are those of that draw. A greedy answer reads neither.
+    top_p: float = 1.0
+    top_k: int = 0
     # One number per prompt, below 2**31, that alone decides its samples, whatever other prompts are in the call; empty:
     # the engine's own random numbers, in the order of its calls.
     seeds: tuple[int, ...] = ()
@@ -77,6 +82,12 @@ def uniform(sampling: Sampling, num_prompts: int, *, dtype: torch.dtype, device:
     shape = (sampling.max_new_tokens, sampling.rollouts_per_prompt)
     numbers = [torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype) for seed in sampling.seeds]
     return torch.cat(numbers, dim=1).to(device)
+
+
+def sampling_logprobs(logits_RV: Tensor, sampling: Sampling) -> Tensor:
+    """The log-probability of each token of being drawn; of a greedy answer that at the temperature."""
+    top_p, top_k = (1.0, 0) if sampling.is_greedy else (sampling.top_p, sampling.top_k)
+    return drawn_logprobs(logits_RV, sampling.temperature, top_p, top_k)
 
 
 def pick(chances_RV: Tensor, uniform_R: Tensor) -> Tensor:

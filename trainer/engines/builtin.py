@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer.engines.base import pick, uniform, until_end
+from trainer.engines.base import pick, sampling_logprobs, uniform, until_end
 from trainer.models import attention
 
 if TYPE_CHECKING:
@@ -72,10 +72,7 @@ class Sampler:
 
     def _draw(self, logits_RV: Tensor, sampling: Sampling, chance_R: Tensor | None) -> tuple[Tensor, Tensor]:
         """Each row's token and its log-probability at the temperature; `chance_R` decides, if it is given."""
-        logits_RV = logits_RV.to(self._wide)
-        if sampling.temperature != 1.0:
-            logits_RV = logits_RV / sampling.temperature
-        logprobs_RV = torch.log_softmax(logits_RV, dim=-1)
+        logprobs_RV = sampling_logprobs(logits_RV.to(self._wide), sampling)
         tokens_R = logprobs_RV.argmax(dim=1) if sampling.is_greedy else self._pick(logprobs_RV.exp(), chance_R)
         return tokens_R, logprobs_RV.gather(1, tokens_R[:, None]).squeeze(1)
 

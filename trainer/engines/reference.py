@@ -92,8 +92,7 @@ def asked(batch: Batch, rows: Tensor) -> Batch:
     """What is sent of some rows: on the CPU, without what a reference does not read."""
     part = select(batch, rows)
     bare = replace(part, sampler_logprobs_BT=part.sampler_logprobs_BT[:0], rewards_B=part.rewards_B[:0])
-    own = {each.name: getattr(bare, each.name).detach().cpu() for each in fields(bare)}
-    return replace(bare, **own)
+    return _moved(replace(bare, baselines_B=None, parts_BK=None), torch.device("cpu"))
 
 
 def wrong(found: ReferenceLogProbs, parts: Sequence[Batch]) -> str | None:
@@ -117,4 +116,5 @@ def _shapes_text(shapes: Sequence[tuple[int, ...]]) -> str:
 
 
 def _moved(batch: Batch, device: torch.device) -> Batch:
-    return replace(batch, **{each.name: getattr(batch, each.name).to(device) for each in fields(batch)})
+    tensors = {each.name: getattr(batch, each.name) for each in fields(batch)}
+    return replace(batch, **{name: each.detach().to(device) for name, each in tensors.items() if each is not None})

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.config import BadSetting
-from trainer.engines.base import pick, uniform, until_end
+from trainer.engines.base import pick, sampling_logprobs, uniform, until_end
 from trainer.models.pretrained import causal_model
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class SamplingProcessor:
         self.logprobs: list[Tensor] = []  # [B] for each step
 
     def __call__(self, tokens_BT: Tensor, logits_BV: Tensor) -> Tensor:
-        logprobs_BV = torch.log_softmax(logits_BV.float() / self._sampling.temperature, dim=-1)
+        logprobs_BV = sampling_logprobs(logits_BV.float(), self._sampling)
         if self._sampling.is_greedy:
             chosen_B = logprobs_BV.argmax(dim=1)
         elif self._chances_TB is not None:

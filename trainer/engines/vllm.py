@@ -86,7 +86,7 @@ class Vllm:
         self._is_cache_asleep = False
 
     def generate(self, prompts: Sequence[Tokens], sampling: Sampling) -> list[tuple[Rollout, ...]]:
-        """Log-probabilities are vLLM's processed ones, after the temperature; of greedy answers those at 1."""
+        """Log-probabilities are vLLM's processed ones, after the temperature and `top_p`; of greedy ones those at 1."""
         seeds = sampling.seeds or new_seeds(len(prompts), self._generator)
         results = self._llm.generate(
             [self._package.TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts],
@@ -96,6 +96,7 @@ class Vllm:
         return [tuple(_rollout(output) for output in result.outputs) for result in results]
 
     def _params(self, sampling: Sampling, seed: int) -> Any:
+        is_cut = not sampling.is_greedy and (sampling.top_p < 1 or sampling.top_k > 0)
         # Every end token but ours is ignored: a model's folder may name more of them than the tokenizer has.
         return self._package.SamplingParams(
             n=sampling.rollouts_per_prompt,
@@ -106,6 +107,7 @@ class Vllm:
             stop_token_ids=[] if self._end is None else [self._end],
             seed=seed,
             detokenize=False,
+            **({"top_p": sampling.top_p, "top_k": sampling.top_k or -1} if is_cut else {}),
         )
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:

@@ -4,13 +4,13 @@
 wrong there must not be wrong here too. Slow and obvious, for a batch or two of a run. Every name that this file does
 not know raises Unknown: then there is no second opinion, and none is pretended.
 
-Letters: B rows, T tokens of an answer, L tokens of prompt and answer, V vocabulary.
+Letters: B rows, T tokens of an answer.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,42 +20,43 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from trainer.metrics.plain_decoder import Answers
+    from trainer.types import Prompt
+
 
 class Unknown(ValueError):
     """A setting that this file has no formula for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """The rows of one rank's step, on the CPU; floats in float64."""
-
-    sequences: Sequence[tuple[int, ...]]  # of each row prompt and answer, one after the other
-    prompt_lengths: Sequence[int]
-    tokens_BT: Tensor
-    mask_BT: Tensor
-    group_B: Sequence[int]
-    rewards_B: Tensor
-    sampler_BT: Tensor
-
-    def rows(self, rows: Sequence[int]) -> Answers:
-        """Some of them."""
-        return Answers(
-            [self.sequences[row] for row in rows],
-            [self.prompt_lengths[row] for row in rows],
-            self.tokens_BT[rows],
-            self.mask_BT[rows],
-            [self.group_B[row] for row in rows],
-            self.rewards_B[rows],
-            self.sampler_BT[rows],
-        )
+# Prompts and schedules.
 
 
-# Schedules.
+@dataclass(slots=True)
+class Prompts:
+    """The prompts of each step of all ranks, in the order that the run's seed gives."""
+
+    prompts: Sequence[Prompt]
+    count: int
+    generator: torch.Generator
+    by_epoch: bool
+    left: list[int] = field(default_factory=list)  # of the epoch
+
+    def draw(self) -> list[Prompt]:
+        """Those of the next step: no prompt twice before each was there once, in a step or in an epoch."""
+        numbers = self.left if self.by_epoch and len(self.left) >= self.count else self.order()
+        while len(numbers) < self.count:
+            numbers = numbers + self.order()
+        self.left = numbers[self.count :]
+        return [self.prompts[number] for number in numbers[: self.count]]
+
+    def order(self) -> list[int]:
+        """The numbers of all prompts in the next random order."""
+        return torch.randperm(len(self.prompts), generator=self.generator).tolist()
 
 
 def learning_rate(optim: Any, *, done: int, steps: int) -> float:
     """The rate of the optimizer step after `done` of a run of so many rollout batches."""
-    total = steps * optim.mini_batches
+    total = steps * optim.mini_batches * optim.ppo_epochs
     if done < optim.warmup_steps:
         return float(optim.lr * (done + 1) / optim.warmup_steps)
     left = max(1, total - optim.warmup_steps)
@@ -86,99 +87,6 @@ def adapted(coef: float, algorithm: Any, *, kl: float, rows: int) -> float:
     """The coefficient of the divergence after a step that measured `kl` over `rows` answers of all ranks."""
     error = max(-0.2, min(0.2, kl / algorithm.kl_target - 1))
     return float(coef * (1 + error * rows / algorithm.kl_horizon))
-
-
-# The model.
-
-
-def logprobs(
-    weights: Mapping[str, Tensor], shape: Any, answers: Answers, *, temperature: float
-) -> tuple[Tensor, Tensor]:
-    """The log-probability of each token of the answers [B, T], and the entropy at its place; 0 off the mask.
-
-    A decoder in the layout of Qwen2 or Qwen3, each row by itself from its first token to its last.
-    """
-    length = max(len(row) for row in answers.sequences)
-    tokens_BL = torch.tensor([[*row, *[0] * (length - len(row))] for row in answers.sequences])
-    x = weights["model.embed_tokens.weight"][tokens_BL]
-    for number in range(shape.layers):
-        x = _layer(x, weights, f"model.layers.{number}.", shape)
-    x = _norm(x, weights["model.norm.weight"], shape.norm_epsilon)
-    output = weights["model.embed_tokens.weight" if shape.is_tied else "lm_head.weight"]
-    row_N, token_N = answers.mask_BT.nonzero().unbind(1)
-    # The token at place p of a row is predicted by the one before it.
-    before_N = torch.tensor(answers.prompt_lengths)[row_N] + token_N - 1
-    logs_NV = torch.log_softmax(x[row_N, before_N] @ output.t() / temperature, dim=-1)
-    chosen_N = logs_NV.gather(1, answers.tokens_BT[row_N, token_N][:, None])[:, 0]
-    entropy_N = -(logs_NV.exp() * logs_NV).sum(dim=-1)
-    empty = torch.zeros(answers.mask_BT.shape, dtype=torch.float64)
-    return empty.index_put((row_N, token_N), chosen_N), empty.index_put((row_N, token_N), entropy_N)
-
-
-def greedy(
-    weights: Mapping[str, Tensor], shape: Any, prompt: Sequence[int], *, end: int | None, longest: int, margin: float
-) -> tuple[int, ...] | None:
-    """The likeliest answer, token by token; None where two tokens are closer than `margin`: either may be right."""
-    answer: list[int] = []
-    while len(answer) < longest and (not answer or answer[-1] != end):
-        x = weights["model.embed_tokens.weight"][torch.tensor([[*prompt, *answer]])]
-        for number in range(shape.layers):
-            x = _layer(x, weights, f"model.layers.{number}.", shape)
-        x = _norm(x[0, -1], weights["model.norm.weight"], shape.norm_epsilon)
-        best = (weights["model.embed_tokens.weight" if shape.is_tied else "lm_head.weight"] @ x).topk(2)
-        if float(best.values[0] - best.values[1]) < margin:
-            return None
-        answer.append(int(best.indices[0]))
-    return tuple(answer)
-
-
-def merged(weights: Mapping[str, Tensor], *, alpha: float, rank: int) -> dict[str, Tensor]:
-    """The weights with LoRA's adapters added to those that they adapt."""
-    result = {name: each for name, each in weights.items() if ".lora_" not in name}
-    for name in result:
-        layer = name.removesuffix(".weight")
-        if f"{layer}.lora_A.weight" in weights:
-            thin, tall = (weights[f"{layer}.lora_{part}.weight"] for part in "AB")
-            result[name] = result[name] + alpha / rank * (tall @ thin)
-    return result
-
-
-def _norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    return x / (x.pow(2).mean(dim=-1, keepdim=True) + epsilon).sqrt() * weight
-
-
-def _layer(x: Tensor, weights: Mapping[str, Tensor], at: str, shape: Any) -> Tensor:
-    x = x + _attention(_norm(x, weights[f"{at}input_layernorm.weight"], shape.norm_epsilon), weights, at, shape)
-    y = _norm(x, weights[f"{at}post_attention_layernorm.weight"], shape.norm_epsilon)
-    gate, up = (y @ weights[f"{at}mlp.{name}_proj.weight"].t() for name in ("gate", "up"))
-    return x + (gate / (1 + torch.exp(-gate)) * up) @ weights[f"{at}mlp.down_proj.weight"].t()
-
-
-def _attention(x: Tensor, weights: Mapping[str, Tensor], at: str, shape: Any) -> Tensor:
-    heads = {"q": shape.heads, "k": shape.kv_heads, "v": shape.kv_heads}
-    parts = {}
-    for name, count in heads.items():
-        part = x @ weights[f"{at}self_attn.{name}_proj.weight"].t()
-        if f"{at}self_attn.{name}_proj.bias" in weights:
-            part = part + weights[f"{at}self_attn.{name}_proj.bias"]
-        part = part.unflatten(-1, (count, shape.head_size))
-        if shape.is_qwen3 and name != "v":
-            part = _norm(part, weights[f"{at}self_attn.{name}_norm.weight"], shape.norm_epsilon)
-        parts[name] = (part if name == "v" else _rotated(part, shape)).transpose(-3, -2)
-    keys, values = (parts[name].repeat_interleave(shape.heads // shape.kv_heads, dim=-3) for name in "kv")
-    scores = parts["q"] @ keys.transpose(-1, -2) / math.sqrt(shape.head_size)
-    is_later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-    mixed = torch.softmax(scores.masked_fill(is_later, -math.inf), dim=-1) @ values
-    return mixed.transpose(-3, -2).flatten(-2) @ weights[f"{at}self_attn.o_proj.weight"].t()
-
-
-def _rotated(x: Tensor, shape: Any) -> Tensor:
-    """Each pair of coordinates turned by its place times its frequency; x is [B, L, heads, D]."""
-    half = shape.head_size // 2
-    frequencies = shape.rope_base ** -(torch.arange(half, dtype=torch.float64) / half)
-    angles = (torch.arange(x.shape[1], dtype=torch.float64)[:, None] * frequencies)[:, None]
-    left, right = x[..., :half], x[..., half:]
-    return torch.cat((left * angles.cos() - right * angles.sin(), right * angles.cos() + left * angles.sin()), dim=-1)
 
 
 # Advantages.
@@ -245,7 +153,7 @@ def advantages(
 
 
 def is_whitened(algorithm: Any) -> bool:
-    name = algorithm.estimator
+    name: str = algorithm.estimator
     return name.startswith("reinforce_plus_plus") or (name == "gae" and algorithm.convention != "roll")
 
 
@@ -357,8 +265,8 @@ def loss(
     *,
     counts: Counts,
     kl_coef: float,
-) -> tuple[Tensor, Tensor]:
-    """These rows' share of the loss of an optimizer step, and that of the policy's part alone."""
+) -> dict[str, Tensor]:
+    """These rows' share of the loss of an optimizer step, and of what it is made of."""
     mask, verl = answers.mask_BT, algorithm.convention == "verl"
     advantages_BT = torch.where(mask, advantages_BT, 0.0)
     each_BT = _policy_loss(now_BT, old_BT, advantages_BT, mask, algorithm)
@@ -368,12 +276,24 @@ def loss(
     policy = _aggregated(each_BT, mask, mode, counts, algorithm)
     mode = "token-mean" if algorithm.convention == "trl" else algorithm.aggregation
     whole = policy - algorithm.entropy_coef * _aggregated(entropy_BT, mask, mode, counts, algorithm)
-    if reference_BT is not None and algorithm.kl_in == "loss":
+    kl_BT = torch.zeros_like(now_BT)
+    if reference_BT is not None:
         kl_BT = divergence(algorithm.kl, now_BT, reference_BT, mask, algorithm.convention)
         if algorithm.convention == "trl" and algorithm.kl in ("k3", "low_var"):
             kl_BT = kl_BT * torch.where(mask, now_BT - old_BT, 0.0).exp()
-        whole = whole + kl_coef * _aggregated(kl_BT, mask, algorithm.aggregation, counts, algorithm)
-    return whole, policy
+        if algorithm.kl_in == "loss":
+            whole = whole + kl_coef * _aggregated(kl_BT, mask, algorithm.aggregation, counts, algorithm)
+    entropy, kl = (_aggregated(each, mask, "token-mean", counts, algorithm) for each in (entropy_BT, kl_BT))
+    return {"loss": whole, "policy_loss": policy, "entropy": entropy, "kl": kl}
+
+
+def value_loss(values_BT: Tensor, old_BT: Tensor, returns_BT: Tensor, mask: Tensor, *, clip: float) -> Tensor:
+    """The critic's: half the squared error, not below that of a value held within `clip` of the old one."""
+    error_BT = (values_BT - returns_BT) ** 2
+    if clip:
+        held_BT = torch.minimum(torch.maximum(values_BT, old_BT - clip), old_BT + clip)
+        error_BT = torch.maximum(error_BT, (held_BT - returns_BT) ** 2)
+    return torch.where(mask, error_BT, 0.0).sum() / 2 / max(1, int(mask.sum()))
 
 
 def _policy_loss(now_BT: Tensor, old_BT: Tensor, advantages_BT: Tensor, mask: Tensor, algorithm: Any) -> Tensor:

@@ -97,6 +97,11 @@ def of_update(result: StepResult, config: Config) -> dict[str, float]:
         metrics[name] = result.advantages.kl_coef
     if algorithm.estimator == "gae":
         metrics["critic/vf_loss"] = update.value_loss
+    if algorithm.rejection:
+        rollouts = [each for group in result.groups for each in group.rollouts]
+        generated = sum(sum(each.response_mask) if each.response_mask else len(each.tokens) for each in rollouts)
+        remaining = int(result.batch.mask_BT.sum())
+        metrics["rollout_corr/rollout_rs_masked_fraction"] = 1 - remaining / max(1, generated)
     if update.weights is not None:
         metrics |= {f"rollout_corr/rollout_is_{name}": each for name, each in asdict(update.weights).items()}
         metrics |= {"rollout_corr/kl": update.sampler_kl_direct, "rollout_corr/k3_kl": update.sampler_kl}
@@ -109,10 +114,10 @@ def _unmeasured(logprobs: LogProbs, config: Config) -> set[str]:
     absent: set[str] = set()
     if logprobs.reference_BT is None:
         absent.add("kl")
-    if algorithm.loss == "plain":
+    if algorithm.loss in ("plain", "gpg", "sapo", "kl_cov"):
         absent.add("clip_fraction")
     # As in `policy_loss`; verl writes 0 for its losses without a second bound.
-    has_second = algorithm.loss == "clip" or (
+    has_second = algorithm.loss in ("clip", "dppo_tv", "dppo_kl") or (
         algorithm.loss == "gspo" and CONVENTIONS[algorithm.convention].dual_clip != "constant"
     )
     if not (has_second and algorithm.dual_clip):

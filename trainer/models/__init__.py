@@ -34,6 +34,7 @@ def build(
         model = from_folder(settings, vocabulary_size, dtype)
     else:
         model = from_random(settings, vocabulary_size, dtype, seed)
+    model.top_p, model.top_k = config.rollout.top_p, config.rollout.top_k
     if settings.lora_rank and is_adapted:
         targets = [name.strip() for name in settings.lora_targets.split(",")]
         lora.attach(model, rank=settings.lora_rank, alpha=settings.lora_alpha, targets=targets, seed=seed)

@@ -19,12 +19,14 @@ class Scored:
     """The policy's log-probability of each answer token, with gradient; float32 at least, 0 where the mask is off."""
 
     logprobs_BT: Tensor  # of the token itself, at the requested temperature
-    entropy_BT: Tensor  # of the sampling distribution, in nats; all 0 unless requested
+    # Of the distribution, in nats; all 0 unless requested. With `with_squares` the sum of its squared probabilities.
+    entropy_BT: Tensor
 
 
 class Model(nn.Module, ABC):
     """A policy. Its parameters carry transformers' names."""
 
+    top_p, top_k = 1.0, 0  # as the engine draws: the policy is the distribution of the tokens that may be drawn
     is_gathered = False  # whether its weights are gathered from all ranks before each use and freed after it
 
     def gather_weights(self) -> None:
@@ -32,5 +34,10 @@ class Model(nn.Module, ABC):
         self.is_gathered = True
 
     @abstractmethod
-    def score(self, batch: Batch, *, temperature: float, with_entropy: bool = True) -> Scored:
-        """The log-probability of each masked token of the answers; a prompt is computed once for all its answers."""
+    def score(
+        self, batch: Batch, *, temperature: float, with_entropy: bool = True, with_squares: bool = False
+    ) -> Scored:
+        """The log-probability of each masked token of the answers; a prompt is computed once for all its answers.
+
+        `with_squares` is for passes without a gradient.
+        """

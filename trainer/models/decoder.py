@@ -216,17 +216,21 @@ class Decoder(Model):
             return checkpoint(layer, x_NH, rotary, layout, is_last, use_reentrant=False)  # type: ignore[no-any-return]
         return ops.checkpoint(lambda x_NH: layer(x_NH, rotary, layout, is_last), x_NH, layer.parameters())
 
-    def score(self, batch: Batch, *, temperature: float, with_entropy: bool = True) -> Scored:
+    def score(
+        self, batch: Batch, *, temperature: float, with_entropy: bool = True, with_squares: bool = False
+    ) -> Scored:
         """Each masked token's log-probability [B, T], and the entropy of its distribution; both 0 elsewhere."""
         layout = lay_out(batch)
-        logprobs_C, entropy_C = self(layout, temperature, with_entropy)
+        logprobs_C, entropy_C = self(layout, temperature, with_entropy, with_squares)
         empty = logprobs_C.new_zeros(batch.mask_BT.numel())
         logprobs_BT = empty.index_copy(0, layout.place_C, logprobs_C).view_as(batch.mask_BT)
         if not with_entropy:
             return Scored(logprobs_BT, empty.view_as(batch.mask_BT))
         return Scored(logprobs_BT, empty.index_copy(0, layout.place_C, entropy_C).view_as(batch.mask_BT))
 
-    def forward(self, layout: Layout, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, layout: Layout, temperature: float, with_entropy: bool, with_squares: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Each masked token's log-probability [C], and the entropy of its distribution."""
         hidden_MH = self.hidden(layout)
         if layout.source_M is not None:
@@ -238,4 +242,7 @@ class Decoder(Model):
             target_C=layout.target_C,
             temperature=temperature,
             with_entropy=with_entropy,
+            with_squares=with_squares,
+            top_p=self.top_p,
+            top_k=self.top_k,
         )

@@ -234,12 +234,12 @@ class _TokenLogprobs(Function):
         weight: Tensor,
         source: Tensor,
         target: Tensor,
-        temperature: float,
+        drawn: Drawn,
         with_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
-        logprobs, entropies = _each_chance(hidden, weight, source, target, temperature, with_entropy)
+        logprobs, entropies = _each_chance(hidden, weight, source, target, drawn, with_entropy)
         ctx.save_for_backward(hidden, weight, source, target, entropies)
-        ctx.temperature, ctx.with_entropy = temperature, with_entropy
+        ctx.drawn, ctx.with_entropy = drawn, with_entropy
         return logprobs, entropies[source] if with_entropy else entropies
 
     @staticmethod
@@ -253,13 +253,13 @@ class _TokenLogprobs(Function):
             sums.addcmul_(to_entropies, entropy)
         to_hidden, to_weight = None, None
         for rows, picks in _parts(hidden, weight, source):
-            logs = torch.log_softmax(_logits(hidden[rows], weight, ctx.temperature), dim=-1)
+            logs = _log_chances(hidden[rows], weight, source[picks] - rows.start, target[picks], ctx.drawn)
             factor = -sums[rows, None]
             if ctx.with_entropy:
                 factor = torch.addcmul(factor, logs, to_entropies[rows, None], value=-1)
             to_logits = logs.exp_().mul_(factor)
             to_logits.index_put_((source[picks] - rows.start, target[picks]), to_own[picks], accumulate=True)
-            narrow = (to_logits if ctx.temperature == 1.0 else to_logits.div_(ctx.temperature)).to(weight.dtype)
+            narrow = (to_logits if ctx.drawn[0] == 1.0 else to_logits.div_(ctx.drawn[0])).to(weight.dtype)
             if len(narrow) == len(hidden):
                 to_hidden = narrow @ weight
             else:
@@ -272,23 +272,67 @@ class _TokenLogprobs(Function):
 
 
 def _each_chance(
-    hidden: Tensor, weight: Tensor, source: Tensor, target: Tensor, temperature: float, with_entropy: bool
+    hidden: Tensor,
+    weight: Tensor,
+    source: Tensor,
+    target: Tensor,
+    drawn: Drawn,
+    with_entropy: bool,
+    with_squares: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities [C], and the rows' entropies [M]; without entropy zeros [C]."""
+    """Log-probabilities [C], and the rows' entropies, or sums of squares, [M]; without either zeros [C]."""
     own, entropies = [], []
     for rows, picks in _parts(hidden, weight, source):
-        logs = torch.log_softmax(_logits(hidden[rows], weight, temperature), dim=-1)
+        logs = _log_chances(hidden[rows], weight, source[picks] - rows.start, target[picks], drawn)
         own.append(logs[source[picks] - rows.start, target[picks]])
-        if with_entropy:
+        if with_squares:
+            entropies.append(logs.mul_(2).exp_().sum(-1))
+        elif with_entropy:
             entropies.append(torch.exp(logs).mul_(logs).sum(-1).neg_())
     logprobs = own[0] if len(own) == 1 else torch.cat(own)
-    return logprobs, torch.cat(entropies) if with_entropy else torch.zeros_like(logprobs)
+    return logprobs, torch.cat(entropies) if entropies else torch.zeros_like(logprobs)
 
 
-def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
-    """A new tensor, in float32 at least."""
+Drawn = tuple[float, float, int]  # temperature, top_p, top_k
+# In the place of the logit of a token that is not drawn: finite, so that 0 times it is 0.
+_NEVER = -1e30
+
+
+def _log_chances(hidden: Tensor, weight: Tensor, rows: Tensor, targets: Tensor, drawn: Drawn) -> Tensor:
+    """Log-probabilities of all tokens, in float32 at least; the targets of the rows always count as drawn."""
+    temperature, top_p, top_k = drawn
     logits = wide(hidden @ weight.t())
-    return logits if temperature == 1.0 else logits.div_(temperature)
+    logits = logits if temperature == 1.0 else logits.div_(temperature)
+    if top_p < 1 or top_k:
+        is_drawn = among_likeliest(logits, top_p, top_k)
+        is_drawn[rows, targets] = True
+        logits.masked_fill_(~is_drawn, _NEVER)
+    return torch.log_softmax(logits, dim=-1)
+
+
+def among_likeliest(logits_RV: Tensor, top_p: float, top_k: int) -> Tensor:
+    """Which tokens are among the `top_k` likeliest (0: all), and of these among the fewest with a share of `top_p`.
+
+    Source: vllm v1/sample/ops/topk_topp_sampler.py, transformers' TopKLogitsWarper and TopPLogitsWarper.
+    Example: probabilities 0.5, 0.3, 0.2 with top_p 0.6 -> the first two
+    """
+    is_drawn = torch.ones_like(logits_RV, dtype=torch.bool)
+    if 0 < top_k < logits_RV.shape[1]:
+        is_drawn = logits_RV >= logits_RV.topk(top_k, dim=1).values[:, -1:]
+    if top_p < 1:
+        rising, places = logits_RV.masked_fill(~is_drawn, -torch.inf).sort(dim=1)
+        is_left_out = rising.softmax(dim=1).cumsum(dim=1) <= 1 - top_p
+        is_left_out[:, -1] = False
+        is_drawn &= ~is_left_out.scatter(1, places, is_left_out)
+    return is_drawn
+
+
+def drawn_logprobs(logits_RV: Tensor, temperature: float, top_p: float, top_k: int) -> Tensor:
+    """The log-probability of each token of being drawn."""
+    logits_RV = logits_RV if temperature == 1.0 else logits_RV / temperature
+    if top_p < 1 or top_k:
+        logits_RV = logits_RV.masked_fill(~among_likeliest(logits_RV, top_p, top_k), _NEVER)
+    return torch.log_softmax(logits_RV, dim=-1)
 
 
 def _parts(hidden: Tensor, weight: Tensor, source: Tensor) -> list[tuple[slice, slice]]:
@@ -309,16 +353,25 @@ def token_logprobs(
     target_C: Tensor,
     temperature: float,
     with_entropy: bool,
+    with_squares: bool = False,
+    top_p: float = 1.0,
+    top_k: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target under the output layer's row `source_C` (rising), and that row's entropy [C].
+
+    With `top_p` or `top_k` of the distribution over the tokens that may be drawn, which the target belongs to in any
+    case. `with_squares`, without gradient: the sum of squared probabilities in the place of the entropy.
 
     Never holds more logits than a few million: they are made again on the way back. Without entropy that is all 0.
     The weight's gradient is summed over those parts in float32 at least, which takes V x H x 4 bytes once: in bfloat16
     a sum of 1213 parts was 5 to 63 % wrong, and this one 0.3 to 0.4 % (against float64).
     """
+    drawn = temperature, top_p, top_k
     if not torch.is_grad_enabled():
-        logprobs_C, entropies = _each_chance(hidden_MH, weight_VH, source_C, target_C, temperature, with_entropy)
-        return logprobs_C, entropies[source_C] if with_entropy else entropies
+        logprobs_C, entropies = _each_chance(
+            hidden_MH, weight_VH, source_C, target_C, drawn, with_entropy, with_squares
+        )
+        return logprobs_C, entropies[source_C] if with_entropy or with_squares else entropies
     return _TokenLogprobs.apply(  # type: ignore[no-any-return, no-untyped-call]
-        hidden_MH, weight_VH, source_C, target_C, temperature, with_entropy
+        hidden_MH, weight_VH, source_C, target_C, drawn, with_entropy
     )

@@ -44,15 +44,19 @@ class Pretrained(Model):
         """Under transformers' names."""
         yield from self.inner.named_parameters(prefix, recurse, remove_duplicate)
 
-    def score(self, batch: Batch, *, temperature: float, with_entropy: bool = True) -> Scored:
+    def score(
+        self, batch: Batch, *, temperature: float, with_entropy: bool = True, with_squares: bool = False
+    ) -> Scored:
         """Each masked token's log-probability [B, T], and the entropy of its distribution; both 0 elsewhere."""
         mask_BT = batch.mask_BT
-        logprobs_C, entropy_C = self(batch, temperature, with_entropy)
+        logprobs_C, entropy_C = self(batch, temperature, with_entropy, with_squares)
         empty = logprobs_C.new_zeros(mask_BT.shape)
         logprobs_BT = empty.masked_scatter(mask_BT, logprobs_C)
         return Scored(logprobs_BT, empty.masked_scatter(mask_BT, entropy_C) if with_entropy else empty)
 
-    def forward(self, batch: Batch, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, batch: Batch, temperature: float, with_entropy: bool, with_squares: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Each masked token's log-probability [C], and the entropy of its distribution."""
         before_BTH: Tensor = self._whole_rows(batch) if self.gradient_checkpointing else self._shared(batch)
         hidden_CH, target_C = before_BTH[batch.mask_BT], batch.tokens_BT[batch.mask_BT]
@@ -63,6 +67,9 @@ class Pretrained(Model):
             target_C=target_C,
             temperature=temperature,
             with_entropy=with_entropy,
+            with_squares=with_squares,
+            top_p=self.top_p,
+            top_k=self.top_k,
         )
 
     def _shared(self, batch: Batch) -> Tensor:

@@ -343,7 +343,7 @@ def _task(words: _Words, own: Mapping[str, str], made: Translation) -> None:
 
 def _unread(words: _Words, own: Mapping[str, str], made: Translation) -> None:
     """Reports translated settings without effect as ignored."""
-    for name, (decides, _) in READ_WITH.items():
+    for name, (decides, *_) in READ_WITH.items():
         why = unread(name, lambda other: _chosen(other, own, made))
         if why is not None and not (decides == "correction" and "off_policy" in own):  # which may put a correction
             made.drop(name, why)

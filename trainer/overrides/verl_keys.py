@@ -51,25 +51,54 @@ SAME: Mapping[str, str] = {
     "critic.cliprange_value": "value_clip",
     "trainer.device": "device",
     f"{OVERLONG}penalty_factor": "overlong_factor",
+    f"{ACTOR}ppo_epochs": "ppo_epochs",
+    f"{ACTOR}tau_pos": "tau_pos",
+    f"{ACTOR}tau_neg": "tau_neg",
+    f"{ACTOR}policy_loss.clip_cov_ratio": "cov_ratio",
+    f"{ACTOR}policy_loss.clip_cov_lb": "clip_cov_low",
+    f"{ACTOR}policy_loss.clip_cov_ub": "clip_cov_high",
+    f"{ACTOR}policy_loss.kl_cov_ratio": "cov_ratio",
+    f"{ACTOR}policy_loss.ppo_kl_coef": "kl_cov_coef",
+    f"{ROLLOUT}top_p": "top_p",
+    "algorithm.gdpo_reward_keys": "reward_parts",
+    "algorithm.gdpo_reward_weights": "reward_part_weights",
+    f"{CORRECTION}rollout_rs": "rejection",
+    f"{CORRECTION}rollout_rs_threshold": "rejection_threshold",
 }
+_ESTIMATORS = (
+    *("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo", "gae"),
+    *("grpo_passk", "gpg", "remax", "gdpo", "optimal_token_baseline"),
+)
 # One of this trainer's settings, in which another value means the same.
 WORDS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "algorithm.adv_estimator": (
         "estimator",
-        {name: name for name in ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo", "gae")},
+        {
+            **{name: name for name in _ESTIMATORS},
+            "grpo_vectorized": "grpo",
+            "tir_optimal_token_baseline": "optimal_token_baseline",
+        },
     ),
-    f"{ACTOR}policy_loss.loss_mode": ("loss", {"vanilla": "clip", "gspo": "gspo", "cispo": "cispo"}),
+    f"{ACTOR}policy_loss.loss_mode": (
+        "loss",
+        {
+            "vanilla": "clip",
+            "geo_mean": "gmpo",
+            **{name: name for name in ("gspo", "cispo", "gpg", "sapo", "clip_cov", "kl_cov", "dppo_tv", "dppo_kl")},
+        },
+    ),
     f"{ACTOR}optim.lr_scheduler_type": ("lr_schedule", {"constant": "constant", "cosine": "cosine"}),
     f"{ACTOR}optim.warmup_style": ("lr_schedule", {"constant": "constant", "cosine": "cosine"}),
     f"{ROLLOUT}name": ("engine", {"vllm": "vllm", "hf": "transformers"}),
     "trainer.resume_mode": ("resume", {"disable": "false", "auto": "auto"}),
     "algorithm.filter_groups.max_num_gen_batches": ("max_generations", {"0": "10000"}),
 }
-# One of this trainer's settings, in which -1 means never.
+# One of this trainer's settings, in which -1 means never, or no limit.
 EVERY: Mapping[str, str] = {
     "trainer.save_freq": "save_every",
     "trainer.test_freq": "validate_every",
     f"{ACTOR}optim.lr_warmup_steps": "warmup_steps",
+    f"{ROLLOUT}top_k": "top_k",
 }
 # What is read together with others, below.
 TOGETHER = (
@@ -158,7 +187,6 @@ IGNORED: Mapping[str, str] = {
     "reward_model.enable": "rewards come from the task or a function",
     "reward_model.reward_manager": "rewards come from the task or a function",
     f"{CORRECTION}loss_type": f"it is read with {CORRECTION}bypass_mode=True only",
-    f"{CORRECTION}rollout_rs_threshold": f"it is read with {CORRECTION}rollout_rs only",
     f"{CORRECTION}rollout_rs_threshold_lower": f"it is read with {CORRECTION}rollout_rs only",
     "algorithm.filter_groups.metric": "groups are judged by their rewards",
     "trainer.project_name": _HOME,
@@ -182,10 +210,7 @@ IGNORED_BELOW: Mapping[str, str] = {
 # Accepted at these values, where nothing is to be done; at any other they would be broken silently.
 ONLY: Mapping[str, tuple[tuple[Value, ...], str]] = {
     "data.truncation": (("error",), "an overlong prompt is left out or an error, and never cut"),
-    f"{ACTOR}ppo_epochs": ((1,), "a batch is learnt once"),
     f"{ACTOR}use_dynamic_bsz": ((False,), "rows per forward pass are fixed"),
-    f"{ROLLOUT}top_p": ((1,), "answers are drawn from the whole distribution"),
-    f"{ROLLOUT}top_k": ((-1, 0), "answers are drawn from the whole distribution"),
     f"{ROLLOUT}do_sample": ((True,), "answers are drawn"),
     **{
         f"{CORRECTION}{name}": (
@@ -194,14 +219,7 @@ ONLY: Mapping[str, tuple[tuple[Value, ...], str]] = {
         )
         for name in ("bypass_mode", "bypass_old_logprob_for_rollout", "use_pure_rollout_correction")
     },
-    **{
-        f"{CORRECTION}{name}": (
-            (None,),
-            "correction_bound=mask leaves out what correction_cap and correction_floor do not admit, token by token "
-            "(correction=token) or whole answers (correction=sequence)",
-        )
-        for name in ("rollout_rs", "rollout_token_veto_threshold")
-    },
+    f"{CORRECTION}rollout_token_veto_threshold": ((None,), "rejection=token_k1 leaves out single tokens"),
     f"{CORRECTION}rollout_is_batch_normalize": ((False,), "weights stay as they are between correction_floor and _cap"),
     "trainer.critic_warmup": ((0,), "policy and critic learn from the first step on"),
 }

@@ -139,7 +139,9 @@ class Watch(Observer):
             self._reward.add(result.rewards_PG, result.batch, self._second_opinion(result))
         self._update.add(update.lr, update.grad_norm)
         with self._checked.part("mask"):
-            self._mask.add(result.groups, result.batch)
+            algorithm = self._config.algorithm
+            may_lack = algorithm.mask_truncated or bool(algorithm.rejection)
+            self._mask.add(result.groups, result.batch, may_lack=may_lack)
         with self._checked.part("sampler-weights"):
             # One tensor after the other: all at once there may be no room for those of shards.
             held = trainer.learner.full_weights()
@@ -258,6 +260,8 @@ class Watch(Observer):
                 self._config, self._trainer.device, seed=seed, world=self._trainer.world, engine=shared
             )
             restore(twin, load(folder, torch.device("cpu")))
+            if self._look is not None:
+                self._look.check_restored(twin)
         except CorruptCheckpoint as error:
             return None, {**result, "restored_equal": False, "next_step_equal": None, "reason": str(error)}
         name = self._first_of_ranks(difference(live, state_of(twin, step)))
@@ -291,13 +295,17 @@ def logprob_limits(config: Config) -> tuple[float, float]:
     """How far sampler and learner may be apart: at most, and in the mean of a step; in nats.
 
     The same sums in another order in float32 with exact products, else rounding of 8 bits. bfloat16 engines beside a
-    learner are 0.01 apart in the mean, and single unlikely tokens by more than 1.
+    learner are 0.01 apart in the mean, and single unlikely tokens by more than 1. With `top_p` or `top_k` one rounding
+    decides whether a token at the edge may be drawn, which moves the probabilities of all others.
     """
     run = config.run
     if config.noise.noise_stages or config.rollout.off_policy:
         return 8.0, 1.0  # the sampler's policy differs on purpose; its weights are checked separately
     is_exact = run.dtype in ("float32", "float64") and run.matmul_precision == "highest"
-    return (LOGPROB_LIMIT, LOGPROB_LIMIT) if is_exact and config.rollout.engine != "vllm" else (4.0, 0.05)
+    if not is_exact or config.rollout.engine == "vllm":
+        return 4.0, 0.05
+    is_cut = config.rollout.top_p < 1 or config.rollout.top_k > 0
+    return (4.0 if is_cut else LOGPROB_LIMIT), LOGPROB_LIMIT
 
 
 def evaluate(trainer: Trainer) -> dict[str, Any]:

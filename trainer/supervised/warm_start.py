@@ -88,6 +88,7 @@ def run(trainer: Trainer, config: Config, records: Records, progress: Progress) 
         if ended:
             break
     with progress.part("warm_start"):
+        trainer.learner.set_master()
         set_reference(trainer)
         trainer.sync_weights(0)
 

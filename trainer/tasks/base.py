@@ -76,6 +76,7 @@ class Task:
     is_right: Callable[[Prompt, Rollout], bool]  # what accuracy counts
     environment: Callable[[Prompt], Environment] | None = None  # None: one question, one answer
     max_turns: int = 1
+    parts: Callable[[Rollout], tuple[float, ...]] | None = None  # of an answer's reward, once it is scored; None: none
 
     @property
     def is_disjoint(self) -> bool:

@@ -9,7 +9,6 @@ message that names its line, within `reward_timeout_s` for each answer.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.config import BadSetting
@@ -18,10 +17,9 @@ from trainer.tasks.base import Task
 from trainer.tasks.data import questions
 from trainer.tasks.rewards import RewardBroken, RewardHung
 from trainer.tasks.worker import Worker, WorkerError, WorkerTimeout
+from trainer.user_code import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from trainer.config import Config
     from trainer.sections import TaskSettings
     from trainer.tasks.base import Tokenizer
@@ -36,7 +34,7 @@ def task(config: Config) -> Task:
         raise BadSetting("task=file needs reward_function=FILE.py:NAME to judge the answers")
     tokenizer = tokenizers.choose(config.model.path)
     train, heldout = questions(config.task, tokenizer)
-    reward = custom(config.task, tokenizer)
+    reward = CustomReward(config.task, tokenizer)
     return Task(
         "file",
         tokenizer,
@@ -44,7 +42,8 @@ def task(config: Config) -> Task:
         heldout.prompts,
         max_new_tokens=256,
         reward=reward,
-        is_right=lambda prompt, rollout: reward(prompt, rollout) >= 1.0,
+        is_right=lambda prompt, rollout: reward.judge(prompt, rollout)[0] >= 1.0,
+        parts=reward.take_parts,
     )
 
 
@@ -52,37 +51,49 @@ def with_reward(task: Task, settings: TaskSettings) -> Task:
     """The task with the user's reward. The task itself still decides which answers are right, and an environment its
     rewards.
     """
-    return replace(task, reward=custom(settings, task.tokenizer))
+    reward = CustomReward(settings, task.tokenizer)
+    return replace(task, reward=reward, parts=reward.take_parts)
 
 
-def custom(settings: TaskSettings, tokenizer: Tokenizer) -> Callable[[Prompt, Rollout], float]:
-    """The reward of `reward_function`. Raises BadSetting if it cannot be loaded; the reward raises RewardBroken."""
-    given = settings.reward_function
-    path, colon, name = given.rpartition(":")
-    file = Path(path).expanduser().resolve()
-    if not colon or not name.isidentifier() or not file.is_file():
-        raise BadSetting(f"reward_function={given} is not accepted. Accepted: FILE.py:NAME of a file that is there")
-    worker = Worker(file, name)
-    try:
-        worker.start()
-    except (WorkerError, WorkerTimeout) as error:
-        worker.close()
-        raise BadSetting(f"reward_function={given} cannot be loaded: it {error}") from error
+class CustomReward:
+    """The reward of `reward_function`, with the components that `reward_parts` names."""
 
-    def reward(prompt: Prompt, rollout: Rollout) -> float:
+    def __init__(self, settings: TaskSettings, tokenizer: Tokenizer) -> None:
+        """Raises BadSetting if it cannot be loaded."""
+        self._settings, self._tokenizer = settings, tokenizer
+        self._given, parts = settings.reward_function, settings.part_names
+        self._parts: dict[int, tuple[float, ...]] = {}  # of answers, by identity, until they are taken
+        self._worker = Worker(*locate("reward_function", self._given), parts=parts)
         try:
-            return worker.call(
+            self._worker.start()
+        except (WorkerError, WorkerTimeout) as error:
+            self._worker.close()
+            raise BadSetting(f"reward_function={self._given} cannot be loaded: it {error}") from error
+
+    def __call__(self, prompt: Prompt, rollout: Rollout) -> float:
+        """Raises RewardBroken."""
+        reward, *parts = self.judge(prompt, rollout)
+        if parts:
+            self._parts[id(rollout)] = tuple(parts)
+        return reward
+
+    def take_parts(self, rollout: Rollout) -> tuple[float, ...]:
+        """The components of an answer that has been scored; 0 each where its reward could not be had."""
+        return self._parts.pop(id(rollout), (0.0,) * len(self._settings.part_names))
+
+    def judge(self, prompt: Prompt, rollout: Rollout) -> list[float]:
+        """The reward, then its components. Raises RewardBroken."""
+        try:
+            return self._worker.call_with_parts(
                 {
                     "data_source": prompt.extra.get("data_source", ""),
-                    "solution_str": tokenizer.decode(rollout.tokens),
+                    "solution_str": self._tokenizer.decode(rollout.tokens),
                     "ground_truth": prompt.expected,
                     "extra_info": prompt.extra.get("extra_info", {}),
                     "prompt": prompt.text,
                 },
-                timeout_s=settings.reward_timeout_s,
+                timeout_s=self._settings.reward_timeout_s,
             )
         except (WorkerError, WorkerTimeout) as error:
             kind = RewardHung if isinstance(error, WorkerTimeout) else RewardBroken
-            raise kind(f"reward_function={given} {error}") from error
-
-    return reward
+            raise kind(f"reward_function={self._given} {error}") from error

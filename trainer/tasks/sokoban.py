@@ -1,5 +1,8 @@
 """Push every box onto a target; a new room for each seed, solvable because it was made by playing backwards.
 
+With `maps=roll` the rooms are ROLL's for the same seed (`sokoban_roll`), of which those are used that can be solved
+within `max_turns`. Else:
+
 A room is an open square with a few inner walls, closed all around. From the solved room, boxes on their targets, all
 ways to pull them are followed breadth first up to `max_turns` moves; a start is drawn from what they reach, and the
 way back is its shortest solution. Rewards are gym-sokoban's over ten, without its charge for each move: 0.1 for a box
@@ -8,12 +11,14 @@ pushed onto a target, -0.1 for one pushed off, 1 for the last box.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
 from trainer.config import BadSetting
+from trainer.tasks import sokoban_roll
 from trainer.tasks.grids import MOVES, Level, assemble, expert, find_levels, observation_format
 
 if TYPE_CHECKING:
@@ -30,6 +35,7 @@ _NUM_ROOMS = 1024
 _TWO_BOXES_FROM = 5  # places on a side
 _TRIES = 100  # rooms drawn for a seed before it is given up
 _MOST_STATES = 500  # of the backward search: some 2 ms
+_MOST_SOLVED = 20_000  # of the forward search through ROLL's rooms
 
 _T = TypeVar("_T")
 Place = tuple[int, int]
@@ -76,8 +82,15 @@ def pulls(layout: Layout, state: State) -> Iterator[tuple[str, State]]:
             yield name, (before, boxes - {ahead} | {player})
 
 
-def generate(seed: int, size: int, *, max_moves: int) -> tuple[Layout, State, tuple[str, ...]] | None:
-    """The seed's room, its start and a shortest solution of at most `max_moves`; None if 100 tries found none."""
+def generate(
+    seed: int, size: int, *, max_moves: int, maps: str = "own"
+) -> tuple[Layout, State, tuple[str, ...]] | None:
+    """The seed's room, its start and a shortest solution of at most `max_moves`; None if there is none.
+
+    Of `own` rooms the first of 100 tries that has one; of `roll` the room that ROLL makes of the seed.
+    """
+    if maps != "own":
+        return _drawn_by_roll(seed, size, max_moves)
     random = Random(seed)
     for _ in range(_TRIES):
         layout = _draw(random, size)
@@ -95,6 +108,42 @@ def generate(seed: int, size: int, *, max_moves: int) -> tuple[Layout, State, tu
     return None
 
 
+def _drawn_by_roll(seed: int, size: int, max_moves: int) -> tuple[Layout, State, tuple[str, ...]] | None:
+    num_boxes = _num_boxes(size)
+    drawn = sokoban_roll.draw(seed, size + 2, num_boxes, depth=300 if num_boxes == 1 else 10)
+    if drawn is None:
+        return None
+    inner = [(row + 1, column + 1) for row in range(size) for column in range(size)]
+    walls = frozenset((row - 1, column - 1) for row, column in inner if (row, column) not in drawn.floor)
+    layout = Layout(size, walls, frozenset((row - 1, column - 1) for row, column in drawn.targets))
+    boxes = frozenset((row - 1, column - 1) for row, column in drawn.boxes)
+    start = (drawn.player[0] - 1, drawn.player[1] - 1), boxes
+    solution = solve(layout, start, max_moves)
+    return None if solution is None else (layout, start, solution)
+
+
+def solve(layout: Layout, start: State, max_moves: int) -> tuple[str, ...] | None:
+    """A shortest way to push every box onto a target; None if `max_moves` are too few, or it takes too long to find."""
+    ways: dict[State, tuple[str, ...]] = {start: ()}
+    queue = deque([start])
+    while queue and len(ways) < _MOST_SOLVED:
+        state = queue.popleft()
+        if state[1] == layout.targets:
+            return ways[state]
+        for name in MOVES if len(ways[state]) < max_moves else ():
+            room = Room(layout, *state)
+            room.move(name)
+            after = room.player, room.boxes
+            if after not in ways:
+                ways[after] = (*ways[state], name)
+                queue.append(after)
+    return None
+
+
+def _num_boxes(size: int) -> int:
+    return 2 if size >= _TWO_BOXES_FROM else 1
+
+
 def _one_of(random: Random, things: list[_T]) -> _T:
     # Only `random()` is used: what else Random makes of a seed has changed between versions of Python.
     return things[int(random.random() * len(things))]
@@ -104,7 +153,7 @@ def _draw(random: Random, size: int) -> Layout | None:
     every = [(row, column) for row in range(size) for column in range(size)]
     walls = frozenset(place for place in every if random.random() < _WALLS)
     free = [place for place in every if place not in walls]
-    count = 2 if size >= _TWO_BOXES_FROM else 1
+    count = _num_boxes(size)
     if len(free) < 2 * count + 1:
         return None
     targets: set[Place] = set()
@@ -190,14 +239,16 @@ def task(config: Config) -> Task:
     size = config.task.map_size
     if size < _SMALLEST:
         raise BadSetting(f"map_size={size} is too small to push a box in. Accepted for sokoban: {_SMALLEST} and more")
-    levels = _levels(size, config.task.max_turns)
+    if config.task.maps == "gymnasium":
+        raise BadSetting("maps=gymnasium: gymnasium has no Sokoban. Accepted: own, roll")
+    levels = _levels(size, config.task.max_turns, config.task.maps)
     return assemble("sokoban", config, *observation_format(config, "#P_OXVS", RULES), levels)
 
 
 @lru_cache(maxsize=4)  # searched for once, however often a process makes the task
-def _levels(size: int, max_turns: int) -> Mapping[int, Level]:
+def _levels(size: int, max_turns: int, maps: str) -> Mapping[int, Level]:
     def level(seed: int) -> Level | None:
-        made = generate(seed, size, max_moves=max_turns)
+        made = generate(seed, size, max_moves=max_turns, maps=maps)
         if made is None:
             return None
         layout, (player, boxes), solution = made

@@ -23,12 +23,12 @@ from typing import IO, TYPE_CHECKING, Any
 from trainer.children import exit_code, wait
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _ROOT = Path(__file__).resolve().parents[2]
 _START = (
     "import sys; sys.path.insert(0, sys.argv[1]); from trainer.tasks.worker_child import main; "
-    "main(sys.argv[2], sys.argv[3], int(sys.argv[4]))"
+    "main(sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5:])"
 )
 _START_S = 120.0  # a file may import much
 _ASK_S = 0.1  # between two questions where a process is
@@ -48,11 +48,11 @@ class Worker:
     """A function `name` of a Python file, called in another process.
 
     Invariant: between calls the process waits for a request or there is none. Keyword arguments travel by pickle, a
-    number comes back. The process ends with this one.
+    number comes back; of a dict its `score`, and its values of `parts`. The process ends with this one.
     """
 
-    def __init__(self, file: Path, name: str) -> None:
-        self._file, self._name = file, name
+    def __init__(self, file: Path, name: str, parts: Sequence[str] = ()) -> None:
+        self._file, self._name, self._parts = file, name, parts
         self._process: subprocess.Popen[bytes] | None = None
         self._stacks: IO[bytes] | None = None
         self._stop: weakref.finalize[Any, Any] | None = None
@@ -63,7 +63,7 @@ class Worker:
         self._stacks = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process, closed with it
         stacks = self._stacks.fileno()
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, str(_ROOT), str(self._file), self._name, str(stacks)],
+            [sys.executable, "-c", _START, str(_ROOT), str(self._file), self._name, str(stacks), *self._parts],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=(stacks,),
@@ -74,6 +74,10 @@ class Worker:
 
     def call(self, arguments: Mapping[str, Any], *, timeout_s: float) -> float:
         """The number that the function gives. Raises WorkerError or Hung, each with the innermost line of its file."""
+        return self.call_with_parts(arguments, timeout_s=timeout_s)[0]
+
+    def call_with_parts(self, arguments: Mapping[str, Any], *, timeout_s: float) -> list[float]:
+        """The number that the function gives, and its parts. Raises as `call`."""
         if self._process is None or exit_code(self._process) is not None:
             self.start()
         assert self._process is not None and self._process.stdin is not None
@@ -83,7 +87,8 @@ class Worker:
             self._process.stdin.flush()
         except OSError as error:
             raise WorkerError(self._dead()) from error
-        return float(self._answer(time.monotonic() + timeout_s, f"did not answer within {timeout_s:g} s"))
+        answer: list[float] = self._answer(time.monotonic() + timeout_s, f"did not answer within {timeout_s:g} s")
+        return answer
 
     def close(self) -> None:
         """Ends the process, if there is one."""

@@ -21,15 +21,18 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
 
 Value = TypeVar("Value")
 _SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 
 
-def main(file: str, name: str, stacks: int) -> None:
-    """Serves on stdin and stdout; `stacks` is the descriptor for the stack of a call that hangs."""
+def main(file: str, name: str, stacks: int, parts: Sequence[str]) -> None:
+    """Serves on stdin and stdout; `stacks` is the descriptor for the stack of a call that hangs.
+
+    `parts` are the names of further numbers in the function's dict.
+    """
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -41,15 +44,15 @@ def main(file: str, name: str, stacks: int) -> None:
     function = _guarded(answers, path, lambda: _load(path, name))
     while function is not None and len(size := requests.read(8)) == 8:
         arguments = pickle.loads(requests.read(int.from_bytes(size, "big")))
-        _guarded(answers, path, partial(_score, function, arguments))
+        _guarded(answers, path, partial(_score, function, arguments, parts))
 
 
 def _guarded(answers: IO[bytes], file: Path, act: Callable[[], Value]) -> Value | None:
-    """Does it and answers with its number, or with its error as a sentence with the innermost line of `file`."""
+    """Does it and answers with its numbers, or with its error as a sentence with the innermost line of `file`."""
     value = None
     try:
         value = act()
-        answer: dict[str, Any] = {"value": value if isinstance(value, float) else 0.0}
+        answer: dict[str, Any] = {"value": value if isinstance(value, list) else []}
     except (Exception, SystemExit) as error:  # the user's code: whatever it raises is what the answer is for
         reason = " ".join(str(error).split())[:300]
         answer = {"error": f"raised {type(error).__name__}: {reason}{_line(error, file)}"}
@@ -86,7 +89,7 @@ def _module(file: Path) -> ModuleType:
     return module
 
 
-def _score(function: Callable[..., Any], arguments: Mapping[str, Any]) -> float:
+def _score(function: Callable[..., Any], arguments: Mapping[str, Any], parts: Sequence[str]) -> list[float]:
     """Calls by verl's keywords; a function that takes none of them gets the prompt's text and the answer."""
     given = {name: arguments[name] for name in ("data_source", "solution_str", "ground_truth", "extra_info")}
     try:
@@ -101,7 +104,10 @@ def _score(function: Callable[..., Any], arguments: Mapping[str, Any]) -> float:
         import asyncio  # takes as long as all other imports of this process together
 
         value = asyncio.run(value)
-    return _number(value)
+    missing = [name for name in parts if not (isinstance(value, dict) and name in value)]
+    if missing:
+        raise TypeError(f"the result must be a dict with {missing[0]!r}, one of reward_parts, not {value!r}")
+    return [_number(value), *(_number(value[name]) for name in parts)]
 
 
 def _number(value: Any) -> float:

@@ -137,7 +137,7 @@ def judge_rule(
         return _unknown_finding(rule, by_node, partitions, unknown)
     if not partitions or all(partition.holders.keys() == {":none"} for partition in partitions):
         return finding(rule.id, Status.SKIP, _why_skipped(by_node), source=rule.source)
-    return finding(rule.id, Status.OK, _same(partitions), _lines(partitions)[:1], source=rule.source)
+    return finding(rule.id, Status.OK, _same(partitions), _lines(partitions[:1])[:1], source=rule.source)
 
 
 def _alike_but_wrong(rule: ConsistencyRule, wrong: Sequence[Partition], unknown: Mapping[Subject, Evidence]) -> Finding:

@@ -27,15 +27,21 @@ _OLD_MANYLINUX = {"manylinux2014": 17, "manylinux2010": 12, "manylinux1": 5}
 
 
 @dataclass(slots=True)
-class Refresh:
-    """What a refresh was asked for. Only `partners` grows while it runs."""
+class Comparison:
+    """What is compared with the matrix, whatever is read. Only `partners` grows while it runs."""
 
     matrix: Matrix
-    indexes: Indexes
     on_step: Callable[[Message], None]
     today: str  # YYYY-MM-DD, the `seen` of new rows
-    is_thorough: bool  # read again what the rows have seen already
     partners: dict[str, None] = field(default_factory=dict)  # vllm versions of the rows that were compared, in order
+
+
+@dataclass(slots=True, kw_only=True)
+class Refresh(Comparison):
+    """What a refresh from the indexes was asked for."""
+
+    indexes: Indexes
+    is_thorough: bool  # read again what the rows have seen already
 
     def by_version(self, name: str, oldest: str) -> Iterator[tuple[str, tuple[IndexFile, ...]]]:
         """The files of each version from `oldest` on, in order. What is older than the table is not its business."""

@@ -46,7 +46,8 @@ def propose(
         )
     wanted = [name for name in NAMES if not names or name in names]
     with Indexes(settings) as indexes:
-        asked = Refresh(matrix, indexes, on_step, today or datetime.date.today().isoformat(), is_thorough)
+        day = today or datetime.date.today().isoformat()
+        asked = Refresh(matrix, on_step, day, indexes=indexes, is_thorough=is_thorough)
         return tuple(_found(asked, wanted))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
-from npuenv.matrix.rows import ReleaseImage
+from npuenv.matrix.rows import Image, ReleaseImage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -87,6 +87,32 @@ def built_images(texts: Mapping[str, str], hardware: Iterable[Hardware]) -> tupl
         elif first is not image:
             others.append(image)
     return tuple(_merged([*by_hardware.values(), *others]))
+
+
+def base_image(dockerfile: str, chips: Mapping[str, str]) -> Image | None:
+    """The CANN image that a Dockerfile builds on, for one chip and system; None for another base.
+
+    `chips`: the name of a chip in tags -> that of its hardware. The row has no source yet.
+    """
+    base = _FROM.search(dockerfile)
+    text = _filled(base[1], dict(_ARG.findall(dockerfile))) if base else ""
+    tag = _TAG.search(text)
+    if tag is None or tag["chip"] not in chips:
+        return None
+    repository, suffix = f"{text[: tag.start()]}/cann", text[tag.end() :].partition("@")[0]
+    registry = text.partition(".")[0]  # quay, swr
+    return Image(
+        id=f"image.{registry}.{tag['cann']}.py{tag['python']}{suffix}",
+        source="",
+        seen="",
+        repository=repository,
+        cann=cann_name(tag["cann"]),
+        tag=tag["cann"],
+        hardware=(chips[tag["chip"]],),
+        os=(tag["os"],),
+        python=tag["python"],
+        suffix=suffix,
+    )
 
 
 def vllm_tag(dockerfile: str) -> str:

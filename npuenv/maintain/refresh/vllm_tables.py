@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from npuenv.index.pages import IndexFile
-    from npuenv.maintain.refresh.asked import Refresh
+    from npuenv.maintain.refresh.asked import Comparison, Refresh
     from npuenv.matrix.rows import ReleaseImage
 
 VLLM_ASCEND, BUILT_VLLM_ASCEND, BUILT_VLLM = "vllm_ascend.toml", "built/vllm_ascend.toml", "built/vllm.toml"
@@ -47,6 +47,8 @@ class Release:
     policy: dict[str, PolicyRow]  # the table it carries; empty: none
     released: str  # day of the first upload; "": not known
     source: str
+    policy_source: str
+    kind: str  # what was read: sdist | wheel | tree
 
 
 def vllm_ascend(asked: Refresh) -> Iterator[Proposal]:
@@ -61,7 +63,7 @@ def vllm_ascend(asked: Refresh) -> Iterator[Proposal]:
     table_of = next((each for each in reversed(read.values()) if each.policy), None)
     table = table_of.policy if table_of else {}
     for version in sorted({*known, *read}, key=Version):
-        yield from _release_rows(asked, known.get(version), read.get(version), table.get(version), table_of)
+        yield from release_rows(asked, known.get(version), read.get(version), table.get(version), table_of)
 
 
 def vllm(asked: Refresh, partners: Iterable[str]) -> Iterator[Proposal]:
@@ -77,7 +79,7 @@ def vllm(asked: Refresh, partners: Iterable[str]) -> Iterator[Proposal]:
         found = _vllm_requires(asked, files)
         if found is not None:
             source = f"vllm {version} {found.file}: what a build with the empty target declares"
-            yield from _built(
+            yield from built_rows(
                 asked, BUILT_VLLM, Built(f"built.vllm.{version}", source, asked.today, "vllm", version, found.requires)
             )
 
@@ -109,11 +111,13 @@ def _release(asked: Refresh, version: str, files: Sequence[IndexFile]) -> Releas
         policy=policy_rows(texts.get(POLICY, "")),
         released=published(files),
         source=_source_of(version, asks, texts),
+        policy_source=f"versioning_policy.md inside the sdist of vllm-ascend {version}",
+        kind=_kind(asks),
     )
 
 
-def _release_rows(
-    asked: Refresh,
+def release_rows(
+    asked: Comparison,
     old: VllmAscend | None,
     release: Release | None,
     policy: PolicyRow | None,
@@ -127,7 +131,7 @@ def _release_rows(
         sources.append(release.source)
     if row is not None and policy is not None and table_of is not None:
         row = _with_policy(row, policy)
-        sources.insert(0, f"versioning_policy.md inside the sdist of vllm-ascend {table_of.version}")
+        sources.insert(0, table_of.policy_source)
         if release is not None and release.vllm and release.vllm != row.vllm:
             asked.on_step(_differ(row.version, "vllm", row.vllm, "versioning_policy.md", release.vllm, "Dockerfile"))
     if row is None or not sources:
@@ -139,13 +143,13 @@ def _release_rows(
     else:
         yield from changed_keys(VLLM_ASCEND, old, row, "; ".join(sources))
     if release is not None:
-        source = f"vllm-ascend {row.version} {_kind(release.asks)}, {release.asks.file}"
+        source = f"vllm-ascend {row.version} {release.kind}, {release.asks.file}"
         name = f"built.vllm-ascend.{row.version}"
         built = Built(name, source, asked.today, "vllm-ascend", row.version, release.asks.requires)
-        yield from _built(asked, BUILT_VLLM_ASCEND, built)
+        yield from built_rows(asked, BUILT_VLLM_ASCEND, built)
 
 
-def _first_row(asked: Refresh, release: Release) -> VllmAscend:
+def _first_row(asked: Comparison, release: Release) -> VllmAscend:
     """A row with what every release has: until something else is known, it goes with the vllm of its own number."""
     return VllmAscend(
         id=f"vllm-ascend.{release.version}",
@@ -207,7 +211,7 @@ def _vllm_requires(asked: Refresh, files: Sequence[IndexFile]) -> Requires | Non
     return replace(built, requires=first_block(built.requires, _CUDA_STARTS), file=file) if built else None
 
 
-def _built(asked: Refresh, file: str, row: Built) -> Iterator[Proposal]:
+def built_rows(asked: Comparison, file: str, row: Built) -> Iterator[Proposal]:
     old = asked.matrix.built_row(row.name, row.version)
     if old is None:
         yield new_row(file, row)

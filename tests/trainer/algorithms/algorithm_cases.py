@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -11,25 +11,14 @@ from trainer.algorithms.estimators import ESTIMATORS
 from trainer.models import ops
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
     from trainer.algorithms.conventions import Convention
 
 
-def advantages(
-    name: str,
-    scores: Scores,
-    convention: Convention,
-    *,
-    scale_by_std: bool = True,
-    gamma: float = 1.0,
-    lam: float = 1.0,
-    add: Callable[[Tensor], Tensor] | None = None,
-) -> Advantages:
+def advantages(name: str, scores: Scores, convention: Convention, **settings: Any) -> Advantages:
     """By the estimator of that name."""
-    return ESTIMATORS[name](scores, convention, settings=Settings(scale_by_std, gamma, lam, add))
+    return ESTIMATORS[name](scores, convention, settings=Settings(**settings))
 
 
 def token_logprobs(

@@ -30,12 +30,21 @@ class Source:
 
     def borrow(self, path: str, *names: str) -> None:
         """Makes top-level functions and constants of a file known."""
-        for node in ast.parse((self.folder / path).read_text()).body:
+        self._take(ast.parse((self.folder / path).read_text()).body, path, names)
+
+    def methods(self, path: str, owner: str, *names: str) -> None:
+        """The same for methods of a class, as functions whose first argument is `self` where they have one."""
+        for node in ast.walk(ast.parse((self.folder / path).read_text())):
+            if isinstance(node, ast.ClassDef) and node.name == owner:
+                self._take(node.body, path, names)
+
+    def _take(self, body: list[ast.stmt], path: str, names: tuple[str, ...]) -> None:
+        for node in body:
             if isinstance(node, ast.FunctionDef) and node.name in names:
                 node.decorator_list, node.returns = [], None
                 for argument in (*node.args.args, *node.args.kwonlyargs):
                     argument.annotation = None
-            elif not (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in names):
+            elif not isinstance(node, ast.Assign | ast.AnnAssign) or _target(node) not in names:
                 continue
             exec(compile(ast.Module([node], []), path, "exec"), self.known)
 
@@ -54,6 +63,10 @@ class Source:
 
     def __getattr__(self, name: str) -> Any:
         return self.known[name]
+
+
+def _target(node: ast.Assign | ast.AnnAssign) -> str:
+    return ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
 
 
 def _between(function: ast.FunctionDef, first: str, last: str) -> list[ast.stmt]:
@@ -111,7 +124,12 @@ def step(*, observations: bool = True, groups: tuple[int, ...] = (3, 3, 1, 2), s
     token_rewards_BT = torch.zeros(rows, width)
     token_rewards_BT[torch.arange(rows), (lengths_B - 1) % width] = rewards_B
     values_BT = torch.randn(rows, width, generator=generator)
+    own_BT = -3 * torch.rand(rows, width, generator=generator)
     return {
+        "logprobs_BT": own_BT,
+        "squares_BT": own_BT.exp().square() + torch.rand(rows, width, generator=generator) * (1 - own_BT.exp()) ** 2,
+        "baselines_B": torch.rand(rows, generator=generator),
+        "parts_BK": torch.rand(rows, 3, generator=generator).round(decimals=1),
         "token_rewards_BT": token_rewards_BT,
         "mask_BT": mask_BT,
         "lengths_B": lengths_B,
@@ -140,12 +158,14 @@ def update(*, extreme: bool = False, zero_outside: bool = False, per_answer: boo
     advantages_BT[2, 0 if not per_answer else slice(None)] = 0.0
     reference_BT = old_BT + torch.randn(rows, width, generator=generator) * 0.5
     weights_BT = torch.rand(rows, width, generator=generator) * 2
+    entropy_BT = torch.rand(rows, width, generator=generator) * 3
     batch = {
         "logprobs_BT": old_BT + moved_BT,
         "old_BT": old_BT,
         "reference_BT": reference_BT,
         "advantages_BT": advantages_BT,
         "weights_BT": weights_BT,
+        "entropy_BT": entropy_BT,
     }
     if zero_outside:
         batch = {name: torch.where(mask_BT, value, 0.0) for name, value in batch.items()}

@@ -37,11 +37,49 @@ def source(folder: Path) -> Source:
         "masked_whiten",
         "compute_reinforce_return",
         "compute_gae_advantage_return",
+        "compute_advantage",
+        "compute_clip_fraction",
         "log_probs_from_logits",
         "entropy_from_logits",
     )
-    source.borrow("roll/pipeline/agentic/utils.py", "get_score_normalize_fn")
+    source.known |= {"Dict": dict, "DataProto": Rows}
+    source.borrow("roll/pipeline/agentic/utils.py", "agentic_reward_norm")
     return source
+
+
+class Rows:
+    """What `agentic_reward_norm` asks of ROLL's DataProto."""
+
+    def __init__(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> None:
+        self.batch = Columns(scores=rewards_B)
+        self.group_B = group_B
+
+    def group_by(self, keys: str) -> dict[str, Rows]:
+        parts = {}
+        for number in self.group_B.unique().tolist():
+            parts[str(number)] = part = Rows(self.batch["scores"][self.group_B == number], self.group_B[:0])
+            part.batch["sample_order_placeholder"] = (self.group_B == number).nonzero().squeeze(1)
+        return parts
+
+    @staticmethod
+    def concat(parts: list[Rows]) -> Rows:
+        whole = Rows(parts[0].batch["scores"][:0], parts[0].group_B[:0])
+        whole.batch = Columns({name: torch.cat([part.batch[name] for part in parts]) for name in parts[0].batch})
+        return whole
+
+    def reorder(self, indices: torch.Tensor) -> None:
+        self.batch = Columns({name: each[indices] for name, each in self.batch.items()})
+
+    def pop(self, name: str) -> None:
+        self.batch.pop(name)
+
+
+class Columns(dict[str, torch.Tensor]):
+    device = "cpu"
+
+    @property
+    def batch_size(self) -> torch.Size:
+        return self["scores"].shape
 
 
 def advantages(source: Source) -> Iterator[Vector]:
@@ -50,15 +88,20 @@ def advantages(source: Source) -> Iterator[Vector]:
         batch = step(seed=seed)
         mask = batch["mask_BT"].float()
         rewards_B, group_B = batch["token_rewards_BT"].sum(dim=1), batch["group_B"]
-        for scale in (True, False):
-            change = source.get_score_normalize_fn(SimpleNamespace(grouping="", method="mean_std" if scale else "mean"))
-            scores_B = torch.cat([change(rewards_B[group_B == number]) for number in group_B.unique()])
+        for scale in ("group", None, "batch"):
+            norm = SimpleNamespace(grouping="traj_group_id", norm_mean_type="group", norm_std_type=scale)
+            scores_B = source.agentic_reward_norm(Rows(rewards_B, group_B), norm)
             placed_BT = torch.where(batch["token_rewards_BT"] != 0, scores_B.unsqueeze(1), 0.0) * mask
             advantages_BT, _ = source.compute_reinforce_return(placed_BT, gamma, 1.0)
             yield vector(
                 "advantages",
-                f"roll/pipeline/agentic/utils.py:get_score_normalize_fn, {tools}:compute_reinforce_return",
-                {"name": "grpo", "scale_by_std": scale, "gamma": gamma},
+                f"roll/pipeline/agentic/utils.py:agentic_reward_norm, {tools}:compute_reinforce_return",
+                {
+                    "name": "grpo",
+                    "scale_by_std": scale is not None,
+                    "scale_by_batch": scale == "batch",
+                    "gamma": gamma,
+                },
                 batch,
                 advantages_BT=advantages_BT * mask,
             )
@@ -79,6 +122,17 @@ def advantages(source: Source) -> Iterator[Vector]:
             batch,
             advantages_BT=source.masked_whiten(returns_BT, mask) * mask,
         )
+        for is_whitened, limit in ((True, 0.0), (False, 0.2), (True, 0.7)):
+            data = SimpleNamespace(batch={"token_level_rewards": rewards_BT.clone()}, meta_info={})
+            options = {"whiten_advantages": is_whitened, "advantage_clip": limit or None, "response_mask": mask}
+            advantages_BT = source.compute_advantage(data, gamma, 1.0, "reinforce", **options).batch["advantages"]
+            yield vector(
+                "advantages",
+                f"{tools}:compute_advantage",
+                {"name": "reinforce", "gamma": gamma, "is_whitened": is_whitened, "limit": limit},
+                batch,
+                advantages_BT=advantages_BT,
+            )
         advantages_BT, returns_BT = source.compute_gae_advantage_return(rewards_BT, values_BT, gamma, 0.9)
         yield vector(
             "advantages",
@@ -99,7 +153,7 @@ def losses(source: Source) -> Iterator[Vector]:
         "roll/pipeline/rlvr/actor_worker.py",
         "ActorWorker.loss_func",
         "if self.pipeline_config.importance_sampling ==",
-        "if self.pipeline_config.use_rollout_importance",
+        "if self.pipeline_config.train_infer_correction.is_weight",
     )
     for mode, extreme, dual in itertools.product(MODES, (False, True), (False, True)):
         batch = update(extreme=extreme, zero_outside=True)
@@ -111,8 +165,7 @@ def losses(source: Source) -> Iterator[Vector]:
             use_pg_clip_range=True,
             dual_clip_loss=dual,
             loss_agg_mode=mode,
-            use_rollout_importance_sampling_ratio=True,
-            rollout_importance_sampling_ratio_upper_bound=1.5,
+            train_infer_correction=SimpleNamespace(is_weight=SimpleNamespace(enabled=True)),
         )
         totals = {"batch_num_tokens": {"response_mask": None}, "global_valid_samples": {"response_mask": None}}
         names = {
@@ -146,16 +199,14 @@ def losses(source: Source) -> Iterator[Vector]:
         )
         for name, level in (("clip", "token"), ("gspo", "seq")):
             config.importance_sampling = level
-            # 1.5 bounds the weight: what is stored is the weight as the passage uses it
-            kept = batch | {"weights_BT": batch["weights_BT"].clamp(0, 1.5)}
-            ratio_BT = batch["weights_BT"]
-            after = row(self=SimpleNamespace(pipeline_config=config), train_infer_ratio=ratio_BT, **names)
+            weights_BT = batch["weights_BT"]
+            after = row(self=SimpleNamespace(pipeline_config=config), train_infer_is_weight=weights_BT, **names)
             loss = source.agg_loss(after["loss"], mask, mode)
             yield vector(
                 "loss",
                 "roll/pipeline/rlvr/actor_worker.py:ActorWorker.loss_func",
                 {"name": name, **ours, "weighted": True},
-                kept,
+                batch,
                 loss=loss.detach(),
                 d_logprobs=gradient(loss, given),
             )

@@ -29,7 +29,7 @@ def outcome(rewards: list[float], groups: list[int], lengths: list[int] | None =
 
 def first(scores: Scores, name: str, convention: str = "verl", **settings: float) -> list[float]:
     """The advantage of each answer's first token."""
-    return advantages(name, scores, CONVENTIONS[convention], **settings).advantages_BT[:, 0].tolist()  # type: ignore[arg-type]
+    return advantages(name, scores, CONVENTIONS[convention], **settings).advantages_BT[:, 0].tolist()
 
 
 def test_grpo_takes_the_mean_off_and_divides_by_the_sample_deviation() -> None:
@@ -113,9 +113,9 @@ def test_an_environments_words_cost_a_discount_only_where_the_convention_says_so
 def test_roll_discounts_a_groups_advantage_backwards() -> None:
     scores = outcome([1.0, 0.0], [0, 0], [3, 1], width=3)
     settings = {"scale_by_std": False, "gamma": 0.5}
-    found = advantages("grpo", scores, CONVENTIONS["roll"], **settings).advantages_BT  # type: ignore[arg-type]
+    found = advantages("grpo", scores, CONVENTIONS["roll"], **settings).advantages_BT
     assert found.tolist() == [[0.125, 0.25, 0.5], [-0.5, 0.0, 0.0]]
-    found = advantages("grpo", scores, CONVENTIONS["verl"], **settings).advantages_BT  # type: ignore[arg-type]
+    found = advantages("grpo", scores, CONVENTIONS["verl"], **settings).advantages_BT
     assert found.tolist() == [[0.5, 0.5, 0.5], [-0.5, 0.0, 0.0]]
 
 
@@ -143,16 +143,22 @@ def test_whitening_changes_the_advantages_of_gae_and_not_its_returns() -> None:
     assert kept.std().item() == pytest.approx(1.0, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"])
-def test_two_ranks_whiten_over_the_tokens_of_both(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("reinforce_plus_plus", {}), ("reinforce_plus_plus_baseline", {}), ("gae", {}), ("gdpo", {}), ("gpg", {}),
+     ("grpo", {"scale_by_batch": True})],
+)  # fmt: skip
+def test_two_ranks_count_and_whiten_over_the_answers_of_both(name: str, settings: dict[str, bool]) -> None:
     whole = outcome([1.0, 0.2, 0.5, 0.9, 0.1], [0, 0, 0, 1, 1], [3, 1, 2, 3, 3], width=3)
-    whole = replace(whole, values_BT=torch.linspace(-1, 1, 15).view(5, 3))
-    expected_BT = advantages(name, whole, CONVENTIONS["verl"]).advantages_BT
+    parts_BK = torch.tensor([[1.0, 0.0], [0.5, 1.0], [0.0, 0.0], [0.2, 0.4], [0.1, 0.9]])
+    whole = replace(whole, values_BT=torch.linspace(-1, 1, 15).view(5, 3), parts_BK=parts_BK)
+    expected_BT = advantages(name, whole, CONVENTIONS["verl"], **settings).advantages_BT
     exchange = Exchange()
 
     def rank(rows: slice) -> torch.Tensor:
-        parts = [getattr(whole, part.name)[rows] for part in fields(Scores)]
-        return advantages(name, Scores(*parts), CONVENTIONS["verl"], add=exchange.add).advantages_BT
+        tensors = {part.name: getattr(whole, part.name) for part in fields(Scores)}
+        own = Scores(**{name: each[rows] for name, each in tensors.items() if each is not None})
+        return advantages(name, own, CONVENTIONS["verl"], add=exchange.add, **settings).advantages_BT
 
     with ThreadPoolExecutor(2) as ranks:
         found_BT = torch.cat(list(ranks.map(rank, (slice(0, 3), slice(3, 5)))))

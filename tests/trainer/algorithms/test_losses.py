@@ -11,20 +11,23 @@ from torch import Tensor
 
 from tests.trainer.algorithms.algorithm_cases import token_logprobs
 from trainer.algorithms.conventions import CONVENTIONS
-from trainer.algorithms.losses import LOSSES, Clip, policy_loss
+from trainer.algorithms.losses import LossSettings, policy_loss
+from trainer.algorithms.policy_losses import LOSSES
 from trainer.models import ops
 
-CLIP = Clip(low=0.2, high=0.3, dual=3.0)
+CLIP = LossSettings(low=0.2, high=0.3, dual=3.0)
 
 
 def loss_at(
-    ratio: float, advantage: float, clip: Clip = CLIP, name: str = "clip", convention: str = "verl"
+    ratio: float, advantage: float, clip: LossSettings = CLIP, name: str = "clip", convention: str = "verl"
 ) -> tuple[float, float, bool]:
     """Loss, its gradient by the log-probability, and whether the token is clipped, for a single token."""
     new_BT = torch.tensor([[math.log(ratio) - 1.0]], dtype=torch.float64, requires_grad=True)
     old_BT, mask_BT = torch.full((1, 1), -1.0, dtype=torch.float64), torch.ones(1, 1, dtype=torch.bool)
     advantages_BT = torch.tensor([[advantage]], dtype=torch.float64)
-    found = policy_loss(name, new_BT, old_BT, advantages_BT, mask_BT, clip=clip, convention=CONVENTIONS[convention])
+    found = policy_loss(
+        LOSSES[name], new_BT, old_BT, advantages_BT, mask_BT, settings=clip, convention=CONVENTIONS[convention]
+    )
     found.losses_BT.sum().backward()
     assert new_BT.grad is not None
     return found.losses_BT.item(), new_BT.grad.item(), bool(found.is_clipped_BT)
@@ -69,8 +72,8 @@ def test_a_token_is_told_whose_loss_the_second_bound_made_smaller(
     mask_BT = torch.tensor([[True, False]])
     for name, dual in (("clip", 3.0), ("clip", None), ("cispo", 3.0), ("plain", 3.0)):
         found = policy_loss(
-            name, log_BT, 0 * log_BT, advantage * one_BT, mask_BT,
-            clip=Clip(0.2, 0.3, dual), convention=CONVENTIONS[convention],
+            LOSSES[name], log_BT, 0 * log_BT, advantage * one_BT, mask_BT,
+            settings=LossSettings(0.2, 0.3, dual), convention=CONVENTIONS[convention],
         )  # fmt: skip
         wanted = is_bounded and (name, dual) == ("clip", 3.0)
         assert found.is_bounded_BT.tolist() == [[wanted, False]], (name, dual)
@@ -82,14 +85,14 @@ def test_log_ratios_are_of_each_token_also_where_the_ratio_is_of_the_answer_and_
     new_BT, old_BT = torch.tensor([[-1.0, -2.0]], requires_grad=True), torch.tensor([[-31.0, -1.0]])
     mask_BT, verl = torch.ones(1, 2, dtype=torch.bool), CONVENTIONS["verl"]
     for name, wanted in (("gspo", 30.0), ("clip", 20.0), ("cispo", 20.0), ("plain", 20.0)):
-        found = policy_loss(name, new_BT, old_BT, torch.ones(1, 2), mask_BT, clip=CLIP, convention=verl)
+        found = policy_loss(LOSSES[name], new_BT, old_BT, torch.ones(1, 2), mask_BT, settings=CLIP, convention=verl)
         assert found.log_ratios_BT.tolist() == [[wanted, -1.0]], name
         assert not found.log_ratios_BT.requires_grad
 
 
 def test_without_the_dual_bound_a_bad_token_may_cost_anything() -> None:
     for convention in CONVENTIONS:
-        assert loss_at(5.0, -2.0, Clip(0.2, 0.3), convention=convention)[0] == pytest.approx(10.0)
+        assert loss_at(5.0, -2.0, LossSettings(0.2, 0.3), convention=convention)[0] == pytest.approx(10.0)
 
 
 def test_the_dual_bound_is_a_constant_a_cap_of_the_ratio_or_twice_the_lower_bound() -> None:
@@ -99,13 +102,13 @@ def test_the_dual_bound_is_a_constant_a_cap_of_the_ratio_or_twice_the_lower_boun
 
 
 def test_trls_cap_holds_for_good_tokens_too() -> None:
-    below_the_clip = Clip(0.2, 4.0, 2.0)
+    below_the_clip = LossSettings(0.2, 4.0, 2.0)
     assert loss_at(3.0, 1.0, below_the_clip, convention="trl")[:2] == (pytest.approx(-2.0), 0.0)
     assert loss_at(3.0, 1.0, below_the_clip)[:2] == (pytest.approx(-3.0), pytest.approx(-3.0))
 
 
 def test_only_verl_holds_the_log_ratio_at_twenty() -> None:
-    free = Clip(0.2, 0.3)
+    free = LossSettings(0.2, 0.3)
     assert loss_at(math.exp(30), -1.0, free)[:2] == (pytest.approx(math.exp(20)), 0.0)
     for convention in ("trl", "roll"):
         assert loss_at(math.exp(30), -1.0, free, convention=convention)[1] == pytest.approx(math.exp(30))
@@ -115,9 +118,9 @@ def test_cispo_bounds_the_weight_and_keeps_the_gradient() -> None:
     log_probability = math.log(2.0) - 1.0
     loss, gradient, is_clipped = loss_at(2.0, 1.5, name="cispo")
     assert (loss, gradient, is_clipped) == (pytest.approx(-1.3 * 1.5 * log_probability), pytest.approx(-1.95), True)
-    assert loss_at(2.0, 1.5, Clip(0.2, 5.0), name="cispo", convention="trl")[1] == pytest.approx(-3.0)
-    assert loss_at(7.0, 1.5, Clip(0.2, 5.0), name="cispo", convention="trl")[1] == pytest.approx(-7.5)
-    assert loss_at(0.1, 1.5, Clip(0.2, 5.0), name="cispo", convention="trl")[1] == pytest.approx(-0.15)
+    assert loss_at(2.0, 1.5, LossSettings(0.2, 5.0), name="cispo", convention="trl")[1] == pytest.approx(-3.0)
+    assert loss_at(7.0, 1.5, LossSettings(0.2, 5.0), name="cispo", convention="trl")[1] == pytest.approx(-7.5)
+    assert loss_at(0.1, 1.5, LossSettings(0.2, 5.0), name="cispo", convention="trl")[1] == pytest.approx(-0.15)
 
 
 def test_plain_knows_neither_ratio_nor_bound() -> None:
@@ -135,8 +138,10 @@ def answers() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("convention", CONVENTIONS)
 def test_gspo_has_one_ratio_per_answer_the_geometric_mean_of_its_tokens(convention: str) -> None:
     new_BT, old_BT, advantages_BT, mask_BT = answers()
-    wide = Clip(0.9, 9.0)
-    found = policy_loss("gspo", new_BT, old_BT, advantages_BT, mask_BT, clip=wide, convention=CONVENTIONS[convention])
+    wide = LossSettings(0.9, 9.0)
+    found = policy_loss(
+        LOSSES["gspo"], new_BT, old_BT, advantages_BT, mask_BT, settings=wide, convention=CONVENTIONS[convention]
+    )
     difference_BT = (new_BT - old_BT).detach()
     expected_B = torch.stack([difference_BT[0].mean().exp(), difference_BT[1, 0].exp(), torch.tensor(1.0)])
     assert torch.allclose(found.ratios_BT, torch.where(mask_BT, expected_B.unsqueeze(1), 1.0))
@@ -150,23 +155,32 @@ def test_gspo_has_one_ratio_per_answer_the_geometric_mean_of_its_tokens(conventi
 def test_a_weight_multiplies_loss_and_gradient_and_carries_none_itself(name: str) -> None:
     new_BT, old_BT, advantages_BT, mask_BT = answers()
     weights_BT = torch.full((3, 3), 0.5, dtype=torch.float64, requires_grad=True)
-    given: dict[str, Any] = {"clip": CLIP, "convention": CONVENTIONS["verl"]}
-    plain = policy_loss(name, new_BT, old_BT, advantages_BT, mask_BT, **given).losses_BT
-    halved = policy_loss(name, new_BT, old_BT, advantages_BT, mask_BT, **given, weights_BT=weights_BT).losses_BT
+    given: dict[str, Any] = {"settings": CLIP, "convention": CONVENTIONS["verl"]}
+    plain = policy_loss(LOSSES[name], new_BT, old_BT, advantages_BT, mask_BT, **given).losses_BT
+    halved = policy_loss(LOSSES[name], new_BT, old_BT, advantages_BT, mask_BT, **given, weights_BT=weights_BT).losses_BT
     assert torch.equal(halved, plain / 2)
     halved.sum().backward()
     assert weights_BT.grad is None
 
 
 @pytest.mark.parametrize(
-    ("name", "convention"), [("clip", "verl"), ("clip", "roll"), ("gspo", "trl"), ("plain", "verl")]
+    ("name", "convention"),
+    [
+        ("clip", "verl"),
+        ("clip", "roll"),
+        ("gspo", "trl"),
+        ("plain", "verl"),
+        ("gmpo", "verl"),
+        ("sapo", "verl"),
+        ("kl_cov", "verl"),
+    ],
 )
 def test_the_gradient_is_that_of_finite_differences(name: str, convention: str) -> None:
     new_BT, old_BT, advantages_BT, mask_BT = answers()
 
     def whole(logprobs_BT: Tensor) -> Tensor:
         return policy_loss(
-            name, logprobs_BT, old_BT, advantages_BT, mask_BT, clip=CLIP, convention=CONVENTIONS[convention]
+            LOSSES[name], logprobs_BT, old_BT, advantages_BT, mask_BT, settings=CLIP, convention=CONVENTIONS[convention]
         ).losses_BT.sum()
 
     (slope_BT,) = torch.autograd.grad(whole(new_BT), new_BT)
@@ -175,12 +189,6 @@ def test_the_gradient_is_that_of_finite_differences(name: str, convention: str) 
         nudge_BT[row, column] = 1e-6
         numeric = (whole(new_BT.detach() + nudge_BT) - whole(new_BT.detach() - nudge_BT)) / 2e-6
         assert slope_BT[row, column].item() == pytest.approx(numeric.item(), abs=1e-6)
-
-
-def test_an_unknown_loss_is_refused_with_the_names_that_exist() -> None:
-    new_BT, old_BT, advantages_BT, mask_BT = answers()
-    with pytest.raises(ValueError, match="clip, gspo, cispo, plain"):
-        policy_loss("ppo", new_BT, old_BT, advantages_BT, mask_BT, clip=CLIP, convention=CONVENTIONS["verl"])
 
 
 def slow(logits_BTV: Tensor, tokens_BT: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -231,3 +239,39 @@ def test_entropy_keeps_its_digits_where_the_logits_are_large() -> None:
     logits_BTV = torch.tensor([[[1000.0, 1000.0, 990.0]]])
     _, entropy_BT = token_logprobs(logits_BTV, torch.zeros(1, 1).long())
     assert entropy_BT.item() == pytest.approx(slow(logits_BTV, torch.zeros(1, 1).long(), 1.0)[1].item(), rel=1e-6)
+
+
+@pytest.mark.parametrize(("top_p", "top_k"), [(0.6, 0), (1.0, 2), (0.9, 3), (1e-6, 0)])
+def test_the_policy_is_the_distribution_over_the_tokens_that_may_be_drawn(top_p: float, top_k: int) -> None:
+    """Value and gradient against plain autograd over those tokens and the answer's own; entropy and squares too."""
+    generator = torch.Generator().manual_seed(5)
+    hidden_MH = torch.randn(6, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    weight_VH = torch.randn(9, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    source_C, target_C = torch.tensor([0, 1, 1, 2, 3, 4, 5]), torch.tensor([0, 3, 8, 2, 7, 1, 5])
+    given: dict[str, Any] = {"source_C": source_C, "target_C": target_C, "top_p": top_p, "top_k": top_k}
+    found = ops.token_logprobs(hidden_MH, weight_VH, temperature=0.7, with_entropy=True, **given)
+    logits_MV = hidden_MH @ weight_VH.t() / 0.7
+    rows = []
+    for row, each in enumerate(logits_MV):
+        ordered = each.argsort(descending=True)[: top_k or None]
+        before = torch.softmax(each[ordered], dim=0).cumsum(0).roll(1)
+        before[0] = 0.0
+        drawn = {*ordered[before < top_p].tolist(), *target_C[source_C == row].tolist()}
+        is_left_out = torch.tensor([token not in drawn for token in range(9)])
+        rows.append(torch.log_softmax(each.masked_fill(is_left_out, -1e9), dim=0))
+    logs_MV = torch.stack(rows)
+    entropy_M = -(logs_MV.exp() * logs_MV).sum(dim=1)
+    expected = logs_MV[source_C, target_C], entropy_M[source_C]
+    slopes = torch.randn(2, 7, generator=generator, dtype=torch.float64)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.allclose(ours, theirs)
+    gradients = [
+        torch.autograd.grad((torch.stack(pair) * slopes).sum(), (hidden_MH, weight_VH)) for pair in (found, expected)
+    ]
+    for ours, theirs in zip(*gradients, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-10)
+    with torch.no_grad():
+        _, squares_C = ops.token_logprobs(
+            hidden_MH, weight_VH, temperature=0.7, with_entropy=False, with_squares=True, **given
+        )
+    assert torch.allclose(squares_C, (2 * logs_MV).exp().sum(dim=1)[source_C])

@@ -6,6 +6,7 @@ Every vector runs twice: as it is, and with NaN wherever the mask is off.
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,18 @@ from tests.trainer.algorithms.algorithm_cases import advantages, token_logprobs
 from trainer.algorithms.advantages import Scores
 from trainer.algorithms.conventions import CONVENTIONS, Convention
 from trainer.algorithms.correction import correction
-from trainer.algorithms.losses import Clip, adapted_kl_coef, aggregate, count, divergence, policy_loss
+from trainer.algorithms.estimators import whitened_and_clipped
+from trainer.algorithms.losses import LossSettings, adapted_kl_coef, aggregate, count, divergence, policy_loss
+from trainer.algorithms.masks import entropy_mask, off_policy_mask, rejection_mask
+from trainer.algorithms.policy_losses import LOSSES
+from trainer.algorithms.rejection import Rejection
 from trainer.models.critic import value_loss
 
 Vector = dict[str, Any]
-FLOATS = ("logprobs_BT", "old_BT", "reference_BT", "advantages_BT", "weights_BT", "values_BT", "returns_BT")
+FLOATS = (
+    *("logprobs_BT", "old_BT", "reference_BT", "advantages_BT", "weights_BT"),
+    *("values_BT", "returns_BT", "squares_BT", "entropy_BT"),
+)
 
 
 def read(framework: str) -> list[Vector]:
@@ -51,23 +59,35 @@ def scalar(
 
 
 def run_advantages(batch: dict[str, torch.Tensor], ours: Vector, convention: Convention) -> dict[str, Any]:
-    names = ("token_rewards_BT", "mask_BT", "group_B", "values_BT")
-    result = advantages(ours.pop("name"), Scores(*[batch[name] for name in names]), convention, **ours)
+    finish = {name: ours.pop(name) for name in ("is_whitened", "limit") if name in ours}
+    scores = Scores(**{each.name: batch[each.name] for each in fields(Scores) if each.name in batch})
+    result = advantages(ours.pop("name"), scores, convention, **ours)
+    if finish:
+        result = whitened_and_clipped(result, scores.mask_BT, convention, **finish)
     return {"advantages_BT": result.advantages_BT, "returns_BT": result.returns_BT}
 
 
 def run_loss(batch: dict[str, torch.Tensor], ours: Vector, convention: Convention) -> dict[str, Any]:
     given = batch["logprobs_BT"].requires_grad_()
+    options = {name: value for name, value in ours.items() if name in LossSettings.__dataclass_fields__}
     losses_BT = policy_loss(
-        ours["name"],
+        LOSSES[ours["name"]],
         given,
         batch["old_BT"],
         batch["advantages_BT"],
         batch["mask_BT"],
-        clip=Clip(ours["low"], ours["high"], ours["dual"]),
+        settings=LossSettings(**options),
         convention=convention,
         weights_BT=batch["weights_BT"] if ours["weighted"] else None,
     ).losses_BT
+    if "off_policy" in ours:
+        learns_BT = off_policy_mask(
+            given, batch["reference_BT"], batch["advantages_BT"], batch["mask_BT"], limit=ours["off_policy"]
+        )
+        losses_BT = torch.where(learns_BT, losses_BT, 0.0)
+    if "entropy_share" in ours:
+        learns_BT = entropy_mask(batch["entropy_BT"], batch["mask_BT"], share=ours["entropy_share"])
+        losses_BT = torch.where(learns_BT, losses_BT, 0.0)
     loss = scalar(losses_BT, batch, ours, convention)
     return {"loss": loss.detach(), "d_logprobs": torch.autograd.grad(loss, given)[0]}
 
@@ -95,6 +115,12 @@ def run_correction(batch: dict[str, torch.Tensor], ours: Vector, convention: Con
     return {"weights_BT": result.weights_BT}
 
 
+def run_rejection(batch: dict[str, torch.Tensor], ours: Vector, convention: Convention) -> dict[str, Any]:
+    rejections = Rejection.of(ours["forms"], ours["thresholds"])
+    mask_BT = rejection_mask(batch["logprobs_BT"], batch["old_BT"], batch["mask_BT"], convention, rejections)
+    return {"mask_BT": mask_BT.float()}
+
+
 def run_logprobs(batch: dict[str, torch.Tensor], ours: Vector, convention: Convention) -> dict[str, Any]:
     given = batch["logits_BTV"].requires_grad_()
     logprobs_BT, entropy_BT = token_logprobs(given, batch["tokens_BT"], temperature=ours["temperature"])
@@ -117,6 +143,7 @@ RUNS = {
     "kl": run_kl,
     "value": run_value,
     "correction": run_correction,
+    "rejection": run_rejection,
     "logprobs": run_logprobs,
     "controller": run_controller,
 }

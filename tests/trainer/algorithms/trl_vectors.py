@@ -28,6 +28,7 @@ def source(folder: Path) -> Source:
     source = Source(folder)
     source.known["is_triton_available"] = lambda: False
     source.borrow("trl/trainer/utils.py", "nanstd")
+    source.methods("trl/trainer/grpo_trainer.py", "GRPOTrainer", "get_high_entropy_mask", "get_off_policy_mask")
     return source
 
 
@@ -45,8 +46,10 @@ def advantages(source: Source) -> Iterator[Vector]:
         "advantages = torch.nan_to_num",
     )
     for size, with_nan, (name, scale) in itertools.product(
-        (4, 1), (False, True), (("grpo", True), ("grpo", False), ("rloo", True))
+        (4, 1), (False, True), (("grpo", True), ("grpo", False), ("rloo", True), ("grpo", "batch"))
     ):
+        if scale == "batch" and size == 1:
+            continue
         batch = step(groups=(size,) * (12 // size if size > 1 else 5), seed=3)
         if with_nan:
             last_B = batch["token_rewards_BT"].abs().argmax(dim=1)
@@ -56,7 +59,7 @@ def advantages(source: Source) -> Iterator[Vector]:
         rewards_B = batch["token_rewards_BT"].sum(dim=1)
         trainer = SimpleNamespace(
             multi_objective_aggregation="sum_then_normalize",
-            scale_rewards="group" if scale else "none",
+            scale_rewards=scale if scale == "batch" else "group" if scale else "none",
             reward_weights=torch.ones(1),
             normalize_advantages=False,
         )
@@ -70,7 +73,7 @@ def advantages(source: Source) -> Iterator[Vector]:
         yield vector(
             "advantages",
             f"trl/trainer/{name}_trainer.py:{owner}._generate_and_score_completions",
-            {"name": name, "scale_by_std": scale},
+            {"name": name, "scale_by_std": bool(scale), "scale_by_batch": scale == "batch"},
             batch,
             advantages_BT=advantages_BT,
         )
@@ -104,10 +107,25 @@ def losses(source: Source) -> Iterator[Vector]:
         weighted: bool = False,
         **settings: Any,
     ) -> torch.Tensor:
+        share = settings.pop("entropy_share", 1.0)
+        entropy_mask = source.get_high_entropy_mask(
+            SimpleNamespace(
+                accelerator=SimpleNamespace(pad_across_processes=lambda each, **_: each, gather=lambda each: each)
+            ),
+            batch["entropy_BT"],
+            batch["mask_BT"].float(),
+            1 - share,
+        )
+        limit = settings.pop("off_policy", None)
+        off_policy_mask = None
+        if limit is not None:
+            off_policy_mask = source.get_off_policy_mask(
+                batch["advantages_BT"], given, batch["reference_BT"], batch["mask_BT"].float(), limit
+            )
         trainer = SimpleNamespace(
             epsilon_low=0.2,
             beta=beta,
-            off_policy_mask_threshold=None,
+            off_policy_mask_threshold=limit,
             use_vllm=weighted,
             vllm_importance_sampling_correction=True,
             current_gradient_accumulation_steps=1,
@@ -115,7 +133,11 @@ def losses(source: Source) -> Iterator[Vector]:
             accelerator=SimpleNamespace(num_processes=1),
             model=SimpleNamespace(training=True),
             args=SimpleNamespace(
-                delta=settings.pop("delta", None), use_bias_correction_kl=correct, steps_per_generation=1
+                delta=settings.pop("delta", None),
+                use_bias_correction_kl=correct,
+                steps_per_generation=1,
+                sapo_temperature_pos=1.0,
+                sapo_temperature_neg=1.05,
             ),
             **settings,
         )
@@ -132,7 +154,8 @@ def losses(source: Source) -> Iterator[Vector]:
             mask=mask,
             inputs=inputs,
             advantages=batch["advantages_BT"],
-            entropy_mask=None,
+            entropy_mask=None if share == 1 else entropy_mask,
+            off_policy_mask=off_policy_mask,
         )["loss"]
         return found
 
@@ -160,6 +183,20 @@ def losses(source: Source) -> Iterator[Vector]:
             "scale": 20.0 if kind == "dr_grpo" else None,
             "weighted": weighted,
         }
+        yield vector("loss", where, ours, batch, loss=loss.detach(), d_logprobs=gradient(loss, given))
+    extras: list[tuple[str, str, dict[str, Any]]] = [
+        ("sapo", "sapo", {}),
+        ("clip", "dapo", {"off_policy": 0.1}),
+        ("clip", "grpo", {"off_policy": -0.1}),
+        ("clip", "dapo", {"entropy_share": 0.2}),
+        ("clip", "grpo", {"entropy_share": 0.5}),
+    ]
+    for name, kind, extra in extras:
+        batch = update(per_answer=True)
+        given = leaf(batch, "logprobs_BT")
+        loss = loss_of(batch, given, loss_type=kind, importance_sampling_level="token", epsilon_high=0.28, **extra)
+        mode = TRL_LOSSES.get(kind, "seq-mean-token-mean")
+        ours = {"name": name, "low": 0.2, "high": 0.28, "mode": mode, "scale": None, "weighted": False, **extra}
         yield vector("loss", where, ours, batch, loss=loss.detach(), d_logprobs=gradient(loss, given))
     for kind, correct, extreme in itertools.product(("grpo", "dapo"), (True, False), (False, True)):
         batch = update(per_answer=True)

@@ -48,8 +48,13 @@ def source(folder: Path) -> Source:
         "verl/trainer/ppo/rollout_corr_helper.py",
         "SAFETY_BOUND",
         "_parse_rollout_is_threshold",
+        "_parse_rollout_rs_thresholds",
+        "SUPPORTED_ROLLOUT_RS_OPTIONS",
+        "TOKEN_LEVEL_ROLLOUT_RS_OPTIONS",
         "compute_rollout_correction_weights",
+        "compute_rollout_rejection_mask",
         "compute_is_metrics",
+        "compute_rs_metrics",
     )
     return source
 
@@ -85,6 +90,131 @@ def advantages(source: Source) -> Iterator[Vector]:
             results["returns_BT"] = torch.where(batch["mask_BT"], returns_BT, 0.0)
         ours = {"name": name, **settings}
         yield vector("advantages", f"verl/trainer/ppo/core_algos.py:{function}", ours, batch, **results)
+
+
+def more_advantages(source: Source) -> Iterator[Vector]:
+    core = "verl/trainer/ppo/core_algos.py"
+    plain, turns = "compute_optimal_token_baseline_advantage", "compute_multi_turn_optimal_token_baseline_advantage"
+    estimators: list[tuple[str, str, dict[str, Any]]] = [
+        ("grpo_passk", "compute_grpo_passk_outcome_advantage", {"scale_by_std": True}),
+        ("grpo_passk", "compute_grpo_passk_outcome_advantage", {"scale_by_std": False}),
+        ("gpg", "compute_gpg_outcome_advantage", {}),
+        ("remax", "compute_remax_outcome_advantage", {}),
+        ("gdpo", "compute_gdpo_outcome_advantage", {}),
+        ("gdpo", "compute_gdpo_outcome_advantage", {"part_weights": [1.0, 0.5, 2.0]}),
+        ("optimal_token_baseline", plain, {}),
+        ("optimal_token_baseline", turns, {}),
+    ]
+    for seed, (name, function, settings) in itertools.product((0, 1), estimators):
+        groups = (3, 3, 2) if name == "grpo_passk" else (3, 3, 1, 2)
+        batch = step(observations=function != plain, groups=groups, seed=seed)
+        if name == "gpg":
+            batch["token_rewards_BT"][3:5] = 0.0
+        mask_BT = batch["mask_BT"].float()
+        given: dict[str, Any] = {"token_level_rewards": batch["token_rewards_BT"].clone(), "response_mask": mask_BT}
+        given["index"] = batch["group_B"].numpy()
+        if name == "grpo_passk":
+            given["config"] = {"norm_adv_by_std_in_grpo": settings["scale_by_std"]}
+        elif name == "remax":
+            given["reward_baselines"] = batch["baselines_B"]
+        elif name == "optimal_token_baseline":
+            given |= {"old_log_probs": batch["logprobs_BT"], "sum_pi_squared": batch["squares_BT"]}
+        elif name == "gdpo":
+            keys = ["a", "b", "c"]
+            given["config"] = {"gdpo_reward_keys": keys, "gdpo_reward_weights": settings.get("part_weights")}
+            given["non_tensor_batch"] = {key: batch["parts_BK"][:, at].numpy() for at, key in enumerate(keys)}
+            attention_BT = (torch.arange(mask_BT.shape[1] + 1) <= batch["lengths_B"].unsqueeze(1)).long()
+            given["batch"] = {"prompts": torch.zeros(len(mask_BT), 1), "attention_mask": attention_BT}
+        advantages_BT, returns_BT = source.known[function](**given)
+        results = {"advantages_BT": torch.where(batch["mask_BT"], advantages_BT, 0.0)}
+        if name in ("remax", "optimal_token_baseline"):
+            results["returns_BT"] = torch.where(batch["mask_BT"], returns_BT, 0.0)
+        yield vector("advantages", f"{core}:{function}", {"name": name, **settings}, batch, **results)
+
+
+def more_losses(source: Source) -> Iterator[Vector]:
+    cov = {"cov_ratio": 0.2, "clip_cov_low": -1.0, "clip_cov_high": 5.0, "kl_cov_coef": 0.3}
+    kinds: list[tuple[str, str, dict[str, Any]]] = [
+        ("gpg", "compute_policy_loss_gpg", {}),
+        ("gmpo", "compute_policy_loss_geo_mean", {}),
+        ("sapo", "compute_policy_loss_sapo", {"tau_pos": 1.0, "tau_neg": 1.05}),
+        ("sapo", "compute_policy_loss_sapo", {"tau_pos": 2.0, "tau_neg": 0.5}),
+        ("clip_cov", "compute_policy_loss_clip_cov", cov),
+        ("clip_cov", "compute_policy_loss_clip_cov", {**cov, "cov_ratio": 0.0002}),
+        ("kl_cov", "compute_policy_loss_kl_cov", cov),
+        ("kl_cov", "compute_policy_loss_kl_cov", {**cov, "cov_ratio": 0.0002}),
+        ("dppo_tv", "compute_policy_loss_dppo_tv", {"dual": 3.0}),
+        ("dppo_kl", "compute_policy_loss_dppo_kl", {"dual": 3.0}),
+    ]
+    fixed = {"gmpo": "seq-mean-token-mean", "sapo": "seq-mean-token-mean"}
+    for (name, function, extra), weighted in itertools.product(kinds, (False, True)):
+        if name == "gmpo" and weighted:
+            continue
+        batch = update(extreme=name != "gmpo" and not name.endswith("_cov"), per_answer=name == "gmpo")
+        if name == "gmpo":  # its mean counts rows without tokens
+            has_tokens_B = batch["mask_BT"].any(dim=1)
+            batch = {key: value[has_tokens_B] for key, value in batch.items()}
+        low, high = (0.05, 0.03) if name.startswith("dppo") else (0.2, 0.28)
+        mode = fixed.get(name, "seq-mean-token-sum" if weighted else "token-mean")
+        config = source.ActorConfig(
+            clip_ratio=0.2,
+            clip_ratio_low=low,
+            clip_ratio_high=high,
+            clip_ratio_c=extra.get("dual", 3.0),
+            global_batch_info={},
+            tau_pos=extra.get("tau_pos"),
+            tau_neg=extra.get("tau_neg"),
+            policy_loss=SimpleNamespace(
+                clip_cov_ratio=extra.get("cov_ratio"),
+                kl_cov_ratio=extra.get("cov_ratio"),
+                clip_cov_lb=extra.get("clip_cov_low"),
+                clip_cov_ub=extra.get("clip_cov_high"),
+                ppo_kl_coef=extra.get("kl_cov_coef"),
+            ),
+        )
+        given = leaf(batch, "logprobs_BT")
+        torch.manual_seed(0)  # clip_cov draws
+        loss, _ = source.known[function](
+            old_log_prob=batch["old_BT"],
+            log_prob=given,
+            advantages=batch["advantages_BT"],
+            response_mask=batch["mask_BT"].float(),
+            loss_agg_mode=mode,
+            config=config,
+            rollout_is_weights=batch["weights_BT"] if weighted else None,
+        )
+        ours = {"name": name, "low": low, "high": high, "mode": mode, "scale": None, "weighted": weighted, **extra}
+        yield vector(
+            "loss",
+            f"verl/trainer/ppo/core_algos.py:{function}",
+            ours,
+            batch,
+            loss=loss.detach(),
+            d_logprobs=gradient(loss, given),
+        )
+
+
+def rejections(source: Source) -> Iterator[Vector]:
+    forms = [f"{level}_{kind}" for level in ("token", "seq_sum", "seq_mean") for kind in ("k1", "k2", "k3")]
+    bounds = {
+        "token": ("0.8_1.3", "1.2", "0.05"),
+        "seq_sum": ("0.5_1.5", "2.0", "0.3"),
+        "seq_mean": ("1.1", "1.1", "0.05"),
+    }
+    cases = [(form, bounds[form[:-3]][int(form[-1]) - 1]) for form in forms]
+    cases += [("seq_max_k2", "0.3"), ("seq_max_k3", "0.2"), ("token_k1,seq_max_k3", "0.7_1.5,0.5"), ("token_k1", "1.2")]
+    for (option, threshold), extreme in itertools.product(cases, (False, True)):
+        batch = update(extreme=extreme)
+        mask_BT, _ = source.compute_rollout_rejection_mask(
+            batch["logprobs_BT"] - batch["old_BT"], batch["mask_BT"].float(), option, threshold
+        )
+        yield vector(
+            "rejection",
+            "verl/trainer/ppo/rollout_corr_helper.py:compute_rollout_rejection_mask",
+            {"forms": option, "thresholds": threshold},
+            batch,
+            mask_BT=mask_BT,
+        )
 
 
 def losses(source: Source) -> Iterator[Vector]:
@@ -209,4 +339,4 @@ def others(source: Source) -> Iterator[Vector]:
     yield vector("controller", f"{core}:AdaptiveKLController", ours, inputs, coefs=coefs)
 
 
-MAKERS = (advantages, losses, others)
+MAKERS = (advantages, more_advantages, losses, more_losses, rejections, others)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,25 @@ def test_recorded_log_probabilities_are_those_of_a_full_forward_pass(shape: Shap
         assert len(group) == 4
         for rollout in group:
             assert rollout.logprobs == pytest.approx(expected(shape, prompt, rollout.tokens, temperature), abs=1e-10)
+
+
+@pytest.mark.parametrize(("top_p", "top_k"), [(0.7, 0), (1.0, 3), (0.8, 4)])
+def test_draws_among_the_likeliest_tokens_have_the_log_probabilities_of_that_draw(top_p: float, top_k: int) -> None:
+    groups = sampler(seed=3).generate(PROMPTS, Sampling(6, 5, 0.8, top_p=top_p, top_k=top_k))
+    for prompt, group in zip(PROMPTS, groups, strict=True):
+        for rollout in group:
+            logits = naive_logits(weights(QWEN2), QWEN2, [*prompt, *rollout.tokens])[len(prompt) - 1 : -1] / 0.8
+            for each, token, logprob in zip(logits, rollout.tokens, rollout.logprobs, strict=True):
+                ordered = each.argsort(descending=True)[: top_k or None]
+                before = torch.softmax(each[ordered], dim=0).cumsum(0).roll(1)
+                before[0] = 0.0
+                drawn = ordered[before < top_p]
+                assert token in drawn
+                place = (drawn == token).nonzero().item()
+                assert logprob == pytest.approx(torch.log_softmax(each[drawn], dim=0)[place].item(), abs=1e-9)
+    greedy = Sampling(1, 3, 1.0, is_greedy=True)
+    cut = replace(greedy, top_p=top_p, top_k=top_k)
+    assert sampler().generate(PROMPTS, greedy) == sampler().generate(PROMPTS, cut)
 
 
 def test_rows_that_go_on_after_many_have_ended_and_moved_are_still_right() -> None:

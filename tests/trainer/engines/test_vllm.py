@@ -161,6 +161,19 @@ def test_greedy_answers_are_asked_for_at_temperature_zero() -> None:
     assert llm.calls[0][1][1][0]["temperature"] == 0.0
 
 
+def test_top_p_and_top_k_are_asked_for_where_they_are_set_and_the_answer_is_drawn() -> None:
+    made, llm = engine()
+    for sampling in (
+        Sampling(1, 4, 1.0, top_p=0.9),
+        Sampling(1, 4, 1.0, top_k=5),
+        Sampling(1, 4, 1.0),
+        Sampling(1, 4, 1.0, is_greedy=True, top_p=0.9, top_k=5),
+    ):
+        made.generate([(1,)], sampling)
+    asked = [{key: each for key, each in call[1][0].items() if key.startswith("top_")} for _, call in llm.calls]
+    assert asked == [{"top_p": 0.9, "top_k": -1}, {"top_p": 1.0, "top_k": 5}, {}, {}]
+
+
 def test_each_request_has_its_own_seed_and_a_restored_state_gives_the_same_ones() -> None:
     made, llm = engine()
     state = made.random_state()

@@ -141,8 +141,14 @@ def test_in_bfloat16_the_output_layers_gradient_does_not_depend_on_the_number_of
         hidden_MH = (torch.randn(tokens, width, generator=generator) + 0.5).to(dtype)
         weight_VH = (torch.randn(vocabulary, width, generator=generator) * 0.02).to(dtype).requires_grad_()
         target_C = torch.randint(vocabulary, (tokens,), generator=generator)
-        places = {"source_C": torch.arange(tokens), "target_C": target_C}
-        logprobs_C, _ = ops.token_logprobs(hidden_MH, weight_VH, **places, temperature=1.0, with_entropy=False)
+        logprobs_C, _ = ops.token_logprobs(
+            hidden_MH,
+            weight_VH,
+            source_C=torch.arange(tokens),
+            target_C=target_C,
+            temperature=1.0,
+            with_entropy=False,
+        )
         (-logprobs_C.mean()).backward()
         assert weight_VH.grad is not None and weight_VH.grad.dtype == dtype
         return weight_VH.grad.double()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from tests.trainer.rank_processes import run_trainer
+from tests.trainer.rank_processes import run_ranks
 from tests.trainer.trainer_cases import CPU, TINY, changed, only, read
 from trainer import __main__ as entry
 from trainer import models
@@ -73,8 +73,7 @@ def test_a_checkpoint_of_fine_tuning_makes_the_model_that_it_left(tmp_path: Path
 def test_shards_make_one_model(tmp_path: Path) -> None:
     pytest.importorskip("torch.distributed.fsdp", reason="this torch has no fully sharded data parallelism")
     out = tmp_path / "out"
-    ended = run_trainer(out, *WORDS, *LORA, "dtype=bfloat16", "ranks=2", "sharding=fsdp2")
-    assert ended.returncode == 0, ended.stderr
+    run_ranks(out, *WORDS, *LORA, "dtype=bfloat16", "sharding=fsdp2")
     assert (out / "checkpoint").is_dir() and not list((out / "checkpoint").glob("*.pt"))
     assert entry.main(["export", str(out), str(tmp_path)]) == 0
     assert same(weights(tmp_path / "model"), weights(out / "model"))

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.trainer.trainer_cases import CPU, ROOT, TINY, changed, of_a_child, only, read, watched
+from tests.trainer.rank_processes import run_ranks
+from tests.trainer.trainer_cases import CPU, TINY, changed, only, read, watched
 from trainer import __main__ as entry
 from trainer.build import build_trainer
 from trainer.config import BadSetting, Config
@@ -229,15 +228,10 @@ def test_the_last_evaluation_is_made_again_by_whoever_goes_on(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_two_ranks_go_on_with_the_same_bits(tmp_path: Path) -> None:
-    words = ["device=cpu", "ranks=2", "steps=4", "prompts_per_step=4", "rollouts_per_prompt=2", "save_every=1"]
-
-    def start(name: str, *more: str) -> None:
-        command = [sys.executable, "-m", "trainer", "--out", str(tmp_path / name), *words, *more]
-        subprocess.run(command, check=True, timeout=240, cwd=ROOT, env=of_a_child())
-
-    start("whole", "lr_schedule=constant")
-    start("parts", "lr_schedule=constant", "steps=2")
-    start("parts", "lr_schedule=constant", "resume=true")
+    words = ["prompts_per_step=4", "rollouts_per_prompt=2", "save_every=1", "lr_schedule=constant"]
+    run_ranks(tmp_path / "whole", *words, "steps=4")
+    run_ranks(tmp_path / "parts", *words, "steps=2")
+    run_ranks(tmp_path / "parts", *words, "steps=4", "resume=true")
     whole, parts = (load(tmp_path / name / resume.FOLDER, CPU) for name in ("whole", "parts"))
     assert difference(whole, parts) is None
     steps = [[each for each in told(tmp_path / name) if each["kind"] == "step"] for name in ("whole", "parts")]

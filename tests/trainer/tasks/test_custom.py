@@ -12,7 +12,7 @@ from tests.trainer.tasks.text_cases import WORDS, files, row, said, settings
 from trainer import tasks
 from trainer.config import BadSetting
 from trainer.tasks.base import prompt
-from trainer.tasks.custom import custom
+from trainer.tasks.custom import CustomReward
 from trainer.tasks.rewards import RewardBroken, RewardHung
 from trainer.types import Prompt, Rollout, Stop
 
@@ -24,7 +24,7 @@ ASKED = Prompt("2+3?", (), "5", {"data_source": "tests", "extra_info": {"index":
 
 def reward_of(folder: Path, source: str, *words: str) -> Callable[[Prompt, Rollout], float]:
     (folder / "mine.py").write_text(source)
-    return custom(settings(f"reward_function={folder / 'mine.py'}:score", *words).task, WORDS)
+    return CustomReward(settings(f"reward_function={folder / 'mine.py'}:score", *words).task, WORDS)
 
 
 def paid(folder: Path, source: str, answer: str = "5", *words: str) -> float:
@@ -144,7 +144,7 @@ def test_a_function_that_cannot_be_loaded_is_refused_at_the_start(
     Path("half.py").write_text("\ndef score(:")
     Path("raises.py").write_text("import nowhere_to_be_found")
     with pytest.raises(BadSetting, match=problem):
-        custom(settings(f"reward_function={given}").task, WORDS)
+        CustomReward(settings(f"reward_function={given}").task, WORDS)
 
 
 def test_the_file_task_is_judged_by_the_function(tmp_path: Path) -> None:

@@ -117,3 +117,60 @@ def test_the_experts_answers_solve_every_held_out_room() -> None:
 def test_a_grid_too_small_to_push_in_is_a_bad_setting() -> None:
     with pytest.raises(BadSetting, match="map_size=2"):
         made("map_size=2")
+
+
+@pytest.mark.parametrize(
+    ("size", "known"),
+    [
+        (
+            3,
+            {
+                0: "#####/#O__#/#_X_#/##P_#/#####",
+                1: "#####/#___#/#PX_#/#__O#/#####",
+                42: "#####/#___#/#PXO#/#####/#####",
+            },
+        ),
+        (
+            4,
+            {
+                0: "######/#____#/##O_P#/###X_#/###__#/######",
+                2: "######/#_#_P#/#_#X_#/#___O#/#____#/######",
+                3: "######/######/#O####/#X####/#_P###/######",
+            },
+        ),
+        (
+            5,
+            {
+                0: "#######/#######/#######/#OX_###/#_OX_##/#___P##/#######",
+                2: "#######/#_____#/#_____#/#____O#/#_O_XX#/####_P#/#######",
+            },
+        ),
+        (8, {1: "/".join(["#" * 10] * 5 + ["######___#", "#######__#", "#_XO_#___#", "#PX_O____#", "#" * 10])}),
+    ],
+)
+def test_a_seed_makes_the_room_that_roll_makes_of_it(size: int, known: dict[int, str]) -> None:
+    """Printed by generate_room of ROLL 8eb27cc2: one box and search_depth 300, from size 5 on two and 10."""
+    for seed, theirs in known.items():
+        found = generate(seed, size, max_moves=100, maps="roll")
+        assert found is not None
+        layout, (player, boxes), solution = found
+        played = Room(layout, player, boxes)
+        assert "/".join(played.rows()) == theirs
+        assert [played.move(name)[1] for name in solution] == [False] * (len(solution) - 1) + [True]
+        assert generate(seed, size, max_moves=len(solution) - 1, maps="roll") is None
+
+
+def test_a_seed_of_which_roll_goes_on_with_another_has_no_room() -> None:
+    assert generate(3, 8, max_moves=100, maps="roll") is None
+
+
+@pytest.mark.slow
+def test_rolls_rooms_make_a_task() -> None:
+    lists = made("maps=roll", "map_size=4", "max_turns=8")
+    assert not {prompt.text for prompt in lists.train} & {prompt.text for prompt in lists.heldout}
+    assert len(lists.heldout) == 64
+
+
+def test_gymnasium_has_no_sokoban() -> None:
+    with pytest.raises(BadSetting, match="Accepted: own, roll"):
+        task(parse(["maps=gymnasium"], devices=("cpu",)))

@@ -1,0 +1,82 @@
+"""A healthy run has a second opinion of everything; what it cannot judge is left out, what breaks is left open."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tests.trainer.trainer_cases import CPU, TINY, changed, only, run
+from trainer.build import build_trainer
+from trainer.metrics import second_opinion
+from trainer.metrics.records import NoRecords
+from trainer.stages import second_look
+from trainer.stages.questions import QUESTIONS, Results
+from trainer.stages.second_look import SecondLook
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import pytest
+
+SMALL = changed(TINY, steps=3, prompts_per_step=4, mini_batches=2, layers=1)
+
+
+def stages(records: list[dict[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
+    return {name: only(records, kind="stage", name=name) for name in QUESTIONS}
+
+
+def test_a_healthy_run_passes_every_question(tmp_path: Path) -> None:
+    found = stages(run(tmp_path, SMALL))
+    assert {name: each["passed"] for name, each in found.items()} == dict.fromkeys(QUESTIONS, True)
+    assert found["prompts"]["steps"] == 3
+    assert found["recomputed"]["errors"]["gradient"] < 1e-5
+    assert found["recomputed"]["errors"]["optimizer"] < 1
+    validation = only(run(tmp_path / "again", SMALL), kind="stage", name="validation")
+    assert validation["samples_differ"] == 0
+
+
+def test_it_changes_nothing_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = build_trainer(SMALL, CPU, seed=0)
+    run(tmp_path / "looked", SMALL, looked)
+    plain = build_trainer(SMALL, CPU, seed=0)
+    for name in ("on_start", "on_step_start", "on_step", "on_end"):
+        monkeypatch.setattr(SecondLook, name, lambda *args: None)
+    run(tmp_path / "plain", SMALL, plain)
+    for name, each in looked.learner.parameters().items():
+        assert torch.equal(each, plain.learner.parameters()[name])
+    assert torch.equal(looked.engine.random_state(), plain.engine.random_state())
+
+
+def test_a_setting_without_a_formula_leaves_its_questions_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(second_look, "_KNOWN", second_look._KNOWN.replace(" gamma ", " "))
+    found = stages(run(tmp_path, changed(SMALL, gamma=0.9)))
+    assert found["recomputed"]["passed"] is None and "gamma=0.9" in found["recomputed"]["skipped"]
+    assert found["batch"]["passed"] is found["heldout"]["passed"] is True
+
+
+def test_what_breaks_while_it_looks_is_unknown_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object, **kwargs: object) -> Any:
+        raise KeyError("nothing")
+
+    monkeypatch.setattr(second_opinion, "loss", broken)
+    found = stages(run(tmp_path, SMALL))["recomputed"]
+    assert found["passed"] is None and "KeyError" in found["reason"] and "skipped" not in found
+
+
+def test_what_explains_comes_before_what_follows() -> None:
+    results = Results()
+    results.fail("recomputed", "gradient-wrong", step=1)
+    results.fail("recomputed", "advantages-wrong", step=2)
+    results.fail("recomputed", "optimizer-wrong", step=3)
+    assert results.failed == {"recomputed": {"wrong": "advantages-wrong", "step": 2}}
+
+
+def test_a_model_too_large_to_recompute_is_not_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(second_look, "_LARGEST", 100)
+    look = SecondLook(build_trainer(SMALL, CPU, seed=0), SMALL, NoRecords())
+    assert "too large" in str(look._results.skipped["recomputed"])
+    assert look._results.skipped["prompts"] is None

@@ -1,0 +1,167 @@
+"""Takes copies of what passes between the calls of a step: rows, gradients, moments, weights.
+
+It wraps calls of a finished trainer from outside, as `trainer.faults` does, and changes nothing of what they do.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainer.shards import local
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from torch import Tensor
+
+    from trainer.algorithms.losses import Totals
+    from trainer.metrics.progress import Progress
+    from trainer.trainer import Trainer
+    from trainer.types import Batch
+
+
+@dataclass(slots=True)
+class Update:
+    """One optimizer step as it passed by; tensors are on the CPU, floats in float64, and only of a step looked at."""
+
+    rows: list[int]
+    passes: list[int] = field(default_factory=list)  # the rows of its forward passes
+    weights: dict[str, Tensor] = field(default_factory=dict)  # that the gradient was taken at
+    wide: dict[str, Tensor] = field(default_factory=dict)  # that the optimizer moves: its copies of bfloat16 weights
+    first: dict[str, Tensor] = field(default_factory=dict)
+    second: dict[str, Tensor] = field(default_factory=dict)
+    gradients: dict[str, Tensor | None] = field(default_factory=dict)  # summed over the ranks, not clipped
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    lr: float = math.nan
+
+
+class Tap:
+    """The updates of the step at hand."""
+
+    def __init__(self, trainer: Trainer, spent: Progress, *, on_update: Callable[[], None]) -> None:
+        """`on_update` is called before the first mini batch of a step."""
+        self._trainer, self._spent, self._on_update = trainer, spent, on_update
+        self.looks = False  # whether tensors are copied
+        self.updates: list[Update] = []
+        self.after: Update | None = None  # the state after the last update, before the sampler gets its weights
+        self.critic: Update | None = None  # its state before the step
+        self._wrap()
+
+    def begin(self, *, looks: bool) -> None:
+        """A new step."""
+        self.looks, self.updates, self.after, self.critic = looks, [], None, None
+        if looks and self._trainer.learner.critic is not None:
+            self.critic = self.of_critic()
+
+    def of_critic(self) -> Update:
+        """The critic's present state."""
+        optimizer: Any = self._trainer.learner.critic._optimizer  # type: ignore[union-attr]
+        return _state_of(optimizer.parameters, optimizer.adamw)
+
+    def _wrap(self) -> None:
+        learner, trainer = self._trainer.learner, self._trainer
+        mini_batches, micro_batches = learner.mini_batches, learner.micro_batches
+        reduce_metrics, lr, sync_weights = learner.reduce_metrics, learner.lr, trainer.sync_weights
+
+        def seen_mini_batches(batch: Batch) -> Iterator[Tensor]:
+            self._on_update()
+            for rows in mini_batches(batch):
+                self.updates.append(Update(rows.tolist()))
+                yield rows
+
+        def seen_micro_batches(batch: Batch, rows: Tensor) -> tuple[list[Tensor], Totals]:
+            passes, totals = micro_batches(batch, rows)
+            if self.updates:
+                self.updates[-1].passes = [row for each in passes for row in each.tolist()]
+            return passes, totals
+
+        def seen_metrics(shares: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+            metrics = reduce_metrics(shares)
+            if self.updates:
+                update = self.updates[-1]
+                if self.looks:
+                    rows, passes, self.updates[-1] = update.rows, update.passes, self._snapshot()
+                    self.updates[-1].rows, self.updates[-1].passes = rows, passes
+                self.updates[-1].metrics = metrics
+            return metrics
+
+        def seen_lr() -> float:
+            rate = lr()
+            if self.updates:
+                self.updates[-1].lr = rate
+            return rate
+
+        def seen_sync(step: int) -> None:
+            if self.looks and self.after is None:
+                self.after = self._snapshot()
+            sync_weights(step)
+
+        tapped: Any = learner
+        tapped.mini_batches, tapped.micro_batches = seen_mini_batches, seen_micro_batches
+        tapped.reduce_metrics, tapped.lr = seen_metrics, seen_lr
+        tapped = trainer
+        tapped.sync_weights = seen_sync
+
+    def _snapshot(self) -> Update:
+        with self._spent.part("recomputed"):
+            learner = self._trainer.learner
+            return _state_of(dict(learner.model.named_parameters()), learner.optimizer.adamw)
+
+
+def _state_of(named: Mapping[str, Tensor], adamw: Any) -> Update:
+    return Update(
+        [],
+        weights={name: double(each) for name, each in named.items()},
+        wide={name: double(adamw.master.get(name, each)) for name, each in named.items()},
+        first={name: double(each) for name, each in adamw.first.items()},
+        second={name: double(each) for name, each in adamw.second.items()},
+        gradients={name: None if each.grad is None else double(each.grad) for name, each in named.items()},
+    )
+
+
+def double(tensor: Tensor) -> Tensor:
+    """A copy on the CPU in float64; of a sharded tensor this rank's rows."""
+    return local(tensor).detach().to("cpu", torch.float64, copy=True)
+
+
+def marks(trainer: Trainer) -> dict[str, list[float]]:
+    """The norm of every tensor of the learner's state: cheap, and equal for equal bits."""
+    learner = trainer.learner
+    parts = {
+        "weights": list(learner.parameters().values()),
+        "first moments": list(learner.optimizer.adamw.first.values()),
+        "second moments": list(learner.optimizer.adamw.second.values()),
+    }
+    norms = {name: torch._foreach_norm([each.detach() for each in tensors]) for name, tensors in parts.items()}
+    return {name: torch.stack([each.float() for each in some]).tolist() for name, some in norms.items()}
+
+
+def first_other_mark(left: Mapping[str, list[float]], right: Mapping[str, list[float]]) -> str | None:
+    """The part of the state in which two marks differ; a NaN equals itself."""
+    return next((name for name in left if list(map(str, left[name])) != list(map(str, right[name]))), None)
+
+
+def whole_state(trainer: Trainer) -> dict[str, Any]:
+    """All that the next step depends on, read from where it lies and not from what a checkpoint holds."""
+    learner, prompts = trainer.learner, trainer.prompts
+    adamw = learner.optimizer.adamw
+    critic: Any = learner.critic
+    reference = {} if learner.reference is None else dict(learner.reference.named_parameters())
+    return {
+        "weights": learner.parameters(),
+        "first moments": adamw.first,
+        "second moments": adamw.second,
+        "float32 weights": adamw.master,
+        "number of updates": learner.updates,
+        "KL coefficient": learner._kl_coef,
+        "reference policy": {name: local(each) for name, each in reference.items()},
+        "critic": {} if critic is None else critic._optimizer.state(),
+        "order of groups": learner._generator.get_state(),
+        "order of prompts": (prompts.generator.get_state(), prompts._num_taken),
+        # Generators in other processes serve both.
+        "sampler's random numbers": None if trainer.remote is not None else trainer.engine.random_state(),
+    }
