@@ -241,9 +241,8 @@ def _version_info(host: Host, part: str) -> Fact[VersionInfo]:
         version = fields.get("Version", "")
         if not re.fullmatch(r"[0-9]+(\.[0-9A-Za-z]+)+", version):
             return unknown(Evidence(path, line_with(text.value, "Version") or text.evidence[0].line))
-        value = VersionInfo(
-            version, path, fields.get("compatible_version_fw", ""), fields.get("compatible_version_drv", "")
-        )
+        compatible = (fields.get(f"compatible_version_{part}", "") for part in ("fw", "drv"))
+        value = VersionInfo(version, path, *compatible)
         return known(value, Evidence(path, line_with(text.value, "Version")))
     return absent(*tried)
 
