@@ -88,6 +88,8 @@ class Held(Worker):  # type: ignore[misc]
         self.model_runner.vllm_config = vllm_config
         self.model_runner.model_config = vllm_config.model_config
         self.model_runner.load_config = vllm_config.load_config
+        self.model_runner.lora_config = None
+        self.model_runner.encoder_cache = {}
 
     def sleep(self, *args: Any, **kwargs: Any) -> None:
         given = inspect.signature(Worker.sleep).bind(self, *args, **kwargs).arguments
