@@ -20,7 +20,7 @@ _CODE_SHARE, _CODE_LINES = 0.4, 6
 def role_signs(lines: Sequence[Line], rows: Sequence[RoleRow]) -> Iterator[tuple[str, Line]]:
     """`is-document` for a guide or a list of problems, `is-code` for a source file, `nothing-happened` where no line of
     a log is in the text."""
-    texts = [line.shown[:500] for line in lines[:_READ] if line.shown]
+    texts = [line.text[:500] for line in lines[:_READ] if line.text.strip()]
     if not texts:
         return
     counts = {row.id: sum(pattern.search(text) is not None for text in texts) for row, pattern in _compiled(rows)}
