@@ -85,9 +85,7 @@ card_check = functools.partial(Check, is_about_cards=True)
 
 
 def message(name: str, /, **args: object) -> Message:
-    """The message `area.name` of the catalogue `check_area`; a name without an area is one of the runner's, in
-    `checks`.
-    """
+    """The message `area.name` of the catalogue `check_area`; a name without an area is one of `checks`."""
     area, _, rest = name.rpartition(".")
     return Message(f"check_{area}.{rest}" if area else f"checks.{name}", args)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _EVIDENCE_AT_MOST = 6
 # Facts that are unknown whenever the first one is, and the check that reports it; the others only refer to it.
 REPORTED_BY = {"python.interpreter": "python.found", "cann.toolkit": "cann.found"}
-_OF_CARDS = ("cards", "devices", "driver", "network")
+_OF_CARDS = ("cards.", "devices.", "driver.", "network.")
 
 
 def check_all(
@@ -59,7 +59,8 @@ def exit_code(findings: Iterable[Finding], *, framework: str | None = None) -> E
     required = {
         check.id
         for check in CHECKS
-        if framework in check.required_for or (framework is None and check.required_for and _area(check) in _OF_CARDS)
+        if framework in check.required_for
+        or (framework is None and check.required_for and check.id.startswith(_OF_CARDS))
     }
     statuses = [(finding.status, finding.check) for finding in findings]
     if any(status is Status.FAIL for status, _ in statuses):
@@ -67,10 +68,6 @@ def exit_code(findings: Iterable[Finding], *, framework: str | None = None) -> E
     if any(status is Status.UNKNOWN and check in required for status, check in statuses):
         return ExitCode.UNKNOWN
     return ExitCode.FINE
-
-
-def _area(check: Check) -> str:
-    return check.id.partition(".")[0]
 
 
 def _judge(check: Check, context: Context, level: int, owners: Mapping[str, str]) -> CheckResult:

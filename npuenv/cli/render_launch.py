@@ -15,8 +15,9 @@ from npuenv.cli.help import Command
 from npuenv.cli.progress import StepProgress
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
+from npuenv.preflight.memory.types import written_cards
 from npuenv.render.launch.generate import LaunchOptions, recipes
-from npuenv.render.launch.job import parse_overrides, written_cards
+from npuenv.render.launch.job import parse_overrides
 
 if TYPE_CHECKING:
     from npuenv.render.launch.generate import Launch

@@ -83,7 +83,7 @@ def collect(
     if "python" in wanted:
         find_python(collector)  # first: whom it finds is asked by the other groups too
     found: dict[str, Any] = {
-        name: kind(**{field.name: collector.get(f"{name}.{field.name}") for field in dataclasses.fields(kind)})  # type: ignore[arg-type]
+        name: kind(**{field.name: collector.get(f"{name}.{field.name}") for field in dataclasses.fields(kind)})
         for name, kind in GROUPS.items()
     }
     return Facts(environment=known(host.environ(), Evidence("environment", "")), **found)

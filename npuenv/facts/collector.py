@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from npuenv.core.fact import Evidence, Fact, State, absent, unknown
 from npuenv.host.base import NotRecorded
@@ -36,6 +36,8 @@ def fact(reader: Callable[..., Fact[Any]], *needs: str, level: int = 0) -> Any:
 
 class Group:
     """Facts by name, a dataclass: it takes the fields of its last base first, so they are listed in that order."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # so that type checkers know it for one
 
     def __init_subclass__(cls) -> None:
         dataclasses.dataclass(init=False, repr=False, eq=False)(cls)

@@ -380,3 +380,11 @@ def put_fact(_: str) -> Change:
     import dataclasses
 
     return lambda facts: dataclasses.replace(facts, npu=dataclasses.replace(facts.npu, chips=not_asked(2)))
+
+
+def test_of_what_all_agree_on_the_first_line_is_shown() -> None:
+    finding = find("packages", cluster(USUAL, 3))
+    assert finding.status is Status.OK
+    assert [(line.command.partition(":")[0], line.line) for line in finding.evidence] == [
+        ("node01", "accelerate 0.34.2")
+    ]

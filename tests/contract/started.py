@@ -79,7 +79,8 @@ def _run(script: Path, tree: Path, needed: Mapping[str, str]) -> Started:
             timeout=60, check=False, errors="replace",
         )  # fmt: skip
         files = sorted(calls.iterdir(), key=os.path.getmtime)
-        words = [tuple(each.read_text(encoding="utf-8").split("\0")[:-1]) for each in files]
+        texts = [each.read_text(encoding="utf-8").replace(str(home), "/home/user") for each in files]
+    words = [tuple(text.split("\0")[:-1]) for text in texts]
     last = done.stderr.strip().splitlines()[-1:] if done.returncode else []
     launches = tuple(filter(None, map(_launch, words)))
     return Started(launches, "".join(last)[-300:] or (f"exit {done.returncode}" if done.returncode else ""))

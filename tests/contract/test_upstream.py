@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contract.mutants import RULES, chosen, mutants
+from tests.contract.mutants import RULES, Mutant, chosen, mutants
 from tests.contract.started import Started, started
-from tests.contract.upstream import rendered, scripts_of
+from tests.contract.upstream import has_effect, rendered, scripts_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,6 +41,13 @@ def test_what_the_shell_refuses_is_told_and_nothing_of_the_machine_is_run(tmp_pa
     (tmp_path / "mine").write_text("")
     assert run(tmp_path, "rm mine; mkdir /nowhere; pip install x; git clone y; curl z\n").refused == ""
     assert (tmp_path / "mine").exists()
+
+
+def test_a_value_that_a_later_word_replaces_has_no_effect(tmp_path: Path) -> None:
+    before = 'python3 -m verl.trainer.main_ppo a.b=1 c.d="$HOME" a.b=2\n'
+    for word, effect in (("a.b=1", False), ("a.b=2", True)):
+        mutant = Mutant("a rule", "run.sh", before.replace(word, "a.b=3"), False)
+        assert has_effect(mutant, before, tmp_path) is effect
 
 
 @pytest.mark.slow

@@ -281,7 +281,8 @@ def mistakes(bases: dict[str, str], release: str, tree: Path, verl: Framework) -
         id: text for id, text in bases.items()
         if taken[id] is None and not errors_of(Mutant("", id, text, True), release, tree)
     }  # fmt: skip
-    drawn, said = list(mutants(right, 6)), dict[Mutant, str | None]()
+    drawn = [each for each in mutants(right, 6) if each.is_checked or has_effect(each, right[each.base], tree)]
+    said = dict[Mutant, str | None]()
     picked = chosen(drawn, MOST)
     while ask := [each for each in picked if each not in said]:
         said.update(zip(ask, refusals([each.text for each in ask], tree, verl)))
@@ -298,6 +299,20 @@ def mistakes(bases: dict[str, str], release: str, tree: Path, verl: Framework) -
         end="",
     )
     return len(picked) == MOST and len(picked) - len(missed) >= LEAST_FOUND
+
+
+def has_effect(mutant: Mutant, before: str, tree: Path) -> bool:
+    """Whether other values start: a later word of the script can have the last say on the key that was changed."""
+    return _in_force(mutant.text, tree) != _in_force(before, tree)
+
+
+def _in_force(text: str, tree: Path) -> list[tuple[str, dict[str, str]]]:
+    """The programs that a script starts, each with the last value of every key."""
+    with tempfile.TemporaryDirectory() as scratch:
+        script = Path(scratch, "run.sh")
+        script.write_text(text, encoding="utf-8")
+        launches = started(script, tree).launches
+    return [(module, dict(word.partition("=")[::2] for word in words)) for module, words in launches]
 
 
 def _changed(before: str, after: str) -> str:

@@ -61,7 +61,7 @@ def test_a_fact_of_a_group_that_is_not_wanted_is_not_asked() -> None:
 
 
 def test_what_a_fact_needs_is_declared() -> None:
-    declared = {f"{name}.{field.name}": field for name, kind in GROUPS.items() for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    declared = {f"{name}.{field.name}": field for name, kind in GROUPS.items() for field in dataclasses.fields(kind)}
     needs = {need for field in declared.values() for need in field.metadata["needs"]}
     assert needs <= set(declared)
 

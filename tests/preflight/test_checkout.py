@@ -55,7 +55,7 @@ def judged(script: Path, *words: str, framework: str | None = None) -> Preflight
     return preflight([str(script)], PreflightOptions(framework=framework))
 
 
-def of_keys(result: PreflightResult) -> list[tuple[str, str, str]]:
+def of_keys(result: PreflightResult) -> list[tuple[str, str, object]]:
     return [(p.check, p.severity, p.says.args["key"]) for p in result.problems if p.check.startswith("preflight.key-")]
 
 

@@ -179,3 +179,23 @@ def test_a_range_of_visible_cards_is_spelled_out(text: str, right: str | None) -
     reading = read_words([f"{name}={text}", *command(64, 64, 1, 1, "trainer.n_gpus_per_node=2")], ASKED)
     (found,) = [each for each in examine(reading.launch) if each.check == "preflight.visible-cards"]
     assert [(change.key, change.value) for change in found.changes] == ([(name, right)] if right else [])
+
+
+def megatron(*more: str) -> list[str]:
+    sizes = ("tensor_model_parallel_size=2", "pipeline_model_parallel_size=1")
+    engine = ("actor.strategy=megatron", *(f"actor.megatron.{each}" for each in sizes))
+    return [*command(32, 16, 7, 2), *(f"actor_rollout_ref.{each}" for each in engine), *more]
+
+
+def test_megatron_wants_a_batch_of_whole_micro_batches_on_every_group_of_cards() -> None:
+    reading = read_words(megatron(), ASKED)
+    found = {each.says.key: each for each in examine(reading.launch) if each.severity == "error"}
+    assert set(found) == {"preflight_rules.train-batch-micro", "preflight_rules.micro-batch"}
+    assert found["preflight_rules.train-batch-micro"].says.args["cards"] == 4
+    fixed = fix(reading, ASKED)
+    assert not fixed.left and f"{MICRO}=4" in fixed.after
+    unknown = read_words(megatron("trainer.n_gpus_per_node=${oc.env:CARDS}"), ASKED)
+    keys = [each.says.key for each in examine(unknown.launch) if each.severity == "error"]
+    assert keys == ["preflight_rules.train-batch-micro-any"]
+    dynamic = read_words(megatron("actor_rollout_ref.actor.use_dynamic_bsz=True"), ASKED)
+    assert not [each for each in examine(dynamic.launch) if each.check in BATCHES]

@@ -11,8 +11,8 @@ import pytest
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message, say
 from npuenv.matrix import load_matrix
+from npuenv.preflight.memory.types import written_cards
 from npuenv.render.container.description import Container, ContainerOptions, describe
-from npuenv.render.container.header import span
 from npuenv.render.container.writing import render_container, write_files
 from npuenv.resolve.types import Platform
 from tests.render.conftest import make_stack
@@ -179,7 +179,7 @@ def test_references_of_the_usual_kinds_are_images(image: str) -> None:
     ("numbers", "short"), [((0,), "0"), ((0, 1, 2), "0-2"), ((4, 7), "4,7"), ((0, 1, 3, 4, 5, 9), "0-1,3-5,9")]
 )
 def test_runs_of_numbers_are_said_in_short(numbers: tuple[int, ...], short: str) -> None:
-    assert span(numbers) == short
+    assert written_cards(numbers) == short
 
 
 def test_every_generation_that_stacks_run_on_has_its_cards_and_places() -> None:

@@ -18,8 +18,7 @@ from npuenv.preflight.reading import ReadOptions, read_text
 from npuenv.preflight.rules.memory import job_of
 from npuenv.preflight.types import Machine
 from npuenv.render.launch.verl import render_verl
-from npuenv.render.launch.verl_cards import on_nodes
-from npuenv.render.launch.verl_check import check
+from npuenv.render.launch.verl_check import check, on_nodes
 from npuenv.render.launch.verl_job import job_for, written
 from tests.render.verl_jobs import RECIPES, published
 from tests.support.sentences import says

@@ -17,9 +17,9 @@ from ruamel.yaml import YAML
 from npuenv.core import toml_input as _toml
 from npuenv.core.errors import BadInput
 from npuenv.matrix import load_matrix
-from npuenv.preflight.memory.types import Cards, Model, Placement
+from npuenv.preflight.memory.types import Cards, Model, Placement, written_cards
 from npuenv.render.launch import roll_recipe as recipes
-from npuenv.render.launch.job import Places, chosen_placement, parse_cards, parse_overrides, written_cards
+from npuenv.render.launch.job import Places, chosen_placement, parse_cards, parse_overrides
 from npuenv.render.launch.roll import render_roll
 from npuenv.render.launch.roll_recipe import is_read
 from npuenv.render.launch.roll_tree import mapping_text

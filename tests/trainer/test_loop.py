@@ -150,7 +150,7 @@ def test_a_whole_checkpoint_says_how_much_was_compared() -> None:
 
 def test_a_run_of_one_step_and_several_mini_batches_has_every_record(tmp_path: Path) -> None:
     records = run(tmp_path, changed(SHORT, steps=1, mini_batches=3, micro_batch_rows=2))
-    assert [record["kind"] for record in records] == ["eval", "step", "eval", *["stage"] * 8]
+    assert [record["kind"] for record in records] == ["eval", "step", *["stage"] * 9, "eval", *["stage"] * 8]
     assert set(passed(records).values()) == {True}
 
 

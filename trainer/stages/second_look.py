@@ -1,7 +1,7 @@
 """Holds a run against a second opinion: prompts, answers, batches, schedules, reference, state, a step's arithmetic.
 
-What is cheap is asked of every step. `recompute` looks at two: the first whose rewards differ, and the last. A question
-that cannot be asked says why in its record; what cannot be answered is unknown.
+What is cheap is asked of every step, of batches every tenth. `recompute` looks at two: the first whose rewards differ,
+and the last. A question that cannot be asked says why in its record; what cannot be answered is unknown.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 # Numbers of the model times tokens of a step: beyond that a step in float64 on the CPU would take minutes.
 _LARGEST = 5_000_000_000
+# Steps after which a batch is held against its rollouts again: for a small model that is a hundredth of a step.
+_BATCH_EVERY = 10
 # Settings of three sections that the second opinion has formulas for, and what is not asked with another one off its
 # default.
 _KNOWN = """
@@ -115,19 +117,23 @@ class SecondLook(Observer):
 
     def on_step_start(self, step: int) -> None:
         """Whether this step is looked at."""
-        self._tap.begin(looks=not self._has_looked or step == self._config.run.steps)
+        self._tap.begin(looks=self._looks_at(step))
         self._compare_marks("between two steps")
+
+    def _looks_at(self, step: int) -> bool:
+        return not self._has_looked or step == self._config.run.steps
 
     def on_step(self, step: int, result: StepResult) -> None:
         """Holds the step against all questions."""
         self._ask("prompts", lambda: self._check_prompts(step, result))
-        self._ask("batch", lambda: self._check_batch(step, result))
+        if self._tap.looks or step % _BATCH_EVERY == 0:
+            self._ask("batch", lambda: self._check_batch(step, result))
         self._ask("mini-batches", lambda: self._check_mini_batches(step, result.batch))
         self._ask("schedules", lambda: self._check_schedules(step, result))
         if self._tap.looks:
             self._look(step, result)
         self._tap.looks = False
-        if self._asks("state"):
+        if self._asks("state") and self._looks_at(step + 1):
             with self._results.spent.part("state"):
                 self._marks = marks(self._trainer)
 

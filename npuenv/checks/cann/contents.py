@@ -137,14 +137,8 @@ def _custom(context: Context) -> CheckResult:
     other = [item for item in fact.value.packages if wanted and item.chips and not wanted & set(item.chips)]
     if other:
         lines = _places((item.path, " ".join(item.chips or ())) for item in other)
-        return warn(
-            "cann.custom-other",
-            *lines,
-            fix=fix_for("cann.custom-other"),
-            path=other[0].path,
-            chips=other[0].chips or (),
-            chip=min(wanted),
-        )
+        says = {"path": other[0].path, "chips": other[0].chips or (), "chip": min(wanted)}
+        return warn("cann.custom-other", *lines, fix=fix_for("cann.custom-other"), **says)
     return ok("cann.custom-ok", count=len(fact.value.packages))
 
 

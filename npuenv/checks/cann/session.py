@@ -154,9 +154,7 @@ def _python_path(context: Context) -> CheckResult:
 
 
 def _python_packages(context: Context) -> CheckResult:
-    """The imports of CANN's operator compiler in the target: without them the first compiled operator fails with
-    500001.
-    """
+    """The imports of CANN's operator compiler: without them the first compiled operator fails with 500001."""
     have = installed(context)
     python = context.facts.python.interpreter.value
     if "torch-npu" not in have or python is None:

@@ -19,7 +19,7 @@ from npuenv.core.finding import Fix, Status
 
 if TYPE_CHECKING:
     import ipaddress
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from npuenv.facts.hccn.conf import HccnConf
 
@@ -150,7 +150,7 @@ def _tls(context: Context, conf: HccnConf) -> CheckResult:
     found = answers(context, "tls")
     lines = {card: Evidence(CONF, f"tls_enable_{card}={value}") for card, value in filed.items()}
     outliers = {card: lines[card] for card, value in filed.items() if value not in ("0", "1")}
-    silent = sorted({*conf.by_device, *_unnamed(context, filed)} - filed.keys())
+    silent = sorted({*conf.by_device, *cards_here(context)} - filed.keys())
     outcomes = [_mixed(filed, lines), _unread(context, "tls")]
     if found:
         outcomes.insert(0, _mixed({card: str(int(state.is_on)) for card, state in found.values.items()}, found.lines))
@@ -169,11 +169,6 @@ def _mixed(switches: Mapping[int, str], lines: Mapping[int, Evidence]) -> CheckR
         return None
     fix = fix_for("network.tls", is_dangerous=True)
     return fail("network.tls-mixed", *(lines[card] for card in (*on, *off)), fix=fix, on=on, off=off)
-
-
-def _unnamed(context: Context, named: Iterable[int]) -> set[int]:
-    """The cards of this machine without a line in the file. A container may see fewer cards than the file names."""
-    return cards_here(context) - set(named)
 
 
 def _conf(context: Context) -> CheckResult:

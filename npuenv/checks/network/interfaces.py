@@ -114,11 +114,9 @@ def _judge_names(context: Context, name_set: str, setting: str, chosen: Sequence
     found = context.facts.network.interfaces
     line = variable(context, name_set)
     good = tuple(item.name for item in found.value or () if _is_good(item))
-    fix = (
-        fix_for("network.ifname", ("export", f"{name_set}={good[0]}"), names=good)
-        if good
-        else fix_for("network.ifname-none")
-    )
+    fix = fix_for("network.ifname-none")
+    if good:
+        fix = fix_for("network.ifname", ("export", f"{name_set}={good[0]}"), names=good)
     if not chosen:
         return fail("network.ifname-missing", line, *found.evidence, fix=fix, variable=name_set, setting=setting)
     down = [item for item in chosen if not item.is_up]
@@ -175,11 +173,9 @@ def _hccl_address(context: Context) -> CheckResult:
     line = variable(context, "HCCL_IF_IP")
     interfaces = context.facts.network.interfaces.value or ()
     good = tuple(address for item in interfaces if _is_good(item) for address in item.addresses if number_of(address))
-    fix = (
-        fix_for("network.if-ip", ("export", f"HCCL_IF_IP={good[0]}"), addresses=good)
-        if good
-        else fix_for("network.if-ip-none")
-    )
+    fix = fix_for("network.if-ip-none")
+    if good:
+        fix = fix_for("network.if-ip", ("export", f"HCCL_IF_IP={good[0]}"), addresses=good)
     if number_of(setting) is None and not re.fullmatch(r"[0-9a-fA-F:.]*:[0-9a-fA-F:.]*", setting):
         return skip("network.if-ip-unreadable")  # session.hccl reports it
     owner = next((item for item in interfaces if setting in item.addresses), None)

@@ -81,9 +81,7 @@ def _not_looked(context: Context) -> str:
 
 
 def _nodes_alone(context: Context, looked: tuple[Evidence, ...], count: int) -> CheckResult:
-    """Device nodes without a card in a table. A failing tool is reported by its own check; a working tool that lists
-    nothing is evidence of its own.
-    """
+    """Device nodes without a card in a table. A failing tool is reported by its own check."""
     npu = context.facts.npu
     if npu.smi_trouble.is_known or npu.smi.state is State.ABSENT:
         return skip("npu.see-npu-smi")

@@ -60,14 +60,8 @@ def _answers(context: Context) -> CheckResult:
         Trouble.UNEXECUTABLE: fix_for("npu.smi-unexecutable"),
         Trouble.TIMEOUT: fix_for("npu.smi-timeout", ("npuenv", "doctor", "--level", "2"), ("dmesg", "--ctime")),
     }
-    return fail(
-        f"npu.smi-{trouble.kind.value}",
-        *facts.npu.smi_trouble.evidence,
-        fix=fixes[trouble.kind],
-        library=trouble.library or "",
-        ret=trouble.ret or 0,
-        line=trouble.line,
-    )
+    says = {"library": trouble.library or "", "ret": trouble.ret or 0, "line": trouble.line}
+    return fail(f"npu.smi-{trouble.kind.value}", *facts.npu.smi_trouble.evidence, fix=fixes[trouble.kind], **says)
 
 
 def _in_use(context: Context, trouble: SmiTrouble) -> CheckResult:
@@ -165,11 +159,8 @@ def _is_same(one: str, other: str) -> bool | None:
 
 def _rebooted(context: Context) -> CheckResult:
     """Files newer than the boot are an error only if another version runs: some installs need no reboot."""
-    changed, driver, table = (
-        context.facts.npu.changed.value,
-        context.facts.npu.driver.value,
-        context.facts.npu.smi.value,
-    )
+    npu = context.facts.npu
+    changed, driver, table = npu.changed.value, npu.driver.value, npu.smi.value
     if changed is None or driver is None or context.in_container:
         return skip("npu.driver-rebooted-skip")
     if not changed.is_after_boot:
@@ -181,11 +172,7 @@ def _rebooted(context: Context) -> CheckResult:
         return skip("npu.driver-rebooted-skip")
     if same:
         return ok("npu.driver-rebooted-alike", *context.facts.npu.changed.evidence, version=table.driver)
-    evidence = (
-        *context.facts.npu.changed.evidence,
-        *context.facts.npu.driver.evidence,
-        *context.facts.npu.smi.evidence,
-    )
+    evidence = (*npu.changed.evidence, *npu.driver.evidence, *npu.smi.evidence)
     fix = fix_for("npu.driver-reboot")
     return fail("npu.driver-rebooted-fail", *evidence, fix=fix, file=driver.version, running=table.driver)
 
@@ -224,13 +211,8 @@ def _firmware(context: Context) -> CheckResult:
         return ok("npu.driver-firmware-ok", *lines, version=firmware.version)
     if any(_is_between(driver.version, low, high) for low, high in _ranges(firmware.compatible_driver)):
         return ok("npu.driver-firmware-ok", *lines, version=firmware.version)
-    return fail(
-        "npu.driver-firmware-fail",
-        *lines,
-        fix=fix_for("npu.firmware"),
-        version=firmware.version,
-        wanted=driver.compatible_firmware,
-    )
+    says = {"version": firmware.version, "wanted": driver.compatible_firmware}
+    return fail("npu.driver-firmware-fail", *lines, fix=fix_for("npu.firmware"), **says)
 
 
 def _ranges(text: str) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ from npuenv.core import versions
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from npuenv.facts.python.interpreter import Import
     from npuenv.facts.python.packages import Files, Hashes, Owned
@@ -71,17 +71,20 @@ def _altered(context: Context, files: Files) -> CheckResult:
     bad = _that_count(context, files.altered)
     linked = [item for item in files.linked if item.owner in put_in(context)]
     if linked and not bad:
-        names = tuple(item.owner for item in linked)
-        evidence = _lines(linked, "behind a link")
-        fix = restore(context, names)
-        return warn("python.altered-linked", *evidence, fix=fix, count=_sum(linked), packages=names[:_SHOWN])
+        return _damage(context, warn, "python.altered-linked", linked, "behind a link")
     if not bad:
         return ok("python.altered-ok", *_lines(files.altered, "of another size"), count=_sum(files.altered))
-    names = tuple(item.owner for item in bad)
-    verdict = fail if _breaks_something(context, bad) else warn
-    evidence = _lines(bad, "of another size")
+    make = fail if _breaks_something(context, bad) else warn
+    return _damage(context, make, "python.altered-fail", bad, "of another size")
+
+
+def _damage(
+    context: Context, make: Callable[..., CheckResult], says: str, items: Collection[Owned], how: str
+) -> CheckResult:
+    """The result for damaged files, whose packages are installed again."""
+    names = tuple(item.owner for item in items)
     fix = restore(context, names)
-    return verdict("python.altered-fail", *evidence, fix=fix, count=_sum(bad), packages=names[:_SHOWN])
+    return make(says, *_lines(items, how), fix=fix, count=_sum(items), packages=names[:_SHOWN])
 
 
 def _breaks_something(context: Context, altered: Iterable[Owned]) -> bool:
@@ -103,11 +106,8 @@ def _hashes(context: Context, hashes: Hashes) -> CheckResult:
     if not bad:
         is_told = _has_both_tritons(context) and any(item.owner in _TRITONS for item in hashes.altered)
         return skip("python.because", cause="python.triton") if is_told else _as_recorded(hashes)
-    names = tuple(item.owner for item in bad)
     is_grave = any(item.native or item.owner in _UNTOUCHED for item in bad)
-    verdict, evidence = fail if is_grave else warn, _lines(bad, "of other content")
-    fix = restore(context, names)
-    return verdict("python.hashes-fail", *evidence, fix=fix, count=_sum(bad), packages=names[:_SHOWN])
+    return _damage(context, fail if is_grave else warn, "python.hashes-fail", bad, "of other content")
 
 
 def _as_recorded(hashes: Hashes) -> CheckResult:

@@ -28,13 +28,8 @@ def _found(context: Context) -> CheckResult:
         return skip("skip-level", level="1")
     if fact.value is not None:
         python = fact.value
-        return ok(
-            "python.python-found-ok",
-            *fact.evidence,
-            version=python.version,
-            executable=python.executable,
-            kind=python.kind,
-        )
+        says = {"version": python.version, "executable": python.executable, "kind": python.kind}
+        return ok("python.python-found-ok", *fact.evidence, **says)
     evidence = (*context.facts.python.broken.evidence, *fact.evidence)
     if broken is not None and broken.what == "garbled":
         return unknown("python.python-found-garbled", *fact.evidence, path=broken.path)

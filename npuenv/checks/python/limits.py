@@ -116,9 +116,7 @@ def _number(bound: str) -> tuple[int, ...]:
 
 
 def _holds(python: Python, requirement: str) -> bool | None:
-    """Whether the installed version satisfies a requirement; None if the package is not installed or its version
-    unreadable.
-    """
+    """Whether the installed version satisfies a requirement; None if there is none, or it is unreadable."""
     name, specifier = split(requirement)
     version = python.distributions.get(name)
     return None if version is None else accepts(specifier, version)

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 @given(lambda context: context.facts.python.made.value, "python.made-elsewhere")
 def _made(context: Context, made: Described) -> CheckResult:
-    """Skipped for another tool's environment; fails for an unfinished one of npuenv's, warns about an unverified or
-    modified one.
-    """
+    """Fails for an unfinished environment of npuenv's, warns about an unverified or modified one."""
     evidence = context.facts.python.made.evidence
     fix = fix_for("python.made", ("npuenv", "install", made.stack, "--target", made.root))
     args = {"stack": made.stack, "lock": made.lock}

@@ -70,9 +70,7 @@ def _complete(context: Context, framework: str) -> CheckResult:
 
 
 def _install(context: Context, framework: str, missing: tuple[str, ...]) -> Fix:
-    """Installs single packages in the versions of a published stack that this resembles; without torch the complete
-    set.
-    """
+    """Installs single packages, as in a published stack that this resembles; without torch the complete set."""
     if {"torch", "torch-npu", "vllm"} & set(missing):
         return fix_for("python.whole", install_here(context))
     known = [name for name in ("torch-npu", "vllm-ascend") if version_of(context, name) is not None]

@@ -92,9 +92,7 @@ def _named_files(context: Context) -> CheckResult:
 
 
 def _python_path(context: Context) -> CheckResult:
-    """PYTHONPATH with another Python's packages: their extensions miss symbols. PYTHONHOME breaks every environment but
-    the one it was set for.
-    """
+    """PYTHONPATH with another Python's packages: their extensions miss symbols. PYTHONHOME breaks others."""
     python = context.facts.python.interpreter.value
     if setting(context, "PYTHONHOME"):
         fix = fix_for("session.python-path", ("unset", "PYTHONHOME"))

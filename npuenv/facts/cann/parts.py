@@ -112,20 +112,16 @@ def ops(host: Host, root: str, arch: str | None) -> Fact[Ops]:
             name = _OPS_PACKAGE.match(fields.get("package_name", ""))
             if not fields.get("version"):
                 return unknown(*text.evidence)
-            value = Ops(fields["version"], name["chip"] if name else "", path)
-            return known(
-                value, Evidence(path, line_with(text.value, "package_name") or line_with(text.value, "version"))
-            )
+            line = line_with(text.value, "package_name") or line_with(text.value, "version")
+            return known(Ops(fields["version"], name["chip"] if name else "", path), Evidence(path, line))
     path = f"{root}/opp_kernel/version.info"
     text = file_text(host, path)
     if text.value is None:
         return Fact(text.state, None, text.evidence)
     release = release_of(pairs(text.value))
-    return (
-        known(Ops(release, "", path), Evidence(path, line_with(text.value, "version_dir")))
-        if release
-        else unknown(*text.evidence)
-    )
+    if not release:
+        return unknown(*text.evidence)
+    return known(Ops(release, "", path), Evidence(path, line_with(text.value, "version_dir")))
 
 
 def _arches(arch: str | None) -> tuple[str, ...]:

@@ -103,9 +103,8 @@ def compilers(host: Host, timeout_s: float) -> Fact[dict[str, str]]:
             found[program] = numbers[0]
             lines.append(Evidence(f"{program} --version", first))
         elif not ran.is_absent:
-            lines.append(
-                Evidence(f"{program} --version", "timed out" if ran.timed_out else first or f"exit {ran.code}")
-            )
+            why = "timed out" if ran.timed_out else first or f"exit {ran.code}"
+            lines.append(Evidence(f"{program} --version", why))
     if found:
         return known(found, *lines)
     return unknown(*lines) if lines else absent(Evidence("gcc --version", "no such program"))

@@ -219,10 +219,8 @@ def processor(host: Host) -> Fact[Processor]:
     command = " ".join(_CPUINFO)
     rows = pairs(host.look(_CPUINFO[-1]).text if ran.is_absent else ran.out, ":")
     if "vendor_id" in rows and "flags" in rows:
-        flags = rows["flags"].split()
-        value = Processor(
-            "x86_64", rows["vendor_id"], rows.get("model name", ""), "hypervisor" in flags, "avx2" in flags
-        )
+        flags, model = rows["flags"].split(), rows.get("model name", "")
+        value = Processor("x86_64", rows["vendor_id"], model, "hypervisor" in flags, "avx2" in flags)
         return known(value, Evidence(command, f"vendor_id: {value.maker}, model name: {value.model}"))
     if "CPU implementer" in rows:
         maker = rows["CPU implementer"]

@@ -137,12 +137,12 @@ def processes(host: Host) -> Fact[Processes]:
     rows = [found.groups() for found in map(_ROW.match, ran.out.splitlines()[:_AT_MOST]) if found]
     if not rows:
         return (absent if ran.is_absent else unknown)(Evidence(" ".join(PS), why_failed(ran)))
-    everything = sorted((Process(int(pid), int(parent), stat, name) for pid, parent, stat, name in rows), key=_number)
+    found = (Process(int(pid), int(parent), stat, name) for pid, parent, stat, name in rows)
+    everything = sorted(found, key=lambda process: process.pid)
     ours = [process for process in everything if _OURS.fullmatch(process.name)]
     first = next((process.name for process in everything if process.pid == 1), "")
-    value = Processes(
-        len(everything), first, tuple(_with_commands(host, ours)), tuple(item for item in everything if item.is_zombie)
-    )
+    zombies = tuple(item for item in everything if item.is_zombie)
+    value = Processes(len(everything), first, tuple(_with_commands(host, ours)), zombies)
     return known(value, Evidence(" ".join(PS), f"{len(everything)} processes, {len(ours)} of Python, Ray or vLLM"))
 
 
@@ -162,10 +162,6 @@ def _with_commands(host: Host, found: Iterable[Process]) -> Iterable[Process]:
         looked = host.look(f"/proc/{process.pid}/cmdline")
         words = " ".join(looked.text.split("\0")).strip()[:_LETTERS_AT_MOST] if looked.state is PathState.FILE else ""
         yield Process(process.pid, process.parent, process.stat, process.name, words)
-
-
-def _number(process: Process) -> int:
-    return process.pid
 
 
 class SessionFacts(Group):

@@ -68,9 +68,8 @@ def system(host: Host) -> Fact[System]:
     if not fields.get("ID"):
         return unknown(*text.evidence)
     value = System(fields["ID"], fields.get("VERSION_ID", ""), fields.get("PRETTY_NAME", fields["ID"]))
-    return known(
-        value, Evidence("/etc/os-release", line_with(text.value, "PRETTY_NAME") or line_with(text.value, "ID"))
-    )
+    line = line_with(text.value, "PRETTY_NAME") or line_with(text.value, "ID")
+    return known(value, Evidence("/etc/os-release", line))
 
 
 def glibc(host: Host) -> Fact[str]:
@@ -117,9 +116,8 @@ def limit(host: Host, name: str) -> Fact[int]:
     words = line.removeprefix(name).split()
     if not words or not (words[0].isdecimal() or words[0] == "unlimited"):
         return unknown(Evidence("/proc/self/limits", line))
-    return known(
-        UNLIMITED if words[0] == "unlimited" else int(words[0]), Evidence("/proc/self/limits", " ".join(line.split()))
-    )
+    value = UNLIMITED if words[0] == "unlimited" else int(words[0])
+    return known(value, Evidence("/proc/self/limits", " ".join(line.split())))
 
 
 def limits(host: Host) -> Fact[dict[str, int]]:

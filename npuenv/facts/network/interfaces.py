@@ -155,11 +155,8 @@ def _by_files(host: Host) -> list[tuple[str, str]] | None:
     if trie.state is not PathState.FILE:
         return None
     table = host.look("/proc/net/route")
-    connected = [
-        route
-        for route in (routes(table.text) if table.state is PathState.FILE else [])
-        if not route.gateway and route.mask
-    ]
+    rows = routes(table.text) if table.state is PathState.FILE else []
+    connected = [route for route in rows if not route.gateway and route.mask]
     found = []
     for address in local_addresses(trie.text):
         name = "lo" if address.startswith("127.") else way_to(connected, address)

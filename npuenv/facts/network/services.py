@@ -135,9 +135,8 @@ def clock(host: Host) -> Fact[Clock]:
     chrony = host.run(("chronyc", "-n", "tracking"), timeout_s=4.0)
     if not chrony.is_absent:
         found = of_chrony(chrony.out)
-        said.append(
-            Evidence("chronyc -n tracking", first_line(chrony.out) or first_line(chrony.err) or f"exit {chrony.code}")
-        )
+        line = first_line(chrony.out) or first_line(chrony.err) or f"exit {chrony.code}"
+        said.append(Evidence("chronyc -n tracking", line))
         if found is not None:
             line = next((match[0] for match in re.finditer(_LEAP, chrony.out)), "")
             return known(found, Evidence("chronyc -n tracking", line))

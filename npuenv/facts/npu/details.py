@@ -104,9 +104,8 @@ class Questions:
 
     def unread(self, _: Host) -> Fact[dict[str, dict[str, Evidence]]]:
         """The cards of which one of these facts says nothing although it says something of others. To be asked last."""
-        return known(
-            self._unread, Evidence("npu-smi info -t", f"{sum(map(len, self._unread.values()))} cannot be read")
-        )
+        count = sum(map(len, self._unread.values()))
+        return known(self._unread, Evidence("npu-smi info -t", f"{count} cannot be read"))
 
     def _each(
         self,
@@ -218,9 +217,8 @@ def _faults(text: str) -> tuple[FaultEvent, ...] | None:
 
 
 def _of_health(item: Health) -> str:
-    return "; ".join(
-        (f"Health {item.status}", *(("Error Code " + " ".join(item.codes),) if item.codes else ()), *item.information)
-    )
+    codes = ("Error Code " + " ".join(item.codes),) if item.codes else ()
+    return "; ".join((f"Health {item.status}", *codes, *item.information))
 
 
 def _of_ecc(item: Ecc) -> str:
@@ -228,12 +226,8 @@ def _of_ecc(item: Ecc) -> str:
 
 
 def _of_board(item: Board) -> str:
-    said = (
-        item.chip_name,
-        item.npu_name,
-        item.driver and f"software {item.driver}",
-        item.firmware and f"firmware {item.firmware}",
-    )
+    versions = (item.driver and f"software {item.driver}", item.firmware and f"firmware {item.firmware}")
+    said = (item.chip_name, item.npu_name, *versions)
     return ", ".join(word for word in said if word) or "-"
 
 

@@ -241,9 +241,8 @@ def _version_info(host: Host, part: str) -> Fact[VersionInfo]:
         version = fields.get("Version", "")
         if not re.fullmatch(r"[0-9]+(\.[0-9A-Za-z]+)+", version):
             return unknown(Evidence(path, line_with(text.value, "Version") or text.evidence[0].line))
-        value = VersionInfo(
-            version, path, fields.get("compatible_version_fw", ""), fields.get("compatible_version_drv", "")
-        )
+        compatible = (fields.get(f"compatible_version_{part}", "") for part in ("fw", "drv"))
+        value = VersionInfo(version, path, *compatible)
         return known(value, Evidence(path, line_with(text.value, "Version")))
     return absent(*tried)
 
@@ -286,11 +285,9 @@ def changed(host: Host, version_file: str) -> Fact[Changed]:
     boot = file_text(host, "/proc/stat")
     found = re.search(r"^btime (\d{1,12})$", boot.value or "", re.MULTILINE)
     if found is None:
-        return (
-            unknown(Evidence("/proc/stat", "no btime"))
-            if boot.value is not None
-            else Fact(boot.state, None, boot.evidence)
-        )
+        if boot.value is None:
+            return Fact(boot.state, None, boot.evidence)
+        return unknown(Evidence("/proc/stat", "no btime"))
     ran = host.run(("stat", "-c", "%Y", version_file))
     command = f"stat -c %Y {version_file}"
     if ran.is_absent:
@@ -298,11 +295,8 @@ def changed(host: Host, version_file: str) -> Fact[Changed]:
     written = re.fullmatch(r"(\d{1,12})\s*", ran.out)
     if ran.code != 0 or written is None:
         return unknown(Evidence(command, why_failed(ran)))
-    return known(
-        Changed(int(found[1]), int(written[1])),
-        Evidence("/proc/stat", found[0]),
-        Evidence(command, written[1]),
-    )
+    value = Changed(int(found[1]), int(written[1]))
+    return known(value, Evidence("/proc/stat", found[0]), Evidence(command, written[1]))
 
 
 def installer(host: Host) -> Fact[Installer]:

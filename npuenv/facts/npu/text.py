@@ -17,9 +17,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def plain_lines(text: str) -> list[str]:
-    """The lines without colour codes and without blanks at their ends. Of one that is longer than any the tools print
-    only the beginning is kept.
-    """
+    """The lines without colour codes and blanks at their ends, cut where they are longer than any the tools print."""
     return [line[:_LONGEST].rstrip("\r\n\t ") for line in _ANSI.sub("", text).splitlines()]
 
 

@@ -151,9 +151,8 @@ def interpreter_of(answer: Fact[dict[str, Any]], python: str) -> Fact[Python]:
         value = _python(answer.value)
     except (KeyError, TypeError, AttributeError, ValueError):  # of a foreign interpreter, or from a capture
         return unknown(*answer.evidence)
-    return known(
-        value, Evidence(f"{python} (inventory)", f"Python {value.version}, {len(value.distributions)} distributions")
-    )
+    line = f"Python {value.version}, {len(value.distributions)} distributions"
+    return known(value, Evidence(f"{python} (inventory)", line))
 
 
 def broken(host: Host, python: str, answer: Fact[Any]) -> Fact[Broken]:

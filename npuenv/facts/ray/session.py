@@ -56,9 +56,8 @@ def session(host: Host) -> Fact[Session]:
     note = host.look(f"{folder}/ray_current_cluster")
     address = note.text.strip() if _ADDRESS.fullmatch(note.text.strip()) else None
     is_mine = note.state is PathState.ABSENT or note.is_writable
-    value = Session(
-        folder, looked.is_writable, sum(1 for name in looked.names if _SESSION.fullmatch(name)), address, is_mine
-    )
+    sessions = sum(1 for name in looked.names if _SESSION.fullmatch(name))
+    value = Session(folder, looked.is_writable, sessions, address, is_mine)
     access = "writable" if looked.is_writable else "not writable"
     evidence = [Evidence(folder, f"{access}, {value.sessions} sessions")]
     if note.state is not PathState.ABSENT:

@@ -15,7 +15,7 @@ from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.facts.read import why_failed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from npuenv.host.base import Host, Ran
 
@@ -163,12 +163,8 @@ def read(ran: Ran, timeout_s: float) -> Fact[Status | Trouble]:
     if found is not None:
         rows = [f"{item.used:g}/{item.total:g} {item.name}" for item in found.resources if "memory" not in item.name]
         line = f"{'?' if found.nodes is None else found.nodes} nodes: {', '.join(rows) or '-'}"
-        return known(found, Evidence(command, line), *_waiting(command, found))
+        return known(found, Evidence(command, line), *(Evidence(command, demand.line) for demand in found.demands[:3]))
     return _refused(command, ran)
-
-
-def _waiting(command: str, found: Status) -> Iterable[Evidence]:
-    return (Evidence(command, demand.line) for demand in found.demands[:3])
 
 
 def _refused(command: str, ran: Ran) -> Fact[Status | Trouble]:

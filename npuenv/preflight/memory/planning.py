@@ -13,7 +13,7 @@ from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.preflight.memory.advice import advice, parallel_fits_cards
 from npuenv.preflight.memory.feasibility import judge, tensor_parallel_fits
-from npuenv.preflight.memory.types import Estimate, Placement
+from npuenv.preflight.memory.types import Estimate, Placement, written_cards
 
 if TYPE_CHECKING:
     from npuenv.preflight.memory.types import Job, Layout
@@ -105,7 +105,11 @@ def _parts(job: Job, strategy: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _why(job: Job, placement: Placement, layout: Layout, strategy: int) -> Message:
-    args = {"train": ranges(placement.train), "infer": ranges(placement.infer), "release": job.release}
+    args = {
+        "train": written_cards(sorted(placement.train), ", "),
+        "infer": written_cards(sorted(placement.infer), ", "),
+        "release": job.release,
+    }
     if layout == "colocated":
         return Message(f"placement.why-colocated-{job.framework}", args)
     if job.cards.nodes > 1:
@@ -118,22 +122,11 @@ def _no_parallel(job: Job, placement: Placement) -> BadInput:
     key = "placement.parallel-cards" if tensor_parallel_fits(job, job.tensor_parallel) else "placement.heads"
     args = {
         "size": job.tensor_parallel,
-        "cards": ranges(placement.infer),
+        "cards": written_cards(sorted(placement.infer), ", "),
         "heads": job.model.heads,
         "kv_heads": job.model.kv_heads,
     }
     return BadInput(Message(key, args), Message("placement.hint-parallel", {"sizes": tuple(map(str, sizes))}))
-
-
-def ranges(numbers: tuple[int, ...]) -> str:
-    """Card numbers as people write them: (0, 1, 2, 3, 8) -> "0-3, 8"."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in runs)
 
 
 def _check(job: Job, placement: Placement) -> None:
@@ -142,7 +135,7 @@ def _check(job: Job, placement: Placement) -> None:
     every = (*placement.train, *placement.infer, *placement.reference)
     foreign = sorted({card for card in every if not 0 <= card < job.cards.count})
     if foreign or not every:
-        what = ranges(tuple(foreign)) or "-"
+        what = written_cards(foreign, ", ") or "-"
         raise BadInput(Message("placement.no-such-card", {"cards": what, "count": job.cards.count}))
 
 

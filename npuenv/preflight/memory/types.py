@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from npuenv.core.messages import Message
 
 Role = Literal["train", "infer", "reference"]
@@ -137,3 +139,25 @@ class Estimate:
     memory_gib: float
     says: tuple[Message, ...]  # the deciding reason first, then what was taken for granted
     advice: tuple[Message, ...] = ()  # what to change, in the order in which to try it
+
+
+def ranges(cards: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """First and last of each run of neighbours, in the order given.
+
+    Example: (0, 1, 2, 8, 9) -> (0, 2), (8, 9)
+    """
+    first = last = None
+    for card in cards:
+        if last is not None and card == last + 1:
+            last = card
+            continue
+        if first is not None and last is not None:
+            yield first, last
+        first = last = card
+    if first is not None and last is not None:
+        yield first, last
+
+
+def written_cards(cards: Iterable[int], separator: str = ",") -> str:
+    """A card list as people write it: (0, 1, 2, 8) -> "0-2,8"."""
+    return separator.join(str(first) if first == last else f"{first}-{last}" for first, last in ranges(cards))

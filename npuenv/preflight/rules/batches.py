@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from npuenv.preflight.rules.base import (
     divisor_below,
@@ -43,7 +43,7 @@ _AGENTIC = "alibaba/ROLL roll/pipeline/agentic/agentic_config.py"
 def data_parallel(launch: Launch) -> int | None:
     """How many cards or groups of cards share a mini batch among them."""
     cards = verl_cards(launch)
-    if value(launch, f"{_ACTOR}.strategy") == "megatron":
+    if _is_megatron(launch):
         names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
         sizes = [whole(launch, f"{_ACTOR}.megatron.{name}", 1) for name in names]
     else:
@@ -69,6 +69,7 @@ def fitting(launch: Launch) -> tuple[Change, ...]:
     changes = [Change(_TRAIN, new_batch)] if new_batch != batch else []
     changes += [Change(_MINI, new_mini)] if new_mini != mini else []
     micro, share = whole(launch, _MICRO), new_mini * n // parts
+    share = math.gcd(share, new_batch * n // parts) if _is_megatron(launch) else share
     if micro and not is_dynamic and new_mini * n % parts == 0 and share % micro:
         changes.append(Change(_MICRO, divisor_below(share, micro)))
     return tuple(changes)
@@ -81,25 +82,29 @@ def _next(least: int, most: int, n: int, parts: int, *, of: int = 0) -> int | No
 
 def _least(launch: Launch, parts: int) -> int:
     """What verl divides the sequences of a step by before it starts."""
-    return parts if value(launch, f"{_ACTOR}.strategy") == "megatron" else verl_cards(launch) or parts
+    return parts if _is_megatron(launch) else verl_cards(launch) or parts
+
+
+def _is_megatron(launch: Launch) -> bool:
+    return bool(value(launch, f"{_ACTOR}.strategy") == "megatron")
 
 
 @rule("train-batch", "verl", source=_VALIDATE, is_trainers=True)
 def _train_batch(launch: Launch) -> Iterator[LaunchFinding]:
     cards, batch, n = data_parallel(launch), whole(launch, _TRAIN, 1024), _rollouts(launch)
-    if not (cards and batch and n and is_off(launch, f"{_ACTOR}.use_dynamic_bsz")):
+    if not (batch and n and is_off(launch, f"{_ACTOR}.use_dynamic_bsz")):
         return
-    least = _least(launch, cards)
+    args: dict[str, Any] = {"batch": batch, "n": n, "total": batch * n}
+    least = _least(launch, cards) if cards else 1
     if batch * n % least:
-        yield problem(
-            launch,
-            (_TRAIN, "actor_rollout_ref.rollout.n", "trainer.n_gpus_per_node"),
-            changes=fitting(launch),
-            batch=batch,
-            n=n,
-            total=batch * n,
-            cards=least,
-        )
+        keys = (_TRAIN, "actor_rollout_ref.rollout.n", "trainer.n_gpus_per_node")
+        yield problem(launch, keys, changes=fitting(launch), cards=least, **args)
+        return
+    micro = whole(launch, _MICRO)
+    if micro and _is_megatron(launch) and batch * n % (least * micro):
+        keys = (_MICRO, _TRAIN, "actor_rollout_ref.rollout.n")
+        says = "train-batch-micro" if cards else "train-batch-micro-any"
+        yield problem(launch, keys, says=says, changes=fitting(launch), cards=least, micro=micro, **args)
 
 
 def _rollouts(launch: Launch) -> int | None:

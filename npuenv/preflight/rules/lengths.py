@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from npuenv.preflight.types import Launch, LaunchFinding
 
 _ROLLOUT, _ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+_VERL_PARTS: tuple[str, ...] = ("data.max_prompt_length", "data.max_response_length")
+_ROLL_PARTS: tuple[str, ...] = ("sequence_length", "prompt_length", "response_length")
 
 
 def verl_length(launch: Launch) -> int | None:
@@ -28,28 +30,19 @@ def roll_length(launch: Launch) -> int | None:
     return sequence or (prompt + response if prompt and response else None)
 
 
-@rule("length", "verl", source="verl wheels: verl/workers/rollout; an engine takes no more than max_model_len")
-def _verl_model_length(launch: Launch) -> Iterator[LaunchFinding]:
-    key, total = f"{_ROLLOUT}.max_model_len", verl_length(launch)
+@rule("length")
+def _model_length(launch: Launch) -> Iterator[LaunchFinding]:
+    """The longest sequence against what the engine takes."""
+    if launch.framework == "verl":
+        key, total, parts = f"{_ROLLOUT}.max_model_len", verl_length(launch), _VERL_PARTS
+        source = "verl wheels: verl/workers/rollout; an engine takes no more than max_model_len"
+    else:
+        key, total, parts = "actor_infer.strategy_args.strategy_config.max_model_len", roll_length(launch), _ROLL_PARTS
+        source = "ROLL Ascend samples (2026-04), sample 2: 2048 + 8192 tokens over 8000"
     most = whole(launch, key)
     if total and most and total > most:
-        keys = (key, "data.max_prompt_length", "data.max_response_length")
-        yield problem(launch, keys, changes=(Change(key, total),), key=key, total=total, most=most)
-
-
-@rule("length", "roll", source="ROLL Ascend samples (2026-04), sample 2: 2048 + 8192 tokens over 8000")
-def _roll_model_length(launch: Launch) -> Iterator[LaunchFinding]:
-    key, total = "actor_infer.strategy_args.strategy_config.max_model_len", roll_length(launch)
-    most = whole(launch, key)
-    if total and most and total > most:
-        yield problem(
-            launch,
-            (key, "sequence_length", "prompt_length", "response_length"),
-            changes=(Change(key, total),),
-            key=key,
-            total=total,
-            most=most,
-        )
+        changes = (Change(key, total),)
+        yield problem(launch, (key, *parts), changes=changes, source=source, key=key, total=total, most=most)
 
 
 @rule(

@@ -36,8 +36,8 @@ def _release_near(launch: Launch) -> Iterator[LaunchFinding]:
     """Says aloud that another release's keys speak for this one."""
     known = nearest_release(launch.framework, launch.release)
     if launch.checkout is not None:
-        args = {"release": launch.release, "path": launch.checkout.checkout}
-        yield problem(launch, (), says="release-checkout", severity="note", source=launch.checkout.checkout, **args)
+        path, release = launch.checkout.checkout, launch.release
+        yield problem(launch, (), says="release-checkout", severity="note", source=path, path=path, release=release)
     elif known is not None and (launch.release_name or known != launch.release):
         yield problem(
             launch,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from npuenv.preflight.memory.types import written_cards
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -21,7 +23,7 @@ class Say(Protocol):
 
 def head(container: Container, version: str, say: Say, *notes: str, chooses: bool = True) -> list[str]:
     """The comment lines of a file. `notes` are sentences of its form; `chooses` is off where others pick cards."""
-    cards = span(container.cards)
+    cards = written_cards(container.cards)
     inside = container.environment["ASCEND_RT_VISIBLE_DEVICES"]
     which = say("head-cards", cards=cards) if chooses else say("head-count", count=len(container.cards))
     lines = [
@@ -48,14 +50,3 @@ def advice(mounts: Sequence[Mount], say: Say) -> list[str]:
     """What to do where one of the mounts is missing, each sentence once."""
     keys = dict.fromkeys(mount.why.key for mount in mounts if mount.why)
     return [say(key.partition(".")[2]) for key in keys]
-
-
-def span(numbers: tuple[int, ...]) -> str:
-    """Ascending numbers in short: (0, 1, 2, 5) -> "0-2,5"."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

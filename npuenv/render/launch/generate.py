@@ -14,7 +14,7 @@ from npuenv.preflight.memory.types import Cards, Placement
 from npuenv.render.launch.job import Places, chosen_placement, parse_cards, safe, unknown
 from npuenv.render.launch.releases import form_of, judged_as
 from npuenv.render.launch.roll import render_roll, replaced_value
-from npuenv.render.launch.roll_recipe import filled, job_of, placed_job, published_placement, published_train, recipe_of
+from npuenv.render.launch.roll_recipe import filled, job_of, placed_job, published_placement, published_train
 from npuenv.resolve.model_types import missing_type
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def _roll(asked: LaunchOptions, stack: Stack, lang: str) -> Launch:
         overrides=asked.overrides,
         allows_local_code=asked.allows_local_code,
     )
-    row = recipe_of(asked.recipe, matrix.roll_recipes)
+    row = recipe.row
     model = recipe.values["pretrain"] if "pretrain" in recipe.explicit else asked.model
     if model is not None:
         recipe = replace(recipe, values={**recipe.values, **templates_for(model, recipe.values, asked.overrides)})

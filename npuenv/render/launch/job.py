@@ -1,7 +1,7 @@
 """What the launch files of both frameworks start from: paths, cards, and where the cards of a run are.
 
-`Places` says where things lie on the nodes; `parse_cards` and `written_cards` turn card lists into text and
-back; `chosen_placement` makes a placement from what the user said, and `near` names the nearest of some names.
+`Places` says where things lie on the nodes; `parse_cards` reads a card list; `chosen_placement` makes a placement from
+what the user said, and `unknown` names the nearest of some names.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.preflight.memory.types import Placement
+from npuenv.preflight.memory.types import Placement, written_cards
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from npuenv.preflight.memory.types import Cards, Layout
 
@@ -84,28 +84,6 @@ def _refuse_cards(found: Sequence[int], cards: Cards) -> None:
         raise BadInput(Message("launch_roll.card-twice", {"card": twice}), Message("launch_roll.bad-cards-hint"))
 
 
-def ranges(cards: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """First and last of each run of neighbours, in the order given.
-
-    Example: (0, 1, 2, 8, 9) -> (0, 2), (8, 9)
-    """
-    first = last = None
-    for card in cards:
-        if last is not None and card == last + 1:
-            last = card
-            continue
-        if first is not None and last is not None:
-            yield first, last
-        first = last = card
-    if first is not None and last is not None:
-        yield first, last
-
-
-def written_cards(cards: Iterable[int]) -> str:
-    """A card list as people write it: (0, 1, 2, 8) -> "0-2,8"."""
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges(cards))
-
-
 def chosen_placement(
     cards: Cards, *, train: str | None, infer: str | None, reference: str | None, layout: Layout | None
 ) -> Placement | None:
@@ -158,6 +136,27 @@ def safe(value: str, what: str) -> str:
         args = {"what": what, "value": repr(value), "part": repr(found.group())}
         raise BadInput(Message("launch_roll.unsafe", args), Message("launch_roll.unsafe-hint"))
     return value
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys as nested mappings, in the order in which each branch comes first.
+
+    Raises: BadInput for a key below a value.
+    """
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        *above, name = key.split(".")
+        place = tree
+        for part in above:
+            inner = place.setdefault(part, {})
+            if not isinstance(inner, dict):
+                args = {"key": key, "part": part}
+                raise BadInput(
+                    Message("launch_roll.not-a-group", args), Message("launch_roll.change-key", {"key": key})
+                )
+            place = inner
+        place[name] = value
+    return tree
 
 
 def parse_overrides(words: Iterable[str]) -> dict[str, str]:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import npuenv
 from npuenv.core.messages import Message, say
 from npuenv.matrix import load_matrix
+from npuenv.preflight.memory.types import written_cards
 from npuenv.render.activation import outlived
-from npuenv.render.launch.job import written_cards
 from npuenv.render.launch.roll_check import refuse_unfit
 from npuenv.render.launch.roll_recipe import ACCUMULATION, INFER_CONFIG, OFFLOAD, TRAIN_CONFIG, defaults_of
 from npuenv.render.launch.roll_script import script

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.render.launch.job import parse_cards, unknown, written_cards
+from npuenv.preflight.memory.types import written_cards
+from npuenv.render.launch.job import parse_cards, unknown
 from npuenv.render.launch.roll_recipe import (
     ACCUMULATION,
     INFER_CONFIG,

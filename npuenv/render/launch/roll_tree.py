@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
+from npuenv.preflight.memory.types import ranges
 from npuenv.render.activation import settings_of
-from npuenv.render.launch.job import ranges, safe
+from npuenv.render.launch.job import nested, safe
 from npuenv.render.launch.roll_check import accumulation
 from npuenv.render.launch.roll_recipe import ACCUMULATION, INFER_CONFIG, REFERENCE_CONFIG, TRAIN_CONFIG
 
@@ -48,16 +49,16 @@ def tree_of(
     Raises: BadInput for a value that is no YAML, and for a strategy that the release does not have.
     """
     values = dict(_written(job, placement, recipe, paths))
-    nested = _nested(values)
+    tree = nested(values)
     together = _TOGETHER if placement.layout == "colocated" else {}
-    nested["system_envs"] = {**_variables(stack, "all"), **together, **nested.get("system_envs", {})}
+    tree["system_envs"] = {**_variables(stack, "all"), **together, **tree.get("system_envs", {})}
     for role, cards in zip(_ROLES, (placement.train, placement.infer, placement.reference), strict=True):
-        nested[role]["device_mapping"] = mapping_text(cards)
+        tree[role]["device_mapping"] = mapping_text(cards)
     for role, setting in (("actor_train", "train"), ("actor_infer", "rollout")):
-        nested[role]["system_envs"] = {**_variables(stack, setting), **nested[role].get("system_envs", {})}
+        tree[role]["system_envs"] = {**_variables(stack, setting), **tree[role].get("system_envs", {})}
     for role in _ROLES:
-        nested[role] = _ordered(nested[role], _ROLE)
-    return {**_head(defaults), **_with_variables_first(nested)}
+        tree[role] = _ordered(tree[role], _ROLE)
+    return {**_head(defaults), **_with_variables_first(tree)}
 
 
 def mapping_text(cards: Iterable[int]) -> str:
@@ -136,23 +137,6 @@ def _parsed(texts: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
             args = {"key": key, "value": text}
             raise BadInput(Message("launch_roll.no-yaml", args), Message("launch_roll.unsafe-hint")) from error
         yield key, value
-
-
-def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for key, value in values.items():
-        *above, name = key.split(".")
-        place = tree
-        for part in above:
-            inner = place.setdefault(part, {})
-            if not isinstance(inner, dict):
-                args = {"key": key, "part": part}
-                raise BadInput(
-                    Message("launch_roll.not-a-group", args), Message("launch_roll.change-key", {"key": key})
-                )
-            place = inner
-        place[name] = value
-    return tree
 
 
 def _variables(stack: Stack, role: str) -> dict[str, str]:

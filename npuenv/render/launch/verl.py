@@ -11,11 +11,10 @@ import npuenv
 from npuenv.core import versions
 from npuenv.core.messages import Message, say
 from npuenv.matrix import load_matrix
-from npuenv.render.launch import ray_environ, verl_keys
-from npuenv.render.launch.verl_cards import on_nodes
-from npuenv.render.launch.verl_check import check
+from npuenv.render.launch import ray
+from npuenv.render.launch.verl_check import check, on_nodes
 from npuenv.render.launch.verl_job import environment, of_job, written
-from npuenv.render.launch.verl_values import safe, word, yaml
+from npuenv.render.launch.verl_values import for_release, left_out, safe, word, yaml
 from npuenv.render.template import fill
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from npuenv.matrix.rows import LaunchRecipe
     from npuenv.preflight.memory.types import Job, Placement
     from npuenv.render.launch.job import Paths
-    from npuenv.render.launch.verl_cards import OnNodes
+    from npuenv.render.launch.verl_check import OnNodes
     from npuenv.render.launch.verl_values import Value
     from npuenv.resolve.types import Stack
 
@@ -76,7 +75,7 @@ def overrides(job: Job, placement: Placement, recipe: LaunchRecipe, paths: Paths
     values, nodes = written(recipe), on_nodes(job.cards, placement)
     check(job, placement, recipe, values, nodes)
     values |= of_job(job, nodes, recipe, values, paths)
-    return dict(sorted(verl_keys.for_release(values, job.release).items(), key=lambda item: _section(item[0])))
+    return dict(sorted(for_release(values, job.release).items(), key=lambda item: _section(item[0])))
 
 
 def words_of(values: Mapping[str, Value], recipe: LaunchRecipe, added: Collection[str] = ()) -> list[str]:
@@ -99,7 +98,7 @@ def _head(job: Job, recipe: LaunchRecipe, stack: Stack | None, paths: Paths) -> 
     made = "made" if stack is not None else "made-without-stack"
     args |= {"stack": stack.name if stack is not None else "", "model": safe(job.model.id, "model")}
     about = {"script": recipe.script, "cards": recipe.cards_per_node * recipe.nodes, "nodes": recipe.nodes}
-    notes = (*recipe.notes, *verl_keys.left_out(written(recipe), job.release))
+    notes = (*recipe.notes, *left_out(written(recipe), job.release))
     lines = [Message(f"launch.{made}", args), Message("launch.recipe", about), *(Message(note) for note in notes)]
     if paths.preparation:
         option = "--local_save_dir" if versions.accepts(">=0.6.0", job.release) else "--local_dir"
@@ -116,9 +115,9 @@ def _script(
     return fill(
         "verl_run.sh.j2",
         head=head,
-        exports=ray_environ.exports("verl", stack, is_multi_node=nodes.nodes > 1, own=environment(recipe)),
-        held_back=ray_environ.held_back("verl", stack),
-        ray_auth=ray_environ.needs_auth_mode(stack),
+        exports=ray.exports("verl", stack, is_multi_node=nodes.nodes > 1, own=environment(recipe)),
+        held_back=ray.held_back("verl", stack),
+        ray_auth=ray.needs_auth_mode(stack),
         visible=",".join(str(card) for card in nodes.visible) if nodes.visible is not None else "",
         nodes=nodes.nodes,
         cards=nodes.train,

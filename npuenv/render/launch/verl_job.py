@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from npuenv.matrix.rows import LaunchRecipe
     from npuenv.preflight.memory.types import Cards, Engine, Model
     from npuenv.render.launch.job import Paths
-    from npuenv.render.launch.verl_cards import OnNodes
+    from npuenv.render.launch.verl_check import OnNodes
     from npuenv.render.launch.verl_values import Value
 
 _M, _A, _R, _F = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "rollout", "ref"))

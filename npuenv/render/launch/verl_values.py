@@ -1,4 +1,5 @@
-"""Values of verl's configuration: from the text of a recipe, to a word of a command, to a line of YAML.
+"""Values of verl's configuration: from the text of a recipe, to a word of a command, to a line of YAML; and its keys
+under the names that one release gives them.
 
 A value that could end the word or the scalar it stands in is refused; nothing here is expanded by a shell or by Hydra.
 """
@@ -7,14 +8,20 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
+from npuenv.matrix import load_matrix
+from npuenv.render.launch.job import nested
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
+    from npuenv.matrix.rows import LaunchKey
+
+V = TypeVar("V")
 Value = bool | int | float | str | list[str] | None
 
 _INTEGER = re.compile(r"[+-]?\d+\Z")
@@ -65,15 +72,7 @@ def word(key: str, value: Value, *, is_added: bool = False) -> str:
 
 def yaml(values: Mapping[str, Value]) -> str:
     """Dotted keys as nested YAML, in the order in which each branch comes first."""
-    tree: dict[str, object] = {}
-    for key, value in values.items():
-        *above, last = key.split(".")
-        branch = tree
-        for name in above:
-            below = branch.setdefault(name, {})
-            assert isinstance(below, dict)
-            branch = below
-        branch[last] = _scalar(value, key)
+    tree = nested({key: _scalar(value, key) for key, value in values.items()})
     return "\n".join(_lines(tree, "")) + "\n"
 
 
@@ -109,3 +108,31 @@ def _hydra(value: Value, key: str) -> str:
         return value if is_plain else f"'{value}'"
     # 5e-07 as the guides write it: 5e-7.
     return "null" if value is None else re.sub(r"e([+-])0", r"e\1", repr(value))
+
+
+def for_release(values: Mapping[str, V], release: str) -> dict[str, V]:
+    """The values under the names of a release, in their order, without those that it has no name for."""
+    named = ((_name(key, release), value) for key, value in values.items())
+    return {key: value for key, value in named if key}
+
+
+def left_out(keys: Iterable[str], release: str) -> tuple[str, ...]:
+    """Keys of sentences about what is lost where a release has no name for some of the keys, each once."""
+    rows = [_row(key) for key in keys if not _name(key, release)]
+    return tuple(dict.fromkeys(row.note for row in rows if row is not None and row.note))
+
+
+def _name(key: str, release: str) -> str:
+    """The key's name in a release; "" where it has none."""
+    row = _row(key)
+    if row is None:
+        return key
+    if row.until and versions.accepts(f">={row.until}", release):
+        return ""
+    if not row.since or versions.accepts(f">={row.since}", release):
+        return key
+    return row.before + key.removeprefix(row.key) if row.before else ""
+
+
+def _row(key: str) -> LaunchKey | None:
+    return next((row for row in load_matrix().launch_keys if row.covers(key)), None)

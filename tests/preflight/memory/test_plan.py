@@ -9,8 +9,7 @@ import pytest
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import say
 from npuenv.preflight.memory import estimate, find_model, plan
-from npuenv.preflight.memory.planning import ranges
-from npuenv.preflight.memory.types import Job, Placement
+from npuenv.preflight.memory.types import Job, Placement, written_cards
 from tests.preflight.memory.recipes import FROZEN_LAKE, QUICK_START, cards, colocated
 
 NEW_ROLL = replace(FROZEN_LAKE, release="0.3.0", engine="fsdp2")
@@ -18,7 +17,7 @@ NEW_ROLL = replace(FROZEN_LAKE, release="0.3.0", engine="fsdp2")
 
 def places(job: Job, **options: object) -> tuple[str, str, str]:
     found, _ = plan(job, **options)  # type: ignore[arg-type]
-    return ranges(found.train), ranges(found.infer), ranges(found.reference)
+    return written_cards(found.train, ", "), written_cards(found.infer, ", "), written_cards(found.reference, ", ")
 
 
 @pytest.mark.parametrize(
@@ -75,7 +74,11 @@ def test_verl_shares_all_cards_and_splits_for_one_step_off_only() -> None:
     assert found.layout == "colocated"
     assert "one-step-off" in say(judged.says[-1])
     apart, _ = plan(QUICK_START, layout="split")
-    assert (ranges(apart.train), ranges(apart.infer), ranges(apart.reference)) == ("0-3", "4-7", "0-3")
+    assert (
+        written_cards(apart.train, ", "),
+        written_cards(apart.infer, ", "),
+        written_cards(apart.reference, ", "),
+    ) == ("0-3", "4-7", "0-3")
 
 
 def test_without_a_reference_no_card_holds_one() -> None:
@@ -149,5 +152,5 @@ def test_cards_that_the_job_does_not_have_are_bad_input(placement: Placement) ->
 
 
 def test_card_numbers_are_written_as_people_do() -> None:
-    assert ranges((0, 1, 2, 3, 8)) == "0-3, 8"
-    assert ranges(()) == ""
+    assert written_cards((0, 1, 2, 3, 8), ", ") == "0-3, 8"
+    assert written_cards((), ", ") == ""

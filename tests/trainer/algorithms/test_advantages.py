@@ -110,6 +110,32 @@ def test_an_environments_words_cost_a_discount_only_where_the_convention_says_so
     assert advantages("reinforce", hole, CONVENTIONS["roll"], gamma=0.5).advantages_BT.tolist() == [[0.25, 0.0, 1.0]]
 
 
+@pytest.mark.parametrize(
+    ("name", "rewards", "groups", "expected"),
+    [
+        ("maxrl", [1.0, 0.0, 0.0, 0.0], [0, 0, 0, 0], [3.0, -1.0, -1.0, -1.0]),
+        ("maxrl", [0.0, 0.0, -1.0], [0, 0, 0], [0.0, 0.0, 0.0]),  # no success: no signal
+        ("maxrl", [0.5], [0], [0.5]),
+        ("grpo_passk", [1.0, 0.5, 0.0], [0, 0, 0], [1.0, 0.0, 0.0]),
+        ("grpo_passk", [1.0, 1.0, 0.0], [0, 0, 0], [0.0, 0.0, 0.0]),  # two are best
+        ("grpo_passk", [1.0], [0], [0.0]),
+        ("gpg", [1.0, 0.0, 0.0, 0.0], [0, 0, 1, 1], [2.0, -2.0, 0.0, 0.0]),
+    ],
+)
+def test_by_hand(name: str, rewards: list[float], groups: list[int], expected: list[float]) -> None:
+    scores = outcome(rewards, groups, [2] * len(rewards), width=2)
+    assert first(scores, name) == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_baseline_is_taken_at_each_token_by_what_the_answers_have_moved_until_there() -> None:
+    scores = outcome([1.0, 0.0, 0.5], [0, 0, 1], [2, 1, 2], width=2)
+    logprobs_BT, squares_BT = torch.full((3, 2), 0.5).log(), torch.full((3, 2), 0.5)
+    given = replace(scores, logprobs_BT=logprobs_BT, squares_BT=squares_BT)
+    found = advantages("optimal_token_baseline", given, CONVENTIONS["verl"]).advantages_BT
+    # Both have moved as far at the first token; at the second, and in a group of one, there is nobody else.
+    assert found.tolist() == [[pytest.approx(0.5), 1.0], [pytest.approx(-0.5), 0.0], [0.5, 0.5]]
+
+
 def test_roll_discounts_a_groups_advantage_backwards() -> None:
     scores = outcome([1.0, 0.0], [0, 0], [3, 1], width=3)
     settings = {"scale_by_std": False, "gamma": 0.5}
