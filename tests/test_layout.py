@@ -14,6 +14,7 @@ FLOWS: dict[str, set[str]] = {
     "contract": {"images", "upstream", "verl_keys"},
     "diagnose": {
         "diagnosed_cases",
+        "documents",
         "exams",
         "from_report",
         "healthy_reports",

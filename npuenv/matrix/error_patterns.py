@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, cast
 
 from npuenv.core.files import folder_of
@@ -52,9 +52,18 @@ class ReleaseBugRow(Row):
 
     def as_patterns(self) -> Iterator[ErrorPattern]:
         """What shows the bug, in a release that has it and in one that the report does not name."""
-        common = {"cause": "framework-known-bug", "patterns": self.texts, "source": self.source, "seen": self.seen}
-        yield ErrorPattern(id=self.id, confidence=0.7, unless=(f"@fixed-{self.id}",), **common)
-        yield ErrorPattern(id=f"{self.id}.release", confidence=0.84, all_of=(f"@present-{self.id}",), **common)
+        anywhere = ErrorPattern(
+            id=self.id,
+            cause="framework-known-bug",
+            confidence=0.7,
+            patterns=self.texts,
+            unless=(f"@fixed-{self.id}",),
+            source=self.source,
+            seen=self.seen,
+        )
+        yield anywhere
+        present = (f"@present-{self.id}",)
+        yield replace(anywhere, id=f"{self.id}.release", confidence=0.84, all_of=present, unless=())
 
 
 @dataclass(frozen=True, slots=True)
