@@ -105,8 +105,8 @@ def test_the_loss_and_its_gradient(name: str, convention: str, mode: str, weight
     torch.testing.assert_close(parts["entropy"], aggregate(entropy, MASK, "token-mean", totals))
     torch.testing.assert_close(parts["kl"], aggregate(kl, MASK, "token-mean", totals))
     torch.testing.assert_close((found, of_policy), (expected, policy), rtol=1e-9, atol=1e-9)
-    found.backward()  # type: ignore[no-untyped-call]
-    expected.backward()  # type: ignore[no-untyped-call]
+    found.backward()
+    expected.backward()
     torch.testing.assert_close(leaves[1].grad, leaves[0].grad, rtol=1e-9, atol=1e-9)
 
 
@@ -119,7 +119,7 @@ def test_divergences_and_their_gradients(name: str, convention: str) -> None:
     expected = divergence(name, leaves[0], reference, CONVENTIONS[convention], mask_BT=MASK)
     found = plain.divergence(name, leaves[1], reference, MASK, convention)
     torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7)
-    (found.sum() + expected.sum()).backward()  # type: ignore[no-untyped-call]
+    (found.sum() + expected.sum()).backward()
     torch.testing.assert_close(leaves[1].grad, leaves[0].grad, rtol=1e-9, atol=1e-9)
 
 
@@ -141,7 +141,7 @@ def test_a_decoder_and_its_gradient(is_qwen3: bool, is_tied: bool) -> None:
     ]
     batch = pack(groups, torch.zeros(2, 2, dtype=torch.float64), pad=17)
     scored = decoder.score(batch, temperature=0.7)
-    (scored.logprobs_BT.sum() + scored.entropy_BT.sum()).backward()  # type: ignore[no-untyped-call]
+    (scored.logprobs_BT.sum() + scored.entropy_BT.sum()).backward()
 
     weights = {name: each.detach().clone().requires_grad_() for name, each in decoder.named_parameters()}
     sequences = [(*group.prompt.tokens, *each.tokens) for group in groups for each in group.rollouts]
@@ -149,7 +149,7 @@ def test_a_decoder_and_its_gradient(is_qwen3: bool, is_tied: bool) -> None:
         sequences, [3, 3, 5, 5], batch.tokens_BT, batch.mask_BT, [0, 0, 1, 1], batch.rewards_B, torch.zeros(4, 4)
     )
     found, entropy = plain_decoder.logprobs(weights, shape, given, temperature=0.7)
-    (found.sum() + entropy.sum()).backward()  # type: ignore[no-untyped-call]
+    (found.sum() + entropy.sum()).backward()
     torch.testing.assert_close((found, entropy), (scored.logprobs_BT, scored.entropy_BT), rtol=1e-9, atol=1e-9)
     for name, each in decoder.named_parameters():
         torch.testing.assert_close(weights[name].grad, each.grad, rtol=1e-8, atol=1e-9)
