@@ -66,8 +66,7 @@ def preflight(words: Sequence[str], options: PreflightOptions | None = None) -> 
     options.validate()
     known = _known(options)
     if known.framework != "roll":
-        file = Path(words[0]) if len(words) == 1 else Path()
-        known = replace(known, checkout=find_checkout((*file.resolve().parents, Path().resolve())))
+        known = replace(known, checkout=find_checkout(_folders_around(words)))
     reading = read_file(Path(words[0]), known) if len(words) == 1 else read_words(words, known)
     to = _path_of_copy(reading, options) if options.is_fixing else None
     readings = all_of(reading, known)
@@ -82,6 +81,15 @@ def preflight(words: Sequence[str], options: PreflightOptions | None = None) -> 
         _write(Path(written), fixed.after, like=reading.path)
     others = tuple(each.launch for each in readings[1:])
     return PreflightResult(reading.launch, reading.path, problems, reading.notes, others, fixed, written)
+
+
+def _folders_around(words: Sequence[str]) -> tuple[Path, ...]:
+    """Those above the file, nearest first, and the working folder; none where that was removed."""
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:
+        return ()
+    return (*(here / words[0]).resolve().parents, here) if len(words) == 1 else (here,)
 
 
 def _known(options: PreflightOptions) -> ReadOptions:

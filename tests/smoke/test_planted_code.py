@@ -45,12 +45,14 @@ def test_each_fault_changes_one_place_of_the_source(tmp_path: Path) -> None:
         compile(source, fault["file"], "exec")
 
 
+@pytest.mark.slow
 def test_a_fault_of_each_kind_is_named() -> None:
     found = table(*FEW)
     assert len(found) == len(FEW)
     assert [line for outcome, line in found if outcome != "named"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_four_of_five_faults_are_named_and_hardly_one_is_blamed_on_something_else() -> None:
     found = table()
@@ -60,6 +62,7 @@ def test_four_of_five_faults_are_named_and_hardly_one_is_blamed_on_something_els
     assert outcomes.count("blamed") <= 0.03 * len(FAULTS), found
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_runs_without_a_fault_raise_no_alarm() -> None:
     found = table("--healthy")
