@@ -89,7 +89,7 @@ class Held(Worker):  # type: ignore[misc]
         self.model_runner.model_config = vllm_config.model_config
         self.model_runner.load_config = vllm_config.load_config
         self.model_runner.lora_config = None
-        self.model_runner.reset_encoder_cache = lambda: None  # of pictures
+        self.model_runner.reset_mm_cache = self.model_runner.reset_encoder_cache = lambda: None  # of pictures
 
     def sleep(self, *args: Any, **kwargs: Any) -> None:
         given = inspect.signature(Worker.sleep).bind(self, *args, **kwargs).arguments
