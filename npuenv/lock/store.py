@@ -55,7 +55,7 @@ def as_locked(stack: Stack, lock: Lock) -> Stack:
     """The stack with each built component as the lock has it: at its revision of the repository, or as a wheel."""
     locked = {row.name: row for row in lock.sources}
     wheels = {source.name for source in stack.git_sources if lock.package(source.name)}
-    because = Message("plan.why-chip-wheel", {"name": ", ".join(wheels), "hardware": stack.platform.hardware})
+    because = Message("plan.why-chip-wheel", {"name": ", ".join(sorted(wheels)), "hardware": stack.platform.hardware})
     order = (
         replace(step, does="pip", why=because) if step.does == "git" and wheels.issuperset(step.what) else step
         for step in stack.order
