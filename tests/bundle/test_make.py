@@ -213,6 +213,7 @@ def test_the_wheel_of_npuenv_is_complete_and_the_same_each_time() -> None:
         assert len(record.splitlines()) == len(names)
 
 
+@pytest.mark.slow
 def test_everything_installs_without_a_network_sources_too(shop: Shop, tmp_path: Path) -> None:
     needs_unshare()
     if tuple(map(int, importlib.metadata.version("setuptools").split(".")[:2])) < (70, 1):

@@ -119,6 +119,7 @@ def test_a_tag_that_is_not_at_its_recorded_commit_is_refused(shop: Shop, origin:
     assert shop.gather().sources[0].commit != commit
 
 
+@pytest.mark.slow
 def test_the_index_stands_in_for_a_repository_out_of_reach(shop: Shop, tmp_path: Path) -> None:
     gone = str(tmp_path / "gone")
     path = write_sdist(shop.wheels, "some-source", "1.5")

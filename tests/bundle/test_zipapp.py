@@ -197,6 +197,7 @@ def test_a_cache_that_cannot_be_written_is_none(cached: Path) -> None:
     assert zipapp.content().startswith(b"#!")
 
 
+@pytest.mark.slow
 def test_what_it_imports_it_holds(pyz: Path) -> None:
     """Modules of ours and libraries."""
     imports = {

@@ -408,6 +408,7 @@ def test_a_folder_with_a_python_in_it_is_answered_with_that_python(
     assert json.loads(capsys.readouterr().out)["schema"] == "npuenv.doctor/1"  # a broken Python is judged
 
 
+@pytest.mark.slow
 def test_an_empty_report_is_said_to_be_empty(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ def spoil(tables: Path, file: str, old: str, new: str) -> None:
 TWO_RELEASES, BELIEVED = "torch_npu of vllm-ascend 0.11.0rc3 and 0.11.0", "2.7.1; 2.7.1.post1 is on no index"
 
 
+@pytest.mark.slow
 def test_check_names_the_side_that_is_believed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["matrix", "check", "--lang", "en"]) == 0
     said = capsys.readouterr().out
@@ -58,6 +59,7 @@ def test_check_verbose_adds_sources_reasons_and_what_is_settled(capsys: pytest.C
     assert "source: verl-qwen3.5 install guide (2026-02)" in said
 
 
+@pytest.mark.slow
 def test_check_speaks_chinese(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["matrix", "check", "--lang", "zh"]) == 0
     said = capsys.readouterr().out

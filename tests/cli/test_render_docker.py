@@ -101,6 +101,7 @@ def test_an_edited_file_is_kept_without_force(tmp_path: Path, capsys: pytest.Cap
     assert file.read_bytes() == rendered
 
 
+@pytest.mark.slow
 def test_an_edited_dockerfile_is_kept_without_force_and_nothing_is_written_where_one_file_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

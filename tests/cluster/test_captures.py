@@ -133,6 +133,7 @@ def test_the_node_stops_when_nobody_waits_any_more(here: Here) -> None:
     assert all(until(partial(is_gone, pid)) for pid in here.processes())
 
 
+@pytest.mark.slow
 def test_ctrl_c_here_leaves_no_tool_behind_there(here: Here, tmp_path: Path) -> None:
     place, inventory = tmp_path / "bin", tmp_path / "hosts"
     place.mkdir()

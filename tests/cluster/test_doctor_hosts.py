@@ -182,6 +182,7 @@ def test_one_node_that_answers_has_nothing_to_agree_with(
 
 
 @pytest.mark.parametrize("old", [["node02"], ["node01", "node02", "node03"]])
+@pytest.mark.slow
 def test_nodes_with_an_old_python_take_part_in_what_is_between_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], old: list[str]
 ) -> None:
@@ -356,6 +357,7 @@ def test_options_of_many_nodes_alone_are_refused(tmp_path: Path, capsys: pytest.
     assert main(["doctor", "--from", str(tmp_path)]) == 2
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_no_client_behind_and_what_came_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = Nodes(tmp_path, monkeypatch, 3, {"node02": "hangs"})
     saved = tmp_path / "saved"

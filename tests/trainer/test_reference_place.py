@@ -164,6 +164,7 @@ def test_the_learner_holds_one_model_fewer(settings: dict[str, Any]) -> None:
 # Records.
 
 
+@pytest.mark.slow
 def test_records_tell_its_time_and_its_operations_and_the_checkpoint_passes(tmp_path: Path) -> None:
     for settings in ({}, AHEAD):
         config = changed(THERE, **settings)

@@ -245,6 +245,7 @@ def test_shared_memory_is_seen_by_its_place_and_unknown_memory_has_none() -> Non
     assert int(second.sum()) == 45_000
 
 
+@pytest.mark.slow
 def test_a_killed_child_is_replaced_and_the_answers_are_those_of_a_whole_crew(tmp_path: Path) -> None:
     crew = pool(order(changed(FLAT, generator_timeout_s=LIMIT_S)), (4, 5), logs=tmp_path, begin=forked)
     engine, whole = remote.over(crew, order(), seed=3), Crew().engine(2)
