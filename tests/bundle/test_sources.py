@@ -154,6 +154,7 @@ def test_all_sources_that_cannot_be_had_are_named_at_once(shop: Shop, tmp_path: 
 
 
 @pytest.mark.usefixtures("any_submodule")
+@pytest.mark.slow
 def test_what_the_user_gives_goes_in(shop: Shop, origin: Path, tmp_path: Path) -> None:
     names = ("folder", "archive", "checkout", "absent")
     shop.git_sources = tuple(GitSource(name, "https://git.invalid/x", "v1", False) for name in names)

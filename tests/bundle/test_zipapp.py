@@ -290,6 +290,7 @@ def test_a_pasted_report_is_diagnosed_alike(
         assert (ran.returncode, ran.stdout, ran.stderr) == (code, capsys.readouterr().out, "")
 
 
+@pytest.mark.slow
 def test_an_empty_home_and_a_folder_that_may_not_be_written_to_are_enough(
     python: str, pyz: Path, tmp_path: Path
 ) -> None:

@@ -326,6 +326,7 @@ def test_a_reader_that_goes_away_is_met_in_silence() -> None:
     assert (ran.stdout, ran.stderr) == ("{\n", "")
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_look_with_130_and_one_sentence(slow_tool: SlowTool, bare_python: str) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "npuenv", "doctor", "--lang", "en", "--python", bare_python],

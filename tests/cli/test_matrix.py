@@ -87,6 +87,7 @@ def test_check_json_is_one_document_with_ids_of_every_language(capsys: pytest.Ca
     assert {each["standing"] for each in english["found"]} == {"settled", "open"}
 
 
+@pytest.mark.slow
 def test_a_contradiction_that_nobody_wrote_down_is_exit_1(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spoil(tables, "vllm_ascend.toml", 'torch_npu = "2.8.0.post2"', 'torch_npu = "2.8.0.post4"')
     words = ["matrix", "check", "--tables", str(tables)]

@@ -33,6 +33,7 @@ def test_without_as_there_is_the_dockerfile_alone(tmp_path: Path) -> None:
     assert "Dockerfile" in names(tmp_path / FOLDER)
 
 
+@pytest.mark.slow
 def test_all_forms_lie_beside_the_image_and_leave_its_folder_alone(tmp_path: Path) -> None:
     assert main([*STACK, "-o", str(tmp_path)]) == 0
     before = {path.name: path.read_bytes() for path in (tmp_path / FOLDER).iterdir()}

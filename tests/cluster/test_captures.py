@@ -225,6 +225,7 @@ def test_a_shell_that_greets_does_not_disturb(here: Here, tmp_path: Path) -> Non
     assert got.failure is None and got.host is not None
 
 
+@pytest.mark.slow
 def test_the_real_doctor_gives_a_real_capture(here: Here) -> None:
     node = Node("here", "here", python=sys.executable)
     (got,) = collect_captures(

@@ -303,6 +303,7 @@ def test_killed_between_two_steps_it_goes_on_there(small_bed: Bed) -> None:
 @pytest.mark.parametrize(
     "kill", [pytest.param(os.kill, id="alone"), pytest.param(os.killpg, id="with its group", marks=pytest.mark.slow)]
 )
+@pytest.mark.slow
 def test_nothing_outlives_an_installation_that_is_killed_and_the_next_one_goes_on(
     small_bed: Bed, tmp_path: Path, kill: Callable[[int, int], None]
 ) -> None:

@@ -162,6 +162,7 @@ def unpinned(image: str) -> tuple[str, str]:
     return "DL3041" if "openeuler" in image else "DL3008", image
 
 
+@pytest.mark.slow
 def test_only_unpinned_system_packages_are_excused(tmp_path: Path) -> None:
     """On one image of each system; the others are looked at where time is no matter."""
     images = [IMAGES[0], IMAGES[-1]]

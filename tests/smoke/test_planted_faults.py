@@ -118,6 +118,7 @@ def test_a_planted_fault_of_another_process_is_named_too(
     test_a_planted_fault_is_named_by_the_first_sentence(f"generators=1 steps=4 {words}", key, {}, tmp_path)
 
 
+@pytest.mark.slow
 def test_without_a_fault_two_steps_are_too_few_to_tell_and_nothing_else_is_wrong(tmp_path: Path) -> None:
     found = judged(tmp_path)
     assert verdict(found) == "unknown"

@@ -125,6 +125,7 @@ def test_a_childs_reference_says_what_one_here_says_and_stays_when_weights_come(
         assert all(torch.equal(one, other) for one, other in zip(found.logprobs, wanted.logprobs, strict=True))
 
 
+@pytest.mark.slow
 def test_a_child_leaves_an_interrupt_to_the_process_that_started_it(child: ProcessGenerator) -> None:
     """One that comes before it is up, too, when it cannot ignore anything: it did when `child` was made."""
     asked = replace(SEEDED, seeds=(1,))

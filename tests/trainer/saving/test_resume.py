@@ -123,6 +123,7 @@ TINY_WORDS = ["layers=1", "hidden=16", "intermediate=24", "prompts_per_step=2", 
 WORDS = [*TINY_WORDS, "device=cpu", "steps=4", "save_every=1", "mini_batches=1"]
 
 
+@pytest.mark.slow
 def test_a_killed_process_goes_on_behind_its_last_checkpoint_and_drops_what_it_wrote_later(tmp_path: Path) -> None:
     whole, out = tmp_path / "whole", tmp_path / "out"
     assert entry.main(["--out", str(whole), *WORDS]) == 0
