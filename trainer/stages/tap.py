@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +36,8 @@ class Update:
     first: dict[str, Tensor] = field(default_factory=dict)
     second: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor | None] = field(default_factory=dict)  # summed over the ranks, not clipped
+    shares: dict[str, Tensor] = field(default_factory=dict)  # the sum of what each pass adds to the gradient
+    sizes: dict[str, Tensor] = field(default_factory=dict)  # and of their absolute values
     metrics: Mapping[str, float] = field(default_factory=dict)
     lr: float = math.nan
 
@@ -49,11 +52,14 @@ class Tap:
         self.updates: list[Update] = []
         self.after: Update | None = None  # the state after the last update, before the sampler gets its weights
         self.critic: Update | None = None  # its state before the step
+        self._done = 0  # optimizer steps before this one
+        self._hooks: list[Any] = []
         self._wrap()
 
     def begin(self, *, looks: bool) -> None:
         """A new step."""
         self.looks, self.updates, self.after, self.critic = looks, [], None, None
+        self._done = self._trainer.learner.updates
         if looks and self._trainer.learner.critic is not None:
             self.critic = self.of_critic()
 
@@ -77,15 +83,20 @@ class Tap:
             passes, totals = micro_batches(batch, rows)
             if self.updates:
                 self.updates[-1].passes = [row for each in passes for row in each.tolist()]
+                self._follow_gradients(self.updates[-1])
             return passes, totals
 
         def seen_metrics(shares: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
             metrics = reduce_metrics(shares)
+            while self._hooks:
+                self._hooks.pop().remove()
             if self.updates:
-                update = self.updates[-1]
                 if self.looks:
-                    rows, passes, self.updates[-1] = update.rows, update.passes, self._snapshot()
-                    self.updates[-1].rows, self.updates[-1].passes = rows, passes
+                    seen, state = self.updates[-1], self._snapshot()
+                    state.rows, state.passes, state.shares, state.sizes = (
+                        seen.rows, seen.passes, seen.shares, seen.sizes,
+                    )  # fmt: skip
+                    self.updates[-1] = state
                 self.updates[-1].metrics = metrics
             return metrics
 
@@ -96,7 +107,8 @@ class Tap:
             return rate
 
         def seen_sync(step: int) -> None:
-            if self.looks and self.after is None:
+            is_after = learner.updates - self._done == self._trainer.config.optim.updates_per_step
+            if self.looks and self.after is None and is_after:
                 self.after = self._snapshot()
             sync_weights(step)
 
@@ -105,6 +117,22 @@ class Tap:
         tapped.reduce_metrics, tapped.lr = seen_metrics, seen_lr
         tapped = trainer
         tapped.sync_weights = seen_sync
+
+    def _follow_gradients(self, update: Update) -> None:
+        """Adds up in float64 what each pass of an update adds to the gradients of its rank."""
+        trainer = self._trainer
+        # With checkpointing the hooks are called twice, for the block by itself and for the whole.
+        is_twice = trainer.config.model.gradient_checkpointing
+        if not self.looks or is_twice or trainer.learner.is_sharded or trainer.world.size > 1:
+            return
+
+        def add(gradient: Tensor, name: str) -> None:
+            share = double(gradient)
+            update.shares[name] = update.shares.get(name, 0.0) + share
+            update.sizes[name] = update.sizes.get(name, 0.0) + share.abs()
+
+        named = trainer.learner.model.named_parameters()
+        self._hooks = [each.register_hook(partial(add, name=name)) for name, each in named if each.requires_grad]
 
     def _snapshot(self) -> Update:
         with self._spent.part("recomputed"):
