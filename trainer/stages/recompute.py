@@ -204,9 +204,13 @@ class Recompute:
 
     def _forward(self, weights: Mapping[str, Tensor], answers: plain_decoder.Answers) -> tuple[Tensor, Tensor]:
         rollout = self._config.rollout
-        cut = {"top_p": rollout.top_p, "top_k": rollout.top_k}
         return plain_decoder.logprobs(
-            self._merged(weights), self._shape, answers, temperature=rollout.temperature, **cut
+            self._merged(weights),
+            self._shape,
+            answers,
+            temperature=rollout.temperature,
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
         )
 
     def _merged(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -436,7 +440,7 @@ def _unsummed(update: Update, dtype: torch.dtype) -> str | None:
 
 def _is_rounded(values: Tensor) -> bool:
     """Whether enough numbers all have the few bits of bfloat16 or of float16."""
-    values = values[values != 0].unique()
+    values = torch.unique(values[values != 0])
     return len(values) >= 16 and any(bool((values.to(dtype).double() == values).all()) for dtype in _NARROW)
 
 

@@ -132,7 +132,11 @@ class Tap:
             update.sizes[name] = update.sizes.get(name, 0.0) + share.abs()
 
         named = trainer.learner.model.named_parameters()
-        self._hooks = [each.register_hook(partial(add, name=name)) for name, each in named if each.requires_grad]
+        self._hooks = [
+            each.register_hook(partial(add, name=name))  # type: ignore[no-untyped-call]
+            for name, each in named
+            if each.requires_grad
+        ]
 
     def _snapshot(self) -> Update:
         with self._spent.part("recomputed"):
