@@ -300,24 +300,24 @@ LIMIT = "actor_infer.strategy_args.strategy_config"
 @pytest.mark.parametrize(
     ("name", "release", "words", "placement", "key"),
     [
-        (FROZEN_LAKE, "5d1e3c3d", [], Placement(EIGHT, EIGHT, EIGHT), "no-colocation"),
-        (FROZEN_LAKE, "0.3.0", [], Placement((0, 1, 2, 3), (3, 4, 5, 6), (4,)), "half-colocated"),
-        (FROZEN_LAKE, "0.3.0", [], Placement((0, 1, 2, 3), (4, 8), (4,)), "no-card"),
+        (FROZEN_LAKE, "5d1e3c3d", [], Placement(EIGHT, EIGHT, EIGHT), "device-overlap"),
+        (FROZEN_LAKE, "0.3.0", [], Placement((0, 1, 2, 3), (3, 4, 5, 6), (4,)), "device-partly"),
+        (FROZEN_LAKE, "0.3.0", [], Placement((0, 1, 2, 3), (4, 8), (4,)), "device-beyond"),
         (FROZEN_LAKE, "0.3.0", [], Placement((0, 1, 2), (4,), (4,)), "no-accumulation"),
-        (FROZEN_LAKE, "0.3.0", ["rollout_batch_size=1000"], None, "no-update"),
-        (FROZEN_LAKE, "0.3.0", ["rollout_batch_size=2048"], None, "groups-differ"),
-        (FROZEN_LAKE, "0.3.0", ["val_batch_size=512"], None, "groups-differ"),
-        (FROZEN_LAKE, "0.3.0", ["train_env_manager.num_groups_partition=[127]"], None, "partition-differs"),
-        (FROZEN_LAKE, "0.3.0", ["train_env_manager.tags=[FrozenLake, SimpleSokoban]"], None, "tags-differ"),
-        (FROZEN_LAKE, "0.3.0", ["train_env_manager.tags=[FrozenLak]"], None, "unknown-environment"),
-        (FROZEN_LAKE, "0.3.0", ["sequence_length=128"], None, "no-prompt"),
-        (FROZEN_LAKE, "0.3.0", [f"{LIMIT}.tensor_parallel_size=3"], None, "no-tensor-parallel"),
-        (MATH, "0.3.0", [f"{LIMIT}.max_model_len=8000"], None, "short-model-len"),
+        (FROZEN_LAKE, "0.3.0", ["rollout_batch_size=1000"], None, "roll-batch"),
+        (FROZEN_LAKE, "0.3.0", ["rollout_batch_size=1536"], None, "env-groups"),
+        (FROZEN_LAKE, "0.3.0", ["val_batch_size=512"], None, "env-groups"),
+        (FROZEN_LAKE, "0.3.0", ["train_env_manager.num_groups_partition=[127]"], None, "env-partition"),
+        (FROZEN_LAKE, "0.3.0", ["train_env_manager.tags=[FrozenLake, SimpleSokoban]"], None, "env-partition"),
+        (FROZEN_LAKE, "0.3.0", ["train_env_manager.tags=[FrozenLak]"], None, "env-tag"),
+        (FROZEN_LAKE, "0.3.0", ["sequence_length=128"], None, "new-tokens"),
+        (FROZEN_LAKE, "0.3.0", [f"{LIMIT}.tensor_parallel_size=3"], None, "tensor-parallel"),
+        (MATH, "0.3.0", [f"{LIMIT}.max_model_len=8000"], None, "length"),
         (MATH, "0.3.0", [f"{LIMIT}.gpu_memory_utilization=1.7"], None, "no-share"),
         (MATH, "0.3.0", ["rollout_batch_size=-5"], None, "no-number"),
-        (MATH, "0.3.0", [f"{recipes.ACCUMULATION}=24"], None, "no-update"),
-        (MATH, "0.3.0", ["actor_train.data_args.domain_interleave_probs.math_rule=0.9"], None, "shares-differ"),
-        (MATH, "0.3.0", ["actor_train.data_args.domain_interleave_probs.code=0.1"], None, "domains-differ"),
+        (MATH, "0.3.0", [f"{recipes.ACCUMULATION}=24"], None, "roll-batch"),
+        (MATH, "0.3.0", ["actor_train.data_args.domain_interleave_probs.math_rule=0.9"], None, "domain-probabilities"),
+        (MATH, "0.3.0", ["actor_train.data_args.domain_interleave_probs.code=0.1"], None, "domain-reward"),
         (MATH, "0.3.0", ["actor_train.strategy_args.strategy_name=megatron_train"], None, "strategy"),
         (MATH, "0.3.0", ["actor_train.strategy_args.strategy_name=deepspeed_train"], None, "strategy"),
         (MATH, "0.3.0", ["rewards.math_rule.worker_cls=x.CodeSandboxRewardWorker"], None, "local-code"),
@@ -334,7 +334,9 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(BadInput) as error:
         render(name, release, *words, placement=placement)
-    assert error.value.message.key == f"launch_roll.{key}"
+    said = error.value.message
+    rules = [each.key for each in said.args["what"]] if said.key == "launch.not-run" else []
+    assert said.key == f"launch_roll.{key}" or f"preflight_rules.{key}" in rules
 
 
 @pytest.mark.parametrize("value", ["a'b", 'a"b', "a\nb", "$(id)", "`id`", "a\\b", "a\x1b[0m"])

@@ -147,7 +147,6 @@ def _unusual(asked: LaunchOptions, made: Launch) -> Message | None:
 
 def _roll(asked: LaunchOptions, stack: Stack, lang: str) -> Launch:
     from npuenv.render.launch.roll_recipe import release_of, templates_for
-    from npuenv.render.launch.self_check import refuse_roll
 
     matrix = load_matrix()
     release = release_of(asked.release, matrix.roll_releases)
@@ -170,8 +169,6 @@ def _roll(asked: LaunchOptions, stack: Stack, lang: str) -> Launch:
     files = render_roll(
         job, placement, recipe, stack=stack, paths=Places(model=asked.model or ""), head=asked.head, lang=lang
     )
-    name = f"{row.id}.yaml"
-    refuse_roll(name, files[name], cards, recipe.version)
     notes = _roll_notes(asked, recipe, placement)
     because = _because(asked, cards, row.cards_per_node)
     files = {**files, **_ray(asked, cards, stack)}
@@ -203,32 +200,29 @@ def _roll_placement(asked: LaunchOptions, recipe: Filled, job: Job) -> Placement
 
 
 def _verl(asked: LaunchOptions, stack: Stack) -> Launch:
-    from npuenv.render.launch.self_check import refuse_verl
-    from npuenv.render.launch.verl import PROGRAMS, overrides, render_verl, words_of
+    from npuenv.render.launch.verl import render_verl
     from npuenv.render.launch.verl_check import check_recipe
     from npuenv.render.launch.verl_job import environment, job_for
 
-    found = next(row for row in load_matrix().launch_recipes if row.id == asked.recipe)
+    row = next(row for row in load_matrix().launch_recipes if row.id == asked.recipe)
     asked = replace(asked, release=form_of("verl", asked.release))
     release = asked.release
     # First of all: a recipe that is not rendered has no values to judge.
-    check_recipe(found, release)
-    recipe = _with_overrides(found, asked)
+    check_recipe(row, release)
+    recipe = _with_overrides(row, asked)
     cards = _cards(asked, stack, Cards(recipe.hardware[0], recipe.cards_per_node, recipe.nodes))
     model = safe(asked.model or recipe.model, "--model")
     job = job_for(recipe, model=find_model(model), cards=cards, release=release)
     placement = _verl_placement(asked, recipe, job)
+    found = estimate(job, placement)
     paths = _verl_paths(recipe, model, asked.overrides)
     added = {word.lstrip("+") for word in asked.overrides if word.startswith("+")}
     files = render_verl(job, placement, recipe, stack=stack, paths=paths, added=added)
-    if recipe.entry != "sft":  # no rule judges that program
-        values = overrides(job, placement, recipe, paths)
-        refuse_verl(PROGRAMS[recipe.entry][0], words_of(values, recipe, added), cards, job.release)
     # Ray's processes have the environment of the shell that starts Ray. Without Ray there is nothing to start.
     scripts = {} if recipe.entry == "sft" else _ray(asked, cards, stack, environment(recipe))
     because = _because(asked, cards, recipe.cards_per_node)
     files = {**files, **scripts}
-    return Launch(files, stack, asked, job, placement, estimate(job, placement), because)
+    return Launch(files, stack, asked, job, placement, found, because)
 
 
 def _verl_paths(recipe: LaunchRecipe, model: str, overrides: Mapping[str, str]) -> Paths:

@@ -42,7 +42,7 @@ _QUOTED_LIST = re.compile(rf"\[{_QUOTED_NAME}(?:,{_QUOTED_NAME})*\]")
 _NOT_NAMES = frozenset({"true", "false", "null", "none", "yes", "no", "on", "off", "y", "n", "nan", "inf"})
 _MOST_CARDS = 65536  # a typing error like 0-9999999 must not fill the memory
 
-Unknown = Literal["recipe", "key", "verl-key", "release", "environment", "framework", "stack"]
+Unknown = Literal["recipe", "key", "verl-key", "release", "framework", "stack"]
 
 
 @dataclass(frozen=True, slots=True)

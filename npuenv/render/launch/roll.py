@@ -11,14 +11,15 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 import npuenv
+from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message, say
 from npuenv.matrix import load_matrix
 from npuenv.preflight.memory.types import written_cards
 from npuenv.render.activation import outlived
-from npuenv.render.launch.roll_check import refuse_unfit
-from npuenv.render.launch.roll_recipe import ACCUMULATION, INFER_CONFIG, OFFLOAD, TRAIN_CONFIG, defaults_of
+from npuenv.render.launch.roll_recipe import ACCUMULATION, INFER_CONFIG, LOCAL_CODE, OFFLOAD, TRAIN_CONFIG, defaults_of
 from npuenv.render.launch.roll_script import script
 from npuenv.render.launch.roll_tree import tree_of
+from npuenv.render.launch.self_check import refuse_roll
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -54,7 +55,7 @@ def render_roll(
     """
     defaults = defaults_of(recipe.row, load_matrix().roll_recipes, recipe.release)
     tree = tree_of(job, placement, recipe, stack=stack, paths=paths, defaults=defaults)
-    refuse_unfit(job, placement, recipe, tree)
+    _refuse_local_code(recipe, tree)
     title = Message(
         "launch_roll.head",
         {"recipe": recipe.row.id, "release": recipe.release_name, "stack": stack.name, "version": version},
@@ -62,10 +63,22 @@ def render_roll(
     name = recipe.row.id
     comments = {key: say(message, lang) for key, message in _comments(job, placement, recipe, defaults)}
     lines = [say(message, lang) for message in (title, *_notes(job, placement, recipe, stack))]
+    text = _yaml(tree, lines, comments)
+    refuse_roll(f"{name}.yaml", text, job.cards, recipe.version)
     return {
-        f"{name}.yaml": _yaml(tree, lines, comments),
+        f"{name}.yaml": text,
         "run.sh": script(job, recipe, stack=stack, paths=paths, head=head, title=say(title, lang), lang=lang),
     }
+
+
+def _refuse_local_code(recipe: Filled, tree: Mapping[str, Any]) -> None:
+    """Raises: BadInput for a reward that would run the model's code on the nodes, unless the user allows it."""
+    for domain, reward in {} if recipe.allows_local_code else tree.get("rewards", {}).items():
+        # Without a setting ROLL's workers run the code themselves: the default of `use_local` is true.
+        if str(reward.get("worker_cls", "")).endswith(LOCAL_CODE) and reward.get("use_local", True) is not False:
+            raise BadInput(
+                Message("launch_roll.local-code", {"domain": domain}), Message("launch_roll.local-code-hint")
+            )
 
 
 def _notes(job: Job, placement: Placement, recipe: Filled, stack: Stack) -> Iterator[Message]:

@@ -314,3 +314,15 @@ def update_sequences(recipe: Filled, num_train: int) -> int:
     if ACCUMULATION not in recipe.explicit:
         return recipe.published_update
     return recipe.number(TRAIN) * recipe.number(ACCUMULATION) * num_train
+
+
+def accumulation(recipe: Filled, num_train: int) -> int:
+    """Accumulation steps on so many cards, the sequences of one update kept. Raises: BadInput where it is no number."""
+    update, micro = update_sequences(recipe, num_train), recipe.number(TRAIN)
+    if update % (micro * num_train):
+        near = {"micro": TRAIN, "accumulation": ACCUMULATION, "steps": max(1, round(update / num_train))}
+        raise BadInput(
+            Message("launch_roll.no-accumulation", {"update": update, "micro": micro, "cards": num_train}),
+            Message("launch_roll.no-accumulation-hint", near),
+        )
+    return update // (micro * num_train)

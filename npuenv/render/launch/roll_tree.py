@@ -9,8 +9,7 @@ from npuenv.core.messages import Message
 from npuenv.preflight.memory.types import ranges
 from npuenv.render.activation import settings_of
 from npuenv.render.launch.job import nested, safe
-from npuenv.render.launch.roll_check import accumulation
-from npuenv.render.launch.roll_recipe import ACCUMULATION, INFER_CONFIG, REFERENCE_CONFIG, TRAIN_CONFIG
+from npuenv.render.launch.roll_recipe import ACCUMULATION, INFER_CONFIG, REFERENCE_CONFIG, TRAIN_CONFIG, accumulation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

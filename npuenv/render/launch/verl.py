@@ -12,6 +12,7 @@ from npuenv.core import versions
 from npuenv.core.messages import Message, say
 from npuenv.matrix import load_matrix
 from npuenv.render.launch import ray
+from npuenv.render.launch.self_check import refuse_verl
 from npuenv.render.launch.verl_check import check, on_nodes
 from npuenv.render.launch.verl_job import environment, of_job, written
 from npuenv.render.launch.verl_values import for_release, left_out, safe, word, yaml
@@ -58,10 +59,13 @@ def render_verl(
     Raises: BadInput for what verl cannot run, and for values that could break out of the files.
     """
     values = overrides(job, placement, recipe, paths)
+    words = words_of(values, recipe, added)
+    if recipe.entry != "sft":  # no rule judges that program
+        refuse_verl(PROGRAMS[recipe.entry][0], words, job.cards, job.release)
     nodes = on_nodes(job.cards, placement)
     head = _head(job, recipe, stack, paths)
     return {
-        "run.sh": _script(words_of(values, recipe, added), nodes, recipe, stack=stack, head=head),
+        "run.sh": _script(words, nodes, recipe, stack=stack, head=head),
         "config.yaml": _yaml(values, recipe, head),
     }
 

@@ -78,8 +78,6 @@ def check(job: Job, placement: Placement, recipe: LaunchRecipe, values: Mapping[
         cards = nodes.train * nodes.nodes
         _divides("sequence-parallel", cards, job.sequence_parallel)
         _divides("examples", job.sizes.prompts, cards // job.sequence_parallel)
-    else:
-        _division(job, values, nodes)
 
 
 def check_recipe(recipe: LaunchRecipe, release: str) -> None:
@@ -116,25 +114,6 @@ def needs_reference(values: Mapping[str, Value]) -> bool:
     return bool(values.get("actor_rollout_ref.actor.use_kl_loss") or values.get("algorithm.use_kl_in_reward"))
 
 
-def _division(job: Job, values: Mapping[str, Value], nodes: OnNodes) -> None:
-    """verl's own arithmetic (validate_config and the workers' batch sizes): it says so only after Ray has started."""
-    sizes, parallel = job.sizes, job.sequence_parallel
-    train, infer = nodes.train * nodes.nodes, nodes.infer * nodes.nodes
-    _divides("tensor-parallel", infer, job.tensor_parallel)
-    _divides("sequence-parallel", train, parallel)
-    if sizes.mini_batch > sizes.prompts:
-        raise _bad_size("mini-batch", sizes.mini_batch, sizes.prompts)
-    replicas = train // parallel
-    _divides("step", sizes.prompts * sizes.rollouts, replicas)
-    _divides("mini-step", sizes.mini_batch * sizes.rollouts, replicas)
-    if not values.get("actor_rollout_ref.actor.use_dynamic_bsz"):
-        _divides("micro-batch", sizes.mini_batch * sizes.rollouts // replicas, sizes.micro_batch)
-
-
 def _divides(what: str, whole: int, part: int) -> None:
     if part < 1 or whole < part or whole % part:
-        raise _bad_size(what, part, whole)
-
-
-def _bad_size(what: str, part: int, whole: int) -> BadInput:
-    return BadInput(Message(f"launch.size-{what}", {"part": part, "whole": whole}), Message("launch.size-hint"))
+        raise BadInput(Message(f"launch.size-{what}", {"part": part, "whole": whole}), Message("launch.size-hint"))
