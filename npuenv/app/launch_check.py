@@ -65,8 +65,8 @@ def preflight(words: Sequence[str], options: PreflightOptions | None = None) -> 
     options = options or PreflightOptions()
     options.validate()
     known = _known(options)
-    if known.framework != "roll":
-        known = replace(known, checkout=find_checkout(_folders_around(words)))
+    checkout = find_checkout(_folders_around(words)) if known.framework != "roll" else None
+    known = replace(known, checkout=checkout)
     reading = read_file(Path(words[0]), known) if len(words) == 1 else read_words(words, known)
     to = _path_of_copy(reading, options) if options.is_fixing else None
     readings = all_of(reading, known)
@@ -80,7 +80,9 @@ def preflight(words: Sequence[str], options: PreflightOptions | None = None) -> 
     if fixed is not None and written:
         _write(Path(written), fixed.after, like=reading.path)
     others = tuple(each.launch for each in readings[1:])
-    return PreflightResult(reading.launch, reading.path, problems, reading.notes, others, fixed, written)
+    is_damaged = checkout is not None and checkout.damage is not None and reading.launch.release is None
+    notes = (checkout.damage, *reading.notes) if is_damaged else reading.notes
+    return PreflightResult(reading.launch, reading.path, problems, notes, others, fixed, written)
 
 
 def _folders_around(words: Sequence[str]) -> tuple[Path, ...]:

@@ -436,7 +436,7 @@ def _launch(
         raise BadInput(Message("preflight.other-framework", args), Message("preflight.other-framework-hint", args))
     name = options.release or options.machine.packages.get(framework)
     release = counted_as(framework, name) if name else None
-    found = options.checkout if framework == "verl" else None
+    found = options.checkout if framework == "verl" and options.checkout and not options.checkout.damage else None
     if found is not None and name in (None, found.version):
         name, release = found.version, found.release
     table = found.keys if found is not None and name == found.version else None
