@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 Role = Literal["train", "infer", "reference"]
 Layout = Literal["colocated", "split"]
-Engine = Literal["fsdp", "fsdp2", "deepspeed-zero3", "megatron"]
+Engine = Literal["fsdp", "fsdp2", "deepspeed-zero3"]
 Verdict = Literal["feasible", "tight", "infeasible", "unknown"]
 
 HCCL_BUFFER_MIB = 200  # where HCCL_BUFFSIZE is not set
@@ -32,8 +32,6 @@ class Model:
     head_dim: int
     vocabulary: int
     is_tied: bool  # the output layer shares the embedding's weights
-    active: float | None = None  # parameters at work for one token in a mixture of experts; None: all of them
-    expert_parameters: float = 0.0  # of them, those of routed experts, which expert parallelism divides
     latent: int = 0  # values that the cache keeps of a token and layer in latent attention; 0: keys and values
 
 
@@ -92,10 +90,6 @@ class Job:
     removes_padding: bool = False
     lora_rank: int = 0
     sequence_parallel: int = 1  # cards that share the tokens of one sequence in training (Ulysses)
-    train_tensor_parallel: int = 1  # of Megatron
-    train_pipeline_parallel: int = 1  # of Megatron
-    train_expert_parallel: int = 1  # of Megatron
-    engine_expert_parallel: int = 1  # cards over which the generating engine divides routed experts; 1: as the rest
     shard_cards: int | None = None  # cards that share one copy of the trained state (fsdp_size); None: all that train
     has_entropy_loss: bool = False
     chunks_entropy: bool = False  # entropy_from_logits_with_chunking

@@ -21,21 +21,20 @@ def places(job: Job, **options: object) -> tuple[str, str, str]:
 
 
 @pytest.mark.parametrize(
-    ("per_node", "nodes", "strategy", "train", "infer"),
+    ("per_node", "nodes", "train", "infer"),
     [
-        (8, 1, 1, "0-3", "4-7"),
-        (16, 1, 1, "0-7", "8-15"),
-        (8, 2, 1, "0-7", "8-15"),
-        (8, 2, 2, "0-3, 8-11", "4-7, 12-15"),
-        (2, 1, 1, "0", "1"),
-        (5, 1, 1, "0-2", "3-4"),
-        (8, 3, 1, "0-15", "16-23"),
-        (16, 4, 1, "0-31", "32-63"),
+        (8, 1, "0-3", "4-7"),
+        (16, 1, "0-7", "8-15"),
+        (8, 2, "0-7", "8-15"),
+        (2, 1, "0", "1"),
+        (5, 1, "0-2", "3-4"),
+        (8, 3, "0-15", "16-23"),
+        (16, 4, "0-31", "32-63"),
     ],
 )
-def test_roll_divides_cards_as_its_guide_does(per_node: int, nodes: int, strategy: int, train: str, infer: str) -> None:
+def test_roll_divides_cards_as_its_guide_does(per_node: int, nodes: int, train: str, infer: str) -> None:
     job = replace(FROZEN_LAKE, cards=cards(per_node, nodes))
-    assert places(job, strategy=strategy) == (train, infer, infer)
+    assert places(job) == (train, infer, infer)
 
 
 def test_generation_gets_whole_engines_only() -> None:
@@ -93,8 +92,8 @@ def test_the_plan_says_why() -> None:
         {"release": "0.2.1", "train": "0-3", "infer": "4-7"},
     )
     two = replace(FROZEN_LAKE, cards=cards(8, 2))
-    said = plan(two, strategy=2)[1].says[-1]
-    assert (said.key, said.args["train"]) == ("placement.why-split-strategy-2", "0-3, 8-11")
+    said = plan(two)[1].says[-1]
+    assert (said.key, said.args["train"]) == ("placement.why-split-nodes", "0-7")
 
 
 def test_a_parallelism_that_does_not_divide_names_those_that_do() -> None:
@@ -126,7 +125,6 @@ def test_an_unknown_model_stays_unknown() -> None:
         replace(QUICK_START, cards=cards(8, memory_gib=0)),
         replace(QUICK_START, framework="trl"),
         replace(QUICK_START, sequence_parallel=0),
-        replace(QUICK_START, train_tensor_parallel=-1),
         replace(FROZEN_LAKE, tensor_parallel=0),
         replace(FROZEN_LAKE, release="main"),
         replace(FROZEN_LAKE, cards=cards(1)),
@@ -138,11 +136,6 @@ def test_what_cannot_be_is_bad_input(job: Job) -> None:
     with pytest.raises(BadInput) as caught:
         plan(job)
     assert len(say(caught.value.message)) > 10
-
-
-def test_a_third_strategy_is_bad_input() -> None:
-    with pytest.raises(BadInput):
-        plan(FROZEN_LAKE, strategy=3)
 
 
 @pytest.mark.parametrize("placement", [Placement((8,), (0,), ()), Placement((0,), (-1,), ()), Placement((), (), ())])
