@@ -19,7 +19,7 @@ from npuenv.core.errors import BadInput
 from npuenv.matrix import load_matrix
 from npuenv.preflight.memory.types import Cards, Model, Placement, written_cards
 from npuenv.render.launch import roll_recipe as recipes
-from npuenv.render.launch.job import Places, chosen_placement, parse_cards, parse_overrides
+from npuenv.render.launch.job import chosen_placement, parse_cards, parse_overrides
 from npuenv.render.launch.roll import render_roll
 from npuenv.render.launch.roll_recipe import is_read
 from npuenv.render.launch.roll_tree import mapping_text
@@ -52,8 +52,7 @@ def render(name: str, release: str, *words: str, placement: Placement | None = N
     placed = placement or recipes.published_placement(recipe.row)
     job = recipes.job_of(recipe, MODEL, recipes.published_cards(recipe.row), num_train=len(placed.train))
     job = recipes.placed_job(job, recipe, placed)
-    places = options.pop("paths", Places())
-    return render_roll(job, placed, recipe, stack=STACKS[form.stack], paths=places, **options)
+    return render_roll(job, placed, recipe, stack=STACKS[form.stack], **options)
 
 
 def content(files: dict[str, str]) -> dict[str, Any]:
@@ -345,9 +344,7 @@ def test_a_value_that_could_break_out_is_refused(value: str) -> None:
         parse_overrides([f"exp_name={value}"])
     assert error.value.message.key == "launch_roll.unsafe"
     with pytest.raises(BadInput):
-        render(MATH, "0.3.0", paths=Places(model=value))
-    with pytest.raises(BadInput):
-        render(MATH, "0.3.0", paths=Places(tree=value))
+        render(MATH, "0.3.0", model=value)
     with pytest.raises(BadInput):
         render(TWO_NODES, "0.3.0", head=value)
 
@@ -419,7 +416,7 @@ def test_the_script_is_clean_posix_shell(name: str, lang: str, tmp_path: Path) -
     if checker is None:
         pytest.skip("shellcheck is not installed")
     script = tmp_path / "run.sh"
-    script.write_text(render(name, "0.3.0", lang=lang, paths=Places(tree="/opt/my tree"))["run.sh"], encoding="utf-8")
+    script.write_text(render(name, "0.3.0", lang=lang)["run.sh"], encoding="utf-8")
     ran = subprocess.run([checker, "-s", "sh", script], capture_output=True, text=True, check=False)
     assert ran.stdout == ""
     assert ran.returncode == 0

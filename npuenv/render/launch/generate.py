@@ -11,7 +11,7 @@ from npuenv.core.messages import Message
 from npuenv.matrix import load_matrix
 from npuenv.preflight.memory import estimate, find_model, plan
 from npuenv.preflight.memory.types import Cards, Placement
-from npuenv.render.launch.job import Places, chosen_placement, parse_cards, safe, unknown
+from npuenv.render.launch.job import chosen_placement, parse_cards, safe, unknown
 from npuenv.render.launch.releases import form_of, judged_as
 from npuenv.render.launch.roll import render_roll, replaced_value
 from npuenv.render.launch.roll_recipe import filled, job_of, placed_job, published_placement, published_train
@@ -166,9 +166,7 @@ def _roll(asked: LaunchOptions, stack: Stack, lang: str) -> Launch:
     job = job_of(recipe, find_model(asked.model or row.shape), cards, num_train=published_train(row))
     placement = _roll_placement(asked, recipe, job)
     job = placed_job(job, recipe, placement)
-    files = render_roll(
-        job, placement, recipe, stack=stack, paths=Places(model=asked.model or ""), head=asked.head, lang=lang
-    )
+    files = render_roll(job, placement, recipe, stack=stack, model=asked.model or "", head=asked.head, lang=lang)
     notes = _roll_notes(asked, recipe, placement)
     because = _because(asked, cards, row.cards_per_node)
     files = {**files, **_ray(asked, cards, stack)}

@@ -1,7 +1,7 @@
 """What the launch files of both frameworks start from: paths, cards, and where the cards of a run are.
 
-`Places` says where things lie on the nodes; `parse_cards` reads a card list; `chosen_placement` makes a placement from
-what the user said, and `unknown` names the nearest of some names.
+`parse_cards` reads a card list, `chosen_placement` makes a placement from what the user said, and `unknown` names the
+nearest of some names.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ class Paths:
     model: str  # a folder, or a name like Qwen/Qwen2.5-0.5B-Instruct
     train_file: str
     validation_file: str
-    output: str | None = None  # folder of the checkpoints; None: where the framework puts them
     preparation: str = ""  # verl's script that writes the two files, as gsm8k; "": they are the user's own
 
 
@@ -43,14 +42,6 @@ _NOT_NAMES = frozenset({"true", "false", "null", "none", "yes", "no", "on", "off
 _MOST_CARDS = 65536  # a typing error like 0-9999999 must not fill the memory
 
 Unknown = Literal["recipe", "key", "verl-key", "release", "framework", "stack"]
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where things lie on the nodes of a ROLL run."""
-
-    model: str = ""  # a folder, or a name on a model hub; empty: the recipe's
-    tree: str = ""  # ROLL's source tree; empty: the start script takes the working folder
 
 
 def parse_cards(text: str, cards: Cards) -> tuple[int, ...]:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from npuenv.matrix.rows import RollDeparture
     from npuenv.preflight.memory.types import Job, Placement
-    from npuenv.render.launch.job import Places
     from npuenv.render.launch.roll_recipe import Filled
     from npuenv.resolve.types import Stack
 
@@ -41,20 +40,21 @@ def render_roll(
     recipe: Filled,
     *,
     stack: Stack,
-    paths: Places,
+    model: str = "",
     head: str = "",
     lang: str = "en",
     version: str = npuenv.__version__,
 ) -> dict[str, str]:
     """File name -> text: `<recipe>.yaml` and `run.sh`. Pure and deterministic.
 
-    `job` is as `placed_job` gives it for this placement. `head` is the address of the first node of several; empty: the
+    `job` is as `placed_job` gives it for this placement. `model` is a folder, or a name on a model hub; empty: the
+    recipe's. `head` is the address of the first node of several; empty: the
     script takes it from MASTER_ADDR.
 
     Raises: BadInput for cards, sizes and settings that do not fit together, and for a value that could break out.
     """
     defaults = defaults_of(recipe.row, load_matrix().roll_recipes, recipe.release)
-    tree = tree_of(job, placement, recipe, stack=stack, paths=paths, defaults=defaults)
+    tree = tree_of(job, placement, recipe, stack=stack, model=model, defaults=defaults)
     _refuse_local_code(recipe, tree)
     title = Message(
         "launch_roll.head",
@@ -67,7 +67,7 @@ def render_roll(
     refuse_roll(f"{name}.yaml", text, job.cards, recipe.version)
     return {
         f"{name}.yaml": text,
-        "run.sh": script(job, recipe, stack=stack, paths=paths, head=head, title=say(title, lang), lang=lang),
+        "run.sh": script(job, recipe, stack=stack, head=head, title=say(title, lang), lang=lang),
     }
 
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from npuenv.preflight.memory.types import Job, Placement
-    from npuenv.render.launch.job import Places
     from npuenv.render.launch.roll_recipe import Filled
     from npuenv.resolve.types import Stack
 
@@ -41,13 +40,13 @@ _TOGETHER = {"HCCL_HOST_SOCKET_PORT_RANGE": "auto"}
 
 
 def tree_of(
-    job: Job, placement: Placement, recipe: Filled, *, stack: Stack, paths: Places, defaults: Sequence[str]
+    job: Job, placement: Placement, recipe: Filled, *, stack: Stack, model: str, defaults: Sequence[str]
 ) -> dict[str, Any]:
     """The file's content: nested mappings in the order of the file, leaves as the YAML reader gives them.
 
     Raises: BadInput for a value that is no YAML, and for a strategy that the release does not have.
     """
-    values = dict(_written(job, placement, recipe, paths))
+    values = dict(_written(job, placement, recipe, model))
     tree = nested(values)
     together = _TOGETHER if placement.layout == "colocated" else {}
     tree["system_envs"] = {**_variables(stack, "all"), **together, **tree.get("system_envs", {})}
@@ -74,11 +73,11 @@ def _head(defaults: Sequence[str]) -> dict[str, Any]:
     return {**taken, "hydra": {"run": {"dir": "."}, "output_subdir": None}}
 
 
-def _written(job: Job, placement: Placement, recipe: Filled, paths: Places) -> Iterator[tuple[str, Any]]:
+def _written(job: Job, placement: Placement, recipe: Filled, model: str) -> Iterator[tuple[str, Any]]:
     """Dotted key and value of everything but cards and variables; later ones stand where the first stood."""
     texts = dict(recipe.values)
-    if paths.model and "pretrain" not in recipe.explicit:
-        texts["pretrain"] = safe(paths.model, "pretrain")
+    if model and "pretrain" not in recipe.explicit:
+        texts["pretrain"] = safe(model, "pretrain")
     _refuse_strategy(job, recipe)
     yield from _parsed(texts)
     yield ACCUMULATION, accumulation(recipe, len(placement.train))

@@ -72,10 +72,8 @@ def render_verl(
 
 def overrides(job: Job, placement: Placement, recipe: LaunchRecipe, paths: Paths) -> dict[str, Value]:
     """verl's keys, as `job.release` names them, with their values. Raises: BadInput for what verl cannot run."""
-    for what in ("model", "train_file", "validation_file", "output"):
-        path = getattr(paths, what)
-        if path is not None:
-            safe(path, f"paths.{what}")
+    for what in ("model", "train_file", "validation_file"):
+        safe(getattr(paths, what), f"paths.{what}")
     values, nodes = written(recipe), on_nodes(job.cards, placement)
     check(job, placement, recipe, values, nodes)
     values |= of_job(job, nodes, recipe, values, paths)
