@@ -34,12 +34,12 @@ from npuenv.render.dockerfile import (
     Var,
     When,
     Workdir,
-    one_word,
     text,
 )
 from npuenv.render.image_files import DOCTOR, IMAGE_FILES, image_files
 from npuenv.render.requirements import PackageList, package_lists
 from npuenv.render.upstream import corresponding
+from npuenv.render.words import one_word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

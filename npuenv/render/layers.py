@@ -23,8 +23,8 @@ from npuenv.render.dockerfile import (
     Source,
     Var,
     When,
-    one_word,
 )
+from npuenv.render.words import one_word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

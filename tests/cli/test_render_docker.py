@@ -136,7 +136,7 @@ def test_an_edited_dockerfile_is_kept_without_force_and_nothing_is_written_where
         (["--as", "run", "--cards", "1,1"], [sentence("container.card-twice", card=1, cards="'1,1'")]),
         (["--as", "run", "--data", "data"], ["--data /srv/data"]),
         (["--as", "run", "--data", "/x'y"], ["--data", "quotes"]),
-        (["--as", "run", "--data", "/x\ny"], ["--data", sentence("container.unsafe-hint")]),
+        (["--as", "run", "--data", "/x\ny"], ["--data", sentence("render.unsafe-value-hint")]),
         (["--as", "run", "--name", "a$(b)"], ["a$(b)", sentence("container.use", near="a-b")]),
         (["--as", "run", "--nodes", "two"], ["--nodes"]),
         (["--cards", "0-3"], [sentence("container.needs-form", options="--cards"), "--as run"]),

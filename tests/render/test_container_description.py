@@ -131,11 +131,11 @@ def test_cards_that_cannot_be_are_refused(hardware: str, cards: str | None, key:
     [
         ({"data": Path("data/x")}, "relative", {"what": "--data", "path": "data/x"}),
         ({"models": Path("weights")}, "relative-hint", {"what": "--models", "path": "weights"}),
-        ({"data": Path("/a'b")}, "unsafe", {"what": "--data", "value": '"/a\'b"', "character": '"\'"'}),
-        ({"data": Path('/a"b')}, "unsafe", {"character": "'\"'"}),
-        ({"data": Path("/a\nb")}, "unsafe", {"character": "'\\n'"}),
-        ({"data": Path("/$(id)")}, "unsafe", {"what": "--data", "value": "'/$(id)'", "character": "'$'"}),
-        ({"models": Path("/a,b")}, "unsafe", {"what": "--models", "value": "'/a,b'", "character": "','"}),
+        ({"data": Path("/a'b")}, "unsafe-value", {"what": "--data", "value": '"/a\'b"', "character": '"\'"'}),
+        ({"data": Path('/a"b')}, "unsafe-value", {"character": "'\"'"}),
+        ({"data": Path("/a\nb")}, "unsafe-value", {"character": "'\\n'"}),
+        ({"data": Path("/$(id)")}, "unsafe-value", {"what": "--data", "value": "'/$(id)'", "character": "'$'"}),
+        ({"models": Path("/a,b")}, "unsafe-value", {"what": "--models", "value": "'/a,b'", "character": "','"}),
         ({"models": Path("/a:b")}, "unsafe-path-hint", {}),
         ({"data": Path("/srv/..")}, "whole-root", {"what": "--data"}),
         ({"image": "verl:a2; reboot"}, "bad-image", {"image": "'verl:a2; reboot'"}),
@@ -153,12 +153,17 @@ def test_cards_that_cannot_be_are_refused(hardware: str, cards: str | None, key:
         ({"nodes": 0}, "bad-nodes", {"nodes": 0}),
         ({"shm_gib": 0}, "bad-shm", {"gib": 0}),
         ({"command": "echo 'a"}, "open-quote", {}),
-        ({"command": "sh -c '$(reboot)'"}, "unsafe", {"what": "--command", "value": "'$(reboot)'", "character": "'$'"}),
+        (
+            {"command": "sh -c '$(reboot)'"},
+            "unsafe-value",
+            {"what": "--command", "value": "'$(reboot)'", "character": "'$'"},
+        ),
         ({"command": "  "}, "no-words", {"what": "--command"}),
     ],
 )
 def test_a_value_that_could_break_out_is_refused_by_name(wish: dict[str, Any], key: str, args: dict[str, Any]) -> None:
-    assert says(refusal(**wish), f"container.{key}", **args)
+    area = "render" if key == "unsafe-value" else "container"
+    assert says(refusal(**wish), f"{area}.{key}", **args)
 
 
 @pytest.mark.parametrize(

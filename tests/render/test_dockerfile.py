@@ -27,7 +27,6 @@ from npuenv.render.dockerfile import (
     Var,
     When,
     Workdir,
-    commands_of,
     text,
 )
 
@@ -111,13 +110,6 @@ def test_a_condition_may_be_wanted_to_fail() -> None:
         '        useradd "${WHO}"; \\',
         "    fi",
     ]
-
-
-def test_every_command_of_a_tree_is_found() -> None:
-    first, second, third = Exec(("a",)), Exec(("b",)), Exec(("c",))
-    choice = ByArch({"x86_64": (first,)})
-    when = When(second, (third,))
-    assert list(commands_of((Comment("x"), Run((choice, when))))) == [choice, first, when, second, third]
 
 
 @pytest.mark.parametrize("value", BREAK_OUTS)

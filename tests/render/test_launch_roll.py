@@ -342,7 +342,7 @@ def test_what_does_not_fit_is_refused(
 def test_a_value_that_could_break_out_is_refused(value: str) -> None:
     with pytest.raises(BadInput) as error:
         parse_overrides([f"exp_name={value}"])
-    assert error.value.message.key == "launch_roll.unsafe"
+    assert error.value.message.key == "render.unsafe-value"
     with pytest.raises(BadInput):
         render(MATH, "0.3.0", model=value)
     with pytest.raises(BadInput):

@@ -342,7 +342,7 @@ def test_a_path_that_could_break_out_is_refused(path: str, field: str) -> None:
     job, placement, recipe, paths = published("quick-start")
     with pytest.raises(BadInput) as error:
         render_verl(job, placement, recipe, stack=None, paths=dataclasses.replace(paths, **{field: path}))
-    assert error.value.message.key == "launch.unsafe-value"
+    assert error.value.message.key == "render.unsafe-value"
     assert field in str(error.value.message.args["what"])
 
 

@@ -11,10 +11,11 @@ from npuenv.core.messages import Message
 from npuenv.matrix import load_matrix
 from npuenv.preflight.memory import estimate, find_model, plan
 from npuenv.preflight.memory.types import Cards, Placement
-from npuenv.render.launch.job import chosen_placement, parse_cards, safe, unknown
+from npuenv.render.launch.job import chosen_placement, parse_cards, unknown
 from npuenv.render.launch.releases import form_of, judged_as
 from npuenv.render.launch.roll import render_roll, replaced_value
 from npuenv.render.launch.roll_recipe import filled, job_of, placed_job, published_placement, published_train
+from npuenv.render.words import UNSAFE_IN_YAML, plain
 from npuenv.resolve.model_types import missing_type
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ def _verl(asked: LaunchOptions, stack: Stack) -> Launch:
     check_recipe(row, release)
     recipe = _with_overrides(row, asked)
     cards = _cards(asked, stack, Cards(recipe.hardware[0], recipe.cards_per_node, recipe.nodes))
-    model = safe(asked.model or recipe.model, "--model")
+    model = plain(asked.model or recipe.model, "--model", UNSAFE_IN_YAML)
     job = job_for(recipe, model=find_model(model), cards=cards, release=release)
     placement = _verl_placement(asked, recipe, job)
     found = estimate(job, placement)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.preflight.memory.types import Placement, written_cards
+from npuenv.render.words import UNSAFE_IN_YAML, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -31,9 +32,6 @@ class Paths:
     preparation: str = ""  # verl's script that writes the two files, as gsm8k; "": they are the user's own
 
 
-# What could end a YAML scalar, a shell word or a Hydra override, or start a command in one. `${...}` is an
-# interpolation of the frameworks' own and stays.
-_UNSAFE = re.compile(r"""['"`\\\x00-\x1f\x7f]|\$\(""")
 _CARDS = re.compile(r"\d{1,6}(?:-\d{1,6})?(?:,\d{1,6}(?:-\d{1,6})?)*")
 _MOST_NAMES = 8  # in one sentence
 _QUOTED_NAME = r"""\s*(?:"[A-Za-z][\w./-]*"|'[A-Za-z][\w./-]*')\s*"""
@@ -120,15 +118,6 @@ def _others(taken: tuple[int, ...], cards: Cards, layout: Layout | None) -> tupl
     return rest
 
 
-def safe(value: str, what: str) -> str:
-    """The value itself. Raises: BadInput where it could end the word it stands in; `what` names it for the user."""
-    found = _UNSAFE.search(value)
-    if found:
-        args = {"what": what, "value": repr(value), "part": repr(found.group())}
-        raise BadInput(Message("launch_roll.unsafe", args), Message("launch_roll.unsafe-hint"))
-    return value
-
-
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted keys as nested mappings, in the order in which each branch comes first.
 
@@ -161,7 +150,7 @@ def parse_overrides(words: Iterable[str]) -> dict[str, str]:
         if not separator or not re.fullmatch(r"\+{0,2}[A-Za-z_][\w.-]*", key):
             args = {"word": repr(word)}
             raise BadInput(Message("launch_roll.bad-override", args), Message("launch_roll.bad-override-hint"))
-        found[key] = safe(_unquoted(value), key)
+        found[key] = plain(_unquoted(value), key, UNSAFE_IN_YAML)
     return found
 
 

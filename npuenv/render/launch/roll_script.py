@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message, say
 from npuenv.render.activation import settings_of
-from npuenv.render.launch.job import safe
+from npuenv.render.words import UNSAFE_IN_YAML, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,7 +111,7 @@ def _start(recipe: Filled, lang: str) -> list[str]:
 def _settings(stack: Stack, role: str) -> Iterator[tuple[str, str]]:
     """Variables with their values as shell words; one that is set already stays as it is."""
     for name, value in sorted(settings_of(stack, role).items()):
-        rest = safe(value, name)
+        rest = plain(value, name, UNSAFE_IN_YAML)
         if rest.startswith(_CACHE):
             place = f'{_CACHE_FOLDER[:-1]}{rest.removeprefix(_CACHE)}"'
             yield name, f'"${{{name}:-{place[1:-1]}}}"'

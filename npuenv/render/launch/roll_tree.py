@@ -8,8 +8,9 @@ from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.preflight.memory.types import ranges
 from npuenv.render.activation import settings_of
-from npuenv.render.launch.job import nested, safe
+from npuenv.render.launch.job import nested
 from npuenv.render.launch.roll_recipe import ACCUMULATION, INFER_CONFIG, REFERENCE_CONFIG, TRAIN_CONFIG, accumulation
+from npuenv.render.words import UNSAFE_IN_YAML, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -77,7 +78,7 @@ def _written(job: Job, placement: Placement, recipe: Filled, model: str) -> Iter
     """Dotted key and value of everything but cards and variables; later ones stand where the first stood."""
     texts = dict(recipe.values)
     if model and "pretrain" not in recipe.explicit:
-        texts["pretrain"] = safe(model, "pretrain")
+        texts["pretrain"] = plain(model, "pretrain", UNSAFE_IN_YAML)
     _refuse_strategy(job, recipe)
     yield from _parsed(texts)
     yield ACCUMULATION, accumulation(recipe, len(placement.train))
@@ -133,12 +134,12 @@ def _parsed(texts: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
             value = reader.load(text)
         except (YAMLError, ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits
             args = {"key": key, "value": text}
-            raise BadInput(Message("launch_roll.no-yaml", args), Message("launch_roll.unsafe-hint")) from error
+            raise BadInput(Message("launch_roll.no-yaml", args), Message("render.unsafe-value-hint")) from error
         yield key, value
 
 
 def _variables(stack: Stack, role: str) -> dict[str, str]:
-    return {name: safe(value, name) for name, value in sorted(settings_of(stack, role).items())}
+    return {name: plain(value, name, UNSAFE_IN_YAML) for name, value in sorted(settings_of(stack, role).items())}
 
 
 def _ordered(group: Mapping[str, Any], order: Sequence[str]) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from npuenv.render.launch import ray
 from npuenv.render.launch.self_check import refuse_verl
 from npuenv.render.launch.verl_check import check, on_nodes
 from npuenv.render.launch.verl_job import environment, of_job, written
-from npuenv.render.launch.verl_values import for_release, left_out, safe, word, yaml
+from npuenv.render.launch.verl_values import for_release, left_out, word, yaml
 from npuenv.render.template import fill
+from npuenv.render.words import UNSAFE_OR_BLANK, plain
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -73,7 +74,7 @@ def render_verl(
 def overrides(job: Job, placement: Placement, recipe: LaunchRecipe, paths: Paths) -> dict[str, Value]:
     """verl's keys, as `job.release` names them, with their values. Raises: BadInput for what verl cannot run."""
     for what in ("model", "train_file", "validation_file"):
-        safe(getattr(paths, what), f"paths.{what}")
+        plain(getattr(paths, what), f"paths.{what}", UNSAFE_OR_BLANK)
     values, nodes = written(recipe), on_nodes(job.cards, placement)
     check(job, placement, recipe, values, nodes)
     values |= of_job(job, nodes, recipe, values, paths)
@@ -98,7 +99,7 @@ def _head(job: Job, recipe: LaunchRecipe, stack: Stack | None, paths: Paths) -> 
     """The sentences at the top of both files."""
     args: dict[str, object] = {"version": npuenv.__version__, "release": job.release, "recipe": recipe.id}
     made = "made" if stack is not None else "made-without-stack"
-    args |= {"stack": stack.name if stack is not None else "", "model": safe(job.model.id, "model")}
+    args |= {"stack": stack.name if stack is not None else "", "model": plain(job.model.id, "model", UNSAFE_OR_BLANK)}
     about = {"script": recipe.script, "cards": recipe.cards_per_node * recipe.nodes, "nodes": recipe.nodes}
     notes = (*recipe.notes, *left_out(written(recipe), job.release))
     lines = [Message(f"launch.{made}", args), Message("launch.recipe", about), *(Message(note) for note in notes)]

@@ -11,10 +11,9 @@ import re
 from typing import TYPE_CHECKING, TypeVar
 
 from npuenv.core import versions
-from npuenv.core.errors import BadInput
-from npuenv.core.messages import Message
 from npuenv.matrix import load_matrix
 from npuenv.render.launch.job import nested
+from npuenv.render.words import UNSAFE_OR_BLANK, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -27,7 +26,6 @@ Value = bool | int | float | str | list[str] | None
 _INTEGER = re.compile(r"[+-]?\d+\Z")
 _FLOAT = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?\Z")
 _WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None, "none": None}
-_UNSAFE = re.compile(r"""['"`\\$\x00-\x1f\x7f]|\u2028|\u2029|\x85""")
 # What Hydra takes without quotes, for certain: its grammar allows more.
 _PLAIN_HYDRA = re.compile(r"[A-Za-z0-9_./-]+\Z")
 _PLAIN_YAML = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*\Z")
@@ -49,15 +47,6 @@ def value_of(text: str) -> Value:
     if text.startswith("[") and text.endswith("]"):
         return [each.strip() for each in text[1:-1].split(",") if each.strip()]
     return text
-
-
-def safe(value: str, what: str) -> str:
-    """The value itself. Raises: BadInput where it is empty or could end the word or the line it stands in."""
-    found = _UNSAFE.search(value)
-    if found or not value.strip():
-        args = {"what": what, "value": repr(value), "character": repr(found.group()) if found else "''"}
-        raise BadInput(Message("launch.unsafe-value", args), Message("launch.unsafe-value-hint"))
-    return value
 
 
 def word(key: str, value: Value, *, is_added: bool = False) -> str:
@@ -91,7 +80,7 @@ def _scalar(value: Value, key: str) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, str):
-        safe(value, key)
+        plain(value, key, UNSAFE_OR_BLANK)
         is_plain = _PLAIN_YAML.match(value) and value.lower() not in _YAML_WORDS
         return value if is_plain else json.dumps(value, ensure_ascii=False)
     # YAML 1.1 takes 5e-07 for a text: it wants the dot.
@@ -103,7 +92,7 @@ def _hydra(value: Value, key: str) -> str:
     if isinstance(value, list):
         return f"[{','.join(_hydra(each, key) for each in value)}]"
     if isinstance(value, str):
-        safe(value, key)
+        plain(value, key, UNSAFE_OR_BLANK)
         is_plain = _PLAIN_HYDRA.match(value) and isinstance(value_of(value), str)
         return value if is_plain else f"'{value}'"
     # 5e-07 as the guides write it: 5e-7.
