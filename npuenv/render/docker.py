@@ -1,7 +1,7 @@
 """A stack and its locks as the folder of an image: Dockerfile, lists of packages, scripts.
 
 The layers follow the stack's install order, so the image holds what the installer would put onto a machine. Nothing is
-read or written here; `npuenv.render.folder` writes.
+read or written here.
 """
 
 from __future__ import annotations

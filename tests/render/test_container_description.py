@@ -13,7 +13,6 @@ from npuenv.core.messages import Message, say
 from npuenv.matrix import load_matrix
 from npuenv.preflight.memory.types import written_cards
 from npuenv.render.container.description import Container, ContainerOptions, describe
-from npuenv.render.container.writing import render_container, write_files
 from npuenv.resolve.types import Platform
 from tests.render.conftest import make_stack
 from tests.support.sentences import says
@@ -193,36 +192,3 @@ def test_every_generation_that_stacks_run_on_has_its_cards_and_places() -> None:
     for hardware in accepted:
         always = {row.path for row in MATRIX.container_places if hardware in row.hardware and row.need == "always"}
         assert always == {*managers(hardware), *DRIVER}
-
-
-def test_files_alike_are_left_and_others_only_replaced_on_request(tmp_path: Path) -> None:
-    files = render_container(made(), ["run", "compose"])
-    folder = tmp_path / "a" / "run"
-    assert write_files(files, folder) == (folder / "docker-run.sh", folder / "compose.yaml")
-    assert (folder / "docker-run.sh").stat().st_mode & 0o777 == 0o755
-    assert (folder / "compose.yaml").stat().st_mode & 0o777 == 0o644
-    (folder / "mine.txt").write_text("kept")
-    (folder / "compose.yaml").write_text("edited by hand")
-    assert write_files({"docker-run.sh": files["docker-run.sh"]}, folder) == ()
-    other = {name: text + "# more\n" for name, text in files.items()}
-    with pytest.raises(BadInput) as caught:
-        write_files(other, folder)
-    assert says(say(caught.value.message), "container.exists", files="docker-run.sh, compose.yaml")
-    assert (folder / "docker-run.sh").read_text() == files["docker-run.sh"]
-    assert len(write_files(other, folder, is_forced=True)) == 2
-    assert (folder / "compose.yaml").read_text() == other["compose.yaml"]
-    assert sorted(path.name for path in folder.iterdir()) == ["compose.yaml", "docker-run.sh", "mine.txt"]
-
-
-def test_a_link_is_never_written_through_and_a_file_is_no_folder(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").write_text("other")
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "compose.yaml").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(BadInput) as caught:
-        write_files({"compose.yaml": "x"}, folder, is_forced=True)
-    assert caught.value.message.key == "container.not-a-file"
-    assert (tmp_path / "elsewhere").read_text() == "other"
-    with pytest.raises(BadInput) as caught:
-        write_files({"compose.yaml": "x"}, tmp_path / "elsewhere" / "run")
-    assert caught.value.message.key == "container.cannot-write"
