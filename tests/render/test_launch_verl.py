@@ -282,7 +282,7 @@ def test_separate_cards_are_counted_for_both_roles() -> None:
     values = overrides(*published("one-step-off-qwen3-8b", "0.9.1"))
     wanted = ("trainer.n_gpus_per_node", "trainer.nnodes", "rollout.n_gpus_per_node", "rollout.nnodes")
     assert [values[key] for key in wanted] == [8, 1, 8, 1]
-    assert words_of(rendered("one-step-off-qwen3-8b")["run.sh"])[0] == "hydra.searchpath=['pkg://verl.trainer.config']"
+    assert words_of(rendered("one-step-off-qwen3-8b")["run.sh"])[0] == "hydra.searchpath=[pkg://verl.trainer.config]"
 
 
 def test_some_cards_of_a_node_are_made_the_visible_ones() -> None:

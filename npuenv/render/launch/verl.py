@@ -78,6 +78,10 @@ def overrides(job: Job, placement: Placement, recipe: LaunchRecipe, paths: Paths
     values, nodes = written(recipe), on_nodes(job.cards, placement)
     check(job, placement, recipe, values, nodes)
     values |= of_job(job, nodes, recipe, values, paths)
+    for key, value in values.items():
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, str):
+                plain(each, key, UNSAFE_OR_BLANK)
     return dict(sorted(for_release(values, job.release).items(), key=lambda item: _section(item[0])))
 
 
