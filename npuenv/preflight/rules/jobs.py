@@ -31,6 +31,7 @@ _MOST_BUFFER_MIB = 65536  # above it a number is taken for bytes
 _ROLL_CONFIG = "actor_train.strategy_args.strategy_config"
 ROLL_SHARDS, ROLL_OFFLOAD = f"{_ROLL_CONFIG}.fsdp_size", f"{_ROLL_CONFIG}.offload_policy"
 ROLL_ENGINES: dict[str, Engine] = {"deepspeed_train": "deepspeed-zero3", "fsdp2_train": "fsdp2"}
+ROLL_STRATEGIES = {engine: name for name, engine in ROLL_ENGINES.items()}
 
 
 def verl_job(launch: Launch, model: Model, cards: Cards) -> Job:

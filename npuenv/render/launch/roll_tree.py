@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.preflight.memory.types import ranges
+from npuenv.preflight.rules.jobs import ROLL_STRATEGIES
 from npuenv.render.activation import settings_of
 from npuenv.render.launch.job import nested
 from npuenv.render.launch.roll_recipe import ACCUMULATION, INFER_CONFIG, REFERENCE_CONFIG, TRAIN_CONFIG, accumulation
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from npuenv.render.launch.roll_recipe import Filled
     from npuenv.resolve.types import Stack
 
-_STRATEGY = {"fsdp2": "fsdp2_train", "deepspeed-zero3": "deepspeed_train"}
 # The order inside a role, as ROLL's own samples have it.
 _ROLE = (
     "worker_cls",
@@ -45,7 +45,7 @@ def tree_of(
 ) -> dict[str, Any]:
     """The file's content: nested mappings in the order of the file, leaves as the YAML reader gives them.
 
-    Raises: BadInput for a value that is no YAML, and for a strategy that the release does not have.
+    Raises: BadInput for a value that is no YAML.
     """
     values = dict(_written(job, placement, recipe, model))
     tree = nested(values)
@@ -79,7 +79,6 @@ def _written(job: Job, placement: Placement, recipe: Filled, model: str) -> Iter
     texts = dict(recipe.values)
     if model and "pretrain" not in recipe.explicit:
         texts["pretrain"] = plain(model, "pretrain", UNSAFE_IN_YAML)
-    _refuse_strategy(job, recipe)
     yield from _parsed(texts)
     yield ACCUMULATION, accumulation(recipe, len(placement.train))
     derived = (*_training(job, placement), *_generating(job), *_reference(job, placement, recipe))
@@ -87,7 +86,7 @@ def _written(job: Job, placement: Placement, recipe: Filled, model: str) -> Iter
 
 
 def _training(job: Job, placement: Placement) -> Iterator[tuple[str, Any]]:
-    yield "actor_train.strategy_args.strategy_name", _STRATEGY[job.engine]
+    yield "actor_train.strategy_args.strategy_name", ROLL_STRATEGIES[job.engine]
     if job.engine == "fsdp2":
         yield from _fsdp2(TRAIN_CONFIG, len(placement.train), is_offloaded=job.offloads_parameters)
     else:
@@ -114,14 +113,6 @@ def _fsdp2(key: str, num_cards: int, *, is_offloaded: bool) -> Iterator[tuple[st
     yield f"{key}.reduce_dtype", "float32"
     yield f"{key}.reshard_after_forward", True
     yield f"{key}.offload_policy", is_offloaded
-
-
-def _refuse_strategy(job: Job, recipe: Filled) -> None:
-    known = _STRATEGY[job.engine]
-    said = recipe.values.get("actor_train.strategy_args.strategy_name", known)
-    if said != known:
-        args = {"said": said, "release": recipe.release_name, "known": known}
-        raise BadInput(Message("launch_roll.strategy", args), Message("launch_roll.strategy-hint", args))
 
 
 def _parsed(texts: Mapping[str, str]) -> Iterator[tuple[str, Any]]:

@@ -73,7 +73,7 @@ def check(job: Job, placement: Placement, recipe: LaunchRecipe, values: Mapping[
     if job.engine not in ENGINES:
         args = {"engine": job.engine, "known": ENGINES}
         raise BadInput(Message("launch.engine", args), Message("launch.engine-hint"))
-    _roles(job, placement, recipe, values)
+    _roles(placement, recipe, values)
     if recipe.entry == "sft":
         cards = nodes.train * nodes.nodes
         _divides("sequence-parallel", cards, job.sequence_parallel)
@@ -91,7 +91,7 @@ def check_recipe(recipe: LaunchRecipe, release: str) -> None:
         raise BadInput(Message("launch.not-in-release", names), Message("launch.not-in-release-hint", names))
 
 
-def _roles(job: Job, placement: Placement, recipe: LaunchRecipe, values: Mapping[str, Value]) -> None:
+def _roles(placement: Placement, recipe: LaunchRecipe, values: Mapping[str, Value]) -> None:
     noise = next((key for key in values if key.startswith("trainer.noise_injection")), None)
     if noise is not None:
         raise BadInput(Message("launch.noise-stock", {"recipe": recipe.id}), Message("launch.refused-hint"))
@@ -101,17 +101,8 @@ def _roles(job: Job, placement: Placement, recipe: LaunchRecipe, values: Mapping
         raise BadInput(Message(key, {"recipe": recipe.id}), Message(f"{key}-hint"))
     if recipe.entry == "main" and set(placement.train) != set(placement.infer):
         raise BadInput(Message("launch.overlap"), Message("launch.overlap-hint"))
-    if (recipe.algorithm == "ppo") != job.has_critic:
-        raise BadInput(Message("launch.critic", {"recipe": recipe.id, "algorithm": recipe.algorithm}))
     if values.get("algorithm.adv_estimator") == "gae" and recipe.algorithm != "ppo":
         raise BadInput(Message("launch.estimator", {"recipe": recipe.id}), Message("launch.estimator-hint"))
-    if needs_reference(values) and not job.has_reference:
-        raise BadInput(Message("launch.reference", {"recipe": recipe.id}), Message("launch.reference-hint"))
-
-
-def needs_reference(values: Mapping[str, Value]) -> bool:
-    """Whether verl loads a reference model for these values: it does where one of the two KL terms is on."""
-    return bool(values.get("actor_rollout_ref.actor.use_kl_loss") or values.get("algorithm.use_kl_in_reward"))
 
 
 def _divides(what: str, whole: int, part: int) -> None:
