@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -155,3 +156,19 @@ def ranges(cards: Iterable[int]) -> Iterator[tuple[int, int]]:
 def written_cards(cards: Iterable[int], separator: str = ",") -> str:
     """A card list as people write it: (0, 1, 2, 8) -> "0-2,8"."""
     return separator.join(str(first) if first == last else f"{first}-{last}" for first, last in ranges(cards))
+
+
+def read_cards(text: str, most: int) -> list[int] | None:
+    """The numbers of a list as `written_cards` writes it, in its order; None for what is none.
+
+    One number above `most` is kept, so that it can be named; a range ends there.
+    Example: "0-2, 8" -> [0, 1, 2, 8]
+    """
+    cards: list[int] = []
+    for part in re.sub(r"\s", "", text).split(","):
+        found = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part, re.ASCII)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if first > last:
+            return None
+        cards += range(first, max(first, min(last, most + 1)) + 1)
+    return cards

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.preflight.memory.types import Placement, written_cards
+from npuenv.preflight.memory.types import Placement, read_cards, written_cards
 from npuenv.render.words import UNSAFE_IN_YAML, plain
 
 if TYPE_CHECKING:
@@ -32,13 +32,10 @@ class Paths:
     preparation: str = ""  # verl's script that writes the two files, as gsm8k; "": they are the user's own
 
 
-_CARDS = re.compile(r"\d{1,6}(?:-\d{1,6})?(?:,\d{1,6}(?:-\d{1,6})?)*")
 _MOST_NAMES = 8  # in one sentence
 _QUOTED_NAME = r"""\s*(?:"[A-Za-z][\w./-]*"|'[A-Za-z][\w./-]*')\s*"""
 _QUOTED_LIST = re.compile(rf"\[{_QUOTED_NAME}(?:,{_QUOTED_NAME})*\]")
 _NOT_NAMES = frozenset({"true", "false", "null", "none", "yes", "no", "on", "off", "y", "n", "nan", "inf"})
-_MOST_CARDS = 65536  # a typing error like 0-9999999 must not fill the memory
-
 Unknown = Literal["recipe", "key", "verl-key", "release", "framework", "stack"]
 
 
@@ -48,16 +45,9 @@ def parse_cards(text: str, cards: Cards) -> tuple[int, ...]:
     Raises: BadInput for what is no list, and for a card that is not there or stands twice.
     Example: "0-1,4" -> (0, 1, 4)
     """
-    words = re.sub(r"\s", "", text)
-    if not _CARDS.fullmatch(words):
+    found = read_cards(text, cards.count)
+    if found is None:
         raise BadInput(Message("launch_roll.bad-cards", {"text": repr(text)}), Message("launch_roll.bad-cards-hint"))
-    found: list[int] = []
-    for word in words.split(","):
-        first, _, last = word.partition("-")
-        stop = int(last or first)
-        if stop < int(first) or stop - int(first) > _MOST_CARDS:
-            raise BadInput(Message("launch_roll.bad-cards", {"text": word}), Message("launch_roll.bad-cards-hint"))
-        found += range(int(first), stop + 1)
     _refuse_cards(found, cards)
     return tuple(found)
 
