@@ -17,7 +17,7 @@ from npuenv.preflight.memory.types import Placement, read_cards, written_cards
 from npuenv.render.words import UNSAFE_IN_YAML, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from npuenv.preflight.memory.types import Cards, Layout
 
@@ -48,11 +48,6 @@ def parse_cards(text: str, cards: Cards) -> tuple[int, ...]:
     found = read_cards(text, cards.count)
     if found is None:
         raise BadInput(Message("launch_roll.bad-cards", {"text": repr(text)}), Message("launch_roll.bad-cards-hint"))
-    _refuse_cards(found, cards)
-    return tuple(found)
-
-
-def _refuse_cards(found: Sequence[int], cards: Cards) -> None:
     absent = next((card for card in found if card >= cards.count), None)
     if absent is not None:
         args = {"card": absent, "count": cards.count, "nodes": cards.nodes, "each": cards.per_node}
@@ -61,6 +56,7 @@ def _refuse_cards(found: Sequence[int], cards: Cards) -> None:
     twice = next((card for at, card in enumerate(found) if card in found[:at]), None)
     if twice is not None:
         raise BadInput(Message("launch_roll.card-twice", {"card": twice}), Message("launch_roll.bad-cards-hint"))
+    return tuple(found)
 
 
 def chosen_placement(

@@ -14,6 +14,7 @@ from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.matrix.keys import fields_of
 from npuenv.preflight.memory.types import Cards, Placement
+from npuenv.preflight.releases import counted_as, short_name
 from npuenv.preflight.rules.jobs import ROLL_SHARDS, ROLL_STRATEGIES, roll_job
 from npuenv.preflight.rules.keys import part_of
 from npuenv.preflight.yaml_text import scalar
@@ -97,8 +98,7 @@ class Filled:
     @property
     def version(self) -> str:
         """The release as a version; of a commit, the version that stands for it."""
-        name = self.release_name.strip().removeprefix("v")
-        return name if name not in self.release.names and versions.is_release(name) else self.release.counts_as
+        return counted_as("roll", self.release_name)
 
     def number(self, key: str) -> int:
         """The whole number under a key. Raises: BadInput where it is none, or below 1."""
@@ -115,7 +115,7 @@ def release_of(name: str, rows: Iterable[RollRelease]) -> RollRelease:
     Example: "0.3.0", "v0.3.0", "main @8eb27cc2", "8eb27cc2" -> the row of FSDP2
     """
     known = tuple(rows)
-    wanted = name.strip().rpartition("@")[2].removeprefix("v")
+    wanted = short_name(name)
     for row in known:
         if row.is_called(wanted):
             return row
