@@ -31,8 +31,8 @@ def estimate(job: Job, placement: Placement) -> Estimate:
     return replace(found, advice=advice(job, placement, found))
 
 
-def plan(job: Job, *, layout: Layout | None = None) -> tuple[Placement, Estimate]:
-    """The cards of each role, with the estimate and, last among what it says, why they are shared out so.
+def plan(job: Job, *, layout: Layout | None = None) -> Placement:
+    """The cards of each role.
 
     `layout` None: the first that the framework's release allows and that fits, else the first that it allows. verl
     shares all cards unless `split` is asked for; ROLL splits them below 0.3.0, and prefers to share from then on.
@@ -40,9 +40,8 @@ def plan(job: Job, *, layout: Layout | None = None) -> tuple[Placement, Estimate
     not divide heads and cards.
     """
     _check_sizes(job)
-    layouts = _layouts(job, layout)
-    answers = [_laid_out(job, each) for each in layouts]
-    return next((answer for answer in answers if answer[1].verdict in ("feasible", "tight")), answers[0])
+    placements = [_laid_out(job, each) for each in _layouts(job, layout)]
+    return next((each for each in placements if judge(job, each).verdict in ("feasible", "tight")), placements[0])
 
 
 def _layouts(job: Job, requested: Layout | None) -> tuple[Layout, ...]:
@@ -61,15 +60,7 @@ def _layouts(job: Job, requested: Layout | None) -> tuple[Layout, ...]:
     return (requested,) if requested else allowed
 
 
-def _laid_out(job: Job, layout: Layout) -> tuple[Placement, Estimate]:
-    placement = _split_or_share(job, layout)
-    if job.model.layers and not parallel_fits_cards(job, placement, job.tensor_parallel):
-        raise _no_parallel(job, placement)
-    found = estimate(job, placement)
-    return placement, replace(found, says=(*found.says, _why(job, placement, layout)))
-
-
-def _split_or_share(job: Job, layout: Layout) -> Placement:
+def _laid_out(job: Job, layout: Layout) -> Placement:
     """The cards of each role. The reference goes with generation in ROLL, with training in verl."""
     every = tuple(range(job.cards.count))
     if job.cards.count < (1 if layout == "colocated" else 2):
@@ -79,7 +70,10 @@ def _split_or_share(job: Job, layout: Layout) -> Placement:
     else:
         train, infer = _parts(job)
     reference = infer if job.framework == "roll" else train
-    return Placement(train, infer, reference if job.has_reference else ())
+    placement = Placement(train, infer, reference if job.has_reference else ())
+    if job.model.layers and not parallel_fits_cards(job, placement, job.tensor_parallel):
+        raise _no_parallel(job, placement)
+    return placement
 
 
 def _parts(job: Job) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -98,19 +92,6 @@ def _parts(job: Job) -> tuple[tuple[int, ...], tuple[int, ...]]:
         raise BadInput(Message("placement.no-half", {"size": size, "cards": cards.per_node}))
     numbers = range(cards.count)
     return tuple(numbers[: cards.count - generating]), tuple(numbers[cards.count - generating :])
-
-
-def _why(job: Job, placement: Placement, layout: Layout) -> Message:
-    args = {
-        "train": written_cards(sorted(placement.train), ", "),
-        "infer": written_cards(sorted(placement.infer), ", "),
-        "release": job.release,
-    }
-    if layout == "colocated":
-        return Message(f"placement.why-colocated-{job.framework}", args)
-    if job.cards.nodes > 1:
-        return Message("placement.why-split-nodes", args)
-    return Message(f"placement.why-split-{job.framework}", args)
 
 
 def _no_parallel(job: Job, placement: Placement) -> BadInput:

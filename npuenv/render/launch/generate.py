@@ -195,7 +195,7 @@ def _roll_placement(asked: LaunchOptions, recipe: Filled, job: Job) -> Placement
     is_as_published = (job.cards.per_node, job.cards.nodes) == (recipe.row.cards_per_node, recipe.row.nodes)
     if is_as_published and asked.layout in (None, published.layout):
         return published
-    return plan(job, layout=asked.layout)[0]
+    return plan(job, layout=asked.layout)
 
 
 def _verl(asked: LaunchOptions, stack: Stack) -> Launch:
@@ -248,7 +248,7 @@ def _verl_placement(asked: LaunchOptions, recipe: LaunchRecipe, job: Job) -> Pla
         return chosen if asked.reference else replace(chosen, reference=chosen.train)
     if recipe.infer_cards_per_node and asked.layout is None:
         return _generating_apart(recipe, job.cards)
-    return plan(job, layout=asked.layout)[0]
+    return plan(job, layout=asked.layout)
 
 
 def _training_alone(asked: LaunchOptions, recipe: LaunchRecipe, cards: Cards) -> Placement:
