@@ -161,7 +161,7 @@ def written_cards(cards: Iterable[int], separator: str = ",") -> str:
 def read_cards(text: str, most: int) -> list[int] | None:
     """The numbers of a list as `written_cards` writes it, in its order; None for what is none.
 
-    One number above `most` is kept, so that it can be named; a range ends there.
+    Of a range beyond `most` the last number is there, so that it can be named.
     Example: "0-2, 8" -> [0, 1, 2, 8]
     """
     cards: list[int] = []
@@ -170,5 +170,5 @@ def read_cards(text: str, most: int) -> list[int] | None:
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
         if first > last:
             return None
-        cards += range(first, max(first, min(last, most + 1)) + 1)
+        cards += [*range(first, min(last, most) + 1), *([last] if last > most else [])]
     return cards
