@@ -6,7 +6,7 @@ import os
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
@@ -15,11 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 _MODE, _SCRIPT_MODE = 0o644, 0o755
-Content = TypeVar("Content", str, bytes, "str | bytes")
 
 
 def write_files(
-    files: Mapping[str, Content], folder: Path, *, is_forced: bool = False, stale: Sequence[str] = ()
+    files: Mapping[str, str | bytes], folder: Path, *, is_forced: bool = False, stale: Sequence[str] = ()
 ) -> tuple[str, ...]:
     """The names of the files that were written; each comes into place at once, programs executable.
 
@@ -38,8 +37,8 @@ def write_files(
 
 
 def changed_files(
-    files: Mapping[str, Content], folder: Path, *, is_forced: bool = False, stale: Sequence[str] = ()
-) -> dict[str, Content]:
+    files: Mapping[str, str | bytes], folder: Path, *, is_forced: bool = False, stale: Sequence[str] = ()
+) -> dict[str, str | bytes]:
     """Those that `write_files` would write. Raises BadInput as it does, and writes nothing."""
     with _as_bad_input(folder):
         changed = {name: content for name, content in files.items() if not _is_same(folder / name, content)}

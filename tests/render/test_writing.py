@@ -14,7 +14,7 @@ from npuenv.render.writing import changed_files, write_files
 if TYPE_CHECKING:
     from pathlib import Path
 
-FILES = {"run.sh": "#!/bin/sh\n", "compose.yaml": "a: 1\n"}
+FILES: dict[str, str | bytes] = {"run.sh": "#!/bin/sh\n", "compose.yaml": "a: 1\n"}
 
 
 def state(folder: Path) -> dict[str, tuple[int, int, bytes]]:
@@ -36,7 +36,7 @@ def test_files_alike_are_left_and_others_only_replaced_on_request(tmp_path: Path
     assert write_files(FILES, tmp_path) == ()
     assert state(tmp_path) == before
     (tmp_path / "compose.yaml").write_text("edited by hand")
-    other = {name: f"{text}# more\n" for name, text in FILES.items()}
+    other: dict[str, str | bytes] = {name: f"# more in {name}\n" for name in FILES}
     for refuse in (write_files, changed_files):
         with pytest.raises(BadInput) as caught:
             refuse({**other, "new": "x"}, tmp_path)

@@ -9,12 +9,25 @@ from typing import TYPE_CHECKING
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.matrix import load_matrix
+from npuenv.matrix.keys import names_of
 from npuenv.preflight.memory import estimate, find_model, plan
 from npuenv.preflight.memory.types import Cards, Placement
-from npuenv.render.launch.job import chosen_placement, parse_cards, unknown
+from npuenv.render.launch.job import Paths, chosen_placement, parse_cards, unknown
+from npuenv.render.launch.ray import render_ray
 from npuenv.render.launch.releases import form_of, judged_as
 from npuenv.render.launch.roll import render_roll, replaced_value
-from npuenv.render.launch.roll_recipe import filled, job_of, placed_job, published_placement, published_train
+from npuenv.render.launch.roll_recipe import (
+    filled,
+    job_of,
+    placed_job,
+    published_placement,
+    published_train,
+    release_of,
+    templates_for,
+)
+from npuenv.render.launch.verl import render_verl
+from npuenv.render.launch.verl_check import check_recipe
+from npuenv.render.launch.verl_job import environment, job_for, written
 from npuenv.render.words import UNSAFE_IN_YAML, plain
 from npuenv.resolve.model_types import missing_type
 
@@ -24,7 +37,6 @@ if TYPE_CHECKING:
     from npuenv.matrix import Matrix
     from npuenv.matrix.rows import LaunchRecipe
     from npuenv.preflight.memory.types import Estimate, Job, Layout
-    from npuenv.render.launch.job import Paths
     from npuenv.render.launch.roll_recipe import Filled
     from npuenv.resolve.types import Stack
 
@@ -147,7 +159,6 @@ def _unusual(asked: LaunchOptions, made: Launch) -> Message | None:
 
 
 def _roll(asked: LaunchOptions, stack: Stack, lang: str) -> Launch:
-    from npuenv.render.launch.roll_recipe import release_of, templates_for
 
     matrix = load_matrix()
     release = release_of(asked.release, matrix.roll_releases)
@@ -199,9 +210,6 @@ def _roll_placement(asked: LaunchOptions, recipe: Filled, job: Job) -> Placement
 
 
 def _verl(asked: LaunchOptions, stack: Stack) -> Launch:
-    from npuenv.render.launch.verl import render_verl
-    from npuenv.render.launch.verl_check import check_recipe
-    from npuenv.render.launch.verl_job import environment, job_for
 
     row = next(row for row in load_matrix().launch_recipes if row.id == asked.recipe)
     asked = replace(asked, release=form_of("verl", asked.release))
@@ -225,7 +233,6 @@ def _verl(asked: LaunchOptions, stack: Stack) -> Launch:
 
 
 def _verl_paths(recipe: LaunchRecipe, model: str, overrides: Mapping[str, str]) -> Paths:
-    from npuenv.render.launch.job import Paths
 
     preparation = next((_PREPARATIONS[note] for note in recipe.notes if note in _PREPARATIONS), "gsm8k")
     prepared = {
@@ -270,8 +277,6 @@ def _generating_apart(recipe: LaunchRecipe, cards: Cards) -> Placement:
 
 
 def _with_overrides(recipe: LaunchRecipe, asked: LaunchOptions) -> LaunchRecipe:
-    from npuenv.matrix.keys import names_of
-    from npuenv.render.launch.verl_job import written
 
     known = {*written(recipe), *names_of("verl", asked.release)}
     keys = {word.lstrip("+"): value for word, value in asked.overrides.items()}
@@ -317,6 +322,5 @@ def _ray(asked: LaunchOptions, cards: Cards, stack: Stack, own: Mapping[str, str
     """The scripts that start Ray by hand or by themselves; one node needs none: the framework starts Ray there."""
     if cards.nodes == 1:
         return {}
-    from npuenv.render.launch.ray import render_ray
 
     return render_ray(cards, head=asked.head or None, framework=stack.framework, stack=stack, own=own)

@@ -6,7 +6,6 @@ it is quoted as YAML wants it; the script from shell words.
 
 from __future__ import annotations
 
-import io
 import textwrap
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from npuenv.render.launch.roll_recipe import ACCUMULATION, INFER_CONFIG, LOCAL_C
 from npuenv.render.launch.roll_script import script
 from npuenv.render.launch.roll_tree import tree_of
 from npuenv.render.launch.self_check import refuse_roll
+from npuenv.render.yaml import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -149,23 +149,8 @@ def replaced_value(recipe: Filled, key: str) -> Message:
 
 
 def _yaml(tree: Mapping[str, Any], head: list[str], comments: Mapping[str, str]) -> str:
-    # 60 ms to load: only what writes YAML pays for it.
-    from ruamel.yaml import YAML
-
-    writer = YAML()
-    writer.width = 4096  # a value is never broken over lines
-    writer.indent(mapping=2, sequence=4, offset=2)
-    writer.representer.add_representer(type(None), _null)
-    content = _commented(tree, comments, "", 0)
-    text = io.StringIO()
-    writer.dump(content, text)
     top = [f"# {line}" for words in head for line in _wrapped(words, 0)]
-    return "\n".join([*top, "", text.getvalue()])
-
-
-def _null(representer: Any, value: None) -> Any:
-    """ROLL's samples write a tilde; nothing at all reads like a forgotten value."""
-    return representer.represent_scalar("tag:yaml.org,2002:null", "~")
+    return "\n".join([*top, "", text_of([_commented(tree, comments, "", 0)])])
 
 
 def _commented(tree: Mapping[str, Any], comments: Mapping[str, str], above: str, depth: int) -> CommentedMap:
