@@ -80,9 +80,10 @@ def preflight(words: Sequence[str], options: PreflightOptions | None = None) -> 
     if fixed is not None and written:
         _write(Path(written), fixed.after, like=reading.path)
     others = tuple(each.launch for each in readings[1:])
-    is_damaged = checkout is not None and checkout.damage is not None and reading.launch.release is None
-    notes = (checkout.damage, *reading.notes) if is_damaged else reading.notes
-    return PreflightResult(reading.launch, reading.path, problems, notes, others, fixed, written)
+    launch, notes = reading.launch, reading.notes
+    if checkout and checkout.damage and launch.framework == "verl" and launch.release is None:
+        notes = (checkout.damage, *notes)
+    return PreflightResult(launch, reading.path, problems, notes, others, fixed, written)
 
 
 def _folders_around(words: Sequence[str]) -> tuple[Path, ...]:

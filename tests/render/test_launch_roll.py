@@ -334,8 +334,8 @@ def test_what_does_not_fit_is_refused(
     with pytest.raises(BadInput) as error:
         render(name, release, *words, placement=placement)
     said = error.value.message
-    rules = [each.key for each in said.args["what"]] if said.key == "launch.not-run" else []
-    assert said.key == f"launch_roll.{key}" or f"preflight_rules.{key}" in rules
+    rules: Any = said.args.get("what") if said.key == "launch.not-run" else ()
+    assert said.key == f"launch_roll.{key}" or f"preflight_rules.{key}" in [each.key for each in rules]
 
 
 @pytest.mark.parametrize("value", ["a'b", 'a"b', "a\nb", "$(id)", "`id`", "a\\b", "a\x1b[0m"])

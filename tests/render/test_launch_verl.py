@@ -64,7 +64,8 @@ def refusal(id: str, release: str = "0.9.1", *, placement: Placement | None = No
     for message in filter(None, (error.value.message, error.value.hint)):
         assert say(message, "en") != say(message, "zh")
     said = error.value.message
-    return said.args["what"][0].key if said.key == "launch.not-run" else said.key
+    rules: Any = said.args.get("what")
+    return str(rules[0].key) if said.key == "launch.not-run" else said.key
 
 
 def sized(id: str, **changes: Any) -> dict[str, Any]:
