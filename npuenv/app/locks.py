@@ -90,9 +90,9 @@ def lock_request(request: Request, options: LockOptions | None = None, progress:
     """
     options = options or LockOptions()
     resolver = this_resolver(progress, is_offline=options.is_offline)
-    request = for_this_machine(request)
+    asked, request = request, for_this_machine(request)
     stack = resolve(request)
-    for note in basis_of(request, stack):
+    for note in basis_of(request, stack, asked):
         progress.note(note)
     if not options.renew:
         found = lock(stack, resolver, fill=options.fill, progress=progress)

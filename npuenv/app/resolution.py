@@ -22,6 +22,7 @@ from npuenv.matrix import load_matrix
 from npuenv.resolve import resolve as solve
 from npuenv.resolve.from_host import filled, generation
 from npuenv.resolve.names import ARCHITECTURES, in_normal_form
+from npuenv.resolve.release_stacks import recipe_named
 from npuenv.resolve.types import Conflict, Request, Stack
 
 if TYPE_CHECKING:
@@ -127,10 +128,17 @@ def _host_named(name: str) -> Host:
     return local.LocalHost() if name == "this" else load_capture(Path(name))
 
 
-def basis_of(request: Request, stack: Stack) -> tuple[Message, ...]:
-    """What nobody named: what was read from the host, and what the stack assumes because it was not found there."""
+def basis_of(request: Request, stack: Stack, asked: Request | None = None) -> tuple[Message, ...]:
+    """What nobody named: what was read from the host, and what the stack assumes because it was not found there.
+
+    `asked`: the request before `for_this_machine` completed it; None: it did not.
+    """
     taken = tuple(f"{name} {getattr(request, name)}" for name in sorted(DECIDED & set(request.origins)))
     notes = (Message("resolve.host-taken", {"what": taken}),) if taken else ()
+    recipe = recipe_named(stack.name, load_matrix())
+    is_arch_open = (asked or request).arch is None and not taken
+    if is_arch_open and recipe is not None and recipe.hardware and len(recipe.arch) > 1:
+        notes += (Message("resolve.note-assumed-arch", {"arch": stack.platform.arch, "has": recipe.arch}),)
     return (*notes, *assumption_notes(stack))
 
 

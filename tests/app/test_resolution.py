@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from npuenv.app.resolution import DECIDED, assumption_notes, for_this_host, for_this_machine
+from npuenv.app.resolution import DECIDED, assumption_notes, basis_of, for_this_host, for_this_machine
 from npuenv.cli import main
 from npuenv.core.errors import CannotTell
 from npuenv.core.toml_input import load_file
@@ -183,3 +183,13 @@ def test_the_readmes_example_leads_one_a2_from_doctor_to_a_launch(
     assert activate == f". ~/.local/share/npuenv/envs/{stack}/current/activate.sh"
     assert main(render.split()[1:]) == main(check.split()[1:]) == 0
     assert f"data.train_files={data.split()[-1]}/train.parquet " in Path("launch/run.sh").read_text(encoding="utf-8")
+
+
+def test_an_architecture_that_nobody_named_is_said() -> None:
+    asked = Request(framework="verl")
+    for request in (asked, for_this_machine(asked)):
+        stack = stack_of(request)
+        notes = {note.key: note for note in basis_of(request, stack, asked)}
+        assert notes["resolve.note-assumed-arch"].args["arch"] == stack.platform.arch
+    named = Request(framework="verl", arch=OTHER)
+    assert "resolve.note-assumed-arch" not in {note.key for note in basis_of(named, stack_of(named))}
