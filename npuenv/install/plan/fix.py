@@ -10,7 +10,7 @@ import posixpath
 import re
 import shlex
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from npuenv.core.messages import Message
 from npuenv.core.plan import Condition, Plan, Run, Step, WriteFile
@@ -18,6 +18,8 @@ from npuenv.core.shell import can_be_written_down, is_for_own_shell, shell_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from npuenv.core.finding import Finding, Fix
 
 Argv = tuple[str, ...]
 
@@ -36,34 +38,6 @@ _CHANGES_STATE = {"npu-smi": "set", "hccn_tool": "-s", "systemctl": "stop"}
 _INTERACTIVE = ("sudo", "su", "doas")  # these ask for a password
 _GONE = "-"
 _PLACEHOLDER = re.compile(r"<[A-Za-z][\w .-]*>|…|\.\.\.|\*\*\*")
-
-
-class FixLike(Protocol):
-    """The part of a check's `Fix` that a plan needs. Checks are above plans, hence this protocol."""
-
-    @property
-    def says(self) -> Message: ...
-    @property
-    def commands(self) -> tuple[Argv, ...]: ...
-    @property
-    def is_dangerous(self) -> bool: ...
-    @property
-    def is_automatic(self) -> bool: ...
-    @property
-    def needs_root(self) -> bool: ...
-    @property
-    def undo(self) -> tuple[Argv, ...]: ...
-    @property
-    def done_when(self) -> tuple[Condition, ...]: ...
-
-
-class FindingLike(Protocol):
-    """A finding with an optional fix."""
-
-    @property
-    def check(self) -> str: ...
-    @property
-    def fix(self) -> FixLike | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +72,7 @@ class FixContext:
     is_root: bool = False
 
 
-def plan_fixes(findings: Iterable[FindingLike], context: FixContext, restore: Callable[[str], str] = str) -> FixPlan:
+def plan_fixes(findings: Iterable[Finding], context: FixContext, restore: Callable[[str], str] = str) -> FixPlan:
     """The fixes of findings, worst first as given, in an order in which they can run; each command once.
 
     `restore` replaces stand-ins for names by this machine's own names.
@@ -138,7 +112,7 @@ def session_text(old: str, lines: Mapping[str, Sequence[Argv]], path: str) -> st
     return "\n".join(written) + "\n"
 
 
-def _why_manual(fix: FixLike, commands: tuple[Argv, ...], context: FixContext) -> Message | None:
+def _why_manual(fix: Fix, commands: tuple[Argv, ...], context: FixContext) -> Message | None:
     """The reason why a fix is only shown, or None if it can run."""
     never = [argv for argv in commands if _is_never(argv)]
     if never and not fix.is_dangerous and all(map(_removes_packages, never)):
@@ -165,7 +139,7 @@ class _Draft:
     manual: list[ManualFix] = field(default_factory=list)
     session: dict[str, list[Argv]] = field(default_factory=dict)
 
-    def add(self, check: str, fix: FixLike, commands: tuple[Argv, ...], restore: Callable[[str], str]) -> None:
+    def add(self, check: str, fix: Fix, commands: tuple[Argv, ...], restore: Callable[[str], str]) -> None:
         """Adds a fix. If another step already runs its programs, that step is extended to its check."""
         for_shell = [argv for argv in commands if is_for_own_shell(argv)]
         if for_shell:
@@ -260,7 +234,7 @@ def _real(argvs: Iterable[Argv], restore: Callable[[str], str]) -> tuple[Argv, .
     return tuple(tuple(restore(token) for token in argv) for argv in argvs)
 
 
-def _step(check: str, fix: FixLike, programs: tuple[Argv, ...], restore: Callable[[str], str]) -> Step:
+def _step(check: str, fix: Fix, programs: tuple[Argv, ...], restore: Callable[[str], str]) -> Step:
     wants = tuple(replace(want, of=tuple(map(restore, want.of)), value=restore(want.value)) for want in fix.done_when)
     actions = tuple(map(Run, (*_rehearsal(programs), *programs)))
     return Step(check.replace(".", "-"), fix.says, actions, wants, needs_root=fix.needs_root)

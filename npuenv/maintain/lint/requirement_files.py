@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
@@ -133,9 +134,7 @@ def read_requirements(path: str, read: Callable[[str], str | None]) -> Requireme
             elif not line.startswith("-"):
                 found = parse_requirement(_WHEEL_OPTIONS.sub("", line), Location(current, number))
                 requirements += [found] if found else []
-    whole = tuple(
-        Requirement(each.name, each.spec, each.text, each.place, each.arch, tuple(indexes)) for each in requirements
-    )
+    whole = tuple(replace(each, indexes=tuple(indexes)) for each in requirements)
     return RequirementFile(path, "requirements", whole)
 
 
