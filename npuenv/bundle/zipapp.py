@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
+from npuenv.host.writing import cannot_save
 from npuenv.install.locations import cache_folder
 
 if TYPE_CHECKING:
@@ -97,8 +98,7 @@ def build(path: Path) -> int:
         path.write_bytes(data)
         path.chmod(0o755)
     except OSError as error:
-        args = {"path": str(path), "reason": error.strerror or str(error)}
-        raise BadInput(Message("cli.cannot-save", args), Message("cli.cannot-save-hint")) from error
+        raise cannot_save(path, error) from error
     return len(data)
 
 

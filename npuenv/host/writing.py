@@ -9,6 +9,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -22,13 +25,24 @@ def write_whole(path: str, text: str, mode: int = 0o644) -> None:
     location = Path(path)
     location.parent.mkdir(parents=True, exist_ok=True)
     temporary = location.with_name(f".{location.name}.new")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.chmod(mode)
-    temporary.replace(location)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(mode)
+        temporary.replace(location)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)  # nothing partial stays on a full disk
+        raise
     settle(location.parent)
+
+
+def cannot_save(path: Path | str, error: OSError) -> BadInput:
+    """The error for a file that the user named and that cannot be written."""
+    args = {"path": str(path), "reason": error.strerror or str(error)}
+    return BadInput(Message("cli.cannot-save", args), Message("cli.cannot-save-hint"))
 
 
 def settle(folder: Path) -> None:

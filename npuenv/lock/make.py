@@ -45,6 +45,8 @@ from npuenv.matrix import load_matrix
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from packaging.tags import Tag
+
     from npuenv.host.base import Ran
     from npuenv.matrix.rows import WheelHash
     from npuenv.resolve.types import Pin, Stack
@@ -279,7 +281,7 @@ def _with_labels(found: list[LockedPackage], stack: Stack, supply: Supply) -> tu
     return tuple(sorted(packages, key=lambda package: package.name))
 
 
-def _attested(package: LockedPackage, missing: Missing, tags: frozenset[Any]) -> LockedPackage:
+def _attested(package: LockedPackage, missing: Missing, tags: Mapping[Tag, int]) -> LockedPackage:
     """A package whose index is unreachable, with the hashes that public lock files record, if any.
 
     None if the index answered that it does not have the version, or if the requirements of the package are unknown: it
@@ -343,7 +345,7 @@ def _dependents(text: str) -> dict[str, tuple[str, ...]]:
     return needs
 
 
-def _hashes(row: Mapping[str, Any], tags: frozenset[Any]) -> tuple[str, ...]:
+def _hashes(row: Mapping[str, Any], tags: Mapping[Tag, int]) -> tuple[str, ...]:
     """The hashes of the fitting wheels, or of the source archive if there is no such wheel."""
     wheels = [wheel for wheel in row.get("wheels", ()) if fits(_file_name(wheel), tags)]
     chosen = wheels or [row[kind] for kind in ("sdist", "archive") if kind in row]

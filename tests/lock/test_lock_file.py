@@ -218,7 +218,7 @@ def test_a_lock_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, kin
 
 def test_a_lock_that_cannot_be_written_does_not_harm_the_one_that_is_there(tmp_path: Path) -> None:
     path = put_lock(LOCK, tmp_path)
-    (tmp_path / f"{LOCK.file_name}.part").mkdir()
+    (tmp_path / f".{LOCK.file_name}.new").mkdir()
     with pytest.raises(BadInput):
         put_lock(replace(LOCK, packages=()), tmp_path)
     assert read_lock(path) == LOCK
