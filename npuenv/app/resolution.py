@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npuenv.host.base import Host
+    from npuenv.matrix.rows import Recipe
 
 DECIDED = frozenset({"arch", "hardware", "os", "driver", "cann"})  # what a host decides of a request
 _GROUPS = frozenset({"machine", "npu", "cann"})  # the groups of facts that decide a stack
@@ -136,10 +137,18 @@ def basis_of(request: Request, stack: Stack, asked: Request | None = None) -> tu
     taken = tuple(f"{name} {getattr(request, name)}" for name in sorted(DECIDED & set(request.origins)))
     notes = (Message("resolve.host-taken", {"what": taken}),) if taken else ()
     recipe = recipe_named(stack.name, load_matrix())
-    is_arch_open = (asked or request).arch is None and not taken
-    if is_arch_open and recipe is not None and recipe.hardware and len(recipe.arch) > 1:
+    if recipe is not None and recipe.hardware and _assumes_arch(asked or request, request, stack, recipe):
         notes += (Message("resolve.note-assumed-arch", {"arch": stack.platform.arch, "has": recipe.arch}),)
     return (*notes, *assumption_notes(stack))
+
+
+def _assumes_arch(asked: Request, request: Request, stack: Stack, recipe: Recipe) -> bool:
+    """Whether to say which architecture is assumed: a recipe with several was not told one, nor by a host.
+
+    A machine of the usual one goes without saying.
+    """
+    is_open = len(recipe.arch) > 1 and asked.arch is None and not DECIDED & set(request.origins)
+    return is_open and (request.arch is None or stack.platform.arch != recipe.arch[0])
 
 
 def assumption_notes(stack: Stack) -> tuple[Message, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -187,9 +188,11 @@ def test_the_readmes_example_leads_one_a2_from_doctor_to_a_launch(
 
 def test_an_architecture_that_nobody_named_is_said() -> None:
     asked = Request(framework="verl")
-    for request in (asked, for_this_machine(asked)):
+    x86 = replace(asked, arch="x86_64")
+    for request in (asked, x86):
         stack = stack_of(request)
         notes = {note.key: note for note in basis_of(request, stack, asked)}
         assert notes["resolve.note-assumed-arch"].args["arch"] == stack.platform.arch
-    named = Request(framework="verl", arch=OTHER)
-    assert "resolve.note-assumed-arch" not in {note.key for note in basis_of(named, stack_of(named))}
+    arm = replace(asked, arch="aarch64")
+    for request, named in ((x86, x86), (arm, arm), (arm, asked)):
+        assert "resolve.note-assumed-arch" not in {note.key for note in basis_of(request, stack_of(request), named)}
