@@ -81,33 +81,6 @@ def claim(path: str) -> int | None:
     return descriptor
 
 
-def holders(path: str) -> tuple[int, ...]:
-    """The other processes that have a file open, as far as they are visible; they hold the lock."""
-    try:
-        wanted = os.stat(path)
-    except OSError:
-        return ()
-    return tuple(pid for pid in _others() if any(os.path.samestat(found, wanted) for found in _opened(pid)))
-
-
-def _others() -> list[int]:
-    try:
-        return sorted(int(name) for name in os.listdir("/proc") if name.isdecimal() and int(name) != os.getpid())
-    except OSError:
-        return []
-
-
-def _opened(pid: int) -> Iterator[os.stat_result]:
-    folder = f"/proc/{pid}/fd"
-    try:
-        names = os.listdir(folder)
-    except OSError:  # it has ended, or is another user's
-        return
-    for name in names:
-        with contextlib.suppress(OSError):  # closed meanwhile
-            yield os.stat(f"{folder}/{name}")
-
-
 @contextlib.contextmanager
 def claimed(path: str) -> Iterator[bool]:
     """Holds a lock on a file during the block; yields False if another process holds it. Raises: OSError."""

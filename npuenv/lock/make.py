@@ -90,19 +90,6 @@ def _names(packages: Sequence[LockedPackage]) -> set[str]:
     return {package.name for package in packages}
 
 
-__all__ = [
-    "Resolver",
-    "Solved",
-    "as_lock",
-    "deciding_line",
-    "find_uv",
-    "is_out_of_reach",
-    "make_lock",
-    "probe",
-    "solve",
-    "ways_out",
-]
-
 Known = dict[tuple[str, ...], str]  # answers of indexes so far: (label, package, version, platform) -> reason
 
 

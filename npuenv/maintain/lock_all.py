@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from npuenv.lock.make import Resolver
+    from npuenv.lock.uv import Resolver
     from npuenv.resolve.types import Stack
 
 RECORD = "impossible.json"

@@ -18,8 +18,8 @@ from npuenv.facts.pip import PipSettings
 from npuenv.host.local import LocalHost
 from npuenv.lock import Lock, LockedPackage, LockedSource, Missing, Proof, parse_lock, read_lock, write_lock
 from npuenv.lock.inputs import inputs_of
-from npuenv.lock.make import Resolver
 from npuenv.lock.store import locks_named, put_lock, shelf_locks
+from npuenv.lock.uv import Resolver
 from npuenv.lock.wheels import fits, platform_tags
 from npuenv.maintain.lock_all import lock_all
 from npuenv.matrix import load_matrix

@@ -92,14 +92,9 @@ def cann_steps(host: Host, stack: Stack, files: Sequence[str], target: Target) -
 
     Raises: BadInput for a file that is no part of this stack's CANN: another name, version, architecture, chip or hash.
     """
-    if not stack.cann_root:
-        if files:
-            args = {"stack": stack.name, "path": files[0]}
-            raise BadInput(Message("plan.cann-not-needed", args), Message("plan.cann-not-needed-hint"))
-        return Prerequisites()
-    supplied = _supplied(host, stack, files)
+    supplied = supplied_parts(host, stack, files)
     found = Prerequisites()
-    for part in PARTS:
+    for part in PARTS if stack.cann_root else ():
         want = _want(stack, part)
         if ask(host, want).value == want.value:
             continue
@@ -122,8 +117,11 @@ def with_found_cann(host: Host, stack: Stack) -> Stack:
     return stack
 
 
-def _supplied(host: Host, stack: Stack, files: Sequence[str]) -> dict[str, CannFile]:
-    """Part -> file. Raises: BadInput."""
+def supplied_parts(host: Host, stack: Stack, files: Sequence[str]) -> dict[str, CannFile]:
+    """Part -> file. Raises: BadInput for a file that is no part of this stack's CANN, and for two of one part."""
+    if files and not stack.cann_root:
+        args: dict[str, object] = {"stack": stack.name, "path": files[0]}
+        raise BadInput(Message("plan.cann-not-needed", args), Message("plan.cann-not-needed-hint"))
     supplied: dict[str, CannFile] = {}
     for path in files:
         args = {"path": path, "names": expected_names(stack)}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from npuenv.core.messages import Message
-from npuenv.core.plan import Condition, Plan, Run, Step, WriteFile
+from npuenv.core.plan import Condition, Plan, Run, Step, WriteFile, chained
 from npuenv.core.shell import can_be_written_down, is_for_own_shell, shell_line
 
 if TYPE_CHECKING:
@@ -156,7 +156,8 @@ class _Draft:
 
     def build(self, context: FixContext) -> FixPlan:
         """The complete plan, in order; the file for the user's shell comes last."""
-        ordered = _linked(sorted(self.steps, key=_rank))
+        # Package managers must not run at the same time.
+        ordered = [*chained(sorted(self.steps, key=_rank))]
         if self.session:
             ordered.append(_session_step(context, self.session))
             self.checks[SESSION_STEP] = tuple(self.session)
@@ -273,14 +274,6 @@ def _rank(step: Step) -> tuple[int, int]:
     layer = _LAYERS.index(area) if area in _LAYERS else len(_LAYERS)
     is_last = any(_LAST in _packages(run.argv) for run in _runs(step))
     return (len(_LAYERS) + 1, layer) if is_last else (layer, 0)
-
-
-def _linked(steps: Sequence[Step]) -> list[Step]:
-    """Each step depends on the one before it: package managers must not run at the same time."""
-    linked: list[Step] = []
-    for step in steps:
-        linked.append(replace(step, after=(linked[-1].id,) if linked else ()))
-    return linked
 
 
 def _portable(argv: Argv) -> Argv:
