@@ -43,25 +43,20 @@ _FOLLOWING = re.compile(r"(?:next: |下一步：)")
 _ARROW = re.compile(r" (?:->|→)(?: |$)")
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """A paste without the documents of the doctor. Line numbers are kept if a document has enough lines."""
+def without_documents(text: str) -> tuple[str, int | None]:
+    """The paste without JSON, SARIF, HTML and JUnit reports, and the first line of the first one, from 1; None: none.
 
-    text: str
-    first: int | None  # number of the first line of the first document, from 1; None: there is none
-
-
-def without_documents(text: str) -> Cut:
-    """The paste without JSON, SARIF, HTML and JUnit reports; of JSON the evidence of problems stays."""
+    Of JSON the evidence of problems stays. Line numbers are kept if a document has enough lines.
+    """
     if "npuenv" not in text:
-        return Cut(text, None)
+        return text, None
     first: int | None = None
     for find in (_json, _tagged):
         for start, end, pieces in sorted(find(text), reverse=True):
             number = text.count("\n", 0, start) + 1
             first = number if first is None else min(first, number)
             text = text[:start] + _placed(text[start:end], start, pieces) + text[end:]
-    return Cut(text, first)
+    return text, first
 
 
 def _placed(document: str, start: int, pieces: Sequence[Piece]) -> str:

@@ -221,7 +221,7 @@ def asked_for(row: Built, python: str) -> Mapping[str, str]:
     for text in row.requires:
         requirement = Requirement(text)
         marker = requirement.marker
-        environments = ({"python_version": python, "platform_machine": arch, "extra": ""} for arch in ARCHITECTURES)
+        environments = (versions.marker_environment(arch, python) for arch in ARCHITECTURES)
         if marker is None or any(marker.evaluate(each) for each in environments):
             name, spec = _named(requirement)
             found.setdefault(name, []).append(spec)

@@ -82,17 +82,8 @@ def _arch_of(marker: Marker | None) -> str | None:
 
 
 def _holds(marker: Marker, arch: str, python: str) -> bool:
-    environment = {
-        "platform_machine": arch,
-        "python_version": python,
-        "python_full_version": f"{python}.9",
-        "sys_platform": "linux",
-        "platform_system": "Linux",
-        "os_name": "posix",
-        "extra": "",
-    }
     try:
-        return marker.evaluate(environment)
+        return marker.evaluate(versions.marker_environment(arch, python, 9))
     except (UndefinedComparison, UndefinedEnvironmentName, InvalidSpecifier):
         return False
 
