@@ -135,10 +135,10 @@ def basis_of(request: Request, stack: Stack, asked: Request | None = None) -> tu
     `asked`: the request before `for_this_machine` completed it; None: it did not.
     """
     taken = tuple(f"{name} {getattr(request, name)}" for name in sorted(DECIDED & set(request.origins)))
-    notes = (Message("resolve.host-taken", {"what": taken}),) if taken else ()
+    notes = [Message("resolve.host-taken", {"what": taken})] if taken else []
     recipe = recipe_named(stack.name, load_matrix())
     if recipe is not None and recipe.hardware and _assumes_arch(asked or request, request, stack, recipe):
-        notes += (Message("resolve.note-assumed-arch", {"arch": stack.platform.arch, "has": recipe.arch}),)
+        notes.append(Message("resolve.note-assumed-arch", {"arch": stack.platform.arch, "has": recipe.arch}))
     return (*notes, *assumption_notes(stack))
 
 

@@ -12,9 +12,8 @@ from packaging.utils import canonicalize_name
 
 from npuenv.core.errors import CannotTell, NothingFits
 from npuenv.core.messages import Message
-from npuenv.core.toml_input import load_file
-from npuenv.facts.pip import for_uv, local_folder, named_index
-from npuenv.lock.uv import deciding_line, is_out_of_reach, platform_options
+from npuenv.facts.pip import for_uv, local_folder
+from npuenv.lock.uv import deciding_line, is_out_of_reach, list_exact
 from npuenv.lock.wheels import platform_tags, rank_of
 
 if TYPE_CHECKING:
@@ -65,25 +64,17 @@ def list_files(
         return ()
     with tempfile.TemporaryDirectory(prefix="npuenv-list-") as name:
         folder = Path(name)
-        wanted, found = folder / "wanted.in", folder / "pylock.toml"
-        wanted.write_text("".join(f"{line}\n" for line in requirements), encoding="utf-8")
-        form = ("--no-header", "--quiet", "--format", "pylock.toml", "-o", str(found))
-        argv = ("pip", "compile", *form, *platform_options(platform), *options, str(wanted))
-        if label and not is_in_links:
-            secret: dict[str, str] = {}
-            index = named_index(label, resolver.indexes[label], secret)
-            ran = resolver.run(argv, env={"UV_DEFAULT_INDEX": index, **secret}, is_cut_off=True)
-        else:
-            has_no_index = "--no-index" in for_uv(resolver.settings).options
-            ran = resolver.run((*argv, "--no-index") if is_in_links and not has_no_index else argv)
+        if is_in_links and "--no-index" not in for_uv(resolver.settings).options:
+            options = (*options, "--no-index")
+        index = "" if is_in_links else label or ""
+        ran, rows = list_exact(requirements, platform, resolver, folder, label=index, options=options)
         if ran.code != 0:
             why = deciding_line(ran.err)
             if ran.timed_out or is_out_of_reach(ran.err):
                 raise CannotTell(Message("lock.index-out-of-reach", {"why": why}), Message("lock.check-network"))
             raise NothingFits(Message("bundle.not-offered", {"why": why}), Message("bundle.not-offered-hint"))
         return tuple(
-            Listed(canonicalize_name(row["name"]), row.get("version", ""), tuple(_offers(row, folder)))
-            for row in load_file(found).get("packages", ())
+            Listed(canonicalize_name(row["name"]), row.get("version", ""), tuple(_offers(row, folder))) for row in rows
         )
 
 

@@ -146,10 +146,10 @@ def _files(root: Path, location: Path, left_out: frozenset[str] = frozenset()) -
 def _is_for_oldest(distribution: str) -> bool:
     """Whether a library says that it runs on the oldest Python: parsing all of them takes seconds."""
     try:
-        stated = importlib.metadata.metadata(distribution).get("Requires-Python")
+        stated = importlib.metadata.metadata(distribution).get_all("Requires-Python")
     except importlib.metadata.PackageNotFoundError:
         return False
-    return stated is not None and accepts(stated, ".".join(map(str, OLDEST)))
+    return any(accepts(each, ".".join(map(str, OLDEST))) for each in stated or ())
 
 
 def require_grammar(files: Iterable[tuple[str, bytes]]) -> None:

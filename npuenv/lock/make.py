@@ -24,7 +24,6 @@ import npuenv
 from npuenv.core.errors import CannotTell
 from npuenv.core.messages import Message, say
 from npuenv.core.toml_input import load_file
-from npuenv.facts.pip import named_index
 from npuenv.lock.conflict import prove, single_overrides
 from npuenv.lock.file import STACK, Lock, LockedPackage, LockedSource, Missing, Proof
 from npuenv.lock.inputs import NEWEST, REQUIRE, Inputs, ignored_requirements, inputs_of, stand_in_requires
@@ -35,7 +34,7 @@ from npuenv.lock.uv import (
     deciding_line,
     environ,
     is_out_of_reach,
-    platform_options,
+    list_exact,
     undated,
     write_inputs,
 )
@@ -174,14 +173,9 @@ def made_with(resolver: Resolver) -> str:
 
 def probe(name: str, version: str, label: str, stack: Stack, resolver: Resolver) -> Ran:
     """Runs uv with the index `label` only; it succeeds if the index has this version for the stack's platform."""
-    secret: dict[str, str] = {}
-    index = named_index(label, resolver.indexes[label], secret)
+    env = {"UV_HTTP_RETRIES": "0"}
     with tempfile.TemporaryDirectory(prefix="npuenv-probe-") as folder:
-        requirements = Path(folder) / "wanted.in"
-        requirements.write_text(f"{name}=={version}\n", encoding="utf-8")
-        argv = ("pip", "compile", "--no-deps", "--no-header", *platform_options(stack.platform), str(requirements))
-        env = {"UV_DEFAULT_INDEX": index, "UV_HTTP_RETRIES": "0", **secret}
-        return resolver.run(argv, env=env, is_cut_off=True)
+        return list_exact([f"{name}=={version}"], stack.platform, resolver, Path(folder), label=label, env=env)[0]
 
 
 def _supply(stack: Stack, resolver: Resolver, known: Known) -> Supply:
@@ -196,7 +190,9 @@ def _supply(stack: Stack, resolver: Resolver, known: Known) -> Supply:
         assert pin.index is not None
         reason = _why_missing(pin, stack, resolver, known)
         if reason:
-            missing.append(Missing(pin.name, pin.version, reason, pin.index, _unknown_requires(pin)))
+            is_known = stand_in_requires(pin.name, pin.version) is not None
+            detail = "" if is_known else say(Message("locking.stand-in-unknown"))
+            missing.append(Missing(pin.name, pin.version, reason, pin.index, detail))
         else:
             on_index[pin.name] = pin.index
     return Supply(tuple(missing), on_index)
@@ -216,10 +212,6 @@ def _why_missing(pin: Pin, stack: Stack, resolver: Resolver, known: Known) -> st
             return known.setdefault((pin.index,), "index-out-of-reach")
         known[key] = "" if ran.code == 0 else "not-on-index"
     return known[key]
-
-
-def _unknown_requires(pin: Pin) -> str:
-    return "" if stand_in_requires(pin.name, pin.version) is not None else say(Message("locking.stand-in-unknown"))
 
 
 def _resolve(
@@ -303,7 +295,8 @@ def _failure(stack: Stack, inputs: Inputs, supply: Supply, resolver: Resolver, r
         raise CannotTell(Message("lock.index-out-of-reach", {"why": why}), Message("lock.check-network"))
     if "No solution found" not in ran.err:
         # Interrupted, or a source distribution does not build here: this says nothing about the versions.
-        hint = Message("locking.look-at-disk" if _is_about_files(ran.err) else "locking.run-again")
+        is_about_files = any(words in ran.err for words in ("os error 13", "os error 28", "os error 30"))
+        hint = Message("locking.look-at-disk" if is_about_files else "locking.run-again")
         raise CannotTell(Message("locking.uv-stopped", {"stack": stack.name, "why": why}), hint)
     proof = prove(inputs, supply, resolver, ran.err)
     names = undated(ran.err)
@@ -312,10 +305,6 @@ def _failure(stack: Stack, inputs: Inputs, supply: Supply, resolver: Resolver, r
         raise CannotTell(Message("locking.no-upload-times", args), Message("locking.other-index"))
     detail = why.replace(PROJECT, stack.name)
     return Solved((), (Missing("*", "", "does-not-resolve", detail=detail), *supply.missing), proof)
-
-
-def _is_about_files(text: str) -> bool:
-    return any(words in text for words in ("os error 13", "os error 28", "os error 30"))  # EACCES, ENOSPC, EROFS
 
 
 def _dependents(text: str) -> dict[str, tuple[str, ...]]:

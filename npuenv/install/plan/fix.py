@@ -103,7 +103,9 @@ def session_text(old: str, lines: Mapping[str, Sequence[Argv]], path: str) -> st
     """The file for the user's shell: the old lines, except those that are replaced, then the new lines with their
     checks.
     """
-    fresh = [(check, shell_line(_portable(argv))) for check, argvs in lines.items() for argv in argvs]
+    # `source` is not POSIX.
+    portable = [(check, (".", *argv[1:]) if argv[0] == "source" else argv) for check in lines for argv in lines[check]]
+    fresh = [(check, shell_line(argv)) for check, argv in portable]
     subjects = {subject for _, line in fresh for subject in _subjects(line)}
     unchanged = [entry for entry in _entries(old) if not subjects & _subjects(entry[1])]
     written = [f"# npuenv doctor --fix; in your shell:  . {shlex.quote(path)}"]
@@ -274,10 +276,6 @@ def _rank(step: Step) -> tuple[int, int]:
     layer = _LAYERS.index(area) if area in _LAYERS else len(_LAYERS)
     is_last = any(_LAST in _packages(run.argv) for run in _runs(step))
     return (len(_LAYERS) + 1, layer) if is_last else (layer, 0)
-
-
-def _portable(argv: Argv) -> Argv:
-    return (".", *argv[1:]) if argv[0] == "source" else argv
 
 
 def _subjects(line: str) -> frozenset[str]:
