@@ -157,6 +157,7 @@ def test_all_of_it_can_be_parsed_by_the_oldest_python(pyz: Path) -> None:
     zipapp.require_grammar((name, text.encode()) for name, text in code_in(pyz))
 
 
+@pytest.mark.slow
 def test_what_it_imports_it_holds(pyz: Path) -> None:
     """Modules of ours and libraries."""
     imports = {
@@ -249,6 +250,7 @@ def test_a_pasted_report_is_diagnosed_alike(
         assert (ran.returncode, ran.stdout, ran.stderr) == (code, capsys.readouterr().out, "")
 
 
+@pytest.mark.slow
 def test_an_empty_home_and_a_folder_that_may_not_be_written_to_are_enough(
     python: str, pyz: Path, tmp_path: Path
 ) -> None:
