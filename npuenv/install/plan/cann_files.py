@@ -26,6 +26,7 @@ from npuenv.facts.conditions import ask
 from npuenv.host.base import Host, PathState
 from npuenv.install.plan.cann import LAUNCHER, ascend_folder, cann_scripts
 from npuenv.install.plan.prerequisites import NONE, SUDO, Prerequisites, as_lines, as_root, privilege_of
+from npuenv.install.plan.target import nearest
 from npuenv.matrix import load_matrix
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def _hashed(host: Host, file: CannFile) -> CannFile:
 
 def _install(host: Host, stack: Stack, file: CannFile, target: Target) -> Prerequisites:
     folder = ascend_folder(stack)
-    is_ours = file.form == "run" and _is_writable(host, folder)
+    is_ours = file.form == "run" and host.look(nearest(host, folder)).is_writable
     privilege = "" if is_ours else privilege_of(host)
     args = {
         "part": file.part,
@@ -226,10 +227,3 @@ def _version(stack: Stack) -> str:
 def _chip(stack: Stack) -> str:
     row = load_matrix().hardware_row(stack.platform.hardware or "")
     return row.image_chip if row else ""
-
-
-def _is_writable(host: Host, folder: str) -> bool:
-    """Whether this user may create files at `folder`."""
-    while folder not in ("", "/") and host.look(folder).state is PathState.ABSENT:
-        folder = posixpath.dirname(folder)
-    return host.look(folder).is_writable

@@ -71,7 +71,7 @@ _INSTALLED = (".dist-info", ".egg-info", ".egg-link")
 def check_target(host: Host, target: Target, lock: Lock) -> None:
     """Passes if the environment may be created there. Raises: BadInput (foreign content, read-only, no space)."""
     check_content(host, target)
-    location = _nearest(host, target.root)
+    location = nearest(host, target.root)
     if not host.look(location).is_writable:
         raise BadInput(Message("plan.target-read-only", {"path": location}), Message("plan.choose-target"))
     if not host.look(target.root).names:
@@ -277,7 +277,7 @@ def _candidates(host: Host, version: str) -> list[str]:
     return [path for path in dict.fromkeys(paths) if host.look(path).state is PathState.FILE]
 
 
-def _nearest(host: Host, path: str) -> str:
+def nearest(host: Host, path: str) -> str:
     """The path itself, or its nearest existing parent."""
     while host.look(path).state is PathState.ABSENT and posixpath.dirname(path) not in ("", path):
         path = posixpath.dirname(path)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from npuenv.core.messages import Message
+from npuenv.core.shellscript import ARCHES
 from npuenv.core.versions import exact
 from npuenv.index.metadata import (
     Requires,
@@ -19,7 +20,7 @@ from npuenv.index.metadata import (
     sdist_requires,
     specifier_of,
 )
-from npuenv.maintain.refresh.asked import ARCHES, published, sdist, wheels
+from npuenv.maintain.refresh.asked import published, sdist, wheels
 from npuenv.maintain.refresh.proposal import Proposal, changed_keys, new_row
 from npuenv.maintain.refresh.release import POLICY, WANTED, PolicyRow, built_images, policy_rows, vllm_tag
 from npuenv.matrix.rows import Built, VllmAscend
