@@ -13,6 +13,7 @@ from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.facts.python.interpreter import interpreter
 from npuenv.host.local import LocalHost
+from npuenv.host.writing import cannot_save
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import defaults_of
 from npuenv.preflight.checkout import find_checkout
@@ -189,5 +190,4 @@ def _write(path: Path, text: str, *, like: str) -> None:
         if like:
             shutil.copymode(like, path)
     except OSError as error:
-        args = {"path": str(path), "reason": error.strerror or str(error)}
-        raise BadInput(Message("cli.cannot-save", args), Message("cli.cannot-save-hint")) from error
+        raise cannot_save(path, error) from error

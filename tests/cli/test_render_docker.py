@@ -15,7 +15,7 @@ from tests.support.sentences import says, sentence
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.usefixtures("home", "packed_doctor")
+pytestmark = pytest.mark.usefixtures("home")
 
 STACK = ["render-docker", "verl-0.7.1-cann8.5.0", "--hardware", "a2", "--os", "ubuntu22.04"]
 FOLDER = "verl-0.7.1-cann8.5.0.a2.ubuntu22.04"
