@@ -119,6 +119,7 @@ def test_a_tag_that_is_not_at_its_recorded_commit_is_refused(shop: Shop, origin:
     assert shop.gather().sources[0].commit != commit
 
 
+@pytest.mark.slow
 def test_the_index_stands_in_for_a_repository_out_of_reach(shop: Shop, tmp_path: Path) -> None:
     gone = str(tmp_path / "gone")
     path = write_sdist(shop.wheels, "some-source", "1.5")
@@ -153,6 +154,7 @@ def test_all_sources_that_cannot_be_had_are_named_at_once(shop: Shop, tmp_path: 
 
 
 @pytest.mark.usefixtures("any_submodule")
+@pytest.mark.slow
 def test_what_the_user_gives_goes_in(shop: Shop, origin: Path, tmp_path: Path) -> None:
     names = ("folder", "archive", "checkout", "absent")
     shop.git_sources = tuple(GitSource(name, "https://git.invalid/x", "v1", False) for name in names)

@@ -197,6 +197,7 @@ def test_a_cache_that_cannot_be_written_is_none(cached: Path) -> None:
     assert zipapp.content().startswith(b"#!")
 
 
+@pytest.mark.slow
 def test_what_it_imports_it_holds(pyz: Path) -> None:
     """Modules of ours and libraries."""
     imports = {
@@ -289,6 +290,7 @@ def test_a_pasted_report_is_diagnosed_alike(
         assert (ran.returncode, ran.stdout, ran.stderr) == (code, capsys.readouterr().out, "")
 
 
+@pytest.mark.slow
 def test_an_empty_home_and_a_folder_that_may_not_be_written_to_are_enough(
     python: str, pyz: Path, tmp_path: Path
 ) -> None:

@@ -33,6 +33,7 @@ def test_without_as_there_is_the_dockerfile_alone(tmp_path: Path) -> None:
     assert "Dockerfile" in names(tmp_path / FOLDER)
 
 
+@pytest.mark.slow
 def test_all_forms_lie_beside_the_image_and_leave_its_folder_alone(tmp_path: Path) -> None:
     assert main([*STACK, "-o", str(tmp_path)]) == 0
     before = {path.name: path.read_bytes() for path in (tmp_path / FOLDER).iterdir()}
@@ -101,6 +102,7 @@ def test_an_edited_file_is_kept_without_force(tmp_path: Path, capsys: pytest.Cap
     assert file.read_bytes() == rendered
 
 
+@pytest.mark.slow
 def test_an_edited_dockerfile_is_kept_without_force_and_nothing_is_written_where_one_file_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

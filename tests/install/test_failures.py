@@ -99,6 +99,7 @@ def without_wheel(world: World, name: str) -> None:
     shutil.rmtree(os.environ["UV_CACHE_DIR"])
 
 
+@pytest.mark.slow
 def test_a_wheel_that_is_nowhere_is_named(world: World, former: Path) -> None:
     lock = world.lock()
     without_wheel(world, "tools-0.3-py3-none-any.whl")

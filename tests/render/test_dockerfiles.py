@@ -129,6 +129,7 @@ def test_the_command_writes_what_is_committed_and_the_real_doctor(tmp_path: Path
 
 
 @pytest.mark.usefixtures("home")
+@pytest.mark.slow
 def test_an_image_of_a_patch_of_cann_stands_on_the_base_image_of_that_patch(tmp_path: Path) -> None:
     assert main(["render-docker", "verl-uni-agent-cann8.5.2", "-o", str(tmp_path)]) == 0
     (dockerfile,) = tmp_path.glob("*/Dockerfile")
@@ -161,6 +162,7 @@ def unpinned(image: str) -> tuple[str, str]:
     return "DL3041" if "openeuler" in image else "DL3008", image
 
 
+@pytest.mark.slow
 def test_only_unpinned_system_packages_are_excused(tmp_path: Path) -> None:
     """On one image of each system; the others are looked at where time is no matter."""
     images = [IMAGES[0], IMAGES[-1]]

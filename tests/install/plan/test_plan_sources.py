@@ -162,6 +162,7 @@ def archive_of(folder: Path, path: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_an_archive_stands_in_for_the_repository_and_another_archive_is_another_source(tmp_path: Path) -> None:
     root, path = tmp_path / "env", tmp_path / "verl.tar.gz"
 
