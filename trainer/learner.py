@@ -59,7 +59,7 @@ class LogProbs:
     old_BT: Tensor | None  # None: one optimizer step, so the old policy is the present one, and is computed anyway
     reference_BT: Tensor | None
     values_BT: Tensor | None
-    squares_BT: Tensor | None = None  # of the old policy, the sum over the vocabulary of squared probabilities
+    sum_pi_squared_BT: Tensor | None = None  # of the old policy, the sum over the vocabulary of squared probabilities
 
     def take(self, rows: Tensor, width: int) -> LogProbs:
         """Of some rows, no wider than `width`."""
@@ -118,7 +118,7 @@ def named(setting: str, chosen: str, table: Mapping[str, Callable[..., Any]]) ->
 class Learner:
     """Owns the policy, its frozen reference, the critic if there is one, moments, and the order of groups.
 
-    Without a reference, if the divergence counts, its log-probabilities are passed in: see `forward_only`.
+    Without a reference, if the divergence counts, its log-probabilities are passed in: see `compute_logprobs`.
     """
 
     def __init__(
@@ -169,18 +169,18 @@ class Learner:
         return self._config.optim.grad_clip
 
     @property
-    def updates(self) -> int:
+    def optimizer_steps(self) -> int:
         """Optimizer steps done so far."""
-        return self.optimizer.updates
+        return self.optimizer.optimizer_steps
 
     @property
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     @property
-    def steps_done(self) -> int:
+    def global_step(self) -> int:
         """Rollout batches learnt so far."""
-        return self.updates // self._config.optim.updates_per_step
+        return self.optimizer_steps // self._config.optim.optimizer_steps_per_batch
 
     def parameters(self) -> dict[str, Tensor]:
         """What this rank holds of each weight of the model, by reference."""
@@ -204,11 +204,11 @@ class Learner:
     def lr(self) -> float:
         """The learning rate of the next optimizer step."""
         optim = self._config.optim
-        total = self._config.run.steps * optim.updates_per_step
-        return optim.lr * learning_rate(optim.lr_schedule, self.updates, total, warmup=optim.warmup_steps)
+        total = self._config.run.steps * optim.optimizer_steps_per_batch
+        return optim.lr * learning_rate(optim.lr_schedule, self.optimizer_steps, total, warmup=optim.warmup_steps)
 
     @torch.no_grad()
-    def forward_only(self, batch: Batch, reference_BT: Tensor | None = None) -> LogProbs:
+    def compute_logprobs(self, batch: Batch, reference_BT: Tensor | None = None) -> LogProbs:
         """Old, reference and value outputs for a batch, before its first optimizer step.
 
         `reference_BT` are the log-probabilities of a reference in another process. Raises ValueError if they are
@@ -221,13 +221,15 @@ class Learner:
             reference_BT = self._logprobs(self.reference, batch)
         elif self._config.reference_at == "generators":
             raise ValueError("no generator has said what its reference policy says of these answers")
-        needs_squares = algorithm.estimator == "optimal_token_baseline"
-        needs_old = needs_squares or self._config.optim.updates_per_step > 1 or algorithm.kl_in == "reward"
+        needs_sum_pi_squared = algorithm.estimator == "optimal_token_baseline"
+        needs_old = (
+            needs_sum_pi_squared or self._config.optim.optimizer_steps_per_batch > 1 or algorithm.kl_in == "reward"
+        )
         return LogProbs(
             old_BT=self._logprobs(self.model, batch) if needs_old or self._rejections else None,
             reference_BT=reference_BT,
             values_BT=self.critic.values(batch) if self.critic is not None else None,
-            squares_BT=self._logprobs(self.model, batch, "squares") if needs_squares else None,
+            sum_pi_squared_BT=self._logprobs(self.model, batch, of_squares=True) if needs_sum_pi_squared else None,
         )
 
     def reject(self, batch: Batch, logprobs: LogProbs) -> Batch:
@@ -270,7 +272,7 @@ class Learner:
             batch.prompt_of_B,
             values_BT=logprobs.values_BT,
             logprobs_BT=logprobs.old_BT,
-            squares_BT=logprobs.squares_BT,
+            sum_pi_squared_BT=logprobs.sum_pi_squared_BT,
             baselines_B=batch.baselines_B,
             parts_BK=batch.parts_BK,
         )
@@ -298,14 +300,14 @@ class Learner:
             return 0.0
         return self.critic.update(batch, logprobs.values_BT, advantages.returns_BT)
 
-    def _logprobs(self, model: Model, batch: Batch, what: str = "logprobs") -> Tensor:
-        """Log-probabilities [B, T] of a complete batch, micro batch by micro batch; or the distributions' `squares`."""
+    def _logprobs(self, model: Model, batch: Batch, *, of_squares: bool = False) -> Tensor:
+        """Log-probabilities [B, T] of a complete batch, micro batch by micro batch; or the sums of squares."""
         temperature, size = self._config.rollout.temperature, self._config.optim.micro_batch_rows
 
         def of(part: Batch) -> Tensor:
-            if what == "squares":
-                return model.score(part, temperature=temperature, with_squares=True).entropy_BT.to(logprobs_BT.dtype)
-            return model.score(part, temperature=temperature, with_entropy=False).logprobs_BT.to(logprobs_BT.dtype)
+            scored = model.score(part, temperature=temperature, with_entropy=False, with_sum_pi_squared=of_squares)
+            found = scored.logprobs_BT if scored.sum_pi_squared_BT is None else scored.sum_pi_squared_BT
+            return found.to(logprobs_BT.dtype)
 
         logprobs_BT = torch.zeros_like(batch.sampler_logprobs_BT)
         if not size or (size >= len(logprobs_BT) and not self.is_sharded):
@@ -320,7 +322,7 @@ class Learner:
             logprobs_BT[rows, : part.tokens_BT.shape[1]] = of(part)
         return logprobs_BT
 
-    def mini_batches(self, batch: Batch) -> Iterator[Tensor]:
+    def split_mini_batches(self, batch: Batch) -> Iterator[Tensor]:
         """Row numbers of each mini batch: complete groups in a new random order; sizes differ by one group at most.
 
         All of them `ppo_epochs` times, in another order each time.
@@ -334,7 +336,7 @@ class Learner:
             for prompts in order_P.tensor_split(self._config.optim.mini_batches):
                 yield torch.isin(prompt_of_B, prompts).nonzero().squeeze(1).to(batch.prompt_of_B.device)
 
-    def micro_batches(self, batch: Batch, rows: Tensor) -> tuple[list[Tensor], Totals]:
+    def split_micro_batches(self, batch: Batch, rows: Tensor) -> tuple[list[Tensor], Totals]:
         """A mini batch's rows for each forward pass, and the denominators of its optimizer step over all ranks.
 
         Passes are taken together: a rank with fewer rows than another has passes over no row.

@@ -59,7 +59,7 @@ def by_row(of: Batch) -> Advantages:
 
 
 def update(made: Learner, of: Batch, logprobs: LogProbs | None = None) -> Update:
-    return update_policy(made, of, logprobs or made.forward_only(of), by_row(of))
+    return update_policy(made, of, logprobs or made.compute_logprobs(of), by_row(of))
 
 
 def said(made: Learner, of: Batch, temperature: float = 1.0) -> Tensor:

@@ -75,7 +75,7 @@ found["moments"] = sum(each.numel() for each in made.optimizer.adamw.first.value
 found["reference"] = sum(local(each).numel() for each in made.state()["reference"].values())
 
 # What it says before it learns.
-known, wanted = made.forward_only(batch(*own)), learner(World.single(), **EVERYTHING).forward_only(batch(*own))
+known, wanted = made.compute_logprobs(batch(*own)), learner(World.single(), **EVERYTHING).compute_logprobs(batch(*own))
 found["look"] = float((known.reference_BT - wanted.reference_BT).abs().max())
 
 # Steps, with the gradient's norm bounded, and without any row for a rank in a mini batch.

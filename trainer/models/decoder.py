@@ -217,21 +217,24 @@ class Decoder(Model):
         return ops.checkpoint(lambda x_NH: layer(x_NH, rotary, layout, is_last), x_NH, layer.parameters())
 
     def score(
-        self, batch: Batch, *, temperature: float, with_entropy: bool = True, with_squares: bool = False
+        self, batch: Batch, *, temperature: float, with_entropy: bool = True, with_sum_pi_squared: bool = False
     ) -> Scored:
         """Each masked token's log-probability [B, T], and the entropy of its distribution; both 0 elsewhere."""
         layout = lay_out(batch)
-        logprobs_C, entropy_C = self(layout, temperature, with_entropy, with_squares)
+        logprobs_C, statistic_C = self(layout, temperature, with_entropy, with_sum_pi_squared)
         empty = logprobs_C.new_zeros(batch.mask_BT.numel())
         logprobs_BT = empty.index_copy(0, layout.place_C, logprobs_C).view_as(batch.mask_BT)
-        if not with_entropy:
+        if not (with_entropy or with_sum_pi_squared):
             return Scored(logprobs_BT, empty.view_as(batch.mask_BT))
-        return Scored(logprobs_BT, empty.index_copy(0, layout.place_C, entropy_C).view_as(batch.mask_BT))
+        statistic_BT = empty.index_copy(0, layout.place_C, statistic_C).view_as(batch.mask_BT)
+        if with_sum_pi_squared:
+            return Scored(logprobs_BT, empty.view_as(batch.mask_BT), statistic_BT)
+        return Scored(logprobs_BT, statistic_BT)
 
     def forward(
-        self, layout: Layout, temperature: float, with_entropy: bool, with_squares: bool = False
+        self, layout: Layout, temperature: float, with_entropy: bool, with_sum_pi_squared: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Each masked token's log-probability [C], and the entropy of its distribution."""
+        """As `ops.token_logprobs`, for each masked token."""
         hidden_MH = self.hidden(layout)
         if layout.source_M is not None:
             hidden_MH = hidden_MH.index_select(0, layout.source_M)
@@ -242,7 +245,7 @@ class Decoder(Model):
             target_C=layout.target_C,
             temperature=temperature,
             with_entropy=with_entropy,
-            with_squares=with_squares,
+            with_sum_pi_squared=with_sum_pi_squared,
             top_p=self.top_p,
             top_k=self.top_k,
         )

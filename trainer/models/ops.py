@@ -278,19 +278,19 @@ def _each_chance(
     target: Tensor,
     drawn: Drawn,
     with_entropy: bool,
-    with_squares: bool = False,
+    with_sum_pi_squared: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities [C], and the rows' entropies, or sums of squares, [M]; without either zeros [C]."""
-    own, entropies = [], []
+    """Log-probabilities [C], and the rows' entropies or sums of squared probabilities [M]; without either zeros [C]."""
+    own, statistics = [], []
     for rows, picks in _parts(hidden, weight, source):
         logs = _log_chances(hidden[rows], weight, source[picks] - rows.start, target[picks], drawn)
         own.append(logs[source[picks] - rows.start, target[picks]])
-        if with_squares:
-            entropies.append(logs.mul_(2).exp_().sum(-1))
+        if with_sum_pi_squared:
+            statistics.append(logs.mul_(2).exp_().sum(-1))
         elif with_entropy:
-            entropies.append(torch.exp(logs).mul_(logs).sum(-1).neg_())
+            statistics.append(torch.exp(logs).mul_(logs).sum(-1).neg_())
     logprobs = own[0] if len(own) == 1 else torch.cat(own)
-    return logprobs, torch.cat(entropies) if entropies else torch.zeros_like(logprobs)
+    return logprobs, torch.cat(statistics) if statistics else torch.zeros_like(logprobs)
 
 
 Drawn = tuple[float, float, int]  # temperature, top_p, top_k
@@ -353,25 +353,26 @@ def token_logprobs(
     target_C: Tensor,
     temperature: float,
     with_entropy: bool,
-    with_squares: bool = False,
+    with_sum_pi_squared: bool = False,
     top_p: float = 1.0,
     top_k: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability of each target under the output layer's row `source_C` (rising), and that row's entropy [C].
+    """Log-probability of each target under the output layer's row `source_C` (rising), and a statistic of that row [C].
 
-    With `top_p` or `top_k` of the distribution over the tokens that may be drawn, which the target belongs to in any
-    case. `with_squares`, without gradient: the sum of squared probabilities in the place of the entropy.
+    The statistic is the entropy or, with `with_sum_pi_squared` and without gradient, the sum of squared probabilities;
+    0 without either. With `top_p` or `top_k` of the distribution over the tokens that may be drawn, which the target
+    belongs to in any case.
 
-    Never holds more logits than a few million: they are made again on the way back. Without entropy that is all 0.
+    Never holds more logits than a few million: they are made again on the way back.
     The weight's gradient is summed over those parts in float32 at least, which takes V x H x 4 bytes once: in bfloat16
     a sum of 1213 parts was 5 to 63 % wrong, and this one 0.3 to 0.4 % (against float64).
     """
     drawn = temperature, top_p, top_k
     if not torch.is_grad_enabled():
-        logprobs_C, entropies = _each_chance(
-            hidden_MH, weight_VH, source_C, target_C, drawn, with_entropy, with_squares
+        logprobs_C, statistics = _each_chance(
+            hidden_MH, weight_VH, source_C, target_C, drawn, with_entropy, with_sum_pi_squared
         )
-        return logprobs_C, entropies[source_C] if with_entropy or with_squares else entropies
+        return logprobs_C, statistics[source_C] if with_entropy or with_sum_pi_squared else statistics
     return _TokenLogprobs.apply(  # type: ignore[no-any-return, no-untyped-call]
         hidden_MH, weight_VH, source_C, target_C, drawn, with_entropy
     )

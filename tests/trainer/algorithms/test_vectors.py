@@ -27,7 +27,7 @@ from trainer.models.critic import value_loss
 Vector = dict[str, Any]
 FLOATS = (
     *("logprobs_BT", "old_BT", "reference_BT", "advantages_BT", "weights_BT"),
-    *("values_BT", "returns_BT", "squares_BT", "entropy_BT"),
+    *("values_BT", "returns_BT", "sum_pi_squared_BT", "entropy_BT"),
 )
 
 
