@@ -11,8 +11,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from trainer.algorithms.update_metrics import Update
 from trainer.interrupt import Interrupt, Interrupted
-from trainer.learner import Update
 from trainer.metrics.step import StepResult
 from trainer.rollouts import ScoredGroups
 from trainer.run_state import set_reference

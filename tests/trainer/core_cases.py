@@ -13,12 +13,13 @@ from tests.trainer.trainer_cases import END, PAD, TINY, changed, decoder, group
 from trainer.algorithms.advantages import Advantages
 from trainer.algorithms.packing import pack
 from trainer.distributed import World
-from trainer.learner import Learner, LogProbs, Update
+from trainer.learner import Learner, LogProbs
 from trainer.loop import update_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from trainer.algorithms.update_metrics import Update
     from trainer.models.critic import Critic
     from trainer.types import Batch
 

@@ -12,10 +12,11 @@ from torch import Tensor
 from tests.trainer.trainer_cases import END, PAD, TINY, changed, decoder, group
 from trainer.algorithms.advantages import Advantages
 from trainer.algorithms.packing import pack, select
-from trainer.learner import Learner, Update
+from trainer.learner import Learner
 from trainer.loop import update_policy
 
 if TYPE_CHECKING:
+    from trainer.algorithms.update_metrics import Update
     from trainer.config import Config
     from trainer.types import Batch
 

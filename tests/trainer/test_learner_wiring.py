@@ -27,7 +27,7 @@ from trainer.algorithms.advantages import Advantages
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.correction import correction
 from trainer.algorithms.packing import pack, select
-from trainer.learner import Update
+from trainer.algorithms.update_metrics import Update
 from trainer.loop import update_policy
 
 if TYPE_CHECKING:

@@ -27,7 +27,8 @@ from tests.trainer.core_cases import BARE, batch, by_row, learner, on_ranks, upd
 from tests.trainer.trainer_cases import CPU, changed, decoder
 from trainer import faults, sharding
 from trainer.distributed import World
-from trainer.learner import Learner, Update
+from trainer.algorithms.update_metrics import Update
+from trainer.learner import Learner
 from trainer.shards import local, whole
 
 SHARES = ((0,), (1, 2))
