@@ -1,7 +1,4 @@
-"""The decoder's building blocks with their gradients written out: fewer passes over memory than autograd would take.
-
-Each keeps for the way back only what it cannot make again cheaply.
-"""
+"""The decoder's building blocks. Norm, MLP and output layer have their gradients written out, to keep less memory."""
 
 from __future__ import annotations
 
