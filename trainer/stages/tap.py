@@ -64,7 +64,7 @@ class Tap:
 
     def _wrap(self) -> None:
         learner, trainer = self._trainer.learner, self._trainer
-        mini_batches, micro_batches = learner.mini_batches, learner.micro_batches
+        mini_batches, micro_batches = learner.split_mini_batches, learner.split_micro_batches
         reduce_metrics, lr, sync_weights = learner.reduce_metrics, learner.lr, trainer.sync_weights
 
         def seen_mini_batches(batch: Batch) -> Iterator[Tensor]:
@@ -101,7 +101,7 @@ class Tap:
             sync_weights(step)
 
         tapped: Any = learner
-        tapped.mini_batches, tapped.micro_batches = seen_mini_batches, seen_micro_batches
+        tapped.split_mini_batches, tapped.split_micro_batches = seen_mini_batches, seen_micro_batches
         tapped.reduce_metrics, tapped.lr = seen_metrics, seen_lr
         tapped = trainer
         tapped.sync_weights = seen_sync
@@ -156,7 +156,7 @@ def whole_state(trainer: Trainer) -> dict[str, Any]:
         "first moments": adamw.first,
         "second moments": adamw.second,
         "float32 weights": adamw.master,
-        "number of updates": learner.updates,
+        "number of updates": learner.optimizer_steps,
         "KL coefficient": learner._kl_coef,
         "reference policy": {name: local(each) for name, each in reference.items()},
         "critic": {} if critic is None else critic._optimizer.state(),
