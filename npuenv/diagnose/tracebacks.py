@@ -22,15 +22,33 @@ _OWN_NAMES = frozenset((
     "dataset", "tools", "scripts", "test", "tests", "main", "app", "train", "trainer", "engine", "helpers", "examples",
 ))  # fmt: skip
 _STANDARD = re.compile(r"/lib(?:64)?/python3[\d.]*/\w|^<frozen")
+_RAISED = re.compile(r"^\s*(?:E\s+)?((?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception)|AssertionError)\b(?::|\s*$)")
+# Exceptions that nobody raises on purpose.
+_UNMEANT = frozenset(("AttributeError", "TypeError", "KeyError", "NameError", "UnboundLocalError", "IndexError"))
+# How an operator of torch_npu refuses arguments that its release does not have.
+_SIGNATURE = re.compile(r"\b_?npu_\w+(?:\(\))?:? (?:got an unexpected keyword|expected at most|missing \d|takes \d)")
 
 
 def traceback_signs(text: Text) -> dict[str, Line]:
-    """`frame-<package>` for every package in a traceback; `own-module-missing`, `submodule-missing`."""
+    """`frame-<package>` for every package in a traceback, `raised-in-<package>` for the last frame's (`own` for the
+    user's) and `unmeant-in-<package>` where the exception is a slip; `operator-signature`, `own-module-missing`,
+    `submodule-missing`."""
     signs: dict[str, Line] = {}
-    for line in text.with_any(('file "',)):
+    last: str | None = None
+    for line in text.with_any(('file "', "error", "exception")):
         package = _package(line.text)
         if package:
             signs.setdefault(f"frame-{package}", line)
+        if package is not None:
+            last = package or "own"
+        raised = _RAISED.match(line.text) if package is None else None
+        if raised and last:
+            signs.setdefault(f"raised-in-{last}", line)
+            if raised.group(1) in _UNMEANT:
+                signs.setdefault(f"unmeant-in-{last}", line)
+            last = None
+        if _SIGNATURE.search(line.text):
+            signs.setdefault("operator-signature", line)
     for line in text.all("No module named '"):
         match = _NO_MODULE.search(line.text)
         if match and match.group(1).split(".")[0] in _OWN_NAMES:
