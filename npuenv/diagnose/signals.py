@@ -319,6 +319,17 @@ def _npu(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     yield from named(text, "npu-host", _NPU_WORDS)
 
 
+# That a framework ran, and not only a script of the user.
+_FRAMEWORKS = (
+    "vllm serve", "vllm-serve", "vllm.entrypoints", "VllmWorker", "EngineCore", "sglang", "llamafactory", "swift ",
+    "verl.", "verl/", "accelerate launch", "deepspeed", "fastchat", "lmdeploy", "mindie", "xinference", "vllm version",
+)  # fmt: skip
+
+
+def _framework(facts: ReportFacts, text: Text) -> Iterator[Sign]:
+    yield from named(text, "framework-ran", _FRAMEWORKS)
+
+
 _CUDA_TROUBLE = (
     "libcud", "libcublas", "libnccl", "libnvrtc", "libcupti", "nvidia-smi", "NVIDIA driver", "undefined symbol",
     "CUDA enabled", "CUDA driver", "No CUDA", "Two accelerators", "Failed to load the backend extension", "torch.cuda",
@@ -382,6 +393,6 @@ def _nothing_follows(text: Text, line: Line) -> bool:
 
 
 _JUDGES: tuple[Callable[[ReportFacts, Text], Iterator[Sign]], ...] = (
-    _npu, _table, _memory, _folders, _toolkits, _variables, _limits, _processes, _network, _ray, _build,
+    _npu, _framework, _table, _memory, _folders, _toolkits, _variables, _limits, _processes, _network, _ray, _build,
     _wheels, _platform_tags, _lists,
 )  # fmt: skip

@@ -28,11 +28,17 @@ _UNMEANT = frozenset(("AttributeError", "TypeError", "KeyError", "NameError", "U
 # How an operator of torch_npu refuses arguments that its release does not have.
 _SIGNATURE = re.compile(r"\b_?npu_\w+(?:\(\))?:? (?:got an unexpected keyword|expected at most|missing \d|takes \d)")
 
+# A class of a framework; what transformers or Python names so has rows of its own.
+_LACKS = re.compile(
+    r"'(?![\w.]*(?:Tokenizer|TokenizerFast|Config|Cache|Processor|NoneType|Namespace|Tensor|Parameter)')[A-Z]\w*[a-z]\w*' object has"
+    r" no attribute"
+)
+
 
 def traceback_signs(text: Text) -> dict[str, Line]:
     """`frame-<package>` for every package in a traceback, `raised-in-<package>` for the last frame's (`own` for the
-    user's) and `unmeant-in-<package>` where the exception is a slip; `operator-signature`, `own-module-missing`,
-    `submodule-missing`."""
+    user's) and `unmeant-in-<package>` where the exception is a slip; `operator-signature`,
+    `class-lacks-attribute`, `own-module-missing`, `submodule-missing`."""
     signs: dict[str, Line] = {}
     last: str | None = None
     for line in text.with_any(('file "', "error", "exception")):
@@ -49,6 +55,8 @@ def traceback_signs(text: Text) -> dict[str, Line]:
             last = None
         if _SIGNATURE.search(line.text):
             signs.setdefault("operator-signature", line)
+        if _LACKS.search(line.text):
+            signs.setdefault("class-lacks-attribute", line)
     for line in text.all("No module named '"):
         match = _NO_MODULE.search(line.text)
         if match and match.group(1).split(".")[0] in _OWN_NAMES:
