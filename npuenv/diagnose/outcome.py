@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ _WORKED = (
 )  # fmt: skip
 _FAILED = re.compile(
     r"^\s*(?:\[[\d:., TZ-]{19,32}\] |E\s+)?(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|NotFound|Interrupt)\b(?::|$)"
+    r"|(?:^|[\s:：，\]])(?:\w+\.)*[A-Z]\w*(?:Error|Exception): ?\S"
     r"|^\s*Traceback|^Error\b|\bAborted \(core dumped\)"
     r"|Segmentation fault|^\s*(?:\S+: )?Bus error\b|段错误|总线错误|^\s*\[ERROR\]|^\s*ERROR: "
     r"|\bERR\d{5}\b|^\s*E[A-Z0-9]\d{4}: "
@@ -37,6 +39,16 @@ _NATIVE = re.compile(
     r"error code|aclnn|undefined symbol|core dumped|Segmentation|HCCL|hccl|\bE[A-Z]\d{4}\b|\bE\d{5}\b|ERR\d{5}\b"
     r"|shared object|'_?npu_|result = |aicore|libtorch_npu|\bAcl|\bacl|Inner [Ee]rror|error no|\bdrv"
 )
+# An error that asks for CUDA, or that knows no NPU. Running out of memory, and a library of CUDA, have rows of their own.
+_WANTS_CUDA = re.compile(
+    r"(?<!lib)(?:cuda|nccl|nvidia|nvml|nvtx)(?!\w*\.so)|\bGPUs? (?:is|are) required|no GPU|PrivateUse1"
+    r"|npu\W{0,2} (?:is|are) (?:not|un)|not (?:available|supported|implemented|compatible) (?:on|for|with|by) \W{0,2}(?:ascend )?npu"
+    r"|(?:unsupported|unknown|invalid|unexpected) (?:device|backend|accelerator)\W[^\n]{0,30}npu|does(?: not|n't) support \W{0,2}npu",
+    re.IGNORECASE,
+)
+_NOT_WANTS_CUDA = re.compile(
+    r"out of memory|undefined symbol|cannot open shared|CUDA_(?:VISIBLE|HOME)|nvcc|No module named|nvidia-smi", re.IGNORECASE
+)
 # Lines that say `error` and are known to be printed by runs that are well.
 _NOISE = (
     "TBE Subprocess[task_distribute] raise error[]",
@@ -47,7 +59,7 @@ _NOISE = (
 
 
 def outcome_signs(text: Text) -> dict[str, Line]:
-    """`failed`, `failed-natively`, `ended-well` where nothing failed after the last success; those of tracebacks."""
+    """`failed`, `failed-natively`, `cuda-wanted`, `ended-well` where nothing failed after the last success; those of tracebacks."""
     signs: dict[str, Line] = {}
     good = max((line for wanted in _WORKED for line in text.all(wanted)), key=lambda line: line.number, default=None)
     bad = list(_failures(text.lines))
@@ -55,6 +67,8 @@ def outcome_signs(text: Text) -> dict[str, Line]:
         signs["ended-well"] = good
     if bad:
         signs["failed"] = bad[0]
+    wants = (line for line in bad if _WANTS_CUDA.search(line.text[:400]) and not _NOT_WANTS_CUDA.search(line.text[:400]))
+    signs.update(("cuda-wanted", line) for line in itertools.islice(wants, 1))
     signs.update(traceback_signs(text))
     native = next((line for line in bad if _NATIVE.search(line.text[:400])), None)
     if native is not None:

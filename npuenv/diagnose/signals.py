@@ -252,8 +252,7 @@ def _network(facts: ReportFacts, text: Text) -> Iterator[Sign]:
             yield f"link-{match.group(1).lower()}", line
     switches: dict[str, Line] = {}
     for line in text.all("switch["):
-        match = _SWITCH.search(line.text)
-        if match:
+        for match in _SWITCH.finditer(line.text):
             switches.setdefault(match.group(1), line)
     if len(switches) > 1:
         yield "tls-mixed", max(switches.values(), key=lambda line: line.number)

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 _FRAME = re.compile(r'^\s*(?:E\s+)?File "([^"]+)", line \d+')
 _INSTALLED = re.compile(r"(?:site|dist)-packages/([A-Za-z_]\w*)")
 _SOURCE_TREE = re.compile(
-    r"/(vllm_ascend|vllm|verl|torch_npu|torch|transformers|ray|triton|mindspeed|megatron|sglang|tbe|te_fusion|roll"
-    r"|lmdeploy|diffusers|accelerate|llamafactory)/"
+    r"/(?:src/)?(vllm_ascend|vllm_omni|vllm|verl|torch_npu|torch|transformers|ray|triton|mindspeed|mindspeed_llm|megatron"
+    r"|sglang|tbe|te_fusion|roll|lmdeploy|diffusers|accelerate|llamafactory|llmtuner|swift|trl|openrlhf|areal|slime|comfy"
+    r"|fastchat|xtuner|opencompass|mmengine|ultralytics|unsloth|modelscope|FlagEmbedding|sentence_transformers|lightning"
+    r"|open_clip|deepspeed|peft|xinference|ComfyUI[\w-]*)/"
 )
 _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 # Names that projects give to their own folders.
@@ -23,6 +25,7 @@ _OWN_NAMES = frozenset((
 ))  # fmt: skip
 _STANDARD = re.compile(r"/lib(?:64)?/python3[\d.]*/\w|^<frozen")
 _RAISED = re.compile(r"^\s*(?:E\s+)?((?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception)|AssertionError)\b(?::|\s*$)")
+_BELOW = frozenset(("torch", "torch_npu", "python"))  # what frameworks and scripts call
 # Exceptions that nobody raises on purpose.
 _UNMEANT = frozenset(("AttributeError", "TypeError", "KeyError", "NameError", "UnboundLocalError", "IndexError"))
 # How an operator of torch_npu refuses arguments that its release does not have.
@@ -37,22 +40,25 @@ _LACKS = re.compile(
 
 def traceback_signs(text: Text) -> dict[str, Line]:
     """`frame-<package>` for every package in a traceback, `raised-in-<package>` for the last frame's (`own` for the
-    user's) and `unmeant-in-<package>` where the exception is a slip; `operator-signature`,
+    user's), `called-from-<package>` for the last one above torch, and `unmeant-in-<package>` where the exception is a slip; `operator-signature`,
     `class-lacks-attribute`, `own-module-missing`, `submodule-missing`."""
     signs: dict[str, Line] = {}
     last: str | None = None
+    caller = ""
     for line in text.with_any(('file "', "error", "exception")):
         package = _package(line.text)
         if package:
             signs.setdefault(f"frame-{package}", line)
         if package is not None:
             last = package or "own"
+            caller = caller if last in _BELOW else last
         raised = _RAISED.match(line.text) if package is None else None
         if raised and last:
             signs.setdefault(f"raised-in-{last}", line)
+            signs.setdefault(f"called-from-{caller}", line)
             if raised.group(1) in _UNMEANT:
                 signs.setdefault(f"unmeant-in-{last}", line)
-            last = None
+            last, caller = None, ""
         if _SIGNATURE.search(line.text):
             signs.setdefault("operator-signature", line)
         if _LACKS.search(line.text):
