@@ -31,7 +31,7 @@ _FAILED = re.compile(
     r"|undefined symbol|ret is -\d"
     r"|^docker: Error|\*\*\* .* Error \d|\bFAILED\b|Error response from daemon|\bCMake Error\b|No solution found"
     r"|^\s*\[?E\d{4} |: command not found|No such file or directory$|\bcore dumped\b|\b[Pp]ermission denied\b"
-    r"|execute failed|错误码|(?<!没有)(?<!没)(?<!任何)报错|\] Error \d|Failed (?:building wheel|to build) "
+    r"|is not supported by <class '|execute failed|错误码|(?<!没有)(?<!没)(?<!任何)报错|\] Error \d|Failed (?:building wheel|to build) "
     r"|returned non-zero exit status|undefined reference to|out of memory\. Tried to allocate"
 )
 # What failed below Python: there a version of CANN or of the driver can be the reason.
@@ -42,12 +42,14 @@ _NATIVE = re.compile(
 # An error that asks for CUDA, or that knows no NPU. Running out of memory, and a library of CUDA, have rows of their own.
 _WANTS_CUDA = re.compile(
     r"(?<!lib)(?:cuda|nccl|nvidia|nvml|nvtx)(?!\w*\.so)|\bGPUs? (?:is|are) required|no GPU|PrivateUse1"
-    r"|npu\W{0,2} (?:is|are) (?:not|un)|not (?:available|supported|implemented|compatible) (?:on|for|with|by) \W{0,2}(?:ascend )?npu"
+    r"|\bnpu\W{0,2} (?:is|are) (?:not|un)|not compiled with \W?npu|platform\W{0,2} npu"
+    r"|not (?:available|supported|implemented|compatible) (?:on|in|for|with|by) \W{0,2}(?:ascend )?npu"
     r"|(?:unsupported|unknown|invalid|unexpected) (?:device|backend|accelerator)\W[^\n]{0,30}npu|does(?: not|n't) support \W{0,2}npu",
     re.IGNORECASE,
 )
 _NOT_WANTS_CUDA = re.compile(
-    r"out of memory|undefined symbol|cannot open shared|CUDA_(?:VISIBLE|HOME)|nvcc|No module named|nvidia-smi", re.IGNORECASE
+    r"out of memory|undefined symbol|cannot open shared|CUDA_(?:VISIBLE|HOME)|nvcc|No module named|nvidia-smi",
+    re.IGNORECASE,
 )
 # Lines that say `error` and are known to be printed by runs that are well.
 _NOISE = (
@@ -67,7 +69,9 @@ def outcome_signs(text: Text) -> dict[str, Line]:
         signs["ended-well"] = good
     if bad:
         signs["failed"] = bad[0]
-    wants = (line for line in bad if _WANTS_CUDA.search(line.text[:400]) and not _NOT_WANTS_CUDA.search(line.text[:400]))
+    wants = (
+        line for line in bad if _WANTS_CUDA.search(line.text[:400]) and not _NOT_WANTS_CUDA.search(line.text[:400])
+    )
     signs.update(("cuda-wanted", line) for line in itertools.islice(wants, 1))
     signs.update(traceback_signs(text))
     native = next((line for line in bad if _NATIVE.search(line.text[:400])), None)
