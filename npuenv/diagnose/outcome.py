@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from typing import TYPE_CHECKING
 
@@ -31,7 +30,8 @@ _FAILED = re.compile(
     r"|undefined symbol|ret is -\d"
     r"|^docker: Error|\*\*\* .* Error \d|\bFAILED\b|Error response from daemon|\bCMake Error\b|No solution found"
     r"|^\s*\[?E\d{4} |: command not found|No such file or directory$|\bcore dumped\b|\b[Pp]ermission denied\b"
-    r"|is not supported by <class '|execute failed|错误码|(?<!没有)(?<!没)(?<!任何)报错|\] Error \d|Failed (?:building wheel|to build) "
+    r"|is not supported by <class '|execute failed|错误码|(?<!没有)(?<!没)(?<!任何)报错|\] Error \d"
+    r"|Failed (?:building wheel|to build) "
     r"|returned non-zero exit status|undefined reference to|out of memory\. Tried to allocate"
 )
 # What failed below Python: there a version of CANN or of the driver can be the reason.
@@ -39,12 +39,13 @@ _NATIVE = re.compile(
     r"error code|aclnn|undefined symbol|core dumped|Segmentation|HCCL|hccl|\bE[A-Z]\d{4}\b|\bE\d{5}\b|ERR\d{5}\b"
     r"|shared object|'_?npu_|result = |aicore|libtorch_npu|\bAcl|\bacl|Inner [Ee]rror|error no|\bdrv"
 )
-# An error that asks for CUDA, or that knows no NPU. Running out of memory, and a library of CUDA, have rows of their own.
+# An error that asks for CUDA, or that knows no NPU. Running out of memory and libraries of CUDA have rows of their own.
 _WANTS_CUDA = re.compile(
     r"(?<!lib)(?:cuda|nccl|nvidia|nvml|nvtx)(?!\w*\.so)|\bGPUs? (?:is|are) required|no GPU|PrivateUse1"
     r"|\bnpu\W{0,2} (?:is|are) (?:not|un)|not compiled with \W?npu|platform\W{0,2} npu"
     r"|not (?:available|supported|implemented|compatible) (?:on|in|for|with|by) \W{0,2}(?:ascend )?npu"
-    r"|(?:unsupported|unknown|invalid|unexpected) (?:device|backend|accelerator)\W[^\n]{0,30}npu|does(?: not|n't) support \W{0,2}npu",
+    r"|(?:unsupported|unknown|invalid|unexpected) (?:device|backend|accelerator)\W[^\n]{0,30}npu"
+    r"|does(?: not|n't) support \W{0,2}npu",
     re.IGNORECASE,
 )
 _NOT_WANTS_CUDA = re.compile(
@@ -61,7 +62,7 @@ _NOISE = (
 
 
 def outcome_signs(text: Text) -> dict[str, Line]:
-    """`failed`, `failed-natively`, `cuda-wanted`, `ended-well` where nothing failed after the last success; those of tracebacks."""
+    """`failed`, `failed-natively`, `cuda-wanted`; `ended-well` where nothing failed after the last success."""
     signs: dict[str, Line] = {}
     good = max((line for wanted in _WORKED for line in text.all(wanted)), key=lambda line: line.number, default=None)
     bad = list(_failures(text.lines))
@@ -69,10 +70,9 @@ def outcome_signs(text: Text) -> dict[str, Line]:
         signs["ended-well"] = good
     if bad:
         signs["failed"] = bad[0]
-    wants = (
-        line for line in bad if _WANTS_CUDA.search(line.text[:400]) and not _NOT_WANTS_CUDA.search(line.text[:400])
-    )
-    signs.update(("cuda-wanted", line) for line in itertools.islice(wants, 1))
+    wants = next((line for line in bad if _wants_cuda(line.text[:400])), None)
+    if wants is not None:
+        signs["cuda-wanted"] = wants
     signs.update(traceback_signs(text))
     native = next((line for line in bad if _NATIVE.search(line.text[:400])), None)
     if native is not None:
@@ -89,6 +89,10 @@ def _failures(lines: Sequence[Line]) -> Iterator[Line]:
             continue
         if _FAILED.search(line.text[:300]) and typed_command(line.text) is None and not _is_noise(line):
             yield line
+
+
+def _wants_cuda(text: str) -> bool:
+    return bool(_WANTS_CUDA.search(text)) and not _NOT_WANTS_CUDA.search(text)
 
 
 def _is_noise(line: Line) -> bool:

@@ -406,6 +406,6 @@ def _nothing_follows(text: Text, line: Line) -> bool:
 
 
 _JUDGES: tuple[Callable[[ReportFacts, Text], Iterator[Sign]], ...] = (
-    _npu, _framework, _table, _memory, _folders, _libraries, _toolkits, _variables, _limits, _processes, _network, _ray, _build,
-    _wheels, _platform_tags, _lists,
+    _npu, _framework, _table, _memory, _folders, _libraries, _toolkits, _variables, _limits, _processes, _network, _ray,
+    _build, _wheels, _platform_tags, _lists,
 )  # fmt: skip

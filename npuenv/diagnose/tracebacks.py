@@ -33,46 +33,45 @@ _SIGNATURE = re.compile(r"\b_?npu_\w+(?:\(\))?:? (?:got an unexpected keyword|ex
 
 # A class of a framework; what transformers or Python names so has rows of its own.
 _LACKS = re.compile(
-    r"'(?![\w.]*(?:Tokenizer|TokenizerFast|Config|Cache|Processor|NoneType|Namespace|Tensor|Parameter)')[A-Z]\w*[a-z]\w*' object has"
-    r" no attribute"
+    r"'(?!\w*(?:Tokenizer|TokenizerFast|Config|Cache|Processor|NoneType|Namespace|Tensor|Parameter)')[A-Z]\w*[a-z]\w*'"
+    r" object has no attribute"
 )
 
-# A name that a package of this release does not have; None of the groups: the user's, or half loaded.
+# A name that a package of this release does not have. A submodule of its own name, or with `_`, is a compiled part.
 _ABSENT = re.compile(
     r"cannot import name '?\w+'? from '([A-Za-z]\w*)(?!.*(?:unknown location|circular import))"
-    r"|(?<!initialized )module '([A-Za-z]\w*)[\w.]*' has no attribute '|No module named '([A-Za-z]\w*)\.\w"
+    r"|(?<!initialized )module '([A-Za-z]\w*)[\w.]*' has no attribute '|No module named '([A-Za-z]\w*)\.(?!\3|_)\w"
 )
 # Packages with rows of their own.
 _KNOWN_TO_ROWS = frozenset((
     "torch", "torch_npu", "torchvision", "torchaudio", "torchair", "vllm", "vllm_ascend", "vllm_omni", "transformers",
     "triton", "numpy", "flash_attn", "mindspeed", "mindspeed_llm", "megatron", "verl", "ray", "tensordict", "te", "tbe",
-    "acl", "google", "enum", "typing", "types", "inspect", "datetime", "pkgutil", "itertools", "importlib", "collections",
-    "distutils", "mindspore", "cv2", "pyarrow", "roll", "swift", "sgl_kernel", "sglang", "bitsandbytes", "apex", "wheel",
+    "acl", "google", "enum", "typing", "types", "inspect", "datetime", "pkgutil", "itertools", "importlib", "distutils",
+    "collections", "mindspore", "cv2", "pyarrow", "roll", "swift", "sgl_kernel", "sglang", "bitsandbytes", "apex",
 ))  # fmt: skip
 
 
 def traceback_signs(text: Text) -> dict[str, Line]:
-    """`frame-<package>` for every package in a traceback, `raised-in-<package>` for the last frame's (`own` for the
-    user's), `called-from-<package>` for the last one above torch, and `unmeant-in-<package>` where the exception is a slip; `operator-signature`,
-    `class-lacks-attribute`, `symbol-missing`, `own-module-missing`,
-    `submodule-missing`."""
+    """Signs of tracebacks and of exceptions without one.
+
+    `frame-<package>` for every package in a traceback, `caller-<package>` for the last one above torch (`own`: the
+    user's files) and `slip-<package>` where the exception is one that nobody raises on purpose. `operator-signature`,
+    `class-lacks-attribute`, `symbol-missing`, `own-module-missing`, `submodule-missing` for what an exception says.
+    """
     signs: dict[str, Line] = {}
-    last: str | None = None
     caller = ""
     for line in text.with_any(('file "', "error", "exception")):
         package = _package(line.text)
         if package:
             signs.setdefault(f"frame-{package}", line)
-        if package is not None:
-            last = package or "own"
-            caller = caller if last in _BELOW else last
-        raised = _RAISED.match(line.text) if package is None else None
-        if raised and last:
-            signs.setdefault(f"raised-in-{last}", line)
-            signs.setdefault(f"called-from-{caller}", line)
+        if package is not None and package not in _BELOW:
+            caller = package or "own"
+        raised = _RAISED.match(line.text) if package is None and caller else None
+        if raised:
+            signs.setdefault(f"caller-{caller}", line)
             if raised.group(1) in _UNMEANT:
-                signs.setdefault(f"unmeant-in-{last}", line)
-            last, caller = None, ""
+                signs.setdefault(f"slip-{caller}", line)
+            caller = ""
         if _SIGNATURE.search(line.text):
             signs.setdefault("operator-signature", line)
         if _LACKS.search(line.text):
