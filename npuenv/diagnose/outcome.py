@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import TYPE_CHECKING
 
+from npuenv.diagnose.search import named
 from npuenv.diagnose.tracebacks import traceback_signs
 from npuenv.host.report import typed_command
 
@@ -39,6 +41,12 @@ _NATIVE = re.compile(
     r"error code|aclnn|undefined symbol|core dumped|Segmentation|HCCL|hccl|\bE[A-Z]\d{4}\b|\bE\d{5}\b|ERR\d{5}\b"
     r"|shared object|'_?npu_|result = |aicore|libtorch_npu|\bAcl|\bacl|Inner [Ee]rror|error no|\bdrv"
 )
+# Somebody says that something fails; what only asks whether it would does not say so.
+_COMPLAINS = (
+    "报错", "启动报", "时报", "import 报", "训练报", "超时退出", "失败", "无法", "装不", "起不来", "不了", "出错", "异常退出",
+    "就 OOM", "就OOM", " fails", " failed", "cannot ", "can't ", "can not ", "unable to", "crash", "error:",
+    "doesn't work", "not work", "does not run", "[bug]", "未成功",
+)  # fmt: skip
 # An error that asks for CUDA, or that knows no NPU. Running out of memory and libraries of CUDA have rows of their own.
 _WANTS_CUDA = re.compile(
     r"(?<!lib)(?:cuda|nccl|nvidia|nvml|nvtx)(?!\w*\.so)|\bGPUs? (?:is|are) required|no GPU|PrivateUse1"
@@ -70,6 +78,7 @@ def outcome_signs(text: Text) -> dict[str, Line]:
         signs["ended-well"] = good
     if bad:
         signs["failed"] = bad[0]
+    signs.update(itertools.islice(named(text, "complains", _COMPLAINS), 1))
     wants = next((line for line in bad if _wants_cuda(line.text[:400])), None)
     if wants is not None:
         signs["cuda-wanted"] = wants

@@ -322,7 +322,7 @@ _NPU_WORDS = (
     "torch_npu", "torch-npu", "npu-smi", "vllm_ascend", "vllm-ascend", "Ascend9", "Ascend3", "Ascend-", "/Ascend",
     "Ascend NPU", "Ascend 9", "Ascend 3", "on Ascend", "昇腾", "davinci", "HCCL", "'npu:", " npu:", "\"npu:", "910B",
     "310P", "huawei", "mindspeed", "mindie", "aclnn", "NPU device", "NPU function", "--device npu", "device=npu",
-    "Atlas 800", " npu", "npu ", "(npu",
+    "Atlas 800", " npu", "npu ", "(npu", "在npu", "npu上",
 )  # fmt: skip
 
 
