@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import importlib.util
 import os
 import shutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +18,6 @@ from npuenv.install.locations import default_environment
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
-    from pathlib import Path
 
 # Of the shell that starts the tests: a language, colours, a width. A test that means one of these sets it itself.
 for _name in ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):
@@ -64,13 +66,29 @@ def pytest_xdist_auto_num_workers() -> int:
     return 3 * len(os.sched_getaffinity(0)) // 2
 
 
+def compile_a_part(folder: Path) -> None:
+    """Imports the test modules, each worker from another place on: what one has compiled, the others only load.
+
+    Without this, all of them compile the same module at the same time, in a fresh checkout 15 s of a core each.
+    """
+    files = sorted(folder.rglob("test_*.py"))
+    worker, count = int(os.environ["PYTEST_XDIST_WORKER"][2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    first = len(files) * worker // count
+    for file in files[first:] + files[:first]:
+        # Collecting the module says so again.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(file.with_suffix("").relative_to(folder.parent).parts))
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """What collecting makes stays for the whole run: looking through it for garbage would cost seconds.
 
     Tests leave little garbage in circles, so that looking for it seldom is enough.
     """
     gc.disable()
+    if "PYTEST_XDIST_WORKER" in os.environ and session.config.args == ["tests"]:
+        compile_a_part(Path(__file__).parent)
     result = yield
     gc.freeze()
     gc.set_threshold(50_000)
@@ -88,13 +106,6 @@ def cpu_environment() -> Path:
     if not (CPU_ENVIRONMENT / "bin" / "python").exists():
         pytest.skip("the CPU stack is not installed: npuenv install cpu --yes")
     return CPU_ENVIRONMENT
-
-
-@pytest.fixture(scope="session")
-def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """npuenv's cache for all tests of a run, also of several processes: what depends on npuenv alone is made once."""
-    base = tmp_path_factory.getbasetemp()
-    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "npuenv-cache"
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.slow
 def test_the_language_of_the_shell_that_starts_the_tests_reaches_none_of_them() -> None:
     code = "import runpy, sys; runpy.run_path(sys.argv[1])\n"
     code += "from npuenv.core.messages import language_from_environment as spoken; print(spoken())"

@@ -18,10 +18,12 @@ A skipped location has all the conflicts of one that was evaluated, so neither a
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from npuenv.resolve.candidate import Candidate, candidate_of, choices
 from npuenv.resolve.clash_identity import clash_key, keys_of
+from npuenv.resolve.release_stacks import recipe_named
 from npuenv.resolve.rules import matrix_conflicts, relaxable_by, unmet_requests
 from npuenv.resolve.types import Clash
 
@@ -96,6 +98,17 @@ def find_without(keys: frozenset[str], recipes: Iterable[Recipe], request: Reque
     return None
 
 
+@functools.lru_cache(maxsize=8192)  # why a request fails is found by many requests for the same candidates
+def judged(
+    stack: str, chosen: tuple[tuple[str, str | None], ...], matrix: Matrix
+) -> tuple[Candidate, tuple[Clash, ...]]:
+    """The candidate of a stack with the chosen values, and its conflicts with the matrix."""
+    recipe = recipe_named(stack, matrix)
+    assert recipe is not None
+    candidate = candidate_of(recipe, dict(chosen), matrix)
+    return candidate, tuple(matrix_conflicts(candidate, matrix))
+
+
 class _RecipeSearch:
     """The locations of one recipe reached so far. Only `expand` adds to `queue`."""
 
@@ -110,7 +123,7 @@ class _RecipeSearch:
     def relaxed_fields(self, location: _Location) -> frozenset[str]:
         """The fields of the request that the location does not meet; computed without evaluating the location."""
         if self._always_unmet is None:
-            first = self._candidate(self.queue[0])
+            first, _ = self._judged(self.queue[0])
             clashes = unmet_requests(first, self.request)
             self._always_unmet = frozenset(str(clash.says.args["field"]) for clash in clashes)
         moved = [name for name, at in zip(self.names, location, strict=True) if at]
@@ -119,13 +132,12 @@ class _RecipeSearch:
 
     def evaluate(self, location: _Location) -> tuple[Candidate, list[Clash], list[Clash]]:
         """The candidate at the location, its unmet requests, and its conflicts with the matrix."""
-        candidate = self._candidate(location)
-        unmet = list(unmet_requests(candidate, self.request))
-        return candidate, unmet, list(matrix_conflicts(candidate, self.matrix))
+        candidate, conflicts = self._judged(location)
+        return candidate, list(unmet_requests(candidate, self.request)), list(conflicts)
 
-    def _candidate(self, location: _Location) -> Candidate:
-        chosen = {name: self.choices[name][at] for name, at in zip(self.names, location, strict=True)}
-        return candidate_of(self.recipe, chosen, self.matrix)
+    def _judged(self, location: _Location) -> tuple[Candidate, tuple[Clash, ...]]:
+        chosen = tuple((name, self.choices[name][at]) for name, at in zip(self.names, location, strict=True))
+        return judged(self.recipe.id, chosen, self.matrix)
 
     def expand(self, location: _Location, blocking: list[Clash]) -> None:
         """Queues the neighbours of a location that could remove one of the blocking clashes."""

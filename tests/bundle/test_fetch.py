@@ -377,6 +377,7 @@ fetch_all([Download("big", url, (sha,), int(size))], Path(folder), PipSettings()
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_at_any_time_is_taken_up_by_the_next(server: Server, tmp_path: Path) -> None:
     wanted = server.wanted("big", DATA * 8)
     argv = [sys.executable, "-c", PROGRAM, wanted.url, wanted.sha256[0], str(wanted.size), str(tmp_path)]

@@ -155,6 +155,7 @@ def test_a_lock_whose_file_is_not_offered_any_more_is_refused(shop: Shop, tmp_pa
     assert "tools" in say(caught.value.message)
 
 
+@pytest.mark.slow
 def test_a_file_that_changes_between_question_and_copy_is_refused(shop: Shop, tmp_path: Path) -> None:
     contents = shop.gather()
     (shop.wheels / "tools-0.3-py3-none-any.whl").write_bytes(b"other")
@@ -213,6 +214,7 @@ def test_the_wheel_of_npuenv_is_complete_and_the_same_each_time() -> None:
         assert len(record.splitlines()) == len(names)
 
 
+@pytest.mark.slow
 def test_everything_installs_without_a_network_sources_too(shop: Shop, tmp_path: Path) -> None:
     needs_unshare()
     if tuple(map(int, importlib.metadata.version("setuptools").split(".")[:2])) < (70, 1):

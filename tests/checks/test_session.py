@@ -376,6 +376,6 @@ def test_sources_name_a_document_for_each_range() -> None:
 OTHERS = ("PYTHONPATH", "PYTHONHOME", "LD_PRELOAD", "LD_LIBRARY_PATH", "RANK_TABLE_FILE", "ASCEND_CUSTOM_OPP_PATH")
 
 
-@pytest.mark.parametrize("name", sorted({*ROWS, *OTHERS}))
-def test_every_variable_that_is_read_survives_the_redaction(name: str) -> None:
-    assert name in Redactor().environ({name: "1"})
+def test_every_variable_that_is_read_survives_the_redaction() -> None:
+    names = {*ROWS, *OTHERS}
+    assert names <= Redactor().environ(dict.fromkeys(names, "1")).keys()

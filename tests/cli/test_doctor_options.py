@@ -326,6 +326,7 @@ def test_a_reader_that_goes_away_is_met_in_silence() -> None:
     assert (ran.stdout, ran.stderr) == ("{\n", "")
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_look_with_130_and_one_sentence(slow_tool: SlowTool, bare_python: str) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "npuenv", "doctor", "--lang", "en", "--python", bare_python],
@@ -408,6 +409,7 @@ def test_a_folder_with_a_python_in_it_is_answered_with_that_python(
     assert json.loads(capsys.readouterr().out)["schema"] == "npuenv.doctor/1"  # a broken Python is judged
 
 
+@pytest.mark.slow
 def test_an_empty_report_is_said_to_be_empty(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

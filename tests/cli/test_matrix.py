@@ -40,6 +40,7 @@ def spoil(tables: Path, file: str, old: str, new: str) -> None:
 TWO_RELEASES, BELIEVED = "torch_npu of vllm-ascend 0.11.0rc3 and 0.11.0", "2.7.1; 2.7.1.post1 is on no index"
 
 
+@pytest.mark.slow
 def test_check_names_the_side_that_is_believed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["matrix", "check", "--lang", "en"]) == 0
     said = capsys.readouterr().out
@@ -58,6 +59,7 @@ def test_check_verbose_adds_sources_reasons_and_what_is_settled(capsys: pytest.C
     assert "source: verl-qwen3.5 install guide (2026-02)" in said
 
 
+@pytest.mark.slow
 def test_check_speaks_chinese(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["matrix", "check", "--lang", "zh"]) == 0
     said = capsys.readouterr().out
@@ -85,6 +87,7 @@ def test_check_json_is_one_document_with_ids_of_every_language(capsys: pytest.Ca
     assert {each["standing"] for each in english["found"]} == {"settled", "open"}
 
 
+@pytest.mark.slow
 def test_a_contradiction_that_nobody_wrote_down_is_exit_1(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spoil(tables, "vllm_ascend.toml", 'torch_npu = "2.8.0.post2"', 'torch_npu = "2.8.0.post4"')
     words = ["matrix", "check", "--tables", str(tables)]

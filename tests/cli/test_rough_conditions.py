@@ -267,6 +267,7 @@ def test_a_stopped_smoke_test_leaves_a_folder_that_the_next_one_takes(
     assert "No module named 'torch'" in said and "FAIL" in said
 
 
+@pytest.mark.slow
 def test_two_smoke_tests_do_not_share_a_folder(
     fake_environment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

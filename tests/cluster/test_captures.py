@@ -133,6 +133,7 @@ def test_the_node_stops_when_nobody_waits_any_more(here: Here) -> None:
     assert all(until(partial(is_gone, pid)) for pid in here.processes())
 
 
+@pytest.mark.slow
 def test_ctrl_c_here_leaves_no_tool_behind_there(here: Here, tmp_path: Path) -> None:
     place, inventory = tmp_path / "bin", tmp_path / "hosts"
     place.mkdir()
@@ -224,6 +225,7 @@ def test_a_shell_that_greets_does_not_disturb(here: Here, tmp_path: Path) -> Non
     assert got.failure is None and got.host is not None
 
 
+@pytest.mark.slow
 def test_the_real_doctor_gives_a_real_capture(here: Here) -> None:
     node = Node("here", "here", python=sys.executable)
     (got,) = collect_captures(

@@ -38,6 +38,7 @@ def text(found: ClusterReport, *, is_verbose: bool = False) -> str:
     return cluster.render(found, Page(width=200, is_terminal=False), manner)
 
 
+@pytest.mark.slow
 def test_of_many_nodes_with_one_finding_in_other_words_three_are_told_and_all_are_named() -> None:
     told = text(verdict(64))
     assert [f"value-{number}\n" in told for number in (1, 2, 3, 4, 64)] == [True, True, True, False, False]

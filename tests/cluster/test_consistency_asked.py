@@ -61,6 +61,7 @@ def test_a_problem_outranks_what_could_not_be_told() -> None:
         ([], "agree.ports", 0),
     ],
 )
+@pytest.mark.slow
 def test_nodes_that_do_not_try_each_other_leave_the_question_open(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -88,6 +88,7 @@ def test_a_uniform_cluster_gives_no_alarm(
 
 
 @pytest.mark.parametrize(("count", "apart"), [(24, 1), pytest.param(64, 3, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_of_many_nodes_with_every_trouble_planted_each_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], count: int, apart: int
 ) -> None:
@@ -107,6 +108,7 @@ def test_of_many_nodes_with_every_trouble_planted_each_is_named(
     assert document["agreement"]["summary"]["fail"] == 0, "those that answered agree"
 
 
+@pytest.mark.slow
 def test_the_text_folds_what_is_alike_and_names_what_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -182,6 +184,7 @@ def test_one_node_that_answers_has_nothing_to_agree_with(
 
 
 @pytest.mark.parametrize("old", [["node02"], ["node01", "node02", "node03"]])
+@pytest.mark.slow
 def test_nodes_with_an_old_python_take_part_in_what_is_between_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], old: list[str]
 ) -> None:
@@ -232,6 +235,7 @@ def test_a_node_is_judged_exactly_as_its_capture(
     assert list(json.loads(capsys.readouterr().out)["nodes"]) == ["node01", "node03"]
 
 
+@pytest.mark.slow
 def test_cards_are_counted_against_the_inventory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -356,6 +360,7 @@ def test_options_of_many_nodes_alone_are_refused(tmp_path: Path, capsys: pytest.
     assert main(["doctor", "--from", str(tmp_path)]) == 2
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_no_client_behind_and_what_came_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = Nodes(tmp_path, monkeypatch, 3, {"node02": "hangs"})
     saved = tmp_path / "saved"

@@ -151,6 +151,7 @@ def test_more_nodes_than_may_be_asked_at_once_take_turns(make_world: Any, capsys
     require_in_order(world)
 
 
+@pytest.mark.slow
 def test_what_a_login_shell_says_without_a_line_end_hides_nothing(
     make_world: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

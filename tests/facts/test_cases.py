@@ -64,8 +64,13 @@ def test_every_fact_has_a_known_case_and_another_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("count", [12, pytest.param(40, marks=[pytest.mark.slow, pytest.mark.long])])
-@pytest.mark.parametrize("path", CASES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_broken_answers_never_raise_and_never_turn_into_another_kind_of_value(path: Path, count: int) -> None:
+@pytest.mark.parametrize("name", sorted(FACTS))
+def test_broken_answers_never_raise_and_never_turn_into_another_kind_of_value(name: str, count: int) -> None:
+    for path in (path for path in CASES if path.parent.name == name):
+        _break(path, count)
+
+
+def _break(path: Path, count: int) -> None:
     case = load_file(path)
     chance = random.Random(path.stem)
     for _ in range(count):

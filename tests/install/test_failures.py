@@ -18,10 +18,10 @@ import pytest
 
 from npuenv.core.errors import NpuenvError, StepFailed
 from npuenv.core.messages import Message, say
+from npuenv.core.plan import Condition
 from npuenv.facts.conditions import ask
 from npuenv.host.local import LocalHost
 from npuenv.install.executor import Event, State
-from npuenv.install.plan import Condition
 from npuenv.lock.wheels import write_wheel
 from npuenv.resolve.types import BuildStep, GitSource
 from tests.support.sentences import part, says
@@ -99,6 +99,7 @@ def without_wheel(world: World, name: str) -> None:
     shutil.rmtree(os.environ["UV_CACHE_DIR"])
 
 
+@pytest.mark.slow
 def test_a_wheel_that_is_nowhere_is_named(world: World, former: Path) -> None:
     lock = world.lock()
     without_wheel(world, "tools-0.3-py3-none-any.whl")

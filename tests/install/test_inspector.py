@@ -122,6 +122,7 @@ def test_another_document_in_its_place_is_no_verification(world: World) -> None:
     assert state(world)["verified"] == first["lock"]
 
 
+@pytest.mark.slow
 def test_what_a_verification_said_is_not_about_a_package_that_went_in_later(world: World) -> None:
     plan = world.installed()
     path = world.root / ".npuenv/verified.json"

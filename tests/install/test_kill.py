@@ -44,7 +44,7 @@ from tests.support.waiting import is_gone, until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from npuenv.install.plan import Plan
+    from npuenv.core.plan import Plan
     from tests.install.conftest import World
 
 NUM_KILLS = int(os.environ.get("NPUENV_KILLS", "8"))
@@ -303,6 +303,7 @@ def test_killed_between_two_steps_it_goes_on_there(small_bed: Bed) -> None:
 @pytest.mark.parametrize(
     "kill", [pytest.param(os.kill, id="alone"), pytest.param(os.killpg, id="with its group", marks=pytest.mark.slow)]
 )
+@pytest.mark.slow
 def test_nothing_outlives_an_installation_that_is_killed_and_the_next_one_goes_on(
     small_bed: Bed, tmp_path: Path, kill: Callable[[int, int], None]
 ) -> None:
@@ -388,6 +389,7 @@ def test_a_mending_killed_before_each_of_its_changes_never_hides_the_damage(smal
     assert bed.flaws() == [] and bed.is_complete()
 
 
+@pytest.mark.slow
 def test_a_switch_killed_before_each_of_its_changes_leaves_two_valid_links(tmp_path: Path) -> None:
     first, second, link = tmp_path / "1", tmp_path / "2", tmp_path / "current"
     for folder in (first, second):
@@ -414,6 +416,7 @@ def test_a_switch_killed_before_each_of_its_changes_leaves_two_valid_links(tmp_p
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "current", "inspector.py", "previous"]
 
 
+@pytest.mark.slow
 def test_a_file_altered_in_the_cache_is_thrown_away_there_and_the_installation_gets_through(small_bed: Bed) -> None:
     bed = small_bed
     for path in bed.cache.glob("archive-v0/*/numbers_b/__init__.py"):

@@ -70,6 +70,7 @@ def out_of_reach(product: Product, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("is_reachable", [True, False])
+@pytest.mark.slow
 def test_the_same_set_in_a_lock_that_was_written_anew_is_the_same_environment(
     product: Product, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_reachable: bool
 ) -> None:
@@ -293,6 +294,7 @@ def test_nothing_is_put_into_an_environment_of_npuenvs_own(product: Product, by_
     assert product.run("env", "remove", "tiny", "--yes")[0] == 0
 
 
+@pytest.mark.slow
 def test_a_part_of_the_plan_does_not_say_that_the_environment_is_complete(product: Product) -> None:
     product.release()
     new = product.home / product.lock.hash

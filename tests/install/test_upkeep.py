@@ -360,6 +360,7 @@ def test_a_narrow_terminal_breaks_no_word_of_the_list_and_a_wide_one_shows_a_tab
     assert "用途: 已启用\n状态: 完整\n" in shown
 
 
+@pytest.mark.slow
 def test_a_repair_mends_what_was_altered_in_an_environment_of_the_users_and_nothing_else(
     product: Product, tmp_path: Path
 ) -> None:

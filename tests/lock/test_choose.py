@@ -57,6 +57,7 @@ def test_what_was_named_is_what_is_taken(request_: Request, tmp_path: Path) -> N
     assert chosen(request_, tmp_path) == resolve(request_, MATRIX)
 
 
+@pytest.mark.slow
 def test_where_no_lock_is_complete_the_preferred_stack_stays(tmp_path: Path) -> None:
     request = Request(framework="verl", arch="x86_64", hardware="a2", cann="9.1.0")
     assert chosen(request, tmp_path) == resolve(request, MATRIX)

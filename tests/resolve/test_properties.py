@@ -213,6 +213,7 @@ def test_a_conflict_is_explained_without_judging_most_of_the_ways(monkeypatch: p
         return matrix_conflicts(candidate, matrix)
 
     monkeypatch.setattr(search, "matrix_conflicts", judge)
+    search.judged.cache_clear()
     assert conflict_of(request).clashes
     assert 0 < len(ways) < 600 < sum(1 for _ in every_way(request))
 

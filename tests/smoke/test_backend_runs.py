@@ -194,6 +194,7 @@ def test_a_silent_run_is_ended_with_everything_it_started(tmp_path: Path, capsys
     assert until(lambda: is_gone(daemon))
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_run_and_leaves_the_daemons_of_others(tmp_path: Path) -> None:
     target = make_target(
         tmp_path / "target", "verl", (BEFORE,), after="(here / 'pid').write_text(str(os.getpid()))\ntime.sleep(900)"

@@ -39,6 +39,7 @@ def table(*words: str) -> list[tuple[str, str]]:
     return [(line.split()[0], line) for line in lines]
 
 
+@pytest.mark.slow
 def test_each_fault_changes_one_place_of_the_source(tmp_path: Path) -> None:
     for fault in FAULTS:
         source = (plant(fault, tmp_path / fault["id"]) / "trainer" / fault["file"]).read_text("utf-8")

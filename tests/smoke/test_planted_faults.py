@@ -72,7 +72,20 @@ def judged(out: Path, *words: str) -> tuple[Finding, ...]:
     return judge(records, exit_code=code)
 
 
-@pytest.mark.parametrize(("words", "key", "args"), FAULTS, ids=[words for words, _, _ in FAULTS])
+# One of each part of a step; the others in `.ci/run`.
+QUICK = {
+    "fault=lr-zero",
+    "fault=shuffled-reward",
+    "fault=zero-advantage",
+    "fault=mask-off-by-one",
+    "fault=stale-sampler",
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "args"),
+    [pytest.param(*row, id=row[0], marks=[] if row[0] in QUICK else pytest.mark.slow) for row in FAULTS],
+)
 def test_a_planted_fault_is_named_by_the_first_sentence(
     words: str, key: str, args: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -105,12 +118,14 @@ def test_a_planted_fault_of_another_process_is_named_too(
     test_a_planted_fault_is_named_by_the_first_sentence(f"generators=1 steps=4 {words}", key, {}, tmp_path)
 
 
+@pytest.mark.slow
 def test_without_a_fault_two_steps_are_too_few_to_tell_and_nothing_else_is_wrong(tmp_path: Path) -> None:
     found = judged(tmp_path)
     assert verdict(found) == "unknown"
     assert {each.says.key for each in found if each.status.value in ("fail", "unknown", "warn")} == {"smoke.too-little"}
 
 
+@pytest.mark.slow
 def test_a_stale_sampler_is_not_also_called_a_corrupt_checkpoint(tmp_path: Path) -> None:
     keys = {each.check: each.says.key for each in judged(tmp_path, "fault=stale-sampler", "steps=4")}
     assert keys["training.checkpoint-exact"] == "smoke.next-step-after-sampler-weights"

@@ -70,6 +70,7 @@ def test_a_run_that_says_nothing_of_a_stack_on_cards_has_no_record(
     assert caught.value.message.key == key
 
 
+@pytest.mark.slow
 def test_a_published_record_becomes_a_row_of_the_table_by_patch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

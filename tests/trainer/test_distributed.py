@@ -132,6 +132,7 @@ def test_a_killed_rank_is_named_and_the_others_do_not_hang(tmp_path: Path) -> No
     assert (found["rank"], found["code"], found["reason"]) == (1, -9, str(RankExit(1, -signal.SIGKILL)))
 
 
+@pytest.mark.slow
 def test_a_rank_with_other_weights_is_found_in_the_step_where_it_differs(tmp_path: Path) -> None:
     found = only(run_ranks(tmp_path, "steps=4", "fault=rank-differs"), kind="stage", name="ranks-agree")
     assert (found["passed"], found["first_step"], found["ranks"]) == (False, 2, [1])

@@ -85,6 +85,7 @@ def test_every_batch_but_the_first_was_drawn_with_the_weights_of_before_the_last
     assert difference(made.learner.state(), plain.learner.state()) is not None
 
 
+@pytest.mark.slow
 def test_records_tell_how_far_behind_answers_were_and_who_waited(tmp_path: Path) -> None:
     steps = [each for each in run(tmp_path, AHEAD, trainer_of()) if each["kind"] == "step"]
     assert [each["generators/lag"] for each in steps] == [0, 1, 1, 1, 1]
@@ -133,6 +134,7 @@ def test_generation_runs_while_the_learner_learns() -> None:
     assert made.prefetch is not None and made.prefetch.ready is not None
 
 
+@pytest.mark.slow
 def test_groups_that_are_drawn_again_are_of_the_same_weights() -> None:
     config = changed(AHEAD, dynamic_sampling=True, reward="exact", prompts_per_step=4, rollouts_per_prompt=2, steps=3)
     made = trainer_of(config)
@@ -144,6 +146,7 @@ def test_groups_that_are_drawn_again_are_of_the_same_weights() -> None:
 # Going on.
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_from_any_step_makes_the_same_bits(tmp_path: Path) -> None:
     live = trainer_of()
     states = []

@@ -284,6 +284,7 @@ def test_fine_tuning_is_a_run_too(scene: Path, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err.startswith("trainer: sft needs train_files=")
 
 
+@pytest.mark.slow
 def test_of_epochs_and_steps_the_fewer_end_a_run_which_does_not_go_on_behind_its_end(
     scene: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -342,6 +343,7 @@ def test_a_full_disk_ends_the_run_with_one_line(scene: Path) -> None:
     assert re.fullmatch(rf"trainer: [^\n]*: \[Errno 28\] {os.strerror(errno.ENOSPC)}\n", said)
 
 
+@pytest.mark.slow
 def test_a_run_that_breaks_leaves_the_reason_in_its_last_record(scene: Path) -> None:
     (scene / "out").mkdir()
     (scene / "out" / "checkpoint").write_text("a file where the folder should go")

@@ -93,6 +93,7 @@ def test_the_run_is_to_the_bit_that_of_a_learner_with_a_reference_of_its_own(set
     assert difference(learnt(state_of(there, last)), learnt(state_of(here, last))) is None
 
 
+@pytest.mark.slow
 def test_without_a_divergence_there_is_no_reference_anywhere() -> None:
     crew = Crew(changed(THERE, kl_coef=0.0))
     turn = turns(trainer_of(crew.config, crew))[-1]
@@ -102,6 +103,7 @@ def test_without_a_divergence_there_is_no_reference_anywhere() -> None:
         crew.started[0].server.reference_logprobs([])
 
 
+@pytest.mark.slow
 def test_a_learner_whose_generators_have_said_nothing_does_not_go_on_without() -> None:
     made = trainer_of()
     rollouts = make_rollouts(made)
@@ -109,6 +111,7 @@ def test_a_learner_whose_generators_have_said_nothing_does_not_go_on_without() -
         made.learner.forward_only(made.pack(rollouts.groups, rollouts.rewards_PG))
 
 
+@pytest.mark.slow
 def test_each_rank_asks_its_own_generators_about_its_own_rollouts() -> None:
     config = changed(THERE, prompts_per_step=4, ranks=2)
 
@@ -164,6 +167,7 @@ def test_the_learner_holds_one_model_fewer(settings: dict[str, Any]) -> None:
 # Records.
 
 
+@pytest.mark.slow
 def test_records_tell_its_time_and_its_operations_and_the_checkpoint_passes(tmp_path: Path) -> None:
     for settings in ({}, AHEAD):
         config = changed(THERE, **settings)
@@ -374,6 +378,7 @@ def nan(found: ReferenceLogProbs) -> ReferenceLogProbs:
 
 
 @pytest.mark.parametrize("settings", [pytest.param({}, id="on", marks=pytest.mark.slow), pytest.param(AHEAD, id="off")])
+@pytest.mark.slow
 def test_generators_that_are_lost_over_their_references_change_no_bit(settings: dict[str, Any]) -> None:
     config = changed(THERE, generators=2, **settings)
     crew = Crew(config, spoils_of_reference={0: [killed], 1: [nan]})
@@ -384,6 +389,7 @@ def test_generators_that_are_lost_over_their_references_change_no_bit(settings: 
 
 
 @pytest.mark.parametrize("settings", [{}, AHEAD], ids=["on", "off"])
+@pytest.mark.slow
 def test_garbage_from_every_reference_ends_the_run_with_its_cause(tmp_path: Path, settings: dict[str, Any]) -> None:
     config = changed(THERE, **settings)
     trainer = trainer_of(config, Crew(config, spoils_of_reference={0: [nan] * 9}))

@@ -72,7 +72,13 @@ def rewards_of(trainer: Trainer) -> torch.Tensor:
 # The end of a run.
 
 
-@pytest.mark.parametrize("kind", [{}, {"epochs": 9, "prompts_per_step": 4}], ids=["random prompts", "epochs"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param({}, id="random prompts"),
+        pytest.param({"epochs": 9, "prompts_per_step": 4}, id="epochs", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_that_a_reward_ends_saves_first_and_goes_on_as_if_it_had_not(
     tmp_path: Path, kind: dict[str, Any]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping  # noqa: TC003 - the loader reads these annotations at run time
 from dataclasses import dataclass
@@ -70,10 +71,14 @@ class VllmAscend(Row):
 
     def requirement(self, name: str) -> str:
         """The specifier that it puts on a package outside of extras, like `==2.8.0`; "" for none."""
-        for text in self.requires:
-            if versions.requirement_name(text) == name and "extra ==" not in text:
-                return versions.requirement_spec(text)
-        return ""
+        return _specifiers(self.requires).get(name, "")
+
+
+@functools.cache
+def _specifiers(requires: tuple[str, ...]) -> dict[str, str]:
+    """What each requirement outside of extras puts on its package; the first one counts."""
+    always = [text for text in requires if "extra ==" not in text]
+    return {versions.requirement_name(text): versions.requirement_spec(text) for text in reversed(always)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,6 +122,7 @@ def test_real_numpy_alone_raises_no_alarm(healthy: Callable[..., Seen]) -> None:
     assert seen.troubles == {}
 
 
+@pytest.mark.slow
 def test_a_broken_environment_is_told_as_text_by_a_process_of_its_own(bases: Bases, tmp_path: Path) -> None:
     bench = bases.copy("small", tmp_path)
     BREAKS["torch_libraries_deleted"](bench)

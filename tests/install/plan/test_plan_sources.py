@@ -28,7 +28,7 @@ from tests.install.plan.plan_cases import NPU, carry_out, planned, runs, stack_a
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npuenv.install.plan import Step
+    from npuenv.core.plan import Step
 
 ITEM = BuildStep("verl", "git", ("verl",), replace(stack_and_lock("cpu", "x86_64")[0].order[0].why))
 
@@ -162,6 +162,7 @@ def archive_of(folder: Path, path: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_an_archive_stands_in_for_the_repository_and_another_archive_is_another_source(tmp_path: Path) -> None:
     root, path = tmp_path / "env", tmp_path / "verl.tar.gz"
 

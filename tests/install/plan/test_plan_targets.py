@@ -27,7 +27,7 @@ from tests.support.sentences import says, sentence
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npuenv.install.plan import Plan
+    from npuenv.core.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("own_uv")
 
@@ -177,6 +177,7 @@ def test_a_package_without_its_metadata_is_present_all_the_same(tmp_path: Path) 
     assert found == {"torch-npu", "six"}
 
 
+@pytest.mark.slow
 def test_what_an_installation_replaces_in_an_environment_of_the_users_is_told_before(
     tmp_path: Path, wheels: Path
 ) -> None:

@@ -31,6 +31,7 @@ def take(optimizer: Optimizer, *gradients: float) -> list[float]:
     return norms
 
 
+@pytest.mark.slow
 def test_a_step_is_that_of_adamw_on_the_bounded_gradient_of_what_learns() -> None:
     made, other = model(), model()
     optimizer, before = Optimizer.start(made.named_parameters(), weight_decay=0.1), made.bias.clone()

@@ -125,6 +125,7 @@ def test_a_childs_reference_says_what_one_here_says_and_stays_when_weights_come(
         assert all(torch.equal(one, other) for one, other in zip(found.logprobs, wanted.logprobs, strict=True))
 
 
+@pytest.mark.slow
 def test_a_child_leaves_an_interrupt_to_the_process_that_started_it(child: ProcessGenerator) -> None:
     """One that comes before it is up, too, when it cannot ignore anything: it did when `child` was made."""
     asked = replace(SEEDED, seeds=(1,))
@@ -245,6 +246,7 @@ def test_shared_memory_is_seen_by_its_place_and_unknown_memory_has_none() -> Non
     assert int(second.sum()) == 45_000
 
 
+@pytest.mark.slow
 def test_a_killed_child_is_replaced_and_the_answers_are_those_of_a_whole_crew(tmp_path: Path) -> None:
     crew = pool(order(changed(FLAT, generator_timeout_s=LIMIT_S)), (4, 5), logs=tmp_path, begin=forked)
     engine, whole = remote.over(crew, order(), seed=3), Crew().engine(2)

@@ -93,6 +93,7 @@ def test_the_same_micro_batches_give_the_bits_of_the_learners_own(dtype: str, ro
 @pytest.mark.parametrize(
     ("dtype", "limit"), [pytest.param("float32", 5e-6, marks=pytest.mark.slow), ("float64", 1e-14)]
 )
+@pytest.mark.slow
 def test_other_micro_batches_round_otherwise_and_no_more(dtype: str, limit: float) -> None:
     """The largest differences measured are 4.8e-7 and 8.9e-16, of log-probabilities near -3.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
+import pytest
 import torch
 
 from tests.trainer.model_cases import EVEN, UNEVEN, batch_of
@@ -73,6 +74,7 @@ def test_its_state_brings_it_back() -> None:
     assert torch.equal(other.values(batch), expected)
 
 
+@pytest.mark.slow
 def test_in_bfloat16_many_micro_batches_cost_no_precision() -> None:
     """Measured with 90 rows: 0.003 off in one pass and one by one; added up in bfloat16 these were 0.02 off."""
     small = batch_of(*UNEVEN)

@@ -199,6 +199,7 @@ def test_ray_is_made_of_a_launchers_nodes_only_where_none_is_named(monkeypatch: 
 
 
 @pytest.mark.usefixtures("second_of_two")
+@pytest.mark.slow
 def test_a_node_that_lends_itself_leaves_the_folder_of_the_run_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -161,6 +161,7 @@ def test_an_address_that_nothing_answers_at_is_told_at_once() -> None:
     assert answers("banana", 1.0) == "'banana' is no HOST:PORT"
 
 
+@pytest.mark.slow
 def test_a_run_without_cards_imports_neither_ray_nor_what_places_it(plain_run: PlainRun) -> None:
     assert "trainer.loop" in plain_run.imported
     assert [each for each in plain_run.imported if each.split(".")[0] == "ray"] == []

@@ -149,6 +149,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_while_it_saves_leaves_the_last_whole_checkpoint(tmp_path: Path) -> None:
     for turn in range(2):
         folder = tmp_path / str(turn)

@@ -37,7 +37,14 @@ def same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
     return difference(dict(left), dict(right)) is None
 
 
-@pytest.mark.parametrize("more", [(), ("dtype=bfloat16",), LORA], ids=["whole", "bfloat16", "lora"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param((), id="whole"),
+        pytest.param(("dtype=bfloat16",), id="bfloat16", marks=pytest.mark.slow),
+        pytest.param(LORA, id="lora", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_leaves_its_model_and_a_checkpoint_makes_the_same(
     tmp_path: Path, more: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:

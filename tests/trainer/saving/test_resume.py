@@ -46,6 +46,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
     name: {key: value for kind in name.split(", ") for key, value in KINDS[kind].items()}
     for name in ("mini batches, adaptive KL, noise", "dynamic sampling, adapters", "a critic, bfloat16", "episodes")
 }
+QUICK = ("mini batches, adaptive KL, noise", "dynamic sampling, adapters")
 
 
 @dataclass(slots=True)
@@ -85,7 +86,8 @@ def told(out: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "kind", [*TOGETHER, *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind not in TOGETHER)]
+    "kind",
+    [*QUICK, *(pytest.param(kind, marks=pytest.mark.slow) for kind in {**TOGETHER, **KINDS} if kind not in QUICK)],
 )
 def test_a_run_that_is_stopped_twice_ends_with_the_bits_and_numbers_of_one_that_is_not(
     tmp_path: Path, kind: str
@@ -105,6 +107,7 @@ def test_a_run_that_is_stopped_twice_ends_with_the_bits_and_numbers_of_one_that_
     assert only(read(tmp_path / "parts"), kind="stage", name="checkpoint")["passed"] is True
 
 
+@pytest.mark.slow
 def test_the_first_step_and_the_last_are_places_to_go_on_from(tmp_path: Path) -> None:
     config = changed(SMALL, steps=3)
     whole = go(tmp_path / "whole", config)
@@ -120,6 +123,7 @@ TINY_WORDS = ["layers=1", "hidden=16", "intermediate=24", "prompts_per_step=2", 
 WORDS = [*TINY_WORDS, "device=cpu", "steps=4", "save_every=1", "mini_batches=1"]
 
 
+@pytest.mark.slow
 def test_a_killed_process_goes_on_behind_its_last_checkpoint_and_drops_what_it_wrote_later(tmp_path: Path) -> None:
     whole, out = tmp_path / "whole", tmp_path / "out"
     assert entry.main(["--out", str(whole), *WORDS]) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 
 from tests.trainer.trainer_cases import CPU, TINY, changed, only, run
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    import pytest
 
 SMALL = changed(TINY, steps=3, prompts_per_step=4, mini_batches=2, layers=1)
 
@@ -37,6 +37,7 @@ def test_a_healthy_run_passes_every_question(tmp_path: Path) -> None:
     assert validation["samples_differ"] == 0
 
 
+@pytest.mark.slow
 def test_it_changes_nothing_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked = build_trainer(SMALL, CPU, seed=0)
     run(tmp_path / "looked", SMALL, looked)

@@ -103,6 +103,7 @@ def test_a_look_asks_the_same_prompts_each_time_and_none_that_is_held_out(
     assert not set(asked[0]) & {each.text for each in trainer.task.heldout}
 
 
+@pytest.mark.slow
 def test_ranks_look_at_a_part_each_and_end_together() -> None:
     config = changed(LEARNS, warm_start_lr=5e-3)
 

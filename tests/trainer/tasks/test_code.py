@@ -117,6 +117,7 @@ def test_cheating_scores_nothing(source: str) -> None:
 
 
 @boxed
+@pytest.mark.slow
 def test_the_reward_setting_pays_for_all_tests_or_for_each(tmp_path: Path) -> None:
     named = files(tmp_path, [row("double", PRINTED)], [row("pair", NAMED)])
     half = said("```python\nprint(2)\n```")

@@ -20,6 +20,7 @@ needs_it = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, r
 
 
 @needs_it
+@pytest.mark.slow
 def test_the_task_pays_for_answers_by_value(tmp_path: Path) -> None:
     right = [
         ("so \\boxed{\\frac{1}{2}}", "0.5"),
