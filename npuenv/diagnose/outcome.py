@@ -43,8 +43,8 @@ _NATIVE = re.compile(
 )
 # Somebody says that something fails; what only asks whether it would does not say so.
 _COMPLAINS = (
-    "报错", "启动报", "时报", "import 报", "训练报", "超时退出", "失败", "无法", "装不", "起不来", "不了", "出错", "异常退出",
-    "就 OOM", "就OOM", " fails", " failed", "cannot ", "can't ", "can not ", "unable to", "crash", "error:",
+    "报错", "启动报", "时报", "import 报", "训练报", "超时退出", "失败", "无法", "装不", "起不来", "不了", "出错",
+    "异常退出", "就 OOM", "就OOM", " fails", " failed", "cannot ", "can't ", "can not ", "unable to", "crash", "error:",
     "doesn't work", "not work", "does not run", "[bug]", "未成功",
 )  # fmt: skip
 # An error that asks for CUDA, or that knows no NPU. Running out of memory and libraries of CUDA have rows of their own.
