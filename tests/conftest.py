@@ -109,13 +109,6 @@ def cpu_environment() -> Path:
 
 
 @pytest.fixture(scope="session")
-def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """npuenv's cache for all tests of a run, also of several processes: what depends on npuenv alone is made once."""
-    base = tmp_path_factory.getbasetemp()
-    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "npuenv-cache"
-
-
-@pytest.fixture(scope="session")
 def _pythons(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What uv knows of the Pythons of this machine."""
     return tmp_path_factory.mktemp("pythons")

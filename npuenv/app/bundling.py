@@ -104,7 +104,7 @@ def _open_request(request: Request, options: BundleOptions, progress: Progress) 
     given, left_out = check_sources(stack, options.given, options.left_out)
     if options.python_archive:
         check_python_archive(options.python_archive, stack.platform)
-    check_cann_files(options.cann_files, stack, load_matrix())
+    check_cann_files(resolver.host, options.cann_files, stack)
     return BundleRequest(stack, lock, resolver, request, replace(options, given=given, left_out=left_out))
 
 

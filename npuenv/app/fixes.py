@@ -13,14 +13,14 @@ from npuenv.app import checkup
 from npuenv.app.examine import DoctorResult, recording, require_python
 from npuenv.app.job import Progress
 from npuenv.checks import Status
-from npuenv.core.errors import BadInput, ExitCode, StepFailed
+from npuenv.core.errors import ExitCode, StepFailed
 from npuenv.core.messages import Message, say
 from npuenv.core.plan import Plan
 from npuenv.facts.pip import UvSettings
 from npuenv.host.local import LocalHost
 from npuenv.host.recorded import load_capture
 from npuenv.host.sourced_env import sourced
-from npuenv.host.writing import write_whole
+from npuenv.host.writing import cannot_save, write_whole
 from npuenv.install.executor import Event, Session, execute, unmet
 from npuenv.install.locations import data_folder
 from npuenv.install.plan.fix import SESSION_STEP, FixContext, FixPlan, plan_fixes, undo_script
@@ -198,5 +198,4 @@ class _FixRun:
             never, head = (say(Message(f"fix.{name}"), self._options.lang) for name in ("plan-once", "undo-head"))
             write_whole(str(self.undo), undo_script(fixes, begun, head=head, never=never), 0o755)
         except OSError as error:
-            args = {"path": str(self.undo), "reason": error.strerror or str(error)}
-            raise BadInput(Message("cli.cannot-save", args), Message("cli.cannot-save-hint")) from error
+            raise cannot_save(self.undo, error) from error

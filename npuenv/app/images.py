@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -13,12 +14,12 @@ from npuenv.matrix import load_matrix
 from npuenv.render import docker, upstream
 from npuenv.render.base import unpinned
 from npuenv.render.container.description import ContainerOptions, describe
-from npuenv.render.container.writing import FORMS, changed_files, render_container, write_files
-from npuenv.render.folder import write_folders
-from npuenv.render.image_files import DOCTOR
+from npuenv.render.container.formats import FORMS, render_container
+from npuenv.render.image_files import DOCTOR, IMAGE_FILES
+from npuenv.render.writing import changed_files, write_files
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
     from npuenv.core.messages import Message
@@ -28,6 +29,7 @@ DOCKERFILE = "dockerfile"
 FORMATS = (DOCKERFILE, *FORMS)
 ROOT = "root"
 _ARCHITECTURES = ("x86_64", "aarch64")
+_OF_IMAGE = re.compile(rf"{'|'.join(map(re.escape, (*IMAGE_FILES, DOCTOR)))}|requirements\.[^/]+\.txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +46,39 @@ class ImageOptions:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """Files by their path below the parent folder: those of the image, and those that run its container."""
+    """Files by name: those of the image, and those that run its container, in a folder each."""
 
     image: Mapping[str, str | bytes]
+    image_folder: str
     container: Mapping[str, str]
     folder: str  # of those that run the container
     notes: tuple[Message, ...]  # what of the image is not pinned
 
     @property
     def names(self) -> list[str]:
-        """The paths of all files."""
-        return [*self.image, *(f"{self.folder}/{name}" for name in self.container)]
+        """The paths of all files below the parent folder."""
+        image = [f"{self.image_folder}/{name}" for name in self.image]
+        return [*image, *(f"{self.folder}/{name}" for name in self.container)]
 
     def write(self, out: Path, *, is_forced: bool = False) -> list[Path]:
-        """Writes what differs below `out`; the paths. Raises BadInput for foreign files that are in the way."""
-        if self.container:
-            changed_files(self.container, out / self.folder, is_forced=is_forced)  # before the image is replaced
-        written = list(write_folders(self.image, out, is_forced=is_forced)) if self.image else []
-        if self.container:
-            written += write_files(self.container, out / self.folder, is_forced=is_forced)
-        return written
+        """Writes what differs below `out`; the image's folder where it changed, and the run files.
+
+        Raises BadInput for files that are in the way, before the first is written.
+        """
+        image, container = out / self.image_folder, out / self.folder
+        changed_files(self.container, container, is_forced=is_forced)
+        stale = _stale_files(image, self.image) if self.image else []
+        is_new = bool(write_files(self.image, image, is_forced=is_forced, stale=stale) or stale)
+        run_files = write_files(self.container, container, is_forced=is_forced)
+        return [*([image] if is_new else []), *(container / name for name in run_files)]
+
+
+def _stale_files(folder: Path, files: Collection[str]) -> list[str]:
+    """What an earlier rendering left in an image's folder beside the files of this one."""
+    dockerfile = folder / "Dockerfile"
+    if not dockerfile.is_file() or not dockerfile.read_bytes().startswith(docker.MARK.encode()):
+        return []
+    return sorted(each.name for each in folder.iterdir() if _OF_IMAGE.fullmatch(each.name) and each.name not in files)
 
 
 def render_docker(request: Request, options: ImageOptions | None = None, progress: Progress = SILENT) -> Rendered:
@@ -73,14 +88,13 @@ def render_docker(request: Request, options: ImageOptions | None = None, progres
     resolved = [resolution.resolve(replace(request, arch=arch)) for arch in wanted]
     stacks = {stack.platform.arch: stack for stack in resolved}
     first, matrix = resolved[0], load_matrix()
-    image: dict[str, str | bytes] = {}
-    if DOCKERFILE in options.formats:
-        image = _image(stacks, options, progress)
+    image = _image(stacks, options, progress) if DOCKERFILE in options.formats else {}
     container, folder = {}, ""
     if formats := [name for name in options.formats if name != DOCKERFILE]:
         about = describe(first, options.container, matrix, is_image_root=options.user == ROOT if image else None)
         container, folder = render_container(about, formats, lang=options.lang), f"{about.title}.run"
-    return Rendered(image, container, folder, tuple(unpinned(first, options.digest)) if image else ())
+    notes = tuple(unpinned(first, options.digest)) if image else ()
+    return Rendered(image, docker.folder_name(first), container, folder, notes)
 
 
 def _image(stacks: dict[str, Stack], options: ImageOptions, progress: Progress) -> dict[str, str | bytes]:
@@ -94,8 +108,8 @@ def _image(stacks: dict[str, Stack], options: ImageOptions, progress: Progress) 
         user=options.user,
         has_doctor=options.has_doctor,
     )
-    doctor = {f"{next(iter(texts)).partition('/')[0]}/{DOCTOR}": content()} if options.has_doctor else {}
-    return {**texts, **doctor}
+    files: dict[str, str | bytes] = {path.partition("/")[2]: text for path, text in texts.items()}
+    return files | ({DOCTOR: content()} if options.has_doctor else {})
 
 
 def compare_image(request: Request) -> tuple[Stack, upstream.Comparison]:

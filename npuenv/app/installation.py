@@ -104,9 +104,9 @@ def open_request(request: Request, options: InstallOptions, progress: Progress) 
     """The stack and its lock: resolved and locked here, or as the bundle has them, unpacked while the block runs."""
     resolver = locks.this_resolver(progress)
     if options.bundle is None:
-        request = resolution.for_this_machine(request)
+        asked, request = request, resolution.for_this_machine(request)
         stack = with_found_cann(resolver.host, resolution.resolve(request))
-        for note in resolution.basis_of(request, stack):
+        for note in resolution.basis_of(request, stack, asked):
             progress.note(note)
         if options.lock:
             # An environment's own lock also says where what it built came from.

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from npuenv.bundle.reader import Bundle
     from npuenv.core.errors import NothingFits
     from npuenv.core.messages import Message
+    from npuenv.core.plan import Plan, Step
     from npuenv.install.environments import Change
     from npuenv.install.executor import Event, Outcome
     from npuenv.install.locations import Target
-    from npuenv.install.plan import Plan, Step
     from npuenv.lock import Lock
 
 

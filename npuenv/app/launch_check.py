@@ -13,6 +13,7 @@ from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.facts.python.interpreter import interpreter
 from npuenv.host.local import LocalHost
+from npuenv.host.writing import cannot_save
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import defaults_of
 from npuenv.preflight.checkout import find_checkout
@@ -65,8 +66,8 @@ def preflight(words: Sequence[str], options: PreflightOptions | None = None) -> 
     options = options or PreflightOptions()
     options.validate()
     known = _known(options)
-    if known.framework != "roll":
-        known = replace(known, checkout=find_checkout(_folders_around(words)))
+    checkout = find_checkout(_folders_around(words)) if known.framework != "roll" else None
+    known = replace(known, checkout=checkout)
     reading = read_file(Path(words[0]), known) if len(words) == 1 else read_words(words, known)
     to = _path_of_copy(reading, options) if options.is_fixing else None
     readings = all_of(reading, known)
@@ -80,7 +81,10 @@ def preflight(words: Sequence[str], options: PreflightOptions | None = None) -> 
     if fixed is not None and written:
         _write(Path(written), fixed.after, like=reading.path)
     others = tuple(each.launch for each in readings[1:])
-    return PreflightResult(reading.launch, reading.path, problems, reading.notes, others, fixed, written)
+    launch, notes = reading.launch, reading.notes
+    if checkout and checkout.damage and launch.framework == "verl" and launch.release is None:
+        notes = (checkout.damage, *notes)
+    return PreflightResult(launch, reading.path, problems, notes, others, fixed, written)
 
 
 def _folders_around(words: Sequence[str]) -> tuple[Path, ...]:
@@ -186,5 +190,4 @@ def _write(path: Path, text: str, *, like: str) -> None:
         if like:
             shutil.copymode(like, path)
     except OSError as error:
-        args = {"path": str(path), "reason": error.strerror or str(error)}
-        raise BadInput(Message("cli.cannot-save", args), Message("cli.cannot-save-hint")) from error
+        raise cannot_save(path, error) from error

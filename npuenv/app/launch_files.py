@@ -15,6 +15,7 @@ from npuenv.render.launch.job import unknown
 from npuenv.render.launch.ray import FILES
 from npuenv.render.launch.releases import refuse_contradiction
 from npuenv.render.launch.roll_recipe import release_of
+from npuenv.render.writing import write_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
     from npuenv.render.launch.generate import Launch
     from npuenv.resolve.types import Request
-
-_SCRIPT_MODE, _FILE_MODE = 0o755, 0o644
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,23 +99,8 @@ def _with_release(request: Request, framework: str, release: str) -> tuple[Reque
 
 def write_launch(files: Mapping[str, str], out: Path, *, is_forced: bool = False) -> Written:
     """Writes what differs into a folder, scripts executable. Raises BadInput for files in the way, before writing."""
-    try:
-        changed = {name: text for name, text in files.items() if not _holds(out / name, text)}
-        stale = [name for name in FILES if name not in files and _is_ours(out / name)]
-        taken = [*(name for name in changed if (out / name).exists() or (out / name).is_symlink()), *stale]
-        if taken and not is_forced:
-            args = {"folder": str(out), "files": tuple(taken)}
-            raise BadInput(Message("launch_roll.exists", args), Message("launch_roll.exists-hint"))
-        out.mkdir(parents=True, exist_ok=True)
-        for name, text in changed.items():
-            (out / name).write_bytes(text.encode())
-            (out / name).chmod(_SCRIPT_MODE if name.endswith(".sh") else _FILE_MODE)
-        for name in stale:
-            (out / name).unlink()
-    except OSError as error:
-        args = {"path": str(error.filename or out), "reason": error.strerror or str(error)}
-        raise BadInput(Message("render.cannot-write", args), Message("render.cannot-write-hint")) from error
-    return Written(tuple(changed), tuple(stale))
+    stale = tuple(name for name in FILES if name not in files and _is_ours(out / name))
+    return Written(write_files(files, out, is_forced=is_forced, stale=stale), stale)
 
 
 def _is_ours(path: Path) -> bool:
@@ -125,7 +109,3 @@ def _is_ours(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         return b"\n# npuenv " in file.read(200)
-
-
-def _holds(path: Path, text: str) -> bool:
-    return path.is_file() and path.read_bytes() == text.encode()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from npuenv.lock import Lock
     from npuenv.lock.consistent import Inconsistency
-    from npuenv.lock.make import Resolver
+    from npuenv.lock.uv import Resolver
     from npuenv.resolve.types import Request, Stack
 
 
@@ -53,7 +53,8 @@ def this_resolver(progress: Progress, *, is_offline: bool = False) -> Resolver:
     """uv with the indexes of the tables and the settings that the user made for pip on this machine."""
     from npuenv.facts.pip import pip_settings
     from npuenv.host.local import LocalHost
-    from npuenv.lock.make import Resolver, find_uv
+    from npuenv.lock.make import find_uv
+    from npuenv.lock.uv import Resolver
     from npuenv.matrix import load_matrix
 
     host = LocalHost()
@@ -90,9 +91,9 @@ def lock_request(request: Request, options: LockOptions | None = None, progress:
     """
     options = options or LockOptions()
     resolver = this_resolver(progress, is_offline=options.is_offline)
-    request = for_this_machine(request)
+    asked, request = request, for_this_machine(request)
     stack = resolve(request)
-    for note in basis_of(request, stack):
+    for note in basis_of(request, stack, asked):
         progress.note(note)
     if not options.renew:
         found = lock(stack, resolver, fill=options.fill, progress=progress)

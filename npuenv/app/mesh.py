@@ -29,6 +29,7 @@ from npuenv.cluster.parallel_ssh import Ask, Transport
 from npuenv.cluster.ssh import Options
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
+from npuenv.host.writing import cannot_save
 from npuenv.install.locations import data_folder
 
 if TYPE_CHECKING:
@@ -161,5 +162,4 @@ def _save(run: Run, state: Path) -> None:
     try:
         save_results(state, run.results, run.plan.mode)
     except OSError as error:
-        args = {"path": str(state), "reason": error.strerror or str(error)}
-        raise BadInput(Message("cli.cannot-save", args), Message("cli.cannot-save-hint")) from error
+        raise cannot_save(state, error) from error

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from npuenv.lock.make import Resolver
+    from npuenv.lock.uv import Resolver
     from npuenv.report.shelf import Checked, ShelfRow
 
 

@@ -22,12 +22,14 @@ from npuenv.matrix import load_matrix
 from npuenv.resolve import resolve as solve
 from npuenv.resolve.from_host import filled, generation
 from npuenv.resolve.names import ARCHITECTURES, in_normal_form
+from npuenv.resolve.release_stacks import recipe_named
 from npuenv.resolve.types import Conflict, Request, Stack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npuenv.host.base import Host
+    from npuenv.matrix.rows import Recipe
 
 DECIDED = frozenset({"arch", "hardware", "os", "driver", "cann"})  # what a host decides of a request
 _GROUPS = frozenset({"machine", "npu", "cann"})  # the groups of facts that decide a stack
@@ -127,11 +129,26 @@ def _host_named(name: str) -> Host:
     return local.LocalHost() if name == "this" else load_capture(Path(name))
 
 
-def basis_of(request: Request, stack: Stack) -> tuple[Message, ...]:
-    """What nobody named: what was read from the host, and what the stack assumes because it was not found there."""
+def basis_of(request: Request, stack: Stack, asked: Request | None = None) -> tuple[Message, ...]:
+    """What nobody named: what was read from the host, and what the stack assumes because it was not found there.
+
+    `asked`: the request before `for_this_machine` completed it; None: it did not.
+    """
     taken = tuple(f"{name} {getattr(request, name)}" for name in sorted(DECIDED & set(request.origins)))
-    notes = (Message("resolve.host-taken", {"what": taken}),) if taken else ()
+    notes = [Message("resolve.host-taken", {"what": taken})] if taken else []
+    recipe = recipe_named(stack.name, load_matrix())
+    if recipe is not None and recipe.hardware and _assumes_arch(asked or request, request, stack, recipe):
+        notes.append(Message("resolve.note-assumed-arch", {"arch": stack.platform.arch, "has": recipe.arch}))
     return (*notes, *assumption_notes(stack))
+
+
+def _assumes_arch(asked: Request, request: Request, stack: Stack, recipe: Recipe) -> bool:
+    """Whether to say which architecture is assumed: a recipe with several was not told one, nor by a host.
+
+    A machine of the usual one goes without saying.
+    """
+    is_open = len(recipe.arch) > 1 and asked.arch is None and not DECIDED & set(request.origins)
+    return is_open and (request.arch is None or stack.platform.arch != recipe.arch[0])
 
 
 def assumption_notes(stack: Stack) -> tuple[Message, ...]:

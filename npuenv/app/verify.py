@@ -13,9 +13,9 @@ from npuenv.install.executor import unmet
 from npuenv.install.plan.environment import VERIFY
 
 if TYPE_CHECKING:
+    from npuenv.core.plan import Plan
     from npuenv.host.base import Host
     from npuenv.install.locations import Target
-    from npuenv.install.plan import Plan
     from npuenv.resolve.types import Stack
 
 # Areas of checks that an installation answers for, and the groups of facts that they read.

@@ -21,7 +21,7 @@ from npuenv.core.errors import StepFailed
 from npuenv.core.messages import Message
 from npuenv.facts.pip import local_folder, without_secrets
 from npuenv.host.hashing import sha256_of
-from npuenv.index.fetch import Bounds, Fetch
+from npuenv.index.fetch import Bounds, Fetch, short
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -258,7 +258,7 @@ class _Loading(Fetch):
             ConnectionError,
             TimeoutError,
         ) as error:
-            raise _Cut(_short(error)) from error
+            raise _Cut(short(error)) from error
         has = _size_of(part.parent, part.name)
         if run.stopped.is_set() or (total and has < total):
             raise _Cut(f"{has} / {total}")
@@ -284,12 +284,6 @@ def _span(response: Any, have: int, url: str) -> tuple[int, int]:
 def _not_coming(item: Download, why: str) -> StepFailed:
     args = {"file": Path(item.path).name, "why": without_secrets(why)[:300]}
     return StepFailed(Message("bundle.not-coming", args), Message("bundle.again"))
-
-
-def _short(error: Exception) -> str:
-    """The innermost message of a chain of errors, like "[Errno 111] Connection refused"."""
-    found = re.findall(r"\[Errno -?\d+\] [^'\")\]]+|[Tt]imed out", str(error))
-    return found[-1] if found else f"{type(error).__name__}: {error}"
 
 
 def _remote_size(url: str, settings: PipSettings) -> int:

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.utils import canonicalize_name
 
 from npuenv.core.errors import CannotTell, NothingFits
 from npuenv.core.messages import Message
-from npuenv.core.toml_input import load_file
-from npuenv.facts.pip import for_uv, local_folder, named_index
-from npuenv.lock.uv import deciding_line, is_out_of_reach, platform_options
-from npuenv.lock.wheels import platform_tags
+from npuenv.facts.pip import for_uv, local_folder
+from npuenv.lock.uv import deciding_line, is_out_of_reach, list_exact
+from npuenv.lock.wheels import platform_tags, rank_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from packaging.tags import Tag
-
     from npuenv.lock.uv import Resolver
     from npuenv.resolve.types import Platform
-
-_OLD_GLIBC = {"manylinux2014": 17, "manylinux2010": 12, "manylinux1": 5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,57 +64,32 @@ def list_files(
         return ()
     with tempfile.TemporaryDirectory(prefix="npuenv-list-") as name:
         folder = Path(name)
-        wanted, found = folder / "wanted.in", folder / "pylock.toml"
-        wanted.write_text("".join(f"{line}\n" for line in requirements), encoding="utf-8")
-        form = ("--no-header", "--quiet", "--format", "pylock.toml", "-o", str(found))
-        argv = ("pip", "compile", *form, *platform_options(platform), *options, str(wanted))
-        if label and not is_in_links:
-            secret: dict[str, str] = {}
-            index = named_index(label, resolver.indexes[label], secret)
-            ran = resolver.run(argv, env={"UV_DEFAULT_INDEX": index, **secret}, is_cut_off=True)
-        else:
-            has_no_index = "--no-index" in for_uv(resolver.settings).options
-            ran = resolver.run((*argv, "--no-index") if is_in_links and not has_no_index else argv)
+        if is_in_links and "--no-index" not in for_uv(resolver.settings).options:
+            options = (*options, "--no-index")
+        index = "" if is_in_links else label or ""
+        ran, rows = list_exact(requirements, platform, resolver, folder, label=index, options=options)
         if ran.code != 0:
             why = deciding_line(ran.err)
             if ran.timed_out or is_out_of_reach(ran.err):
                 raise CannotTell(Message("lock.index-out-of-reach", {"why": why}), Message("lock.check-network"))
             raise NothingFits(Message("bundle.not-offered", {"why": why}), Message("bundle.not-offered-hint"))
         return tuple(
-            Listed(canonicalize_name(row["name"]), row.get("version", ""), tuple(_offers(row, folder)))
-            for row in load_file(found).get("packages", ())
+            Listed(canonicalize_name(row["name"]), row.get("version", ""), tuple(_offers(row, folder))) for row in rows
         )
 
 
 def best(offers: Iterable[Offer], platform: Platform, sha256: Sequence[str] = ()) -> Offer | None:
     """The file that an installer on the platform would choose, among those with one of the hashes; None for none.
 
-    A wheel before the source, one for this Python before a universal one, a newer C library before an older one. A file
-    without a stated hash counts: it is verified after the download.
+    A wheel before the source, the best tag first. A file without a stated hash counts: it is verified after the
+    download.
     """
     tags = platform_tags(platform)
     allowed = [offer for offer in offers if not sha256 or not offer.sha256 or offer.sha256 in sha256]
-    ranked = [(rank, offer.file, offer) for offer in allowed if (rank := _rank(offer.file, tags)) is not None]
+    ranked = [(rank, offer.file, offer) for offer in allowed if (rank := rank_of(offer.file, tags)) is not None]
     if ranked:
-        return max(ranked, key=lambda row: row[:2])[2]
+        return min(ranked, key=lambda row: row[:2])[2]
     return next((offer for offer in allowed if not offer.is_wheel), None)
-
-
-def _rank(file: str, tags: frozenset[Tag]) -> tuple[int, int, int] | None:
-    """The rank of a wheel, higher is better: its ABI, its Python, its C library; None if it does not fit."""
-    try:
-        matching = parse_wheel_filename(file)[3] & tags
-    except ValueError:  # InvalidWheelFilename, InvalidVersion, or a number of thousands of digits
-        return None
-    return max((_rank_of_tag(tag) for tag in matching), default=None)
-
-
-def _rank_of_tag(tag: Tag) -> tuple[int, int, int]:
-    abi = {"none": 0, "abi3": 1}.get(tag.abi, 2)
-    python = int(re.sub(r"\D", "", tag.interpreter) or 0)
-    found = re.match(r"manylinux_2_(\d+)_", tag.platform)
-    glibc = int(found[1]) if found else _OLD_GLIBC.get(tag.platform.partition("_")[0], 0)
-    return abi, python, glibc
 
 
 def _offers(row: Any, folder: Path) -> Iterator[Offer]:

@@ -20,6 +20,7 @@ from npuenv.bundle.write import write_tar
 from npuenv.core.errors import BadInput, CannotTell, NothingFits, StepFailed
 from npuenv.core.messages import Message
 from npuenv.facts.pip import for_uv, without_secrets
+from npuenv.install.plan.local_sources import ARCHIVES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from npuenv.lock.uv import Resolver
     from npuenv.resolve.types import GitSource, Platform, Stack
 
-ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
 _ASK_TIMEOUT_S, _CLONE_TIMEOUT_S = 30.0, 3600.0
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 

@@ -10,17 +10,15 @@ import zlib
 from typing import TYPE_CHECKING
 
 from npuenv.bundle.manifest import Needed, is_inside
-from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.host.hashing import sha256_of
-from npuenv.install.plan.cann_files import PARTS, expected_names, recognise
+from npuenv.install.plan.cann_files import PARTS, expected_names, recognise, supplied_parts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from npuenv.install.plan.cann_files import CannFile
+    from npuenv.host.base import Host
     from npuenv.matrix import Matrix
     from npuenv.resolve.types import Platform, Stack
 
@@ -49,43 +47,11 @@ def find_needed(
     return (*found, *(Needed("source", name, detail=refs.get(name, "")) for name in left_out))
 
 
-def check_cann_files(paths: Sequence[Path], stack: Stack, matrix: Matrix) -> None:
-    """Raises BadInput for a supplied file that an installation of the stack on the target would refuse.
-
-    That is a file that is not CANN's, one of another architecture, version or chip, one whose hash differs from the
-    published one, and a second file of the same part.
-    """
-    parts: dict[str, Path] = {}
+def check_cann_files(host: Host, paths: Sequence[Path], stack: Stack) -> None:
+    """Raises BadInput for a supplied file that an installation of the stack on the target would refuse."""
     for path in paths:
-        part = _checked(path, stack, matrix).part
-        if part in parts:
-            raise BadInput(Message("plan.cann-twice", {"one": str(parts[part]), "other": str(path)}))
-        parts[part] = path
-
-
-def _checked(path: Path, stack: Stack, matrix: Matrix) -> CannFile:
-    _require_file(path)
-    args, names = {"path": str(path), "stack": stack.name}, expected_names(stack)
-    if not names:
-        raise BadInput(Message("bundle.no-cann-wanted", args))
-    file = recognise(path.name)
-    if file is None:
-        raise BadInput(Message("plan.cann-name", {"path": str(path), "names": names}), Message("plan.cann-name-hint"))
-    fits = recognise(names[PARTS.index(file.part)])
-    assert fits is not None, names
-    is_version = versions.is_cann(file.version) and versions.cann(file.version) == versions.cann(fits.version)
-    others = {
-        file.version: (fits.version, is_version),
-        file.arch: (fits.arch, file.arch in ("", fits.arch)),
-        file.chip: (fits.chip, file.chip in ("", fits.chip)),
-    }
-    for found, (wanted, is_fit) in others.items():
-        if not is_fit:
-            raise BadInput(Message("plan.cann-other", {**args, "is": found, "wanted": wanted}))
-    known = next((row.sha256 for row in matrix.cann_files if row.id == path.name), "")
-    if known and sha256_of(path) != known:
-        raise BadInput(Message("bundle.other-cann", {**args, "expected": known}))
-    return file
+        _require_file(path)
+    supplied_parts(host, stack, tuple(map(str, paths)))
 
 
 def check_python_archive(path: Path, platform: Platform) -> None:

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import hashlib
+import functools
 import importlib.metadata
 import importlib.util
 import io
-import os
-import stat
-import tempfile
 import zipfile
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.install.locations import cache_folder
+from npuenv.core.versions import accepts
+from npuenv.host.writing import cannot_save
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -57,7 +54,6 @@ LIBRARIES = {"packaging": "packaging", "pyelftools": "elftools", "rich": "rich",
 _SUFFIXES = (".py", ".toml")
 _LICENSES = ("LICENSE", "LICENCE", "COPYING", "NOTICE")  # prefixes of their names
 _TIME = (1980, 1, 1, 0, 0, 0)  # the earliest of the format; a clock would change the bytes
-_SEAL_BYTES = 32  # the sha256 before the cached bytes
 _SHEBANG = b"#!/usr/bin/env python3\n"
 # In the grammar of Python 2 as well, which parses a file completely before it runs it.
 _MAIN = '''"""The doctor in one file: python3 npuenv-doctor.pyz --help"""
@@ -97,71 +93,17 @@ def build(path: Path) -> int:
         path.write_bytes(data)
         path.chmod(0o755)
     except OSError as error:
-        args = {"path": str(path), "reason": error.strerror or str(error)}
-        raise BadInput(Message("cli.cannot-save", args), Message("cli.cannot-save-hint")) from error
+        raise cannot_save(path, error) from error
     return len(data)
 
 
+@functools.cache
 def content() -> bytes:
-    """The bytes of the file.
-
-    Checking and packing takes a second, so the result is cached in the user's cache folder, by its inputs.
-    """
-    found = sorted(members())
-    location = Path(cache_folder(os.environ), "doctor", f"{_digest(found)}.pyz")
-    cached = _cached(location)
-    if cached is not None:
-        return cached
-    data = _packed(found)
-    _cache(location, data)
-    return data
-
-
-def _digest(found: Iterable[tuple[str, bytes]]) -> str:
-    """The digest of all inputs: the content, and the code that packs it."""
-    digest = hashlib.sha256(f"1 {zlib.ZLIB_RUNTIME_VERSION}\n".encode())
-    for name, text in found:
-        digest.update(f"{len(name)} {len(text)} {name}\n".encode() + text)
-    return digest.hexdigest()
-
-
-def _cached(location: Path) -> bytes | None:
-    """The cached bytes; None if there are none, they are damaged, or another user could have written them."""
-    try:
-        with location.open("rb") as file:
-            about = os.fstat(file.fileno())
-            seal, data = file.read(_SEAL_BYTES), file.read()
-    except OSError:
-        return None
-    is_ours = about.st_uid == os.geteuid() and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return data if is_ours and seal == hashlib.sha256(data).digest() else None
-
-
-def _cache(location: Path, data: bytes) -> None:
-    """Writes the bytes to the cache atomically and removes those of other sources. Errors are ignored."""
-    with contextlib.suppress(OSError):
-        location.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=location.parent, prefix=".", delete=False) as file:
-            part = Path(file.name)
-            try:
-                file.write(hashlib.sha256(data).digest() + data)
-                file.flush()
-                part.replace(location)
-            finally:
-                part.unlink(missing_ok=True)
-        for other in location.parent.glob("*.pyz"):
-            if other != location:
-                other.unlink(missing_ok=True)
-
-
-def _packed(found: Iterable[tuple[str, bytes]]) -> bytes:
-    """The members as one file. Raises: BadInput for code that the oldest Python cannot parse."""
+    """The bytes of the file. Raises: BadInput for a library that the oldest Python cannot parse."""
     buffer = io.BytesIO(_SHEBANG)
     buffer.seek(0, io.SEEK_END)
     with zipfile.ZipFile(buffer, "a", compression=zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for name, text in found:
-            if name.endswith(".py"):
-                _require_grammar(text, name)
+        for name, text in sorted(members()):
             add_member(archive, name, text)
     return buffer.getvalue()
 
@@ -186,7 +128,10 @@ def members() -> Iterator[tuple[str, bytes]]:
         found = importlib.util.find_spec(package)
         assert found is not None and found.origin is not None, package  # a dependency of ours
         folder = Path(found.origin).parent
-        yield from _files(folder, folder)
+        files = list(_files(folder, folder))
+        if not _is_for_oldest(distribution):
+            require_grammar(files)
+        yield from files
         yield from _licenses(distribution)
 
 
@@ -198,10 +143,22 @@ def _files(root: Path, location: Path, left_out: frozenset[str] = frozenset()) -
             yield f"{root.name}/{name}", file.read_bytes()
 
 
-def _require_grammar(text: bytes, name: str) -> None:
-    """Raises BadInput for code that the oldest Python cannot parse: a library may have dropped it."""
+def _is_for_oldest(distribution: str) -> bool:
+    """Whether a library says that it runs on the oldest Python: parsing all of them takes seconds."""
     try:
-        ast.parse(text, name, feature_version=OLDEST)
+        stated = importlib.metadata.metadata(distribution).get_all("Requires-Python")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return any(accepts(each, ".".join(map(str, OLDEST))) for each in stated or ())
+
+
+def require_grammar(files: Iterable[tuple[str, bytes]]) -> None:
+    """Raises BadInput for code that the oldest Python cannot parse: a library may have dropped it."""
+    name = ""
+    try:
+        for name, text in files:
+            if name.endswith(".py"):
+                ast.parse(text, name, feature_version=OLDEST)
     except SyntaxError as error:
         args = {"name": name, "oldest": ".".join(map(str, OLDEST)), "why": error.msg}
         raise BadInput(Message("doctor.too-new", args), Message("doctor.too-new-hint", args)) from error

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from npuenv.app.locks import InstalledComparison
     from npuenv.lock import Lock
     from npuenv.lock.file import LockedPackage
-    from npuenv.lock.make import Resolver
+    from npuenv.lock.uv import Resolver
     from npuenv.resolve.types import Request
 
 _MOST_WAYS_OUT = 3

@@ -14,8 +14,8 @@ from npuenv.core.messages.visible import clean
 if TYPE_CHECKING:
     from npuenv.app.job import InstallJob
     from npuenv.cli.common import Ui
+    from npuenv.core.plan import Plan
     from npuenv.install.environments import Change
-    from npuenv.install.plan import Plan
 
 
 def approve(ui: Ui, job: InstallJob, changes: tuple[Change, ...], *, yes: bool) -> None:

@@ -24,7 +24,7 @@ from npuenv.core.messages import Message, say
 from npuenv.facts.target import joined
 from npuenv.host.recorded import load_capture, parse_capture
 from npuenv.host.redact import Redactor
-from npuenv.host.writing import write_whole
+from npuenv.host.writing import cannot_save, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -130,7 +130,7 @@ class CaptureWriter:
             folder.mkdir(parents=True, exist_ok=True)
             is_empty = not any(folder.iterdir())
         except OSError as error:
-            raise _unwritten(folder, error) from error
+            raise cannot_save(folder, error) from error
         if not is_empty:
             raise BadInput(Message("cluster.save-not-empty", {"path": str(folder)}), hint)
 
@@ -175,7 +175,7 @@ class CaptureWriter:
         try:
             write_whole(str(self._folder / name), text)
         except OSError as error:
-            raise _unwritten(self._folder / name, error) from error
+            raise cannot_save(self._folder / name, error) from error
 
 
 def load_captures(folder: Path) -> tuple[Inventory, Iterator[NodeCapture]]:
@@ -233,8 +233,3 @@ def _load_capture(folder: Path, node: Node, row: dict[str, Any]) -> NodeCapture:
 
 def _file_of(name: str) -> str:
     return f"{name}{_APART}.json" if f"{name}.json" == LIST else f"{name}.json"
-
-
-def _unwritten(path: Path, error: OSError) -> BadInput:
-    args = {"path": str(path), "reason": error.strerror or str(error)}
-    return BadInput(Message("cli.cannot-save", args), Message("cli.cannot-save-hint"))

@@ -116,7 +116,7 @@ def _endpoint(node: Node) -> tuple[str, int, str]:
 
 def save(cluster: Cluster, path: Path) -> None:
     """Writes the record. Raises BadInput if it cannot be written."""
-    from npuenv.host.writing import write_whole
+    from npuenv.host.writing import cannot_save, write_whole
 
     document: dict[str, Any] = {"schema": SCHEMA, "address": cluster.address, "ray": cluster.ray}
     document |= {"head": cluster.head, "source": cluster.source, "started": [asdict(each) for each in cluster.started]}
@@ -124,8 +124,7 @@ def save(cluster: Cluster, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(str(path), json.dumps(document, indent=1) + "\n")
     except OSError as error:
-        args = {"path": str(path), "reason": error.strerror or str(error)}
-        raise BadInput(Message("cli.cannot-save", args), Message("cli.cannot-save-hint")) from error
+        raise cannot_save(path, error) from error
 
 
 def load(path: Path) -> Cluster | None:

@@ -5,11 +5,11 @@ The same plan is executed on a host, printed as a POSIX script and rendered as a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from npuenv.core.messages import Message
 
@@ -68,3 +68,8 @@ class Plan:
     """Steps in an order that respects their `after`. Ids are unique."""
 
     steps: tuple[Step, ...]
+
+
+def chained(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """Each step after the one before it: on this platform the order is part of the recipe."""
+    return tuple(replace(step, after=(steps[number - 1].id,) if number else ()) for number, step in enumerate(steps))

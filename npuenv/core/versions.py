@@ -210,7 +210,7 @@ def is_cann(text: str) -> bool:
     return True
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=4096)
 def requirement_name(text: str) -> str:
     """The normalised distribution name of a requirement: `ray[default]>=2.41` gives `ray`."""
     return normalised(re.split(r"[\s\[<>=!~;@(]", text.strip(), maxsplit=1)[0])
@@ -220,6 +220,21 @@ def requirement_name(text: str) -> str:
 def requirement_spec(text: str) -> str:
     """The specifier part of a requirement without markers. Example: "ray[default]>=2.41; x" -> ">=2.41"."""
     return re.sub(r"^\s*[A-Za-z0-9._-]+\s*(\[[^\]]*\])?\s*", "", text.partition(";")[0]).strip().strip("()")
+
+
+def marker_environment(arch: str, python: str, micro: int = 0) -> dict[str, str]:
+    """The environment of CPython on Linux, without extras, for `Marker.evaluate`."""
+    return {
+        "extra": "",
+        "implementation_name": "cpython",
+        "os_name": "posix",
+        "platform_machine": arch,
+        "platform_python_implementation": "CPython",
+        "platform_system": "Linux",
+        "python_full_version": f"{python}.{micro}",
+        "python_version": python,
+        "sys_platform": "linux",
+    }
 
 
 def with_extras_of(text: str, other: str) -> str:

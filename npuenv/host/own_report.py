@@ -1,7 +1,8 @@
 """Reports of npuenv's own doctor inside a paste: keeps only the evidence of failures and warnings.
 
 Such a report mentions errors in the titles and sources of passed checks, so its text is no sign of a problem; the
-evidence of its problems is. Formats with tags or keys are cut by `without_documents`, text by `without_text`.
+evidence of its problems is. Formats with tags or keys are cut by `without_documents`, text by `without_text`. Of SARIF,
+HTML and JUnit, which nobody pastes to ask for a cause, the evidence is not read.
 """
 
 from __future__ import annotations
@@ -31,11 +32,6 @@ _OBJECTS_TRIED = 40
 _DOCUMENTS_AT_MOST = 50
 # Before a line that is not part of JSON.
 _NO_JSON = re.compile(r'\n(?=[ \t>]*[^\s>"{}\[\]])(?![ \t>]*(?:-?\d[\d.eE+-]*|true|false|null),?\s*\n)')
-_SECTION = re.compile(r'<section class="finding (?:fail|warn)".*?</section>', re.DOTALL)
-_SECTION_END = "</section>"
-_EVIDENCE = re.compile(r"<dd><code>([^<]*)</code></dd>")
-_CASE = re.compile(r"<(failure|system-out)\b[^<>]*>([^<]*)</\1>")
-
 _SUMMARY = re.compile(r"· (?:ok|正常):? \d+ · (?:skipped|跳过):? \d+$")
 _SOURCE = re.compile(r"\[[a-z]+\.[\w.-]+\] (?:source: |依据：)")
 _GUIDE = re.compile(r"^[ \t]*(?:[├└]── |[+`]-- )|^[ \t]*(?:│|\|) {1,3}")
@@ -47,25 +43,20 @@ _FOLLOWING = re.compile(r"(?:next: |下一步：)")
 _ARROW = re.compile(r" (?:->|→)(?: |$)")
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """A paste without the documents of the doctor. Line numbers are kept if a document has enough lines."""
+def without_documents(text: str) -> tuple[str, int | None]:
+    """The paste without JSON, SARIF, HTML and JUnit reports, and the first line of the first one, from 1; None: none.
 
-    text: str
-    first: int | None  # number of the first line of the first document, from 1; None: there is none
-
-
-def without_documents(text: str) -> Cut:
-    """The paste with each JSON, SARIF, HTML and JUnit report replaced by the evidence of its problems."""
+    Of JSON the evidence of problems stays. Line numbers are kept if a document has enough lines.
+    """
     if "npuenv" not in text:
-        return Cut(text, None)
+        return text, None
     first: int | None = None
-    for find in (_json, _html, _junit):
+    for find in (_json, _tagged):
         for start, end, pieces in sorted(find(text), reverse=True):
             number = text.count("\n", 0, start) + 1
             first = number if first is None else min(first, number)
             text = text[:start] + _placed(text[start:end], start, pieces) + text[end:]
-    return Cut(text, first)
+    return text, first
 
 
 def _placed(document: str, start: int, pieces: Sequence[Piece]) -> str:
@@ -115,76 +106,39 @@ def _loose(text: str, mark: int, after: int) -> tuple[int, int]:
     return start, other.start() if other else len(text)
 
 
-def _of_document(document: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """For each problem in a document: its position, and its evidence."""
+def _of_document(document: dict[str, Any]) -> Iterator[str]:
+    """The evidence of each problem in a document."""
     for finding in _dicts(document.get("findings")):
         if finding.get("status") in _PROBLEMS:
-            for item in _dicts(finding.get("evidence")):
-                line = str(item.get("line", ""))
-                yield line, [line]
-    for run in _dicts(document.get("runs")):
-        for result in _dicts(run.get("results")):
-            message = result.get("message")
-            text = str(message.get("text", "")) if isinstance(message, dict) else ""
-            if result.get("level") in ("error", "warning"):
-                yield text, list(_lines_of_evidence(text.split("\n")[1:]))
+            yield from (str(item.get("line", "")) for item in _dicts(finding.get("evidence")))
 
 
 def _dicts(value: object) -> list[dict[str, Any]]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-def _located(text: str, start: int, results: Iterable[tuple[str, list[str]]]) -> Iterator[Piece]:
-    at = max(text.find('"findings"', start), text.find('"results"', start), start)
-    for whole, pieces in results:
-        written = (json.dumps(whole, ensure_ascii=is_ascii) for is_ascii in (False, True))
+def _located(text: str, start: int, pieces: Iterable[str]) -> Iterator[Piece]:
+    at = max(text.find('"findings"', start), start)
+    for piece in pieces:
+        written = (json.dumps(piece, ensure_ascii=is_ascii) for is_ascii in (False, True))
         at = next((location for form in written if (location := text.find(form, at)) >= 0), at)
-        for piece in pieces:
-            yield at, piece
+        yield at, piece
 
 
-def _lines_of_evidence(lines: Iterable[str]) -> Iterator[str]:
-    """The text after the arrow of `command -> line`, up to the first line without one."""
-    for line in lines:
-        arrow = _ARROW.search(line)
-        if arrow is None:
-            return
-        yield line[arrow.end() :]
-
-
-def _html(text: str) -> Iterator[tuple[int, int, list[Piece]]]:
+def _tagged(text: str) -> Iterator[tuple[int, int, list[Piece]]]:
+    """HTML and JUnit reports; a truncated one is not included."""
     titles = [f"<title>{html.escape(word)}</title>" for word in _words("html-title")]
-    for start, end in _spans(text, "<!DOCTYPE html>", "</html>"):
-        if any(title in text[start:end] for title in titles):
-            # No further than the last complete one: the end of each incomplete one would be searched through the
-            # complete text.
-            sections = _SECTION.finditer(
-                text, start, max(text.rfind(_SECTION_END, start, end), start) + len(_SECTION_END)
-            )
-            found = (item for part in sections for item in _EVIDENCE.finditer(text, part.start(), part.end()))
-            yield start, end, [(item.start(), html.unescape(item.group(1))) for item in found]
-
-
-def _junit(text: str) -> Iterator[tuple[int, int, list[Piece]]]:
-    for start, end in _spans(text, '<testsuites name="npuenv doctor"', "</testsuites>"):
-        pieces: list[Piece] = []
-        for case in _CASE.finditer(text, start, end):
-            lines = html.unescape(case.group(2)).split("\n")
-            results = lines[1:] if case.group(1) == "system-out" else lines
-            pieces += ((case.start(2), line) for line in _lines_of_evidence(results))
-        yield start, end, pieces
-
-
-def _spans(text: str, opening: str, closing: str) -> Iterator[tuple[int, int]]:
-    """The start and end of each document; a truncated one is not included."""
-    end = 0
-    for _ in range(_DOCUMENTS_AT_MOST):
-        start = text.find(opening, end)
-        close = text.find(closing, start) if start >= 0 else -1
-        if close < 0:
-            return
-        end = close + len(closing)
-        yield start, end
+    tags = (("<!DOCTYPE html>", "</html>", titles), ('<testsuites name="npuenv doctor"', "</testsuites>", [""]))
+    for opening, closing, marks in tags:
+        end = 0
+        for _ in range(_DOCUMENTS_AT_MOST):
+            start = text.find(opening, end)
+            close = text.find(closing, start) if start >= 0 else -1
+            if close < 0:
+                break
+            end = close + len(closing)
+            if any(mark in text[start:end] for mark in marks):
+                yield start, end, []
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,8 +92,8 @@ def _without_documents(data: bytes) -> tuple[bytes, int | None]:
     """The paste without documents of npuenv's own doctor, and the line number of the first."""
     if b"npuenv" not in data:
         return data, None
-    cut = without_documents(data.decode("utf-8", errors="surrogateescape"))
-    return cut.text.encode("utf-8", errors="surrogateescape"), cut.first
+    text, first = without_documents(data.decode("utf-8", errors="surrogateescape"))
+    return text.encode("utf-8", errors="surrogateescape"), first
 
 
 def _without_own(lines: tuple[Line, ...], document: int | None) -> tuple[tuple[Line, ...], Line | None]:

@@ -9,6 +9,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -22,13 +25,24 @@ def write_whole(path: str, text: str, mode: int = 0o644) -> None:
     location = Path(path)
     location.parent.mkdir(parents=True, exist_ok=True)
     temporary = location.with_name(f".{location.name}.new")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.chmod(mode)
-    temporary.replace(location)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(mode)
+        temporary.replace(location)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)  # nothing partial stays on a full disk
+        raise
     settle(location.parent)
+
+
+def cannot_save(path: Path | str, error: OSError) -> BadInput:
+    """The error for a file that the user named and that cannot be written."""
+    args = {"path": str(path), "reason": error.strerror or str(error)}
+    return BadInput(Message("cli.cannot-save", args), Message("cli.cannot-save-hint"))
 
 
 def settle(folder: Path) -> None:
@@ -65,33 +79,6 @@ def claim(path: str) -> int | None:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def holders(path: str) -> tuple[int, ...]:
-    """The other processes that have a file open, as far as they are visible; they hold the lock."""
-    try:
-        wanted = os.stat(path)
-    except OSError:
-        return ()
-    return tuple(pid for pid in _others() if any(os.path.samestat(found, wanted) for found in _opened(pid)))
-
-
-def _others() -> list[int]:
-    try:
-        return sorted(int(name) for name in os.listdir("/proc") if name.isdecimal() and int(name) != os.getpid())
-    except OSError:
-        return []
-
-
-def _opened(pid: int) -> Iterator[os.stat_result]:
-    folder = f"/proc/{pid}/fd"
-    try:
-        names = os.listdir(folder)
-    except OSError:  # it has ended, or is another user's
-        return
-    for name in names:
-        with contextlib.suppress(OSError):  # closed meanwhile
-            yield os.stat(f"{folder}/{name}")
 
 
 @contextlib.contextmanager

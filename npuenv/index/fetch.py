@@ -132,7 +132,7 @@ class Fetch:
                 kind = str(response.headers.get("Content-Type", "text/html"))
                 return Answer(str(response.url), kind, _whole_size(response))
         except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
-            raise no_answer(url, _short(error)) from error
+            raise no_answer(url, short(error)) from error
 
 
 class _Parts(io.RawIOBase):
@@ -187,7 +187,7 @@ def no_answer(url: str, why: str) -> CannotTell:
     )
 
 
-def _short(error: Exception) -> str:
+def short(error: Exception) -> str:
     """The innermost message of a chain of errors: "[Errno 111] Connection refused"."""
     found = re.findall(r"\[Errno -?\d+\] [^'\")\]]+|[Tt]imed out", str(error))
     return found[-1] if found else f"{type(error).__name__}: {error}"
@@ -211,7 +211,7 @@ def _copy_file(path: Path, url: str, target: IO[bytes], limit: Limit) -> Answer 
         with path.open("rb") as source:
             _pour(iter(lambda: source.read(_CHUNK), b""), url, target, limit)
     except OSError as error:
-        raise no_answer(url, _short(error)) from error
+        raise no_answer(url, short(error)) from error
     return Answer(url)
 
 

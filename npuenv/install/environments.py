@@ -145,7 +145,8 @@ class EnvironmentEntry:
 
 def environments(host: Host, data: Path) -> tuple[EnvironmentEntry, ...]:
     """Every environment, by stack and then role. Other folders are skipped."""
-    found = [*_managed(host, data), *_elsewhere(host, data)]
+    others = (describe(host, location) for location in _places(data))
+    found = [*_managed(host, data), *(EnvironmentEntry(own, "elsewhere") for own in others if own is not None)]
     return tuple(sorted(found, key=lambda entry: (entry.described.stack, entry.described.root)))
 
 
@@ -304,13 +305,6 @@ def _managed(host: Host, data: Path) -> Iterator[EnvironmentEntry]:
             own = describe(host, str(root))
             if own is not None:
                 yield EnvironmentEntry(own, roles.get(root.name, ""))
-
-
-def _elsewhere(host: Host, data: Path) -> Iterator[EnvironmentEntry]:
-    for location in _places(data):
-        own = describe(host, location)
-        if own is not None:
-            yield EnvironmentEntry(own, "elsewhere")
 
 
 def _places(data: Path) -> list[str]:

@@ -6,6 +6,7 @@ exit code). A journal and one log per step are in `.npuenv/` below the environme
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import errno
 import json
@@ -16,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from npuenv.core import json_input as _json
 from npuenv.core.errors import BadInput, ExitCode, NpuenvError, StepFailed
 from npuenv.core.messages import Message
@@ -25,7 +28,7 @@ from npuenv.facts.manifest import MARKER, describe
 from npuenv.facts.pip import UvSettings, without_secrets
 from npuenv.host.background import Running
 from npuenv.host.base import PathState
-from npuenv.host.writing import append_line, claim, holders, write_whole
+from npuenv.host.writing import append_line, claim, write_whole
 from npuenv.install.failures import reason, short, system_error, tail
 
 if TYPE_CHECKING:
@@ -234,7 +237,7 @@ class _ExclusiveUse:
         while (held := claim(path)) is None:
             if not is_reported and time.monotonic() >= tells_at:
                 is_reported = True
-                self._session.wait(holders(path))
+                self._session.wait(_holders(path))
             time.sleep(_POLL_S)
         if is_reported:
             try:
@@ -255,6 +258,16 @@ class _ExclusiveUse:
 
     def __exit__(self, *error: object) -> None:
         os.close(self._held)
+
+
+def _holders(path: str) -> tuple[int, ...]:
+    """The other processes that have a file open, as far as they are visible; they hold the lock."""
+    wanted, found = os.path.realpath(path), []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
+            if process.pid != os.getpid() and any(each.path == wanted for each in process.open_files()):
+                found.append(process.pid)
+    return tuple(found)
 
 
 def _perform(step: Step, session: Session, held: int, number: int, total: int) -> bool:
@@ -328,7 +341,9 @@ def _run(action: Run, step: Step, session: Session, held: int, on_line: Callable
             running.interrupt()
             if running.poll() is None:
                 args = {"command": without_secrets(shlex.join(action.argv)), "pid": running.pid}
-                raise LeftRunning(Message("execute.left-running", args), _wait_for_it(session)) from stopped
+                raise LeftRunning(
+                    Message("execute.left-running", args), _run_again(session, "wait-for-it")
+                ) from stopped
             raise
 
 
@@ -365,12 +380,8 @@ def _failed(step: Step, session: Session, why: Message) -> StepFailed:
     return StepFailed(Message("execute.step-failed", args), _run_again(session))
 
 
-def _wait_for_it(session: Session) -> Message:
-    return Message("execute.wait-for-it", {"command": shlex.join(session.again)})
-
-
-def _run_again(session: Session) -> Message:
-    return Message("execute.run-again", {"command": shlex.join(session.again)})
+def _run_again(session: Session, key: str = "run-again") -> Message:
+    return Message(f"execute.{key}", {"command": shlex.join(session.again)})
 
 
 def _note(session: Session, step: Step, state: str, *, is_best_effort: bool = False) -> None:

@@ -41,11 +41,6 @@ def data_folder(environ: Mapping[str, str]) -> str:
     return _own_folder(environ, "XDG_DATA_HOME", ".local/share")
 
 
-def cache_folder(environ: Mapping[str, str]) -> str:
-    """The folder of files that can be recreated."""
-    return _own_folder(environ, "XDG_CACHE_HOME", ".cache")
-
-
 def state_folder(environ: Mapping[str, str]) -> str:
     """The folder of records of runs."""
     return _own_folder(environ, "XDG_STATE_HOME", ".local/state")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from npuenv.core.shellscript import ARCHES
 from npuenv.lock.file import Proof
 from npuenv.lock.inputs import CONSTRAIN, NEWEST, REPLACE, REQUIRE, Inputs, Line
 from npuenv.lock.uv import Resolver, Supply, is_cache_miss, is_out_of_reach, pip_compile
@@ -31,7 +32,6 @@ MAX_SECONDS = 120.0
 _MAX_OVERRIDES = 8  # overrides that are tried; each costs a resolution of the complete set
 _ANY_GLIBC = "2.40"
 _PYTHONS = ("3.14", "3.13", "3.12", "3.11", "3.10", "3.9")
-_ARCHES = ("aarch64", "x86_64")
 
 
 class _Spent(Exception):
@@ -166,7 +166,7 @@ def _clashing_platform(clash: Inputs, runs: _UvRuns) -> Iterator[Proof]:
     if "platform tag" in error:
         if _resolves_on(replace(platform, glibc=_ANY_GLIBC), clash, runs):
             yield Proof(f"glibc<={platform.glibc}", platform.tag)
-        elif any(_resolves_on(replace(platform, arch=arch), clash, runs) for arch in _ARCHES):
+        elif any(_resolves_on(replace(platform, arch=arch), clash, runs) for arch in ARCHES):
             yield Proof(f"platform_machine=={platform.arch}", platform.tag)
     elif "Python" in error and any(_resolves_on(replace(platform, python=python), clash, runs) for python in _PYTHONS):
         yield Proof(f"python=={platform.python}", platform.tag)

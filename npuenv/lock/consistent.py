@@ -86,27 +86,14 @@ def _unmet(name: str, text: str, found: Mapping[str, str], platform: Platform) -
         requirement = Requirement(text)
     except InvalidRequirement:
         return Message("consistent.unreadable", {"who": name, "needs": text})
-    if requirement.marker and not requirement.marker.evaluate(_environment(platform)):
+    environment = versions.marker_environment(platform.arch, platform.python)
+    if requirement.marker and not requirement.marker.evaluate(environment):
         return None
     has = found.get(canonicalize_name(requirement.name))
     if has is not None and requirement.specifier.contains(has, prereleases=True):
         return None
     args = {"who": name, "needs": text.partition(";")[0].strip(), "has": has or Message("consistent.nothing")}
     return Message("consistent.unmet", args)
-
-
-def _environment(platform: Platform) -> dict[str, str]:
-    return {
-        "extra": "",
-        "implementation_name": "cpython",
-        "os_name": "posix",
-        "platform_machine": platform.arch,
-        "platform_python_implementation": "CPython",
-        "platform_system": "Linux",
-        "python_full_version": f"{platform.python}.0",
-        "python_version": platform.python,
-        "sys_platform": "linux",
-    }
 
 
 def _reasons(stack: Stack, lock: Lock) -> dict[str, Message]:

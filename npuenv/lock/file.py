@@ -16,122 +16,15 @@ from npuenv.core.errors import BadInput
 from npuenv.core.files import read_bytes
 from npuenv.core.messages import Message
 from npuenv.core.toml_input import TomlError, loads
-from npuenv.lock.seal import first_flaw, is_sealed, join_blocks, split_blocks
+from npuenv.lock.seal import first_flaw, join_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from npuenv.lock.seal import Block
+    from npuenv.lock.seal import Flaw
 
 DOES_NOT_RESOLVE = "does-not-resolve"
-REASONS = ("index-out-of-reach", "not-on-index", DOES_NOT_RESOLVE)
-COMPLETE_SET = "*"  # in `missing`: the complete set instead of one package
-_HEAD = {
-    "schema": int, "stack": str, "platform": str, "made_with": str, "inputs": str, "newest": str, "status": str,
-    "digest": str,
-}  # fmt: skip
-_KEYS: Mapping[str, Mapping[str, type]] = {
-    "missing": {"name": str, "version": str, "reason": str, "index": str, "detail": str},
-    "proof": {"requirement": str, "source": str},
-    "source": {"name": str, "repo": str, "ref": str, "is_moving": bool, "how": str},
-    "package": {
-        "name": str,
-        "version": str,
-        "sha256": list,
-        "witnesses": int,
-        "index": str,
-        "why": list,
-        "ignores": list,
-    },
-}
-_OPTIONAL = {"inputs", "newest", "index", "detail", "why", "witnesses", "ignores"}
-_PATTERNS = {
-    "sha256": r"[0-9a-f]{64}",
-    "index": r"[a-z0-9]+([._-][a-z0-9]+)*",
-    "inputs": r"[0-9a-f]{64}",
-    "newest": r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\dZ)?",
-    "platform": r"[a-z0-9_]+-cp3\d+-glibc\d+\.\d+",
-    "status": "complete|partial|impossible",
-    "reason": "|".join(REASONS),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Wrong:
-    """An invalid value, and the first line of its table."""
-
-    line: int
-    says: Message
-
-
-def check_rows(table: Mapping[str, Any], blocks: Sequence[Block]) -> Wrong | None:
-    """The first invalid value in a lock, or None. `blocks` are those of the same text."""
-    head = {key: value for key, value in table.items() if key not in _KEYS}
-    for says in _of_row(head, _HEAD):
-        return Wrong(1, says)
-    seen: dict[str, int] = {}
-    for block in blocks[1:]:
-        if block.kind not in _KEYS:
-            return Wrong(block.line, Message("lock.bad-value", {"key": block.kind, "value": block.kind}))
-        row = table[block.kind][seen.get(block.kind, 0)]
-        seen[block.kind] = seen.get(block.kind, 0) + 1
-        for says in _of_row(row, _KEYS[block.kind]):
-            return Wrong(block.line, says)
-    return _across(table, blocks)
-
-
-def _of_row(row: Mapping[str, Any], keys: Mapping[str, type]) -> Iterator[Message]:
-    """The errors of one table by itself."""
-    for key in keys.keys() - row.keys() - _OPTIONAL:
-        yield Message("lock.no-key", {"key": key})
-    for key, value in row.items():
-        if key == "seal":
-            continue
-        items = value if isinstance(value, list) else [value]
-        is_typed = isinstance(value, keys.get(key, ())) and (keys[key] is not list or _are_texts(items))
-        fits = is_typed and (key not in _PATTERNS or all(re.fullmatch(_PATTERNS[key], item) for item in items))
-        if not fits or (key == "version" and not _is_version(value, row)):
-            yield Message("lock.bad-value", {"key": key, "value": str(value)})
-
-
-def _are_texts(value: Sequence[object]) -> bool:
-    return all(isinstance(item, str) for item in value)
-
-
-def _is_version(version: str, row: Mapping[str, Any]) -> bool:
-    """PEP 440; the row for the complete set has no version."""
-    from packaging.version import Version
-
-    if row.get("name") == COMPLETE_SET:
-        return version == ""
-    try:
-        Version(version)
-    except ValueError:  # InvalidVersion, or a number of thousands of digits
-        return False
-    return True
-
-
-def _across(table: Mapping[str, Any], blocks: Sequence[Block]) -> Wrong | None:
-    """Errors between tables: a duplicate or unsorted name, a missing hash without a reason, a wrong status."""
-    missing: Sequence[Mapping[str, Any]] = table.get("missing", ())
-    explained = {row["name"] for row in missing}
-    rows: Sequence[Mapping[str, Any]] = table.get("package", ())
-    lines = [block.line for block in blocks if block.kind == "package"]
-    before = ""
-    for line, row in zip(lines, rows, strict=True):
-        name = row["name"]
-        if name <= before:
-            return Wrong(line, Message("lock.twice" if name == before else "lock.unsorted", {"name": name}))
-        if not row["sha256"] and name not in explained:
-            return Wrong(line, Message("lock.no-hash", {"name": name}))
-        before = name
-    is_impossible = any(row["reason"] == DOES_NOT_RESOLVE for row in missing)
-    if table["status"] != ("impossible" if is_impossible else "partial" if missing else "complete"):
-        return Wrong(1, Message("lock.bad-value", {"key": "status", "value": table["status"]}))
-    return None
-
-
 # 2: each table has a seal. A reader of schema 1 would accept an edited file.
 SCHEMA = 2
 _MOST_BYTES = 16 * 1024**2  # one of 250 packages with every hash has 0.5 MB
@@ -267,14 +160,23 @@ def parse_lock(text: str, path: str = "lock") -> Lock:
         raise _edited(path, line, Message("lock.no-toml", {"why": str(error)})) from error
     if table.get("schema") == 1 and "seal" not in table:
         raise BadInput(Message("lock.older-form", {"path": path}), Message("lock.renew", _stack_of(table)))
-    blocks = split_blocks(text)
-    if (flaw := first_flaw(blocks)) is not None:
+    if (flaw := first_flaw(text)) is not None:
         raise _edited(path, flaw.line, _what(flaw), _stack_of(table))
     if table.get("schema") != SCHEMA:
         args = {"path": path, "schema": str(table.get("schema")), "known": SCHEMA}
         raise BadInput(Message("lock.other-schema", args))
-    if (wrong := check_rows(table, blocks)) is not None:
-        raise _edited(path, wrong.line, wrong.says, _stack_of(table))
+    try:
+        lock = _lock(table)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # sealed, by a tool that is not this one
+        raise _edited(path, 1, Message("lock.bad-value", {"key": "lock", "value": str(error)})) from error
+    explained = {missing.name for missing in lock.missing}
+    bare = next((each.name for each in lock.packages if not each.sha256 and each.name not in explained), None)
+    if bare is not None:
+        raise _edited(path, 1, Message("lock.no-hash", {"name": bare}), _stack_of(table))
+    return lock
+
+
+def _lock(table: Mapping[str, Any]) -> Lock:
     return Lock(
         stack=table["stack"],
         platform=table["platform"],
@@ -311,11 +213,10 @@ def _edited(path: str, line: int, what: Message, stack: Mapping[str, str] | None
     )
 
 
-def _what(flaw: Block) -> Message:
-    """The error of a block whose seal does not match, or of the file if all seals match."""
+def _what(flaw: Flaw) -> Message:
     if flaw.kind:
         return Message("lock.table-changed", {"kind": flaw.kind, "name": flaw.name})
-    return Message("lock.tables-moved" if is_sealed(flaw) else "lock.head-changed")
+    return Message("lock.tables-moved" if flaw.is_sealed else "lock.head-changed")
 
 
 def _stack_of(table: Mapping[str, Any]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.core.toml_input import load_file
-from npuenv.core.versions import accepts, normalised, python_version
+from npuenv.core.versions import accepts, exact, normalised, python_version, requirement_name, requirement_spec
 from npuenv.lock.file import Proof
 from npuenv.matrix import load_matrix
 
@@ -25,55 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npuenv.resolve.types import GitSource, Override, Pin, Platform, Reason, Stack
-
-_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
-_RELEASE = r"[0-9]+(?:\.[0-9]+)*"
-_VERSION = rf"{_RELEASE}(?:(?:a|b|rc)[0-9]+)?(?:\.post[0-9]+)?(?:\.dev[0-9]+)?"
-_BOUND = rf"(?:(?:>=|<=|<|>){_VERSION}|[=!]=(?:{_VERSION}(?:\+[a-z0-9]+)?|{_RELEASE}\.\*))"
-_MARKER = r'(?:python_version|platform_machine|extra) (?:==|!=|<=|>=|<|>) "[A-Za-z0-9_.-]*"'
-# The usual shape of a requirement. Whatever matches is a requirement, but not every requirement matches.
-_PLAIN = re.compile(
-    rf"({_NAME})(?:\[({_NAME}(?:,{_NAME})*)\])?({_BOUND}(?:,{_BOUND})*)?(?:; {_MARKER}(?: (?:and|or) {_MARKER})*)?"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class RequirementName:
-    """The parts of one requirement."""
-
-    written: str  # the name as written
-    extras: tuple[str, ...]  # sorted
-    is_exact: bool  # one of its bounds names a single version
-
-    @property
-    def name(self) -> str:
-        """The normalised name."""
-        return normalised(self.written)
-
-
-@functools.lru_cache(maxsize=4096)
-def parse_requirement(text: str) -> RequirementName:
-    """The parts of a requirement. Raises: BadInput if it is not one."""
-    found = _PLAIN.fullmatch(text)
-    if found is None:
-        return _parse_unusual(text)
-    bounds = (found[3] or "").split(",")
-    is_exact = any(bound.startswith("==") and not bound.endswith(".*") for bound in bounds)
-    return RequirementName(found[1], tuple(sorted(set(found[2].split(",") if found[2] else ()))), is_exact)
-
-
-def _parse_unusual(text: str) -> RequirementName:
-    # Imported here because it takes 20 ms.
-    from packaging.requirements import InvalidRequirement, Requirement
-
-    try:
-        requirement = Requirement(text)
-    except InvalidRequirement as error:
-        raise BadInput(Message("locking.no-requirement", {"text": text, "why": str(error)})) from error
-    bounds = [each for each in requirement.specifier if each.operator in ("==", "===")]
-    is_exact = any(not each.version.endswith(".*") for each in bounds)
-    return RequirementName(requirement.name, tuple(sorted(requirement.extras)), is_exact)
-
 
 REQUIRE, CONSTRAIN, REPLACE, EXCLUDE, NEWEST = "require", "constrain", "replace", "exclude", "newest"
 
@@ -90,7 +41,7 @@ class Line:
     @property
     def name(self) -> str:
         """The normalised name of the package; "" for the date limit."""
-        return "" if self.kind == NEWEST else parse_requirement(self.text).name
+        return "" if self.kind == NEWEST else requirement_name(self.text)
 
     @property
     def proof(self) -> Proof:
@@ -155,7 +106,7 @@ def inputs_of(stack: Stack) -> Inputs:
     As a replacement `numpy<2` would silently keep packages that need numpy 2 beside numpy 1.
     """
     for override in stack.overrides:
-        if override.does == REPLACE and parse_requirement(override.requirement).name == "numpy":
+        if override.does == REPLACE and requirement_name(override.requirement) == "numpy":
             args = {"stack": stack.name, "requirement": override.requirement}
             raise BadInput(Message("locking.numpy-replaced", args), Message("locking.numpy-constrain"))
     built: set[str] = {normalised(source.name) for source in stack.git_sources}
@@ -192,23 +143,26 @@ def _required(stack: Stack, pins: list[Pin], built: set[str]) -> Iterator[Line]:
     for text in stack.requirements:
         yield Line(REQUIRE, text, recipe)
     pinned = {pin.name for pin in stack.pins if pin.is_python}
-    excluded = {
-        parse_requirement(override.requirement).name for override in stack.overrides if override.does == EXCLUDE
-    }
+    excluded = {requirement_name(override.requirement) for override in stack.overrides if override.does == EXCLUDE}
     for source in stack.git_sources:
         for text in source.requires:
-            name = parse_requirement(text).name
+            name = requirement_name(text)
             if name not in excluded | built:
                 yield _required_by(source, text, is_pinned=name in pinned)
 
 
 def _required_by(source: GitSource, text: str, *, is_pinned: bool) -> Line:
     """A requirement of a built component. If the stack pins the package, only the extras are kept."""
-    requirement = parse_requirement(text)
-    extras = f"[{','.join(requirement.extras)}]" if requirement.extras else ""
     version = source.ref.removeprefix("v")
-    needed = f"{requirement.written}{extras}" if is_pinned else text
+    needed = _without_bounds(text) if is_pinned else text
     return Line(REQUIRE, needed, f"{source.name} {version} (Requires-Dist)", is_dependency=True)
+
+
+def _without_bounds(text: str) -> str:
+    """The name of a requirement as written, with its extras. Example: "Ray[tune]>=2" -> "Ray[tune]"."""
+    name, _, rest = re.split(r"[\s<>=!~;@(]", text.replace(", ", ","), maxsplit=1)[0].partition("[")
+    extras = sorted(filter(None, rest.rstrip("]").split(",")))
+    return f"{name}[{','.join(extras)}]" if extras else name
 
 
 def _limits(stack: Stack, pins: list[Pin]) -> Iterator[Line]:
@@ -216,7 +170,7 @@ def _limits(stack: Stack, pins: list[Pin]) -> Iterator[Line]:
     pinned = {pin.name for pin in pins}
     # Floors are for sets without date limit: with one, no such release is reached (measured on every published stack).
     for row in () if stack.date else _table("floors.toml")["floor"]:
-        if parse_requirement(row["requirement"]).name not in pinned:
+        if requirement_name(row["requirement"]) not in pinned:
             yield Line(CONSTRAIN, row["requirement"], row["source"])
     for override in stack.overrides:
         if override.does == CONSTRAIN:
@@ -237,7 +191,7 @@ def _chosen(stack: Stack, pins: list[Pin]) -> Iterator[str]:
     """Names whose exact version the stack states: the date limit does not apply to them."""
     yield from (pin.name for pin in pins)
     stated = [*stack.requirements, *(each.requirement for each in stack.overrides if each.does == REPLACE)]
-    yield from (parse_requirement(text).name for text in stated if parse_requirement(text).is_exact)
+    yield from (requirement_name(text) for text in stated if exact(requirement_spec(text)))
 
 
 def _origin(reason: Reason, stack: Stack) -> str:

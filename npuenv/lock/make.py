@@ -24,7 +24,6 @@ import npuenv
 from npuenv.core.errors import CannotTell
 from npuenv.core.messages import Message, say
 from npuenv.core.toml_input import load_file
-from npuenv.facts.pip import named_index
 from npuenv.lock.conflict import prove, single_overrides
 from npuenv.lock.file import STACK, Lock, LockedPackage, LockedSource, Missing, Proof
 from npuenv.lock.inputs import NEWEST, REQUIRE, Inputs, ignored_requirements, inputs_of, stand_in_requires
@@ -35,7 +34,7 @@ from npuenv.lock.uv import (
     deciding_line,
     environ,
     is_out_of_reach,
-    platform_options,
+    list_exact,
     undated,
     write_inputs,
 )
@@ -44,6 +43,8 @@ from npuenv.matrix import load_matrix
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from packaging.tags import Tag
 
     from npuenv.host.base import Ran
     from npuenv.matrix.rows import WheelHash
@@ -87,19 +88,6 @@ def pulled_in_by(bad: Sequence[LockedPackage], packages: Sequence[LockedPackage]
 def _names(packages: Sequence[LockedPackage]) -> set[str]:
     return {package.name for package in packages}
 
-
-__all__ = [
-    "Resolver",
-    "Solved",
-    "as_lock",
-    "deciding_line",
-    "find_uv",
-    "is_out_of_reach",
-    "make_lock",
-    "probe",
-    "solve",
-    "ways_out",
-]
 
 Known = dict[tuple[str, ...], str]  # answers of indexes so far: (label, package, version, platform) -> reason
 
@@ -185,14 +173,9 @@ def made_with(resolver: Resolver) -> str:
 
 def probe(name: str, version: str, label: str, stack: Stack, resolver: Resolver) -> Ran:
     """Runs uv with the index `label` only; it succeeds if the index has this version for the stack's platform."""
-    secret: dict[str, str] = {}
-    index = named_index(label, resolver.indexes[label], secret)
+    env = {"UV_HTTP_RETRIES": "0"}
     with tempfile.TemporaryDirectory(prefix="npuenv-probe-") as folder:
-        requirements = Path(folder) / "wanted.in"
-        requirements.write_text(f"{name}=={version}\n", encoding="utf-8")
-        argv = ("pip", "compile", "--no-deps", "--no-header", *platform_options(stack.platform), str(requirements))
-        env = {"UV_DEFAULT_INDEX": index, "UV_HTTP_RETRIES": "0", **secret}
-        return resolver.run(argv, env=env, is_cut_off=True)
+        return list_exact([f"{name}=={version}"], stack.platform, resolver, Path(folder), label=label, env=env)[0]
 
 
 def _supply(stack: Stack, resolver: Resolver, known: Known) -> Supply:
@@ -207,7 +190,9 @@ def _supply(stack: Stack, resolver: Resolver, known: Known) -> Supply:
         assert pin.index is not None
         reason = _why_missing(pin, stack, resolver, known)
         if reason:
-            missing.append(Missing(pin.name, pin.version, reason, pin.index, _unknown_requires(pin)))
+            is_known = stand_in_requires(pin.name, pin.version) is not None
+            detail = "" if is_known else say(Message("locking.stand-in-unknown"))
+            missing.append(Missing(pin.name, pin.version, reason, pin.index, detail))
         else:
             on_index[pin.name] = pin.index
     return Supply(tuple(missing), on_index)
@@ -227,10 +212,6 @@ def _why_missing(pin: Pin, stack: Stack, resolver: Resolver, known: Known) -> st
             return known.setdefault((pin.index,), "index-out-of-reach")
         known[key] = "" if ran.code == 0 else "not-on-index"
     return known[key]
-
-
-def _unknown_requires(pin: Pin) -> str:
-    return "" if stand_in_requires(pin.name, pin.version) is not None else say(Message("locking.stand-in-unknown"))
 
 
 def _resolve(
@@ -279,7 +260,7 @@ def _with_labels(found: list[LockedPackage], stack: Stack, supply: Supply) -> tu
     return tuple(sorted(packages, key=lambda package: package.name))
 
 
-def _attested(package: LockedPackage, missing: Missing, tags: frozenset[Any]) -> LockedPackage:
+def _attested(package: LockedPackage, missing: Missing, tags: Mapping[Tag, int]) -> LockedPackage:
     """A package whose index is unreachable, with the hashes that public lock files record, if any.
 
     None if the index answered that it does not have the version, or if the requirements of the package are unknown: it
@@ -314,7 +295,8 @@ def _failure(stack: Stack, inputs: Inputs, supply: Supply, resolver: Resolver, r
         raise CannotTell(Message("lock.index-out-of-reach", {"why": why}), Message("lock.check-network"))
     if "No solution found" not in ran.err:
         # Interrupted, or a source distribution does not build here: this says nothing about the versions.
-        hint = Message("locking.look-at-disk" if _is_about_files(ran.err) else "locking.run-again")
+        is_about_files = any(words in ran.err for words in ("os error 13", "os error 28", "os error 30"))
+        hint = Message("locking.look-at-disk" if is_about_files else "locking.run-again")
         raise CannotTell(Message("locking.uv-stopped", {"stack": stack.name, "why": why}), hint)
     proof = prove(inputs, supply, resolver, ran.err)
     names = undated(ran.err)
@@ -323,10 +305,6 @@ def _failure(stack: Stack, inputs: Inputs, supply: Supply, resolver: Resolver, r
         raise CannotTell(Message("locking.no-upload-times", args), Message("locking.other-index"))
     detail = why.replace(PROJECT, stack.name)
     return Solved((), (Missing("*", "", "does-not-resolve", detail=detail), *supply.missing), proof)
-
-
-def _is_about_files(text: str) -> bool:
-    return any(words in text for words in ("os error 13", "os error 28", "os error 30"))  # EACCES, ENOSPC, EROFS
 
 
 def _dependents(text: str) -> dict[str, tuple[str, ...]]:
@@ -343,7 +321,7 @@ def _dependents(text: str) -> dict[str, tuple[str, ...]]:
     return needs
 
 
-def _hashes(row: Mapping[str, Any], tags: frozenset[Any]) -> tuple[str, ...]:
+def _hashes(row: Mapping[str, Any], tags: Mapping[Tag, int]) -> tuple[str, ...]:
     """The hashes of the fitting wheels, or of the source archive if there is no such wheel."""
     wheels = [wheel for wheel in row.get("wheels", ()) if fits(_file_name(wheel), tags)]
     chosen = wheels or [row[kind] for kind in ("sdist", "archive") if kind in row]

@@ -95,11 +95,4 @@ def why_missing(missing: Missing, resolver: Resolver) -> Message:
         "links": links,
         "detail": missing.detail,
     }
-    return Message(_REASONS[missing.reason], args)
-
-
-_REASONS = {
-    "index-out-of-reach": "lock.reason-index-out-of-reach",
-    "not-on-index": "lock.reason-not-on-index",
-    "does-not-resolve": "lock.reason-does-not-resolve",
-}
+    return Message(f"lock.reason-{missing.reason}", args)

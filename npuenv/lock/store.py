@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import npuenv
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
+from npuenv.host.writing import write_whole
 from npuenv.lock.file import Lock, read_lock, write_lock
 from npuenv.lock.inputs import inputs_of
 
@@ -125,14 +126,8 @@ def put_lock(lock: Lock, folder: Path) -> Path:
 
 def put_text(text: str, path: Path) -> Path:
     """Writes a file atomically; creates its folder. Raises: BadInput if that fails."""
-    part = path.with_name(f"{path.name}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            part.write_text(text, encoding="utf-8")
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)  # leaves no partial file on a full disk
+        write_whole(str(path), text)
     except OSError as error:
         args = {"path": str(path), "why": error.strerror or str(error)}
         raise BadInput(Message("lock.unwritable", args), Message("lock.other-folder")) from error

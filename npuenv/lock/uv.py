@@ -6,17 +6,18 @@ import json
 import re
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from npuenv.core.toml_input import load_file
 from npuenv.facts.pip import PipSettings, for_uv, named_index, without_secrets
 from npuenv.lock.inputs import CONSTRAIN, EXCLUDE, REPLACE, REQUIRE, Inputs, ignored_requirements, stand_in_requires
 from npuenv.lock.wheels import uv_platform, write_wheel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from npuenv.core.messages import Message
@@ -81,6 +82,31 @@ def pip_compile(inputs: Inputs, supply: Supply, resolver: Resolver, folder: Path
         ("pip", "compile", "--no-header", *output, *write_inputs(inputs, supply, resolver, folder)),
         env=environ(resolver, folder),
     )
+
+
+def list_exact(
+    requirements: Sequence[str],
+    platform: Platform,
+    resolver: Resolver,
+    folder: Path,
+    *,
+    label: str = "",
+    options: Sequence[str] = ("--no-deps",),
+    env: Mapping[str, str] | None = None,
+) -> tuple[Ran, list[dict[str, Any]]]:
+    """uv's choice for requirements as they are: its run, and the rows of `pylock.toml`, written to an empty folder.
+
+    `label`: only the index of that label; "": those of pip's settings.
+    """
+    wanted, found = folder / "wanted.in", folder / "pylock.toml"
+    wanted.write_text("".join(f"{line}\n" for line in requirements), encoding="utf-8")
+    form = ("--no-header", "--format", "pylock.toml", "-o", str(found))
+    argv = ("pip", "compile", *form, *platform_options(platform), *options, str(wanted))
+    variables = dict(env or {})
+    if label:
+        variables["UV_DEFAULT_INDEX"] = named_index(label, resolver.indexes[label], variables)
+    ran = resolver.run(argv, env=variables, is_cut_off=bool(label))
+    return ran, load_file(found).get("packages", []) if ran.code == 0 else []
 
 
 def write_inputs(inputs: Inputs, supply: Supply, resolver: Resolver, folder: Path) -> tuple[str, ...]:

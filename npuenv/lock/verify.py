@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 
 from packaging.utils import canonicalize_name
 
-from npuenv.core.toml_input import load_file
-from npuenv.facts.pip import local_folder, named_index
+from npuenv.facts.pip import local_folder
 from npuenv.host.base import PathState
-from npuenv.lock.uv import deciding_line, is_out_of_reach, platform_options
+from npuenv.lock.uv import deciding_line, is_out_of_reach, list_exact
 from npuenv.resolve.types import Platform
 
 if TYPE_CHECKING:
@@ -139,20 +138,10 @@ def _query(
     group: Sequence[LockedPackage], label: str, platform: str, resolver: Resolver
 ) -> tuple[Ran, Mapping[str, frozenset[str]]]:
     """The run of uv, and the hashes of every file it found for each package."""
-    secret: dict[str, str] = {}
     env = {} if resolver.settings.retries else {"UV_HTTP_RETRIES": "1"}
-    if label:
-        env["UV_DEFAULT_INDEX"] = named_index(label, resolver.indexes[label], secret)
-    with tempfile.TemporaryDirectory(prefix="npuenv-verify-") as name:
-        requirements, found = Path(name) / "wanted.in", Path(name) / "pylock.toml"
-        requirements.write_text("".join(f"{p.name}=={p.version}\n" for p in group), encoding="utf-8")
-        argv = ("pip", "compile", "--no-deps", "--no-header", "--format", "pylock.toml", "-o", str(found))
-        ran = resolver.run(
-            (*argv, *platform_options(_platform(platform)), str(requirements)),
-            env={**env, **secret},
-            is_cut_off=bool(label),
-        )
-        rows = load_file(found).get("packages", ()) if ran.code == 0 else ()
+    lines = [f"{package.name}=={package.version}" for package in group]
+    with tempfile.TemporaryDirectory(prefix="npuenv-verify-") as folder:
+        ran, rows = list_exact(lines, _platform(platform), resolver, Path(folder), label=label, env=env)
     return ran, {
         canonicalize_name(row["name"]): frozenset(
             file["hashes"]["sha256"]

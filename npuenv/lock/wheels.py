@@ -15,7 +15,7 @@ from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from npuenv.facts.pip import PipSettings
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # The C libraries of uv's platforms (uv 0.13.8, `--python-platform`).
 _UV_GLIBC = (17, 28, *range(31, 41))
+_OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}  # by the Y of glibc 2.Y
 
 
 def glibc_minor(platform: Platform) -> int:
@@ -43,21 +44,33 @@ def uv_platform(platform: Platform) -> str:
     return f"{platform.arch}-manylinux_2_{minor}"
 
 
-def platform_tags(platform: Platform) -> frozenset[Tag]:
-    """Every wheel tag that a lock's platform accepts: CPython X.Y with at most the platform's glibc."""
+def platform_tags(platform: Platform) -> dict[Tag, int]:
+    """Every wheel tag that a lock's platform accepts, CPython X.Y with at most the platform's glibc, and its rank.
+
+    The order is pip's: 0 is the best.
+    """
     major, minor = (int(part) for part in platform.python.split("."))
-    names = [f"manylinux_2_{glibc}_{platform.arch}" for glibc in range(glibc_minor(platform), 4, -1)]
-    names += [f"{old}_{platform.arch}" for old in ("manylinux2014", "manylinux2010", "manylinux1", "linux")]
+    names = []
+    for glibc in range(glibc_minor(platform), 4, -1):
+        names.append(f"manylinux_2_{glibc}_{platform.arch}")
+        names += [f"{_OLD_NAMES[glibc]}_{platform.arch}"] if glibc in _OLD_NAMES else []
+    names.append(f"linux_{platform.arch}")
     own = cpython_tags((major, minor), [f"cp{major}{minor}"], names)
-    return frozenset(own) | frozenset(compatible_tags((major, minor), f"cp{major}{minor}", names))
+    tags = dict.fromkeys((*own, *compatible_tags((major, minor), f"cp{major}{minor}", names)))
+    return {tag: rank for rank, tag in enumerate(tags)}
 
 
-def fits(file_name: str, tags: frozenset[Tag]) -> bool:
-    """Whether a wheel's file name carries one of the tags; False for other names."""
+def rank_of(file_name: str, tags: Mapping[Tag, int]) -> int | None:
+    """The rank of a wheel by its file name, the lower the better; None if it fits no tag, or is no wheel."""
     try:
-        return bool(parse_wheel_filename(file_name)[3] & tags)
+        return min((tags[tag] for tag in parse_wheel_filename(file_name)[3] if tag in tags), default=None)
     except ValueError:  # InvalidWheelFilename, InvalidVersion, or a number of thousands of digits
-        return False
+        return None
+
+
+def fits(file_name: str, tags: Mapping[Tag, int]) -> bool:
+    """Whether a wheel's file name carries one of the tags; False for other names."""
+    return rank_of(file_name, tags) is not None
 
 
 def wheels_in_links(

@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 
 from npuenv.core import versions
 from npuenv.core.messages import Message
+from npuenv.core.shellscript import ARCHES
 from npuenv.matrix.ranges import common_version
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from npuenv.matrix.rows import Built, Recipe, ReleaseImage, TorchNpu, TritonAscend, VllmAscend
     from npuenv.matrix.tables import Matrix
 
-ARCHITECTURES = ("aarch64", "x86_64")
 Standing = Literal[
     "settled",  # a side is believed, with a reason
     "open",  # both sides are written down, and the evidence does not decide
@@ -106,7 +106,7 @@ def _unpaired(npu: TorchNpu, cann: str, rows: tuple[str, ...]) -> RowConflict:
 def _wheels(row: VllmAscend, image: ReleaseImage, matrix: Matrix) -> Iterator[RowConflict]:
     """Whether what the release asks for exists for its image's Python, where its wheels were listed, and its CANN."""
     npu = matrix.torch_npu_row(image.torch_npu or versions.exact(row.requirement("torch-npu")))
-    for arch in ARCHITECTURES if npu and npu.index == "default" else ():
+    for arch in ARCHES if npu and npu.index == "default" else ():
         if npu and image.python not in npu.pythons(arch):
             args = {"package": f"torch-npu {npu.version}", "python": image.python, "arch": arch}
             yield _difference("no-wheel", (row.id, npu.id), ("torch-npu",), **args)
@@ -115,7 +115,7 @@ def _wheels(row: VllmAscend, image: ReleaseImage, matrix: Matrix) -> Iterator[Ro
     if triton is None or not set(triton.hardware) & set(image.hardware):
         return
     yield from _triton_on(triton, image.cann, row.id)
-    for arch in ARCHITECTURES:
+    for arch in ARCHES:
         if image.python not in triton.python or arch not in triton.arch:
             args = {"package": f"triton-ascend {triton.version}", "python": image.python, "arch": arch}
             yield _difference("no-wheel", (row.id, triton.id), ("triton-ascend",), **args)
@@ -221,7 +221,7 @@ def asked_for(row: Built, python: str) -> Mapping[str, str]:
     for text in row.requires:
         requirement = Requirement(text)
         marker = requirement.marker
-        environments = ({"python_version": python, "platform_machine": arch, "extra": ""} for arch in ARCHITECTURES)
+        environments = (versions.marker_environment(arch, python) for arch in ARCHES)
         if marker is None or any(marker.evaluate(each) for each in environments):
             name, spec = _named(requirement)
             found.setdefault(name, []).append(spec)

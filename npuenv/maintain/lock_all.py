@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from npuenv.core.errors import BadInput, CannotTell
 from npuenv.core.json_input import load_file
 from npuenv.core.messages import Message
-from npuenv.lock.file import Lock, Proof, read_lock
+from npuenv.lock.file import IMPOSSIBLE, Lock, Proof, read_lock
 from npuenv.lock.inputs import Inputs, inputs_of
 from npuenv.lock.make import Known, Solved, as_lock, made_with, solve
 from npuenv.lock.store import put_lock, put_text
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from npuenv.lock.make import Resolver
+    from npuenv.lock.uv import Resolver
     from npuenv.resolve.types import Stack
 
-IMPOSSIBLE = "impossible.json"
+RECORD = "impossible.json"
 _AT_ONCE = 2  # uv processes
 _GIVE_UP_AFTER = 3  # questions in a row that no index answered
 
@@ -153,7 +153,7 @@ def _record(cells: Sequence[_Cell], group: Sequence[int], solved: Solved, second
         cell = cells[number]
         lock = as_lock(cell.stack, cell.inputs, _said_for(cell, first, solved), run.tools)
         row = _row(cell, lock, seconds=seconds if cell is first else 0.0, reused=False)
-        if row.status == "impossible":
+        if row.status == IMPOSSIBLE:
             _note_impossible(run.folder, cell, row)
         else:
             put_lock(lock, run.folder)
@@ -195,12 +195,12 @@ def _kept(cell: _Cell, folder: Path, proofs: dict[str, Any]) -> GridRow | None:
 
 
 def _row(cell: _Cell, lock: Lock, *, seconds: float, reused: bool) -> GridRow:
-    is_impossible = _is_impossible(lock)
+    is_impossible = lock.status == IMPOSSIBLE
     return GridRow(
         stack=cell.stack.name,
         platform=cell.stack.platform.tag,
         hardware=cell.stack.platform.hardware,
-        status="impossible" if is_impossible else "complete" if lock.is_complete else "partial",
+        status=lock.status,
         packages=len(lock.packages),
         missing=tuple(each.name for each in lock.missing if each.name != "*"),
         proof=lock.proof,
@@ -209,10 +209,6 @@ def _row(cell: _Cell, lock: Lock, *, seconds: float, reused: bool) -> GridRow:
         detail=lock.missing[0].detail if is_impossible else "",
         is_from_indexes=is_impossible or lock.is_from_indexes,
     )
-
-
-def _is_impossible(lock: Lock) -> bool:
-    return any(each.name == "*" for each in lock.missing)
 
 
 def _require_own_files(cells: Sequence[_Cell]) -> None:
@@ -228,7 +224,7 @@ def _require_own_files(cells: Sequence[_Cell]) -> None:
 
 def _read_impossible(folder: Path) -> dict[str, Any]:
     """File name of the lock that is not there -> inputs, detail and proof. Empty where none was recorded."""
-    path = folder / IMPOSSIBLE
+    path = folder / RECORD
     try:
         return dict(load_file(path)) if path.is_file() else {}
     except (TypeError, ValueError):
@@ -250,7 +246,7 @@ def _forget_impossible(folder: Path, cell: _Cell) -> None:
 
 
 def _write_impossible(folder: Path, known: dict[str, Any]) -> None:
-    put_text(json.dumps(known, indent=1, sort_keys=True, ensure_ascii=False) + "\n", folder / IMPOSSIBLE)
+    put_text(json.dumps(known, indent=1, sort_keys=True, ensure_ascii=False) + "\n", folder / RECORD)
 
 
 def _cannot_tell(unanswered: Sequence[CannotTell], num_stacks: int) -> CannotTell:

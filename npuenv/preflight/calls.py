@@ -17,6 +17,7 @@ _UNJUDGED_MODULE = re.compile(r"verl\.(?:\w+\.)*(?:\w*sft_trainer\w*|main_eval\w
 _UNJUDGED_FILE = re.compile(r"(?:.*/)?(?:\w*sft_trainer\w*|main_eval\w*|main_generation\w*)\.py")
 _STARTER = re.compile(r"(?:.*/)?(?:python[\d.]*|torchrun|accelerate|deepspeed)")
 _LAUNCHER = re.compile(r"(?:.*/)?(?:torchrun|accelerate|deepspeed|mpirun|mpiexec)|torch\.distributed\.(?:run|launch)")
+_FRONT = re.compile(r"[A-Za-z_]\w*=.*|env|exec|nohup|time", re.DOTALL)
 _SHELLS = ("bash", "sh", "zsh", "dash")
 _VERL_KEY = re.compile(r"(?:\+\+|\+|~)?actor_rollout_ref[.@]")
 _OVERRIDE = re.compile(r"(?:\+\+|\+|~)?[A-Za-z_]\w*(?:[.@/][\w@/-]+)+=.*", re.DOTALL)
@@ -122,11 +123,14 @@ def shell_text(words: Sequence[str]) -> int | None:
     return None
 
 
+def front(words: Sequence[str]) -> int:
+    """How many words stand before the program: variables set for it, and `env`, `exec`, `nohup`, `time`."""
+    return next((at for at, word in enumerate(words) if not _FRONT.fullmatch(word)), len(words))
+
+
 def script_of(words: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
     """The shell script that a command runs and its arguments: `bash -x run.sh a` gives ("run.sh", ("a",))."""
-    rest = list(words)
-    while rest and re.fullmatch(r"[A-Za-z_]\w*=.*|env|exec|nohup|time", rest[0], re.DOTALL):
-        rest.pop(0)
+    rest = list(words[front(words) :])
     if rest and posixpath.basename(rest[0]) in (*_SHELLS, "source", "."):
         rest.pop(0)
         while rest and rest[0].startswith("-") and rest[0] != "-c":

@@ -32,11 +32,12 @@ class Checkout:
 
     version: str  # as the tree calls itself, like 0.10.0.dev
     release: str  # the recorded release whose keys and defaults it has, else `version`
-    keys: KeyTable | None  # None: those of the recorded release
+    keys: KeyTable | None = None  # None: those of the recorded release
+    damage: Message | None = None  # why it cannot be read; then its release counts as unknown
 
 
 def find_checkout(folders: Iterable[Path]) -> Checkout | None:
-    """The first of the folders that is a source tree of verl; None where none is, or one that cannot be read."""
+    """The first of the folders that is a source tree of verl; None where none is, or one older than all releases."""
     found = next((each for each in folders if (each / _CONFIG / _COMPOSED).is_file()), None)
     return None if found is None else _read(found)
 
@@ -51,10 +52,11 @@ def _read(tree: Path) -> Checkout | None:
         base = versions.python_version(version).base_version
         defaults = {"model_engine": "dp", **_leaves(tree / _CONFIG / _COMPOSED)}  # a choice, which is not in the file
         if defaults == defaults_of("verl", base):
-            return Checkout(version, base, None)
+            return Checkout(version, base)
         names = frozenset(defaults).union(*map(_leaves, _other_trainers(tree)))
-    except BadInput:
-        return None
+    except BadInput as error:
+        damage = Message("preflight.checkout-damaged", {"path": str(tree), "why": error.message})
+        return Checkout("", "", damage=damage)
     files = (tree / "verl").rglob("config/**/*.yaml")
     configs = frozenset(each.relative_to(tree).with_suffix("").as_posix() for each in files if each.name[0] != "_")
     if not _are_composed(tree):

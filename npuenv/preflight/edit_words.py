@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import TYPE_CHECKING, Any
 
+from npuenv.preflight.calls import front
 from npuenv.preflight.hydra import NotHydra, read_override, write_value
-from npuenv.preflight.script import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from npuenv.preflight.types import Change
 
 _OPENS = re.compile(r"(?:\b(?:then|else|do)|[{(]|\))[ \t]*(?:#.*)?\s*$")  # what a command has to follow
-_PREFIXES = ("env", "exec", "nohup", "time")
 
 
 def edit_command(words: Sequence[str], call: Call, change: Change, known: Collection[str]) -> list[str] | None:
@@ -56,15 +56,11 @@ def _override(change: Change, old: str, known: Collection[str]) -> str:
 def _with_variable(words: Sequence[str], change: Change) -> list[str]:
     """The variable in front of the command changed, put in or taken out."""
     names = {change.key, change.renames} - {None}
-    first = next((at for at, word in enumerate(words) if not _is_front(word)), len(words))
-    front = [word for word in words[:first] if word.partition("=")[0] not in names]
+    first = front(words)
+    kept = [word for word in words[:first] if word.partition("=")[0] not in names]
     if change.value is not None:
-        front.append(f"{change.key}={change.value}")
-    return [*front, *words[first:]]
-
-
-def _is_front(word: str) -> bool:
-    return word in _PREFIXES or bool(re.match(r"[A-Za-z_]\w*=", word))
+        kept.append(f"{change.key}={change.value}")
+    return [*kept, *words[first:]]
 
 
 def edit_script(script: Script, change: Change, known: Collection[str]) -> str | None:
@@ -83,8 +79,8 @@ def edit_script(script: Script, change: Change, known: Collection[str]) -> str |
         return _without(script.text, old) if old else None
     target = (taken or old)[-1:]
     if not target:
-        return _put_in(script, quoted(_override(change, "", known)))
-    new = quoted(_override(change, target[0].value, known))
+        return _put_in(script, shlex.quote(_override(change, "", known)))
+    new = shlex.quote(_override(change, target[0].value, known))
     text = script.text
     for word in sorted(old if taken else old[:-1], key=lambda each: -each.start):
         if word.start > target[0].start:
@@ -132,7 +128,7 @@ def _variable_in(script: Script, change: Change) -> str | None:
         return None
     if change.value is None:
         return _unset(script.text, named) if named else None
-    new = f"{change.key}={quoted(str(change.value))}"
+    new = f"{change.key}={shlex.quote(str(change.value))}"
     if not named:
         return f"{script.text[: script.start]}export {new}\n{script.text[script.start :]}"
     word = named[0].word
@@ -164,4 +160,4 @@ def _unset(text: str, exports: Sequence[Export]) -> str:
 
 def shown(words: Sequence[Any]) -> str:
     """A command line as it is typed."""
-    return " ".join(quoted(str(word)) for word in words)
+    return shlex.join(map(str, words))

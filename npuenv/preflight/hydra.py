@@ -204,7 +204,7 @@ def write_value(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{write_value(item)}" for key, item in value.items()) + "}"
     if not isinstance(value, str):
-        return repr(value)
+        return re.sub(r"e([+-])0", r"e\1", repr(value))  # 1e-6, as the guides write it
     return value if _is_plain(value) else _in_quotes(value)
 
 

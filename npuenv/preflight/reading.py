@@ -19,7 +19,7 @@ from npuenv.core.json_input import JsonError, loads
 from npuenv.core.messages import Message
 from npuenv.core.shellscript import UNKNOWN, open_quote
 from npuenv.preflight import limits
-from npuenv.preflight.calls import find_call, module_of, script_of, shell_text, unjudged
+from npuenv.preflight.calls import find_call, front, module_of, script_of, shell_text, unjudged
 from npuenv.preflight.configs import Config, Search, read_config
 from npuenv.preflight.hydra import NotHydra, read_override
 from npuenv.preflight.interpolate import fill
@@ -288,12 +288,10 @@ def _variable(name: str, word: Word, path: str, at: int = 0) -> Setting:
 def _leading(words: Sequence[Word]) -> dict[str, Setting]:
     """The variables in front of a command."""
     found = {}
-    for at, word in enumerate(words, 1):
+    for at, word in enumerate(words[: front([word.value for word in words])], 1):
         name, sign, _ = word.value.partition("=")
-        if sign and re.fullmatch(r"[A-Za-z_]\w*", name):
+        if sign:
             found[name] = replace(_variable(name, word, "", at), place=Location("", 1, at))
-        elif word.value not in ("env", "exec", "nohup", "time"):
-            break
     return found
 
 
@@ -436,7 +434,7 @@ def _launch(
         raise BadInput(Message("preflight.other-framework", args), Message("preflight.other-framework-hint", args))
     name = options.release or options.machine.packages.get(framework)
     release = counted_as(framework, name) if name else None
-    found = options.checkout if framework == "verl" else None
+    found = options.checkout if framework == "verl" and options.checkout and not options.checkout.damage else None
     if found is not None and name in (None, found.version):
         name, release = found.version, found.release
     table = found.keys if found is not None and name == found.version else None

@@ -12,12 +12,17 @@ from npuenv.matrix.keys import known_releases, nearest_release, programs_of
 __all__ = ["counted_as", "is_far", "known_releases"]
 
 
+def short_name(name: str) -> str:
+    """A release without what people write around it. Example: "main @8eb27cc2" -> "8eb27cc2"; "v0.9.0" -> "0.9.0" """
+    return name.strip().rpartition("@")[2].removeprefix("v")
+
+
 def counted_as(framework: str, name: str) -> str:
     """The version that a release is judged as; the name itself where nothing says otherwise.
 
     Example: roll "main @8eb27cc2" -> "0.3.0"; roll 0.1.0 -> "0.2.0"; verl "v0.9.0" -> "0.9.0"
     """
-    version = name.strip().rpartition("@")[2].removeprefix("v")
+    version = short_name(name)
     rows = load_matrix().roll_releases if framework == "roll" else ()
     for row in rows:
         if row.is_called(version):

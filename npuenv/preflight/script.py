@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import itertools
 import re
-import shlex
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from npuenv.core.shellscript import UNKNOWN, commands, expand, holds, source_of, with_arrays
 from npuenv.preflight import limits
-from npuenv.preflight.calls import Call, find_call, is_override, script_of, shell_text, unjudged
+from npuenv.preflight.calls import Call, find_call, front, is_override, script_of, shell_text, unjudged
 from npuenv.preflight.limits import TooLarge
 
 if TYPE_CHECKING:
@@ -412,15 +411,7 @@ def _as_launched(export: Export, known: Mapping[str, str]) -> Export:
 
 def _own(words: Sequence[Word]) -> Iterator[Export]:
     """Variables set in front of the launch itself, `env` in front of them or not."""
-    for word in words:
+    for word in words[: front([word.raw for word in words])]:
         name, sign, _ = word.raw.partition("=")
-        if word.raw in ("env", "exec", "nohup", "time"):
-            continue
-        if not sign or not re.fullmatch(r"[A-Za-z_]\w*", name):
-            return
-        yield Export(name, word, 0)
-
-
-def quoted(word: str) -> str:
-    """A word for a shell, quoted only where it has to be."""
-    return word if re.fullmatch(r"[\w@%+=:,./\-~]+", word, re.ASCII) and not word.startswith("~") else shlex.quote(word)
+        if sign:
+            yield Export(name, word, 0)

@@ -232,7 +232,7 @@ def scalar(text: str) -> Any:
 def write_scalar(value: Any, quote: str = "") -> str:
     """The value as YAML on one line, in the quotes that stood there where it is a string.
 
-    Example: "1" -> '"1"', ["a", None] -> '[a, null]', 1e-6 -> '1e-06'.
+    Example: "1" -> '"1"', ["a", None] -> '[a, null]', 1e-6 -> '1.0e-06'.
     """
     if value is None:
         return "null"
@@ -241,7 +241,8 @@ def write_scalar(value: Any, quote: str = "") -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if value != value else ("-.inf" if value < 0 else ".inf")
     if isinstance(value, (int, float)):
-        return repr(value)
+        text = repr(value)
+        return text.replace("e", ".0e") if "e" in text and "." not in text else text  # YAML 1.1 wants the dot
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(write_scalar(item, ',') for item in value)}]"
     if isinstance(value, dict):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.render.dockerfile import Arg, Blank, Comment, From, Instruction, Var, one_word
+from npuenv.render.dockerfile import Arg, Blank, Comment, From, Instruction, Var
+from npuenv.render.words import one_word
 
 if TYPE_CHECKING:
     from npuenv.render.layers import Recipe

@@ -1,7 +1,7 @@
 """A stack and its locks as the folder of an image: Dockerfile, lists of packages, scripts.
 
 The layers follow the stack's install order, so the image holds what the installer would put onto a machine. Nothing is
-read or written here; `npuenv.render.folder` writes.
+read or written here.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from npuenv.render.dockerfile import (
     Var,
     When,
     Workdir,
-    one_word,
     text,
 )
 from npuenv.render.image_files import DOCTOR, IMAGE_FILES, image_files
 from npuenv.render.requirements import PackageList, package_lists
 from npuenv.render.upstream import corresponding
+from npuenv.render.words import one_word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

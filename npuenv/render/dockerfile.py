@@ -14,16 +14,13 @@ import textwrap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from npuenv.core.errors import BadInput
-from npuenv.core.messages import Message
+from npuenv.render.words import identifier, one_word, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 # Docker's names of the two architectures, in the order in which branches are written.
 DOCKER_ARCH = {"x86_64": "amd64", "aarch64": "arm64"}
-_UNSAFE = re.compile(r"""['"`\\$\x00-\x1f\x7f]""")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # A comment line that the builder or the linter would obey instead of skipping it.
 _DIRECTIVE = re.compile(r"\s*(?:(?:syntax|escape|check)\s*=|hadolint\b|shellcheck\b)", re.IGNORECASE)
 _INDENT = "    "
@@ -220,58 +217,9 @@ def text(tree: Sequence[Instruction]) -> str:
     return "".join(f"{line}\n" for instruction in tree for line in _lines(instruction))
 
 
-def plain(value: str, what: str) -> str:
-    """The value itself, when it can stand in any instruction as it is; `what` names it for the user.
-
-    Raises BadInput for quotes, backslashes, backticks, `$`, line ends and other control characters.
-    """
-    found = _UNSAFE.search(value)
-    if found:
-        raise BadInput(
-            Message("render.unsafe-value", {"what": what, "value": repr(value), "character": repr(found.group())}),
-            Message("render.unsafe-value-hint"),
-        )
-    return value
-
-
-def one_word(value: str, what: str) -> str:
-    """The value itself, when it is plain, holds no blank and cannot be taken for an option. Raises BadInput."""
-    if not plain(value, what) or " " in value or value.startswith("-"):
-        raise BadInput(
-            Message("render.unsafe-word", {"what": what, "value": repr(value)}), Message("render.unsafe-word-hint")
-        )
-    return value
-
-
-def identifier(value: str, what: str) -> str:
-    """The value itself, when it is a name that a shell variable can have. Raises BadInput."""
-    if not _NAME.fullmatch(value):
-        raise BadInput(
-            Message("render.unsafe-name", {"what": what, "value": repr(value)}), Message("render.unsafe-value-hint")
-        )
-    return value
-
-
-def commands_of(tree: Sequence[Instruction]) -> Iterator[Command]:
-    """Every command of every RUN, branches included, in the order of the file."""
-    for instruction in tree:
-        if isinstance(instruction, Run):
-            yield from _flat(instruction.commands)
-
-
 def script(run: Run) -> str:
     """What the shell of a RUN gets: the instruction without its keyword."""
     return "\n".join(_joined(run.commands))
-
-
-def _flat(commands: Sequence[Command]) -> Iterator[Command]:
-    for command in commands:
-        yield command
-        if isinstance(command, When):
-            yield from _flat((command.condition, *command.then))
-        elif isinstance(command, ByArch):
-            for branch in command.branches.values():
-                yield from _flat(branch)
 
 
 def _lines(instruction: Instruction) -> Iterator[str]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from npuenv.core.messages import Message
 from npuenv.install.plan.cann import cann_scripts, compiler_scripts
 from npuenv.render import layers
-from npuenv.render.dockerfile import plain
 from npuenv.render.template import fill
+from npuenv.render.words import plain
 
 if TYPE_CHECKING:
     from npuenv.render.layers import Recipe

@@ -23,8 +23,8 @@ from npuenv.render.dockerfile import (
     Source,
     Var,
     When,
-    one_word,
 )
+from npuenv.render.words import one_word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -89,7 +89,7 @@ def _system_packages(recipe: Recipe) -> tuple[Command, ...]:
     packages = tuple(one_word(name, "system package") for name in recipe.stack.system_packages)
     if package_tool(recipe.stack.platform.os or "") == "dnf":
         options = ("install", "-y", "--setopt=install_weak_deps=False")
-        install = (Exec(("dnf", *options, *_dnf_names(packages))), Exec(("dnf", "clean", "all")))
+        install = (Exec(("dnf", *options, *load_matrix().dnf_names(packages))), Exec(("dnf", "clean", "all")))
         return _with_mirror("/etc/yum.repos.d", "repo", install)
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}
     return _with_mirror(
@@ -123,11 +123,6 @@ def _with_mirror(folder: str, kinds: str, install: tuple[Command, ...]) -> tuple
         *install,
         When(is_given, (Exec(("rm", "-rf", folder)), Exec(("mv", kept, folder)))),
     )
-
-
-def _dnf_names(packages: Sequence[str]) -> tuple[str, ...]:
-    """The packages under their names on systems with dnf, each once."""
-    return load_matrix().dnf_names(packages)
 
 
 def preloaded(stack: Stack) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.lock.export import requirement_lines
-from npuenv.render.dockerfile import one_word
+from npuenv.render.words import one_word
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -71,9 +71,9 @@ def render(cluster: ClusterReport, page: Page, manner: Manner) -> str:
     """The report for people: what came of whom, what is wrong, what does not agree, what to do next."""
     sheet = Drawn(page) if page.is_terminal else Plain()
     if not manner.is_quiet:
-        sheet.line(
-            (say(Message("cluster.title"), manner.lang), "bold"), ("  ", ""), (_overview(cluster, manner), "dim")
-        )
+        args = {"count": len(cluster.nodes), "names": fold(report.node.name for report in cluster.nodes)}
+        overview = clean(say(Message("cluster.overview", args), manner.lang))
+        sheet.line((say(Message("cluster.title"), manner.lang), "bold"), ("  ", ""), (overview, "dim"))
     for status, says, lines in _nodes(cluster, manner):
         branches = (Branch(((clean(line), "cyan"),)) for line in lines)
         sheet.finding(label_of(status, page, manner.lang), [(clean(says), "")], branches, is_whole=True)
@@ -173,6 +173,12 @@ def says_of(group: Sequence[NodeReport]) -> tuple[Status, Message]:
     return status, Message("cluster.node-findings", args)
 
 
+def results_of(cluster: ClusterReport) -> list[tuple[Status, Message, tuple[NodeReport, ...]]]:
+    """What nodes came to that came to the same, worst first."""
+    groups = [(*says_of(group), group) for group in group_nodes(cluster.nodes)]
+    return sorted(groups, key=lambda each: WORST_FIRST.index(each[0]))
+
+
 def _node_json(report: NodeReport, lang: str) -> dict[str, Any]:
     failure = None
     if report.failure is not None:
@@ -194,15 +200,9 @@ def _counts_json(findings: Sequence[Finding]) -> dict[str, int]:
     return {status.value: number[status] for status in Status}
 
 
-def _overview(cluster: ClusterReport, manner: Manner) -> str:
-    args = {"count": len(cluster.nodes), "names": fold(report.node.name for report in cluster.nodes)}
-    return clean(say(Message("cluster.overview", args), manner.lang))
-
-
 def _nodes(cluster: ClusterReport, manner: Manner) -> Iterator[tuple[Status, str, list[str]]]:
     """What nodes came to that came to the same, worst first; of silent ones with the lines that decide."""
-    groups = [(*says_of(group), group) for group in group_nodes(cluster.nodes)]
-    for status, says, group in sorted(groups, key=lambda each: WORST_FIRST.index(each[0])):
+    for status, says, group in results_of(cluster):
         if status in (Status.FAIL, Status.UNKNOWN) or not manner.is_quiet:
             lines = lines_of(group)
             if len(lines) > _ALIKE_AT_MOST + 1 and not manner.is_verbose:

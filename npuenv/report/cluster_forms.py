@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from npuenv import __version__
 from npuenv.cluster.nodeset import fold
-from npuenv.cluster.summary import NodeReport, group_nodes
 from npuenv.core.errors import ExitCode
-from npuenv.core.finding import PROBLEMS, WORST_FIRST, Finding
+from npuenv.core.finding import PROBLEMS, Finding
 from npuenv.core.messages import Message, say
 from npuenv.report.cluster import (
     gathered,
@@ -21,6 +20,7 @@ from npuenv.report.cluster import (
     names_of,
     next_of,
     problems,
+    results_of,
     says_of,
     summary,
 )
@@ -33,7 +33,7 @@ from npuenv.report.sarif import sarif_log
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from npuenv.cluster.summary import ClusterReport
+    from npuenv.cluster.summary import ClusterReport, NodeReport
 
 _LINES_AT_MOST = 3  # of silent nodes, before the others are folded away
 _BETWEEN = "between-nodes"  # what stands for a node's name where it is about several
@@ -77,8 +77,7 @@ def _head(cluster: ClusterReport, lang: str, again: str) -> Iterator[str]:
 def _nodes(cluster: ClusterReport, lang: str) -> Iterator[str]:
     """What came of whom, worst first; under silent nodes the lines that decide."""
     yield f"<h2>{as_text(say(Message('cluster.html-nodes'), lang))}</h2>"
-    groups = [(*says_of(group), group) for group in group_nodes(cluster.nodes)]
-    for status, says, group in sorted(groups, key=lambda each: WORST_FIRST.index(each[0])):
+    for status, says, group in results_of(cluster):
         lines = lines_of(group)
         shown = lines if len(lines) <= _LINES_AT_MOST + 1 else lines[:_LINES_AT_MOST]
         yield f'<section class="finding {status.value}"><h3>{heading(status, "", say(says, lang), lang)}</h3>'

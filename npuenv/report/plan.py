@@ -6,14 +6,13 @@ import shlex
 from typing import TYPE_CHECKING
 
 from npuenv.core.messages import Message, say
-from npuenv.core.plan import WriteFile
+from npuenv.core.plan import Run, WriteFile
 from npuenv.facts.pip import without_secrets
-from npuenv.install.plan import Plan, Run, Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.core.plan import Action, Plan
+    from npuenv.core.plan import Action, Plan, Step
     from npuenv.facts.pip import PipSettings, Setting
     from npuenv.resolve.types import Stack
 

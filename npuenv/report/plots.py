@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from npuenv.core.messages import Message, say
@@ -10,6 +11,8 @@ from npuenv.core.messages import Message, say
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+
+    Steps = Sequence[Mapping[str, Any]]
 
 # The phases of a step in their order; other times of a step are not part of it (validation, saving).
 PHASES = ("gen", "old_log_prob", "adv", "update_actor", "update_weights")
@@ -88,22 +91,16 @@ def _accuracy(axis: Any, records: Sequence[Mapping[str, Any]], steps: Sequence[M
     return bool(points)
 
 
-def _kl(axis: Any, records: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]) -> bool:
-    del records
-    return _curve(axis, steps, "actor/kl_loss")
+def _curves(*names: str, labels: Sequence[str] = ()) -> Callable[[Any, Steps, Steps], bool]:
+    """A panel with the curves of some numbers of the steps."""
 
+    def fill(axis: Any, _: Steps, steps: Steps) -> bool:
+        drawn = [_curve(axis, steps, name, label and _label(label)) for name, label in zip_longest(names, labels)]
+        if labels and any(drawn):
+            axis.legend(fontsize="small")
+        return any(drawn)
 
-def _entropy(axis: Any, records: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]) -> bool:
-    del records
-    return _curve(axis, steps, "actor/entropy")
-
-
-def _lengths(axis: Any, records: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]) -> bool:
-    del records
-    drawn = [_curve(axis, steps, f"response_length/{name}", _label(name)) for name in ("mean", "max", "min")]
-    if any(drawn):
-        axis.legend(fontsize="small")
-    return any(drawn)
+    return fill
 
 
 def _time_shares(axis: Any, records: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]) -> bool:
@@ -143,11 +140,12 @@ def _number(value: object) -> float:
     return float(value) if isinstance(value, (int, float)) else math.nan
 
 
-_PANELS: Mapping[str, Callable[[Any, Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], bool]] = {
+_LENGTHS = ("mean", "max", "min")
+_PANELS: Mapping[str, Callable[[Any, Steps, Steps], bool]] = {
     "reward": _reward,
     "accuracy": _accuracy,
-    "kl": _kl,
-    "entropy": _entropy,
-    "lengths": _lengths,
+    "kl": _curves("actor/kl_loss"),
+    "entropy": _curves("actor/entropy"),
+    "lengths": _curves(*(f"response_length/{name}" for name in _LENGTHS), labels=_LENGTHS),
     "time-shares": _time_shares,
 }

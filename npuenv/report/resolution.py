@@ -13,14 +13,14 @@ from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message, say
 from npuenv.report.lines import Lines
 from npuenv.report.sources import sources_line
-from npuenv.resolve.types import Clash, Conflict, GitSource, Override, Pin, Reason, Stack, WayOut
+from npuenv.resolve.types import Conflict, GitSource, Override, Pin, Reason, Stack
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from rich.console import Console
 
-    from npuenv.matrix.rows import ChipWheel, PublicRun
+    from npuenv.matrix.rows import PublicRun
 
 STACK_SCHEMA = "npuenv.stack/1"
 CONFLICT_SCHEMA = "npuenv.conflict/1"
@@ -73,7 +73,9 @@ def show_reasons(stack: Stack, console: Console, lang: str = "en", *, package: s
     """
     lines = Lines(console, lang, "stack")
     pins = [pin for pin in stack.pins if package in (None, pin.name)]
-    overrides = [each for each in stack.overrides if package in (None, each.package, _name_of(each.requirement))]
+    overrides = [
+        each for each in stack.overrides if package in (None, each.package, versions.requirement_name(each.requirement))
+    ]
     sources = [git for git in stack.git_sources if package in (None, git.name)]
     if not (pins or overrides or sources):
         known = tuple(dict.fromkeys((*(pin.name for pin in stack.pins), *(git.name for git in stack.git_sources))))
@@ -86,10 +88,6 @@ def show_reasons(stack: Stack, console: Console, lang: str = "en", *, package: s
     _show_overrides(overrides, lines)
     if package is None:
         _show_notes(stack, lines)
-
-
-def _name_of(requirement: str) -> str:
-    return versions.requirement_name(requirement)
 
 
 def _pin_row(stack: Stack, pin: Pin, lines: Lines) -> tuple[str, str, str, str]:
@@ -264,8 +262,16 @@ def _stack_json(stack: Stack, lang: str) -> dict[str, Any]:
         "soc_version": stack.soc_version,
         "pins": [_pin_json(pin, lang) for pin in stack.pins],
         "requirements": list(stack.requirements),
-        "overrides": [_override_json(each, lang) for each in stack.overrides],
-        "git": [_git_json(stack, at) for at in range(len(stack.git_sources))],
+        "overrides": [
+            {
+                "package": each.package,
+                "does": each.does,
+                "requirement": each.requirement,
+                "because": _reason_json(each.because, lang),
+            }
+            for each in stack.overrides
+        ],
+        "git": [_git_json(git) for git in stack.git_sources],
         "order": [
             {"id": step.id, "does": step.does, "what": list(step.what), "why": say(step.why, lang)}
             for step in stack.order
@@ -307,13 +313,9 @@ def _reason_json(reason: Reason, lang: str) -> dict[str, Any]:
     return {"says": say(reason.says, lang), "rules": list(reason.rules), "sources": list(reason.sources)}
 
 
-def _override_json(each: Override, lang: str) -> dict[str, Any]:
-    because = _reason_json(each.because, lang)
-    return {"package": each.package, "does": each.does, "requirement": each.requirement, "because": because}
-
-
-def _git_json(stack: Stack, at: int) -> dict[str, Any]:
-    git = stack.git_sources[at]
+def _git_json(git: GitSource) -> dict[str, Any]:
+    wheel = git.wheel if git.wheel and git.wheel.sha256 else None  # what an installation takes instead of a build
+    named = wheel and {"file": wheel.id, "sha256": wheel.sha256, "index": wheel.index, "hardware": wheel.hardware}
     return {
         "name": git.name,
         "repo": git.repo,
@@ -322,26 +324,15 @@ def _git_json(stack: Stack, at: int) -> dict[str, Any]:
         "how": git.how,
         "build_env": dict(git.build_env),
         "requires": list(git.requires),
-        **({"wheel": _wheel_json(git.wheel)} if git.wheel and git.wheel.sha256 else {}),
+        **({"wheel": named} if named else {}),
     }
-
-
-def _wheel_json(wheel: ChipWheel) -> dict[str, str]:
-    """What an installation takes instead of a build."""
-    return {"file": wheel.id, "sha256": wheel.sha256, "index": wheel.index, "hardware": wheel.hardware}
 
 
 def _conflict_json(conflict: Conflict, lang: str) -> dict[str, Any]:
     return {
         "schema": CONFLICT_SCHEMA,
-        "clashes": [_clash_json(each, lang) for each in conflict.clashes],
-        "ways_out": [_way_json(each, lang) for each in conflict.ways_out],
+        "clashes": [
+            {"rule": each.rule, "says": say(each.says, lang), "source": each.source} for each in conflict.clashes
+        ],
+        "ways_out": [{"says": say(each.says, lang), "command": list(each.command)} for each in conflict.ways_out],
     }
-
-
-def _clash_json(clash: Clash, lang: str) -> dict[str, Any]:
-    return {"rule": clash.rule, "says": say(clash.says, lang), "source": clash.source}
-
-
-def _way_json(way: WayOut, lang: str) -> dict[str, Any]:
-    return {"says": say(way.says, lang), "command": list(way.command)}

@@ -260,9 +260,10 @@ def branches_of(
 ) -> Iterator[Branch]:
     """What stands below a finding: its evidence where it is a problem, its source with `-v`, its fix."""
     if has_evidence and (finding.status in PROBLEMS or manner.is_verbose):
+        arrow = " → " if page.is_terminal and page.is_unicode else " -> "
         for item in dict.fromkeys(finding.evidence):
             command, line = clean(own(item.command)), clean(own(item.line))
-            spans = (command, "dim"), (_arrow(page) if line else "", "dim"), (line, "cyan")
+            spans = (command, "dim"), (arrow if line else "", "dim"), (line, "cyan")
             yield Branch(spans, at_most=_EVIDENCE_LINES)
     if manner.is_verbose:
         source = say(Message("doctor.source", {"source": finding.source}), manner.lang)
@@ -378,11 +379,6 @@ def label_of(status: Status, page: Page, lang: str) -> Span:
         marks = _MARKS if page.is_unicode else _ASCII_MARKS
         word = f"{marks[status]} {word}"
     return word + " " * max(1, _indent(page) - cell_len(word)), _STYLES[status]
-
-
-def _arrow(page: Page) -> str:
-    """What stands between a command and its line."""
-    return " → " if page.is_terminal and page.is_unicode else " -> "
 
 
 def _indent(page: Page) -> int:

@@ -200,7 +200,7 @@ def write_output(ui: Ui, command: DoctorCommand, text: str) -> None:
 
 def write(path: Path, text: str) -> None:
     """Writes a file whole. Raises BadInput."""
-    from npuenv.host.writing import write_whole
+    from npuenv.host.writing import cannot_save, write_whole
 
     try:
         if path.exists() and not path.is_file():  # /dev/stdout: written through, never replaced
@@ -208,8 +208,7 @@ def write(path: Path, text: str) -> None:
         else:
             write_whole(str(path), text)
     except OSError as error:
-        args = {"path": str(path), "reason": error.strerror or str(error)}
-        raise BadInput(Message("cli.cannot-save", args), Message("cli.cannot-save-hint")) from error
+        raise cannot_save(path, error) from error
 
 
 def save(ui: Ui, host: Host, path: Path) -> None:

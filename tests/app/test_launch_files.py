@@ -54,7 +54,7 @@ def test_files_are_written_once_and_others_stay(tmp_path: Path) -> None:
         (out / name).write_text("#!/bin/sh\n# npuenv 1: verl\n", encoding="utf-8")
     (out / "ray_worker.sh").write_text("#!/bin/sh\n", encoding="utf-8")
     files = {"run.sh": "#!/bin/sh\n", "config.yaml": "a: 1\n"}
-    with pytest.raises(BadInput, match=r"launch_roll\.exists"):
+    with pytest.raises(BadInput, match=r"render\.exists"):
         write_launch(files, out)
     assert not (out / "config.yaml").exists()
     written = write_launch(files, out, is_forced=True)

@@ -15,8 +15,9 @@ from npuenv.core.errors import BadInput, CannotTell, ExitCode
 from npuenv.facts.pip import pip_settings
 from npuenv.host.local import LocalHost
 from npuenv.lock import Missing
-from npuenv.lock.make import Resolver, find_uv
+from npuenv.lock.make import find_uv
 from npuenv.lock.store import put_lock
+from npuenv.lock.uv import Resolver
 from npuenv.resolve.types import Request
 from npuenv.terminal.ui import Ui
 from tests.cli.test_lock import NOWHERE, cpu_stack, lock_by_hand, offer, own_lock, tiny_stack

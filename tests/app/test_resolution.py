@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import platform
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from npuenv.app.resolution import DECIDED, assumption_notes, for_this_host, for_this_machine
+from npuenv.app.resolution import DECIDED, assumption_notes, basis_of, for_this_host, for_this_machine
 from npuenv.cli import main
 from npuenv.core.errors import CannotTell
 from npuenv.core.toml_input import load_file
@@ -183,3 +184,15 @@ def test_the_readmes_example_leads_one_a2_from_doctor_to_a_launch(
     assert activate == f". ~/.local/share/npuenv/envs/{stack}/current/activate.sh"
     assert main(render.split()[1:]) == main(check.split()[1:]) == 0
     assert f"data.train_files={data.split()[-1]}/train.parquet " in Path("launch/run.sh").read_text(encoding="utf-8")
+
+
+def test_an_architecture_that_nobody_named_is_said() -> None:
+    asked = Request(framework="verl")
+    x86 = replace(asked, arch="x86_64")
+    for request in (asked, x86):
+        stack = stack_of(request)
+        notes = {note.key: note for note in basis_of(request, stack, asked)}
+        assert notes["resolve.note-assumed-arch"].args["arch"] == stack.platform.arch
+    arm = replace(asked, arch="aarch64")
+    for request, named in ((x86, x86), (arm, arm), (arm, asked)):
+        assert "resolve.note-assumed-arch" not in {note.key for note in basis_of(request, stack_of(request), named)}

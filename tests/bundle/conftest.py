@@ -26,7 +26,8 @@ from npuenv.core.messages import Message
 from npuenv.facts.pip import pip_settings
 from npuenv.host.local import LocalHost
 from npuenv.lock.file import Lock, LockedPackage, write_lock
-from npuenv.lock.make import Resolver, find_uv, make_lock
+from npuenv.lock.make import find_uv, make_lock
+from npuenv.lock.uv import Resolver
 from npuenv.lock.wheels import write_wheel
 from npuenv.matrix import load_matrix
 from npuenv.resolve.types import BuildStep, GitSource, Pin, Platform, Reason, Request, Stack
@@ -94,7 +95,7 @@ class Shop:
 
 
 @pytest.fixture
-def shop(tmp_path: Path, home: Path, shared_cache: Path, fresh_uv_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
+def shop(tmp_path: Path, home: Path, fresh_uv_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
     """Wheels for both architectures, one package that is a source only, and stand-ins for what npuenv itself needs."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
@@ -104,8 +105,6 @@ def shop(tmp_path: Path, home: Path, shared_cache: Path, fresh_uv_cache: Path, m
     # Asked for another Python than this one, uv starts each on PATH; those of pyenv and asdf are slow scripts.
     folders = os.environ["PATH"].split(os.pathsep)
     monkeypatch.setenv("PATH", os.pathsep.join(each for each in folders if Path(each).name != "shims"))
-    # The packed doctor and what else depends on nothing but npuenv's own files is made once.
-    monkeypatch.setenv("XDG_CACHE_HOME", str(shared_cache))
     for arch in (HERE, OTHER):
         tag = f"{TAG}-{TAG}-manylinux_2_28_{arch}"
         write_wheel(wheels, "torch", "9.1+cpu", requires=["numbers"], files={"torch/arch.txt": arch}, tag=tag)

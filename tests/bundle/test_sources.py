@@ -21,6 +21,7 @@ from npuenv.bundle.user_files import check_cann_files, check_python_archive, fin
 from npuenv.bundle.write import write_tar
 from npuenv.core.errors import BadInput, CannotTell, NothingFits, StepFailed
 from npuenv.core.messages import say
+from npuenv.host.local import LocalHost
 from npuenv.install.plan.cann_files import expected_names
 from npuenv.matrix import load_matrix
 from npuenv.resolve import resolve
@@ -235,7 +236,7 @@ def test_what_the_user_adds_is_not_asked_for(tmp_path: Path) -> None:
         ("Ascend-cann-A3-ops_8.5.0_linux-aarch64.run", "is for a3"),
         ("Ascend-cann-kernels-310p_8.5.0_linux-aarch64.run", "is for 310p"),
         ("readme.txt", "plan.cann-name"),
-        ("Ascend-cann-toolkit_8.5.0_linux-aarch64.run", "bundle.other-cann"),
+        ("Ascend-cann-toolkit_8.5.0_linux-aarch64.run", "plan.cann-hash"),
         ("nnal with a blank.run", "bundle.odd-name"),
         ("absent.run", "bundle.no-file"),
     ],
@@ -244,7 +245,7 @@ def test_a_file_of_cann_that_does_not_fit_is_refused(name: str, part: str, tmp_p
     if name != "absent.run":
         (tmp_path / name).write_bytes(b"x")
     with pytest.raises(BadInput) as caught:
-        check_cann_files([tmp_path / name], npu_stack(), load_matrix())
+        check_cann_files(LocalHost(), [tmp_path / name], npu_stack())
     assert part == caught.value.message.key or part in say(caught.value.message)
 
 
@@ -253,7 +254,7 @@ def test_files_of_cann_that_fit_are_taken(names: str, tmp_path: Path) -> None:
     files = [tmp_path / f"Ascend-cann-{name}_linux-aarch64.run" for name in names.split()]
     for file in files:
         file.write_bytes(b"x")
-    check_cann_files(files, npu_stack(), load_matrix())
+    check_cann_files(LocalHost(), files, npu_stack())
 
 
 def test_two_files_of_one_part_are_refused(tmp_path: Path) -> None:
@@ -261,7 +262,7 @@ def test_two_files_of_one_part_are_refused(tmp_path: Path) -> None:
     for file in files:
         file.write_bytes(b"x")
     with pytest.raises(BadInput, match=r"plan\.cann-twice"):
-        check_cann_files(files, npu_stack(), load_matrix())
+        check_cann_files(LocalHost(), files, npu_stack())
 
 
 @pytest.mark.parametrize(("hardware", "cann"), [("a3", "8.3.RC1"), ("a3", "8.5.0"), ("a2", "8.3.rc1"), ("a2", "8.5")])

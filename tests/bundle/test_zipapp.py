@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import hashlib
 import json
 import os
 import shutil
@@ -71,12 +70,10 @@ def python(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def pyz(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Path:
+def pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The packed file."""
     path = tmp_path_factory.mktemp("packed") / "npuenv-doctor.pyz"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(shared_cache))
-        assert zipapp.build(path) == path.stat().st_size
+    assert zipapp.build(path) == path.stat().st_size
     return path
 
 
@@ -152,49 +149,12 @@ def test_it_is_one_small_executable_file_with_the_licenses(pyz: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_same_sources_give_the_same_bytes(pyz: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert zipapp.content() == pyz.read_bytes()
+def test_the_same_sources_give_the_same_bytes(pyz: Path) -> None:
+    assert zipapp.content.__wrapped__() == pyz.read_bytes()
 
 
-@pytest.fixture
-def cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Where the bytes of a package of one module are kept; nothing is there yet."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(zipapp, "members", lambda: iter([("one.py", b"x = 1\n")]))
-    return tmp_path / "npuenv" / "doctor"
-
-
-def test_what_was_packed_once_is_not_packed_again(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = zipapp.content()
-    (file,) = cached.iterdir()
-    assert file.stat().st_mode & 0o077 == 0
-    with monkeypatch.context() as patched:
-        patched.setattr(zipapp, "_packed", lambda found: pytest.fail("packed again"))
-        assert zipapp.content() == first
-    monkeypatch.setattr(zipapp, "members", lambda: iter([("one.py", b"x = 2\n")]))
-    assert zipapp.content() != first
-    assert [each.suffix for each in cached.iterdir()] == [".pyz"]
-    assert not file.exists()
-
-
-@pytest.mark.parametrize("harm", ["cut", "changed", "writable", "empty"])
-def test_a_damaged_or_foreign_file_of_the_cache_is_not_taken(cached: Path, harm: str) -> None:
-    first = zipapp.content()
-    (file,) = cached.iterdir()
-    data = file.read_bytes()
-    if harm == "writable":
-        file.write_bytes(hashlib.sha256(b"other").digest() + b"other")
-        file.chmod(0o666)
-    else:
-        file.write_bytes({"cut": data[:-1], "changed": data[:-1] + b"?", "empty": b""}[harm])
-    assert zipapp.content() == first
-    assert file.read_bytes() == data
-
-
-def test_a_cache_that_cannot_be_written_is_none(cached: Path) -> None:
-    cached.parent.write_text("a file in the place of the folder", encoding="utf-8")
-    assert zipapp.content().startswith(b"#!")
+def test_all_of_it_can_be_parsed_by_the_oldest_python(pyz: Path) -> None:
+    zipapp.require_grammar((name, text.encode()) for name, text in code_in(pyz))
 
 
 @pytest.mark.slow
@@ -225,10 +185,10 @@ def test_code_that_the_oldest_python_cannot_read_is_refused(tmp_path: Path) -> N
     package = tmp_path / "newer"
     package.mkdir()
     (package / "fine.py").write_text("x: int | None = None\n", encoding="utf-8")
-    assert zipapp._packed(zipapp._files(package, package)).startswith(b"#!")
+    zipapp.require_grammar(zipapp._files(package, package))
     (package / "of_today.py").write_text("match 1:\n    case 1:\n        pass\n", encoding="utf-8")
     with pytest.raises(BadInput) as caught:
-        zipapp._packed(zipapp._files(package, package))
+        zipapp.require_grammar(zipapp._files(package, package))
     assert caught.value.message.args["name"] == "newer/of_today.py"
 
 

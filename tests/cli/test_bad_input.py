@@ -149,7 +149,6 @@ def test_a_target_with_something_else_in_it_is_left_alone(home: Path, capsys: py
     assert [path.name for path in (home / "mine").iterdir()] == ["thesis.tex"]
 
 
-@pytest.mark.usefixtures("packed_doctor")
 def test_a_file_as_output_folder_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "file").write_text("")
     words = ["render-docker", "verl-0.7.1-cann8.5.0", "--hardware", "a2", "-o", str(home / "file")]

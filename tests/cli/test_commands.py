@@ -126,7 +126,6 @@ def test_script_is_valid_shell_and_names_no_secret(
     subprocess.run(["sh", "-n"], input=script, text=True, check=True, timeout=300)
 
 
-@pytest.mark.usefixtures("packed_doctor")
 def test_rendered_folder_is_the_committed_one(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["render-docker", "roll-cann9.1.0", "--hardware", "a3", "-o", str(home / "out"), "--lang", "en"]
     assert main(words) == 0

@@ -14,7 +14,6 @@ from npuenv.checks import Finding, Status
 from npuenv.core.fact import Evidence
 from npuenv.core.messages import Message
 from npuenv.diagnose import Verdict
-from npuenv.host.own_report import without_documents
 from npuenv.host.redact import Redactor
 from npuenv.host.report import read_paste
 from npuenv.report.diagnosis import lines
@@ -107,8 +106,8 @@ def test_a_report_without_a_fault_has_no_cause(
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
-@pytest.mark.parametrize("form", FORMS)
-def test_the_evidence_of_a_failure_is_read_in_every_form(
+@pytest.mark.parametrize("form", [form for form in FORMS if form not in ("sarif", "html", "junit")])
+def test_the_evidence_of_a_failure_is_read_in_text_and_json(
     form: str, lang: str, diagnosed: Callable[[str], Diagnosis]
 ) -> None:
     findings, facts = looked_at("a2_healthy")
@@ -118,7 +117,7 @@ def test_the_evidence_of_a_failure_is_read_in_every_form(
     assert found.causes[0].line.shown == FAULT
 
 
-@pytest.mark.parametrize("form", ["plain", "verbose", "json", "html"])
+@pytest.mark.parametrize("form", ["plain", "verbose", "json"])
 def test_the_number_of_the_quoted_line_is_that_of_the_report(form: str, diagnosed: Callable[[str], Diagnosis]) -> None:
     findings, facts = looked_at("a2_healthy")
     text = "It fails:\n" + written(form, with_fault(findings), facts, "en")
@@ -171,21 +170,3 @@ def test_a_cause_that_is_only_possible_is_not_called_found(lang: str, diagnosed:
     heads = [lines(each, paste, lang=lang)[0].text for each in (found, less)]
     assert says(heads[1], "diagnose.verdict-possible", lang)
     assert heads[0] == sentence("diagnose.verdict-cause", lang)
-
-
-@pytest.mark.parametrize(
-    "inside",
-    [
-        '<section class="finding fail"' * 20_000,
-        '<section class="finding fail">' + "<dd><code>" * 40_000 + "</section>",
-        "<failure " * 40_000,
-        "<failure>" * 40_000,
-    ],
-)
-def test_tags_that_never_close_are_not_looked_for_again_and_again(inside: str) -> None:
-    """Each would be looked for to the end of the text: minutes for a file of one MB."""
-    for opening, closing in (
-        ("<!DOCTYPE html><title>npuenv doctor report</title>", "</html>"),
-        ('<testsuites name="npuenv doctor">', "</testsuites>"),
-    ):
-        assert without_documents(f"{opening}{inside}{closing}").first in (None, 1)

@@ -29,8 +29,9 @@ from npuenv.install import executor as work
 from npuenv.install.executor import Event, Outcome, Session, State, execute
 from npuenv.install.locations import Target
 from npuenv.install.plan.make import Tools, plan_install
-from npuenv.lock.make import Resolver, find_uv, make_lock
+from npuenv.lock.make import find_uv, make_lock
 from npuenv.lock.preconditions import require_sources
+from npuenv.lock.uv import Resolver
 from npuenv.lock.wheels import write_wheel
 from npuenv.render.activation import render_activations
 from npuenv.resolve.types import BuildStep, Pin, Platform, Reason, Stack
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from npuenv.core.finding import Finding
+    from npuenv.core.plan import Plan
     from npuenv.host.base import Ran
-    from npuenv.install.plan import Plan
     from npuenv.lock import Lock
 
 INDEXES = {"pytorch-cpu": "https://index.invalid/whl/cpu/"}

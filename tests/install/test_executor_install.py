@@ -16,13 +16,13 @@ import pytest
 
 from npuenv.core.errors import BadInput, NothingFits, StepFailed
 from npuenv.core.messages import Message, say
+from npuenv.core.plan import Condition, Plan, Run, Step
 from npuenv.facts.manifest import MARKER
 from npuenv.facts.pip import for_uv
 from npuenv.host.local import LocalHost
 from npuenv.host.writing import claim
 from npuenv.install.executor import Event, Session, State, execute
 from npuenv.install.failures import deciding_line
-from npuenv.install.plan import Condition, Plan, Run, Step
 from npuenv.lock import parse_lock, write_lock
 from npuenv.lock.wheels import write_wheel
 from npuenv.render.script import render_script

@@ -18,10 +18,10 @@ import pytest
 
 from npuenv.core.errors import NpuenvError, StepFailed
 from npuenv.core.messages import Message, say
+from npuenv.core.plan import Condition
 from npuenv.facts.conditions import ask
 from npuenv.host.local import LocalHost
 from npuenv.install.executor import Event, State
-from npuenv.install.plan import Condition
 from npuenv.lock.wheels import write_wheel
 from npuenv.resolve.types import BuildStep, GitSource
 from tests.support.sentences import part, says

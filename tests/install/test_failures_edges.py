@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from npuenv.core.plan import Run
 from npuenv.install.failures import deciding_line, reason, short, tail
-from npuenv.install.plan import Run
 
 if TYPE_CHECKING:
     from pathlib import Path

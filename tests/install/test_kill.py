@@ -44,7 +44,7 @@ from tests.support.waiting import is_gone, until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from npuenv.install.plan import Plan
+    from npuenv.core.plan import Plan
     from tests.install.conftest import World
 
 NUM_KILLS = int(os.environ.get("NPUENV_KILLS", "8"))

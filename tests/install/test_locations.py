@@ -8,7 +8,7 @@ import pytest
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.install.locations import cache_folder, data_folder, state_folder
+from npuenv.install.locations import data_folder, state_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("home", ["", "rel/home", "~"])
 @pytest.mark.parametrize(
     ("folder", "variable"),
-    [(data_folder, "XDG_DATA_HOME"), (cache_folder, "XDG_CACHE_HOME"), (state_folder, "XDG_STATE_HOME")],
+    [(data_folder, "XDG_DATA_HOME"), (state_folder, "XDG_STATE_HOME")],
 )
 def test_a_home_that_names_no_place_is_refused_unless_the_folder_itself_is_named(
     home: str, folder: Callable[[Mapping[str, str]], str], variable: str

@@ -35,9 +35,9 @@ from npuenv.install.locations import Target
 from npuenv.install.plan.local_sources import digests_of
 from npuenv.install.plan.make import Tools, plan_install
 from npuenv.install.plan.target import check_target, find_python
-from npuenv.lock.make import Resolver, find_uv, make_lock
+from npuenv.lock.make import find_uv, make_lock
 from npuenv.lock.preconditions import require_complete, require_sources
-from npuenv.lock.uv import platform_options
+from npuenv.lock.uv import Resolver, platform_options
 from npuenv.matrix import load_matrix
 from npuenv.render.activation import render_activations
 from npuenv.resolve import resolve
@@ -46,7 +46,7 @@ from npuenv.resolve.types import Request, Stack
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.install.plan import Plan
+    from npuenv.core.plan import Plan
     from npuenv.lock import Lock
     from npuenv.resolve.types import BuildStep
 

@@ -22,9 +22,10 @@ from npuenv.host.base import Ran
 from npuenv.host.local import LocalHost
 from npuenv.lock import Lock, Missing, Proof, inputs, make, parse_lock, read_lock, uv, write_lock
 from npuenv.lock.inputs import inputs_of, stand_in_requires
-from npuenv.lock.make import Known, Resolver, deciding_line, find_uv, make_lock, solve
+from npuenv.lock.make import Known, find_uv, make_lock, solve
 from npuenv.lock.preconditions import require_complete, require_sources
 from npuenv.lock.store import shelf_locks, shipped_folder
+from npuenv.lock.uv import Resolver, deciding_line
 from npuenv.lock.wheels import uv_platform, write_wheel
 from npuenv.matrix import load_matrix
 from npuenv.matrix.rows import WheelHash

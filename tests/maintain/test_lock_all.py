@@ -12,7 +12,7 @@ from npuenv.core.errors import BadInput, CannotTell
 from npuenv.core.messages import Message, say
 from npuenv.lock import Missing, read_lock
 from npuenv.lock.make import Solved
-from npuenv.maintain.lock_all import IMPOSSIBLE, GridRow, lock_all
+from npuenv.maintain.lock_all import RECORD, GridRow, lock_all
 from npuenv.resolve.types import GitSource, Pin, Platform, Reason, Stack
 
 if TYPE_CHECKING:
@@ -130,15 +130,15 @@ def test_what_becomes_impossible_loses_its_lock_and_comes_back(shop: Any, tmp_pa
     lock(shop, tmp_path, [GOOD[3]])
     assert path.is_file()
     lock(shop, tmp_path, [stack("three", "base>=3")])
-    assert not path.exists() and list(json.loads((tmp_path / IMPOSSIBLE).read_text())) == [path.name]
+    assert not path.exists() and list(json.loads((tmp_path / RECORD).read_text())) == [path.name]
     lock(shop, tmp_path, [GOOD[3]])
-    assert path.is_file() and json.loads((tmp_path / IMPOSSIBLE).read_text()) == {}
+    assert path.is_file() and json.loads((tmp_path / RECORD).read_text()) == {}
 
 
 def test_a_damaged_lock_or_record_is_made_anew(shop: Any, tmp_path: Path) -> None:
     lock(shop, tmp_path, [GOOD[3], BAD])
     (tmp_path / "three.aarch64-cp311-glibc2.28.toml").write_text("schema = 1\n")
-    (tmp_path / IMPOSSIBLE).write_text("{")
+    (tmp_path / RECORD).write_text("{")
     _, _, rows = lock(shop, tmp_path, [GOOD[3], BAD])
     assert [(row.status, row.reused) for row in rows] == [("complete", False), ("impossible", False)]
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npuenv.app import PreflightOptions, preflight
+from npuenv.core.messages import say
 from npuenv.matrix.keys import defaults_of
 from npuenv.preflight.checkout import find_checkout
 
@@ -97,20 +98,34 @@ def test_a_release_that_the_user_names_is_not_that_of_the_tree(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [
-        ("verl/version/version", "of today"),
-        ("verl/version/version", "0.0.1"),
-        (f"{CONFIG}/_generated_ppo_trainer.yaml", "a: [1"),
-        (f"{CONFIG}/_generated_ppo_x_trainer.yaml", "- a list"),
-    ],
+    [("verl/version/version", "of today"), ("verl/version/version", "0.0.1")],
 )
-def test_a_tree_that_cannot_be_read_is_none(tmp_path: Path, name: str, text: str) -> None:
+def test_a_tree_of_no_known_version_is_none(tmp_path: Path, name: str, text: str) -> None:
     checkout(tmp_path, "0.10.0.dev", {"trainer.brand_new": 1})
     assert find_checkout([tmp_path / "nothing", tmp_path]) is not None
     (tmp_path / "broken").mkdir()
     checkout(tmp_path / "broken", "0.10.0.dev", {"trainer.brand_new": 1})
     (tmp_path / "broken" / name).write_text(text, encoding="utf-8")
     assert find_checkout([tmp_path / "broken"]) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("_generated_ppo_trainer.yaml", "a: 1\nb: [1", "line 2"),
+        ("_generated_ppo_x_trainer.yaml", "- a list", ""),
+    ],
+)
+def test_a_damaged_tree_is_said_and_its_release_is_unknown(tmp_path: Path, name: str, text: str, why: str) -> None:
+    script = checkout(tmp_path, "0.10.0.dev", {"trainer.brand_new": 1})
+    (tmp_path / CONFIG / name).write_text(text, encoding="utf-8")
+    result = judged(script)
+    assert result.launch.release is None
+    (note,) = result.notes
+    assert note.key == "preflight.checkout-damaged"
+    assert str(tmp_path / CONFIG / name) in say(note) and why in say(note)
+    assert "preflight.release" in {each.check for each in result.problems}
+    assert judged(script, framework="verl==0.9.1").notes == ()
 
 
 def test_a_command_is_judged_by_the_tree_that_it_is_started_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

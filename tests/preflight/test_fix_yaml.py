@@ -70,7 +70,7 @@ def test_a_value_changes_in_its_place(key: str, value: Any, diff: list[str]) -> 
     ("key", "value", "diff"),
     [
         ("actor_train.model_args.attn", "sdpa", ["+     attn: sdpa"]),
-        ("actor_train.training_args.lr", 1e-6, ["+   training_args:", "+     lr: 1e-06"]),
+        ("actor_train.training_args.lr", 1e-6, ["+   training_args:", "+     lr: 1.0e-06"]),
         ("top.new", True, ["+ top:", "+   new: true"]),
         (
             "actor_infer.x",

@@ -13,7 +13,7 @@ import pytest
 from npuenv.matrix import load_matrix
 from npuenv.render.container import shell
 from npuenv.render.container.description import Container, ContainerOptions, describe
-from npuenv.render.container.writing import render_container
+from npuenv.render.container.formats import render_container
 from tests.render import container_reading as reading
 from tests.support.sentences import sentence
 

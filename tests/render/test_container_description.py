@@ -13,7 +13,6 @@ from npuenv.core.messages import Message, say
 from npuenv.matrix import load_matrix
 from npuenv.preflight.memory.types import written_cards
 from npuenv.render.container.description import Container, ContainerOptions, describe
-from npuenv.render.container.writing import render_container, write_files
 from npuenv.resolve.types import Platform
 from tests.render.conftest import make_stack
 from tests.support.sentences import says
@@ -112,10 +111,10 @@ def test_without_a_stack_the_image_must_be_named() -> None:
         ("a2", "16", "no-such-card-hint", {"last": 15}),
         ("a3", "0-16", "no-such-card", {"hardware": "a3", "card": 16, "last": 15}),
         ("a2", "0-3,2", "card-twice", {"card": 2, "cards": "'0-3,2'"}),
-        ("a2", "3-0", "bad-cards", {"part": "'3-0'", "cards": "'3-0'"}),
-        ("a2", "0,,1", "bad-cards", {"part": "''", "cards": "'0,,1'"}),
-        ("a2", "npu0", "bad-cards", {"part": "'npu0'"}),
-        ("a2", "-1", "bad-cards", {"part": "'-1'"}),
+        ("a2", "3-0", "bad-cards", {"cards": "'3-0'"}),
+        ("a2", "0,,1", "bad-cards", {"cards": "'0,,1'"}),
+        ("a2", "npu0", "bad-cards", {"cards": "'npu0'"}),
+        ("a2", "-1", "bad-cards", {"cards": "'-1'"}),
         ("a2", "\u0661", "bad-cards", {}),
         ("310p", None, "cards-needed", {"hardware": "310p"}),
         ("310p", None, "cards-needed-hint", {}),
@@ -131,11 +130,11 @@ def test_cards_that_cannot_be_are_refused(hardware: str, cards: str | None, key:
     [
         ({"data": Path("data/x")}, "relative", {"what": "--data", "path": "data/x"}),
         ({"models": Path("weights")}, "relative-hint", {"what": "--models", "path": "weights"}),
-        ({"data": Path("/a'b")}, "unsafe", {"what": "--data", "value": '"/a\'b"', "character": '"\'"'}),
-        ({"data": Path('/a"b')}, "unsafe", {"character": "'\"'"}),
-        ({"data": Path("/a\nb")}, "unsafe", {"character": "'\\n'"}),
-        ({"data": Path("/$(id)")}, "unsafe", {"what": "--data", "value": "'/$(id)'", "character": "'$'"}),
-        ({"models": Path("/a,b")}, "unsafe", {"what": "--models", "value": "'/a,b'", "character": "','"}),
+        ({"data": Path("/a'b")}, "unsafe-value", {"what": "--data", "value": '"/a\'b"', "character": '"\'"'}),
+        ({"data": Path('/a"b')}, "unsafe-value", {"character": "'\"'"}),
+        ({"data": Path("/a\nb")}, "unsafe-value", {"character": "'\\n'"}),
+        ({"data": Path("/$(id)")}, "unsafe-value", {"what": "--data", "value": "'/$(id)'", "character": "'$'"}),
+        ({"models": Path("/a,b")}, "unsafe-value", {"what": "--models", "value": "'/a,b'", "character": "','"}),
         ({"models": Path("/a:b")}, "unsafe-path-hint", {}),
         ({"data": Path("/srv/..")}, "whole-root", {"what": "--data"}),
         ({"image": "verl:a2; reboot"}, "bad-image", {"image": "'verl:a2; reboot'"}),
@@ -153,12 +152,17 @@ def test_cards_that_cannot_be_are_refused(hardware: str, cards: str | None, key:
         ({"nodes": 0}, "bad-nodes", {"nodes": 0}),
         ({"shm_gib": 0}, "bad-shm", {"gib": 0}),
         ({"command": "echo 'a"}, "open-quote", {}),
-        ({"command": "sh -c '$(reboot)'"}, "unsafe", {"what": "--command", "value": "'$(reboot)'", "character": "'$'"}),
+        (
+            {"command": "sh -c '$(reboot)'"},
+            "unsafe-value",
+            {"what": "--command", "value": "'$(reboot)'", "character": "'$'"},
+        ),
         ({"command": "  "}, "no-words", {"what": "--command"}),
     ],
 )
 def test_a_value_that_could_break_out_is_refused_by_name(wish: dict[str, Any], key: str, args: dict[str, Any]) -> None:
-    assert says(refusal(**wish), f"container.{key}", **args)
+    area = "render" if key == "unsafe-value" else "container"
+    assert says(refusal(**wish), f"{area}.{key}", **args)
 
 
 @pytest.mark.parametrize(
@@ -188,36 +192,3 @@ def test_every_generation_that_stacks_run_on_has_its_cards_and_places() -> None:
     for hardware in accepted:
         always = {row.path for row in MATRIX.container_places if hardware in row.hardware and row.need == "always"}
         assert always == {*managers(hardware), *DRIVER}
-
-
-def test_files_alike_are_left_and_others_only_replaced_on_request(tmp_path: Path) -> None:
-    files = render_container(made(), ["run", "compose"])
-    folder = tmp_path / "a" / "run"
-    assert write_files(files, folder) == (folder / "docker-run.sh", folder / "compose.yaml")
-    assert (folder / "docker-run.sh").stat().st_mode & 0o777 == 0o755
-    assert (folder / "compose.yaml").stat().st_mode & 0o777 == 0o644
-    (folder / "mine.txt").write_text("kept")
-    (folder / "compose.yaml").write_text("edited by hand")
-    assert write_files({"docker-run.sh": files["docker-run.sh"]}, folder) == ()
-    other = {name: text + "# more\n" for name, text in files.items()}
-    with pytest.raises(BadInput) as caught:
-        write_files(other, folder)
-    assert says(say(caught.value.message), "container.exists", files="docker-run.sh, compose.yaml")
-    assert (folder / "docker-run.sh").read_text() == files["docker-run.sh"]
-    assert len(write_files(other, folder, is_forced=True)) == 2
-    assert (folder / "compose.yaml").read_text() == other["compose.yaml"]
-    assert sorted(path.name for path in folder.iterdir()) == ["compose.yaml", "docker-run.sh", "mine.txt"]
-
-
-def test_a_link_is_never_written_through_and_a_file_is_no_folder(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").write_text("other")
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "compose.yaml").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(BadInput) as caught:
-        write_files({"compose.yaml": "x"}, folder, is_forced=True)
-    assert caught.value.message.key == "container.not-a-file"
-    assert (tmp_path / "elsewhere").read_text() == "other"
-    with pytest.raises(BadInput) as caught:
-        write_files({"compose.yaml": "x"}, tmp_path / "elsewhere" / "run")
-    assert caught.value.message.key == "container.cannot-write"

@@ -14,7 +14,7 @@ import pytest
 
 from npuenv.matrix import load_matrix
 from npuenv.render.container.description import Container, ContainerOptions, describe
-from npuenv.render.container.writing import FORMS, render_container
+from npuenv.render.container.formats import FORMS, render_container
 from tests.render import container_reading as reading
 from tests.support.sentences import part, says, sentence
 

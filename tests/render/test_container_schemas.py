@@ -14,8 +14,8 @@ import pytest
 
 from npuenv.matrix import load_matrix
 from npuenv.render.container.description import ContainerOptions, describe
-from npuenv.render.container.writing import render_container
-from npuenv.render.container.yaml import dump
+from npuenv.render.container.formats import render_container
+from npuenv.render.yaml import dump
 from tests.render import container_schemas as schemas
 from tests.render.container_reading import load_all
 

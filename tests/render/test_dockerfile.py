@@ -29,7 +29,6 @@ from npuenv.render.dockerfile import (
     Var,
     When,
     Workdir,
-    commands_of,
     text,
 )
 
@@ -116,13 +115,6 @@ def test_a_condition_may_be_wanted_to_fail() -> None:
         '        useradd "${WHO}"; \\',
         "    fi",
     ]
-
-
-def test_every_command_of_a_tree_is_found() -> None:
-    first, second, third = Exec(("a",)), Exec(("b",)), Exec(("c",))
-    choice = ByArch({"x86_64": (first,)})
-    when = When(second, (third,))
-    assert list(commands_of((Comment("x"), Run((choice, when))))) == [choice, first, when, second, third]
 
 
 @pytest.mark.parametrize(

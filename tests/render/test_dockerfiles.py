@@ -21,8 +21,8 @@ from npuenv.cli import main
 from npuenv.lock.file import Lock, read_lock
 from npuenv.matrix import load_matrix
 from npuenv.render.docker import render_docker
-from npuenv.render.folder import write_folders
 from npuenv.render.image_files import DOCTOR
+from npuenv.render.writing import write_files
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
 
@@ -110,7 +110,9 @@ def test_the_committed_images_cover_every_hardware_with_every_system_that_has_ba
 def test_committed_images_are_what_the_stacks_render_to() -> None:
     wanted = {path: content for image in IMAGES for path, content in rendered(image).items()}
     if os.environ.get("NPUENV_REWRITE_GOLDENS") == "1":
-        write_folders(wanted, GOLDENS, is_forced=True)
+        for image in IMAGES:
+            files = {path.partition("/")[2]: content for path, content in rendered(image).items()}
+            write_files(files, GOLDENS / image, is_forced=True)
     found = {str(path.relative_to(GOLDENS)) for path in GOLDENS.rglob("*") if path.is_file()}
     assert sorted(found ^ wanted.keys()) == []
     assert [path for path, content in wanted.items() if (GOLDENS / path).read_bytes() != content.encode()] == []

@@ -19,7 +19,7 @@ from npuenv.core.errors import BadInput
 from npuenv.matrix import load_matrix
 from npuenv.preflight.memory.types import Cards, Model, Placement, written_cards
 from npuenv.render.launch import roll_recipe as recipes
-from npuenv.render.launch.job import Places, chosen_placement, parse_cards, parse_overrides
+from npuenv.render.launch.job import chosen_placement, parse_cards, parse_overrides
 from npuenv.render.launch.roll import render_roll
 from npuenv.render.launch.roll_recipe import is_read
 from npuenv.render.launch.roll_tree import mapping_text
@@ -52,8 +52,7 @@ def render(name: str, release: str, *words: str, placement: Placement | None = N
     placed = placement or recipes.published_placement(recipe.row)
     job = recipes.job_of(recipe, MODEL, recipes.published_cards(recipe.row), num_train=len(placed.train))
     job = recipes.placed_job(job, recipe, placed)
-    places = options.pop("paths", Places())
-    return render_roll(job, placed, recipe, stack=STACKS[form.stack], paths=places, **options)
+    return render_roll(job, placed, recipe, stack=STACKS[form.stack], **options)
 
 
 def content(files: dict[str, str]) -> dict[str, Any]:
@@ -300,26 +299,26 @@ LIMIT = "actor_infer.strategy_args.strategy_config"
 @pytest.mark.parametrize(
     ("name", "release", "words", "placement", "key"),
     [
-        (FROZEN_LAKE, "5d1e3c3d", [], Placement(EIGHT, EIGHT, EIGHT), "no-colocation"),
-        (FROZEN_LAKE, "0.3.0", [], Placement((0, 1, 2, 3), (3, 4, 5, 6), (4,)), "half-colocated"),
-        (FROZEN_LAKE, "0.3.0", [], Placement((0, 1, 2, 3), (4, 8), (4,)), "no-card"),
+        (FROZEN_LAKE, "5d1e3c3d", [], Placement(EIGHT, EIGHT, EIGHT), "device-overlap"),
+        (FROZEN_LAKE, "0.3.0", [], Placement((0, 1, 2, 3), (3, 4, 5, 6), (4,)), "device-partly"),
+        (FROZEN_LAKE, "0.3.0", [], Placement((0, 1, 2, 3), (4, 8), (4,)), "device-beyond"),
         (FROZEN_LAKE, "0.3.0", [], Placement((0, 1, 2), (4,), (4,)), "no-accumulation"),
-        (FROZEN_LAKE, "0.3.0", ["rollout_batch_size=1000"], None, "no-update"),
-        (FROZEN_LAKE, "0.3.0", ["rollout_batch_size=2048"], None, "groups-differ"),
-        (FROZEN_LAKE, "0.3.0", ["val_batch_size=512"], None, "groups-differ"),
-        (FROZEN_LAKE, "0.3.0", ["train_env_manager.num_groups_partition=[127]"], None, "partition-differs"),
-        (FROZEN_LAKE, "0.3.0", ["train_env_manager.tags=[FrozenLake, SimpleSokoban]"], None, "tags-differ"),
-        (FROZEN_LAKE, "0.3.0", ["train_env_manager.tags=[FrozenLak]"], None, "unknown-environment"),
-        (FROZEN_LAKE, "0.3.0", ["sequence_length=128"], None, "no-prompt"),
-        (FROZEN_LAKE, "0.3.0", [f"{LIMIT}.tensor_parallel_size=3"], None, "no-tensor-parallel"),
-        (MATH, "0.3.0", [f"{LIMIT}.max_model_len=8000"], None, "short-model-len"),
-        (MATH, "0.3.0", [f"{LIMIT}.gpu_memory_utilization=1.7"], None, "no-share"),
-        (MATH, "0.3.0", ["rollout_batch_size=-5"], None, "no-number"),
-        (MATH, "0.3.0", [f"{recipes.ACCUMULATION}=24"], None, "no-update"),
-        (MATH, "0.3.0", ["actor_train.data_args.domain_interleave_probs.math_rule=0.9"], None, "shares-differ"),
-        (MATH, "0.3.0", ["actor_train.data_args.domain_interleave_probs.code=0.1"], None, "domains-differ"),
-        (MATH, "0.3.0", ["actor_train.strategy_args.strategy_name=megatron_train"], None, "strategy"),
-        (MATH, "0.3.0", ["actor_train.strategy_args.strategy_name=deepspeed_train"], None, "strategy"),
+        (FROZEN_LAKE, "0.3.0", ["rollout_batch_size=1000"], None, "roll-batch"),
+        (FROZEN_LAKE, "0.3.0", ["rollout_batch_size=1536"], None, "env-groups"),
+        (FROZEN_LAKE, "0.3.0", ["val_batch_size=512"], None, "env-groups"),
+        (FROZEN_LAKE, "0.3.0", ["train_env_manager.num_groups_partition=[127]"], None, "env-partition"),
+        (FROZEN_LAKE, "0.3.0", ["train_env_manager.tags=[FrozenLake, SimpleSokoban]"], None, "env-partition"),
+        (FROZEN_LAKE, "0.3.0", ["train_env_manager.tags=[FrozenLak]"], None, "env-tag"),
+        (FROZEN_LAKE, "0.3.0", ["sequence_length=128"], None, "new-tokens"),
+        (FROZEN_LAKE, "0.3.0", [f"{LIMIT}.tensor_parallel_size=3"], None, "tensor-parallel"),
+        (MATH, "0.3.0", [f"{LIMIT}.max_model_len=8000"], None, "length"),
+        (MATH, "0.3.0", [f"{LIMIT}.gpu_memory_utilization=1.7"], None, "number"),
+        (MATH, "0.3.0", ["rollout_batch_size=-5"], None, "number"),
+        (MATH, "0.3.0", [f"{recipes.ACCUMULATION}=24"], None, "roll-batch"),
+        (MATH, "0.3.0", ["actor_train.data_args.domain_interleave_probs.math_rule=0.9"], None, "domain-probabilities"),
+        (MATH, "0.3.0", ["actor_train.data_args.domain_interleave_probs.code=0.1"], None, "domain-reward"),
+        (MATH, "0.3.0", ["actor_train.strategy_args.strategy_name=megatron_train"], None, "roll-megatron"),
+        (MATH, "0.3.0", ["actor_train.strategy_args.strategy_name=deepspeed_train"], None, "roll-deepspeed"),
         (MATH, "0.3.0", ["rewards.math_rule.worker_cls=x.CodeSandboxRewardWorker"], None, "local-code"),
         (MATH, "0.3.0", ["actor_train.device_mapping=list(range(0,4))"], None, "own-option"),
         (MATH, "0.3.0", ["actor_train.model_args.flash_attn=fa2"], None, "unknown-key"),
@@ -334,18 +333,18 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(BadInput) as error:
         render(name, release, *words, placement=placement)
-    assert error.value.message.key == f"launch_roll.{key}"
+    said = error.value.message
+    rules: Any = said.args.get("what") if said.key == "launch.not-run" else ()
+    assert said.key == f"launch_roll.{key}" or f"preflight_rules.{key}" in [each.key for each in rules]
 
 
 @pytest.mark.parametrize("value", ["a'b", 'a"b', "a\nb", "$(id)", "`id`", "a\\b", "a\x1b[0m"])
 def test_a_value_that_could_break_out_is_refused(value: str) -> None:
     with pytest.raises(BadInput) as error:
         parse_overrides([f"exp_name={value}"])
-    assert error.value.message.key == "launch_roll.unsafe"
+    assert error.value.message.key == "render.unsafe-value"
     with pytest.raises(BadInput):
-        render(MATH, "0.3.0", paths=Places(model=value))
-    with pytest.raises(BadInput):
-        render(MATH, "0.3.0", paths=Places(tree=value))
+        render(MATH, "0.3.0", model=value)
     with pytest.raises(BadInput):
         render(TWO_NODES, "0.3.0", head=value)
 
@@ -417,7 +416,7 @@ def test_the_script_is_clean_posix_shell(name: str, lang: str, tmp_path: Path) -
     if checker is None:
         pytest.skip("shellcheck is not installed")
     script = tmp_path / "run.sh"
-    script.write_text(render(name, "0.3.0", lang=lang, paths=Places(tree="/opt/my tree"))["run.sh"], encoding="utf-8")
+    script.write_text(render(name, "0.3.0", lang=lang)["run.sh"], encoding="utf-8")
     ran = subprocess.run([checker, "-s", "sh", script], capture_output=True, text=True, check=False)
     assert ran.stdout == ""
     assert ran.returncode == 0

@@ -22,9 +22,9 @@ import pytest
 from npuenv.bundle import zipapp
 from npuenv.matrix import load_matrix
 from npuenv.render.docker import folder_name, render_docker
-from npuenv.render.folder import write_folders
 from npuenv.render.image_files import DOCTOR
 from npuenv.render.layers import git_argument, unpinned_tags
+from npuenv.render.writing import write_files
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Stack
 from tests.render.stand_in import has_driver_group, make_base, make_index, make_repository
@@ -181,7 +181,7 @@ def built(buildah: Buildah, request: pytest.FixtureRequest, tmp_path_factory: py
     shutil.rmtree(place / "base")
     arch, indexes = stack.platform.arch, {row.label: row for row in load_matrix().indexes}
     files = render_docker({arch: stack}, {arch: lock}, indexes=indexes, user="trainer", has_doctor=True)
-    write_folders(files, place)
+    write_files(files, place)
     (place / folder_name(stack) / DOCTOR).write_bytes(zipapp.content())
     mirror = "file:///mirror/simple"
     used = {package.index for package in lock.packages if package.index}

@@ -19,9 +19,9 @@ from npuenv.install.env_verifier import inspection, program, verifying
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from npuenv.core.plan import Run, Step
     from npuenv.host.base import Host
     from npuenv.install.executor import Session
-    from npuenv.install.plan import Run, Step
 
 _ask, _run = conditions._inspect, work._run
 

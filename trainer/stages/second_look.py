@@ -110,7 +110,7 @@ class SecondLook(Observer):
         trainer, seed, count = self._trainer, self._config.run.seed, self._config.rollout.prompts_per_step
         by_epoch = bool(self._config.run.epochs) and count <= len(trainer.task.train)
         self._drawn = plain.Prompts(trainer.task.train, count, torch.Generator().manual_seed(seed), by_epoch)
-        if self._learner.steps_done:
+        if self._learner.global_step:
             self._go_on(self._drawn)
         if self._asks("state"):
             self._marks = marks(trainer)
@@ -190,7 +190,7 @@ class SecondLook(Observer):
         learner, reference = self._learner, dict(self._learner.reference.named_parameters())  # type: ignore[union-attr]
         with self._results.spent.part("reference"):
             self._reference_mark = checksum(reference.items())
-            if learner.steps_done == 0:
+            if learner.global_step == 0:
                 # Adapters have to be merged; else the weights themselves, not what is sent of them.
                 named = learner.full_weights() if self._config.model.lora_rank else learner.model.named_parameters()
                 own = [(name, each) for name, each in named if name in reference]

@@ -59,7 +59,7 @@ class Tap:
     def begin(self, *, looks: bool) -> None:
         """A new step."""
         self.looks, self.updates, self.after, self.critic = looks, [], None, None
-        self._done = self._trainer.learner.updates
+        self._done = self._trainer.learner.optimizer_steps
         if looks and self._trainer.learner.critic is not None:
             self.critic = self.of_critic()
 
@@ -70,7 +70,7 @@ class Tap:
 
     def _wrap(self) -> None:
         learner, trainer = self._trainer.learner, self._trainer
-        mini_batches, micro_batches = learner.mini_batches, learner.micro_batches
+        mini_batches, micro_batches = learner.split_mini_batches, learner.split_micro_batches
         reduce_metrics, lr, sync_weights = learner.reduce_metrics, learner.lr, trainer.sync_weights
 
         def seen_mini_batches(batch: Batch) -> Iterator[Tensor]:
@@ -107,13 +107,14 @@ class Tap:
             return rate
 
         def seen_sync(step: int) -> None:
-            is_after = learner.updates - self._done == self._trainer.config.optim.updates_per_step
+            due = trainer.config.optim.optimizer_steps_per_batch
+            is_after = learner.optimizer_steps - self._done == due
             if self.looks and self.after is None and is_after:
                 self.after = self._snapshot()
             sync_weights(step)
 
         tapped: Any = learner
-        tapped.mini_batches, tapped.micro_batches = seen_mini_batches, seen_micro_batches
+        tapped.split_mini_batches, tapped.split_micro_batches = seen_mini_batches, seen_micro_batches
         tapped.reduce_metrics, tapped.lr = seen_metrics, seen_lr
         tapped = trainer
         tapped.sync_weights = seen_sync
@@ -188,7 +189,7 @@ def whole_state(trainer: Trainer) -> dict[str, Any]:
         "first moments": adamw.first,
         "second moments": adamw.second,
         "float32 weights": adamw.master,
-        "number of updates": learner.updates,
+        "number of updates": learner.optimizer_steps,
         "KL coefficient": learner._kl_coef,
         "reference policy": {name: local(each) for name, each in reference.items()},
         "critic": {} if critic is None else critic._optimizer.state(),

@@ -26,6 +26,7 @@ from npuenv.facts.conditions import ask
 from npuenv.host.base import Host, PathState
 from npuenv.install.plan.cann import LAUNCHER, ascend_folder, cann_scripts
 from npuenv.install.plan.prerequisites import NONE, SUDO, Prerequisites, as_lines, as_root, privilege_of
+from npuenv.install.plan.target import nearest
 from npuenv.matrix import load_matrix
 
 if TYPE_CHECKING:
@@ -92,14 +93,9 @@ def cann_steps(host: Host, stack: Stack, files: Sequence[str], target: Target) -
 
     Raises: BadInput for a file that is no part of this stack's CANN: another name, version, architecture, chip or hash.
     """
-    if not stack.cann_root:
-        if files:
-            args = {"stack": stack.name, "path": files[0]}
-            raise BadInput(Message("plan.cann-not-needed", args), Message("plan.cann-not-needed-hint"))
-        return Prerequisites()
-    supplied = _supplied(host, stack, files)
+    supplied = supplied_parts(host, stack, files)
     found = Prerequisites()
-    for part in PARTS:
+    for part in PARTS if stack.cann_root else ():
         want = _want(stack, part)
         if ask(host, want).value == want.value:
             continue
@@ -122,8 +118,11 @@ def with_found_cann(host: Host, stack: Stack) -> Stack:
     return stack
 
 
-def _supplied(host: Host, stack: Stack, files: Sequence[str]) -> dict[str, CannFile]:
-    """Part -> file. Raises: BadInput."""
+def supplied_parts(host: Host, stack: Stack, files: Sequence[str]) -> dict[str, CannFile]:
+    """Part -> file. Raises: BadInput for a file that is no part of this stack's CANN, and for two of one part."""
+    if files and not stack.cann_root:
+        args: dict[str, object] = {"stack": stack.name, "path": files[0]}
+        raise BadInput(Message("plan.cann-not-needed", args), Message("plan.cann-not-needed-hint"))
     supplied: dict[str, CannFile] = {}
     for path in files:
         args = {"path": path, "names": expected_names(stack)}
@@ -169,7 +168,7 @@ def _hashed(host: Host, file: CannFile) -> CannFile:
 
 def _install(host: Host, stack: Stack, file: CannFile, target: Target) -> Prerequisites:
     folder = ascend_folder(stack)
-    is_ours = file.form == "run" and _is_writable(host, folder)
+    is_ours = file.form == "run" and host.look(nearest(host, folder)).is_writable
     privilege = "" if is_ours else privilege_of(host)
     args = {
         "part": file.part,
@@ -228,10 +227,3 @@ def _version(stack: Stack) -> str:
 def _chip(stack: Stack) -> str:
     row = load_matrix().hardware_row(stack.platform.hardware or "")
     return row.image_chip if row else ""
-
-
-def _is_writable(host: Host, folder: str) -> bool:
-    """Whether this user may create files at `folder`."""
-    while folder not in ("", "/") and host.look(folder).state is PathState.ABSENT:
-        folder = posixpath.dirname(folder)
-    return host.look(folder).is_writable

@@ -10,14 +10,16 @@ import posixpath
 import re
 import shlex
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from npuenv.core.messages import Message
-from npuenv.core.plan import Condition, Plan, Run, Step, WriteFile
+from npuenv.core.plan import Condition, Plan, Run, Step, WriteFile, chained
 from npuenv.core.shell import can_be_written_down, is_for_own_shell, shell_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from npuenv.core.finding import Finding, Fix
 
 Argv = tuple[str, ...]
 
@@ -36,34 +38,6 @@ _CHANGES_STATE = {"npu-smi": "set", "hccn_tool": "-s", "systemctl": "stop"}
 _INTERACTIVE = ("sudo", "su", "doas")  # these ask for a password
 _GONE = "-"
 _PLACEHOLDER = re.compile(r"<[A-Za-z][\w .-]*>|…|\.\.\.|\*\*\*")
-
-
-class FixLike(Protocol):
-    """The part of a check's `Fix` that a plan needs. Checks are above plans, hence this protocol."""
-
-    @property
-    def says(self) -> Message: ...
-    @property
-    def commands(self) -> tuple[Argv, ...]: ...
-    @property
-    def is_dangerous(self) -> bool: ...
-    @property
-    def is_automatic(self) -> bool: ...
-    @property
-    def needs_root(self) -> bool: ...
-    @property
-    def undo(self) -> tuple[Argv, ...]: ...
-    @property
-    def done_when(self) -> tuple[Condition, ...]: ...
-
-
-class FindingLike(Protocol):
-    """A finding with an optional fix."""
-
-    @property
-    def check(self) -> str: ...
-    @property
-    def fix(self) -> FixLike | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +72,7 @@ class FixContext:
     is_root: bool = False
 
 
-def plan_fixes(findings: Iterable[FindingLike], context: FixContext, restore: Callable[[str], str] = str) -> FixPlan:
+def plan_fixes(findings: Iterable[Finding], context: FixContext, restore: Callable[[str], str] = str) -> FixPlan:
     """The fixes of findings, worst first as given, in an order in which they can run; each command once.
 
     `restore` replaces stand-ins for names by this machine's own names.
@@ -129,7 +103,9 @@ def session_text(old: str, lines: Mapping[str, Sequence[Argv]], path: str) -> st
     """The file for the user's shell: the old lines, except those that are replaced, then the new lines with their
     checks.
     """
-    fresh = [(check, shell_line(_portable(argv))) for check, argvs in lines.items() for argv in argvs]
+    # `source` is not POSIX.
+    portable = [(check, (".", *argv[1:]) if argv[0] == "source" else argv) for check in lines for argv in lines[check]]
+    fresh = [(check, shell_line(argv)) for check, argv in portable]
     subjects = {subject for _, line in fresh for subject in _subjects(line)}
     unchanged = [entry for entry in _entries(old) if not subjects & _subjects(entry[1])]
     written = [f"# npuenv doctor --fix; in your shell:  . {shlex.quote(path)}"]
@@ -138,7 +114,7 @@ def session_text(old: str, lines: Mapping[str, Sequence[Argv]], path: str) -> st
     return "\n".join(written) + "\n"
 
 
-def _why_manual(fix: FixLike, commands: tuple[Argv, ...], context: FixContext) -> Message | None:
+def _why_manual(fix: Fix, commands: tuple[Argv, ...], context: FixContext) -> Message | None:
     """The reason why a fix is only shown, or None if it can run."""
     never = [argv for argv in commands if _is_never(argv)]
     if never and not fix.is_dangerous and all(map(_removes_packages, never)):
@@ -165,7 +141,7 @@ class _Draft:
     manual: list[ManualFix] = field(default_factory=list)
     session: dict[str, list[Argv]] = field(default_factory=dict)
 
-    def add(self, check: str, fix: FixLike, commands: tuple[Argv, ...], restore: Callable[[str], str]) -> None:
+    def add(self, check: str, fix: Fix, commands: tuple[Argv, ...], restore: Callable[[str], str]) -> None:
         """Adds a fix. If another step already runs its programs, that step is extended to its check."""
         for_shell = [argv for argv in commands if is_for_own_shell(argv)]
         if for_shell:
@@ -182,7 +158,8 @@ class _Draft:
 
     def build(self, context: FixContext) -> FixPlan:
         """The complete plan, in order; the file for the user's shell comes last."""
-        ordered = _linked(sorted(self.steps, key=_rank))
+        # Package managers must not run at the same time.
+        ordered = [*chained(sorted(self.steps, key=_rank))]
         if self.session:
             ordered.append(_session_step(context, self.session))
             self.checks[SESSION_STEP] = tuple(self.session)
@@ -260,7 +237,7 @@ def _real(argvs: Iterable[Argv], restore: Callable[[str], str]) -> tuple[Argv, .
     return tuple(tuple(restore(token) for token in argv) for argv in argvs)
 
 
-def _step(check: str, fix: FixLike, programs: tuple[Argv, ...], restore: Callable[[str], str]) -> Step:
+def _step(check: str, fix: Fix, programs: tuple[Argv, ...], restore: Callable[[str], str]) -> Step:
     wants = tuple(replace(want, of=tuple(map(restore, want.of)), value=restore(want.value)) for want in fix.done_when)
     actions = tuple(map(Run, (*_rehearsal(programs), *programs)))
     return Step(check.replace(".", "-"), fix.says, actions, wants, needs_root=fix.needs_root)
@@ -299,18 +276,6 @@ def _rank(step: Step) -> tuple[int, int]:
     layer = _LAYERS.index(area) if area in _LAYERS else len(_LAYERS)
     is_last = any(_LAST in _packages(run.argv) for run in _runs(step))
     return (len(_LAYERS) + 1, layer) if is_last else (layer, 0)
-
-
-def _linked(steps: Sequence[Step]) -> list[Step]:
-    """Each step depends on the one before it: package managers must not run at the same time."""
-    linked: list[Step] = []
-    for step in steps:
-        linked.append(replace(step, after=(linked[-1].id,) if linked else ()))
-    return linked
-
-
-def _portable(argv: Argv) -> Argv:
-    return (".", *argv[1:]) if argv[0] == "source" else argv
 
 
 def _subjects(line: str) -> frozenset[str]:

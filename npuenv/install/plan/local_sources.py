@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from npuenv.resolve.types import Stack
 
-_ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
+ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
 _TIMEOUT_S = 600.0
 
 
@@ -38,7 +38,7 @@ def digests_of(host: Host, given: Mapping[str, str], stack: Stack, python: str) 
 
 def is_folder(path: str, digest: str) -> bool:
     """Whether a supplied source is a folder; without a digest, judged by its name."""
-    return digest.startswith("tree:") if digest else not path.endswith(_ARCHIVES)
+    return digest.startswith("tree:") if digest else not path.endswith(ARCHIVES)
 
 
 def unpacker() -> str:
@@ -53,9 +53,9 @@ def _digest(host: Host, name: str, path: str, python: str) -> str:
     args = {"name": name, "path": path}
     if looked.state is PathState.UNREADABLE:
         raise BadInput(Message("plan.source-unreadable", {**args, "why": looked.error}))
-    is_archive = looked.state is PathState.FILE and path.endswith(_ARCHIVES)
+    is_archive = looked.state is PathState.FILE and path.endswith(ARCHIVES)
     if not (is_archive or looked.state is PathState.FOLDER):
-        raise BadInput(Message("plan.source-no-archive", {**args, "kinds": _ARCHIVES}))
+        raise BadInput(Message("plan.source-no-archive", {**args, "kinds": ARCHIVES}))
     ran = host.run((python, "-I", "-B", "-c", unpacker(), "digest", path), timeout_s=_TIMEOUT_S)
     if ran.code != 0:
         lines = (ran.out + ran.err).strip().splitlines() or [""]

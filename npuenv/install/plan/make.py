@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from npuenv.core.messages import Message
-from npuenv.core.plan import Plan, Step
+from npuenv.core.plan import Plan, Step, chained
 from npuenv.facts.conditions import ask
 from npuenv.facts.manifest import describe
 from npuenv.install.plan import environment, packages, sources
@@ -56,7 +56,7 @@ def plan_install(
     files = {environment.ACTIVATION: activation} if isinstance(activation, str) else activation
     steps += [environment.activate(making, files), environment.verify(making)]
     steps.append(environment.finish(making, steps))
-    return Plan(_chained(steps))
+    return Plan(chained(steps))
 
 
 def keep_supplied(host: Host, stack: Stack, lock: Lock, target: Target, tools: Tools) -> Tools:
@@ -99,8 +99,3 @@ def _components(making: Making) -> list[Step]:
         else:
             steps += [packages.take_out(making, item)] if item.does == "uninstall" else packages.put_in(making, [item])
     return steps + packages.put_in(making, wheels)
-
-
-def _chained(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """Each step depends on the one before it: on this platform the order is part of the recipe."""
-    return tuple(replace(step, after=(steps[number - 1].id,) if number else ()) for number, step in enumerate(steps))

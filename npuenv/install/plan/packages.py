@@ -96,6 +96,10 @@ def _place(making: Making, package: LockedPackage) -> _Location:
 
 def _step(making: Making, location: _Location, group: _Group, parted: set[str]) -> Step:
     """A step named after its entries, and after the location if one of them has several."""
+
+    def both(first: Message, other: Message) -> Message:
+        return Message("plan.why-both", {"first": first, "other": other})
+
     name = "+".join(item.id for item in group.items)
     if any(item.id in parted for item in group.items):
         name += f"@{location.label or 'default'}{'' if location.is_hashed else '-unhashed'}"
@@ -109,7 +113,7 @@ def _step(making: Making, location: _Location, group: _Group, parted: set[str]) 
         options += _reinstall_options(making, group.packages)
     run = making.uv("pip", "install", "--python", making.target.python, *options, "-r", file, env=env, unset=unset)
     args = {
-        "why": functools.reduce(_both, (item.why for item in group.items)),
+        "why": functools.reduce(both, (item.why for item in group.items)),
         "count": len(group.packages),
         "from": location.folder or location.label or Message("plan.default-index"),
     }
@@ -117,11 +121,6 @@ def _step(making: Making, location: _Location, group: _Group, parted: set[str]) 
     want = _complete_want(making, group.packages)
     do = (WriteFile(file, "\n".join(lines) + "\n"), run)
     return Step(name, message, do, (want,), needs_network=not location.folder, is_upkeep=making.is_own)
-
-
-def _both(first: Message, other: Message) -> Message:
-    """Two reasons, each a separate sentence."""
-    return Message("plan.why-both", {"first": first, "other": other})
 
 
 def _reinstall_options(making: Making, packages: Sequence[LockedPackage]) -> list[str]:

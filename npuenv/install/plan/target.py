@@ -71,7 +71,7 @@ _INSTALLED = (".dist-info", ".egg-info", ".egg-link")
 def check_target(host: Host, target: Target, lock: Lock) -> None:
     """Passes if the environment may be created there. Raises: BadInput (foreign content, read-only, no space)."""
     check_content(host, target)
-    location = _nearest(host, target.root)
+    location = nearest(host, target.root)
     if not host.look(location).is_writable:
         raise BadInput(Message("plan.target-read-only", {"path": location}), Message("plan.choose-target"))
     if not host.look(target.root).names:
@@ -188,7 +188,8 @@ def require_same(host: Host, target: Target, lock: Lock, *, is_replacing: bool) 
     if present is None or present.status not in ("complete", DAMAGED):
         return
     # Only the lock file itself names the lock of an unfinished environment.
-    is_same = (present.lock or _hash_in(host, target)) == lock.hash
+    locked = _lock_in(host, target) if not present.lock else None
+    is_same = (locked.hash if locked else present.lock) == lock.hash
     if is_same and present.kind in ("", target.kind):
         return
     is_known = present.status == "complete" or bool(present.kind) or target.link is not None
@@ -209,11 +210,6 @@ def kept_lock(host: Host, target: Target, lock: Lock) -> Lock:
     """
     present = _lock_in(host, target)
     return present if present is not None and present.hash == lock.hash else lock
-
-
-def _hash_in(host: Host, target: Target) -> str:
-    present = _lock_in(host, target)
-    return present.hash if present is not None else ""
 
 
 def _lock_in(host: Host, target: Target) -> Lock | None:
@@ -281,7 +277,7 @@ def _candidates(host: Host, version: str) -> list[str]:
     return [path for path in dict.fromkeys(paths) if host.look(path).state is PathState.FILE]
 
 
-def _nearest(host: Host, path: str) -> str:
+def nearest(host: Host, path: str) -> str:
     """The path itself, or its nearest existing parent."""
     while host.look(path).state is PathState.ABSENT and posixpath.dirname(path) not in ("", path):
         path = posixpath.dirname(path)

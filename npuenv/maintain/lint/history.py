@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from packaging.requirements import InvalidRequirement
@@ -126,15 +126,11 @@ class _Walk:
 
     def go(self) -> None:
         for order, event in enumerate(self.history.script.events):
-            if isinstance(event, Setting | Clone):
-                self._note(event)
-            elif not event.arch or event.arch == self.arch:
+            if isinstance(event, Clone):
+                self.clones[event.folder] = event
+            elif not isinstance(event, Setting) and event.arch in ("", self.arch):
                 self._apply(order, event)
         self.history.final[self.arch] = self.state
-
-    def _note(self, event: Setting | Clone) -> None:
-        if isinstance(event, Clone):
-            self.clones[event.folder] = event
 
     def _apply(self, order: int, event: Install | Uninstall | Remark) -> None:
         if isinstance(event, Remark):
@@ -216,9 +212,7 @@ class _Walk:
     def _package(self, package: Package, event: Install) -> None:
         """vllm or vllm-ascend with what it requires. Without `--no-deps` pip brings that about, whatever was there."""
         requires = package.requires or self._requires(package.name, package.version)
-        whole = Package(
-            package.name, package.place, package.order, package.version, requires, package.no_deps, package.built
-        )
+        whole = replace(package, requires=requires)
         self.history.packages[package.name] = whole
         for needs in requires if event.certain else ():
             before = self.state.get(needs.name)
@@ -233,14 +227,11 @@ class _Walk:
         if not version:
             return ()
         row = self.matrix.built_row(name, version)
-        if row:
-            texts, where = row.requires, Location(f"{row.id} ({row.source})", 0)
-        elif name == "vllm-ascend" and (release := self.matrix.vllm_ascend_row(version)):
-            texts, where = _declared(release), Location(f"{release.id} ({release.source})", 0)
-        else:
+        if row is None:
             return ()
+        where = Location(f"{row.id} ({row.source})", 0)
         requirements = []
-        for text in texts:
+        for text in row.requires:
             try:
                 parsed = PackagingRequirement(text)
             except InvalidRequirement:
@@ -248,20 +239,6 @@ class _Walk:
             if parsed.marker is None:
                 requirements.append(Requirement(versions.normalised(parsed.name), parsed.specifier, text, where))
         return tuple(requirements)
-
-
-def _declared(row: object) -> tuple[str, ...]:
-    fields = {
-        "torch": "torch",
-        "torch-npu": "torch_npu",
-        "triton-ascend": "triton_ascend",
-        "numpy": "numpy",
-        "transformers": "transformers",
-        "fastapi": "fastapi",
-        "opencv-python-headless": "opencv",
-    }
-    specs = {name: getattr(row, f"requires_{field}") for name, field in fields.items()}
-    return tuple(f"{name}{spec}" for name, spec in specs.items() if spec)
 
 
 def _apart(one: Requirement, other: Requirement) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
@@ -81,17 +82,8 @@ def _arch_of(marker: Marker | None) -> str | None:
 
 
 def _holds(marker: Marker, arch: str, python: str) -> bool:
-    environment = {
-        "platform_machine": arch,
-        "python_version": python,
-        "python_full_version": f"{python}.9",
-        "sys_platform": "linux",
-        "platform_system": "Linux",
-        "os_name": "posix",
-        "extra": "",
-    }
     try:
-        return marker.evaluate(environment)
+        return marker.evaluate(versions.marker_environment(arch, python, 9))
     except (UndefinedComparison, UndefinedEnvironmentName, InvalidSpecifier):
         return False
 
@@ -133,9 +125,7 @@ def read_requirements(path: str, read: Callable[[str], str | None]) -> Requireme
             elif not line.startswith("-"):
                 found = parse_requirement(_WHEEL_OPTIONS.sub("", line), Location(current, number))
                 requirements += [found] if found else []
-    whole = tuple(
-        Requirement(each.name, each.spec, each.text, each.place, each.arch, tuple(indexes)) for each in requirements
-    )
+    whole = tuple(replace(each, indexes=tuple(indexes)) for each in requirements)
     return RequirementFile(path, "requirements", whole)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from npuenv.core import versions
 from npuenv.core.messages import Message
 from npuenv.core.shellscript import ARCHES
+from npuenv.core.versions import covers_cann
 from npuenv.maintain.lint.ranges import disjoint
 from npuenv.maintain.lint.rules_files import together, torch_pairs
 from npuenv.maintain.lint.values import Checkout, Event, Install, Requirement, Uninstall, finding
@@ -66,7 +67,7 @@ def torch_npu_on_cann(history: History, matrix: Matrix) -> Iterator[Finding]:
             continue
         if not (row.cann or row.cann_compatible):
             continue  # no source says what it pairs with
-        compatible = any(_in_series(each, cann) for each in row.cann_compatible)
+        compatible = any(covers_cann(each, cann) for each in row.cann_compatible)
         fits = _pair_of(matrix, row.torch, cann)
         if (compatible and not fits) or not _is_named(matrix, cann):
             continue  # nothing better is known, or the tables do not reach this CANN
@@ -125,25 +126,18 @@ def _same_series(stated: tuple[str, ...], cann: str) -> bool:
 
 def _is_named(matrix: Matrix, cann: str) -> bool:
     """Whether any torch_npu row speaks of a CANN version."""
-    return any(_in_series(each, cann) for row in matrix.torch_npu for each in (row.cann, *row.cann_compatible) if each)
+    return any(covers_cann(each, cann) for row in matrix.torch_npu for each in (row.cann, *row.cann_compatible) if each)
 
 
 def _pairs_with(row: TorchNpu, cann: str) -> bool:
     known = [each for each in (row.cann, *row.cann_unofficial) if each]
-    return any(_in_series(each, cann) for each in known)
-
-
-def _in_series(stated: str, cann: str) -> bool:
-    """Whether a CANN version is the stated one; `8.5.X` stands for the series."""
-    version = versions.cann(cann)
-    if stated.upper().endswith(".X"):
-        return ".".join(map(str, version.series)) == stated[:-2]
-    return versions.is_cann(stated) and versions.cann(stated) == version
+    return any(covers_cann(each, cann) for each in known)
 
 
 def _pair_of(matrix: Matrix, torch: str, cann: str) -> str:
     row = next(
-        (each for each in matrix.torch_npu if each.torch == torch and each.cann and _in_series(each.cann, cann)), None
+        (each for each in matrix.torch_npu if each.torch == torch and each.cann and covers_cann(each.cann, cann)),
+        None,
     )
     return f"torch_npu {row.version}" if row else ""
 
@@ -275,7 +269,7 @@ def _ascend_in_image(
 ) -> Iterator[Finding]:
     image = history.script.image
     stated = {each for each in (row.cann, row.cann_image, *(each.cann for each in row.image)) if versions.is_cann(each)}
-    if versions.is_cann(history.cann) and stated and not any(_in_series(each, history.cann) for each in stated):
+    if versions.is_cann(history.cann) and stated and not any(covers_cann(each, history.cann) for each in stated):
         args = {"ascend": row.version, "cann": history.cann, "fits": tuple(sorted(stated))}
         yield finding(ascend.place, "vllm-ascend-cann", args, (*evidence, history.cann_evidence), "warning")
     if image and image.python and row.python and not versions.accepts(row.python, f"{image.python}.0"):

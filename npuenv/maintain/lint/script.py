@@ -22,51 +22,19 @@ if TYPE_CHECKING:
 _PIP = re.compile(r"(?:.*/)?pip(?:3(?:\.\d+)?)?$")
 _PYTHON = re.compile(r"(?:.*/)?python(?:3(?:\.\d+)?)?$")
 _INDEX_OPTIONS = (
-    "-i",
-    "--index-url",
-    "--index",
-    "--default-index",
-    "--extra-index-url",
-    "--extra-index",
-    "-f",
-    "--find-links",
-)
+    "-i", "--index-url", "--index", "--default-index", "--extra-index-url", "--extra-index", "-f", "--find-links",
+)  # fmt: skip
 _VALUE_OPTIONS = (
-    *(
-        "-c",
-        "--constraint",
-        "-t",
-        "--target",
-        "--trusted-host",
-        "--python",
-        "-p",
-        "--prefix",
-        "--root",
-        "--cert",
-        "--timeout",
-    ),
-    *("--no-binary", "--only-binary", "--platform", "--python-version", "--index-strategy", "--config-settings", "-C"),
-    *(
-        "--progress-bar",
-        "--retries",
-        "--cache-dir",
-        "--log",
-        "--proxy",
-        "--upgrade-strategy",
-        "--implementation",
-        "--abi",
-    ),
-    *("--override", "--link-mode", "--torch-backend", "--exclude-newer", "--extra", "--default-timeout"),
-)
+    "-c", "--constraint", "-t", "--target", "--trusted-host", "--python", "-p", "--prefix", "--root", "--cert",
+    "--timeout", "--no-binary", "--only-binary", "--platform", "--python-version", "--index-strategy",
+    "--config-settings", "-C", "--progress-bar", "--retries", "--cache-dir", "--log", "--proxy", "--upgrade-strategy",
+    "--implementation", "--abi", "--override", "--link-mode", "--torch-backend", "--exclude-newer", "--extra",
+    "--default-timeout",
+)  # fmt: skip
 _INDEX_SETTINGS = (
-    "PIP_INDEX_URL",
-    "PIP_EXTRA_INDEX_URL",
-    "PIP_FIND_LINKS",
-    "UV_INDEX_URL",
-    "UV_EXTRA_INDEX_URL",
-    "UV_INDEX",
+    "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_INDEX",
     "UV_FIND_LINKS",
-)
+)  # fmt: skip
 _TLS_SETTINGS = ("PIP_TRUSTED_HOST", "GIT_SSL_NO_VERIFY", "UV_INSECURE_HOST")
 _CANN_FILE = re.compile(r"Ascend-cann-toolkit_([0-9A-Za-z.\-]+?)_linux")
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from npuenv.matrix.tables import Matrix
 
 DEFAULT = "default"  # what the matrix calls the indexes that pip is set up with
-ARCHES = ("aarch64", "x86_64")
 _OLD_MANYLINUX = {"manylinux2014": 17, "manylinux2010": 12, "manylinux1": 5}
 
 

@@ -136,18 +136,16 @@ def _in_order(texts: Mapping[str, str]) -> Iterator[str]:
 
 
 def _image(text: str, chips: Mapping[str, str]) -> ReleaseImage | None:
-    arguments = dict(_ARG.findall(text))
-    base = _FROM.search(text)
-    tag = _TAG.search(_filled(base[1], arguments)) if base else None
-    if tag is None or tag["chip"] not in chips:
+    base = base_image(text, chips)
+    if base is None:
         return None
     commands = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     ray, torch_npu = _RAY.search(commands), _TORCH_NPU.search(commands)
     return ReleaseImage(
-        hardware=(chips[tag["chip"]],),
-        os=(tag["os"],),
-        cann=cann_name(tag["cann"]),
-        python=tag["python"],
+        hardware=base.hardware,
+        os=base.os,
+        cann=base.cann,
+        python=base.python,
         torch_npu=torch_npu[1] if torch_npu else "",
         ray=ray[1] if ray else "",
     )

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Literal
 
 from packaging.version import Version
 
+from npuenv.core.shellscript import ARCHES
 from npuenv.index.metadata import distribution, specifier_of
-from npuenv.maintain.refresh.asked import ARCHES, DEFAULT, glibc_floor, published, pythons, wheels
+from npuenv.maintain.refresh.asked import DEFAULT, glibc_floor, published, pythons, wheels
 from npuenv.maintain.refresh.proposal import Proposal, changed_keys, new_row
 from npuenv.matrix.rows import TorchNpu, TritonAscend
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from npuenv.core.messages import Message
+from npuenv.core.shellscript import ARCHES
+from npuenv.core.versions import exact
 from npuenv.index.metadata import (
     Requires,
     Unreadable,
@@ -18,7 +20,7 @@ from npuenv.index.metadata import (
     sdist_requires,
     specifier_of,
 )
-from npuenv.maintain.refresh.asked import ARCHES, published, sdist, wheels
+from npuenv.maintain.refresh.asked import published, sdist, wheels
 from npuenv.maintain.refresh.proposal import Proposal, changed_keys, new_row
 from npuenv.maintain.refresh.release import POLICY, WANTED, PolicyRow, built_images, policy_rows, vllm_tag
 from npuenv.matrix.rows import Built, VllmAscend
@@ -170,8 +172,8 @@ def _with_release(row: VllmAscend, release: Release, *, is_in_table: bool) -> Vl
         row,
         vllm=release.vllm or row.vllm,
         cann=release.images[0].cann if release.images else "",
-        torch_npu=_pinned(specifier_of(release.asks.requires, "torch-npu")),
-        triton_ascend=_pinned(specifier_of(release.asks.requires, "triton-ascend")),
+        torch_npu=exact(specifier_of(release.asks.requires, "torch-npu")),
+        triton_ascend=exact(specifier_of(release.asks.requires, "triton-ascend")),
     )
 
 
@@ -222,11 +224,6 @@ def built_rows(asked: Comparison, file: str, row: Built) -> Iterator[Proposal]:
 def _spelled(requires: Sequence[str]) -> set[str]:
     """Requirements with their names in normal form, to compare lists that different tools wrote."""
     return {re.sub(r"^[\w.-]+", distribution(line), line) for line in requires}
-
-
-def _pinned(spec: str) -> str:
-    """The version of an exact pin; "" for anything else."""
-    return spec.removeprefix("==") if spec.startswith("==") and "," not in spec and "*" not in spec else ""
 
 
 def _kind(asks: Requires) -> str:

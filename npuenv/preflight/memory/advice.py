@@ -101,8 +101,7 @@ def _accumulation(job: Job, placement: Placement) -> int:
 
 def _per_card(job: Job, placement: Placement) -> int:
     """Sequences of one update that one card works on."""
-    together = job.sequence_parallel * job.train_tensor_parallel * job.train_pipeline_parallel
-    replicas = max(1, len(placement.train) // together)
+    replicas = max(1, len(placement.train) // job.sequence_parallel)
     return max(1, job.sizes.mini_batch * job.sizes.rollouts // replicas)
 
 

@@ -111,7 +111,7 @@ def _assumptions(job: Job, placement: Placement) -> Iterator[Message]:
         left = usable_gib(job.cards.memory_gib) * (1 - job.gpu_memory_utilization)
         key = "placement.assumes-sleep" if job.engine_sleeps else "placement.assumes-awake"
         yield Message(key, {"left": _gib(left)})
-    if placement.train and job.engine != "megatron":
+    if placement.train:
         yield Message("placement.assumes-shards", {"cards": min(len(placement.train), job.shard_cards or 10**9)})
 
 

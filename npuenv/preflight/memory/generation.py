@@ -41,10 +41,8 @@ def longest(job: Job) -> int:
 
 
 def engine_weights(job: Job) -> float:
-    """bf16 weights on one card: over the tensor parallelism, routed experts over the engine's expert parallelism."""
-    model = job.model
-    dense = (model.parameters - model.expert_parameters) / job.tensor_parallel
-    return 2 * (dense + model.expert_parameters / max(job.tensor_parallel, job.engine_expert_parallel))
+    """bf16 weights on one card, over the tensor parallelism."""
+    return 2 * job.model.parameters / job.tensor_parallel
 
 
 def cache_per_token(job: Job) -> float:

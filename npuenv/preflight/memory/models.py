@@ -42,8 +42,6 @@ def find_model(name: str, matrix: Matrix | None = None) -> Model:
 
 def model_of(shape: ModelShape, name: str = "") -> Model:
     """The model of a shape, under its own name or another."""
-    experts = _experts(shape)
-    rest = experts * (shape.experts - shape.experts_active) / shape.experts if shape.experts else 0.0
     return Model(
         id=name or shape.id,
         parameters=float(count(shape)),
@@ -55,8 +53,6 @@ def model_of(shape: ModelShape, name: str = "") -> Model:
         head_dim=shape.head_dim,
         vocabulary=shape.vocabulary,
         is_tied=shape.is_tied,
-        active=count(shape) - rest if shape.experts else None,
-        expert_parameters=float(experts),
         latent=shape.latent_rank + shape.rope_dim if shape.latent_rank else 0,
     )
 

@@ -171,11 +171,9 @@ def _resting_reference(job: Job, placement: Placement) -> float:
 
 
 def _streams(job: Job, what: str) -> bool:
-    """Whether what is offloaded stays away in the update too: so with DeepSpeed, ROLL's offload policy and Megatron's
-    swapped optimizer. verl's FSDP workers load everything back for each update."""
-    offloads = job.offloads_parameters if what == "parameters" else job.offloads_optimizer
-    never_returns = job.framework == "roll" or (job.engine == "megatron" and what == "optimizer")
-    return offloads and never_returns
+    """Whether what is offloaded stays away in the update too: so with DeepSpeed and ROLL's offload policy. verl's FSDP
+    workers load everything back for each update."""
+    return job.framework == "roll" and (job.offloads_parameters if what == "parameters" else job.offloads_optimizer)
 
 
 def _train_buffers(job: Job) -> float:
@@ -183,10 +181,4 @@ def _train_buffers(job: Job) -> float:
 
     Source: HCCL documentation, HCCL_BUFFSIZE (MB, default 200, one buffer to send and one to receive).
     """
-    sizes = (
-        job.sequence_parallel,
-        job.train_tensor_parallel,
-        job.train_pipeline_parallel,
-        job.train_expert_parallel,
-    )
-    return 2.0 * job.hccl_buffer_mib * 2**20 * (1 + sum(size > 1 for size in sizes))
+    return 2.0 * job.hccl_buffer_mib * 2**20 * (2 if job.sequence_parallel > 1 else 1)

@@ -31,21 +31,17 @@ def estimate(job: Job, placement: Placement) -> Estimate:
     return replace(found, advice=advice(job, placement, found))
 
 
-def plan(job: Job, *, layout: Layout | None = None, strategy: int = 1) -> tuple[Placement, Estimate]:
-    """The cards of each role, with the estimate and, last among what it says, why they are shared out so.
+def plan(job: Job, *, layout: Layout | None = None) -> Placement:
+    """The cards of each role.
 
     `layout` None: the first that the framework's release allows and that fits, else the first that it allows. verl
     shares all cards unless `split` is asked for; ROLL splits them below 0.3.0, and prefers to share from then on.
-    `strategy` 1 gives whole nodes to a role, which keeps traffic inside nodes; 2 halves every node, which balances
-    them. Raises: BadInput for a layout that the release does not allow, too few cards, or a tensor-parallel size that
-    does not divide heads and cards.
+    Raises: BadInput for a layout that the release does not allow, too few cards, or a tensor-parallel size that does
+    not divide heads and cards.
     """
-    if strategy not in (1, 2):
-        raise BadInput(Message("placement.strategy", {"value": strategy}))
     _check_sizes(job)
-    layouts = _layouts(job, layout)
-    answers = [_laid_out(job, each, strategy) for each in layouts]
-    return next((answer for answer in answers if answer[1].verdict in ("feasible", "tight")), answers[0])
+    placements = [_laid_out(job, each) for each in _layouts(job, layout)]
+    return next((each for each in placements if judge(job, each).verdict in ("feasible", "tight")), placements[0])
 
 
 def _layouts(job: Job, requested: Layout | None) -> tuple[Layout, ...]:
@@ -64,15 +60,7 @@ def _layouts(job: Job, requested: Layout | None) -> tuple[Layout, ...]:
     return (requested,) if requested else allowed
 
 
-def _laid_out(job: Job, layout: Layout, strategy: int) -> tuple[Placement, Estimate]:
-    placement = _split_or_share(job, layout, strategy)
-    if job.model.layers and not parallel_fits_cards(job, placement, job.tensor_parallel):
-        raise _no_parallel(job, placement)
-    found = estimate(job, placement)
-    return placement, replace(found, says=(*found.says, _why(job, placement, layout, strategy)))
-
-
-def _split_or_share(job: Job, layout: Layout, strategy: int) -> Placement:
+def _laid_out(job: Job, layout: Layout) -> Placement:
     """The cards of each role. The reference goes with generation in ROLL, with training in verl."""
     every = tuple(range(job.cards.count))
     if job.cards.count < (1 if layout == "colocated" else 2):
@@ -80,41 +68,30 @@ def _split_or_share(job: Job, layout: Layout, strategy: int) -> Placement:
     if layout == "colocated":
         train = infer = every
     else:
-        train, infer = _parts(job, strategy)
+        train, infer = _parts(job)
     reference = infer if job.framework == "roll" else train
-    return Placement(train, infer, reference if job.has_reference else ())
+    placement = Placement(train, infer, reference if job.has_reference else ())
+    if job.model.layers and not parallel_fits_cards(job, placement, job.tensor_parallel):
+        raise _no_parallel(job, placement)
+    return placement
 
 
-def _parts(job: Job, strategy: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _parts(job: Job) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Training and generating cards of a split run.
 
     One node: the first half trains (0-3 of 8, 0-7 of 16). Several nodes: the first half of the nodes, one more where
-    their number is odd; with strategy 2 the first half of every node. Where a half is no multiple of the
-    tensor-parallel size, generation gets the largest multiple below it, at least one engine, and training the rest.
+    their number is odd. Where half a node is no multiple of the tensor-parallel size, generation gets the largest
+    multiple below it, at least one engine, and training the rest.
     """
     cards, size = job.cards, job.tensor_parallel
-    if cards.nodes > 1 and strategy == 1:
+    if cards.nodes > 1:
         first = -(-cards.nodes // 2) * cards.per_node
         return tuple(range(first)), tuple(range(first, cards.count))
     generating = max(size, cards.per_node // 2 // size * size)
     if generating >= cards.per_node:
         raise BadInput(Message("placement.no-half", {"size": size, "cards": cards.per_node}))
     numbers = range(cards.count)
-    train = tuple(n for n in numbers if n % cards.per_node < cards.per_node - generating)
-    return train, tuple(n for n in numbers if n not in set(train))
-
-
-def _why(job: Job, placement: Placement, layout: Layout, strategy: int) -> Message:
-    args = {
-        "train": written_cards(sorted(placement.train), ", "),
-        "infer": written_cards(sorted(placement.infer), ", "),
-        "release": job.release,
-    }
-    if layout == "colocated":
-        return Message(f"placement.why-colocated-{job.framework}", args)
-    if job.cards.nodes > 1:
-        return Message(f"placement.why-split-strategy-{strategy}", args)
-    return Message(f"placement.why-split-{job.framework}", args)
+    return tuple(numbers[: cards.count - generating]), tuple(numbers[cards.count - generating :])
 
 
 def _no_parallel(job: Job, placement: Placement) -> BadInput:
@@ -151,10 +128,6 @@ def _check_sizes(job: Job, *, generates: bool = True) -> None:
         "mini_batch": sizes.mini_batch,
         "tensor_parallel": job.tensor_parallel,
         "sequence_parallel": job.sequence_parallel,
-        "train_tensor_parallel": job.train_tensor_parallel,
-        "train_pipeline_parallel": job.train_pipeline_parallel,
-        "train_expert_parallel": job.train_expert_parallel,
-        "engine_expert_parallel": job.engine_expert_parallel,
         "memory_gib": job.cards.memory_gib,
         "gpu_memory_utilization": job.gpu_memory_utilization,
     }

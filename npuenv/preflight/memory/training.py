@@ -31,32 +31,16 @@ def states(job: Job, cards: int) -> States:
     """The sharded weights, gradients and AdamW states of one card, as if nothing were offloaded.
 
     FSDP as verl runs it: fp32 weights, fp32 gradients, two fp32 moments (4 + 4 + 8 bytes a parameter, sharded).
-    ZeRO-3: bf16 weights and gradients, fp32 copy and moments (2 + 2 + 12). Megatron: bf16 weights, fp32 gradients
-    (2 + 4), and 12 bytes over the data-parallel cards in its distributed optimizer. With LoRA only the adapters have
-    gradients and moments.
+    ZeRO-3: bf16 weights and gradients, fp32 copy and moments (2 + 2 + 12). With LoRA only the adapters have gradients
+    and moments.
     Source: ZeRO (arXiv 1910.02054) sections 3.1 and 5; verl 0.7.1 workers/fsdp_workers.py (model_dtype fp32,
-    MixedPrecision param bf16, reduce fp32); Megatron-LM docs, distributed optimizer.
+    MixedPrecision param bf16, reduce fp32).
     """
     model = job.model
-    if job.engine == "megatron":
-        return _megatron_states(job, cards)
     copies = min(cards, job.shard_cards or cards)
     weight, gradient, moment = (2, 2, 12) if job.engine == "deepspeed-zero3" else (4, 4, 8)
     trained = adapters(model, job.lora_rank) if job.lora_rank else model.parameters
     return States(weight * model.parameters / copies, gradient * trained / copies, moment * trained / copies)
-
-
-def _megatron_states(job: Job, cards: int) -> States:
-    """States where tensor, pipeline and expert parallelism divide the weights themselves.
-
-    Routed experts are divided by the expert parallelism as well, and have correspondingly fewer copies.
-    """
-    split = job.train_tensor_parallel * job.train_pipeline_parallel
-    spread = split * job.train_expert_parallel
-    experts = job.model.expert_parameters / spread
-    dense = (job.model.parameters - job.model.expert_parameters) / split
-    optimizer = 12 * (dense / max(1.0, cards / split) + experts / max(1.0, cards / spread))
-    return States(2 * (dense + experts), 4 * (dense + experts), optimizer)
 
 
 def adapters(model: Model, rank: int) -> float:
@@ -75,12 +59,10 @@ def gathered(job: Job) -> float:
 
     FSDP gathers one unit at a time and the next one ahead, in bf16; embedding and output layer form the root unit,
     which stays for the whole pass; a layer's gradient exists whole in fp32 before it is reduced. ZeRO-3 keeps up to
-    1e9 live parameters and a bucket of 5e8 gradient elements, both bf16. Megatron gathers nothing.
+    1e9 live parameters and a bucket of 5e8 gradient elements, both bf16.
     Source: FSDP (arXiv 2304.11277) section 3.3; DeepSpeed configuration, stage3_max_live_parameters.
     """
     model = job.model
-    if job.engine == "megatron":
-        return 0.0
     if job.engine == "deepspeed-zero3":
         return 2 * min(_LIVE, model.parameters) + 2 * min(_BUCKET, model.parameters)
     root = model.vocabulary * model.hidden * (1 if model.is_tied else 2)
@@ -103,14 +85,12 @@ def activations(job: Job, num_tokens: float) -> tuple[float, float]:
     A layer saves, in bf16 and with an attention that keeps no scores: the inputs of both norms with their fp32 copies
     (16 h), queries, keys, values and the attention's output (4 (a + k) d), and gate, up, their product and its input
     (8 i); 34 h in the paper's layer, which has no gated unit. With checkpoints only each layer's input stays (2 h).
-    Tensor parallelism divides it; a pipeline stage has its layers for as many micro batches as there are stages,
-    so that stages do not divide it.
     Source: Reducing Activation Recomputation (arXiv 2205.05198) equations 1 to 4 and section 5.
     """
     model = job.model
     width = 4 * (model.heads + model.kv_heads) * model.head_dim
-    layer = num_tokens * (16 * model.hidden + width + 8 * model.intermediate) / job.train_tensor_parallel
-    saved = num_tokens * 2 * model.hidden / job.train_tensor_parallel if job.checkpoints_gradients else layer
+    layer = num_tokens * (16 * model.hidden + width + 8 * model.intermediate)
+    saved = num_tokens * 2 * model.hidden if job.checkpoints_gradients else layer
     return model.layers * saved, 1.5 * layer
 
 
@@ -121,14 +101,11 @@ def update_logits(job: Job, num_tokens: float) -> float:
     verl: logits 2, log-probabilities that the fused operator saves 2, gradient 2; padded batches cut the answer out of
     the logits (a copy of 2 and a gradient of 2 for the answer's part); entropy in the loss 6 more.
     ROLL below 0.3.0, bf16: logits 2, log-probabilities 2, softmax of the entropy 2, three gradients 6. From 0.3.0 on
-    it works in fp32: 2 + 4 + 8 + 8. Megatron: logits 2, fp32 copy and exponentials 8, gradient 2, over its tensor
-    parallelism.
+    it works in fp32: 2 + 4 + 8 + 8.
     Source: verl 0.7.1 utils/torch_functional.py (logprobs_from_logits_torch_npu), workers/actor/dp_actor.py;
     alibaba/ROLL utils/functionals.py and pipeline/base_worker.py (the entropy is always computed with a graph).
     """
     whole = num_tokens * job.model.vocabulary
-    if job.engine == "megatron":
-        return 12 * whole / job.train_tensor_parallel
     if job.framework == "roll":
         return (22 if _in_fp32(job) else 12) * whole
     answer = whole * _answer_part(job)
@@ -146,8 +123,6 @@ def scoring_logits(job: Job, num_tokens: float, *, with_entropy: bool) -> float:
     Source: as `update_logits`.
     """
     whole = num_tokens * job.model.vocabulary
-    if job.engine == "megatron":
-        return 10 * whole / job.train_tensor_parallel
     if job.framework == "roll":
         return ((14 if with_entropy else 10) if _in_fp32(job) else (6 if with_entropy else 4)) * whole
     answer = whole * _answer_part(job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 Role = Literal["train", "infer", "reference"]
 Layout = Literal["colocated", "split"]
-Engine = Literal["fsdp", "fsdp2", "deepspeed-zero3", "megatron"]
+Engine = Literal["fsdp", "fsdp2", "deepspeed-zero3"]
 Verdict = Literal["feasible", "tight", "infeasible", "unknown"]
 
 HCCL_BUFFER_MIB = 200  # where HCCL_BUFFSIZE is not set
@@ -32,8 +33,6 @@ class Model:
     head_dim: int
     vocabulary: int
     is_tied: bool  # the output layer shares the embedding's weights
-    active: float | None = None  # parameters at work for one token in a mixture of experts; None: all of them
-    expert_parameters: float = 0.0  # of them, those of routed experts, which expert parallelism divides
     latent: int = 0  # values that the cache keeps of a token and layer in latent attention; 0: keys and values
 
 
@@ -92,10 +91,6 @@ class Job:
     removes_padding: bool = False
     lora_rank: int = 0
     sequence_parallel: int = 1  # cards that share the tokens of one sequence in training (Ulysses)
-    train_tensor_parallel: int = 1  # of Megatron
-    train_pipeline_parallel: int = 1  # of Megatron
-    train_expert_parallel: int = 1  # of Megatron
-    engine_expert_parallel: int = 1  # cards over which the generating engine divides routed experts; 1: as the rest
     shard_cards: int | None = None  # cards that share one copy of the trained state (fsdp_size); None: all that train
     has_entropy_loss: bool = False
     chunks_entropy: bool = False  # entropy_from_logits_with_chunking
@@ -161,3 +156,19 @@ def ranges(cards: Iterable[int]) -> Iterator[tuple[int, int]]:
 def written_cards(cards: Iterable[int], separator: str = ",") -> str:
     """A card list as people write it: (0, 1, 2, 8) -> "0-2,8"."""
     return separator.join(str(first) if first == last else f"{first}-{last}" for first, last in ranges(cards))
+
+
+def read_cards(text: str, most: int) -> list[int] | None:
+    """The numbers of a list as `written_cards` writes it, in its order; None for what is none.
+
+    Of a range beyond `most` the last number is there, so that it can be named.
+    Example: "0-2, 8" -> [0, 1, 2, 8]
+    """
+    cards: list[int] = []
+    for part in re.sub(r"\s", "", text).split(","):
+        found = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part, re.ASCII)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if first > last:
+            return None
+        cards += [*range(first, min(last, most) + 1), *([last] if last > most else [])]
+    return cards

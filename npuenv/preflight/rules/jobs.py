@@ -28,8 +28,10 @@ _MODEL, _ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{part}" for part in ("mode
 _CHUNKS = "entropy_from_logits_with_chunking"
 _BUDGET = 16384  # tokens of a dynamic batch where nothing is said
 _MOST_BUFFER_MIB = 65536  # above it a number is taken for bytes
-ROLL_SHARDS = "actor_train.strategy_args.strategy_config.fsdp_size"
+_ROLL_CONFIG = "actor_train.strategy_args.strategy_config"
+ROLL_SHARDS, ROLL_OFFLOAD = f"{_ROLL_CONFIG}.fsdp_size", f"{_ROLL_CONFIG}.offload_policy"
 ROLL_ENGINES: dict[str, Engine] = {"deepspeed_train": "deepspeed-zero3", "fsdp2_train": "fsdp2"}
+ROLL_STRATEGIES = {engine: name for name, engine in ROLL_ENGINES.items()}
 
 
 def verl_job(launch: Launch, model: Model, cards: Cards) -> Job:
@@ -129,10 +131,10 @@ def _buffer_mib(launch: Launch) -> int:
 
 def roll_job(launch: Launch, model: Model, cards: Cards, *, num_train: int) -> Job:
     """The job of a ROLL pipeline whose training role has so many cards."""
-    train, infer = (f"actor_{part}.strategy_args.strategy_config" for part in ("train", "infer"))
+    train, infer = _ROLL_CONFIG, "actor_infer.strategy_args.strategy_config"
     engine = ROLL_ENGINES[str(value(launch, "actor_train.strategy_args.strategy_name"))]
     offloads = (
-        is_true(launch, f"{train}.offload_policy")
+        is_true(launch, ROLL_OFFLOAD)
         or "offload" in str(value(launch, f"{train}.zero_optimization", ""))
         or "cpuoffload" in str(value(launch, train, ""))
     )

@@ -317,7 +317,7 @@ def _mandatory(launch: Launch) -> Iterator[LaunchFinding]:
 def _roll_dropped(launch: Launch) -> Iterator[LaunchFinding]:
     used = {name for s in launch.settings.values() for name in re.findall(r"\$\{([\w]+)", s.text)}
     for key, setting in launch.settings.items():
-        part, name, where = _part_of(key)
+        part, name, where = part_of(key)
         if not part or name in fields_of(part) or (part == "top" and name in used):
             continue
         near = _ROLL_NAMES.get(name) if part == "model_args" else nearest(name, fields_of(part), 0.86)
@@ -328,7 +328,7 @@ def _roll_dropped(launch: Launch) -> Iterator[LaunchFinding]:
             yield problem(launch, (key,), says="key-dropped-only", severity="note", key=key)
 
 
-def _part_of(key: str) -> tuple[str, str, str]:
+def part_of(key: str) -> tuple[str, str, str]:
     """(part of the configuration, name in it, what stands before the name) of a ROLL key; "" where anything goes."""
     parts = key.split(".")
     if (

@@ -80,5 +80,5 @@ def _dynamic_tokens(launch: Launch) -> Iterator[LaunchFinding]:
 def _new_tokens(launch: Launch) -> Iterator[LaunchFinding]:
     key = "actor_infer.generating_args.max_new_tokens"
     new, total = whole(launch, key), whole(launch, "sequence_length")
-    if new and total and new > total:
+    if new and total and new >= total:
         yield problem(launch, (key, "sequence_length"), new=new, total=total)

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from npuenv.core.errors import BadInput
+from npuenv.core.finding import Location
 from npuenv.preflight.memory import estimate, find_model
+from npuenv.preflight.memory.advice import fit
 from npuenv.preflight.memory.feasibility import judge
-from npuenv.preflight.memory.types import Cards, Job, Placement, Sizes
+from npuenv.preflight.memory.types import Cards, Job, Placement
 from npuenv.preflight.rules.base import generates_apart, is_true, number, problem, rule, value, verl_cards, whole
 from npuenv.preflight.rules.cards import cards_of
-from npuenv.preflight.rules.jobs import ROLL_ENGINES, ROLL_SHARDS, roll_job, roll_lengths, verl_job
-from npuenv.preflight.types import Change
+from npuenv.preflight.rules.jobs import ROLL_ENGINES, ROLL_OFFLOAD, ROLL_SHARDS, roll_job, roll_lengths, verl_job
+from npuenv.preflight.types import Change, Setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,55 +118,63 @@ def _memory(launch: Launch) -> Iterator[LaunchFinding]:
             keys,
             changes=_relief(launch, job, placement),
             reason=outcome.says[0] if outcome.says else "-",
-            advice=outcome.advice[0] if outcome.advice else "-",
+            advice=outcome.advice or "-",
         )
 
 
 def _relief(launch: Launch, job: Job, placement: Placement) -> tuple[Change, ...]:
-    """The first of small micro batches, offloading and one copy of the trained state over all cards, after which the
-    job fits."""
+    """The advice as corrections; empty where no advice helps, or only the user can decide, as about shorter answers.
 
-    everywhere = replace(job, shard_cards=None)
-    if launch.framework != "verl":
-        is_enough = job.engine == "fsdp2" and judge(everywhere, placement).verdict != "infeasible"
-        return (Change(ROLL_SHARDS, len(placement.train)),) if is_enough else ()
-    offload = (
-        Change(f"{_ACTOR}.fsdp_config.param_offload", True),
-        Change(f"{_ACTOR}.fsdp_config.optimizer_offload", True),
-    )
-    sizes, small = _smallest(launch, job)
-    spread = (Change(f"{_ACTOR}.fsdp_config.fsdp_size", -1),)
-    for whole_job, first in ((job, ()), (everywhere, spread)):
-        light = replace(whole_job, offloads_parameters=True, offloads_optimizer=True)
-        for job_then, changes in (
-            (whole_job, ()),
-            (replace(whole_job, sizes=sizes), small),
-            (light, offload),
-            (replace(light, sizes=sizes), (*offload, *small)),
-        ):
-            if judge(job_then, placement).verdict != "infeasible":
-                return (*first, *changes)
-    return ()
+    The launch is estimated again with them. What follows another key by itself is not written.
+    """
+    advised = fit(job, placement)
+    cards = len(placement.train)
+    changes: list[Change] = []
+    for key, new in _values(launch, advised[-1].job, cards).items() if advised else ():
+        found = job_of(launch)
+        if found is not None and _values(launch, found[0], cards)[key] != new:
+            changes.append(Change(key, new))
+            setting = Setting(key, new, str(new), Location("", 0))
+            launch = replace(launch, settings={**launch.settings, key: setting})
+    found = job_of(launch)
+    return tuple(changes) if found is not None and judge(found[0], placement).verdict != "infeasible" else ()
 
 
-def _smallest(launch: Launch, job: Job) -> tuple[Sizes, tuple[Change, ...]]:
-    """The smallest batches on a card, and what to write for them: one sequence, or the tokens of one."""
+def _values(launch: Launch, job: Job, cards: int) -> dict[str, Any]:
+    """What the keys that the advice is about say of a job with so many cards that train; others follow the first."""
     sizes = job.sizes
-    if not sizes.micro_tokens:
-        keys = tuple(f"{role}.log_prob_micro_batch_size_per_gpu" for role in (_ROLLOUT, _REF))
-        changes = [Change(key, 1) for key in keys if key == keys[0] or key in launch.settings]
-        small = replace(sizes, micro_batch=1, log_prob_micro_batch=1, reference_micro_batch=1)
-        return small, (Change(f"{_ACTOR}.ppo_micro_batch_size_per_gpu", 1), *changes)
-    tokens = -(-(sizes.prompt_length + sizes.response_length) // job.sequence_parallel)
-    changes = []
-    for role in (_ROLLOUT, _REF):
-        is_dynamic = is_true(launch, f"{role}.log_prob_use_dynamic_bsz")
-        name, least = ("max_token_len", tokens) if is_dynamic else ("micro_batch_size", 1)
-        key = f"{role}.log_prob_{name}_per_gpu"
-        if key in launch.settings and (whole(launch, key) or 0) > least:
-            changes.append(Change(key, least))
-    small = replace(sizes, micro_tokens=tokens, log_prob_tokens=tokens, reference_tokens=tokens)
-    return small, (Change(f"{_ACTOR}.ppo_max_token_len_per_gpu", tokens), *changes)
+    if launch.framework == "roll":
+        train = "actor_train.training_args"
+        shards = {ROLL_SHARDS: job.shard_cards or cards, ROLL_OFFLOAD: job.offloads_parameters}
+        return {
+            **(shards if job.engine == "fsdp2" else {}),
+            f"{train}.per_device_train_batch_size": sizes.micro_batch,
+            f"{train}.gradient_accumulation_steps": sizes.mini_batch * sizes.rollouts // (sizes.micro_batch * cards),
+            "actor_train.infer_batch_size": sizes.log_prob_micro_batch,
+            "reference.infer_batch_size": sizes.reference_micro_batch,
+        }
+    found: dict[str, Any] = {f"{_ACTOR}.fsdp_config.fsdp_size": job.shard_cards or -1}
+    if sizes.micro_tokens:
+        found[f"{_ACTOR}.ppo_max_token_len_per_gpu"] = sizes.micro_tokens
+    else:
+        found[f"{_ACTOR}.ppo_micro_batch_size_per_gpu"] = sizes.micro_batch
+    longest = -(-(sizes.prompt_length + sizes.response_length) // job.sequence_parallel)
+    for role, batch, tokens in (
+        (_ROLLOUT, sizes.log_prob_micro_batch, sizes.log_prob_tokens),
+        *([(_REF, sizes.reference_micro_batch, sizes.reference_tokens)] if job.has_reference else []),
+    ):
+        if is_true(launch, f"{role}.log_prob_use_dynamic_bsz"):
+            found[f"{role}.log_prob_max_token_len_per_gpu"] = tokens
+        else:  # beside a dynamic update the job counts the tokens of whole sequences
+            found[f"{role}.log_prob_micro_batch_size_per_gpu"] = max(1, tokens // longest) if tokens else batch
+    return {
+        **found,
+        f"{_ROLLOUT}.gpu_memory_utilization": job.gpu_memory_utilization,
+        f"{_ROLLOUT}.tensor_model_parallel_size": job.tensor_parallel,
+        f"{_ACTOR}.fsdp_config.param_offload": job.offloads_parameters,
+        f"{_ACTOR}.fsdp_config.optimizer_offload": job.offloads_optimizer,
+        **({f"{_REF}.fsdp_config.param_offload": job.offloads_reference} if job.has_reference else {}),
+    }
 
 
 @rule("memory-unjudged")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from npuenv.render.container.header import head, left_open
-from npuenv.render.container.yaml import dump
+from npuenv.render.yaml import dump
 
 if TYPE_CHECKING:
     from npuenv.render.container.description import Container, Mount

@@ -6,13 +6,13 @@ has a number of its own. Inside a container the runtime counts from 0 again.
 
 from __future__ import annotations
 
-import re
 import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
+from npuenv.preflight.memory.types import read_cards
 from npuenv.render.container.validate import (
     absolute_path,
     image_name,
@@ -54,7 +54,6 @@ DATA, MODELS = "/data", "/data/models"
 # Of a user that the image may not know: a name, and a home that is writable in every image.
 _USER, _HOME = "npuenv", "/tmp"
 _NOFILE = 65536  # open files: one for each socket and worker; the published containers have this limit
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 _MOST_NODES = 4096
 
 
@@ -198,15 +197,11 @@ def _cards(words: str | None, row: ContainerCards) -> tuple[int, ...]:
         if not row.usual:
             raise _bad("cards-needed", hardware=row.hardware)
         return tuple(range(row.usual))
-    cards: list[int] = []
-    for part in words.split(","):
-        match = _RANGE.fullmatch(part.strip())
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if first > last:
-            raise _bad("bad-cards", cards=repr(words), part=repr(part.strip()))
-        if last >= row.most:
-            raise _bad("no-such-card", card=last, hardware=row.hardware, last=row.most - 1)
-        cards += range(first, last + 1)
+    cards = read_cards(words, row.most)
+    if cards is None:
+        raise _bad("bad-cards", cards=repr(words))
+    if max(cards) >= row.most:
+        raise _bad("no-such-card", card=max(cards), hardware=row.hardware, last=row.most - 1)
     twice = sorted({card for card in cards if cards.count(card) > 1})
     if twice:
         raise _bad("card-twice", card=twice[0], cards=repr(words))

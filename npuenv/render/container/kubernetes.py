@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from npuenv.render.container import shell
 from npuenv.render.container.header import head, left_open
 from npuenv.render.container.validate import has_registry
-from npuenv.render.container.yaml import dump
+from npuenv.render.yaml import dump
 
 if TYPE_CHECKING:
     from npuenv.render.container.description import Container

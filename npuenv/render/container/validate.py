@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
+from npuenv.render.words import plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_UNSAFE = re.compile(r"""['"`\\$\x00-\x1f\x7f]""")
 _LISTED = re.compile(r"[,:]")  # they part the words of a list of mounts
 _NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?", re.ASCII)
 _IMAGE = re.compile(
@@ -26,15 +26,6 @@ _IMAGE = re.compile(
     re.ASCII,
 )
 _USER = re.compile(r"\d+(?::\d+)?", re.ASCII)
-
-
-def plain(value: str, what: str) -> str:
-    """The value itself. Raises BadInput for quotes, backslashes, backticks, `$`, line ends and control characters."""
-    found = _UNSAFE.search(value)
-    if found:
-        args = {"what": what, "value": repr(value), "character": repr(found.group())}
-        raise BadInput(Message("container.unsafe", args), Message("container.unsafe-hint"))
-    return value
 
 
 def plain_words(words: Sequence[str], what: str) -> tuple[str, ...]:
@@ -54,7 +45,7 @@ def absolute_path(path: str, what: str) -> str:
     found = _LISTED.search(path)
     if found:
         args = {"what": what, "value": repr(path), "character": repr(found.group())}
-        raise BadInput(Message("container.unsafe", args), Message("container.unsafe-path-hint"))
+        raise BadInput(Message("render.unsafe-value", args), Message("container.unsafe-path-hint"))
     clean = "/" + posixpath.normpath(path).lstrip("/")
     if clean == "/":
         raise BadInput(Message("container.whole-root", {"what": what}), Message("container.whole-root-hint"))

@@ -9,12 +9,26 @@ from typing import TYPE_CHECKING
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.matrix import load_matrix
+from npuenv.matrix.keys import names_of
 from npuenv.preflight.memory import estimate, find_model, plan
 from npuenv.preflight.memory.types import Cards, Placement
-from npuenv.render.launch.job import Places, chosen_placement, parse_cards, safe, unknown
+from npuenv.render.launch.job import Paths, chosen_placement, parse_cards, unknown
+from npuenv.render.launch.ray import render_ray
 from npuenv.render.launch.releases import form_of, judged_as
 from npuenv.render.launch.roll import render_roll, replaced_value
-from npuenv.render.launch.roll_recipe import filled, job_of, placed_job, published_placement, published_train
+from npuenv.render.launch.roll_recipe import (
+    filled,
+    job_of,
+    placed_job,
+    published_placement,
+    published_train,
+    release_of,
+    templates_for,
+)
+from npuenv.render.launch.verl import render_verl
+from npuenv.render.launch.verl_check import check_recipe
+from npuenv.render.launch.verl_job import environment, job_for, written
+from npuenv.render.words import UNSAFE_IN_YAML, plain
 from npuenv.resolve.model_types import missing_type
 
 if TYPE_CHECKING:
@@ -23,7 +37,6 @@ if TYPE_CHECKING:
     from npuenv.matrix import Matrix
     from npuenv.matrix.rows import LaunchRecipe
     from npuenv.preflight.memory.types import Estimate, Job, Layout
-    from npuenv.render.launch.job import Paths
     from npuenv.render.launch.roll_recipe import Filled
     from npuenv.resolve.types import Stack
 
@@ -146,8 +159,6 @@ def _unusual(asked: LaunchOptions, made: Launch) -> Message | None:
 
 
 def _roll(asked: LaunchOptions, stack: Stack, lang: str) -> Launch:
-    from npuenv.render.launch.roll_recipe import release_of, templates_for
-    from npuenv.render.launch.self_check import refuse_roll
 
     matrix = load_matrix()
     release = release_of(asked.release, matrix.roll_releases)
@@ -167,11 +178,7 @@ def _roll(asked: LaunchOptions, stack: Stack, lang: str) -> Launch:
     job = job_of(recipe, find_model(asked.model or row.shape), cards, num_train=published_train(row))
     placement = _roll_placement(asked, recipe, job)
     job = placed_job(job, recipe, placement)
-    files = render_roll(
-        job, placement, recipe, stack=stack, paths=Places(model=asked.model or ""), head=asked.head, lang=lang
-    )
-    name = f"{row.id}.yaml"
-    refuse_roll(name, files[name], cards, recipe.version)
+    files = render_roll(job, placement, recipe, stack=stack, model=asked.model or "", head=asked.head, lang=lang)
     notes = _roll_notes(asked, recipe, placement)
     because = _because(asked, cards, row.cards_per_node)
     files = {**files, **_ray(asked, cards, stack)}
@@ -199,40 +206,33 @@ def _roll_placement(asked: LaunchOptions, recipe: Filled, job: Job) -> Placement
     is_as_published = (job.cards.per_node, job.cards.nodes) == (recipe.row.cards_per_node, recipe.row.nodes)
     if is_as_published and asked.layout in (None, published.layout):
         return published
-    return plan(job, layout=asked.layout)[0]
+    return plan(job, layout=asked.layout)
 
 
 def _verl(asked: LaunchOptions, stack: Stack) -> Launch:
-    from npuenv.render.launch.self_check import refuse_verl
-    from npuenv.render.launch.verl import PROGRAMS, overrides, render_verl, words_of
-    from npuenv.render.launch.verl_check import check_recipe
-    from npuenv.render.launch.verl_job import environment, job_for
 
-    found = next(row for row in load_matrix().launch_recipes if row.id == asked.recipe)
+    row = next(row for row in load_matrix().launch_recipes if row.id == asked.recipe)
     asked = replace(asked, release=form_of("verl", asked.release))
     release = asked.release
     # First of all: a recipe that is not rendered has no values to judge.
-    check_recipe(found, release)
-    recipe = _with_overrides(found, asked)
+    check_recipe(row, release)
+    recipe = _with_overrides(row, asked)
     cards = _cards(asked, stack, Cards(recipe.hardware[0], recipe.cards_per_node, recipe.nodes))
-    model = safe(asked.model or recipe.model, "--model")
+    model = plain(asked.model or recipe.model, "--model", UNSAFE_IN_YAML)
     job = job_for(recipe, model=find_model(model), cards=cards, release=release)
     placement = _verl_placement(asked, recipe, job)
+    found = estimate(job, placement)
     paths = _verl_paths(recipe, model, asked.overrides)
     added = {word.lstrip("+") for word in asked.overrides if word.startswith("+")}
     files = render_verl(job, placement, recipe, stack=stack, paths=paths, added=added)
-    if recipe.entry != "sft":  # no rule judges that program
-        values = overrides(job, placement, recipe, paths)
-        refuse_verl(PROGRAMS[recipe.entry][0], words_of(values, recipe, added), cards, job.release)
     # Ray's processes have the environment of the shell that starts Ray. Without Ray there is nothing to start.
     scripts = {} if recipe.entry == "sft" else _ray(asked, cards, stack, environment(recipe))
     because = _because(asked, cards, recipe.cards_per_node)
     files = {**files, **scripts}
-    return Launch(files, stack, asked, job, placement, estimate(job, placement), because)
+    return Launch(files, stack, asked, job, placement, found, because)
 
 
 def _verl_paths(recipe: LaunchRecipe, model: str, overrides: Mapping[str, str]) -> Paths:
-    from npuenv.render.launch.job import Paths
 
     preparation = next((_PREPARATIONS[note] for note in recipe.notes if note in _PREPARATIONS), "gsm8k")
     prepared = {
@@ -255,7 +255,7 @@ def _verl_placement(asked: LaunchOptions, recipe: LaunchRecipe, job: Job) -> Pla
         return chosen if asked.reference else replace(chosen, reference=chosen.train)
     if recipe.infer_cards_per_node and asked.layout is None:
         return _generating_apart(recipe, job.cards)
-    return plan(job, layout=asked.layout)[0]
+    return plan(job, layout=asked.layout)
 
 
 def _training_alone(asked: LaunchOptions, recipe: LaunchRecipe, cards: Cards) -> Placement:
@@ -277,8 +277,6 @@ def _generating_apart(recipe: LaunchRecipe, cards: Cards) -> Placement:
 
 
 def _with_overrides(recipe: LaunchRecipe, asked: LaunchOptions) -> LaunchRecipe:
-    from npuenv.matrix.keys import names_of
-    from npuenv.render.launch.verl_job import written
 
     known = {*written(recipe), *names_of("verl", asked.release)}
     keys = {word.lstrip("+"): value for word, value in asked.overrides.items()}
@@ -324,6 +322,5 @@ def _ray(asked: LaunchOptions, cards: Cards, stack: Stack, own: Mapping[str, str
     """The scripts that start Ray by hand or by themselves; one node needs none: the framework starts Ray there."""
     if cards.nodes == 1:
         return {}
-    from npuenv.render.launch.ray import render_ray
 
     return render_ray(cards, head=asked.head or None, framework=stack.framework, stack=stack, own=own)

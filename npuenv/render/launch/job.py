@@ -1,7 +1,7 @@
 """What the launch files of both frameworks start from: paths, cards, and where the cards of a run are.
 
-`Places` says where things lie on the nodes; `parse_cards` reads a card list; `chosen_placement` makes a placement from
-what the user said, and `unknown` names the nearest of some names.
+`parse_cards` reads a card list, `chosen_placement` makes a placement from what the user said, and `unknown` names the
+nearest of some names.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.preflight.memory.types import Placement, written_cards
+from npuenv.preflight.memory.types import Placement, read_cards, written_cards
+from npuenv.render.words import UNSAFE_IN_YAML, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from npuenv.preflight.memory.types import Cards, Layout
 
@@ -28,29 +29,14 @@ class Paths:
     model: str  # a folder, or a name like Qwen/Qwen2.5-0.5B-Instruct
     train_file: str
     validation_file: str
-    output: str | None = None  # folder of the checkpoints; None: where the framework puts them
     preparation: str = ""  # verl's script that writes the two files, as gsm8k; "": they are the user's own
 
 
-# What could end a YAML scalar, a shell word or a Hydra override, or start a command in one. `${...}` is an
-# interpolation of the frameworks' own and stays.
-_UNSAFE = re.compile(r"""['"`\\\x00-\x1f\x7f]|\$\(""")
-_CARDS = re.compile(r"\d{1,6}(?:-\d{1,6})?(?:,\d{1,6}(?:-\d{1,6})?)*")
 _MOST_NAMES = 8  # in one sentence
 _QUOTED_NAME = r"""\s*(?:"[A-Za-z][\w./-]*"|'[A-Za-z][\w./-]*')\s*"""
 _QUOTED_LIST = re.compile(rf"\[{_QUOTED_NAME}(?:,{_QUOTED_NAME})*\]")
 _NOT_NAMES = frozenset({"true", "false", "null", "none", "yes", "no", "on", "off", "y", "n", "nan", "inf"})
-_MOST_CARDS = 65536  # a typing error like 0-9999999 must not fill the memory
-
-Unknown = Literal["recipe", "key", "verl-key", "release", "environment", "framework", "stack"]
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where things lie on the nodes of a ROLL run."""
-
-    model: str = ""  # a folder, or a name on a model hub; empty: the recipe's
-    tree: str = ""  # ROLL's source tree; empty: the start script takes the working folder
+Unknown = Literal["recipe", "key", "verl-key", "release", "framework", "stack"]
 
 
 def parse_cards(text: str, cards: Cards) -> tuple[int, ...]:
@@ -59,21 +45,9 @@ def parse_cards(text: str, cards: Cards) -> tuple[int, ...]:
     Raises: BadInput for what is no list, and for a card that is not there or stands twice.
     Example: "0-1,4" -> (0, 1, 4)
     """
-    words = re.sub(r"\s", "", text)
-    if not _CARDS.fullmatch(words):
+    found = read_cards(text, cards.count)
+    if found is None:
         raise BadInput(Message("launch_roll.bad-cards", {"text": repr(text)}), Message("launch_roll.bad-cards-hint"))
-    found: list[int] = []
-    for word in words.split(","):
-        first, _, last = word.partition("-")
-        stop = int(last or first)
-        if stop < int(first) or stop - int(first) > _MOST_CARDS:
-            raise BadInput(Message("launch_roll.bad-cards", {"text": word}), Message("launch_roll.bad-cards-hint"))
-        found += range(int(first), stop + 1)
-    _refuse_cards(found, cards)
-    return tuple(found)
-
-
-def _refuse_cards(found: Sequence[int], cards: Cards) -> None:
     absent = next((card for card in found if card >= cards.count), None)
     if absent is not None:
         args = {"card": absent, "count": cards.count, "nodes": cards.nodes, "each": cards.per_node}
@@ -82,6 +56,7 @@ def _refuse_cards(found: Sequence[int], cards: Cards) -> None:
     twice = next((card for at, card in enumerate(found) if card in found[:at]), None)
     if twice is not None:
         raise BadInput(Message("launch_roll.card-twice", {"card": twice}), Message("launch_roll.bad-cards-hint"))
+    return tuple(found)
 
 
 def chosen_placement(
@@ -129,15 +104,6 @@ def _others(taken: tuple[int, ...], cards: Cards, layout: Layout | None) -> tupl
     return rest
 
 
-def safe(value: str, what: str) -> str:
-    """The value itself. Raises: BadInput where it could end the word it stands in; `what` names it for the user."""
-    found = _UNSAFE.search(value)
-    if found:
-        args = {"what": what, "value": repr(value), "part": repr(found.group())}
-        raise BadInput(Message("launch_roll.unsafe", args), Message("launch_roll.unsafe-hint"))
-    return value
-
-
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted keys as nested mappings, in the order in which each branch comes first.
 
@@ -170,7 +136,7 @@ def parse_overrides(words: Iterable[str]) -> dict[str, str]:
         if not separator or not re.fullmatch(r"\+{0,2}[A-Za-z_][\w.-]*", key):
             args = {"word": repr(word)}
             raise BadInput(Message("launch_roll.bad-override", args), Message("launch_roll.bad-override-hint"))
-        found[key] = safe(_unquoted(value), key)
+        found[key] = plain(_unquoted(value), key, UNSAFE_IN_YAML)
     return found
 
 

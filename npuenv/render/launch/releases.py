@@ -13,6 +13,7 @@ from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import known_releases, nearest_release
+from npuenv.preflight.releases import short_name
 from npuenv.render.launch.roll_recipe import release_of
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def judged_as(framework: str, release: str) -> Message | None:
     of another major number than the newest.
     Example: verl 0.9.1 -> None; 0.10.0 -> "judged as 0.9.1"; 9.9 -> BadInput
     """
-    name = release.strip().rpartition("@")[2].removeprefix("v")
+    name = short_name(release)
     if framework == "roll" and not versions.is_release(name):
         return None
     known = _known(framework)
@@ -46,7 +47,7 @@ def judged_as(framework: str, release: str) -> Message | None:
 
 def form_of(framework: str, release: str) -> str:
     """The release whose form launch files get: a version itself, and the newest one for a commit of verl."""
-    name = release.strip().rpartition("@")[2].removeprefix("v")
+    name = short_name(release)
     return known_releases(framework)[-1] if _COMMIT.fullmatch(name) else name
 
 
@@ -68,7 +69,7 @@ def _is_same(row: Recipe, release: str) -> bool:
     if row.framework == "roll":
         rows = load_matrix().roll_releases
         return release_of(release, rows) == release_of(row.release, rows)
-    holds, asked = row.release.rpartition("@")[2], release.rpartition("@")[2].removeprefix("v")
+    holds, asked = short_name(row.release), short_name(release)
     return holds == asked or not versions.is_release(holds)
 
 

@@ -6,19 +6,20 @@ it is quoted as YAML wants it; the script from shell words.
 
 from __future__ import annotations
 
-import io
 import textwrap
 from typing import TYPE_CHECKING, Any
 
 import npuenv
+from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message, say
 from npuenv.matrix import load_matrix
 from npuenv.preflight.memory.types import written_cards
 from npuenv.render.activation import outlived
-from npuenv.render.launch.roll_check import refuse_unfit
-from npuenv.render.launch.roll_recipe import ACCUMULATION, INFER_CONFIG, OFFLOAD, TRAIN_CONFIG, defaults_of
+from npuenv.render.launch.roll_recipe import ACCUMULATION, INFER_CONFIG, LOCAL_CODE, OFFLOAD, TRAIN_CONFIG, defaults_of
 from npuenv.render.launch.roll_script import script
 from npuenv.render.launch.roll_tree import tree_of
+from npuenv.render.launch.self_check import refuse_roll
+from npuenv.render.yaml import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from npuenv.matrix.rows import RollDeparture
     from npuenv.preflight.memory.types import Job, Placement
-    from npuenv.render.launch.job import Places
     from npuenv.render.launch.roll_recipe import Filled
     from npuenv.resolve.types import Stack
 
@@ -40,21 +40,22 @@ def render_roll(
     recipe: Filled,
     *,
     stack: Stack,
-    paths: Places,
+    model: str = "",
     head: str = "",
     lang: str = "en",
     version: str = npuenv.__version__,
 ) -> dict[str, str]:
     """File name -> text: `<recipe>.yaml` and `run.sh`. Pure and deterministic.
 
-    `job` is as `placed_job` gives it for this placement. `head` is the address of the first node of several; empty: the
+    `job` is as `placed_job` gives it for this placement. `model` is a folder, or a name on a model hub; empty: the
+    recipe's. `head` is the address of the first node of several; empty: the
     script takes it from MASTER_ADDR.
 
     Raises: BadInput for cards, sizes and settings that do not fit together, and for a value that could break out.
     """
     defaults = defaults_of(recipe.row, load_matrix().roll_recipes, recipe.release)
-    tree = tree_of(job, placement, recipe, stack=stack, paths=paths, defaults=defaults)
-    refuse_unfit(job, placement, recipe, tree)
+    tree = tree_of(job, placement, recipe, stack=stack, model=model, defaults=defaults)
+    _refuse_local_code(recipe, tree)
     title = Message(
         "launch_roll.head",
         {"recipe": recipe.row.id, "release": recipe.release_name, "stack": stack.name, "version": version},
@@ -62,10 +63,22 @@ def render_roll(
     name = recipe.row.id
     comments = {key: say(message, lang) for key, message in _comments(job, placement, recipe, defaults)}
     lines = [say(message, lang) for message in (title, *_notes(job, placement, recipe, stack))]
+    text = _yaml(tree, lines, comments)
+    refuse_roll(f"{name}.yaml", text, job.cards, recipe.version)
     return {
-        f"{name}.yaml": _yaml(tree, lines, comments),
-        "run.sh": script(job, recipe, stack=stack, paths=paths, head=head, title=say(title, lang), lang=lang),
+        f"{name}.yaml": text,
+        "run.sh": script(job, recipe, stack=stack, head=head, title=say(title, lang), lang=lang),
     }
+
+
+def _refuse_local_code(recipe: Filled, tree: Mapping[str, Any]) -> None:
+    """Raises: BadInput for a reward that would run the model's code on the nodes, unless the user allows it."""
+    for domain, reward in {} if recipe.allows_local_code else tree.get("rewards", {}).items():
+        # Without a setting ROLL's workers run the code themselves: the default of `use_local` is true.
+        if str(reward.get("worker_cls", "")).endswith(LOCAL_CODE) and reward.get("use_local", True) is not False:
+            raise BadInput(
+                Message("launch_roll.local-code", {"domain": domain}), Message("launch_roll.local-code-hint")
+            )
 
 
 def _notes(job: Job, placement: Placement, recipe: Filled, stack: Stack) -> Iterator[Message]:
@@ -136,23 +149,8 @@ def replaced_value(recipe: Filled, key: str) -> Message:
 
 
 def _yaml(tree: Mapping[str, Any], head: list[str], comments: Mapping[str, str]) -> str:
-    # 60 ms to load: only what writes YAML pays for it.
-    from ruamel.yaml import YAML
-
-    writer = YAML()
-    writer.width = 4096  # a value is never broken over lines
-    writer.indent(mapping=2, sequence=4, offset=2)
-    writer.representer.add_representer(type(None), _null)
-    content = _commented(tree, comments, "", 0)
-    text = io.StringIO()
-    writer.dump(content, text)
     top = [f"# {line}" for words in head for line in _wrapped(words, 0)]
-    return "\n".join([*top, "", text.getvalue()])
-
-
-def _null(representer: Any, value: None) -> Any:
-    """ROLL's samples write a tilde; nothing at all reads like a forgotten value."""
-    return representer.represent_scalar("tag:yaml.org,2002:null", "~")
+    return "\n".join([*top, "", text_of([_commented(tree, comments, "", 0)])])
 
 
 def _commented(tree: Mapping[str, Any], comments: Mapping[str, str], above: str, depth: int) -> CommentedMap:

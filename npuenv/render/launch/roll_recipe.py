@@ -14,8 +14,9 @@ from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.matrix.keys import fields_of
 from npuenv.preflight.memory.types import Cards, Placement
-from npuenv.preflight.rules.base import as_number
-from npuenv.preflight.rules.jobs import ROLL_ENGINES, ROLL_SHARDS, roll_job
+from npuenv.preflight.releases import counted_as, short_name
+from npuenv.preflight.rules.jobs import ROLL_SHARDS, ROLL_STRATEGIES, roll_job
+from npuenv.preflight.rules.keys import part_of
 from npuenv.preflight.yaml_text import scalar
 from npuenv.render.launch.job import parse_cards, unknown
 from npuenv.render.launch.verl_job import launch_of
@@ -26,35 +27,17 @@ if TYPE_CHECKING:
     from npuenv.matrix.rows import RollDeparture, RollRecipe, RollRelease
     from npuenv.preflight.memory.types import Job, Model
 
-# Groups of the whole configuration that are one role each; under `rewards` there is one for each domain.
-_ROLES = ("actor_train", "actor_infer", "reference", "critic", "reward", "validation", "reward_model")
-_MANAGERS = ("train_env_manager", "val_env_manager")
-
 
 def is_read(key: str) -> bool:
     """Whether ROLL, or an interpolation of its own files, reads a dotted key. Free groups take every name."""
-    parts = key.split(".")
-    if parts[0] == "rewards":
-        return len(parts) > 2 and _is_of_role(parts[2:])
-    if parts[0] in (*_ROLES, *_MANAGERS):
-        return len(parts) > 1 and _is_of_role(parts[1:])
-    return parts[0] in fields_of("top")
+    part, name, _ = part_of(key)
+    return key.partition(".")[0] in fields_of("top") and (not part or name in fields_of(part))
 
 
 def alike(key: str, written: Iterable[str]) -> tuple[str, ...]:
     """Names that a misspelt key may stand for: those that are written, and its neighbours in the same group."""
-    above, _, _ = key.rpartition(".")
-    group = above.rpartition(".")[2]
-    part = "top" if not above else "worker" if group in (*_ROLES, *_MANAGERS) else group
-    beside = tuple(f"{above}.{name}" if above else name for name in fields_of(part))
-    return tuple(dict.fromkeys((*(name for name in written), *beside)))
-
-
-def _is_of_role(parts: list[str]) -> bool:
-    if parts[0] not in fields_of("worker"):
-        return False
-    inner = fields_of(parts[0])
-    return len(parts) == 1 or not inner or parts[1] in inner
+    part, _, above = part_of(key)
+    return tuple(dict.fromkeys((*written, *(f"{above}{name}" for name in fields_of(part)))))
 
 
 _KEY = "actor_train.data_args.template"
@@ -88,20 +71,6 @@ TRAIN_CONFIG = "actor_train.strategy_args.strategy_config"
 INFER_CONFIG = "actor_infer.strategy_args.strategy_config"
 REFERENCE_CONFIG = "reference.strategy_args.strategy_config"
 OFFLOAD = f"{TRAIN_CONFIG}.offload_policy"
-# What must be a whole number, 1 or more.
-_COUNTS = (TRAIN, "actor_train.infer_batch_size", "reference.infer_batch_size")
-_RLVR_COUNTS = ("prompt_length", "response_length", "rollout_batch_size", "num_return_sequences_in_group")
-_AGENTIC_COUNTS = (
-    "actor_infer.generating_args.max_new_tokens",
-    "sequence_length",
-    "train_env_manager.num_env_groups",
-    "train_env_manager.group_size",
-)
-_OPTIONAL_COUNTS = {
-    f"{INFER_CONFIG}.tensor_parallel_size",
-    f"{INFER_CONFIG}.max_model_len",
-    "actor_train.model_args.lora_rank",
-}
 # Reward workers that run what the model wrote, unless another machine does it for them.
 LOCAL_CODE = "CodeSandboxRewardWorker"
 # What the placement and the sizes decide: said with options of their own, so that nothing contradicts the plan.
@@ -129,8 +98,7 @@ class Filled:
     @property
     def version(self) -> str:
         """The release as a version; of a commit, the version that stands for it."""
-        name = self.release_name.strip().removeprefix("v")
-        return name if name not in self.release.names and versions.is_release(name) else self.release.counts_as
+        return counted_as("roll", self.release_name)
 
     def number(self, key: str) -> int:
         """The whole number under a key. Raises: BadInput where it is none, or below 1."""
@@ -147,7 +115,7 @@ def release_of(name: str, rows: Iterable[RollRelease]) -> RollRelease:
     Example: "0.3.0", "v0.3.0", "main @8eb27cc2", "8eb27cc2" -> the row of FSDP2
     """
     known = tuple(rows)
-    wanted = name.strip().rpartition("@")[2].removeprefix("v")
+    wanted = short_name(name)
     for row in known:
         if row.is_called(wanted):
             return row
@@ -248,31 +216,17 @@ def job_of(recipe: Filled, model: Model, cards: Cards, *, num_train: int) -> Job
     """The run that a recipe describes, as far as cards and memory go.
 
     `num_train` is how many cards train; where the user left accumulation alone, the sequences of one update are those
-    of the published plan, whatever that number is. Raises: BadInput for a number that is none.
+    of the published plan, whatever that number is.
     """
-    _require_numbers(recipe)
-    strategies = {engine: name for name, engine in ROLL_ENGINES.items()}
     values: dict[str, object] = {
         OFFLOAD: recipe.row.offloads and not recipe.values.keys() & {OFFLOAD, TRAIN_CONFIG},
         "reference.device_mapping": recipe.row.reference,
         **{key: scalar(text) for key, text in recipe.values.items()},
-        "actor_train.strategy_args.strategy_name": strategies[recipe.release.engine],
+        "actor_train.strategy_args.strategy_name": ROLL_STRATEGIES[recipe.release.engine],
     }
     job = roll_job(launch_of("roll", recipe.version, values, {}), model, cards, num_train=num_train)
     # One copy over all cards that train is what is written, however many they turn out to be.
     return _with_update(replace(job, shard_cards=None), recipe, num_train)
-
-
-def _require_numbers(recipe: Filled) -> None:
-    is_agentic = recipe.row.pipeline == "agentic"
-    for key in (*_COUNTS, *(_AGENTIC_COUNTS if is_agentic else _RLVR_COUNTS)):
-        recipe.number(key)
-    for key in _OPTIONAL_COUNTS & recipe.values.keys():
-        recipe.number(key)
-    key = f"{INFER_CONFIG}.gpu_memory_utilization"
-    share = as_number(recipe.values.get(key, ""))
-    if share is None or not 0 < share <= 1:
-        raise BadInput(Message("launch_roll.no-share", {"key": key, "value": recipe.values.get(key) or "-"}))
 
 
 def _with_update(job: Job, recipe: Filled, num_train: int) -> Job:
@@ -314,3 +268,15 @@ def update_sequences(recipe: Filled, num_train: int) -> int:
     if ACCUMULATION not in recipe.explicit:
         return recipe.published_update
     return recipe.number(TRAIN) * recipe.number(ACCUMULATION) * num_train
+
+
+def accumulation(recipe: Filled, num_train: int) -> int:
+    """Accumulation steps on so many cards, the sequences of one update kept. Raises: BadInput where it is no number."""
+    update, micro = update_sequences(recipe, num_train), recipe.number(TRAIN)
+    if update % (micro * num_train):
+        near = {"micro": TRAIN, "accumulation": ACCUMULATION, "steps": max(1, round(update / num_train))}
+        raise BadInput(
+            Message("launch_roll.no-accumulation", {"update": update, "micro": micro, "cards": num_train}),
+            Message("launch_roll.no-accumulation-hint", near),
+        )
+    return update // (micro * num_train)

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message, say
 from npuenv.render.activation import settings_of
-from npuenv.render.launch.job import safe
+from npuenv.render.words import UNSAFE_IN_YAML, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npuenv.preflight.memory.types import Job
-    from npuenv.render.launch.job import Places
     from npuenv.render.launch.roll_recipe import Filled
     from npuenv.resolve.types import Stack
 
@@ -33,10 +32,10 @@ _RAY_PORT = 6379
 _DASHBOARD_PORT = 8265
 
 
-def script(job: Job, recipe: Filled, *, stack: Stack, paths: Places, head: str, title: str, lang: str) -> str:
-    """The script's text. Raises: BadInput for an address or a path that could break out."""
+def script(job: Job, recipe: Filled, *, stack: Stack, head: str, title: str, lang: str) -> str:
+    """The script's text. Raises: BadInput for an address that could break out."""
     lines = ["#!/bin/sh", f"# {_one_line(title)}", "set -eu"]
-    lines += _tree(recipe, paths, lang)
+    lines += _tree(recipe, lang)
     lines += _comment("sh-variables", lang)
     lines += [f"export {name}={value}" for name, value in _settings(stack, "run")]
     if job.cards.nodes > 1:
@@ -46,15 +45,13 @@ def script(job: Job, recipe: Filled, *, stack: Stack, paths: Places, head: str, 
     return "\n".join(lines) + "\n"
 
 
-def _tree(recipe: Filled, paths: Places, lang: str) -> list[str]:
+def _tree(recipe: Filled, lang: str) -> list[str]:
     program = _PIPELINE[recipe.row.pipeline]
-    default = shlex.quote(safe(paths.tree, "tree")) if paths.tree else '"$(pwd)"'
     return [
         "",
         'here="$(CDPATH="" cd -- "$(dirname -- "$0")" && pwd)"',
         *_comment("sh-tree", lang),
-        f"default_tree={default}",
-        'tree="${ROLL_ROOT:-$default_tree}"',
+        'tree="${ROLL_ROOT:-$(pwd)}"',
         *_stop_if(f'[ ! -f "$tree/{program}" ]', "sh-no-tree", {"program": program}, lang, shown='": $tree"'),
         *_comment("sh-path", lang),
         'export PYTHONPATH="$tree${PYTHONPATH:+:$PYTHONPATH}"',
@@ -114,7 +111,7 @@ def _start(recipe: Filled, lang: str) -> list[str]:
 def _settings(stack: Stack, role: str) -> Iterator[tuple[str, str]]:
     """Variables with their values as shell words; one that is set already stays as it is."""
     for name, value in sorted(settings_of(stack, role).items()):
-        rest = safe(value, name)
+        rest = plain(value, name, UNSAFE_IN_YAML)
         if rest.startswith(_CACHE):
             place = f'{_CACHE_FOLDER[:-1]}{rest.removeprefix(_CACHE)}"'
             yield name, f'"${{{name}:-{place[1:-1]}}}"'

@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING, Any
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.preflight.memory.types import ranges
+from npuenv.preflight.rules.jobs import ROLL_STRATEGIES
 from npuenv.render.activation import settings_of
-from npuenv.render.launch.job import nested, safe
-from npuenv.render.launch.roll_check import accumulation
-from npuenv.render.launch.roll_recipe import ACCUMULATION, INFER_CONFIG, REFERENCE_CONFIG, TRAIN_CONFIG
+from npuenv.render.launch.job import nested
+from npuenv.render.launch.roll_recipe import ACCUMULATION, INFER_CONFIG, REFERENCE_CONFIG, TRAIN_CONFIG, accumulation
+from npuenv.render.words import UNSAFE_IN_YAML, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from npuenv.preflight.memory.types import Job, Placement
-    from npuenv.render.launch.job import Places
     from npuenv.render.launch.roll_recipe import Filled
     from npuenv.resolve.types import Stack
 
-_STRATEGY = {"fsdp2": "fsdp2_train", "deepspeed-zero3": "deepspeed_train"}
 # The order inside a role, as ROLL's own samples have it.
 _ROLE = (
     "worker_cls",
@@ -42,13 +41,13 @@ _TOGETHER = {"HCCL_HOST_SOCKET_PORT_RANGE": "auto"}
 
 
 def tree_of(
-    job: Job, placement: Placement, recipe: Filled, *, stack: Stack, paths: Places, defaults: Sequence[str]
+    job: Job, placement: Placement, recipe: Filled, *, stack: Stack, model: str, defaults: Sequence[str]
 ) -> dict[str, Any]:
     """The file's content: nested mappings in the order of the file, leaves as the YAML reader gives them.
 
-    Raises: BadInput for a value that is no YAML, and for a strategy that the release does not have.
+    Raises: BadInput for a value that is no YAML.
     """
-    values = dict(_written(job, placement, recipe, paths))
+    values = dict(_written(job, placement, recipe, model))
     tree = nested(values)
     together = _TOGETHER if placement.layout == "colocated" else {}
     tree["system_envs"] = {**_variables(stack, "all"), **together, **tree.get("system_envs", {})}
@@ -75,12 +74,11 @@ def _head(defaults: Sequence[str]) -> dict[str, Any]:
     return {**taken, "hydra": {"run": {"dir": "."}, "output_subdir": None}}
 
 
-def _written(job: Job, placement: Placement, recipe: Filled, paths: Places) -> Iterator[tuple[str, Any]]:
+def _written(job: Job, placement: Placement, recipe: Filled, model: str) -> Iterator[tuple[str, Any]]:
     """Dotted key and value of everything but cards and variables; later ones stand where the first stood."""
     texts = dict(recipe.values)
-    if paths.model and "pretrain" not in recipe.explicit:
-        texts["pretrain"] = safe(paths.model, "pretrain")
-    _refuse_strategy(job, recipe)
+    if model and "pretrain" not in recipe.explicit:
+        texts["pretrain"] = plain(model, "pretrain", UNSAFE_IN_YAML)
     yield from _parsed(texts)
     yield ACCUMULATION, accumulation(recipe, len(placement.train))
     derived = (*_training(job, placement), *_generating(job), *_reference(job, placement, recipe))
@@ -88,7 +86,7 @@ def _written(job: Job, placement: Placement, recipe: Filled, paths: Places) -> I
 
 
 def _training(job: Job, placement: Placement) -> Iterator[tuple[str, Any]]:
-    yield "actor_train.strategy_args.strategy_name", _STRATEGY[job.engine]
+    yield "actor_train.strategy_args.strategy_name", ROLL_STRATEGIES[job.engine]
     if job.engine == "fsdp2":
         yield from _fsdp2(TRAIN_CONFIG, len(placement.train), is_offloaded=job.offloads_parameters)
     else:
@@ -117,14 +115,6 @@ def _fsdp2(key: str, num_cards: int, *, is_offloaded: bool) -> Iterator[tuple[st
     yield f"{key}.offload_policy", is_offloaded
 
 
-def _refuse_strategy(job: Job, recipe: Filled) -> None:
-    known = _STRATEGY[job.engine]
-    said = recipe.values.get("actor_train.strategy_args.strategy_name", known)
-    if said != known:
-        args = {"said": said, "release": recipe.release_name, "known": known}
-        raise BadInput(Message("launch_roll.strategy", args), Message("launch_roll.strategy-hint", args))
-
-
 def _parsed(texts: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
@@ -135,12 +125,12 @@ def _parsed(texts: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
             value = reader.load(text)
         except (YAMLError, ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits
             args = {"key": key, "value": text}
-            raise BadInput(Message("launch_roll.no-yaml", args), Message("launch_roll.unsafe-hint")) from error
+            raise BadInput(Message("launch_roll.no-yaml", args), Message("render.unsafe-value-hint")) from error
         yield key, value
 
 
 def _variables(stack: Stack, role: str) -> dict[str, str]:
-    return {name: safe(value, name) for name, value in sorted(settings_of(stack, role).items())}
+    return {name: plain(value, name, UNSAFE_IN_YAML) for name, value in sorted(settings_of(stack, role).items())}
 
 
 def _ordered(group: Mapping[str, Any], order: Sequence[str]) -> dict[str, Any]:

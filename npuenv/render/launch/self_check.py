@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from npuenv.preflight.reading import Reading
 
 _LEFT_OUT = frozenset({"preflight.memory"})
+# Warnings that are errors in a launch of npuenv's own: cards shared in part, sequences lost or uneven.
+_STRICT = frozenset({"preflight.device-overlap", "preflight.micro-batch", "preflight.mini-batch-uneven"})
 
 
 def refuse_verl(program: str, words: Sequence[str], cards: Cards, release: str) -> None:
@@ -44,7 +46,12 @@ def _machine(cards: Cards) -> Machine:
 
 def _refuse(reading: Reading) -> None:
     found = examine(reading.launch, refused=reading.refused)
-    errors = [each for each in found if each.status is Status.FAIL and each.check not in _LEFT_OUT]
+    errors = [
+        each
+        for each in found
+        if each.check not in _LEFT_OUT
+        and (each.status is Status.FAIL or (each.status is Status.WARN and each.check in _STRICT))
+    ]
     if not errors:
         return
     first = errors[0]

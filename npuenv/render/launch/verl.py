@@ -12,10 +12,12 @@ from npuenv.core import versions
 from npuenv.core.messages import Message, say
 from npuenv.matrix import load_matrix
 from npuenv.render.launch import ray
+from npuenv.render.launch.self_check import refuse_verl
 from npuenv.render.launch.verl_check import check, on_nodes
 from npuenv.render.launch.verl_job import environment, of_job, written
-from npuenv.render.launch.verl_values import for_release, left_out, safe, word, yaml
+from npuenv.render.launch.verl_values import for_release, left_out, word, yaml
 from npuenv.render.template import fill
+from npuenv.render.words import UNSAFE_OR_BLANK, plain
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -58,23 +60,28 @@ def render_verl(
     Raises: BadInput for what verl cannot run, and for values that could break out of the files.
     """
     values = overrides(job, placement, recipe, paths)
+    words = words_of(values, recipe, added)
+    if recipe.entry != "sft":  # no rule judges that program
+        refuse_verl(PROGRAMS[recipe.entry][0], words, job.cards, job.release)
     nodes = on_nodes(job.cards, placement)
     head = _head(job, recipe, stack, paths)
     return {
-        "run.sh": _script(words_of(values, recipe, added), nodes, recipe, stack=stack, head=head),
+        "run.sh": _script(words, nodes, recipe, stack=stack, head=head),
         "config.yaml": _yaml(values, recipe, head),
     }
 
 
 def overrides(job: Job, placement: Placement, recipe: LaunchRecipe, paths: Paths) -> dict[str, Value]:
     """verl's keys, as `job.release` names them, with their values. Raises: BadInput for what verl cannot run."""
-    for what in ("model", "train_file", "validation_file", "output"):
-        path = getattr(paths, what)
-        if path is not None:
-            safe(path, f"paths.{what}")
+    for what in ("model", "train_file", "validation_file"):
+        plain(getattr(paths, what), f"paths.{what}", UNSAFE_OR_BLANK)
     values, nodes = written(recipe), on_nodes(job.cards, placement)
     check(job, placement, recipe, values, nodes)
     values |= of_job(job, nodes, recipe, values, paths)
+    for key, value in values.items():
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, str):
+                plain(each, key, UNSAFE_OR_BLANK)
     return dict(sorted(for_release(values, job.release).items(), key=lambda item: _section(item[0])))
 
 
@@ -96,7 +103,7 @@ def _head(job: Job, recipe: LaunchRecipe, stack: Stack | None, paths: Paths) -> 
     """The sentences at the top of both files."""
     args: dict[str, object] = {"version": npuenv.__version__, "release": job.release, "recipe": recipe.id}
     made = "made" if stack is not None else "made-without-stack"
-    args |= {"stack": stack.name if stack is not None else "", "model": safe(job.model.id, "model")}
+    args |= {"stack": stack.name if stack is not None else "", "model": plain(job.model.id, "model", UNSAFE_OR_BLANK)}
     about = {"script": recipe.script, "cards": recipe.cards_per_node * recipe.nodes, "nodes": recipe.nodes}
     notes = (*recipe.notes, *left_out(written(recipe), job.release))
     lines = [Message(f"launch.{made}", args), Message("launch.recipe", about), *(Message(note) for note in notes)]

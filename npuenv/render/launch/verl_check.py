@@ -73,13 +73,11 @@ def check(job: Job, placement: Placement, recipe: LaunchRecipe, values: Mapping[
     if job.engine not in ENGINES:
         args = {"engine": job.engine, "known": ENGINES}
         raise BadInput(Message("launch.engine", args), Message("launch.engine-hint"))
-    _roles(job, placement, recipe, values)
+    _roles(placement, recipe, values)
     if recipe.entry == "sft":
         cards = nodes.train * nodes.nodes
         _divides("sequence-parallel", cards, job.sequence_parallel)
         _divides("examples", job.sizes.prompts, cards // job.sequence_parallel)
-    else:
-        _division(job, values, nodes)
 
 
 def check_recipe(recipe: LaunchRecipe, release: str) -> None:
@@ -93,7 +91,7 @@ def check_recipe(recipe: LaunchRecipe, release: str) -> None:
         raise BadInput(Message("launch.not-in-release", names), Message("launch.not-in-release-hint", names))
 
 
-def _roles(job: Job, placement: Placement, recipe: LaunchRecipe, values: Mapping[str, Value]) -> None:
+def _roles(placement: Placement, recipe: LaunchRecipe, values: Mapping[str, Value]) -> None:
     noise = next((key for key in values if key.startswith("trainer.noise_injection")), None)
     if noise is not None:
         raise BadInput(Message("launch.noise-stock", {"recipe": recipe.id}), Message("launch.refused-hint"))
@@ -103,38 +101,10 @@ def _roles(job: Job, placement: Placement, recipe: LaunchRecipe, values: Mapping
         raise BadInput(Message(key, {"recipe": recipe.id}), Message(f"{key}-hint"))
     if recipe.entry == "main" and set(placement.train) != set(placement.infer):
         raise BadInput(Message("launch.overlap"), Message("launch.overlap-hint"))
-    if (recipe.algorithm == "ppo") != job.has_critic:
-        raise BadInput(Message("launch.critic", {"recipe": recipe.id, "algorithm": recipe.algorithm}))
     if values.get("algorithm.adv_estimator") == "gae" and recipe.algorithm != "ppo":
         raise BadInput(Message("launch.estimator", {"recipe": recipe.id}), Message("launch.estimator-hint"))
-    if needs_reference(values) and not job.has_reference:
-        raise BadInput(Message("launch.reference", {"recipe": recipe.id}), Message("launch.reference-hint"))
-
-
-def needs_reference(values: Mapping[str, Value]) -> bool:
-    """Whether verl loads a reference model for these values: it does where one of the two KL terms is on."""
-    return bool(values.get("actor_rollout_ref.actor.use_kl_loss") or values.get("algorithm.use_kl_in_reward"))
-
-
-def _division(job: Job, values: Mapping[str, Value], nodes: OnNodes) -> None:
-    """verl's own arithmetic (validate_config and the workers' batch sizes): it says so only after Ray has started."""
-    sizes, parallel = job.sizes, job.sequence_parallel
-    train, infer = nodes.train * nodes.nodes, nodes.infer * nodes.nodes
-    _divides("tensor-parallel", infer, job.tensor_parallel)
-    _divides("sequence-parallel", train, parallel)
-    if sizes.mini_batch > sizes.prompts:
-        raise _bad_size("mini-batch", sizes.mini_batch, sizes.prompts)
-    replicas = train // parallel
-    _divides("step", sizes.prompts * sizes.rollouts, replicas)
-    _divides("mini-step", sizes.mini_batch * sizes.rollouts, replicas)
-    if not values.get("actor_rollout_ref.actor.use_dynamic_bsz"):
-        _divides("micro-batch", sizes.mini_batch * sizes.rollouts // replicas, sizes.micro_batch)
 
 
 def _divides(what: str, whole: int, part: int) -> None:
     if part < 1 or whole < part or whole % part:
-        raise _bad_size(what, part, whole)
-
-
-def _bad_size(what: str, part: int, whole: int) -> BadInput:
-    return BadInput(Message(f"launch.size-{what}", {"part": part, "whole": whole}), Message("launch.size-hint"))
+        raise BadInput(Message(f"launch.size-{what}", {"part": part, "whole": whole}), Message("launch.size-hint"))

@@ -110,8 +110,6 @@ def of_job(
     found |= {"trainer.n_gpus_per_node": nodes.train, "trainer.nnodes": nodes.nodes}
     if recipe.entry == "one-step-off":
         found |= {"rollout.n_gpus_per_node": nodes.infer, "rollout.nnodes": nodes.nodes}
-    if paths.output is not None:
-        found["trainer.default_local_dir"] = paths.output
     if not versions.accepts(_FINDS_DEVICE, job.release):
         found["trainer.device"] = "npu"
     return found

@@ -1,19 +1,18 @@
 """Values of verl's configuration: from the text of a recipe, to a word of a command, to a line of YAML; and its keys
 under the names that one release gives them.
 
-A value that could end the word or the scalar it stands in is refused; nothing here is expanded by a shell or by Hydra.
+Nothing here is expanded by a shell or by Hydra: `overrides` refuses values that could end their word.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, TypeVar
 
 from npuenv.core import versions
-from npuenv.core.errors import BadInput
-from npuenv.core.messages import Message
 from npuenv.matrix import load_matrix
+from npuenv.preflight.hydra import NotHydra, read_value, write_value
+from npuenv.preflight.yaml_text import write_scalar
 from npuenv.render.launch.job import nested
 
 if TYPE_CHECKING:
@@ -24,40 +23,20 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 Value = bool | int | float | str | list[str] | None
 
-_INTEGER = re.compile(r"[+-]?\d+\Z")
-_FLOAT = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?\Z")
-_WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None, "none": None}
-_UNSAFE = re.compile(r"""['"`\\$\x00-\x1f\x7f]|\u2028|\u2029|\x85""")
-# What Hydra takes without quotes, for certain: its grammar allows more.
-_PLAIN_HYDRA = re.compile(r"[A-Za-z0-9_./-]+\Z")
-_PLAIN_YAML = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*\Z")
+# A word that no shell expands or parts.
 _PLAIN_SHELL = re.compile(r"[A-Za-z0-9_./:@%+=,-]+\Z")
-_YAML_WORDS = {"true", "false", "null", "none", "yes", "no", "on", "off", "y", "n", "nan", "inf"}
 
 
 def value_of(text: str) -> Value:
-    """The value that Hydra makes of a text.
+    """The value that Hydra makes of a text; the text itself, which then needs quotes, where Hydra would refuse it.
 
     Example: "5e-7" -> 5e-07, "True" -> True, "[console,wandb]" -> ["console", "wandb"], "vllm" -> "vllm"
     """
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()]
-    if _INTEGER.match(text):
-        return int(text)
-    if _FLOAT.match(text):
-        return float(text)
-    if text.startswith("[") and text.endswith("]"):
-        return [each.strip() for each in text[1:-1].split(",") if each.strip()]
-    return text
-
-
-def safe(value: str, what: str) -> str:
-    """The value itself. Raises: BadInput where it is empty or could end the word or the line it stands in."""
-    found = _UNSAFE.search(value)
-    if found or not value.strip():
-        args = {"what": what, "value": repr(value), "character": repr(found.group()) if found else "''"}
-        raise BadInput(Message("launch.unsafe-value", args), Message("launch.unsafe-value-hint"))
-    return value
+    try:
+        found: Value = read_value(text)
+    except NotHydra:
+        return text
+    return found
 
 
 def word(key: str, value: Value, *, is_added: bool = False) -> str:
@@ -66,13 +45,13 @@ def word(key: str, value: Value, *, is_added: bool = False) -> str:
     Example: ("trainer.logger", ["console", "wandb"]) -> "trainer.logger=[console,wandb]" with the quotes around it
     """
     # Not a single plus: Hydra refuses that one where a release does have the key.
-    text = f"{'++' if is_added else ''}{key}={_hydra(value, key)}"
+    text = f"{'++' if is_added else ''}{key}={write_value(value)}"
     return text if _PLAIN_SHELL.match(text) else f'"{text}"'
 
 
 def yaml(values: Mapping[str, Value]) -> str:
     """Dotted keys as nested YAML, in the order in which each branch comes first."""
-    tree = nested({key: _scalar(value, key) for key, value in values.items()})
+    tree = nested({key: write_scalar(value) for key, value in values.items()})
     return "\n".join(_lines(tree, "")) + "\n"
 
 
@@ -83,31 +62,6 @@ def _lines(branch: Mapping[str, object], indent: str) -> Iterator[str]:
             yield from _lines(below, indent + "  ")
         else:
             yield f"{indent}{name}: {below}"
-
-
-def _scalar(value: Value, key: str) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(_scalar(each, key) for each in value)}]"
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    if isinstance(value, str):
-        safe(value, key)
-        is_plain = _PLAIN_YAML.match(value) and value.lower() not in _YAML_WORDS
-        return value if is_plain else json.dumps(value, ensure_ascii=False)
-    # YAML 1.1 takes 5e-07 for a text: it wants the dot.
-    text = repr(value)
-    return text.replace("e", ".0e") if "e" in text and "." not in text else text
-
-
-def _hydra(value: Value, key: str) -> str:
-    if isinstance(value, list):
-        return f"[{','.join(_hydra(each, key) for each in value)}]"
-    if isinstance(value, str):
-        safe(value, key)
-        is_plain = _PLAIN_HYDRA.match(value) and isinstance(value_of(value), str)
-        return value if is_plain else f"'{value}'"
-    # 5e-07 as the guides write it: 5e-7.
-    return "null" if value is None else re.sub(r"e([+-])0", r"e\1", repr(value))
 
 
 def for_release(values: Mapping[str, V], release: str) -> dict[str, V]:

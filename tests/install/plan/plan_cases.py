@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npuenv.core.messages import Message
+from npuenv.core.plan import Plan, Run, Step, WriteFile
 from npuenv.host.base import Looked, PathState, Ran
 from npuenv.host.local import LocalHost
 from npuenv.install.executor import Outcome, Session, execute
 from npuenv.install.locations import Target
-from npuenv.install.plan import Plan, Run, Step, WriteFile
 from npuenv.install.plan.make import Tools, plan_install
 from npuenv.lock import Lock, LockedPackage, read_lock
 from npuenv.lock.make import find_uv

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.core.finding import Fix
+from npuenv.core.finding import Finding, Fix, Status
 from npuenv.core.messages import Message
 from npuenv.core.plan import Condition, Run, WriteFile
 from npuenv.core.shell import shell_line
@@ -29,17 +29,10 @@ NEVER = (
 AREAS = ("machine", "container", "devices", "driver", "cards", "cann", "nnal", "network", "python", "ray", "other")
 
 
-@dataclass(frozen=True)
-class Ill:
-    """A finding as a plan sees it."""
-
-    check: str
-    fix: Fix | None
-
-
-def ill(check: str, *commands: Argv, is_automatic: bool = True, **more: object) -> Ill:
-    fix = Fix(Message("doctor.source", {"source": check}), commands, is_automatic=is_automatic, **more)  # type: ignore[arg-type]
-    return Ill(check, fix)
+def ill(check: str, *commands: Argv, is_automatic: bool = True, **more: object) -> Finding:
+    says = Message("doctor.source", {"source": check})
+    fix = Fix(says, commands, is_automatic=is_automatic, **more)  # type: ignore[arg-type]
+    return Finding(check, Status.FAIL, says, (), "", fix)
 
 
 def commands(cures: FixPlan) -> dict[str, list[Argv]]:
@@ -58,7 +51,9 @@ def test_automatic_cures_become_steps_with_conditions_and_an_undo() -> None:
         undo=(("/home/user1/bin/python", "-m", "pip", "install", "triton==3.2"),),
         done_when=(want,),
     )
-    cures = plan_fixes([one, Ill("cann.found", None)], PLACE, lambda text: text.replace("user1", "ann"))
+    cures = plan_fixes(
+        [one, replace(one, check="cann.found", fix=None)], PLACE, lambda text: text.replace("user1", "ann")
+    )
     (step,) = cures.plan.steps
     assert (step.id, step.why.args["source"]) == ("python-triton", "python.triton")
     assert step.do == (Run(("/home/ann/bin/python", "-m", "pip", "uninstall", "-y", "triton")),)

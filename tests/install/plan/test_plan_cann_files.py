@@ -13,9 +13,9 @@ import pytest
 
 from npuenv.core.errors import BadInput, StepFailed
 from npuenv.core.messages import say
+from npuenv.core.plan import WriteFile
 from npuenv.host.local import LocalHost
 from npuenv.install.locations import Target
-from npuenv.install.plan import WriteFile
 from npuenv.install.plan.cann_files import cann_steps, expected_names, recognise, with_found_cann
 from npuenv.matrix import load_matrix
 from tests.install.plan.plan_cases import Scripted, carry_out, runs, stack_and_lock

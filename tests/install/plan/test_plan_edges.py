@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from npuenv.core.plan import Run, WriteFile
 from npuenv.install.env_verifier.leftovers import remove_if_torn
 from npuenv.install.env_verifier.mending import altered_in_cache
 from npuenv.install.locations import Target
-from npuenv.install.plan import Run, WriteFile
 from npuenv.install.plan.fix import plan_fixes
 from npuenv.install.plan.prerequisites import as_lines
 from tests.install.plan.plan_cases import planned

@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 
 from npuenv.core.messages import say
+from npuenv.core.plan import WriteFile
 from npuenv.facts.pip import UvSettings
 from npuenv.install.locations import Target, default_environment, target_for
-from npuenv.install.plan import WriteFile
 from npuenv.install.plan.make import Tools, plan_install
 from npuenv.install.plan.target import room_mib
 from npuenv.render.script import render_script

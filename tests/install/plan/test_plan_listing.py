@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from npuenv.core.messages import Message
+from npuenv.core.plan import Plan, Run, Step, WriteFile
 from npuenv.facts.pip import PipSettings, Setting
-from npuenv.install.plan import Plan, Run, Step, WriteFile
 from npuenv.report.plan import list_plan
 from tests.support.sentences import sentence
 

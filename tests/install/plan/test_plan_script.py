@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.core.messages import Message, say
+from npuenv.core.plan import Condition, Plan, Run, Step, WriteFile
 from npuenv.facts.pip import PipSettings, UvSettings
 from npuenv.install.locations import Target
-from npuenv.install.plan import Condition, Plan, Run, Step, WriteFile
 from npuenv.install.plan.cann_files import _want
 from npuenv.install.plan.system import System, system_steps
 from npuenv.render.script import render_script

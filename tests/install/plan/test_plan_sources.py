@@ -28,7 +28,7 @@ from tests.install.plan.plan_cases import NPU, carry_out, planned, runs, stack_a
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npuenv.install.plan import Step
+    from npuenv.core.plan import Step
 
 ITEM = BuildStep("verl", "git", ("verl",), replace(stack_and_lock("cpu", "x86_64")[0].order[0].why))
 

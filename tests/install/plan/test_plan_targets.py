@@ -27,7 +27,7 @@ from tests.support.sentences import says, sentence
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npuenv.install.plan import Plan
+    from npuenv.core.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("own_uv")
 

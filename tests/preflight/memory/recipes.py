@@ -103,19 +103,6 @@ def dapo(model: str, on: Cards, prompts: int, mini: int, utilization: float, spl
     return verl(model, on, sizes, utilization, sequence_parallel=split, **{**_DAPO, **options})
 
 
-_DEEPSEEK = verl(
-    "deepseek-ai/DeepSeek-V3",
-    cards(16, 16),
-    Sizes(1024, 2048, 512, 16, 512, 1, 4, batched_tokens=1024),
-    0.8,
-    engine="megatron",
-    tensor_parallel=2,
-    engine_expert_parallel=256,
-    train_pipeline_parallel=8,
-    train_expert_parallel=32,
-    removes_padding=True,
-    **_OFF,
-)
 _REMOVES = {"removes_padding": True, "offloads_reference": True}
 
 RECIPES = [
@@ -261,7 +248,6 @@ RECIPES = [
             **_REMOVES,
         ),
     ),
-    _recipe("verl GRPO DeepSeek-V3", _DEEPSEEK),
     _recipe("verl DAPO Qwen2.5-7B", dapo("Qwen/Qwen2.5-7B-Instruct", cards(16), 16, 1, 0.5, 4, chunks_entropy=True)),
     _recipe("verl DAPO Qwen2.5-32B", dapo("Qwen/Qwen2.5-32B", cards(16, 2), 128, 32, 0.9, 8, tensor_parallel=4)),
     _recipe("verl DAPO Qwen3-8B", dapo("Qwen/Qwen3-8B-Base", cards(8), 16, 1, 0.9, 2, tensor_parallel=2)),
@@ -272,22 +258,6 @@ RECIPES = [
     _recipe(
         "verl DAPO Qwen3-30B-A3B FSDP",
         dapo("Qwen/Qwen3-30B-A3B-Base", cards(16, 8), 512, 32, 0.8, 16, micro=11264, tensor_parallel=2),
-    ),
-    _recipe(
-        "verl DAPO Qwen3-30B-A3B Megatron",
-        dapo(
-            "Qwen/Qwen3-30B-A3B",
-            cards(16),
-            16,
-            2,
-            0.7,
-            1,
-            engine="megatron",
-            tensor_parallel=4,
-            train_tensor_parallel=4,
-            train_pipeline_parallel=2,
-            train_expert_parallel=2,
-        ),
     ),
     _recipe(
         "verl PPO Qwen3-8B",

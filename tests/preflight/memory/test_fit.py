@@ -36,8 +36,12 @@ NUMBERS = ("from_micro", "from_accumulation", "micro", "accumulation")
 
 def fitted(job: Job) -> Job:
     """The job with all that is advised."""
-    changes = fit(job, plan(job)[0])
+    changes = fit(job, plan(job))
     return changes[-1].job if changes else job
+
+
+def verdict(job: Job) -> str:
+    return estimate(job, plan(job)).verdict
 
 
 def keys(job: Job, count: int = 8) -> list[str]:
@@ -103,7 +107,8 @@ def test_roll_then_lowers_the_batch_and_raises_the_accumulation() -> None:
 
 def test_roll_then_lowers_the_lengths() -> None:
     job = roll("Qwen/Qwen2.5-7B", cards(8), Sizes(1024, 60000, 64, 8, 32, 1, 1, 61024), 0.8)
-    placement, found = plan(job)
+    placement = plan(job)
+    found = estimate(job, placement)
     assert [m.key for m in found.advice[:2]] == ["placement.advice-offload", "placement.advice-response"]
     assert (fitted(job).sizes.response_length, fitted(job).sizes.max_model_len) == (60000 // 4, 1024 + 60000 // 4)
     assert estimate(fitted(job), placement).verdict == "feasible"
@@ -118,11 +123,11 @@ def test_a_tight_job_is_told_how_to_get_room() -> None:
 
 def test_a_small_cache_wants_tensor_parallelism() -> None:
     job = verl("Qwen/Qwen2.5-32B-Instruct", cards(16, 2), Sizes(1024, 1024, 64, 8, 32, 1, 1), 0.4, removes_padding=True)
-    found = plan(job)[1]
+    found = estimate(job, plan(job))
     assert found.says[0].key == "placement.small-cache"
     assert found.advice[0].key == "placement.advice-parallel"
     assert fitted(job).tensor_parallel == 4
-    assert plan(fitted(job))[1].verdict == "feasible"
+    assert verdict(fitted(job)) == "feasible"
 
 
 def test_an_engine_alone_is_told_a_shorter_length() -> None:
@@ -136,8 +141,8 @@ def test_where_nothing_helps_more_cards_are_asked_for() -> None:
     (found,) = estimate(job, colocated(8)).advice
     assert found.key == "placement.advice-more-nodes"
     nodes = int(str(found.args["nodes"]))
-    assert plan(fitted(replace(job, cards=cards(8, nodes))))[1].verdict in ("feasible", "tight")
-    assert plan(fitted(replace(job, cards=cards(8, nodes // 2))))[1].verdict == "infeasible"
+    assert verdict(fitted(replace(job, cards=cards(8, nodes)))) in ("feasible", "tight")
+    assert verdict(fitted(replace(job, cards=cards(8, nodes // 2)))) == "infeasible"
 
 
 def test_where_no_number_of_cards_helps_that_is_said() -> None:

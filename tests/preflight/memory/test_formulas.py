@@ -16,7 +16,6 @@ ROUND = Model("round", 1e9, 10, 1000, 4000, 10, 2, 100, 1000, is_tied=True)
 SIZES = Sizes(100, 300, 64, 8, 16, 2, 4)
 JOB = replace(verl("x", cards(8), SIZES, 0.5), model=ROUND, removes_padding=True)
 ZERO3 = replace(JOB, engine="deepspeed-zero3", framework="roll", release="0.2.1")
-MEGATRON = replace(JOB, engine="megatron", train_tensor_parallel=2, train_pipeline_parallel=2)
 
 
 def test_fsdp_shards_sixteen_bytes_a_parameter() -> None:
@@ -31,17 +30,6 @@ def test_a_smaller_shard_group_keeps_more_on_a_card() -> None:
     assert training.states(replace(JOB, shard_cards=2), 8).optimizer == 4e9
 
 
-def test_megatron_divides_weights_by_its_parallelism_and_moments_by_the_copies() -> None:
-    assert training.states(MEGATRON, 8) == training.States(0.5e9, 1e9, 1.5e9)
-
-
-def test_megatron_divides_routed_experts_further() -> None:
-    model = replace(ROUND, expert_parameters=8e8)
-    found = training.states(replace(MEGATRON, model=model, train_expert_parallel=2), 8)
-    # 2e8 / 4 dense and 8e8 / 8 routed parameters; two copies of the dense ones, one of the routed.
-    assert found == training.States(2 * 1.5e8, 4 * 1.5e8, 12 * (0.5e8 / 2 + 1e8))
-
-
 def test_lora_has_gradients_and_moments_of_the_adapters_only() -> None:
     # rank 8 x 10 layers x (2 x 2000 for query and output, 2 x 1200 for keys and values, 3 x 5000)
     assert training.adapters(ROUND, 8) == 8 * 10 * 21400
@@ -53,7 +41,6 @@ def test_fsdp_gathers_the_root_and_two_layers() -> None:
     layer = (1e9 - 1e6) / 10
     assert training.gathered(JOB) == pytest.approx(2 * 1e6 + 4 * layer + 4 * layer)
     assert training.gathered(ZERO3) == 2 * 1e9 + 2 * 5e8
-    assert training.gathered(MEGATRON) == 0
 
 
 def test_checkpoints_keep_one_row_a_layer() -> None:
@@ -80,7 +67,6 @@ def test_tokens_are_whole_sequences_over_the_sequence_parallelism() -> None:
         (replace(JOB, removes_padding=False), 8.5, 6.5, 5),
         (ZERO3, 12, 6, 4),
         (replace(ZERO3, release="0.3.0"), 22, 14, 10),
-        (MEGATRON, 6, 5, 5),
     ],
 )
 def test_logits_cost_bytes_per_token_and_entry(job: object, update: float, scoring: float, plain: float) -> None:
@@ -116,13 +102,6 @@ def test_a_long_sequence_read_in_one_piece_costs_more_than_8192_tokens() -> None
     assert generation.room(long, 40e9).activations == 2 * 20100 * 18000
     pieces = replace(long, sizes=replace(long.sizes, batched_tokens=1000))
     assert generation.room(pieces, 40e9).activations == 2 * 1000 * 18000
-
-
-def test_routed_experts_are_divided_by_the_larger_parallelism() -> None:
-    model = replace(ROUND, expert_parameters=8e8)
-    assert generation.engine_weights(replace(JOB, model=model, tensor_parallel=2)) == 1e9
-    spread = replace(JOB, model=model, tensor_parallel=2, engine_expert_parallel=8)
-    assert generation.engine_weights(spread) == 2 * (1e8 + 1e8)
 
 
 @pytest.mark.parametrize(("memory", "usable"), [(64.0, 60.96), (32.0, 29.50)])

@@ -68,11 +68,8 @@ def test_an_unknown_model_has_no_layers() -> None:
     assert find_model("somebody/Else-9B").layers == 0
 
 
-def test_a_mixture_of_experts_tells_what_works_for_one_token() -> None:
-    found = find_model("Qwen/Qwen3-30B-A3B")
-    assert found.active == pytest.approx(3.35e9, rel=0.01)
-    assert found.expert_parameters == 48 * 128 * 3 * 2048 * 768
-    assert found.intermediate == 8 * 768
+def test_a_mixture_of_experts_is_as_wide_as_the_experts_of_one_token() -> None:
+    assert find_model("Qwen/Qwen3-30B-A3B").intermediate == 8 * 768
 
 
 def test_latent_attention_keeps_one_row_a_token() -> None:

@@ -61,8 +61,8 @@ def more(trainer: Trainer) -> None:
 
 
 def reverse(trainer: Trainer) -> None:
-    mini_batches = trainer.learner.mini_batches
-    trainer.learner.mini_batches = lambda batch: reversed(list(mini_batches(batch)))  # type: ignore[method-assign]
+    mini_batches = trainer.learner.split_mini_batches
+    trainer.learner.split_mini_batches = lambda batch: reversed(list(mini_batches(batch)))  # type: ignore[method-assign]
 
 
 def repeat(trainer: Trainer) -> None:
