@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.errors import ExitCode
 from npuenv.diagnose.boilerplate import drop_boilerplate
-from npuenv.diagnose.compatibility import version_signs
+from npuenv.diagnose.compatibility import model_signs, version_signs
 from npuenv.diagnose.fix_commands import fix_commands
 from npuenv.diagnose.log_prefixes import strip_prefixes
 from npuenv.diagnose.machine import read_machine
@@ -140,6 +140,7 @@ def _with_images(packages: dict[str, Sighting[str]], images: Sequence[Sighting[s
 def signs_of(facts: ReportFacts, text: Text, matrix: Matrix, patterns: ErrorPatterns) -> Mapping[str, Line]:
     """Every sign of a report, with the line that shows it."""
     signs = {**version_signs(facts, matrix, patterns), **machine_signs(facts, text, matrix)}
+    signs.update(model_signs(facts, text, matrix, patterns))
     signs.update(outcome_signs(text))
     signs.update(role_signs(text.lines, patterns.roles))
     if facts.arch:

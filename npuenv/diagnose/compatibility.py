@@ -16,6 +16,7 @@ from npuenv.core.errors import BadInput
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from npuenv.diagnose.search import Text
     from npuenv.diagnose.types import ReportFacts, Sighting
     from npuenv.host.report import Line
     from npuenv.matrix import Matrix
@@ -168,6 +169,21 @@ def _release_for_chip(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
         yield "chip-not-in-release", facts.packages["vllm-ascend"].line
 
 
+def model_signs(facts: ReportFacts, text: Text, matrix: Matrix, patterns: ErrorPatterns) -> Iterator[Sign]:
+    """`model-newer-than-release` where this vLLM takes no transformers that knows the type of the model."""
+    seen, row = facts.packages.get("vllm"), plugin_row(facts, matrix)
+    vllm = _version(seen) if seen else _version_text(row.vllm if row else "")
+    for line in text.all("model type") if vllm else ():
+        name = line.text.lower().replace("_", "-")
+        since = next((row.since for row in matrix.model_types if re.search(row.pattern, name)), None)
+        for bound in patterns.bounds if since else ():
+            if not bound.when.startswith("vllm<") or not bound.needs.startswith("transformers"):
+                continue
+            is_bound = versions.accepts(versions.requirement_spec(bound.when), str(vllm))
+            if is_bound and not versions.accepts(versions.requirement_spec(bound.needs), since):
+                yield "model-newer-than-release", line
+
+
 def _cann(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
     if facts.cann is None:
         return
@@ -180,6 +196,8 @@ def _cann(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
         known = sorted(map(versions.cann, named))
         if have.series < known[0].series or (have < known[0] and have.series == (8, 0)):
             yield "cann-below-pair", facts.cann.line
+            if any(have.series < versions.cann(each.version).series < known[0].series for each in matrix.cann):
+                yield "cann-far-below-plugin", facts.cann.line
         elif have < known[0]:
             yield "cann-earlier-candidate", facts.cann.line
         elif have.series > known[-1].series:

@@ -50,6 +50,8 @@ _CHIP = re.compile(
 _CHIP_FAMILY = re.compile(
     r"\b(?:Atlas (?:\d{3}\w? )?(?:\w+ )?|NPU:? ?)(A2|A3|300I)\b|\b(A3) (?:machine|server|node)", re.IGNORECASE
 )
+# The first generation: its number on the PCI bus, and the servers and cards that were sold with it.
+_FIRST_910 = re.compile(r"19e5[: ]+d801\b|\bAtlas \d{3}T? ?\(?(?:Model|型号)[:： ]*90[01]0\b", re.IGNORECASE)
 _SOC_NUMBER = re.compile(r"soc_version: ?(\d{3})\b")
 _ARCH = re.compile(
     r"^(?:Architecture:\s+)?(aarch64|x86_64|arm64|amd64)\s*$|^OS: .*\((aarch64|x86_64)\)"
@@ -132,6 +134,9 @@ def _read_table(found: Machine, lines: Sequence[Line], matrix: Matrix) -> None:
 
 def _read_chip(found: Machine, text: Text, matrix: Matrix) -> None:
     """Chip names in loose text. There `910B` means an A2 chip; only a table can tell the old 910B apart."""
+    for line in filter(lambda line: _FIRST_910.search(line.text), text.with_any(("19e5", "atlas"))):
+        found.chip, found.generation = Sighting("910A", line), Sighting("910", line)
+        return
     for line in text.with_any(("310", "910", "950")):
         match = _CHIP.search(line.text[:600])
         if match is None or _is_path_or_pip(line.text):

@@ -25,7 +25,7 @@ _WORKED = (
 _FAILED = re.compile(
     r"^\s*(?:\[[\d:., TZ-]{19,32}\] |E\s+)?(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|NotFound|Interrupt)\b(?::|$)"
     r"|(?:^|[\s:：，\]])(?:\w+\.)*[A-Z]\w*(?:Error|Exception): ?\S"
-    r"|^\s*Traceback|^Error\b|\bAborted \(core dumped\)"
+    r"|^\s*Traceback|^\s*File \"[^\"]+\", line \d+, in |\(E[A-Z0-9]\d{4}\): |^Error\b|\bAborted \(core dumped\)"
     r"|Segmentation fault|^\s*(?:\S+: )?Bus error\b|段错误|总线错误|^\s*\[ERROR\]|^\s*ERROR: "
     r"|\bERR\d{5}\b|^\s*E[A-Z0-9]\d{4}: "
     r"|\[[Ee]rror\]|fatal error:|\berror: |exec format error|cannot open shared object"
@@ -45,8 +45,30 @@ _NATIVE = re.compile(
 _COMPLAINS = (
     "报错", "启动报", "时报", "import 报", "训练报", "超时退出", "失败", "无法", "装不", "起不来", "不了", "出错",
     "异常退出", "就 OOM", "就OOM", " fails", " failed", "cannot ", "can't ", "can not ", "unable to", "crash", "error:",
-    "doesn't work", "not work", "does not run", "[bug]", "未成功",
+    "doesn't work", "not work", "n't work", "does not run", "[bug]", "未成功", "failed to ",
 )  # fmt: skip
+_TORCH = r"(?<![A-Za-z_-])(?:py)?torch(?:[_-]?npu)?(?![A-Za-z_-])"
+_CHANGES = (
+    r"(?<![\w-])(?:uninstall|remov|delet|replac|overw|overrid|downgrad|upgrad|reinstall|becom|chang|pull|switch)\w*"
+    r"|卸载|替换|覆盖|降级|升级|降到|升到|变成|变为|换成|装成"
+)
+# What a person says of versions, whichever the words: a verb, the name of a package, and numbers.
+_SAID = {
+    "torch-replaced": re.compile(
+        rf"(?:(?<!un)install(?!\w*:)|安装|装)[^\n]{{0,160}}?(?:(?:{_CHANGES})[^\n]{{0,40}}?{_TORCH}"
+        rf"|{_TORCH}[^\n]{{0,40}}?(?:{_CHANGES}))[^\n]{{0,60}}?\d+\.\d+", re.IGNORECASE,
+    ),
+    "version-not-found": re.compile(
+        r"(?<![\w-])(?:torch|vllm|triton)[_-](?:npu|ascend)\W{0,6}v?\d+\.\d[\w.+]*[^\n]{0,30}?"
+        r"(?:不存在|找不到|没有这个|下载不|装不|does ?n[o']t exist|not (?:exist|be found|found|available))",
+        re.IGNORECASE,
+    ),
+    "another-release-works": re.compile(
+        r"(?:\d+\.\d+[\w.]*|:[\w.-]*(?:latest|main)[\w.-]*)[^\n]{0,60}?"
+        r"(?:works? (?:as|fine|well|normally|without|correctly|ok)|(?:is|are|was) (?:fine|ok)\b|(?<!不)正常|没问题"
+        r"|没有?(?:这个|此|该)?问题|无(?:此|该)?问题|no such (?:issue|problem|error))", re.IGNORECASE,
+    ),
+}  # fmt: skip
 # An error that asks for CUDA, or that knows no NPU. Running out of memory and libraries of CUDA have rows of their own.
 _WANTS_CUDA = re.compile(
     r"(?<!lib)(?:cuda|nccl|nvidia|nvml|nvtx)(?!\w*\.so)|\bGPUs? (?:is|are) required|no GPU|PrivateUse1"
@@ -82,6 +104,7 @@ def outcome_signs(text: Text) -> dict[str, Line]:
     wants = next((line for line in bad if _wants_cuda(line.text[:400])), None)
     if wants is not None:
         signs["cuda-wanted"] = wants
+    signs.update(_said(text.lines))
     signs.update(traceback_signs(text))
     native = next((line for line in bad if _NATIVE.search(line.text[:400])), None)
     if native is not None:
@@ -90,6 +113,12 @@ def outcome_signs(text: Text) -> dict[str, Line]:
     if done is not None and not any(line.number > done.number for line in bad):
         signs["installed"] = done
     return signs
+
+
+def _said(lines: Sequence[Line]) -> Iterator[tuple[str, Line]]:
+    for sign, pattern in _SAID.items():
+        said = (line for line in lines if pattern.search(line.text[:600]) and typed_command(line.text) is None)
+        yield from ((sign, line) for line in itertools.islice(said, 1))
 
 
 def _failures(lines: Sequence[Line]) -> Iterator[Line]:

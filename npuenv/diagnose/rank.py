@@ -47,11 +47,12 @@ def _cause(group: Sequence[Match]) -> Cause:
 
 
 def _less_if_secondary(cause: Cause, group: Sequence[Match], causes: Sequence[Cause]) -> Cause:
-    """A late error weighs less when another cause stands before it: the first error is usually the cause."""
+    """A late error weighs less when another cause stands before it: the first error is usually the cause. Of causes in
+    the same line the stronger one counts as the first."""
     if not all(each.row.is_secondary for each in group):
         return cause
-    others = (other for other in causes if other.id != cause.id and other.confidence >= SURE)
-    before = any(other.line.number <= cause.line.number for other in others)
+    mine = (cause.line.number, -cause.confidence)
+    before = any((other.line.number, -other.confidence) < mine for other in causes if other.confidence >= SURE)
     return replace(cause, confidence=round(cause.confidence * _SECONDARY, 2)) if before else cause
 
 
