@@ -45,7 +45,7 @@ _NATIVE = re.compile(
 _COMPLAINS = (
     "报错", "启动报", "时报", "import 报", "训练报", "超时退出", "失败", "无法", "装不", "起不来", "不了", "出错",
     "异常退出", "就 OOM", "就OOM", " fails", " failed", "cannot ", "can't ", "can not ", "unable to", "crash", "error:",
-    "doesn't work", "not work", "n't work", "does not run", "[bug]", "未成功", "failed to ",
+    "not work", "n't work", "does not run", "[bug]", "未成功", "failed to ", " OOM", "n't support", "not support",
 )  # fmt: skip
 _TORCH = r"(?<![A-Za-z_-])(?:py)?torch(?:[_-]?npu)?(?![A-Za-z_-])"
 _CHANGES = (
@@ -60,13 +60,13 @@ _SAID = {
     ),
     "version-not-found": re.compile(
         r"(?<![\w-])(?:torch|vllm|triton)[_-](?:npu|ascend)\W{0,6}v?\d+\.\d[\w.+]*[^\n]{0,30}?"
-        r"(?:不存在|找不到|没有这个|下载不|装不|does ?n[o']t exist|not (?:exist|be found|found|available))",
-        re.IGNORECASE,
+        r"(?:不存在|找不到|没有这个|下载不|装不|无法[^\n]{0,8}?(?:下载|获取|安装|找到)|does ?n[o']t exist"
+        r"|not (?:exist|be found|found|available))", re.IGNORECASE,
     ),
     "another-release-works": re.compile(
         r"(?:\d+\.\d+[\w.]*|:[\w.-]*(?:latest|main)[\w.-]*)[^\n]{0,60}?"
-        r"(?:works? (?:as|fine|well|normally|without|correctly|ok)|(?:is|are|was) (?:fine|ok)\b|(?<!不)正常|没问题"
-        r"|没有?(?:这个|此|该)?问题|无(?:此|该)?问题|no such (?:issue|problem|error))", re.IGNORECASE,
+        r"(?:works? (?:as|fine|well|normally|without|correctly|ok)|(?:is|are|was) (?:fine|ok)\b|(?<![不非])正常(?!下载|获取|安装)"
+        r"|没问题|没有?(?:这个|此|该)?问题|无(?:此|该)?问题|no such (?:issue|problem|error))", re.IGNORECASE,
     ),
 }  # fmt: skip
 # An error that asks for CUDA, or that knows no NPU. Running out of memory and libraries of CUDA have rows of their own.
