@@ -105,7 +105,6 @@ def read_facts(text: Text, matrix: Matrix) -> ReportFacts:
     """Everything that the report says of the machine."""
     lines = text.lines
     packages, machine = read_packages(lines), read_machine(text, matrix)
-    environ, unset = read_environ(lines)
     return ReportFacts(
         packages=_with_images(packages.best(), machine.images),
         listed=frozenset(packages.listed),
@@ -119,8 +118,7 @@ def read_facts(text: Text, matrix: Matrix) -> ReportFacts:
         glibc=machine.glibc,
         gcc=machine.gcc,
         images=tuple(machine.images),
-        environ=environ,
-        unset=unset,
+        environ=read_environ(lines),
         docker=read_docker(lines),
         table=machine.table,
         codes=read_codes(text),
@@ -149,10 +147,8 @@ def signs_of(facts: ReportFacts, text: Text, matrix: Matrix, patterns: ErrorPatt
         signs["cann-seen"] = facts.cann.line
     if facts.gcc and int(facts.gcc.value.split(".")[0]) < 10:
         signs["gcc-old"] = facts.gcc.line
-    if "torch-npu" in facts.packages:
-        signs["torch-npu-seen"] = facts.packages["torch-npu"].line
-    if "vllm-ascend" in facts.packages:
-        signs["vllm-ascend-seen"] = facts.packages["vllm-ascend"].line
+    for name in {"torch-npu", "vllm-ascend"} & {*facts.packages}:
+        signs[f"{name}-seen"] = facts.packages[name].line
     if "failed" not in signs and _all_agrees(signs):
         signs["all-agrees"] = signs["torch-pair-agrees"]
     return signs

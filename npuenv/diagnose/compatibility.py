@@ -57,10 +57,7 @@ def _judged(
 
 
 def _version(seen: Sighting[str] | None) -> Version | None:
-    try:
-        return Version(seen.value) if seen else None
-    except ValueError:  # InvalidVersion, or a number of thousands of digits
-        return None
+    return _version_text(seen.value) if seen else None
 
 
 def _release(version: Version) -> tuple[int, int]:

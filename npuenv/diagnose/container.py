@@ -23,7 +23,7 @@ _FEW_RIGHTS = ("runAsNonRoot: true", "runAsUser: 1", "CapEff: 0000000000000000",
 
 def container_signs(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     """Name of a sign and the line that shows it."""
-    for judge in (_run_line, _listed_mounts, _pod, _rights):
+    for judge in (_run_line, _rights):
         yield from judge(facts, text)
 
 
@@ -38,39 +38,6 @@ def _run_line(facts: ReportFacts, text: Text) -> Iterator[Sign]:
         if user and not user.startswith(("0", "root")):
             yield "docker-user", run.line
     yield from named(text, "few-rights", _FEW_RIGHTS)
-
-
-_LISTED = ("hostPath", '"Source"', ".Mounts", "volumes:", "docker inspect", '"Mounts"')
-_HOST_PATH = re.compile(
-    r'^\s*(?:- )?(?:path: |"Source": |source: )?"?(/usr/local/Ascend(?:/driver(?:/[\w.]+)*)?)/?"?(?::[\w/.:]+)?,?\s*$'
-)
-
-
-def _listed_mounts(facts: ReportFacts, text: Text) -> Iterator[Sign]:
-    """Parts of the driver folder among the mounts that a pod, a compose file or `docker inspect` lists."""
-    if not any(word in text for word in _LISTED):
-        return
-    found: dict[str, Line] = {}
-    for line in text.with_any(("/usr/local/ascend",)):
-        match = _HOST_PATH.match(line.text)
-        if match:
-            found.setdefault(match.group(1), line)
-    parts = {path: line for path, line in found.items() if path.startswith(f"{_DRIVER}/")}
-    if parts and _DRIVER not in found and "/usr/local/Ascend" not in found:
-        yield "driver-in-parts", next(iter(parts.values()))
-        if f"{_DRIVER}/lib64" not in parts:
-            yield "docker-driver-partial", next(iter(parts.values()))
-
-
-_POD = re.compile(r"^\s*kind: (?:Pod|Deployment|StatefulSet|Job|DaemonSet|RayCluster)\s*$")
-
-
-def _pod(facts: ReportFacts, text: Text) -> Iterator[Sign]:
-    """A pod that asks the device plugin for no card and is not given the nodes another way."""
-    kind = next((line for line in text.all("kind: ") if _POD.match(line.text)), None)
-    given = ("huawei.com/", "hami.io/", "privileged: true", "/dev/davinci", "volcano.sh/vnpu")
-    if kind is not None and "containers:" in text and not any(wanted in text for wanted in given):
-        yield "pod-no-card", kind
 
 
 def _mounts(run: DockerRun, text: Text) -> Iterator[Sign]:

@@ -1,7 +1,7 @@
 """The lines of a paste without what collectors of logs put around them.
 
 `npuenv.host.report` has cut lines and taken off the usual prefixes; here go those that only whole files of logs have:
-journald, container runtimes, `kubectl logs`, loggers, line numbers, and lines that were glued together.
+journald, container runtimes, `kubectl logs`, loggers, and lines that were joined by `\n`.
 """
 
 from __future__ import annotations
@@ -29,29 +29,18 @@ _WORKER = re.compile(
     r"\([^()\n]{0,60}\b(?:pid|rank|ip)=[^()\n]{1,60}\)\s*|\[rank\d{1,4}\]:?\s*"
     r"|" + _LEVEL + r"\s+\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)? \[?[\w.]+:\d+\]\s?"
 )
-_NUMBERED = re.compile(r"\s{0,6}(\d{1,6})[:|]?(?:\s{1,3}|$)")
-_GLUED = 300  # characters from which on a line is looked at for lines that were glued to one
-_SEAM = re.compile(
-    r' +(?=Traceback \(most recent|File "/|(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception): |\[ERROR\] |E[A-Z]\d{4}: '
-    r"|\(\w+ (?:rank=\d+ )?pid=\d|\[rank\d+\]|\[[\w.@-]+[ :][\w/~.-]+\][#$] |(?:root|\w+)@[\w.-]+:\S* ?[#$] )"
-)
 
 
 def strip_prefixes(lines: Sequence[Line]) -> tuple[Line, ...]:
     """The same lines, with their numbers and as they are shown; only their text is what the program itself wrote."""
-    is_numbered = _is_numbered(lines)
-    return tuple(piece for line in lines for piece in _pieces(line, is_numbered))
+    return tuple(piece for line in lines for piece in _pieces(line))
 
 
-def _pieces(line: Line, is_numbered: bool) -> Iterator[Line]:
+def _pieces(line: Line) -> Iterator[Line]:
     text = _of_docker(line.text)
-    if is_numbered:
-        text = _NUMBERED.sub("", text, count=1)
-    parts = text.split("\\n") if text.count("\\n") > 1 else [text]
-    for part in parts:
-        for piece in _SEAM.split(part) if len(part) > _GLUED else (part,):
-            own = _taken_off(piece)
-            yield line if own == line.text else replace(line, text=own)
+    for part in text.split("\\n") if text.count("\\n") > 1 else [text]:
+        own = _taken_off(part)
+        yield line if own == line.text else replace(line, text=own)
 
 
 def _taken_off(text: str) -> str:
@@ -76,10 +65,3 @@ def _of_docker(text: str) -> str:
     except JsonError:  # a line that was cut
         return text
     return str(record.get("log", text)).rstrip("\n")
-
-
-def _is_numbered(lines: Sequence[Line]) -> bool:
-    """Whether an editor or a web page put a running number before every line."""
-    found = [_NUMBERED.match(line.text) for line in lines[:40]]
-    numbers = [int(match.group(1)) for match in found if match]
-    return len(found) > 2 and len(numbers) == len(found) and numbers == [numbers[0] + at for at in range(len(numbers))]

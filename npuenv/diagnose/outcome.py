@@ -65,8 +65,9 @@ _SAID = {
     ),
     "another-release-works": re.compile(
         r"(?:\d+\.\d+[\w.]*|:[\w.-]*(?:latest|main)[\w.-]*)[^\n]{0,60}?"
-        r"(?:works? (?:as|fine|well|normally|without|correctly|ok)|(?:is|are|was) (?:fine|ok)\b|(?<![不非])正常(?!下载|获取|安装)"
-        r"|没问题|没有?(?:这个|此|该)?问题|无(?:此|该)?问题|no such (?:issue|problem|error))", re.IGNORECASE,
+        r"(?:works? (?:as|fine|well|normally|without|correctly|ok)|(?:is|are|was) (?:fine|ok)\b"
+        r"|(?<![不非])正常(?!下载|获取|安装)|没问题|没有?(?:这个|此|该)?问题|无(?:此|该)?问题"
+        r"|no such (?:issue|problem|error))", re.IGNORECASE,
     ),
 }  # fmt: skip
 # An error that asks for CUDA, or that knows no NPU. Running out of memory and libraries of CUDA have rows of their own.

@@ -7,10 +7,10 @@ import shlex
 from typing import TYPE_CHECKING
 
 from npuenv.diagnose.types import DockerRun, Sighting
-from npuenv.host.report import blocks, typed_command
+from npuenv.host.report import typed_command
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from npuenv.diagnose.search import Text
     from npuenv.host.report import Line
@@ -23,8 +23,6 @@ _ASSIGNED = re.compile(
     r"(?:^|[\s;&'\"-])(?:export |declare -x |-e |--env[= ])?[\"']?(" + _OURS + r"\w*)=([^\s;]*|\"[^\"]*\"|'[^']*')"
 )
 _YAML = re.compile(r"^\s*(?:- )?[\"']?(" + _OURS + r"_?[A-Z_0-9]*)[\"']?: +[\"']?([^\"'#\s]+)[\"']?\s*(?:#.*)?,?$")
-_ASKED = re.compile(r"grep (?:-\w+ )*[\"']?\^?(\w{3,})")
-_ECHO = re.compile(r"(?:echo|printenv) \"?\$?\{?(\w{3,})\}?")
 
 _E_CODE = re.compile(r"\b(E[A-Z]\d{4}|E\d{5})\b")
 _NUMBER_CODE = re.compile(
@@ -34,13 +32,13 @@ _NUMBER_WORDS = ("error code", "error no is", "result", "errcode", "ret", "retur
 _RET = re.compile(r"drvRetCode=(\d+)")
 
 
-def read_environ(lines: Sequence[Line]) -> tuple[dict[str, Sighting[str]], dict[str, Line]]:
-    """Variables that are set, with their values, and those that the report shows not to be set."""
+def read_environ(lines: Sequence[Line]) -> dict[str, Sighting[str]]:
+    """Variables that are set, with their values."""
     environ: dict[str, Sighting[str]] = {}
     for line in lines:
         for name, value in _assigned(line.text):
             environ[name] = Sighting(value.strip("\"'"), line)
-    return environ, {name: line for name, line in _unset(lines) if name not in environ}
+    return environ
 
 
 def _assigned(text: str) -> Iterator[tuple[str, str]]:
@@ -51,21 +49,6 @@ def _assigned(text: str) -> Iterator[tuple[str, str]]:
         pair = _YAML.match(text)
         if pair:
             yield pair.group(1), pair.group(2)
-
-
-def _unset(lines: Iterable[Line]) -> Iterator[tuple[str, Line]]:
-    """`env | grep -c NAME` that printed 0, or `echo $NAME` that printed nothing."""
-    for block in blocks(lines):
-        command = block.command or ""
-        asked = _ASKED.search(command) if re.match(r"(?:env|printenv|export|set)\b", command) else None
-        answer = [line for line in block.lines[1:] if line.text.strip()]
-        if asked and len(answer) == 1 and answer[0].text.strip() == "0" and "-c" in command.split():
-            yield asked.group(1), answer[0]
-        elif asked and "-c" not in command and len(block.lines) <= 2 and not answer:
-            yield asked.group(1), block.lines[0]
-        echoed = _ECHO.match(command)
-        if echoed and not answer and len(block.lines) > 1:
-            yield echoed.group(1), block.lines[0]
 
 
 def read_docker(lines: Sequence[Line]) -> DockerRun | None:

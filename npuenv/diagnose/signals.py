@@ -23,7 +23,7 @@ _FULL_PERCENT = 70  # of a card's memory: more than any driver or idle context t
 _IDLE_PERCENT = 20
 _FOR_CHIP = re.compile(r"[-_.](910b|a2|a3|910c|310p|950|a5)(?=[-_.]|$)", re.IGNORECASE)
 _CHIP_WORDS = {"910b": "a2", "a2": "a2", "a3": "a3", "910c": "a3", "310p": "310p", "950": "950", "a5": "950"}
-_SMALL_SHM_BYTES = 2 * 1024**3
+_SMALL_SHM = re.compile(r"(?:shm|tmpfs)\s+(?:[\d.]+[KM]|1(?:\.\d+)?G|\d{1,6})\s.*\s/dev/shm$")  # less than 2 GiB
 _RAY_WORDS = ("RayWorkerWrapper", "ray::", "RayTaskError", "(raylet", "ray.exceptions", "ray/_private")
 _RAY_ACTOR = re.compile(r"\((?:\w*Ray\w*|\w*Actor\w*|raylet|WorkerDict|TaskRunner|\w*vLLM\w*Server)[ ,]")
 
@@ -34,20 +34,16 @@ def machine_signs(facts: ReportFacts, text: Text, matrix: Matrix) -> dict[str, L
     for judge in (*_JUDGES, container_signs):
         for name, line in judge(facts, text):
             signs.setdefault(name, line)
-    for name, line in (*_chip(facts, matrix), *_pip_requests(facts, text, matrix)):
+    for name, line in (*_chip(facts, matrix), *_asked(facts, text, matrix)):
         signs.setdefault(name, line)
     return signs
 
 
 _ASKED = re.compile(r"satisfies the requirement torch[-_]npu==([\w.+]+)", re.IGNORECASE)
-_UNREACHED = ("connection broken by", "could not fetch url")
 
 
-def _pip_requests(facts: ReportFacts, text: Text, matrix: Matrix) -> Iterator[Sign]:
-    """`index-unreachable` where pip knows of no file because no index answered; `python-without-wheel` where the
-    release that was asked for has none for this Python."""
-    if text.first("from versions: none") and not any(text.all("(from versions: *.")):
-        yield from (("index-unreachable", line) for line in text.with_any(_UNREACHED)[:1])
+def _asked(facts: ReportFacts, text: Text, matrix: Matrix) -> Iterator[Sign]:
+    """`python-without-wheel` where the torch_npu that pip was asked for has none for this Python."""
     for line in text.all("satisfies the requirement torch") if facts.python else ():
         asked = _ASKED.search(line.text)
         row = matrix.torch_npu_row(asked.group(1)) if asked else None
@@ -160,13 +156,6 @@ def _toolkits(facts: ReportFacts, text: Text) -> Iterator[Sign]:
 
 
 def _variables(facts: ReportFacts, text: Text) -> Iterator[Sign]:
-    for name, line in facts.unset.items():
-        if name.startswith(("ASCEND", "CANN")) and "VISIBLE" not in name:
-            yield "cann-variables-unset", line
-        if name == "HCCL_CONNECT_TIMEOUT":
-            yield "connect-timeout-unset", line
-        if name == "ATB_HOME_PATH":
-            yield "atb-variables-unset", line
     for name, seen in facts.environ.items():
         if name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME") and seen.value:
             yield "cann-variables-set", seen.line
@@ -194,39 +183,19 @@ def _visible(facts: ReportFacts) -> Iterator[Sign]:
 
 
 def _limits(facts: ReportFacts, text: Text) -> Iterator[Sign]:
-    user = None
     for block in blocks(text.lines):
         command, answer = block.command or "", next((line for line in block.lines[1:] if line.text.strip()), None)
         value = answer.text.strip() if answer else ""
         if re.match(r"ulimit -\w*n", command) and value.isdecimal() and int(value) <= 8192 and answer:
             yield "nofile-low", answer
-        if re.match(r"id(?: -u)?$", command) and answer:
-            user = re.match(r"(?:uid=)?(\d+)", value)
-            if user and user.group(1) != "0":
-                yield "non-root", answer
-        if re.match(r"(?:getent passwd|grep .*/etc/passwd|whoami)", command):
-            if answer and (value == "0" or "cannot find name" in value or "No such" in value):
-                yield "no-passwd-entry", answer
-            elif answer is None and len(block.lines) > 1:
-                yield "no-passwd-entry", block.lines[0]
+        if re.match(r"id(?: -u)?$", command) and answer and re.match(r"(?:uid=)?[1-9]", value):
+            yield "non-root", answer
     for line in text.all("uid="):
         match = re.search(r"\buid=(\d+)", line.text)
         if match and match.group(1) != "0":
             yield "non-root", line
     yield from named(text, "nofile-low", ("open files*1024", "Max open files*1024 ", "nofile*1024:1024"))
-    yield from _shared_memory(facts, text)
-
-
-_DF = re.compile(r"^(?:shm|tmpfs)\s+(\d+(?:\.\d+)?)([KMGT])?\s.*\s/dev/shm$")
-
-
-def _shared_memory(facts: ReportFacts, text: Text) -> Iterator[Sign]:
-    for line in text.all("/dev/shm"):
-        match = _DF.match(line.text.strip())
-        if match:
-            unit = {"K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4, None: 1024}[match.group(2)]
-            if float(match.group(1)) * unit < _SMALL_SHM_BYTES:
-                yield "shm-small", line
+    yield from (("shm-small", line) for line in text.all("/dev/shm") if _SMALL_SHM.match(line.text.strip()))
 
 
 def _processes(facts: ReportFacts, text: Text) -> Iterator[Sign]:
@@ -255,7 +224,6 @@ def _zombies(text: Text) -> Iterator[tuple[Line, str]]:
 
 _LINK = re.compile(r"\blink status:? ?\[?(UP|DOWN)\b", re.IGNORECASE)
 _SWITCH = re.compile(r"\bswitch\[(\d)\]", re.IGNORECASE)
-_IP = re.compile(r"^ipaddr: ?(\d+\.\d+\.\d+\.\d+)")
 _RANK_LISTS = re.compile(r"enabled tls: ?\[[^\]]+\].*disabled tls: ?\[[^\]]+\]")
 
 
@@ -273,13 +241,6 @@ def _network(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     elif switches:
         yield "tls-same", next(iter(switches.values()))
     yield from _linked(text)
-    addresses: dict[str, Line] = {}
-    for line in text.all("ipaddr:"):
-        match = _IP.match(line.text.strip())
-        if match and match.group(1) in addresses:
-            yield "address-twice", line
-        elif match:
-            addresses[match.group(1)] = line
 
 
 def _linked(text: Text) -> Iterator[Sign]:
@@ -330,6 +291,7 @@ def _npu(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     if facts.table is not None and facts.table.cards:
         yield "npu-host", text.lines[0]
     yield from named(text, "npu-host", _NPU_WORDS)
+    yield from named(text, "framework-ran", _FRAMEWORKS)
 
 
 # That a framework ran, and not only a script of the user.
@@ -337,10 +299,6 @@ _FRAMEWORKS = (
     "vllm serve", "vllm-serve", "vllm.entrypoints", "VllmWorker", "EngineCore", "sglang", "llamafactory", "swift ",
     "verl.", "verl/", "accelerate launch", "deepspeed", "fastchat", "lmdeploy", "mindie", "xinference", "vllm version",
 )  # fmt: skip
-
-
-def _framework(facts: ReportFacts, text: Text) -> Iterator[Sign]:
-    yield from named(text, "framework-ran", _FRAMEWORKS)
 
 
 _CUDA_TROUBLE = (
@@ -360,52 +318,14 @@ def _build(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     yield from found
 
 
-_WHEEL = re.compile(r"-cp(\d)(\d+)-\w+-\S*?(x86_64|aarch64|any)\.whl is not a supported wheel", re.IGNORECASE)
-
-
-def _wheels(facts: ReportFacts, text: Text) -> Iterator[Sign]:
-    """Why pip refused a wheel: its Python, its CPU, or both unknown."""
-    for line in text.all("is not a supported wheel on this platform"):
-        match = _WHEEL.search(line.text)
-        if match is None:
-            continue
-        python, arch = f"{match.group(1)}.{match.group(2)}", match.group(3)
-        if facts.python and facts.python.value != python:
-            yield "wheel-other-python", line
-        elif facts.arch and arch not in ("any", facts.arch.value):
-            yield "wheel-other-arch", line
-        elif facts.arch and arch == facts.arch.value:
-            yield "wheel-other-python", line
-
-
-_PLATFORM = re.compile(r"manylinux_2_(\d+)_(aarch64|x86_64)")
-_OLDEST_TAG = 28  # the platform tag of torch_npu's newer wheels: manylinux_2_28
-
-
-def _platform_tags(facts: ReportFacts, text: Text) -> Iterator[Sign]:
-    """What uv says of a machine that no wheel fits: its C library is too old, where the CPU is not the reason."""
-    refused = text.first("no wheels with a matching platform tag")
-    if refused is None:
-        return
-    told = text.first("You're on*only") or refused
-    tags = [(int(number), arch) for number, arch in _PLATFORM.findall(told.text)]
-    mine, offered = (tags[0] if tags else (_OLDEST_TAG, "")), tags[1:]
-    if any(arch == mine[1] for _, arch in offered) or (not offered and mine[0] < _OLDEST_TAG):
-        yield "uv-older-glibc", refused
-
-
 def _lists(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     for line in text.all("CANN:"):
-        if line.text.strip() == "CANN:" and _nothing_follows(text, line):
+        after = [other.text for other in text.lines if line.number < other.number <= line.number + 3]
+        if line.text.strip() == "CANN:" and not any("package_name" in other or "version=" in other for other in after):
             yield "cann-info-empty", line
 
 
-def _nothing_follows(text: Text, line: Line) -> bool:
-    after = [other for other in text.lines if line.number < other.number <= line.number + 3]
-    return not any("package_name" in other.text or "version=" in other.text for other in after)
-
-
 _JUDGES: tuple[Callable[[ReportFacts, Text], Iterator[Sign]], ...] = (
-    _npu, _framework, _table, _memory, _folders, _libraries, _toolkits, _variables, _limits, _processes, _network, _ray,
-    _build, _wheels, _platform_tags, _lists,
+    _npu, _table, _memory, _folders, _libraries, _toolkits, _variables, _limits, _processes, _network, _ray,
+    _build, _lists,
 )  # fmt: skip

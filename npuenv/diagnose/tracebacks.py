@@ -37,26 +37,13 @@ _LACKS = re.compile(
     r" object has no attribute"
 )
 
-# A name that a package of this release does not have. A submodule of its own name, or with `_`, is a compiled part.
-_ABSENT = re.compile(
-    r"cannot import name '?\w+'? from '([A-Za-z]\w*)(?!.*(?:unknown location|circular import))"
-    r"|(?<!initialized )module '([A-Za-z]\w*)[\w.]*' has no attribute '|No module named '([A-Za-z]\w*)\.(?!\3|_)\w"
-)
-# Packages with rows of their own.
-_KNOWN_TO_ROWS = frozenset((
-    "torch", "torch_npu", "torchvision", "torchaudio", "torchair", "vllm", "vllm_ascend", "vllm_omni", "transformers",
-    "triton", "numpy", "flash_attn", "mindspeed", "mindspeed_llm", "megatron", "verl", "ray", "tensordict", "te", "tbe",
-    "acl", "google", "enum", "typing", "types", "inspect", "datetime", "pkgutil", "itertools", "importlib", "distutils",
-    "collections", "mindspore", "cv2", "pyarrow", "roll", "swift", "sgl_kernel", "sglang", "bitsandbytes", "apex",
-))  # fmt: skip
-
 
 def traceback_signs(text: Text) -> dict[str, Line]:
     """Signs of tracebacks and of exceptions without one.
 
     `frame-<package>` for every package in a traceback, `caller-<package>` for the last one above torch (`own`: the
     user's files) and `slip-<package>` where the exception is one that nobody raises on purpose. `operator-signature`,
-    `class-lacks-attribute`, `symbol-missing`, `own-module-missing`, `submodule-missing` for what an exception says.
+    `class-lacks-attribute`, `own-module-missing`, `submodule-missing` for what an exception says.
     """
     signs: dict[str, Line] = {}
     caller = ""
@@ -76,11 +63,6 @@ def traceback_signs(text: Text) -> dict[str, Line]:
             signs.setdefault("operator-signature", line)
         if _LACKS.search(line.text):
             signs.setdefault("class-lacks-attribute", line)
-    for line in text.with_any(("cannot import name", "has no attribute", "no module named")):
-        absent = _ABSENT.search(line.text)
-        package = next(filter(None, absent.groups()), "") if absent else ""
-        if package and package not in _KNOWN_TO_ROWS | _OWN_NAMES:
-            signs.setdefault("symbol-missing", line)
     for line in text.all("No module named '"):
         match = _NO_MODULE.search(line.text)
         if match and match.group(1).split(".")[0] in _OWN_NAMES:

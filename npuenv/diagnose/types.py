@@ -61,7 +61,6 @@ class ReportFacts:
     gcc: Sighting[str] | None
     images: tuple[Sighting[str], ...]  # container images with their tags
     environ: Mapping[str, Sighting[str]]
-    unset: Mapping[str, Line]  # variables that the report shows not to be set
     docker: DockerRun | None
     table: SmiTable | None
     codes: Mapping[str, Line]  # error codes, each with its first line: EI0006, 507033, -8005

@@ -1,4 +1,4 @@
-"""What collectors of logs put around lines changes nothing: prefixes, numbers, records, lines glued together."""
+"""What collectors of logs put around lines changes nothing: prefixes and records."""
 
 from __future__ import annotations
 
@@ -42,12 +42,6 @@ def texts(paste: str) -> list[str]:
 )
 def test_what_stands_before_a_line_is_taken_off(line: str, text: str) -> None:
     assert texts(line) == [text]
-
-
-def test_running_numbers_are_taken_off_and_others_are_not() -> None:
-    assert texts("  1  a\n  2  b\n  3\n  4  d") == ["a", "b", "", "d"]
-    assert texts("1  a\n5  b\n6  c") == ["1  a", "5  b", "6  c"]
-    assert texts("1  a\n2  b") == ["1  a", "2  b"]
 
 
 def journald(line: str) -> str:

@@ -152,10 +152,6 @@ def test_variables(text: str, name: str, value: str) -> None:
     assert facts(text).environ[name].value == value
 
 
-def test_variables_that_are_not_set() -> None:
-    assert {*facts("$ env | grep -c ASCEND\n0\n$ echo $ATB_HOME_PATH\n\n").unset} == {"ASCEND", "ATB_HOME_PATH"}
-
-
 @pytest.mark.parametrize(
     ("text", "codes"),
     [
@@ -217,17 +213,9 @@ def test_half_of_a_pair_says_nothing(text: str) -> None:
     assert not {sign for sign in signs(text) if "pair" in sign or "differs" in sign}
 
 
-POD = "hostPath:\n  path: /usr/local/Ascend/driver/{0}\n"
-
-
 @pytest.mark.parametrize(
     ("text", "sign", "is_there"),
     [
-        (POD.format("lib64"), "driver-in-parts", True),
-        (POD.format("lib64") + "  path: /usr/local/Ascend/driver\n", "driver-in-parts", False),
-        ("cat /usr/local/Ascend/driver/version.info\n", "driver-in-parts", False),
-        (POD.format("lib64/driver"), "docker-driver-partial", True),
-        (POD.format("lib64"), "docker-driver-partial", False),
         ("Successfully installed a-1.0\n", "installed", True),
         ("Successfully installed a-1.0\nImportError: x\n", "installed", False),
         ("vllm==0.7.2\nvllm-ascend==0.7.1rc2.dev3\n", "vllm-pair-doubtful", True),
@@ -236,17 +224,11 @@ POD = "hostPath:\n  path: /usr/local/Ascend/driver/{0}\n"
         ("vllm==0.7.1\nvllm-ascend==0.7.1rc2.dev3\n", "vllm-pair-doubtful", False),
         ("{'env_vars': {'PYTORCH_NPU_ALLOC_CONF': 'expandable_segments:True'}}\n", "expandable-segments-on", True),
         ("910B3\nvllm-ascend==0.7.1rc1\n", "chip-not-in-release", False),
-        ("$ whoami\nroot\n", "no-passwd-entry", False),
         ("uid=0(root) gid=0(root)\n", "non-root", False),
         ("uid=1000(me) gid=1000(me)\n", "non-root", True),
         ("pass uid=me\n", "non-root", False),
-        ("$ whoami\nwhoami: cannot find name for user ID 1000\n", "no-passwd-entry", True),
         ("Usage:\n 0.0/32.0 CPU\n 0.0/8.0 GPU\n", "ray-gpu-only", True),
         ("Usage:\n 0.0/32.0 CPU\n 0.0/8.0 GPU\n 0.0/8.0 NPU\n", "ray-gpu-only", False),
-        ('"Mounts": [\n "Source": "/usr/local/Ascend/driver/lib64",\n', "driver-in-parts", True),
-        ("volumes:\n - /usr/local/Ascend/driver/lib64:/usr/local/Ascend/driver/lib64:ro\n", "driver-in-parts", True),
-        ('volumes:\n - "/usr/local/Ascend/driver/lib64/"\n', "driver-in-parts", True),
-        ("volumes:\n see /usr/local/Ascend/driver/lib64 for more\n", "driver-in-parts", False),
     ],
 )
 def test_signs_of_mounts_and_of_what_failed(text: str, sign: str, is_there: bool) -> None:

@@ -30,9 +30,6 @@ def signs(*lines: str) -> set[str]:
         (("AttributeError: 'NoneType' object has no attribute 'x'",), set()),
         (("TypeError: npu_rope() got an unexpected keyword argument 'x'",), {"operator-signature"}),
         (("TypeError: npu_wrap.<locals>._f() missing 1 required positional argument",), set()),
-        (("ImportError: cannot import name 'HfFolder' from 'huggingface_hub' (/a.py)",), {"symbol-missing"}),
-        (("ImportError: cannot import name 'LLM' from 'vllm' (/a.py)",), set()),
-        (("ImportError: cannot import name 'A' from 'peft' (unknown location)",), set()),
         (("ModuleNotFoundError: No module named 'rpds.rpds'",), {"submodule-missing"}),
     ],
 )
