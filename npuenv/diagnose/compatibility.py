@@ -170,9 +170,9 @@ def model_signs(facts: ReportFacts, text: Text, matrix: Matrix, patterns: ErrorP
     """`model-newer-than-release` where this vLLM takes no transformers that knows the type of the model."""
     seen, row = facts.packages.get("vllm"), plugin_row(facts, matrix)
     vllm = _version(seen) if seen else _version_text(row.vllm if row else "")
-    for line in text.all("model type") if vllm else ():
+    for line in text.all("model type") if vllm and vllm.release[:2] > (0, 1) else ():
         name = line.text.lower().replace("_", "-")
-        since = next((row.since for row in matrix.model_types if re.search(row.pattern, name)), None)
+        since = next((row.since for row in matrix.model_types if re.search(row.pattern, name)), "")
         for bound in patterns.bounds if since else ():
             if not bound.when.startswith("vllm<") or not bound.needs.startswith("transformers"):
                 continue

@@ -18,10 +18,10 @@ FOLDER = Path(__file__).parent / "exams"
     [
         ("second", 90, 89, 0, 0),
         ("third", 76, 74, 0, 0),
-        ("fourth", 70, 67, 0, 0),
-        ("fifth", 77, 76, 0, 0),
-        ("sixth", 85, 66, 1, 1),
-        ("harvest", 23, 22, 0, 0),
+        ("fourth", 70, 68, 0, 0),
+        ("fifth", 77, 77, 0, 0),
+        ("sixth", 85, 81, 0, 0),
+        ("harvest", 23, 23, 0, 0),
     ],
 )
 def test_an_exam_is_answered_no_worse_than_before(exam: str, cases: int, right: int, wrong: int, alarms: int) -> None:
