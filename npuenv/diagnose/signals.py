@@ -43,7 +43,10 @@ _ASKED = re.compile(r"satisfies the requirement torch[-_]npu==([\w.+]+)", re.IGN
 
 
 def _asked(facts: ReportFacts, text: Text, matrix: Matrix) -> Iterator[Sign]:
-    """`python-without-wheel` where the torch_npu that pip was asked for has none for this Python."""
+    """`index-unreachable` where pip knows of no file because no index answered; `python-without-wheel` where the
+    torch_npu that was asked for has none for this Python."""
+    if text.first("from versions: none") and not any(text.all("(from versions: *.")):
+        yield from named(text, "index-unreachable", ("connection broken by", "Could not fetch URL"))
     for line in text.all("satisfies the requirement torch") if facts.python else ():
         asked = _ASKED.search(line.text)
         row = matrix.torch_npu_row(asked.group(1)) if asked else None
