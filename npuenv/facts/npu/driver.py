@@ -64,6 +64,11 @@ class Nodes:
     managers: tuple[Node, ...]
     missing_managers: tuple[str, ...]
 
+    @property
+    def numbers(self) -> list[int]:
+        """The physical numbers of the cards, which a container keeps."""
+        return [int(node.path.removeprefix("/dev/davinci")) for node in self.cards]
+
 
 def driver(host: Host) -> Fact[VersionInfo]:
     """The driver's version file, at the place that the installer recorded or at the usual one."""
