@@ -426,10 +426,10 @@ def _head(run: RunContext, config: Config, device: torch.device, world: World, m
     import torch
 
     is_sft = run.order.command == _SFT
-    updates = config.run.steps * (1 if is_sft else config.optim.updates_per_step)
+    optimizer_steps = config.run.steps * (1 if is_sft else config.optim.optimizer_steps_per_batch)
     warnings = [
         *run.order.given.warnings,
-        *doubts(config, updates=updates, cores=devices.cores(), load=os.getloadavg()[0]),
+        *doubts(config, optimizer_steps=optimizer_steps, cores=devices.cores(), load=os.getloadavg()[0]),
     ]
     for warning in warnings if launch.rank() == 0 else ():
         sys.stderr.write(f"trainer: warning: {warning}\n")

@@ -221,18 +221,18 @@ _BY_GROUP = (
 )
 
 
-def doubts(config: Config, *, updates: int, cores: int, load: float) -> list[str]:
+def doubts(config: Config, *, optimizer_steps: int, cores: int, load: float) -> list[str]:
     """Settings of a configuration with its final number of steps that are valid but probably unintended.
 
-    `updates`: the optimizer steps of the run. `cores`: those that this process may use; `load`: how many are busy with
+    `optimizer_steps`: those of the run. `cores`: those that this process may use; `load`: how many are busy with
     other work. Threads share each product and wait for the slowest: with fewer free cores than threads a run was 8 to
     40 times slower than with one thread (two cores, one of them busy).
     """
     rollout, algorithm, warmup = config.rollout, config.algorithm, config.optim.warmup_steps
     found = []
-    if warmup > updates:
+    if warmup > optimizer_steps:
         found.append(
-            f"warmup_steps={warmup} is more than the {updates} optimizer steps of the run: lr is never reached"
+            f"warmup_steps={warmup} is more than the {optimizer_steps} optimizer steps of the run: lr is never reached"
         )
     if rollout.rollouts_per_prompt == 1 and algorithm.estimator in _BY_GROUP:
         found.append(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trainer.algorithms.advantages import Advantages, Scores, Settings
 from trainer.algorithms.conventions import CONVENTIONS
-from trainer.algorithms.correction import MAXIMA, Correction, Spread, correction, shares, spread
+from trainer.algorithms.correction import Correction, correction, learns, rejection_mask
 from trainer.algorithms.estimators import ESTIMATORS, whitened_and_clipped
 from trainer.algorithms.losses import (
     LossSettings,
@@ -25,31 +25,25 @@ from trainer.algorithms.losses import (
     aggregate,
     count,
     divergence,
-    masked_sum,
     policy_loss,
 )
-from trainer.algorithms.masks import entropy_mask, off_policy_mask, rejection_mask
 from trainer.algorithms.optimizer import Optimizer, copy_into, learning_rate
 from trainer.algorithms.packing import select
 from trainer.algorithms.policy_losses import AGGREGATIONS, LOSSES
 from trainer.algorithms.rejection import Rejection
+from trainer.algorithms.update_metrics import MAXIMA, token_metrics
 from trainer.distributed import World
 from trainer.models import lora
-from trainer.sections import is_own
 from trainer.shards import gathered, is_sharded, local, put
-from trainer.user_code import load
+from trainer.user_code import chosen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from trainer.algorithms.losses import TokenLosses
     from trainer.config import Config
     from trainer.models.base import Model
     from trainer.models.critic import Critic
     from trainer.types import Batch
-
-# Numbers of a step that are maxima over its tokens; the others add up over its parts.
-_MAXIMA = ("ratio_max", "logprob_diff_max", *MAXIMA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +53,7 @@ class LogProbs:
     old_BT: Tensor | None  # None: one optimizer step, so the old policy is the present one, and is computed anyway
     reference_BT: Tensor | None
     values_BT: Tensor | None
-    squares_BT: Tensor | None = None  # of the old policy, the sum over the vocabulary of squared probabilities
+    sum_pi_squared_BT: Tensor | None = None  # of the old policy, the sum over the vocabulary of squared probabilities
 
     def take(self, rows: Tensor, width: int) -> LogProbs:
         """Of some rows, no wider than `width`."""
@@ -75,50 +69,10 @@ class StepAdvantages(Advantages):
     kl_coef: float  # the coefficient of the divergence in this step, in the loss or in the reward
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
-    """The statistics of a batch, averaged over its optimizer steps unless noted; per-token means are over the masked
-    tokens.
-    """
-
-    loss: float
-    policy_loss: float
-    kl: float  # from the reference policy, by the configured estimator; 0 without a reference
-    entropy: float
-    clip_fraction: float
-    clip_fraction_lower: float  # tokens whose loss the second bound made smaller
-    ppo_kl: float  # of the old policy from the new one, mean of log old - log new; 0 in the first optimizer step
-    ratio_mean: float
-    ratio_max: float  # of all optimizer steps
-    grad_norm: float  # before clipping
-    lr: float  # of the last optimizer step
-    logprob_diff_mean: float  # sampler against learner, before the first optimizer step
-    logprob_diff_max: float
-    sampler_kl: float  # estimate of KL(sampler || learner) over the same tokens, k3
-    sampler_kl_direct: float  # another one, mean of log sampler - log learner
-    value_loss: float  # 0 without a critic
-    weights: Spread | None  # of the correction between sampler and learner; None: there is none
-
-    @classmethod
-    def mean(cls, steps: Sequence[Mapping[str, float]], *, value_loss: float) -> Update:
-        """Of the metrics of each optimizer step."""
-        means = {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
-        for name in set(_MAXIMA) & set(means):
-            means[name] = float(torch.tensor([step[name] for step in steps]).max())  # unlike max(), keeps a NaN
-        means["lr"] = steps[-1]["lr"]
-        parts = {name: means.pop(name) for name in list(means) if name.startswith("weight_")}
-        return cls(**means, value_loss=value_loss, weights=spread(parts) if parts else None)
-
-
-def named(setting: str, chosen: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """The function of that name, or the user's own of `FILE.py:NAME`. Raises BadSetting."""
-    return load(setting, chosen) if is_own(chosen) else table[chosen]
-
-
 class Learner:
     """Owns the policy, its frozen reference, the critic if there is one, moments, and the order of groups.
 
-    Without a reference, if the divergence counts, its log-probabilities are passed in: see `forward_only`.
+    Without a reference, if the divergence counts, its log-probabilities are passed in: see `compute_logprobs`.
     """
 
     def __init__(
@@ -157,8 +111,8 @@ class Learner:
         if algorithm.loss == "gspo":
             fixed = self._convention.gspo_aggregation
         self._policy_mode = fixed or algorithm.aggregation
-        self._estimator = named("estimator", algorithm.estimator, ESTIMATORS)
-        self._policy_loss = named("loss", algorithm.loss, LOSSES)
+        self._estimator = chosen("estimator", algorithm.estimator, ESTIMATORS)
+        self._policy_loss = chosen("loss", algorithm.loss, LOSSES)
         self._rejections = Rejection.of(algorithm.rejection, algorithm.rejection_threshold)
         self._kl_coef = algorithm.kl_coef  # changes if the controller is adaptive
         self._generator = torch.Generator().manual_seed(seed)
@@ -169,18 +123,18 @@ class Learner:
         return self._config.optim.grad_clip
 
     @property
-    def updates(self) -> int:
+    def optimizer_steps(self) -> int:
         """Optimizer steps done so far."""
-        return self.optimizer.updates
+        return self.optimizer.optimizer_steps
 
     @property
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     @property
-    def steps_done(self) -> int:
+    def global_step(self) -> int:
         """Rollout batches learnt so far."""
-        return self.updates // self._config.optim.updates_per_step
+        return self.optimizer_steps // self._config.optim.optimizer_steps_per_batch
 
     def parameters(self) -> dict[str, Tensor]:
         """What this rank holds of each weight of the model, by reference."""
@@ -204,11 +158,11 @@ class Learner:
     def lr(self) -> float:
         """The learning rate of the next optimizer step."""
         optim = self._config.optim
-        total = self._config.run.steps * optim.updates_per_step
-        return optim.lr * learning_rate(optim.lr_schedule, self.updates, total, warmup=optim.warmup_steps)
+        total = self._config.run.steps * optim.optimizer_steps_per_batch
+        return optim.lr * learning_rate(optim.lr_schedule, self.optimizer_steps, total, warmup=optim.warmup_steps)
 
     @torch.no_grad()
-    def forward_only(self, batch: Batch, reference_BT: Tensor | None = None) -> LogProbs:
+    def compute_logprobs(self, batch: Batch, reference_BT: Tensor | None = None) -> LogProbs:
         """Old, reference and value outputs for a batch, before its first optimizer step.
 
         `reference_BT` are the log-probabilities of a reference in another process. Raises ValueError if they are
@@ -221,13 +175,15 @@ class Learner:
             reference_BT = self._logprobs(self.reference, batch)
         elif self._config.reference_at == "generators":
             raise ValueError("no generator has said what its reference policy says of these answers")
-        needs_squares = algorithm.estimator == "optimal_token_baseline"
-        needs_old = needs_squares or self._config.optim.updates_per_step > 1 or algorithm.kl_in == "reward"
+        needs_sum_pi_squared = algorithm.estimator == "optimal_token_baseline"
+        needs_old = (
+            needs_sum_pi_squared or self._config.optim.optimizer_steps_per_batch > 1 or algorithm.kl_in == "reward"
+        )
         return LogProbs(
             old_BT=self._logprobs(self.model, batch) if needs_old or self._rejections else None,
             reference_BT=reference_BT,
             values_BT=self.critic.values(batch) if self.critic is not None else None,
-            squares_BT=self._logprobs(self.model, batch, "squares") if needs_squares else None,
+            sum_pi_squared_BT=self._logprobs(self.model, batch, of_squares=True) if needs_sum_pi_squared else None,
         )
 
     def reject(self, batch: Batch, logprobs: LogProbs) -> Batch:
@@ -243,26 +199,13 @@ class Learner:
     def compute_advantages(self, batch: Batch, logprobs: LogProbs) -> StepAdvantages:
         """Advantages of every token, from the rewards and the outputs of a critic or the reference."""
         algorithm, coef, rewards_B = self._config.algorithm, self._kl_coef, batch.rewards_B
-        token_rewards_BT = torch.zeros_like(batch.sampler_logprobs_BT)
         # An episode may end with an observation: the reward is on the last token of the model.
         places_T = torch.arange(batch.mask_BT.shape[1], device=batch.mask_BT.device)
         last_B1 = torch.where(batch.mask_BT, places_T, 0).amax(dim=1, keepdim=True)
-        token_rewards_BT.scatter_(1, last_B1, batch.rewards_B.unsqueeze(1))
+        token_rewards_BT = torch.zeros_like(batch.sampler_logprobs_BT).scatter(1, last_B1, rewards_B.unsqueeze(1))
         if algorithm.kl_in == "reward" and logprobs.old_BT is not None and logprobs.reference_BT is not None:
-            kl_BT = divergence(
-                algorithm.kl, logprobs.old_BT, logprobs.reference_BT, self._convention, mask_BT=batch.mask_BT
-            )
-            token_rewards_BT = token_rewards_BT - coef * kl_BT
+            token_rewards_BT = self._less_kl(token_rewards_BT, batch, logprobs.old_BT, logprobs.reference_BT)
             rewards_B = token_rewards_BT.sum(dim=1)
-            num_rows = batch.mask_BT.new_tensor(len(batch.tokens_BT), dtype=torch.float64)
-            sums = self._world.all_reduce_sum(
-                torch.stack([kl_BT.sum().double(), batch.mask_BT.sum().double(), num_rows])
-            ).tolist()
-            if algorithm.kl_controller == "adaptive":
-                kl, num_rows_of_ranks = sums[0] / max(sums[1], 1.0), round(sums[2])
-                self._kl_coef = adapted_kl_coef(
-                    coef, kl, num_rows_of_ranks, target=algorithm.kl_target, horizon=algorithm.kl_horizon
-                )
         add = self._world.all_reduce_sum
         scores = Scores(
             token_rewards_BT,
@@ -270,7 +213,7 @@ class Learner:
             batch.prompt_of_B,
             values_BT=logprobs.values_BT,
             logprobs_BT=logprobs.old_BT,
-            squares_BT=logprobs.squares_BT,
+            sum_pi_squared_BT=logprobs.sum_pi_squared_BT,
             baselines_B=batch.baselines_B,
             parts_BK=batch.parts_BK,
         )
@@ -282,15 +225,31 @@ class Learner:
             scale_by_batch=algorithm.scale_by_batch,
             part_weights=self._config.task.part_weights,
         )
-        result = whitened_and_clipped(
-            self._estimator(scores, self._convention, settings=settings),
-            batch.mask_BT,
-            self._convention,
-            is_whitened=algorithm.whiten_advantages,
-            limit=algorithm.advantage_clip,
-            add=add,
-        )
+        result = self._estimator(scores, self._convention, settings=settings)
+        if algorithm.whiten_advantages or algorithm.advantage_clip:
+            result = whitened_and_clipped(
+                result,
+                batch.mask_BT,
+                self._convention,
+                is_whitened=algorithm.whiten_advantages,
+                limit=algorithm.advantage_clip,
+                add=add,
+            )
         return StepAdvantages(result.advantages_BT, result.returns_BT, rewards_B, coef)
+
+    def _less_kl(self, token_rewards_BT: Tensor, batch: Batch, old_BT: Tensor, reference_BT: Tensor) -> Tensor:
+        """The rewards less the divergence from the reference, whose coefficient follows it if it is adaptive."""
+        algorithm, coef, mask_BT = self._config.algorithm, self._kl_coef, batch.mask_BT
+        kl_BT = divergence(algorithm.kl, old_BT, reference_BT, self._convention, mask_BT=mask_BT)
+        token_rewards_BT = token_rewards_BT - coef * kl_BT
+        num_rows = mask_BT.new_tensor(len(batch.tokens_BT), dtype=torch.float64)
+        sums = torch.stack([kl_BT.sum().double(), mask_BT.sum().double(), num_rows])
+        kl, num_tokens, num_rows_of_ranks = self._world.all_reduce_sum(sums).tolist()
+        if algorithm.kl_controller == "adaptive":
+            target, horizon = algorithm.kl_target, algorithm.kl_horizon
+            mean, rows = kl / max(num_tokens, 1.0), round(num_rows_of_ranks)
+            self._kl_coef = adapted_kl_coef(coef, mean, rows, target=target, horizon=horizon)
+        return token_rewards_BT
 
     def update_critic(self, batch: Batch, logprobs: LogProbs, advantages: Advantages) -> float:
         """Takes the critic's optimizer steps; its loss, 0 without a critic."""
@@ -298,14 +257,14 @@ class Learner:
             return 0.0
         return self.critic.update(batch, logprobs.values_BT, advantages.returns_BT)
 
-    def _logprobs(self, model: Model, batch: Batch, what: str = "logprobs") -> Tensor:
-        """Log-probabilities [B, T] of a complete batch, micro batch by micro batch; or the distributions' `squares`."""
+    def _logprobs(self, model: Model, batch: Batch, *, of_squares: bool = False) -> Tensor:
+        """Log-probabilities [B, T] of a complete batch, micro batch by micro batch; or the sums of squares."""
         temperature, size = self._config.rollout.temperature, self._config.optim.micro_batch_rows
 
         def of(part: Batch) -> Tensor:
-            if what == "squares":
-                return model.score(part, temperature=temperature, with_squares=True).entropy_BT.to(logprobs_BT.dtype)
-            return model.score(part, temperature=temperature, with_entropy=False).logprobs_BT.to(logprobs_BT.dtype)
+            scored = model.score(part, temperature=temperature, with_entropy=False, with_sum_pi_squared=of_squares)
+            found = scored.logprobs_BT if scored.sum_pi_squared_BT is None else scored.sum_pi_squared_BT
+            return found.to(logprobs_BT.dtype)
 
         logprobs_BT = torch.zeros_like(batch.sampler_logprobs_BT)
         if not size or (size >= len(logprobs_BT) and not self.is_sharded):
@@ -320,7 +279,7 @@ class Learner:
             logprobs_BT[rows, : part.tokens_BT.shape[1]] = of(part)
         return logprobs_BT
 
-    def mini_batches(self, batch: Batch) -> Iterator[Tensor]:
+    def split_mini_batches(self, batch: Batch) -> Iterator[Tensor]:
         """Row numbers of each mini batch: complete groups in a new random order; sizes differ by one group at most.
 
         All of them `ppo_epochs` times, in another order each time.
@@ -334,7 +293,7 @@ class Learner:
             for prompts in order_P.tensor_split(self._config.optim.mini_batches):
                 yield torch.isin(prompt_of_B, prompts).nonzero().squeeze(1).to(batch.prompt_of_B.device)
 
-    def micro_batches(self, batch: Batch, rows: Tensor) -> tuple[list[Tensor], Totals]:
+    def split_micro_batches(self, batch: Batch, rows: Tensor) -> tuple[list[Tensor], Totals]:
         """A mini batch's rows for each forward pass, and the denominators of its optimizer step over all ranks.
 
         Passes are taken together: a rank with fewer rows than another has passes over no row.
@@ -355,7 +314,7 @@ class Learner:
     def loss(
         self, batch: Batch, rows: Tensor, logprobs: LogProbs, advantages: Advantages, totals: Totals
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """A micro batch's share of the loss, and of each metric of the step; metrics in `_MAXIMA` are maxima.
+        """A micro batch's share of the loss, and of each metric of the step; see `update_metrics`.
 
         Policy loss - entropy_coef * entropy + kl_coef * divergence from the reference, each summed over the rows and
         divided by `totals`. Of no row the loss and its gradient are 0.
@@ -380,15 +339,15 @@ class Learner:
             convention=self._convention,
             weights_BT=None if corrected is None else corrected.weights_BT,
         )
-        losses_BT = policy.losses_BT
-        if algorithm.off_policy_mask:
-            learns_BT = off_policy_mask(
-                scored.logprobs_BT, part.sampler_logprobs_BT, advantages_BT, mask_BT, limit=algorithm.off_policy_mask
-            )
-            losses_BT = torch.where(learns_BT, losses_BT, 0.0)
-        if algorithm.entropy_share < 1:
-            learns_BT = entropy_mask(scored.entropy_BT, mask_BT, share=algorithm.entropy_share)
-            losses_BT = torch.where(learns_BT, losses_BT, 0.0)
+        learns_BT = learns(
+            algorithm,
+            scored.logprobs_BT,
+            scored.entropy_BT,
+            part.sampler_logprobs_BT,
+            advantages_BT,
+            mask_BT,
+        )
+        losses_BT = torch.where(learns_BT, policy.losses_BT, 0.0)
         policy_share = aggregate(losses_BT, mask_BT, self._policy_mode, totals)
         entropy = aggregate(scored.entropy_BT, mask_BT, "token-mean", totals)
         mode = algorithm.aggregation if self._convention.aggregates_entropy else "token-mean"
@@ -411,30 +370,7 @@ class Learner:
                 loss = loss + self._kl_coef * penalty
         parts = {"loss": loss, "policy_loss": policy_share, "kl": kl, "entropy": entropy}
         metrics = {name: each.detach() for name, each in parts.items()}
-        return loss, {**metrics, **self._token_metrics(part, old_BT, policy, corrected, totals)}
-
-    @torch.no_grad()
-    def _token_metrics(
-        self, part: Batch, old_BT: Tensor, policy: TokenLosses, corrected: Correction | None, totals: Totals
-    ) -> dict[str, Tensor]:
-        """A micro batch's share of the metrics over tokens."""
-        mask_BT, algorithm = part.mask_BT, self._config.algorithm
-        gap_BT = torch.where(mask_BT, old_BT - part.sampler_logprobs_BT, torch.zeros_like(old_BT))
-        metrics = {
-            "clip_fraction": masked_sum(policy.is_clipped_BT.to(policy.losses_BT.dtype), mask_BT) / totals.num_tokens,
-            "clip_fraction_lower": policy.is_bounded_BT.sum() / totals.num_tokens,
-            "ppo_kl": -policy.log_ratios_BT.sum() / totals.num_tokens,
-            "ratio_mean": masked_sum(policy.ratios_BT, mask_BT) / totals.num_tokens,
-            "ratio_max": policy.ratios_BT.max(),
-            "logprob_diff_mean": gap_BT.abs().sum() / totals.num_tokens,
-            "logprob_diff_max": gap_BT.abs().max(),
-            "sampler_kl": (gap_BT.exp() - gap_BT - 1).sum() / totals.num_tokens,
-            "sampler_kl_direct": -gap_BT.sum() / totals.num_tokens,
-        }
-        if corrected is None:
-            return metrics
-        level, cap, floor = algorithm.correction, algorithm.correction_cap, algorithm.correction_floor
-        return {**metrics, **shares(corrected, mask_BT, totals, level=level, cap=cap, floor=floor)}
+        return loss, {**metrics, **token_metrics(part, old_BT, policy, corrected, totals, algorithm)}
 
     def reduce_gradients(self) -> None:
         """Sums the gradients over the ranks: each loss is divided by the totals of all of them."""
@@ -445,7 +381,7 @@ class Learner:
         table = torch.stack([value for each in shares for value in each.values()]).double().view(len(shares), -1)
         sums, maxima = self._world.all_reduce_sum(table.sum(dim=0)), self._world.all_reduce_max(table.amax(dim=0))
         sums, maxima = torch.stack((sums, maxima)).tolist()  # one transfer from the device for all numbers
-        return {name: (maxima if name in _MAXIMA else sums)[index] for index, name in enumerate(shares[0])}
+        return {name: (maxima if name in MAXIMA else sums)[index] for index, name in enumerate(shares[0])}
 
     def _correct(self, part: Batch, old_BT: Tensor) -> Correction | None:
         algorithm = self._config.algorithm

@@ -11,8 +11,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from trainer.algorithms.update_metrics import Update
 from trainer.interrupt import Interrupt, Interrupted
-from trainer.learner import Update
 from trainer.metrics.step import StepResult
 from trainer.rollouts import ScoredGroups
 from trainer.run_state import set_reference
@@ -35,7 +35,7 @@ def train(trainer: Trainer, observers: Sequence[Observer] = (), *, interrupt: In
     for observer in observers:
         observer.on_start()
     with interrupt.deferred():
-        for step in range(trainer.learner.steps_done + 1, trainer.config.run.steps + 1):
+        for step in range(trainer.learner.global_step + 1, trainer.config.run.steps + 1):
             for observer in observers:
                 observer.on_step_start(step)
             result = train_step(trainer, step)
@@ -52,17 +52,17 @@ def train_step(trainer: Trainer, step: int) -> StepResult:
     began, num_errors = time.perf_counter(), len(trainer.reward_errors)
     learner, progress = trainer.learner, trainer.progress
     rollouts = next_rollouts(trainer)
-    staleness = learner.steps_done - rollouts.step
+    staleness = learner.global_step - rollouts.step
     trainer.engine.sleep()
     with progress.part("old_log_prob"):
         batch = trainer.pack(rollouts.groups, rollouts.rewards_PG)
-        logprobs = learner.forward_only(batch, rollouts.reference_BT)
+        logprobs = learner.compute_logprobs(batch, rollouts.reference_BT)
         batch = learner.reject(batch, logprobs)
     with progress.part("adv"):
         advantages = learner.compute_advantages(batch, logprobs)
     with progress.part("update_actor"):
         update = update_policy(learner, batch, logprobs, advantages)
-    wait_rollouts(trainer)
+    finish_prefetch(trainer)
     with progress.part("update_weights"):
         trainer.engine.wake()
         trainer.sync_weights(step)
@@ -94,13 +94,13 @@ def next_rollouts(trainer: Trainer) -> RolloutBatch:
     trainer.check_staleness(rollouts)
     if rollouts.reference_BT is None and (reference_BT := trainer.reference_logprobs(rollouts.groups)) is not None:
         rollouts = replace(rollouts, reference_BT=reference_BT)
-    if prefetch is not None and trainer.learner.steps_done + 1 < trainer.config.run.steps:
+    if prefetch is not None and trainer.learner.global_step + 1 < trainer.config.run.steps:
         prompts = trainer.draw()
         prefetch.start(lambda progress: trainer.generate(prompts, progress))
     return rollouts
 
 
-def wait_rollouts(trainer: Trainer) -> None:
+def finish_prefetch(trainer: Trainer) -> None:
     """Waits for the groups that are being generated, before the engine gets other weights, and scores them."""
     prefetch = trainer.prefetch
     if prefetch is not None and (generated := prefetch.wait(trainer.progress)) is not None:
@@ -153,8 +153,8 @@ def update_policy(learner: Learner, batch: Batch, logprobs: LogProbs, advantages
     """One optimizer step for each mini batch of each epoch; the old policy is the one before the first of them."""
     value_loss = learner.update_critic(batch, logprobs, advantages)
     steps = []
-    for rows in learner.mini_batches(batch):
-        micro_batches, totals = learner.micro_batches(batch, rows)
+    for rows in learner.split_mini_batches(batch):
+        micro_batches, totals = learner.split_micro_batches(batch, rows)
         metrics = []
         learner.optimizer.zero_grad()
         with learner.optimizer.accumulating(len(micro_batches)):

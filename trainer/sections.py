@@ -427,7 +427,7 @@ class Optim:
     )
 
     @property
-    def updates_per_step(self) -> int:
+    def optimizer_steps_per_batch(self) -> int:
         """Optimizer steps per rollout batch."""
         return self.mini_batches * self.ppo_epochs
 

@@ -163,7 +163,7 @@ class Trainer:
 
     def check_staleness(self, rollouts: RolloutBatch) -> None:
         """Raises StaleWeights where rollouts were drawn with weights older than the run allows."""
-        done, limit = self.learner.steps_done, self.config.rollout.max_staleness
+        done, limit = self.learner.global_step, self.config.rollout.max_staleness
         if self.remote is not None and done - rollouts.step > limit:
             raise StaleWeights(
                 f"the answers of step {done + 1} were drawn with the weights of step {rollouts.step}, "

@@ -114,6 +114,10 @@ def plugin_row(facts: ReportFacts, matrix: Matrix) -> VllmAscend | None:
 def _vllm(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
     seen, plugin = facts.packages.get("vllm"), facts.packages.get("vllm-ascend")
     have, mine = _version(seen), _version(plugin)
+    override = facts.environ.get("VLLM_VERSION")
+    named = _version(override)
+    if override and have and named and named.release != have.release:
+        yield "vllm-version-override-differs", override.line
     if seen and (have is None or have.release[:2] == (0, 1) or "unknown" in seen.value):
         yield "vllm-dev-version", seen.line
         return

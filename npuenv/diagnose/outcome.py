@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import TYPE_CHECKING
 
+from npuenv.diagnose.search import named
 from npuenv.diagnose.tracebacks import traceback_signs
 from npuenv.host.report import typed_command
 
@@ -22,6 +24,7 @@ _WORKED = (
 )  # fmt: skip
 _FAILED = re.compile(
     r"^\s*(?:\[[\d:., TZ-]{19,32}\] |E\s+)?(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|NotFound|Interrupt)\b(?::|$)"
+    r"|(?:^|[\s:：，\]])(?:\w+\.)*[A-Z]\w*(?:Error|Exception): ?\S"
     r"|^\s*Traceback|^Error\b|\bAborted \(core dumped\)"
     r"|Segmentation fault|^\s*(?:\S+: )?Bus error\b|段错误|总线错误|^\s*\[ERROR\]|^\s*ERROR: "
     r"|\bERR\d{5}\b|^\s*E[A-Z0-9]\d{4}: "
@@ -29,13 +32,33 @@ _FAILED = re.compile(
     r"|undefined symbol|ret is -\d"
     r"|^docker: Error|\*\*\* .* Error \d|\bFAILED\b|Error response from daemon|\bCMake Error\b|No solution found"
     r"|^\s*\[?E\d{4} |: command not found|No such file or directory$|\bcore dumped\b|\b[Pp]ermission denied\b"
-    r"|execute failed|错误码|(?<!没有)(?<!没)(?<!任何)报错|\] Error \d|Failed (?:building wheel|to build) "
+    r"|is not supported by <class '|execute failed|错误码|(?<!没有)(?<!没)(?<!任何)报错|\] Error \d"
+    r"|Failed (?:building wheel|to build) "
     r"|returned non-zero exit status|undefined reference to|out of memory\. Tried to allocate"
 )
 # What failed below Python: there a version of CANN or of the driver can be the reason.
 _NATIVE = re.compile(
     r"error code|aclnn|undefined symbol|core dumped|Segmentation|HCCL|hccl|\bE[A-Z]\d{4}\b|\bE\d{5}\b|ERR\d{5}\b"
     r"|shared object|'_?npu_|result = |aicore|libtorch_npu|\bAcl|\bacl|Inner [Ee]rror|error no|\bdrv"
+)
+# Somebody says that something fails; what only asks whether it would does not say so.
+_COMPLAINS = (
+    "报错", "启动报", "时报", "import 报", "训练报", "超时退出", "失败", "无法", "装不", "起不来", "不了", "出错",
+    "异常退出", "就 OOM", "就OOM", " fails", " failed", "cannot ", "can't ", "can not ", "unable to", "crash", "error:",
+    "doesn't work", "not work", "does not run", "[bug]", "未成功",
+)  # fmt: skip
+# An error that asks for CUDA, or that knows no NPU. Running out of memory and libraries of CUDA have rows of their own.
+_WANTS_CUDA = re.compile(
+    r"(?<!lib)(?:cuda|nccl|nvidia|nvml|nvtx)(?!\w*\.so)|\bGPUs? (?:is|are) required|no GPU|PrivateUse1"
+    r"|\bnpu\W{0,2} (?:is|are) (?:not|un)|not compiled with \W?npu|platform\W{0,2} npu"
+    r"|not (?:available|supported|implemented|compatible) (?:on|in|for|with|by) \W{0,2}(?:ascend )?npu"
+    r"|(?:unsupported|unknown|invalid|unexpected) (?:device|backend|accelerator)\W[^\n]{0,30}npu"
+    r"|does(?: not|n't) support \W{0,2}npu",
+    re.IGNORECASE,
+)
+_NOT_WANTS_CUDA = re.compile(
+    r"out of memory|undefined symbol|cannot open shared|CUDA_(?:VISIBLE|HOME)|nvcc|No module named|nvidia-smi",
+    re.IGNORECASE,
 )
 # Lines that say `error` and are known to be printed by runs that are well.
 _NOISE = (
@@ -47,7 +70,7 @@ _NOISE = (
 
 
 def outcome_signs(text: Text) -> dict[str, Line]:
-    """`failed`, `failed-natively`, `ended-well` where nothing failed after the last success; those of tracebacks."""
+    """`failed`, `failed-natively`, `cuda-wanted`; `ended-well` where nothing failed after the last success."""
     signs: dict[str, Line] = {}
     good = max((line for wanted in _WORKED for line in text.all(wanted)), key=lambda line: line.number, default=None)
     bad = list(_failures(text.lines))
@@ -55,6 +78,10 @@ def outcome_signs(text: Text) -> dict[str, Line]:
         signs["ended-well"] = good
     if bad:
         signs["failed"] = bad[0]
+    signs.update(itertools.islice(named(text, "complains", _COMPLAINS), 1))
+    wants = next((line for line in bad if _wants_cuda(line.text[:400])), None)
+    if wants is not None:
+        signs["cuda-wanted"] = wants
     signs.update(traceback_signs(text))
     native = next((line for line in bad if _NATIVE.search(line.text[:400])), None)
     if native is not None:
@@ -71,6 +98,10 @@ def _failures(lines: Sequence[Line]) -> Iterator[Line]:
             continue
         if _FAILED.search(line.text[:300]) and typed_command(line.text) is None and not _is_noise(line):
             yield line
+
+
+def _wants_cuda(text: str) -> bool:
+    return bool(_WANTS_CUDA.search(text)) and not _NOT_WANTS_CUDA.search(text)
 
 
 def _is_noise(line: Line) -> bool:

@@ -28,9 +28,9 @@ _ECHO = re.compile(r"(?:echo|printenv) \"?\$?\{?(\w{3,})\}?")
 
 _E_CODE = re.compile(r"\b(E[A-Z]\d{4}|E\d{5})\b")
 _NUMBER_CODE = re.compile(
-    r"(?:error code is |error no is |error code: ?|result = |errcode[=:]|\bret[ =:is]+|return ?\[)(-?\d{1,6})\b"
+    r"(?:error code:? ?(?:is )?|error no is |result ?= ?|errcode[=:]|\bret[ =:is]+|return ?\[)(-?\d{1,6})\b"
 )
-_NUMBER_WORDS = ("error code", "error no is", "result = ", "errcode", "ret", "return")
+_NUMBER_WORDS = ("error code", "error no is", "result", "errcode", "ret", "return")
 _RET = re.compile(r"drvRetCode=(\d+)")
 
 

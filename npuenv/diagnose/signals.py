@@ -133,6 +133,20 @@ def _folders(facts: ReportFacts, text: Text) -> Iterator[Sign]:
                 yield "cann-folder-absent", block.lines[0]
 
 
+_OF_CANN = (
+    r"(?:hccl|ascendcl|acl_|aclnn|ge_|graph|opapi|runtime|register|platform|msprofiler|profapi|ascend_protobuf|nnopbase"
+    r"|unified_dlog|error_manager|exe_graph|metadef|lowering|tiling)\w*"
+)
+_NOT_FOUND = re.compile(rf"\blib{_OF_CANN}\.so[.\d]*: cannot open|cannot find (?:-l|lib){_OF_CANN}")
+
+
+def _libraries(facts: ReportFacts, text: Text) -> Iterator[Sign]:
+    """A library of CANN's toolkit that the loader or the linker does not find; those of the driver have other rows."""
+    for line in text.with_any((": cannot open", "cannot find ")):
+        if _NOT_FOUND.search(line.text):
+            yield "cann-library-missing", line
+
+
 _TOOLKIT = re.compile(r"/(?:cann-|ascend-toolkit/(?:cann-)?)(\d+\.\d[\w.]*)/")
 
 
@@ -252,8 +266,7 @@ def _network(facts: ReportFacts, text: Text) -> Iterator[Sign]:
             yield f"link-{match.group(1).lower()}", line
     switches: dict[str, Line] = {}
     for line in text.all("switch["):
-        match = _SWITCH.search(line.text)
-        if match:
+        for match in _SWITCH.finditer(line.text):
             switches.setdefault(match.group(1), line)
     if len(switches) > 1:
         yield "tls-mixed", max(switches.values(), key=lambda line: line.number)
@@ -309,7 +322,7 @@ _NPU_WORDS = (
     "torch_npu", "torch-npu", "npu-smi", "vllm_ascend", "vllm-ascend", "Ascend9", "Ascend3", "Ascend-", "/Ascend",
     "Ascend NPU", "Ascend 9", "Ascend 3", "on Ascend", "昇腾", "davinci", "HCCL", "'npu:", " npu:", "\"npu:", "910B",
     "310P", "huawei", "mindspeed", "mindie", "aclnn", "NPU device", "NPU function", "--device npu", "device=npu",
-    "Atlas 800",
+    "Atlas 800", " npu", "npu ", "(npu", "在npu", "npu上",
 )  # fmt: skip
 
 
@@ -317,6 +330,17 @@ def _npu(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     if facts.table is not None and facts.table.cards:
         yield "npu-host", text.lines[0]
     yield from named(text, "npu-host", _NPU_WORDS)
+
+
+# That a framework ran, and not only a script of the user.
+_FRAMEWORKS = (
+    "vllm serve", "vllm-serve", "vllm.entrypoints", "VllmWorker", "EngineCore", "sglang", "llamafactory", "swift ",
+    "verl.", "verl/", "accelerate launch", "deepspeed", "fastchat", "lmdeploy", "mindie", "xinference", "vllm version",
+)  # fmt: skip
+
+
+def _framework(facts: ReportFacts, text: Text) -> Iterator[Sign]:
+    yield from named(text, "framework-ran", _FRAMEWORKS)
 
 
 _CUDA_TROUBLE = (
@@ -382,6 +406,6 @@ def _nothing_follows(text: Text, line: Line) -> bool:
 
 
 _JUDGES: tuple[Callable[[ReportFacts, Text], Iterator[Sign]], ...] = (
-    _npu, _table, _memory, _folders, _toolkits, _variables, _limits, _processes, _network, _ray, _build,
-    _wheels, _platform_tags, _lists,
+    _npu, _framework, _table, _memory, _folders, _libraries, _toolkits, _variables, _limits, _processes, _network, _ray,
+    _build, _wheels, _platform_tags, _lists,
 )  # fmt: skip

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 _FRAME = re.compile(r'^\s*(?:E\s+)?File "([^"]+)", line \d+')
 _INSTALLED = re.compile(r"(?:site|dist)-packages/([A-Za-z_]\w*)")
 _SOURCE_TREE = re.compile(
-    r"/(vllm_ascend|vllm|verl|torch_npu|torch|transformers|ray|triton|mindspeed|megatron|sglang|tbe|te_fusion|roll"
-    r"|lmdeploy|diffusers|accelerate|llamafactory)/"
+    r"/(?:src/)?(vllm_ascend|vllm_omni|vllm|verl|torch_npu|torch|transformers|ray|triton|mindspeed|mindspeed_llm|megatron"
+    r"|sglang|tbe|te_fusion|roll|lmdeploy|diffusers|accelerate|llamafactory|llmtuner|swift|trl|openrlhf|areal|slime|comfy"
+    r"|fastchat|xtuner|opencompass|mmengine|ultralytics|unsloth|modelscope|FlagEmbedding|sentence_transformers|lightning"
+    r"|open_clip|deepspeed|peft|xinference|ComfyUI[\w-]*)/"
 )
 _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 # Names that projects give to their own folders.
@@ -22,15 +24,63 @@ _OWN_NAMES = frozenset((
     "dataset", "tools", "scripts", "test", "tests", "main", "app", "train", "trainer", "engine", "helpers", "examples",
 ))  # fmt: skip
 _STANDARD = re.compile(r"/lib(?:64)?/python3[\d.]*/\w|^<frozen")
+_RAISED = re.compile(r"^\s*(?:E\s+)?((?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception)|AssertionError)\b(?::|\s*$)")
+_BELOW = frozenset(("torch", "torch_npu", "python"))  # what frameworks and scripts call
+# Exceptions that nobody raises on purpose.
+_UNMEANT = frozenset(("AttributeError", "TypeError", "KeyError", "NameError", "UnboundLocalError", "IndexError"))
+# How an operator of torch_npu refuses arguments that its release does not have.
+_SIGNATURE = re.compile(r"\b_?npu_\w+(?:\(\))?:? (?:got an unexpected keyword|expected at most|missing \d|takes \d)")
+
+# A class of a framework; what transformers or Python names so has rows of its own.
+_LACKS = re.compile(
+    r"'(?!\w*(?:Tokenizer|TokenizerFast|Config|Cache|Processor|NoneType|Namespace|Tensor|Parameter)')[A-Z]\w*[a-z]\w*'"
+    r" object has no attribute"
+)
+
+# A name that a package of this release does not have. A submodule of its own name, or with `_`, is a compiled part.
+_ABSENT = re.compile(
+    r"cannot import name '?\w+'? from '([A-Za-z]\w*)(?!.*(?:unknown location|circular import))"
+    r"|(?<!initialized )module '([A-Za-z]\w*)[\w.]*' has no attribute '|No module named '([A-Za-z]\w*)\.(?!\3|_)\w"
+)
+# Packages with rows of their own.
+_KNOWN_TO_ROWS = frozenset((
+    "torch", "torch_npu", "torchvision", "torchaudio", "torchair", "vllm", "vllm_ascend", "vllm_omni", "transformers",
+    "triton", "numpy", "flash_attn", "mindspeed", "mindspeed_llm", "megatron", "verl", "ray", "tensordict", "te", "tbe",
+    "acl", "google", "enum", "typing", "types", "inspect", "datetime", "pkgutil", "itertools", "importlib", "distutils",
+    "collections", "mindspore", "cv2", "pyarrow", "roll", "swift", "sgl_kernel", "sglang", "bitsandbytes", "apex",
+))  # fmt: skip
 
 
 def traceback_signs(text: Text) -> dict[str, Line]:
-    """`frame-<package>` for every package in a traceback; `own-module-missing`, `submodule-missing`."""
+    """Signs of tracebacks and of exceptions without one.
+
+    `frame-<package>` for every package in a traceback, `caller-<package>` for the last one above torch (`own`: the
+    user's files) and `slip-<package>` where the exception is one that nobody raises on purpose. `operator-signature`,
+    `class-lacks-attribute`, `symbol-missing`, `own-module-missing`, `submodule-missing` for what an exception says.
+    """
     signs: dict[str, Line] = {}
-    for line in text.with_any(('file "',)):
+    caller = ""
+    for line in text.with_any(('file "', "error", "exception")):
         package = _package(line.text)
         if package:
             signs.setdefault(f"frame-{package}", line)
+        if package is not None and package not in _BELOW:
+            caller = package or "own"
+        raised = _RAISED.match(line.text) if package is None and caller else None
+        if raised:
+            signs.setdefault(f"caller-{caller}", line)
+            if raised.group(1) in _UNMEANT:
+                signs.setdefault(f"slip-{caller}", line)
+            caller = ""
+        if _SIGNATURE.search(line.text):
+            signs.setdefault("operator-signature", line)
+        if _LACKS.search(line.text):
+            signs.setdefault("class-lacks-attribute", line)
+    for line in text.with_any(("cannot import name", "has no attribute", "no module named")):
+        absent = _ABSENT.search(line.text)
+        package = next(filter(None, absent.groups()), "") if absent else ""
+        if package and package not in _KNOWN_TO_ROWS | _OWN_NAMES:
+            signs.setdefault("symbol-missing", line)
     for line in text.all("No module named '"):
         match = _NO_MODULE.search(line.text)
         if match and match.group(1).split(".")[0] in _OWN_NAMES:

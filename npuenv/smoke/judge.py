@@ -31,7 +31,14 @@ _WATCHED = ("actor/loss", "actor/pg_loss", _KL, "actor/entropy", "critic/score/m
 _BY_GROUP = ("grpo", "rloo", "opo", "reinforce_plus_plus_baseline")
 
 # What the second opinion finds before anything that is measured otherwise.
-_EARLIER = ("gradients-not-summed", "state-changed", "prompts-repeat", "prompts-differ")
+_EARLIER = (
+    "gradients-not-summed",
+    "state-changed",
+    "prompts-repeat",
+    "prompts-differ",
+    "rows-repeat",
+    "rewards-wrong",
+)
 
 # Questions from causes to symptoms: of several failures the first one in this order explains the others.
 CAUSES = (
@@ -55,6 +62,7 @@ CAUSES = (
     "nan-gradient",
     "not-finite",
     "no-end-token",
+    "rows-repeat",
     "same-answers",
     "no-answer-ends",
     "mask-failed",
@@ -66,6 +74,7 @@ CAUSES = (
     "prompts-differ",
     "reward-not-finite",
     "shuffled-reward",
+    "rewards-wrong",
     "constant-reward",
     "group-of-one",
     "group-of-one-raw",

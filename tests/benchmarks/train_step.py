@@ -120,7 +120,7 @@ def ours(row: Row) -> Iterator[Callable[[], None]]:
         answers = sampler.generate([tuple(prompt) for prompt in prompts], sampling)
         groups = [Group(Prompt("", tuple(p), ""), found) for p, found in zip(prompts, answers, strict=True)]
         batch = pack(groups, torch.rand(row.prompts, row.group), pad=0)
-        known = learner.forward_only(batch)
+        known = learner.compute_logprobs(batch)
         update_policy(learner, batch, known, learner.compute_advantages(batch, known))
         sampler.load_weights(learner.weights())
 

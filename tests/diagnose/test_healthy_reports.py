@@ -33,9 +33,6 @@ FAILURES = {
     ),
     "an unknown option": "vllm serve: error: unrecognized arguments: --enable-superfast",
     "an unknown model": "ValueError: Model architectures ['FooForCausalLM'] are not supported for now.",
-    "a model's attribute": (
-        f"  File \"{SITE}/vllm/models/qwen3.py\", line 7, in load\nAttributeError: 'Model' object has no attribute 'q'"
-    ),
     "accuracy": "The answers are garbled for prompts above 8k tokens, short prompts are fine.",
     "speed": "TTFT is 2 s and TPOT 60 ms at concurrency 8, slower than the last release.",
     "a hang": "The server hangs after about two hours and prints nothing.",
@@ -44,6 +41,7 @@ FAILURES = {
         'ray.exceptions.RayTaskError(ValueError): ray::run()\n  File "/app/t.py", line 2, in run\nValueError: no rows'
     ),
 }
+SLIP = f"  File \"{SITE}/vllm/models/qwen3.py\", line 7, in load\nAttributeError: 'Model' object has no attribute 'q'"
 STATES = {
     "an older driver": "npu-smi 24.1.0                   Version: 24.1.0\nversion=8.3.RC1",
     "an older CANN": "version=8.0.0",
@@ -96,6 +94,15 @@ def test_a_state_is_not_blamed_for_what_it_does_not_cause(state: str, diagnosed:
     for name, failure in FAILURES.items():
         assert diagnosed(f"{PAIR}{STATES[state]}\n{failure}\n").verdict is not Verdict.CAUSE, name
     assert diagnosed(f"{PAIR}{STATES[state]}\n").verdict is not Verdict.CAUSE
+
+
+def test_a_slip_inside_of_a_framework_is_that_release_s_and_no_fault_of_the_stack(
+    diagnosed: Callable[[str], Diagnosis],
+) -> None:
+    for around in (*stacks(), *(PAIR + state for state in STATES.values())):
+        found = diagnosed(f"{around}\n{SLIP}\n")
+        assert [cause.id for cause in found.causes] == ["framework-known-bug"], around
+        assert found.causes[0].confidence < 0.7
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from tests.smoke.planted.cases import FAULTS, HEALTHY, ROOT, plant
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch, which comes with a stack, not with npuenv")
-# One of each kind: advantage, loss, reference, gradient, schedule, data, state.
+# One of each kind: advantage, loss, reference, gradient, schedule, data, state, sampling, rewards, order, weights sent.
 FEW = (
     "baseline-is-the-lowest",
     "entropy-punished",
@@ -21,6 +21,10 @@ FEW = (
     "another-rate-than-said",
     "first-half-twice",
     "moments-forgotten",
+    "one-number-for-all-rows",
+    "judged-by-the-next-prompt",
+    "same-order-in-each-step",
+    "sent-in-bfloat16",
 )
 
 

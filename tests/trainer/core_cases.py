@@ -13,12 +13,13 @@ from tests.trainer.trainer_cases import END, PAD, TINY, changed, decoder, group
 from trainer.algorithms.advantages import Advantages
 from trainer.algorithms.packing import pack
 from trainer.distributed import World
-from trainer.learner import Learner, LogProbs, Update
+from trainer.learner import Learner, LogProbs
 from trainer.loop import update_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from trainer.algorithms.update_metrics import Update
     from trainer.models.critic import Critic
     from trainer.types import Batch
 
@@ -59,7 +60,7 @@ def by_row(of: Batch) -> Advantages:
 
 
 def update(made: Learner, of: Batch, logprobs: LogProbs | None = None) -> Update:
-    return update_policy(made, of, logprobs or made.forward_only(of), by_row(of))
+    return update_policy(made, of, logprobs or made.compute_logprobs(of), by_row(of))
 
 
 def said(made: Learner, of: Batch, temperature: float = 1.0) -> Tensor:

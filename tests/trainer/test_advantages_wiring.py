@@ -68,7 +68,7 @@ def test_a_critics_forecasts_are_in_the_advantages_and_it_learns_the_returns() -
     values_BT = torch.where(of.mask_BT, torch.linspace(-1, 1, of.mask_BT.numel()).view_as(of.mask_BT).double(), 0.0)
     critic = Forecasts(values_BT)
     made = learner(critic=cast("Critic", critic), estimator="gae", gamma=0.9, lam=0.5)
-    known = made.forward_only(of)
+    known = made.compute_logprobs(of)
     judged = made.compute_advantages(of, known)
     rewards_BT = torch.zeros_like(values_BT)
     for row, length in enumerate(of.lengths_B.tolist()):

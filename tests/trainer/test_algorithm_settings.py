@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
 def test_an_epoch_of_a_batch_takes_as_many_optimizer_steps_as_the_first_in_another_order() -> None:
     made, of = learner(mini_batches=3, ppo_epochs=2, lr=1e-2), batch()
-    rows = [tuple(each.tolist()) for each in made.mini_batches(of)]
+    rows = [tuple(each.tolist()) for each in made.split_mini_batches(of)]
     assert sorted(rows[:3]) == sorted(rows[3:]) and rows[:3] != rows[3:]
     assert len(rows) == 6
     update(made, of)
-    assert (made.updates, made.steps_done) == (6, 1)
+    assert (made.optimizer_steps, made.global_step) == (6, 1)
 
 
 def test_two_epochs_clip_against_the_policy_before_the_first() -> None:
     made = learner(ppo_epochs=2, mini_batches=1)
-    assert made.forward_only(batch()).old_BT is not None
-    assert learner(mini_batches=1).forward_only(batch()).old_BT is None
+    assert made.compute_logprobs(batch()).old_BT is not None
+    assert learner(mini_batches=1).compute_logprobs(batch()).old_BT is None
 
 
 def test_rejected_tokens_have_no_loss_and_no_place_in_its_mean() -> None:
     made, of = learner(rejection="seq_mean_k3", rejection_threshold="0.01"), batch()
     of = by_policy(made, of)
     of.sampler_logprobs_BT[1] -= 0.5
-    logprobs = made.forward_only(of)
+    logprobs = made.compute_logprobs(of)
     rejected = made.reject(of, logprobs)
     assert rejected.mask_BT.any(dim=1).tolist() == [row != 1 for row in range(9)]
     advantages = made.compute_advantages(rejected, logprobs)
@@ -92,7 +92,7 @@ def test_only_uncertain_tokens_learn_and_the_mean_is_over_all() -> None:
     learns_BT = of.mask_BT & (entropy_BT >= torch.quantile(entropy_BT[of.mask_BT], 0.75))
     expected = -torch.where(learns_BT, of.rewards_B[:, None], 0.0).sum() / of.mask_BT.sum()
     rows = torch.arange(9)
-    loss, _ = made.loss(of, rows, off_policy(made, of, 0.0), by_row(of), made.micro_batches(of, rows)[1])
+    loss, _ = made.loss(of, rows, off_policy(made, of, 0.0), by_row(of), made.split_micro_batches(of, rows)[1])
     assert loss.item() == pytest.approx(expected.item())
 
 
@@ -131,7 +131,7 @@ def test_remax_takes_off_the_reward_of_a_greedy_answer() -> None:
     scored = score_groups(trainer)
     of = trainer.pack(scored.groups, scored.rewards_PG)
     assert of.baselines_B is not None and of.baselines_B.tolist() == [1.0] * 8
-    found = trainer.learner.compute_advantages(of, trainer.learner.forward_only(of))
+    found = trainer.learner.compute_advantages(of, trainer.learner.compute_logprobs(of))
     assert found.advantages_BT[:, 0].tolist() == [0.0, -1.0] * 4
 
 
@@ -147,7 +147,7 @@ def test_a_reward_with_components_is_normalised_component_by_component(tmp_path:
     scored = score_groups(trainer)
     assert [group.parts for group in scored.groups] == [((1.0, 0.0), (0.0, 0.0))] * 4
     of = trainer.pack(scored.groups, scored.rewards_PG)
-    found = trainer.learner.compute_advantages(of, trainer.learner.forward_only(of)).advantages_BT
+    found = trainer.learner.compute_advantages(of, trainer.learner.compute_logprobs(of)).advantages_BT
     assert (found[::2, 0] > 0).all() and (found[1::2, 0] < 0).all()
     assert found[of.mask_BT].std() == pytest.approx(1.0, abs=1e-5)
     (tmp_path / "mine.py").write_text("def score(prompt, answer):\n    return {'score': 1}\n")

@@ -302,7 +302,7 @@ def test_what_nothing_reads_is_told_and_what_is_read_is_not(name: str) -> None:
     ],
 )
 def test_what_is_accepted_and_will_hardly_be_meant_is_told(words: str, updates: int, name: str | None) -> None:
-    said = config.doubts(read(*words.split()), updates=updates, cores=2, load=0.0)
+    said = config.doubts(read(*words.split()), optimizer_steps=updates, cores=2, load=0.0)
     assert [each.partition(" ")[0].rstrip(":") for each in said] == [name] * bool(name)
 
 
@@ -318,5 +318,5 @@ def test_what_is_accepted_and_will_hardly_be_meant_is_told(words: str, updates: 
     ],
 )
 def test_threads_that_must_wait_for_a_core_are_told_beforehand(words: str, load: float, is_told: bool) -> None:
-    said = config.doubts(read(*words.split()), updates=400, cores=2, load=load)
+    said = config.doubts(read(*words.split()), optimizer_steps=400, cores=2, load=load)
     assert [each.partition(" ")[0] for each in said] == [words.split()[0]] * is_told

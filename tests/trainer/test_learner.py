@@ -12,10 +12,11 @@ from torch import Tensor
 from tests.trainer.trainer_cases import END, PAD, TINY, changed, decoder, group
 from trainer.algorithms.advantages import Advantages
 from trainer.algorithms.packing import pack, select
-from trainer.learner import Learner, Update
+from trainer.learner import Learner
 from trainer.loop import update_policy
 
 if TYPE_CHECKING:
+    from trainer.algorithms.update_metrics import Update
     from trainer.config import Config
     from trainer.types import Batch
 
@@ -42,7 +43,7 @@ def update(made: Learner, of: Batch, advantages_B: Tensor | None = None) -> Upda
     """One update with an advantage per row, by default the rewards."""
     values_B = of.rewards_B if advantages_B is None else advantages_B
     advantages_BT = torch.where(of.mask_BT, values_B.unsqueeze(1), 0.0)
-    return update_policy(made, of, made.forward_only(of), Advantages(advantages_BT, None))
+    return update_policy(made, of, made.compute_logprobs(of), Advantages(advantages_BT, None))
 
 
 def gradient(made: Learner, of: Batch) -> dict[str, Tensor]:
@@ -218,7 +219,7 @@ def test_the_number_of_parameters_is_counted_by_hand() -> None:
 def test_the_divergence_can_be_taken_from_the_reward_instead_of_the_loss() -> None:
     """The reward of each row's last token, and on every token the estimate times the coefficient less."""
     made, plain = learner(kl_in="reward", kl="k1", estimator="reinforce", mini_batches=3), batch()
-    known = made.forward_only(plain)
+    known = made.compute_logprobs(plain)
     assert known.old_BT is not None
     assert known.reference_BT is not None
     gaps_BT = torch.where(plain.mask_BT, known.old_BT - known.reference_BT, 0.0)

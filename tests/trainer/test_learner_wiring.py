@@ -27,7 +27,7 @@ from trainer.algorithms.advantages import Advantages
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.correction import correction
 from trainer.algorithms.packing import pack, select
-from trainer.learner import Update
+from trainer.algorithms.update_metrics import Update
 from trainer.loop import update_policy
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def test_divergence_and_entropy_are_averaged_as_the_policy_loss_is(aggregation: 
     """TRL's entropy alone is a mean over tokens; the recorded means are over tokens for every convention."""
     made = learner(kl_coef=0.1, entropy_coef=0.05, aggregation=aggregation, convention=convention, kl="k2")
     of = batch()
-    known = made.forward_only(of)
+    known = made.compute_logprobs(of)
     assert known.reference_BT is not None
     scored = made.model.score(of, temperature=1.0)
     kl_BT = 0.5 * torch.where(of.mask_BT, known.reference_BT - scored.logprobs_BT.detach(), 0.0).square()
@@ -188,7 +188,7 @@ def test_the_gradient_of_that_weight_counts_too() -> None:
     """On policy the weight is 1 and its gradient is that of the log-probability."""
     made, of = learner(kl_coef=0.1, kl="k3", convention="trl"), batch()
     of = replace(of, rewards_B=torch.zeros_like(of.rewards_B))
-    known = made.forward_only(of)
+    known = made.compute_logprobs(of)
     assert known.reference_BT is not None
     logprobs_BT = made.model.score(of, temperature=1.0).logprobs_BT
     gap_BT = torch.where(of.mask_BT, known.reference_BT - logprobs_BT, 0.0)
@@ -281,7 +281,9 @@ def test_numbers_of_several_mini_batches_are_means_but_for_maxima_and_the_rate()
 @pytest.mark.parametrize("rows", [1, 2, 4, 9, 20])
 def test_what_is_known_of_a_batch_does_not_depend_on_how_it_is_cut(rows: int) -> None:
     of = batch()
-    whole, cut = (learner(kl_coef=0.1, mini_batches=3, micro_batch_rows=size).forward_only(of) for size in (0, rows))
+    whole, cut = (
+        learner(kl_coef=0.1, mini_batches=3, micro_batch_rows=size).compute_logprobs(of) for size in (0, rows)
+    )
     for one, other in ((whole.old_BT, cut.old_BT), (whole.reference_BT, cut.reference_BT)):
         assert one is not None and other is not None
         assert float(torch.where(of.mask_BT, one - other, 0.0).abs().max()) < 1e-12
@@ -289,9 +291,9 @@ def test_what_is_known_of_a_batch_does_not_depend_on_how_it_is_cut(rows: int) ->
 
 def test_old_log_probabilities_are_asked_for_only_where_something_needs_them() -> None:
     of = batch()
-    assert learner().forward_only(of).old_BT is None
-    assert learner(mini_batches=2).forward_only(of).old_BT is not None
-    assert learner(kl_coef=0.1, kl_in="reward").forward_only(of).old_BT is not None
+    assert learner().compute_logprobs(of).old_BT is None
+    assert learner(mini_batches=2).compute_logprobs(of).old_BT is not None
+    assert learner(kl_coef=0.1, kl_in="reward").compute_logprobs(of).old_BT is not None
 
 
 # Optimizer steps.
@@ -310,7 +312,7 @@ def test_the_first_step_moves_a_weight_by_the_rate_whatever_its_gradient() -> No
 def test_weights_decay_by_the_rate_times_their_decay() -> None:
     made, of = learner(lr=0.01, weight_decay=0.5), batch()
     before = {name: weight.detach().clone() for name, weight in made.model.named_parameters()}
-    update_policy(made, of, made.forward_only(of), Advantages(torch.zeros_like(of.sampler_logprobs_BT), None))
+    update_policy(made, of, made.compute_logprobs(of), Advantages(torch.zeros_like(of.sampler_logprobs_BT), None))
     for name, weight in made.model.named_parameters():
         assert torch.allclose(weight, before[name] * (1 - 0.01 * 0.5), rtol=1e-12, atol=0), name
 
@@ -324,15 +326,17 @@ def test_the_rate_rises_then_falls_to_nothing_at_the_end() -> None:
 
 def test_a_step_whose_gradient_is_not_finite_counts_as_done() -> None:
     made, of = learner(lr=0.1), batch()
-    update_policy(made, of, made.forward_only(of), Advantages(torch.full_like(of.sampler_logprobs_BT, math.nan), None))
-    assert (made.steps_done, made.updates) == (1, 1)
+    update_policy(
+        made, of, made.compute_logprobs(of), Advantages(torch.full_like(of.sampler_logprobs_BT, math.nan), None)
+    )
+    assert (made.global_step, made.optimizer_steps) == (1, 1)
 
 
 def test_a_mini_batch_without_rows_leaves_the_numbers_of_the_others_as_they_are() -> None:
     """With dynamic sampling fewer groups may be kept than there are mini batches."""
     made = learner(mini_batches=2, correction="token", micro_batch_rows=2)
     found = update(made, by_policy(made, batch(0), log_ratio=-0.5))
-    assert made.updates == 2
+    assert made.optimizer_steps == 2
     assert found.weights is not None
     assert (found.weights.min, found.weights.max) == pytest.approx((math.exp(-0.5), math.exp(-0.5)))
 

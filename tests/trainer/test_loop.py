@@ -208,7 +208,7 @@ def test_a_step_from_scripted_answers_holds_the_numbers_worked_out_by_hand() -> 
     turn = train_step(trainer, 1)
     assert turn.rewards_PG.sum().item() == 11
     judged = (
-        trainer.learner.compute_advantages(turn.batch, trainer.learner.forward_only(turn.batch))
+        trainer.learner.compute_advantages(turn.batch, trainer.learner.compute_logprobs(turn.batch))
         .advantages_BT[:, 0]
         .reshape(10, 2)
     )

@@ -17,7 +17,7 @@ from trainer.build import build_trainer
 from trainer.config import BadSetting, Config
 from trainer.config import read as read_settings
 from trainer.engines.generator_client import GeneratorLost
-from trainer.loop import make_rollouts, next_rollouts, train_step, update_policy, wait_rollouts
+from trainer.loop import finish_prefetch, make_rollouts, next_rollouts, train_step, update_policy
 from trainer.metrics.progress import Progress
 from trainer.prefetch import Prefetch, StaleWeights
 from trainer.rollouts import RolloutBatch
@@ -72,7 +72,7 @@ def test_every_batch_but_the_first_was_drawn_with_the_weights_of_before_the_last
     for step in range(1, 6):
         now = batches.pop(0)
         batch = slow.pack(now.groups, now.rewards_PG)
-        known = slow.learner.forward_only(batch)
+        known = slow.learner.compute_logprobs(batch)
         update_policy(slow.learner, batch, known, slow.learner.compute_advantages(batch, known))
         slow.sync_weights(step)
         if step <= 3:
@@ -122,13 +122,13 @@ def test_generation_runs_while_the_learner_learns() -> None:
         return found
 
     made = trainer_of(crew=Crew(AHEAD, {0: [after_the_update_began], 1: [after_the_update_began]}))
-    real = made.learner.mini_batches
+    real = made.learner.split_mini_batches
 
-    def mini_batches(batch: Batch) -> Iterator[Tensor]:
+    def split_mini_batches(batch: Batch) -> Iterator[Tensor]:
         is_learning.set()
         return real(batch)
 
-    made.learner.mini_batches = mini_batches  # type: ignore[method-assign]
+    made.learner.split_mini_batches = split_mini_batches  # type: ignore[method-assign]
     train_step(made, 1)
     assert waited == [True, True]
     assert made.prefetch is not None and made.prefetch.ready is not None
@@ -221,7 +221,7 @@ def test_what_generation_ends_with_ends_the_step_that_waits_for_it() -> None:
         each.spoil = dead
     assert next_rollouts(made) is ready
     with pytest.raises(GeneratorLost, match="killed by SIGKILL") as caught:
-        wait_rollouts(made)
+        finish_prefetch(made)
     stage = failure.of_error(caught.value)
     assert stage is not None and (stage["name"], stage["cause"]) == ("generation", "generator-lost")
     ahead = Prefetch()

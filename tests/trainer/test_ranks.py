@@ -18,10 +18,11 @@ from torch import Tensor
 from tests.trainer.core_cases import ADAPTIVE, batch, learner, on_ranks, update
 from trainer import launch
 from trainer.__main__ import main
+from trainer.algorithms.update_metrics import Update
 from trainer.distributed import World
 from trainer.interrupt import Interrupt
 from trainer.launch import RankExit, run_ranks
-from trainer.learner import LogProbs, Update
+from trainer.learner import LogProbs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -108,7 +108,7 @@ def test_a_learner_whose_generators_have_said_nothing_does_not_go_on_without() -
     made = trainer_of()
     rollouts = make_rollouts(made)
     with pytest.raises(ValueError, match=r"no generator .* reference"):
-        made.learner.forward_only(made.pack(rollouts.groups, rollouts.rewards_PG))
+        made.learner.compute_logprobs(made.pack(rollouts.groups, rollouts.rewards_PG))
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_each_rank_asks_its_own_generators_about_its_own_rollouts() -> None:
         alone = build_trainer(changed(config, reference_place="learner"), CPU, seed=0)
         for step in (1, 2):
             turn = train_step(made, step)
-            own = alone.learner.forward_only(turn.batch).reference_BT
+            own = alone.learner.compute_logprobs(turn.batch).reference_BT
             assert own is not None and turn.logprobs.reference_BT is not None
             assert torch.equal(turn.logprobs.reference_BT, own)
         return turn.batch.tokens_BT
@@ -240,14 +240,14 @@ def test_after_a_warm_start_the_reference_is_what_that_ended_with_wherever_the_r
     # At its start the policy is its reference.
     rollouts = make_rollouts(live)
     batch = live.pack(rollouts.groups, rollouts.rewards_PG)
-    known = live.learner.forward_only(batch, rollouts.reference_BT)
+    known = live.learner.compute_logprobs(batch, rollouts.reference_BT)
     assert known.reference_BT is not None and known.old_BT is not None
     assert float((known.reference_BT - known.old_BT).abs().max()) < 1e-5
     turns(live, 1, 2)
     crew = Crew(now)
     other = trainer_of(now, crew)
     restore(other, copied(state_of(live, 2)))
-    found = other.learner.forward_only(batch, other.reference_logprobs(rollouts.groups, Progress())).reference_BT
+    found = other.learner.compute_logprobs(batch, other.reference_logprobs(rollouts.groups, Progress())).reference_BT
     assert found is not None and torch.equal(found, known.reference_BT)
     # A generator that takes the place of a lost one has it too.
     if now.reference_at == "generators":
@@ -256,7 +256,7 @@ def test_after_a_warm_start_the_reference_is_what_that_ended_with_wherever_the_r
         assert len(crew.started) == 2
     again = trainer_of(began)
     restore(again, copied(state_of(other, 2)))
-    found = again.learner.forward_only(batch, again.reference_logprobs(rollouts.groups, Progress())).reference_BT
+    found = again.learner.compute_logprobs(batch, again.reference_logprobs(rollouts.groups, Progress())).reference_BT
     assert found is not None and torch.equal(found, known.reference_BT)
 
 
@@ -279,7 +279,7 @@ def test_a_folder_that_holds_another_model_by_now_is_no_reference_of_a_run_that_
     # What the learner had is in its checkpoint, and goes from there to the generators.
     save(state_of(beside, 2), out)
     rollouts = make_rollouts(beside)
-    wanted = beside.learner.forward_only(beside.pack(rollouts.groups, rollouts.rewards_PG)).reference_BT
+    wanted = beside.learner.compute_logprobs(beside.pack(rollouts.groups, rollouts.rewards_PG)).reference_BT
     moved = trainer_of(there)
     restore(moved, load(out, CPU))
     found = moved.reference_logprobs(rollouts.groups, Progress())
@@ -321,7 +321,7 @@ def parts(config, of=world, **more):
 
 def says(made, rollouts):
     batch = made.pack(rollouts.groups, rollouts.rewards_PG)
-    return made.learner.forward_only(batch, made.reference_logprobs(rollouts.groups, Progress())).reference_BT
+    return made.learner.compute_logprobs(batch, made.reference_logprobs(rollouts.groups, Progress())).reference_BT
 
 
 for is_moved in (False, True):

@@ -14,7 +14,7 @@ from tests.trainer.core_cases import SMALL, on_ranks
 from tests.trainer.saving.test_resume import told
 from tests.trainer.trainer_cases import CPU, END, changed, group, only, read, rollout, watched
 from trainer.build import build_trainer
-from trainer.loop import make_rollouts, next_rollouts, wait_rollouts
+from trainer.loop import finish_prefetch, make_rollouts, next_rollouts
 from trainer.metrics.records import Records
 from trainer.prefetch import Prefetch
 from trainer.rollouts import GeneratedGroups, score
@@ -97,7 +97,7 @@ def test_a_reward_that_breaks_in_an_evaluation_ends_a_run_that_is_saved(tmp_path
     trainer = build_trainer(SMALL, CPU, seed=0)
 
     def is_right(prompt: Prompt, answer: Rollout) -> bool:
-        if trainer.learner.steps_done:
+        if trainer.learner.global_step:
             raise RewardBroken("no")
         return True
 
@@ -114,7 +114,7 @@ def test_one_step_ahead_the_step_at_hand_is_done_before_the_reward_ends_the_run(
     trainer = flaky(build_trainer(SMALL, CPU, seed=0), {0})
     trainer.prefetch = Prefetch()
     trainer.prefetch.start(lambda own: GeneratedGroups([group("1=", *[(END,)] * 4)] * 3))
-    wait_rollouts(trainer)
+    finish_prefetch(trainer)
     with pytest.raises(RewardBroken):
         next_rollouts(trainer)
 

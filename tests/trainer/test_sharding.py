@@ -27,7 +27,8 @@ from tests.trainer.core_cases import BARE, batch, by_row, learner, on_ranks, upd
 from tests.trainer.trainer_cases import CPU, changed, decoder
 from trainer import faults, sharding
 from trainer.distributed import World
-from trainer.learner import Learner, Update
+from trainer.algorithms.update_metrics import Update
+from trainer.learner import Learner
 from trainer.shards import local, whole
 
 SHARES = ((0,), (1, 2))
@@ -75,7 +76,7 @@ found["moments"] = sum(each.numel() for each in made.optimizer.adamw.first.value
 found["reference"] = sum(local(each).numel() for each in made.state()["reference"].values())
 
 # What it says before it learns.
-known, wanted = made.forward_only(batch(*own)), learner(World.single(), **EVERYTHING).forward_only(batch(*own))
+known, wanted = made.compute_logprobs(batch(*own)), learner(World.single(), **EVERYTHING).compute_logprobs(batch(*own))
 found["look"] = float((known.reference_BT - wanted.reference_BT).abs().max())
 
 # Steps, with the gradient's norm bounded, and without any row for a rank in a mini batch.

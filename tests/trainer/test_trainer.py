@@ -130,7 +130,7 @@ def test_what_divides_a_row_of_dr_grpo_is_what_an_answer_may_have_not_what_the_l
         [Group(each, answers) for each in trainer.task.train[:2]], torch.tensor([[1.0, -0.5], [0.5, 0.25]])
     )
     advantages_BT = torch.where(of.mask_BT, of.rewards_B[:, None], 0.0)
-    found = update_policy(trainer.learner, of, trainer.learner.forward_only(of), Advantages(advantages_BT, None))
+    found = update_policy(trainer.learner, of, trainer.learner.compute_logprobs(of), Advantages(advantages_BT, None))
     assert found.policy_loss == pytest.approx(-(2 * 1.0 - 0.5 + 2 * 0.5 + 0.25) / 4 / longest)
 
 

@@ -33,7 +33,9 @@ class Scores:
     group_B: Tensor  # int64; equal numbers share a baseline
     values_BT: Tensor | None = None  # a critic's forecast before each token; gae only
     logprobs_BT: Tensor | None = None  # of the policy before this step's first update; optimal_token_baseline only
-    squares_BT: Tensor | None = None  # sum over the vocabulary of squared probabilities; optimal_token_baseline only
+    sum_pi_squared_BT: Tensor | None = (
+        None  # sum over the vocabulary of squared probabilities; optimal_token_baseline only
+    )
     baselines_B: Tensor | None = None  # the reward of a greedy answer to the same prompt; remax only
     parts_BK: Tensor | None = None  # components of each reward; gdpo only
 

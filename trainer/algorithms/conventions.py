@@ -37,7 +37,7 @@ class Convention:
 
     # policy losses
     log_ratio_limit: float | None  # log of new to old probability, both signs, before exp; no gradient beyond
-    dual_clip: Literal["constant", "ratio", "double"]  # see Clip.dual
+    dual_clip: Literal["constant", "ratio", "double"]  # see LossSettings.dual
     gspo_ratio: Literal["token", "sequence"]  # gradient straight to each token, or through the mean of the row
     gspo_log_ratio_limit: float | None  # upper side only
     gspo_aggregation: str | None  # of its policy loss only, overriding the setting; None: the setting applies

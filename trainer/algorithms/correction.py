@@ -4,29 +4,28 @@ A sampler computes with other kernels, in another precision, perhaps with older 
 slightly from the learner's for the same token. A weight learner / sampler on each token's loss corrects this on
 average, and a bound limits the effect of an unlikely token. Nothing here has a gradient.
 
+`rejection_mask`, `off_policy_mask` and `entropy_mask` leave tokens out instead: the learner has moved too far from the
+sampler, or they are too certain.
+
 `level` "token": one weight per token. "sequence": one per answer, over all its tokens. `bound` "truncate": a ratio
 above `cap` (below `floor`) is clamped to it. "mask": it becomes 0, so the token has no loss.
-
-`shares` measures the weights of a part of a step so that the parts can be combined; `spread` computes the reported
-numbers.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from trainer.algorithms.losses import Totals, masked_sum
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
     from torch import Tensor
 
     from trainer.algorithms.conventions import Convention
+    from trainer.algorithms.rejection import Rejection
+    from trainer.sections import Algorithm
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +34,6 @@ class Correction:
 
     weights_BT: Tensor
     ratios_BT: Tensor  # learner / sampler, before the bound; for "sequence" equal on each token of a row
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """The weights of a step's tokens under verl's names (`rollout_corr/rollout_is_mean` and so on)."""
-
-    mean: float
-    std: float
-    max: float  # of complete rows: before the bound
-    min: float  # likewise
-    eff_sample_size: float  # 1: all weights equal; near 0: few tokens carry the step
-    ratio_fraction_high: float  # tokens (for "sequence": rows) whose ratio was above the cap
-    ratio_fraction_low: float  # or below the floor; without one below 1 / cap
 
 
 def correction(
@@ -80,51 +66,6 @@ def correction(
         return Correction(torch.where(mask_BT, clamped_BT, 0.0), torch.where(mask_BT, ratios_BT, 0.0))
 
 
-# Of these the parts of a step give the largest; the others add up.
-MAXIMA = ("weight_max", "weight_min_negated")
-
-
-@torch.no_grad()
-def shares(
-    corrected: Correction, mask_BT: Tensor, totals: Totals, *, level: str, cap: float, floor: float = 0.0
-) -> dict[str, Tensor]:
-    """A part's contribution to the weights' statistics, given the denominators of the total; scalars."""
-    # Squares of the distance from 1, the usual weight, to avoid cancellation in the deviation.
-    excess_BT = corrected.weights_BT - 1
-    is_of_rows = level == "sequence"
-    reported_BT = corrected.ratios_BT if is_of_rows else corrected.weights_BT
-    high_BT, low_BT = mask_BT & (corrected.ratios_BT > cap), mask_BT & (corrected.ratios_BT < (floor or 1 / cap))
-    number = totals.num_rows if is_of_rows else totals.num_tokens
-    high, low = (each.any(dim=1) if is_of_rows else each for each in (high_BT, low_BT))
-    return {
-        "weight_excess": masked_sum(excess_BT, mask_BT) / totals.num_tokens,
-        "weight_square": masked_sum(excess_BT.square(), mask_BT) / totals.num_tokens,
-        "weight_high": high.sum() / number,
-        "weight_low": low.sum() / number,
-        "weight_max": reported_BT.max(),
-        "weight_min_negated": torch.where(mask_BT, -reported_BT, -math.inf).max(),  # nothing on: never the largest
-    }
-
-
-def spread(whole: Mapping[str, float]) -> Spread:
-    """The numbers to report of what `shares` gave for all parts of a step.
-
-    Source: verl 0.9.1, rollout_corr_helper.compute_is_metrics.
-    Example: weights 2, 1, 0.25 -> mean 1.083, deviation 0.717, effective sample 0.695
-    """
-    excess, square = whole["weight_excess"], whole["weight_square"]
-    mean, squares = 1 + excess, 1 + 2 * excess + square
-    return Spread(
-        mean=mean,
-        std=max(square - excess * excess, 0.0) ** 0.5,
-        max=whole["weight_max"],
-        min=whole["weight_max"] if whole["weight_min_negated"] == -math.inf else -whole["weight_min_negated"],
-        eff_sample_size=mean * mean / squares if squares > 0 else 0.0,
-        ratio_fraction_high=whole["weight_high"],
-        ratio_fraction_low=whole["weight_low"],
-    )
-
-
 def _ratios(difference_BT: Tensor, mask_BT: Tensor, convention: Convention, level: str) -> Tensor:
     if level == "sequence":
         whole_B1 = difference_BT.sum(dim=1, keepdim=True)
@@ -133,3 +74,83 @@ def _ratios(difference_BT: Tensor, mask_BT: Tensor, convention: Convention, leve
         difference_BT = whole_B1.expand_as(difference_BT)
     limit = convention.correction_log_ratio_limit
     return (difference_BT if limit is None else difference_BT.clamp(-limit, limit)).exp()
+
+
+@torch.no_grad()
+def rejection_mask(
+    learner_BT: Tensor, sampler_BT: Tensor, mask_BT: Tensor, convention: Convention, rejections: Sequence[Rejection]
+) -> Tensor:
+    """The mask without the tokens, or whole answers, on which learner and sampler are too far apart.
+
+    With d = log learner - log sampler: k1 = -d, k2 = d*d/2, k3 = exp(d) - d - 1; of each token, or summed, averaged or
+    the largest over an answer. All rejections count. A sampler's NaN inside the mask counts as the learner's own value.
+    Source: verl rollout_corr_helper.compute_rollout_rejection_mask; ROLL train_infer_corrections, ratio filters.
+    Example: token_k1 within 0.5 and 2: a token that the sampler holds three times as likely as the learner is left out
+    """
+    difference_BT = torch.where(mask_BT & ~sampler_BT.isnan(), learner_BT - sampler_BT, 0.0)
+    if (limit := convention.correction_log_ratio_limit) is not None:
+        difference_BT = difference_BT.clamp(-limit, limit)
+    divergences = {
+        "k1": -difference_BT,
+        "k2": difference_BT.square() / 2,
+        "k3": difference_BT.exp() - difference_BT - 1,
+    }
+    num_tokens_B1 = mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
+    remaining_BT = mask_BT
+    for each in rejections:
+        value_BT = torch.where(mask_BT, divergences[each.divergence], 0.0)
+        if each.level in ("seq_sum", "seq_mean"):
+            value_BT = value_BT.sum(dim=1, keepdim=True)
+        if each.level == "seq_mean":
+            value_BT = value_BT / num_tokens_B1
+        if each.level == "seq_max":
+            value_BT = value_BT.amax(dim=1, keepdim=True)
+        remaining_BT = remaining_BT & (value_BT >= each.low) & (value_BT <= each.high)
+    return remaining_BT
+
+
+@torch.no_grad()
+def off_policy_mask(
+    logprobs_BT: Tensor, sampler_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, *, limit: float
+) -> Tensor:
+    """Where a token learns: its advantage is 0 or more, or its answer is not too far from the learner.
+
+    That is, the mean of log sampler - log learner over the answer is at most `limit`, for the learner of this very
+    update. A sampler's NaN counts as the learner's own value.
+    Source: DeepSeek-V3.2, off-policy sequence masking; TRL GRPOTrainer.get_off_policy_mask.
+    """
+    is_known_BT = mask_BT & ~sampler_BT.isnan()
+    gap_B1 = torch.where(is_known_BT, sampler_BT - logprobs_BT, 0.0).sum(dim=1, keepdim=True)
+    mean_B1 = gap_B1 / mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
+    return mask_BT & ((advantages_BT >= 0) | (mean_B1 <= limit))
+
+
+@torch.no_grad()
+def entropy_mask(entropy_BT: Tensor, mask_BT: Tensor, *, share: float) -> Tensor:
+    """Where a token learns: it is among the `share` of the tokens of a forward pass with the highest entropy.
+
+    Source: Wang et al. 2025, "Beyond the 80/20 rule"; TRL GRPOTrainer.get_high_entropy_mask, over all ranks.
+    Example: entropies 0.1, 0.2, 0.3, 0.4, 0.5 with share 0.4 -> the last two
+    """
+    if not bool(mask_BT.any()):
+        return mask_BT
+    entropy_BT = entropy_BT.float()
+    return mask_BT & (entropy_BT >= torch.quantile(entropy_BT[mask_BT], 1 - share))
+
+
+def learns(
+    algorithm: Algorithm,
+    logprobs_BT: Tensor,
+    entropy_BT: Tensor,
+    sampler_BT: Tensor,
+    advantages_BT: Tensor,
+    mask_BT: Tensor,
+) -> Tensor:
+    """Where a token has a loss: on the mask, unless `off_policy_mask` or `entropy_share` leaves it out."""
+    learns_BT = mask_BT
+    if algorithm.off_policy_mask:
+        limit = algorithm.off_policy_mask
+        learns_BT = off_policy_mask(logprobs_BT, sampler_BT, advantages_BT, mask_BT, limit=limit)
+    if algorithm.entropy_share < 1:
+        learns_BT = learns_BT & entropy_mask(entropy_BT, mask_BT, share=algorithm.entropy_share)
+    return learns_BT

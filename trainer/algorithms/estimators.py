@@ -231,12 +231,12 @@ def optimal_token_baseline(scores: Scores, convention: Convention, *, settings: 
     Source: verl core_algos.compute_optimal_token_baseline_advantage, and its multi-turn form, which counts the model's
     tokens as here; without importance weights.
     """
-    if scores.logprobs_BT is None or scores.squares_BT is None:
+    if scores.logprobs_BT is None or scores.sum_pi_squared_BT is None:
         raise ValueError("optimal_token_baseline needs the probabilities of the tokens and their squares' sum")
     mask_BT = scores.mask_BT
     returns_BT = rewards_to_go(scores, convention, 1.0)
-    squares_BT = torch.where(mask_BT, 1 - 2 * scores.logprobs_BT.exp() + scores.squares_BT, 0.0)
-    energy_BT = torch.where(mask_BT, squares_BT.cumsum(dim=1), 0.0)
+    of_gradient_BT = torch.where(mask_BT, 1 - 2 * scores.logprobs_BT.exp() + scores.sum_pi_squared_BT, 0.0)
+    energy_BT = torch.where(mask_BT, of_gradient_BT.cumsum(dim=1), 0.0)
     # The model's own tokens first: the baseline is taken at the same number of them, whatever stands between.
     order_BT = torch.argsort((~mask_BT).int(), dim=1, stable=True)
     lengths_B = mask_BT.sum(dim=1)

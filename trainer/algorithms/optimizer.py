@@ -35,7 +35,7 @@ class Optimizer:
     parameters: dict[str, nn.Parameter]
     adamw: AdamW  # of this rank's rows
     add: Callable[[Tensor], Tensor] | None = None  # over the ranks that share the rows; None: nothing is sharded
-    updates: int = 0  # steps left out for a gradient that is not finite count too
+    optimizer_steps: int = 0  # steps left out for a gradient that is not finite count too
 
     @classmethod
     def start(
@@ -93,10 +93,10 @@ class Optimizer:
         """Moves the parameters by their gradients; gives back the gradients' common norm before it was bounded."""
         leaves = self.parameters if self.add is None else self._leaves()
         norm = clip_grad_norm([each.grad for each in leaves.values()], grad_clip, add=self.add)
-        self.updates += 1
+        self.optimizer_steps += 1
         # A gradient that is not finite would make every weight NaN: the step is skipped, and the norm shows it.
         if math.isfinite(norm):
-            self.adamw.step(leaves, lr=lr, number=self.updates)
+            self.adamw.step(leaves, lr=lr, number=self.optimizer_steps)
         return norm
 
     def _leaves(self) -> dict[str, Tensor]:
@@ -119,7 +119,7 @@ class Optimizer:
             part: {name: like(self.parameters[name], each) for name, each in own.items()}
             for part, own in moments.items()
         }
-        return {**named, "updates": self.updates}
+        return {**named, "updates": self.optimizer_steps}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continues from a state that `state` gave; copies the values."""
@@ -131,7 +131,7 @@ class Optimizer:
         for part in _MOMENTS:
             own = getattr(self.adamw, part)
             copy_into(own, {name: rows(self.parameters[name], state[part][name]) for name in own})
-        self.updates = state["updates"]
+        self.optimizer_steps = state["updates"]
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Bounds beyond which tokens or answers are rejected, parsed from the settings. Imports no torch; see `masks`."""
+"""Bounds beyond which tokens or answers are rejected, parsed from the settings. Imports no torch; see `correction`."""
 
 from __future__ import annotations
 

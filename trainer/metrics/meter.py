@@ -212,7 +212,7 @@ def of_phases(model: Sizes, done: Work, config: Config, *, drawn_over_used: floa
     plain = replace(model, body=model.body - model.adapters)
     critic = replace(plain, learning=plain.body, output=0) if algorithm.estimator == "gae" else None
     place = config.reference_at
-    needs_old = config.optim.updates_per_step > 1 or algorithm.kl_in == "reward" or bool(algorithm.rejection)
+    needs_old = config.optim.optimizer_steps_per_batch > 1 or algorithm.kl_in == "reward" or bool(algorithm.rejection)
     looks = int(needs_old) + int(place == "learner")
     looking = looks * forward(model, done)
     updating = config.optim.ppo_epochs * (forward(model, done) + backward(model, done))

@@ -19,6 +19,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+# In the place of the logit of a token that is not drawn: finite, so that 0 times it is 0.
+_NEVER = -1e30
+# Shares and logits that float32 may order otherwise.
+_CLOSE = 3e-6
+
+
+class TooClose(ValueError):
+    """Rounding decides between two results, each of which may be right."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answers:
     """The rows of one rank's step, on the CPU; floats in float64."""
@@ -45,16 +55,50 @@ class Answers:
 
 
 def logprobs(
-    weights: Mapping[str, Tensor], shape: Any, answers: Answers, *, temperature: float
+    weights: Mapping[str, Tensor],
+    shape: Any,
+    answers: Answers,
+    *,
+    temperature: float,
+    top_p: float = 1.0,
+    top_k: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """The log-probability of each token of the answers [B, T], and the entropy at its place; 0 off the mask."""
+    """The log-probability of each token of the answers [B, T], and the entropy at its place; 0 off the mask.
+
+    With `top_p` or `top_k` of the distribution over the tokens that may be drawn, and the one that was.
+    """
     row_N, token_N = answers.mask_BT.nonzero().unbind(1)
-    logits_NV = _before(weights, shape, answers) @ _output(weights, shape).t()
-    logs_NV = torch.log_softmax(logits_NV / temperature, dim=-1)
-    chosen_N = logs_NV.gather(1, answers.tokens_BT[row_N, token_N][:, None])[:, 0]
+    logits_NV = _before(weights, shape, answers) @ _output(weights, shape).t() / temperature
+    own_N1 = answers.tokens_BT[row_N, token_N][:, None]
+    is_drawn_NV = drawn(logits_NV.detach(), top_p=top_p, top_k=top_k).scatter(1, own_N1, True)
+    logs_NV = torch.log_softmax(logits_NV.masked_fill(~is_drawn_NV, _NEVER), dim=-1)
+    chosen_N = logs_NV.gather(1, own_N1)[:, 0]
     entropy_N = -(logs_NV.exp() * logs_NV).sum(dim=-1)
     empty = torch.zeros(answers.mask_BT.shape, dtype=torch.float64)
     return empty.index_put((row_N, token_N), chosen_N), empty.index_put((row_N, token_N), entropy_N)
+
+
+def drawn(logits_NV: Tensor, *, top_p: float, top_k: int) -> Tensor:
+    """Which tokens may be drawn: the `top_k` likeliest (0: all), of these the fewest with a share of `top_p`.
+
+    Raises TooClose where two shares or logits are so close that rounding decides.
+    """
+    falling_NV, places_NV = logits_NV.sort(dim=1, descending=True)
+    is_drawn_NV = torch.ones_like(falling_NV, dtype=torch.bool)
+    if 0 < top_k < falling_NV.shape[1]:
+        is_drawn_NV[:, top_k:] = False
+        _require_apart(falling_NV[:, top_k - 1] - falling_NV[:, top_k])
+    if top_p < 1:
+        shares_NV = falling_NV.masked_fill(~is_drawn_NV, -math.inf).softmax(dim=1)
+        likelier_NV = shares_NV.cumsum(dim=1) - shares_NV
+        _require_apart(likelier_NV - top_p)
+        is_drawn_NV = is_drawn_NV & (likelier_NV < top_p)
+    return torch.zeros_like(is_drawn_NV).scatter(1, places_NV, is_drawn_NV)
+
+
+def _require_apart(gaps: Tensor) -> None:
+    if bool((gaps.abs() < _CLOSE).any()):
+        raise TooClose("rounding decides whether a token is among those of top_p or top_k")
 
 
 def values(weights: Mapping[str, Tensor], head: Tensor, shape: Any, answers: Answers) -> Tensor:

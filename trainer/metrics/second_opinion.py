@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.metrics.plain_decoder import Answers
-    from trainer.types import Prompt
+    from trainer.types import Prompt, Rollout
 
 
 class Unknown(ValueError):
@@ -52,6 +53,23 @@ class Prompts:
     def order(self) -> list[int]:
         """The numbers of all prompts in the next random order."""
         return torch.randperm(len(self.prompts), generator=self.generator).tolist()
+
+
+def mini_batches(sizes: Sequence[int], optim: Any, *, usual: int, generator: torch.Generator) -> list[list[int]]:
+    """The rows of each mini batch of a step: groups of these sizes in an order of their own for each epoch.
+
+    A rank draws for its `usual` number of groups, also where it has fewer.
+    """
+    ends = list(accumulate(sizes))
+    result = []
+    for _ in range(optim.ppo_epochs):
+        order = torch.randperm(max(len(sizes), usual), generator=generator).tolist()
+        own = [group for group in order if group < len(sizes)]
+        size, larger = divmod(len(own), optim.mini_batches)
+        for number in range(optim.mini_batches):
+            taken, own = own[: size + (number < larger)], own[size + (number < larger) :]
+            result.append(sorted(row for group in taken for row in range(ends[group] - sizes[group], ends[group])))
+    return result
 
 
 def learning_rate(optim: Any, *, done: int, steps: int) -> float:
@@ -87,6 +105,17 @@ def adapted(coef: float, algorithm: Any, *, kl: float, rows: int) -> float:
     """The coefficient of the divergence after a step that measured `kl` over `rows` answers of all ranks."""
     error = max(-0.2, min(0.2, kl / algorithm.kl_target - 1))
     return float(coef * (1 + error * rows / algorithm.kl_horizon))
+
+
+# Rewards.
+
+
+def reward(task: Any, prompt: Prompt, rollout: Rollout, algorithm: Any) -> float:
+    """What the environment, else the task gives an answer to its prompt, less the penalty for its length."""
+    own = task.reward(prompt, rollout) if rollout.reward is None else rollout.reward
+    buffer = algorithm.overlong_buffer
+    over = max(0, len(rollout.tokens) - (task.max_new_tokens - buffer))
+    return float(own - algorithm.overlong_factor * over / buffer if buffer else own)
 
 
 # Advantages.

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.algorithms.advantages import Advantages
+    from trainer.algorithms.update_metrics import Update
     from trainer.config import Config
     from trainer.distributed import World
     from trainer.engines.generator_client import GeneratorStats
-    from trainer.learner import LogProbs, StepAdvantages, Update
+    from trainer.learner import LogProbs, StepAdvantages
     from trainer.metrics.progress import Progress
     from trainer.metrics.records import Records
     from trainer.types import Batch, Group, Prompt, Rollout

@@ -19,8 +19,8 @@ class Scored:
     """The policy's log-probability of each answer token, with gradient; float32 at least, 0 where the mask is off."""
 
     logprobs_BT: Tensor  # of the token itself, at the requested temperature
-    # Of the distribution, in nats; all 0 unless requested. With `with_squares` the sum of its squared probabilities.
-    entropy_BT: Tensor
+    entropy_BT: Tensor  # of the distribution, in nats; all 0 unless requested
+    sum_pi_squared_BT: Tensor | None = None  # over the vocabulary; None unless requested
 
 
 class Model(nn.Module, ABC):
@@ -35,9 +35,9 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def score(
-        self, batch: Batch, *, temperature: float, with_entropy: bool = True, with_squares: bool = False
+        self, batch: Batch, *, temperature: float, with_entropy: bool = True, with_sum_pi_squared: bool = False
     ) -> Scored:
         """The log-probability of each masked token of the answers; a prompt is computed once for all its answers.
 
-        `with_squares` is for passes without a gradient.
+        `with_sum_pi_squared`, in the place of the entropy, is for passes without a gradient.
         """

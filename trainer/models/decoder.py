@@ -18,8 +18,6 @@ from trainer.models import attention, ops
 from trainer.models.base import Model, Scored
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from trainer.types import Batch
 
 Rotary = tuple[Tensor, Tensor]  # cosine and sine [N, 1, D] of each token's place
@@ -61,15 +59,6 @@ def angles(num_positions: int, shape: Shape, like: Tensor) -> Rotary:
     return angles_L1D.cos().to(like.dtype), angles_L1D.sin().to(like.dtype)
 
 
-def fused_linear(x_NH: Tensor, layers: Sequence[nn.Module], join: ops.Join = ops.fused) -> Tensor:
-    """The outputs of several linear layers next to each other; one product, unless one of them is adapted."""
-    if any(type(each) is not nn.Linear for each in layers):
-        return torch.cat([each(x_NH) for each in layers], dim=-1)
-    linears = cast("Sequence[nn.Linear]", layers)
-    biases = [each.bias for each in linears if each.bias is not None]
-    return ops.linears(x_NH, [each.weight for each in linears], biases, join=join)
-
-
 class Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -82,11 +71,10 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(self.heads * self.size, shape.hidden, bias=False)
         self.q_norm = RMSNorm(self.size, shape.norm_epsilon) if shape.is_qwen3 else None
         self.k_norm = RMSNorm(self.size, shape.norm_epsilon) if shape.is_qwen3 else None
-        self.join: ops.Join = ops.fused
 
     def parts(self, x_NH: Tensor) -> Tensor:
         """The heads of queries, keys and values [N, heads + 2 K, D], not turned yet."""
-        parts = fused_linear(x_NH, (self.q_proj, self.k_proj, self.v_proj), self.join)
+        parts = torch.cat((self.q_proj(x_NH), self.k_proj(x_NH), self.v_proj(x_NH)), dim=-1)
         parts = parts.view(len(x_NH), self.heads + 2 * self.kv_heads, self.size)
         if self.q_norm is None or self.k_norm is None:
             return parts
@@ -124,12 +112,11 @@ class MLP(nn.Module):
         self.gate_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
         self.up_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
         self.down_proj = nn.Linear(shape.intermediate, shape.hidden, bias=False)
-        self.join: ops.Join = ops.fused
 
     def forward(self, x_NH: Tensor) -> Tensor:
         if all(type(each) is nn.Linear for each in (self.gate_proj, self.up_proj, self.down_proj)):
             weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
-            return ops.mlp(x_NH, *weights, join=self.join)
+            return ops.mlp(x_NH, *weights)
         return self.down_proj(nn.functional.silu(self.gate_proj(x_NH)) * self.up_proj(x_NH))  # type: ignore[no-any-return]
 
 
@@ -178,12 +165,6 @@ class Decoder(Model):
         self.lm_head = None if shape.is_tied else nn.Linear(shape.hidden, shape.vocabulary, bias=False)
         self._angles: Rotary | None = None  # of the places seen so far
 
-    def gather_weights(self) -> None:
-        super().gather_weights()
-        for module in self.modules():
-            if isinstance(module, (Attention, MLP)):
-                module.join = ops.copied
-
     def angles(self, num_positions: int) -> Rotary:
         """Cosine and sine [L, 1, D] of at least so many positions, in the weights' dtype; cached for the next call."""
         like, cached = self.model.embed_tokens.weight, self._angles
@@ -217,21 +198,24 @@ class Decoder(Model):
         return ops.checkpoint(lambda x_NH: layer(x_NH, rotary, layout, is_last), x_NH, layer.parameters())
 
     def score(
-        self, batch: Batch, *, temperature: float, with_entropy: bool = True, with_squares: bool = False
+        self, batch: Batch, *, temperature: float, with_entropy: bool = True, with_sum_pi_squared: bool = False
     ) -> Scored:
         """Each masked token's log-probability [B, T], and the entropy of its distribution; both 0 elsewhere."""
         layout = lay_out(batch)
-        logprobs_C, entropy_C = self(layout, temperature, with_entropy, with_squares)
+        logprobs_C, statistic_C = self(layout, temperature, with_entropy, with_sum_pi_squared)
         empty = logprobs_C.new_zeros(batch.mask_BT.numel())
         logprobs_BT = empty.index_copy(0, layout.place_C, logprobs_C).view_as(batch.mask_BT)
-        if not with_entropy:
+        if not (with_entropy or with_sum_pi_squared):
             return Scored(logprobs_BT, empty.view_as(batch.mask_BT))
-        return Scored(logprobs_BT, empty.index_copy(0, layout.place_C, entropy_C).view_as(batch.mask_BT))
+        statistic_BT = empty.index_copy(0, layout.place_C, statistic_C).view_as(batch.mask_BT)
+        if with_sum_pi_squared:
+            return Scored(logprobs_BT, empty.view_as(batch.mask_BT), statistic_BT)
+        return Scored(logprobs_BT, statistic_BT)
 
     def forward(
-        self, layout: Layout, temperature: float, with_entropy: bool, with_squares: bool = False
+        self, layout: Layout, temperature: float, with_entropy: bool, with_sum_pi_squared: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Each masked token's log-probability [C], and the entropy of its distribution."""
+        """As `ops.token_logprobs`, for each masked token."""
         hidden_MH = self.hidden(layout)
         if layout.source_M is not None:
             hidden_MH = hidden_MH.index_select(0, layout.source_M)
@@ -242,7 +226,7 @@ class Decoder(Model):
             target_C=layout.target_C,
             temperature=temperature,
             with_entropy=with_entropy,
-            with_squares=with_squares,
+            with_sum_pi_squared=with_sum_pi_squared,
             top_p=self.top_p,
             top_k=self.top_k,
         )

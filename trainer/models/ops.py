@@ -1,20 +1,16 @@
-"""The decoder's building blocks with their gradients written out: fewer passes over memory than autograd would take.
-
-Each keeps for the way back only what it cannot make again cheaply. `fused` lets several weights be one matrix.
-"""
+"""The decoder's building blocks. Norm, MLP and output layer have their gradients written out, to keep less memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.utils.weak import WeakTensorKeyDictionary
+from torch.nn import functional
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, MutableMapping, Sequence
+    from collections.abc import Callable, Iterable
 
 # Logits held at once, as numbers: rows of the output layer are taken in parts of about this size.
 LOGITS_AT_ONCE = 1 << 22
@@ -74,128 +70,41 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, *, out: Tensor | None = No
     return rotated
 
 
-class _Rotate(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        return apply_rotary(x, cos, sin)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None]:
-        cos, sin = ctx.saved_tensors
-        return apply_rotary(gradients[0], cos, -sin), None, None
-
-
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The vectors turned by their position's angles; the two halves of the last axis are each plane's coordinates."""
+    """As `apply_rotary`, also on the way to a gradient."""
     if not torch.is_grad_enabled():
         return apply_rotary(x, cos, sin)
-    return _Rotate.apply(x, cos, sin)  # type: ignore[no-any-return, no-untyped-call]
-
-
-# Where the members of each fused matrix lay, and that matrix, by its first member.
-_together: MutableMapping[Tensor, tuple[list[int], Tensor]] = WeakTensorKeyDictionary()
-
-
-@torch.no_grad()
-def fused(parameters: Sequence[Tensor]) -> Tensor:
-    """The parameters' rows as one tensor that shares their memory; moves them next to each other where they are not.
-
-    The parameters stay what they are to everyone else. Whatever gives them new memory (`to`, a copy of the module)
-    parts them, and the next call moves them together again.
-    """
-    cached = _together.get(parameters[0])
-    places = [each.data_ptr() for each in parameters]
-    if cached is not None and cached[0] == places:
-        return cached[1]
-    whole = torch.cat([each.detach() for each in parameters])
-    for each, part in zip(parameters, torch.split(whole, [each.shape[0] for each in parameters]), strict=True):
-        each.data = part
-    _together[parameters[0]] = [each.data_ptr() for each in parameters], whole
-    return whole
-
-
-@torch.no_grad()
-def copied(parameters: Sequence[Tensor]) -> Tensor:
-    """A copy of the parameters' rows; the parameters stay in place.
-
-    For weights that are gathered anew for each use: their memory must not be changed.
-    """
-    return torch.cat(list(parameters))
-
-
-Join = Callable[["Sequence[Tensor]"], Tensor]
-
-
-class _Linears(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, num_weights: int, join: Join, *parameters: Tensor) -> Tensor:
-        weights, biases = parameters[:num_weights], parameters[num_weights:]
-        ctx.join, ctx.sizes = join, [each.shape[0] for each in weights]
-        ctx.save_for_backward(x, *weights)
-        return torch.nn.functional.linear(x, join(weights), join(biases) if biases else None)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        x, *weights = ctx.saved_tensors
-        gradient = gradients[0].contiguous()
-        to_x = gradient @ ctx.join(weights) if ctx.needs_input_grad[0] else None
-        to_weights: tuple[Tensor | None, ...] = (None,) * len(weights)
-        if ctx.needs_input_grad[3]:
-            to_weights = torch.split(gradient.t() @ x, ctx.sizes)
-        num_biases = len(ctx.needs_input_grad) - 3 - len(weights)
-        to_biases: tuple[Tensor | None, ...] = (None,) * num_biases
-        if num_biases and ctx.needs_input_grad[-1]:
-            to_biases = torch.split(gradient.sum(0), ctx.sizes)
-        return (to_x, None, None, *to_weights, *to_biases)
-
-
-def linears(x_NH: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = (), *, join: Join = fused) -> Tensor:
-    """Several linear layers of one input as one: [N, H] -> their outputs next to each other."""
-    if not torch.is_grad_enabled():
-        return torch.nn.functional.linear(x_NH, join(weights), join(biases) if biases else None)
-    return _Linears.apply(x_NH, len(weights), join, *weights, *biases)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def _opened(x: Tensor, gate_weight: Tensor, up_weight: Tensor, join: Join) -> Tensor:
-    return torch.nn.functional.linear(x, join((gate_weight, up_weight)))
-
-
-def _closed(both: Tensor, down_weight: Tensor) -> Tensor:
-    gate, up = both.chunk(2, dim=-1)
-    return torch.nn.functional.linear(torch.nn.functional.silu(gate).mul_(up), down_weight)
+    low, high = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-high, low), dim=-1) * sin
 
 
 class _Mlp(Function):
     @staticmethod
-    def forward(ctx: Any, join: Join, x: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor) -> Tensor:
-        both = _opened(x, gate_weight, up_weight, join)
-        ctx.join = join
-        ctx.save_for_backward(x, both, gate_weight, up_weight, down_weight)
-        return _closed(both, down_weight)
+    def forward(ctx: Any, x: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor) -> Tensor:
+        gate, up = functional.linear(x, gate_weight), functional.linear(x, up_weight)
+        ctx.save_for_backward(x, gate, up, gate_weight, up_weight, down_weight)
+        return functional.linear(functional.silu(gate).mul_(up), down_weight)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        x, both, gate_weight, up_weight, down_weight = ctx.saved_tensors
+        x, gate, up, gate_weight, up_weight, down_weight = ctx.saved_tensors
         gradient = gradients[0].contiguous()
-        (gate, up), to_both = both.chunk(2, dim=-1), torch.empty_like(both)
-        to_gate, to_up = to_both.chunk(2, dim=-1)
-        activated, to_middle = torch.nn.functional.silu(gate), gradient @ down_weight
-        torch.mul(to_middle, activated, out=to_up)
-        to_down = gradient.t() @ activated.mul_(up) if ctx.needs_input_grad[4] else None
-        torch.ops.aten.silu_backward.grad_input(to_middle.mul_(up), gate, grad_input=to_gate)
-        to_x = to_both @ ctx.join((gate_weight, up_weight))
-        if not ctx.needs_input_grad[2]:
-            return None, to_x, None, None, to_down
-        to_gate_weight, to_up_weight = (to_both.t() @ x).chunk(2)
-        return None, to_x, to_gate_weight, to_up_weight, to_down
+        activated, to_middle = functional.silu(gate), gradient @ down_weight
+        to_up = to_middle * activated
+        to_down = gradient.t() @ activated.mul_(up) if ctx.needs_input_grad[3] else None
+        to_gate = torch.ops.aten.silu_backward(to_middle.mul_(up), gate)
+        to_x = (to_gate @ gate_weight).addmm_(to_up, up_weight)
+        if not ctx.needs_input_grad[1]:
+            return to_x, None, None, to_down
+        return to_x, to_gate.t() @ x, to_up.t() @ x, to_down
 
 
-def mlp(x_NH: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor, *, join: Join = fused) -> Tensor:
-    """down(silu(gate(x)) * up(x))"""
+def mlp(x_NH: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor) -> Tensor:
+    """down(silu(gate(x)) * up(x)), which keeps two tensors for the way back where autograd would keep four."""
     if not torch.is_grad_enabled():
-        return _closed(_opened(x_NH, gate_weight, up_weight, join), down_weight)
-    return _Mlp.apply(join, x_NH, gate_weight, up_weight, down_weight)  # type: ignore[no-any-return, no-untyped-call]
+        opened = functional.silu(functional.linear(x_NH, gate_weight))
+        return functional.linear(opened.mul_(functional.linear(x_NH, up_weight)), down_weight)
+    return _Mlp.apply(x_NH, gate_weight, up_weight, down_weight)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Again(Function):
@@ -278,19 +187,19 @@ def _each_chance(
     target: Tensor,
     drawn: Drawn,
     with_entropy: bool,
-    with_squares: bool = False,
+    with_sum_pi_squared: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities [C], and the rows' entropies, or sums of squares, [M]; without either zeros [C]."""
-    own, entropies = [], []
+    """Log-probabilities [C], and the rows' entropies or sums of squared probabilities [M]; without either zeros [C]."""
+    own, statistics = [], []
     for rows, picks in _parts(hidden, weight, source):
         logs = _log_chances(hidden[rows], weight, source[picks] - rows.start, target[picks], drawn)
         own.append(logs[source[picks] - rows.start, target[picks]])
-        if with_squares:
-            entropies.append(logs.mul_(2).exp_().sum(-1))
+        if with_sum_pi_squared:
+            statistics.append(logs.mul_(2).exp_().sum(-1))
         elif with_entropy:
-            entropies.append(torch.exp(logs).mul_(logs).sum(-1).neg_())
+            statistics.append(torch.exp(logs).mul_(logs).sum(-1).neg_())
     logprobs = own[0] if len(own) == 1 else torch.cat(own)
-    return logprobs, torch.cat(entropies) if entropies else torch.zeros_like(logprobs)
+    return logprobs, torch.cat(statistics) if statistics else torch.zeros_like(logprobs)
 
 
 Drawn = tuple[float, float, int]  # temperature, top_p, top_k
@@ -353,25 +262,26 @@ def token_logprobs(
     target_C: Tensor,
     temperature: float,
     with_entropy: bool,
-    with_squares: bool = False,
+    with_sum_pi_squared: bool = False,
     top_p: float = 1.0,
     top_k: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability of each target under the output layer's row `source_C` (rising), and that row's entropy [C].
+    """Log-probability of each target under the output layer's row `source_C` (rising), and a statistic of that row [C].
 
-    With `top_p` or `top_k` of the distribution over the tokens that may be drawn, which the target belongs to in any
-    case. `with_squares`, without gradient: the sum of squared probabilities in the place of the entropy.
+    The statistic is the entropy or, with `with_sum_pi_squared` and without gradient, the sum of squared probabilities;
+    0 without either. With `top_p` or `top_k` of the distribution over the tokens that may be drawn, which the target
+    belongs to in any case.
 
-    Never holds more logits than a few million: they are made again on the way back. Without entropy that is all 0.
+    Never holds more logits than a few million: they are made again on the way back.
     The weight's gradient is summed over those parts in float32 at least, which takes V x H x 4 bytes once: in bfloat16
     a sum of 1213 parts was 5 to 63 % wrong, and this one 0.3 to 0.4 % (against float64).
     """
     drawn = temperature, top_p, top_k
     if not torch.is_grad_enabled():
-        logprobs_C, entropies = _each_chance(
-            hidden_MH, weight_VH, source_C, target_C, drawn, with_entropy, with_squares
+        logprobs_C, statistics = _each_chance(
+            hidden_MH, weight_VH, source_C, target_C, drawn, with_entropy, with_sum_pi_squared
         )
-        return logprobs_C, entropies[source_C] if with_entropy or with_squares else entropies
+        return logprobs_C, statistics[source_C] if with_entropy or with_sum_pi_squared else statistics
     return _TokenLogprobs.apply(  # type: ignore[no-any-return, no-untyped-call]
         hidden_MH, weight_VH, source_C, target_C, drawn, with_entropy
     )

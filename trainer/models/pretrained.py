@@ -45,19 +45,21 @@ class Pretrained(Model):
         yield from self.inner.named_parameters(prefix, recurse, remove_duplicate)
 
     def score(
-        self, batch: Batch, *, temperature: float, with_entropy: bool = True, with_squares: bool = False
+        self, batch: Batch, *, temperature: float, with_entropy: bool = True, with_sum_pi_squared: bool = False
     ) -> Scored:
         """Each masked token's log-probability [B, T], and the entropy of its distribution; both 0 elsewhere."""
         mask_BT = batch.mask_BT
-        logprobs_C, entropy_C = self(batch, temperature, with_entropy, with_squares)
+        logprobs_C, statistic_C = self(batch, temperature, with_entropy, with_sum_pi_squared)
         empty = logprobs_C.new_zeros(mask_BT.shape)
         logprobs_BT = empty.masked_scatter(mask_BT, logprobs_C)
-        return Scored(logprobs_BT, empty.masked_scatter(mask_BT, entropy_C) if with_entropy else empty)
+        if with_sum_pi_squared:
+            return Scored(logprobs_BT, empty, empty.masked_scatter(mask_BT, statistic_C))
+        return Scored(logprobs_BT, empty.masked_scatter(mask_BT, statistic_C) if with_entropy else empty)
 
     def forward(
-        self, batch: Batch, temperature: float, with_entropy: bool, with_squares: bool = False
+        self, batch: Batch, temperature: float, with_entropy: bool, with_sum_pi_squared: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Each masked token's log-probability [C], and the entropy of its distribution."""
+        """As `ops.token_logprobs`, for each masked token."""
         before_BTH: Tensor = self._whole_rows(batch) if self.gradient_checkpointing else self._shared(batch)
         hidden_CH, target_C = before_BTH[batch.mask_BT], batch.tokens_BT[batch.mask_BT]
         return ops.token_logprobs(
@@ -67,7 +69,7 @@ class Pretrained(Model):
             target_C=target_C,
             temperature=temperature,
             with_entropy=with_entropy,
-            with_squares=with_squares,
+            with_sum_pi_squared=with_sum_pi_squared,
             top_p=self.top_p,
             top_k=self.top_k,
         )

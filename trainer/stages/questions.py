@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 # What may be wrong with each, causes first.
 QUESTIONS: Mapping[str, tuple[str, ...]] = {
     "prompts": ("prompts-repeat", "prompts-differ"),
-    "samples": ("samples-repeat", "answers-misplaced", "sampler-logprobs-wrong"),
+    "samples": ("rows-repeat", "samples-repeat", "answers-misplaced", "sampler-logprobs-wrong"),
     "heldout": ("heldout-overlaps",),
-    "batch": ("batch-differs",),
-    "mini-batches": ("mini-batches-differ",),
+    "batch": ("batch-differs", "rewards-wrong"),
+    "mini-batches": ("mini-batches-differ", "order-differs"),
     "schedules": ("lr-off-schedule", "noise-off-schedule", "noise-repeats", "kl-coef-off"),
     "reference": ("reference-not-start", "reference-moved", "reference-logprobs-wrong"),
     "state": ("state-changed", "restore-incomplete"),

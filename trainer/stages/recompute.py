@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 # Logits or scores of attention at once, as numbers.
 _AT_ONCE = 1 << 23
+# What sums in float32 may lose of all that is added, and numbers of fewer bits.
+_SUMMED = 1e-5
+_NARROW = (torch.bfloat16, torch.float16)
 # Rows of which it is looked up whether they answer another prompt.
 _NUM_MISPLACED = 4
 
@@ -79,6 +82,7 @@ class Recompute:
     def __init__(self, trainer: Trainer, config: Config, results: Results, tap: Tap) -> None:
         self._trainer, self._config, self._results, self._tap = trainer, config, results, tap
         self._learner, self.limits = trainer.learner, Limits.of(config)
+        self.is_cut = config.rollout.top_p < 1 or config.rollout.top_k > 0
 
     def run(self, step: int, result: StepResult) -> None:
         """A collective: every rank computes its rows, and all have the sums."""
@@ -98,7 +102,7 @@ class Recompute:
         """Its result; None where there is no second opinion, for whatever reason: a run does not end for that."""
         try:
             return compute()
-        except plain.Unknown as error:
+        except (plain.Unknown, plain_decoder.TooClose) as error:
             self._results.skip(("recomputed",), str(error))
         except Exception as error:  # then it is not known whether the step was right
             self._results.broken["recomputed"] = f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -135,6 +139,8 @@ class Recompute:
         self._judge_advantages(step, own, everybody)
         if own.values_BT is not None and self._tap.critic is not None:
             self._judge_critic(step, result, own, self._tap.critic)
+        if self.is_cut:  # other weights may not draw a token that was drawn: how it counts then is the run's own matter
+            raise plain.Unknown("it has no formula for the loss with top_p or top_k")
         shares = []
         for number, update in enumerate(self._tap.updates):
             masks = [of_rank[number] for _, of_rank in everybody]
@@ -155,14 +161,20 @@ class Recompute:
         def gap(name: str, found_BT: Tensor | None, wanted_BT: Tensor) -> float:
             return 0.0 if found_BT is None else results.measure(name, float((found_BT - wanted_BT)[mask].abs().mean()))
 
-        if not (error := gap("learner", own.old_BT, expected_BT)) <= limit:
+        def is_rounded(found_BT: Tensor | None) -> bool:
+            return found_BT is not None and _is_rounded(found_BT[mask])
+
+        if not (error := gap("learner", own.old_BT, expected_BT)) <= limit or is_rounded(own.old_BT):
             results.fail("recomputed", "learner-logprobs-wrong", step=step, error=error)
-        if self._learner.reference is not None and own.reference_BT is not None:
+        if self._learner.reference is not None and own.reference_BT is not None and not self.is_cut:
             weights = {name: double(each) for name, each in self._learner.reference.named_parameters()}
             wanted_BT = self._forward(weights, own.answers)[0]
-            if not (error := gap("reference", own.reference_BT, wanted_BT)) <= limit:
+            if not (error := gap("reference", own.reference_BT, wanted_BT)) <= limit or is_rounded(own.reference_BT):
                 results.fail("reference", "reference-logprobs-wrong", step=step, error=error)
         rollout = self._config.rollout
+        if rollout.engine == "builtin" and is_rounded(own.answers.sampler_BT):
+            error = gap("sampler", own.answers.sampler_BT, expected_BT)
+            results.fail("samples", "sampler-logprobs-wrong", step=step, error=error)
         is_same = self.limits.is_exact and rollout.engine in ("builtin", "transformers") and not rollout.off_policy
         if is_same and not self._config.noise.noise_stages:
             results.asked["samples"] += 1
@@ -191,8 +203,15 @@ class Recompute:
         return all(found)
 
     def _forward(self, weights: Mapping[str, Tensor], answers: plain_decoder.Answers) -> tuple[Tensor, Tensor]:
-        temperature = self._config.rollout.temperature
-        return plain_decoder.logprobs(self._merged(weights), self._shape, answers, temperature=temperature)
+        rollout = self._config.rollout
+        return plain_decoder.logprobs(
+            self._merged(weights),
+            self._shape,
+            answers,
+            temperature=rollout.temperature,
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
+        )
 
     def _merged(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         settings = self._config.model
@@ -323,7 +342,11 @@ class Recompute:
         if not all(bool(torch.isfinite(each).all()) for each in actual.values()):
             return False
         matter = [name for name, each in expected.items() if float(each.norm()) > floor]
-        missing = [name for name in matter if not bool(actual[name].any()) or name not in update.first]
+        missing = [name for name in matter if not bool(actual[name].any())]
+        left_out = [name for name in matter if name not in missing and name not in update.first]
+        if left_out:  # nobody sets their gradients to 0 before a step: of those nothing can be said
+            self._results.fail("recomputed", "optimizer-wrong", step=step, tensor=left_out[0])
+            return False
         apart, worst, of_worst = _distance(actual, expected, floor)
         self._results.measure("gradient", apart)
         self._results.measure("gradient of a tensor", of_worst)
@@ -334,6 +357,8 @@ class Recompute:
             is_own = self._trainer.world.size > 1 and _distance(actual, own.gradients, floor)[0] <= limit
             wrong = "gradients-not-summed" if is_own else "gradient-wrong"
             self._results.fail("recomputed", wrong, step=step, error=apart, tensor=worst)
+        elif (unsummed := _unsummed(update, getattr(torch, self._config.run.dtype))) is not None:
+            self._results.fail("recomputed", "gradient-wrong", step=step, error=apart, tensor=unsummed)
         return self.limits.is_exact and not missing and apart <= 1e-5
 
     def _judge_optimizer(self, step: int, number: int, update: Update, then: Update) -> float:
@@ -401,6 +426,22 @@ def _rounding(answers: plain_decoder.Answers) -> Tensor:
         spread = float(own.std(correction=0)) if len(own) > 1 else 1.0
         room[groups == group] = 1e-6 * float(own.abs().max()) / (spread + 1e-6)
     return room
+
+
+def _unsummed(update: Update, dtype: torch.dtype) -> str | None:
+    """The first tensor whose gradient is not the sum of what the passes add to it, rounded to `dtype` once."""
+    for name, total in update.shares.items():
+        found = update.gradients.get(name)
+        room = torch.finfo(dtype).eps * total.abs() + _SUMMED * update.sizes[name]
+        if found is not None and float(((found - total).abs() > room).double().mean()) > 0.01:
+            return name
+    return None
+
+
+def _is_rounded(values: Tensor) -> bool:
+    """Whether enough numbers all have the few bits of bfloat16 or of float16."""
+    values = torch.unique(values[values != 0])
+    return len(values) >= 16 and any(bool((values.to(dtype).double() == values).all()) for dtype in _NARROW)
 
 
 def _total(parts: Iterator[Tensor | None]) -> Tensor:

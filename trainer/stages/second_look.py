@@ -20,6 +20,7 @@ from trainer.saving.checkpoint import difference
 from trainer.stages.questions import Results
 from trainer.stages.recompute import Recompute
 from trainer.stages.tap import Tap, double, first_other_mark, marks, whole_state
+from trainer.types import Stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,22 +31,26 @@ if TYPE_CHECKING:
     from trainer.metrics.records import Records
     from trainer.metrics.step import StepResult
     from trainer.trainer import Trainer
-    from trainer.types import Batch
+    from trainer.types import Rollout
 
 # Numbers of the model times tokens of a step: beyond that a step in float64 on the CPU would take minutes.
 _LARGEST = 5_000_000_000
 # Steps after which a batch is held against its rollouts again: for a small model that is a hundredth of a step.
 _BATCH_EVERY = 10
+# Steps whose rewards are computed again: that may be costly.
+_MOST_SCORED = 2
+# A chance of 1 in 10^13, as a logarithm.
+_UNLIKELY = -30.0
 # Settings of three sections that the second opinion has formulas for, and what is not asked with another one off its
 # default.
 _KNOWN = """
-    convention estimator scale_by_std gamma lam loss clip_low clip_high dual_clip aggregation kl kl_in kl_coef
-    kl_controller kl_target kl_horizon entropy_coef dynamic_sampling max_generations overlong_buffer overlong_factor
-    correction correction_cap correction_floor correction_bound
+    convention estimator scale_by_std gamma lam mask_truncated loss clip_low clip_high dual_clip aggregation
+    kl kl_in kl_coef kl_controller kl_target kl_horizon entropy_coef dynamic_sampling max_generations
+    overlong_buffer overlong_factor correction correction_cap correction_floor correction_bound
     lr lr_schedule warmup_steps weight_decay grad_clip mini_batches ppo_epochs micro_batch_rows critic_lr value_clip
     warm_start_steps warm_start_lr warm_start_until
-    engine prompts_per_step rollouts_per_prompt temperature script tensor_parallel memory_fraction enforce_eager
-    weight_sync sleep generators off_policy max_staleness bucket_mib generator_timeout_s
+    engine prompts_per_step rollouts_per_prompt temperature top_p top_k script tensor_parallel memory_fraction
+    enforce_eager weight_sync sleep generators off_policy max_staleness bucket_mib generator_timeout_s
 """
 _UNASKED = {
     "algorithm": ("recomputed", "samples", "reference"),
@@ -68,6 +73,8 @@ class SecondLook(Observer):
         self._noise: Tensor | None = None  # of the step before, over its deviation
         self._prompts: list[str] = []  # of the step before
         self._drawn: plain.Prompts | None = None
+        self._order = torch.Generator().manual_seed(config.run.seed)  # of groups in mini batches
+        self._num_scored = 0  # steps whose rewards were computed again
         self._reference_mark: int | None = None
         self._skip()
 
@@ -84,6 +91,9 @@ class SecondLook(Observer):
             skip(("recomputed", "samples", "state"), "the model is too large to be computed in float64 on the CPU")
         if not isinstance(learner.model, Decoder):
             skip(("recomputed", "samples"), "the model is not the built-in decoder")
+        is_other = not self._recompute.limits.is_exact or config.rollout.engine not in ("builtin", "transformers")
+        if self._recompute.is_cut and (is_other or config.rollout.off_policy or config.noise.noise_stages):
+            skip(("recomputed", "samples"), "which tokens are among those of top_p or top_k differs from the sampler's")
         if learner.reference is None:
             skip(("reference",), "the learner holds no reference policy")
 
@@ -100,7 +110,7 @@ class SecondLook(Observer):
         trainer, seed, count = self._trainer, self._config.run.seed, self._config.rollout.prompts_per_step
         by_epoch = bool(self._config.run.epochs) and count <= len(trainer.task.train)
         self._drawn = plain.Prompts(trainer.task.train, count, torch.Generator().manual_seed(seed), by_epoch)
-        if self._learner.steps_done:
+        if self._learner.global_step:
             self._go_on(self._drawn)
         if self._asks("state"):
             self._marks = marks(trainer)
@@ -108,6 +118,7 @@ class SecondLook(Observer):
     def _go_on(self, drawn: plain.Prompts) -> None:
         """A resumed run's prompts and coefficient go on from its checkpoint."""
         trainer, self._kl_coef = self._trainer, self._learner._kl_coef
+        self._order.set_state(self._learner._generator.get_state())
         state = trainer.prompts.state()
         drawn.generator.set_state(state["prompts_random"].cpu())
         if drawn.by_epoch:
@@ -128,7 +139,8 @@ class SecondLook(Observer):
         self._ask("prompts", lambda: self._check_prompts(step, result))
         if self._tap.looks or step % _BATCH_EVERY == 0:
             self._ask("batch", lambda: self._check_batch(step, result))
-        self._ask("mini-batches", lambda: self._check_mini_batches(step, result.batch))
+            self._ask("batch", lambda: self._check_rewards(step, result))
+        self._ask("mini-batches", lambda: self._check_mini_batches(step, result))
         self._ask("schedules", lambda: self._check_schedules(step, result))
         if self._tap.looks:
             self._look(step, result)
@@ -140,6 +152,7 @@ class SecondLook(Observer):
     def _look(self, step: int, result: StepResult) -> None:
         self._ask("state", self._check_synced)
         self._ask("reference", lambda: self._check_reference(step))
+        self._ask("samples", lambda: self._check_rows(step, result))
         rewards_PG = result.rewards_PG
         is_useful = bool(torch.isfinite(rewards_PG).all()) and bool((rewards_PG.amax(1) > rewards_PG.amin(1)).any())
         if any(self._trainer.world.gather(is_useful)):
@@ -177,8 +190,10 @@ class SecondLook(Observer):
         learner, reference = self._learner, dict(self._learner.reference.named_parameters())  # type: ignore[union-attr]
         with self._results.spent.part("reference"):
             self._reference_mark = checksum(reference.items())
-            if learner.steps_done == 0:
-                own = [(name, each) for name, each in learner.full_weights() if name in reference]
+            if learner.global_step == 0:
+                # Adapters have to be merged; else the weights themselves, not what is sent of them.
+                named = learner.full_weights() if self._config.model.lora_rank else learner.model.named_parameters()
+                own = [(name, each) for name, each in named if name in reference]
                 if (name := first_difference(own, reference)) is not None:
                     self._results.fail("reference", "reference-not-start", tensor=name)
 
@@ -201,6 +216,15 @@ class SecondLook(Observer):
             repeats = actual == self._prompts or len(set(actual)) < min(len(actual), len(set(expected)))
             self._results.fail("prompts", "prompts-repeat" if repeats else "prompts-differ", step=step)
         self._prompts = actual
+
+    def _check_rows(self, step: int, result: StepResult) -> None:
+        """Not all answers of each group are the same, if the sampler's own log-probabilities make that unlikely."""
+        groups = [group.rollouts for group in result.groups]
+        if self._config.rollout.engine == "scripted" or any(len({each.tokens for each in some}) > 1 for some in groups):
+            return
+        log_chance = sum((len(some) - 1) * sum(some[0].logprobs) for some in groups)
+        if log_chance < _UNLIKELY:
+            self._results.fail("samples", "rows-repeat", step=step, expected=log_chance / math.log(10))
 
     def _check_samples(self, step: int, result: StepResult) -> None:
         """Asked twice for answers to the same prompts, the sampler gives others."""
@@ -229,6 +253,7 @@ class SecondLook(Observer):
             "prompts": [tuple(prompts[number][: lengths[number]]) for number in batch.prompt_of_B.tolist()]
             == [prompt.tokens for prompt, _ in rollouts],
             "tokens": batch.tokens_BT.tolist() == answers,
+            "mask": self._is_masked(batch.mask_BT, [each for _, each in rollouts]),
             "lengths": batch.lengths_B.tolist() == [len(each.tokens) for _, each in rollouts],
             "log-probabilities": torch.equal(
                 batch.sampler_logprobs_BT.cpu(), torch.tensor(logprobs, dtype=batch.sampler_logprobs_BT.dtype)
@@ -237,10 +262,46 @@ class SecondLook(Observer):
         if (what := next((name for name, is_right in found.items() if not is_right), None)) is not None:
             self._results.fail("batch", "batch-differs", step=step, what=what)
 
-    def _check_mini_batches(self, step: int, batch: Batch) -> None:
-        """Together the mini batches have every row once in each epoch, and so have the forward passes of each."""
+    def _is_masked(self, mask_BT: Tensor, rollouts: Sequence[Rollout]) -> bool:
+        """Whether the mask is on the model's own tokens of all answers that count, but for those rejected."""
+        algorithm, width = self._config.algorithm, mask_BT.shape[1]
+        expected_BT = torch.zeros(mask_BT.shape, dtype=torch.bool)
+        for row, each in enumerate(rollouts):
+            if not (algorithm.mask_truncated and each.stop is Stop.LENGTH):
+                own = each.response_mask or (True,) * len(each.tokens)
+                expected_BT[row] = torch.tensor([*own, *[False] * (width - len(own))])
+        mask_BT = mask_BT.cpu()
+        return bool((mask_BT <= expected_BT).all()) if algorithm.rejection else torch.equal(mask_BT, expected_BT)
+
+    def _check_rewards(self, step: int, result: StepResult) -> None:
+        """The rewards are those of each answer to its own prompt; a function of the user's is not called again."""
+        config, rewards = self._config, result.rewards_PG.reshape(-1).tolist()
+        if config.task.reward_function or self._num_scored == _MOST_SCORED:
+            return
+        self._num_scored += 1
+        pairs = [(group.prompt, each) for group in result.groups for each in group.rollouts]
+        for row, ((prompt, rollout), found) in enumerate(zip(pairs, rewards, strict=True)):
+            try:
+                expected = plain.reward(self._trainer.task, prompt, rollout, config.algorithm)
+            except Exception:  # as the step's own may have: what is known of that is in its record
+                continue
+            if not abs(found - expected) <= 1e-6 * max(1.0, abs(expected)):
+                details = {"found": found, "expected": expected, "row": row}
+                self._results.fail("batch", "rewards-wrong", step=step, **details)
+                return
+
+    def _check_mini_batches(self, step: int, result: StepResult) -> None:
+        """Together the mini batches have every row once in each epoch, and so have the forward passes of each.
+
+        Their groups are in the order that the run's seed gives.
+        """
         self._results.asked["mini-batches"] += 1
-        every, epochs = range(len(batch.tokens_BT)), self._config.optim.ppo_epochs
+        every, optim = range(len(result.batch.tokens_BT)), self._config.optim
+        epochs, usual = optim.ppo_epochs, self._trainer.num_prompts
+        sizes = [len(group.rollouts) for group in result.groups]
+        expected = plain.mini_batches(sizes, optim, usual=usual, generator=self._order)
+        if [sorted(update.rows) for update in self._tap.updates] != expected:
+            self._results.fail("mini-batches", "order-differs", step=step)
         for name in ("rows", "passes"):
             rows = [row for update in self._tap.updates for row in getattr(update, name)]
             if sorted(rows) != sorted([*every] * epochs):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +36,8 @@ class Update:
     first: dict[str, Tensor] = field(default_factory=dict)
     second: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor | None] = field(default_factory=dict)  # summed over the ranks, not clipped
+    shares: dict[str, Tensor] = field(default_factory=dict)  # the sum of what each pass adds to the gradient
+    sizes: dict[str, Tensor] = field(default_factory=dict)  # and of their absolute values
     metrics: Mapping[str, float] = field(default_factory=dict)
     lr: float = math.nan
 
@@ -49,11 +52,14 @@ class Tap:
         self.updates: list[Update] = []
         self.after: Update | None = None  # the state after the last update, before the sampler gets its weights
         self.critic: Update | None = None  # its state before the step
+        self._done = 0  # optimizer steps before this one
+        self._hooks: list[Any] = []
         self._wrap()
 
     def begin(self, *, looks: bool) -> None:
         """A new step."""
         self.looks, self.updates, self.after, self.critic = looks, [], None, None
+        self._done = self._trainer.learner.optimizer_steps
         if looks and self._trainer.learner.critic is not None:
             self.critic = self.of_critic()
 
@@ -64,7 +70,7 @@ class Tap:
 
     def _wrap(self) -> None:
         learner, trainer = self._trainer.learner, self._trainer
-        mini_batches, micro_batches = learner.mini_batches, learner.micro_batches
+        mini_batches, micro_batches = learner.split_mini_batches, learner.split_micro_batches
         reduce_metrics, lr, sync_weights = learner.reduce_metrics, learner.lr, trainer.sync_weights
 
         def seen_mini_batches(batch: Batch) -> Iterator[Tensor]:
@@ -77,15 +83,20 @@ class Tap:
             passes, totals = micro_batches(batch, rows)
             if self.updates:
                 self.updates[-1].passes = [row for each in passes for row in each.tolist()]
+                self._follow_gradients(self.updates[-1])
             return passes, totals
 
         def seen_metrics(shares: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
             metrics = reduce_metrics(shares)
+            while self._hooks:
+                self._hooks.pop().remove()
             if self.updates:
-                update = self.updates[-1]
                 if self.looks:
-                    rows, passes, self.updates[-1] = update.rows, update.passes, self._snapshot()
-                    self.updates[-1].rows, self.updates[-1].passes = rows, passes
+                    seen, state = self.updates[-1], self._snapshot()
+                    state.rows, state.passes, state.shares, state.sizes = (
+                        seen.rows, seen.passes, seen.shares, seen.sizes,
+                    )  # fmt: skip
+                    self.updates[-1] = state
                 self.updates[-1].metrics = metrics
             return metrics
 
@@ -96,15 +107,37 @@ class Tap:
             return rate
 
         def seen_sync(step: int) -> None:
-            if self.looks and self.after is None:
+            due = trainer.config.optim.optimizer_steps_per_batch
+            is_after = learner.optimizer_steps - self._done == due
+            if self.looks and self.after is None and is_after:
                 self.after = self._snapshot()
             sync_weights(step)
 
         tapped: Any = learner
-        tapped.mini_batches, tapped.micro_batches = seen_mini_batches, seen_micro_batches
+        tapped.split_mini_batches, tapped.split_micro_batches = seen_mini_batches, seen_micro_batches
         tapped.reduce_metrics, tapped.lr = seen_metrics, seen_lr
         tapped = trainer
         tapped.sync_weights = seen_sync
+
+    def _follow_gradients(self, update: Update) -> None:
+        """Adds up in float64 what each pass of an update adds to the gradients of its rank."""
+        trainer = self._trainer
+        # With checkpointing the hooks are called twice, for the block by itself and for the whole.
+        is_twice = trainer.config.model.gradient_checkpointing
+        if not self.looks or is_twice or trainer.learner.is_sharded or trainer.world.size > 1:
+            return
+
+        def add(gradient: Tensor, name: str) -> None:
+            share = double(gradient)
+            update.shares[name] = update.shares.get(name, 0.0) + share
+            update.sizes[name] = update.sizes.get(name, 0.0) + share.abs()
+
+        named = trainer.learner.model.named_parameters()
+        self._hooks = [
+            each.register_hook(partial(add, name=name))  # type: ignore[no-untyped-call]
+            for name, each in named
+            if each.requires_grad
+        ]
 
     def _snapshot(self) -> Update:
         with self._spent.part("recomputed"):
@@ -156,7 +189,7 @@ def whole_state(trainer: Trainer) -> dict[str, Any]:
         "first moments": adamw.first,
         "second moments": adamw.second,
         "float32 weights": adamw.master,
-        "number of updates": learner.updates,
+        "number of updates": learner.optimizer_steps,
         "KL coefficient": learner._kl_coef,
         "reference policy": {name: local(each) for name, each in reference.items()},
         "critic": {} if critic is None else critic._optimizer.state(),

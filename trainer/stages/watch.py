@@ -79,7 +79,7 @@ class Watch(Observer):
         self._checked = Progress()  # the time that looking takes, by stage
         # Number of prompts of each evaluation, by its moment.
         self._validated: dict[str, list[int]] = {} if num_validated is None else {"before": [num_validated]}
-        self._tried_after = max(config.run.steps // 2, trainer.learner.steps_done)
+        self._tried_after = max(config.run.steps // 2, trainer.learner.global_step)
 
     def validate(self, when: str, step: int = 0) -> None:
         """Greedy answers to every held-out prompt, with the weights as they are trained: noise is for rollouts only."""
@@ -104,7 +104,7 @@ class Watch(Observer):
     def on_start(self) -> None:
         """Validates, unless the resumed process did."""
         if "before" not in self._validated:
-            self.validate("before", self._trainer.learner.steps_done)
+            self.validate("before", self._trainer.learner.global_step)
 
     def on_step_start(self, step: int) -> None:
         """In the middle of the run: restores a twin from a fresh checkpoint, to take the same step once more.
@@ -239,7 +239,7 @@ class Watch(Observer):
             raise
         except RewardBroken:
             with suppress(OSError):  # the reward is what broke the run
-                self.save(self._trainer.learner.steps_done)
+                self.save(self._trainer.learner.global_step)
             raise
 
     def _round_trip(self, step: int) -> tuple[Trainer | None, dict[str, Any]]:

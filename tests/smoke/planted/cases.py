@@ -27,7 +27,12 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[3]
-FAULTS: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("faults.toml").read_text("utf-8"))["fault"]
+# Those of the author of the judge, and those of somebody who had not seen it.
+FAULTS: list[dict[str, Any]] = [
+    fault
+    for name in ("faults.toml", "blind.toml")
+    for fault in tomllib.loads(Path(__file__).with_name(name).read_text("utf-8"))["fault"]
+]
 HEALTHY: list[str] = Path(__file__).with_name("healthy.txt").read_text("utf-8").splitlines()
 # What the verdict says when it knows that something is wrong, and not what.
 NOTICED = {"accuracy-does-not-rise", "accuracy-falls", "too-little", "next-step-differs", "not-measured"}

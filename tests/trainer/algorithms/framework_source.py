@@ -127,7 +127,8 @@ def step(*, observations: bool = True, groups: tuple[int, ...] = (3, 3, 1, 2), s
     own_BT = -3 * torch.rand(rows, width, generator=generator)
     return {
         "logprobs_BT": own_BT,
-        "squares_BT": own_BT.exp().square() + torch.rand(rows, width, generator=generator) * (1 - own_BT.exp()) ** 2,
+        "sum_pi_squared_BT": own_BT.exp().square()
+        + torch.rand(rows, width, generator=generator) * (1 - own_BT.exp()) ** 2,
         "baselines_B": torch.rand(rows, generator=generator),
         "parts_BK": torch.rand(rows, 3, generator=generator).round(decimals=1),
         "token_rewards_BT": token_rewards_BT,

@@ -134,8 +134,8 @@ def test_by_hand(name: str, rewards: list[float], groups: list[int], expected: l
 
 def test_a_baseline_is_taken_at_each_token_by_what_the_answers_have_moved_until_there() -> None:
     scores = outcome([1.0, 0.0, 0.5], [0, 0, 1], [2, 1, 2], width=2)
-    logprobs_BT, squares_BT = torch.full((3, 2), 0.5).log(), torch.full((3, 2), 0.5)
-    given = replace(scores, logprobs_BT=logprobs_BT, squares_BT=squares_BT)
+    logprobs_BT, sum_pi_squared_BT = torch.full((3, 2), 0.5).log(), torch.full((3, 2), 0.5)
+    given = replace(scores, logprobs_BT=logprobs_BT, sum_pi_squared_BT=sum_pi_squared_BT)
     found = advantages("optimal_token_baseline", given, CONVENTIONS["verl"]).advantages_BT
     # Both have moved as far at the first token; at the second, and in a group of one, there is nobody else.
     assert found.tolist() == [[pytest.approx(0.5), 1.0], [pytest.approx(-0.5), 0.0], [0.5, 0.5]]

@@ -284,6 +284,6 @@ def test_the_policy_is_the_distribution_over_the_tokens_that_may_be_drawn(top_p:
         assert torch.allclose(ours, theirs, atol=1e-10)
     with torch.no_grad():
         _, squares_C = ops.token_logprobs(
-            hidden_MH, weight_VH, temperature=0.7, with_entropy=False, with_squares=True, **given
+            hidden_MH, weight_VH, temperature=0.7, with_entropy=False, with_sum_pi_squared=True, **given
         )
     assert torch.allclose(squares_C, (2 * logs_MV).exp().sum(dim=1)[source_C])

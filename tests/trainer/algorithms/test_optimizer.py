@@ -43,7 +43,7 @@ def test_a_step_is_that_of_adamw_on_the_bounded_gradient_of_what_learns() -> Non
         wanted.step(plain, lr=0.1, number=number)
     torch.testing.assert_close(made.weight, other.weight, rtol=0, atol=1e-7)
     assert torch.equal(made.bias, before)
-    assert optimizer.updates == 2
+    assert optimizer.optimizer_steps == 2
 
 
 @pytest.mark.parametrize("gradient", [math.nan, math.inf])
@@ -53,7 +53,7 @@ def test_a_gradient_that_is_not_finite_moves_nothing_and_counts(gradient: float)
     assert not math.isfinite(take(optimizer, gradient)[0])
     assert torch.equal(made.weight, before)
     assert not bool(optimizer.adamw.first["weight"].any())
-    assert optimizer.updates == 1
+    assert optimizer.optimizer_steps == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -70,7 +70,7 @@ def test_its_state_brings_it_back_bit_for_bit(dtype: torch.dtype) -> None:
     assert torch.equal(other.weight, made.weight)
     for part in ("first", "second", "master"):
         assert all(torch.equal(each, fresh.state()[part][name]) for name, each in optimizer.state()[part].items()), part
-    assert fresh.updates == optimizer.updates == 3
+    assert fresh.optimizer_steps == optimizer.optimizer_steps == 3
 
 
 def test_shares_in_bfloat16_add_up_as_in_float32_and_only_where_there_are_several() -> None:

@@ -155,7 +155,7 @@ def scores(seed: int = 0) -> Scores:
         group_B,
         values_BT=torch.randn(ROWS, WIDTH, generator=generator),
         logprobs_BT=-torch.rand(ROWS, WIDTH, generator=generator),
-        squares_BT=torch.rand(ROWS, WIDTH, generator=generator),
+        sum_pi_squared_BT=torch.rand(ROWS, WIDTH, generator=generator),
         baselines_B=torch.rand(4, generator=generator)[group_B],
         parts_BK=torch.rand(ROWS, 2, generator=generator),
     )

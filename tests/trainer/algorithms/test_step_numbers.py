@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from trainer.algorithms.conventions import CONVENTIONS
-from trainer.algorithms.correction import MAXIMA, Spread, correction, shares, spread
+from trainer.algorithms.correction import correction
 from trainer.algorithms.losses import Totals, aggregate, count, masked_mean, masked_sum
+from trainer.algorithms.update_metrics import MAXIMA, Spread, spread, weight_shares
 from trainer.metrics.step import explained_variance
 from trainer.models.critic import value_loss
 from trainer.rollouts import has_signal, overlong_penalty
@@ -97,7 +98,9 @@ def reported(level: str, cap: float, *parts: int) -> Spread:
     for rows in torch.split(torch.arange(2), list(parts)):
         kept_BT = KEPT_BT[rows]
         found = correction(LEARNER_BT[rows], SAMPLER_BT[rows], kept_BT, verl, level=level, cap=cap)
-        made.append({name: each.item() for name, each in shares(found, kept_BT, totals, level=level, cap=cap).items()})
+        made.append(
+            {name: each.item() for name, each in weight_shares(found, kept_BT, totals, level=level, cap=cap).items()}
+        )
     return spread({n: (max if n in MAXIMA else sum)(each[n] for each in made) for n in made[0]})
 
 
@@ -127,7 +130,7 @@ def test_the_weights_are_reported_as_verl_reports_them_however_a_step_is_cut(par
 def test_weights_that_are_nearly_all_one_keep_their_deviation() -> None:
     near_BT = torch.tensor([[1e-4, -1e-4]])
     found = correction(near_BT, torch.zeros(1, 2), KEPT_BT[:1], CONVENTIONS["verl"], level="token", cap=2.0)
-    parts = shares(found, KEPT_BT[:1], count(KEPT_BT[:1], CONVENTIONS["verl"]), level="token", cap=2.0)
+    parts = weight_shares(found, KEPT_BT[:1], count(KEPT_BT[:1], CONVENTIONS["verl"]), level="token", cap=2.0)
     assert spread({name: each.item() for name, each in parts.items()}).std == pytest.approx(1e-4, rel=2e-3)
 
 

@@ -16,10 +16,9 @@ import torch
 from tests.trainer.algorithms.algorithm_cases import advantages, token_logprobs
 from trainer.algorithms.advantages import Scores
 from trainer.algorithms.conventions import CONVENTIONS, Convention
-from trainer.algorithms.correction import correction
+from trainer.algorithms.correction import correction, entropy_mask, off_policy_mask, rejection_mask
 from trainer.algorithms.estimators import whitened_and_clipped
 from trainer.algorithms.losses import LossSettings, adapted_kl_coef, aggregate, count, divergence, policy_loss
-from trainer.algorithms.masks import entropy_mask, off_policy_mask, rejection_mask
 from trainer.algorithms.policy_losses import LOSSES
 from trainer.algorithms.rejection import Rejection
 from trainer.models.critic import value_loss
@@ -27,7 +26,7 @@ from trainer.models.critic import value_loss
 Vector = dict[str, Any]
 FLOATS = (
     *("logprobs_BT", "old_BT", "reference_BT", "advantages_BT", "weights_BT"),
-    *("values_BT", "returns_BT", "squares_BT", "entropy_BT"),
+    *("values_BT", "returns_BT", "sum_pi_squared_BT", "entropy_BT"),
 )
 
 

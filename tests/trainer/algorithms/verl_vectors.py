@@ -118,7 +118,7 @@ def more_advantages(source: Source) -> Iterator[Vector]:
         elif name == "remax":
             given["reward_baselines"] = batch["baselines_B"]
         elif name == "optimal_token_baseline":
-            given |= {"old_log_probs": batch["logprobs_BT"], "sum_pi_squared": batch["squares_BT"]}
+            given |= {"old_log_probs": batch["logprobs_BT"], "sum_pi_squared": batch["sum_pi_squared_BT"]}
         elif name == "gdpo":
             keys = ["a", "b", "c"]
             given["config"] = {"gdpo_reward_keys": keys, "gdpo_reward_weights": settings.get("part_weights")}

@@ -51,9 +51,9 @@ def _answers(config: Config, size: int, prompts: int) -> Batch:
 
 def own(config: Config, batch: Batch) -> Tensor:
     """What the learner says with a reference of its own."""
-    known = build_trainer(changed(config, reference_place="learner", generators=0), CPU, seed=0).learner.forward_only(
-        batch
-    )
+    known = build_trainer(
+        changed(config, reference_place="learner", generators=0), CPU, seed=0
+    ).learner.compute_logprobs(batch)
     assert known.reference_BT is not None
     return known.reference_BT
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -212,3 +213,29 @@ def test_what_it_has_no_formula_for_is_said(setting: dict[str, Any]) -> None:
         plain.advantages(plain.token_rewards(given, None), given, chosen)
         counts = plain.Counts.of([MASK], chosen, longest=6.0)
         plain.loss(zeros, zeros, zeros, zeros, zeros, given, chosen, counts=counts, kl_coef=0.1)
+
+
+def test_the_fewest_tokens_with_the_share_are_drawn() -> None:
+    logits = torch.tensor([[0.2, 0.5, 0.3]], dtype=torch.float64).log()
+    assert plain_decoder.drawn(logits, top_p=0.6, top_k=0).tolist() == [[False, True, True]]
+    assert plain_decoder.drawn(logits, top_p=1.0, top_k=1).tolist() == [[False, True, False]]
+    with pytest.raises(plain_decoder.TooClose):
+        plain_decoder.drawn(logits, top_p=0.5, top_k=0)
+
+
+def test_mini_batches_have_whole_groups_in_the_order_of_the_seed() -> None:
+    optim = SimpleNamespace(ppo_epochs=2, mini_batches=2)
+    found = plain.mini_batches([2, 1, 2], optim, usual=4, generator=torch.Generator().manual_seed(0))
+    again = plain.mini_batches([2, 1, 2], optim, usual=4, generator=torch.Generator().manual_seed(0))
+    assert found == again and len(found) == 4
+    assert sorted(found[0] + found[1]) == sorted(found[2] + found[3]) == [0, 1, 2, 3, 4]
+    assert all((0 in each) == (1 in each) and (3 in each) == (4 in each) for each in found)
+
+
+def test_a_long_answer_has_less_than_the_task_gives() -> None:
+    task: Any = SimpleNamespace(reward=lambda prompt, rollout: 1.0, max_new_tokens=10)
+    algorithm = SimpleNamespace(overlong_buffer=4, overlong_factor=1.0)
+    prompt, logprobs = Prompt("", (), ""), (0.0,) * 7
+    answer = Rollout((1,) * 7, logprobs, Stop.END)
+    assert plain.reward(task, prompt, answer, algorithm) == 0.75
+    assert plain.reward(task, prompt, answer, SimpleNamespace(overlong_buffer=0)) == 1.0

@@ -53,7 +53,7 @@ def described(config: Config, *, with_meter: bool = False) -> dict[str, Any]:
         groups, rewards_PG, num_drawn = made.groups, made.rewards_PG, made.num_drawn
     with progress.part("old_log_prob"):
         batch = trainer.pack(groups, rewards_PG)
-        known = trainer.learner.forward_only(batch)
+        known = trainer.learner.compute_logprobs(batch)
     judged = trainer.learner.compute_advantages(batch, known)
     with progress.part("update_actor"):
         update = update_policy(trainer.learner, batch, known, judged)
@@ -120,7 +120,7 @@ def test_rewards_of_a_run_are_its_scores_less_the_divergence_if_that_is_in_the_r
     made = next_rollouts(trainer)
     groups, rewards_PG = made.groups, made.rewards_PG
     batch = trainer.pack(groups, rewards_PG)
-    known = trainer.learner.forward_only(batch)
+    known = trainer.learner.compute_logprobs(batch)
     assert known.reference_BT is not None
     apart = replace(known, reference_BT=known.reference_BT - 0.25)
     judged = trainer.learner.compute_advantages(batch, apart)

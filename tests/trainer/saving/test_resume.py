@@ -72,7 +72,7 @@ def go(out: Path, config: Config, *, stop: int = 0, is_resumed: bool = False) ->
             interrupt = After(step=stop) if stop else None
             watched(trainer, config, out, records, interrupt=interrupt, num_validated=num_validated)
         except Interrupted as left:
-            assert left.step == trainer.learner.steps_done
+            assert left.step == trainer.learner.global_step
     return trainer
 
 
@@ -113,7 +113,7 @@ def test_the_first_step_and_the_last_are_places_to_go_on_from(tmp_path: Path) ->
     whole = go(tmp_path / "whole", config)
     for stop in (1, 3):
         out = tmp_path / str(stop)
-        assert go(out, config, stop=stop).learner.steps_done == stop
+        assert go(out, config, stop=stop).learner.global_step == stop
         last = go(out, config, is_resumed=True)
         assert difference(state_of(whole, 3), state_of(last, 3)) is None, stop
         assert told(out) == told(tmp_path / "whole"), stop

@@ -127,7 +127,7 @@ other = restored("checkpoint")
 torch.save({n: whole(each) if isinstance(each, torch.Tensor) else each for n, each in flatten(state(other, 3)).items()},
            here / f"on-three-{world.rank}.pt")
 update(other, batch(*shares[world.rank]))
-found["updates"] = other.updates
+found["updates"] = other.optimizer_steps
 """
 
 
@@ -176,7 +176,7 @@ def test_one_process_goes_on_from_the_shards_of_two(checkpoint: Path, ranks: Any
     state["stored"].into(own)
     made.restore({**made.state(), **state["learner"]})
     assert state["step"] == 3
-    assert made.updates == 1
+    assert made.optimizer_steps == 1
     wanted = whole_state(folder, "whole-0.pt")
     assert len(own) > 50
     assert all(torch.equal(each, wanted[name]) for name, each in own.items())

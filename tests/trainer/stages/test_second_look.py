@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,11 +14,15 @@ from trainer.metrics import second_opinion
 from trainer.metrics.records import NoRecords
 from trainer.stages import second_look
 from trainer.stages.questions import QUESTIONS, Results
+from trainer.stages.recompute import _is_rounded, _unsummed
 from trainer.stages.second_look import SecondLook
+from trainer.stages.tap import Update
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
+
+    from trainer.trainer import Trainer
 
 
 SMALL = changed(TINY, steps=3, prompts_per_step=4, mini_batches=2, layers=1)
@@ -48,6 +53,61 @@ def test_it_changes_nothing_of_the_run(tmp_path: Path, monkeypatch: pytest.Monke
     for name, each in looked.learner.parameters().items():
         assert torch.equal(each, plain.learner.parameters()[name])
     assert torch.equal(looked.engine.random_state(), plain.engine.random_state())
+
+
+def more(trainer: Trainer) -> None:
+    score = trainer.score
+    trainer.score = lambda groups: score(groups) + 0.5  # type: ignore[method-assign]
+
+
+def reverse(trainer: Trainer) -> None:
+    mini_batches = trainer.learner.split_mini_batches
+    trainer.learner.split_mini_batches = lambda batch: reversed(list(mini_batches(batch)))  # type: ignore[method-assign]
+
+
+def repeat(trainer: Trainer) -> None:
+    generate = trainer.engine.generate
+    trainer.engine.generate = lambda *asked: [each[:1] * len(each) for each in generate(*asked)]  # type: ignore[method-assign]
+
+
+def unmask(trainer: Trainer) -> None:
+    pack = trainer.pack
+    trainer.pack = lambda *given: replace(pack(*given), mask_BT=torch.zeros_like(pack(*given).mask_BT))  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "break_it"),
+    [
+        ("batch", "rewards-wrong", more),
+        ("batch", "batch-differs", unmask),
+        ("mini-batches", "order-differs", reverse),
+        ("samples", "rows-repeat", repeat),
+    ],
+)
+def test_what_is_computed_or_drawn_again_shows_what_is_wrong(
+    name: str, wrong: str, break_it: Callable[[Trainer], None], tmp_path: Path
+) -> None:
+    trainer = build_trainer(SMALL, CPU, seed=0)
+    break_it(trainer)
+    assert stages(run(tmp_path, SMALL, trainer))[name]["wrong"] == wrong
+
+
+def test_numbers_of_few_bits_are_told_from_those_of_many() -> None:
+    values = torch.randn(64, dtype=torch.float64)
+    assert _is_rounded(values.bfloat16().double()) and not _is_rounded(values.float().double())
+    assert not _is_rounded(torch.zeros(64, dtype=torch.float64))
+
+
+def test_a_sum_of_gradients_is_rounded_once() -> None:
+    shares = torch.randn(32, 256, dtype=torch.float64)
+    narrow = torch.zeros(256, dtype=torch.bfloat16)
+    for each in shares:
+        narrow += each.bfloat16()
+    update = Update([], shares={"x": shares.sum(0)}, sizes={"x": shares.abs().sum(0)})
+    update.gradients = {"x": shares.sum(0).bfloat16().double()}
+    assert _unsummed(update, torch.bfloat16) is None
+    update.gradients = {"x": narrow.double()}
+    assert _unsummed(update, torch.bfloat16) == "x"
 
 
 def test_a_setting_without_a_formula_leaves_its_questions_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
