@@ -37,4 +37,5 @@ def test_a_day_before_the_newer_release_is_what_speaks_against_it() -> None:
     stack = resolve(request, MATRIX)
     assert isinstance(stack, Stack)
     found = newer_release(stack, request, MATRIX)
-    assert found is not None and [getattr(each, "key", "") for each in found.args["why"]] == ["resolve.asked-day"]
+    why = found.args["why"] if found else ()
+    assert isinstance(why, tuple) and [each.key for each in why] == ["resolve.asked-day"]
