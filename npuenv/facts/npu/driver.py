@@ -60,7 +60,7 @@ class Node:
 class Nodes:
     """The device nodes of the NPUs and of their managers."""
 
-    cards: tuple[Node, ...]
+    cards: tuple[Node, ...]  # by number
     managers: tuple[Node, ...]
     missing_managers: tuple[str, ...]
 

@@ -246,6 +246,8 @@ def find_python(host: Host, version: str, arch: str, chosen: str | None = None) 
     found: dict[str, str] = {}
     for candidate in (chosen,) if chosen else _candidates(host, version):
         ran = host.run((candidate, "-I", "-c", _NAME_VERSION), timeout_s=20.0)
+        if ran.code != 0:
+            continue
         try:
             major, minor, micro, machine, base = loads(ran.out)
         except (TypeError, ValueError):
