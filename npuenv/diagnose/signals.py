@@ -360,7 +360,7 @@ def _build(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     yield from found
 
 
-_WHEEL = re.compile(r"-cp(\d)(\d+)-\w+-\S*?(x86_64|aarch64|any)\.whl is not a supported wheel", re.IGNORECASE)
+_WHEEL = re.compile(r"-cp(\d)(\d+)-\S*?(x86_64|aarch64|any)\.whl is not a supported wheel", re.IGNORECASE)
 
 
 def _wheels(facts: ReportFacts, text: Text) -> Iterator[Sign]:

@@ -149,6 +149,7 @@ def test_a_merge_conflict_left_in_a_lock_is_refused_with_its_line() -> None:
     lines = write_lock(LOCK).split("\n")
     lines[20:20] = ["<<<<<<< HEAD"]
     assert flaw("\n".join(lines)) == (21, "lock.no-toml")
+    assert flaw('a = 1\nb = {"at line " = 1, "at line " = 2}\n') == (2, "lock.no-toml")
 
 
 def test_a_sealed_package_without_a_hash_and_without_a_reason_is_refused() -> None:
