@@ -252,6 +252,7 @@ def own_address() -> str:
 
 
 @pytest.mark.parametrize("connection", ["own", "127.0.0.1", "198.51.100.7", "fd00::1", ""])
+@pytest.mark.slow
 def test_the_address_of_a_login_counts_where_it_is_the_nodes_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connection: str
 ) -> None:

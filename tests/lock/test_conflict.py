@@ -83,6 +83,7 @@ def resolves(inputs: Inputs, market: Any, folder: Path) -> bool:
         for at, case in enumerate(CASES)
     ],
 )
+@pytest.mark.slow
 def test_the_smallest_clash_is_found_and_none_of_it_can_be_spared(
     case: dict[str, Any], market: Any, tmp_path: Path
 ) -> None:

@@ -270,6 +270,7 @@ def test_a_wheel_fits_by_its_tags(name: str, is_fit: bool) -> None:
     [path if at % 6 == 0 else pytest.param(path, marks=pytest.mark.slow) for at, path in enumerate(PUBLISHED)],
     ids=lambda path: path.name,
 )
+@pytest.mark.one_in(3)
 def test_a_published_lock_says_what_the_stack_says_and_what_it_lacks_and_holds_no_cuda(path: Path) -> None:
     lock = read_lock(path)
     says_what_the_stack_says(lock, path)
