@@ -9,6 +9,7 @@ import importlib.util
 import os
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,6 +95,19 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     gc.set_threshold(50_000)
     gc.enable()
     return result
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked `one_in(n)`, all examples but every n-th are slow."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("one_in")
+        if mark is not None:
+            name = item.nodeid.partition("[")[0]
+            if seen[name] % mark.args[0]:
+                item.add_marker(pytest.mark.slow)
+            seen[name] += 1
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

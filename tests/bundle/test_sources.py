@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from tests.bundle.conftest import Shop
 
 
+pytestmark = pytest.mark.slow
+
+
 def tree(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 

@@ -73,6 +73,8 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("cards.present", both(NO_CARDS, put(pci_devices=("d802", "d802"))), Status.FAIL, "2 NPUs on the PCI bus"),
     ("cards.present", both(lost("smi"), nodes(0, 1)), Status.WARN, "2 device nodes"),
     ("cards.present", both(NO_CARDS, lost("smi", "smi_trouble", "nodes", "pci_devices")), Status.UNKNOWN, "could not"),
+    ("cards.present", both(NO_CARDS, put(smi=None, smi_trouble=None), lost("nodes")), Status.UNKNOWN, "could not"),
+    ("cards.present", both(NO_CARDS, lost("smi", "smi_trouble")), Status.UNKNOWN, "could not"),
     ("cards.healthy", cards(health="Critical"), Status.FAIL, "0.0"),
     ("cards.healthy", cards(health="Alarm"), Status.WARN, "alarm"),
     ("cards.healthy", cards(health=None), Status.UNKNOWN, "0.0"),

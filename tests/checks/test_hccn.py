@@ -190,7 +190,7 @@ CASES: list[tuple[str, Edit, Status, str]] = [
         Status.UNKNOWN,
         SICK[:-1],
     ),
-    ("network.hccn-tool", ask(3, "link", timed_out=True), Status.UNKNOWN, "timed out"),
+    ("network.hccn-tool", ask(3, "link", timed_out=True), Status.UNKNOWN, "cards 3 do not respond to hccn_tool: timed"),
     ("network.hccn-tool", ask(3, "ip", timed_out=True), Status.UNKNOWN, "timed out"),
     ("network.tls-agrees", both(PLAN, line("tls_enable_3=0", "tls_enable_3=1")), Status.FAIL, "on for devices 3"),
     ("network.tls-agrees", both(PLAN, switch(2, "1", block(0))), Status.FAIL, "on for devices 2"),

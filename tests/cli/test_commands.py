@@ -139,6 +139,7 @@ def test_rendered_folder_is_the_committed_one(home: Path, capsys: pytest.Capture
     assert says(capsys.readouterr().out, "cli.was-rendered", path=str(made))
 
 
+@pytest.mark.slow
 def test_doctor_without_cards_says_so_and_points_to_the_trial(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if any(Path("/dev").glob("davinci[0-9]*")):
         pytest.skip("this machine has cards")

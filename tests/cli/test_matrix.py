@@ -72,6 +72,7 @@ def test_check_quiet_says_nothing_where_nothing_is_wrong(capsys: pytest.CaptureF
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_check_json_is_one_document_with_ids_of_every_language(capsys: pytest.CaptureFixture[str]) -> None:
     documents = []
     for lang in ("en", "zh"):

@@ -47,6 +47,7 @@ def test_roll_gets_its_yaml_script_placement_and_estimate(render: Any, tmp_path:
 @pytest.mark.parametrize(
     "recipe", ["agentic-frozen-lake", "rlvr-math-qwen3-8b", "rlvr-qwen2.5-7b-2x8", "rlvr-qwen2.5-7b-2x8-spread"]
 )
+@pytest.mark.one_in(3)
 def test_every_published_sample_fits(render: Any, recipe: str, release: str) -> None:
     code, document = render("--for", "roll", "--recipe", recipe, "--release", release)
     assert (code, document["estimate"]["verdict"] in ("feasible", "tight")) == (0, True)
@@ -271,6 +272,7 @@ def test_recipes_that_are_not_rendered_are_not_listed(capsys: pytest.CaptureFixt
     "release", ["0.7.1", "0.9.1", *(pytest.param(each, marks=pytest.mark.slow) for each in ("0.5.0", "0.6.1", "0.8.0"))]
 )
 @pytest.mark.parametrize("row", load_matrix().launch_recipes, ids=lambda row: row.id)
+@pytest.mark.one_in(4)
 def test_every_verl_recipe_is_rendered_or_refused_with_its_reason(render: Any, row: Any, release: str) -> None:
     code, document = render("--for", "verl", "--release", release, "--recipe", row.id)
     names = {"recipe": row.id, "release": release, "script": row.script, "since": row.since, "until": row.until or "-"}

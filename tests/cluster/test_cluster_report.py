@@ -84,6 +84,7 @@ def test_the_page_folds_away_what_many_have_and_begins_with_the_worst(lang: str)
         ("hccn_tool -i *", {"timed_out": True, "out": ""}, "network.hccn-tool", ExitCode.UNKNOWN),
     ],
 )
+@pytest.mark.one_in(3)
 def test_a_tool_that_is_dead_on_a_node_is_one_line_and_no_node_without_a_problem(
     program: str, answer: dict[str, object], check: str, code: ExitCode, use: str | None
 ) -> None:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from npuenv.facts.collect import Facts
     from tests.support.changes import Change
 
+pytestmark = pytest.mark.slow
+
 WELL = ("ok", "skip")
 NO_DEVICES = Nodes((), (), ())
 

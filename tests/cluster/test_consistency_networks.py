@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from npuenv.facts.collect import Facts
     from tests.support.changes import Change
 
+pytestmark = pytest.mark.slow
+
 _MASK = 0xFFFFFF00
 
 

@@ -164,6 +164,7 @@ def test_what_could_not_be_told_between_nodes_is_counted_and_shown_when_quiet() 
         ({"node01": "denied", "node02": "denied", "node03": "denied"}, 3),
     ],
 )
+@pytest.mark.slow
 def test_a_dead_node_is_a_problem_and_one_that_could_not_be_asked_is_unknown(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from npuenv.cluster.mesh import Pair
 
+pytestmark = pytest.mark.slow
+
 SHAPE = [4] * 5
 DEVICES = cluster(SHAPE)
 

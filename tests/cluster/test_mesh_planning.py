@@ -16,6 +16,8 @@ from npuenv.cluster.mesh.planning import full, sampled
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+pytestmark = pytest.mark.slow
+
 SHAPES = st.lists(st.integers(1, 5), min_size=1, max_size=9)
 
 

@@ -43,6 +43,7 @@ def made(outcomes: Mapping[Pair, Outcome], shape: list[int], **more: Any) -> dic
 
 @pytest.mark.parametrize("name", FAULTS)
 @pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.one_in(3)
 def test_every_kind_of_culprit_is_said_in_both_languages_and_fits_the_schema(name: str, lang: str) -> None:
     is_broken = FAULTS[name][0]
     plan = full(cluster([4] * 5))

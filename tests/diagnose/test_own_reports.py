@@ -95,6 +95,7 @@ _REPORTS = [(name, form, lang) for name in ("no_card", "a2_healthy") for lang in
         for each in _REPORTS
     ],
 )
+@pytest.mark.one_in(4)
 def test_a_report_without_a_fault_has_no_cause(
     name: str, form: str, lang: str, diagnosed: Callable[[str], Diagnosis]
 ) -> None:

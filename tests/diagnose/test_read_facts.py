@@ -90,6 +90,7 @@ def test_cann(text: str, version: str) -> None:
     [
         ("npu-smi 24.1.rc2   Version: 24.1.rc2", "driver", "24.1.RC2"),
         ("driver version: 25.2.0", "driver", "25.2.0"),
+        ("$ cat /usr/local/Ascend/driver/version.info\nVersion=25.2.0\n", "driver", "25.2.0"),
         ("Python version: 3.11.9 (main)", "python", "3.11"),
         ("/usr/lib/python3.10/site-packages/torch/__init__.py", "python", "3.10"),
         ("Architecture:           aarch64", "arch", "aarch64"),
@@ -97,6 +98,8 @@ def test_cann(text: str, version: str) -> None:
         ("Libc version: glibc-2.31", "glibc", "2.31"),
         ("chip: Ascend 910B3", "generation", "a2"),
         ("Atlas 800T A2", "generation", "a2"),
+        ("Llama3 server on an Atlas 800T A2", "generation", "a2"),
+        ("soc_version: 2203 of the build\nsoc_version: 251", "generation", "a3"),
         ("| 0  310P3  | OK |", "generation", "310p"),
     ],
 )
@@ -190,10 +193,16 @@ def test_codes(text: str, codes: set[str]) -> None:
         ("export ASCEND_RT_VISIBLE_DEVICES=3,1", "visible-devices-unsorted"),
         ("link status: DOWN", "link-down"),
         ("dev_id:0; tls switch[1](0:disable, 1:enable)\ndev_id:1; tls switch[0](0:disable, 1:enable)", "tls-mixed"),
+        ("Atlas 800T A3\nimage: quay.io/ascend/vllm-ascend:v0.11.0rc1\n", "image-for-other-chip"),
     ],
 )
 def test_signs(text: str, sign: str) -> None:
     assert sign in signs(text)
+
+
+def test_a_table_of_cards_gives_signs() -> None:
+    table = load_file(SMI / "info_950PR_25.7.rc1_alarm.toml")["output"]
+    assert {"smi-table", "health-alarm"} <= signs(table)
 
 
 def test_a_zombie_on_a_card_is_told_from_any_other() -> None:
@@ -202,6 +211,10 @@ def test_a_zombie_on_a_card_is_told_from_any_other() -> None:
     zombie = "{}  ?  Z  0:00 [python] <defunct>\n"
     assert pids and "zombie-on-card" in signs(table + zombie.format(pids[0]))
     assert {"zombie", "zombie-on-card"} & signs(table + zombie.format(max(pids) + 1)) == {"zombie"}
+
+
+def test_a_list_of_packages_ends_at_a_line_that_is_no_row() -> None:
+    assert {*facts("Package  Version\nfoo  1.0\n(cut here)\nstep  2.0\n").packages} == {"foo"}
 
 
 def test_a_version_with_a_sentence_behind_it_is_no_pip_show() -> None:
@@ -216,6 +229,11 @@ def test_half_of_a_pair_says_nothing(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "sign", "is_there"),
     [
+        ("grep -c ERROR: prints 0\n", "failed", False),
+        ("state=NOT_FAILED\n", "failed", False),
+        ("ModuleNotFoundError: No module named 'torch'\n", "submodule-missing", False),
+        ("CANN:\n\ndriver: none\n", "cann-info-empty", True),
+        ("CANN:\npackage_name=Ascend-cann-toolkit\n", "cann-info-empty", False),
         ("Successfully installed a-1.0\n", "installed", True),
         ("Successfully installed a-1.0\nImportError: x\n", "installed", False),
         ("vllm==0.7.2\nvllm-ascend==0.7.1rc2.dev3\n", "vllm-pair-doubtful", True),

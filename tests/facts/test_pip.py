@@ -114,8 +114,9 @@ def test_no_index_is_read_as_a_truth_value(value: str, is_on: bool) -> None:
 
 
 def test_an_unreadable_and_a_malformed_file_are_warnings() -> None:
-    settings = read({}, {"/etc/pip.conf": None, "/venv/pip.conf": "index-url = no section\n"})
+    settings = read({}, {"/etc/pip.conf": None, "/venv/pip.conf": "[global]\ntimeout = 7\nindex-url\n"})
     texts = [say(warning) for warning in settings.warnings]
+    assert settings.timeout_s is None, "pip reads nothing of such a file"
     assert "/etc/pip.conf" in texts[0] and "Permission denied" in texts[0]
     assert "/venv/pip.conf" in texts[1]
 

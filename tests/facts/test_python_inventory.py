@@ -180,6 +180,7 @@ def test_of_two_owners_the_one_whose_sizes_fit_has_won(site: Site) -> None:
         (lambda info: (info / "direct_url.json").write_text("{"), "direct_url.json cannot be read"),
     ],
 )
+@pytest.mark.one_in(3)
 def test_damaged_metadata_is_named_and_stops_nothing(site: Site, damage: Any, said: str) -> None:
     site.add("whole", {})
     damage(site.add("broken", {"broken/__init__.py": ""}, version="2.0"))

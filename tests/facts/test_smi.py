@@ -152,6 +152,12 @@ def test_an_old_chip_whose_name_is_a_number_is_still_a_card() -> None:
     assert read.layout is Layout.P310
 
 
+def test_a_chip_of_a3_has_the_number_of_its_device_node() -> None:
+    read = parse_info(load_file(CASES[0].parent / "info_A3_25.3.rc1_16chips_busy.toml")["output"])
+    assert isinstance(read, SmiTable)
+    assert [card.physical for card in read.cards] == list(range(16))
+
+
 def test_a_cut_table_says_that_it_is_not_complete() -> None:
     text = next(text for text in _outputs() if "910B2 " in text)
     rows = text.splitlines()

@@ -20,6 +20,10 @@ from npuenv.facts.target.dist_info import sha256
 from npuenv.host.local import LocalHost
 from npuenv.install import env_verifier as inspector
 from npuenv.install.env_verifier import files, program
+from npuenv.install.env_verifier.inspection import Inspection
+from npuenv.install.env_verifier.leftovers import unowned
+from npuenv.install.env_verifier.mending import distrust
+from npuenv.install.env_verifier.verifying import imported
 from npuenv.lock.make import find_uv
 from npuenv.lock.wheels import write_wheel
 from tests.support.inspecting import inspected
@@ -292,6 +296,35 @@ def test_nothing_of_another_accelerator_loads_itself_in_a_tried_import(world: Wo
     write_wheel(world.wheels, "tools", "0.3", requires=["numbers>=2"], files={"tools.py": text})
     world.installed()
     assert "problem" not in ask_itself(world, "verify", "lock", "--import", "tools==0", *ALL).stdout
+
+
+def test_an_import_that_lasts_too_long_is_a_problem() -> None:
+    assert imported("this", [], 0.0) == ({}, "import this did not end within 0 s")
+
+
+def test_an_editable_package_is_damaged_without_its_folder(tmp_path: Path) -> None:
+    info = tmp_path / "lib/python3.11/site-packages/built-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "RECORD").write_text("built-1.0.dist-info/RECORD,,\n")
+    (info / "direct_url.json").write_text(json.dumps({"url": f"file://{tmp_path}/src", "dir_info": {"editable": True}}))
+    found = json.loads(inspected("state", str(tmp_path))[1])
+    assert found["damaged"] == {"built": f"its folder {tmp_path}/src is not there"}
+
+
+def test_only_what_has_the_name_of_a_torn_file_is_one(tmp_path: Path) -> None:
+    for name in (".tmpabc123", ".tmpabc123.of-mine", "my.tmpabc123"):
+        (tmp_path / name).touch()
+    inspection = Inspection(str(tmp_path), [])
+    inspection.site = str(tmp_path / "site-packages")
+    assert list(unowned(inspection)) == [str(tmp_path / ".tmpabc123")]
+
+
+def test_a_cache_that_cannot_be_cleaned_ends_the_mending(tmp_path: Path) -> None:
+    (tmp_path / "archive-v0/1/tools-0.3.dist-info").mkdir(parents=True)
+    uv = tmp_path / "uv"
+    uv.write_text(f'#!/bin/sh\n[ "$2" = dir ] || exit 2\necho {tmp_path}\n')
+    uv.chmod(0o755)
+    assert distrust(str(uv), ["tools"]) == 2
 
 
 def test_a_link_that_is_a_folder_is_refused(tmp_path: Path, world: World) -> None:

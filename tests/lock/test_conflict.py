@@ -13,7 +13,7 @@ from npuenv.core.toml_input import load_file
 from npuenv.lock import Lock, parse_lock, write_lock
 from npuenv.lock.conflict import prove, single_overrides, smallest
 from npuenv.lock.inputs import REPLACE, REQUIRE, Inputs, Line, inputs_of
-from npuenv.lock.make import make_lock
+from npuenv.lock.make import make_lock, ways_out
 from npuenv.lock.uv import Supply, pip_compile
 from npuenv.resolve.types import GitSource, Override, Pin, Platform, Reason, Stack
 
@@ -83,6 +83,7 @@ def resolves(inputs: Inputs, market: Any, folder: Path) -> bool:
         for at, case in enumerate(CASES)
     ],
 )
+@pytest.mark.slow
 def test_the_smallest_clash_is_found_and_none_of_it_can_be_spared(
     case: dict[str, Any], market: Any, tmp_path: Path
 ) -> None:
@@ -159,7 +160,7 @@ def test_a_bound_that_a_limit_forbids_is_offered_to_be_lifted(market: Any) -> No
     stack = stack_of(case)
     lock = make_lock(stack, market.resolver())
     assert {proof.requirement for proof in lock.proof} == {"opencv>=4.13", "numpy<2"}
-    ways = single_overrides(inputs_of(stack), Supply(), market.resolver(), lock.proof)
+    ways = ways_out(stack, lock, market.resolver())
     assert ways == (("opencv", ("vllm 1.0 (Requires-Dist)",)),)
 
 

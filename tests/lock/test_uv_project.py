@@ -21,7 +21,7 @@ from npuenv.host.local import LocalHost
 from npuenv.lock import Lock, LockedPackage, LockedSource, Missing
 from npuenv.lock.make import find_uv
 from npuenv.lock.uv import Resolver
-from npuenv.lock.uv_project import write_uv_project
+from npuenv.lock.uv_project import _project, write_uv_project
 from npuenv.lock.wheels import write_wheel
 from npuenv.resolve.types import Platform
 
@@ -125,6 +125,13 @@ def _serve(index: Path, wheel: Path) -> None:
     (folder / wheel.name).write_bytes(wheel.read_bytes())
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     (folder / "index.html").write_text(f'<a href="{quote(wheel.name)}#sha256={digest}">{wheel.name}</a>')
+
+
+def test_an_index_of_a_package_is_named_without_its_password(world: World) -> None:
+    lock = replace(world.lock, packages=(replace(world.lock.packages[0], index="cpu"),))
+    resolver = replace(world.resolver, settings=PipSettings(), indexes={"cpu": "https://me:secret@host/whl"})
+    project = loads(_project(lock, Platform(platform.machine(), PYTHON), resolver))
+    assert project["tool"]["uv"]["index"] == [{"name": "cpu", "url": "https://host/whl", "explicit": True}]
 
 
 def test_what_the_indexes_do_not_have_ends_without_a_project(world: World) -> None:

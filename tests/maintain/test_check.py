@@ -16,6 +16,8 @@ from npuenv.matrix import Matrix, load_matrix
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 MATRIX = load_matrix()
 AT = 'id = "contradiction.a3-soc-version"'
 

@@ -8,7 +8,7 @@ import pytest
 
 from npuenv.core.messages import Message
 from npuenv.preflight.examine import examine
-from npuenv.preflight.fixing import corrected, fix
+from npuenv.preflight.fixing import Fixed, corrected, fix
 from npuenv.preflight.reading import ReadOptions, read_file, read_words
 from npuenv.preflight.rules.base import Rule
 from npuenv.preflight.types import Change, Launch, LaunchFinding, launch_finding
@@ -52,6 +52,11 @@ def test_problems_come_worst_first_then_in_the_order_of_the_text() -> None:
         rule("b", 1, framework="roll"),
     ]
     assert [each.check.partition(".")[2] for each in examine(launch, rules)] == ["b", "a", "w", "n"]
+
+
+def test_a_diff_has_two_lines_around_a_change() -> None:
+    fixed = Fixed("a\nb\nc\nd\ne\nf\ng\n", "a\nb\nc\nD\ne\nf\ng\n", (), ())
+    assert fixed.diff == ("@@ -2,5 +2,5 @@", " b", " c", "-d", "+D", " e", " f")
 
 
 def test_the_same_cause_speaks_once_and_refused_words_are_among_them() -> None:

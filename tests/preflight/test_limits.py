@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.core.errors import BadInput, ExitCode
+from npuenv.core.finding import Location
+from npuenv.core.shellscript import LONGEST
 from npuenv.preflight import limits
 from npuenv.preflight.hydra import NotHydra, read_override
+from npuenv.preflight.interpolate import fill
 from npuenv.preflight.limits import TooLarge
 from npuenv.preflight.reading import ReadOptions, read_file
+from npuenv.preflight.types import Setting
 from npuenv.preflight.yaml_text import read_yaml
 
 if TYPE_CHECKING:
@@ -111,6 +115,13 @@ def test_interpolations_that_multiply_without_end_are_open(tmp_path: Path) -> No
     path.write_text("\n".join(["actor_rollout_ref:", "  a0: 1", *lists]))
     settings = read_file(path, ASKED).launch.settings
     assert settings["actor_rollout_ref.a14"].is_open
+
+
+def test_a_text_that_an_interpolation_makes_too_long_is_open() -> None:
+    half = "x" * (LONGEST // 2)
+    texts = {"a": half, "b": f"{half}${{a}}"}
+    settings = {key: Setting(key, text, text, Location("", 1)) for key, text in texts.items()}
+    assert [each.is_open for each in fill(settings, {}, {}).values()] == [False, True]
 
 
 def test_defaults_that_lead_to_each_other_on_endless_paths_are_refused(tmp_path: Path) -> None:

@@ -91,6 +91,12 @@ def test_a_word_that_hydra_refuses_is_refused_with_the_reason(word: str, why: st
     assert caught.value.why == why
 
 
+def test_the_sign_in_the_place_of_a_value_is_named() -> None:
+    with pytest.raises(NotHydra) as caught:
+        read_override("a=[b,,c]")
+    assert caught.value.what == ","
+
+
 @pytest.mark.parametrize(
     ("word", "mark", "key", "value"),
     [

@@ -240,6 +240,24 @@ def added(key: str, text: str) -> Setting:
     return Setting(key, text, text, Location("", 1), "+")
 
 
+def test_a_key_that_left_the_configuration_may_be_forced_in() -> None:
+    key = "trainer.use_legacy_worker_impl"
+    launch = replace(launch_of(release="0.9.0"), settings={key: added(key, "true")})
+    (found,) = (each for rule in RULES if rule.id == "preflight.key-moved" for each in rule.judge(launch))
+    assert (found.severity, found.says.key) == ("note", "preflight_rules.key-own")
+
+
+@pytest.mark.parametrize(("text", "is_said"), [("many", True), ("0.5_4.0", False)])
+def test_a_text_that_begins_with_a_digit_may_be_a_number_to_somebody(text: str, is_said: bool) -> None:
+    launch = launch_of(trainer__save_freq=text)
+    assert ("preflight.number" in rules_of(launch)) is is_said
+
+
+def test_memory_that_is_not_enough_is_said_with_what_takes_it() -> None:
+    (problem,) = case_files.alarms(next(case for case in FAULTS if case.id == "h100-memory-model"))
+    assert getattr(problem.says.args["reason"], "key", "") == "placement.infeasible"
+
+
 def test_a_key_that_was_forced_in_and_that_nobody_lists_is_a_note() -> None:
     nobodys = ["foo.bar", "actor_rollout_ref.model.attn_implementation"]
     free = "actor_rollout_ref.model.override_config.attn_implementation"  # below a part for the user's own keys

@@ -96,6 +96,12 @@ def alarms(reading: Reading) -> list[Any]:
     return [each for each in examine(reading.launch, refused=reading.refused) if each.severity != "note"]
 
 
+@pytest.mark.parametrize("sign", [":-", "-"])
+def test_the_default_of_a_variable_is_split_into_words(sign: str) -> None:
+    text = f"python3 -m verl.trainer.main_ppo ${{EXTRA{sign}data.a=1 data.b=2}}\n"
+    assert [*read_text(text, PATH, asked(CASES[0])).launch.settings] == ["data.a", "data.b"]
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_a_script_has_the_problems_that_it_has_and_no_other(case: Case) -> None:
     first, *rest = all_of(read(case), asked(case))

@@ -20,6 +20,8 @@ from tests.render.activation_cases import (
 )
 from tests.support.sentences import says, sentence
 
+pytestmark = pytest.mark.slow
+
 LEAVE = "npuenv_deactivate"
 VERL = "verl-0.7.0-cann8.3.RC1"  # Megatron-LM on PYTHONPATH
 ROLL = "roll-deepspeed-cann8.5.1"

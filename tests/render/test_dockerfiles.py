@@ -259,6 +259,7 @@ def test_no_address_of_an_index_stands_outside_the_arguments(image: str) -> None
 
 
 @pytest.mark.parametrize("image", IMAGES)
+@pytest.mark.one_in(3)
 def test_the_chinese_rendering_has_the_same_instructions(image: str) -> None:
     def bare(lang: str) -> list[str]:
         lines = rendered(image, lang)[f"{image}/Dockerfile"].splitlines()

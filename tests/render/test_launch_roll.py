@@ -90,6 +90,7 @@ def cards_of(text: str) -> list[int]:
 
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.one_in(3)
 def test_every_sample_keeps_its_plan_and_its_sums(name: str, release: str) -> None:
     tree, row = content(as_published(name, release)), recipes.recipe_of(name, MATRIX.roll_recipes)
     train = cards_of(tree["actor_train"]["device_mapping"])
@@ -129,6 +130,7 @@ def test_deepspeed_is_for_releases_below_0_3_and_fsdp2_for_the_others(name: str)
 
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.one_in(3)
 def test_every_key_is_one_that_roll_reads(name: str, release: str) -> None:
     tree = content(as_published(name, release, allows_local_code=True))
     strange = [key for key in keys(tree) if not is_read(key) and key.split(".")[0] not in ("defaults", "hydra")]

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from npuenv.core.finding import Finding
     from npuenv.facts.collect import Facts
 
+pytestmark = pytest.mark.slow
+
 HOSTS = Path(__file__).parent.parent / "support" / "hosts"
 EVIL = (
     "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">' onload='x' </pre></details>"

@@ -54,3 +54,11 @@ def test_a_pin_that_the_usual_stack_takes_moves_nothing() -> None:
     same = resolve(Request(framework="roll", pins={"torch": pin.version}), MATRIX)
     assert isinstance(same, Stack)
     assert not any(note.key == "resolve.note-moved" for note in same.notes)
+
+
+def test_of_many_sources_three_are_named() -> None:
+    conflict = resolve(Request(framework="roll", hardware="310p"), MATRIX)
+    assert isinstance(conflict, Conflict)
+    (clash,) = (clash for clash in conflict.clashes if clash.rule == "frameworks.roll")
+    *sources, rest = clash.source.split("; ")
+    assert len(sources) == 3 and rest.startswith("… (")

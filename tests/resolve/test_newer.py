@@ -30,3 +30,12 @@ def test_a_newer_release_is_named_with_what_speaks_against_it(request_: Request,
     assert (found and found.key) == key
     if found is not None:
         assert found.args["newer"] != found.args["release"]
+
+
+def test_a_day_before_the_newer_release_is_what_speaks_against_it() -> None:
+    request = Request(stack="verl-0.7.0-cann8.3.RC1", as_of="2026-02-01")
+    stack = resolve(request, MATRIX)
+    assert isinstance(stack, Stack)
+    found = newer_release(stack, request, MATRIX)
+    why = found.args["why"] if found else ()
+    assert isinstance(why, tuple) and [each.key for each in why] == ["resolve.asked-day"]

@@ -41,6 +41,7 @@ def printed(result: Stack | Conflict, lang: str, width: int = 60) -> str:
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
 @pytest.mark.parametrize("name", FEW)
+@pytest.mark.one_in(4)
 def test_stack_prints_every_pin_and_override_within_sixty_columns(name: str, lang: str) -> None:
     prints_every_pin_and_override_within_sixty_columns(stack_of(name), lang)
 

@@ -100,3 +100,8 @@ def test_cpu_stack_of_any_torch_comes_from_the_cpu_index() -> None:
     pin = stack_of(Request(stack="cpu", pins={"torch": "2.9.0"})).pin("torch")
     assert pin is not None
     assert (pin.version, pin.index, pin.strength) == ("2.9.0+cpu", "pytorch-cpu", "request")
+
+
+def test_a_companion_of_torch_says_that_torch_decides_it() -> None:
+    pin = stack_of(Request(stack="verl-cann9.1.0")).pin("torchvision")
+    assert pin is not None and pin.because.says.key == "resolve.because-companion"

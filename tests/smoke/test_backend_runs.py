@@ -20,6 +20,8 @@ from tests.support.own_signals import as_from_a_terminal
 from tests.support.sentences import part, says, sentence
 from tests.support.waiting import is_gone, until
 
+pytestmark = pytest.mark.slow
+
 
 def smoke(
     capsys: pytest.CaptureFixture[str], target: Path, backend: str, *settings: str

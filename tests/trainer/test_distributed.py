@@ -22,6 +22,8 @@ from trainer.metrics.step import over_ranks
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 # A rank's part of what needs two processes.
 SCRIPT = """
 weight = torch.nn.Parameter(torch.zeros(3))

@@ -123,6 +123,7 @@ def of_fault(fault: str) -> list[dict[str, Any]]:
         ("corrupt-checkpoint", {"checkpoint"}),
     ],
 )
+@pytest.mark.slow
 def test_each_fault_fails_its_own_measurement(fault: str, failing: set[str]) -> None:
     assert {name for name, is_good in passed(of_fault(fault)).items() if not is_good} == failing
 
@@ -263,5 +264,7 @@ def test_the_page_about_the_trainer_names_what_there_is() -> None:
     calls = [each for each in re.findall(r"`((?:trainer|learner)\.[a-z_.]+)`", page) if not each.endswith(".py")]
     assert len(calls) > 8
     assert [each for each in calls if each not in loop] == []
-    names = {path.name for folder in ("trainer", "tests/trainer") for path in (ROOT / folder).rglob("*.py")}
+    names = {
+        path.name for folder in ("trainer", "tests/trainer", "tests/smoke") for path in (ROOT / folder).rglob("*.py")
+    }
     assert [each for each in re.findall(r"`(?:[a-z_]+/)*([a-z_]+\.py)`", page) if each not in names] == []

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from trainer.trainer import Trainer
     from trainer.types import Batch
 
+pytestmark = pytest.mark.slow
+
 AHEAD = changed(
     TINY, layers=1, distractors=0, steps=5, generators=2, off_policy=1, correction="token", mini_batches=2,
     generator_timeout_s=60.0,

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+pytestmark = pytest.mark.slow
+
 # The groups of each rank: unequal in rows' lengths and in width.
 SHARES: Sequence[tuple[int, ...]] = ((0,), (1, 2))
 

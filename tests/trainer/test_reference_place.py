@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from trainer.saving.checkpoint import State
     from trainer.trainer import Trainer
 
+pytestmark = pytest.mark.slow
+
 # One generator: its micro batches are the learner's, so that every number is the same to the bit.
 THERE = changed(
     TINY, layers=1, distractors=0, steps=4, generators=1, reference_place="generators", kl_coef=0.05, lr=0.01,

@@ -208,7 +208,10 @@ _NEVER = -1e30
 
 
 def _log_chances(hidden: Tensor, weight: Tensor, rows: Tensor, targets: Tensor, drawn: Drawn) -> Tensor:
-    """Log-probabilities of all tokens, in float32 at least; the targets of the rows always count as drawn."""
+    """Log-probabilities of all tokens, in float32 at least; the targets of the rows always count as drawn.
+
+    Answers to one prompt share the row of their first token: there the first tokens of all of them count as drawn.
+    """
     temperature, top_p, top_k = drawn
     logits = wide(hidden @ weight.t())
     logits = logits if temperature == 1.0 else logits.div_(temperature)

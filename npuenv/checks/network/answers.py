@@ -43,8 +43,7 @@ def answers(context: Context, name: str) -> Answers | None:
 def cards_here(context: Context) -> set[int]:
     """The physical numbers of the cards of this machine or container."""
     nodes = context.facts.npu.nodes.value
-    numbers = (re.fullmatch(r"/dev/davinci([0-9]+)", node.path) for node in nodes.cards) if nodes else ()
-    return {int(match[1]) for match in numbers if match}
+    return set(nodes.numbers) if nodes else set()
 
 
 def tool_failure(context: Context) -> CheckResult | None:

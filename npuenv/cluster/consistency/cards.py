@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 from npuenv.checks import Finding, Status
@@ -32,8 +31,7 @@ _INVENTORY = "the inventory"
 def numbers(facts: Facts) -> list[int]:
     """The physical numbers of the cards of this machine or container."""
     nodes = facts.npu.nodes.value
-    found = (re.fullmatch(r"/dev/davinci([0-9]+)", node.path) for node in nodes.cards) if nodes else ()
-    return sorted(int(match[1]) for match in found if match)
+    return nodes.numbers if nodes else []
 
 
 def count(facts: Facts) -> NodeValues:

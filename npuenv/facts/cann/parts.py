@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _PARTS = ("compiler", "runtime", "opp", "toolkit", "hccl", "opp_kernel")
 # `runtime_running_version=[7.6.0.1.220:8.0.0]`, older `=[1.83.T8.0.B128:CANN-1.83]`, later also `=[8.5.2]`.
 _RUNNING = re.compile(
-    r"^\s*(?P<part>[A-Za-z0-9_-]+?)_(?P<kind>running|upgrade|installed)_version\s*=\s*\[(?P<value>[^\]\s]+)\]\s*$"
+    r"^\s*(?P<part>[A-Za-z0-9_-]+)_(?P<kind>running|upgrade|installed)_version\s*=\s*\[(?P<value>[^\]\s]+)\]\s*$"
 )
 _OPS_PACKAGE = re.compile(r"Ascend-cann-(?:kernels-)?(?P<chip>[0-9A-Za-z_]+?)(?:-ops)?$", re.IGNORECASE)
 

@@ -8,7 +8,6 @@ Without an answer to the first question nothing else is asked.
 
 from __future__ import annotations
 
-import re
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -122,8 +121,7 @@ def card_ids(nodes: Fact[Nodes]) -> Fact[list[int]]:
     """The physical ids of the cards here: the numbers of the device nodes, which a container keeps."""
     if nodes.value is None:
         return Fact(nodes.state, None, nodes.evidence)
-    numbers = (re.fullmatch(r"/dev/davinci([0-9]+)", node.path) for node in nodes.value.cards)
-    found = sorted(int(match[1]) for match in numbers if match)
+    found = nodes.value.numbers
     return known(found) if found else absent(Evidence("/dev", "no device node of a card"))
 
 

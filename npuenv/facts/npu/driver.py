@@ -60,9 +60,14 @@ class Node:
 class Nodes:
     """The device nodes of the NPUs and of their managers."""
 
-    cards: tuple[Node, ...]
+    cards: tuple[Node, ...]  # by number
     managers: tuple[Node, ...]
     missing_managers: tuple[str, ...]
+
+    @property
+    def numbers(self) -> list[int]:
+        """The physical numbers of the cards, which a container keeps."""
+        return [int(node.path.removeprefix("/dev/davinci")) for node in self.cards]
 
 
 def driver(host: Host) -> Fact[VersionInfo]:

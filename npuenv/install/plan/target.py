@@ -246,14 +246,15 @@ def find_python(host: Host, version: str, arch: str, chosen: str | None = None) 
     found: dict[str, str] = {}
     for candidate in (chosen,) if chosen else _candidates(host, version):
         ran = host.run((candidate, "-I", "-c", _NAME_VERSION), timeout_s=20.0)
+        if ran.code != 0:
+            continue
         try:
-            major, minor, micro, machine, base = loads(ran.out) if ran.code == 0 else (None,) * 5
+            major, minor, micro, machine, base = loads(ran.out)
         except (TypeError, ValueError):
             continue
         if (f"{major}.{minor}", machine) == (version, arch):
             return str(base)
-        if major is not None:
-            found[str(base)] = f"{major}.{minor}.{micro} {machine}"
+        found[str(base)] = f"{major}.{minor}.{micro} {machine}"
     listing = tuple(f"{path} ({what})" for path, what in sorted(found.items())) or (Message("plan.none"),)
     wanted = {"version": version, "arch": arch, "found": listing}
     if chosen:

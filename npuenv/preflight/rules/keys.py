@@ -266,8 +266,7 @@ def _near(key: str, names: frozenset[str]) -> str | None:
         return close
     head, _, tail = key.rpartition(".")
     same = sorted(name for name in names if name.endswith(f".{tail}") and name.split(".")[0] == key.split(".")[0])
-    top = head.split(".")[0]
-    return same[0] if len(same) == 1 and top else None
+    return same[0] if len(same) == 1 and head else None
 
 
 def is_slip(key: str, near: str, cutoff: float = 0.7) -> bool:

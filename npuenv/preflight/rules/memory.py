@@ -117,7 +117,7 @@ def _memory(launch: Launch) -> Iterator[LaunchFinding]:
             launch,
             keys,
             changes=_relief(launch, job, placement),
-            reason=outcome.says[0] if outcome.says else "-",
+            reason=outcome.says[0],
             advice=outcome.advice or "-",
         )
 

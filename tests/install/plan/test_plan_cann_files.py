@@ -206,6 +206,13 @@ def test_a_file_with_another_hash_than_the_published_one_is_refused(tmp_path: Pa
     assert hashlib.sha256(b"#!/bin/sh\n").hexdigest() in say(caught.value.message)
 
 
+def test_a_file_whose_hash_cannot_be_made_is_refused() -> None:
+    host, path = elsewhere("0", sudo=False)
+    with pytest.raises(BadInput) as caught:
+        cann_steps(Scripted({}, host.paths), stack_and_lock("verl-0.7.1-cann8.5.0")[0], [path], TARGET)
+    assert caught.value.message.key == "plan.cann-unreadable"
+
+
 def test_the_same_part_twice_and_cann_for_a_stack_without_it_are_refused(tmp_path: Path) -> None:
     stack = here(tmp_path)
     path = supplied(tmp_path, stack)[0]

@@ -144,6 +144,7 @@ def test_the_last_steps_prove_what_was_installed_and_write_down_what_it_is() -> 
     assert {"numpy", "pandas", "pyarrow", "ray", "transformers", "datasets", "tensordict"} <= set(probes)
     assert verify.argv[6:9] == (lock.hash, "--over", "triton-ascend=triton")
     assert {f"{p.name}=={p.version}" for p in lock.packages} < set(verify.argv)
+    assert {source.name for source in stack.git_sources if source.how != "pythonpath"} < set(verify.argv)
     finish = plan.steps[-1]
     (switch,) = runs(finish)
     assert switch.argv == ("/d/e/bin/python", "-I", "-B", "/d/e/.npuenv/inspector.py", "switch", "/d/e", "/d/current")

@@ -248,6 +248,9 @@ def test_a_source_that_nobody_builds_and_a_file_that_is_no_archive_are_refused(t
             digests_of(LocalHost(), given, stack, sys.executable)
         assert expected in say(caught.value.message)
     assert digests_of(LocalHost(), {}, stack, sys.executable) == {}
+    with pytest.raises(BadInput) as caught:
+        digests_of(LocalHost(), {"verl": str(tmp_path)}, stack_and_lock("cpu", "x86_64")[0], sys.executable)
+    assert caught.value.hint is not None and caught.value.hint.key == "plan.no-sources-hint"
 
 
 def test_with_a_bundle_builds_stay_off_the_network(tmp_path: Path) -> None:

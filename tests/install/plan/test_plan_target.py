@@ -74,6 +74,16 @@ def test_an_interpreter_of_another_architecture_does_not_fit() -> None:
     assert "/real/python3.11 (3.11.7 aarch64)" in say(caught.value.message)
 
 
+def test_an_interpreter_that_ends_with_an_error_is_none() -> None:
+    class Broken(Machine):
+        def run(self, argv: Sequence[str], *, timeout_s: float = 10.0, env: Mapping[str, str] | None = None) -> Ran:
+            return replace(super().run(argv), code=1)
+
+    with pytest.raises(NothingFits) as caught:
+        find_python(Broken({"/a/bin/python3.11": [3, 11, 7, "x86_64", "/real/python3.11"]}), "3.11", "x86_64")
+    assert say(caught.value.message).endswith("found: none")
+
+
 def test_no_interpreter_at_all_says_none() -> None:
     with pytest.raises(NothingFits) as caught:
         find_python(Machine({}), "3.11", "x86_64")

@@ -13,6 +13,8 @@ from npuenv.core.messages import say
 from npuenv.maintain.lint.paths import lint_paths
 from npuenv.matrix import load_matrix
 
+pytestmark = pytest.mark.slow
+
 PIECES = (
     *(
         "FROM ",

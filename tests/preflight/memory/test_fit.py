@@ -8,7 +8,7 @@ import pytest
 
 from npuenv.core.messages import Message, say
 from npuenv.preflight.memory import estimate, plan
-from npuenv.preflight.memory.advice import fit
+from npuenv.preflight.memory.advice import _raise_utilization, fit
 from npuenv.preflight.memory.types import Job, Sizes
 from tests.preflight.memory.recipes import (
     EIGHT_A_CARD,
@@ -128,6 +128,11 @@ def test_a_small_cache_wants_tensor_parallelism() -> None:
     assert found.advice[0].key == "placement.advice-parallel"
     assert fitted(job).tensor_parallel == 4
     assert verdict(fitted(job)) == "feasible"
+
+
+def test_an_engines_share_has_two_decimals() -> None:
+    raised = _raise_utilization(replace(QUICK_START, gpu_memory_utilization=0.456), colocated(8))
+    assert raised is not None and raised.gpu_memory_utilization == 0.56
 
 
 def test_an_engine_alone_is_told_a_shorter_length() -> None:

@@ -40,6 +40,11 @@ def test_grpo_takes_the_mean_off_and_divides_by_the_sample_deviation() -> None:
     assert first(scores, "grpo", scale_by_std=False) == [0.5, -0.5, -0.5, 0.5]
 
 
+def test_the_deviation_of_a_step_of_two_rewards_is_their_sample_deviation() -> None:
+    scores = outcome([1.0, 0.0], [0, 0])
+    assert first(scores, "grpo", scale_by_batch=True) == pytest.approx([0.5**0.5, -(0.5**0.5)], rel=1e-5)
+
+
 def test_every_token_of_an_answer_gets_its_advantage_and_no_other() -> None:
     result = advantages("grpo", outcome([1.0, 0.0], [3, 3], [1, 2]), CONVENTIONS["verl"], scale_by_std=False)
     assert result.advantages_BT.tolist() == [[0.5, 0.0], [-0.5, -0.5]]

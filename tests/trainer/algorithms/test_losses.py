@@ -151,6 +151,18 @@ def test_gspo_has_one_ratio_per_answer_the_geometric_mean_of_its_tokens(conventi
     assert torch.allclose(new_BT.grad, expected_BT)
 
 
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_a_probability_that_stays_is_within_a_divergence_of_0(advantage: float) -> None:
+    """In single precision: the log-probabilities differ, and both probabilities are 1."""
+    new_BT, old_BT = torch.tensor([[-2e-9]]), torch.tensor([[-1e-9]])
+    settings = LossSettings(low=0.0, high=0.0, dual=None)
+    found = policy_loss(
+        LOSSES["dppo_kl"], new_BT, old_BT, torch.tensor([[advantage]]), torch.ones(1, 1, dtype=torch.bool),
+        settings=settings, convention=CONVENTIONS["verl"],
+    )  # fmt: skip
+    assert not found.is_clipped_BT
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_weight_multiplies_loss_and_gradient_and_carries_none_itself(name: str) -> None:
     new_BT, old_BT, advantages_BT, mask_BT = answers()

@@ -105,6 +105,7 @@ COMBINATIONS = list(itertools.product([name for name in LOSSES if not name.endsw
 
 
 @pytest.mark.parametrize(("loss", "mode", "convention"), COMBINATIONS)
+@pytest.mark.one_in(4)
 def test_the_gradient_does_not_depend_on_cut_order_or_padding(loss: str, mode: str, convention: str) -> None:
     batch, names = rows(), {"loss": loss, "mode": mode, "convention": convention}
     totals = count(batch["mask_BT"], CONVENTIONS[convention])
@@ -129,6 +130,7 @@ def test_counting_per_part_would_change_the_gradient(mode: str) -> None:
 
 
 @pytest.mark.parametrize(("loss", "mode", "convention"), COMBINATIONS)
+@pytest.mark.one_in(4)
 def test_nan_where_the_mask_is_off_reaches_neither_loss_nor_gradient(loss: str, mode: str, convention: str) -> None:
     batch, names = rows(), {"loss": loss, "mode": mode, "convention": convention}
     totals = count(batch["mask_BT"], CONVENTIONS[convention])

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from trainer.generator import Server
     from trainer.types import Batch
 
+pytestmark = pytest.mark.slow
+
 THERE = changed(FLAT, reference_place="generators")
 BUILT = dict(build(FLAT, TEXT.vocabulary_size, seed=0, device=CPU).named_parameters())
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from trainer.types import Rollout
 
+pytestmark = pytest.mark.slow
+
 FOUR = Sampling(4, 3, 1.0)
 
 

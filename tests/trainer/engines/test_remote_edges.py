@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from trainer.engines.generator_client import Generated
 
+pytestmark = pytest.mark.slow
+
 FOUR = Sampling(4, 3, 1.0)
 GREEDY = Sampling(1, 3, 1.0, is_greedy=True)
 

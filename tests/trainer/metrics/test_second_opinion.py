@@ -76,6 +76,7 @@ def test_advantages(name: str, convention: str, scale_by_std: bool) -> None:
 @pytest.mark.parametrize("name", ["clip", "gspo", "cispo", "plain"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("weighted", ["none", "token", "sequence"])
+@pytest.mark.one_in(3)
 def test_the_loss_and_its_gradient(name: str, convention: str, mode: str, weighted: str) -> None:
     chosen = algorithm(
         loss=name, convention=convention, aggregation=mode, clip_high=0.5, dual_clip=1.6, entropy_coef=0.1, kl="k3",

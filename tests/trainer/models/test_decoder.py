@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("lengths", [UNEVEN, EVEN, SINGLE_TOKENS])
 @pytest.mark.parametrize("shape", [QWEN2, QWEN3])
+@pytest.mark.one_in(3)
 def test_scores_and_gradients_are_those_of_plain_rows(
     shape: Shape, lengths: tuple[list[list[int]], list[list[int]]], temperature: float
 ) -> None:

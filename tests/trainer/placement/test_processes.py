@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from tests.trainer.plain_run import PlainRun
 
 
+pytestmark = pytest.mark.slow
+
+
 def test_the_package_that_travels_is_the_whole_trainer_and_can_be_imported(tmp_path: Path) -> None:
     sent = worker_actor.zipped(str(ROOT / "trainer"))
     assert sent == worker_actor.zipped(str(ROOT / "trainer"))

@@ -91,6 +91,7 @@ def test_tests_that_cannot_be_judged_outside_are_refused(truth: str, problem: st
         ("syntax error", ASSERTED, 0.0),
     ],
 )
+@pytest.mark.one_in(3)
 def test_the_share_of_tests_that_pass(answer: str, truth: str, passed: float) -> None:
     assert share(answer, truth, ROOMY) == pytest.approx(passed)
 

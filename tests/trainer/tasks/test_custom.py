@@ -19,6 +19,8 @@ from trainer.types import Prompt, Rollout, Stop
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.slow
+
 ASKED = Prompt("2+3?", (), "5", {"data_source": "tests", "extra_info": {"index": 7}})
 
 
