@@ -21,6 +21,7 @@ FOLDER = Path(__file__).parent / "exams"
         ("fourth", 70, 68, 0, 0),
         ("fifth", 77, 77, 0, 0),
         ("sixth", 85, 81, 0, 0),
+        ("seventh", 88, 69, 8, 0),
         ("harvest", 23, 23, 0, 0),
     ],
 )
