@@ -35,7 +35,7 @@ FLOORS = {
     ),
     "trainer": (
         {"children"},
-        {"types", "device", "launch", "shards"},
+        {"types", "device", "launch", "shards", "registry"},
         {"sections"},
         {"algorithms", "overrides", "distributed", "weights", "user_code"},
         {"config", "interrupt"},

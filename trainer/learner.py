@@ -17,7 +17,7 @@ from torch import Tensor
 from trainer.algorithms.advantages import Advantages, Scores, Settings
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.correction import Correction, correction, learns, rejection_mask
-from trainer.algorithms.estimators import ESTIMATORS, whitened_and_clipped
+from trainer.algorithms.estimators import whitened_and_clipped
 from trainer.algorithms.losses import (
     LossSettings,
     Totals,
@@ -29,13 +29,14 @@ from trainer.algorithms.losses import (
 )
 from trainer.algorithms.optimizer import Optimizer, copy_into, learning_rate
 from trainer.algorithms.packing import select
-from trainer.algorithms.policy_losses import AGGREGATIONS, LOSSES
 from trainer.algorithms.rejection import Rejection
 from trainer.algorithms.update_metrics import MAXIMA, token_metrics
 from trainer.distributed import World
 from trainer.models import lora
+from trainer.registry import AGGREGATIONS, ESTIMATORS, LOSSES, find
+from trainer.sections import is_own
 from trainer.shards import gathered, is_sharded, local, put
-from trainer.user_code import chosen
+from trainer.user_code import load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -111,8 +112,9 @@ class Learner:
         if algorithm.loss == "gspo":
             fixed = self._convention.gspo_aggregation
         self._policy_mode = fixed or algorithm.aggregation
-        self._estimator = chosen("estimator", algorithm.estimator, ESTIMATORS)
-        self._policy_loss = chosen("loss", algorithm.loss, LOSSES)
+        estimator, loss = algorithm.estimator, algorithm.loss
+        self._estimator = load("estimator", estimator) if is_own(estimator) else find(ESTIMATORS, estimator)
+        self._policy_loss = load("loss", loss) if is_own(loss) else find(LOSSES, loss)
         self._rejections = Rejection.of(algorithm.rejection, algorithm.rejection_threshold)
         self._kl_coef = algorithm.kl_coef  # changes if the controller is adaptive
         self._generator = torch.Generator().manual_seed(seed)

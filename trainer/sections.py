@@ -10,6 +10,8 @@ import math
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from trainer.registry import ESTIMATORS, LOSSES
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -299,19 +301,7 @@ class Algorithm:
 
     convention: str = choice("verl", "trl", "roll", about="whose edge cases: groups of one, epsilons, clamps")
     estimator: str = choice(
-        "grpo",
-        "rloo",
-        "reinforce",
-        "reinforce_plus_plus",
-        "reinforce_plus_plus_baseline",
-        "opo",
-        "gae",
-        "maxrl",
-        "grpo_passk",
-        "gpg",
-        "remax",
-        "gdpo",
-        "optimal_token_baseline",
+        *ESTIMATORS,
         own=True,
         about="how rewards become advantages; gae trains a critic, remax draws a greedy answer to each prompt",
     )
@@ -322,17 +312,7 @@ class Algorithm:
     gamma: float = number(1.0, 0.0, 1.0, "discount per token")
     lam: float = number(1.0, 0.0, 1.0, "gae")
     loss: str = choice(
-        "clip",
-        "gspo",
-        "cispo",
-        "plain",
-        "gpg",
-        "gmpo",
-        "sapo",
-        "clip_cov",
-        "kl_cov",
-        "dppo_tv",
-        "dppo_kl",
+        *LOSSES,
         own=True,
         about="of the policy",
     )

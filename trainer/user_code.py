@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.sections import BadSetting, is_own
+from trainer.sections import BadSetting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 
 def locate(setting: str, given: str) -> tuple[Path, str]:
@@ -20,11 +20,6 @@ def locate(setting: str, given: str) -> tuple[Path, str]:
     if not colon or not name.isidentifier() or not file.is_file():
         raise BadSetting(f"{setting}={given} is not accepted. Accepted: FILE.py:NAME of a file that is there")
     return file, name
-
-
-def chosen(setting: str, given: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """The function of that name in the table, or the user's own of `FILE.py:NAME`. Raises BadSetting."""
-    return load(setting, given) if is_own(given) else table[given]
 
 
 def load(setting: str, given: str) -> Callable[..., Any]:

@@ -1,6 +1,6 @@
 """Advantage estimators other than GRPO: other baselines, rewards per token, a critic's values.
 
-`ESTIMATORS` lists all by name. An estimator of your own, `estimator=FILE.py:NAME`, is a function like these.
+`trainer.registry` lists all by name. An estimator of your own, `estimator=FILE.py:NAME`, is a function like these.
 Differences between frameworks are in `conventions`. Nothing here has a gradient.
 
 Letters: B rows (answers), T tokens, G answers of one group, K components of a reward.
@@ -26,7 +26,7 @@ from trainer.algorithms.advantages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from torch import Tensor
 
@@ -253,23 +253,6 @@ def optimal_token_baseline(scores: Scores, convention: Convention, *, settings: 
         baselines_BT[rows] = torch.where(places_T < second, mean_T, 0.0)
     baselines_BT = torch.zeros_like(baselines_BT).scatter(1, order_BT, baselines_BT)
     return Advantages(torch.where(mask_BT, returns_BT - baselines_BT, 0.0), returns_BT)
-
-
-ESTIMATORS: Mapping[str, Callable[..., Advantages]] = {
-    "grpo": grpo,
-    "rloo": rloo,
-    "reinforce": reinforce,
-    "reinforce_plus_plus": reinforce_plus_plus,
-    "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
-    "opo": opo,
-    "gae": gae,
-    "maxrl": maxrl,
-    "grpo_passk": grpo_passk,
-    "gpg": gpg,
-    "remax": remax,
-    "gdpo": gdpo,
-    "optimal_token_baseline": optimal_token_baseline,
-}
 
 
 def whitened_and_clipped(

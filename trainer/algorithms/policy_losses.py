@@ -1,4 +1,4 @@
-"""Policy losses other than the clipped one of `losses`; `LOSSES` lists all by name.
+"""Policy losses other than the clipped one of `losses`; `trainer.registry` lists all by name.
 
 `losses.policy_loss` calls them. A loss of your own, `loss=FILE.py:NAME`, is a function like these.
 """
@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer.algorithms.losses import TokenLosses, clip, masked_mean, surrogate
+from trainer.algorithms.losses import TokenLosses, masked_mean, surrogate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import Tensor
 
-    from trainer.algorithms.losses import Loss, LossInputs
+    from trainer.algorithms.losses import LossInputs
 
 
 def gspo(inputs: LossInputs) -> TokenLosses:
@@ -185,20 +183,3 @@ def _token_losses(
     nowhere_BT = torch.zeros_like(losses_BT, dtype=torch.bool)
     is_clipped_BT = nowhere_BT if is_clipped_BT is None else is_clipped_BT
     return TokenLosses(losses_BT, ratios_BT.detach(), is_clipped_BT, nowhere_BT, log_ratios_BT.detach())
-
-
-LOSSES: Mapping[str, Loss] = {
-    "clip": clip,
-    "gspo": gspo,
-    "cispo": cispo,
-    "plain": plain,
-    "gpg": plain,
-    "gmpo": gmpo,
-    "sapo": sapo,
-    "clip_cov": clip_cov,
-    "kl_cov": kl_cov,
-    "dppo_tv": dppo_tv,
-    "dppo_kl": dppo_kl,
-}
-# Losses that are averaged in one way whatever the setting; gspo's is in the conventions.
-AGGREGATIONS: Mapping[str, str] = {"gmpo": "seq-mean-token-mean", "sapo": "seq-mean-token-mean"}

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.algorithms.advantages import Advantages, Scores, Settings
-from trainer.algorithms.estimators import ESTIMATORS
 from trainer.models import ops
+from trainer.registry import ESTIMATORS, find
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def advantages(name: str, scores: Scores, convention: Convention, **settings: Any) -> Advantages:
     """By the estimator of that name."""
-    return ESTIMATORS[name](scores, convention, settings=Settings(**settings))
+    return find(ESTIMATORS, name)(scores, convention, settings=Settings(**settings))
 
 
 def token_logprobs(

@@ -12,8 +12,8 @@ from torch import Tensor
 from tests.trainer.algorithms.algorithm_cases import token_logprobs
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.losses import LossSettings, policy_loss
-from trainer.algorithms.policy_losses import LOSSES
 from trainer.models import ops
+from trainer.registry import LOSSES, find
 
 CLIP = LossSettings(low=0.2, high=0.3, dual=3.0)
 
@@ -26,7 +26,7 @@ def loss_at(
     old_BT, mask_BT = torch.full((1, 1), -1.0, dtype=torch.float64), torch.ones(1, 1, dtype=torch.bool)
     advantages_BT = torch.tensor([[advantage]], dtype=torch.float64)
     found = policy_loss(
-        LOSSES[name], new_BT, old_BT, advantages_BT, mask_BT, settings=clip, convention=CONVENTIONS[convention]
+        find(LOSSES, name), new_BT, old_BT, advantages_BT, mask_BT, settings=clip, convention=CONVENTIONS[convention]
     )
     found.losses_BT.sum().backward()
     assert new_BT.grad is not None
@@ -72,7 +72,7 @@ def test_a_token_is_told_whose_loss_the_second_bound_made_smaller(
     mask_BT = torch.tensor([[True, False]])
     for name, dual in (("clip", 3.0), ("clip", None), ("cispo", 3.0), ("plain", 3.0)):
         found = policy_loss(
-            LOSSES[name], log_BT, 0 * log_BT, advantage * one_BT, mask_BT,
+            find(LOSSES, name), log_BT, 0 * log_BT, advantage * one_BT, mask_BT,
             settings=LossSettings(0.2, 0.3, dual), convention=CONVENTIONS[convention],
         )  # fmt: skip
         wanted = is_bounded and (name, dual) == ("clip", 3.0)
@@ -85,7 +85,9 @@ def test_log_ratios_are_of_each_token_also_where_the_ratio_is_of_the_answer_and_
     new_BT, old_BT = torch.tensor([[-1.0, -2.0]], requires_grad=True), torch.tensor([[-31.0, -1.0]])
     mask_BT, verl = torch.ones(1, 2, dtype=torch.bool), CONVENTIONS["verl"]
     for name, wanted in (("gspo", 30.0), ("clip", 20.0), ("cispo", 20.0), ("plain", 20.0)):
-        found = policy_loss(LOSSES[name], new_BT, old_BT, torch.ones(1, 2), mask_BT, settings=CLIP, convention=verl)
+        found = policy_loss(
+            find(LOSSES, name), new_BT, old_BT, torch.ones(1, 2), mask_BT, settings=CLIP, convention=verl
+        )
         assert found.log_ratios_BT.tolist() == [[wanted, -1.0]], name
         assert not found.log_ratios_BT.requires_grad
 
@@ -140,7 +142,7 @@ def test_gspo_has_one_ratio_per_answer_the_geometric_mean_of_its_tokens(conventi
     new_BT, old_BT, advantages_BT, mask_BT = answers()
     wide = LossSettings(0.9, 9.0)
     found = policy_loss(
-        LOSSES["gspo"], new_BT, old_BT, advantages_BT, mask_BT, settings=wide, convention=CONVENTIONS[convention]
+        find(LOSSES, "gspo"), new_BT, old_BT, advantages_BT, mask_BT, settings=wide, convention=CONVENTIONS[convention]
     )
     difference_BT = (new_BT - old_BT).detach()
     expected_B = torch.stack([difference_BT[0].mean().exp(), difference_BT[1, 0].exp(), torch.tensor(1.0)])
@@ -157,7 +159,7 @@ def test_a_probability_that_stays_is_within_a_divergence_of_0(advantage: float) 
     new_BT, old_BT = torch.tensor([[-2e-9]]), torch.tensor([[-1e-9]])
     settings = LossSettings(low=0.0, high=0.0, dual=None)
     found = policy_loss(
-        LOSSES["dppo_kl"], new_BT, old_BT, torch.tensor([[advantage]]), torch.ones(1, 1, dtype=torch.bool),
+        find(LOSSES, "dppo_kl"), new_BT, old_BT, torch.tensor([[advantage]]), torch.ones(1, 1, dtype=torch.bool),
         settings=settings, convention=CONVENTIONS["verl"],
     )  # fmt: skip
     assert not found.is_clipped_BT
@@ -168,8 +170,10 @@ def test_a_weight_multiplies_loss_and_gradient_and_carries_none_itself(name: str
     new_BT, old_BT, advantages_BT, mask_BT = answers()
     weights_BT = torch.full((3, 3), 0.5, dtype=torch.float64, requires_grad=True)
     given: dict[str, Any] = {"settings": CLIP, "convention": CONVENTIONS["verl"]}
-    plain = policy_loss(LOSSES[name], new_BT, old_BT, advantages_BT, mask_BT, **given).losses_BT
-    halved = policy_loss(LOSSES[name], new_BT, old_BT, advantages_BT, mask_BT, **given, weights_BT=weights_BT).losses_BT
+    plain = policy_loss(find(LOSSES, name), new_BT, old_BT, advantages_BT, mask_BT, **given).losses_BT
+    halved = policy_loss(
+        find(LOSSES, name), new_BT, old_BT, advantages_BT, mask_BT, **given, weights_BT=weights_BT
+    ).losses_BT
     assert torch.equal(halved, plain / 2)
     halved.sum().backward()
     assert weights_BT.grad is None
@@ -192,7 +196,13 @@ def test_the_gradient_is_that_of_finite_differences(name: str, convention: str) 
 
     def whole(logprobs_BT: Tensor) -> Tensor:
         return policy_loss(
-            LOSSES[name], logprobs_BT, old_BT, advantages_BT, mask_BT, settings=CLIP, convention=CONVENTIONS[convention]
+            find(LOSSES, name),
+            logprobs_BT,
+            old_BT,
+            advantages_BT,
+            mask_BT,
+            settings=CLIP,
+            convention=CONVENTIONS[convention],
         ).losses_BT.sum()
 
     (slope_BT,) = torch.autograd.grad(whole(new_BT), new_BT)

@@ -15,7 +15,6 @@ from trainer import sections
 from trainer.algorithms.advantages import Scores
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.correction import correction
-from trainer.algorithms.estimators import ESTIMATORS
 from trainer.algorithms.losses import (
     DIVERGENCES,
     MODES,
@@ -26,9 +25,9 @@ from trainer.algorithms.losses import (
     divergence,
     policy_loss,
 )
-from trainer.algorithms.policy_losses import LOSSES
 from trainer.metrics.step import explained_variance
 from trainer.models.critic import value_loss
+from trainer.registry import ESTIMATORS, LOSSES, find
 
 ROWS, WIDTH, HIDDEN, VOCABULARY = 10, 8, 5, 13
 Batch = dict[str, Tensor]
@@ -79,7 +78,7 @@ def share(weight_HV: Tensor, batch: Batch, totals: Totals, *, loss: str, mode: s
     theirs, mask_BT = CONVENTIONS[convention], batch["mask_BT"]
     logprobs_BT, entropy_BT = token_logprobs(batch["inputs_BTH"] @ weight_HV, batch["tokens_BT"], temperature=0.9)
     losses_BT = policy_loss(
-        LOSSES[loss],
+        find(LOSSES, loss),
         logprobs_BT,
         batch["old_BT"],
         batch["advantages_BT"],

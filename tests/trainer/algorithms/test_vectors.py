@@ -19,9 +19,9 @@ from trainer.algorithms.conventions import CONVENTIONS, Convention
 from trainer.algorithms.correction import correction, entropy_mask, off_policy_mask, rejection_mask
 from trainer.algorithms.estimators import whitened_and_clipped
 from trainer.algorithms.losses import LossSettings, adapted_kl_coef, aggregate, count, divergence, policy_loss
-from trainer.algorithms.policy_losses import LOSSES
 from trainer.algorithms.rejection import Rejection
 from trainer.models.critic import value_loss
+from trainer.registry import LOSSES, find
 
 Vector = dict[str, Any]
 FLOATS = (
@@ -70,7 +70,7 @@ def run_loss(batch: dict[str, torch.Tensor], ours: Vector, convention: Conventio
     given = batch["logprobs_BT"].requires_grad_()
     options = {name: value for name, value in ours.items() if name in LossSettings.__dataclass_fields__}
     losses_BT = policy_loss(
-        LOSSES[ours["name"]],
+        find(LOSSES, ours["name"]),
         given,
         batch["old_BT"],
         batch["advantages_BT"],

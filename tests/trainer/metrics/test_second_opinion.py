@@ -13,17 +13,16 @@ from trainer import models
 from trainer.algorithms.advantages import Scores, Settings
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.correction import correction
-from trainer.algorithms.estimators import ESTIMATORS
 from trainer.algorithms.losses import DIVERGENCES, MODES, LossSettings, aggregate, count, divergence, policy_loss
 from trainer.algorithms.optimizer import AdamW, clip_grad_norm, learning_rate
 from trainer.algorithms.packing import pack
-from trainer.algorithms.policy_losses import LOSSES
 from trainer.config import Config
 from trainer.metrics import plain_decoder
 from trainer.metrics import second_opinion as plain
 from trainer.models import lora
 from trainer.models.decoder import Decoder, Shape
 from trainer.noise import Schedule
+from trainer.registry import ESTIMATORS, LOSSES, find
 from trainer.types import Group, Prompt, Rollout, Stop
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def test_advantages(name: str, convention: str, scale_by_std: bool) -> None:
     rewards = plain.token_rewards(given, penalty)
     scores = Scores(torch.tensor(rewards, dtype=torch.float64), mask, torch.tensor(GROUPS), values_BT=values)
     settings = Settings(scale_by_std, 0.9, 0.8)
-    expected = ESTIMATORS[name](scores, CONVENTIONS[convention], settings=settings).advantages_BT
+    expected = find(ESTIMATORS, name)(scores, CONVENTIONS[convention], settings=settings).advantages_BT
     found = torch.tensor(plain.advantages(rewards, given, chosen, values_BT=values), dtype=torch.float64)
     if plain.is_whitened(chosen):
         found = torch.where(mask, plain.whitened(found, found[mask]), 0.0)
@@ -93,7 +92,7 @@ def test_the_loss_and_its_gradient(name: str, convention: str, mode: str, weight
             old, given.sampler_BT, MASK, style, level=weighted, cap=1.5, floor=0.4, bound="mask"
         ).weights_BT
     token = policy_loss(
-        LOSSES[name], leaves[0], old, credit, MASK, settings=settings, convention=style, weights_BT=weights
+        find(LOSSES, name), leaves[0], old, credit, MASK, settings=settings, convention=style, weights_BT=weights
     )
     fixed = style.gspo_aggregation if name == "gspo" else None
     policy = aggregate(token.losses_BT, MASK, fixed or mode, totals)
