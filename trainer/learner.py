@@ -341,14 +341,16 @@ class Learner:
             convention=self._convention,
             weights_BT=None if corrected is None else corrected.weights_BT,
         )
-        learns_BT = learns(
-            algorithm,
-            scored.logprobs_BT,
-            scored.entropy_BT,
-            part.sampler_logprobs_BT,
-            advantages_BT,
-            mask_BT,
-        )
+        learns_BT = mask_BT
+        if algorithm.off_policy_mask or algorithm.entropy_share < 1:
+            learns_BT = learns(
+                algorithm,
+                scored.logprobs_BT,
+                scored.entropy_BT,
+                part.sampler_logprobs_BT,
+                advantages_BT,
+                mask_BT,
+            )
         losses_BT = torch.where(learns_BT, policy.losses_BT, 0.0)
         policy_share = aggregate(losses_BT, mask_BT, self._policy_mode, totals)
         entropy = aggregate(scored.entropy_BT, mask_BT, "token-mean", totals)
