@@ -3,6 +3,8 @@
 RMSNorm before each half, rotary positions, grouped key-value heads, SwiGLU. Qwen2 has biases on q, k and v; Qwen3 has
 none, and a norm on each head's query and key instead. Source: transformers, models/qwen2/modeling_qwen2.py and
 models/qwen3/modeling_qwen3.py.
+
+A function of `gradients` gives what that of the same name in `ops` or `attention` does, with its backward written out.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.algorithms.packing import Layout, lay_out
-from trainer.models import attention, ops
+from trainer.models import attention, gradients, ops
 from trainer.models.base import Model, Scored
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ class RMSNorm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.norm(x, self.weight, self.epsilon)
+        return gradients.norm(x, self.weight, self.epsilon)
 
 
 def angles(num_positions: int, shape: Shape, like: Tensor) -> Rotary:
@@ -90,7 +92,7 @@ class Attention(nn.Module):
     def forward(self, x_NH: Tensor, rotary: Rotary, layout: Layout, *, is_last: bool) -> Tensor:
         """Mixed values [N, heads * D]; in the last layer of each prompt's last token and the answers alone."""
         if attention.is_small(layout, self.heads):
-            return attention.mix(self.parts(x_NH), rotary, layout, self.kv_heads, is_last=is_last)
+            return gradients.mix(self.parts(x_NH), rotary, layout, self.kv_heads, is_last=is_last)
         queries, keys, values = self.project(x_NH, rotary)
         cut = layout.num_prompt_tokens
         prompt = tuple(layout.prompts.spread(each[:cut]).transpose(1, 2).contiguous() for each in (keys, values))
@@ -116,7 +118,7 @@ class MLP(nn.Module):
     def forward(self, x_NH: Tensor) -> Tensor:
         if all(type(each) is nn.Linear for each in (self.gate_proj, self.up_proj, self.down_proj)):
             weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
-            return ops.mlp(x_NH, *weights)
+            return gradients.mlp(x_NH, *weights)
         return self.down_proj(nn.functional.silu(self.gate_proj(x_NH)) * self.up_proj(x_NH))  # type: ignore[no-any-return]
 
 
@@ -195,7 +197,7 @@ class Decoder(Model):
             from torch.utils.checkpoint import checkpoint
 
             return checkpoint(layer, x_NH, rotary, layout, is_last, use_reentrant=False)  # type: ignore[no-any-return]
-        return ops.checkpoint(lambda x_NH: layer(x_NH, rotary, layout, is_last), x_NH, layer.parameters())
+        return gradients.checkpoint(lambda x_NH: layer(x_NH, rotary, layout, is_last), x_NH, layer.parameters())
 
     def score(
         self, batch: Batch, *, temperature: float, with_entropy: bool = True, with_sum_pi_squared: bool = False
@@ -215,11 +217,11 @@ class Decoder(Model):
     def forward(
         self, layout: Layout, temperature: float, with_entropy: bool, with_sum_pi_squared: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """As `ops.token_logprobs`, for each masked token."""
+        """As `gradients.token_logprobs`, for each masked token."""
         hidden_MH = self.hidden(layout)
         if layout.source_M is not None:
             hidden_MH = hidden_MH.index_select(0, layout.source_M)
-        return ops.token_logprobs(
+        return gradients.token_logprobs(
             hidden_MH,
             self.output_weight,
             source_C=layout.source_C,

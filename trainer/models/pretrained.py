@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import BadSetting
-from trainer.models import ops
+from trainer.models import gradients
 from trainer.models.base import Model, Scored
 
 if TYPE_CHECKING:
@@ -59,10 +59,10 @@ class Pretrained(Model):
     def forward(
         self, batch: Batch, temperature: float, with_entropy: bool, with_sum_pi_squared: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """As `ops.token_logprobs`, for each masked token."""
+        """As `gradients.token_logprobs`, for each masked token."""
         before_BTH: Tensor = self._whole_rows(batch) if self.gradient_checkpointing else self._shared(batch)
         hidden_CH, target_C = before_BTH[batch.mask_BT], batch.tokens_BT[batch.mask_BT]
-        return ops.token_logprobs(
+        return gradients.token_logprobs(
             hidden_CH,
             self._head.weight,
             source_C=torch.arange(len(target_C), device=target_C.device),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.algorithms.advantages import Advantages, Scores, Settings
-from trainer.models import ops
+from trainer.models import gradients
 from trainer.registry import ESTIMATORS, find
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """The log-probability of each token and the entropy of its distribution, both [B, T], of given logits."""
     vocabulary = logits_BTV.shape[-1]
-    logprobs_N, entropy_N = ops.token_logprobs(
+    logprobs_N, entropy_N = gradients.token_logprobs(
         logits_BTV.reshape(-1, vocabulary),
         torch.eye(vocabulary, dtype=logits_BTV.dtype),
         source_C=torch.arange(tokens_BT.numel()),

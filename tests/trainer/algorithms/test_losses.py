@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.trainer.algorithms.algorithm_cases import token_logprobs
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.losses import LossSettings, policy_loss
-from trainer.models import ops
+from trainer.models import gradients, ops
 from trainer.registry import LOSSES, find
 
 CLIP = LossSettings(low=0.2, high=0.3, dual=3.0)
@@ -271,7 +271,7 @@ def test_the_policy_is_the_distribution_over_the_tokens_that_may_be_drawn(top_p:
     weight_VH = torch.randn(9, 4, generator=generator, dtype=torch.float64, requires_grad=True)
     source_C, target_C = torch.tensor([0, 1, 1, 2, 3, 4, 5]), torch.tensor([0, 3, 8, 2, 7, 1, 5])
     given: dict[str, Any] = {"source_C": source_C, "target_C": target_C, "top_p": top_p, "top_k": top_k}
-    found = ops.token_logprobs(hidden_MH, weight_VH, temperature=0.7, with_entropy=True, **given)
+    found = gradients.token_logprobs(hidden_MH, weight_VH, temperature=0.7, with_entropy=True, **given)
     logits_MV = hidden_MH @ weight_VH.t() / 0.7
     rows = []
     for row, each in enumerate(logits_MV):
@@ -287,13 +287,13 @@ def test_the_policy_is_the_distribution_over_the_tokens_that_may_be_drawn(top_p:
     slopes = torch.randn(2, 7, generator=generator, dtype=torch.float64)
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.allclose(ours, theirs)
-    gradients = [
+    slopes_of_both = [
         torch.autograd.grad((torch.stack(pair) * slopes).sum(), (hidden_MH, weight_VH)) for pair in (found, expected)
     ]
-    for ours, theirs in zip(*gradients, strict=True):
+    for ours, theirs in zip(*slopes_of_both, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-10)
     with torch.no_grad():
-        _, squares_C = ops.token_logprobs(
+        _, squares_C = gradients.token_logprobs(
             hidden_MH, weight_VH, temperature=0.7, with_entropy=False, with_sum_pi_squared=True, **given
         )
     assert torch.allclose(squares_C, (2 * logs_MV).exp().sum(dim=1)[source_C])

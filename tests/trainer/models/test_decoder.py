@@ -25,6 +25,7 @@ from trainer.algorithms.packing import select
 from trainer.config import parse
 from trainer.models import attention, build, fill, ops
 from trainer.models.decoder import Decoder, Shape
+from trainer.models.gradients import token_logprobs
 
 if TYPE_CHECKING:
     from trainer.types import Batch
@@ -142,7 +143,7 @@ def test_in_bfloat16_the_output_layers_gradient_does_not_depend_on_the_number_of
         hidden_MH = (torch.randn(tokens, width, generator=generator) + 0.5).to(dtype)
         weight_VH = (torch.randn(vocabulary, width, generator=generator) * 0.02).to(dtype).requires_grad_()
         target_C = torch.randint(vocabulary, (tokens,), generator=generator)
-        logprobs_C, _ = ops.token_logprobs(
+        logprobs_C, _ = token_logprobs(
             hidden_MH,
             weight_VH,
             source_C=torch.arange(tokens),

@@ -1,0 +1,263 @@
+"""Functions of `ops` and `attention` with their backward written out. Without a gradient each is the plain function.
+
+Norm, MLP and output layer keep less memory for the way back than autograd would. In attention neighbouring values in
+memory are copied once into the shapes for the products, and the gradients are written once to their location; autograd
+would join and split them at every step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional
+
+from trainer.models import attention, ops
+from trainer.models.ops import wide
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from trainer.algorithms.packing import Layout
+
+
+class _Norm(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        scale = ops.scales(x, epsilon)
+        ctx.save_for_backward(x, weight, scale)
+        return ops.normed(x, weight, scale)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor | None, None]:
+        x, weight, scale = ctx.saved_tensors
+        size = x.shape[-1]
+        x_wide, gradient, weight_wide = wide(x).reshape(-1, size), wide(gradients[0]).reshape(-1, size), wide(weight)
+        scale_N = scale.view(-1)
+        inner = gradient * x_wide
+        to_weight = torch.mv(inner.t(), scale_N).to(weight.dtype) if ctx.needs_input_grad[1] else None
+        share_N1 = torch.mv(inner, weight_wide).mul_(scale_N.pow(3)).div_(size).unsqueeze(1)
+        to_x = (
+            torch.mul(gradient, weight_wide, out=inner).mul_(scale_N.unsqueeze(1)).addcmul_(x_wide, share_N1, value=-1)
+        )
+        return to_x.to(x.dtype).view(x.shape), to_weight, None
+
+
+def norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """`ops.norm`, which keeps one number a row for the way back."""
+    if not torch.is_grad_enabled():
+        return ops.norm(x, weight, epsilon)
+    return _Norm.apply(x, weight, epsilon)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Mlp(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor) -> Tensor:
+        gate, up = functional.linear(x, gate_weight), functional.linear(x, up_weight)
+        ctx.save_for_backward(x, gate, up, gate_weight, up_weight, down_weight)
+        return functional.linear(functional.silu(gate).mul_(up), down_weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        x, gate, up, gate_weight, up_weight, down_weight = ctx.saved_tensors
+        gradient = gradients[0].contiguous()
+        activated, to_middle = functional.silu(gate), gradient @ down_weight
+        to_up = to_middle * activated
+        to_down = gradient.t() @ activated.mul_(up) if ctx.needs_input_grad[3] else None
+        to_gate = torch.ops.aten.silu_backward(to_middle.mul_(up), gate)
+        to_x = (to_gate @ gate_weight).addmm_(to_up, up_weight)
+        if not ctx.needs_input_grad[1]:
+            return to_x, None, None, to_down
+        return to_x, to_gate.t() @ x, to_up.t() @ x, to_down
+
+
+def mlp(x_NH: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor) -> Tensor:
+    """`ops.mlp`, which keeps two tensors for the way back where autograd would keep four."""
+    if not torch.is_grad_enabled():
+        return ops.mlp(x_NH, gate_weight, up_weight, down_weight)
+    return _Mlp.apply(x_NH, gate_weight, up_weight, down_weight)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Mix(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, parts: Tensor, cos: Tensor, sin: Tensor, layout: Layout, kv_heads: int, is_last: bool
+    ) -> Tensor:
+        mixed, saved = attention.mix(parts, cos, sin, layout, kv_heads, is_last)
+        ctx.save_for_backward(cos, sin, *saved)
+        ctx.layout, ctx.kv_heads, ctx.is_last, ctx.shape = layout, kv_heads, is_last, parts.shape
+        return mixed
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        cos, sin, *saved = ctx.saved_tensors
+        layout, kv_heads, (num, all_heads, size) = ctx.layout, ctx.kv_heads, ctx.shape
+        heads, cut = all_heads - 2 * kv_heads, layout.num_prompt_tokens
+        gradient = gradients[0].reshape(-1, heads, size)
+        num_prompt_rows = len(layout.last_P) if ctx.is_last else cut
+        p_queries, p_keys, p_values, p_weights = saved[:4]
+        if ctx.is_last:
+            to_mixed = gradient[:num_prompt_rows].reshape(p_queries.shape)
+        else:
+            to_mixed = attention.to_batches(gradient[:num_prompt_rows], layout.prompts, kv_heads)
+        to_values = torch.bmm(p_weights.transpose(1, 2), to_mixed)
+        scores = _to_scores(torch.bmm(to_mixed, p_values.transpose(1, 2)), p_weights, size)
+        to_queries, to_keys = torch.bmm(scores, p_keys), torch.bmm(scores.transpose(1, 2), p_queries)
+        to_rotated = gradient.new_empty(num, heads + kv_heads, size)
+        to_parts = gradient.new_empty(num, all_heads, size)
+        if saved[4] is not None:
+            to_mixed = attention.to_batches(gradient[num_prompt_rows:], layout.answers, kv_heads)
+            own = _back_of_answers(to_mixed, saved, to_keys, to_values)
+            to_rotated[cut:, :heads].view(-1, kv_heads, heads // kv_heads, size).copy_(
+                attention.to_packed(own[0], layout.answers, kv_heads, heads)
+            )
+            for home, part in ((to_rotated[cut:, heads:], own[1]), (to_parts[cut:, heads + kv_heads :], own[2])):
+                part = part.view(len(p_keys), -1, size)
+                home.copy_(attention.to_packed(part, layout.answers, kv_heads, kv_heads)[:, :, 0])
+        if ctx.is_last:
+            to_rotated[:cut, :heads] = 0
+            to_rotated[layout.last_P, :heads] = to_queries.view(-1, heads, size)
+        else:
+            to_rotated[:cut, :heads].view(-1, kv_heads, heads // kv_heads, size).copy_(
+                attention.to_packed(to_queries, layout.prompts, kv_heads, heads)
+            )
+        to_rotated[:cut, heads:] = attention.to_packed(to_keys, layout.prompts, kv_heads, kv_heads)[:, :, 0]
+        to_parts[:cut, heads + kv_heads :] = attention.to_packed(to_values, layout.prompts, kv_heads, kv_heads)[:, :, 0]
+        ops.apply_rotary(to_rotated, cos, -sin, out=to_parts[:, : heads + kv_heads])
+        return to_parts, None, None, None, None, None
+
+
+def _back_of_answers(
+    to_mixed: Tensor, saved: list[Tensor], to_prompt_keys: Tensor, to_prompt_values: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of the answers' queries, keys and values; adds to those of the prompt's, in place."""
+    _, p_keys, p_values, _, queries, keys, values, weights = saved
+    (batch, rows, size), length, count = queries.shape, p_keys.shape[1], len(keys)
+    of_prompt, of_own = weights[:, :, :length], weights[:, :, length:].reshape(count, -1, values.shape[1])
+    each = to_mixed.view(count, -1, size)
+    to_values = torch.bmm(of_own.transpose(1, 2), each)
+    to_prompt_values.baddbmm_(of_prompt.transpose(1, 2), to_mixed)
+    to_own = torch.bmm(each, values.transpose(1, 2)).view(batch, rows, -1)
+    to_weights = torch.cat((torch.bmm(to_mixed, p_values.transpose(1, 2)), to_own), dim=2)
+    scores = _to_scores(to_weights, weights, size)
+    of_prompt, of_own = scores[:, :, :length], scores[:, :, length:].reshape(count, -1, values.shape[1])
+    to_keys = torch.bmm(of_own.transpose(1, 2), queries.view(count, -1, size))
+    to_prompt_keys.baddbmm_(of_prompt.transpose(1, 2), queries)
+    to_queries = torch.bmm(of_own, keys).view(batch, rows, size).baddbmm_(of_prompt, p_keys)
+    return to_queries, to_keys, to_values
+
+
+def _to_scores(to_weights: Tensor, weights: Tensor, size: int) -> Tensor:
+    """The gradient of scores, with the factor that queries and keys get."""
+    return torch._softmax_backward_data(to_weights, weights, -1, weights.dtype).mul_(size**-0.5)
+
+
+def mix(parts_NHD: Tensor, rotary: tuple[Tensor, Tensor], layout: Layout, kv_heads: int, *, is_last: bool) -> Tensor:
+    """The mixed values of `attention.mix`."""
+    if not torch.is_grad_enabled():
+        return attention.mix(parts_NHD, *rotary, layout, kv_heads, is_last)[0]
+    return _Mix.apply(parts_NHD, *rotary, layout, kv_heads, is_last)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _TokenLogprobs(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        source: Tensor,
+        target: Tensor,
+        drawn: ops.Drawn,
+        with_entropy: bool,
+    ) -> tuple[Tensor, Tensor]:
+        logprobs, entropies = ops.token_logprobs(hidden, weight, source, target, drawn, with_entropy)
+        ctx.save_for_backward(hidden, weight, source, target, entropies)
+        ctx.drawn, ctx.with_entropy = drawn, with_entropy
+        return logprobs, entropies[source] if with_entropy else entropies
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        hidden, weight, source, target, entropy = ctx.saved_tensors
+        to_own, to_entropy = gradients
+        sums = to_own.new_zeros(len(hidden)).index_add_(0, source, to_own)
+        if ctx.with_entropy:
+            to_entropies = torch.zeros_like(sums).index_add_(0, source, to_entropy)
+            # -p (sum + bend (log p + H)), as one factor per row and one per log p
+            sums.addcmul_(to_entropies, entropy)
+        to_hidden, to_weight = None, None
+        for rows, picks in ops.logit_parts(hidden, weight, source):
+            logs = ops.log_chances(hidden[rows], weight, source[picks] - rows.start, target[picks], ctx.drawn)
+            factor = -sums[rows, None]
+            if ctx.with_entropy:
+                factor = torch.addcmul(factor, logs, to_entropies[rows, None], value=-1)
+            to_logits = logs.exp_().mul_(factor)
+            to_logits.index_put_((source[picks] - rows.start, target[picks]), to_own[picks], accumulate=True)
+            narrow = (to_logits if ctx.drawn[0] == 1.0 else to_logits.div_(ctx.drawn[0])).to(weight.dtype)
+            if len(narrow) == len(hidden):
+                to_hidden = narrow @ weight
+            else:
+                to_hidden = torch.empty_like(hidden) if to_hidden is None else to_hidden
+                to_hidden[rows] = narrow @ weight
+            if ctx.needs_input_grad[1]:
+                share = narrow.t() @ hidden[rows]
+                to_weight = wide(share) if to_weight is None else to_weight.add_(share)
+        return to_hidden, None if to_weight is None else to_weight.to(weight.dtype), None, None, None, None
+
+
+def token_logprobs(
+    hidden_MH: Tensor,
+    weight_VH: Tensor,
+    *,
+    source_C: Tensor,
+    target_C: Tensor,
+    temperature: float,
+    with_entropy: bool,
+    with_sum_pi_squared: bool = False,
+    top_p: float = 1.0,
+    top_k: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """`ops.token_logprobs`, with the statistic of each target's row [C]; the logits are made again on the way back.
+
+    `with_sum_pi_squared` is without a gradient.
+    The weight's gradient is summed over those parts in float32 at least, which takes V x H x 4 bytes once: in bfloat16
+    a sum of 1213 parts was 5 to 63 % wrong, and this one 0.3 to 0.4 % (against float64).
+    """
+    drawn = temperature, top_p, top_k
+    if not torch.is_grad_enabled():
+        logprobs_C, statistics = ops.token_logprobs(
+            hidden_MH, weight_VH, source_C, target_C, drawn, with_entropy, with_sum_pi_squared
+        )
+        return logprobs_C, statistics[source_C] if with_entropy or with_sum_pi_squared else statistics
+    return _TokenLogprobs.apply(  # type: ignore[no-any-return, no-untyped-call]
+        hidden_MH, weight_VH, source_C, target_C, drawn, with_entropy
+    )
+
+
+class _Again(Function):
+    @staticmethod
+    def forward(ctx: Any, run: Callable[[Tensor], Tensor], x: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.run = run
+        ctx.save_for_backward(x, *parameters)
+        return run(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        x, *parameters = ctx.saved_tensors
+        with torch.enable_grad():
+            start = x.detach().requires_grad_(ctx.needs_input_grad[1])
+            output = ctx.run(start)
+            # Handing the gradient over as `grad_outputs` would import sympy (torch 2.13); this sum has the same effect.
+            share = (output * gradients[0]).sum()
+        inputs = [each for each in (start, *parameters) if each.requires_grad]
+        grads = iter(torch.autograd.grad(share, inputs, allow_unused=True))
+        return (None, *(next(grads) if each.requires_grad else None for each in (start, *parameters)))
+
+
+def checkpoint(run: Callable[[Tensor], Tensor], x: Tensor, parameters: Iterable[Tensor]) -> Tensor:
+    """`run(x)`, saving only x: it is recomputed in backward.
+
+    `parameters` are all the weights that `run` uses. torch's own checkpointing imports its compiler (2.7 s).
+    """
+    return _Again.apply(run, x, *parameters)  # type: ignore[no-any-return, no-untyped-call]
