@@ -42,7 +42,7 @@ FLOORS = {
         {"models", "tasks", "noise"},
         {"engines", "learner", "sharding"},
         {"episodes"},
-        {"rollouts"},
+        {"rollouts", "observer"},
         {"metrics"},
         {"saving", "prefetch"},
         {"faults"},

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from trainer.algorithms.update_metrics import Update
 from trainer.interrupt import Interrupt, Interrupted
-from trainer.metrics.step import StepResult
+from trainer.observer import StepResult
 from trainer.rollouts import ScoredGroups
 from trainer.run_state import set_reference
 from trainer.tasks.rewards import RewardBroken
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from trainer.algorithms.advantages import Advantages
     from trainer.learner import Learner, LogProbs
-    from trainer.metrics.step import Observer
+    from trainer.observer import Observer
     from trainer.rollouts import GeneratedGroups, RolloutBatch
     from trainer.trainer import Trainer
     from trainer.types import Batch

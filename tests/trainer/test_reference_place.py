@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.distributed import World
-    from trainer.metrics.step import StepResult
+    from trainer.observer import StepResult
     from trainer.saving.checkpoint import State
     from trainer.trainer import Trainer
 

@@ -8,7 +8,7 @@ core_algos.py, rollout_corr_helper.py), workers/actor/dp_actor.py, utils/seqlen_
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,7 @@ import torch
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.losses import masked_mean
 from trainer.metrics.progress import peak_rss_mib
+from trainer.observer import Observer
 from trainer.types import Stop
 
 if TYPE_CHECKING:
@@ -24,13 +25,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.algorithms.advantages import Advantages
-    from trainer.algorithms.update_metrics import Update
     from trainer.config import Config
     from trainer.distributed import World
-    from trainer.engines.generator_client import GeneratorStats
-    from trainer.learner import LogProbs, StepAdvantages
+    from trainer.learner import LogProbs
     from trainer.metrics.progress import Progress
     from trainer.metrics.records import Records
+    from trainer.observer import StepResult
     from trainer.types import Batch, Group, Prompt, Rollout
 
 # verl's name of each number of an update.
@@ -53,39 +53,6 @@ NAMES: Mapping[str, str] = {
 # verl divides these phases' times by the answers' tokens, or by those of prompts and answers.
 _PER_ANSWER_TOKEN = ("gen",)
 _PER_TOKEN = ("ref", "values", "adv", "update_critic", "update_actor")
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What one step of the loop made."""
-
-    groups: list[Group]
-    rewards_PG: Tensor
-    batch: Batch
-    logprobs: LogProbs
-    advantages: StepAdvantages
-    update: Update
-    num_drawn: int  # groups generated; more than `groups` where some had no signal and others were drawn
-    stats: GeneratorStats | None = None  # of generators in other processes; None: there are none
-    reward_errors: int | None = None  # answers whose reward could not be had; None: one of them ends the run
-    staleness: int = 0  # steps that the weights which drew the answers were behind those that learnt from them
-    seconds: float = 0.0
-
-
-class Observer:
-    """Follows a run; the loop does not know what it does."""
-
-    def on_start(self) -> None:
-        """Before the first step."""
-
-    def on_step_start(self, step: int) -> None:
-        """Before a step, when everything that the one before it brought about is done."""
-
-    def on_step(self, step: int, result: StepResult) -> None:
-        """After a step."""
-
-    def on_end(self) -> None:
-        """After the last step."""
 
 
 def of_update(result: StepResult, config: Config) -> dict[str, float]:

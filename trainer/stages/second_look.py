@@ -14,8 +14,8 @@ import torch
 
 from trainer.metrics import second_opinion as plain
 from trainer.metrics.checks import checksum, first_difference
-from trainer.metrics.step import Observer
 from trainer.models.decoder import Decoder
+from trainer.observer import Observer
 from trainer.saving.checkpoint import difference
 from trainer.stages.questions import Results
 from trainer.stages.recompute import Recompute
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.metrics.records import Records
-    from trainer.metrics.step import StepResult
+    from trainer.observer import StepResult
     from trainer.trainer import Trainer
     from trainer.types import Rollout
 

@@ -24,7 +24,8 @@ from trainer.metrics.checks import (
     checksum,
 )
 from trainer.metrics.progress import Progress
-from trainer.metrics.step import Observer, of_validation
+from trainer.metrics.step import of_validation
+from trainer.observer import Observer
 from trainer.rollouts import collect, score
 from trainer.run_state import restore, save_checkpoint, state_of
 from trainer.saving.checkpoint import CorruptCheckpoint, difference, load
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from trainer.config import Config
     from trainer.learner import Learner
     from trainer.metrics.records import Records
-    from trainer.metrics.step import StepResult
+    from trainer.observer import StepResult
     from trainer.saving.manifest import State
     from trainer.stages.second_look import SecondLook
     from trainer.trainer import Trainer
