@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class LogProbs:
+class ForwardOutputs:
     """Old, reference and value outputs for a batch, [B, T], before the first optimizer step; None: not needed."""
 
     old_BT: Tensor | None  # None: one optimizer step, so the old policy is the present one, and is computed anyway
@@ -56,17 +56,17 @@ class LogProbs:
     values_BT: Tensor | None
     sum_pi_squared_BT: Tensor | None = None  # of the old policy, the sum over the vocabulary of squared probabilities
 
-    def take(self, rows: Tensor, width: int) -> LogProbs:
+    def take(self, rows: Tensor, width: int) -> ForwardOutputs:
         """Of some rows, no wider than `width`."""
         parts = (self.old_BT, self.reference_BT, self.values_BT)
-        return LogProbs(*(None if part is None else part[rows, :width] for part in parts))
+        return ForwardOutputs(*(None if part is None else part[rows, :width] for part in parts))
 
 
 @dataclass(frozen=True, slots=True)
 class StepAdvantages(Advantages):
     """Advantages and their inputs."""
 
-    rewards_B: Tensor  # of each answer, less the divergence from the reference if it is part of the reward
+    rewards_after_kl_B: Tensor  # of each answer, less the divergence from the reference if it is part of the reward
     kl_coef: float  # the coefficient of the divergence in this step, in the loss or in the reward
 
 
@@ -164,7 +164,7 @@ class Learner:
         return optim.lr * learning_rate(optim.lr_schedule, self.optimizer_steps, total, warmup=optim.warmup_steps)
 
     @torch.no_grad()
-    def compute_logprobs(self, batch: Batch, reference_BT: Tensor | None = None) -> LogProbs:
+    def compute_logprobs(self, batch: Batch, reference_BT: Tensor | None = None) -> ForwardOutputs:
         """Old, reference and value outputs for a batch, before its first optimizer step.
 
         `reference_BT` are the log-probabilities of a reference in another process. Raises ValueError if they are
@@ -181,14 +181,14 @@ class Learner:
         needs_old = (
             needs_sum_pi_squared or self._config.optim.optimizer_steps_per_batch > 1 or algorithm.kl_in == "reward"
         )
-        return LogProbs(
+        return ForwardOutputs(
             old_BT=self._logprobs(self.model, batch) if needs_old or self._rejections else None,
             reference_BT=reference_BT,
             values_BT=self.critic.values(batch) if self.critic is not None else None,
             sum_pi_squared_BT=self._logprobs(self.model, batch, of_squares=True) if needs_sum_pi_squared else None,
         )
 
-    def reject(self, batch: Batch, logprobs: LogProbs) -> Batch:
+    def reject(self, batch: Batch, logprobs: ForwardOutputs) -> Batch:
         """The batch without the tokens on which learner and sampler are too far apart; their rewards count."""
         if not self._rejections or logprobs.old_BT is None:
             return batch
@@ -198,7 +198,7 @@ class Learner:
         return replace(batch, mask_BT=mask_BT)
 
     @torch.no_grad()
-    def compute_advantages(self, batch: Batch, logprobs: LogProbs) -> StepAdvantages:
+    def compute_advantages(self, batch: Batch, logprobs: ForwardOutputs) -> StepAdvantages:
         """Advantages of every token, from the rewards and the outputs of a critic or the reference."""
         algorithm, coef, rewards_B = self._config.algorithm, self._kl_coef, batch.rewards_B
         # An episode may end with an observation: the reward is on the last token of the model.
@@ -253,7 +253,7 @@ class Learner:
             self._kl_coef = adapted_kl_coef(coef, mean, rows, target=target, horizon=horizon)
         return token_rewards_BT
 
-    def update_critic(self, batch: Batch, logprobs: LogProbs, advantages: Advantages) -> float:
+    def update_critic(self, batch: Batch, logprobs: ForwardOutputs, advantages: Advantages) -> float:
         """Takes the critic's optimizer steps; its loss, 0 without a critic."""
         if self.critic is None or logprobs.values_BT is None or advantages.returns_BT is None:
             return 0.0
@@ -314,7 +314,7 @@ class Learner:
         return passes, replace(totals, num_tokens=num_tokens, num_rows=num_rows, width=width)
 
     def loss(
-        self, batch: Batch, rows: Tensor, logprobs: LogProbs, advantages: Advantages, totals: Totals
+        self, batch: Batch, rows: Tensor, logprobs: ForwardOutputs, advantages: Advantages, totals: Totals
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """A micro batch's share of the loss, and of each metric of the step; see `update_metrics`.
 

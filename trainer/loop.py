@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trainer.algorithms.update_metrics import Update
+from trainer.algorithms.update_metrics import UpdateMetrics
 from trainer.interrupt import Interrupt, Interrupted
 from trainer.observer import StepResult
 from trainer.rollouts import ScoredGroups
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trainer.algorithms.advantages import Advantages
-    from trainer.learner import Learner, LogProbs
+    from trainer.learner import ForwardOutputs, Learner
     from trainer.observer import Observer
     from trainer.rollouts import GeneratedGroups, RolloutBatch
     from trainer.trainer import Trainer
@@ -54,6 +54,7 @@ def train_step(trainer: Trainer, step: int) -> StepResult:
     rollouts = next_rollouts(trainer)
     staleness = learner.global_step - rollouts.step
     trainer.engine.sleep()
+    # verl's name; here also packing, the learner's reference, the critic's values and rejection
     with progress.part("old_log_prob"):
         batch = trainer.pack(rollouts.groups, rollouts.rewards_PG)
         logprobs = learner.compute_logprobs(batch, rollouts.reference_BT)
@@ -149,7 +150,7 @@ def score_groups(trainer: Trainer, generated: GeneratedGroups | None = None) -> 
     return useful
 
 
-def update_policy(learner: Learner, batch: Batch, logprobs: LogProbs, advantages: Advantages) -> Update:
+def update_policy(learner: Learner, batch: Batch, logprobs: ForwardOutputs, advantages: Advantages) -> UpdateMetrics:
     """One optimizer step for each mini batch of each epoch; the old policy is the one before the first of them."""
     value_loss = learner.update_critic(batch, logprobs, advantages)
     steps = []
@@ -158,12 +159,12 @@ def update_policy(learner: Learner, batch: Batch, logprobs: LogProbs, advantages
         metrics = []
         learner.optimizer.zero_grad()
         with learner.optimizer.accumulating(len(micro_batches)):
-            for micro_batch in micro_batches:
-                loss, metrics_of_loss = learner.loss(batch, micro_batch, logprobs, advantages, totals)
+            for micro_rows in micro_batches:
+                loss, metrics_of_loss = learner.loss(batch, micro_rows, logprobs, advantages, totals)
                 loss.backward()  # type: ignore[no-untyped-call]
                 metrics.append(metrics_of_loss)
         learner.reduce_gradients()
         step_metrics, lr = learner.reduce_metrics(metrics), learner.lr()
         grad_norm = learner.optimizer.step(lr=lr, grad_clip=learner.grad_clip)
         steps.append({**step_metrics, "grad_norm": grad_norm, "lr": lr})
-    return Update.mean(steps, value_loss=value_loss)
+    return UpdateMetrics.mean(steps, value_loss=value_loss)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainer.algorithms.update_metrics import Update
+    from trainer.algorithms.update_metrics import UpdateMetrics
     from trainer.engines.generator_client import GeneratorStats
-    from trainer.learner import LogProbs, StepAdvantages
+    from trainer.learner import ForwardOutputs, StepAdvantages
     from trainer.types import Batch, Group
 
 
@@ -21,9 +21,9 @@ class StepResult:
     groups: list[Group]
     rewards_PG: Tensor
     batch: Batch
-    logprobs: LogProbs
+    logprobs: ForwardOutputs
     advantages: StepAdvantages
-    update: Update
+    update: UpdateMetrics
     num_drawn: int  # groups generated; more than `groups` where some had no signal and others were drawn
     stats: GeneratorStats | None = None  # of generators in other processes; None: there are none
     reward_errors: int | None = None  # answers whose reward could not be had; None: one of them ends the run

@@ -13,13 +13,13 @@ from tests.trainer.trainer_cases import END, PAD, TINY, changed, decoder, group
 from trainer.algorithms.advantages import Advantages
 from trainer.algorithms.packing import pack
 from trainer.distributed import World
-from trainer.learner import Learner, LogProbs
+from trainer.learner import ForwardOutputs, Learner
 from trainer.loop import update_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from trainer.algorithms.update_metrics import Update
+    from trainer.algorithms.update_metrics import UpdateMetrics
     from trainer.models.critic import Critic
     from trainer.types import Batch
 
@@ -59,7 +59,7 @@ def by_row(of: Batch) -> Advantages:
     return Advantages(torch.where(of.mask_BT, of.rewards_B.unsqueeze(1), 0.0), None)
 
 
-def update(made: Learner, of: Batch, logprobs: LogProbs | None = None) -> Update:
+def update(made: Learner, of: Batch, logprobs: ForwardOutputs | None = None) -> UpdateMetrics:
     return update_policy(made, of, logprobs or made.compute_logprobs(of), by_row(of))
 
 
@@ -68,9 +68,9 @@ def said(made: Learner, of: Batch, temperature: float = 1.0) -> Tensor:
     return made.model.score(of, temperature=temperature).logprobs_BT.detach()
 
 
-def off_policy(made: Learner, of: Batch, log_ratio: float, reference_BT: Tensor | None = None) -> LogProbs:
+def off_policy(made: Learner, of: Batch, log_ratio: float, reference_BT: Tensor | None = None) -> ForwardOutputs:
     """As if the old policy had given every token a probability that is lower by this ratio."""
-    return LogProbs(said(made, of) - log_ratio, reference_BT, None)
+    return ForwardOutputs(said(made, of) - log_ratio, reference_BT, None)
 
 
 def by_policy(made: Learner, of: Batch, log_ratio: float = 0.0) -> Batch:

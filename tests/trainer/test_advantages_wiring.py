@@ -15,7 +15,7 @@ from tests.trainer.trainer_cases import PAD
 from trainer.algorithms.advantages import Scores
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.packing import pack
-from trainer.learner import LogProbs
+from trainer.learner import ForwardOutputs
 from trainer.loop import update_policy
 from trainer.types import Group, Rollout, Stop
 
@@ -33,7 +33,7 @@ def test_the_reward_stands_on_the_models_last_word_though_the_environment_speaks
     for estimator, first in (("reinforce", 0.5), ("gae", 0.25)):
         made = learner(estimator=estimator, gamma=0.5, lam=0.5, convention="trl" if estimator == "gae" else "verl")
         values_BT = torch.zeros_like(of.sampler_logprobs_BT)
-        judged = made.compute_advantages(of, LogProbs(None, None, values_BT))
+        judged = made.compute_advantages(of, ForwardOutputs(None, None, values_BT))
         assert judged.returns_BT is not None
         assert judged.returns_BT[0, :2].tolist() == pytest.approx([first, 1.0]), estimator
 
@@ -41,10 +41,10 @@ def test_the_reward_stands_on_the_models_last_word_though_the_environment_speaks
 def test_rewards_are_divided_by_their_deviation_or_not() -> None:
     of = batch()
     centred = (REWARDS - REWARDS.mean(dim=1, keepdim=True)).reshape(-1)
-    found = learner(scale_by_std=False).compute_advantages(of, LogProbs(None, None, None)).advantages_BT[:, 0]
+    found = learner(scale_by_std=False).compute_advantages(of, ForwardOutputs(None, None, None)).advantages_BT[:, 0]
     assert found.tolist() == pytest.approx(centred.tolist())
     scaled = (centred.reshape(3, 3) / (REWARDS.std(dim=1, keepdim=True) + 1e-6)).reshape(-1)
-    found = learner(scale_by_std=True).compute_advantages(of, LogProbs(None, None, None)).advantages_BT[:, 0]
+    found = learner(scale_by_std=True).compute_advantages(of, ForwardOutputs(None, None, None)).advantages_BT[:, 0]
     assert found.tolist() == pytest.approx(scaled.tolist())
 
 
@@ -84,10 +84,10 @@ def test_a_critics_forecasts_are_in_the_advantages_and_it_learns_the_returns() -
     assert torch.equal(critic.taught[1], judged.returns_BT)
 
 
-def apart(of: Batch, nats: float) -> LogProbs:
+def apart(of: Batch, nats: float) -> ForwardOutputs:
     """Reference and old policy are so far apart on every masked token; what stands elsewhere is no number."""
     zeros_BT = torch.zeros_like(of.sampler_logprobs_BT)
-    return LogProbs(zeros_BT, torch.where(of.mask_BT, zeros_BT - nats, math.nan), None)
+    return ForwardOutputs(zeros_BT, torch.where(of.mask_BT, zeros_BT - nats, math.nan), None)
 
 
 def test_the_adaptive_coefficient_follows_the_mean_divergence_of_a_token_after_the_rewards_were_made() -> None:
@@ -95,10 +95,14 @@ def test_the_adaptive_coefficient_follows_the_mean_divergence_of_a_token_after_t
     first = made.compute_advantages(of, apart(of, 0.22))
     less_B = of.rewards_B - 0.1 * 0.22 * of.mask_BT.sum(dim=1)
     assert first.advantages_BT[:, 0].tolist() == pytest.approx(less_B.tolist())
-    assert first.rewards_B.tolist() == pytest.approx(less_B.tolist())
+    assert first.rewards_after_kl_B.tolist() == pytest.approx(less_B.tolist())
     assert first.kl_coef == 0.1
     second = made.compute_advantages(of, apart(of, 0.0))
-    assert second.rewards_B.tolist() == second.advantages_BT[:, 0].tolist() == pytest.approx(of.rewards_B.tolist())
+    assert (
+        second.rewards_after_kl_B.tolist()
+        == second.advantages_BT[:, 0].tolist()
+        == pytest.approx(of.rewards_B.tolist())
+    )
     # 10 % above the target over 9 rows of a horizon of 100
     assert second.kl_coef == pytest.approx(0.1 * 1.009)
     third = made.compute_advantages(of, apart(of, 0.0))

@@ -14,7 +14,7 @@ from tests.trainer.trainer_cases import CPU, END, changed, rollout, scripted
 from trainer.algorithms.packing import pack
 from trainer.build import build_trainer
 from trainer.config import parse
-from trainer.learner import LogProbs
+from trainer.learner import ForwardOutputs
 from trainer.loop import score_groups, train_step
 from trainer.metrics.step import of_update
 from trainer.sections import BadSetting
@@ -48,7 +48,7 @@ def test_rejected_tokens_have_no_loss_and_no_place_in_its_mean() -> None:
     rejected = made.reject(of, logprobs)
     assert rejected.mask_BT.any(dim=1).tolist() == [row != 1 for row in range(9)]
     advantages = made.compute_advantages(rejected, logprobs)
-    assert torch.equal(advantages.rewards_B, of.rewards_B)  # the answer counts in the mean of its group
+    assert torch.equal(advantages.rewards_after_kl_B, of.rewards_B)  # the answer counts in the mean of its group
     assert not advantages.advantages_BT[1].any()
     num_tokens = int(rejected.mask_BT.sum())
     found = update(made, rejected, logprobs)
@@ -101,7 +101,7 @@ def test_answers_cut_at_their_length_count_as_rewards_alone() -> None:
     groups = [Group(batch_prompt(), (whole, cut))]
     of = pack(groups, torch.tensor([[1.0, 0.0]]), pad=0, mask_truncated=True)
     assert of.mask_BT.tolist() == [[True, True], [False, False]]
-    found = learner(dtype="float32").compute_advantages(of, LogProbs(None, None, None))
+    found = learner(dtype="float32").compute_advantages(of, ForwardOutputs(None, None, None))
     assert found.advantages_BT.tolist() == [pytest.approx([math.sqrt(0.5)] * 2, abs=1e-5), [0.0, 0.0]]
 
 
@@ -165,7 +165,7 @@ def test_an_estimator_and_a_loss_of_the_users_own(tmp_path: Path) -> None:
     )
     made = learner(estimator=f"{tmp_path / 'mine.py'}:ones", loss=f"{tmp_path / 'mine.py'}:doubled")
     of = batch()
-    logprobs = LogProbs(said(made, of), None, None)
+    logprobs = ForwardOutputs(said(made, of), None, None)
     assert torch.equal(made.compute_advantages(of, logprobs).advantages_BT, of.mask_BT.double())
     assert update(made, of, logprobs).policy_loss == pytest.approx(2 * total(of))
 

@@ -16,7 +16,7 @@ from trainer.learner import Learner
 from trainer.loop import update_policy
 
 if TYPE_CHECKING:
-    from trainer.algorithms.update_metrics import Update
+    from trainer.algorithms.update_metrics import UpdateMetrics
     from trainer.config import Config
     from trainer.types import Batch
 
@@ -39,7 +39,7 @@ def learner(**changes: object) -> Learner:
     return Learner(decoder(config, seed=1), decoder(config, seed=2), config, seed=0)
 
 
-def update(made: Learner, of: Batch, advantages_B: Tensor | None = None) -> Update:
+def update(made: Learner, of: Batch, advantages_B: Tensor | None = None) -> UpdateMetrics:
     """One update with an advantage per row, by default the rewards."""
     values_B = of.rewards_B if advantages_B is None else advantages_B
     advantages_BT = torch.where(of.mask_BT, values_B.unsqueeze(1), 0.0)

@@ -27,7 +27,7 @@ from trainer.algorithms.advantages import Advantages
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.correction import correction
 from trainer.algorithms.packing import pack, select
-from trainer.algorithms.update_metrics import Update
+from trainer.algorithms.update_metrics import UpdateMetrics
 from trainer.loop import update_policy
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ def test_numbers_of_several_mini_batches_are_means_but_for_maxima_and_the_rate()
     alone = [update(learner(kl_coef=0.1, entropy_coef=0.05), batch(number)) for number in range(3)]
     found = update(learner(kl_coef=0.1, entropy_coef=0.05, mini_batches=3), of)
     maxima = {"ratio_max", "logprob_diff_max"}
-    for name in {each.name for each in fields(Update)} - maxima - {"weights"}:
+    for name in {each.name for each in fields(UpdateMetrics)} - maxima - {"weights"}:
         assert getattr(found, name) == pytest.approx(sum(getattr(each, name) for each in alone) / 3), name
     for name in maxima:
         assert getattr(found, name) == pytest.approx(max(getattr(each, name) for each in alone)), name

@@ -18,11 +18,11 @@ from torch import Tensor
 from tests.trainer.core_cases import ADAPTIVE, batch, learner, on_ranks, update
 from trainer import launch
 from trainer.__main__ import main
-from trainer.algorithms.update_metrics import Update
+from trainer.algorithms.update_metrics import UpdateMetrics
 from trainer.distributed import World
 from trainer.interrupt import Interrupt
 from trainer.launch import RankExit, run_ranks
-from trainer.learner import LogProbs
+from trainer.learner import ForwardOutputs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +46,7 @@ def test_ranks_with_unequal_shares_make_the_gradient_and_numbers_of_one(aggregat
         "convention": convention,
     }
 
-    def job(world: World, *numbers: int) -> tuple[Update, dict[str, Tensor]]:
+    def job(world: World, *numbers: int) -> tuple[UpdateMetrics, dict[str, Tensor]]:
         made = learner(world, **settings)
         found = update(made, batch(*(numbers or SHARES[world.rank])))
         return found, {name: each.grad for name, each in made.model.named_parameters() if each.grad is not None}
@@ -54,7 +54,7 @@ def test_ranks_with_unequal_shares_make_the_gradient_and_numbers_of_one(aggregat
     wanted, gradient = job(World.single(), 0, 1, 2)
     for found, own in on_ranks(job):
         assert max(float((own[name] - gradient[name]).abs().max()) for name in gradient) < 1e-12
-        for each in fields(Update):
+        for each in fields(UpdateMetrics):
             assert getattr(found, each.name) == pytest.approx(getattr(wanted, each.name)), each.name
 
 
@@ -63,7 +63,9 @@ def test_the_adaptive_coefficient_is_the_same_on_all_ranks_and_that_of_one() -> 
         made, of = learner(world, **ADAPTIVE, kl_target=0.2), batch(*(numbers or SHARES[world.rank]))
         # Rank 0's tokens are far from the reference, the other's are close.
         nats_B1 = torch.where(of.prompts_PS[of.prompt_of_B, :1] == 1, 0.5, 0.05).double()
-        known = LogProbs(torch.zeros_like(of.sampler_logprobs_BT), -nats_B1.expand_as(of.sampler_logprobs_BT), None)
+        known = ForwardOutputs(
+            torch.zeros_like(of.sampler_logprobs_BT), -nats_B1.expand_as(of.sampler_logprobs_BT), None
+        )
         made.compute_advantages(of, known)
         return float(made.state()["kl_coef"])
 
@@ -76,7 +78,9 @@ def test_the_adaptive_coefficient_is_the_same_on_all_ranks_and_that_of_one() -> 
 def test_advantages_are_whitened_over_the_tokens_of_all_ranks() -> None:
     def job(world: World, *numbers: int) -> Tensor:
         of = batch(*(numbers or SHARES[world.rank]))
-        judged = learner(world, estimator="reinforce_plus_plus").compute_advantages(of, LogProbs(None, None, None))
+        judged = learner(world, estimator="reinforce_plus_plus").compute_advantages(
+            of, ForwardOutputs(None, None, None)
+        )
         return judged.advantages_BT[of.mask_BT]
 
     assert torch.allclose(torch.cat(on_ranks(job)), job(World.single(), 0, 1, 2))

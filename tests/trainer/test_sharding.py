@@ -27,7 +27,7 @@ from tests.trainer.core_cases import BARE, batch, by_row, learner, on_ranks, upd
 from tests.trainer.trainer_cases import CPU, changed, decoder
 from trainer import faults, sharding
 from trainer.distributed import World
-from trainer.algorithms.update_metrics import Update
+from trainer.algorithms.update_metrics import UpdateMetrics
 from trainer.learner import Learner
 from trainer.shards import local, whole
 
@@ -57,7 +57,7 @@ def gap(left, right):
 def against_one(**settings):
     one, made = learner(World.single(), **settings), sharded(**settings)
     wanted, got = update(one, batch(0, 1, 2)), update(made, batch(*own))
-    numbers = {each.name: [getattr(got, each.name), getattr(wanted, each.name)] for each in fields(Update)}
+    numbers = {each.name: [getattr(got, each.name), getattr(wanted, each.name)] for each in fields(UpdateMetrics)}
     numbers.pop("weights")
     held, alike = made.weights(), one.weights()
     is_same = list(held) == list(alike) and all(torch.equal(held[name], alike[name]) for name in alike)

@@ -2,7 +2,7 @@
 
 A model sees the batch packed for the linear layers, in rectangles for attention. Packed, the N inputs are the prompts'
 tokens, each prompt once, then the answers' tokens without each answer's last, which predicts nothing; padding is left
-out. For attention they are spread into [P, S] for the prompts and [P, G, T] for the answers (G the most rows of one
+out. For attention they are padded to [P, S] for the prompts and [P, G, T] for the answers (G the most rows of one
 prompt, T here one less than the longest answer), unless they already fill them.
 """
 
@@ -95,7 +95,7 @@ class Rectangle:
     shape: tuple[int, ...]
     place_N: Tensor | None  # the index of each packed token in the flattened rectangle; None: they fill it in order
 
-    def spread(self, x_NH: Tensor) -> Tensor:
+    def pad(self, x_NH: Tensor) -> Tensor:
         """[N, ...] -> [*shape, ...], 0 where there is no token."""
         tail = x_NH.shape[1:]
         if self.place_N is None:
@@ -103,7 +103,7 @@ class Rectangle:
         empty = x_NH.new_zeros(math.prod(self.shape), *tail)
         return empty.index_copy(0, self.place_N, x_NH).view(*self.shape, *tail)
 
-    def collect(self, x: Tensor) -> Tensor:
+    def unpad(self, x: Tensor) -> Tensor:
         """[*shape, ...] -> [N, ...]"""
         flat = x.flatten(0, len(self.shape) - 1)
         return flat if self.place_N is None else flat[self.place_N]

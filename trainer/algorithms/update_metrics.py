@@ -1,7 +1,7 @@
 """The numbers of an optimizer step: each micro batch gives its share of them, and the shares are combined.
 
 `token_metrics` and `weight_shares` give shares given the denominators of the whole step; those in `MAXIMA` are maxima
-over its tokens, the others add up. `Update` has the numbers that are reported.
+over its tokens, the others add up. `UpdateMetrics` has those that are reported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAXIMA = {"ratio_max", "logprob_diff_max", "weight_max", "weight_min_negated"}
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class WeightMetrics:
     """The weights of a step's tokens under verl's names (`rollout_corr/rollout_is_mean` and so on)."""
 
     mean: float
@@ -41,7 +41,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class UpdateMetrics:
     """The statistics of a batch, averaged over its optimizer steps unless noted; per-token means are over the masked
     tokens.
     """
@@ -62,17 +62,17 @@ class Update:
     sampler_kl: float  # estimate of KL(sampler || learner) over the same tokens, k3
     sampler_kl_direct: float  # another one, mean of log sampler - log learner
     value_loss: float  # 0 without a critic
-    weights: Spread | None  # of the correction between sampler and learner; None: there is none
+    weights: WeightMetrics | None  # of the correction between sampler and learner; None: there is none
 
     @classmethod
-    def mean(cls, steps: Sequence[Mapping[str, float]], *, value_loss: float) -> Update:
+    def mean(cls, steps: Sequence[Mapping[str, float]], *, value_loss: float) -> UpdateMetrics:
         """Of the metrics of each optimizer step."""
         means = {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
         for name in MAXIMA & set(means):
             means[name] = float(torch.tensor([step[name] for step in steps]).max())  # unlike max(), keeps a NaN
         means["lr"] = steps[-1]["lr"]
         parts = {name: means.pop(name) for name in list(means) if name.startswith("weight_")}
-        return cls(**means, value_loss=value_loss, weights=spread(parts) if parts else None)
+        return cls(**means, value_loss=value_loss, weights=weight_metrics(parts) if parts else None)
 
 
 @torch.no_grad()
@@ -126,7 +126,7 @@ def weight_shares(
     }
 
 
-def spread(whole: Mapping[str, float]) -> Spread:
+def weight_metrics(whole: Mapping[str, float]) -> WeightMetrics:
     """The numbers to report of what `weight_shares` gave for all parts of a step.
 
     Source: verl 0.9.1, rollout_corr_helper.compute_is_metrics.
@@ -134,7 +134,7 @@ def spread(whole: Mapping[str, float]) -> Spread:
     """
     excess, square = whole["weight_excess"], whole["weight_square"]
     mean, squares = 1 + excess, 1 + 2 * excess + square
-    return Spread(
+    return WeightMetrics(
         mean=mean,
         std=max(square - excess * excess, 0.0) ** 0.5,
         max=whole["weight_max"],

@@ -94,7 +94,7 @@ class Sampler:
         return dict(self._parameters)
 
     def sleep(self) -> None:
-        """Nothing: the weights share the learner's memory, and buffers live only within `generate`."""
+        """Nothing: the weights, a copy of the learner's, stay, and buffers live only within `generate`."""
 
     def wake(self) -> None:
         """Nothing: `sleep` gave nothing up."""

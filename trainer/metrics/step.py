@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trainer.algorithms.advantages import Advantages
     from trainer.config import Config
     from trainer.distributed import World
-    from trainer.learner import LogProbs
+    from trainer.learner import ForwardOutputs
     from trainer.metrics.progress import Progress
     from trainer.metrics.records import Records
     from trainer.observer import StepResult
@@ -76,7 +76,7 @@ def of_update(result: StepResult, config: Config) -> dict[str, float]:
     return metrics
 
 
-def _unmeasured(logprobs: LogProbs, config: Config) -> set[str]:
+def _unmeasured(logprobs: ForwardOutputs, config: Config) -> set[str]:
     """Fields of an update that are 0 because the run does not measure them."""
     algorithm = config.algorithm
     absent: set[str] = set()
@@ -103,12 +103,12 @@ def of_rewards(scores_PG: Tensor, rewards_B: Tensor) -> dict[str, float]:
     low, high = wide_PG.aminmax()
     numbers = torch.stack((wide_PG.mean(), high, low, wide_PG.std(correction=0))).tolist()
     metrics = {f"critic/score/{name}": each for name, each in zip(("mean", "max", "min", "std"), numbers, strict=True)}
-    metrics |= _spread("critic/rewards", rewards_B.double())
+    metrics |= _mean_max_min("critic/rewards", rewards_B.double())
     with_signal = int((wide_PG.amax(dim=1) > wide_PG.amin(dim=1)).sum())
     return {**metrics, "groups_with_signal": with_signal}
 
 
-def of_advantages(batch: Batch, logprobs: LogProbs, advantages: Advantages) -> dict[str, float]:
+def of_advantages(batch: Batch, logprobs: ForwardOutputs, advantages: Advantages) -> dict[str, float]:
     """Advantages and returns of the model's tokens; values if there is a critic.
 
     Estimators without returns use the advantages as returns, as in verl. If the returns do not vary there is no
@@ -117,11 +117,11 @@ def of_advantages(batch: Batch, logprobs: LogProbs, advantages: Advantages) -> d
     mask_BT = batch.mask_BT
     returns_BT = advantages.advantages_BT if advantages.returns_BT is None else advantages.returns_BT
     metrics = {
-        **_spread("critic/advantages", advantages.advantages_BT[mask_BT]),
-        **_spread("critic/returns", returns_BT[mask_BT]),
+        **_mean_max_min("critic/advantages", advantages.advantages_BT[mask_BT]),
+        **_mean_max_min("critic/returns", returns_BT[mask_BT]),
     }
     if logprobs.values_BT is not None:
-        metrics |= _spread("critic/values", logprobs.values_BT[mask_BT])
+        metrics |= _mean_max_min("critic/values", logprobs.values_BT[mask_BT])
         if bool(mask_BT.any()) and metrics["critic/returns/max"] > metrics["critic/returns/min"]:
             metrics["critic/vf_explained_var"] = float(explained_variance(logprobs.values_BT, returns_BT, mask_BT))
     return metrics
@@ -137,7 +137,7 @@ def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -
     return torch.where(whole > 0, 1 - variance(returns_BT - values_BT) / whole, 0.0)
 
 
-def of_probabilities(batch: Batch, logprobs: LogProbs) -> dict[str, float]:
+def of_probabilities(batch: Batch, logprobs: ForwardOutputs) -> dict[str, float]:
     """Differences between the sampler's and the learner's probabilities of sampled tokens; empty if they are unknown.
 
     Unlike the differences of log-probabilities these do not grow with how unlikely a token was.
@@ -197,7 +197,7 @@ def _range(name: str, values: Sequence[int]) -> dict[str, float]:
     return {f"{name}/mean": sum(values) / len(values), f"{name}/max": max(values), f"{name}/min": min(values)}
 
 
-def _spread(name: str, values_N: Tensor) -> dict[str, float]:
+def _mean_max_min(name: str, values_N: Tensor) -> dict[str, float]:
     """Mean, maximum and minimum, in one transfer from the device; nothing of no values."""
     if not values_N.numel():
         return {}
@@ -269,7 +269,7 @@ def describe_step(result: StepResult, config: Config, seconds: float, progress: 
     lengths, parts = of_lengths(result.groups, config), progress.since_last_step()
     metrics = {
         **of_generators(result, parts, seconds),
-        **of_rewards(result.rewards_PG, result.advantages.rewards_B),
+        **of_rewards(result.rewards_PG, result.advantages.rewards_after_kl_B),
         **of_advantages(result.batch, result.logprobs, result.advantages),
         **of_update(result, config),
         **of_probabilities(result.batch, result.logprobs),

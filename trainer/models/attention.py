@@ -146,7 +146,7 @@ def is_small(layout: Layout, heads: int) -> bool:
 
 def to_batches(x_NHD: Tensor, home: Rectangle, kv_heads: int) -> Tensor:
     """Packed [N, K * n, D] -> [batches, tokens * n, D]: a batch is a prompt's head [P*K], rows its tokens in order."""
-    x = home.spread(x_NHD)
+    x = home.pad(x_NHD)
     prompts, size, each = home.shape[0], x.shape[-1], x.shape[-2] // kv_heads
     by_head = x.reshape(prompts, -1, kv_heads, each, size).transpose(1, 2)
     return by_head.reshape(prompts * kv_heads, -1, size).contiguous()
@@ -155,7 +155,7 @@ def to_batches(x_NHD: Tensor, home: Rectangle, kv_heads: int) -> Tensor:
 def to_packed(x_BND: Tensor, home: Rectangle, kv_heads: int, heads: int) -> Tensor:
     """The way back: [P*K, tokens * n, D] -> packed [N, K, n, D]."""
     x = x_BND.view(home.shape[0], kv_heads, -1, heads // kv_heads, x_BND.shape[-1]).transpose(1, 2)
-    return home.collect(x.reshape(*home.shape, *x.shape[2:]))
+    return home.unpad(x.reshape(*home.shape, *x.shape[2:]))
 
 
 def mix(

@@ -95,16 +95,16 @@ class Attention(nn.Module):
             return gradients.mix(self.parts(x_NH), rotary, layout, self.kv_heads, is_last=is_last)
         queries, keys, values = self.project(x_NH, rotary)
         cut = layout.num_prompt_tokens
-        prompt = tuple(layout.prompts.spread(each[:cut]).transpose(1, 2).contiguous() for each in (keys, values))
+        prompt = tuple(layout.prompts.pad(each[:cut]).transpose(1, 2).contiguous() for each in (keys, values))
         if is_last:
             parts = [attention.of_last(queries[layout.last_P], prompt[0], prompt[1], layout.is_pad_PS).flatten(1)]
         else:
-            mixed = attention.of_prompts(layout.prompts.spread(queries[:cut]), prompt[0], prompt[1])
-            parts = [layout.prompts.collect(mixed).flatten(1)]
+            mixed = attention.of_prompts(layout.prompts.pad(queries[:cut]), prompt[0], prompt[1])
+            parts = [layout.prompts.unpad(mixed).flatten(1)]
         if layout.answers.shape[-1]:
-            own_queries, own_keys, own_values = (layout.answers.spread(each[cut:]) for each in (queries, keys, values))
+            own_queries, own_keys, own_values = (layout.answers.pad(each[cut:]) for each in (queries, keys, values))
             mixed = attention.of_answers(own_queries, (own_keys, own_values), (prompt[0], prompt[1]), layout.is_pad_PS)
-            parts.append(layout.answers.collect(mixed).flatten(1))
+            parts.append(layout.answers.unpad(mixed).flatten(1))
         return torch.cat(parts)
 
 

@@ -12,7 +12,7 @@ import torch
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.correction import correction
 from trainer.algorithms.losses import Totals, aggregate, count, masked_mean, masked_sum
-from trainer.algorithms.update_metrics import MAXIMA, Spread, spread, weight_shares
+from trainer.algorithms.update_metrics import MAXIMA, WeightMetrics, weight_metrics, weight_shares
 from trainer.metrics.step import explained_variance
 from trainer.models.critic import value_loss
 from trainer.rollouts import has_signal, overlong_penalty
@@ -91,7 +91,7 @@ def test_a_probability_that_the_sampler_did_not_tell_counts_as_the_same() -> Non
     assert found.weights_BT[0].tolist() == pytest.approx([1.0, 1.0])
 
 
-def reported(level: str, cap: float, *parts: int) -> Spread:
+def reported(level: str, cap: float, *parts: int) -> WeightMetrics:
     """The numbers of the weights, made from parts of so many rows."""
     verl, made = CONVENTIONS["verl"], []
     totals = count(KEPT_BT, verl)
@@ -101,7 +101,7 @@ def reported(level: str, cap: float, *parts: int) -> Spread:
         made.append(
             {name: each.item() for name, each in weight_shares(found, kept_BT, totals, level=level, cap=cap).items()}
         )
-    return spread({n: (max if n in MAXIMA else sum)(each[n] for each in made) for n in made[0]})
+    return weight_metrics({n: (max if n in MAXIMA else sum)(each[n] for each in made) for n in made[0]})
 
 
 @pytest.mark.parametrize("parts", [(2,), (1, 1)])
@@ -131,7 +131,7 @@ def test_weights_that_are_nearly_all_one_keep_their_deviation() -> None:
     near_BT = torch.tensor([[1e-4, -1e-4]])
     found = correction(near_BT, torch.zeros(1, 2), KEPT_BT[:1], CONVENTIONS["verl"], level="token", cap=2.0)
     parts = weight_shares(found, KEPT_BT[:1], count(KEPT_BT[:1], CONVENTIONS["verl"]), level="token", cap=2.0)
-    assert spread({name: each.item() for name, each in parts.items()}).std == pytest.approx(1e-4, rel=2e-3)
+    assert weight_metrics({name: each.item() for name, each in parts.items()}).std == pytest.approx(1e-4, rel=2e-3)
 
 
 def test_an_unknown_level_or_bound_is_refused() -> None:

@@ -17,7 +17,7 @@ from trainer.algorithms.advantages import Advantages
 from trainer.algorithms.packing import pack
 from trainer.build import build_trainer
 from trainer.config import Config
-from trainer.learner import LogProbs
+from trainer.learner import ForwardOutputs
 from trainer.loop import next_rollouts, update_policy
 from trainer.metrics import meter, step
 from trainer.metrics.progress import Progress
@@ -124,7 +124,7 @@ def test_rewards_of_a_run_are_its_scores_less_the_divergence_if_that_is_in_the_r
     assert known.reference_BT is not None
     apart = replace(known, reference_BT=known.reference_BT - 0.25)
     judged = trainer.learner.compute_advantages(batch, apart)
-    found = step.of_rewards(rewards_PG, judged.rewards_B)
+    found = step.of_rewards(rewards_PG, judged.rewards_after_kl_B)
     less = 0.5 * 0.25 * int(batch.mask_BT.sum()) / len(batch.rewards_B)
     assert found["critic/rewards/mean"] == pytest.approx(found["critic/score/mean"] - less, rel=1e-5)
 
@@ -134,13 +134,13 @@ def test_advantages_returns_and_values_are_over_the_masked_tokens_alone() -> Non
     numbers_BT = torch.full(batch.mask_BT.shape, math.nan)
     numbers_BT[batch.mask_BT] = torch.arange(10.0)
     values_BT = torch.where(batch.mask_BT, 4.5, math.nan)
-    found = step.of_advantages(batch, LogProbs(None, None, None), Advantages(numbers_BT, None))
+    found = step.of_advantages(batch, ForwardOutputs(None, None, None), Advantages(numbers_BT, None))
     assert {name: found[f"critic/advantages/{name}"] for name in ("mean", "max", "min")} == {
         "mean": 4.5, "max": 9.0, "min": 0.0,
     }  # fmt: skip
     assert found["critic/returns/max"] == 9.0
     assert not [name for name in found if "values" in name or "vf" in name]
-    known = LogProbs(None, None, torch.nan_to_num(values_BT))
+    known = ForwardOutputs(None, None, torch.nan_to_num(values_BT))
     with_critic = step.of_advantages(batch, known, Advantages(numbers_BT, torch.nan_to_num(numbers_BT)))
     assert with_critic["critic/values/mean"] == 4.5
     assert with_critic["critic/vf_explained_var"] == pytest.approx(0.0, abs=1e-6)
@@ -148,9 +148,9 @@ def test_advantages_returns_and_values_are_over_the_masked_tokens_alone() -> Non
 
 def test_probabilities_differ_by_what_the_logarithms_say() -> None:
     batch = pack(two_groups(), torch.zeros(2, 2), pad=PAD)
-    assert step.of_probabilities(batch, LogProbs(None, None, None)) == {}
+    assert step.of_probabilities(batch, ForwardOutputs(None, None, None)) == {}
     old_BT = torch.where(batch.mask_BT, math.log(0.5), math.nan)
-    found = step.of_probabilities(batch, LogProbs(old_BT, None, None))
+    found = step.of_probabilities(batch, ForwardOutputs(old_BT, None, None))
     assert found["training/rollout_probs_diff_mean"] == pytest.approx(0.5 - math.exp(-1.0), abs=1e-6)
     assert found["training/rollout_probs_diff_std"] == pytest.approx(0.0, abs=1e-6)
 
@@ -219,7 +219,7 @@ def test_a_zero_is_a_measurement(change: dict[str, Any], absent: set[str]) -> No
 def test_a_critic_explains_nothing_where_the_returns_do_not_vary() -> None:
     batch = pack(two_groups(), torch.zeros(2, 2), pad=PAD)
     ones_BT = batch.mask_BT.float()
-    found = step.of_advantages(batch, LogProbs(None, None, ones_BT / 2), Advantages(ones_BT, ones_BT))
+    found = step.of_advantages(batch, ForwardOutputs(None, None, ones_BT / 2), Advantages(ones_BT, ones_BT))
     assert found["critic/values/mean"] == 0.5
     assert "critic/vf_explained_var" not in found
 
