@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 def advantages(name: str, scores: Scores, convention: Convention, **settings: Any) -> Advantages:
     """By the estimator of that name."""
-    return find(ESTIMATORS, name)(scores, convention, settings=Settings(**settings))
+    made: Advantages = find(ESTIMATORS, name)(scores, convention, settings=Settings(**settings))
+    return made
 
 
 def token_logprobs(

@@ -271,3 +271,8 @@ def test_no_number_of_a_critic_is_touched_by_what_the_mask_hides() -> None:
 )  # fmt: skip
 def test_every_variant_of_an_algorithm_is_reached_by_its_setting(setting: str, offered: Any) -> None:
     assert {*sections.SETTINGS[setting].metadata["accepted"]} == {*offered}
+
+
+@pytest.mark.parametrize("table", [ESTIMATORS, LOSSES])
+def test_every_row_of_the_registry_names_a_function(table: dict[str, str]) -> None:
+    assert all(callable(find(table, name)) for name in table)
