@@ -88,6 +88,7 @@ def quoting() -> dict[str, list[str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_few_tests_quote_what_the_product_says() -> None:
     found = quoting()
     assert len(found) <= MOST, "\n".join(f"{name}: {texts}" for name, texts in found.items())

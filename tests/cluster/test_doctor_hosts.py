@@ -87,7 +87,7 @@ def test_a_uniform_cluster_gives_no_alarm(
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize(("count", "apart"), [(24, 1), pytest.param(64, 3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("count", "apart"), [(24, 1), pytest.param(64, 3, marks=pytest.mark.long)])
 @pytest.mark.slow
 def test_of_many_nodes_with_every_trouble_planted_each_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], count: int, apart: int

@@ -143,6 +143,8 @@ def test_the_number_of_devices_is_the_stubs(python: Path, cann: Path, monkeypatc
     assert (facts.python.devices.value.count, facts.python.devices.value.names[0]) == (3, "Ascend910B3")
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_another_torch_is_found_by_metadata_though_the_import_says_something_else(
     python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

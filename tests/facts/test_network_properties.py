@@ -123,3 +123,8 @@ def test_which_variables_speak_of_several_nodes(variables: dict[str, str], expec
     fact = launch.spans(variables)
     assert fact.value == expected
     assert fact.state is (State.ABSENT if expected is None else State.KNOWN)
+
+
+def test_a_mapped_address_of_version_4_is_written_alike_on_every_python() -> None:
+    line = "   0: 0000000000000000FFFF00000100007F:2711 00000000000000000000000000000000:0000 0A\n"
+    assert ports.listening(f"  sl  local_address  remote_address  st\n{line}") == [("::ffff:127.0.0.1", 10001)]

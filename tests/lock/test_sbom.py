@@ -80,6 +80,8 @@ def test_licences_are_expressions_or_the_names_that_classifiers_and_headers_give
 
 
 @pytest.mark.registry
+@pytest.mark.slow
+@pytest.mark.long
 def test_the_documents_are_valid_by_the_schema_of_cyclonedx(tmp_path: Path) -> None:
     uv, place = find_uv(), str(tmp_path / "env")
     subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, place], check=True)

@@ -133,6 +133,8 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.registry
 @pytest.mark.parametrize("case", WISHES)
+@pytest.mark.slow
+@pytest.mark.long
 def test_compose_files_keep_to_the_published_schema(case: str, published: Path) -> None:
     """It is of 2021; a project's name, `create_host_path` and the content of a config came later."""
     schema = json.loads((published / "compose" / "config" / "compose_spec.json").read_text(encoding="utf-8"))

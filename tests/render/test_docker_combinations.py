@@ -81,6 +81,7 @@ def lint(tmp_path: Path, texts: Mapping[str, str]) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_combination_is_rendered_for_both_architectures() -> None:
     texts = dockerfiles()
     assert len(texts) >= 337

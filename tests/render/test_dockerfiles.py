@@ -173,6 +173,7 @@ def test_only_unpinned_system_packages_are_excused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_hadolint_finds_nothing_but_what_is_excused_on_any_image(tmp_path: Path) -> None:
     files = [str(GOLDENS / image / "Dockerfile") for image in (IMAGES[0], IMAGES[-1])]  # of each system one
     done = lint("--config", str(ROOT / ".hadolint.yaml"), *files)

@@ -106,8 +106,8 @@ def test_a_planted_fault_is_named_by_the_first_sentence(
     ("words", "key"),
     [
         ("fault=generator-dies", "generator-lost"),
-        ("fault=generator-garbage", "generator-lost"),
-        ("fault=stale-weights", "stale-weights"),
+        pytest.param("fault=generator-garbage", "generator-lost", marks=pytest.mark.long),
+        pytest.param("fault=stale-weights", "stale-weights", marks=pytest.mark.long),
     ],
 )
 def test_a_planted_fault_of_another_process_is_named_too(

@@ -90,6 +90,8 @@ def test_a_device_that_computes_garbage_is_named_and_not_trained_on(
     assert [record for record in records if record["kind"] in ("step", "eval")] == []
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_without_a_device_it_is_the_device_that_is_named_and_no_product(
     target: Path, with_cards: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -353,6 +353,7 @@ for is_moved in (False, True):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_shards_of_two_ranks_go_on_in_either_place_with_the_reference_of_the_first(tmp_path: Path) -> None:
     """In bfloat16, whose shards are wide; `moved` is what a warm start does."""
     pytest.importorskip("torch.distributed.fsdp", reason="this torch has no fully sharded data parallelism")

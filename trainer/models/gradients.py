@@ -67,7 +67,8 @@ class _Mlp(Function):
         to_up = to_middle * activated
         to_down = gradient.t() @ activated.mul_(up) if ctx.needs_input_grad[3] else None
         to_gate = torch.ops.aten.silu_backward(to_middle.mul_(up), gate)
-        to_x = (to_gate @ gate_weight).addmm_(to_up, up_weight)
+        to_x = to_gate @ gate_weight
+        torch.addmm(to_x, to_up, up_weight, out=to_x)
         if not ctx.needs_input_grad[1]:
             return to_x, None, None, to_down
         return to_x, to_gate.t() @ x, to_up.t() @ x, to_down

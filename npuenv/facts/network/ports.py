@@ -148,7 +148,10 @@ def _address(text: str) -> str:
     import ipaddress
 
     words = (bytes.fromhex(text[start : start + 8])[::-1] for start in range(0, len(text), 8))
-    return str(ipaddress.ip_address(b"".join(words)))
+    address = ipaddress.ip_address(b"".join(words))
+    # Python prints those as ::ffff:7f00:1 before 3.13.
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(address) if mapped is None else f"::ffff:{mapped}"
 
 
 class PortFacts(Group):

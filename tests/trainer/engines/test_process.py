@@ -204,6 +204,7 @@ def test_a_child_ends_with_its_input_whatever_it_does_then() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_children_end_with_the_process_that_started_them_even_when_it_is_killed_while_they_work(tmp_path: Path) -> None:
     program = """
 import sys, time

@@ -77,6 +77,7 @@ def test_a_checkpoint_of_fine_tuning_makes_the_model_that_it_left(tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_shards_make_one_model(tmp_path: Path) -> None:
     pytest.importorskip("torch.distributed.fsdp", reason="this torch has no fully sharded data parallelism")
     out = tmp_path / "out"
