@@ -280,15 +280,20 @@ class SecondLook(Observer):
             return
         self._num_scored += 1
         pairs = [(group.prompt, each) for group in result.groups for each in group.rollouts]
+        num_compared, problem = 0, ""
         for row, ((prompt, rollout), found) in enumerate(zip(pairs, rewards, strict=True)):
             try:
                 expected = plain.reward(self._trainer.task, prompt, rollout, config.algorithm)
-            except Exception:  # as the step's own may have: what is known of that is in its record
+            except Exception as error:  # one row may, as in the step itself; of none, nothing is known
+                problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
                 continue
+            num_compared += 1
             if not abs(found - expected) <= 1e-6 * max(1.0, abs(expected)):
                 details = {"found": found, "expected": expected, "row": row}
                 self._results.fail("batch", "rewards-wrong", step=step, **details)
                 return
+        if problem and not num_compared:
+            self._results.broken["batch"] = problem
 
     def _check_mini_batches(self, step: int, result: StepResult) -> None:
         """Together the mini batches have every row once in each epoch, and so have the forward passes of each.

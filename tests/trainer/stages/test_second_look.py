@@ -92,6 +92,15 @@ def test_what_is_computed_or_drawn_again_shows_what_is_wrong(
     assert stages(run(tmp_path, SMALL, trainer))[name]["wrong"] == wrong
 
 
+def test_rewards_that_cannot_be_computed_again_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(*_: object) -> float:
+        raise RuntimeError("no sandbox")
+
+    monkeypatch.setattr("trainer.metrics.second_opinion.reward", raises)
+    found = stages(run(tmp_path, SMALL, build_trainer(SMALL, CPU, seed=0)))["batch"]
+    assert found["passed"] is None and found["reason"] == "RuntimeError: no sandbox"
+
+
 def test_numbers_of_few_bits_are_told_from_those_of_many() -> None:
     values = torch.randn(64, dtype=torch.float64)
     assert _is_rounded(values.bfloat16().double()) and not _is_rounded(values.float().double())
