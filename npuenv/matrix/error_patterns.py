@@ -37,6 +37,7 @@ class ErrorPattern(Row):
     any_of: tuple[str, ...] = ()  # and at least one of these
     unless: tuple[str, ...] = ()  # none of these is there
     is_secondary: bool = False  # usually follows from something else: weighs less below any other cause
+    is_fallback: bool = False  # counts only where no other row shows a cause
     ignore_success: bool = False  # counts although something worked after it
     means: str = ""  # what a code says by itself; empty: the texts say it
     is_fault: bool = False  # its `@sign` surely fails: it counts in a report without any error too
