@@ -5,19 +5,14 @@ records, `judge` turns those into findings with the messages of the built-in tes
 causes to symptoms. Nothing is installed and no Ray is joined: the run starts its own.
 """
 
-from npuenv.smoke.backends.judging import CAUSES, Diagnosed, diagnosed, judge
+from npuenv.smoke.backends.judging import CAUSES, judge
 from npuenv.smoke.backends.monitor import follow, header
-from npuenv.smoke.backends.starting import BACKENDS, RunOptions, asked, prepare, start, used_cards
-from npuenv.smoke.backends.target import Found, look
+from npuenv.smoke.backends.starting import asked, prepare, start, used_cards
+from npuenv.smoke.backends.target import look
 
 __all__ = [
-    "BACKENDS",
     "CAUSES",
-    "Diagnosed",
-    "Found",
-    "RunOptions",
     "asked",
-    "diagnosed",
     "follow",
     "header",
     "judge",
