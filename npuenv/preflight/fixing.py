@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npuenv.core.shellscript import UNKNOWN
-from npuenv.preflight.edit_words import edit_command, edit_script, shown
-from npuenv.preflight.edit_yaml import edit_yaml
+from npuenv.preflight.edits import edit_command, edit_script, edit_yaml, shown
 from npuenv.preflight.examine import examine
 from npuenv.preflight.reading import JOB_VARIABLES, Reading, ReadOptions, read_text, read_words
 from npuenv.preflight.types import Change

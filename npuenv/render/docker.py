@@ -14,6 +14,7 @@ from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message, say
 from npuenv.matrix import load_matrix
 from npuenv.render import base, layers
+from npuenv.render.base import DOCTOR, IMAGE_FILES, image_files
 from npuenv.render.dockerfile import (
     DOCKER_ARCH,
     Arg,
@@ -36,10 +37,9 @@ from npuenv.render.dockerfile import (
     Workdir,
     text,
 )
-from npuenv.render.image_files import DOCTOR, IMAGE_FILES, image_files
-from npuenv.render.requirements import PackageList, package_lists
+from npuenv.render.layers import PackageList, package_lists
+from npuenv.render.template import one_word
 from npuenv.render.upstream import corresponding
-from npuenv.render.words import one_word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

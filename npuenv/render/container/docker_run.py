@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npuenv.render.container.description import Container, Mount
-    from npuenv.render.container.header import Say
+    from npuenv.render.container.formats import Say
 
 
 def render(container: Container, version: str, say: Say) -> str:
