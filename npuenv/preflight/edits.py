@@ -1,4 +1,4 @@
-"""One correction of a YAML text, a command or a script: everything else stays byte for byte, comments and quotes too."""
+"""One correction of a YAML text, a command or a script; everything else stays byte for byte."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.install.plan.cann import cann_scripts, compiler_scripts
 from npuenv.render import layers
-from npuenv.render.dockerfile import Arg, Blank, Comment, From, Instruction, Var
+from npuenv.render.dockerfile import Comment, Instruction, Line, Var, arg, base_image
 from npuenv.render.template import fill, one_word, plain
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def base(recipe: Recipe) -> list[Instruction]:
     a name that has both."""
     image = one_word(recipe.stack.image or "", "base image")
     comment = Message("render.base-pinned", {"image": image}) if recipe.digest else Message("render.base")
-    return [Comment(recipe.say(comment)), Arg(_ARGUMENT, reference(recipe)), From(Var(_ARGUMENT)), Blank()]
+    return [Comment(recipe.say(comment)), arg(_ARGUMENT, reference(recipe)), base_image(Var(_ARGUMENT)), Line()]
 
 
 def reference(recipe: Recipe) -> str:
