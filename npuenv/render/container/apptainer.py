@@ -16,8 +16,7 @@ from npuenv.render.container.description import has_registry, is_of_podman
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.render.container.description import Container
-    from npuenv.render.container.formats import Say
+    from npuenv.render.container.description import Container, Say
 
 
 def render(container: Container, version: str, say: Say) -> str:

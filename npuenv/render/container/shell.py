@@ -10,8 +10,7 @@ from npuenv.render.container.description import Mount, advice, head
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from npuenv.render.container.description import Container
-    from npuenv.render.container.formats import Say
+    from npuenv.render.container.description import Container, Say
 
 RAY_PORT = 6379
 

@@ -18,8 +18,7 @@ from npuenv.render.container.description import has_registry, is_of_podman
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.render.container.description import Container, Mount
-    from npuenv.render.container.formats import Say
+    from npuenv.render.container.description import Container, Mount, Say
 
 # A batch job has no terminal to wait at: without a command it shows the cards and ends.
 _SHOW = ("npu-smi", "info")
