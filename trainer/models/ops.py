@@ -89,9 +89,9 @@ _NEVER = -1e30
 
 
 def log_chances(hidden: Tensor, weight: Tensor, rows: Tensor, targets: Tensor, drawn: Drawn) -> Tensor:
-    """Log-probabilities of all tokens, in float32 at least; the targets of the rows always count as drawn.
+    """Log-probabilities of all tokens, in float32 at least; with `top_p` or `top_k` a row has one target.
 
-    Answers to one prompt share the row of their first token: there the first tokens of all of them count as drawn.
+    That one counts as drawn even if rounding, or another policy, leaves it out.
     """
     temperature, top_p, top_k = drawn
     logits = wide(hidden @ weight.t())
