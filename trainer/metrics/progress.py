@@ -6,25 +6,12 @@ import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator
 
-    from trainer.config import Config
-    from trainer.types import Group
-
-
-class Meter(Protocol):
-    """What measures a device while it trains: `trainer.metrics.meter`."""
-
-    def mfu(
-        self, groups: Sequence[Group], num_drawn: int, config: Config, parts: Mapping[str, float], seconds: float
-    ) -> dict[str, float]:
-        """Shares of the device's peak, by phase and of the step."""
-
-    def memory(self) -> dict[str, float]:
-        """Used memory."""
+    from trainer.metrics.meter import Meter
 
 
 @dataclass(slots=True)
