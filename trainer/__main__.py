@@ -297,7 +297,7 @@ def _record(order: Command, progress: Progress, interrupt: Interrupt) -> int:
 
 def _run(run: RunContext) -> None:
     config, progress = run.order.config, run.progress
-    with run.interrupt.put_off(), progress.part("import"):
+    with run.interrupt.put_off(), progress.phase("import"):
         import torch
 
         from trainer import distributed
@@ -316,7 +316,7 @@ def _run(run: RunContext) -> None:
 
 def _train(run: RunContext, device: torch.device, world: World) -> None:
     """Learning from rewards."""
-    with run.interrupt.put_off(), run.progress.part("import"):
+    with run.interrupt.put_off(), run.progress.phase("import"):
         from trainer.algorithms.conventions import CONVENTIONS
         from trainer.build import build_trainer
         from trainer.faults import arithmetic
@@ -364,7 +364,7 @@ def _train(run: RunContext, device: torch.device, world: World) -> None:
 
 def _tune(run: RunContext, device: torch.device, world: World) -> None:
     """Supervised fine-tuning."""
-    with run.interrupt.put_off(), run.progress.part("import"):
+    with run.interrupt.put_off(), run.progress.phase("import"):
         from trainer.supervised import sft
     tuning = sft.assemble(run.order.config, device, world)
     parameters = [each for _, each in tuning.learner.model.named_parameters()]

@@ -65,7 +65,7 @@ def restore(trainer: Trainer, state: Mapping[str, Any]) -> int:
     """Goes on from a state that `state_of` gave, on as many ranks or on others; gives back its step.
 
     On as many, every bit of what follows is the same. Prompts and the order of groups do not depend on the ranks.
-    A rank that was there before goes on with its sampler's random numbers. One that was not, or whose engine is of
+    A rank that was there before goes on with its engine's random numbers. One that was not, or whose engine is of
     another kind than the one before, begins at its own seed; rollouts that lay ready in other shares are made anew.
     """
     trainer.learner.restore(_learner_state(trainer.learner, state))
@@ -190,7 +190,7 @@ def prefetched_state(batch: RolloutBatch | None, questions: Sequence[Prompt]) ->
         "stops": torch.tensor([list(Stop).index(each.stop) for each in rollouts]),
         "paid": _flat([() if each.reward is None else (each.reward,) for each in rollouts], torch.float64),
         "rewards": batch.rewards_PG.cpu(),
-        "num_drawn": batch.num_drawn,
+        "num_drawn": batch.num_generated,
         "step": batch.step,
         **({} if batch.reference_BT is None else {"reference": batch.reference_BT}),
     }

@@ -64,7 +64,7 @@ def test_the_adaptive_coefficient_is_the_same_on_all_ranks_and_that_of_one() -> 
         # Rank 0's tokens are far from the reference, the other's are close.
         nats_B1 = torch.where(of.prompts_PS[of.prompt_of_B, :1] == 1, 0.5, 0.05).double()
         known = ForwardOutputs(
-            torch.zeros_like(of.sampler_logprobs_BT), -nats_B1.expand_as(of.sampler_logprobs_BT), None
+            torch.zeros_like(of.rollout_logprobs_BT), -nats_B1.expand_as(of.rollout_logprobs_BT), None
         )
         made.compute_advantages(of, known)
         return float(made.state()["kl_coef"])

@@ -75,13 +75,13 @@ def build_local_engine(config: Config, task: Task, device: torch.device, *, seed
     """The configured engine in this process, with the weights that the policy starts with. Raises BadSetting."""
     end, rollout = task.tokenizer.end, config.rollout
     if rollout.engine == "builtin":
-        from trainer.engines.builtin import Sampler
+        from trainer.engines.builtin import BuiltinEngine
         from trainer.models.decoder import Decoder
 
         decoder = models.build(config, task.tokenizer.vocabulary_size, seed=seed, device=device, is_adapted=False)
         if not isinstance(decoder, Decoder):
             raise BadSetting(f"engine=builtin cannot sample from {config.model.path}: engine=transformers can")
-        return Sampler(decoder, end=end, seed=sampling_seed)
+        return BuiltinEngine(decoder, end=end, seed=sampling_seed)
     if rollout.engine == "scripted":
         from trainer.engines import scripted
 

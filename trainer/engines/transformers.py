@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 class SamplingProcessor:
     """A logits processor: draws each row's token, notes its log-probability, and forbids all others."""
 
-    def __init__(self, sampling: Sampling, generator: torch.Generator, chances_TB: Tensor | None) -> None:
+    def __init__(self, sampling: Sampling, generator: torch.Generator, uniform_TB: Tensor | None) -> None:
         self._sampling = sampling
         self._generator = generator
-        self._chances_TB = chances_TB  # they decide instead of the generator, if they are given
+        self._chances_TB = uniform_TB  # they decide instead of the generator, if they are given
         self.logprobs: list[Tensor] = []  # [B] for each step
 
     def __call__(self, tokens_BT: Tensor, logits_BV: Tensor) -> Tensor:
@@ -69,8 +69,8 @@ class Generator:
         places = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         tokens_PS = torch.tensor(padded, dtype=torch.int64, device=self._device)
         mask_PS = torch.tensor(places, dtype=torch.int64, device=self._device)
-        chances_TB = uniform(sampling, len(prompts), dtype=torch.float32, device=self._device)
-        processor = SamplingProcessor(sampling, self._generator, chances_TB)
+        uniform_TB = uniform(sampling, len(prompts), dtype=torch.float32, device=self._device)
+        processor = SamplingProcessor(sampling, self._generator, uniform_TB)
         whole_BT = self._model.generate(
             tokens_PS.repeat_interleave(size, dim=0),
             attention_mask=mask_PS.repeat_interleave(size, dim=0),

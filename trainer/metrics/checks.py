@@ -93,7 +93,7 @@ class MaskCheck:
 
 @dataclass(slots=True)
 class WeightsCheck:
-    """Compares the sampler's weights with the learner's after each publishing, bit for bit."""
+    """Compares the engine's weights with the learner's after each publishing, bit for bit."""
 
     publishes: int = 0
     tensors: int = 0
@@ -101,10 +101,10 @@ class WeightsCheck:
     first_step: int | None = None  # the first unequal step; None: there is none
     first_name: str | None = None
 
-    def add(self, step: int, learner: Iterable[tuple[str, Tensor]], sampler: Mapping[str, Tensor]) -> None:
+    def add(self, step: int, learner: Iterable[tuple[str, Tensor]], engine: Mapping[str, Tensor]) -> None:
         self.publishes += 1
-        self.tensors = len(sampler)
-        name = first_difference(learner, sampler)
+        self.tensors = len(engine)
+        name = first_difference(learner, engine)
         if name is not None:
             self.unequal += 1
             if self.first_step is None:
@@ -116,14 +116,14 @@ class WeightsCheck:
 
 @dataclass(slots=True)
 class LogprobsCheck:
-    """The difference between the sampler's log-probabilities and the learner's, over the run."""
+    """The difference between the engine's log-probabilities and the learner's, over the run."""
 
     limit: float = LOGPROB_LIMIT  # for the largest
     mean_limit: float = LOGPROB_LIMIT  # for the mean of a step
     steps: int = 0
     largest: float = 0.0
     mean: float = 0.0  # the largest of the steps' means
-    kl: float = 0.0  # the largest of the steps' estimates of KL(sampler || learner)
+    kl: float = 0.0  # the largest of the steps' estimates of KL(engine || learner)
 
     def add(self, difference: float, mean: float = 0.0, kl: float = 0.0) -> None:
         self.steps += 1

@@ -20,7 +20,7 @@ class Progress:
 
     started: float = field(default_factory=time.perf_counter)
     steps_done: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)  # by part, over the run so far
+    seconds: dict[str, float] = field(default_factory=dict)  # by phase, over the run so far
     settle: Callable[[], None] | None = None  # waits for the device's queued work; None: nothing is queued
     meter: Meter | None = None  # of operations and memory; None: they are not measured
     _before: dict[str, float] = field(default_factory=dict)
@@ -29,8 +29,8 @@ class Progress:
         return time.perf_counter() - self.started
 
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Adds the time of the block to a named part, however it ends."""
+    def phase(self, name: str) -> Iterator[None]:
+        """Adds the time of the block to a named phase, however it ends."""
         began = time.perf_counter()
         try:
             yield
@@ -40,7 +40,7 @@ class Progress:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
 
     def since_last_step(self) -> dict[str, float]:
-        """Seconds by part since the last call; parts without any are left out."""
+        """Seconds by phase since the last call; phases without any are left out."""
         spent = {name: total - self._before.get(name, 0.0) for name, total in self.seconds.items()}
         self._before = dict(self.seconds)
         return {name: value for name, value in spent.items() if value > 0}

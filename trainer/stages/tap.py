@@ -50,7 +50,7 @@ class Tap:
         self._trainer, self._spent, self._on_update = trainer, spent, on_update
         self.looks = False  # whether tensors are copied
         self.updates: list[Update] = []
-        self.after: Update | None = None  # the state after the last update, before the sampler gets its weights
+        self.after: Update | None = None  # the state after the last update, before the engine gets its weights
         self.critic: Update | None = None  # its state before the step
         self._done = 0  # optimizer steps before this one
         self._hooks: list[Any] = []
@@ -140,7 +140,7 @@ class Tap:
         ]
 
     def _snapshot(self) -> Update:
-        with self._spent.part("recomputed"):
+        with self._spent.phase("recomputed"):
             learner = self._trainer.learner
             return _state_of(dict(learner.model.named_parameters()), learner.optimizer.adamw)
 

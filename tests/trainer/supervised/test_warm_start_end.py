@@ -75,8 +75,8 @@ def test_every_lesson_and_every_look_is_seen_to_get_on() -> None:
 
     class Counted(Progress):
         @contextmanager
-        def part(self, name: str) -> Iterator[None]:
-            with Progress.part(self, name):
+        def phase(self, name: str) -> Iterator[None]:
+            with Progress.phase(self, name):
                 yield
             ended.append(name)
 
