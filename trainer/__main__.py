@@ -28,10 +28,11 @@ from trainer import device as devices
 from trainer import interrupt as interrupts
 from trainer import launch
 from trainer.config import BadSetting, Config, ParsedSettings, describe, doubts, instead, read
+from trainer.device import peak_rss_mib
 from trainer.interrupt import Interrupt
 from trainer.metrics.advice import Advisor
 from trainer.metrics.loggers import Loggers
-from trainer.metrics.progress import Progress, peak_rss_mib
+from trainer.metrics.progress import Progress
 from trainer.metrics.records import SCHEMA, NoRecords, Records
 from trainer.saving import resume
 from trainer.saving.manifest import CorruptCheckpoint

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.algorithms.conventions import CONVENTIONS
+from trainer.algorithms.dapo import has_signal
 from trainer.algorithms.packing import make_batch
 from trainer.engines.base import Sampling
 from trainer.metrics.progress import Progress
 from trainer.prefetch import StaleWeights
-from trainer.rollouts import GeneratedGroups, RolloutBatch, collect, compute_rewards, has_signal
+from trainer.rollouts import GeneratedGroups, RolloutBatch, collect, compute_rewards
 from trainer.saving.checkpoint import save, save_shards
 from trainer.tasks.rewards import RewardBroken
 

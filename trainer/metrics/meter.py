@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from trainer import device as devices
-from trainer.metrics.progress import peak_rss_mib
+from trainer.device import peak_rss_mib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

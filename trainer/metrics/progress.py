@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -44,11 +43,3 @@ class Progress:
         spent = {name: total - self._before.get(name, 0.0) for name, total in self.seconds.items()}
         self._before = dict(self.seconds)
         return {name: value for name, value in spent.items() if value > 0}
-
-
-def peak_rss_mib() -> float:
-    """The most memory that this process has held."""
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1024 * 1024 if sys.platform == "darwin" else 1024)

@@ -15,7 +15,7 @@ import torch
 
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.losses import masked_mean
-from trainer.metrics.progress import peak_rss_mib
+from trainer.device import peak_rss_mib
 from trainer.observer import Observer
 from trainer.types import Stop
 

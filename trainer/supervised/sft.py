@@ -24,9 +24,9 @@ from trainer.algorithms.losses import masked_sum
 from trainer.algorithms.optimizer import Optimizer, learning_rate
 from trainer.algorithms.packing import make_batch, select
 from trainer.config import BadSetting
+from trainer.device import peak_rss_mib
 from trainer.distributed import World
 from trainer.interrupt import Interrupted
-from trainer.metrics.progress import peak_rss_mib
 from trainer.saving.checkpoint import save
 from trainer.saving.publish import publish_run
 from trainer.saving.resume import FOLDER

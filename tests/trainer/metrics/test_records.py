@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from trainer.metrics.progress import Progress, peak_rss_mib
+from trainer.device import peak_rss_mib
+from trainer.metrics.progress import Progress
 from trainer.metrics.records import FILE, Records
 
 if TYPE_CHECKING:
