@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from trainer.config import Config
     from trainer.engines.base import Sampling, Tokens
-    from trainer.tasks.base import Task
+    from trainer.engines.generator_client import EngineSpec
     from trainer.types import Rollout
 
 
@@ -122,11 +121,12 @@ class Generator:
         self._generator.set_state(state)
 
 
-def start(config: Config, task: Task, device: torch.device, *, seed: int) -> Generator:
+def start(order: EngineSpec, device: torch.device, *, seed: int) -> Generator:
     """The engine of the model in the folder `path`. Raises BadSetting if the folder or the package is missing."""
+    config = order.config
     if not config.model.path:
         raise BadSetting(
             "engine=transformers needs path=FOLDER: the built-in decoder has an engine of its own, builtin"
         )
     model = causal_model(Path(config.model.path), getattr(torch, config.run.dtype)).to(device)
-    return Generator(model, end=task.tokenizer.end, pad=task.tokenizer.pad, seed=seed)
+    return Generator(model, end=order.tokenizer.end, pad=order.tokenizer.pad, seed=seed)

@@ -10,8 +10,10 @@ import torch
 from trainer.config import BadSetting, parse
 from trainer.engines.base import Sampling
 from trainer.engines.builtin import BuiltinEngine
+from trainer.engines.generator_client import EngineSpec
 from trainer.models.decoder import Decoder, Shape
 from trainer.tasks.base import Characters
+from trainer.tasks.digits import successor
 from trainer.types import Stop
 
 transformers = pytest.importorskip("transformers", reason="the engine under test runs a model of transformers")
@@ -143,4 +145,4 @@ def test_received_weights_are_copied_and_a_missing_one_is_named() -> None:
 
 def test_an_engine_without_a_folder_is_a_bad_setting() -> None:
     with pytest.raises(BadSetting, match="path=FOLDER"):
-        start(parse([], devices=("cpu",)), None, torch.device("cpu"), seed=0)  # type: ignore[arg-type]
+        start(EngineSpec.of(parse([], devices=("cpu",)), successor(1), seed=0), torch.device("cpu"), seed=0)

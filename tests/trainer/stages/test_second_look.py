@@ -19,11 +19,11 @@ from trainer.stages.second_look import SecondLook
 from trainer.stages.tap import Update
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from trainer.trainer import Trainer
-    from trainer.types import Batch
+    from trainer.types import Batch, Group
 
 
 SMALL = changed(TINY, steps=3, prompts_per_step=4, mini_batches=2, layers=1)
@@ -74,8 +74,8 @@ def repeat(trainer: Trainer) -> None:
 def unmask(trainer: Trainer) -> None:
     make_batch = trainer.make_batch
 
-    def masked(*given: Any) -> Batch:
-        batch = make_batch(*given)
+    def masked(groups: Sequence[Group], rewards_PG: torch.Tensor) -> Batch:
+        batch = make_batch(groups, rewards_PG)
         return replace(batch, mask_BT=torch.zeros_like(batch.mask_BT))
 
     trainer.make_batch = masked  # type: ignore[method-assign]
