@@ -1,4 +1,4 @@
-"""The trained policy: recomputes log-probabilities, takes optimizer steps, provides its weights and its state.
+"""The trained policy: recomputes log-probabilities, takes optimizer steps, provides its weights.
 
 A batch is cut into mini batches of complete groups (one optimizer step each) and those into micro batches of rows (one
 forward pass each). Sums are divided by counts of the complete mini batch, so the gradient does not depend on the second
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from trainer.algorithms.losses import (
     divergence,
     policy_loss,
 )
-from trainer.algorithms.optimizer import Optimizer, copy_into, learning_rate
+from trainer.algorithms.optimizer import Optimizer, learning_rate
 from trainer.algorithms.packing import select
 from trainer.algorithms.rejection import Rejection
 from trainer.algorithms.update_metrics import MAXIMA, token_metrics
@@ -115,8 +115,8 @@ class Learner:
         self._estimator = load("estimator", estimator) if is_own(estimator) else find(ESTIMATORS, estimator)
         self._policy_loss = load("loss", loss) if is_own(loss) else find(LOSSES, loss)
         self._rejections = Rejection.of(algorithm.rejection, algorithm.rejection_threshold)
-        self._kl_coef = algorithm.kl_coef  # changes if the controller is adaptive
-        self._generator = torch.Generator().manual_seed(seed)
+        self.kl_coef = algorithm.kl_coef  # changes if the controller is adaptive
+        self.generator = torch.Generator().manual_seed(seed)
 
     @property
     def grad_clip(self) -> float:
@@ -199,7 +199,7 @@ class Learner:
     @torch.no_grad()
     def compute_advantages(self, batch: Batch, logprobs: ForwardOutputs) -> StepAdvantages:
         """Advantages of every token, from the rewards and the outputs of a critic or the reference."""
-        algorithm, coef, rewards_B = self._config.algorithm, self._kl_coef, batch.rewards_B
+        algorithm, coef, rewards_B = self._config.algorithm, self.kl_coef, batch.rewards_B
         add = self._world.all_reduce_sum
         # An episode may end with an observation: the reward is on the last token of the model.
         places_T = torch.arange(batch.mask_BT.shape[1], device=batch.mask_BT.device)
@@ -212,7 +212,7 @@ class Learner:
             token_rewards_BT = token_rewards_BT - coef * kl_BT
             rewards_B = token_rewards_BT.sum(dim=1)
             if algorithm.kl_controller == "adaptive":
-                self._kl_coef = next_kl_coef(algorithm, coef, kl_BT, batch.mask_BT, add=add)
+                self.kl_coef = next_kl_coef(algorithm, coef, kl_BT, batch.mask_BT, add=add)
         inputs = EstimatorInputs(
             token_rewards_BT,
             batch.mask_BT,
@@ -282,7 +282,7 @@ class Learner:
         num_groups, usual = len(batch.prompts_PS), self._config.rollout.prompts_per_step // self._world.size
         prompt_of_B = batch.prompt_of_B.cpu()
         for _ in range(self._config.optim.ppo_epochs):
-            order_P = torch.randperm(max(num_groups, usual), generator=self._generator)
+            order_P = torch.randperm(max(num_groups, usual), generator=self.generator)
             order_P = order_P[order_P < num_groups]
             for prompts in order_P.tensor_split(self._config.optim.mini_batches):
                 yield torch.isin(prompt_of_B, prompts).nonzero().squeeze(1).to(batch.prompt_of_B.device)
@@ -363,7 +363,7 @@ class Learner:
             if algorithm.kl_in == "loss":
                 is_same = algorithm.aggregation == "token-mean"
                 penalty = kl if is_same else aggregate(kl_BT, mask_BT, algorithm.aggregation, totals)
-                loss = loss + self._kl_coef * penalty
+                loss = loss + self.kl_coef * penalty
         parts = {"loss": loss, "policy_loss": policy_share, "kl": kl, "entropy": entropy}
         metrics = {name: each.detach() for name, each in parts.items()}
         return loss, {**metrics, **token_metrics(micro_batch, old_BT, policy, corrected, totals, algorithm)}
@@ -387,39 +387,3 @@ class Learner:
             weights = dict(self.full_weights() if self._config.model.lora_rank else self.model.named_parameters())
             for name, own in self.reference.named_parameters():
                 put(own, weights[name])
-
-    @torch.no_grad()
-    def set_master(self) -> None:
-        """The optimizer's float32 copy of the weights becomes the present ones: another optimizer has moved them."""
-        policy = dict(self.model.named_parameters())
-        for name, wide in self.optimizer.adamw.master.items():
-            put(wide, policy[name])
-
-    def state(self) -> dict[str, Any]:
-        """All that the next update depends on, by reference."""
-        state: dict[str, Any] = {
-            "policy": {name: parameter.detach() for name, parameter in self.model.named_parameters()},
-            **self.optimizer.moments(),
-            "kl_coef": self._kl_coef,
-            "groups_random": self._generator.get_state(),
-        }
-        if self.reference is not None:
-            state["reference"] = {name: each.detach() for name, each in self.reference.named_parameters()}
-        if self.critic is not None:
-            state["critic"] = self.critic.state()
-        return state
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continues from a state that `state` gave; copies the values."""
-        own = self.state()
-        for part in ("policy", "reference"):
-            if part not in state and part == "reference":
-                continue  # it was elsewhere, and had what this one has been made with
-            # The float32 copy of a complete bfloat16 model is the weight itself of a sharded one.
-            wide = state.get("master", {}) if part == "policy" and self.is_sharded else {}
-            copy_into(own.get(part, {}), {**state.get(part, {}), **wide})
-        self.optimizer.restore_moments(state)
-        self._kl_coef = state["kl_coef"]
-        self._generator.set_state(state["groups_random"].cpu())
-        if self.critic is not None:
-            self.critic.restore(state["critic"])

@@ -14,6 +14,7 @@ from tests.trainer.trainer_cases import CPU, END, PAD, TINY, changed, group, rol
 from trainer import faults
 from trainer.algorithms.packing import make_batch
 from trainer.build import build_trainer
+from trainer.run_state import learner_state
 from trainer.saving.checkpoint import CorruptCheckpoint, Saved, State, difference, load, save
 from trainer.sections import Run
 from trainer.tasks.digits import successor
@@ -67,7 +68,7 @@ def test_no_fault_changes_nothing() -> None:
 def test_a_learning_rate_of_zero_is_all_that_the_learner_loses() -> None:
     broken, plain = (build_trainer(changed(TINY, fault=fault), CPU, seed=0) for fault in ("lr-zero", "none"))
     assert (broken.learner.lr(), plain.learner.lr()) == (0.0, TINY.optim.lr)
-    assert difference(broken.learner.state(), plain.learner.state()) is None
+    assert difference(learner_state(broken.learner), learner_state(plain.learner)) is None
 
 
 def test_the_broken_rewards_are_what_they_are_called() -> None:

@@ -14,6 +14,7 @@ from trainer.algorithms.advantages import Advantages
 from trainer.algorithms.packing import make_batch, select
 from trainer.learner import Learner
 from trainer.loop import update_policy
+from trainer.run_state import learner_state, restore_learner
 
 if TYPE_CHECKING:
     from trainer.algorithms.update_metrics import UpdateMetrics
@@ -200,16 +201,16 @@ def test_a_restored_learner_goes_on_bit_for_bit() -> None:
         Learner(decoder(WIDE, seed=7), decoder(WIDE, seed=8), changed(WIDE, lr=0.01, mini_batches=2), seed=5),
     )
     update(live, batch())
-    fresh.restore(live.state())
+    restore_learner(fresh, learner_state(live))
     assert update(live, batch()) == update(fresh, batch())
     assert all(torch.equal(live.weights()[name], weight) for name, weight in fresh.weights().items())
 
 
 def test_the_reference_never_moves() -> None:
     made = learner(lr=0.1)
-    before = {name: weight.clone() for name, weight in made.state()["reference"].items()}
+    before = {name: weight.clone() for name, weight in learner_state(made)["reference"].items()}
     update(made, batch())
-    assert all(torch.equal(before[name], weight) for name, weight in made.state()["reference"].items())
+    assert all(torch.equal(before[name], weight) for name, weight in learner_state(made)["reference"].items())
 
 
 def test_the_number_of_parameters_is_counted_by_hand() -> None:
@@ -238,7 +239,7 @@ def test_a_bfloat16_model_keeps_steps_too_small_for_its_numbers() -> None:
     before = weight.detach().clone()
     for _ in range(3):
         update(made, batch())
-    master = made.state()["master"][name]
+    master = learner_state(made)["master"][name]
     assert master.dtype == torch.float32
     assert float((master - before.float()).abs().max()) > 2e-5
     assert torch.equal(master.to(torch.bfloat16), weight)

@@ -29,6 +29,7 @@ from trainer.algorithms.correction import correction
 from trainer.algorithms.packing import make_batch, select
 from trainer.algorithms.update_metrics import UpdateMetrics
 from trainer.loop import update_policy
+from trainer.run_state import learner_state
 
 if TYPE_CHECKING:
     from trainer.types import Batch
@@ -346,5 +347,5 @@ def test_the_order_of_later_groups_does_not_depend_on_how_many_were_kept() -> No
     for numbers in ((0,), (0, 1, 2)):
         made = learner(prompts_per_step=3, mini_batches=2)
         update(made, batch(*numbers))
-        states.append(made.state()["groups_random"])
+        states.append(learner_state(made)["groups_random"])
     assert torch.equal(*states)

@@ -11,15 +11,15 @@ import torch
 from tests.trainer.core_cases import SMALL, on_ranks
 from tests.trainer.trainer_cases import CPU, END, changed, group, only, read, rollout, run, scripted, watched
 from trainer import device as devices
+from trainer import run_state
 from trainer.algorithms.advantages import Advantages
 from trainer.build import build_trainer
 from trainer.distributed import World
 from trainer.engines.remote import Remote
-from trainer.learner import Learner
 from trainer.loop import make_rollouts, next_rollouts, train_step, update_policy
 from trainer.metrics.records import Records
 from trainer.rollouts import reward_limit_s
-from trainer.run_state import restore, save_checkpoint, state_of
+from trainer.run_state import learner_state, restore, save_checkpoint, state_of
 from trainer.saving.checkpoint import Saved, State, difference, save
 from trainer.stages.watch import evaluate, logprob_limits
 from trainer.types import Group
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def test_ranks_start_from_one_policy_ask_other_questions_and_draw_other_answers() -> None:
     config = changed(SMALL, prompts_per_step=10)
     one, two = (build_trainer(config, CPU, seed=0, world=World(rank, 2)) for rank in range(2))
-    assert difference(one.learner.state(), two.learner.state()) is None
+    assert difference(learner_state(one.learner), learner_state(two.learner)) is None
     assert not torch.equal(one.engine.random_state(), two.engine.random_state())
     for _ in range(2):
         asked = [each.text for trainer in (one, two) for each in trainer.next_prompts()]
@@ -52,7 +52,7 @@ def test_a_state_holds_the_random_numbers_of_every_rank_and_gives_each_its_own_b
         return [
             list(state["sampler_random"]) == ["0", "1"],
             torch.equal(other.engine.random_state(), kept),
-            difference(state["learner"], other.learner.state()) is None,
+            difference(state["learner"], learner_state(other.learner)) is None,
             [each.text for each in trainer.next_prompts()] == [each.text for each in other.next_prompts()],
             all(
                 torch.equal(weight, other.engine.weights()[name]) for name, weight in trainer.learner.weights().items()
@@ -218,7 +218,7 @@ def test_a_checkpoint_that_restores_nothing_is_noticed_even_before_the_first_ste
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fresh parts start from another seed, so that they are not the live ones by birth."""
-    monkeypatch.setattr(Learner, "restore", lambda self, state: None)
+    monkeypatch.setattr(run_state, "restore_learner", lambda learner, state: None)
     found = only(run(tmp_path, changed(SMALL, steps=1)), kind="stage", name="checkpoint")
     assert (found["passed"], found["restored_equal"], found["step"]) == (False, False, 0)
     assert found["first_different"].startswith("learner/policy/")

@@ -1,4 +1,4 @@
-"""The interface of a model for the trainer: a module that scores answers. `Scored` is the result, `Model` the type."""
+"""The interface of a model for the trainer: a module that gives the log-probabilities of answers."""
 
 from __future__ import annotations
 

@@ -117,8 +117,8 @@ class SecondLook(Observer):
 
     def _go_on(self, drawn: plain.Prompts) -> None:
         """A resumed run's prompts and coefficient go on from its checkpoint."""
-        trainer, self._kl_coef = self._trainer, self._learner._kl_coef
-        self._order.set_state(self._learner._generator.get_state())
+        trainer, self._kl_coef = self._trainer, self._learner.kl_coef
+        self._order.set_state(self._learner.generator.get_state())
         state = trainer.prompts.state()
         drawn.generator.set_state(state["prompts_random"].cpu())
         if drawn.by_epoch:

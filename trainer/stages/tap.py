@@ -190,10 +190,10 @@ def whole_state(trainer: Trainer) -> dict[str, Any]:
         "second moments": adamw.second,
         "float32 weights": adamw.master,
         "number of updates": learner.optimizer_steps,
-        "KL coefficient": learner._kl_coef,
+        "KL coefficient": learner.kl_coef,
         "reference policy": {name: local(each) for name, each in reference.items()},
         "critic": {} if critic is None else critic._optimizer.state(),
-        "order of groups": learner._generator.get_state(),
+        "order of groups": learner.generator.get_state(),
         "order of prompts": (prompts.generator.get_state(), prompts._num_taken),
         # Generators in other processes serve both.
         "sampler's random numbers": None if trainer.remote is not None else trainer.engine.random_state(),

@@ -32,6 +32,7 @@ from trainer.config import BadSetting
 from trainer.episodes import demonstrate
 from trainer.rollouts import collect, sample_prompts
 from trainer.run_state import set_reference
+from trainer.shards import put
 from trainer.supervised.sft import SFTLearner
 from trainer.types import Group
 
@@ -88,7 +89,9 @@ def run(trainer: Trainer, config: Config, records: Records, progress: Progress) 
         if ended:
             break
     with progress.phase("warm_start"):
-        trainer.learner.set_master()
+        policy = dict(trainer.learner.model.named_parameters())
+        for name, wide in trainer.learner.optimizer.adamw.master.items():
+            put(wide, policy[name])  # the optimizer's float32 copy of a weight that another optimizer has moved
         set_reference(trainer)
         trainer.sync_weights(0)
 

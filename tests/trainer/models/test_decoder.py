@@ -128,7 +128,7 @@ def _both_ways(batch: Batch, monkeypatch: pytest.MonkeyPatch, module: object, na
 def test_long_answers_attend_the_same_without_writing_scores_out(
     monkeypatch: pytest.MonkeyPatch, lengths: tuple[list[list[int]], list[list[int]]]
 ) -> None:
-    _both_ways(batch_of(*lengths), monkeypatch, attention, "MOST_SCORES")
+    _both_ways(batch_of(*lengths), monkeypatch, attention, "MOST_ATTENTION_SCORES")
 
 
 def test_logits_taken_in_parts_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
