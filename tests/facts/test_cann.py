@@ -47,6 +47,7 @@ def test_the_cann_folder_of_a_path(path: str, home: str) -> None:
 
 @FEW
 @given(NOISE)
+@pytest.mark.slow
 def test_the_folder_of_any_path_is_the_beginning_of_that_path(path: str) -> None:
     home = toolkit.home_of(path)
     assert path == home or path.startswith(f"{home}/") or not home
