@@ -92,7 +92,8 @@ found["went on"] = difference(state(live, 4), state(again, 4))
 one = restored("alone")
 torch.save({n: whole(each) for n, each in learner_state(one)["policy"].items()}, here / f"from-one-{world.rank}.pt")
 narrow = restored("narrow", dtype="bfloat16")
-torch.save({n: whole(each) for n, each in learner_state(narrow)["policy"].items()}, here / f"from-narrow-{world.rank}.pt")
+weights = learner_state(narrow)["policy"]
+torch.save({n: whole(each) for n, each in weights.items()}, here / f"from-narrow-{world.rank}.pt")
 sharded.save(state(narrow, 1), here / "wide", world=world)
 
 # A rank that cannot write, and one that cannot read.
