@@ -12,10 +12,9 @@ from npuenv.bundle.zipapp import content
 from npuenv.lock.store import find_lock
 from npuenv.matrix import load_matrix
 from npuenv.render import docker, upstream
-from npuenv.render.base import unpinned
+from npuenv.render.base import DOCTOR, IMAGE_FILES, unpinned
 from npuenv.render.container.description import ContainerOptions, describe
 from npuenv.render.container.formats import FORMS, render_container
-from npuenv.render.image_files import DOCTOR, IMAGE_FILES
 from npuenv.render.writing import write_files
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from npuenv.core.finding import Status
 from npuenv.core.messages import LANGUAGES, say
 from npuenv.core.toml_input import load_file
 from npuenv.facts.machine.system import Account
-from npuenv.facts.npu.cards import Dmi, parse_dmi
-from npuenv.facts.npu.holders import Claim, Holder, KernelEvent, parse_kernel_log
+from npuenv.facts.npu.cards import Claim, Dmi, Holder, KernelEvent, parse_dmi, parse_kernel_log
 from npuenv.facts.npu.queries import (
     Board,
     Ecc,

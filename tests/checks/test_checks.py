@@ -11,7 +11,7 @@ import pytest
 
 from npuenv.checks import check_all, exit_code
 from npuenv.checks.base import Check, CheckResult, Context
-from npuenv.checks.npu.listed import has_sign_of_cards
+from npuenv.checks.npu.boards import has_sign_of_cards
 from npuenv.checks.registry import CHECKS
 from npuenv.checks.run import REPORTED_BY
 from npuenv.core.errors import ExitCode
@@ -21,7 +21,7 @@ from npuenv.core.messages import say
 from npuenv.facts.collect import Facts, collect
 from npuenv.facts.hccn.conf import HccnConf
 from npuenv.facts.machine.system import Space
-from npuenv.facts.network.environ import Proxy
+from npuenv.facts.network.services import Proxy
 from npuenv.facts.npu.driver import VersionInfo
 from npuenv.facts.npu.smi import Process, SmiTrouble, Trouble
 from npuenv.facts.python.interpreter import SharedFiles

@@ -29,7 +29,7 @@ from npuenv.core.messages import say
 from npuenv.install.locations import default_environment
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import defaults_of, known_releases
-from npuenv.preflight.checkout import find_checkout
+from npuenv.preflight.configs import find_checkout
 from npuenv.preflight.examine import examine
 from npuenv.preflight.reading import ReadOptions, all_of, read_file, read_text
 from npuenv.preflight.types import Machine

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
 from npuenv.facts.collector import Group, fact, not_asked
-from npuenv.facts.npu.text import plain_lines
+from npuenv.facts.npu.queries import plain_lines
 from npuenv.facts.read import file_text, line_with, pairs, why_failed
 from npuenv.host.base import PathState
 

@@ -12,12 +12,19 @@ from npuenv.core import versions
 from npuenv.core.messages import Message, say
 from npuenv.matrix import load_matrix
 from npuenv.render.launch import ray
-from npuenv.render.launch.self_check import refuse_verl
-from npuenv.render.launch.verl_check import check, on_nodes
-from npuenv.render.launch.verl_job import environment, of_job, written
-from npuenv.render.launch.verl_values import for_release, left_out, word, yaml
-from npuenv.render.template import fill
-from npuenv.render.words import UNSAFE_OR_BLANK, plain
+from npuenv.render.launch.job import refuse_verl
+from npuenv.render.launch.verl_job import (
+    check,
+    environment,
+    for_release,
+    left_out,
+    of_job,
+    on_nodes,
+    word,
+    written,
+    yaml,
+)
+from npuenv.render.template import UNSAFE_OR_BLANK, fill, plain
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -25,8 +32,7 @@ if TYPE_CHECKING:
     from npuenv.matrix.rows import LaunchRecipe
     from npuenv.preflight.memory.types import Job, Placement
     from npuenv.render.launch.job import Paths
-    from npuenv.render.launch.verl_check import OnNodes
-    from npuenv.render.launch.verl_values import Value
+    from npuenv.render.launch.verl_job import OnNodes, Value
     from npuenv.resolve.types import Stack
 
 # entry -> the program, and the configuration of verl that its values are written over
