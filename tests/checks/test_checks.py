@@ -15,9 +15,9 @@ from npuenv.checks.npu.boards import has_sign_of_cards
 from npuenv.checks.registry import CHECKS
 from npuenv.checks.run import REPORTED_BY
 from npuenv.core.errors import ExitCode
+from npuenv.core.fact import Evidence, Fact, State, unknown
 from npuenv.core.finding import Status
 from npuenv.core.messages import say
-from npuenv.facts import Evidence, Fact, State, unknown
 from npuenv.facts.collect import Facts, collect
 from npuenv.facts.hccn.conf import HccnConf
 from npuenv.facts.machine.system import Space

@@ -8,9 +8,9 @@ import pytest
 
 from npuenv.checks import check_all
 from npuenv.checks.npu.driver import CHECKS
+from npuenv.core.fact import Evidence
 from npuenv.core.finding import Status
 from npuenv.core.messages import LANGUAGES, say
-from npuenv.facts import Evidence
 from npuenv.facts.machine.system import Account
 from npuenv.facts.npu.cards import Claim, KernelEvent
 from npuenv.facts.npu.driver import Changed, Installer, VersionInfo

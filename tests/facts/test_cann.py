@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npuenv.core import versions
-from npuenv.facts import State
+from npuenv.core.fact import State
 from npuenv.facts.cann import parts, toolkit
 from tests.support.scripted_host import ScriptedHost
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from npuenv.core.fact import State
 from npuenv.core.toml_input import load_file
-from npuenv.facts import State
 from npuenv.facts import collect as collecting
 from npuenv.facts.npu import cards, driver
 from npuenv.facts.npu.smi import SmiTable, parse_info

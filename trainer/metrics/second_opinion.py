@@ -86,7 +86,7 @@ def learning_rate(optim: Any, *, done: int, steps: int) -> float:
 
 
 def noise_deviation(noise: Any, *, step: int, steps: int) -> float:
-    """The deviation of the sampler's noise after a step."""
+    """The deviation of the engine's noise after a step."""
     stages = noise.noise_stages
     if stages == 1:
         return float(noise.noise_start)
@@ -354,9 +354,9 @@ def _policy_loss(now_BT: Tensor, old_BT: Tensor, advantages_BT: Tensor, mask: Te
 
 
 def _correction(old_BT: Tensor, answers: Answers, algorithm: Any) -> Tensor:
-    """The weight of each token: how much likelier the learner's policy was to say it than the sampler's."""
+    """The weight of each token: how much likelier the learner's policy was to say it than the engine's."""
     mask = answers.mask_BT
-    d = torch.where(mask & ~answers.sampler_BT.isnan(), old_BT - answers.sampler_BT, 0.0)
+    d = torch.where(mask & ~answers.rollout_BT.isnan(), old_BT - answers.rollout_BT, 0.0)
     if algorithm.correction == "sequence":
         whole = d.sum(dim=1, keepdim=True)
         if algorithm.convention == "roll":

@@ -117,8 +117,8 @@ class SecondLook(Observer):
 
     def _go_on(self, drawn: plain.Prompts) -> None:
         """A resumed run's prompts and coefficient go on from its checkpoint."""
-        trainer, self._kl_coef = self._trainer, self._learner._kl_coef
-        self._order.set_state(self._learner._generator.get_state())
+        trainer, self._kl_coef = self._trainer, self._learner.kl_coef
+        self._order.set_state(self._learner.generator.get_state())
         state = trainer.prompts.state()
         drawn.generator.set_state(state["prompts_random"].cpu())
         if drawn.by_epoch:
@@ -146,7 +146,7 @@ class SecondLook(Observer):
             self._look(step, result)
         self._tap.looks = False
         if self._asks("state") and self._looks_at(step + 1):
-            with self._results.spent.part("state"):
+            with self._results.spent.phase("state"):
                 self._marks = marks(self._trainer)
 
     def _look(self, step: int, result: StepResult) -> None:
@@ -165,7 +165,7 @@ class SecondLook(Observer):
         """Asks a question; an error leaves it open, and the run goes on."""
         if not self._asks(question):
             return
-        with self._results.spent.part(question):
+        with self._results.spent.phase(question):
             try:
                 check()
             except Exception as error:
@@ -188,7 +188,7 @@ class SecondLook(Observer):
     def _check_start(self) -> None:
         """A new run's reference is the policy as it is; any run's stays what it is now."""
         learner, reference = self._learner, dict(self._learner.reference.named_parameters())  # type: ignore[union-attr]
-        with self._results.spent.part("reference"):
+        with self._results.spent.phase("reference"):
             self._reference_mark = checksum(reference.items())
             if learner.global_step == 0:
                 # Adapters have to be merged; else the weights themselves, not what is sent of them.
@@ -207,7 +207,7 @@ class SecondLook(Observer):
         assert self._drawn is not None
         trainer, algorithm = self._trainer, self._config.algorithm
         self._results.asked["prompts"] += 1
-        own = max(1, result.num_drawn // trainer.num_prompts)
+        own = max(1, result.num_generated // trainer.num_prompts)
         drawn = [self._drawn.draw() for _ in range(max(trainer.world.gather(own)))][:own]
         expected = [prompt.text for each in drawn for prompt in each[trainer.world.rank :: trainer.world.size]]
         actual, texts = [group.prompt.text for group in result.groups], iter(expected)
@@ -218,7 +218,7 @@ class SecondLook(Observer):
         self._prompts = actual
 
     def _check_rows(self, step: int, result: StepResult) -> None:
-        """Not all answers of each group are the same, if the sampler's own log-probabilities make that unlikely."""
+        """Not all answers of each group are the same, if the engine's own log-probabilities make that unlikely."""
         groups = [group.rollouts for group in result.groups]
         if self._config.rollout.engine == "scripted" or any(len({each.tokens for each in some}) > 1 for some in groups):
             return
@@ -227,7 +227,7 @@ class SecondLook(Observer):
             self._results.fail("samples", "rows-repeat", step=step, expected=log_chance / math.log(10))
 
     def _check_samples(self, step: int, result: StepResult) -> None:
-        """Asked twice for answers to the same prompts, the sampler gives others."""
+        """Asked twice for answers to the same prompts, the engine gives others."""
         trainer, engine = self._trainer, self._trainer.engine
         is_builtin = self._config.rollout.engine in ("builtin", "transformers") and trainer.remote is None
         mixed = sum(len({each.tokens for each in group.rollouts}) > 1 for group in result.groups)
@@ -256,7 +256,7 @@ class SecondLook(Observer):
             "mask": self._is_masked(batch.mask_BT, [each for _, each in rollouts]),
             "lengths": batch.lengths_B.tolist() == [len(each.tokens) for _, each in rollouts],
             "log-probabilities": torch.equal(
-                batch.sampler_logprobs_BT.cpu(), torch.tensor(logprobs, dtype=batch.sampler_logprobs_BT.dtype)
+                batch.rollout_logprobs_BT.cpu(), torch.tensor(logprobs, dtype=batch.rollout_logprobs_BT.dtype)
             ),
         }  # fmt: skip
         if (what := next((name for name, is_right in found.items() if not is_right), None)) is not None:
@@ -341,7 +341,7 @@ class SecondLook(Observer):
         self._kl_coef = plain.adapted(found, algorithm, kl=total / max(1, tokens), rows=rows)
 
     def _check_noise(self, step: int) -> None:
-        """The sampler's weights are off the learner's by the deviation that the schedule says, anew in each step."""
+        """The engine's weights are off the learner's by the deviation that the schedule says, anew in each step."""
         expected = plain.noise_deviation(self._config.noise, step=step, steps=self._config.run.steps)
         sampled = self._trainer.engine.weights()
         pairs = [(double(sampled[name]), double(each)) for name, each in self._learner.full_weights()]
@@ -362,13 +362,13 @@ class SecondLook(Observer):
     def _compare_marks(self, when: str) -> None:
         """Whether weights and moments are what they were when they were last marked."""
         if self._tap.looks and self._marks:
-            with self._results.spent.part("state"):
+            with self._results.spent.phase("state"):
                 self._results.asked["state"] += 1
                 if (what := first_other_mark(marks(self._trainer), self._marks)) is not None:
                     self._results.fail("state", "state-changed", what=what, when=when)
 
     def _check_synced(self) -> None:
-        """The learner's weights are what they were before the sampler got them."""
+        """The learner's weights are what they were before the engine got them."""
         now = {name: double(each) for name, each in self._learner.model.named_parameters()}
         before = self._tap.after.weights if self._tap.after is not None else {}
         if any(not torch.equal(now[name], each) for name, each in before.items()):
@@ -378,7 +378,7 @@ class SecondLook(Observer):
         """A trainer that was restored from a checkpoint is in the state of the one that was saved."""
         if not self._asks("state"):
             return
-        with self._results.spent.part("state"):
+        with self._results.spent.phase("state"):
             name = difference(_numbered(whole_state(self._trainer)), _numbered(whole_state(twin)))
         if name is not None:
             self._results.fail("state", "restore-incomplete", what=name.partition("/")[0])

@@ -50,7 +50,7 @@ class Tap:
         self._trainer, self._spent, self._on_update = trainer, spent, on_update
         self.looks = False  # whether tensors are copied
         self.updates: list[Update] = []
-        self.after: Update | None = None  # the state after the last update, before the sampler gets its weights
+        self.after: Update | None = None  # the state after the last update, before the engine gets its weights
         self.critic: Update | None = None  # its state before the step
         self._done = 0  # optimizer steps before this one
         self._hooks: list[Any] = []
@@ -140,7 +140,7 @@ class Tap:
         ]
 
     def _snapshot(self) -> Update:
-        with self._spent.part("recomputed"):
+        with self._spent.phase("recomputed"):
             learner = self._trainer.learner
             return _state_of(dict(learner.model.named_parameters()), learner.optimizer.adamw)
 
@@ -190,10 +190,10 @@ def whole_state(trainer: Trainer) -> dict[str, Any]:
         "second moments": adamw.second,
         "float32 weights": adamw.master,
         "number of updates": learner.optimizer_steps,
-        "KL coefficient": learner._kl_coef,
+        "KL coefficient": learner.kl_coef,
         "reference policy": {name: local(each) for name, each in reference.items()},
         "critic": {} if critic is None else critic._optimizer.state(),
-        "order of groups": learner._generator.get_state(),
+        "order of groups": learner.generator.get_state(),
         "order of prompts": (prompts.generator.get_state(), prompts._num_taken),
         # Generators in other processes serve both.
         "sampler's random numbers": None if trainer.remote is not None else trainer.engine.random_state(),

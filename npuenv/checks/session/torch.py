@@ -207,7 +207,7 @@ CHECKS = (
 )
 
 
-_NOSET = "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"
+NOSET = "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"
 _NO_V0_SINCE = "0.9.1"  # vllm-ascend has no V0 engine from here on
 
 
@@ -255,14 +255,14 @@ def _fork(context: Context) -> CheckResult:
 
 def _noset(context: Context) -> CheckResult:
     """With this switch Ray does not assign cards to workers. verl then takes physical numbers for logical ones."""
-    if not setting(context, _NOSET) or not _trains(context, "verl"):
+    if not setting(context, NOSET) or not _trains(context, "verl"):
         return ok("session.noset-ok")
     visible = [part.strip() for part in setting(context, "ASCEND_RT_VISIBLE_DEVICES").split(",") if part.strip()]
-    fix = fix_for("session.noset", ("unset", _NOSET))
+    fix = fix_for("session.noset", ("unset", NOSET))
     if visible and visible != [str(number) for number in range(len(visible))]:
-        lines = (line(context, _NOSET), line(context, "ASCEND_RT_VISIBLE_DEVICES"))
+        lines = (line(context, NOSET), line(context, "ASCEND_RT_VISIBLE_DEVICES"))
         return fail("session.noset-numbers", *lines, fix=fix, visible=",".join(visible))
-    return ok("session.noset-all", line(context, _NOSET))
+    return ok("session.noset-all", line(context, NOSET))
 
 
 def _ranks(context: Context) -> CheckResult:

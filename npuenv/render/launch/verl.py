@@ -55,7 +55,7 @@ def render_verl(
     placement: Placement,
     recipe: LaunchRecipe,
     *,
-    stack: Stack | None,
+    stack: Stack,
     paths: Paths,
     added: Collection[str] = (),
 ) -> dict[str, str]:
@@ -105,14 +105,13 @@ def _section(key: str) -> int:
     return found[0] if found else len(_SECTIONS)
 
 
-def _head(job: Job, recipe: LaunchRecipe, stack: Stack | None, paths: Paths) -> tuple[str, ...]:
+def _head(job: Job, recipe: LaunchRecipe, stack: Stack, paths: Paths) -> tuple[str, ...]:
     """The sentences at the top of both files."""
     args: dict[str, object] = {"version": npuenv.__version__, "release": job.release, "recipe": recipe.id}
-    made = "made" if stack is not None else "made-without-stack"
-    args |= {"stack": stack.name if stack is not None else "", "model": plain(job.model.id, "model", UNSAFE_OR_BLANK)}
+    args |= {"stack": stack.name, "model": plain(job.model.id, "model", UNSAFE_OR_BLANK)}
     about = {"script": recipe.script, "cards": recipe.cards_per_node * recipe.nodes, "nodes": recipe.nodes}
     notes = (*recipe.notes, *left_out(written(recipe), job.release))
-    lines = [Message(f"launch.{made}", args), Message("launch.recipe", about), *(Message(note) for note in notes)]
+    lines = [Message("launch.made", args), Message("launch.recipe", about), *(Message(note) for note in notes)]
     if paths.preparation:
         option = "--local_save_dir" if versions.accepts(">=0.6.0", job.release) else "--local_dir"
         folder = paths.train_file.rpartition("/")[0]
@@ -120,9 +119,7 @@ def _head(job: Job, recipe: LaunchRecipe, stack: Stack | None, paths: Paths) -> 
     return tuple(say(line) for line in lines)
 
 
-def _script(
-    words: Sequence[str], nodes: OnNodes, recipe: LaunchRecipe, *, stack: Stack | None, head: tuple[str, ...]
-) -> str:
+def _script(words: Sequence[str], nodes: OnNodes, recipe: LaunchRecipe, *, stack: Stack, head: tuple[str, ...]) -> str:
     program, _ = PROGRAMS[recipe.entry]
     is_torchrun = recipe.entry == "sft"
     return fill(

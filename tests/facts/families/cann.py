@@ -9,7 +9,7 @@ from npuenv.facts.cann import parts, toolkit
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npuenv.facts import Fact
+    from npuenv.core.fact import Fact
     from npuenv.host.base import Host
 
 CANN = "/usr/local/Ascend/cann-8.5.0"

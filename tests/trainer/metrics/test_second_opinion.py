@@ -10,12 +10,12 @@ import torch
 
 from tests.trainer.trainer_cases import CPU, TINY, changed
 from trainer import models
-from trainer.algorithms.advantages import Scores, Settings
+from trainer.algorithms.advantages import EstimatorInputs, Settings
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.correction import correction
 from trainer.algorithms.losses import DIVERGENCES, MODES, LossSettings, aggregate, count, divergence, policy_loss
 from trainer.algorithms.optimizer import AdamW, clip_grad_norm, learning_rate
-from trainer.algorithms.packing import pack
+from trainer.algorithms.packing import make_batch
 from trainer.config import Config
 from trainer.metrics import plain_decoder
 from trainer.metrics import second_opinion as plain
@@ -42,11 +42,11 @@ def numbers(*shape: int) -> Tensor:
 ESTIMATED = ("grpo", "rloo", "reinforce", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo", "gae")
 
 
-def answers(sampler_BT: Tensor | None = None, mask: Tensor = MASK) -> plain_decoder.Answers:
+def answers(rollout_BT: Tensor | None = None, mask: Tensor = MASK) -> plain_decoder.Answers:
     tokens = torch.randint(0, 17, (8, 4), generator=RANDOM)
     sequences = [(1, 2, 3, *row[:length]) for row, length in zip(tokens.tolist(), LENGTHS, strict=True)]
-    sampler_BT = numbers(8, 4) if sampler_BT is None else sampler_BT
-    return plain_decoder.Answers(sequences, [3] * 8, tokens, mask, GROUPS, numbers(8), sampler_BT)
+    rollout_BT = numbers(8, 4) if rollout_BT is None else rollout_BT
+    return plain_decoder.Answers(sequences, [3] * 8, tokens, mask, GROUPS, numbers(8), rollout_BT)
 
 
 def algorithm(**values: Any) -> Any:
@@ -62,7 +62,7 @@ def test_advantages(name: str, convention: str, scale_by_std: bool) -> None:
     mask[0, 1] = False  # an observation within the answer
     given, penalty, values = answers(mask=mask), numbers(8, 4).where(mask, 0.0), numbers(8, 4)
     rewards = plain.token_rewards(given, penalty)
-    scores = Scores(torch.tensor(rewards, dtype=torch.float64), mask, torch.tensor(GROUPS), values_BT=values)
+    scores = EstimatorInputs(torch.tensor(rewards, dtype=torch.float64), mask, torch.tensor(GROUPS), values_BT=values)
     settings = Settings(scale_by_std, 0.9, 0.8)
     expected = find(ESTIMATORS, name)(scores, CONVENTIONS[convention], settings=settings).advantages_BT
     found = torch.tensor(plain.advantages(rewards, given, chosen, values_BT=values), dtype=torch.float64)
@@ -89,7 +89,7 @@ def test_the_loss_and_its_gradient(name: str, convention: str, mode: str, weight
     settings, weights = LossSettings(chosen.clip_low, chosen.clip_high, chosen.dual_clip), None
     if weighted != "none":
         weights = correction(
-            old, given.sampler_BT, MASK, style, level=weighted, cap=1.5, floor=0.4, bound="mask"
+            old, given.rollout_BT, MASK, style, level=weighted, cap=1.5, floor=0.4, bound="mask"
         ).weights_BT
     token = policy_loss(
         find(LOSSES, name), leaves[0], old, credit, MASK, settings=settings, convention=style, weights_BT=weights
@@ -140,8 +140,8 @@ def test_a_decoder_and_its_gradient(is_qwen3: bool, is_tied: bool) -> None:
         Group(Prompt("", tokens, ""), tuple(Rollout(each, (0.0,) * len(each), Stop.END) for each in rows))
         for tokens, rows in zip(prompts, said, strict=True)
     ]
-    batch = pack(groups, torch.zeros(2, 2, dtype=torch.float64), pad=17)
-    scored = decoder.score(batch, temperature=0.7)
+    batch = make_batch(groups, torch.zeros(2, 2, dtype=torch.float64), pad=17)
+    scored = decoder.token_logprobs(batch, temperature=0.7)
     (scored.logprobs_BT.sum() + scored.entropy_BT.sum()).backward()
 
     weights = {name: each.detach().clone().requires_grad_() for name, each in decoder.named_parameters()}

@@ -19,10 +19,11 @@ from trainer.stages.second_look import SecondLook
 from trainer.stages.tap import Update
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from trainer.trainer import Trainer
+    from trainer.types import Batch, Group
 
 
 SMALL = changed(TINY, steps=3, prompts_per_step=4, mini_batches=2, layers=1)
@@ -56,8 +57,8 @@ def test_it_changes_nothing_of_the_run(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def more(trainer: Trainer) -> None:
-    score = trainer.score
-    trainer.score = lambda groups: score(groups) + 0.5  # type: ignore[method-assign]
+    score = trainer.compute_rewards
+    trainer.compute_rewards = lambda groups: score(groups) + 0.5  # type: ignore[method-assign]
 
 
 def reverse(trainer: Trainer) -> None:
@@ -71,8 +72,13 @@ def repeat(trainer: Trainer) -> None:
 
 
 def unmask(trainer: Trainer) -> None:
-    pack = trainer.pack
-    trainer.pack = lambda *given: replace(pack(*given), mask_BT=torch.zeros_like(pack(*given).mask_BT))  # type: ignore[method-assign]
+    make_batch = trainer.make_batch
+
+    def masked(groups: Sequence[Group], rewards_PG: torch.Tensor) -> Batch:
+        batch = make_batch(groups, rewards_PG)
+        return replace(batch, mask_BT=torch.zeros_like(batch.mask_BT))
+
+    trainer.make_batch = masked  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(
