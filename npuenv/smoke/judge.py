@@ -36,6 +36,7 @@ _EARLIER = (
     "state-changed",
     "prompts-repeat",
     "prompts-differ",
+    "answers-cut",
     "rows-repeat",
     "rewards-wrong",
 )
@@ -65,6 +66,7 @@ CAUSES = (
     "rows-repeat",
     "same-answers",
     "no-answer-ends",
+    "answers-cut",
     "mask-failed",
     "gradients-not-summed",
     "ranks-differ",

@@ -65,6 +65,12 @@ STATES = {
         "export HCCL_IF_IP=10.0.0.1\nexport HCCL_SOCKET_IFNAME=eth0\nexport TP_SOCKET_IFNAME=eth0\n"
         "export HCCL_CONNECT_TIMEOUT=600\nexport HCCL_EXEC_TIMEOUT=900\nexport RANK_TABLE_FILE=/a/hccl.json"
     ),
+    "what each start of Ray prints about tokens": (
+        "WARNING authentication_token_setup.py:85 -- Token authentication is enabled for this Ray cluster. Set "
+        "RAY_AUTH_MODE=disabled to opt out. For more information, see https://docs.ray.io/en/latest/\n"
+        "WARNING authentication_token_setup.py:72 -- Token authentication is disabled for this Ray cluster. To enable "
+        "token authentication, generate a token with `ray get-auth-token --generate` or set RAY_AUTH_MODE=token."
+    ),
     "an old compiler": "GCC version: (GCC) 7.3.0",
     "a collected process": "root 77 1 0 09:00 ? 00:00:00 [python] <defunct>",
     "cables that one machine does not need": "link status: DOWN",
