@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SURE = 0.5  # from here on a candidate is called the cause
 SURE_OF_PACKAGES = 0.7  # the same for packages and builds: an exception of Python has several causes
-# What the loader and pip say: they name what they lack.
+# Unless the loader, pip or a compiler names what it lacks.
 _NAMES_IT = re.compile(
     r"cannot open shared object|undefined symbol|Could not find a version|No matching dist|Failed building wheel"
 )
@@ -35,11 +35,12 @@ def rank(matches: Iterable[Match], known: Mapping[str, CauseRow]) -> tuple[tuple
     """The causes, those that reach their bar first, and the strongest reason to say that it is not the environment."""
     groups: dict[tuple[str, str], list[Match]] = defaultdict(list)
     matches = [each for each in matches if each.row.kind != "noise"]
-    found_more = (each for each in matches if each.row.kind == "cause" and not each.row.is_fallback)
-    if any(each.confidence >= LEAST for each in found_more):
-        matches = [each for each in matches if not each.row.is_fallback]
+    has_cause = any(
+        each.row.kind == "cause" and each.confidence >= SURE and not each.row.is_fallback for each in matches
+    )
     for each in matches:
-        groups[each.row.kind, each.row.cause].append(each)
+        if not (each.row.is_fallback and has_cause):
+            groups[each.row.kind, each.row.cause].append(each)
     found = {key: _cause(group) for key, group in groups.items()}
     causes = [cause for (kind, _), cause in found.items() if kind == "cause"]
     other = [cause for (kind, _), cause in found.items() if kind == "not-environment"]

@@ -22,6 +22,7 @@ FOLDER = Path(__file__).parent / "exams"
         ("fifth", 77, 75, 0, 0),
         ("sixth", 85, 79, 0, 0),
         ("seventh", 88, 78, 1, 0),
+        ("eighth", 87, 59, 4, 0),
         ("harvest", 23, 21, 0, 0),
     ],
 )
