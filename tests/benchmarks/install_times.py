@@ -115,7 +115,7 @@ class Bench:
     """One lock, one folder of wheels, and a new environment for each run."""
 
     def __init__(self, name: str, wheels: Path, scratch: Path) -> None:
-        from npuenv.lock import read_lock
+        from npuenv.lock.file import read_lock
         from npuenv.lock.make import find_uv
         from npuenv.matrix import load_matrix
         from npuenv.resolve import resolve
@@ -170,7 +170,8 @@ class Bench:
     def plan(self, root: str) -> tuple[Plan, object]:
         from npuenv.facts.pip import PipSettings, Setting, for_uv
         from npuenv.install.locations import Target
-        from npuenv.install.plan.make import Tools, plan_install
+        from npuenv.install.plan.context import Tools
+        from npuenv.install.plan.make import plan_install
 
         links = (Setting(str(self.wheels), "$PIP_FIND_LINKS"),)
         settings = for_uv(PipSettings(find_links=links, is_no_index=True))

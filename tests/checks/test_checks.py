@@ -11,17 +11,17 @@ import pytest
 
 from npuenv.checks import check_all, exit_code
 from npuenv.checks.base import Check, CheckResult, Context
-from npuenv.checks.npu.listed import has_sign_of_cards
+from npuenv.checks.npu.boards import has_sign_of_cards
 from npuenv.checks.registry import CHECKS
 from npuenv.checks.run import REPORTED_BY
 from npuenv.core.errors import ExitCode
+from npuenv.core.fact import Evidence, Fact, State, unknown
 from npuenv.core.finding import Status
 from npuenv.core.messages import say
-from npuenv.facts import Evidence, Fact, State, unknown
 from npuenv.facts.collect import Facts, collect
 from npuenv.facts.hccn.conf import HccnConf
 from npuenv.facts.machine.system import Space
-from npuenv.facts.network.environ import Proxy
+from npuenv.facts.network.services import Proxy
 from npuenv.facts.npu.driver import VersionInfo
 from npuenv.facts.npu.smi import Process, SmiTrouble, Trouble
 from npuenv.facts.python.interpreter import SharedFiles

@@ -510,7 +510,7 @@ def test_every_check_of_packages_is_shown_failing() -> None:
         *("python.version", "python.torch-pair", "python.torch-npu-cann", "python.torchvision", "python.numpy"),
         *("python.ray-token", "python.vllm-pair"),
         "python.framework-parts",  # shown in test_packages_parts.py
-        "python.made",  # shown in test_made.py
+        "python.made",  # shown in test_damage_made.py
     }
     shown = {check for check, _, status, _ in CASES if status in (Status.WARN, Status.FAIL)}
     assert shown | elsewhere | {"python.stack"} == {check.id for check in CHECKS}

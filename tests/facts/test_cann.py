@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npuenv.core import versions
-from npuenv.facts import State
-from npuenv.facts.cann import parts, surroundings, toolkit
+from npuenv.core.fact import State
+from npuenv.facts.cann import parts, toolkit
 from tests.support.scripted_host import ScriptedHost
 
 ROOT = "/usr/local/Ascend/cann-8.5.0"
@@ -144,7 +144,7 @@ def test_any_environment_gives_entries_that_are_in_it(variables: dict[str, str])
 def test_any_answer_of_a_compiler_gives_numbers_or_nothing(text: str, code: int) -> None:
     host = ScriptedHost()
     host.fails("gcc --version", out=text, code=code)
-    fact = surroundings.compilers(host, 1.0)
+    fact = parts.compilers(host, 1.0)
     assert all(value in text and re.fullmatch(r"[0-9]+(\.[0-9]+)+", value) for value in (fact.value or {}).values())
     assert code == 0 or fact.value is None
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from npuenv.core.fact import State
 from npuenv.core.toml_input import load_file
-from npuenv.facts import State
 from npuenv.facts.collect import plain
 from tests.facts.families import cann, hccn, machine, network, npu, python, ray
 from tests.support.scripted_host import ScriptedHost

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from npuenv.core.fact import Fact, State
 from npuenv.core.toml_input import load_file
-from npuenv.facts import Fact, State
 from npuenv.facts.collect import plain
 from npuenv.facts.hccn.answers import answer
 from npuenv.facts.hccn.parsers import ITEMS

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuenv.facts import State
+from npuenv.core.fact import State
 from npuenv.facts.ray.status import Bundle, parse
 from tests.facts.families import machine, ray
 from tests.support.scripted_host import ScriptedHost

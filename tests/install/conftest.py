@@ -28,7 +28,8 @@ from npuenv.host.local import LocalHost
 from npuenv.install import executor as work
 from npuenv.install.executor import Event, Outcome, Session, State, execute
 from npuenv.install.locations import Target
-from npuenv.install.plan.make import Tools, plan_install
+from npuenv.install.plan.context import Tools
+from npuenv.install.plan.make import plan_install
 from npuenv.lock.make import find_uv, make_lock
 from npuenv.lock.preconditions import require_sources
 from npuenv.lock.uv import Resolver
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from npuenv.core.finding import Finding
     from npuenv.core.plan import Plan
     from npuenv.host.base import Ran
-    from npuenv.lock import Lock
+    from npuenv.lock.file import Lock
 
 INDEXES = {"pytorch-cpu": "https://index.invalid/whl/cpu/"}
 WHY = Message("plan.why-rest")

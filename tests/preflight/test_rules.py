@@ -159,7 +159,8 @@ def test_a_release_lies_between_two_known_ones(release: str | None, beside: tupl
     [
         ("0.3.0", "0.3.0", False),
         ("v0.4.0", "0.4.0", False),
-        ("0.1.2", "0.2.0", False),
+        ("0.2.9", "0.2.9", False),
+        ("0.1.2", "0.1.2", True),
         ("8eb27cc2", "0.3.0", False),
         ("main @8eb27cc2", "0.3.0", False),
         ("5d1e3c3d", "0.2.0", False),

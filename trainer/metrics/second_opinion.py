@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainer.types import Stop
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
     from trainer.metrics.plain_decoder import Answers
-    from trainer.types import Prompt, Rollout
+    from trainer.types import Group, Prompt, Rollout
 
 
 class Unknown(ValueError):
@@ -86,7 +88,7 @@ def learning_rate(optim: Any, *, done: int, steps: int) -> float:
 
 
 def noise_deviation(noise: Any, *, step: int, steps: int) -> float:
-    """The deviation of the sampler's noise after a step."""
+    """The deviation of the engine's noise after a step."""
     stages = noise.noise_stages
     if stages == 1:
         return float(noise.noise_start)
@@ -116,6 +118,25 @@ def reward(task: Any, prompt: Prompt, rollout: Rollout, algorithm: Any) -> float
     buffer = algorithm.overlong_buffer
     over = max(0, len(rollout.tokens) - (task.max_new_tokens - buffer))
     return float(own - algorithm.overlong_factor * over / buffer if buffer else own)
+
+
+# What a record says of the answers.
+
+
+def counted(groups: Sequence[Group], rewards: Sequence[float], credit: Sequence[float]) -> dict[str, float]:
+    """Numbers of a step's record: of the answers, their rewards, and the advantages of their tokens."""
+    answers = [each for group in groups for each in group.rollouts]
+    values = {
+        "response_length": [len(each.tokens) for each in answers],
+        "prompt_length": [len(group.prompt.tokens) for group in groups for _ in group.rollouts],
+        "critic/score": rewards,
+        "critic/advantages": credit,
+    }
+    found = {"response_length/clip_ratio": sum(each.stop is Stop.LENGTH for each in answers) / len(answers)}
+    for name, each in values.items():
+        if each and math.isfinite(sum(each)):
+            found |= {f"{name}/mean": sum(each) / len(each), f"{name}/max": max(each), f"{name}/min": min(each)}
+    return found
 
 
 # Advantages.
@@ -312,8 +333,20 @@ def loss(
             kl_BT = kl_BT * torch.where(mask, now_BT - old_BT, 0.0).exp()
         if algorithm.kl_in == "loss":
             whole = whole + kl_coef * _aggregated(kl_BT, mask, algorithm.aggregation, counts, algorithm)
-    entropy, kl = (_aggregated(each, mask, "token-mean", counts, algorithm) for each in (entropy_BT, kl_BT))
-    return {"loss": whole, "policy_loss": policy, "entropy": entropy, "kl": kl}
+    log_ratio, gap = now_BT.detach() - old_BT, old_BT - answers.rollout_BT
+    log_ratio = log_ratio.clamp(-20, 20) if verl and algorithm.loss != "gspo" else log_ratio
+    reported = {
+        "entropy": entropy_BT,
+        "kl": kl_BT,
+        "ppo_kl": -log_ratio,
+        "logprob_diff_mean": gap.abs(),
+        "rollout_kl": gap.exp() - gap - 1,
+        "rollout_kl_direct": -gap,
+    }
+    if algorithm.loss != "gspo":
+        reported["ratio_mean"] = log_ratio.exp()
+    means = {name: _aggregated(each, mask, "token-mean", counts, algorithm) for name, each in reported.items()}
+    return {"loss": whole, "policy_loss": policy, **means}
 
 
 def value_loss(values_BT: Tensor, old_BT: Tensor, returns_BT: Tensor, mask: Tensor, *, clip: float) -> Tensor:
@@ -354,9 +387,9 @@ def _policy_loss(now_BT: Tensor, old_BT: Tensor, advantages_BT: Tensor, mask: Te
 
 
 def _correction(old_BT: Tensor, answers: Answers, algorithm: Any) -> Tensor:
-    """The weight of each token: how much likelier the learner's policy was to say it than the sampler's."""
+    """The weight of each token: how much likelier the learner's policy was to say it than the engine's."""
     mask = answers.mask_BT
-    d = torch.where(mask & ~answers.sampler_BT.isnan(), old_BT - answers.sampler_BT, 0.0)
+    d = torch.where(mask & ~answers.rollout_BT.isnan(), old_BT - answers.rollout_BT, 0.0)
     if algorithm.correction == "sequence":
         whole = d.sum(dim=1, keepdim=True)
         if algorithm.convention == "roll":

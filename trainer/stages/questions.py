@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 # What may be wrong with each, causes first.
 QUESTIONS: Mapping[str, tuple[str, ...]] = {
     "prompts": ("prompts-repeat", "prompts-differ"),
-    "samples": ("rows-repeat", "samples-repeat", "answers-misplaced", "sampler-logprobs-wrong"),
+    "samples": (
+        "answers-cut",
+        "rows-repeat",
+        "samples-repeat",
+        "mask-on-observations",
+        "answers-misplaced",
+        "sampler-logprobs-wrong",
+    ),
     "heldout": ("heldout-overlaps",),
     "batch": ("batch-differs", "rewards-wrong"),
     "mini-batches": ("mini-batches-differ", "order-differs"),

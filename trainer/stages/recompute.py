@@ -119,7 +119,7 @@ class Recompute:
             batch.mask_BT.cpu(),
             [number for number, _, _ in pairs],
             double(batch.rewards_B),
-            double(batch.sampler_logprobs_BT),
+            double(batch.rollout_logprobs_BT),
         )
         known = logprobs.old_BT, logprobs.reference_BT, logprobs.values_BT
         old_BT, reference_BT, values_BT = (None if each is None else double(each) for each in known)
@@ -145,7 +145,7 @@ class Recompute:
         for number, update in enumerate(self._tap.updates):
             masks = [of_rank[number] for _, of_rank in everybody]
             counts = plain.Counts.of(masks, self._config.algorithm, longest=self._longest())
-            shares.append(self._share(update, own, counts, result.advantages.kl_coef))
+            shares.append(self._share(step, update, own, counts, result.advantages.kl_coef))
         return shares
 
     def _longest(self) -> float:
@@ -172,18 +172,26 @@ class Recompute:
             if not (error := gap("reference", own.reference_BT, wanted_BT)) <= limit or is_rounded(own.reference_BT):
                 results.fail("reference", "reference-logprobs-wrong", step=step, error=error)
         rollout = self._config.rollout
-        if rollout.engine == "builtin" and is_rounded(own.answers.sampler_BT):
-            error = gap("sampler", own.answers.sampler_BT, expected_BT)
+        if rollout.engine == "builtin" and is_rounded(own.answers.rollout_BT):
+            error = gap("sampler", own.answers.rollout_BT, expected_BT)
             results.fail("samples", "sampler-logprobs-wrong", step=step, error=error)
         is_same = self.limits.is_exact and rollout.engine in ("builtin", "transformers") and not rollout.off_policy
         if is_same and not self._config.noise.noise_stages:
             results.asked["samples"] += 1
-            if not (error := gap("sampler", own.answers.sampler_BT, expected_BT)) <= limit:
-                wrong = "answers-misplaced" if self._are_misplaced(own) else "sampler-logprobs-wrong"
-                results.fail("samples", wrong, step=step, error=error)
+            if not (error := gap("sampler", own.answers.rollout_BT, expected_BT)) <= limit:
+                results.fail("samples", self._why_far(own, expected_BT), step=step, error=error)
+
+    def _why_far(self, own: Inputs, expected_BT: Tensor) -> str:
+        """Why the engine's log-probabilities are not those of its weights."""
+        rollout_BT, is_episode = own.answers.rollout_BT, self._trainer.task.environment is not None
+        # What an environment says has the log-probability 0.
+        sampled = own.answers.mask_BT & (rollout_BT != 0)
+        if is_episode and float((rollout_BT - expected_BT)[sampled].abs().mean()) <= self.limits.logprob:
+            return "mask-on-observations"
+        return "answers-misplaced" if self._are_misplaced(own) else "sampler-logprobs-wrong"
 
     def _are_misplaced(self, own: Inputs) -> bool:
-        """Whether the sampler's log-probabilities are those of answers to another prompt of the step."""
+        """Whether the engine's log-probabilities are those of answers to another prompt of the step."""
         answers, weights = own.answers, self._tap.updates[0].weights
         prompts = dict.fromkeys(
             row[:length] for row, length in zip(answers.sequences, answers.prompt_lengths, strict=True)
@@ -195,9 +203,9 @@ class Recompute:
             for prompt in prompts:
                 moved = plain_decoder.Answers(
                     [(*prompt, *one.sequences[0][length:])], [len(prompt)], one.tokens_BT, one.mask_BT, one.group_B,
-                    one.rewards_B, one.sampler_BT,
+                    one.rewards_B, one.rollout_BT,
                 )  # fmt: skip
-                apart_BT = (self._forward(weights, moved)[0] - one.sampler_BT).abs()
+                apart_BT = (self._forward(weights, moved)[0] - one.rollout_BT).abs()
                 gaps.append(float(apart_BT[one.mask_BT].mean()))
             found.append(min(gaps) <= self.limits.logprob)
         return all(found)
@@ -270,13 +278,14 @@ class Recompute:
 
     # The updates.
 
-    def _share(self, update: Update, own: Inputs, counts: plain.Counts, kl_coef: float) -> Share:
-        trained = self._trained()
+    def _share(self, step: int, update: Update, own: Inputs, counts: plain.Counts, kl_coef: float) -> Share:
+        trained, all_now_BT = self._trained(), torch.full_like(own.advantages_BT, math.nan)
         weights = {name: each.clone().requires_grad_(name in trained) for name, each in update.weights.items()}
         sums: dict[str, float] = {}
         for rows in self._in_parts(sorted(update.rows), own.answers):
             part = own.answers.rows(rows)
             now_BT, entropy_BT = self._forward(weights, part)
+            all_now_BT[rows] = now_BT.detach()
             parts = plain.loss(
                 now_BT,
                 entropy_BT,
@@ -290,8 +299,20 @@ class Recompute:
             )
             parts["loss"].backward()  # type: ignore[no-untyped-call]
             sums = {name: sums.get(name, 0.0) + float(each.detach()) for name, each in parts.items()}
+        self._judge_passes(step, update, own.answers.mask_BT, all_now_BT)
         gradients = {name: each for name in trained if (each := weights[name].grad) is not None}
         return Share(sums, gradients)
+
+    def _judge_passes(self, step: int, update: Update, mask_BT: Tensor, expected_BT: Tensor) -> None:
+        """The log-probabilities that the loss was made of; `expected_BT` is NaN in rows of other updates."""
+        mask_BT, gaps = mask_BT & ~expected_BT.isnan(), [torch.zeros(0, dtype=torch.float64)]
+        for rows, found_BT in update.logprobs:
+            width = found_BT.shape[1]
+            gaps.append((found_BT - expected_BT[rows, :width])[mask_BT[rows, :width]].abs())
+        if len(gap := torch.cat(gaps)):
+            error = self._results.measure("learner in the update", float(gap.mean()))
+            if not error <= self.limits.logprob:
+                self._results.fail("recomputed", "learner-logprobs-wrong", step=step, error=error)
 
     def _trained(self) -> list[str]:
         """The names of the weights that learn: the adapters, or all."""
@@ -322,12 +343,16 @@ class Recompute:
                 self._results.fail("recomputed", "metrics-wrong", step=step, **details)
 
     def _judge_loss(self, step: int, update: Update, mine: Sequence[Share], *, is_right: bool) -> None:
-        """The loss and its parts; where the gradient is right, it is only the record of them that is wrong."""
-        for name in ("loss", "policy_loss", "entropy", "kl"):
+        """The loss, its parts and what is reported; where the gradient is right, only the record of them is wrong."""
+        for name in dict.fromkeys(name for each in mine for name in each.parts):
             found, expected = update.metrics.get(name, math.nan), sum(each.parts.get(name, 0.0) for each in mine)
+            is_part = name in ("loss", "policy_loss", "entropy", "kl")
+            # An engine may not say its log-probabilities.
+            if not is_part and not (self.limits.is_exact and math.isfinite(expected)):
+                continue
             apart = self._results.measure(name, abs(found - expected) / max(1.0, abs(expected)))
             if not apart <= self.limits.loss:
-                is_recorded = is_right or name in ("entropy", "kl")
+                is_recorded = is_right or name not in ("loss", "policy_loss")
                 wrong = "metrics-wrong" if is_recorded else "loss-wrong"
                 self._results.fail("recomputed", wrong, step=step, what=name, found=found, expected=expected)
 

@@ -7,7 +7,8 @@ and the last. A question that cannot be asked says why in its record; what canno
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from trainer.metrics import second_opinion as plain
 from trainer.metrics.checks import checksum, first_difference
 from trainer.models.decoder import Decoder
 from trainer.observer import Observer
+from trainer.rollouts import compute_rewards, reward_limit_s
 from trainer.saving.checkpoint import difference
 from trainer.stages.questions import Results
 from trainer.stages.recompute import Recompute
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from trainer.metrics.records import Records
     from trainer.observer import StepResult
     from trainer.trainer import Trainer
-    from trainer.types import Rollout
+    from trainer.types import Group, Rollout
 
 # Numbers of the model times tokens of a step: beyond that a step in float64 on the CPU would take minutes.
 _LARGEST = 5_000_000_000
@@ -39,6 +41,8 @@ _LARGEST = 5_000_000_000
 _BATCH_EVERY = 10
 # Steps whose rewards are computed again: that may be costly.
 _MOST_SCORED = 2
+# Groups of a step whose answers are scored for another prompt too.
+_MOST_SWAPPED = 8
 # A chance of 1 in 10^13, as a logarithm.
 _UNLIKELY = -30.0
 # Settings of three sections that the second opinion has formulas for, and what is not asked with another one off its
@@ -67,7 +71,7 @@ class SecondLook(Observer):
         self._learner, self._results = trainer.learner, Results()
         self._tap = Tap(trainer, self._results.spent, on_update=lambda: self._compare_marks("before the update"))
         self._recompute = Recompute(trainer, config, self._results, self._tap)
-        self._has_looked = False
+        self._looks, self._has_looked = False, False  # at this step, and at any
         self._marks: dict[str, list[float]] = {}
         self._kl_coef = config.algorithm.kl_coef
         self._noise: Tensor | None = None  # of the step before, over its deviation
@@ -75,6 +79,8 @@ class SecondLook(Observer):
         self._drawn: plain.Prompts | None = None
         self._order = torch.Generator().manual_seed(config.run.seed)  # of groups in mini batches
         self._num_scored = 0  # steps whose rewards were computed again
+        self._counted: dict[str, float] = {}  # what the record of this step should say
+        self._follow_records()
         self._reference_mark: int | None = None
         self._skip()
 
@@ -97,6 +103,18 @@ class SecondLook(Observer):
         if learner.reference is None:
             skip(("reference",), "the learner holds no reference policy")
 
+    def _follow_records(self) -> None:
+        """Has each step's record checked as it is written."""
+        write = self._records.write
+
+        def seen_write(kind: str, **values: Any) -> None:
+            write(kind, **values)
+            if kind == "step":
+                self._ask("recomputed", lambda: self._check_record(values))
+
+        tapped: Any = self._records
+        tapped.write = seen_write
+
     def _asks(self, question: str) -> bool:
         return self._results.skipped[question] is None
 
@@ -117,8 +135,8 @@ class SecondLook(Observer):
 
     def _go_on(self, drawn: plain.Prompts) -> None:
         """A resumed run's prompts and coefficient go on from its checkpoint."""
-        trainer, self._kl_coef = self._trainer, self._learner._kl_coef
-        self._order.set_state(self._learner._generator.get_state())
+        trainer, self._kl_coef = self._trainer, self._learner.kl_coef
+        self._order.set_state(self._learner.generator.get_state())
         state = trainer.prompts.state()
         drawn.generator.set_state(state["prompts_random"].cpu())
         if drawn.by_epoch:
@@ -128,7 +146,9 @@ class SecondLook(Observer):
 
     def on_step_start(self, step: int) -> None:
         """Whether this step is looked at."""
-        self._tap.begin(looks=self._looks_at(step))
+        self._looks = self._looks_at(step)
+        # Copies take several times the memory of the weights.
+        self._tap.begin(looks=self._looks and (self._asks("recomputed") or self._asks("state")))
         self._compare_marks("between two steps")
 
     def _looks_at(self, step: int) -> bool:
@@ -137,27 +157,32 @@ class SecondLook(Observer):
     def on_step(self, step: int, result: StepResult) -> None:
         """Holds the step against all questions."""
         self._ask("prompts", lambda: self._check_prompts(step, result))
-        if self._tap.looks or step % _BATCH_EVERY == 0:
+        self._counted = {}
+        if self._looks or step % _BATCH_EVERY == 0:
+            self._counted = self._count(result)
             self._ask("batch", lambda: self._check_batch(step, result))
             self._ask("batch", lambda: self._check_rewards(step, result))
         self._ask("mini-batches", lambda: self._check_mini_batches(step, result))
         self._ask("schedules", lambda: self._check_schedules(step, result))
-        if self._tap.looks:
+        self._ask("recomputed", lambda: self._check_means(step, result))
+        if self._looks:
             self._look(step, result)
         self._tap.looks = False
         if self._asks("state") and self._looks_at(step + 1):
-            with self._results.spent.part("state"):
+            with self._results.spent.phase("state"):
                 self._marks = marks(self._trainer)
 
     def _look(self, step: int, result: StepResult) -> None:
         self._ask("state", self._check_synced)
         self._ask("reference", lambda: self._check_reference(step))
         self._ask("samples", lambda: self._check_rows(step, result))
+        self._ask("samples", lambda: self._check_ends(step, result))
         rewards_PG = result.rewards_PG
         is_useful = bool(torch.isfinite(rewards_PG).all()) and bool((rewards_PG.amax(1) > rewards_PG.amin(1)).any())
         if any(self._trainer.world.gather(is_useful)):
             if not self._has_looked:
                 self._ask("samples", lambda: self._check_samples(step, result))
+                self._ask("batch", lambda: self._check_rewards_of_others(step, result))
             self._has_looked = True
             self._ask("recomputed", lambda: self._recompute.run(step, result))
 
@@ -165,7 +190,7 @@ class SecondLook(Observer):
         """Asks a question; an error leaves it open, and the run goes on."""
         if not self._asks(question):
             return
-        with self._results.spent.part(question):
+        with self._results.spent.phase(question):
             try:
                 check()
             except Exception as error:
@@ -188,7 +213,7 @@ class SecondLook(Observer):
     def _check_start(self) -> None:
         """A new run's reference is the policy as it is; any run's stays what it is now."""
         learner, reference = self._learner, dict(self._learner.reference.named_parameters())  # type: ignore[union-attr]
-        with self._results.spent.part("reference"):
+        with self._results.spent.phase("reference"):
             self._reference_mark = checksum(reference.items())
             if learner.global_step == 0:
                 # Adapters have to be merged; else the weights themselves, not what is sent of them.
@@ -207,7 +232,7 @@ class SecondLook(Observer):
         assert self._drawn is not None
         trainer, algorithm = self._trainer, self._config.algorithm
         self._results.asked["prompts"] += 1
-        own = max(1, result.num_drawn // trainer.num_prompts)
+        own = max(1, result.num_generated // trainer.num_prompts)
         drawn = [self._drawn.draw() for _ in range(max(trainer.world.gather(own)))][:own]
         expected = [prompt.text for each in drawn for prompt in each[trainer.world.rank :: trainer.world.size]]
         actual, texts = [group.prompt.text for group in result.groups], iter(expected)
@@ -218,7 +243,7 @@ class SecondLook(Observer):
         self._prompts = actual
 
     def _check_rows(self, step: int, result: StepResult) -> None:
-        """Not all answers of each group are the same, if the sampler's own log-probabilities make that unlikely."""
+        """Not all answers of each group are the same, if the engine's own log-probabilities make that unlikely."""
         groups = [group.rollouts for group in result.groups]
         if self._config.rollout.engine == "scripted" or any(len({each.tokens for each in some}) > 1 for some in groups):
             return
@@ -226,8 +251,22 @@ class SecondLook(Observer):
         if log_chance < _UNLIKELY:
             self._results.fail("samples", "rows-repeat", step=step, expected=log_chance / math.log(10))
 
+    def _check_ends(self, step: int, result: StepResult) -> None:
+        """Each answer ends at its first end token, or at the longest length without one."""
+        task, is_own = self._trainer.task, self._config.rollout.engine in ("builtin", "transformers")
+        end, longest = task.tokenizer.end, task.max_new_tokens
+        if not is_own or end is None or task.environment is not None:
+            return
+        count = 0
+        for each in (rollout for group in result.groups for rollout in group.rollouts):
+            is_ended = each.tokens[-1:] == (end,) and each.stop is Stop.END
+            is_longest = len(each.tokens) == longest and each.stop is Stop.LENGTH
+            count += end in each.tokens[:-1] or not (is_ended or (is_longest and each.tokens[-1] != end))
+        if count:
+            self._results.fail("samples", "answers-cut", step=step, count=count)
+
     def _check_samples(self, step: int, result: StepResult) -> None:
-        """Asked twice for answers to the same prompts, the sampler gives others."""
+        """Asked twice for answers to the same prompts, the engine gives others."""
         trainer, engine = self._trainer, self._trainer.engine
         is_builtin = self._config.rollout.engine in ("builtin", "transformers") and trainer.remote is None
         mixed = sum(len({each.tokens for each in group.rollouts}) > 1 for group in result.groups)
@@ -256,7 +295,7 @@ class SecondLook(Observer):
             "mask": self._is_masked(batch.mask_BT, [each for _, each in rollouts]),
             "lengths": batch.lengths_B.tolist() == [len(each.tokens) for _, each in rollouts],
             "log-probabilities": torch.equal(
-                batch.sampler_logprobs_BT.cpu(), torch.tensor(logprobs, dtype=batch.sampler_logprobs_BT.dtype)
+                batch.rollout_logprobs_BT.cpu(), torch.tensor(logprobs, dtype=batch.rollout_logprobs_BT.dtype)
             ),
         }  # fmt: skip
         if (what := next((name for name, is_right in found.items() if not is_right), None)) is not None:
@@ -279,7 +318,24 @@ class SecondLook(Observer):
         if config.task.reward_function or self._num_scored == _MOST_SCORED:
             return
         self._num_scored += 1
-        pairs = [(group.prompt, each) for group in result.groups for each in group.rollouts]
+        self._compare_rewards(step, result.groups, rewards)
+
+    def _check_rewards_of_others(self, step: int, result: StepResult) -> None:
+        """What an answer gets hangs on its prompt: the next prompt's answers are scored beside its own."""
+        config, groups = self._config, result.groups[:_MOST_SWAPPED]
+        # Where each answer has a process of its own, that is costly.
+        if config.task.reward_function or self._trainer.task.environment is not None or reward_limit_s(config) is None:
+            return
+        swapped = [replace(group, rollouts=group.rollouts + other.rollouts)
+                   for group, other in zip(groups, [*groups[1:], groups[0]], strict=True)]  # fmt: skip
+        config = replace(config, task=replace(config.task, on_reward_error="drop"))
+        rewards_PG = compute_rewards(swapped, task=self._trainer.task, config=config, device=self._trainer.device)
+        if bool(torch.isfinite(rewards_PG).all()):  # else the reward broke, which the step itself shows
+            self._compare_rewards(step, swapped, rewards_PG.reshape(-1).tolist())
+
+    def _compare_rewards(self, step: int, groups: Sequence[Group], rewards: Sequence[float]) -> None:
+        config = self._config
+        pairs = [(group.prompt, each) for group in groups for each in group.rollouts]
         num_compared, problem = 0, ""
         for row, ((prompt, rollout), found) in enumerate(zip(pairs, rewards, strict=True)):
             try:
@@ -325,6 +381,38 @@ class SecondLook(Observer):
         if self._trainer.injection is not None:
             self._check_noise(step)
 
+    def _check_means(self, step: int, result: StepResult) -> None:
+        """The numbers of a step are the means over its optimizer steps; maxima stay, the rate is the last one."""
+        updates, is_same = [each.metrics for each in self._tap.updates], partial(math.isclose, rel_tol=1e-6)
+        expected = {"lr": self._tap.updates[-1].lr}
+        for name in updates[-1]:
+            values = [each[name] for each in updates]
+            expected[name] = max(values) if name.endswith("_max") else sum(values) / len(values)
+        for name, value in expected.items():
+            found = getattr(result.update, name, value)  # some are combined to others
+            if math.isfinite(value) and not is_same(found, value):
+                self._results.fail("recomputed", "metrics-wrong", step=step, what=name, found=found, expected=value)
+
+    def _count(self, result: StepResult) -> dict[str, float]:
+        """What the record of a step should say, of all ranks; a collective."""
+        rewards = result.rewards_PG.reshape(-1).tolist()
+        credit = result.advantages.advantages_BT[result.batch.mask_BT].tolist()
+        found: dict[str, list[float]] = {}
+        for own in self._trainer.world.gather(plain.counted(result.groups, rewards, credit)):
+            for name, value in own.items():
+                found.setdefault(name, []).append(value)
+        mean = {name: sum(values) / len(values) for name, values in found.items()}
+        most = {name: max(values) for name, values in found.items() if name.endswith("/max")}
+        return mean | most | {name: min(values) for name, values in found.items() if name.endswith("/min")}
+
+    def _check_record(self, record: Mapping[str, Any]) -> None:
+        room = 1e-4 if self._recompute.limits.is_exact else 0.02
+        for name, value in self._counted.items():
+            found = record.get(name, math.nan)
+            if math.isfinite(value) and not abs(found - value) <= room * max(1.0, abs(value)):
+                details = {"what": name, "found": found, "expected": value}
+                self._results.fail("recomputed", "metrics-wrong", step=record["step"], **details)
+
     def _check_kl_coef(self, step: int, result: StepResult) -> None:
         """The coefficient of the divergence: what was set, or what the controller makes of each step."""
         algorithm, logprobs, found = self._config.algorithm, result.logprobs, result.advantages.kl_coef
@@ -341,7 +429,7 @@ class SecondLook(Observer):
         self._kl_coef = plain.adapted(found, algorithm, kl=total / max(1, tokens), rows=rows)
 
     def _check_noise(self, step: int) -> None:
-        """The sampler's weights are off the learner's by the deviation that the schedule says, anew in each step."""
+        """The engine's weights are off the learner's by the deviation that the schedule says, anew in each step."""
         expected = plain.noise_deviation(self._config.noise, step=step, steps=self._config.run.steps)
         sampled = self._trainer.engine.weights()
         pairs = [(double(sampled[name]), double(each)) for name, each in self._learner.full_weights()]
@@ -362,13 +450,13 @@ class SecondLook(Observer):
     def _compare_marks(self, when: str) -> None:
         """Whether weights and moments are what they were when they were last marked."""
         if self._tap.looks and self._marks:
-            with self._results.spent.part("state"):
+            with self._results.spent.phase("state"):
                 self._results.asked["state"] += 1
                 if (what := first_other_mark(marks(self._trainer), self._marks)) is not None:
                     self._results.fail("state", "state-changed", what=what, when=when)
 
     def _check_synced(self) -> None:
-        """The learner's weights are what they were before the sampler got them."""
+        """The learner's weights are what they were before the engine got them."""
         now = {name: double(each) for name, each in self._learner.model.named_parameters()}
         before = self._tap.after.weights if self._tap.after is not None else {}
         if any(not torch.equal(now[name], each) for name, each in before.items()):
@@ -378,7 +466,7 @@ class SecondLook(Observer):
         """A trainer that was restored from a checkpoint is in the state of the one that was saved."""
         if not self._asks("state"):
             return
-        with self._results.spent.part("state"):
+        with self._results.spent.phase("state"):
             name = difference(_numbered(whole_state(self._trainer)), _numbered(whole_state(twin)))
         if name is not None:
             self._results.fail("state", "restore-incomplete", what=name.partition("/")[0])

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from trainer.algorithms.losses import Totals
     from trainer.metrics.progress import Progress
+    from trainer.models.base import ModelOutput
     from trainer.trainer import Trainer
     from trainer.types import Batch
 
@@ -35,6 +36,7 @@ class Update:
     wide: dict[str, Tensor] = field(default_factory=dict)  # that the optimizer moves: its copies of bfloat16 weights
     first: dict[str, Tensor] = field(default_factory=dict)
     second: dict[str, Tensor] = field(default_factory=dict)
+    logprobs: list[tuple[list[int], Tensor]] = field(default_factory=list)  # rows of each pass, and theirs [rows, T]
     gradients: dict[str, Tensor | None] = field(default_factory=dict)  # summed over the ranks, not clipped
     shares: dict[str, Tensor] = field(default_factory=dict)  # the sum of what each pass adds to the gradient
     sizes: dict[str, Tensor] = field(default_factory=dict)  # and of their absolute values
@@ -50,15 +52,16 @@ class Tap:
         self._trainer, self._spent, self._on_update = trainer, spent, on_update
         self.looks = False  # whether tensors are copied
         self.updates: list[Update] = []
-        self.after: Update | None = None  # the state after the last update, before the sampler gets its weights
+        self.after: Update | None = None  # the state after the last update, before the engine gets its weights
         self.critic: Update | None = None  # its state before the step
         self._done = 0  # optimizer steps before this one
         self._hooks: list[Any] = []
+        self._passes: list[list[int]] = []  # of this update, whose log-probabilities are still to come
         self._wrap()
 
     def begin(self, *, looks: bool) -> None:
         """A new step."""
-        self.looks, self.updates, self.after, self.critic = looks, [], None, None
+        self.looks, self.updates, self.after, self.critic, self._passes = looks, [], None, None, []
         self._done = self._trainer.learner.optimizer_steps
         if looks and self._trainer.learner.critic is not None:
             self.critic = self.of_critic()
@@ -72,6 +75,7 @@ class Tap:
         learner, trainer = self._trainer.learner, self._trainer
         mini_batches, micro_batches = learner.split_mini_batches, learner.split_micro_batches
         reduce_metrics, lr, sync_weights = learner.reduce_metrics, learner.lr, trainer.sync_weights
+        token_logprobs = learner.model.token_logprobs
 
         def seen_mini_batches(batch: Batch) -> Iterator[Tensor]:
             self._on_update()
@@ -83,8 +87,15 @@ class Tap:
             passes, totals = micro_batches(batch, rows)
             if self.updates:
                 self.updates[-1].passes = [row for each in passes for row in each.tolist()]
+                self._passes = [each.tolist() for each in passes] if self.looks else []
                 self._follow_gradients(self.updates[-1])
             return passes, totals
+
+        def seen_token_logprobs(batch: Batch, **settings: Any) -> ModelOutput:
+            found = token_logprobs(batch, **settings)
+            if self._passes and (rows := self._passes.pop(0)):
+                self.updates[-1].logprobs.append((rows, double(found.logprobs_BT)))
+            return found
 
         def seen_metrics(shares: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
             metrics = reduce_metrics(shares)
@@ -93,8 +104,8 @@ class Tap:
             if self.updates:
                 if self.looks:
                     seen, state = self.updates[-1], self._snapshot()
-                    state.rows, state.passes, state.shares, state.sizes = (
-                        seen.rows, seen.passes, seen.shares, seen.sizes,
+                    state.rows, state.passes, state.shares, state.sizes, state.logprobs = (
+                        seen.rows, seen.passes, seen.shares, seen.sizes, seen.logprobs,
                     )  # fmt: skip
                     self.updates[-1] = state
                 self.updates[-1].metrics = metrics
@@ -102,7 +113,8 @@ class Tap:
 
         def seen_lr() -> float:
             rate = lr()
-            if self.updates:
+            # After the optimizer's step it is the next one's.
+            if self.updates and learner.optimizer_steps < self._done + len(self.updates):
                 self.updates[-1].lr = rate
             return rate
 
@@ -116,6 +128,7 @@ class Tap:
         tapped: Any = learner
         tapped.split_mini_batches, tapped.split_micro_batches = seen_mini_batches, seen_micro_batches
         tapped.reduce_metrics, tapped.lr = seen_metrics, seen_lr
+        tapped.model.token_logprobs = seen_token_logprobs
         tapped = trainer
         tapped.sync_weights = seen_sync
 
@@ -140,7 +153,7 @@ class Tap:
         ]
 
     def _snapshot(self) -> Update:
-        with self._spent.part("recomputed"):
+        with self._spent.phase("recomputed"):
             learner = self._trainer.learner
             return _state_of(dict(learner.model.named_parameters()), learner.optimizer.adamw)
 
@@ -190,10 +203,10 @@ def whole_state(trainer: Trainer) -> dict[str, Any]:
         "second moments": adamw.second,
         "float32 weights": adamw.master,
         "number of updates": learner.optimizer_steps,
-        "KL coefficient": learner._kl_coef,
+        "KL coefficient": learner.kl_coef,
         "reference policy": {name: local(each) for name, each in reference.items()},
         "critic": {} if critic is None else critic._optimizer.state(),
-        "order of groups": learner._generator.get_state(),
+        "order of groups": learner.generator.get_state(),
         "order of prompts": (prompts.generator.get_state(), prompts._num_taken),
         # Generators in other processes serve both.
         "sampler's random numbers": None if trainer.remote is not None else trainer.engine.random_state(),

@@ -1,7 +1,4 @@
-"""Checks of the interfaces that HCCL, gloo and TensorPipe are configured to use, or would choose by default.
-
-What matters only between nodes is checked if the session's variables name several; it is skipped for a single node.
-"""
+"""Checks of the interfaces that HCCL, gloo and TensorPipe are configured to use, or would choose by default."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import Check, CheckResult, Context, card_check, fail, fix_for, ok, skip, unknown, warn
 from npuenv.core.fact import Evidence
-from npuenv.facts.network.environ import is_loopback
 from npuenv.facts.network.interfaces import number_of, way_to
+from npuenv.facts.network.services import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from tests.trainer.trainer_cases import CPU, TINY, changed
+from tests.trainer.trainer_cases import CPU, END, TINY, changed, group
 from trainer import models
-from trainer.algorithms.advantages import Scores, Settings
+from trainer.algorithms.advantages import Advantages, EstimatorInputs, Settings
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.correction import correction
 from trainer.algorithms.losses import DIVERGENCES, MODES, LossSettings, aggregate, count, divergence, policy_loss
 from trainer.algorithms.optimizer import AdamW, clip_grad_norm, learning_rate
-from trainer.algorithms.packing import pack
+from trainer.algorithms.packing import make_batch
+from trainer.algorithms.update_metrics import token_metrics
 from trainer.config import Config
 from trainer.metrics import plain_decoder
 from trainer.metrics import second_opinion as plain
+from trainer.metrics.step import of_advantages, of_lengths, of_rewards
 from trainer.models import lora
 from trainer.models.decoder import Decoder, Shape
 from trainer.noise import Schedule
@@ -42,11 +46,11 @@ def numbers(*shape: int) -> Tensor:
 ESTIMATED = ("grpo", "rloo", "reinforce", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo", "gae")
 
 
-def answers(sampler_BT: Tensor | None = None, mask: Tensor = MASK) -> plain_decoder.Answers:
+def answers(rollout_BT: Tensor | None = None, mask: Tensor = MASK) -> plain_decoder.Answers:
     tokens = torch.randint(0, 17, (8, 4), generator=RANDOM)
     sequences = [(1, 2, 3, *row[:length]) for row, length in zip(tokens.tolist(), LENGTHS, strict=True)]
-    sampler_BT = numbers(8, 4) if sampler_BT is None else sampler_BT
-    return plain_decoder.Answers(sequences, [3] * 8, tokens, mask, GROUPS, numbers(8), sampler_BT)
+    rollout_BT = numbers(8, 4) if rollout_BT is None else rollout_BT
+    return plain_decoder.Answers(sequences, [3] * 8, tokens, mask, GROUPS, numbers(8), rollout_BT)
 
 
 def algorithm(**values: Any) -> Any:
@@ -62,7 +66,7 @@ def test_advantages(name: str, convention: str, scale_by_std: bool) -> None:
     mask[0, 1] = False  # an observation within the answer
     given, penalty, values = answers(mask=mask), numbers(8, 4).where(mask, 0.0), numbers(8, 4)
     rewards = plain.token_rewards(given, penalty)
-    scores = Scores(torch.tensor(rewards, dtype=torch.float64), mask, torch.tensor(GROUPS), values_BT=values)
+    scores = EstimatorInputs(torch.tensor(rewards, dtype=torch.float64), mask, torch.tensor(GROUPS), values_BT=values)
     settings = Settings(scale_by_std, 0.9, 0.8)
     expected = find(ESTIMATORS, name)(scores, CONVENTIONS[convention], settings=settings).advantages_BT
     found = torch.tensor(plain.advantages(rewards, given, chosen, values_BT=values), dtype=torch.float64)
@@ -89,7 +93,7 @@ def test_the_loss_and_its_gradient(name: str, convention: str, mode: str, weight
     settings, weights = LossSettings(chosen.clip_low, chosen.clip_high, chosen.dual_clip), None
     if weighted != "none":
         weights = correction(
-            old, given.sampler_BT, MASK, style, level=weighted, cap=1.5, floor=0.4, bound="mask"
+            old, given.rollout_BT, MASK, style, level=weighted, cap=1.5, floor=0.4, bound="mask"
         ).weights_BT
     token = policy_loss(
         find(LOSSES, name), leaves[0], old, credit, MASK, settings=settings, convention=style, weights_BT=weights
@@ -106,6 +110,11 @@ def test_the_loss_and_its_gradient(name: str, convention: str, mode: str, weight
     torch.testing.assert_close(parts["entropy"], aggregate(entropy, MASK, "token-mean", totals))
     torch.testing.assert_close(parts["kl"], aggregate(kl, MASK, "token-mean", totals))
     torch.testing.assert_close((found, of_policy), (expected, policy), rtol=1e-9, atol=1e-9)
+    batch: Any = SimpleNamespace(mask_BT=MASK, rollout_logprobs_BT=given.rollout_BT)
+    reported = token_metrics(batch, old, token, None, totals, chosen)
+    for each in parts.keys() & reported.keys():
+        torch.testing.assert_close(parts[each], reported[each], rtol=1e-9, atol=1e-9)
+    assert {"ppo_kl", "rollout_kl", "rollout_kl_direct", "logprob_diff_mean"} <= parts.keys() & reported.keys()
     found.backward()
     expected.backward()
     torch.testing.assert_close(leaves[1].grad, leaves[0].grad, rtol=1e-9, atol=1e-9)
@@ -140,8 +149,8 @@ def test_a_decoder_and_its_gradient(is_qwen3: bool, is_tied: bool) -> None:
         Group(Prompt("", tokens, ""), tuple(Rollout(each, (0.0,) * len(each), Stop.END) for each in rows))
         for tokens, rows in zip(prompts, said, strict=True)
     ]
-    batch = pack(groups, torch.zeros(2, 2, dtype=torch.float64), pad=17)
-    scored = decoder.score(batch, temperature=0.7)
+    batch = make_batch(groups, torch.zeros(2, 2, dtype=torch.float64), pad=17)
+    scored = decoder.token_logprobs(batch, temperature=0.7)
     (scored.logprobs_BT.sum() + scored.entropy_BT.sum()).backward()
 
     weights = {name: each.detach().clone().requires_grad_() for name, each in decoder.named_parameters()}
@@ -230,6 +239,23 @@ def test_mini_batches_have_whole_groups_in_the_order_of_the_seed() -> None:
     assert found == again and len(found) == 4
     assert sorted(found[0] + found[1]) == sorted(found[2] + found[3]) == [0, 1, 2, 3, 4]
     assert all((0 in each) == (1 in each) and (3 in each) == (4 in each) for each in found)
+
+
+def test_a_record_is_counted_again() -> None:
+    groups = [group("12+1", (3, END), (4, 5, 6)), group("7", (1,), (2, END))]
+    groups[0] = replace(groups[0], rollouts=(groups[0].rollouts[0], replace(groups[0].rollouts[1], stop=Stop.LENGTH)))
+    rewards, mask = numbers(2, 2), torch.ones(4, 3, dtype=torch.bool)
+    credit: Any = Advantages(numbers(4, 3), None)
+    batch, logprobs = SimpleNamespace(mask_BT=mask), SimpleNamespace(values_BT=None)
+    expected = {
+        **of_lengths(groups, TINY),
+        **of_rewards(rewards, rewards.reshape(-1)),
+        **of_advantages(batch, logprobs, credit),  # type: ignore[arg-type]
+    }
+    found = plain.counted(groups, rewards.reshape(-1).tolist(), credit.advantages_BT[mask].tolist())
+    assert len(found) == 13 and found["response_length/clip_ratio"] == 0.25
+    assert found == pytest.approx({name: expected[name] for name in found})
+    assert "critic/score/mean" not in plain.counted(groups, [math.nan], [])
 
 
 def test_a_long_answer_has_less_than_the_task_gives() -> None:

@@ -9,20 +9,23 @@ import pytest
 import torch
 
 from tests.trainer.trainer_cases import CPU, TINY, changed, only, run
+from trainer.algorithms.update_metrics import UpdateMetrics
 from trainer.build import build_trainer
+from trainer.episodes import Episode
 from trainer.metrics import second_opinion
-from trainer.metrics.records import NoRecords
+from trainer.metrics import step as metrics_of_step
 from trainer.stages import second_look
 from trainer.stages.questions import QUESTIONS, Results
 from trainer.stages.recompute import _is_rounded, _unsummed
 from trainer.stages.second_look import SecondLook
-from trainer.stages.tap import Update
+from trainer.stages.tap import Tap, Update
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from trainer.trainer import Trainer
+    from trainer.types import Batch, Group, Rollout
 
 
 SMALL = changed(TINY, steps=3, prompts_per_step=4, mini_batches=2, layers=1)
@@ -56,8 +59,8 @@ def test_it_changes_nothing_of_the_run(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def more(trainer: Trainer) -> None:
-    score = trainer.score
-    trainer.score = lambda groups: score(groups) + 0.5  # type: ignore[method-assign]
+    score = trainer.compute_rewards
+    trainer.compute_rewards = lambda groups: score(groups) + 0.5  # type: ignore[method-assign]
 
 
 def reverse(trainer: Trainer) -> None:
@@ -71,8 +74,37 @@ def repeat(trainer: Trainer) -> None:
 
 
 def unmask(trainer: Trainer) -> None:
-    pack = trainer.pack
-    trainer.pack = lambda *given: replace(pack(*given), mask_BT=torch.zeros_like(pack(*given).mask_BT))  # type: ignore[method-assign]
+    make_batch = trainer.make_batch
+
+    def masked(groups: Sequence[Group], rewards_PG: torch.Tensor) -> Batch:
+        batch = make_batch(groups, rewards_PG)
+        return replace(batch, mask_BT=torch.zeros_like(batch.mask_BT))
+
+    trainer.make_batch = masked  # type: ignore[method-assign]
+
+
+def cut(trainer: Trainer) -> None:
+    def short(each: Rollout) -> Rollout:
+        return replace(each, tokens=each.tokens[:-1], logprobs=each.logprobs[:-1]) if len(each.tokens) > 1 else each
+
+    generate = trainer.engine.generate
+    trainer.engine.generate = lambda *given: [tuple(map(short, each)) for each in generate(*given)]  # type: ignore[method-assign]
+
+
+def shift(trainer: Trainer) -> None:
+    """Only in the passes that gradients are taken of."""
+    token_logprobs = trainer.learner.model.token_logprobs
+
+    def shifted(batch: Batch, **settings: Any) -> Any:
+        found = token_logprobs(batch, **settings)
+        return replace(found, logprobs_BT=found.logprobs_BT + 0.01) if torch.is_grad_enabled() else found
+
+    trainer.learner.model.token_logprobs = shifted  # type: ignore[method-assign]
+
+
+def negate(trainer: Trainer) -> None:
+    reduce = trainer.learner.reduce_metrics
+    trainer.learner.reduce_metrics = lambda shares: {**reduce(shares), "ppo_kl": -reduce(shares)["ppo_kl"]}  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(
@@ -82,6 +114,9 @@ def unmask(trainer: Trainer) -> None:
         ("batch", "batch-differs", unmask),
         ("mini-batches", "order-differs", reverse),
         ("samples", "rows-repeat", repeat),
+        ("samples", "answers-cut", cut),
+        ("recomputed", "learner-logprobs-wrong", shift),
+        ("recomputed", "metrics-wrong", negate),
     ],
 )
 def test_what_is_computed_or_drawn_again_shows_what_is_wrong(
@@ -90,6 +125,39 @@ def test_what_is_computed_or_drawn_again_shows_what_is_wrong(
     trainer = build_trainer(SMALL, CPU, seed=0)
     break_it(trainer)
     assert stages(run(tmp_path, SMALL, trainer))[name]["wrong"] == wrong
+
+
+def test_an_answer_is_scored_by_its_own_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known: dict[tuple[int, ...], float] = {}
+    monkeypatch.setattr(
+        "trainer.tasks.rewards._judge",
+        lambda prompt, rollout, task, _: known.setdefault(rollout.tokens, task.reward(prompt, rollout)),
+    )
+    assert stages(run(tmp_path, SMALL))["batch"]["wrong"] == "rewards-wrong"
+
+
+@pytest.mark.slow
+def test_the_mask_is_off_on_what_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append = Episode._append
+    monkeypatch.setattr(Episode, "_append", lambda self, *given, **_: append(self, *given, is_response=True))
+    found = stages(run(tmp_path, changed(SMALL, task="frozen_lake")))
+    assert found["samples"]["wrong"] == "mask-on-observations"
+
+
+def test_a_record_is_held_against_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = metrics_of_step.of_lengths
+    wrong = {"response_length/clip_ratio": -1.0}
+    monkeypatch.setattr(metrics_of_step, "of_lengths", lambda *given: {**lengths(*given), **wrong})
+    found = stages(run(tmp_path, SMALL))["recomputed"]
+    assert (found["wrong"], found["what"]) == ("metrics-wrong", "response_length/clip_ratio")
+
+
+def test_the_rate_in_the_record_is_that_of_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mean = UpdateMetrics.mean
+    monkeypatch.setattr(UpdateMetrics, "mean", lambda *given, **more: replace(mean(*given, **more), lr=0.5))
+    found = stages(run(tmp_path, SMALL))
+    assert (found["recomputed"]["wrong"], found["recomputed"]["what"]) == ("metrics-wrong", "lr")
+    assert found["schedules"]["passed"] is True
 
 
 def test_rewards_that_cannot_be_computed_again_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,8 +213,11 @@ def test_what_explains_comes_before_what_follows() -> None:
     assert results.failed == {"recomputed": {"wrong": "advantages-wrong", "step": 2}}
 
 
-def test_a_model_too_large_to_recompute_is_not_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_too_large_to_recompute_is_neither_recomputed_nor_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(second_look, "_LARGEST", 100)
-    look = SecondLook(build_trainer(SMALL, CPU, seed=0), SMALL, NoRecords())
-    assert "too large" in str(look._results.skipped["recomputed"])
-    assert look._results.skipped["prompts"] is None
+    monkeypatch.delattr(Tap, "_snapshot")
+    found = stages(run(tmp_path, SMALL))
+    assert "too large" in found["recomputed"]["skipped"]
+    assert found["prompts"]["passed"] is found["batch"]["passed"] is found["reference"]["passed"] is True
