@@ -13,7 +13,7 @@ from tests.support.stub_cann.target import find_links, run_uv
 
 _HERE = Path(__file__).parent
 RELEASE = "0.5.0"
-# The first release whose run can be adapted so: later ones generate in a server of vllm or SGLang only.
+# The versions with which that release was seen to train.
 _PACKAGES = (
     "torch==2.13.0+cpu",
     "ray[default]==2.60.0",
