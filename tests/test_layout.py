@@ -60,6 +60,7 @@ FLOWS: dict[str, set[str]] = {
         "placed_runs",
         "planted_code",
         "planted_faults",
+        "real_verl",
         "wrong_arithmetic",
     },
     "trainer/algorithms": {"properties", "step_numbers", "vectors"},
