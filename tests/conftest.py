@@ -99,14 +99,15 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test marked `one_in(n)`, all examples but every n-th are slow."""
+    """Of a test marked `one_in(n)`, all examples but every n-th are slow; of one that is slow itself they are long."""
     seen: Counter[str] = Counter()
     for item in items:
         mark = item.get_closest_marker("one_in")
         if mark is not None:
             name = item.nodeid.partition("[")[0]
             if seen[name] % mark.args[0]:
-                item.add_marker(pytest.mark.slow)
+                is_slow = any(item.iter_markers("slow")) or any(item.iter_markers("registry"))
+                item.add_marker(pytest.mark.long if is_slow else pytest.mark.slow)
             seen[name] += 1
 
 

@@ -28,10 +28,11 @@ from trainer import device as devices
 from trainer import interrupt as interrupts
 from trainer import launch
 from trainer.config import BadSetting, Config, ParsedSettings, describe, doubts, instead, read
+from trainer.device import peak_rss_mib
 from trainer.interrupt import Interrupt
 from trainer.metrics.advice import Advisor
 from trainer.metrics.loggers import Loggers
-from trainer.metrics.progress import Progress, peak_rss_mib
+from trainer.metrics.progress import Progress
 from trainer.metrics.records import SCHEMA, NoRecords, Records
 from trainer.saving import resume
 from trainer.saving.manifest import CorruptCheckpoint
@@ -297,7 +298,7 @@ def _record(order: Command, progress: Progress, interrupt: Interrupt) -> int:
 
 def _run(run: RunContext) -> None:
     config, progress = run.order.config, run.progress
-    with run.interrupt.put_off(), progress.part("import"):
+    with run.interrupt.put_off(), progress.phase("import"):
         import torch
 
         from trainer import distributed
@@ -316,7 +317,7 @@ def _run(run: RunContext) -> None:
 
 def _train(run: RunContext, device: torch.device, world: World) -> None:
     """Learning from rewards."""
-    with run.interrupt.put_off(), run.progress.part("import"):
+    with run.interrupt.put_off(), run.progress.phase("import"):
         from trainer.algorithms.conventions import CONVENTIONS
         from trainer.build import build_trainer
         from trainer.faults import arithmetic
@@ -364,7 +365,7 @@ def _train(run: RunContext, device: torch.device, world: World) -> None:
 
 def _tune(run: RunContext, device: torch.device, world: World) -> None:
     """Supervised fine-tuning."""
-    with run.interrupt.put_off(), run.progress.part("import"):
+    with run.interrupt.put_off(), run.progress.phase("import"):
         from trainer.supervised import sft
     tuning = sft.assemble(run.order.config, device, world)
     parameters = [each for _, each in tuning.learner.model.named_parameters()]

@@ -25,8 +25,8 @@ from trainer.sections import (
     Noise,
     Optim,
     Output,
+    RolloutSettings,
     Run,
-    Sampler,
     TaskSettings,
     is_own,
     limits,
@@ -54,7 +54,7 @@ class Config:
     run: Run = field(default_factory=Run)
     task: TaskSettings = field(default_factory=TaskSettings)
     model: Model = field(default_factory=Model)
-    rollout: Sampler = field(default_factory=Sampler)
+    rollout: RolloutSettings = field(default_factory=RolloutSettings)
     algorithm: Algorithm = field(default_factory=Algorithm)
     optim: Optim = field(default_factory=Optim)
     noise: Noise = field(default_factory=Noise)
@@ -123,7 +123,7 @@ class ParsedSettings:
     translated: Mapping[str, str]  # verl's arguments, each with its equivalent here
     ignored: Mapping[str, str]  # verl's arguments without effect here, each with the reason
     # Settings that were not given and follow from others: verl's defaults if any verl setting was given; the correction
-    # between sampler and learner if one is a step behind the other.
+    # between engine and learner if one is a step behind the other.
     assumed: Mapping[str, str]
     warnings: Sequence[str] = ()  # settings without effect
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -202,6 +203,14 @@ def allocated(device: torch.device) -> int | None:
 def peak_mib(device: torch.device) -> float | None:
     """The peak memory of tensors on the device; None on the CPU, where the process's own peak applies."""
     return None if device.type == "cpu" else int(_module(device).max_memory_allocated()) / (1 << 20)
+
+
+def peak_rss_mib() -> float:
+    """The most memory that this process has held."""
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1024 * 1024 if sys.platform == "darwin" else 1024)
 
 
 def give_back(device: torch.device) -> None:

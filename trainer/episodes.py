@@ -1,7 +1,7 @@
 """Episodes: rollouts of several turns with an environment, sampled or from prepared answers.
 
 An episode's tokens are those that were sampled, with the environment's replies appended as tokens: nothing is decoded
-and encoded again, so that the learner sees exactly the tokens that the sampler's log-probabilities belong to.
+and encoded again, so that the learner sees exactly the tokens that the engine's log-probabilities belong to.
 """
 
 from __future__ import annotations

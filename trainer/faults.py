@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from trainer.tasks.base import Task
     from trainer.types import Batch, Group, Prompt, Rollout
 
-    Score = Callable[[Sequence[Group]], Tensor]
-    Pack = Callable[[Sequence[Group], Tensor], Batch]
+    ComputeRewards = Callable[[Sequence[Group]], Tensor]
+    MakeBatch = Callable[[Sequence[Group], Tensor], Batch]
     Save = Callable[[State, Path], Saved]
     Sync = Callable[[int], None]  # the step after which weights are synced
 
@@ -55,9 +55,9 @@ def install(trainer: Any) -> None:
     fault, learner, rank = trainer.config.run.fault, trainer.learner, trainer.world.rank
     wrap: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
         "lr-zero": (learner, "lr", lambda lr: lambda: 0.0),
-        "shuffled-reward": (trainer, "score", partial(shuffled, seed=trainer.config.run.seed)),
-        "mask-off-by-one": (trainer, "pack", off_by_one),
-        "zero-advantage": (trainer, "pack", unrewarded),
+        "shuffled-reward": (trainer, "compute_rewards", partial(shuffled, seed=trainer.config.run.seed)),
+        "mask-off-by-one": (trainer, "make_batch", off_by_one),
+        "zero-advantage": (trainer, "make_batch", unrewarded),
         "stale-sampler": (trainer, "sync_weights", once),
         "stale-weights": (trainer, "sync_weights", once),
         "rank-dies": (trainer, "sync_weights", partial(deadly, rank=rank)),
@@ -181,37 +181,37 @@ class TokenizerWithoutEnd:
         return getattr(self._tokenizer, name)
 
 
-def shuffled(score: Score, seed: int) -> Score:
+def shuffled(compute_rewards: ComputeRewards, seed: int) -> ComputeRewards:
     """Gives the rewards of a step to its rollouts in another order: the same rewards, earned by others.
 
     The order is the same in each step, so that it has no state that a checkpoint would have to hold.
     """
 
-    def score_shuffled(groups: Sequence[Group]) -> Tensor:
-        rewards_PG = score(groups)
+    def compute_shuffled(groups: Sequence[Group]) -> Tensor:
+        rewards_PG = compute_rewards(groups)
         order = torch.randperm(rewards_PG.numel(), generator=torch.Generator().manual_seed(seed))
         return rewards_PG.reshape(-1)[order.to(rewards_PG.device)].reshape(rewards_PG.shape)
 
-    return score_shuffled
+    return compute_shuffled
 
 
-def off_by_one(pack: Pack) -> Pack:
+def off_by_one(make_batch: MakeBatch) -> MakeBatch:
     """Moves the mask one token to the right: the answer's first token is left out."""
 
-    def pack_off_by_one(groups: Sequence[Group], rewards_PG: Tensor) -> Batch:
-        batch = pack(groups, rewards_PG)
+    def make_batch_off_by_one(groups: Sequence[Group], rewards_PG: Tensor) -> Batch:
+        batch = make_batch(groups, rewards_PG)
         return replace(batch, mask_BT=batch.mask_BT.roll(1, dims=1))
 
-    return pack_off_by_one
+    return make_batch_off_by_one
 
 
-def unrewarded(pack: Pack) -> Pack:
+def unrewarded(make_batch: MakeBatch) -> MakeBatch:
     """Loses the rewards on the way to the learner: every advantage becomes 0."""
 
-    def pack_unrewarded(groups: Sequence[Group], rewards_PG: Tensor) -> Batch:
-        return pack(groups, torch.zeros_like(rewards_PG))
+    def make_unrewarded_batch(groups: Sequence[Group], rewards_PG: Tensor) -> Batch:
+        return make_batch(groups, torch.zeros_like(rewards_PG))
 
-    return pack_unrewarded
+    return make_unrewarded_batch
 
 
 def once(sync_weights: Sync) -> Sync:

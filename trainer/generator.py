@@ -143,7 +143,7 @@ def start(order: EngineSpec, device: torch.device) -> Server:
     from trainer.engines import factory, reference
 
     config = order.config
-    engine = factory.build_local_engine(config, order.task(), device, seed=order.seed, sampling_seed=order.seed)
+    engine = factory.build_local_engine(order, device, sampling_seed=order.seed)
     if config.reference_at != "generators":
         return Server(engine)
     return Server(engine, reference.start(config, order.tokenizer.vocabulary_size, device, seed=order.seed))

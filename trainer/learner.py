@@ -1,4 +1,4 @@
-"""The trained policy: recomputes log-probabilities, takes optimizer steps, provides its weights and its state.
+"""The trained policy: recomputes log-probabilities, takes optimizer steps, provides its weights.
 
 A batch is cut into mini batches of complete groups (one optimizer step each) and those into micro batches of rows (one
 forward pass each). Sums are divided by counts of the complete mini batch, so the gradient does not depend on the second
@@ -9,25 +9,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from trainer.algorithms.advantages import Advantages, Scores, Settings
+from trainer.algorithms.advantages import Advantages, EstimatorInputs, Settings
 from trainer.algorithms.conventions import CONVENTIONS
-from trainer.algorithms.correction import Correction, correction, learns, rejection_mask
-from trainer.algorithms.estimators import whitened_and_clipped
+from trainer.algorithms.correction import importance_weights, learns, rejection_mask
+from trainer.algorithms.estimators import next_kl_coef, whitened_and_clipped
 from trainer.algorithms.losses import (
     LossSettings,
     Totals,
-    adapted_kl_coef,
     aggregate,
     count,
     divergence,
     policy_loss,
 )
-from trainer.algorithms.optimizer import Optimizer, copy_into, learning_rate
+from trainer.algorithms.optimizer import Optimizer, learning_rate
 from trainer.algorithms.packing import select
 from trainer.algorithms.rejection import Rejection
 from trainer.algorithms.update_metrics import MAXIMA, token_metrics
@@ -116,8 +115,8 @@ class Learner:
         self._estimator = load("estimator", estimator) if is_own(estimator) else find(ESTIMATORS, estimator)
         self._policy_loss = load("loss", loss) if is_own(loss) else find(LOSSES, loss)
         self._rejections = Rejection.of(algorithm.rejection, algorithm.rejection_threshold)
-        self._kl_coef = algorithm.kl_coef  # changes if the controller is adaptive
-        self._generator = torch.Generator().manual_seed(seed)
+        self.kl_coef = algorithm.kl_coef  # changes if the controller is adaptive
+        self.generator = torch.Generator().manual_seed(seed)
 
     @property
     def grad_clip(self) -> float:
@@ -172,7 +171,7 @@ class Learner:
         """
         algorithm = self._config.algorithm
         if reference_BT is not None:
-            reference_BT = reference_BT.to(batch.sampler_logprobs_BT)
+            reference_BT = reference_BT.to(batch.rollout_logprobs_BT)
         elif self.reference is not None:
             reference_BT = self._logprobs(self.reference, batch)
         elif self._config.reference_at == "generators":
@@ -189,27 +188,32 @@ class Learner:
         )
 
     def reject(self, batch: Batch, logprobs: ForwardOutputs) -> Batch:
-        """The batch without the tokens on which learner and sampler are too far apart; their rewards count."""
+        """The batch without the tokens on which learner and engine are too far apart; their rewards count."""
         if not self._rejections or logprobs.old_BT is None:
             return batch
         mask_BT = rejection_mask(
-            logprobs.old_BT, batch.sampler_logprobs_BT, batch.mask_BT, self._convention, self._rejections
+            logprobs.old_BT, batch.rollout_logprobs_BT, batch.mask_BT, self._convention, self._rejections
         )
         return replace(batch, mask_BT=mask_BT)
 
     @torch.no_grad()
     def compute_advantages(self, batch: Batch, logprobs: ForwardOutputs) -> StepAdvantages:
         """Advantages of every token, from the rewards and the outputs of a critic or the reference."""
-        algorithm, coef, rewards_B = self._config.algorithm, self._kl_coef, batch.rewards_B
+        algorithm, coef, rewards_B = self._config.algorithm, self.kl_coef, batch.rewards_B
+        add = self._world.all_reduce_sum
         # An episode may end with an observation: the reward is on the last token of the model.
         places_T = torch.arange(batch.mask_BT.shape[1], device=batch.mask_BT.device)
         last_B1 = torch.where(batch.mask_BT, places_T, 0).amax(dim=1, keepdim=True)
-        token_rewards_BT = torch.zeros_like(batch.sampler_logprobs_BT).scatter(1, last_B1, rewards_B.unsqueeze(1))
+        token_rewards_BT = torch.zeros_like(batch.rollout_logprobs_BT).scatter(1, last_B1, rewards_B.unsqueeze(1))
         if algorithm.kl_in == "reward" and logprobs.old_BT is not None and logprobs.reference_BT is not None:
-            token_rewards_BT = self._less_kl(token_rewards_BT, batch, logprobs.old_BT, logprobs.reference_BT)
+            kl_BT = divergence(
+                algorithm.kl, logprobs.old_BT, logprobs.reference_BT, self._convention, mask_BT=batch.mask_BT
+            )
+            token_rewards_BT = token_rewards_BT - coef * kl_BT
             rewards_B = token_rewards_BT.sum(dim=1)
-        add = self._world.all_reduce_sum
-        scores = Scores(
+            if algorithm.kl_controller == "adaptive":
+                self.kl_coef = next_kl_coef(algorithm, coef, kl_BT, batch.mask_BT, add=add)
+        inputs = EstimatorInputs(
             token_rewards_BT,
             batch.mask_BT,
             batch.prompt_of_B,
@@ -227,7 +231,7 @@ class Learner:
             scale_by_batch=algorithm.scale_by_batch,
             part_weights=self._config.task.part_weights,
         )
-        result = self._estimator(scores, self._convention, settings=settings)
+        result = self._estimator(inputs, self._convention, settings=settings)
         if algorithm.whiten_advantages or algorithm.advantage_clip:
             result = whitened_and_clipped(
                 result,
@@ -239,20 +243,6 @@ class Learner:
             )
         return StepAdvantages(result.advantages_BT, result.returns_BT, rewards_B, coef)
 
-    def _less_kl(self, token_rewards_BT: Tensor, batch: Batch, old_BT: Tensor, reference_BT: Tensor) -> Tensor:
-        """The rewards less the divergence from the reference, whose coefficient follows it if it is adaptive."""
-        algorithm, coef, mask_BT = self._config.algorithm, self._kl_coef, batch.mask_BT
-        kl_BT = divergence(algorithm.kl, old_BT, reference_BT, self._convention, mask_BT=mask_BT)
-        token_rewards_BT = token_rewards_BT - coef * kl_BT
-        num_rows = mask_BT.new_tensor(len(batch.tokens_BT), dtype=torch.float64)
-        sums = torch.stack([kl_BT.sum().double(), mask_BT.sum().double(), num_rows])
-        kl, num_tokens, num_rows_of_ranks = self._world.all_reduce_sum(sums).tolist()
-        if algorithm.kl_controller == "adaptive":
-            target, horizon = algorithm.kl_target, algorithm.kl_horizon
-            mean, rows = kl / max(num_tokens, 1.0), round(num_rows_of_ranks)
-            self._kl_coef = adapted_kl_coef(coef, mean, rows, target=target, horizon=horizon)
-        return token_rewards_BT
-
     def update_critic(self, batch: Batch, logprobs: ForwardOutputs, advantages: Advantages) -> float:
         """Takes the critic's optimizer steps; its loss, 0 without a critic."""
         if self.critic is None or logprobs.values_BT is None or advantages.returns_BT is None:
@@ -263,12 +253,14 @@ class Learner:
         """Log-probabilities [B, T] of a complete batch, micro batch by micro batch; or the sums of squares."""
         temperature, size = self._config.rollout.temperature, self._config.optim.micro_batch_rows
 
-        def of(part: Batch) -> Tensor:
-            scored = model.score(part, temperature=temperature, with_entropy=False, with_sum_pi_squared=of_squares)
-            found = scored.logprobs_BT if scored.sum_pi_squared_BT is None else scored.sum_pi_squared_BT
+        def of(micro_batch: Batch) -> Tensor:
+            output = model.token_logprobs(
+                micro_batch, temperature=temperature, with_entropy=False, with_sum_pi_squared=of_squares
+            )
+            found = output.logprobs_BT if output.sum_pi_squared_BT is None else output.sum_pi_squared_BT
             return found.to(logprobs_BT.dtype)
 
-        logprobs_BT = torch.zeros_like(batch.sampler_logprobs_BT)
+        logprobs_BT = torch.zeros_like(batch.rollout_logprobs_BT)
         if not size or (size >= len(logprobs_BT) and not self.is_sharded):
             return of(batch)
         all_rows = torch.arange(len(logprobs_BT), device=logprobs_BT.device)
@@ -277,8 +269,8 @@ class Learner:
             num_passes = int(self._world.all_reduce_max(all_rows.new_tensor(len(micro_batches))))
             micro_batches += [all_rows[:1]] * (num_passes - len(micro_batches))
         for rows in micro_batches:
-            part = select(batch, rows)
-            logprobs_BT[rows, : part.tokens_BT.shape[1]] = of(part)
+            micro_batch = select(batch, rows)
+            logprobs_BT[rows, : micro_batch.tokens_BT.shape[1]] = of(micro_batch)
         return logprobs_BT
 
     def split_mini_batches(self, batch: Batch) -> Iterator[Tensor]:
@@ -290,7 +282,7 @@ class Learner:
         num_groups, usual = len(batch.prompts_PS), self._config.rollout.prompts_per_step // self._world.size
         prompt_of_B = batch.prompt_of_B.cpu()
         for _ in range(self._config.optim.ppo_epochs):
-            order_P = torch.randperm(max(num_groups, usual), generator=self._generator)
+            order_P = torch.randperm(max(num_groups, usual), generator=self.generator)
             order_P = order_P[order_P < num_groups]
             for prompts in order_P.tensor_split(self._config.optim.mini_batches):
                 yield torch.isin(prompt_of_B, prompts).nonzero().squeeze(1).to(batch.prompt_of_B.device)
@@ -323,17 +315,17 @@ class Learner:
         """
         algorithm, is_idle = self._config.algorithm, not len(rows)
         rows = torch.zeros(1, dtype=torch.int64, device=batch.tokens_BT.device) if is_idle else rows
-        part = select(batch, rows)
+        micro_batch = select(batch, rows)
         if is_idle:
-            part = replace(part, mask_BT=torch.zeros_like(part.mask_BT))
-        mask_BT, width = part.mask_BT, part.tokens_BT.shape[1]
+            micro_batch = replace(micro_batch, mask_BT=torch.zeros_like(micro_batch.mask_BT))
+        mask_BT, width = micro_batch.mask_BT, micro_batch.tokens_BT.shape[1]
         logprobs, advantages_BT = logprobs.take(rows, width), advantages.advantages_BT[rows, :width]
-        scored = self.model.score(part, temperature=self._config.rollout.temperature)
-        old_BT = scored.logprobs_BT.detach() if logprobs.old_BT is None else logprobs.old_BT
-        corrected = self._correct(part, old_BT)
+        output = self.model.token_logprobs(micro_batch, temperature=self._config.rollout.temperature)
+        old_BT = output.logprobs_BT.detach() if logprobs.old_BT is None else logprobs.old_BT
+        corrected = importance_weights(algorithm, old_BT, micro_batch, self._convention)
         policy = policy_loss(
             self._policy_loss,
-            scored.logprobs_BT,
+            output.logprobs_BT,
             old_BT,
             advantages_BT,
             mask_BT,
@@ -345,23 +337,23 @@ class Learner:
         if algorithm.off_policy_mask or algorithm.entropy_share < 1:
             learns_BT = learns(
                 algorithm,
-                scored.logprobs_BT,
-                scored.entropy_BT,
-                part.sampler_logprobs_BT,
+                output.logprobs_BT,
+                output.entropy_BT,
+                micro_batch.rollout_logprobs_BT,
                 advantages_BT,
                 mask_BT,
             )
         losses_BT = torch.where(learns_BT, policy.losses_BT, 0.0)
         policy_share = aggregate(losses_BT, mask_BT, self._policy_mode, totals)
-        entropy = aggregate(scored.entropy_BT, mask_BT, "token-mean", totals)
+        entropy = aggregate(output.entropy_BT, mask_BT, "token-mean", totals)
         mode = algorithm.aggregation if self._convention.aggregates_entropy else "token-mean"
-        bonus = entropy if mode == "token-mean" else aggregate(scored.entropy_BT, mask_BT, mode, totals)
+        bonus = entropy if mode == "token-mean" else aggregate(output.entropy_BT, mask_BT, mode, totals)
         loss = policy_share - algorithm.entropy_coef * bonus
         kl = torch.zeros_like(loss)
         if logprobs.reference_BT is not None:
             kl_BT = divergence(
                 algorithm.kl,
-                scored.logprobs_BT,
+                output.logprobs_BT,
                 logprobs.reference_BT,
                 self._convention,
                 mask_BT=mask_BT,
@@ -371,10 +363,10 @@ class Learner:
             if algorithm.kl_in == "loss":
                 is_same = algorithm.aggregation == "token-mean"
                 penalty = kl if is_same else aggregate(kl_BT, mask_BT, algorithm.aggregation, totals)
-                loss = loss + self._kl_coef * penalty
+                loss = loss + self.kl_coef * penalty
         parts = {"loss": loss, "policy_loss": policy_share, "kl": kl, "entropy": entropy}
         metrics = {name: each.detach() for name, each in parts.items()}
-        return loss, {**metrics, **token_metrics(part, old_BT, policy, corrected, totals, algorithm)}
+        return loss, {**metrics, **token_metrics(micro_batch, old_BT, policy, corrected, totals, algorithm)}
 
     def reduce_gradients(self) -> None:
         """Sums the gradients over the ranks: each loss is divided by the totals of all of them."""
@@ -387,21 +379,6 @@ class Learner:
         sums, maxima = torch.stack((sums, maxima)).tolist()  # one transfer from the device for all numbers
         return {name: (maxima if name in MAXIMA else sums)[index] for index, name in enumerate(shares[0])}
 
-    def _correct(self, part: Batch, old_BT: Tensor) -> Correction | None:
-        algorithm = self._config.algorithm
-        if algorithm.correction == "none":
-            return None
-        return correction(
-            old_BT,
-            part.sampler_logprobs_BT,
-            part.mask_BT,
-            self._convention,
-            level=algorithm.correction,
-            cap=algorithm.correction_cap,
-            floor=algorithm.correction_floor,
-            bound=algorithm.correction_bound,
-        )
-
     @torch.no_grad()
     def set_reference(self) -> None:
         """The reference policy, if it is here, becomes the present one."""
@@ -410,39 +387,3 @@ class Learner:
             weights = dict(self.full_weights() if self._config.model.lora_rank else self.model.named_parameters())
             for name, own in self.reference.named_parameters():
                 put(own, weights[name])
-
-    @torch.no_grad()
-    def set_master(self) -> None:
-        """The optimizer's float32 copy of the weights becomes the present ones: another optimizer has moved them."""
-        policy = dict(self.model.named_parameters())
-        for name, wide in self.optimizer.adamw.master.items():
-            put(wide, policy[name])
-
-    def state(self) -> dict[str, Any]:
-        """All that the next update depends on, by reference."""
-        state: dict[str, Any] = {
-            "policy": {name: parameter.detach() for name, parameter in self.model.named_parameters()},
-            **self.optimizer.moments(),
-            "kl_coef": self._kl_coef,
-            "groups_random": self._generator.get_state(),
-        }
-        if self.reference is not None:
-            state["reference"] = {name: each.detach() for name, each in self.reference.named_parameters()}
-        if self.critic is not None:
-            state["critic"] = self.critic.state()
-        return state
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continues from a state that `state` gave; copies the values."""
-        own = self.state()
-        for part in ("policy", "reference"):
-            if part not in state and part == "reference":
-                continue  # it was elsewhere, and had what this one has been made with
-            # The float32 copy of a complete bfloat16 model is the weight itself of a sharded one.
-            wide = state.get("master", {}) if part == "policy" and self.is_sharded else {}
-            copy_into(own.get(part, {}), {**state.get(part, {}), **wide})
-        self.optimizer.restore_moments(state)
-        self._kl_coef = state["kl_coef"]
-        self._generator.set_state(state["groups_random"].cpu())
-        if self.critic is not None:
-            self.critic.restore(state["critic"])

@@ -1,4 +1,4 @@
-"""GRPO on one page: draw, generate, score, filter, pack, log-probabilities, advantages, update, weight sync.
+"""GRPO on one page: prompts, generate, rewards, filter, batch, log-probabilities, advantages, update, weight sync.
 
 `train` is the run and `train_step` one step of it. Observers follow the steps: they check, record, validate and save,
 and the loop knows none of that. Variation hides behind the calls: `trainer.trainer` for what concerns rollouts,
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from trainer.algorithms.update_metrics import UpdateMetrics
 from trainer.interrupt import Interrupt, Interrupted
 from trainer.observer import StepResult
-from trainer.rollouts import ScoredGroups
+from trainer.rollouts import RewardedGroups
 from trainer.run_state import set_reference
 from trainer.tasks.rewards import RewardBroken
 
@@ -54,17 +54,17 @@ def train_step(trainer: Trainer, step: int) -> StepResult:
     rollouts = next_rollouts(trainer)
     staleness = learner.global_step - rollouts.step
     trainer.engine.sleep()
-    # verl's name; here also packing, the learner's reference, the critic's values and rejection
-    with progress.part("old_log_prob"):
-        batch = trainer.pack(rollouts.groups, rollouts.rewards_PG)
+    # verl's name for it; here also the batch, the learner's reference, the critic's values and rejection
+    with progress.phase("old_log_prob"):
+        batch = trainer.make_batch(rollouts.groups, rollouts.rewards_PG)
         logprobs = learner.compute_logprobs(batch, rollouts.reference_BT)
         batch = learner.reject(batch, logprobs)
-    with progress.part("adv"):
+    with progress.phase("adv"):
         advantages = learner.compute_advantages(batch, logprobs)
-    with progress.part("update_actor"):
+    with progress.phase("update_actor"):
         update = update_policy(learner, batch, logprobs, advantages)
     finish_prefetch(trainer)
-    with progress.part("update_weights"):
+    with progress.phase("update_weights"):
         trainer.engine.wake()
         trainer.sync_weights(step)
         if trainer.needs_new_reference(step):
@@ -76,7 +76,7 @@ def train_step(trainer: Trainer, step: int) -> StepResult:
         logprobs=logprobs,
         advantages=advantages,
         update=update,
-        num_drawn=rollouts.num_drawn,
+        num_generated=rollouts.num_generated,
         stats=trainer.generator_stats(),
         reward_errors=trainer.count_reward_errors(since=num_errors),
         staleness=staleness,
@@ -96,7 +96,7 @@ def next_rollouts(trainer: Trainer) -> RolloutBatch:
     if rollouts.reference_BT is None and (reference_BT := trainer.reference_logprobs(rollouts.groups)) is not None:
         rollouts = replace(rollouts, reference_BT=reference_BT)
     if prefetch is not None and trainer.learner.global_step + 1 < trainer.config.run.steps:
-        prompts = trainer.draw()
+        prompts = trainer.next_prompts()
         prefetch.start(lambda progress: trainer.generate(prompts, progress))
     return rollouts
 
@@ -117,36 +117,37 @@ def make_rollouts(trainer: Trainer, generated: GeneratedGroups | None = None) ->
     A collective. Raises RewardBroken, on all ranks, if a reward of any of them ends the run; the next call then samples
     the same prompts again.
     """
-    before, scored, error = trainer.sampling_state(), ScoredGroups(), None
+    before, rewarded, error = trainer.sampling_state(), RewardedGroups(), None
     try:
-        scored = score_groups(trainer, generated)
+        rewarded = sample_groups(trainer, generated)
     except RewardBroken as broken:
         error = broken
-    return trainer.agree_on_rollouts(scored, error, before)
+    return trainer.agree_on_rollouts(rewarded, error, before)
 
 
-def score_groups(trainer: Trainer, generated: GeneratedGroups | None = None) -> ScoredGroups:
-    """This rank's groups: prompts are sampled, answers generated, scored and filtered.
+def sample_groups(trainer: Trainer, generated: GeneratedGroups | None = None) -> RewardedGroups:
+    """This rank's groups: prompts are sampled, answers generated, rewarded and filtered.
 
     With dynamic sampling (DAPO) groups without a signal are dropped and others sampled, up to `max_generations`
     batches. The groups found until then are used: if none has a signal, the last batch as it is. Raises RewardBroken.
     """
     algorithm, num_prompts = trainer.config.algorithm, trainer.num_prompts
-    useful = ScoredGroups()
-    for num_draws in range(1, (algorithm.max_generations if algorithm.dynamic_sampling else 1) + 1):
-        generated = generated if generated is not None and num_draws == 1 else trainer.generate(trainer.draw())
-        with trainer.progress.part("reward"):
-            rewards_PG = trainer.score(generated.groups)
-            groups = trainer.with_parts(generated.groups)
-        scored = ScoredGroups(groups, rewards_PG, num_draws, generated.reference_BT)
-        useful = useful.extended(scored.where(trainer.is_useful(rewards_PG)))
+    useful = RewardedGroups()
+    for num_batches in range(1, (algorithm.max_generations if algorithm.dynamic_sampling else 1) + 1):
+        if generated is None or num_batches > 1:
+            generated = trainer.generate(trainer.next_prompts())
+        with trainer.progress.phase("reward"):
+            rewards_PG = trainer.compute_rewards(generated.groups)
+            groups = trainer.with_reward_parts(generated.groups)
+        rewarded = RewardedGroups(groups, rewards_PG, num_batches, generated.reference_BT)
+        useful = useful.extended(rewarded.where(trainer.is_useful(rewards_PG)))
         if len(useful.groups) >= num_prompts:
             break
-    useful = useful.first(num_prompts) if useful.groups else scored.where(trainer.has_rewards(rewards_PG))
+    useful = useful.first(num_prompts) if useful.groups else rewarded.where(trainer.has_rewards(rewards_PG))
     if not useful.groups:
         raise RewardBroken(f"no group of the step has all its rewards: {trainer.reward_errors[-1]}")
-    if len(useful.groups) == len(scored.groups) and not algorithm.dynamic_sampling:
-        return scored
+    if len(useful.groups) == len(rewarded.groups) and not algorithm.dynamic_sampling:
+        return rewarded
     return useful
 
 

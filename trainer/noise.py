@@ -1,4 +1,4 @@
-"""Adaptive noise on the weights that the sampler draws with (AQN), never on those that are trained.
+"""Adaptive noise on the weights that the engine draws with (AQN), never on those that are trained.
 
 `Injection.apply` gives a mapping for `Engine.load_weights`. Validation loads the learner's own weights instead, bit for
 bit the same as before.
@@ -83,7 +83,7 @@ class Injection:
         return self.schedule.sigma(step, self.total)
 
     def apply(self, weights: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
-        """The weights for the sampler after `step` steps; see `noisy`."""
+        """The weights for the engine after `step` steps; see `noisy`."""
         return noisy(weights, self.names, self.sigma(step), seed=self.seed, step=step)
 
     def apply_each(self, weights: Iterable[tuple[str, Tensor]], step: int) -> Iterator[tuple[str, Tensor]]:

@@ -24,7 +24,7 @@ class StepResult:
     logprobs: ForwardOutputs
     advantages: StepAdvantages
     update: UpdateMetrics
-    num_drawn: int  # groups generated; more than `groups` where some had no signal and others were drawn
+    num_generated: int  # groups generated; more than `groups` where some had no signal and others were drawn
     stats: GeneratorStats | None = None  # of generators in other processes; None: there are none
     reward_errors: int | None = None  # answers whose reward could not be had; None: one of them ends the run
     staleness: int = 0  # steps that the weights which drew the answers were behind those that learnt from them

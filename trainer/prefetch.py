@@ -63,7 +63,7 @@ class Prefetch:
         """
         if self._thread is None:
             return None
-        with progress.part("gen_wait"):
+        with progress.phase("gen_wait"):
             self._thread.join()
         self._thread = None
         for name, seconds in self._progress.seconds.items():

@@ -1,4 +1,4 @@
-"""Rollouts, from prompts to scored groups: which prompts a step has, their answers, the answers' rewards."""
+"""Rollouts, from prompts to groups with rewards: which prompts a step has, their answers, the answers' rewards."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainer.algorithms.dapo import overlong_penalty
 from trainer.episodes import collect_episodes
-from trainer.tasks.rewards import score_rewards
+from trainer.tasks.rewards import group_rewards
 from trainer.types import Group, Prompt
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from trainer.algorithms.conventions import Convention
     from trainer.config import Config
     from trainer.engines.base import Engine, Sampling
     from trainer.tasks.base import Task
@@ -24,46 +24,46 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedGroups:
-    """Rollouts before they are scored."""
+    """Rollouts without rewards yet."""
 
     groups: list[Group]
     reference_BT: Tensor | None = None  # as in `RolloutBatch`
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredGroups:
+class RewardedGroups:
     """One rank's groups of a step with their rewards, and how many batches were drawn for them."""
 
     groups: list[Group] = field(default_factory=list)
     rewards_PG: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
-    num_draws: int = 0
+    num_batches: int = 0
     reference_BT: Tensor | None = None  # as in `RolloutBatch`
     is_partial: bool = False  # not the groups that the reference has evaluated
 
-    def where(self, is_useful_P: Tensor) -> ScoredGroups:
+    def where(self, is_useful_P: Tensor) -> RewardedGroups:
         """Some of the groups."""
         groups = [group for group, is_useful in zip(self.groups, is_useful_P.tolist(), strict=True) if is_useful]
-        return ScoredGroups(groups, self.rewards_PG[is_useful_P], self.num_draws, is_partial=True)
+        return RewardedGroups(groups, self.rewards_PG[is_useful_P], self.num_batches, is_partial=True)
 
-    def extended(self, others: ScoredGroups) -> ScoredGroups:
+    def extended(self, others: RewardedGroups) -> RewardedGroups:
         """These groups and others, that were drawn later."""
         if not self.groups:
             return others
         rewards_PG = torch.cat((self.rewards_PG, others.rewards_PG))
-        return ScoredGroups(self.groups + others.groups, rewards_PG, others.num_draws, is_partial=True)
+        return RewardedGroups(self.groups + others.groups, rewards_PG, others.num_batches, is_partial=True)
 
-    def first(self, count: int) -> ScoredGroups:
+    def first(self, count: int) -> RewardedGroups:
         """At most so many of the groups."""
         return replace(self, groups=self.groups[:count], rewards_PG=self.rewards_PG[:count])
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutBatch:
-    """The rollouts of one step, scored and filtered."""
+    """The rollouts of one step, with rewards, filtered."""
 
     groups: list[Group]
     rewards_PG: Tensor
-    num_drawn: int  # groups generated for them
+    num_generated: int  # groups generated for them
     step: int  # after which the engine got the weights that they were drawn with
     # What a reference policy in the generators says of them, on the CPU, rows and tokens as they are packed; None: the
     # learner has the reference, or nobody.
@@ -84,10 +84,10 @@ class PromptSampler:
         self._before: Tensor = generator.get_state()  # the random numbers that this epoch's order was made from
         self._num_taken = 0
 
-    def draw(self) -> list[Prompt]:
+    def next_prompts(self) -> list[Prompt]:
         """Those of the next step, of all ranks."""
         if not self._by_epoch:
-            return draw(self._prompts, self._count, self.generator)
+            return sample_prompts(self._prompts, self._count, self.generator)
         if len(self._order) - self._num_taken < self._count:
             self._begin()
         first, self._num_taken = self._num_taken, self._num_taken + self._count
@@ -111,7 +111,7 @@ class PromptSampler:
         self._order = torch.randperm(len(self._prompts), generator=self.generator).tolist()
 
 
-def draw(prompts: Sequence[Prompt], count: int, generator: torch.Generator) -> list[Prompt]:
+def sample_prompts(prompts: Sequence[Prompt], count: int, generator: torch.Generator) -> list[Prompt]:
     """Prompts at random; none twice before each was drawn once."""
     order: list[int] = []
     while len(order) < count:
@@ -130,7 +130,7 @@ def collect(engine: Engine, prompts: Sequence[Prompt], task: Task, sampling: Sam
     return [Group(prompt, rollouts) for prompt, rollouts in zip(prompts, answers, strict=True)]
 
 
-def score(
+def compute_rewards(
     groups: Sequence[Group], *, task: Task, config: Config, device: torch.device, errors: list[str] | None = None
 ) -> Tensor:
     """Rewards [P, G]: the environment's, else the task's; less the penalty for answers near the length limit.
@@ -142,7 +142,7 @@ def score(
         errors = None
     elif errors is None:
         errors = []
-    rewards = score_rewards(groups, task, limit_s=reward_limit_s(config), errors=errors)
+    rewards = group_rewards(groups, task, limit_s=reward_limit_s(config), errors=errors)
     dtype = torch.promote_types(getattr(torch, config.run.dtype), torch.float32)
     rewards_PG = torch.tensor(rewards, dtype=dtype, device=device)
     if on_error == "zero":
@@ -159,32 +159,3 @@ def reward_limit_s(config: Config) -> float | None:
     """Seconds for all rewards of a step; None if each answer is scored in a process with its own limit."""
     task = config.task
     return None if task.reward_function or task.task in ("code", "math") else task.reward_timeout_s
-
-
-def overlong_penalty(lengths_B: Tensor, *, limit: int, buffer: int, factor: float) -> Tensor:
-    """The penalty added to each answer's reward: 0 up to limit - buffer tokens, then falling to -factor at the limit.
-
-    Shapes: lengths_B, tokens per answer -> [B], float32. A buffer of 0 costs nothing at any length.
-    Source: verl DAPO reward manager, min(-(length - (limit - buffer)) / buffer * factor, 0).
-    Example: limit 10, buffer 4, factor 1: lengths 6, 7, 10 -> 0, -0.25, -1
-    """
-    over_B = (lengths_B - (limit - buffer)).float()
-    if buffer <= 0:
-        return over_B * 0
-    return (-over_B / buffer * factor).clamp(max=0.0)
-
-
-def has_signal(rewards_PG: Tensor, convention: Convention) -> Tensor:
-    """Whether a group has a signal, [P] bool: its rewards are not all equal.
-
-    A group of one has a signal if the convention keeps its bare reward. A group with a NaN has one only if the
-    convention leaves NaN out and the rest differs.
-    """
-    if rewards_PG.shape[1] == 1:
-        alone_P = ~rewards_PG[:, 0].isnan()
-        return alone_P if convention.group_of_one == "reward" else alone_P & False
-    if not convention.skips_nan_rewards:
-        return rewards_PG.amax(dim=1) > rewards_PG.amin(dim=1)
-    missing_PG = rewards_PG.isnan()
-    highest_P = rewards_PG.masked_fill(missing_PG, -float("inf")).amax(dim=1)
-    return highest_P > rewards_PG.masked_fill(missing_PG, float("inf")).amin(dim=1)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainer.algorithms.optimizer import copy_into
 from trainer.config import BadSetting
 from trainer.rollouts import RolloutBatch
 from trainer.saving.checkpoint import STORED, flatten
@@ -44,7 +45,7 @@ def state_of(trainer: Trainer, step: int) -> State:
     state = {
         "step": step,
         "settings": trainer.config.lasting(),
-        "learner": trainer.learner.state(),
+        "learner": learner_state(trainer.learner),
         "sampler_random": {str(rank): state for rank, state in enumerate(samplers)},
         **trainer.prompts.state(),
     }
@@ -65,10 +66,10 @@ def restore(trainer: Trainer, state: Mapping[str, Any]) -> int:
     """Goes on from a state that `state_of` gave, on as many ranks or on others; gives back its step.
 
     On as many, every bit of what follows is the same. Prompts and the order of groups do not depend on the ranks.
-    A rank that was there before goes on with its sampler's random numbers. One that was not, or whose engine is of
+    A rank that was there before goes on with its engine's random numbers. One that was not, or whose engine is of
     another kind than the one before, begins at its own seed; rollouts that lay ready in other shares are made anew.
     """
-    trainer.learner.restore(_learner_state(trainer.learner, state))
+    restore_learner(trainer.learner, _saved_learner(trainer.learner, state))
     restore_reference(trainer.learner, trainer.reference_engine, state)
     samplers, own = state["sampler_random"], str(trainer.world.rank)
     if own in samplers and samplers[own].shape == trainer.engine.random_state().shape:
@@ -83,12 +84,46 @@ def restore(trainer: Trainer, state: Mapping[str, Any]) -> int:
     return step
 
 
-def _learner_state(learner: Learner, state: Mapping[str, Any]) -> Mapping[str, Any]:
+# The learner.
+
+
+def learner_state(learner: Learner) -> dict[str, Any]:
+    """All that the learner's next update depends on, by reference."""
+    state: dict[str, Any] = {
+        "policy": {name: parameter.detach() for name, parameter in learner.model.named_parameters()},
+        **learner.optimizer.moments(),
+        "kl_coef": learner.kl_coef,
+        "groups_random": learner.generator.get_state(),
+    }
+    if learner.reference is not None:
+        state["reference"] = {name: each.detach() for name, each in learner.reference.named_parameters()}
+    if learner.critic is not None:
+        state["critic"] = learner.critic.state()
+    return state
+
+
+def restore_learner(learner: Learner, state: Mapping[str, Any]) -> None:
+    """Continues from a state that `learner_state` gave; copies the values."""
+    own = learner_state(learner)
+    for part in ("policy", "reference"):
+        if part not in state and part == "reference":
+            continue  # it was elsewhere, and had what this one has been made with
+        # The float32 copy of a complete bfloat16 model is the weight itself of a sharded one.
+        wide = state.get("master", {}) if part == "policy" and learner.is_sharded else {}
+        copy_into(own.get(part, {}), {**state.get(part, {}), **wide})
+    learner.optimizer.restore_moments(state)
+    learner.kl_coef = state["kl_coef"]
+    learner.generator.set_state(state["groups_random"].cpu())
+    if learner.critic is not None:
+        learner.critic.restore(state["critic"])
+
+
+def _saved_learner(learner: Learner, state: Mapping[str, Any]) -> Mapping[str, Any]:
     """The learner's part of a saved state; of a sharded one the tensors are read into the live ones."""
     stored = state.get(STORED)
     if stored is None:
         return state["learner"]  # type: ignore[no-any-return]
-    own = learner.state()
+    own = learner_state(learner)
     if not is_stored(state):
         own.pop("reference", None)
     tensors = {name: each for name, each in flatten({"learner": own}).items() if isinstance(each, torch.Tensor)}
@@ -190,7 +225,7 @@ def prefetched_state(batch: RolloutBatch | None, questions: Sequence[Prompt]) ->
         "stops": torch.tensor([list(Stop).index(each.stop) for each in rollouts]),
         "paid": _flat([() if each.reward is None else (each.reward,) for each in rollouts], torch.float64),
         "rewards": batch.rewards_PG.cpu(),
-        "num_drawn": batch.num_drawn,
+        "num_drawn": batch.num_generated,
         "step": batch.step,
         **({} if batch.reference_BT is None else {"reference": batch.reference_BT}),
     }

@@ -256,7 +256,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampler:
+class RolloutSettings:
     """How answers are made."""
 
     engine: str = choice("builtin", "transformers", "vllm", "scripted", about="what generates")
@@ -494,7 +494,7 @@ SECTIONS: Mapping[str, Any] = {
     "run": Run,
     "task": TaskSettings,
     "model": Model,
-    "rollout": Sampler,
+    "rollout": RolloutSettings,
     "algorithm": Algorithm,
     "optim": Optim,
     "noise": Noise,

@@ -5,7 +5,7 @@ pass and freed after it, and its gradients are summed and scattered as soon as t
 model that every rank holds completely:
 
 - A parameter is a DTensor (`trainer.shards`), in float32 at least. With `dtype=bfloat16` it is gathered, and computed
-  with, in bfloat16, as the sampler gets it; the float32 copy that an unsharded model's optimizer holds is the weight
+  with, in bfloat16, as the engine gets it; the float32 copy that an unsharded model's optimizer holds is the weight
   itself.
 - Gradients are sums over the ranks, not means: each rank has divided by the counts of all. They are summed after each
   micro batch: summing them only after the last one would need memory for all of them on each rank.

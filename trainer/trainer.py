@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.algorithms.conventions import CONVENTIONS
-from trainer.algorithms.packing import pack
+from trainer.algorithms.dapo import has_signal
+from trainer.algorithms.packing import make_batch
 from trainer.engines.base import Sampling
 from trainer.metrics.progress import Progress
 from trainer.prefetch import StaleWeights
-from trainer.rollouts import GeneratedGroups, RolloutBatch, collect, has_signal, score
+from trainer.rollouts import GeneratedGroups, RolloutBatch, collect, compute_rewards
 from trainer.saving.checkpoint import save, save_shards
 from trainer.tasks.rewards import RewardBroken
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from trainer.learner import Learner
     from trainer.noise import Injection
     from trainer.prefetch import Prefetch
-    from trainer.rollouts import PromptSampler, ScoredGroups
+    from trainer.rollouts import PromptSampler, RewardedGroups
     from trainer.saving.checkpoint import Saved, State
     from trainer.tasks.base import Task
     from trainer.types import Batch, Group, Prompt, Rollout
@@ -64,9 +65,9 @@ class Trainer:
         """Of this rank in a step."""
         return self.config.rollout.prompts_per_step // self.world.size
 
-    def draw(self) -> list[Prompt]:
+    def next_prompts(self) -> list[Prompt]:
         """This rank's prompts of the next step."""
-        return self.world.shard(self.prompts.draw())
+        return self.world.shard(self.prompts.next_prompts())
 
     def generate(self, prompts: Sequence[Prompt], progress: Progress | None = None) -> GeneratedGroups:
         """Groups sampled with the engine's present weights, with the log-probabilities of a reference in the
@@ -75,11 +76,11 @@ class Trainer:
         The latter are missing with dynamic sampling, which may drop groups.
         """
         progress = progress or self.progress
-        with progress.part("gen"):
+        with progress.phase("gen"):
             groups = collect(self.engine, prompts, self.task, self.sampling())
             if self.config.algorithm.estimator == "remax":
                 greedy = collect(self.engine, prompts, self.task, self.sampling(is_greedy=True))
-                baselines = self.score(greedy).nan_to_num(nan=0.0).flatten().tolist()
+                baselines = self.compute_rewards(greedy).nan_to_num(nan=0.0).flatten().tolist()
                 groups = [replace(group, baseline=each) for group, each in zip(groups, baselines, strict=True)]
         if self.config.algorithm.dynamic_sampling:
             return GeneratedGroups(groups)
@@ -98,12 +99,14 @@ class Trainer:
             top_k=rollout.top_k,
         )
 
-    def score(self, groups: Sequence[Group]) -> Tensor:
+    def compute_rewards(self, groups: Sequence[Group]) -> Tensor:
         """Rewards [P, G]. Raises RewardBroken where one that cannot be had ends the run."""
-        return score(groups, task=self.task, config=self.config, device=self.device, errors=self.reward_errors)
+        return compute_rewards(
+            groups, task=self.task, config=self.config, device=self.device, errors=self.reward_errors
+        )
 
-    def with_parts(self, groups: list[Group]) -> list[Group]:
-        """Groups that have been scored, with the components of their rewards where the estimator reads them."""
+    def with_reward_parts(self, groups: list[Group]) -> list[Group]:
+        """Groups with rewards, with the components of their rewards where the estimator reads them."""
         parts = self.task.parts
         if parts is None or self.config.algorithm.estimator != "gdpo":
             return groups
@@ -141,25 +144,25 @@ class Trainer:
         return self.prompts.state(), self.engine.random_state().clone()
 
     def agree_on_rollouts(
-        self, scored: ScoredGroups, error: RewardBroken | None, before: tuple[dict[str, Any], Tensor]
+        self, rewarded: RewardedGroups, error: RewardBroken | None, before: tuple[dict[str, Any], Tensor]
     ) -> RolloutBatch:
         """The rollouts of this rank, when all ranks have theirs. A collective.
 
         Raises RewardBroken where a rank could not score its own; what is drawn next is then what came after `before`.
         """
-        others = self.world.gather((error, scored.num_draws, scored.is_partial))
+        others = self.world.gather((error, rewarded.num_batches, rewarded.is_partial))
         if any(broken is not None for broken, _, _ in others):
             self.prompts.restore(before[0])
             self.engine.restore_random_state(before[1])
             raise error or next(broken for broken, _, _ in others if broken is not None)
         # All ranks draw from one stream of prompts: those that had enough earlier draw on, and use nothing of it.
-        for _ in range(max(num_draws for _, num_draws, _ in others) - scored.num_draws):
-            self.draw()
-        reference_BT = scored.reference_BT
+        for _ in range(max(num_batches for _, num_batches, _ in others) - rewarded.num_batches):
+            self.next_prompts()
+        reference_BT = rewarded.reference_BT
         if any(is_partial for _, _, is_partial in others):
-            reference_BT = self.reference_logprobs(scored.groups)
-        num_drawn = scored.num_draws * self.num_prompts
-        return RolloutBatch(scored.groups, scored.rewards_PG, num_drawn, self.synced_step, reference_BT)
+            reference_BT = self.reference_logprobs(rewarded.groups)
+        num_generated = rewarded.num_batches * self.num_prompts
+        return RolloutBatch(rewarded.groups, rewarded.rewards_PG, num_generated, self.synced_step, reference_BT)
 
     def check_staleness(self, rollouts: RolloutBatch) -> None:
         """Raises StaleWeights where rollouts were drawn with weights older than the run allows."""
@@ -170,10 +173,10 @@ class Trainer:
                 f"{done - rollouts.step} steps behind: max_staleness={limit}"
             )
 
-    def pack(self, groups: Sequence[Group], rewards_PG: Tensor) -> Batch:
+    def make_batch(self, groups: Sequence[Group], rewards_PG: Tensor) -> Batch:
         """Rollouts as tensors."""
         is_masked = self.config.algorithm.mask_truncated
-        return pack(groups, rewards_PG, pad=self.task.tokenizer.pad, mask_truncated=is_masked)
+        return make_batch(groups, rewards_PG, pad=self.task.tokenizer.pad, mask_truncated=is_masked)
 
     def reference_logprobs(self, groups: Sequence[Group], progress: Progress | None = None) -> Tensor | None:
         """The log-probabilities of the generators' reference, on the CPU; None if the learner has the reference, or
@@ -181,10 +184,10 @@ class Trainer:
         """
         if self.reference_engine is None:
             return None
-        with (progress or self.progress).part("ref"):
+        with (progress or self.progress).phase("ref"):
             dtype = torch.promote_types(getattr(torch, self.config.run.dtype), torch.float32)
             no_rewards_B = torch.zeros(sum(len(group.rollouts) for group in groups), dtype=dtype)
-            batch = self.pack(groups, no_rewards_B)
+            batch = self.make_batch(groups, no_rewards_B)
             return self.reference_engine.reference_logprobs(batch, rows_at_once=self.config.optim.micro_batch_rows)
 
     # Weights.

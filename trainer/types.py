@@ -36,7 +36,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One answer: its tokens (the end token included) with the log-probability the sampler gave each.
+    """One answer: its tokens (the end token included) with the log-probability the engine gave each.
 
     In an episode of several turns the tokens include the observations in between: there `response_mask` is false and
     the log-probability 0. The tokens are those that were sampled and appended, never text encoded again.
@@ -74,7 +74,7 @@ class Batch:
     tokens_BT: Tensor  # int64; the pad token where there is none
     mask_BT: Tensor  # bool; true on the model's own tokens, the end token included
     lengths_B: Tensor  # int64; tokens of the row, including observations
-    sampler_logprobs_BT: Tensor  # 0 where the mask is off
+    rollout_logprobs_BT: Tensor  # 0 where the mask is off
     rewards_B: Tensor  # of the complete answer
     baselines_B: Tensor | None = None  # of complete batches only, as the next: the reward of a greedy answer
     parts_BK: Tensor | None = None  # the components of the rewards

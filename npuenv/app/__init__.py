@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from npuenv.app.updates import repair, roll_back, update
     from npuenv.bundle.make import BundleOptions
     from npuenv.lock.request import LockedRequest
-    from npuenv.preflight.result import PreflightResult
+    from npuenv.preflight.fixing import PreflightResult
     from npuenv.render.launch.generate import LaunchOptions
 
 __all__ = [

@@ -12,11 +12,10 @@ from npuenv.bundle.zipapp import content
 from npuenv.lock.store import find_lock
 from npuenv.matrix import load_matrix
 from npuenv.render import docker, upstream
-from npuenv.render.base import unpinned
+from npuenv.render.base import DOCTOR, IMAGE_FILES, unpinned
 from npuenv.render.container.description import ContainerOptions, describe
 from npuenv.render.container.formats import FORMS, render_container
-from npuenv.render.image_files import DOCTOR, IMAGE_FILES
-from npuenv.render.writing import changed_files, write_files
+from npuenv.render.writing import write_files
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -66,11 +65,12 @@ class Rendered:
         Raises BadInput for files that are in the way, before the first is written.
         """
         image, container = out / self.image_folder, out / self.folder
-        changed_files(self.container, container, is_forced=is_forced)
-        stale = _stale_files(image, self.image) if self.image else []
-        is_new = bool(write_files(self.image, image, is_forced=is_forced, stale=stale) or stale)
-        run_files = write_files(self.container, container, is_forced=is_forced)
-        return [*([image] if is_new else []), *(container / name for name in run_files)]
+        files = {f"{self.image_folder}/{name}": content for name, content in self.image.items()}
+        files |= {f"{self.folder}/{name}": text for name, text in self.container.items()}
+        stale = [f"{self.image_folder}/{name}" for name in _stale_files(image, self.image)] if self.image else []
+        written = [out / name for name in write_files(files, out, is_forced=is_forced, stale=stale)]
+        is_new = bool(stale) or any(path.is_relative_to(image) for path in written)
+        return [*([image] if is_new else []), *(path for path in written if path.is_relative_to(container))]
 
 
 def _stale_files(folder: Path, files: Collection[str]) -> list[str]:

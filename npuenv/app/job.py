@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from npuenv.install.environments import Change
     from npuenv.install.executor import Event, Outcome
     from npuenv.install.locations import Target
-    from npuenv.lock import Lock
+    from npuenv.lock.file import Lock
 
 
 @dataclass(frozen=True, slots=True)

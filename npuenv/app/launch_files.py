@@ -13,8 +13,7 @@ from npuenv.matrix import load_matrix
 from npuenv.render.launch.generate import FRAMEWORKS, LaunchOptions, launch
 from npuenv.render.launch.job import unknown
 from npuenv.render.launch.ray import FILES
-from npuenv.render.launch.releases import refuse_contradiction
-from npuenv.render.launch.roll_recipe import release_of
+from npuenv.render.launch.roll_recipe import refuse_contradiction, release_of
 from npuenv.render.writing import write_files
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from npuenv.lock.store import find_lock, put_lock
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npuenv.lock import Lock
     from npuenv.lock.consistent import Inconsistency
+    from npuenv.lock.file import Lock
     from npuenv.lock.uv import Resolver
     from npuenv.resolve.types import Request, Stack
 

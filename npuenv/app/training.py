@@ -118,7 +118,9 @@ def _run_framework(
         source.seek(max((place.out / smoke.LOG).stat().st_size - _LOG_BYTES, 0))
         log = source.read().decode("utf-8", "replace")
     findings = backends.judge(records, exit_code=code, log=log)
-    return SmokeResult(environment.name, records, findings, backends.cause(findings), place.out, has_cards=True)
+    return SmokeResult(
+        environment.name, records, findings, smoke.cause(findings, backends.CAUSES), place.out, has_cards=True
+    )
 
 
 def _follow(running: Any, stream: Iterable[Record]) -> tuple[list[Record], int | None]:

@@ -26,7 +26,7 @@ from npuenv.resolve.types import Request
 if TYPE_CHECKING:
     from npuenv.app.job import InstallJob, InstallOptions, InstallResult, Progress
     from npuenv.host.base import Host
-    from npuenv.lock import Lock
+    from npuenv.lock.file import Lock
 
 
 @dataclass(frozen=True, slots=True)

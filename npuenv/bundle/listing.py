@@ -10,10 +10,10 @@ from urllib.parse import unquote, urlsplit
 
 from packaging.utils import canonicalize_name
 
-from npuenv.core.errors import CannotTell, NothingFits
+from npuenv.core.errors import NothingFits
 from npuenv.core.messages import Message
 from npuenv.facts.pip import for_uv, local_folder
-from npuenv.lock.uv import deciding_line, is_out_of_reach, list_exact
+from npuenv.lock.uv import deciding_line, list_exact, require_reached
 from npuenv.lock.wheels import platform_tags, rank_of
 
 if TYPE_CHECKING:
@@ -69,10 +69,9 @@ def list_files(
         index = "" if is_in_links else label or ""
         ran, rows = list_exact(requirements, platform, resolver, folder, label=index, options=options)
         if ran.code != 0:
-            why = deciding_line(ran.err)
-            if ran.timed_out or is_out_of_reach(ran.err):
-                raise CannotTell(Message("lock.index-out-of-reach", {"why": why}), Message("lock.check-network"))
-            raise NothingFits(Message("bundle.not-offered", {"why": why}), Message("bundle.not-offered-hint"))
+            require_reached(ran)
+            said = {"why": deciding_line(ran.err)}
+            raise NothingFits(Message("bundle.not-offered", said), Message("bundle.not-offered-hint"))
         return tuple(
             Listed(canonicalize_name(row["name"]), row.get("version", ""), tuple(_offers(row, folder))) for row in rows
         )

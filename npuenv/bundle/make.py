@@ -150,9 +150,7 @@ def check_place(out: Path) -> None:
 
 def check_room(contents: Contents, out: Path) -> None:
     """Raises BadInput if the disk of `out` is too small. Files from an earlier run count as done."""
-    location = out
-    while not location.exists():
-        location = location.parent
+    location = next(each for each in (out, *out.parents) if each.exists())
     free = shutil.disk_usage(location).free
     total = contents.fetched + contents.copied + _SPARE
     needed = (

@@ -29,7 +29,7 @@ from npuenv.resolve.release_stacks import recipe_named
 from npuenv.resolve.types import Request, Stack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from npuenv.lock.file import Lock
     from npuenv.matrix import Matrix
@@ -86,22 +86,19 @@ class Bundle:
 
 
 @contextmanager
-def open_bundle(
-    path: str | Path, scratch: Path | None = None, *, tell: Callable[[int, int], None] | None = None
-) -> Iterator[Bundle]:
+def open_bundle(path: str | Path, scratch: Path | None = None) -> Iterator[Bundle]:
     """The parts of a bundle, a folder or an archive.
 
-    `scratch`: where an archive is unpacked; None: the folder of temporary files. `tell` is called with the bytes
-    compared so far and their total. Raises: BadInput for any difference from what was written, with the name of the
-    first such file; StepFailed if there is no space to unpack.
+    `scratch`: where an archive is unpacked; None: the folder of temporary files. Raises: BadInput for any difference
+    from what was written, with the name of the first such file; StepFailed if there is no space to unpack.
     """
     location = Path(path)
     if location.is_dir():
-        yield _bundle(location.resolve(), _checked_folder(location, tell))
+        yield _bundle(location.resolve(), _checked_folder(location))
     elif location.is_file():
         with tempfile.TemporaryDirectory(prefix="npuenv-bundle-", dir=scratch) as folder:
             root = Path(folder).resolve()
-            yield _bundle(root, _unpacked(location, root, tell))
+            yield _bundle(root, _unpacked(location, root))
     else:
         raise BadInput(Message("bundle.absent", {"path": str(path)}), Message("bundle.absent-hint"))
 
@@ -113,7 +110,7 @@ def _bundle(root: Path, manifest: Manifest) -> Bundle:
     return Bundle(root, manifest, lock, Request(**manifest.request))
 
 
-def _checked_folder(location: Path, tell: Callable[[int, int], None] | None) -> Manifest:
+def _checked_folder(location: Path) -> Manifest:
     if not (location / MANIFEST).is_file():
         raise _refused(location, Message("bundle.no-manifest", {"name": MANIFEST}))
     try:
@@ -123,12 +120,8 @@ def _checked_folder(location: Path, tell: Callable[[int, int], None] | None) -> 
         for found in _entries(location):
             if found not in rows and found != MANIFEST:
                 raise _refused(location, Message("bundle.extra-file", {"file": found}))
-        done = 0
         for row in manifest.files:
-            done += row.size
             _check_file(location, row)
-            if tell:
-                tell(done, manifest.size)
     except OSError as error:
         args = {"file": str(error.filename or location), "why": error.strerror or str(error)}
         raise _refused(location, Message("bundle.unreadable-file", args)) from error
@@ -160,7 +153,7 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _unpacked(path: Path, root: Path, tell: Callable[[int, int], None] | None) -> Manifest:
+def _unpacked(path: Path, root: Path) -> Manifest:
     """The manifest of an archive whose files are now in `root`. Its first member must be the manifest."""
     try:
         with tarfile.open(path, "r:") as archive:
@@ -171,7 +164,7 @@ def _unpacked(path: Path, root: Path, tell: Callable[[int, int], None] | None) -
             data = _content(archive, first).read()
             manifest = parse_manifest(data, str(path))
             (root / MANIFEST).write_bytes(data)
-            rows, done = {f"{parts[0]}/{row.path}": row for row in manifest.files}, 0
+            rows = {f"{parts[0]}/{row.path}": row for row in manifest.files}
             while (member := archive.next()) is not None:
                 row = rows.pop(member.name, None)
                 if row is None or not member.isreg():
@@ -182,9 +175,6 @@ def _unpacked(path: Path, root: Path, tell: Callable[[int, int], None] | None) -
                 with target.open("xb") as file:
                     _check_content(path, row, _content(archive, member), file)
                 target.chmod(mode_of(row))
-                done += row.size
-                if tell:
-                    tell(done, manifest.size)
             if rows:
                 raise _refused(path, Message("bundle.missing-file", {"file": min(rows).partition("/")[2]}))
     except (tarfile.TarError, EOFError) as error:

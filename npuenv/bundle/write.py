@@ -14,7 +14,7 @@ from npuenv.core.errors import StepFailed
 from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 
 TIME = 315_532_800  # 1980-01-01: the earliest that zip knows too; a clock would change the bytes
@@ -36,14 +36,13 @@ def write_tar(
     top: str,
     first: tuple[str, ...] = (),
     skip: frozenset[str] = frozenset(),
-    tell: Callable[[int], None] | None = None,
 ) -> None:
     """The files and links below a folder as an archive: sorted, `first` before all others, without traces of this
     machine.
 
-    `top`: their folder inside the archive. `skip`: names that are left out at any depth. `tell` is called with the size
-    of each file that was added. The archive appears under its name when it is complete. Raises: StepFailed if the disk
-    is full, a link leads out of the folder, or an entry is neither a file, a link nor a folder.
+    `top`: their folder inside the archive. `skip`: names that are left out at any depth. The archive appears under its
+    name when it is complete. Raises: StepFailed if the disk is full, a link leads out of the folder, or an entry is
+    neither a file, a link nor a folder.
     """
     part = out.with_name(f"{out.name}.part")
     try:
@@ -55,8 +54,6 @@ def write_tar(
                 else:
                     with path.open("rb") as content:
                         archive.addfile(info, content)
-                if tell:
-                    tell(info.size)
         part.replace(out)
     except OSError as error:
         raise failed_by_disk(error, out) from error

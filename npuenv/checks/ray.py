@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import NPU_FRAMEWORKS, Check, card_check, fail, fix_for, given, ok, skip, unknown, warn
 from npuenv.checks.python.installed import accepts
+from npuenv.checks.session.torch import NOSET
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from npuenv.facts.ray.session import Session
     from npuenv.facts.ray.status import Demand, Status, Trouble, UnsatisfiableDemand
 
-_NOSET = "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"
 _FALSE_VALUES = ("0", "false", "no", "off")
 # /session_2026-11-21_02-17-05_908845_12345 and /sockets/plasma_store follow; a socket path is limited to 107 bytes.
 _FOLDER_AT_MOST = 107 - 1 - 40 - 21
@@ -272,17 +272,17 @@ def _disk(context: Context) -> CheckResult:
 
 def _noset(context: Context) -> CheckResult:
     """ROLL sets it for its own workers; in the shell it hides from vLLM's workers the one card that each expects."""
-    value = context.environment.get(_NOSET)
+    value = context.environment.get(NOSET)
     if value is None:
         return ok("ray.noset-unset")
-    line = Evidence("environment", f"{_NOSET}={value}")
+    line = Evidence("environment", f"{NOSET}={value}")
     ray = _ray(context)
     if value.lower() in _FALSE_VALUES and ray is not None and accepts("<=2.41.0", ray):
-        fix = fix_for("ray.noset", ("unset", _NOSET))
-        return warn("ray.noset-word", line, fix=fix, name=_NOSET, value=value, ray=ray)
+        fix = fix_for("ray.noset", ("unset", NOSET))
+        return warn("ray.noset-word", line, fix=fix, name=NOSET, value=value, ray=ray)
     if value and value.lower() not in _FALSE_VALUES and context.framework == "vllm-ascend":
-        return warn("ray.noset-on", line, fix=fix_for("ray.noset", ("unset", _NOSET)), name=_NOSET, value=value)
-    return ok("ray.noset-ok", line, name=_NOSET, value=value)
+        return warn("ray.noset-on", line, fix=fix_for("ray.noset", ("unset", NOSET)), name=NOSET, value=value)
+    return ok("ray.noset-ok", line, name=NOSET, value=value)
 
 
 _MEASURED = "measured with Ray 2.41.0, 2.50.1 and 2.60.0 on nodes with NPU device files"

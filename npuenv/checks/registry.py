@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from npuenv.checks import ray, stack
 from npuenv.checks.cann import toolkit
-from npuenv.checks.machine import container, storage, system
+from npuenv.checks.machine import storage, system
 from npuenv.checks.network import hccn, host
-from npuenv.checks.npu import boards, cards, devices, driver, loader
+from npuenv.checks.npu import boards, cards, devices, driver
 from npuenv.checks.python import CHECKS as PYTHON
 from npuenv.checks.session import settings
 
-MACHINE = (*system.CHECKS, *storage.CHECKS, *container.CHECKS)
-NPU = (*cards.CHECKS, *boards.CHECKS, *devices.CHECKS, *driver.CHECKS, *loader.CHECKS)
+MACHINE = (*system.CHECKS, *storage.CHECKS)
+NPU = (*cards.CHECKS, *boards.CHECKS, *devices.CHECKS, *driver.CHECKS)
 NETWORK = (*hccn.CHECKS, *host.CHECKS)
 CHECKS = (*MACHINE, *NPU, *toolkit.CHECKS, *PYTHON, *stack.CHECKS, *settings.CHECKS, *NETWORK, *ray.CHECKS)

@@ -14,7 +14,7 @@ from npuenv.app.job import InstallOptions
 from npuenv.cli.common import Ui, absolute, common_options, options_of, refuse_with, request_options
 from npuenv.cli.help import Command
 from npuenv.cli.progress import StepProgress
-from npuenv.cli.prompt import list_plan, show_changes
+from npuenv.cli.prompt import list_plan, show_changes, tell_notes
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
 from npuenv.report.plan import as_json
@@ -124,6 +124,7 @@ def _show_plan(ui: Ui, request: Request, options: InstallOptions, *, as_script: 
     if ui.is_json:
         document = as_json(job.part, job.request.stack, job.target.root, ui.lang)
         ui.print_json({**document, "exit": int(code), "lacks": [say(error.message, ui.lang) for error in lacks]})
+        tell_notes(ui, job)
     else:
         list_plan(ui, job, job.part)
     return code

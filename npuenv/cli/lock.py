@@ -17,8 +17,8 @@ from npuenv.cli.help import Command
 from npuenv.cli.progress import CountBar, StepProgress
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
-from npuenv.lock import write_lock
 from npuenv.lock.export import PYLOCK, files_by_hash, pylock_toml, requirements_txt
+from npuenv.lock.file import write_lock
 from npuenv.lock.make import ways_out
 from npuenv.lock.preconditions import why_impossible, why_missing
 from npuenv.lock.sbom import cyclonedx, installed_licences
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
     from npuenv.app import LockedRequest
     from npuenv.app.locks import InstalledComparison
-    from npuenv.lock import Lock
-    from npuenv.lock.file import LockedPackage
+    from npuenv.lock.file import Lock, LockedPackage
     from npuenv.lock.uv import Resolver
     from npuenv.resolve.types import Request
 

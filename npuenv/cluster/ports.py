@@ -19,7 +19,7 @@ from npuenv.cluster.nodeset import fold, fold_numbers
 from npuenv.cluster.parallel_ssh import run_program
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import Finding, Status
-from npuenv.facts.network import ports as hccl_ports
+from npuenv.facts.network import interfaces as hccl_ports
 from npuenv.host.redact import Redactor
 from npuenv.matrix import load_matrix
 

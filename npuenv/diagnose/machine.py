@@ -37,7 +37,7 @@ _CANN_IMAGE = re.compile(r"\bascend/cann:" + _CANN_NUMBER, re.IGNORECASE)
 _DRIVER_NUMBER = r"(\d{2}\.\d(?:\.(?:RC)?\d+)*)"
 _DRIVER = (
     re.compile(r"npu-smi \S+\s+Version: " + _DRIVER_NUMBER, re.IGNORECASE),
-    re.compile(r"^Version=" + _DRIVER_NUMBER + r"\s*$"),
+    re.compile(r"^Version=(?=2)" + _DRIVER_NUMBER + r"\s*$", re.IGNORECASE),  # CANN: at most 12
     re.compile(
         r"\b(?:Ascend )?(?:NPU )?(?:driver|HDK)(?:[ _]version)?\s*(?:is|:|=|：)?\s*v?" + _DRIVER_NUMBER, re.IGNORECASE
     ),

@@ -34,7 +34,6 @@ _CANONICAL = {
 _VERSION = r"v?(\d+(?:\.\w+)+(?:[+.\-]\w+)*|\d+\.\d+\w*)"
 _PIP3 = re.compile(r"\[(?:pip3?|conda)\]\s+([A-Za-z][\w.\-]*)(?:==|\s+)" + _VERSION)
 _FREEZE = re.compile(r"([A-Za-z][\w.\-]*)==" + _VERSION + r"(?:\s*(?:;|#|--hash).*)?$")
-_EDITABLE = re.compile(r"-e git\+\S+#egg=([\w.\-]+)")
 _COLUMNS = re.compile(r"\|?\s*([A-Za-z][\w.\-]*)\s*(?:\s|\|)\s*" + _VERSION + r"(?:\s.*|\s*\|.*)?$")
 _KEYED = re.compile(
     r"(?:- |\* )?(PyTorch|vLLM|vLLM Ascend|torch[_ -]npu|torch|transformers|numpy|sglang|triton(?:[_ -]ascend)?|ray)"

@@ -30,6 +30,7 @@ from npuenv.core import versions
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.core.json_input import JsonError, loads
 from npuenv.facts.cann import parts, toolkit
+from npuenv.facts.manifest import VERIFIED
 from npuenv.facts.read import why_failed
 from npuenv.host.base import PathState
 
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from npuenv.host.base import Host, Ran
 
 INSPECTOR = ".npuenv/inspector.py"
-VERIFIED = ".npuenv/verified.json"
 _PROBLEM = "problem: "
 _TIMEOUT_S = 600.0  # hashing a few gigabytes from a slow disk
 _PACKAGES_S = 60.0

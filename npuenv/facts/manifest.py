@@ -6,14 +6,13 @@ Three small files make it up. The marker (`npuenv-env.json`) says which lock, an
 
 from __future__ import annotations
 
-import hashlib
-import json
 import posixpath
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from npuenv.core import json_input as _json
 from npuenv.core.fact import Evidence, Fact, absent, known
+from npuenv.core.seal import is_sealed
 from npuenv.core.toml_input import TomlError, loads
 from npuenv.host.base import PathState
 
@@ -98,7 +97,7 @@ def describe(host: Host, root: str) -> Described | None:
     """
     marker = _document(host, posixpath.join(root, MARKER))
     manifest = _document(host, posixpath.join(root, MANIFEST))
-    if not isinstance(marker.get("stack"), str) or marker.get("seal", seal_of(marker)) != seal_of(marker):
+    if not isinstance(marker.get("stack"), str) or not is_sealed(marker):
         is_there = host.look(posixpath.join(root, MARKER)).state is PathState.FILE
         # The manifest is written last but one: beside it there was a marker.
         marker = {**(_named(manifest, SCHEMA) or (_locked(host, root) if is_there else {})), "status": DAMAGED}
@@ -124,16 +123,6 @@ def describe(host: Host, root: str) -> Described | None:
         lost=_lost(host, root, marker, own, verified),
         hooks=_hooks(host, root, verified),
     )
-
-
-def text_hash(text: str) -> str:
-    """What the manifest holds of each file that an installation wrote itself."""
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def seal_of(document: Mapping[str, Any]) -> str:
-    """The `seal` of a marker or a verification: what the rest of it hashes to."""
-    return text_hash(json.dumps({name: document[name] for name in document if name != "seal"}, sort_keys=True))
 
 
 def _lost(
@@ -211,7 +200,7 @@ def _locked(host: Host, root: str) -> dict[str, Any]:
 
 def _verified(found: Mapping[str, Any]) -> Verified | None:
     is_verification = isinstance(found.get("lock"), str) and bool(_text(found, "at"))
-    if not is_verification or found.get("seal", seal_of(found)) != seal_of(found):
+    if not is_verification or not is_sealed(found):
         return None
     counts = {name: value for name in ("files", "packages") if isinstance(value := found.get(name), int)}
     at, tree = _text(found, "at"), _text(found, "tree")

@@ -24,6 +24,7 @@ _LISTS = ("extra-index-url", "find-links", "trusted-host")
 _SINGLES = ("index-url", "cert", "client-cert", "proxy", "timeout", "retries", "no-index")
 _OTHER_NAMES = {"default-timeout": "timeout", "pypi-url": "index-url"}
 _TRUE = ("y", "yes", "t", "true", "on", "1")
+INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_STRATEGY")  # of uv
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from npuenv import __version__
 from npuenv.core.errors import BadInput, StepFailed
 from npuenv.core.messages import Message
-from npuenv.facts.manifest import DAMAGED, MARKER, SCHEMA, Described, describe, text_hash
+from npuenv.core.seal import text_hash
+from npuenv.facts.manifest import DAMAGED, MARKER, SCHEMA, Described, describe
 from npuenv.host.writing import claimed, settle, write_whole
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.facts.manifest import seal_of, text_hash
+from npuenv.core.seal import seal_of, text_hash
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -64,7 +64,7 @@ class _UvRuns:
                 return None
             if not is_cache_miss(ran.err):
                 break
-        if ran.timed_out or is_out_of_reach(ran.err):
+        if is_out_of_reach(ran):
             raise _Spent
         return ran.err
 

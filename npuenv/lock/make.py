@@ -35,6 +35,7 @@ from npuenv.lock.uv import (
     environ,
     is_out_of_reach,
     list_exact,
+    require_reached,
     undated,
     write_inputs,
 )
@@ -208,7 +209,7 @@ def _why_missing(pin: Pin, stack: Stack, resolver: Resolver, known: Known) -> st
         return known[(pin.index,)]
     if key not in known:
         ran = probe(pin.name, pin.version, pin.index, stack, resolver)
-        if ran.code != 0 and (ran.timed_out or is_out_of_reach(ran.err)):
+        if ran.code != 0 and is_out_of_reach(ran):
             return known.setdefault((pin.index,), "index-out-of-reach")
         known[key] = "" if ran.code == 0 else "not-on-index"
     return known[key]
@@ -291,8 +292,7 @@ def _failure(stack: Stack, inputs: Inputs, supply: Supply, resolver: Resolver, r
     reachable.
     """
     why = deciding_line(ran.err)
-    if ran.timed_out or is_out_of_reach(ran.err):
-        raise CannotTell(Message("lock.index-out-of-reach", {"why": why}), Message("lock.check-network"))
+    require_reached(ran)
     if "No solution found" not in ran.err:
         # Interrupted, or a source distribution does not build here: this says nothing about the versions.
         is_about_files = any(words in ran.err for words in ("os error 13", "os error 28", "os error 30"))

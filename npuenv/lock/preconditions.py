@@ -78,7 +78,7 @@ def require_sources(
         assert package.index is not None
         ran = probe(package.name, package.version, package.index, stack, resolver)
         if ran.code != 0:
-            reason = "index-out-of-reach" if ran.timed_out or is_out_of_reach(ran.err) else "not-on-index"
+            reason = "index-out-of-reach" if is_out_of_reach(ran) else "not-on-index"
             missing = Missing(package.name, package.version, reason, package.index)
             raise NothingFits(why_missing(missing, resolver), Message("lock.provide-wheel", {"name": package.name}))
     return found

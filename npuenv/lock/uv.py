@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from npuenv.core.errors import CannotTell
+from npuenv.core.messages import Message
 from npuenv.core.toml_input import load_file
-from npuenv.facts.pip import PipSettings, for_uv, named_index, without_secrets
+from npuenv.facts.pip import INDEX_VARIABLES, PipSettings, for_uv, named_index, without_secrets
 from npuenv.lock.inputs import CONSTRAIN, EXCLUDE, REPLACE, REQUIRE, Inputs, ignored_requirements, stand_in_requires
 from npuenv.lock.wheels import uv_platform, write_wheel
 
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from npuenv.core.messages import Message
     from npuenv.host.base import Host, Ran
     from npuenv.lock.file import Missing
     from npuenv.resolve.types import Platform
@@ -37,7 +38,6 @@ _OUT_OF_REACH = (
     "connection error",
     _CACHE_MISS,
 )
-_INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_STRATEGY")
 
 
 # uv wraps its messages at the width of COLUMNS; they are parsed line by line.
@@ -59,7 +59,7 @@ class Resolver:
         """Runs uv with pip's settings. `is_cut_off` drops every index of the settings: only those in `env` are used."""
         uv_settings = for_uv(self.settings)
         variables = {
-            name: value for name, value in uv_settings.environ.items() if not (is_cut_off and name in _INDEX_VARIABLES)
+            name: value for name, value in uv_settings.environ.items() if not (is_cut_off and name in INDEX_VARIABLES)
         }
         stale = [name for name in self.host.environ() if name.startswith("UV_") and name != "UV_CACHE_DIR"]
         unset = tuple(option for name in stale for option in ("-u", name))
@@ -167,9 +167,16 @@ def deciding_line(text: str) -> str:
     return without_secrets(re.sub(r"^(error|cause|Caused by): ", "", chosen))
 
 
-def is_out_of_reach(text: str) -> bool:
-    """Whether uv's error is about the network, not about packages."""
-    return any(mark in text for mark in _OUT_OF_REACH)
+def is_out_of_reach(ran: Ran) -> bool:
+    """Whether uv failed because of the network, not because of packages."""
+    return ran.timed_out or any(mark in ran.err for mark in _OUT_OF_REACH)
+
+
+def require_reached(ran: Ran) -> None:
+    """Raises CannotTell if uv failed because of the network."""
+    if is_out_of_reach(ran):
+        said = {"why": deciding_line(ran.err)}
+        raise CannotTell(Message("lock.index-out-of-reach", said), Message("lock.check-network"))
 
 
 def is_cache_miss(text: str) -> bool:
@@ -214,9 +221,14 @@ def _project(inputs: Inputs, supply: Supply, resolver: Resolver) -> str:
     on_index = {name: label for name, label in supply.on_index.items() if name in required}
     text = ["[project]", f'name = "{PROJECT}"', 'version = "0"', f'requires-python = ">={inputs.platform.python}"']
     text += [f"dependencies = [{', '.join(json.dumps(line) for line in lines)}]", "", "[tool.uv.sources]"]
-    text += [f"{name} = {{ index = {json.dumps(label)} }}" for name, label in on_index.items()]
+    return "\n".join([*text, *index_tables(on_index, resolver)]) + "\n"
+
+
+def index_tables(on_index: Mapping[str, str], resolver: Resolver) -> list[str]:
+    """The lines after `[tool.uv.sources]` for packages that come from an index of their own: name -> label."""
+    lines = [f"{name} = {{ index = {json.dumps(label)} }}" for name, label in on_index.items()]
     for label in sorted(set(on_index.values())):
         bare = named_index(label, resolver.indexes[label], {}).partition("=")[2]
-        text += ["", "[[tool.uv.index]]", f"name = {json.dumps(label)}", f"url = {json.dumps(bare)}"]
-        text += ["explicit = true"]
-    return "\n".join(text) + "\n"
+        lines += ["", "[[tool.uv.index]]", f"name = {json.dumps(label)}", f"url = {json.dumps(bare)}"]
+        lines += ["explicit = true"]
+    return lines

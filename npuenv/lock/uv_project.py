@@ -20,11 +20,10 @@ from packaging.utils import canonicalize_name
 from npuenv.core.errors import BadInput, CannotTell
 from npuenv.core.messages import Message
 from npuenv.core.toml_input import loads
-from npuenv.facts.pip import named_index
 from npuenv.host.hashing import sha256_of
 from npuenv.lock.export import marker, require_hashes
 from npuenv.lock.store import put_text
-from npuenv.lock.uv import deciding_line, environ, is_out_of_reach
+from npuenv.lock.uv import deciding_line, environ, index_tables, require_reached
 from npuenv.lock.wheels import wheels_in_links
 
 if TYPE_CHECKING:
@@ -74,7 +73,9 @@ def _locked(lock: Lock, platform: Platform, text: str, resolver: Resolver) -> st
         argv = ("lock", "--project", name, "--python", sys.executable, "--config-file", str(folder / "uv.toml"))
         ran = resolver.run(argv, env=environ(resolver, folder))
         if ran.code != 0:
-            raise _failure(lock, ran.err)
+            require_reached(ran)
+            said = {"stack": lock.stack, "why": deciding_line(ran.err)}
+            raise CannotTell(Message("locking.uv-stopped", said), Message("locking.run-again"))
         locked = (folder / PROJECT_FILES[1]).read_text(encoding="utf-8").replace(_ANY_PYTHON, python, 1)
     return _only_files_of(lock, _with_hashes(locked))
 
@@ -106,12 +107,8 @@ def _project(lock: Lock, platform: Platform, resolver: Resolver) -> str:
         f"environments = [{json.dumps(marker(platform.arch, platform.python))}]",
         "",
         "[tool.uv.sources]",
-        *(f"{name} = {{ index = {json.dumps(label)} }}" for name, label in on_index.items()),
+        *index_tables(on_index, resolver),
     ]
-    for label in sorted(filter(None, set(on_index.values()))):
-        address = named_index(label, resolver.indexes[label], {}).partition("=")[2]
-        lines += ["", "[[tool.uv.index]]", f"name = {json.dumps(label)}", f"url = {json.dumps(address)}"]
-        lines += ["explicit = true"]
     return "\n".join(lines) + "\n"
 
 
@@ -141,10 +138,3 @@ def _only_files_of(lock: Lock, text: str) -> str:
     if other := [f"{each.name} {each.version}" for each in lock.packages if each.name not in present]:
         raise BadInput(Message("lock.other-files", {"what": tuple(other)}), Message("lock.verify-it"))
     return text
-
-
-def _failure(lock: Lock, err: str) -> CannotTell:
-    why = deciding_line(err)
-    if is_out_of_reach(err):
-        return CannotTell(Message("lock.index-out-of-reach", {"why": why}), Message("lock.check-network"))
-    return CannotTell(Message("locking.uv-stopped", {"stack": lock.stack, "why": why}), Message("locking.run-again"))

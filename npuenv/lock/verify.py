@@ -80,7 +80,7 @@ def _verify_group(group: Sequence[LockedPackage], label: str, platform: str, res
         error = deciding_line(ran.err)
         # The only remaining package is the one that is missing, even if the message does not name it.
         named = _named(error, left) or (left[0] if len(left) == 1 else None)
-        if ran.timed_out or is_out_of_reach(ran.err) or "No solution found" not in ran.err or named is None:
+        if is_out_of_reach(ran) or "No solution found" not in ran.err or named is None:
             return found | _in_links(left, platform, resolver, error)
         found[named.name] = _row(named, Offer.GONE, error)
         left.remove(named)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from npuenv.preflight.rules.base import Rule
     from npuenv.preflight.types import Launch, LaunchFinding
 
+
 _ORDER = (Status.FAIL, Status.WARN, Status.UNKNOWN)
 
 

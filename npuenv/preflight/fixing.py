@@ -7,9 +7,11 @@ from difflib import SequenceMatcher, unified_diff
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from npuenv.core.errors import ExitCode
+from npuenv.core.finding import STATUS_OF, Status
 from npuenv.core.shellscript import UNKNOWN
-from npuenv.preflight.edit_words import edit_command, edit_script, shown
-from npuenv.preflight.edit_yaml import edit_yaml
+from npuenv.matrix.keys import nearest_release
+from npuenv.preflight.edits import edit_command, edit_script, edit_yaml, shown
 from npuenv.preflight.examine import examine
 from npuenv.preflight.reading import JOB_VARIABLES, Reading, ReadOptions, read_text, read_words
 from npuenv.preflight.types import Change
@@ -17,8 +19,9 @@ from npuenv.preflight.types import Change
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from npuenv.core.messages import Message
     from npuenv.preflight.rules.base import Rule
-    from npuenv.preflight.types import LaunchFinding
+    from npuenv.preflight.types import Launch, LaunchFinding
 
 _MOST_ROUNDS = 12  # one correction can call for the next; far fewer are needed
 
@@ -37,6 +40,32 @@ class Fixed:
         """Lines of a unified diff without its two header lines."""
         lines = unified_diff(self.before.splitlines(), self.after.splitlines(), lineterm="", n=2)
         return tuple(lines)[2:]
+
+
+@dataclass(frozen=True, slots=True)
+class PreflightResult:
+    """A launch with its problems, in order."""
+
+    launch: Launch
+    path: str  # "" for a command line
+    problems: tuple[LaunchFinding, ...]
+    notes: tuple[Message, ...] = ()
+    others: tuple[Launch, ...] = ()  # further launches of the same script, whose problems are among these
+    fixed: Fixed | None = None  # the corrected copy; None: not asked for
+    written: str = ""  # the file of the corrected copy; "": none was written
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {name: sum(each.severity == name for each in self.problems) for name in STATUS_OF}
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """PROBLEMS where an error is left, UNKNOWN where most rules know nothing of the release."""
+        left = self.problems if self.fixed is None else self.fixed.left
+        if any(problem.status is Status.FAIL for problem in left):
+            return ExitCode.PROBLEMS
+        is_known = nearest_release(self.launch.framework, self.launch.release) is not None
+        return ExitCode.FINE if is_known else ExitCode.UNKNOWN
 
 
 def fix(reading: Reading, options: ReadOptions, rules: Sequence[Rule] | None = None) -> Fixed:

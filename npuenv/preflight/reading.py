@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npuenv.preflight.calls import Call
-    from npuenv.preflight.checkout import Checkout
+    from npuenv.preflight.configs import Checkout
     from npuenv.preflight.script import Survey
 
 Framework = Literal["verl", "roll"]

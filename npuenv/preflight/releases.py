@@ -20,16 +20,11 @@ def short_name(name: str) -> str:
 def counted_as(framework: str, name: str) -> str:
     """The version that a release is judged as; the name itself where nothing says otherwise.
 
-    Example: roll "main @8eb27cc2" -> "0.3.0"; roll 0.1.0 -> "0.2.0"; verl "v0.9.0" -> "0.9.0"
+    Example: roll "main @8eb27cc2" -> "0.3.0"; verl "v0.9.0" -> "0.9.0"
     """
     version = short_name(name)
     rows = load_matrix().roll_releases if framework == "roll" else ()
-    for row in rows:
-        if row.is_called(version):
-            return row.counts_as
-    if versions.is_release(version) and nearest_release(framework, version) is None:
-        return next((row.counts_as for row in rows if versions.accepts(row.versions, version)), version)
-    return version
+    return next((row.counts_as for row in rows if row.is_called(version)), version)
 
 
 def is_far(framework: str, name: str) -> bool:

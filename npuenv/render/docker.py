@@ -14,32 +14,29 @@ from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message, say
 from npuenv.matrix import load_matrix
 from npuenv.render import base, layers
+from npuenv.render.base import DOCTOR, IMAGE_FILES, image_files
 from npuenv.render.dockerfile import (
     DOCKER_ARCH,
-    Arg,
-    Blank,
     ByArch,
-    Cmd,
     Comment,
-    Copy,
-    Entrypoint,
-    Env,
     Exec,
-    Healthcheck,
     Instruction,
-    Label,
+    Line,
     Run,
-    Shell,
-    User,
     Var,
     When,
-    Workdir,
+    arg,
+    env,
+    healthcheck,
+    label,
+    listed,
     text,
+    user,
+    workdir,
 )
-from npuenv.render.image_files import DOCTOR, IMAGE_FILES, image_files
-from npuenv.render.requirements import PackageList, package_lists
+from npuenv.render.layers import PackageList, package_lists
+from npuenv.render.template import one_word
 from npuenv.render.upstream import corresponding
-from npuenv.render.words import one_word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -107,9 +104,9 @@ def tree(recipe: layers.Recipe, locks: Mapping[str, Lock], version: str) -> tupl
         *_arguments(recipe),
         *_labels(recipe, locks, version),
         *_settings(recipe),
-        Shell(("/bin/bash", "-o", "pipefail", "-c")),
+        listed("SHELL", "/bin/bash", "-o", "pipefail", "-c"),
         *_preparation(recipe),
-        *(line for step in recipe.stack.order for line in (*layers.layer(recipe, step), Blank())),
+        *(line for step in recipe.stack.order for line in (*layers.layer(recipe, step), Line())),
         *_end(recipe),
     )
 
@@ -182,16 +179,16 @@ def _refuse_lock(arch: str, stack: Stack, lock: Lock | None) -> None:
 
 def _refuse_indexes(lists: Mapping[str, tuple[PackageList, ...]], indexes: Mapping[str, Index]) -> None:
     """Labels need an address, and an address in a file must not hold a password."""
-    for label in _labels_used(lists):
-        if label not in indexes:
+    for name in _labels_used(lists):
+        if name not in indexes:
             raise BadInput(
-                Message("render.index-unknown", {"label": label, "known": tuple(sorted(indexes))}),
+                Message("render.index-unknown", {"label": name, "known": tuple(sorted(indexes))}),
                 Message("render.index-unknown-hint"),
             )
-        if "@" in urlsplit(indexes[label].url).netloc:
+        if "@" in urlsplit(indexes[name].url).netloc:
             raise BadInput(
-                Message("render.index-password", {"label": label}),
-                Message("render.index-password-hint", {"arg": indexes[label].argument}),
+                Message("render.index-password", {"label": name}),
+                Message("render.index-password-hint", {"arg": indexes[name].argument}),
             )
 
 
@@ -217,7 +214,7 @@ def _head(recipe: layers.Recipe, locks: Mapping[str, Lock], version: str) -> lis
         *([Comment(""), words("notes")] if notes else []),
         *(Comment(f"* {recipe.say(note)}") for note in notes),
         *_gaps(recipe, locks),
-        Blank(),
+        Line(),
     ]
 
 
@@ -263,24 +260,24 @@ def _arguments(recipe: layers.Recipe) -> list[Instruction]:
     words = _say(recipe)
     used = _labels_used(recipe.lists)
     sources = recipe.stack.git_sources
-    named: list[Instruction] = [Arg(recipe.indexes[label].argument, recipe.indexes[label].url) for label in used]
+    named: list[Instruction] = [arg(recipe.indexes[label].argument, recipe.indexes[label].url) for label in used]
     pip = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST", "PIP_CERT")
     return [
         words("args-arch"),
-        Arg("TARGETARCH"),
+        arg("TARGETARCH"),
         words("args-proxy"),
         words("args-pip"),
-        *(Arg(name) for name in pip),
+        *(arg(name) for name in pip),
         words("args-os"),
-        Arg(layers.OS_MIRROR),
+        arg(layers.OS_MIRROR),
         *([words("args-index"), *named] if named else []),
         *([words("args-git")] if sources else []),
-        *(Arg(layers.git_argument(source), one_word(source.repo, source.name)) for source in sources),
+        *(arg(layers.git_argument(source), one_word(source.repo, source.name)) for source in sources),
         words("args-build"),
-        *(Arg(name, value) for name, value in layers.build_defaults(recipe.stack).items()),
+        *(arg(name, value) for name, value in layers.build_defaults(recipe.stack).items()),
         words("args-user"),
-        Arg("NPUENV_USER", recipe.user),
-        Blank(),
+        arg("NPUENV_USER", recipe.user),
+        Line(),
     ]
 
 
@@ -300,14 +297,14 @@ def _labels(recipe: layers.Recipe, locks: Mapping[str, Lock], version: str) -> l
         "npuenv.unpinned": ",".join(_unpinned(recipe, locks)),
         **{f"npuenv.lock.{arch}": locks[arch].hash for arch in recipe.stacks},
     }
-    return [*(Label(name, value) for name, value in labels.items() if value), Blank()]
+    return [*(label(name, value) for name, value in labels.items() if value), Line()]
 
 
 def _settings(recipe: layers.Recipe) -> list[Instruction]:
     settings = _arch_free(recipe.stack)
     if not settings:
         return []
-    return [_say(recipe)("env"), *(Env(name, _joined(settings[name])) for name in sorted(settings)), Blank()]
+    return [_say(recipe)("env"), *(env(name, _joined(settings[name])) for name in sorted(settings)), Line()]
 
 
 def _joined(pieces: tuple[str, ...]) -> str | tuple[str | Var, ...]:
@@ -330,13 +327,13 @@ def _preparation(recipe: layers.Recipe) -> list[Instruction]:
         Run((ByArch(dict.fromkeys(recipe.stacks, ()), refusal), Exec(("python3", "-c", wanted)))),
         *layers.system_layer(recipe),
         words("files"),
-        Copy((*files, *IMAGE_FILES, *((DOCTOR,) if recipe.has_doctor else ())), f"{layers.HOME}/"),
-        Blank(),
+        listed("COPY", *files, *IMAGE_FILES, *((DOCTOR,) if recipe.has_doctor else ()), f"{layers.HOME}/"),
+        Line(),
     ]
 
 
 def _end(recipe: layers.Recipe) -> list[Instruction]:
-    words, user = _say(recipe), Var("NPUENV_USER")
+    words, who = _say(recipe), Var("NPUENV_USER")
     rc_file = "/etc/bashrc" if layers.package_tool(recipe.stack.platform.os or "") == "dnf" else "/etc/bash.bashrc"
     group = Exec(("getent", "group", "HwHiAiUser"), is_quiet=True)
     healthy = ("python3", f"{layers.HOME}/healthcheck.py", *_healthy(recipe.stack))
@@ -349,19 +346,19 @@ def _end(recipe: layers.Recipe) -> list[Instruction]:
                 Exec(healthy),
                 Exec(("echo", f". {layers.HOME}/activate.sh"), append_to=rc_file),
                 When(
-                    Exec(("id", "-u", user), is_quiet=True),
-                    (Exec(("useradd", "--create-home", "--shell", "/bin/bash", user)),),
+                    Exec(("id", "-u", who), is_quiet=True),
+                    (Exec(("useradd", "--create-home", "--shell", "/bin/bash", who)),),
                     is_wanted=False,
                 ),
-                When(group, (Exec(("usermod", "--append", "--groups", "HwHiAiUser", user)),)),
-                Exec(("install", "--directory", "--owner", user, _WORKPLACE)),
+                When(group, (Exec(("usermod", "--append", "--groups", "HwHiAiUser", who)),)),
+                Exec(("install", "--directory", "--owner", who, _WORKPLACE)),
             )
         ),
-        Workdir(_WORKPLACE),
-        User(user),
+        workdir(_WORKPLACE),
+        user(who),
         *_health(recipe, healthy),
-        Entrypoint(("/bin/bash", f"{layers.HOME}/entrypoint.sh")),
-        Cmd(("/bin/bash",)),
+        listed("ENTRYPOINT", "/bin/bash", f"{layers.HOME}/entrypoint.sh"),
+        listed("CMD", "/bin/bash"),
     ]
 
 
@@ -369,9 +366,9 @@ def _health(recipe: layers.Recipe, healthy: tuple[str, ...]) -> list[Instruction
     """The doctor takes seconds and is asked more rarely; it looks as somebody would who enters, CANN's settings on."""
     words = _say(recipe)
     if not recipe.has_doctor:
-        return [words("health"), Healthcheck(healthy, interval_s=60, timeout_s=20)]
+        return [words("health"), healthcheck(healthy, interval_s=60, timeout_s=20)]
     entered = ("/bin/bash", f"{layers.HOME}/entrypoint.sh", *healthy, "--doctor")
-    return [words("health-doctor"), Healthcheck(entered, interval_s=600, timeout_s=120)]
+    return [words("health-doctor"), healthcheck(entered, interval_s=600, timeout_s=120)]
 
 
 def _healthy(stack: Stack) -> tuple[str, ...]:

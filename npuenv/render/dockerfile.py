@@ -1,6 +1,6 @@
 """Dockerfiles as trees of instructions: values first, text last.
 
-A tree is a tuple of instructions, each a frozen value, so that it can be compared and searched. `text` writes it. Every
+A tree is a tuple of instructions, each a frozen value. `text` writes it. Every
 literal comes through `plain`, which refuses whatever could end the word it stands in; the only things that the build
 expands are `Var`s, which the tree names as such. Nothing here knows about stacks (see `npuenv.render.docker`).
 """
@@ -14,7 +14,7 @@ import textwrap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from npuenv.render.words import identifier, one_word, plain
+from npuenv.render.template import identifier, one_word, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -108,46 +108,10 @@ class Comment:
 
 
 @dataclass(frozen=True, slots=True)
-class Blank:
-    """An empty line between groups."""
+class Line:
+    """An instruction of one line, or the empty line between groups. Its literals are checked where it is made."""
 
-
-@dataclass(frozen=True, slots=True)
-class From:
-    """The base image."""
-
-    image: Word
-
-
-@dataclass(frozen=True, slots=True)
-class Arg:
-    """A build argument. Default None: not set unless given, which differs from empty."""
-
-    name: str
-    default: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Env:
-    """A variable that stays in the image; a tuple is put together from text and build arguments."""
-
-    name: str
-    value: str | tuple[str | Var, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Label:
-    """One label of the image."""
-
-    name: str
-    value: str
-
-
-@dataclass(frozen=True, slots=True)
-class Shell:
-    """The shell of the RUN instructions after it. hadolint forgets it at the next ENV or ARG: write those before."""
-
-    argv: tuple[str, ...]
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,54 +123,48 @@ class Run:
     may_log_in: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """Files of the build context to one folder (its name ends with a slash) of the image."""
-
-    sources: tuple[str, ...]
-    to: str
+Instruction = Comment | Line | Run
 
 
-@dataclass(frozen=True, slots=True)
-class Workdir:
-    """The working folder of what follows and of the container."""
-
-    path: str
+def base_image(image: Word) -> Line:
+    return Line(f"FROM {_bare(image, 'FROM')}")
 
 
-@dataclass(frozen=True, slots=True)
-class User:
-    """Who runs what follows, and the container."""
-
-    name: Word
+def user(name: Word) -> Line:
+    return Line(f"USER {_bare(name, 'USER')}")
 
 
-@dataclass(frozen=True, slots=True)
-class Healthcheck:
+def arg(name: str, default: str | None = None) -> Line:
+    """A build argument. Default None: not set unless given, which differs from empty."""
+    return Line(f"ARG {identifier(name, 'ARG')}" + ("" if default is None else f'="{plain(default, name)}"'))
+
+
+def env(name: str, value: str | tuple[str | Var, ...]) -> Line:
+    """A variable that stays in the image; a tuple is put together from text and build arguments."""
+    parts = (value,) if isinstance(value, str) else value
+    inner = "".join(_bare(part, "ENV") if isinstance(part, Var) else plain(part, name) for part in parts)
+    return Line(f'ENV {identifier(name, "ENV")}="{inner}"')
+
+
+def label(name: str, value: str) -> Line:
+    return Line(f'LABEL {one_word(name, "LABEL")}="{plain(value, name)}"')
+
+
+def workdir(path: str) -> Line:
+    return Line(f'WORKDIR "{plain(path, "WORKDIR")}"')
+
+
+def listed(keyword: str, *words: str) -> Line:
+    """SHELL, COPY, ENTRYPOINT or CMD with its words; a folder that COPY writes to comes last and ends with a slash.
+
+    hadolint forgets SHELL at the next ENV or ARG: write those before.
+    """
+    return Line(f"{keyword} {json.dumps([plain(word, keyword) for word in words])}")
+
+
+def healthcheck(argv: Sequence[str], *, interval_s: int, timeout_s: int) -> Line:
     """A program whose exit status says whether the container is well."""
-
-    argv: tuple[str, ...]
-    interval_s: int
-    timeout_s: int
-
-
-@dataclass(frozen=True, slots=True)
-class Entrypoint:
-    """The program that every command of the container goes through."""
-
-    argv: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Cmd:
-    """What the container runs when nothing is said."""
-
-    argv: tuple[str, ...]
-
-
-Instruction = (
-    Comment | Blank | From | Arg | Env | Label | Shell | Run | Copy | Workdir | User | Healthcheck | Entrypoint | Cmd
-)
+    return Line(f"HEALTHCHECK --interval={interval_s}s --timeout={timeout_s}s {listed('CMD', *argv).text}")
 
 
 def text(tree: Sequence[Instruction]) -> str:
@@ -223,11 +181,11 @@ def script(run: Run) -> str:
 
 
 def _lines(instruction: Instruction) -> Iterator[str]:
-    if isinstance(instruction, Blank):
-        yield ""
+    if isinstance(instruction, Line):
+        yield instruction.text
     elif isinstance(instruction, Comment):
         yield from _comment(instruction.text)
-    elif isinstance(instruction, Run):
+    else:
         first, *rest = _joined(instruction.commands)
         if instruction.may_log_in:
             yield f"RUN {_NETRC} \\"
@@ -236,39 +194,6 @@ def _lines(instruction: Instruction) -> Iterator[str]:
             first = f"RUN {first}"
         yield first
         yield from rest
-    else:
-        yield _one_line(instruction)
-
-
-def _one_line(instruction: Instruction) -> str:
-    match instruction:
-        case From(image):
-            return f"FROM {_bare(image, 'FROM')}"
-        case Arg(variable, None):
-            return f"ARG {identifier(variable, 'ARG')}"
-        case Arg(variable, str() as default):
-            return f'ARG {identifier(variable, "ARG")}="{plain(default, variable)}"'
-        case Env(variable, value):
-            parts = (value,) if isinstance(value, str) else value
-            inner = "".join(_bare(part, "ENV") if isinstance(part, Var) else plain(part, variable) for part in parts)
-            return f'ENV {identifier(variable, "ENV")}="{inner}"'
-        case Label(label, value):
-            return f'LABEL {one_word(label, "LABEL")}="{plain(value, label)}"'
-        case Shell(argv):
-            return f"SHELL {_json(argv, 'SHELL')}"
-        case Copy(sources, to):
-            return f"COPY {_json((*sources, to), 'COPY')}"
-        case Workdir(path):
-            return f'WORKDIR "{plain(path, "WORKDIR")}"'
-        case User(user):
-            return f"USER {_bare(user, 'USER')}"
-        case Healthcheck(argv, interval_s, timeout_s):
-            return f"HEALTHCHECK --interval={interval_s}s --timeout={timeout_s}s CMD {_json(argv, 'HEALTHCHECK')}"
-        case Entrypoint(argv):
-            return f"ENTRYPOINT {_json(argv, 'ENTRYPOINT')}"
-        case Cmd(argv):
-            return f"CMD {_json(argv, 'CMD')}"
-    raise AssertionError(instruction)
 
 
 def _bare(word: Word, what: str) -> str:
@@ -277,10 +202,6 @@ def _bare(word: Word, what: str) -> str:
         return f"${{{identifier(word.name, what)}}}"
     assert isinstance(word, str), word
     return one_word(word, what)
-
-
-def _json(argv: Sequence[str], what: str) -> str:
-    return json.dumps([plain(word, what) for word in argv])
 
 
 def _comment(words: str) -> Iterator[str]:

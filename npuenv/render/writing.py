@@ -20,17 +20,24 @@ _MODE, _SCRIPT_MODE = 0o644, 0o755
 def write_files(
     files: Mapping[str, str | bytes], folder: Path, *, is_forced: bool = False, stale: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """The names of the files that were written; each comes into place at once, programs executable.
+    """The names of the files that were written; programs are executable.
 
-    `stale` are files of an earlier rendering, which go. All are looked at before the first is written.
+    `stale` are files of an earlier rendering, which go. All are looked at, and the new ones written to a folder beside
+    them, before the first is replaced: a failure until then leaves the old ones.
 
     Raises BadInput for files that differ and stale ones unless `is_forced`, for a link or folder in the place of one,
     and where writing is not allowed.
     """
     changed = changed_files(files, folder, is_forced=is_forced, stale=stale)
     with _as_bad_input(folder):
-        for name, content in changed.items():
-            _write(folder / name, content.encode() if isinstance(content, str) else content)
+        if changed:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".npuenv-", dir=folder) as staging:
+                for name, content in changed.items():
+                    _write(Path(staging) / name, content.encode() if isinstance(content, str) else content)
+                    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                for name in changed:
+                    (Path(staging) / name).replace(folder / name)
         for name in stale:
             (folder / name).unlink()
     return tuple(changed)
@@ -69,12 +76,5 @@ def _is_same(path: Path, content: str | bytes) -> bool:
 
 def _write(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    fresh = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        fresh.chmod(_SCRIPT_MODE if content.startswith(b"#!") else _MODE)
-        fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)
+    path.write_bytes(content)
+    path.chmod(_SCRIPT_MODE if content.startswith(b"#!") else _MODE)

@@ -20,6 +20,7 @@ from npuenv.core.messages.visible import clean
 from npuenv.core.shell import shell_line
 from npuenv.facts.collect import to_json
 from npuenv.report.doctor import FindingGroup, counts, fix_text, grouped, in_order, machine_lines
+from npuenv.report.sarif import BCP47
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -72,7 +73,6 @@ footer{margin-top:2.5rem;border-top:1px solid var(--line);padding-top:.75rem}
 @media print{:root{--bg:#fff;--fg:#000;--card:#fff;--code:#f3f3f3;--dim:#444;--line:#bbb}main{max-width:none;padding:0}
 .finding{break-inside:avoid}details::details-content{content-visibility:visible;display:block}}
 """
-_LANGUAGES = {"en": "en", "zh": "zh-Hans"}
 _SHORT_LIST = 12  # lines up to which the value of a fact stands open
 
 
@@ -94,7 +94,7 @@ def whole_page(name: str, body: str, lang: str) -> str:
     digest = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     return (
-        f'<!DOCTYPE html>\n<html lang="{_LANGUAGES[lang]}">\n<head>\n<meta charset="utf-8">\n'
+        f'<!DOCTYPE html>\n<html lang="{BCP47[lang]}">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="referrer" content="no-referrer">\n'

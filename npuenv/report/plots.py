@@ -7,6 +7,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from npuenv.core.messages import Message, say
+from npuenv.report.smoke import number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -56,7 +57,7 @@ def _label(name: str) -> str:
 
 
 def _curve(axis: Any, steps: Sequence[Mapping[str, Any]], name: str, label: str | None = None) -> bool:
-    points = [(record["step"], value) for record in steps if math.isfinite(value := _number(record.get(name)))]
+    points = [(record["step"], value) for record in steps if math.isfinite(value := number(record.get(name)))]
     if points:
         axis.plot(*zip(*points, strict=True), linewidth=1.2, label=label)
     return bool(points)
@@ -67,8 +68,8 @@ def _reward(axis: Any, records: Sequence[Mapping[str, Any]], steps: Sequence[Map
     spread = [
         (record["step"], low, high)
         for record in steps
-        if math.isfinite(low := _number(record.get("critic/score/mean")) - _number(record.get("critic/score/std")))
-        and math.isfinite(high := 2 * _number(record.get("critic/score/mean")) - low)
+        if math.isfinite(low := number(record.get("critic/score/mean")) - number(record.get("critic/score/std")))
+        and math.isfinite(high := 2 * number(record.get("critic/score/mean")) - low)
     ]
     if spread:
         axis.fill_between(*zip(*spread, strict=True), alpha=0.2, linewidth=0, label=_label("deviation"))
@@ -83,7 +84,7 @@ def _accuracy(axis: Any, records: Sequence[Mapping[str, Any]], steps: Sequence[M
     points = [
         (last if record.get("when") == "after" else record.get("step", 0), value)
         for record in records
-        if record.get("kind") == "eval" and math.isfinite(value := _number(record.get("accuracy")))
+        if record.get("kind") == "eval" and math.isfinite(value := number(record.get("accuracy")))
     ]
     if points:
         axis.plot(*zip(*points, strict=True), marker="o", linewidth=1.2)
@@ -117,12 +118,12 @@ def _time_shares(axis: Any, records: Sequence[Mapping[str, Any]], steps: Sequenc
 
 def time_shares(steps: Sequence[Mapping[str, Any]]) -> list[tuple[float, dict[str, float]]]:
     """Each phase's share of its step, or of neighbouring steps together where there are many; (middle step, shares)."""
-    timed = [record for record in steps if _number(record.get("timing_s/step")) > 0]
+    timed = [record for record in steps if number(record.get("timing_s/step")) > 0]
     size = max(-(-len(timed) // _MOST_BARS), 1)
     found = []
     for start in range(0, len(timed), size):
         part = timed[start : start + size]
-        whole = sum(_number(record["timing_s/step"]) for record in part)
+        whole = sum(number(record["timing_s/step"]) for record in part)
         spent = {name: sum(_seconds(record, name) for record in part) for name in PHASES}
         middle = sum(record["step"] for record in part) / len(part)
         found.append((middle, {name: seconds / whole for name, seconds in spent.items()}))
@@ -132,12 +133,8 @@ def time_shares(steps: Sequence[Mapping[str, Any]]) -> list[tuple[float, dict[st
 def _seconds(record: Mapping[str, Any], phase: str) -> float:
     # Generation beside the learning takes no time of the step's but what the learner waits for it.
     name = "timing_s/gen_wait" if phase == "gen" and "timing_s/gen_wait" in record else f"timing_s/{phase}"
-    value = _number(record.get(name))
+    value = number(record.get(name))
     return value if math.isfinite(value) else 0.0
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, (int, float)) else math.nan
 
 
 _LENGTHS = ("mean", "max", "min")

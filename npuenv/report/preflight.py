@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from npuenv.core.finding import Location
-    from npuenv.preflight.fixing import Fixed
-    from npuenv.preflight.result import PreflightResult
+    from npuenv.preflight.fixing import Fixed, PreflightResult
     from npuenv.preflight.types import Change, Launch, LaunchFinding, Setting
 
 SCHEMA = "npuenv.preflight/1"

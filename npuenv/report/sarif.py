@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound="Finding")
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
-_BCP47 = {"en": "en", "zh": "zh-Hans"}
+BCP47 = {"en": "en", "zh": "zh-Hans"}
 
 
 def sarif_log(*runs: dict[str, Any]) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def sarif_run(
     """One run. `describe`: the message of a result, and what else it has besides rule and level."""
     known = list(rules)
     index = {rule["id"]: number for number, rule in enumerate(known)}
-    language = {"language": _BCP47[lang]} if lang else {}
+    language = {"language": BCP47[lang]} if lang else {}
     return {
         "tool": {"driver": {"name": program, "version": __version__, **language, "rules": known}},
         **language,

@@ -55,7 +55,7 @@ def watch(console: Console, records: Iterable[Record], lang: str) -> Iterator[Re
             if record.get("kind") == "header":
                 progress.update(task, total=_num_steps(record))
             elif record.get("kind") == "step":
-                rewards.append(_number(record.get("critic/score/mean")))
+                rewards.append(number(record.get("critic/score/mean")))
                 shown = f"{sparkline(rewards, 24)}  {say(_running(record, None), lang)}"
                 progress.update(task, completed=int(record["step"]), description=shown)
             elif (message := _aside(record)) is not None:
@@ -92,7 +92,7 @@ def _aside(record: Record) -> Message | None:
         return Message("smoke.note-other", {"what": name, "seconds": record.get("may_take_s", "-")})
     if record.get("kind") == "pending":
         return Message("smoke.backend-waits", {"demand": record.get("demand")})
-    if record.get("kind") == "stage" and record.get("name") in _BEFORE and _number(record.get("seconds")) >= _LONG_S:
+    if record.get("kind") == "stage" and record.get("name") in _BEFORE and number(record.get("seconds")) >= _LONG_S:
         return Message("smoke.stage-running", {"name": record.get("name"), "seconds": f"{record['seconds']:.1f}"})
     return None
 
@@ -110,7 +110,7 @@ def _running(record: Record, total: int | None) -> Message:
 
 def _running_number(value: object) -> str:
     """With three decimals; a dash where the run does not measure it, as the divergence without a reference policy."""
-    return "-" if value is None else f"{_number(value):.3f}"
+    return "-" if value is None else f"{number(value):.3f}"
 
 
 _SHOWN = {"reward": "critic/score/mean", "loss": "actor/loss", "kl": "actor/kl_loss"}
@@ -121,7 +121,8 @@ def _num_steps(header: Record) -> int | None:
     return int(steps) if isinstance(steps, int) else None
 
 
-def _number(value: object) -> float:
+def number(value: object) -> float:
+    """A number of a record; NaN for any other value."""
     return float(value) if isinstance(value, (int, float)) else math.nan
 
 
@@ -263,7 +264,7 @@ def _print_advice(console: Console, records: Sequence[Record], lang: str) -> Non
 def _rows(records: Sequence[Record], lang: str) -> Iterator[tuple[str, str]]:
     header = next((record for record in records if record.get("kind") == "header"), {})
     end = next((record for record in records if record.get("kind") == "end"), {})
-    rewards = [_number(record.get("critic/score/mean")) for record in records if record.get("kind") == "step"]
+    rewards = [number(record.get("critic/score/mean")) for record in records if record.get("kind") == "step"]
     if "backend" in header:
         yield "backend", f"{header['backend']} {header.get('release', '-')}"
         yield "cards", str((header.get("settings") or {}).get("cards", "-"))
@@ -286,16 +287,14 @@ def _rows(records: Sequence[Record], lang: str) -> Iterator[tuple[str, str]]:
         first, last = (sum(part) / len(part) for part in (rewards[:tenth], rewards[-tenth:]))
         yield "reward", f"{sparkline(rewards, 32)}  {first:.2f} → {last:.2f}"
     stages = [record for record in records if record.get("kind") == "stage" and record.get("name") in _BEFORE]
-    timed = [
-        f"{each['name']} {_number(each['seconds']):.2f}" for each in stages if _number(each.get("seconds")) >= 0.005
-    ]
+    timed = [f"{each['name']} {number(each['seconds']):.2f}" for each in stages if number(each.get("seconds")) >= 0.005]
     if timed:
         yield "stages", say(Message("smoke.stages-value", {"parts": ", ".join(timed)}), lang)
     if end and "backend" not in header:
         parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in (end.get("seconds") or {}).items())
-        total = f"{_number(end.get('wall_s')):.1f}"
+        total = f"{number(end.get('wall_s')):.1f}"
         yield "time", say(Message("smoke.time-value", {"total": total, "parts": parts}), lang)
-        yield "memory", f"{_number(end.get('peak_rss_mib')):.0f} MiB"
+        yield "memory", f"{number(end.get('peak_rss_mib')):.0f} MiB"
 
 
 _DEVICE = {"device": "device", "torch": "torch", "python": "python"}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.messages import Message
 from npuenv.resolve.candidate import by_preference, is_asked_for
-from npuenv.resolve.names import checked, stack_names
+from npuenv.resolve.names import checked
 from npuenv.resolve.release_stacks import all_recipes, recipe_named
 from npuenv.resolve.search import evaluate, first_fit
 from npuenv.resolve.stack import build
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from npuenv.resolve.candidate import Candidate
     from npuenv.resolve.types import Conflict, Stack
 
-__all__ = ["published", "published_requests", "resolve", "stack_names"]
+__all__ = ["published", "published_requests", "resolve"]
 
 
 def resolve(request: Request, matrix: Matrix) -> Stack | Conflict:

@@ -103,13 +103,8 @@ def _preference(recipe: Recipe, request: Request, order: list[versions.Version])
         apart = abs(one - other)
     if request.is_newest:
         age = tuple(-number for number in versions.cann(recipe.cann).key) if recipe.cann else ()
-        return not recipe.hardware, apart > 0, age, _days_old(recipe)
+        return not recipe.hardware, apart > 0, age, -int(recipe.date.replace("-", ""))
     return not recipe.hardware, apart, is_candidate_release(recipe)
-
-
-def _days_old(recipe: Recipe) -> int:
-    """Smaller for a younger recipe."""
-    return -int(recipe.date.replace("-", ""))
 
 
 def is_candidate_release(recipe: Recipe) -> bool:

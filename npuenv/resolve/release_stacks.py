@@ -231,17 +231,13 @@ def _partners_clash(matrix: Matrix, vllm_ascend: str, vllm: str) -> tuple[Recipe
     found = []
     for text in partner.requires if partner else ():
         name = versions.requirement_name(text)
-        if name in wanted and not _can_both_hold(text, wanted[name]):
+        if name in wanted and not overlap(versions.requirement_spec(text), versions.requirement_spec(wanted[name])):
             if name in _VLLM_CHOOSES:
                 found.append(RecipeOverride("vllm-ascend", "replace", text, "resolve.derived-vllm-chooses", source))
                 continue
             requirement = versions.with_extras_of(wanted[name], text)
             found.append(RecipeOverride("vllm", "replace", requirement, "resolve.derived-va-last", source))
     return tuple(found)
-
-
-def _can_both_hold(one: str, other: str) -> bool:
-    return overlap(versions.requirement_spec(one), versions.requirement_spec(other))
 
 
 def _git(row: VllmAscend) -> tuple[RecipeGit, ...]:

@@ -115,11 +115,11 @@ def judge(records: Sequence[Record], *, exit_code: int | None, log_tail: str = "
     return tuple(too_little(reading, each) if each.says.key in failed else each for each in found)
 
 
-def cause(findings: Sequence[Finding]) -> Finding | None:
+def cause(findings: Sequence[Finding], causes: Sequence[str] = CAUSES) -> Finding | None:
     """The failure that explains the others; without failures the first unknown; None if all is fine."""
     failed = [each for each in findings if each.status is Status.FAIL]
     if failed:
-        return min(failed, key=lambda each: CAUSES.index(each.says.key.partition(".")[2]))
+        return min(failed, key=lambda each: causes.index(each.says.key.partition(".")[2]))
     return next((each for each in findings if each.status is Status.UNKNOWN), None)
 
 

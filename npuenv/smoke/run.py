@@ -219,6 +219,6 @@ def parse_record(line: str) -> Record:
     return record if isinstance(record, dict) else {"kind": "unreadable", "line": line}
 
 
-def default_out(environ: Mapping[str, str] | None = None) -> Path:
+def default_out() -> Path:
     """The default folder for a run's records, in the user's state folder."""
-    return Path(state_folder(os.environ if environ is None else environ), "smoke-train")
+    return Path(state_folder(os.environ), "smoke-train")

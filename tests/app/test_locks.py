@@ -14,7 +14,7 @@ from npuenv.cli.progress import StepProgress
 from npuenv.core.errors import BadInput, CannotTell, ExitCode
 from npuenv.facts.pip import pip_settings
 from npuenv.host.local import LocalHost
-from npuenv.lock import Missing
+from npuenv.lock.file import Missing
 from npuenv.lock.make import find_uv
 from npuenv.lock.store import put_lock
 from npuenv.lock.uv import Resolver

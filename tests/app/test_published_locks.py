@@ -8,7 +8,7 @@ import pytest
 
 from npuenv.app import LockOptions, lock_published, verify_locks
 from npuenv.core.errors import BadInput, ExitCode
-from npuenv.lock import Lock, LockedPackage
+from npuenv.lock.file import Lock, LockedPackage
 from npuenv.lock.store import put_lock
 from npuenv.lock.verify import Offer
 from npuenv.resolve.types import Request

@@ -115,7 +115,7 @@ class Bench:
     """One lock, one folder of wheels, and a new environment for each run."""
 
     def __init__(self, name: str, wheels: Path, scratch: Path) -> None:
-        from npuenv.lock import read_lock
+        from npuenv.lock.file import read_lock
         from npuenv.lock.make import find_uv
         from npuenv.matrix import load_matrix
         from npuenv.resolve import resolve

@@ -94,9 +94,9 @@ def ours(row: Row) -> Iterator[Callable[[], None]]:
     """Steps of ours; the first thing given back is a function to call once what is imported stands."""
     import torch
 
-    from trainer.algorithms.packing import pack
+    from trainer.algorithms.packing import make_batch
     from trainer.engines.base import Sampling
-    from trainer.engines.builtin import Sampler
+    from trainer.engines.builtin import BuiltinEngine
     from trainer.learner import Learner
     from trainer.loop import update_policy
     from trainer.models import build
@@ -109,7 +109,7 @@ def ours(row: Row) -> Iterator[Callable[[], None]]:
     learner = Learner(build(config, VOCABULARY, seed=SEED, device=device), None, config, seed=SEED)
     sampled = build(config, VOCABULARY, seed=SEED, device=device)
     assert isinstance(sampled, Decoder)
-    sampler = Sampler(sampled, end=None, seed=SEED)
+    sampler = BuiltinEngine(sampled, end=None, seed=SEED)
     sampling = Sampling(row.group, row.new, 1.0)
     number = 0
 
@@ -119,7 +119,7 @@ def ours(row: Row) -> Iterator[Callable[[], None]]:
         prompts = prompts_of(row, number)
         answers = sampler.generate([tuple(prompt) for prompt in prompts], sampling)
         groups = [Group(Prompt("", tuple(p), ""), found) for p, found in zip(prompts, answers, strict=True)]
-        batch = pack(groups, torch.rand(row.prompts, row.group), pad=0)
+        batch = make_batch(groups, torch.rand(row.prompts, row.group), pad=0)
         known = learner.compute_logprobs(batch)
         update_policy(learner, batch, known, learner.compute_advantages(batch, known))
         sampler.load_weights(learner.weights())

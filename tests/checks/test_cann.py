@@ -9,12 +9,10 @@ import pytest
 
 from npuenv.checks import check_all
 from npuenv.checks.registry import CHECKS
-from npuenv.core.fact import Evidence
+from npuenv.core.fact import Evidence, absent, known
 from npuenv.core.finding import Status
 from npuenv.core.messages import say
-from npuenv.facts import absent, known
-from npuenv.facts.cann.parts import Custom, CustomOps, Kernels, Ops, Part, Running
-from npuenv.facts.cann.surroundings import Atb, Written
+from npuenv.facts.cann.parts import Atb, Custom, CustomOps, Kernels, Ops, Part, Running, Written
 from npuenv.facts.cann.toolkit import Closed, Entry, Install, Installs
 from npuenv.facts.npu.smi import Trouble
 from tests.support.changes import HEALTHY, both, cards, find, lost, part, put, trouble, unread, variables

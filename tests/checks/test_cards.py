@@ -14,13 +14,12 @@ from npuenv.checks.npu.cards import CHECKS as CARDS
 from npuenv.checks.npu.devices import CHECKS as DEVICES
 from npuenv.checks.npu.driver import CHECKS as DRIVER
 from npuenv.core.errors import ExitCode
+from npuenv.core.fact import Evidence
 from npuenv.core.finding import Status
 from npuenv.core.messages import LANGUAGES, say
 from npuenv.core.toml_input import load_file
-from npuenv.facts import Evidence
 from npuenv.facts.machine.system import Account
-from npuenv.facts.npu.cards import Dmi, parse_dmi
-from npuenv.facts.npu.holders import Claim, Holder, KernelEvent, parse_kernel_log
+from npuenv.facts.npu.cards import Claim, Dmi, Holder, KernelEvent, parse_dmi, parse_kernel_log
 from npuenv.facts.npu.queries import (
     Board,
     Ecc,

@@ -546,6 +546,7 @@ def statuses(host: EditedHost) -> dict[str, Finding]:
     [("a2_healthy", *case) for case in CASES] + [("a3_healthy", *case) for case in A3_CASES],
     ids=[f"{c[0]}-{c[2].value}-{c[3]}" for c in CASES + A3_CASES],
 )
+@pytest.mark.one_in(2)
 def test_one_fault_gives_the_expected_finding_and_moves_no_other_check(
     host: str, check: str, edit: Edit, status: Status, words: str
 ) -> None:

@@ -175,7 +175,7 @@ def test_the_note_is_removed_where_it_lies_and_the_variable_is_unset() -> None:
 
 
 def _addressed(line: Evidence) -> Any:
-    from npuenv.facts import known
+    from npuenv.core.fact import known
 
     facts = put(processes=NO_RAY)(HEALTHY)
     return dataclasses.replace(facts, ray=dataclasses.replace(facts.ray, address=known("10.0.0.5:6379", line)))

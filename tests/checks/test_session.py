@@ -9,11 +9,10 @@ import pytest
 
 from npuenv.checks.registry import CHECKS
 from npuenv.checks.session.variables import misread
-from npuenv.core.fact import Evidence
+from npuenv.core.fact import Evidence, absent, known
 from npuenv.core.finding import Status
 from npuenv.core.messages import say
-from npuenv.facts import absent, known
-from npuenv.facts.cann.surroundings import Named
+from npuenv.facts.cann.parts import Named
 from npuenv.host.redact import Redactor
 from npuenv.matrix import load_matrix
 from tests.support.changes import HEALTHY, both, find, lost, packages, part, put, unread, variables

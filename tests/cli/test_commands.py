@@ -96,6 +96,17 @@ def test_dry_run_prints_the_order_that_matters(stack: str, capsys: pytest.Captur
     assert removal < steps.index(own[-1])
 
 
+@pytest.mark.parametrize("form", ["", "--json"])
+def test_a_dry_run_for_this_machine_names_the_parts_of_cann_that_it_lacks(
+    form: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["install", "verl-0.7.1-cann8.5.0", "--hardware", "a2", "--arch", platform.machine(), "--dry-run"]
+    main([*words, "--target", str(home / "x"), *filter(None, [form])])
+    said = capsys.readouterr().err
+    for part in ("toolkit", "910b-ops", "nnal"):
+        assert says(said, "plan.cann-missing", file=f"Ascend-cann-{part}_8.5.0_linux-{platform.machine()}.run")
+
+
 def test_a_dry_run_says_first_what_would_end_the_installation_and_ends_as_it_would(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 from npuenv.cli import main
 from npuenv.core.messages import Message
 from npuenv.core.toml_input import loads
-from npuenv.lock import Lock, LockedPackage, parse_lock, read_lock
+from npuenv.lock.file import Lock, LockedPackage, parse_lock, read_lock
 from npuenv.lock.inputs import inputs_of
 from npuenv.lock.store import find_lock, put_lock
 from npuenv.lock.wheels import write_wheel

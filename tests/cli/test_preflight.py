@@ -92,6 +92,15 @@ def test_a_release_that_launch_files_are_rendered_for_is_judged_as_the_one_befor
     assert f"verl {release}, " in said and "errors: 0, warnings: 0" in said
 
 
+@pytest.mark.parametrize("release", ["verl==9.9", "roll==7.7", "roll==0.1.0"])
+def test_a_release_that_no_launch_files_are_rendered_for_is_refused(
+    release: str, good: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["preflight", str(good), "--for", release]) == 2
+    name, _, number = release.partition("==")
+    assert says(capsys.readouterr().err, "preflight.no-such-release", framework=name, release=number)
+
+
 def test_the_release_of_a_roll_stack_is_a_commit_that_counts_as_a_version(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -114,7 +114,7 @@ def test_an_edited_dockerfile_is_kept_without_force_and_nothing_is_written_where
     capsys.readouterr()
     assert main([*STACK, "-o", str(tmp_path)]) == 2
     said = capsys.readouterr().err
-    assert says(said, "render.exists", files="Dockerfile") and "--force" in said
+    assert says(said, "render.exists", files=f"{FOLDER}/Dockerfile") and "--force" in said
     compose.write_text("mine")
     assert main(words) == 2
     assert dockerfile.read_text(encoding="utf-8").endswith("RUN echo mine\n")

@@ -694,6 +694,7 @@ def test_a_node_that_has_not_mounted_the_folder_is_named_and_not_all_the_others(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_real_hosts_with_a_real_firewall_and_a_pulled_cable(tmp_path: Path) -> None:
     """Three hosts with sshd: all open, then one port dropped, then what one of them sends, then a host that is gone."""
     why = why_not(sshd=True) or (None if shutil.which("iptables") else "there is no iptables here")

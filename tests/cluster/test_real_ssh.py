@@ -123,6 +123,7 @@ def test_an_interrupt_ends_what_runs_on_the_nodes(hosts: Machines) -> None:
     assert until(lambda: not [line for line in hosts.operator.processes() if "ssh" in line])
 
 
+@pytest.mark.long
 def test_ports_and_a_shared_folder_are_tried(hosts: Machines) -> None:
     """The hosts see the same files below the test's folder, and each has a /tmp of its own."""
     code, document = doctor(hosts, "node[1-2]", "--level", "2", "--shared", str(hosts.folder))

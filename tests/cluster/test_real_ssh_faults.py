@@ -89,7 +89,8 @@ def require_all_cards_asked(hosts: Machines) -> None:
         assert {f"hccn_tool -i {card} -{item} -g" for card in range(8) for item in ("link", "tls", "ip")} <= {*asked}
 
 
-@pytest.mark.parametrize("tls", ["off", pytest.param("on", marks=pytest.mark.long)])
+@pytest.mark.parametrize("tls", ["off", "on"])
+@pytest.mark.long
 def test_a_uniform_cluster_gives_no_alarm(hosts: Machines, tls: str) -> None:
     plant(hosts, tls=tls)
     found = agreement(hosts)

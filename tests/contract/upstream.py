@@ -29,7 +29,7 @@ from npuenv.core.messages import say
 from npuenv.install.locations import default_environment
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import defaults_of, known_releases
-from npuenv.preflight.checkout import find_checkout
+from npuenv.preflight.configs import find_checkout
 from npuenv.preflight.examine import examine
 from npuenv.preflight.reading import ReadOptions, all_of, read_file, read_text
 from npuenv.preflight.types import Machine
@@ -37,6 +37,7 @@ from npuenv.render.launch.verl import render_verl
 from tests.contract.make_verl_keys import programs
 from tests.contract.mutants import Mutant, chosen, mutants
 from tests.contract.started import started
+from tests.render.conftest import make_stack
 from tests.render.verl_jobs import RECIPES, published
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ def rendered(release: str) -> dict[str, str]:
     for id in RECIPES:
         job, placement, recipe, paths = published(id, release)
         try:
-            found[id] = render_verl(job, placement, recipe, stack=None, paths=paths)["run.sh"]
+            found[id] = render_verl(job, placement, recipe, stack=make_stack(), paths=paths)["run.sh"]
         except NpuenvError:
             continue  # not in this release, and it says so
     return found

@@ -23,6 +23,7 @@ LAST_MEASURED = 201
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+@pytest.mark.one_in(2)
 def test_a_case_is_diagnosed_and_quotes_the_line_where_it_says(
     path: Path, diagnosed: Callable[[str], Diagnosis]
 ) -> None:
@@ -109,6 +110,7 @@ def test_a_long_log_around_a_case_hides_nothing() -> None:
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the labelled cases lie beside this repository, not in it")
+@pytest.mark.slow
 def test_labelled_cases_stay_where_they_were_measured() -> None:
     """Floors well below what was measured, so that a new table row may cost a case and a broken rule may not.
 

@@ -84,5 +84,6 @@ def test_a_collector_of_logs_changes_no_verdict(collected: Callable[[str], str])
 
 @pytest.mark.slow
 @pytest.mark.parametrize("collected", COLLECTORS)
+@pytest.mark.one_in(4)
 def test_a_collector_of_logs_changes_no_verdict_of_any_second_case(collected: Callable[[str], str]) -> None:
     assert wrongly_diagnosed(CASES[::2], collected) == []

@@ -91,6 +91,8 @@ def test_cann(text: str, version: str) -> None:
         ("npu-smi 24.1.rc2   Version: 24.1.rc2", "driver", "24.1.RC2"),
         ("driver version: 25.2.0", "driver", "25.2.0"),
         ("$ cat /usr/local/Ascend/driver/version.info\nVersion=25.2.0\n", "driver", "25.2.0"),
+        ("$ cat /usr/local/Ascend/driver/version.info\nversion=24.1.rc2\n", "driver", "24.1.rc2"),
+        ("$ cat /usr/local/Ascend/driver/version.info\nVersion=24.1.rc2\n", "driver", "24.1.rc2"),
         ("Python version: 3.11.9 (main)", "python", "3.11"),
         ("/usr/lib/python3.10/site-packages/torch/__init__.py", "python", "3.10"),
         ("Architecture:           aarch64", "arch", "aarch64"),

@@ -133,10 +133,8 @@ def is_for_want_of_the_table(finding: Finding) -> bool:
     return finding.says.key in ("check_npu.see-npu-smi", "check_cann.kernels-no-chip")
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [pytest.param(fault, id=fault["id"], marks=pytest.mark.slow if at % 3 else ()) for at, fault in enumerate(FAULTS)],
-)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault["id"])
+@pytest.mark.one_in(5)
 def test_the_check_of_a_fault_speaks_and_no_other_one_does(fault: dict[str, Any]) -> None:
     level, framework = fault.get("level", 2), fault.get("framework")
     healthy = of_healthy(fault["host"], level, framework)

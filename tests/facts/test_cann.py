@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npuenv.core import versions
-from npuenv.facts import State
-from npuenv.facts.cann import parts, surroundings, toolkit
+from npuenv.core.fact import State
+from npuenv.facts.cann import parts, toolkit
 from tests.support.scripted_host import ScriptedHost
 
 ROOT = "/usr/local/Ascend/cann-8.5.0"
@@ -47,6 +47,7 @@ def test_the_cann_folder_of_a_path(path: str, home: str) -> None:
 
 @FEW
 @given(NOISE)
+@pytest.mark.slow
 def test_the_folder_of_any_path_is_the_beginning_of_that_path(path: str) -> None:
     home = toolkit.home_of(path)
     assert path == home or path.startswith(f"{home}/") or not home
@@ -143,7 +144,7 @@ def test_any_environment_gives_entries_that_are_in_it(variables: dict[str, str])
 def test_any_answer_of_a_compiler_gives_numbers_or_nothing(text: str, code: int) -> None:
     host = ScriptedHost()
     host.fails("gcc --version", out=text, code=code)
-    fact = surroundings.compilers(host, 1.0)
+    fact = parts.compilers(host, 1.0)
     assert all(value in text and re.fullmatch(r"[0-9]+(\.[0-9]+)+", value) for value in (fact.value or {}).values())
     assert code == 0 or fact.value is None
 

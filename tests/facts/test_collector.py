@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.facts import Evidence, Fact, State, known
+from npuenv.core.fact import Evidence, Fact, State, known
 from npuenv.facts.collect import GROUPS, collect
 from npuenv.facts.collector import Collector, Group, fact, not_asked, was_asked
 from tests.support.scripted_host import ScriptedHost

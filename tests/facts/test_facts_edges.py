@@ -11,8 +11,7 @@ import pytest
 
 from npuenv.facts.cann import parts
 from npuenv.facts.hccn.parsers import Optical
-from npuenv.facts.network.interfaces import number_of
-from npuenv.facts.network.ports import PortRange
+from npuenv.facts.network.interfaces import PortRange, number_of
 from tests.support.scripted_host import ScriptedHost
 
 TARGET = Path(__file__).parents[2] / "npuenv/facts/target"

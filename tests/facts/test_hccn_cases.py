@@ -13,15 +13,16 @@ from typing import Any
 
 import pytest
 
+from npuenv.core.fact import Fact, State
 from npuenv.core.toml_input import load_file
-from npuenv.facts import Fact, State
 from npuenv.facts.collect import plain
 from npuenv.facts.hccn.answers import answer
 from npuenv.facts.hccn.parsers import ITEMS
 from npuenv.host.base import Ran
 
 HERE = Path(__file__).parent
-CASES = sorted((HERE / "cases" / "hccn").glob("*.toml"))
+CASES = {path.stem: load_file(path) for path in sorted((HERE / "cases" / "hccn").glob("*.toml"))}
+ASKED = sorted({case["item"] for case in CASES.values()})
 TRANSCRIPTS = HERE.parents[2] / "shared" / "transcripts" / "hccn_tool"
 
 
@@ -40,50 +41,50 @@ def _named(value: Any, parts: Any) -> Any:
     return "none" if value is None else value
 
 
-@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_an_answer_of_the_tool_reads_as_expected(path: Path) -> None:
-    case = load_file(path)
-    item = case["item"]
-    assert set(case["answers"]) == set(case["expected"])
-    for card, expected in case["expected"].items():
-        fact: Fact[Any] = answer(_ran(item, case["answers"][card]), item, ITEMS[item])
-        assert fact.state.value == expected["state"], fact
-        if fact.state is State.KNOWN:
-            assert _named(plain(fact.value), expected["value"]) == expected["value"]
-        assert any(expected.get("line", "") in line.line for line in fact.evidence), fact.evidence
+def _asked(item: str) -> list[tuple[str, dict[str, Any]]]:
+    return [(name, case) for name, case in CASES.items() if case["item"] == item]
+
+
+@pytest.mark.parametrize("item", ASKED)
+def test_an_answer_of_the_tool_reads_as_expected(item: str) -> None:
+    for name, case in _asked(item):
+        assert set(case["answers"]) == set(case["expected"]), name
+        for card, expected in case["expected"].items():
+            fact: Fact[Any] = answer(_ran(item, case["answers"][card]), item, ITEMS[item])
+            assert fact.state.value == expected["state"], (name, fact)
+            if fact.state is State.KNOWN:
+                assert _named(plain(fact.value), expected["value"]) == expected["value"], name
+            assert any(expected.get("line", "") in line.line for line in fact.evidence), (name, fact.evidence)
 
 
 # Of lists of single values, what is left of a cut answer is true.
 LISTS = ("tls", "optical", "stat", "link_stat", "port_info", "dev_info")
-WHOLE = [path for path in CASES if load_file(path)["item"] not in LISTS]
 
 
-@pytest.mark.parametrize("path", WHOLE, ids=lambda path: path.stem)
-def test_an_answer_that_lacks_its_last_lines_is_unreadable_or_the_same(path: Path) -> None:
-    case = load_file(path)
-    parse = ITEMS[case["item"]]
-    for said in case["answers"].values():
+@pytest.mark.parametrize("item", [item for item in ASKED if item not in LISTS])
+def test_an_answer_that_lacks_its_last_lines_is_unreadable_or_the_same(item: str) -> None:
+    parse = ITEMS[item]
+    for name, said in ((name, said) for name, case in _asked(item) for said in case["answers"].values()):
         lines = said.get("out", "").splitlines(keepends=True)
         whole = parse("".join(lines))
         for kept in range(len(lines)):
             cut = parse("".join(lines[:kept]))
             is_less = whole is None or "recv time out" in said["out"]  # two answers, or a ping without its last line
-            assert cut is None or cut == whole or is_less, (kept, cut)
+            assert cut is None or cut == whole or is_less, (name, kept, cut)
 
 
-@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_a_damaged_answer_never_raises(path: Path) -> None:
-    case = load_file(path)
-    chance = random.Random(path.stem)
-    for said in case["answers"].values():
+@pytest.mark.parametrize("item", ASKED)
+def test_a_damaged_answer_never_raises(item: str) -> None:
+    chance = random.Random(item)
+    for name, said in ((name, said) for name, case in _asked(item) for said in case["answers"].values()):
         text = said.get("out", "") or said.get("err", "")
         for _ in range(40):
             at = chance.randrange(len(text) + 1)
             broken = (
                 text[:at] + chance.choice(("", "\x00", "[", "|", "\x1b[", "\ufffd")) + text[at + chance.randrange(3) :]
             )
-            fact: Fact[Any] = answer(_ran(case["item"], {**said, "out": broken}), case["item"], ITEMS[case["item"]])
-            assert (fact.value is not None) == (fact.state is State.KNOWN)
+            fact: Fact[Any] = answer(_ran(item, {**said, "out": broken}), item, ITEMS[item])
+            assert (fact.value is not None) == (fact.state is State.KNOWN), name
 
 
 def test_a_cut_table_of_ports_is_unreadable_as_long_as_ports_may_be_missing() -> None:
@@ -96,8 +97,7 @@ def test_a_cut_table_of_ports_is_unreadable_as_long_as_ports_may_be_missing() ->
 
 def test_every_item_has_a_known_answer_and_one_that_is_not() -> None:
     states: dict[str, set[str]] = {}
-    for path in CASES:
-        case = load_file(path)
+    for case in CASES.values():
         states.setdefault(case["item"], set()).update(item["state"] for item in case["expected"].values())
     always_known = {"lldp", "link_stat", "hccs_ping", "ub_ping", "netdetect", "port_info"}
     assert set(states) == set(ITEMS)
@@ -109,6 +109,6 @@ def test_every_item_has_a_known_answer_and_one_that_is_not() -> None:
 def test_every_transcript_of_the_tool_is_a_case_with_its_very_text() -> None:
     unread = {"bandwidth", "fec_rs"}  # answers to what the doctor does not ask
     for transcript in sorted(path for path in TRANSCRIPTS.glob("*.txt") if path.stem not in unread):
-        case = load_file(HERE / "cases" / "hccn" / f"{transcript.stem}.toml")
-        said = "".join(item.get("out", "") + item.get("err", "") for item in case["answers"].values())
+        answers = CASES[transcript.stem]["answers"]
+        said = "".join(item.get("out", "") + item.get("err", "") for item in answers.values())
         assert said == transcript.read_text(encoding="utf-8"), transcript.name

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npuenv.core.fact import State
-from npuenv.facts.network import environ as launch
-from npuenv.facts.network import interfaces, ports, services
+from npuenv.facts.network import interfaces, services
+from npuenv.facts.network import services as launch
 
 PIECES = (
     "|-- 10.0.0.1",
@@ -52,8 +52,8 @@ def test_no_text_makes_a_parser_raise_and_every_address_stands_in_the_text(text:
     assert all(address in text for _, address in interfaces.addresses_of_program(text))
     assert all(ipaddress.ip_address(address) for _, address in interfaces.inet6_addresses(text))
     assert all(0 <= route.network < 1 << 32 for route in interfaces.routes(text))
-    assert all(0 <= port < 65536 and ipaddress.ip_address(address) for address, port in ports.listening(text))
-    assert all(port < 100_000 for port in ports.owners_of(text))
+    assert all(0 <= port < 65536 and ipaddress.ip_address(address) for address, port in interfaces.listening(text))
+    assert all(port < 100_000 for port in interfaces.owners_of(text))
     assert all(address in text for found in interfaces.hosts_entries(text).values() for address in found)
     assert all(address in text for address in interfaces.addresses_of(text))
     assert services.drops_input(text) is None or "policy" in text
@@ -127,4 +127,4 @@ def test_which_variables_speak_of_several_nodes(variables: dict[str, str], expec
 
 def test_a_mapped_address_of_version_4_is_written_alike_on_every_python() -> None:
     line = "   0: 0000000000000000FFFF00000100007F:2711 00000000000000000000000000000000:0000 0A\n"
-    assert ports.listening(f"  sl  local_address  remote_address  st\n{line}") == [("::ffff:127.0.0.1", 10001)]
+    assert interfaces.listening(f"  sl  local_address  remote_address  st\n{line}") == [("::ffff:127.0.0.1", 10001)]

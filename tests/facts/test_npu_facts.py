@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from npuenv.core.fact import State
 from npuenv.core.toml_input import load_file
-from npuenv.facts import State
 from npuenv.facts import collect as collecting
-from npuenv.facts.npu import cards, driver, holders
+from npuenv.facts.npu import cards, driver
 from npuenv.facts.npu.smi import SmiTable, parse_info
 from npuenv.host.base import Looked, NotRecorded, PathState, Ran
 from tests.support.scripted_host import ScriptedHost
@@ -187,12 +187,12 @@ def ask_again_healthy() -> list[str]:
 def test_the_drivers_account_is_read_at_level_1_only_where_the_cards_are_taken() -> None:
     host = ScriptedHost()
     host.fails("npu-smi info", out=text_of("smi", "err_device_used_8020"), code=172)
-    host.file(holders.CLAIMS, text_of("npu_claims", "one_container_holds_all"))
+    host.file(cards.CLAIMS, text_of("npu_claims", "one_container_holds_all"))
     facts = collect(host, 1)
     assert facts.claims.value is not None and facts.claims.value[0].root_pid == 2679173
     healthy = host_with(A2)
     collect(healthy, 1)
-    assert holders.CLAIMS not in healthy.asked
+    assert cards.CLAIMS not in healthy.asked
 
 
 def table_of(name: str) -> SmiTable:
@@ -210,7 +210,7 @@ def test_a_process_is_here_only_when_its_name_agrees() -> None:
     for name, is_here in (("python", True), ("sshd", False)):
         host = ScriptedHost()
         host.file("/proc/1601114/status", status(name))
-        (holder,) = holders.holders(host, table).value or ()
+        (holder,) = cards.holders(host, table).value or ()
         assert (holder.is_here, holder.uid) == (is_here, 1000 if is_here else None)
         assert (holder.npu, holder.pid, holder.memory_mib, holder.is_in_container) == (4, 1601114, 18429, False)
 
@@ -218,13 +218,13 @@ def test_a_process_is_here_only_when_its_name_agrees() -> None:
 def test_a_process_that_waits_for_its_parent_is_a_zombie() -> None:
     host = ScriptedHost()
     host.file("/proc/1601114/status", status("python", state="Z (zombie)"))
-    (holder,) = holders.holders(host, table_of("info_910B3_25.2.0_one_proc")).value or ()
+    (holder,) = cards.holders(host, table_of("info_910B3_25.2.0_one_proc")).value or ()
     assert holder.is_zombie
 
 
 def test_a_process_without_a_name_is_in_another_container_and_not_looked_up() -> None:
     host = ScriptedHost()
-    found = holders.holders(host, table_of("info_910B3_25.0.rc1.b010_busy")).value or ()
+    found = cards.holders(host, table_of("info_910B3_25.0.rc1.b010_busy")).value or ()
     assert len(found) == 8 and all(holder.is_in_container and not holder.is_here for holder in found)
     assert host.asked == []
 
@@ -270,31 +270,31 @@ def test_an_installers_log_for_root_alone_is_absent_and_garbage_is_unknown() -> 
 def test_the_kernel_log_of_another_user_is_absent_and_a_failure_is_unknown() -> None:
     words = "dmesg --level=emerg,alert,crit,err,warn"
     host = ScriptedHost()
-    assert holders.events(host).state is State.ABSENT
+    assert cards.events(host).state is State.ABSENT
     host.fails(words, err="dmesg: read kernel buffer failed: Operation not permitted\n")
-    assert holders.events(host).state is State.ABSENT
+    assert cards.events(host).state is State.ABSENT
     host.fails(words, timed_out=True)
-    assert holders.events(host).state is State.UNKNOWN
+    assert cards.events(host).state is State.UNKNOWN
     host.commands[words] = text_of("npu_kernel", "abnormal")
-    assert [event.device for event in holders.events(host).value or ()] == [5]
+    assert [event.device for event in cards.events(host).value or ()] == [5]
 
 
 def test_a_dmesg_without_levels_is_asked_again_without_them() -> None:
     host = ScriptedHost()
     host.fails("dmesg --level=emerg,alert,crit,err,warn", err="dmesg: unrecognized option '--level'\n")
     host.commands["dmesg"] = text_of("npu_kernel", "conflict")
-    assert [event.kind for event in holders.events(host).value or ()] == ["conflict", "conflict"]
+    assert [event.kind for event in cards.events(host).value or ()] == ["conflict", "conflict"]
 
 
 def test_claims_are_for_root_and_an_unreadable_account_is_unknown() -> None:
     host = ScriptedHost()
-    assert holders.claims(host).state is State.ABSENT
-    host.unreadable(holders.CLAIMS)
-    assert holders.claims(host).state is State.ABSENT
-    host.file(holders.CLAIMS, "what is this\n")
-    assert holders.claims(host).state is State.UNKNOWN
-    host.file(holders.CLAIMS, "")
-    assert holders.claims(host).value == ()
+    assert cards.claims(host).state is State.ABSENT
+    host.unreadable(cards.CLAIMS)
+    assert cards.claims(host).state is State.ABSENT
+    host.file(cards.CLAIMS, "what is this\n")
+    assert cards.claims(host).state is State.UNKNOWN
+    host.file(cards.CLAIMS, "")
+    assert cards.claims(host).value == ()
 
 
 def test_ascend_dmi_runs_its_two_diagnoses_and_keeps_what_it_says() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from npuenv.core.toml_input import load_file
 from npuenv.facts.collect import plain
-from npuenv.facts.npu import cards, driver, holders, queries
+from npuenv.facts.npu import cards, driver, queries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,8 +30,8 @@ READERS: dict[str, Callable[[str], Any]] = {
     "npu_events": queries.parse_events,
     "npu_refusal": queries.refusal,
     "npu_installer": driver.parse_installer,
-    "npu_kernel": holders.parse_kernel_log,
-    "npu_claims": holders.parse_claims,
+    "npu_kernel": cards.parse_kernel_log,
+    "npu_claims": cards.parse_claims,
     "npu_lspci": driver.parse_lspci,
     "npu_dmi": lambda text: cards.parse_dmi(text, 0),
 }

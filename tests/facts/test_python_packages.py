@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuenv.core.fact import LINE_AT_MOST, Evidence, absent, known, unknown
-from npuenv.facts import Fact, State
+from npuenv.core.fact import LINE_AT_MOST, Evidence, Fact, State, absent, known, unknown
 from npuenv.facts.collect import collect
 from npuenv.facts.collector import Collector, was_asked
 from npuenv.facts.python import PythonFacts, find_python

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from npuenv.core.finding import Finding
     from npuenv.core.plan import Plan
     from npuenv.host.base import Ran
-    from npuenv.lock import Lock
+    from npuenv.lock.file import Lock
 
 INDEXES = {"pytorch-cpu": "https://index.invalid/whl/cpu/"}
 WHY = Message("plan.why-rest")

@@ -23,7 +23,7 @@ from npuenv.host.local import LocalHost
 from npuenv.host.writing import claim
 from npuenv.install.executor import Event, Session, State, execute
 from npuenv.install.failures import deciding_line
-from npuenv.lock import parse_lock, write_lock
+from npuenv.lock.file import parse_lock, write_lock
 from npuenv.lock.wheels import write_wheel
 from npuenv.render.script import render_script
 from tests.support.own_signals import interruptible
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from npuenv.lock import Lock
+    from npuenv.lock.file import Lock
     from tests.install.conftest import World
 
 ALL = ("venv", "inspector", "torch+rest", "activate", "verify", "finish")

@@ -19,7 +19,7 @@ from npuenv.install.executor import Session, execute
 from npuenv.install.locations import Target
 from npuenv.install.plan.make import Tools, plan_install
 from npuenv.install.plan.target import check_target, find_python
-from npuenv.lock import read_lock
+from npuenv.lock.file import read_lock
 from npuenv.lock.make import find_uv, make_lock, wheel_hashes
 from npuenv.lock.preconditions import require_complete, require_sources
 from npuenv.lock.store import fits_stack

@@ -29,7 +29,7 @@ from tests.support.sentences import part, says
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.lock import Lock
+    from npuenv.lock.file import Lock
     from tests.install.conftest import World
 
 pytestmark = pytest.mark.usefixtures("asked_here")

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from npuenv.core.seal import seal_of
 from npuenv.facts.conditions import INSPECTOR
-from npuenv.facts.manifest import describe, seal_of
+from npuenv.facts.manifest import describe
 from npuenv.facts.target.dist_info import sha256
 from npuenv.host.local import LocalHost
 from npuenv.install import env_verifier as inspector
@@ -67,7 +68,7 @@ def test_what_is_sent_is_one_program_of_the_standard_library_for_every_python_fr
         assert {name for name in imported if name.startswith("npuenv")} <= before, module
         named |= {name.partition(".")[0] for name in imported - before}
         before.add(module)
-    assert len(sent) == 8 and sent[-1][1] == program.__name__
+    assert len(sent) == 9 and sent[-1][1] == program.__name__
     assert {"subprocess", "sysconfig", "csv"} <= named <= set(sys.stdlib_module_names)
 
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npuenv.core.plan import Plan
-    from npuenv.lock import Lock
+    from npuenv.lock.file import Lock
     from npuenv.resolve.types import BuildStep
 
 pytestmark = [

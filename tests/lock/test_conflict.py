@@ -10,8 +10,8 @@ import pytest
 
 from npuenv.core.messages import Message
 from npuenv.core.toml_input import load_file
-from npuenv.lock import Lock, parse_lock, write_lock
 from npuenv.lock.conflict import prove, single_overrides, smallest
+from npuenv.lock.file import Lock, parse_lock, write_lock
 from npuenv.lock.inputs import REPLACE, REQUIRE, Inputs, Line, inputs_of
 from npuenv.lock.make import make_lock, ways_out
 from npuenv.lock.uv import Supply, pip_compile

@@ -15,8 +15,8 @@ import pytest
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import say
 from npuenv.core.toml_input import loads
-from npuenv.lock import Lock, LockedPackage, LockedSource, Missing
 from npuenv.lock.export import files_by_hash, pylock_toml, requirement_lines, requirements_txt
+from npuenv.lock.file import Lock, LockedPackage, LockedSource, Missing
 from npuenv.lock.make import find_uv
 from npuenv.lock.wheels import write_wheel
 

@@ -16,7 +16,7 @@ from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message, say
 from npuenv.facts.pip import PipSettings
 from npuenv.host.local import LocalHost
-from npuenv.lock import Lock, LockedPackage, LockedSource, Missing, Proof, parse_lock, read_lock, write_lock
+from npuenv.lock.file import Lock, LockedPackage, LockedSource, Missing, Proof, parse_lock, read_lock, write_lock
 from npuenv.lock.inputs import inputs_of
 from npuenv.lock.store import locks_named, put_lock, shelf_locks
 from npuenv.lock.uv import Resolver

@@ -20,7 +20,8 @@ from npuenv.core.messages import Message, say
 from npuenv.facts.pip import pip_settings
 from npuenv.host.base import Ran
 from npuenv.host.local import LocalHost
-from npuenv.lock import Lock, Missing, Proof, inputs, make, parse_lock, read_lock, uv, write_lock
+from npuenv.lock import inputs, make, uv
+from npuenv.lock.file import Lock, Missing, Proof, parse_lock, read_lock, write_lock
 from npuenv.lock.inputs import inputs_of, stand_in_requires
 from npuenv.lock.make import Known, find_uv, make_lock, solve
 from npuenv.lock.preconditions import require_complete, require_sources

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.lock import Lock, LockedPackage, LockedSource, Missing
+from npuenv.lock.file import Lock, LockedPackage, LockedSource, Missing
 from npuenv.lock.make import find_uv
 from npuenv.lock.sbom import cyclonedx, installed_licences
 

@@ -18,7 +18,7 @@ from npuenv.core.messages import say
 from npuenv.core.toml_input import loads
 from npuenv.facts.pip import PipSettings, Setting
 from npuenv.host.local import LocalHost
-from npuenv.lock import Lock, LockedPackage, LockedSource, Missing
+from npuenv.lock.file import Lock, LockedPackage, LockedSource, Missing
 from npuenv.lock.make import find_uv
 from npuenv.lock.uv import Resolver
 from npuenv.lock.uv_project import _project, write_uv_project

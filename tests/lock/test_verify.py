@@ -13,7 +13,7 @@ import pytest
 
 from npuenv.facts.pip import pip_settings
 from npuenv.host.local import LocalHost
-from npuenv.lock import Lock, LockedPackage, Missing
+from npuenv.lock.file import Lock, LockedPackage, Missing
 from npuenv.lock.make import find_uv
 from npuenv.lock.uv import Resolver
 from npuenv.lock.verify import Offer, Verified, verify_lock

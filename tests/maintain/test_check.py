@@ -98,6 +98,7 @@ def refused(tmp_path: Path, file: str, old: str, new: str) -> tuple[str, str, st
         ),
     ],
 )  # fmt: skip
+@pytest.mark.one_in(3)
 def test_one_wrong_field_is_refused_with_its_row(
     tmp_path: Path, file: str, old: str, new: str, expected: tuple[str, str, str]
 ) -> None:
@@ -115,6 +116,7 @@ def test_a_cann_version_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lacking", LANGUAGES)
+@pytest.mark.long
 def test_a_sentence_that_one_language_lacks_is_refused(lacking: str, monkeypatch: pytest.MonkeyPatch) -> None:
     key = "contradiction.same-family"
 

@@ -10,7 +10,7 @@ import pytest
 
 from npuenv.core.errors import BadInput, CannotTell
 from npuenv.core.messages import Message, say
-from npuenv.lock import Missing, read_lock
+from npuenv.lock.file import Missing, read_lock
 from npuenv.lock.make import Solved
 from npuenv.maintain.lock_all import RECORD, GridRow, lock_all
 from npuenv.resolve.types import GitSource, Pin, Platform, Reason, Stack

@@ -10,7 +10,7 @@ import pytest
 from npuenv.app import PreflightOptions, preflight
 from npuenv.core.messages import say
 from npuenv.matrix.keys import defaults_of
-from npuenv.preflight.checkout import find_checkout
+from npuenv.preflight.configs import find_checkout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from npuenv.preflight.edit_yaml import edit_yaml
+from npuenv.preflight.edits import edit_yaml
 from npuenv.preflight.types import Change
 
 TEXT = """\

@@ -147,6 +147,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.registry
+@pytest.mark.long
 def test_hydra_itself_reads_every_word_the_same_way(tmp_path: Path) -> None:
     python = tmp_path / "venv" / "bin" / "python"
     uv = [sys.executable, "-m", "uv"]

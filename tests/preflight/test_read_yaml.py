@@ -90,12 +90,11 @@ def test_plain_scalars_are_read_as_omegaconf_reads_them(text: str, value: Any) -
         "%x", "@x",
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("quote", ["", "'", '"'])
-def test_what_is_written_reads_back_as_the_same_value(value: Any, quote: str) -> None:
-    text = write_scalar(value, quote)
-    found = read_yaml(f"k: {text}\n", "f")[0]
-    got = {leaf.path[1:]: leaf.value for leaf in found.leaves()} if isinstance(value, dict) else found.value
-    assert got == ({("a",): value["a"]} if isinstance(value, dict) else value)
+def test_what_is_written_reads_back_as_the_same_value(value: Any) -> None:
+    for quote in ("", "'", '"'):
+        found = read_yaml(f"k: {write_scalar(value, quote)}\n", "f")[0]
+        got = {leaf.path[1:]: leaf.value for leaf in found.leaves()} if isinstance(value, dict) else found.value
+        assert got == ({("a",): value["a"]} if isinstance(value, dict) else value), quote
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ def rules_of(launch: Launch) -> set[str]:
 
 
 @pytest.mark.parametrize("case", FAULTS, ids=lambda case: case.id)
+@pytest.mark.one_in(2)
 def test_a_planted_fault_is_found_by_its_rule_alone_and_said_in_both_languages_and_corrected(case: Any) -> None:
     assert {problem.check for problem in case_files.alarms(case)} == {case.rule}
     for problem in case_files.alarms(case):
@@ -158,7 +159,8 @@ def test_a_release_lies_between_two_known_ones(release: str | None, beside: tupl
     [
         ("0.3.0", "0.3.0", False),
         ("v0.4.0", "0.4.0", False),
-        ("0.1.2", "0.2.0", False),
+        ("0.2.9", "0.2.9", False),
+        ("0.1.2", "0.1.2", True),
         ("8eb27cc2", "0.3.0", False),
         ("main @8eb27cc2", "0.3.0", False),
         ("5d1e3c3d", "0.2.0", False),

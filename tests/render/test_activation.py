@@ -109,6 +109,7 @@ def test_leaving_puts_everything_back(session: Session, before: dict[str, str], 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.one_in(2)
 def test_environments_nest(session: Session, tmp_path: Path, cann: Path) -> None:
     first = verl(cann, tmp_path / "first")
     second = install(stack_of(ROLL, cann_root=str(cann)), tmp_path / "second")
@@ -158,6 +159,7 @@ def test_entering_twice_is_like_once(session: Session, tmp_path: Path, cann: Pat
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", POSIX_SHELLS)
 @pytest.mark.parametrize("options", ["set -eu", "set -a", "set -f", "IFS=/:"])
+@pytest.mark.one_in(3)
 def test_options_of_the_shell_do_no_harm(session: Session, options: str, tmp_path: Path, new_cann: Path) -> None:
     root = verl(new_cann, tmp_path / "env")
     enter = session.enter(root)

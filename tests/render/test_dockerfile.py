@@ -8,28 +8,26 @@ import pytest
 
 from npuenv.core.errors import BadInput
 from npuenv.render.dockerfile import (
-    Arg,
     ByArch,
     Comment,
-    Copy,
-    Entrypoint,
-    Env,
     Exec,
     Export,
-    From,
     Glob,
-    Healthcheck,
     Instruction,
     Joined,
-    Label,
     Run,
-    Shell,
     Source,
-    User,
     Var,
     When,
-    Workdir,
+    arg,
+    base_image,
+    env,
+    healthcheck,
+    label,
+    listed,
     text,
+    user,
+    workdir,
 )
 
 if TYPE_CHECKING:
@@ -40,17 +38,17 @@ BREAK_OUTS = ("a'b", 'a"b', "a\nRUN evil", "a\rb", "$(evil)", "${HOME}", "`evil`
 
 def test_each_instruction_has_its_text() -> None:
     tree: tuple[Instruction, ...] = (
-        Arg("BASE", "name:tag"),
-        From(Var("BASE")),
-        Arg("TARGETARCH"),
-        Label("org.example", "two words"),
-        Env("HCCL_CONNECT_TIMEOUT", "1500"),
-        Shell(("/bin/bash", "-c")),
-        Copy(("a", "b"), "/opt/"),
-        Workdir("/workspace"),
-        User(Var("WHO")),
-        Healthcheck(("python3", "check.py"), interval_s=60, timeout_s=5),
-        Entrypoint(("/bin/bash", "run.sh")),
+        arg("BASE", "name:tag"),
+        base_image(Var("BASE")),
+        arg("TARGETARCH"),
+        label("org.example", "two words"),
+        env("HCCL_CONNECT_TIMEOUT", "1500"),
+        listed("SHELL", "/bin/bash", "-c"),
+        listed("COPY", "a", "b", "/opt/"),
+        workdir("/workspace"),
+        user(Var("WHO")),
+        healthcheck(("python3", "check.py"), interval_s=60, timeout_s=5),
+        listed("ENTRYPOINT", "/bin/bash", "run.sh"),
     )
     assert text(tree).splitlines() == [
         'ARG BASE="name:tag"',
@@ -120,18 +118,18 @@ def test_a_condition_may_be_wanted_to_fail() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda value: From(value),
-        lambda value: Arg("NAME", value),
-        lambda value: Env("NAME", value),
-        lambda value: Label("name", value),
-        lambda value: Label(value, "value"),
-        lambda value: Shell((value,)),
-        lambda value: Copy((value,), "/opt/"),
-        lambda value: Copy(("file",), value),
-        lambda value: Workdir(value),
-        lambda value: User(value),
-        lambda value: Healthcheck((value,), 1, 1),
-        lambda value: Entrypoint((value,)),
+        lambda value: base_image(value),
+        lambda value: arg("NAME", value),
+        lambda value: env("NAME", value),
+        lambda value: label("name", value),
+        lambda value: label(value, "value"),
+        lambda value: listed("SHELL", value),
+        lambda value: listed("COPY", value, "/opt/"),
+        lambda value: listed("COPY", "file", value),
+        lambda value: workdir(value),
+        lambda value: user(value),
+        lambda value: healthcheck((value,), interval_s=1, timeout_s=1),
+        lambda value: listed("ENTRYPOINT", value),
         lambda value: Run((Exec(("echo", value)),)),
         lambda value: Run((Exec(("echo",), env={"A": value}),)),
         lambda value: Run((Exec(("echo",), append_to=value),)),
@@ -152,22 +150,23 @@ def test_a_value_that_could_end_its_instruction_is_refused(make: Callable[[str],
 
 @pytest.mark.parametrize("name", ["A B", "A=B", "1A", "", "A\n", "A;evil", "A}"])
 def test_a_name_that_is_none_is_refused(name: str) -> None:
-    for instruction in (
-        Arg(name),
-        Env(name, "x"),
-        User(Var(name)),
-        Run((Export(name, "x"),)),
-        Run((Exec((Var(name),)),)),
-    ):
+    makes: tuple[Callable[[], Instruction], ...] = (
+        lambda: arg(name),
+        lambda: env(name, "x"),
+        lambda: user(Var(name)),
+        lambda: Run((Export(name, "x"),)),
+        lambda: Run((Exec((Var(name),)),)),
+    )
+    for make in makes:
         with pytest.raises(BadInput) as caught:
-            text((instruction,))
+            text((make(),))
         assert caught.value.message.key == "render.unsafe-name"
 
 
 @pytest.mark.parametrize("value", ["image AS other", "--platform=other", ""])
 def test_a_base_image_is_one_word(value: str) -> None:
     with pytest.raises(BadInput) as caught:
-        text((From(value),))
+        text((base_image(value),))
     assert caught.value.message.key == "render.unsafe-word"
 
 

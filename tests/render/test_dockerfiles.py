@@ -20,8 +20,8 @@ import pytest
 from npuenv.cli import main
 from npuenv.lock.file import Lock, read_lock
 from npuenv.matrix import load_matrix
+from npuenv.render.base import DOCTOR
 from npuenv.render.docker import render_docker
-from npuenv.render.image_files import DOCTOR
 from npuenv.render.writing import write_files
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack

@@ -19,6 +19,7 @@ from npuenv.preflight.rules.memory import job_of
 from npuenv.preflight.types import Machine
 from npuenv.render.launch.verl import render_verl
 from npuenv.render.launch.verl_job import job_for
+from tests.render.conftest import make_stack
 from tests.render.verl_jobs import RECIPES, published
 from tests.support.sentences import says
 
@@ -59,7 +60,7 @@ def test_preflight_reads_the_same_job_from_the_script(id: str, release: str) -> 
     if not versions.accepts(f">={row.since}", release):
         pytest.skip(f"rendered from {row.since} on")
     job, placement = shipped(id, release)
-    script = render_verl(job, placement, row, stack=None, paths=published(id, release)[3])["run.sh"]
+    script = render_verl(job, placement, row, stack=make_stack(), paths=published(id, release)[3])["run.sh"]
     machine = Machine(row.hardware[0], row.cards_per_node, row.nodes, 64.0)
     found = job_of(read_text(script, Path("run.sh"), ReadOptions(defaults_of, "verl", release, machine)).launch)
     assert found is not None
@@ -116,7 +117,7 @@ def test_using_more_of_large_cards_as_advised_divides_and_fits(id: str) -> None:
     assert steps
     done = _done(job, steps)
     row = RECIPES[id]
-    render_verl(done, placement, row, stack=None, paths=published(id, job.release)[3])
+    render_verl(done, placement, row, stack=make_stack(), paths=published(id, job.release)[3])
     assert estimate(done, placement).verdict == "feasible"
 
 
@@ -165,7 +166,7 @@ def test_preflight_lowers_the_tokens_of_a_dynamic_batch_that_does_not_fit() -> N
     budget = f"{ACTOR}.ppo_max_token_len_per_gpu"
     row = dataclasses.replace(row, values={**row.values, budget: "90000"})
     job, placement = shipped(row.id, "0.7.1", **{budget.replace(".", "__"): "90000"})
-    script = render_verl(job, placement, row, stack=None, paths=published(row.id)[3])["run.sh"]
+    script = render_verl(job, placement, row, stack=make_stack(), paths=published(row.id)[3])["run.sh"]
     asked = ReadOptions(defaults_of, "verl", "0.7.1", Machine("a2", 16, 1, 64.0))
     reading = read_text(script, Path("run.sh"), asked)
     (found,) = [each for each in examine(reading.launch) if each.check == "preflight.memory"]
@@ -177,7 +178,7 @@ def test_preflight_lowers_whole_sequences_where_those_are_what_is_too_large() ->
     row = RECIPES["quick-start"]
     row = dataclasses.replace(row, values={**row.values, **keys})
     job, placement = shipped(row.id, "0.9.1", **{key.replace(".", "__"): text for key, text in keys.items()})
-    script = render_verl(job, placement, row, stack=None, paths=published(row.id)[3])["run.sh"]
+    script = render_verl(job, placement, row, stack=make_stack(), paths=published(row.id)[3])["run.sh"]
     reading = read_text(script, Path("run.sh"), ReadOptions(defaults_of, "verl", "0.9.1", Machine("a2", 8, 1, 64.0)))
     (found,) = [each for each in examine(reading.launch) if each.check == "preflight.memory"]
     changes = [(each.key, each.value) for each in found.changes]

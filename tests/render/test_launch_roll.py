@@ -20,9 +20,8 @@ from npuenv.matrix import load_matrix
 from npuenv.preflight.memory.types import Cards, Model, Placement, written_cards
 from npuenv.render.launch import roll_recipe as recipes
 from npuenv.render.launch.job import chosen_placement, parse_cards, parse_overrides
-from npuenv.render.launch.roll import render_roll
+from npuenv.render.launch.roll import mapping_text, render_roll
 from npuenv.render.launch.roll_recipe import is_read
-from npuenv.render.launch.roll_tree import mapping_text
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
 from tests.support.sentences import says

@@ -92,6 +92,7 @@ def started(folder: Path, hydra: Path, tree: Path) -> dict[str, Any]:
 @pytest.mark.registry
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.one_in(3)
 def test_every_roll_recipe_composes_and_its_cards_are_those_of_the_placement(
     recipe: str, release: str, hydra: Path, tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,7 @@ from npuenv.core.messages import say
 from npuenv.preflight.memory.types import Placement
 from npuenv.render.launch.job import Paths
 from npuenv.render.launch.verl import overrides, render_verl
-from npuenv.render.launch.verl_values import for_release
+from npuenv.render.launch.verl_job import for_release
 from tests.render.conftest import make_stack, pin
 from tests.render.verl_jobs import RECIPES, TEST, TRAIN, published, words_of
 
@@ -53,14 +53,14 @@ RENDERED = sorted(id for id, row in RECIPES.items() if not row.refused)
 def rendered(id: str, release: str = "0.9.1", **changes: Any) -> dict[str, str]:
     job, placement, recipe, paths = published(id, release)
     job = dataclasses.replace(job, **changes)
-    return render_verl(job, placement, recipe, stack=None, paths=paths)
+    return render_verl(job, placement, recipe, stack=make_stack(), paths=paths)
 
 
 def refusal(id: str, release: str = "0.9.1", *, placement: Placement | None = None, **changes: Any) -> str:
     """The key of the sentence with which it is refused; the sentence is there in both languages."""
     job, whole, recipe, paths = published(id, release)
     with pytest.raises(BadInput) as error:
-        render_verl(dataclasses.replace(job, **changes), placement or whole, recipe, stack=None, paths=paths)
+        render_verl(dataclasses.replace(job, **changes), placement or whole, recipe, stack=make_stack(), paths=paths)
     for message in filter(None, (error.value.message, error.value.hint)):
         assert say(message, "en") != say(message, "zh")
     said = error.value.message
@@ -157,7 +157,7 @@ def test_noise_keys_are_refused_with_a_sentence_and_left_out_ones_are_said() -> 
     )
     job, placement, _, paths = published("aqn-base")
     with pytest.raises(BadInput) as error:
-        render_verl(job, placement, with_noise, stack=None, paths=paths)
+        render_verl(job, placement, with_noise, stack=make_stack(), paths=paths)
     assert error.value.message.key == "launch.noise-stock"
     assert "trainer.noise_injection" in rendered("aqn-base")["run.sh"].split("set -eu")[0]
 
@@ -289,7 +289,7 @@ def test_separate_cards_are_counted_for_both_roles() -> None:
 def test_some_cards_of_a_node_are_made_the_visible_ones() -> None:
     job, _, recipe, paths = published("aqn-base")
     some = (4, 5, 6, 7)
-    script = render_verl(job, Placement(some, some, some), recipe, stack=None, paths=paths)["run.sh"]
+    script = render_verl(job, Placement(some, some, some), recipe, stack=make_stack(), paths=paths)["run.sh"]
     assert 'export ASCEND_RT_VISIBLE_DEVICES="${ASCEND_RT_VISIBLE_DEVICES-4,5,6,7}"' in script
     assert "trainer.n_gpus_per_node=4" in words_of(script)
     assert "ASCEND_RT_VISIBLE_DEVICES" not in rendered("aqn-base")["run.sh"]
@@ -339,7 +339,7 @@ def test_cards_that_verl_has_no_words_for_are_refused(id: str, train: range, inf
 def test_a_path_that_could_break_out_is_refused(path: str, field: str) -> None:
     job, placement, recipe, paths = published("quick-start")
     with pytest.raises(BadInput) as error:
-        render_verl(job, placement, recipe, stack=None, paths=dataclasses.replace(paths, **{field: path}))
+        render_verl(job, placement, recipe, stack=make_stack(), paths=dataclasses.replace(paths, **{field: path}))
     assert error.value.message.key == "render.unsafe-value"
     assert field in str(error.value.message.args["what"])
 
@@ -348,7 +348,7 @@ def test_the_shell_passes_odd_paths_on_whole(tmp_path: Path) -> None:
     """The script really runs, with a python3 that prints what it is given."""
     job, placement, recipe, _ = published("quick-start")
     odd = Paths("~/models/Qwen 2.5 (0.5B)", "/data/a,b 模型;rm -rf *.parquet", "1e5")
-    files = render_verl(job, placement, recipe, stack=None, paths=odd)
+    files = render_verl(job, placement, recipe, stack=make_stack(), paths=odd)
     (tmp_path / "python3").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     (tmp_path / "python3").chmod(0o755)
     (tmp_path / "run.sh").write_text(files["run.sh"], encoding="utf-8")
@@ -380,14 +380,12 @@ def test_every_script_is_clean_posix_shell(tmp_path: Path) -> None:
 
 
 def test_what_belongs_to_one_role_is_not_exported_for_all() -> None:
-    for stack in (None, make_stack()):
-        script = render_verl(*published("quick-start")[:3], stack=stack, paths=published("quick-start")[3])["run.sh"]
-        exported = {line.split("=")[0].removeprefix("export ") for line in script.splitlines() if "export " in line}
-        assert {"PYTORCH_NPU_ALLOC_CONF", "TASK_QUEUE_ENABLE"} & exported == set()
-        assert {"OMP_NUM_THREADS", "HCCL_CONNECT_TIMEOUT", "VLLM_ASCEND_ENABLE_NZ"} <= exported | (
-            {"VLLM_ASCEND_ENABLE_NZ"} if stack is not None else set()  # this stack names no vllm-ascend
-        )
-        assert "HCCL_IF_BASE_PORT" not in exported
+    stack = make_stack(pins=(*make_stack().pins, pin("vllm-ascend", "0.11.0")))
+    script = render_verl(*published("quick-start")[:3], stack=stack, paths=published("quick-start")[3])["run.sh"]
+    exported = {line.split("=")[0].removeprefix("export ") for line in script.splitlines() if "export " in line}
+    assert {"PYTORCH_NPU_ALLOC_CONF", "TASK_QUEUE_ENABLE"} & exported == set()
+    assert {"OMP_NUM_THREADS", "HCCL_CONNECT_TIMEOUT", "VLLM_ASCEND_ENABLE_NZ"} <= exported
+    assert "HCCL_IF_BASE_PORT" not in exported
 
 
 def test_many_nodes_have_their_settings_and_wait_for_a_cluster() -> None:

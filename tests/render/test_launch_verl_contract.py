@@ -14,6 +14,7 @@ import pytest
 
 from npuenv.core.errors import BadInput
 from npuenv.render.launch.verl import render_verl
+from tests.render.conftest import make_stack
 from tests.render.verl_jobs import RECIPES, published, words_of
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def test_every_recipe_composes_under_the_real_configuration(release: str, wheel:
     for id, row in RECIPES.items():
         job, placement, recipe, paths = published(id, release)
         try:
-            files = render_verl(job, placement, recipe, stack=None, paths=paths)
+            files = render_verl(job, placement, recipe, stack=make_stack(), paths=paths)
         except BadInput:
             refused.add(id)
             continue

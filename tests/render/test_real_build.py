@@ -21,8 +21,8 @@ import pytest
 
 from npuenv.bundle import zipapp
 from npuenv.matrix import load_matrix
+from npuenv.render.base import DOCTOR
 from npuenv.render.docker import folder_name, render_docker
-from npuenv.render.image_files import DOCTOR
 from npuenv.render.layers import git_argument, unpinned_tags
 from npuenv.render.writing import write_files
 from npuenv.resolve import resolve

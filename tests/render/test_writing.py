@@ -92,3 +92,12 @@ def test_a_failed_write_leaves_the_earlier_file(tmp_path: Path, monkeypatch: pyt
         write_files({"compose.yaml": "b: 2\n"}, tmp_path, is_forced=True)
     assert caught.value.message.args["reason"] == "No space left on device"
     assert state(tmp_path) == before
+
+
+def test_a_failure_before_all_are_written_leaves_the_earlier_files(tmp_path: Path) -> None:
+    write_files({**FILES, "deep": "a file"}, tmp_path)
+    before = state(tmp_path)
+    with pytest.raises(BadInput) as caught:
+        write_files({"run.sh": "#!/bin/sh\n# other\n", "deep/more.sh": "x"}, tmp_path, is_forced=True)
+    assert caught.value.message.key == "render.cannot-write"
+    assert state(tmp_path) == before

@@ -8,7 +8,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from npuenv.core.messages import Message, say
-from npuenv.lock import Lock, LockedPackage, Missing, Proof
+from npuenv.lock.file import Lock, LockedPackage, Missing, Proof
 from npuenv.lock.verify import Offer, Verified
 from npuenv.maintain.lock_all import GridRow
 from npuenv.matrix import load_matrix

@@ -49,6 +49,7 @@ def test_request_resolves_to_the_expected_stack(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", of_kind("conflict"))
+@pytest.mark.one_in(2)
 def test_request_conflicts_over_the_expected_rules(name: str) -> None:
     expected = CASES[name]["conflict"]
     conflict = resolve(request_of(CASES[name]), MATRIX)

@@ -131,6 +131,7 @@ def numpy_bound_is_a_constraint_never_an_override_of_numpy_itself(stack: Stack) 
         assert does == {"constrain"}
 
 
+@pytest.mark.slow
 def test_every_published_stack_keeps_every_rule() -> None:
     """One test: what takes its time is to resolve the stacks. The last one printed is the one at fault."""
     stacks = [answer for _, answer in published(MATRIX) if isinstance(answer, Stack)]

@@ -47,7 +47,8 @@ def test_stack_prints_every_pin_and_override_within_sixty_columns(name: str, lan
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lang", ["en", pytest.param("zh", marks=pytest.mark.long)])
+@pytest.mark.parametrize("lang", ["en", "zh"])
+@pytest.mark.long
 def test_every_published_stack_prints_every_pin_and_override(lang: str) -> None:
     stacks = {stack.name: stack for _, stack in published(MATRIX) if isinstance(stack, Stack)}
     for stack in stacks.values():

@@ -12,7 +12,8 @@ import pytest
 from npuenv.core.errors import StepFailed
 from npuenv.core.finding import Status
 from npuenv.host.local import LocalHost
-from npuenv.smoke.backends import cause, judge
+from npuenv.smoke import cause
+from npuenv.smoke.backends import CAUSES, judge
 from npuenv.smoke.backends.reading import Roll, Verl, pending, without_colours
 from npuenv.smoke.backends.starting import rows
 from npuenv.smoke.backends.target import write_rows
@@ -140,5 +141,5 @@ def test_a_run_that_ended_without_a_word_says_so_and_measures_nothing() -> None:
 
 def test_every_failure_has_its_place_among_the_causes() -> None:
     found = judge([{"kind": "header", "settings": {}}], exit_code=1, log="RuntimeError: x")
-    first = cause(found)
+    first = cause(found, CAUSES)
     assert first is not None and first.says.key == "smoke.not-completed"

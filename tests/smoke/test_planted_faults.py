@@ -106,10 +106,11 @@ def test_a_planted_fault_is_named_by_the_first_sentence(
     ("words", "key"),
     [
         ("fault=generator-dies", "generator-lost"),
-        pytest.param("fault=generator-garbage", "generator-lost", marks=pytest.mark.long),
-        pytest.param("fault=stale-weights", "stale-weights", marks=pytest.mark.long),
+        ("fault=generator-garbage", "generator-lost"),
+        ("fault=stale-weights", "stale-weights"),
     ],
 )
+@pytest.mark.long
 def test_a_planted_fault_of_another_process_is_named_too(
     words: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

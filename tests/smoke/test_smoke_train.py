@@ -95,6 +95,7 @@ def test_an_environment_without_torch_fails_with_the_reason(tmp_path: Path, caps
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_an_interrupted_run_goes_on_with_the_records_of_its_first_steps(
     cpu_environment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

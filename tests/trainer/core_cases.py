@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.trainer.trainer_cases import END, PAD, TINY, changed, decoder, group
 from trainer.algorithms.advantages import Advantages
-from trainer.algorithms.packing import pack
+from trainer.algorithms.packing import make_batch
 from trainer.distributed import World
 from trainer.learner import ForwardOutputs, Learner
 from trainer.loop import update_policy
@@ -42,7 +42,7 @@ ADAPTIVE: dict[str, Any] = {
 
 def batch(*numbers: int) -> Batch:
     chosen = list(numbers or range(3))
-    return pack([GROUPS[number] for number in chosen], REWARDS[chosen], pad=PAD)
+    return make_batch([GROUPS[number] for number in chosen], REWARDS[chosen], pad=PAD)
 
 
 def learner(
@@ -65,7 +65,7 @@ def update(made: Learner, of: Batch, logprobs: ForwardOutputs | None = None) -> 
 
 def said(made: Learner, of: Batch, temperature: float = 1.0) -> Tensor:
     """The learner's log-probabilities."""
-    return made.model.score(of, temperature=temperature).logprobs_BT.detach()
+    return made.model.token_logprobs(of, temperature=temperature).logprobs_BT.detach()
 
 
 def off_policy(made: Learner, of: Batch, log_ratio: float, reference_BT: Tensor | None = None) -> ForwardOutputs:
@@ -75,7 +75,7 @@ def off_policy(made: Learner, of: Batch, log_ratio: float, reference_BT: Tensor 
 
 def by_policy(made: Learner, of: Batch, log_ratio: float = 0.0) -> Batch:
     """The batch as a sampler would have made it that is the learner, but for this ratio."""
-    return replace(of, sampler_logprobs_BT=said(made, of) - log_ratio)
+    return replace(of, rollout_logprobs_BT=said(made, of) - log_ratio)
 
 
 def total(of: Batch, positive: float = 1.0, negative: float = 1.0) -> float:

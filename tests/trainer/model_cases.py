@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
-from trainer.algorithms.packing import pack
+from trainer.algorithms.packing import make_batch
 from trainer.models import fill
 from trainer.models.decoder import Decoder, Shape
 from trainer.types import Group, Prompt, Rollout, Stop
@@ -66,7 +66,7 @@ def batch_of(
         for (length,), lengths in zip(prompts, answers, strict=True)
     ]
     rows = [rollout for group in groups for rollout in group.rollouts]
-    return pack(groups, torch.zeros(1, len(rows), dtype=torch.float64), pad=PAD)
+    return make_batch(groups, torch.zeros(1, len(rows), dtype=torch.float64), pad=PAD)
 
 
 UNEVEN = [[3], [1], [6]], [[4, 1, 6], [2], [5, 5]]

@@ -12,9 +12,9 @@ from torch import Tensor
 from tests.trainer.algorithms.algorithm_cases import advantages
 from tests.trainer.core_cases import ADAPTIVE, GROUPS, REWARDS, batch, learner
 from tests.trainer.trainer_cases import PAD
-from trainer.algorithms.advantages import Scores
+from trainer.algorithms.advantages import EstimatorInputs
 from trainer.algorithms.conventions import CONVENTIONS
-from trainer.algorithms.packing import pack
+from trainer.algorithms.packing import make_batch
 from trainer.learner import ForwardOutputs
 from trainer.loop import update_policy
 from trainer.types import Group, Rollout, Stop
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 def test_the_reward_stands_on_the_models_last_word_though_the_environment_speaks_after_it() -> None:
     episode = Rollout((1, 2, 3, 4), (-0.5, -0.5, 0.0, 0.0), Stop.TERMINATED, (True, True, False, False), 1.0)
-    of = pack([Group(GROUPS[0].prompt, (episode,))], torch.tensor([[1.0]], dtype=torch.float64), pad=PAD)
+    of = make_batch([Group(GROUPS[0].prompt, (episode,))], torch.tensor([[1.0]], dtype=torch.float64), pad=PAD)
     for estimator, first in (("reinforce", 0.5), ("gae", 0.25)):
         made = learner(estimator=estimator, gamma=0.5, lam=0.5, convention="trl" if estimator == "gae" else "verl")
-        values_BT = torch.zeros_like(of.sampler_logprobs_BT)
+        values_BT = torch.zeros_like(of.rollout_logprobs_BT)
         judged = made.compute_advantages(of, ForwardOutputs(None, None, values_BT))
         assert judged.returns_BT is not None
         assert judged.returns_BT[0, :2].tolist() == pytest.approx([first, 1.0]), estimator
@@ -73,7 +73,7 @@ def test_a_critics_forecasts_are_in_the_advantages_and_it_learns_the_returns() -
     rewards_BT = torch.zeros_like(values_BT)
     for row, length in enumerate(of.lengths_B.tolist()):
         rewards_BT[row, length - 1] = of.rewards_B[row]
-    scores = Scores(rewards_BT, of.mask_BT, of.prompt_of_B, values_BT)
+    scores = EstimatorInputs(rewards_BT, of.mask_BT, of.prompt_of_B, values_BT)
     wanted = advantages("gae", scores, CONVENTIONS["verl"], gamma=0.9, lam=0.5)
     assert judged.returns_BT is not None and wanted.returns_BT is not None
     assert torch.allclose(judged.advantages_BT, wanted.advantages_BT)
@@ -86,7 +86,7 @@ def test_a_critics_forecasts_are_in_the_advantages_and_it_learns_the_returns() -
 
 def apart(of: Batch, nats: float) -> ForwardOutputs:
     """Reference and old policy are so far apart on every masked token; what stands elsewhere is no number."""
-    zeros_BT = torch.zeros_like(of.sampler_logprobs_BT)
+    zeros_BT = torch.zeros_like(of.rollout_logprobs_BT)
     return ForwardOutputs(zeros_BT, torch.where(of.mask_BT, zeros_BT - nats, math.nan), None)
 
 

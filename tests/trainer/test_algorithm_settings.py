@@ -11,11 +11,11 @@ import torch
 
 from tests.trainer.core_cases import SMALL, batch, by_policy, by_row, learner, off_policy, said, total, update
 from tests.trainer.trainer_cases import CPU, END, changed, rollout, scripted
-from trainer.algorithms.packing import pack
+from trainer.algorithms.packing import make_batch
 from trainer.build import build_trainer
 from trainer.config import parse
 from trainer.learner import ForwardOutputs
-from trainer.loop import score_groups, train_step
+from trainer.loop import sample_groups, train_step
 from trainer.metrics.step import of_update
 from trainer.sections import BadSetting
 from trainer.types import Group, Stop
@@ -43,7 +43,7 @@ def test_two_epochs_clip_against_the_policy_before_the_first() -> None:
 def test_rejected_tokens_have_no_loss_and_no_place_in_its_mean() -> None:
     made, of = learner(rejection="seq_mean_k3", rejection_threshold="0.01"), batch()
     of = by_policy(made, of)
-    of.sampler_logprobs_BT[1] -= 0.5
+    of.rollout_logprobs_BT[1] -= 0.5
     logprobs = made.compute_logprobs(of)
     rejected = made.reject(of, logprobs)
     assert rejected.mask_BT.any(dim=1).tolist() == [row != 1 for row in range(9)]
@@ -88,7 +88,7 @@ def test_bad_answers_far_from_the_sampler_do_not_learn() -> None:
 def test_only_uncertain_tokens_learn_and_the_mean_is_over_all() -> None:
     of = batch()
     made = learner(entropy_share=0.25)
-    entropy_BT = made.model.score(of, temperature=1.0).entropy_BT.detach()
+    entropy_BT = made.model.token_logprobs(of, temperature=1.0).entropy_BT.detach()
     learns_BT = of.mask_BT & (entropy_BT >= torch.quantile(entropy_BT[of.mask_BT], 0.75))
     expected = -torch.where(learns_BT, of.rewards_B[:, None], 0.0).sum() / of.mask_BT.sum()
     rows = torch.arange(9)
@@ -99,7 +99,7 @@ def test_only_uncertain_tokens_learn_and_the_mean_is_over_all() -> None:
 def test_answers_cut_at_their_length_count_as_rewards_alone() -> None:
     whole, cut = rollout((1, END)), replace(rollout((1, 2)), stop=Stop.LENGTH)
     groups = [Group(batch_prompt(), (whole, cut))]
-    of = pack(groups, torch.tensor([[1.0, 0.0]]), pad=0, mask_truncated=True)
+    of = make_batch(groups, torch.tensor([[1.0, 0.0]]), pad=0, mask_truncated=True)
     assert of.mask_BT.tolist() == [[True, True], [False, False]]
     found = learner(dtype="float32").compute_advantages(of, ForwardOutputs(None, None, None))
     assert found.advantages_BT.tolist() == [pytest.approx([math.sqrt(0.5)] * 2, abs=1e-5), [0.0, 0.0]]
@@ -128,8 +128,8 @@ def test_remax_takes_off_the_reward_of_a_greedy_answer() -> None:
     prompts = build_trainer(config, CPU, seed=0).task.train
     right = {each.text: (rollout((int(each.expected), END)), rollout((END,))) for each in prompts}
     trainer, _ = scripted(config, right)  # the first of them is the greedy one
-    scored = score_groups(trainer)
-    of = trainer.pack(scored.groups, scored.rewards_PG)
+    scored = sample_groups(trainer)
+    of = trainer.make_batch(scored.groups, scored.rewards_PG)
     assert of.baselines_B is not None and of.baselines_B.tolist() == [1.0] * 8
     found = trainer.learner.compute_advantages(of, trainer.learner.compute_logprobs(of))
     assert found.advantages_BT[:, 0].tolist() == [0.0, -1.0] * 4
@@ -144,15 +144,15 @@ def test_a_reward_with_components_is_normalised_component_by_component(tmp_path:
     config = parse(words, devices=("cpu",))
     prompts = build_trainer(config, CPU, seed=0).task.train
     trainer, _ = scripted(config, {each.text: (rollout((1, END)), rollout((1, 2, END))) for each in prompts})
-    scored = score_groups(trainer)
+    scored = sample_groups(trainer)
     assert [group.parts for group in scored.groups] == [((1.0, 0.0), (0.0, 0.0))] * 4
-    of = trainer.pack(scored.groups, scored.rewards_PG)
+    of = trainer.make_batch(scored.groups, scored.rewards_PG)
     found = trainer.learner.compute_advantages(of, trainer.learner.compute_logprobs(of)).advantages_BT
     assert (found[::2, 0] > 0).all() and (found[1::2, 0] < 0).all()
     assert found[of.mask_BT].std() == pytest.approx(1.0, abs=1e-5)
     (tmp_path / "mine.py").write_text("def score(prompt, answer):\n    return {'score': 1}\n")
     with pytest.raises(Exception, match="one of reward_parts"):
-        score_groups(scripted(config, {each.text: (rollout((1, END)),) * 2 for each in prompts})[0])
+        sample_groups(scripted(config, {each.text: (rollout((1, END)),) * 2 for each in prompts})[0])
 
 
 def test_an_estimator_and_a_loss_of_the_users_own(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import torch
 
 from tests.trainer.trainer_cases import CPU, END, PAD, TINY, changed, group, rollout
 from trainer import faults
-from trainer.algorithms.packing import pack
+from trainer.algorithms.packing import make_batch
 from trainer.build import build_trainer
+from trainer.run_state import learner_state
 from trainer.saving.checkpoint import CorruptCheckpoint, Saved, State, difference, load, save
 from trainer.sections import Run
 from trainer.tasks.digits import successor
@@ -50,7 +51,7 @@ def test_every_fault_that_can_be_asked_for_changes_something() -> None:
             or trainer.learner.lr.__qualname__ != plain.learner.lr.__qualname__
             or any(
                 getattr(trainer, name).__qualname__ != getattr(plain, name).__qualname__
-                for name in ("score", "pack", "sync_weights", "save")
+                for name in ("compute_rewards", "make_batch", "sync_weights", "save")
             ),
         }
         place = next((place for place, names in PLACES.items() if fault in names), "trainer")
@@ -67,7 +68,7 @@ def test_no_fault_changes_nothing() -> None:
 def test_a_learning_rate_of_zero_is_all_that_the_learner_loses() -> None:
     broken, plain = (build_trainer(changed(TINY, fault=fault), CPU, seed=0) for fault in ("lr-zero", "none"))
     assert (broken.learner.lr(), plain.learner.lr()) == (0.0, TINY.optim.lr)
-    assert difference(broken.learner.state(), plain.learner.state()) is None
+    assert difference(learner_state(broken.learner), learner_state(plain.learner)) is None
 
 
 def test_the_broken_rewards_are_what_they_are_called() -> None:
@@ -102,16 +103,18 @@ def test_shuffled_rewards_are_the_same_rewards_in_a_seeded_order() -> None:
 
 def test_the_mask_moves_one_token_to_the_right() -> None:
     groups = [group("4=", (5, 6, END), (5, END))]
-    batch = faults.off_by_one(lambda groups, rewards_PG: pack(groups, rewards_PG, pad=PAD))(groups, torch.zeros(1, 2))
+    batch = faults.off_by_one(lambda groups, rewards_PG: make_batch(groups, rewards_PG, pad=PAD))(
+        groups, torch.zeros(1, 2)
+    )
     assert batch.mask_BT.int().tolist() == [[1, 1, 1], [0, 1, 1]]
     assert batch.tokens_BT.tolist() == [[5, 6, END], [5, END, PAD]]
 
 
 def test_lost_rewards_are_zero_in_the_batch_and_all_else_stays() -> None:
     groups, rewards = [group("4=", (5, END), (END,))], torch.tensor([[1.0, 0.5]])
-    batch = faults.unrewarded(lambda groups, rewards_PG: pack(groups, rewards_PG, pad=PAD))(groups, rewards)
+    batch = faults.unrewarded(lambda groups, rewards_PG: make_batch(groups, rewards_PG, pad=PAD))(groups, rewards)
     assert batch.rewards_B.tolist() == [0.0, 0.0]
-    assert batch.tokens_BT.tolist() == pack(groups, rewards, pad=PAD).tokens_BT.tolist()
+    assert batch.tokens_BT.tolist() == make_batch(groups, rewards, pad=PAD).tokens_BT.tolist()
 
 
 def test_a_stale_sampler_is_given_weights_once() -> None:

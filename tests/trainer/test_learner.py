@@ -11,9 +11,10 @@ from torch import Tensor
 
 from tests.trainer.trainer_cases import END, PAD, TINY, changed, decoder, group
 from trainer.algorithms.advantages import Advantages
-from trainer.algorithms.packing import pack, select
+from trainer.algorithms.packing import make_batch, select
 from trainer.learner import Learner
 from trainer.loop import update_policy
+from trainer.run_state import learner_state, restore_learner
 
 if TYPE_CHECKING:
     from trainer.algorithms.update_metrics import UpdateMetrics
@@ -31,7 +32,7 @@ ADVANTAGES = torch.tensor([1.2, -0.7, -0.5, 0.9, -0.4, -0.5, -1.0, 1.1, -0.1], d
 
 
 def batch(width: int = 0) -> Batch:
-    return pack(GROUPS, ADVANTAGES.reshape(3, 3), pad=PAD, width=width)
+    return make_batch(GROUPS, ADVANTAGES.reshape(3, 3), pad=PAD, width=width)
 
 
 def learner(**changes: object) -> Learner:
@@ -62,8 +63,10 @@ def slow_gradient(config: Config = WIDE) -> dict[str, Tensor]:
     policy, reference = decoder(config, seed=1), decoder(config, seed=2)
     total, count = torch.zeros((), dtype=torch.float64), 0
     for number, row in enumerate(rollout for each in GROUPS for rollout in each.rollouts):
-        alone = pack([replace(GROUPS[number // 3], rollouts=(row,))], torch.zeros(1, 1, dtype=torch.float64), pad=PAD)
-        own, other = policy.score(alone, temperature=1.0), reference.score(alone, temperature=1.0)
+        alone = make_batch(
+            [replace(GROUPS[number // 3], rollouts=(row,))], torch.zeros(1, 1, dtype=torch.float64), pad=PAD
+        )
+        own, other = policy.token_logprobs(alone, temperature=1.0), reference.token_logprobs(alone, temperature=1.0)
         for at in range(len(row.tokens)):
             chosen, gap = own.logprobs_BT[0, at], other.logprobs_BT[0, at].detach() - own.logprobs_BT[0, at]
             total = total - ADVANTAGES[number] * torch.exp(chosen - chosen.detach())
@@ -89,7 +92,7 @@ def test_any_split_into_micro_batches_gives_the_same_gradient_and_numbers(rows: 
         *({n: w.grad for n, w in each.weights().items() if w.grad is not None} for each in (whole, split))
     )
     assert gap < 1e-10
-    for name in ("loss", "policy_loss", "kl", "entropy", "ratio_mean", "ratio_max", "grad_norm", "sampler_kl"):
+    for name in ("loss", "policy_loss", "kl", "entropy", "ratio_mean", "ratio_max", "grad_norm", "rollout_kl"):
         assert getattr(other, name) == pytest.approx(getattr(one, name), abs=1e-10), name
 
 
@@ -99,7 +102,7 @@ def test_in_bfloat16_a_split_into_many_micro_batches_costs_no_precision() -> Non
 
     With 288 rows and two layers, added up in bfloat16 one by one, 0.045 off.
     """
-    many = pack(GROUPS * 16, ADVANTAGES.reshape(3, 3).repeat(16, 1), pad=PAD)
+    many = make_batch(GROUPS * 16, ADVANTAGES.reshape(3, 3).repeat(16, 1), pad=PAD)
     start = decoder(changed(WIDE, dtype="bfloat16", layers=1), seed=1).state_dict()
 
     def flat(dtype: str, rows: int) -> Tensor:
@@ -125,22 +128,22 @@ def test_the_order_of_rows_within_a_prompt_changes_nothing() -> None:
 
 def test_what_the_sampler_said_outside_the_mask_changes_nothing() -> None:
     plain = batch()
-    noisy = replace(plain, sampler_logprobs_BT=plain.sampler_logprobs_BT.masked_fill(~plain.mask_BT, float("nan")))
+    noisy = replace(plain, rollout_logprobs_BT=plain.rollout_logprobs_BT.masked_fill(~plain.mask_BT, float("nan")))
     assert update(learner(lr=0.0), plain) == update(learner(lr=0.0), noisy)
 
 
 def test_the_gap_to_the_sampler_is_measured_under_the_mask() -> None:
     plain = batch()
-    said = decoder(WIDE, seed=1).score(plain, temperature=1.0).logprobs_BT.detach()
-    assert update(learner(), replace(plain, sampler_logprobs_BT=said)).logprob_diff_max < 1e-12
+    said = decoder(WIDE, seed=1).token_logprobs(plain, temperature=1.0).logprobs_BT.detach()
+    assert update(learner(), replace(plain, rollout_logprobs_BT=said)).logprob_diff_max < 1e-12
     said[4, 1] += 0.25
-    found = update(learner(), replace(plain, sampler_logprobs_BT=said))
+    found = update(learner(), replace(plain, rollout_logprobs_BT=said))
     assert found.logprob_diff_max == pytest.approx(0.25)
     assert found.logprob_diff_mean == pytest.approx(0.25 / 18)
     # k3 of a learner that is 0.25 nats below the sampler for one of 18 tokens
-    assert found.sampler_kl == pytest.approx((0.7788007831 + 0.25 - 1) / 18)
+    assert found.rollout_kl == pytest.approx((0.7788007831 + 0.25 - 1) / 18)
     said[4, 1] = float("nan")
-    found = update(learner(), replace(plain, sampler_logprobs_BT=said))
+    found = update(learner(), replace(plain, rollout_logprobs_BT=said))
     assert found.logprob_diff_max != found.logprob_diff_max
 
 
@@ -153,9 +156,9 @@ def test_the_first_update_is_on_policy_and_later_mini_batches_are_not() -> None:
 
 def test_an_update_raises_what_was_good_and_lowers_what_was_bad() -> None:
     made, plain = learner(lr=1e-3, kl_coef=0.0, entropy_coef=0.0), batch()
-    before_BT = made.model.score(plain, temperature=1.0).logprobs_BT.detach()
+    before_BT = made.model.token_logprobs(plain, temperature=1.0).logprobs_BT.detach()
     update(made, plain)
-    change_BT = made.model.score(plain, temperature=1.0).logprobs_BT.detach() - before_BT
+    change_BT = made.model.token_logprobs(plain, temperature=1.0).logprobs_BT.detach() - before_BT
     assert float((change_BT.sum(dim=1) * plain.rewards_B).sum()) > 0
 
 
@@ -198,16 +201,16 @@ def test_a_restored_learner_goes_on_bit_for_bit() -> None:
         Learner(decoder(WIDE, seed=7), decoder(WIDE, seed=8), changed(WIDE, lr=0.01, mini_batches=2), seed=5),
     )
     update(live, batch())
-    fresh.restore(live.state())
+    restore_learner(fresh, learner_state(live))
     assert update(live, batch()) == update(fresh, batch())
     assert all(torch.equal(live.weights()[name], weight) for name, weight in fresh.weights().items())
 
 
 def test_the_reference_never_moves() -> None:
     made = learner(lr=0.1)
-    before = {name: weight.clone() for name, weight in made.state()["reference"].items()}
+    before = {name: weight.clone() for name, weight in learner_state(made)["reference"].items()}
     update(made, batch())
-    assert all(torch.equal(before[name], weight) for name, weight in made.state()["reference"].items())
+    assert all(torch.equal(before[name], weight) for name, weight in learner_state(made)["reference"].items())
 
 
 def test_the_number_of_parameters_is_counted_by_hand() -> None:
@@ -236,7 +239,7 @@ def test_a_bfloat16_model_keeps_steps_too_small_for_its_numbers() -> None:
     before = weight.detach().clone()
     for _ in range(3):
         update(made, batch())
-    master = made.state()["master"][name]
+    master = learner_state(made)["master"][name]
     assert master.dtype == torch.float32
     assert float((master - before.float()).abs().max()) > 2e-5
     assert torch.equal(master.to(torch.bfloat16), weight)

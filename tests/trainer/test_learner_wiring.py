@@ -26,9 +26,10 @@ from tests.trainer.trainer_cases import END, PAD, group
 from trainer.algorithms.advantages import Advantages
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.correction import correction
-from trainer.algorithms.packing import pack, select
+from trainer.algorithms.packing import make_batch, select
 from trainer.algorithms.update_metrics import UpdateMetrics
 from trainer.loop import update_policy
+from trainer.run_state import learner_state
 
 if TYPE_CHECKING:
     from trainer.types import Batch
@@ -128,7 +129,7 @@ def test_divergence_and_entropy_are_averaged_as_the_policy_loss_is(aggregation: 
     of = batch()
     known = made.compute_logprobs(of)
     assert known.reference_BT is not None
-    scored = made.model.score(of, temperature=1.0)
+    scored = made.model.token_logprobs(of, temperature=1.0)
     kl_BT = 0.5 * torch.where(of.mask_BT, known.reference_BT - scored.logprobs_BT.detach(), 0.0).square()
     entropy_BT = torch.where(of.mask_BT, scored.entropy_BT.detach(), 0.0)
 
@@ -167,7 +168,7 @@ def test_the_loss_of_gspo_alone_is_averaged_over_rows_by_verl_whatever_is_asked_
 def test_a_row_that_is_longer_does_not_weigh_the_others_down_where_a_constant_divides(convention: str) -> None:
     settings: dict[str, Any] = {"aggregation": "seq-mean-token-sum-norm", "convention": convention}
     of = batch()
-    wide = pack([GROUPS[0], GROUPS[1], group("33=", (4, END), (4, END), (2, *[0] * 50, END))], REWARDS, pad=PAD)
+    wide = make_batch([GROUPS[0], GROUPS[1], group("33=", (4, END), (4, END), (2, *[0] * 50, END))], REWARDS, pad=PAD)
     idle = replace(wide, mask_BT=wide.mask_BT & (wide.lengths_B < 9)[:, None])
     kept = replace(of, mask_BT=of.mask_BT & (wide.lengths_B < 9)[:, None])
     one, other = (update(learner(longest_answer=100, **settings), each) for each in (kept, idle))
@@ -190,7 +191,7 @@ def test_the_gradient_of_that_weight_counts_too() -> None:
     of = replace(of, rewards_B=torch.zeros_like(of.rewards_B))
     known = made.compute_logprobs(of)
     assert known.reference_BT is not None
-    logprobs_BT = made.model.score(of, temperature=1.0).logprobs_BT
+    logprobs_BT = made.model.token_logprobs(of, temperature=1.0).logprobs_BT
     gap_BT = torch.where(of.mask_BT, known.reference_BT - logprobs_BT, 0.0)
     weighed_BT = (gap_BT.exp() - gap_BT - 1) * (logprobs_BT - logprobs_BT.detach()).exp()
     parameters = dict(made.model.named_parameters())
@@ -209,7 +210,7 @@ def test_a_divergence_that_is_in_the_reward_is_told_but_is_not_in_the_loss() -> 
 @pytest.mark.parametrize("mini_batches", [1, 3])
 def test_log_probabilities_are_those_at_the_temperature_of_the_sampler(mini_batches: int) -> None:
     made = learner(temperature=0.5, mini_batches=mini_batches)
-    of = replace(batch(), sampler_logprobs_BT=said(made, batch(), 0.5))
+    of = replace(batch(), rollout_logprobs_BT=said(made, batch(), 0.5))
     found = update(made, of)
     assert found.logprob_diff_max < 1e-12
     assert [found.ratio_mean, found.ratio_max] == pytest.approx([1.0, 1.0])
@@ -226,11 +227,11 @@ def test_a_batch_without_a_token_of_the_models_own_divides_by_nothing() -> None:
 def test_the_weights_are_told_of_the_whole_step_however_it_is_cut(level: str, rows: int) -> None:
     made = learner(correction=level, correction_cap=1.5, micro_batch_rows=rows)
     of = by_policy(made, batch(), math.log(1.1))
-    of.sampler_logprobs_BT[1, 0] -= math.log(2.0)
-    of.sampler_logprobs_BT[8, 1] += math.log(2.2)
+    of.rollout_logprobs_BT[1, 0] -= math.log(2.0)
+    of.rollout_logprobs_BT[8, 1] += math.log(2.2)
     found = update(made, of)
     wanted = correction(
-        said(made, of), of.sampler_logprobs_BT, of.mask_BT, CONVENTIONS["verl"], level=level, cap=1.5
+        said(made, of), of.rollout_logprobs_BT, of.mask_BT, CONVENTIONS["verl"], level=level, cap=1.5
     ).weights_BT[of.mask_BT]
     assert found.weights is not None
     assert found.weights.mean == pytest.approx(float(wanted.mean()))
@@ -241,7 +242,7 @@ def test_the_weights_are_told_of_the_whole_step_however_it_is_cut(level: str, ro
     largest, least = {"token": (1.5, 0.5), "sequence": (2 * 1.1**3, 1.1**2 / 2.2)}[level]
     assert (found.weights.max, found.weights.min) == pytest.approx((largest, least))
     direct = -math.log(1.1) + (math.log(2.2) - math.log(2.0)) / NUM_TOKENS
-    assert found.sampler_kl_direct == pytest.approx(direct)
+    assert found.rollout_kl_direct == pytest.approx(direct)
 
 
 # Mini batches.
@@ -312,7 +313,7 @@ def test_the_first_step_moves_a_weight_by_the_rate_whatever_its_gradient() -> No
 def test_weights_decay_by_the_rate_times_their_decay() -> None:
     made, of = learner(lr=0.01, weight_decay=0.5), batch()
     before = {name: weight.detach().clone() for name, weight in made.model.named_parameters()}
-    update_policy(made, of, made.compute_logprobs(of), Advantages(torch.zeros_like(of.sampler_logprobs_BT), None))
+    update_policy(made, of, made.compute_logprobs(of), Advantages(torch.zeros_like(of.rollout_logprobs_BT), None))
     for name, weight in made.model.named_parameters():
         assert torch.allclose(weight, before[name] * (1 - 0.01 * 0.5), rtol=1e-12, atol=0), name
 
@@ -327,7 +328,7 @@ def test_the_rate_rises_then_falls_to_nothing_at_the_end() -> None:
 def test_a_step_whose_gradient_is_not_finite_counts_as_done() -> None:
     made, of = learner(lr=0.1), batch()
     update_policy(
-        made, of, made.compute_logprobs(of), Advantages(torch.full_like(of.sampler_logprobs_BT, math.nan), None)
+        made, of, made.compute_logprobs(of), Advantages(torch.full_like(of.rollout_logprobs_BT, math.nan), None)
     )
     assert (made.global_step, made.optimizer_steps) == (1, 1)
 
@@ -346,5 +347,5 @@ def test_the_order_of_later_groups_does_not_depend_on_how_many_were_kept() -> No
     for numbers in ((0,), (0, 1, 2)):
         made = learner(prompts_per_step=3, mini_batches=2)
         update(made, batch(*numbers))
-        states.append(made.state()["groups_random"])
+        states.append(learner_state(made)["groups_random"])
     assert torch.equal(*states)

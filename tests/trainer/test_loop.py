@@ -13,7 +13,7 @@ from tests.trainer.trainer_cases import CPU, END, ROOT, TINY, changed, only, rol
 from trainer.build import build_trainer
 from trainer.config import BadSetting, Config
 from trainer.loop import next_rollouts, train_step
-from trainer.rollouts import draw
+from trainer.rollouts import sample_prompts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -192,7 +192,7 @@ def test_every_convention_and_estimator_runs_through_the_loop(tmp_path: Path, co
 def test_prompts_are_drawn_without_repeats_until_all_were_drawn() -> None:
     prompts = build_trainer(changed(TINY, distractors=0), CPU, seed=0).task.train
     generator = torch.Generator().manual_seed(0)
-    drawn = [each.text for each in draw(prompts, 25, generator)]
+    drawn = [each.text for each in sample_prompts(prompts, 25, generator)]
     assert len(drawn) == 25
     assert sorted(drawn[:10]) == sorted(drawn[10:20]) == sorted(each.text for each in prompts)
     assert len(set(drawn[20:])) == 5
@@ -231,10 +231,10 @@ def test_groups_without_signal_are_drawn_again_until_there_are_enough() -> None:
     answers |= {"0=": mixed, "1=": (rollout((2, END)), rollout((END,))), "2=": (rollout((3, END)), rollout((END,)))}
     trainer, _ = scripted(config, answers)
     made = next_rollouts(trainer)
-    groups, rewards_PG, num_drawn = made.groups, made.rewards_PG, made.num_drawn
+    groups, rewards_PG, num_generated = made.groups, made.rewards_PG, made.num_generated
     assert [row.tolist() for row in rewards_PG] == [[1.0, 0.0], [1.0, 0.0]]
     assert {group.prompt.text for group in groups} <= {"0=", "1=", "2="}
-    assert num_drawn > 2
+    assert num_generated > 2
 
 
 def test_dynamic_sampling_ends_when_no_group_ever_has_a_signal() -> None:
@@ -242,8 +242,8 @@ def test_dynamic_sampling_ends_when_no_group_ever_has_a_signal() -> None:
     same = (rollout((END,)), rollout((END,)))
     trainer, _ = scripted(config, {each.text: same for each in build_trainer(config, CPU, seed=0).task.train})
     made = next_rollouts(trainer)
-    groups, rewards_PG, num_drawn = made.groups, made.rewards_PG, made.num_drawn
-    assert (len(groups), num_drawn) == (3, 12)
+    groups, rewards_PG, num_generated = made.groups, made.rewards_PG, made.num_generated
+    assert (len(groups), num_generated) == (3, 12)
     assert rewards_PG.unique().numel() == 1
 
 

@@ -13,7 +13,7 @@ from tests.trainer.core_cases import GROUPS, REWARDS, batch
 from tests.trainer.trainer_cases import CPU, END, PAD, TINY, changed, read, rollout
 from trainer import device as devices
 from trainer.algorithms.optimizer import learning_rate
-from trainer.algorithms.packing import pack, select
+from trainer.algorithms.packing import make_batch, select
 from trainer.build import build_trainer
 from trainer.distributed import World
 from trainer.metrics.checks import GenerationCheck, LogprobsCheck, RewardCheck, UpdateCheck, checksum
@@ -123,14 +123,14 @@ def test_a_weight_that_moved_far_from_its_first_value_is_seen() -> None:
 def test_some_rows_of_episodes_keep_the_environments_words_and_every_number_of_theirs() -> None:
     episode = Rollout((1, 2, 3, 4), (-0.5, 0.0, 0.0, -0.25), Stop.TERMINATED, (True, False, False, True), 1.0)
     groups = [GROUPS[1], Group(GROUPS[0].prompt, (episode, rollout((7,), -0.75)))]
-    whole = pack(
+    whole = make_batch(
         [replace(groups[0], rollouts=groups[0].rollouts[:2]), groups[1]], torch.arange(4.0).view(2, 2), pad=PAD
     )
     part = select(whole, torch.tensor([2, 3]))
     assert part.tokens_BT.tolist() == [[1, 2, 3, 4], [7, PAD, PAD, PAD]]
     assert part.mask_BT.int().tolist() == [[1, 0, 0, 1], [1, 0, 0, 0]]
     assert part.lengths_B.tolist() == [4, 1]
-    assert part.sampler_logprobs_BT.tolist() == [[-0.5, 0.0, 0.0, -0.25], [-0.75, 0.0, 0.0, 0.0]]
+    assert part.rollout_logprobs_BT.tolist() == [[-0.5, 0.0, 0.0, -0.25], [-0.75, 0.0, 0.0, 0.0]]
     assert (part.rewards_B.tolist(), part.prompt_lengths_P.tolist()) == ([2.0, 3.0], [3])
 
 

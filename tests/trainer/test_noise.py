@@ -8,7 +8,7 @@ from torch import nn
 
 from trainer import models
 from trainer.config import parse
-from trainer.engines.builtin import Sampler
+from trainer.engines.builtin import BuiltinEngine
 from trainer.models.decoder import Decoder
 from trainer.noise import NoMatch, Schedule, has_experts, noisy, start, touched
 
@@ -155,7 +155,7 @@ def test_after_validations_clean_weights_the_sampler_holds_the_learners_bits() -
     config = parse(["noise_stages=1", "hidden=8"], devices=("cpu",))
     policy, sampled = (models.build(config, 19, seed=0, device=torch.device("cpu")) for _ in range(2))
     assert isinstance(sampled, Decoder)
-    engine, injection = Sampler(sampled, end=18, seed=0), start(config, policy)
+    engine, injection = BuiltinEngine(sampled, end=18, seed=0), start(config, policy)
     assert injection is not None
     learnt = dict(policy.named_parameters())
     before = {name: weight.detach().clone() for name, weight in learnt.items()}

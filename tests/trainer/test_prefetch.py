@@ -21,7 +21,7 @@ from trainer.loop import finish_prefetch, make_rollouts, next_rollouts, train_st
 from trainer.metrics.progress import Progress
 from trainer.prefetch import Prefetch, StaleWeights
 from trainer.rollouts import RolloutBatch
-from trainer.run_state import prefetched_of_state, prefetched_state, restore, state_of
+from trainer.run_state import learner_state, prefetched_of_state, prefetched_state, restore, state_of
 from trainer.saving.checkpoint import difference, flatten
 from trainer.saving.sharded import _nested
 from trainer.stages import failure
@@ -73,18 +73,18 @@ def test_every_batch_but_the_first_was_drawn_with_the_weights_of_before_the_last
     batches = [make_rollouts(slow), make_rollouts(slow)]
     for step in range(1, 6):
         now = batches.pop(0)
-        batch = slow.pack(now.groups, now.rewards_PG)
+        batch = slow.make_batch(now.groups, now.rewards_PG)
         known = slow.learner.compute_logprobs(batch)
         update_policy(slow.learner, batch, known, slow.learner.compute_advantages(batch, known))
         slow.sync_weights(step)
         if step <= 3:
             batches.append(make_rollouts(slow))
-    assert difference(made.learner.state(), slow.learner.state()) is None
+    assert difference(learner_state(made.learner), learner_state(slow.learner)) is None
     assert all(torch.equal(each, slow.engine.weights()[name]) for name, each in made.engine.weights().items())
     plain = trainer_of(changed(AHEAD, off_policy=0))
     for step in range(1, 6):
         train_step(plain, step)
-    assert difference(made.learner.state(), plain.learner.state()) is not None
+    assert difference(learner_state(made.learner), learner_state(plain.learner)) is not None
 
 
 @pytest.mark.slow
@@ -142,7 +142,7 @@ def test_groups_that_are_drawn_again_are_of_the_same_weights() -> None:
     made = trainer_of(config)
     lags = [train_step(made, step) for step in (1, 2, 3)]
     assert [each.staleness for each in lags] == [0, 1, 1]
-    assert max(each.num_drawn for each in lags) > 4
+    assert max(each.num_generated for each in lags) > 4
 
 
 # Going on.
@@ -176,7 +176,7 @@ def test_a_batch_comes_back_from_its_tensors_as_it_was() -> None:
     made = RolloutBatch(groups, torch.rand(3, 3, dtype=torch.float64), 7, 4)
     found = prefetched_of_state(copied(prefetched_state(made, questions)), questions, CPU)
     assert found is not None
-    assert (found.groups, found.num_drawn, found.step) == (groups, 7, 4)
+    assert (found.groups, found.num_generated, found.step) == (groups, 7, 4)
     assert found.groups[1].prompt is questions[1]
     assert torch.equal(found.rewards_PG, made.rewards_PG)
     assert prefetched_of_state(copied(prefetched_state(None, questions)), questions, CPU) is None

@@ -23,6 +23,7 @@ from trainer.distributed import World
 from trainer.interrupt import Interrupt
 from trainer.launch import RankExit, run_ranks
 from trainer.learner import ForwardOutputs
+from trainer.run_state import learner_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,10 +65,10 @@ def test_the_adaptive_coefficient_is_the_same_on_all_ranks_and_that_of_one() -> 
         # Rank 0's tokens are far from the reference, the other's are close.
         nats_B1 = torch.where(of.prompts_PS[of.prompt_of_B, :1] == 1, 0.5, 0.05).double()
         known = ForwardOutputs(
-            torch.zeros_like(of.sampler_logprobs_BT), -nats_B1.expand_as(of.sampler_logprobs_BT), None
+            torch.zeros_like(of.rollout_logprobs_BT), -nats_B1.expand_as(of.rollout_logprobs_BT), None
         )
         made.compute_advantages(of, known)
-        return float(made.state()["kl_coef"])
+        return float(learner_state(made)["kl_coef"])
 
     # 6 of 17 tokens at 0.5 nats, 11 at 0.05: 4.4 % above the target
     wanted = 0.1 * (1 + ((6 * 0.5 + 11 * 0.05) / 17 / 0.2 - 1) * 9 / 100)

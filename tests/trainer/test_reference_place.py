@@ -110,7 +110,7 @@ def test_a_learner_whose_generators_have_said_nothing_does_not_go_on_without() -
     made = trainer_of()
     rollouts = make_rollouts(made)
     with pytest.raises(ValueError, match=r"no generator .* reference"):
-        made.learner.compute_logprobs(made.pack(rollouts.groups, rollouts.rewards_PG))
+        made.learner.compute_logprobs(made.make_batch(rollouts.groups, rollouts.rewards_PG))
 
 
 @pytest.mark.slow
@@ -241,7 +241,7 @@ def test_after_a_warm_start_the_reference_is_what_that_ended_with_wherever_the_r
     live.sync_weights(0)
     # At its start the policy is its reference.
     rollouts = make_rollouts(live)
-    batch = live.pack(rollouts.groups, rollouts.rewards_PG)
+    batch = live.make_batch(rollouts.groups, rollouts.rewards_PG)
     known = live.learner.compute_logprobs(batch, rollouts.reference_BT)
     assert known.reference_BT is not None and known.old_BT is not None
     assert float((known.reference_BT - known.old_BT).abs().max()) < 1e-5
@@ -281,7 +281,7 @@ def test_a_folder_that_holds_another_model_by_now_is_no_reference_of_a_run_that_
     # What the learner had is in its checkpoint, and goes from there to the generators.
     save(state_of(beside, 2), out)
     rollouts = make_rollouts(beside)
-    wanted = beside.learner.compute_logprobs(beside.pack(rollouts.groups, rollouts.rewards_PG)).reference_BT
+    wanted = beside.learner.compute_logprobs(beside.make_batch(rollouts.groups, rollouts.rewards_PG)).reference_BT
     moved = trainer_of(there)
     restore(moved, load(out, CPU))
     found = moved.reference_logprobs(rollouts.groups, Progress())
@@ -322,7 +322,7 @@ def parts(config, of=world, **more):
 
 
 def says(made, rollouts):
-    batch = made.pack(rollouts.groups, rollouts.rewards_PG)
+    batch = made.make_batch(rollouts.groups, rollouts.rewards_PG)
     return made.learner.compute_logprobs(batch, made.reference_logprobs(rollouts.groups, Progress())).reference_BT
 
 

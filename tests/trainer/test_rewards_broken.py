@@ -17,13 +17,13 @@ from trainer.build import build_trainer
 from trainer.loop import finish_prefetch, make_rollouts, next_rollouts
 from trainer.metrics.records import Records
 from trainer.prefetch import Prefetch
-from trainer.rollouts import GeneratedGroups, score
+from trainer.rollouts import GeneratedGroups, compute_rewards
 from trainer.run_state import restore, state_of
 from trainer.saving import resume
 from trainer.saving.checkpoint import difference, load
 from trainer.stages.watch import evaluate
 from trainer.tasks.digits import successor
-from trainer.tasks.rewards import RewardBroken, RewardHung, score_rewards
+from trainer.tasks.rewards import RewardBroken, RewardHung, group_rewards
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -50,7 +50,7 @@ def flaky(trainer: Trainer, broken: Collection[int]) -> Trainer:
         return trainer.task.reward(prompt, answer)
 
     task, errors = replace(trainer.task, reward=reward), trainer.reward_errors
-    trainer.score = partial(score, task=task, config=trainer.config, device=CPU, errors=errors)  # type: ignore[method-assign]
+    trainer.compute_rewards = partial(compute_rewards, task=task, config=trainer.config, device=CPU, errors=errors)  # type: ignore[method-assign]
     return trainer
 
 
@@ -203,10 +203,10 @@ def test_what_was_not_judged_in_time_has_no_reward() -> None:
 
     groups, errors = [group("1=", (END,), (END,), (END,))], list[str]()
     task = replace(successor(1), reward=reward)
-    found = score_rewards(groups, task, limit_s=0.2, errors=errors)
+    found = group_rewards(groups, task, limit_s=0.2, errors=errors)
     assert [each == each for each in found[0]] == [True, False, False]
     assert len(errors) == 2
     with pytest.raises(RewardHung):
-        score_rewards(groups, task, limit_s=0.1)
+        group_rewards(groups, task, limit_s=0.1)
     paid = replace(groups[0], rollouts=(replace(rollout((END,)), reward=0.5),))
-    assert score_rewards([paid], task, limit_s=None, errors=[]) == [[0.5]]
+    assert group_rewards([paid], task, limit_s=None, errors=[]) == [[0.5]]

@@ -29,6 +29,7 @@ from trainer import faults, sharding
 from trainer.distributed import World
 from trainer.algorithms.update_metrics import UpdateMetrics
 from trainer.learner import Learner
+from trainer.run_state import learner_state
 from trainer.shards import local, whole
 
 SHARES = ((0,), (1, 2))
@@ -73,7 +74,7 @@ made = sharded(**EVERYTHING)
 parameters = dict(made.model.named_parameters())
 found["rows"] = [sum(each.numel() for each in some) for some in (made.parameters().values(), parameters.values())]
 found["moments"] = sum(each.numel() for each in made.optimizer.adamw.first.values())
-found["reference"] = sum(local(each).numel() for each in made.state()["reference"].values())
+found["reference"] = sum(local(each).numel() for each in learner_state(made)["reference"].values())
 
 # What it says before it learns.
 known, wanted = made.compute_logprobs(batch(*own)), learner(World.single(), **EVERYTHING).compute_logprobs(batch(*own))

@@ -11,15 +11,15 @@ import torch
 from tests.trainer.core_cases import SMALL, on_ranks
 from tests.trainer.trainer_cases import CPU, END, changed, group, only, read, rollout, run, scripted, watched
 from trainer import device as devices
+from trainer import run_state
 from trainer.algorithms.advantages import Advantages
 from trainer.build import build_trainer
 from trainer.distributed import World
 from trainer.engines.remote import Remote
-from trainer.learner import Learner
 from trainer.loop import make_rollouts, next_rollouts, train_step, update_policy
 from trainer.metrics.records import Records
 from trainer.rollouts import reward_limit_s
-from trainer.run_state import restore, save_checkpoint, state_of
+from trainer.run_state import learner_state, restore, save_checkpoint, state_of
 from trainer.saving.checkpoint import Saved, State, difference, save
 from trainer.stages.watch import evaluate, logprob_limits
 from trainer.types import Group
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 def test_ranks_start_from_one_policy_ask_other_questions_and_draw_other_answers() -> None:
     config = changed(SMALL, prompts_per_step=10)
     one, two = (build_trainer(config, CPU, seed=0, world=World(rank, 2)) for rank in range(2))
-    assert difference(one.learner.state(), two.learner.state()) is None
+    assert difference(learner_state(one.learner), learner_state(two.learner)) is None
     assert not torch.equal(one.engine.random_state(), two.engine.random_state())
     for _ in range(2):
-        asked = [each.text for trainer in (one, two) for each in trainer.draw()]
+        asked = [each.text for trainer in (one, two) for each in trainer.next_prompts()]
         assert len(asked) == len(set(asked)) == 10
 
 
@@ -52,8 +52,8 @@ def test_a_state_holds_the_random_numbers_of_every_rank_and_gives_each_its_own_b
         return [
             list(state["sampler_random"]) == ["0", "1"],
             torch.equal(other.engine.random_state(), kept),
-            difference(state["learner"], other.learner.state()) is None,
-            [each.text for each in trainer.draw()] == [each.text for each in other.draw()],
+            difference(state["learner"], learner_state(other.learner)) is None,
+            [each.text for each in trainer.next_prompts()] == [each.text for each in other.next_prompts()],
             all(
                 torch.equal(weight, other.engine.weights()[name]) for name, weight in trainer.learner.weights().items()
             ),
@@ -126,7 +126,7 @@ def test_what_divides_a_row_of_dr_grpo_is_what_an_answer_may_have_not_what_the_l
     trainer = build_trainer(changed(SMALL, aggregation="seq-mean-token-sum-norm", kl_coef=0.0, **settings), CPU, seed=0)
     assert longest == trainer.task.max_new_tokens * trainer.task.max_turns
     answers = rollout((1, 2)), rollout((1,))
-    of = trainer.pack(
+    of = trainer.make_batch(
         [Group(each, answers) for each in trainer.task.train[:2]], torch.tensor([[1.0, -0.5], [0.5, 0.25]])
     )
     advantages_BT = torch.where(of.mask_BT, of.rewards_B[:, None], 0.0)
@@ -139,15 +139,15 @@ def test_dynamic_sampling_stops_at_enough_groups_and_keeps_the_first() -> None:
     prompts = build_trainer(config, CPU, seed=0).task.train
     useful = {each.text: (rollout((int(each.expected), END)), rollout((END,))) for each in prompts}
     trainer, _ = scripted(config, useful)
-    assert next_rollouts(trainer).num_drawn == 4
+    assert next_rollouts(trainer).num_generated == 4
     # One group of the first batch has no signal: three are kept, and one of the second.
     trainer, _ = scripted(config, useful)
-    expected = [each.text for each in scripted(config, useful)[0].draw()]
+    expected = [each.text for each in scripted(config, useful)[0].next_prompts()]
     dull = {**useful, expected[1]: (rollout((END,)), rollout((END,)))}
     trainer, _ = scripted(config, dull)
     made = next_rollouts(trainer)
-    groups, rewards_PG, num_drawn = made.groups, made.rewards_PG, made.num_drawn
-    assert num_drawn == 8
+    groups, rewards_PG, num_generated = made.groups, made.rewards_PG, made.num_generated
+    assert num_generated == 8
     assert [each.prompt.text for each in groups[:3]] == [expected[0], *expected[2:]]
     assert rewards_PG.tolist() == [[1.0, 0.0]] * 4
 
@@ -155,7 +155,7 @@ def test_dynamic_sampling_stops_at_enough_groups_and_keeps_the_first() -> None:
 def test_rewards_have_32_bits_at_least() -> None:
     for dtype, wanted in (("bfloat16", torch.float32), ("float32", torch.float32), ("float64", torch.float64)):
         trainer = build_trainer(changed(SMALL, dtype=dtype), CPU, seed=0)
-        assert trainer.score([group("1=", (1, END), (END,))]).dtype == wanted
+        assert trainer.compute_rewards([group("1=", (1, END), (END,))]).dtype == wanted
 
 
 def test_a_step_has_one_time_limit_but_where_each_answer_has_its_own() -> None:
@@ -218,7 +218,7 @@ def test_a_checkpoint_that_restores_nothing_is_noticed_even_before_the_first_ste
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fresh parts start from another seed, so that they are not the live ones by birth."""
-    monkeypatch.setattr(Learner, "restore", lambda self, state: None)
+    monkeypatch.setattr(run_state, "restore_learner", lambda learner, state: None)
     found = only(run(tmp_path, changed(SMALL, steps=1)), kind="stage", name="checkpoint")
     assert (found["passed"], found["restored_equal"], found["step"]) == (False, False, 0)
     assert found["first_different"].startswith("learner/policy/")
@@ -327,8 +327,8 @@ def test_ranks_that_draw_again_different_numbers_of_times_stay_with_one_stream_o
             return torch.tensor([[0.0, float(dull < 0)]] * len(groups))
 
         trainer = build_trainer(config, CPU, seed=0, world=world)
-        trainer.score = score  # type: ignore[method-assign]
-        return make_rollouts(trainer).num_drawn, trainer.prompts.generator.get_state()
+        trainer.compute_rewards = score  # type: ignore[method-assign]
+        return make_rollouts(trainer).num_generated, trainer.prompts.generator.get_state()
 
     (first, one), (second, two) = on_ranks(job)
     assert (first, second) == (2, 8)
@@ -362,12 +362,12 @@ def test_an_epoch_asks_each_prompt_once_and_leaves_out_what_is_less_than_a_step(
     config = changed(SMALL, epochs=3, prompts_per_step=4)
     trainer = build_trainer(config, CPU, seed=0)
     assert len(trainer.task.train) == 10
-    epochs = [[each.text for _ in range(2) for each in trainer.draw()] for _ in range(5)]
+    epochs = [[each.text for _ in range(2) for each in trainer.next_prompts()] for _ in range(5)]
     assert [len(set(asked)) for asked in epochs] == [8] * 5
     assert len({tuple(asked) for asked in epochs}) == 5
     assert {text for asked in epochs for text in asked} == {each.text for each in trainer.task.train}
     few = build_trainer(changed(config, prompts_per_step=16), CPU, seed=0)
-    assert len({each.text for each in few.draw()}) == 10
+    assert len({each.text for each in few.next_prompts()}) == 10
 
 
 @pytest.mark.parametrize("num_taken", range(6))
@@ -375,8 +375,8 @@ def test_an_epoch_goes_on_at_the_prompt_where_it_was_left(num_taken: int) -> Non
     config = changed(SMALL, epochs=3, prompts_per_step=4)
     trainer, other = (build_trainer(config, CPU, seed=seed) for seed in (0, 5))
     for _ in range(num_taken):
-        trainer.draw()
+        trainer.next_prompts()
     restore(other, state_of(trainer, 0))
     assert difference(state_of(trainer, 0), state_of(other, 0)) is None
     for _ in range(5):
-        assert [each.text for each in trainer.draw()] == [each.text for each in other.draw()]
+        assert [each.text for each in trainer.next_prompts()] == [each.text for each in other.next_prompts()]

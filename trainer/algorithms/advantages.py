@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class EstimatorInputs:
     """The rewards of one step's answers, with their groups.
 
     The rows may be in any order; values outside of the mask may be NaN.
@@ -60,7 +60,7 @@ class Settings:
     part_weights: tuple[float, ...] = ()  # gdpo: of each component; empty: 1
 
 
-def grpo(scores: Scores, convention: Convention, *, settings: Settings) -> Advantages:
+def grpo(inputs: EstimatorInputs, convention: Convention, *, settings: Settings) -> Advantages:
     """An answer's reward minus its group's mean, over the group's sample deviation, on each of its tokens.
 
     Without `scale_by_std` only the mean is taken off (Dr. GRPO).
@@ -68,7 +68,7 @@ def grpo(scores: Scores, convention: Convention, *, settings: Settings) -> Advan
     TRL GRPOTrainer (and its `scale_rewards="batch"`), ROLL agentic/utils.get_score_normalize_fn.
     Example: a group's rewards 1, 0, 0, 1 -> 0.866, -0.866, -0.866, 0.866
     """
-    of_batch = _batch_deviation(answer_rewards(scores), convention, settings) if settings.scale_by_batch else None
+    of_batch = _batch_deviation(answer_rewards(inputs), convention, settings) if settings.scale_by_batch else None
 
     def scaled(rewards_G: Tensor) -> Tensor:
         centred_G = rewards_G - group_mean(rewards_G, convention)
@@ -80,7 +80,7 @@ def grpo(scores: Scores, convention: Convention, *, settings: Settings) -> Advan
             return torch.zeros_like(rewards_G)
         return centred_G / (deviation + convention.deviation_epsilon)
 
-    return per_answer(scaled, scores, convention, settings)
+    return per_answer(scaled, inputs, convention, settings)
 
 
 def by_group(group_B: Tensor) -> tuple[Tensor, list[int]]:
@@ -116,21 +116,21 @@ def _batch_deviation(rewards_B: Tensor, convention: Convention, settings: Settin
     return deviation
 
 
-def answer_rewards(scores: Scores) -> Tensor:
+def answer_rewards(inputs: EstimatorInputs) -> Tensor:
     """The sum of each row's rewards. A finite one outside the mask counts: a row of no token has its reward there."""
-    counts_BT = scores.mask_BT | scores.token_rewards_BT.isfinite()
-    return torch.where(counts_BT, scores.token_rewards_BT, 0.0).sum(dim=1)
+    counts_BT = inputs.mask_BT | inputs.token_rewards_BT.isfinite()
+    return torch.where(counts_BT, inputs.token_rewards_BT, 0.0).sum(dim=1)
 
 
 def per_answer(
-    change: Callable[[Tensor], Tensor], scores: Scores, convention: Convention, settings: Settings
+    change: Callable[[Tensor], Tensor], inputs: EstimatorInputs, convention: Convention, settings: Settings
 ) -> Advantages:
     """Each group's rewards changed, and each result on all tokens of its answer.
 
     One group at a time: groups may differ in size, and the order of summation is that of the frameworks.
     """
-    rewards_B = answer_rewards(scores)
-    order_B, sizes = by_group(scores.group_B)
+    rewards_B = answer_rewards(inputs)
+    order_B, sizes = by_group(inputs.group_B)
     is_zero_alone = convention.group_of_one == "zero"
     results = [
         torch.zeros_like(rewards_G) if is_zero_alone and len(rewards_G) == 1 else change(rewards_G)
@@ -140,24 +140,26 @@ def per_answer(
     result_B[order_B] = torch.cat(results)
     if convention.skips_nan_rewards:
         result_B = result_B.nan_to_num(nan=0.0)
-    return spread_over_tokens(result_B, scores, convention, settings)
+    return spread_over_tokens(result_B, inputs, convention, settings)
 
 
-def spread_over_tokens(result_B: Tensor, scores: Scores, convention: Convention, settings: Settings) -> Advantages:
+def spread_over_tokens(
+    result_B: Tensor, inputs: EstimatorInputs, convention: Convention, settings: Settings
+) -> Advantages:
     """An answer's number on each of its tokens, or on the last one and discounted from there."""
     if not convention.discounts_groups or settings.gamma == 1.0:
-        return Advantages(torch.where(scores.mask_BT, result_B.unsqueeze(1), 0.0), None)
-    positions_T = torch.arange(scores.mask_BT.shape[1], device=result_B.device)
-    last_B1 = torch.where(scores.mask_BT, positions_T, -1).amax(dim=1, keepdim=True)
+        return Advantages(torch.where(inputs.mask_BT, result_B.unsqueeze(1), 0.0), None)
+    positions_T = torch.arange(inputs.mask_BT.shape[1], device=result_B.device)
+    last_B1 = torch.where(inputs.mask_BT, positions_T, -1).amax(dim=1, keepdim=True)
     last_token_BT = torch.where(positions_T == last_B1, result_B.unsqueeze(1), 0.0)
-    last_token_scores = Scores(last_token_BT, scores.mask_BT, scores.group_B)
-    return Advantages(rewards_to_go(last_token_scores, convention, settings.gamma), None)
+    last_token_inputs = EstimatorInputs(last_token_BT, inputs.mask_BT, inputs.group_B)
+    return Advantages(rewards_to_go(last_token_inputs, convention, settings.gamma), None)
 
 
-def rewards_to_go(scores: Scores, convention: Convention, gamma: float) -> Tensor:
+def rewards_to_go(inputs: EstimatorInputs, convention: Convention, gamma: float) -> Tensor:
     """From each token on the discounted rewards; 0 outside the mask."""
-    mask_BT = scores.mask_BT
-    rewards_BT = torch.where(mask_BT, scores.token_rewards_BT, 0.0)
+    mask_BT = inputs.mask_BT
+    rewards_BT = torch.where(mask_BT, inputs.token_rewards_BT, 0.0)
     returns_BT = torch.zeros_like(rewards_BT)
     running_B = torch.zeros_like(rewards_BT[:, 0])
     for t in range(rewards_BT.shape[1] - 1, -1, -1):

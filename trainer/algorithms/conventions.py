@@ -48,7 +48,7 @@ class Convention:
     kl_value_limit: float | None  # of k3, after
     kl_times_ratio: bool  # k3 in the loss is multiplied by the ratio of new to old probability, gradient included
 
-    # correction of the sampler's probabilities
+    # correction of the engine's probabilities
     correction_log_ratio_limit: float | None
     sequence_ratio: Literal["product", "mean"]  # a row's ratio: product of its tokens', or their geometric mean
 

@@ -1,11 +1,11 @@
 """Importance weights for the difference between the sampling policy and the learning policy.
 
-A sampler computes with other kernels, in another precision, perhaps with older weights: its probabilities differ
-slightly from the learner's for the same token. A weight learner / sampler on each token's loss corrects this on
+An engine computes with other kernels, in another precision, perhaps with older weights: its probabilities differ
+slightly from the learner's for the same token. A weight learner / engine on each token's loss corrects this on
 average, and a bound limits the effect of an unlikely token. Nothing here has a gradient.
 
 `rejection_mask`, `off_policy_mask` and `entropy_mask` leave tokens out instead: the learner has moved too far from the
-sampler, or they are too certain.
+engine, or they are too certain.
 
 `level` "token": one weight per token. "sequence": one per answer, over all its tokens. `bound` "truncate": a ratio
 above `cap` (below `floor`) is clamped to it. "mask": it becomes 0, so the token has no loss.
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from trainer.algorithms.conventions import Convention
     from trainer.algorithms.rejection import Rejection
     from trainer.sections import Algorithm
+    from trainer.types import Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +34,12 @@ class Correction:
     """The weights and their inputs, both [B, T] and 0 where the mask is off."""
 
     weights_BT: Tensor
-    ratios_BT: Tensor  # learner / sampler, before the bound; for "sequence" equal on each token of a row
+    ratios_BT: Tensor  # learner / engine, before the bound; for "sequence" equal on each token of a row
 
 
 def correction(
     learner_BT: Tensor,
-    sampler_BT: Tensor,
+    rollout_BT: Tensor,
     mask_BT: Tensor,
     convention: Convention,
     *,
@@ -49,21 +50,39 @@ def correction(
 ) -> Correction:
     """The weight of each token, from log-probabilities of the same tokens by both policies.
 
-    A sampler's NaN inside the mask counts as the learner's own value: ratio 1.
+    An engine's NaN inside the mask counts as the learner's own value: ratio 1.
     Raises ValueError for a level or a bound that does not exist.
     Source: truncated importance sampling, Yao et al. 2025; masked: IcePop, Ling team 2025;
     verl rollout_corr_helper.compute_rollout_correction_weights, TRL `vllm_importance_sampling_mode`,
     ROLL rlvr/actor_worker.
-    Example: learner log 0.6, sampler log 0.2: ratio 3; with cap 2 the weight is 2, or 0 when masked
+    Example: learner log 0.6, engine log 0.2: ratio 3; with cap 2 the weight is 2, or 0 when masked
     """
     if level not in ("token", "sequence") or bound not in ("truncate", "mask"):
         raise ValueError(f"level is token or sequence, bound truncate or mask, not {level!r} and {bound!r}")
     with torch.no_grad():
-        difference_BT = torch.where(mask_BT & ~sampler_BT.isnan(), learner_BT - sampler_BT, 0.0)
+        difference_BT = torch.where(mask_BT & ~rollout_BT.isnan(), learner_BT - rollout_BT, 0.0)
         ratios_BT = _ratios(difference_BT, mask_BT, convention, level)
         beyond_BT = mask_BT & ((ratios_BT > cap) | (ratios_BT < floor))
         clamped_BT = ratios_BT.clamp(floor, cap) if bound == "truncate" else torch.where(beyond_BT, 0.0, ratios_BT)
         return Correction(torch.where(mask_BT, clamped_BT, 0.0), torch.where(mask_BT, ratios_BT, 0.0))
+
+
+def importance_weights(
+    algorithm: Algorithm, old_BT: Tensor, micro_batch: Batch, convention: Convention
+) -> Correction | None:
+    """The `correction` of the settings; None: there is none."""
+    if algorithm.correction == "none":
+        return None
+    return correction(
+        old_BT,
+        micro_batch.rollout_logprobs_BT,
+        micro_batch.mask_BT,
+        convention,
+        level=algorithm.correction,
+        cap=algorithm.correction_cap,
+        floor=algorithm.correction_floor,
+        bound=algorithm.correction_bound,
+    )
 
 
 def _ratios(difference_BT: Tensor, mask_BT: Tensor, convention: Convention, level: str) -> Tensor:
@@ -78,16 +97,16 @@ def _ratios(difference_BT: Tensor, mask_BT: Tensor, convention: Convention, leve
 
 @torch.no_grad()
 def rejection_mask(
-    learner_BT: Tensor, sampler_BT: Tensor, mask_BT: Tensor, convention: Convention, rejections: Sequence[Rejection]
+    learner_BT: Tensor, rollout_BT: Tensor, mask_BT: Tensor, convention: Convention, rejections: Sequence[Rejection]
 ) -> Tensor:
-    """The mask without the tokens, or whole answers, on which learner and sampler are too far apart.
+    """The mask without the tokens, or whole answers, on which learner and engine are too far apart.
 
-    With d = log learner - log sampler: k1 = -d, k2 = d*d/2, k3 = exp(d) - d - 1; of each token, or summed, averaged or
-    the largest over an answer. All rejections count. A sampler's NaN inside the mask counts as the learner's own value.
+    With d = log learner - log engine: k1 = -d, k2 = d*d/2, k3 = exp(d) - d - 1; of each token, or summed, averaged or
+    the largest over an answer. All rejections count. An engine's NaN inside the mask counts as the learner's own value.
     Source: verl rollout_corr_helper.compute_rollout_rejection_mask; ROLL train_infer_corrections, ratio filters.
-    Example: token_k1 within 0.5 and 2: a token that the sampler holds three times as likely as the learner is left out
+    Example: token_k1 within 0.5 and 2: a token that the engine holds three times as likely as the learner is left out
     """
-    difference_BT = torch.where(mask_BT & ~sampler_BT.isnan(), learner_BT - sampler_BT, 0.0)
+    difference_BT = torch.where(mask_BT & ~rollout_BT.isnan(), learner_BT - rollout_BT, 0.0)
     if (limit := convention.correction_log_ratio_limit) is not None:
         difference_BT = difference_BT.clamp(-limit, limit)
     divergences = {
@@ -111,16 +130,16 @@ def rejection_mask(
 
 @torch.no_grad()
 def off_policy_mask(
-    logprobs_BT: Tensor, sampler_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, *, limit: float
+    logprobs_BT: Tensor, rollout_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, *, limit: float
 ) -> Tensor:
     """Where a token learns: its advantage is 0 or more, or its answer is not too far from the learner.
 
-    That is, the mean of log sampler - log learner over the answer is at most `limit`, for the learner of this very
-    update. A sampler's NaN counts as the learner's own value.
+    That is, the mean of log engine - log learner over the answer is at most `limit`, for the learner of this very
+    update. An engine's NaN counts as the learner's own value.
     Source: DeepSeek-V3.2, off-policy sequence masking; TRL GRPOTrainer.get_off_policy_mask.
     """
-    is_known_BT = mask_BT & ~sampler_BT.isnan()
-    gap_B1 = torch.where(is_known_BT, sampler_BT - logprobs_BT, 0.0).sum(dim=1, keepdim=True)
+    is_known_BT = mask_BT & ~rollout_BT.isnan()
+    gap_B1 = torch.where(is_known_BT, rollout_BT - logprobs_BT, 0.0).sum(dim=1, keepdim=True)
     mean_B1 = gap_B1 / mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
     return mask_BT & ((advantages_BT >= 0) | (mean_B1 <= limit))
 
@@ -142,7 +161,7 @@ def learns(
     algorithm: Algorithm,
     logprobs_BT: Tensor,
     entropy_BT: Tensor,
-    sampler_BT: Tensor,
+    rollout_BT: Tensor,
     advantages_BT: Tensor,
     mask_BT: Tensor,
 ) -> Tensor:
@@ -150,7 +169,7 @@ def learns(
     learns_BT = mask_BT
     if algorithm.off_policy_mask:
         limit = algorithm.off_policy_mask
-        learns_BT = off_policy_mask(logprobs_BT, sampler_BT, advantages_BT, mask_BT, limit=limit)
+        learns_BT = off_policy_mask(logprobs_BT, rollout_BT, advantages_BT, mask_BT, limit=limit)
     if algorithm.entropy_share < 1:
         learns_BT = learns_BT & entropy_mask(entropy_BT, mask_BT, share=algorithm.entropy_share)
     return learns_BT

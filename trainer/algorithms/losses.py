@@ -264,15 +264,3 @@ def divergence(
             log_ratio_BT = torch.where(mask_BT, log_ratio_BT, 0.0)
         estimate_BT = estimate_BT * log_ratio_BT.exp()
     return estimate_BT
-
-
-def adapted_kl_coef(coef: float, kl: float, rows: int, *, target: float, horizon: int) -> float:
-    """The divergence's coefficient after a step: larger if the divergence is above its target, smaller if below.
-
-    Multiplied by 1 + error * rows / horizon, the relative error held in +-0.2. `target` in nats per token; `horizon`
-    in rows, after which a constant error of 20 % has moved the coefficient by about a factor of 1.2.
-    Source: Ziegler et al., "Fine-tuning language models from human preferences", section 2.2.
-    Example: coefficient 0.1, target 1, horizon 100: a divergence of 5 over 50 rows makes it 0.11
-    """
-    error = min(max(kl / target - 1, -0.2), 0.2)
-    return coef * (1 + error * rows / horizon)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trainer.types import Group
 
 
-def pack(
+def make_batch(
     groups: Sequence[Group], rewards_PG: Tensor, *, pad: int, width: int = 0, mask_truncated: bool = False
 ) -> Batch:
     """Each prompt once, each answer one row, in the order of the groups.
@@ -52,7 +52,7 @@ def pack(
         tokens_BT=_padded(tokens, width, pad, torch.int64, device),
         mask_BT=_padded(masks, width, 0, torch.bool, device),
         lengths_B=torch.tensor([len(row) for row in tokens], dtype=torch.int64, device=device),
-        sampler_logprobs_BT=_padded([rollout.logprobs for rollout in rollouts], width, 0, rewards_PG.dtype, device),
+        rollout_logprobs_BT=_padded([rollout.logprobs for rollout in rollouts], width, 0, rewards_PG.dtype, device),
         rewards_B=rewards_PG.reshape(-1),
         baselines_B=rewards_PG.new_tensor(baselines) if baselines else None,
         parts_BK=rewards_PG.new_tensor(parts) if parts else None,
@@ -83,7 +83,7 @@ def select(batch: Batch, rows: Tensor) -> Batch:
         tokens_BT=batch.tokens_BT[rows, :longest],
         mask_BT=batch.mask_BT[rows, :longest],
         lengths_B=lengths_B,
-        sampler_logprobs_BT=batch.sampler_logprobs_BT[rows, :longest],
+        rollout_logprobs_BT=batch.rollout_logprobs_BT[rows, :longest],
         rewards_B=batch.rewards_B[rows],
     )
 

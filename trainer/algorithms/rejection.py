@@ -10,7 +10,7 @@ from trainer.sections import BadSetting
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A bound on a divergence between learner and sampler, beyond which a token or an answer is left out.
+    """A bound on a divergence between learner and engine, beyond which a token or an answer is left out.
 
     Example: `seq_mean_k3` within 0.01 -> level seq_mean, divergence k3, low -inf, high 0.01
     """
@@ -24,7 +24,7 @@ class Rejection:
     def of(cls, forms: str, thresholds: str) -> tuple[Rejection, ...]:
         """Those of `rejection` and `rejection_threshold`, as verl writes them. Raises BadSetting.
 
-        Of k1 the bounds are ratios of sampler to learner, `LOW_HIGH`, or `HIGH` and its inverse; of the others the
+        Of k1 the bounds are ratios of engine to learner, `LOW_HIGH`, or `HIGH` and its inverse; of the others the
         largest divergence. One threshold may be for all.
         """
         names = list(dict.fromkeys(name.strip() for name in forms.split(",") if name.strip()))

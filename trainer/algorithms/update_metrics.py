@@ -57,12 +57,12 @@ class UpdateMetrics:
     ratio_max: float  # of all optimizer steps
     grad_norm: float  # before clipping
     lr: float  # of the last optimizer step
-    logprob_diff_mean: float  # sampler against learner, before the first optimizer step
+    logprob_diff_mean: float  # engine against learner, before the first optimizer step
     logprob_diff_max: float
-    sampler_kl: float  # estimate of KL(sampler || learner) over the same tokens, k3
-    sampler_kl_direct: float  # another one, mean of log sampler - log learner
+    rollout_kl: float  # estimate of KL(engine || learner) over the same tokens, k3
+    rollout_kl_direct: float  # another one, mean of log engine - log learner
     value_loss: float  # 0 without a critic
-    weights: WeightMetrics | None  # of the correction between sampler and learner; None: there is none
+    weights: WeightMetrics | None  # of the correction between engine and learner; None: there is none
 
     @classmethod
     def mean(cls, steps: Sequence[Mapping[str, float]], *, value_loss: float) -> UpdateMetrics:
@@ -77,7 +77,7 @@ class UpdateMetrics:
 
 @torch.no_grad()
 def token_metrics(
-    part: Batch,
+    micro_batch: Batch,
     old_BT: Tensor,
     policy: TokenLosses,
     corrected: Correction | None,
@@ -85,8 +85,8 @@ def token_metrics(
     algorithm: Algorithm,
 ) -> dict[str, Tensor]:
     """A micro batch's share of the metrics over tokens."""
-    mask_BT = part.mask_BT
-    gap_BT = torch.where(mask_BT, old_BT - part.sampler_logprobs_BT, torch.zeros_like(old_BT))
+    mask_BT = micro_batch.mask_BT
+    gap_BT = torch.where(mask_BT, old_BT - micro_batch.rollout_logprobs_BT, torch.zeros_like(old_BT))
     metrics = {
         "clip_fraction": masked_sum(policy.is_clipped_BT.to(policy.losses_BT.dtype), mask_BT) / totals.num_tokens,
         "clip_fraction_lower": policy.is_bounded_BT.sum() / totals.num_tokens,
@@ -95,8 +95,8 @@ def token_metrics(
         "ratio_max": policy.ratios_BT.max(),
         "logprob_diff_mean": gap_BT.abs().sum() / totals.num_tokens,
         "logprob_diff_max": gap_BT.abs().max(),
-        "sampler_kl": (gap_BT.exp() - gap_BT - 1).sum() / totals.num_tokens,
-        "sampler_kl_direct": -gap_BT.sum() / totals.num_tokens,
+        "rollout_kl": (gap_BT.exp() - gap_BT - 1).sum() / totals.num_tokens,
+        "rollout_kl_direct": -gap_BT.sum() / totals.num_tokens,
     }
     if corrected is None:
         return metrics
@@ -108,7 +108,7 @@ def token_metrics(
 def weight_shares(
     corrected: Correction, mask_BT: Tensor, totals: Totals, *, level: str, cap: float, floor: float = 0.0
 ) -> dict[str, Tensor]:
-    """A part's contribution to the weights' statistics, given the denominators of the total; scalars."""
+    """A micro batch's contribution to the weights' statistics, given the denominators of the total; scalars."""
     # Squares of the distance from 1, the usual weight, to avoid cancellation in the deviation.
     excess_BT = corrected.weights_BT - 1
     is_of_rows = level == "sequence"

@@ -1,1 +1,1 @@
-"""What makes answers: `base.Engine` is the seam, `builtin.Sampler` the one that runs everywhere."""
+"""What makes answers: `base.Engine` is the seam, `builtin.BuiltinEngine` the one that runs everywhere."""

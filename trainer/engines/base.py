@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from trainer.models.ops import drawn_logprobs
+from trainer.models.ops import truncated_logprobs
 from trainer.types import Rollout, Stop
 
 if TYPE_CHECKING:
@@ -87,15 +87,15 @@ def uniform(sampling: Sampling, num_prompts: int, *, dtype: torch.dtype, device:
 def sampling_logprobs(logits_RV: Tensor, sampling: Sampling) -> Tensor:
     """The log-probability of each token of being drawn; of a greedy answer that at the temperature."""
     top_p, top_k = (1.0, 0) if sampling.is_greedy else (sampling.top_p, sampling.top_k)
-    return drawn_logprobs(logits_RV, sampling.temperature, top_p, top_k)
+    return truncated_logprobs(logits_RV, sampling.temperature, top_p, top_k)
 
 
-def pick(chances_RV: Tensor, uniform_R: Tensor) -> Tensor:
+def pick(probs_RV: Tensor, uniform_R: Tensor) -> Tensor:
     """The token of each row in whose interval of the cumulated probabilities the row's number falls.
 
     Intervals are half-open, so a token with probability 0 is never drawn.
     """
-    bounds_RV = chances_RV.cumsum(dim=1)
+    bounds_RV = probs_RV.cumsum(dim=1)
     return (bounds_RV[:, :-1] <= uniform_R[:, None] * bounds_RV[:, -1:]).sum(dim=1)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _FEW_TOKENS = 1024
 
 
-class Sampler:
+class BuiltinEngine:
     """A decoder and the random generator of its samples."""
 
     def __init__(self, decoder: Decoder, *, end: int | None, seed: int) -> None:
@@ -43,11 +43,11 @@ class Sampler:
         logprobs_TB = torch.zeros(tokens_TB.shape, dtype=self._wide, device=self._device)
         rows_R = torch.arange(tokens_TB.shape[1], device=self._device)
         is_needed_R, is_compacted = torch.ones_like(rows_R, dtype=torch.bool), False
-        chances_TB = uniform(sampling, len(prompts), dtype=self._wide, device=self._device)
+        uniform_TB = uniform(sampling, len(prompts), dtype=self._wide, device=self._device)
         logits_RV = run.start().repeat_interleave(size, dim=0)
         for step in range(sampling.max_new_tokens):
-            chance_R = None if chances_TB is None else chances_TB[step, rows_R]
-            tokens_R, logprobs_R = self._draw(logits_RV, sampling, chance_R)
+            uniform_R = None if uniform_TB is None else uniform_TB[step, rows_R]
+            tokens_R, logprobs_R = self._sample_tokens(logits_RV, sampling, uniform_R)
             # A row that has ended is sampled further for a while; tokens after its end are ignored.
             if is_compacted:
                 rows_N = rows_R[is_needed_R]
@@ -70,21 +70,21 @@ class Sampler:
         rollouts = [until_end(tokens, logprobs, self._end) for tokens, logprobs in pairs]
         return [tuple(rollouts[at : at + size]) for at in range(0, len(rollouts), size)]
 
-    def _draw(self, logits_RV: Tensor, sampling: Sampling, chance_R: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Each row's token and its log-probability at the temperature; `chance_R` decides, if it is given."""
+    def _sample_tokens(self, logits_RV: Tensor, sampling: Sampling, uniform_R: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Each row's token and its log-probability at the temperature; `uniform_R` decides, if it is given."""
         logprobs_RV = sampling_logprobs(logits_RV.to(self._wide), sampling)
-        tokens_R = logprobs_RV.argmax(dim=1) if sampling.is_greedy else self._pick(logprobs_RV.exp(), chance_R)
+        tokens_R = logprobs_RV.argmax(dim=1) if sampling.is_greedy else self._pick(logprobs_RV.exp(), uniform_R)
         return tokens_R, logprobs_RV.gather(1, tokens_R[:, None]).squeeze(1)
 
-    def _pick(self, chances_RV: Tensor, chance_R: Tensor | None = None) -> Tensor:
+    def _pick(self, probs_RV: Tensor, uniform_R: Tensor | None = None) -> Tensor:
         """A token of each row, as likely as its chance."""
-        if chance_R is not None:
-            return pick(chances_RV, chance_R)
-        if chances_RV.shape[1] > _FEW_TOKENS:
-            return torch.multinomial(chances_RV, 1, generator=self._generator).squeeze(1)
+        if uniform_R is not None:
+            return pick(probs_RV, uniform_R)
+        if probs_RV.shape[1] > _FEW_TOKENS:
+            return torch.multinomial(probs_RV, 1, generator=self._generator).squeeze(1)
         # One random number a row, not one a token.
-        uniform_R = torch.rand(len(chances_RV), generator=self._generator, dtype=self._wide, device=self._device)
-        return pick(chances_RV, uniform_R)
+        uniform_R = torch.rand(len(probs_RV), generator=self._generator, dtype=self._wide, device=self._device)
+        return pick(probs_RV, uniform_R)
 
     @torch.no_grad()
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:

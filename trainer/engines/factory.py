@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainer import models
 from trainer.config import BadSetting
+from trainer.engines.generator_client import EngineSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from trainer.config import Config
     from trainer.distributed import World
     from trainer.engines.base import Engine
-    from trainer.engines.generator_client import EngineSpec, Generator
+    from trainer.engines.generator_client import Generator
     from trainer.tasks.base import Task
 
 # Between the sampling seeds of neighbouring ranks: further apart than the seeds of neighbouring runs.
@@ -50,12 +51,15 @@ def build_engine(
     Generators in other processes write their output to files in `logs`.
     """
     sampling_seed, assigned = seed + world.rank * _RANK_APART, next(iter(_assigned), None)
-    if assigned is None and config.rollout.generators == 0:
-        return build_local_engine(config, task, device, seed=seed, sampling_seed=sampling_seed)
-    from trainer.engines import process, remote, shared_generator
-    from trainer.engines.generator_client import EngineSpec
-
     order = EngineSpec.of(config, task, seed=seed)
+    if assigned is None and config.rollout.generators == 0:
+        if config.rollout.engine == "scripted":
+            from trainer.engines import scripted
+
+            return scripted.start(config, task)
+        return build_local_engine(order, device, sampling_seed=sampling_seed)
+    from trainer.engines import process, remote, shared_generator
+
     if assigned is not None:
         start = assigned.start
         pool = remote.Pool(
@@ -71,25 +75,22 @@ def build_engine(
     return remote.over(pool, order, seed=sampling_seed, kind=kind)
 
 
-def build_local_engine(config: Config, task: Task, device: torch.device, *, seed: int, sampling_seed: int) -> Engine:
+def build_local_engine(order: EngineSpec, device: torch.device, *, sampling_seed: int) -> Engine:
     """The configured engine in this process, with the weights that the policy starts with. Raises BadSetting."""
-    end, rollout = task.tokenizer.end, config.rollout
-    if rollout.engine == "builtin":
-        from trainer.engines.builtin import Sampler
+    config = order.config
+    if config.rollout.engine == "builtin":
+        from trainer.engines.builtin import BuiltinEngine
         from trainer.models.decoder import Decoder
 
-        decoder = models.build(config, task.tokenizer.vocabulary_size, seed=seed, device=device, is_adapted=False)
+        size = order.tokenizer.vocabulary_size
+        decoder = models.build(config, size, seed=order.seed, device=device, is_adapted=False)
         if not isinstance(decoder, Decoder):
             raise BadSetting(f"engine=builtin cannot sample from {config.model.path}: engine=transformers can")
-        return Sampler(decoder, end=end, seed=sampling_seed)
-    if rollout.engine == "scripted":
-        from trainer.engines import scripted
-
-        return scripted.start(config, task)
-    if rollout.engine == "transformers":
+        return BuiltinEngine(decoder, end=order.tokenizer.end, seed=sampling_seed)
+    if config.rollout.engine == "transformers":
         from trainer.engines import transformers
 
-        return transformers.start(config, task, device, seed=sampling_seed)
+        return transformers.start(order, device, seed=sampling_seed)
     from trainer.engines import vllm
 
-    return vllm.start(config, task, seed=sampling_seed)
+    return vllm.start(order, seed=sampling_seed)

@@ -11,17 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from trainer.tasks.base import Task
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
     from trainer.config import Config
     from trainer.engines.base import Sampling, Tokens
-    from trainer.tasks.base import Observation
-    from trainer.types import Batch, Prompt, Rollout
+    from trainer.tasks.base import Task
+    from trainer.types import Batch, Rollout
     from trainer.weights import Bucket
 
 T_co = TypeVar("T_co", covariant=True)
@@ -73,25 +71,16 @@ class GeneratorStats:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerInfo:
-    """The properties of a tokenizer that an engine needs: it neither reads nor writes text."""
+    """What an engine needs of a tokenizer: it neither reads nor writes text."""
 
     vocabulary_size: int
     pad: int
     end: int | None
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        raise ValueError("a generator reads no text")
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        raise ValueError("a generator writes no text")
-
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        raise ValueError("a generator reads no text")
-
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """The inputs of a generator's engine; it can be sent to another process."""
+    """The inputs of an engine; they can be sent to another process."""
 
     config: Config
     tokenizer: TokenizerInfo
@@ -104,25 +93,6 @@ class EngineSpec:
         words = task.tokenizer
         tokenizer = TokenizerInfo(words.vocabulary_size, words.pad, words.end)
         return cls(config, tokenizer, task.max_new_tokens, task.environment is not None, seed)
-
-    def task(self) -> Task:
-        """A task without questions, for the makers of engines."""
-        environment = _Unasked if self.has_environment else None
-        return Task("", self.tokenizer, (), (), self.max_new_tokens, _unjudged, _unjudged, environment)
-
-
-def _unjudged(prompt: Prompt, rollout: Rollout) -> bool:
-    raise ValueError("a generator judges nothing")
-
-
-class _Unasked:
-    """A placeholder for a task with an environment, which runs where rollouts are collected."""
-
-    def __init__(self, prompt: Prompt) -> None:
-        raise ValueError("a generator has no environment")
-
-    def step(self, answer: str) -> Observation:
-        raise ValueError("a generator has no environment")
 
 
 class Pending(Protocol[T_co]):

@@ -42,11 +42,12 @@ class Reference:
     def reference_logprobs(self, parts: Sequence[Batch]) -> ReferenceLogProbs:
         """How likely it holds the answers of each micro batch."""
         began = time.perf_counter()
-        scored = []
+        logprobs = []
         for part in parts:
             there = _moved(part, self._device)
-            scored.append(self._model.score(there, temperature=self._temperature, with_entropy=False).logprobs_BT.cpu())
-        return ReferenceLogProbs(tuple(scored), self.mark, time.perf_counter() - began)
+            output = self._model.token_logprobs(there, temperature=self._temperature, with_entropy=False)
+            logprobs.append(output.logprobs_BT.cpu())
+        return ReferenceLogProbs(tuple(logprobs), self.mark, time.perf_counter() - began)
 
     @property
     def mark(self) -> int:
@@ -91,7 +92,7 @@ def cut(batch: Batch, count: int, rows_at_once: int) -> list[list[Tensor]]:
 def asked(batch: Batch, rows: Tensor) -> Batch:
     """What is sent of some rows: on the CPU, without what a reference does not read."""
     part = select(batch, rows)
-    bare = replace(part, sampler_logprobs_BT=part.sampler_logprobs_BT[:0], rewards_B=part.rewards_B[:0])
+    bare = replace(part, rollout_logprobs_BT=part.rollout_logprobs_BT[:0], rewards_B=part.rewards_B[:0])
     return _moved(replace(bare, baselines_B=None, parts_BK=None), torch.device("cpu"))
 
 

@@ -176,7 +176,7 @@ class Remote:
         made = self._gather(
             [self._reference_portion([reference.asked(batch, rows) for rows in share]) for share in shares]
         )
-        logprobs_BT = torch.zeros_like(batch.sampler_logprobs_BT)
+        logprobs_BT = torch.zeros_like(batch.rollout_logprobs_BT)
         for at, found in made.items():
             for rows, some in zip(shares[at], found.logprobs, strict=True):
                 logprobs_BT[rows, : some.shape[1]] = some.to(logprobs_BT)

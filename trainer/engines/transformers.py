@@ -22,19 +22,18 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from trainer.config import Config
     from trainer.engines.base import Sampling, Tokens
-    from trainer.tasks.base import Task
+    from trainer.engines.generator_client import EngineSpec
     from trainer.types import Rollout
 
 
 class SamplingProcessor:
     """A logits processor: draws each row's token, notes its log-probability, and forbids all others."""
 
-    def __init__(self, sampling: Sampling, generator: torch.Generator, chances_TB: Tensor | None) -> None:
+    def __init__(self, sampling: Sampling, generator: torch.Generator, uniform_TB: Tensor | None) -> None:
         self._sampling = sampling
         self._generator = generator
-        self._chances_TB = chances_TB  # they decide instead of the generator, if they are given
+        self._chances_TB = uniform_TB  # they decide instead of the generator, if they are given
         self.logprobs: list[Tensor] = []  # [B] for each step
 
     def __call__(self, tokens_BT: Tensor, logits_BV: Tensor) -> Tensor:
@@ -69,8 +68,8 @@ class Generator:
         places = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         tokens_PS = torch.tensor(padded, dtype=torch.int64, device=self._device)
         mask_PS = torch.tensor(places, dtype=torch.int64, device=self._device)
-        chances_TB = uniform(sampling, len(prompts), dtype=torch.float32, device=self._device)
-        processor = SamplingProcessor(sampling, self._generator, chances_TB)
+        uniform_TB = uniform(sampling, len(prompts), dtype=torch.float32, device=self._device)
+        processor = SamplingProcessor(sampling, self._generator, uniform_TB)
         whole_BT = self._model.generate(
             tokens_PS.repeat_interleave(size, dim=0),
             attention_mask=mask_PS.repeat_interleave(size, dim=0),
@@ -122,11 +121,12 @@ class Generator:
         self._generator.set_state(state)
 
 
-def start(config: Config, task: Task, device: torch.device, *, seed: int) -> Generator:
+def start(order: EngineSpec, device: torch.device, *, seed: int) -> Generator:
     """The engine of the model in the folder `path`. Raises BadSetting if the folder or the package is missing."""
+    config = order.config
     if not config.model.path:
         raise BadSetting(
             "engine=transformers needs path=FOLDER: the built-in decoder has an engine of its own, builtin"
         )
     model = causal_model(Path(config.model.path), getattr(torch, config.run.dtype)).to(device)
-    return Generator(model, end=task.tokenizer.end, pad=task.tokenizer.pad, seed=seed)
+    return Generator(model, end=order.tokenizer.end, pad=order.tokenizer.pad, seed=seed)

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from trainer.config import Config
     from trainer.engines.base import Sampling, Tokens
-    from trainer.tasks.base import Task
+    from trainer.engines.generator_client import EngineSpec
 
 _BUCKET_BYTES = 1 << 28  # of weights handed over at once; with tensor parallelism each bucket is copied to every worker
 
@@ -219,22 +218,23 @@ def _cut_out(name: str, shapes: Mapping[str, tuple[int, ...]], own: Mapping[str,
     return held.detach()[offset : offset + shape[0]]
 
 
-def start(config: Config, task: Task, *, seed: int) -> Vllm:
+def start(order: EngineSpec, *, seed: int) -> Vllm:
     """The engine of the model in the folder `path`. Raises BadSetting if the folder or the package is missing.
 
     The weights are read from the folder; the first `load_weights` replaces them.
     """
+    config = order.config
     if not config.model.path:
         raise BadSetting("engine=vllm needs path=FOLDER: it cannot run the built-in decoder from a random start")
     source, folder = Path(config.model.path), None
     if config.rollout.weight_sync == "reload":
         folder = source = _linked(source)
     package = _package()
-    llm = package.LLM(**arguments(config, task, source, seed=seed))
+    llm = package.LLM(**arguments(order, source, seed=seed))
     return Vllm(
         llm,
         package,
-        end=task.tokenizer.end,
+        end=order.tokenizer.end,
         seed=seed,
         folder=folder,
         can_sleep=config.rollout.sleep,
@@ -242,9 +242,9 @@ def start(config: Config, task: Task, *, seed: int) -> Vllm:
     )
 
 
-def arguments(config: Config, task: Task, folder: Path, *, seed: int) -> dict[str, Any]:
+def arguments(order: EngineSpec, folder: Path, *, seed: int) -> dict[str, Any]:
     """What `LLM` is started with."""
-    rollout = config.rollout
+    config, rollout = order.config, order.config.rollout
     chosen: dict[str, Any] = {
         "model": str(folder),
         "skip_tokenizer_init": True,  # tokens go in and come out
@@ -262,8 +262,8 @@ def arguments(config: Config, task: Task, folder: Path, *, seed: int) -> dict[st
     if rollout.tensor_parallel > 1:
         # Within a placement group of Ray vllm would take Ray for its workers too, one bundle each: ours hold all cards.
         chosen["distributed_executor_backend"] = "mp"
-    if task.environment is None:
-        chosen["max_model_len"] = config.task.max_prompt_tokens + task.max_new_tokens
+    if not order.has_environment:
+        chosen["max_model_len"] = config.task.max_prompt_tokens + order.max_new_tokens
     return chosen
 
 

@@ -100,7 +100,7 @@ def _full(run: RunSummary) -> Advice | None:
 
 
 def _low(run: RunSummary) -> Advice | None:
-    """Room on a card: first larger micro batches, doubled; then more of it for the sampler."""
+    """Room on a card: first larger micro batches, doubled; then more of it for the engine."""
     if run.memory_share is None or run.memory_share >= LOW_USE or run.device == "cpu":
         return None
     used = {"used": _percent(run.memory_share), "device": run.device}

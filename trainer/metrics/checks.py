@@ -7,7 +7,7 @@ Each returns `passed` together with its counts. If nothing was measured, as in a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -88,55 +88,42 @@ class MaskCheck:
             self.wrong_rows += is_other or any(masked[len(row) :])
 
     def result(self) -> dict[str, Any]:
-        return {
-            **_verdict(self.batches, self.wrong_rows == 0),
-            "batches": self.batches,
-            "generated_tokens": self.generated_tokens,
-            "masked_tokens": self.masked_tokens,
-            "wrong_rows": self.wrong_rows,
-        }
+        return {**_verdict(self.batches, self.wrong_rows == 0), **asdict(self)}
 
 
 @dataclass(slots=True)
 class WeightsCheck:
-    """Compares the sampler's weights with the learner's after each publishing, bit for bit."""
+    """Compares the engine's weights with the learner's after each publishing, bit for bit."""
 
     publishes: int = 0
+    tensors: int = 0
     unequal: int = 0
     first_step: int | None = None  # the first unequal step; None: there is none
     first_name: str | None = None
-    tensors: int = 0
 
-    def add(self, step: int, learner: Iterable[tuple[str, Tensor]], sampler: Mapping[str, Tensor]) -> None:
+    def add(self, step: int, learner: Iterable[tuple[str, Tensor]], engine: Mapping[str, Tensor]) -> None:
         self.publishes += 1
-        self.tensors = len(sampler)
-        name = first_difference(learner, sampler)
+        self.tensors = len(engine)
+        name = first_difference(learner, engine)
         if name is not None:
             self.unequal += 1
             if self.first_step is None:
                 self.first_step, self.first_name = step, name
 
     def result(self) -> dict[str, Any]:
-        return {
-            **_verdict(self.publishes, self.unequal == 0),
-            "publishes": self.publishes,
-            "tensors": self.tensors,
-            "unequal": self.unequal,
-            "first_step": self.first_step,
-            "first_name": self.first_name,
-        }
+        return {**_verdict(self.publishes, self.unequal == 0), **asdict(self)}
 
 
 @dataclass(slots=True)
 class LogprobsCheck:
-    """The difference between the sampler's log-probabilities and the learner's, over the run."""
+    """The difference between the engine's log-probabilities and the learner's, over the run."""
 
     limit: float = LOGPROB_LIMIT  # for the largest
     mean_limit: float = LOGPROB_LIMIT  # for the mean of a step
     steps: int = 0
     largest: float = 0.0
     mean: float = 0.0  # the largest of the steps' means
-    kl: float = 0.0  # the largest of the steps' estimates of KL(sampler || learner)
+    kl: float = 0.0  # the largest of the steps' estimates of KL(engine || learner)
 
     def add(self, difference: float, mean: float = 0.0, kl: float = 0.0) -> None:
         self.steps += 1
@@ -145,15 +132,9 @@ class LogprobsCheck:
         self.kl = worse(self.kl, abs(kl))
 
     def result(self) -> dict[str, Any]:
-        return {
-            **_verdict(self.steps, self.largest <= self.limit and self.mean <= self.mean_limit),
-            "steps": self.steps,
-            "largest": self.largest if self.steps else None,
-            "mean": self.mean if self.steps else None,
-            "kl": self.kl if self.steps else None,
-            "limit": self.limit,
-            "mean_limit": self.mean_limit,
-        }
+        passed = self.largest <= self.limit and self.mean <= self.mean_limit
+        unknown = {} if self.steps else dict.fromkeys(("largest", "mean", "kl"))
+        return {**_verdict(self.steps, passed), **asdict(self), **unknown}
 
 
 def worse(known: float, new: float) -> float:
@@ -169,9 +150,9 @@ class GenerationCheck:
     answers: int = 0
     ended: int = 0
     empty: int = 0
+    tokens: int = 0
     groups: int = 0
     groups_of_one_text: int = 0  # groups of several answers that are all the same
-    tokens: int = 0
 
     def add(self, groups: Sequence[Group]) -> None:
         for group in groups:
@@ -184,16 +165,8 @@ class GenerationCheck:
             self.tokens += sum(len(rollout.tokens) for rollout in group.rollouts)
 
     def result(self) -> dict[str, Any]:
-        return {
-            **_verdict(self.answers, self.end_token is not None and self.ended > 0 and self.empty < self.answers),
-            "end_token": self.end_token,
-            "answers": self.answers,
-            "ended": self.ended,
-            "empty": self.empty,
-            "tokens": self.tokens,
-            "groups": self.groups,
-            "groups_of_one_text": self.groups_of_one_text,
-        }
+        passed = self.end_token is not None and self.ended > 0 and self.empty < self.answers
+        return {**_verdict(self.answers, passed), **asdict(self)}
 
 
 @dataclass(slots=True)
@@ -241,21 +214,9 @@ class RewardCheck:
 
     def result(self) -> dict[str, Any]:
         is_right = self.not_finite == 0 and self.lost == 0 and not self.is_reordered
-        has_finite = self.answers > self.not_finite
-        return {
-            **_verdict(self.answers, is_right and self.highest > self.lowest and self.groups_with_signal > 0),
-            "answers": self.answers,
-            "not_finite": self.not_finite,
-            "lowest": self.lowest if has_finite else None,
-            "highest": self.highest if has_finite else None,
-            "first_spread": self.first_spread,
-            "groups": self.groups,
-            "groups_with_signal": self.groups_with_signal,
-            "judged_again": self.judged_again,
-            "differ": self.differ,
-            "is_reordered": self.is_reordered,
-            "lost": self.lost,
-        }
+        passed = is_right and self.highest > self.lowest and self.groups_with_signal > 0
+        unknown = {} if self.answers > self.not_finite else dict.fromkeys(("lowest", "highest"))
+        return {**_verdict(self.answers, passed), **asdict(self), **unknown}
 
 
 @dataclass(slots=True)
@@ -356,10 +317,4 @@ class Agreement:
                 self.first_step, self.ranks = step, others
 
     def result(self) -> dict[str, Any]:
-        return {
-            "passed": self.unequal == 0 if self.steps else None,
-            "steps": self.steps,
-            "unequal": self.unequal,
-            "first_step": self.first_step,
-            "ranks": list(self.ranks),
-        }
+        return {"passed": self.unequal == 0 if self.steps else None, **asdict(self), "ranks": list(self.ranks)}

@@ -79,9 +79,9 @@ class Comparison:
     only_a: int  # steps
     only_b: int
     rules: tuple[Rule, ...]
-    differences: tuple[Difference, ...]  # the largest first
     settings: Mapping[str, tuple[Any, Any]]  # what differs, (a, b)
     where: Mapping[str, tuple[Any, Any]]
+    differences: tuple[Difference, ...]  # the largest first
 
     @property
     def is_within(self) -> bool:
@@ -290,18 +290,6 @@ def document(found: Comparison, *, exit_code: int) -> dict[str, Any]:
     """The result as JSON values; what JSON cannot hold as text."""
     from trainer.metrics.records import plain
 
-    result: dict[str, Any] = plain(
-        {
-            "schema": SCHEMA,
-            "exit": exit_code,
-            "is_within": found.is_within,
-            "common_steps": found.common_steps,
-            "only_a": found.only_a,
-            "only_b": found.only_b,
-            "rules": [asdict(rule) for rule in found.rules],
-            "settings": found.settings,
-            "where": found.where,
-            "differences": [asdict(each) for each in found.differences],
-        }
-    )
+    head = {"schema": SCHEMA, "exit": exit_code, "is_within": found.is_within}
+    result: dict[str, Any] = plain({**head, **asdict(found)})
     return result

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from trainer import device as devices
-from trainer.metrics.progress import peak_rss_mib
+from trainer.device import peak_rss_mib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -51,12 +51,12 @@ class Meter:
         }
 
     def mfu(
-        self, groups: Sequence[Group], num_drawn: int, config: Config, parts: Mapping[str, float], seconds: float
+        self, groups: Sequence[Group], num_generated: int, config: Config, parts: Mapping[str, float], seconds: float
     ) -> dict[str, float]:
         """Fractions of the peak: of each phase over its own time, and of the step over its total time."""
         if self.model is None or not groups:
             return {}
-        ratio = num_drawn / len(groups)
+        ratio = num_generated / len(groups)
         counted = of_phases(self.model, work(groups), config, drawn_over_used=ratio)
         flops_per_s = self.peak.tflops * 1e12
         found = {

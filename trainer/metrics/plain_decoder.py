@@ -39,7 +39,7 @@ class Answers:
     mask_BT: Tensor
     group_B: Sequence[int]
     rewards_B: Tensor
-    sampler_BT: Tensor
+    rollout_BT: Tensor
 
     def rows(self, rows: Sequence[int]) -> Answers:
         """Some of them."""
@@ -50,7 +50,7 @@ class Answers:
             self.mask_BT[rows],
             [self.group_B[row] for row in rows],
             self.rewards_B[rows],
-            self.sampler_BT[rows],
+            self.rollout_BT[rows],
         )
 
 

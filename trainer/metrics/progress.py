@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator
 
-    from trainer.config import Config
-    from trainer.types import Group
-
-
-class Meter(Protocol):
-    """What measures a device while it trains: `trainer.metrics.meter`."""
-
-    def mfu(
-        self, groups: Sequence[Group], num_drawn: int, config: Config, parts: Mapping[str, float], seconds: float
-    ) -> dict[str, float]:
-        """Shares of the device's peak, by phase and of the step."""
-
-    def memory(self) -> dict[str, float]:
-        """Used memory."""
+    from trainer.metrics.meter import Meter
 
 
 @dataclass(slots=True)
@@ -33,7 +19,7 @@ class Progress:
 
     started: float = field(default_factory=time.perf_counter)
     steps_done: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)  # by part, over the run so far
+    seconds: dict[str, float] = field(default_factory=dict)  # by phase, over the run so far
     settle: Callable[[], None] | None = None  # waits for the device's queued work; None: nothing is queued
     meter: Meter | None = None  # of operations and memory; None: they are not measured
     _before: dict[str, float] = field(default_factory=dict)
@@ -42,8 +28,8 @@ class Progress:
         return time.perf_counter() - self.started
 
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Adds the time of the block to a named part, however it ends."""
+    def phase(self, name: str) -> Iterator[None]:
+        """Adds the time of the block to a named phase, however it ends."""
         began = time.perf_counter()
         try:
             yield
@@ -53,15 +39,7 @@ class Progress:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
 
     def since_last_step(self) -> dict[str, float]:
-        """Seconds by part since the last call; parts without any are left out."""
+        """Seconds by phase since the last call; phases without any are left out."""
         spent = {name: total - self._before.get(name, 0.0) for name, total in self.seconds.items()}
         self._before = dict(self.seconds)
         return {name: value for name, value in spent.items() if value > 0}
-
-
-def peak_rss_mib() -> float:
-    """The most memory that this process has held."""
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1024 * 1024 if sys.platform == "darwin" else 1024)

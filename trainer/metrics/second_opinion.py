@@ -88,7 +88,7 @@ def learning_rate(optim: Any, *, done: int, steps: int) -> float:
 
 
 def noise_deviation(noise: Any, *, step: int, steps: int) -> float:
-    """The deviation of the sampler's noise after a step."""
+    """The deviation of the engine's noise after a step."""
     stages = noise.noise_stages
     if stages == 1:
         return float(noise.noise_start)
@@ -333,15 +333,15 @@ def loss(
             kl_BT = kl_BT * torch.where(mask, now_BT - old_BT, 0.0).exp()
         if algorithm.kl_in == "loss":
             whole = whole + kl_coef * _aggregated(kl_BT, mask, algorithm.aggregation, counts, algorithm)
-    log_ratio, gap = now_BT.detach() - old_BT, old_BT - answers.sampler_BT
+    log_ratio, gap = now_BT.detach() - old_BT, old_BT - answers.rollout_BT
     log_ratio = log_ratio.clamp(-20, 20) if verl and algorithm.loss != "gspo" else log_ratio
     reported = {
         "entropy": entropy_BT,
         "kl": kl_BT,
         "ppo_kl": -log_ratio,
         "logprob_diff_mean": gap.abs(),
-        "sampler_kl": gap.exp() - gap - 1,
-        "sampler_kl_direct": -gap,
+        "rollout_kl": gap.exp() - gap - 1,
+        "rollout_kl_direct": -gap,
     }
     if algorithm.loss != "gspo":
         reported["ratio_mean"] = log_ratio.exp()
@@ -387,9 +387,9 @@ def _policy_loss(now_BT: Tensor, old_BT: Tensor, advantages_BT: Tensor, mask: Te
 
 
 def _correction(old_BT: Tensor, answers: Answers, algorithm: Any) -> Tensor:
-    """The weight of each token: how much likelier the learner's policy was to say it than the sampler's."""
+    """The weight of each token: how much likelier the learner's policy was to say it than the engine's."""
     mask = answers.mask_BT
-    d = torch.where(mask & ~answers.sampler_BT.isnan(), old_BT - answers.sampler_BT, 0.0)
+    d = torch.where(mask & ~answers.rollout_BT.isnan(), old_BT - answers.rollout_BT, 0.0)
     if algorithm.correction == "sequence":
         whole = d.sum(dim=1, keepdim=True)
         if algorithm.convention == "roll":

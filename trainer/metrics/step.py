@@ -15,7 +15,7 @@ import torch
 
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.losses import masked_mean
-from trainer.metrics.progress import peak_rss_mib
+from trainer.device import peak_rss_mib
 from trainer.observer import Observer
 from trainer.types import Stop
 
@@ -48,7 +48,7 @@ NAMES: Mapping[str, str] = {
     "lr": "actor/lr",
     "logprob_diff_mean": "training/rollout_logprobs_diff_mean",
     "logprob_diff_max": "training/rollout_logprobs_diff_max",
-    "sampler_kl": "training/rollout_kl",
+    "rollout_kl": "training/rollout_kl",
 }
 # verl divides these phases' times by the answers' tokens, or by those of prompts and answers.
 _PER_ANSWER_TOKEN = ("gen",)
@@ -72,7 +72,7 @@ def of_update(result: StepResult, config: Config) -> dict[str, float]:
         metrics["rollout_corr/rollout_rs_masked_fraction"] = 1 - remaining / max(1, generated)
     if update.weights is not None:
         metrics |= {f"rollout_corr/rollout_is_{name}": each for name, each in asdict(update.weights).items()}
-        metrics |= {"rollout_corr/kl": update.sampler_kl_direct, "rollout_corr/k3_kl": update.sampler_kl}
+        metrics |= {"rollout_corr/kl": update.rollout_kl_direct, "rollout_corr/k3_kl": update.rollout_kl}
     return metrics
 
 
@@ -138,16 +138,16 @@ def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -
 
 
 def of_probabilities(batch: Batch, logprobs: ForwardOutputs) -> dict[str, float]:
-    """Differences between the sampler's and the learner's probabilities of sampled tokens; empty if they are unknown.
+    """Differences between the engine's and the learner's probabilities of sampled tokens; empty if they are unknown.
 
     Unlike the differences of log-probabilities these do not grow with how unlikely a token was.
     """
     if logprobs.old_BT is None or not bool(batch.mask_BT.any()):
         return {}
-    sampler_probs, learner_probs = (
-        each[batch.mask_BT].double().exp() for each in (batch.sampler_logprobs_BT, logprobs.old_BT)
+    rollout_probs, learner_probs = (
+        each[batch.mask_BT].double().exp() for each in (batch.rollout_logprobs_BT, logprobs.old_BT)
     )
-    apart = (sampler_probs - learner_probs).abs()
+    apart = (rollout_probs - learner_probs).abs()
     numbers = torch.stack((apart.max(), apart.mean(), apart.std(correction=0))).tolist()
     names = ("max", "mean", "std")
     return {f"training/rollout_probs_diff_{name}": each for name, each in zip(names, numbers, strict=True)}
@@ -274,14 +274,14 @@ def describe_step(result: StepResult, config: Config, seconds: float, progress: 
         **of_update(result, config),
         **of_probabilities(result.batch, result.logprobs),
         **lengths,
-        "groups_drawn": result.num_drawn,
+        "groups_drawn": result.num_generated,
         **({} if result.reward_errors is None else {"reward_errors": result.reward_errors}),
         **of_times(parts, lengths, seconds),
     }
     if progress.meter is None:
         metrics["perf/cpu_memory_used_gb"] = peak_rss_mib() / 1024
     else:
-        metrics |= progress.meter.mfu(result.groups, result.num_drawn, config, parts, seconds)
+        metrics |= progress.meter.mfu(result.groups, result.num_generated, config, parts, seconds)
         metrics |= progress.meter.memory()
     return {**metrics, "wall_s": progress.elapsed_s()}
 

@@ -1,7 +1,7 @@
 """Attention in which the answers to a prompt share its keys and values, and grouped heads share theirs, without copies.
 
-Scores are scaled by 1/sqrt(D). Shapes: K key-value heads, R query heads per key-value head, D size of a head. Few
-scores are materialized, which is faster on a CPU (in bfloat16 ten times, forward and backward, than torch's own
+Attention scores are scaled by 1/sqrt(D). Shapes: K key-value heads, R query heads per key-value head, D size of a head.
+Few scores are materialized, which is faster on a CPU (in bfloat16 ten times, forward and backward, than torch's own
 attention there); if they would take much memory torch's attention computes them in chunks.
 
 `mix` is for a complete batch with few scores, and `gradients` has its backward. N rows go in, M come out.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trainer.algorithms.packing import Layout, Rectangle
 
 # Scores of one layer that may be materialized; they are saved for backward.
-MOST_SCORES = 1 << 24
+MOST_ATTENTION_SCORES = 1 << 24
 
 
 @lru_cache(maxsize=8)  # every layer, and most batches, use the same one
@@ -36,7 +36,7 @@ def causal(size: int, repeats: int, dtype: torch.dtype, device: torch.device) ->
 def of_prompts(queries_PSKRD: Tensor, keys_PKSD: Tensor, values_PKSD: Tensor) -> Tensor:
     """Causal attention within each prompt [P, S, K, R, D]; tokens after its end are not visible to those before it."""
     prompts, length, kv_heads, repeats, size = queries_PSKRD.shape
-    if prompts * kv_heads * repeats * length * length > MOST_SCORES:
+    if prompts * kv_heads * repeats * length * length > MOST_ATTENTION_SCORES:
         queries = queries_PSKRD.flatten(2, 3).transpose(1, 2)
         mixed = functional.scaled_dot_product_attention(
             queries, keys_PKSD, values_PKSD, is_causal=True, enable_gqa=True
@@ -44,7 +44,7 @@ def of_prompts(queries_PSKRD: Tensor, keys_PKSD: Tensor, values_PKSD: Tensor) ->
         return mixed.transpose(1, 2).reshape(queries_PSKRD.shape)
     queries = queries_PSKRD.transpose(1, 2).reshape(prompts * kv_heads, length * repeats, size)
     mask = causal(length, repeats, queries.dtype, queries.device)
-    weights = torch.softmax(scores(queries, keys_PKSD.flatten(0, 1), mask), dim=-1)
+    weights = torch.softmax(attention_scores(queries, keys_PKSD.flatten(0, 1), mask), dim=-1)
     mixed = torch.bmm(weights, values_PKSD.flatten(0, 1))
     return mixed.view(prompts, kv_heads, length, repeats, size).transpose(1, 2)
 
@@ -87,8 +87,8 @@ def two_weights(
     1.
     """
     batch, rows, size = queries.shape
-    of_own = scores(queries.reshape(len(own_keys), -1, size), own_keys, own_mask).view(batch, rows, -1)
-    return torch.softmax(torch.cat((scores(queries, prompt_keys, prompt_mask), of_own), dim=2), dim=-1)
+    of_own = attention_scores(queries.reshape(len(own_keys), -1, size), own_keys, own_mask).view(batch, rows, -1)
+    return torch.softmax(torch.cat((attention_scores(queries, prompt_keys, prompt_mask), of_own), dim=2), dim=-1)
 
 
 def two_sums(weights: Tensor, own_values: Tensor, prompt_values: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def two_sums(weights: Tensor, own_values: Tensor, prompt_values: Tensor) -> Tens
     return torch.baddbmm(mixed.view(batch, rows, -1), of_prompt, prompt_values)
 
 
-def scores(queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
+def attention_scores(queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
     """Scaled, with the mask added: [b, n, D] and [b, m, D] -> [b, n, m]."""
     start, share = (queries.new_empty(1, 1, 1), 0.0) if mask is None else (mask, 1.0)
     return torch.baddbmm(start, queries, keys.transpose(1, 2), beta=share, alpha=queries.shape[-1] ** -0.5)
@@ -141,7 +141,7 @@ def is_small(layout: Layout, heads: int) -> bool:
     """Whether a layer's scores are few enough to be materialized and saved."""
     (prompts, length), (_, group, width) = layout.prompts.shape, layout.answers.shape
     of_answers = prompts * heads * group * width * (length + width)
-    return max(prompts * heads * length * length, of_answers) <= MOST_SCORES
+    return max(prompts * heads * length * length, of_answers) <= MOST_ATTENTION_SCORES
 
 
 def to_batches(x_NHD: Tensor, home: Rectangle, kv_heads: int) -> Tensor:
@@ -178,7 +178,7 @@ def mix(
     else:
         p_queries = to_batches(queries[:cut], layout.prompts, kv_heads)
         mask = causal(length, repeats, parts.dtype, parts.device)
-    p_weights = torch.softmax(scores(p_queries, p_keys, mask), dim=-1)
+    p_weights = torch.softmax(attention_scores(p_queries, p_keys, mask), dim=-1)
     p_mixed = torch.bmm(p_weights, p_values)
     if is_last:
         mixed = p_mixed.view(-1, heads * size)

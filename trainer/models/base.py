@@ -1,4 +1,4 @@
-"""The interface of a model for the trainer: a module that scores answers. `Scored` is the result, `Model` the type."""
+"""The interface of a model for the trainer: a module that gives the log-probabilities of answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ModelOutput:
     """The policy's log-probability of each answer token, with gradient; float32 at least, 0 where the mask is off."""
 
     logprobs_BT: Tensor  # of the token itself, at the requested temperature
@@ -34,9 +34,9 @@ class Model(nn.Module, ABC):
         self.is_gathered = True
 
     @abstractmethod
-    def score(
+    def token_logprobs(
         self, batch: Batch, *, temperature: float, with_entropy: bool = True, with_sum_pi_squared: bool = False
-    ) -> Scored:
+    ) -> ModelOutput:
         """The log-probability of each masked token of the answers; a prompt is computed once for all its answers.
 
         `with_sum_pi_squared`, in the place of the entropy, is for passes without a gradient.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trainer.algorithms.packing import Layout, lay_out
 from trainer.models import attention, gradients, ops
-from trainer.models.base import Model, Scored
+from trainer.models.base import Model, ModelOutput
 
 if TYPE_CHECKING:
     from trainer.types import Batch
@@ -199,20 +199,20 @@ class Decoder(Model):
             return checkpoint(layer, x_NH, rotary, layout, is_last, use_reentrant=False)  # type: ignore[no-any-return]
         return gradients.checkpoint(lambda x_NH: layer(x_NH, rotary, layout, is_last), x_NH, layer.parameters())
 
-    def score(
+    def token_logprobs(
         self, batch: Batch, *, temperature: float, with_entropy: bool = True, with_sum_pi_squared: bool = False
-    ) -> Scored:
+    ) -> ModelOutput:
         """Each masked token's log-probability [B, T], and the entropy of its distribution; both 0 elsewhere."""
         layout = lay_out(batch)
         logprobs_C, statistic_C = self(layout, temperature, with_entropy, with_sum_pi_squared)
         empty = logprobs_C.new_zeros(batch.mask_BT.numel())
         logprobs_BT = empty.index_copy(0, layout.place_C, logprobs_C).view_as(batch.mask_BT)
         if not (with_entropy or with_sum_pi_squared):
-            return Scored(logprobs_BT, empty.view_as(batch.mask_BT))
+            return ModelOutput(logprobs_BT, empty.view_as(batch.mask_BT))
         statistic_BT = empty.index_copy(0, layout.place_C, statistic_C).view_as(batch.mask_BT)
         if with_sum_pi_squared:
-            return Scored(logprobs_BT, empty.view_as(batch.mask_BT), statistic_BT)
-        return Scored(logprobs_BT, statistic_BT)
+            return ModelOutput(logprobs_BT, empty.view_as(batch.mask_BT), statistic_BT)
+        return ModelOutput(logprobs_BT, statistic_BT)
 
     def forward(
         self, layout: Layout, temperature: float, with_entropy: bool, with_sum_pi_squared: bool = False

@@ -170,12 +170,12 @@ class _TokenLogprobs(Function):
         weight: Tensor,
         source: Tensor,
         target: Tensor,
-        drawn: ops.Drawn,
+        params: ops.SamplingParams,
         with_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
-        logprobs, entropies = ops.token_logprobs(hidden, weight, source, target, drawn, with_entropy)
+        logprobs, entropies = ops.token_logprobs(hidden, weight, source, target, params, with_entropy)
         ctx.save_for_backward(hidden, weight, source, target, entropies)
-        ctx.drawn, ctx.with_entropy = drawn, with_entropy
+        ctx.params, ctx.with_entropy = params, with_entropy
         return logprobs, entropies[source] if with_entropy else entropies
 
     @staticmethod
@@ -189,13 +189,14 @@ class _TokenLogprobs(Function):
             sums.addcmul_(to_entropies, entropy)
         to_hidden, to_weight = None, None
         for rows, picks in ops.logit_parts(hidden, weight, source):
-            logs = ops.log_chances(hidden[rows], weight, source[picks] - rows.start, target[picks], ctx.drawn)
+            inner = source[picks] - rows.start
+            logs = ops.truncated_log_softmax(hidden[rows], weight, inner, target[picks], ctx.params)
             factor = -sums[rows, None]
             if ctx.with_entropy:
                 factor = torch.addcmul(factor, logs, to_entropies[rows, None], value=-1)
             to_logits = logs.exp_().mul_(factor)
-            to_logits.index_put_((source[picks] - rows.start, target[picks]), to_own[picks], accumulate=True)
-            narrow = (to_logits if ctx.drawn[0] == 1.0 else to_logits.div_(ctx.drawn[0])).to(weight.dtype)
+            to_logits.index_put_((inner, target[picks]), to_own[picks], accumulate=True)
+            narrow = (to_logits if ctx.params[0] == 1.0 else to_logits.div_(ctx.params[0])).to(weight.dtype)
             if len(narrow) == len(hidden):
                 to_hidden = narrow @ weight
             else:
@@ -225,14 +226,17 @@ def token_logprobs(
     The weight's gradient is summed over those parts in float32 at least, which takes V x H x 4 bytes once: in bfloat16
     a sum of 1213 parts was 5 to 63 % wrong, and this one 0.3 to 0.4 % (against float64).
     """
-    drawn = temperature, top_p, top_k
+    if top_p < 1 or top_k:
+        # A token that was sampled is in its own distribution, and not in those of other answers with the same prompt.
+        hidden_MH, source_C = hidden_MH.index_select(0, source_C), torch.arange(len(source_C), device=source_C.device)
+    params = temperature, top_p, top_k
     if not torch.is_grad_enabled():
         logprobs_C, statistics = ops.token_logprobs(
-            hidden_MH, weight_VH, source_C, target_C, drawn, with_entropy, with_sum_pi_squared
+            hidden_MH, weight_VH, source_C, target_C, params, with_entropy, with_sum_pi_squared
         )
         return logprobs_C, statistics[source_C] if with_entropy or with_sum_pi_squared else statistics
     return _TokenLogprobs.apply(  # type: ignore[no-any-return, no-untyped-call]
-        hidden_MH, weight_VH, source_C, target_C, drawn, with_entropy
+        hidden_MH, weight_VH, source_C, target_C, params, with_entropy
     )
 
 

@@ -54,7 +54,7 @@ def mlp(x_NH: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tenso
     return functional.linear(opened.mul_(functional.linear(x_NH, up_weight)), down_weight)
 
 
-Drawn = tuple[float, float, int]  # temperature, top_p, top_k
+SamplingParams = tuple[float, float, int]  # temperature, top_p, top_k
 
 
 def token_logprobs(
@@ -62,19 +62,19 @@ def token_logprobs(
     weight: Tensor,
     source: Tensor,
     target: Tensor,
-    drawn: Drawn,
+    params: SamplingParams,
     with_entropy: bool,
     with_sum_pi_squared: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target under the output layer's row `source` (rising) [C]; a statistic of each row [M].
 
     The statistic is the entropy or, with `with_sum_pi_squared`, the sum of squared probabilities; without either zeros
-    [C]. With `top_p` or `top_k` of the distribution over the tokens that may be drawn, which the target belongs to in
+    [C]. With `top_p` or `top_k` of the distribution over the tokens that may be sampled, which the target belongs to in
     any case. Never holds more logits than a few million.
     """
     own, statistics = [], []
     for rows, picks in logit_parts(hidden, weight, source):
-        logs = log_chances(hidden[rows], weight, source[picks] - rows.start, target[picks], drawn)
+        logs = truncated_log_softmax(hidden[rows], weight, source[picks] - rows.start, target[picks], params)
         own.append(logs[source[picks] - rows.start, target[picks]])
         if with_sum_pi_squared:
             statistics.append(logs.mul_(2).exp_().sum(-1))
@@ -84,47 +84,49 @@ def token_logprobs(
     return logprobs, torch.cat(statistics) if statistics else torch.zeros_like(logprobs)
 
 
-# In the place of the logit of a token that is not drawn: finite, so that 0 times it is 0.
-_NEVER = -1e30
+# In the place of the logit of a token that cannot be sampled: finite, so that 0 times it is 0.
+_MASKED = -1e30
 
 
-def log_chances(hidden: Tensor, weight: Tensor, rows: Tensor, targets: Tensor, drawn: Drawn) -> Tensor:
-    """Log-probabilities of all tokens, in float32 at least; the targets of the rows always count as drawn.
+def truncated_log_softmax(
+    hidden: Tensor, weight: Tensor, rows: Tensor, targets: Tensor, params: SamplingParams
+) -> Tensor:
+    """Log-probabilities of all tokens, in float32 at least; with `top_p` or `top_k` a row has one target.
 
-    Answers to one prompt share the row of their first token: there the first tokens of all of them count as drawn.
+    That one is in the distribution even if rounding, or another policy, leaves it out.
     """
-    temperature, top_p, top_k = drawn
+    temperature, top_p, top_k = params
     logits = wide(hidden @ weight.t())
     logits = logits if temperature == 1.0 else logits.div_(temperature)
     if top_p < 1 or top_k:
-        is_drawn = among_likeliest(logits, top_p, top_k)
-        is_drawn[rows, targets] = True
-        logits.masked_fill_(~is_drawn, _NEVER)
+        is_allowed = top_p_top_k_mask(logits, top_p, top_k)
+        is_allowed[rows, targets] = True
+        logits.masked_fill_(~is_allowed, _MASKED)
     return torch.log_softmax(logits, dim=-1)
 
 
-def among_likeliest(logits_RV: Tensor, top_p: float, top_k: int) -> Tensor:
+def top_p_top_k_mask(logits_RV: Tensor, top_p: float, top_k: int) -> Tensor:
     """Which tokens are among the `top_k` likeliest (0: all), and of these among the fewest with a share of `top_p`.
 
     Source: vllm v1/sample/ops/topk_topp_sampler.py, transformers' TopKLogitsWarper and TopPLogitsWarper.
     Example: probabilities 0.5, 0.3, 0.2 with top_p 0.6 -> the first two
     """
-    is_drawn = torch.ones_like(logits_RV, dtype=torch.bool)
+    is_allowed = torch.ones_like(logits_RV, dtype=torch.bool)
     if 0 < top_k < logits_RV.shape[1]:
-        is_drawn = logits_RV >= logits_RV.topk(top_k, dim=1).values[:, -1:]
+        is_allowed = logits_RV >= logits_RV.topk(top_k, dim=1).values[:, -1:]
     if top_p < 1:
-        rising, places = logits_RV.masked_fill(~is_drawn, -torch.inf).sort(dim=1)
+        rising, places = logits_RV.masked_fill(~is_allowed, -torch.inf).sort(dim=1)
         is_left_out = rising.softmax(dim=1).cumsum(dim=1) <= 1 - top_p
         is_left_out[:, -1] = False
-        is_drawn &= ~is_left_out.scatter(1, places, is_left_out)
-    return is_drawn
+        is_allowed &= ~is_left_out.scatter(1, places, is_left_out)
+    return is_allowed
 
 
-def drawn_logprobs(logits_RV: Tensor, temperature: float, top_p: float, top_k: int) -> Tensor:
+def truncated_logprobs(logits_RV: Tensor, temperature: float, top_p: float, top_k: int) -> Tensor:
     """The log-probability of each token of being drawn."""
     logits_RV = logits_RV if temperature == 1.0 else logits_RV / temperature
     if top_p < 1 or top_k:
-        logits_RV = logits_RV.masked_fill(~among_likeliest(logits_RV, top_p, top_k), _NEVER)
+        logits_RV = logits_RV.masked_fill(~top_p_top_k_mask(logits_RV, top_p, top_k), _MASKED)
     return torch.log_softmax(logits_RV, dim=-1)
 
 

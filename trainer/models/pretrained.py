@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from trainer.config import BadSetting
 from trainer.models import gradients
-from trainer.models.base import Model, Scored
+from trainer.models.base import Model, ModelOutput
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,17 +44,17 @@ class Pretrained(Model):
         """Under transformers' names."""
         yield from self.inner.named_parameters(prefix, recurse, remove_duplicate)
 
-    def score(
+    def token_logprobs(
         self, batch: Batch, *, temperature: float, with_entropy: bool = True, with_sum_pi_squared: bool = False
-    ) -> Scored:
+    ) -> ModelOutput:
         """Each masked token's log-probability [B, T], and the entropy of its distribution; both 0 elsewhere."""
         mask_BT = batch.mask_BT
         logprobs_C, statistic_C = self(batch, temperature, with_entropy, with_sum_pi_squared)
         empty = logprobs_C.new_zeros(mask_BT.shape)
         logprobs_BT = empty.masked_scatter(mask_BT, logprobs_C)
         if with_sum_pi_squared:
-            return Scored(logprobs_BT, empty, empty.masked_scatter(mask_BT, statistic_C))
-        return Scored(logprobs_BT, empty.masked_scatter(mask_BT, statistic_C) if with_entropy else empty)
+            return ModelOutput(logprobs_BT, empty, empty.masked_scatter(mask_BT, statistic_C))
+        return ModelOutput(logprobs_BT, empty.masked_scatter(mask_BT, statistic_C) if with_entropy else empty)
 
     def forward(
         self, batch: Batch, temperature: float, with_entropy: bool, with_sum_pi_squared: bool = False

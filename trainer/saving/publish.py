@@ -88,7 +88,7 @@ def publish_run(
     model: Decoder | Pretrained, out: Path, config: Config, records: Records, progress: Progress, *, world: World
 ) -> None:
     """`publish` at the end of a run, with a record of it. A collective."""
-    with progress.part("save_checkpoint"):
+    with progress.phase("save_checkpoint"):
         written = publish(model, out, config, world=world)
     records.write("published", folders=[str(each) for each in written])
 

@@ -24,7 +24,7 @@ import torch
 
 from trainer import device as devices
 from trainer import models
-from trainer.algorithms.packing import pack
+from trainer.algorithms.packing import make_batch
 from trainer.config import Config
 from trainer.models import ops
 from trainer.rollouts import collect
@@ -120,8 +120,8 @@ def memory(trainer: Trainer, config: Config) -> Stage:
 def needed_bytes(trainer: Trainer, config: Config) -> int:
     """Bytes that a rank has yet to allocate: gradients, and the logits of one pass, learning or sampling.
 
-    Weights, moments, reference and sampler are allocated already. A lower bound: activations inside the model are left
-    out, and so are the sampler's keys. In learning, the logits are computed in chunks, see `ops.token_logprobs`; in
+    Weights, moments, reference and engine are allocated already. A lower bound: activations inside the model are left
+    out, and so are the engine's keys. In learning, the logits are computed in chunks, see `ops.token_logprobs`; in
     sampling, they are those of the next token of every row, and count only if the engine allocates its memory on
     demand.
     """
@@ -166,9 +166,9 @@ def first_use(trainer: Trainer) -> Stage:
     prompts = [trainer.task.train[at % len(trainer.task.train)] for at in range(count)]
     groups = collect(trainer.engine, prompts, trainer.task, trainer.sampling())
     shape = (len(groups), len(groups[0].rollouts))
-    batch = pack(groups, torch.zeros(shape, device=trainer.device), pad=trainer.task.tokenizer.pad)
+    batch = make_batch(groups, torch.zeros(shape, device=trainer.device), pad=trainer.task.tokenizer.pad)
     model = trainer.learner.model
-    model.score(batch, temperature=trainer.config.rollout.temperature).logprobs_BT.sum().backward()  # type: ignore[no-untyped-call]
+    model.token_logprobs(batch, temperature=trainer.config.rollout.temperature).logprobs_BT.sum().backward()  # type: ignore[no-untyped-call]
     for _, parameter in model.named_parameters():
         parameter.grad = None
     trainer.engine.restore_random_state(state)
@@ -288,7 +288,7 @@ def _score(device: torch.device, dtype: str) -> tuple[Tensor, Tensor]:
             parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) * 0.2)
     made = made.to(getattr(torch, dtype)).to(device)
     batch = _questions(device, torch.promote_types(getattr(torch, dtype), torch.float32))
-    logprobs_BT = made.score(batch, temperature=1.0).logprobs_BT
+    logprobs_BT = made.token_logprobs(batch, temperature=1.0).logprobs_BT
     logprobs_BT.mean().backward()  # type: ignore[no-untyped-call]
     flat = [each.grad.reshape(-1).cpu().double() for each in made.parameters() if each.grad is not None]
     return logprobs_BT.detach().cpu().double(), torch.cat(flat)
@@ -302,7 +302,7 @@ def _questions(device: torch.device, dtype: torch.dtype) -> Batch:
         Group(Prompt("", tokens, ""), tuple(Rollout(each, (0.0,) * len(each), Stop.END) for each in said))
         for tokens, said in zip(prompts, answers, strict=True)
     ]
-    return pack(groups, torch.zeros(2, 2, dtype=dtype, device=device), pad=17)
+    return make_batch(groups, torch.zeros(2, 2, dtype=dtype, device=device), pad=17)
 
 
 def _badness(error: float) -> float:

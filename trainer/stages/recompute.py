@@ -119,7 +119,7 @@ class Recompute:
             batch.mask_BT.cpu(),
             [number for number, _, _ in pairs],
             double(batch.rewards_B),
-            double(batch.sampler_logprobs_BT),
+            double(batch.rollout_logprobs_BT),
         )
         known = logprobs.old_BT, logprobs.reference_BT, logprobs.values_BT
         old_BT, reference_BT, values_BT = (None if each is None else double(each) for each in known)
@@ -172,26 +172,26 @@ class Recompute:
             if not (error := gap("reference", own.reference_BT, wanted_BT)) <= limit or is_rounded(own.reference_BT):
                 results.fail("reference", "reference-logprobs-wrong", step=step, error=error)
         rollout = self._config.rollout
-        if rollout.engine == "builtin" and is_rounded(own.answers.sampler_BT):
-            error = gap("sampler", own.answers.sampler_BT, expected_BT)
+        if rollout.engine == "builtin" and is_rounded(own.answers.rollout_BT):
+            error = gap("sampler", own.answers.rollout_BT, expected_BT)
             results.fail("samples", "sampler-logprobs-wrong", step=step, error=error)
         is_same = self.limits.is_exact and rollout.engine in ("builtin", "transformers") and not rollout.off_policy
         if is_same and not self._config.noise.noise_stages:
             results.asked["samples"] += 1
-            if not (error := gap("sampler", own.answers.sampler_BT, expected_BT)) <= limit:
+            if not (error := gap("sampler", own.answers.rollout_BT, expected_BT)) <= limit:
                 results.fail("samples", self._why_far(own, expected_BT), step=step, error=error)
 
     def _why_far(self, own: Inputs, expected_BT: Tensor) -> str:
-        """Why the sampler's log-probabilities are not those of its weights."""
-        sampler_BT, is_episode = own.answers.sampler_BT, self._trainer.task.environment is not None
+        """Why the engine's log-probabilities are not those of its weights."""
+        rollout_BT, is_episode = own.answers.rollout_BT, self._trainer.task.environment is not None
         # What an environment says has the log-probability 0.
-        sampled = own.answers.mask_BT & (sampler_BT != 0)
-        if is_episode and float((sampler_BT - expected_BT)[sampled].abs().mean()) <= self.limits.logprob:
+        sampled = own.answers.mask_BT & (rollout_BT != 0)
+        if is_episode and float((rollout_BT - expected_BT)[sampled].abs().mean()) <= self.limits.logprob:
             return "mask-on-observations"
         return "answers-misplaced" if self._are_misplaced(own) else "sampler-logprobs-wrong"
 
     def _are_misplaced(self, own: Inputs) -> bool:
-        """Whether the sampler's log-probabilities are those of answers to another prompt of the step."""
+        """Whether the engine's log-probabilities are those of answers to another prompt of the step."""
         answers, weights = own.answers, self._tap.updates[0].weights
         prompts = dict.fromkeys(
             row[:length] for row, length in zip(answers.sequences, answers.prompt_lengths, strict=True)
@@ -203,9 +203,9 @@ class Recompute:
             for prompt in prompts:
                 moved = plain_decoder.Answers(
                     [(*prompt, *one.sequences[0][length:])], [len(prompt)], one.tokens_BT, one.mask_BT, one.group_B,
-                    one.rewards_B, one.sampler_BT,
+                    one.rewards_B, one.rollout_BT,
                 )  # fmt: skip
-                apart_BT = (self._forward(weights, moved)[0] - one.sampler_BT).abs()
+                apart_BT = (self._forward(weights, moved)[0] - one.rollout_BT).abs()
                 gaps.append(float(apart_BT[one.mask_BT].mean()))
             found.append(min(gaps) <= self.limits.logprob)
         return all(found)

@@ -17,7 +17,7 @@ from trainer.metrics import second_opinion as plain
 from trainer.metrics.checks import checksum, first_difference
 from trainer.models.decoder import Decoder
 from trainer.observer import Observer
-from trainer.rollouts import reward_limit_s, score
+from trainer.rollouts import compute_rewards, reward_limit_s
 from trainer.saving.checkpoint import difference
 from trainer.stages.questions import Results
 from trainer.stages.recompute import Recompute
@@ -41,7 +41,7 @@ _LARGEST = 5_000_000_000
 _BATCH_EVERY = 10
 # Steps whose rewards are computed again: that may be costly.
 _MOST_SCORED = 2
-# Groups of a step whose answers are scored for another prompt too.
+# Groups of a step whose answers get rewards for another prompt too.
 _MOST_SWAPPED = 8
 # A chance of 1 in 10^13, as a logarithm.
 _UNLIKELY = -30.0
@@ -135,8 +135,8 @@ class SecondLook(Observer):
 
     def _go_on(self, drawn: plain.Prompts) -> None:
         """A resumed run's prompts and coefficient go on from its checkpoint."""
-        trainer, self._kl_coef = self._trainer, self._learner._kl_coef
-        self._order.set_state(self._learner._generator.get_state())
+        trainer, self._kl_coef = self._trainer, self._learner.kl_coef
+        self._order.set_state(self._learner.generator.get_state())
         state = trainer.prompts.state()
         drawn.generator.set_state(state["prompts_random"].cpu())
         if drawn.by_epoch:
@@ -169,7 +169,7 @@ class SecondLook(Observer):
             self._look(step, result)
         self._tap.looks = False
         if self._asks("state") and self._looks_at(step + 1):
-            with self._results.spent.part("state"):
+            with self._results.spent.phase("state"):
                 self._marks = marks(self._trainer)
 
     def _look(self, step: int, result: StepResult) -> None:
@@ -190,7 +190,7 @@ class SecondLook(Observer):
         """Asks a question; an error leaves it open, and the run goes on."""
         if not self._asks(question):
             return
-        with self._results.spent.part(question):
+        with self._results.spent.phase(question):
             try:
                 check()
             except Exception as error:
@@ -213,7 +213,7 @@ class SecondLook(Observer):
     def _check_start(self) -> None:
         """A new run's reference is the policy as it is; any run's stays what it is now."""
         learner, reference = self._learner, dict(self._learner.reference.named_parameters())  # type: ignore[union-attr]
-        with self._results.spent.part("reference"):
+        with self._results.spent.phase("reference"):
             self._reference_mark = checksum(reference.items())
             if learner.global_step == 0:
                 # Adapters have to be merged; else the weights themselves, not what is sent of them.
@@ -232,7 +232,7 @@ class SecondLook(Observer):
         assert self._drawn is not None
         trainer, algorithm = self._trainer, self._config.algorithm
         self._results.asked["prompts"] += 1
-        own = max(1, result.num_drawn // trainer.num_prompts)
+        own = max(1, result.num_generated // trainer.num_prompts)
         drawn = [self._drawn.draw() for _ in range(max(trainer.world.gather(own)))][:own]
         expected = [prompt.text for each in drawn for prompt in each[trainer.world.rank :: trainer.world.size]]
         actual, texts = [group.prompt.text for group in result.groups], iter(expected)
@@ -243,7 +243,7 @@ class SecondLook(Observer):
         self._prompts = actual
 
     def _check_rows(self, step: int, result: StepResult) -> None:
-        """Not all answers of each group are the same, if the sampler's own log-probabilities make that unlikely."""
+        """Not all answers of each group are the same, if the engine's own log-probabilities make that unlikely."""
         groups = [group.rollouts for group in result.groups]
         if self._config.rollout.engine == "scripted" or any(len({each.tokens for each in some}) > 1 for some in groups):
             return
@@ -266,7 +266,7 @@ class SecondLook(Observer):
             self._results.fail("samples", "answers-cut", step=step, count=count)
 
     def _check_samples(self, step: int, result: StepResult) -> None:
-        """Asked twice for answers to the same prompts, the sampler gives others."""
+        """Asked twice for answers to the same prompts, the engine gives others."""
         trainer, engine = self._trainer, self._trainer.engine
         is_builtin = self._config.rollout.engine in ("builtin", "transformers") and trainer.remote is None
         mixed = sum(len({each.tokens for each in group.rollouts}) > 1 for group in result.groups)
@@ -295,7 +295,7 @@ class SecondLook(Observer):
             "mask": self._is_masked(batch.mask_BT, [each for _, each in rollouts]),
             "lengths": batch.lengths_B.tolist() == [len(each.tokens) for _, each in rollouts],
             "log-probabilities": torch.equal(
-                batch.sampler_logprobs_BT.cpu(), torch.tensor(logprobs, dtype=batch.sampler_logprobs_BT.dtype)
+                batch.rollout_logprobs_BT.cpu(), torch.tensor(logprobs, dtype=batch.rollout_logprobs_BT.dtype)
             ),
         }  # fmt: skip
         if (what := next((name for name, is_right in found.items() if not is_right), None)) is not None:
@@ -321,7 +321,7 @@ class SecondLook(Observer):
         self._compare_rewards(step, result.groups, rewards)
 
     def _check_rewards_of_others(self, step: int, result: StepResult) -> None:
-        """What an answer gets hangs on its prompt: the next prompt's answers are scored beside its own."""
+        """What an answer gets hangs on its prompt: the next prompt's answers get theirs beside its own."""
         config, groups = self._config, result.groups[:_MOST_SWAPPED]
         # Where each answer has a process of its own, that is costly.
         if config.task.reward_function or self._trainer.task.environment is not None or reward_limit_s(config) is None:
@@ -329,7 +329,7 @@ class SecondLook(Observer):
         swapped = [replace(group, rollouts=group.rollouts + other.rollouts)
                    for group, other in zip(groups, [*groups[1:], groups[0]], strict=True)]  # fmt: skip
         config = replace(config, task=replace(config.task, on_reward_error="drop"))
-        rewards_PG = score(swapped, task=self._trainer.task, config=config, device=self._trainer.device)
+        rewards_PG = compute_rewards(swapped, task=self._trainer.task, config=config, device=self._trainer.device)
         if bool(torch.isfinite(rewards_PG).all()):  # else the reward broke, which the step itself shows
             self._compare_rewards(step, swapped, rewards_PG.reshape(-1).tolist())
 
@@ -429,7 +429,7 @@ class SecondLook(Observer):
         self._kl_coef = plain.adapted(found, algorithm, kl=total / max(1, tokens), rows=rows)
 
     def _check_noise(self, step: int) -> None:
-        """The sampler's weights are off the learner's by the deviation that the schedule says, anew in each step."""
+        """The engine's weights are off the learner's by the deviation that the schedule says, anew in each step."""
         expected = plain.noise_deviation(self._config.noise, step=step, steps=self._config.run.steps)
         sampled = self._trainer.engine.weights()
         pairs = [(double(sampled[name]), double(each)) for name, each in self._learner.full_weights()]
@@ -450,13 +450,13 @@ class SecondLook(Observer):
     def _compare_marks(self, when: str) -> None:
         """Whether weights and moments are what they were when they were last marked."""
         if self._tap.looks and self._marks:
-            with self._results.spent.part("state"):
+            with self._results.spent.phase("state"):
                 self._results.asked["state"] += 1
                 if (what := first_other_mark(marks(self._trainer), self._marks)) is not None:
                     self._results.fail("state", "state-changed", what=what, when=when)
 
     def _check_synced(self) -> None:
-        """The learner's weights are what they were before the sampler got them."""
+        """The learner's weights are what they were before the engine got them."""
         now = {name: double(each) for name, each in self._learner.model.named_parameters()}
         before = self._tap.after.weights if self._tap.after is not None else {}
         if any(not torch.equal(now[name], each) for name, each in before.items()):
@@ -466,7 +466,7 @@ class SecondLook(Observer):
         """A trainer that was restored from a checkpoint is in the state of the one that was saved."""
         if not self._asks("state"):
             return
-        with self._results.spent.part("state"):
+        with self._results.spent.phase("state"):
             name = difference(_numbered(whole_state(self._trainer)), _numbered(whole_state(twin)))
         if name is not None:
             self._results.fail("state", "restore-incomplete", what=name.partition("/")[0])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from trainer.algorithms.losses import Totals
     from trainer.metrics.progress import Progress
-    from trainer.models.base import Scored
+    from trainer.models.base import ModelOutput
     from trainer.trainer import Trainer
     from trainer.types import Batch
 
@@ -52,7 +52,7 @@ class Tap:
         self._trainer, self._spent, self._on_update = trainer, spent, on_update
         self.looks = False  # whether tensors are copied
         self.updates: list[Update] = []
-        self.after: Update | None = None  # the state after the last update, before the sampler gets its weights
+        self.after: Update | None = None  # the state after the last update, before the engine gets its weights
         self.critic: Update | None = None  # its state before the step
         self._done = 0  # optimizer steps before this one
         self._hooks: list[Any] = []
@@ -75,7 +75,7 @@ class Tap:
         learner, trainer = self._trainer.learner, self._trainer
         mini_batches, micro_batches = learner.split_mini_batches, learner.split_micro_batches
         reduce_metrics, lr, sync_weights = learner.reduce_metrics, learner.lr, trainer.sync_weights
-        score = learner.model.score
+        token_logprobs = learner.model.token_logprobs
 
         def seen_mini_batches(batch: Batch) -> Iterator[Tensor]:
             self._on_update()
@@ -91,11 +91,11 @@ class Tap:
                 self._follow_gradients(self.updates[-1])
             return passes, totals
 
-        def seen_score(batch: Batch, **settings: Any) -> Scored:
-            scored = score(batch, **settings)
+        def seen_logprobs(batch: Batch, **settings: Any) -> ModelOutput:
+            output = token_logprobs(batch, **settings)
             if self._passes and (rows := self._passes.pop(0)):
-                self.updates[-1].logprobs.append((rows, double(scored.logprobs_BT)))
-            return scored
+                self.updates[-1].logprobs.append((rows, double(output.logprobs_BT)))
+            return output
 
         def seen_metrics(shares: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
             metrics = reduce_metrics(shares)
@@ -128,7 +128,7 @@ class Tap:
         tapped: Any = learner
         tapped.split_mini_batches, tapped.split_micro_batches = seen_mini_batches, seen_micro_batches
         tapped.reduce_metrics, tapped.lr = seen_metrics, seen_lr
-        tapped.model.score = seen_score
+        tapped.model.token_logprobs = seen_logprobs
         tapped = trainer
         tapped.sync_weights = seen_sync
 
@@ -153,7 +153,7 @@ class Tap:
         ]
 
     def _snapshot(self) -> Update:
-        with self._spent.part("recomputed"):
+        with self._spent.phase("recomputed"):
             learner = self._trainer.learner
             return _state_of(dict(learner.model.named_parameters()), learner.optimizer.adamw)
 
@@ -203,10 +203,10 @@ def whole_state(trainer: Trainer) -> dict[str, Any]:
         "second moments": adamw.second,
         "float32 weights": adamw.master,
         "number of updates": learner.optimizer_steps,
-        "KL coefficient": learner._kl_coef,
+        "KL coefficient": learner.kl_coef,
         "reference policy": {name: local(each) for name, each in reference.items()},
         "critic": {} if critic is None else critic._optimizer.state(),
-        "order of groups": learner._generator.get_state(),
+        "order of groups": learner.generator.get_state(),
         "order of prompts": (prompts.generator.get_state(), prompts._num_taken),
         # Generators in other processes serve both.
         "sampler's random numbers": None if trainer.remote is not None else trainer.engine.random_state(),

@@ -26,7 +26,7 @@ from trainer.metrics.checks import (
 from trainer.metrics.progress import Progress
 from trainer.metrics.step import of_validation
 from trainer.observer import Observer
-from trainer.rollouts import collect, score
+from trainer.rollouts import collect, compute_rewards
 from trainer.run_state import restore, save_checkpoint, state_of
 from trainer.saving.checkpoint import CorruptCheckpoint, difference, load
 from trainer.tasks.rewards import RewardBroken
@@ -88,7 +88,7 @@ class Watch(Observer):
         if faults.skips_validation(self._config.run.fault):
             return
         if trainer.injection is not None:
-            with self._progress.part("testing"):
+            with self._progress.phase("testing"):
                 trainer.engine.load_weights(trainer.learner.weights())
         found = evaluate(trainer)
         if self._look is not None:
@@ -99,7 +99,7 @@ class Watch(Observer):
         self._validated.setdefault(when, []).append(found["num_prompts"])
         self._records.write("eval", when=when, step=step, **found, **by_source)
         if trainer.injection is not None:
-            with self._progress.part("testing"):
+            with self._progress.phase("testing"):
                 trainer.sync_weights(step)
 
     def on_start(self) -> None:
@@ -113,7 +113,7 @@ class Watch(Observer):
         A resumed run that is past its middle does so in its first step.
         """
         if step == self._tried_after + 1:
-            with self._progress.part("try_checkpoint"), self._checked.part("checkpoint"):
+            with self._progress.phase("try_checkpoint"), self._checked.phase("checkpoint"):
                 self._twin, self._checkpoint = self._round_trip(step - 1)
 
     def on_step(self, step: int, result: StepResult) -> None:
@@ -126,32 +126,32 @@ class Watch(Observer):
 
     def _compare(self, twin: Trainer, step: int) -> None:
         """Lets the twin take the step that the run has just taken, and compares every bit."""
-        with self._progress.part("try_checkpoint"), self._checked.part("checkpoint"):
+        with self._progress.phase("try_checkpoint"), self._checked.phase("checkpoint"):
             self._train_step(twin, step)
             name = self._first_of_ranks(difference(state_of(self._trainer, step), state_of(twin, step)))
         self._checkpoint |= {"next_step_equal": name is None, "next_step_first_different": name}
         self._checkpoint["passed"] = self._checkpoint["restored_equal"] and name is None
 
     def _check(self, result: StepResult, step: int) -> None:
-        """What every step is held against: answers, rewards, mask, update, the sampler's weights and probabilities."""
+        """What every step is held against: answers, rewards, mask, update, the engine's weights and probabilities."""
         trainer, update = self._trainer, result.update
         self._generation.add(result.groups)
-        with self._checked.part("reward"):
+        with self._checked.phase("reward"):
             self._reward.add(result.rewards_PG, result.batch, self._second_opinion(result))
         self._update.add(update.lr, update.grad_norm)
-        with self._checked.part("mask"):
+        with self._checked.phase("mask"):
             algorithm = self._config.algorithm
             may_lack = algorithm.mask_truncated or bool(algorithm.rejection)
             self._mask.add(result.groups, result.batch, may_lack=may_lack)
-        with self._checked.part("sampler-weights"):
+        with self._checked.phase("sampler-weights"):
             # One tensor after the other: all at once there may be no room for those of shards.
             held = trainer.learner.full_weights()
             expected = held if trainer.injection is None else trainer.injection.apply_each(held, step)
             sampled = trainer.engine.weights()
             self._weights.add(step, expected, sampled)
-        self._logprobs.add(update.logprob_diff_max, update.logprob_diff_mean, update.sampler_kl)
+        self._logprobs.add(update.logprob_diff_max, update.logprob_diff_mean, update.rollout_kl)
         if trainer.world.size > 1:
-            with self._checked.part("ranks-agree"):
+            with self._checked.phase("ranks-agree"):
                 # Shards are one copy of the weights between them: what may differ is what each rank samples with.
                 compared = sampled.items() if trainer.learner.is_sharded else trainer.learner.full_weights()
                 self._agreement.add(step, trainer.world.gather(checksum(compared)))
@@ -171,7 +171,7 @@ class Watch(Observer):
             return None
         # What breaks now has another reward than before, and ends nothing.
         config = replace(self._config, task=replace(self._config.task, on_reward_error="drop"))
-        return score(result.groups, task=self._trainer.task, config=config, device=self._trainer.device)
+        return compute_rewards(result.groups, task=self._trainer.task, config=config, device=self._trainer.device)
 
     def _after_step(self, step: int) -> None:
         """Validation and checkpoints that are due after a step; the last ones are `on_end`'s."""
@@ -227,7 +227,7 @@ class Watch(Observer):
 
     def save(self, step: int) -> None:
         """The checkpoint of the state after a step; a collective."""
-        with self._progress.part("save_checkpoint"), self._checked.part("checkpoint"):
+        with self._progress.phase("save_checkpoint"), self._checked.phase("checkpoint"):
             save_checkpoint(self._trainer, state_of(self._trainer, step), self._out / "checkpoint")
 
     @contextmanager
@@ -293,7 +293,7 @@ def trainable(learner: Learner) -> dict[str, Tensor]:
 
 
 def logprob_limits(config: Config) -> tuple[float, float]:
-    """How far sampler and learner may be apart: at most, and in the mean of a step; in nats.
+    """How far engine and learner may be apart: at most, and in the mean of a step; in nats.
 
     The same sums in another order in float32 with exact products, else rounding of 8 bits. bfloat16 engines beside a
     learner are 0.01 apart in the mean, and single unlikely tokens by more than 1. With `top_p` or `top_k` one rounding
@@ -301,7 +301,7 @@ def logprob_limits(config: Config) -> tuple[float, float]:
     """
     run = config.run
     if config.noise.noise_stages or config.rollout.off_policy:
-        return 8.0, 1.0  # the sampler's policy differs on purpose; its weights are checked separately
+        return 8.0, 1.0  # the engine's policy differs on purpose; its weights are checked separately
     is_exact = run.dtype in ("float32", "float64") and run.matmul_precision == "highest"
     if not is_exact or config.rollout.engine == "vllm":
         return 4.0, 0.05
@@ -320,13 +320,13 @@ def evaluate(trainer: Trainer) -> dict[str, Any]:
     try:
         for prompts in _at_once(world.shard(task.heldout), trainer):
             # Each is a part of its own: ended parts show that a run makes progress.
-            with trainer.progress.part("testing"):
+            with trainer.progress.phase("testing"):
                 groups = collect(trainer.engine, prompts, task, trainer.sampling(is_greedy=True))
                 own += [_answer(trainer, group) for group in groups]
     except RewardBroken as found:
         error = found
     answers: list[tuple[int, str]] = [(0, "")] * len(task.heldout)
-    with trainer.progress.part("testing"):
+    with trainer.progress.phase("testing"):
         for rank, (some, broken) in enumerate(world.gather((own, error))):
             if broken is not None:
                 raise error or broken

@@ -22,11 +22,11 @@ import torch
 from trainer import models
 from trainer.algorithms.losses import masked_sum
 from trainer.algorithms.optimizer import Optimizer, learning_rate
-from trainer.algorithms.packing import pack, select
+from trainer.algorithms.packing import make_batch, select
 from trainer.config import BadSetting
+from trainer.device import peak_rss_mib
 from trainer.distributed import World
 from trainer.interrupt import Interrupted
-from trainer.metrics.progress import peak_rss_mib
 from trainer.saving.checkpoint import save
 from trainer.saving.publish import publish_run
 from trainer.saving.resume import FOLDER
@@ -158,7 +158,7 @@ def run(
 
 def _step(tuning: Tuning, step: int, progress: Progress) -> dict[str, Any]:
     began, lr = time.perf_counter(), tuning.lr(step)
-    with progress.part("update_actor"):
+    with progress.phase("update_actor"):
         sft_step = tuning.learner.step(tuning.batch(step), lr=lr)
     seconds = time.perf_counter() - began
     return {
@@ -176,14 +176,14 @@ def _step(tuning: Tuning, step: int, progress: Progress) -> dict[str, Any]:
 def _validate(tuning: Tuning, when: str, step: int, records: Records, progress: Progress) -> None:
     if not tuning.val:
         return
-    with progress.part("testing"):
+    with progress.phase("testing"):
         loss, num_tokens = tuning.val_loss()
     metrics = {"val/loss": loss, "num_prompts": len(tuning.val), "num_tokens": num_tokens}
     records.write("eval", when=when, step=step, split="heldout", **metrics)
 
 
 def _save(tuning: Tuning, step: int, out: Path, progress: Progress) -> None:
-    with progress.part("save_checkpoint"):
+    with progress.phase("save_checkpoint"):
         if tuning.world.is_first:
             save(tuning.state(step), out / FOLDER)
         tuning.world.barrier()
@@ -237,11 +237,11 @@ class SFTLearner:
         return total, int(batch.mask_BT.sum())
 
     def _nll(self, part: Batch) -> Tensor:
-        scored = self.model.score(part, temperature=1.0, with_entropy=False)
-        return -masked_sum(scored.logprobs_BT, part.mask_BT)
+        output = self.model.token_logprobs(part, temperature=1.0, with_entropy=False)
+        return -masked_sum(output.logprobs_BT, part.mask_BT)
 
     def _batch(self, groups: Sequence[Group]) -> Batch:
-        return pack(groups, torch.zeros(len(groups), 1, device=self._device), pad=self._pad)
+        return make_batch(groups, torch.zeros(len(groups), 1, device=self._device), pad=self._pad)
 
     def _parts(self, batch: Batch) -> tuple[Tensor, ...]:
         rows = torch.arange(len(batch.tokens_BT), device=self._device)

@@ -30,8 +30,9 @@ import torch
 
 from trainer.config import BadSetting
 from trainer.episodes import demonstrate
-from trainer.rollouts import collect, draw
+from trainer.rollouts import collect, sample_prompts
 from trainer.run_state import set_reference
+from trainer.shards import put
 from trainer.supervised.sft import SFTLearner
 from trainer.types import Group
 
@@ -53,7 +54,7 @@ _CHECK_SEED = 0
 
 
 def run(trainer: Trainer, config: Config, records: Records, progress: Progress) -> None:
-    """Runs up to the configured steps, `prompts_per_step` right answers each, and gives the weights to the sampler.
+    """Runs up to the configured steps, `prompts_per_step` right answers each, and gives the weights to the engine.
 
     With `warm_start_until` it ends at the first evaluation with this accuracy; the last record's `ended` says why:
     "reached" or "steps". Raises BadSetting for a task without right answers, or whose own reward rejects them.
@@ -67,15 +68,15 @@ def run(trainer: Trainer, config: Config, records: Records, progress: Progress) 
     ended = None
     # Each step and each evaluation is a part of its own: ended parts show that a run makes progress.
     for step in range(1, optim.warm_start_steps + 1):
-        with progress.part("warm_start"):
-            prompts = trainer.world.shard(draw(task.train, config.rollout.prompts_per_step, generator))
+        with progress.phase("warm_start"):
+            prompts = trainer.world.shard(sample_prompts(task.train, config.rollout.prompts_per_step, generator))
             sft_step = learner.step([demonstration(prompt, task) for prompt in prompts], lr=optim.warm_start_lr)
         losses.append(sft_step.loss)
         if step % _EVERY and step < optim.warm_start_steps:
             continue
         accuracy = None
         if optim.warm_start_until:
-            with progress.part("warm_start"):
+            with progress.phase("warm_start"):
                 accuracy = share_right(trainer)
         if accuracy is not None and accuracy >= optim.warm_start_until:
             ended = "reached"
@@ -87,8 +88,10 @@ def run(trainer: Trainer, config: Config, records: Records, progress: Progress) 
         records.write("warm-start", step=step, of=optim.warm_start_steps, **metrics)
         if ended:
             break
-    with progress.part("warm_start"):
-        trainer.learner.set_master()
+    with progress.phase("warm_start"):
+        policy = dict(trainer.learner.model.named_parameters())
+        for name, wide in trainer.learner.optimizer.adamw.master.items():
+            put(wide, policy[name])  # the optimizer's float32 copy of a weight that another optimizer has moved
         set_reference(trainer)
         trainer.sync_weights(0)
 
@@ -99,7 +102,7 @@ def share_right(trainer: Trainer) -> float:
     None of them is held out, so that the starting point does not depend on the validation prompts.
     """
     generator = torch.Generator().manual_seed(_CHECK_SEED)
-    prompts = draw(trainer.task.train, min(_NUM_CHECKED, len(trainer.task.train)), generator)
+    prompts = sample_prompts(trainer.task.train, min(_NUM_CHECKED, len(trainer.task.train)), generator)
     trainer.engine.load_weights(trainer.learner.weights())
     groups = collect(trainer.engine, trainer.world.shard(prompts), trainer.task, trainer.sampling(is_greedy=True))
     right = sum(bool(trainer.is_right(group.prompt, group.rollouts[0])) for group in groups)

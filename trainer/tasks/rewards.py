@@ -24,7 +24,7 @@ class RewardHung(RewardBroken):
     """A reward function that did not come back in time."""
 
 
-def score_rewards(
+def group_rewards(
     groups: Sequence[Group], task: Task, *, limit_s: float | None, errors: list[str] | None = None
 ) -> list[list[float]]:
     """Each answer's reward: the environment's, else the task's.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import ipaddress
     from collections.abc import Callable, Collection, Mapping
 
+    from npuenv.facts.collect import Facts
     from npuenv.facts.hccn.conf import HccnConf
 
 CONF = "/etc/hccn.conf"
@@ -79,9 +80,9 @@ def _is_usable(ip: str, netmask: str) -> bool:
 Addresses = dict[int, CardAddress]
 
 
-def in_file(context: Context) -> Addresses:
+def in_file(facts: Facts) -> Addresses:
     """Card -> its address in /etc/hccn.conf."""
-    conf = context.facts.hccn.conf.value
+    conf = facts.hccn.conf.value
     return {
         card: CardAddress(keys["address"], keys.get("netmask", ""), Evidence(CONF, f"address_{card}={keys['address']}"))
         for card, keys in sorted((conf.by_device if conf else {}).items())
@@ -89,9 +90,9 @@ def in_file(context: Context) -> Addresses:
     }
 
 
-def in_use(context: Context) -> Addresses:
+def in_use(facts: Facts) -> Addresses:
     """Card -> its address from hccn_tool."""
-    answers = (context.facts.hccn.addresses.value or {}).items()
+    answers = (facts.hccn.addresses.value or {}).items()
     return {
         card: CardAddress(fact.value.ip, fact.value.netmask, fact.evidence[0])
         for card, fact in answers
@@ -101,7 +102,7 @@ def in_use(context: Context) -> Addresses:
 
 def addressed_cards(context: Context) -> set[int]:
     """The cards with an address, in the file or in use."""
-    return {*in_file(context), *in_use(context)}
+    return {*in_file(context.facts), *in_use(context.facts)}
 
 
 def has_address_fault(context: Context) -> bool:
@@ -115,7 +116,7 @@ def _of_either(judge: Callable[[Context, Addresses], CheckResult]) -> Callable[[
 
     @functools.wraps(judge)
     def check_both(context: Context) -> CheckResult:
-        verdicts = [judge(context, found) for found in (in_use(context), in_file(context)) if found]
+        verdicts = [judge(context, found) for found in (in_use(context.facts), in_file(context.facts)) if found]
         well = verdicts[0] if verdicts else skip("network.address-none")
         outcomes = [verdict for verdict in verdicts if verdict.status is not Status.SKIP]
         return worst((*outcomes, _unread(context, "addresses"), _without_file(context)), otherwise=well)
@@ -188,8 +189,8 @@ def _set(context: Context) -> CheckResult:
     outcomes = [_unread(context, "addresses"), _without_file(context)]
     counts = []
     for addresses, blind, where in (
-        (in_use(context), _blind_in_use(context), "hccn_tool -ip -g"),
-        (in_file(context), _blind_in_file(context), CONF),
+        (in_use(context.facts), _blind_in_use(context), "hccn_tool -ip -g"),
+        (in_file(context.facts), _blind_in_file(context), CONF),
     ):
         lines = [Evidence(where, f"address_{card}={addresses[card].ip}") for card in list(addresses)[:2]]
         fix = fix_for("network.address", needs_root=True)
@@ -234,7 +235,7 @@ def _same(context: Context) -> CheckResult:
     read it; bonded ports have addresses of their own.
     """
     conf = context.facts.hccn.conf.value
-    filed, live = in_file(context), in_use(context)
+    filed, live = in_file(context.facts), in_use(context.facts)
     bonded = {card for card, keys in (conf.by_device if conf else {}).items() if any("bond" in key for key in keys)}
     both = [card for card in filed if card in live and card not in bonded]
     blind_ones = _unread(context, "addresses") if filed else None
@@ -335,8 +336,8 @@ def _gateway(context: Context) -> CheckResult:
     outcomes = [_unread(context, "gateways", "addresses"), _without_file(context)]
     counts = []
     for gateways, addresses, blind, where in (
-        (live, in_use(context), _blind_in_use(context, "gateways"), "hccn_tool -gateway -g"),
-        (filed, in_file(context), _blind_in_file(context), CONF),
+        (live, in_use(context.facts), _blind_in_use(context, "gateways"), "hccn_tool -gateway -g"),
+        (filed, in_file(context.facts), _blind_in_file(context), CONF),
     ):
         usable = {card: ip for card, ip in gateways.items() if card in addresses and addresses[card].is_usable}
         lines = [Evidence(where, f"gateway of {card}: {ip}") for card, ip in list(gateways.items())[:2]]

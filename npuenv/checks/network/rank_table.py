@@ -54,8 +54,8 @@ def _addresses(context: Context) -> CheckResult:
     table = context.facts.hccn.rank_table.value
     if table is None or _wrong(table):
         return skip("network.rank-table-none")
-    live, found = card_addresses.in_use(context), answers(context, "addresses")
-    cards = live or card_addresses.in_file(context)
+    live, found = card_addresses.in_use(context.facts), answers(context, "addresses")
+    cards = live or card_addresses.in_file(context.facts)
     server = _own_server(context, table, {card: address.ip for card, address in cards.items()})
     if server is None or not cards:
         return skip("network.rank-table-elsewhere")

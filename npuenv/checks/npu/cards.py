@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import NPU_FRAMEWORKS, Check, card_check, fail, fix_for, ok, skip, unknown, warn, worst
-from npuenv.checks.npu.listed import TABLE, interface_is_down, unread_of, unread_rows, with_table
+from npuenv.checks.npu.boards import TABLE, interface_is_down, unread_of, unread_rows, with_table
 from npuenv.core.fact import Evidence, State
 from npuenv.facts.collector import was_asked
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from npuenv.checks.base import CheckResult, Context
     from npuenv.core.finding import Fix
-    from npuenv.facts.npu.holders import Holder
+    from npuenv.facts.npu.cards import Holder
     from npuenv.facts.npu.smi import Card, SmiTable
 
 _TOOLS = "Ascend host tools: npu-smi source (hicann/driver) and public transcripts"

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import NPU_FRAMEWORKS, card_check, fail, fix_for, ok, skip, unknown, unread, warn, worst
-from npuenv.checks.npu.listed import TABLE, interface_is_down, with_table
+from npuenv.checks.npu.boards import TABLE, interface_is_down, with_table
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Checks of the driver: present, working, consistent, and complete inside a container."""
+"""Checks of the driver: present, working, consistent, complete inside a container, and found by the loader."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import NPU_FRAMEWORKS, card_check, fail, fix_for, given, ok, skip, title, unknown, warn
-from npuenv.checks.npu.listed import TABLE, with_table
+from npuenv.checks.npu.boards import TABLE, with_table
 from npuenv.checks.python.installed import chip_generations
+from npuenv.checks.session.variables import loader_path
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
-from npuenv.core.fact import Evidence, State
+from npuenv.core.fact import Evidence, Fact, State
 from npuenv.facts.collector import was_asked
 from npuenv.facts.npu.driver import INSTALL_INFO
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from npuenv.checks.base import CheckResult, Context
     from npuenv.core.finding import Fix
     from npuenv.facts.npu.driver import Installer
     from npuenv.facts.npu.smi import SmiTable, SmiTrouble
+    from npuenv.facts.python.interpreter import Import
+
 
 _TOOLS = "Ascend host tools: npu-smi source (hicann/driver) and public transcripts"
 _INSTALL = "vllm-project/vllm-ascend docs/source/installation.md"
@@ -349,6 +354,42 @@ def _is_by_runtime(context: Context) -> bool:
 
 _MOUNTS = _INSTALL + "; install scripts of CANN packages: driver and firmware is not exists"
 _FIRMWARE = "driver version.info, compatible_version_fw"
+
+
+_MISSED = re.compile(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object file")
+_SOURCE = "Ascend/pytorch troubleshooting: ImportError libascend_hal.so; CANN installation guide, LD_LIBRARY_PATH"
+
+
+def _library_path(context: Context) -> CheckResult:
+    """A library that an import could not load although it is in a driver folder that the session does not name."""
+    folders = context.facts.npu.library_files.value
+    if not folders:
+        return skip("npu.library-path-skip")
+    if context.facts.npu.smi_trouble.value is not None and context.facts.npu.smi_trouble.value.library:
+        return skip("npu.see-npu-smi")
+    tried = 0
+    for fact in (context.facts.python.import_torch_npu, context.facts.python.import_torch):
+        tried += fact.value is not None
+        for library, line in _missed(fact):
+            folder = next((path for path, names in folders.items() if library in names), "")
+            if folder and folder not in loader_path(context):
+                return _not_named(context, folder, library, line)
+    return ok("npu.library-path-ok") if tried else skip("npu.library-path-skip")
+
+
+def _missed(fact: Fact[Import]) -> Iterator[tuple[str, Evidence]]:
+    for text in fact.value.errors if fact.value else ():
+        found = _MISSED.search(text)
+        if found:
+            yield found[1], Evidence(fact.evidence[0].command if fact.evidence else "import", text)
+
+
+def _not_named(context: Context, folder: str, library: str, line: Evidence) -> CheckResult:
+    fix = fix_for("npu.library-path", ("export", f"LD_LIBRARY_PATH={library_path(context)}"), folder=folder)
+    shown = (line, Evidence(f"ls {folder}", library), Evidence("environment", f"LD_LIBRARY_PATH lacks {folder}"))
+    return fail("npu.library-path-fail", *shown, fix=fix, library=library, folder=folder)
+
+
 CHECKS = (
     card_check("driver.npu-smi", (), _TOOLS, _answers, level=1, required_for=NPU_FRAMEWORKS),
     card_check("driver.installed", ("npu.driver",), _TOOLS, _installed, required_for=NPU_FRAMEWORKS),
@@ -364,4 +405,5 @@ CHECKS = (
     card_check("driver.topology-files", (*TABLE, "npu.topology_files"), _TOPO, _topology_files),
     card_check("driver.installer", ("npu.installer",), "driver installer output of public hosts", _installed_well),
     card_check("container.mounts", ("machine.container", "npu.driver_libraries"), _MOUNTS, _mounts),
+    card_check("driver.library-path", ("npu.library_files",), _SOURCE, _library_path, level=1),
 )

@@ -7,11 +7,9 @@ from npuenv.checks.python.files import CHECKS as FILES
 from npuenv.checks.python.imports import CHECKS as IMPORTS
 from npuenv.checks.python.interpreter import CHECKS as INTERPRETER
 from npuenv.checks.python.limits import CHECKS as LIMITS
-from npuenv.checks.python.made import CHECKS as MADE
-from npuenv.checks.python.parts import CHECKS as PARTS
 from npuenv.checks.python.ray_token import CHECKS as RAY_TOKEN
-from npuenv.checks.python.torch_family import CHECKS as TORCH
-from npuenv.checks.python.triton import CHECKS as TRITON
+from npuenv.checks.python.torch_family import CHECKS as TRITON
+from npuenv.checks.python.torch_family import TORCH
 from npuenv.checks.python.vllm import CHECKS as VLLM
 
-CHECKS = (*INTERPRETER, *MADE, *DAMAGE, *TORCH, *IMPORTS, *PARTS, *LIMITS, *TRITON, *FILES, *VLLM, *RAY_TOKEN)
+CHECKS = (*INTERPRETER, *DAMAGE, *TORCH, *IMPORTS, *LIMITS, *TRITON, *FILES, *VLLM, *RAY_TOKEN)

@@ -9,16 +9,41 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, given, ok, skip, warn
-from npuenv.checks.python.installed import CORE, put_in, restore, version_of
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, given, ok, skip, warn
+from npuenv.checks.python.installed import CORE, put_in, repair, restore, version_of
 from npuenv.core import versions
 from npuenv.core.fact import Evidence
+from npuenv.facts.manifest import DAMAGED, LOCK, VERIFIED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
+    from npuenv.facts.manifest import Described
     from npuenv.facts.python.interpreter import Import
     from npuenv.facts.python.packages import Files, Hashes, Owned
+
+
+@given(lambda context: context.facts.python.made.value, "python.made-elsewhere")
+def _made(context: Context, made: Described) -> CheckResult:
+    """Fails for an unfinished environment of npuenv's, warns about an unverified or modified one."""
+    evidence = context.facts.python.made.evidence
+    fix = fix_for("python.made", ("npuenv", "install", made.stack, "--target", made.root))
+    args = {"stack": made.stack, "lock": made.lock}
+    if made.status not in ("complete", DAMAGED):
+        return fail("python.made-unfinished", *evidence, fix=fix, **args)
+    if made.status == "complete" and (not made.is_proven or made.verified is None):
+        unproven = Evidence(f"{made.root}/{VERIFIED}", "not there, of another lock, or altered")
+        return warn("python.made-unproven", *evidence, unproven, fix=fix, **args)
+    if made.lost:
+        evidence = tuple(Evidence(f"{made.root}/{name}", "not there, or not as npuenv wrote it") for name in made.lost)
+        needs_anew = LOCK in made.lost  # the file that a repair would restore from
+        return warn("python.made-lost", *evidence, fix=fix if needs_anew else repair(made), **args, files=made.lost)
+    if made.hooks:
+        evidence = tuple(Evidence(f"{made.root}/{name}", "belongs to no package") for name in made.hooks)
+        return warn("python.made-hooks", *evidence, fix=repair(made, "python.hooks"), **args, files=made.hooks)
+    assert made.verified is not None
+    return ok("python.made-ok", *evidence, **args, at=made.verified.at or "-", packages=made.verified.packages)
+
 
 _SHOWN = 5
 _TRITONS = {"triton", "triton-ascend"}
@@ -209,6 +234,7 @@ def _built_on(context: Context, module: str) -> set[str]:
 
 _INVENTORY = ("python.interpreter", "python.files")
 CHECKS = (
+    Check("python.made", ("python.made",), "npuenv: what it writes down when it installs", _made),
     Check("python.files", _INVENTORY, "RECORD of the installed distributions", _files),
     Check("python.altered", _INVENTORY, "sizes in RECORD", _altered),
     Check("python.hashes", ("python.interpreter", "python.hashes"), "SHA-256 in RECORD", _hashes),

@@ -7,11 +7,10 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import FRAMEWORKS, NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unknown
-from npuenv.checks.npu.listed import has_sign_of_cards
+from npuenv.checks.npu.boards import has_sign_of_cards
 from npuenv.checks.python.damage import cause_of
 from npuenv.checks.python.installed import is_for_npu, lines, resolve_here, safe_install, version_of
-from npuenv.checks.python.limits import broken_limits
-from npuenv.checks.python.parts import missing_parts
+from npuenv.checks.python.limits import broken_limits, missing_parts
 from npuenv.checks.session.variables import loader_path
 from npuenv.core.fact import Evidence, State
 from npuenv.facts.python import tried
@@ -164,12 +163,12 @@ def _by_library(context: Context, found: Import, text: str, evidence: tuple[Evid
 
 def cause_of_missing(context: Context, library: str) -> str | None:
     """The id of the check that reports why the loader does not find a library; None if there is none."""
-    from npuenv.checks.cann import nnal, toolkit  # these modules import files of this folder
+    from npuenv.checks.cann import session, toolkit  # these modules import files of this folder
 
     if context.framework == "cpu" or not has_sign_of_cards(context.facts):
         return None  # CANN is not checked there
     if library.startswith(_OF_NNAL):
-        return nnal.why_unloadable(context)
+        return session.why_unloadable(context)
     return toolkit.why_unloadable(context) if _OF_CANN.match(library) else _driver_cause(context, library)
 
 

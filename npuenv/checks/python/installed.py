@@ -96,9 +96,9 @@ def pip(context: Context, verb: str, *words: str) -> tuple[str, ...]:
     return (executable, "-m", "pip", verb, *(("-y",) if verb == "uninstall" else ()), *words)
 
 
-def reinstall(context: Context, *requirements: str, options: tuple[str, ...] = ()) -> Fix:
+def reinstall(context: Context, *requirements: str) -> Fix:
     """Reinstalls these packages."""
-    command = pip(context, "install", *options, *requirements)
+    command = pip(context, "install", *requirements)
     return fix_for("python.reinstall", command, requirement=" ".join(requirements))
 
 

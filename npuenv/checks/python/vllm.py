@@ -22,8 +22,7 @@ from npuenv.checks.python.installed import (
     where,
 )
 from npuenv.checks.python.limits import broken_limits, numpy_era
-from npuenv.checks.python.torch_family import torch_npu_cann, torch_pair
-from npuenv.checks.python.triton import triton
+from npuenv.checks.python.torch_family import torch_npu_cann, torch_pair, triton
 from npuenv.core import versions
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import Fix, Status

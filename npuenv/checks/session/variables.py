@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from npuenv.checks.base import CheckResult, Context, card_check, fail, fix_for, ok, warn
 from npuenv.checks.python.installed import accepts
 from npuenv.core.fact import Evidence
+from npuenv.facts.hccn.answers import is_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -69,7 +70,7 @@ def misread(row: Variable, value: str, chip: str = "") -> str:
         "decimal": lambda: re.fullmatch(r"[0-9]+(?:\.[0-9]+)?", value) is not None and least <= float(value) <= most,
         "choice": lambda: value.casefold() in {item.casefold() for item in row.values},
         "ports": lambda: value == "auto" or all(map(_is_port, value.split(","))),
-        "address": lambda: _is_address(value),
+        "address": lambda: is_address(value),
         "pattern": lambda: re.fullmatch(row.pattern, value) is not None,
         "any": lambda: True,
     }
@@ -89,16 +90,6 @@ def _is_number(text: str, least: int, most: int) -> bool:
 def _is_port(text: str) -> bool:
     ends = [int(part) for part in text.strip().split("-")] if _PORT.fullmatch(text.strip()) else []
     return bool(ends) and all(1 <= port <= 65535 for port in ends) and ends == sorted(ends)
-
-
-def _is_address(text: str) -> bool:
-    import ipaddress  # slow to import, and few sessions set an address
-
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _values_of(context: Context, readers: Iterable[str]) -> list[tuple[Variable, str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from npuenv.checks import Finding, Status
+from npuenv.checks.network.card_addresses import CONF, Addresses, in_file, in_use
 from npuenv.cluster.consistency.readers import has_stand_in, listed, many, one
 from npuenv.cluster.consistency.values import NodeValues, Value, ValueKey, group_values
 from npuenv.core.fact import Evidence, State
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from npuenv.facts.collect import Facts
 
 
-CONF = "/etc/hccn.conf"
 DEFAULT = ":default"
 # Keys of the file that differ by card, or have a row of their own.
 _OWN_KEYS = frozenset({"address", "netmask", "gateway", "netdetect", "mac_addr", "tls_enable", "mtu", "ipv6_address"})
@@ -183,25 +183,16 @@ def _filed(facts: Facts, key: str, words: dict[str, str] | None) -> dict[ValueKe
     return found
 
 
-def addresses(facts: Facts) -> dict[int, tuple[str, str, Evidence]]:
-    """Card -> address, netmask ("": none) and line, from hccn_tool, else from the file."""
-    conf = facts.hccn.conf.value
-    found = {
-        card: (keys["address"], keys.get("netmask", ""), Evidence(CONF, f"address_{card}={keys['address']}"))
-        for card, keys in sorted((conf.by_device if conf else {}).items())
-        if keys.get("address")
-    }
-    for card, item in (facts.hccn.addresses.value or {}).items():
-        if item.value is not None:
-            found[card] = (item.value.ip, item.value.netmask, item.evidence[0])
-        elif item.state is State.ABSENT:  # the card has none, whatever the file says
-            found.pop(card, None)
-    return found
+def addresses(facts: Facts) -> Addresses:
+    """Card -> its address, from hccn_tool, else from the file."""
+    absent = {card for card, item in (facts.hccn.addresses.value or {}).items() if item.state is State.ABSENT}
+    filed = {card: found for card, found in in_file(facts).items() if card not in absent}
+    return filed | in_use(facts)
 
 
 def addressed(facts: Facts) -> NodeValues:
     """Whether each card has an address."""
-    lines: dict[int | None, Evidence] = {card: line for card, (_, _, line) in addresses(facts).items()}
+    lines: dict[int | None, Evidence] = {card: found.evidence for card, found in addresses(facts).items()}
     return _have(facts, facts.hccn.addresses, "address", lines)
 
 
@@ -231,28 +222,19 @@ def _have(facts: Facts, live: Fact[Any], key: str, lines: Mapping[int | None, Ev
 def netmasks(facts: Facts) -> NodeValues:
     """The netmask of each card that has one."""
     found = addresses(facts).items()
-    return NodeValues(
-        {
-            ValueKey("", card): Value(mask, Evidence(line.command, f"{line.line} netmask {mask}"))
-            for card, (_, mask, line) in found
-            if mask
-        }
-    )
+    return NodeValues({ValueKey("", card): Value(item.netmask, item.line) for card, item in found if item.netmask})
 
 
 def subnets(facts: Facts) -> NodeValues:
-    """The subnet of each card, by card number."""
-    import ipaddress
-
-    values = {}
-    for card, (ip, mask, line) in addresses(facts).items():
-        try:
-            network = ipaddress.ip_network(f"{ip}/{mask or 32}", strict=False)
-        except ValueError:  # the node's own doctor reports it
-            continue
-        if mask and not has_stand_in(ip):
-            values[ValueKey(f"NPU {card}")] = Value(str(network), Evidence(line.command, f"{line.line} netmask {mask}"))
-    return NodeValues(values)
+    """The subnet of each card, by card number. An address that none follows from is reported by the node's doctor."""
+    found = {card: item for card, item in addresses(facts).items() if item.netmask and not has_stand_in(item.ip)}
+    return NodeValues(
+        {
+            ValueKey(f"NPU {card}"): Value(str(item.network), item.line)
+            for card, item in found.items()
+            if item.network is not None
+        }
+    )
 
 
 def gateways(facts: Facts) -> NodeValues:

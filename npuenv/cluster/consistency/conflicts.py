@@ -339,7 +339,7 @@ def _folded(wrong: Sequence[tuple[str, str, tuple[str, ...]]]) -> list[Message]:
 
 def _card_addresses(facts: Facts) -> dict[int, tuple[str, Evidence]]:
     """Card -> its address and the line that says it."""
-    return {card: (ip, line) for card, (ip, _, line) in cards.addresses(facts).items()}
+    return {card: (found.ip, found.evidence) for card, found in cards.addresses(facts).items()}
 
 
 def _groups(marks: Mapping[str, str]) -> list[list[str]]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from npuenv.facts.cann.parts import PartFacts
-from npuenv.facts.cann.surroundings import SurroundingFacts
+from npuenv.facts.cann.parts import PartFacts, SurroundingFacts
 from npuenv.facts.cann.toolkit import ToolkitFacts
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from npuenv.facts.network.environ import EnvironFacts
-from npuenv.facts.network.interfaces import InterfaceFacts
-from npuenv.facts.network.ports import PortFacts
-from npuenv.facts.network.services import ServiceFacts
+from npuenv.facts.network.interfaces import InterfaceFacts, PortFacts
+from npuenv.facts.network.services import EnvironFacts, ServiceFacts
 
 
 class NetworkFacts(ServiceFacts, PortFacts, InterfaceFacts, EnvironFacts):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from npuenv.facts.npu.cards import CardFacts
+from npuenv.facts.npu.cards import CardFacts, HolderFacts
 from npuenv.facts.npu.driver import DriverFacts
-from npuenv.facts.npu.holders import HolderFacts
 
 
 class NpuFacts(CardFacts, HolderFacts, DriverFacts):

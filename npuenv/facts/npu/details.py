@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.facts.npu import queries
 from npuenv.facts.npu.driver import SMI_PLACES
-from npuenv.facts.npu.queries import Refusal
+from npuenv.facts.npu.queries import Refusal, plain_lines
 from npuenv.facts.npu.smi import Layout, Trouble, find_trouble
-from npuenv.facts.npu.text import plain_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

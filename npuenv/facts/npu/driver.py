@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
 from npuenv.facts.collector import Group, fact, not_asked
-from npuenv.facts.npu.text import plain_lines
+from npuenv.facts.npu.queries import plain_lines
 from npuenv.facts.read import file_text, line_with, pairs, why_failed
 from npuenv.host.base import PathState
 
@@ -243,12 +243,12 @@ def _version_info(host: Host, part: str) -> Fact[VersionInfo]:
                 return unknown(*tried)
             continue
         fields = pairs(text.value)
-        version = fields.get("Version", "")
+        key = next((name for name in fields if name.lower() == "version"), "Version")
+        version, line = fields.get(key, ""), line_with(text.value, key)
         if not re.fullmatch(r"[0-9]+(\.[0-9A-Za-z]+)+", version):
-            return unknown(Evidence(path, line_with(text.value, "Version") or text.evidence[0].line))
+            return unknown(Evidence(path, line or text.evidence[0].line))
         compatible = (fields.get(f"compatible_version_{part}", "") for part in ("fw", "drv"))
-        value = VersionInfo(version, path, *compatible)
-        return known(value, Evidence(path, line_with(text.value, "Version")))
+        return known(VersionInfo(version, path, *compatible), Evidence(path, line))
     return absent(*tried)
 
 

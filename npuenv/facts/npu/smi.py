@@ -15,7 +15,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from npuenv.facts.npu.text import BUS_ID, HEALTHS, VERSION, chip_name, integer, number, percent, plain_lines
+from npuenv.facts.npu.queries import BUS_ID, HEALTHS, VERSION, chip_name, integer, number, percent, plain_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

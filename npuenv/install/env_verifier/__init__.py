@@ -8,7 +8,7 @@ from __future__ import annotations
 from npuenv.facts.target import joined
 
 # Each after those that it imports; the first two are parts of the doctor's programs as well.
-_SHARED = ("npuenv.facts.target.dist_info",)
+_SHARED = ("npuenv.facts.target.dist_info", "npuenv.core.seal")
 _PARTS = ("files", "inspection", "leftovers", "surroundings", "mending", "verifying", "program")
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import re
 from collections import deque
 
+from npuenv.core.seal import is_sealed
 from npuenv.facts.target.dist_info import CHUNK, headers, is_hash, normal, record_rows, sha256
 
 TYPE_CHECKING = False  # as type checkers know it; importing `typing` would take as long as reading an environment
@@ -57,15 +57,6 @@ def lock_names(path: str) -> set[str]:
         return set()
 
 
-def text_hash(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def seal_of(document: dict[str, Any]) -> str:
-    """What the rest of a document hashes to; kept in it, an alteration is seen."""
-    return text_hash(json.dumps({name: document[name] for name in document if name != "seal"}, sort_keys=True))
-
-
 def read_json(path: str) -> dict[str, Any]:
     """The document in a file, or {} when it is not there, torn or not as its seal says: such files only save time."""
     try:
@@ -73,8 +64,7 @@ def read_json(path: str) -> dict[str, Any]:
             value = json.load(file)
     except (OSError, ValueError, RecursionError):
         return {}
-    is_whole = isinstance(value, dict) and value.get("seal", seal_of(value)) == seal_of(value)
-    return value if is_whole else {}
+    return value if isinstance(value, dict) and is_sealed(value) else {}
 
 
 def write_json(path: str, value: dict[str, Any]) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 
+from npuenv.core.seal import text_hash
 from npuenv.facts.target.dist_info import list_folder
-from npuenv.install.env_verifier.files import read_json, text_hash
+from npuenv.install.env_verifier.files import read_json
 from npuenv.install.env_verifier.leftovers import NOBODYS
 
 TYPE_CHECKING = False

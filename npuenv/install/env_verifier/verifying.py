@@ -7,8 +7,9 @@ import re
 import sys
 import time
 
+from npuenv.core.seal import seal_of, text_hash
 from npuenv.facts.target.dist_info import headers, normal, requirements, source_folder
-from npuenv.install.env_verifier.files import read_json, seal_of, text_hash, write_json
+from npuenv.install.env_verifier.files import read_json, write_json
 from npuenv.install.env_verifier.inspection import Inspection, deviations, report
 from npuenv.install.env_verifier.leftovers import foreign_pth, remove_if_torn, unowned
 from npuenv.install.env_verifier.surroundings import KEPT, hooks, venv_texts

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from npuenv.install.locations import Target
     from npuenv.lock.file import Lock
 
-__all__ = ["LAST", "Tools", "keep_supplied", "plan_install"]
-
 
 def plan_install(
     stack: Stack,

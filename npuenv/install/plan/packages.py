@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 from npuenv.core.messages import Message
 from npuenv.core.plan import Condition, Step, WriteFile
-from npuenv.facts.pip import named_index
+from npuenv.facts.pip import INDEX_VARIABLES, named_index
 from npuenv.lock.wheels import uv_platform
 
 if TYPE_CHECKING:
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from npuenv.lock.file import LockedPackage
     from npuenv.resolve.types import BuildStep
 
-_INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_STRATEGY")
-_ALL_PLACES = (*_INDEX_VARIABLES, "UV_FIND_LINKS")
+_ALL_PLACES = (*INDEX_VARIABLES, "UV_FIND_LINKS")
 _NETWORK = tuple(
     spelling
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
@@ -144,7 +143,7 @@ def _from(making: Making, location: _Location) -> tuple[list[str], dict[str, str
         return [*options, "--no-index", "--find-links", location.folder, *making.tools.offline], {}, unset
     if location.label:
         address = named_index(location.label, making.tools.indexes[location.label], {})
-        return options, {"UV_DEFAULT_INDEX": address}, _INDEX_VARIABLES
+        return options, {"UV_DEFAULT_INDEX": address}, INDEX_VARIABLES
     return [*options, *making.tools.settings.options], {}, ()
 
 

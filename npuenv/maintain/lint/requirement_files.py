@@ -28,7 +28,7 @@ _WHEEL_OPTIONS = re.compile(r"\s+--(?:hash|config-settings|global-option).*$")
 _MAX_INCLUDES = 50
 
 
-def parse_requirement(text: str, place: Location, *, indexes: tuple[str, ...] = ()) -> Requirement | None:
+def parse_requirement(text: str, place: Location) -> Requirement | None:
     """A requirement, or None where the text is none, is for no platform of ours, or hangs on the Python version.
 
     Example: "torch_npu==2.8.0 ; platform_machine == 'aarch64'" gives torch-npu, only on aarch64.
@@ -46,7 +46,7 @@ def parse_requirement(text: str, place: Location, *, indexes: tuple[str, ...] = 
         spec = archive.spec if archive else None
     else:
         spec = parsed.specifier
-    return Requirement(versions.normalised(parsed.name), spec, text, place, arch, indexes)
+    return Requirement(versions.normalised(parsed.name), spec, text, place, arch)
 
 
 def _archive(text: str, place: Location) -> Requirement | None:

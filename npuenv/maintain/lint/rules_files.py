@@ -129,7 +129,7 @@ def torch_pairs(requirements: dict[str, Requirement], matrix: Matrix, arch: str)
             and companions
             and requirement.spec
             and not requirement.spec.contains(fits, prereleases=True)
-            and not _local(requirement, fits)
+            and requirement.exact.split("+")[0] != fits
         ):
             args = {"asked": requirement.text, "torch": torch.text, "fits": f"{name}=={fits}"}
             yield finding(
@@ -139,8 +139,3 @@ def torch_pairs(requirements: dict[str, Requirement], matrix: Matrix, arch: str)
                 (str(torch), str(requirement), f"{companions.id} ({companions.source})"),
                 "error",
             )
-
-
-def _local(requirement: Requirement, fits: str) -> bool:
-    """Whether a requirement is the same version with a local part: `==0.25.0+cpu` for 0.25.0."""
-    return requirement.exact.split("+")[0] == fits

@@ -6,7 +6,7 @@ say, such as the CANN a torch_npu is recommended for, neither knows: such fields
 """
 
 from npuenv.maintain.refresh.proposal import Proposal, as_diff
-from npuenv.maintain.refresh.propose import NAMES, propose
+from npuenv.maintain.refresh.propose import propose
 from npuenv.maintain.refresh.upstream_tree import propose_from_tree
 
-__all__ = ["NAMES", "Proposal", "as_diff", "propose", "propose_from_tree"]
+__all__ = ["Proposal", "as_diff", "propose", "propose_from_tree"]

@@ -5,7 +5,7 @@ Everything is computed from the model's shape and the job's sizes; nothing is me
 
 from __future__ import annotations
 
-from npuenv.preflight.memory.models import find_model, model_from
 from npuenv.preflight.memory.planning import estimate, plan
+from npuenv.preflight.memory.types import find_model, model_from
 
 __all__ = ["estimate", "find_model", "model_from", "plan"]

@@ -1,21 +1,21 @@
-"""Whether a job fits onto its cards, from the fullest card at its worst moment.
-
-What to change is not decided here, but in `npuenv.preflight.memory.advice`.
-"""
+"""Whether a job fits onto its cards, from the fullest card at its worst moment, and what to change if it does not."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from npuenv.core.messages import Message
-from npuenv.preflight.memory import generation
-from npuenv.preflight.memory.phases import GIB, Moment, moments, reserve_gib, usable_gib
-from npuenv.preflight.memory.types import Estimate, Verdict
+from npuenv.preflight.memory.phases import GIB, Moment, generation_room, longest, moments, reserve_gib, usable_gib
+from npuenv.preflight.memory.types import Estimate, Placement, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.preflight.memory.types import Job, Placement
+    from npuenv.preflight.memory.types import Job
+
 
 TIGHT = 0.92  # of a card: what an estimate can be off by, and fragmentation, may take the rest
 
@@ -38,7 +38,7 @@ def missing_cache_gib(job: Job, placement: Placement) -> float:
     """What the cache lacks to hold one longest sequence; 0 where it does, or where nothing is generated."""
     if not placement.infer or not job.model.layers:
         return 0.0
-    room = generation.room(job, usable_gib(job.cards.memory_gib) * GIB)
+    room = generation_room(job, usable_gib(job.cards.memory_gib) * GIB)
     return max(0.0, room.sequence - room.cache) / GIB
 
 
@@ -70,12 +70,12 @@ def _verdict(job: Job, placement: Placement, fullest: Moment) -> tuple[Verdict, 
 
 
 def _small_cache(job: Job) -> Message:
-    room = generation.room(job, usable_gib(job.cards.memory_gib) * GIB)
+    room = generation_room(job, usable_gib(job.cards.memory_gib) * GIB)
     fixed = room.weights + room.activations
     return Message(
         "placement.small-cache",
         {
-            "length": generation.longest(job),
+            "length": longest(job),
             "needs": _gib(room.sequence / GIB),
             "share": _gib(room.share / GIB),
             "fixed": _gib(fixed / GIB),
@@ -103,10 +103,10 @@ def _assumptions(job: Job, placement: Placement) -> Iterator[Message]:
     yield Message("placement.assumes-length", {"length": job.sizes.prompt_length + job.sizes.response_length})
     reserve = reserve_gib(job.cards.memory_gib)
     yield Message("placement.assumes-reserve", {"reserve": _gib(reserve), "buffer": job.hccl_buffer_mib})
-    longest = generation.longest(job)
-    if placement.infer and longest < job.sizes.prompt_length + job.sizes.response_length:
+    length = longest(job)
+    if placement.infer and length < job.sizes.prompt_length + job.sizes.response_length:
         requested = job.sizes.prompt_length + job.sizes.response_length
-        yield Message("placement.short-model-len", {"longest": longest, "asked": requested})
+        yield Message("placement.short-model-len", {"longest": length, "asked": requested})
     if set(placement.infer) & {*placement.train, *placement.reference}:
         left = usable_gib(job.cards.memory_gib) * (1 - job.gpu_memory_utilization)
         key = "placement.assumes-sleep" if job.engine_sleeps else "placement.assumes-awake"
@@ -117,3 +117,339 @@ def _assumptions(job: Job, placement: Placement) -> Iterator[Message]:
 
 def _gib(value: float) -> str:
     return f"{value:.1f}"
+
+
+LOW = 0.60  # of a card: below it there is room for larger batches
+_LEAST_UTILIZATION, _MOST_UTILIZATION = 0.2, 0.9
+_LEAST_RESPONSE = 256  # tokens
+_MORE = (2, 4, 8, 16)  # times the nodes
+
+Step = Callable[["Job", "Placement"], "Job | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One step that helped: what it sets, and the estimate after it."""
+
+    says: Message
+    job: Job
+    estimate: Estimate
+
+
+def fit(job: Job, placement: Placement) -> tuple[Change, ...]:
+    """The changes that make the job fit, in the order in which to make them; empty where it fits as it is.
+
+    First the trained state is spread over all cards, which costs the least. Source: verl, the AQN guide's order (micro
+    batch, log-prob micro batch, utilization, answer length), with offload before the answers are cut; ROLL, its guide's
+    order (offload, micro batch with more accumulation, lengths). Where the engine's cache is too small:
+    tensor parallelism, its share, its lengths.
+    """
+    done: list[Change] = []
+    for name, step in (*_FOR_CACHE, *(_ROLL if job.framework == "roll" else _VERL)):
+        while judge(job, placement).verdict in ("infeasible", "tight"):
+            new = step(job, placement)
+            if new is None or not _helps(job, new, placement):
+                break
+            done = _with(done, Change(_says(name, job, new, placement), new, judge(new, placement)))
+            job = new
+    return tuple(done)
+
+
+def advice(job: Job, placement: Placement, estimate: Estimate) -> tuple[Message, ...]:
+    """What to change, with the numbers that fit and what the fullest card holds then; where much is free, how to use
+    it; where nothing is enough, that."""
+    if estimate.verdict == "unknown":
+        return ()
+    if estimate.verdict == "feasible":
+        return _room(job, placement, estimate)
+    changes = fit(job, placement)
+    if not changes or (verdict := changes[-1].estimate.verdict) == "infeasible":
+        return (_more_cards(job, placement, estimate),)
+    after = changes[-1].estimate
+    args = {"peak": f"{after.peak_gib:.1f}", "percent": f"{100 * after.peak_gib / after.memory_gib:.0f}"}
+    return (*(change.says for change in changes), Message(f"placement.advice-then-{verdict}", args))
+
+
+def _more_cards(job: Job, placement: Placement, estimate: Estimate) -> Message:
+    """Where no setting is enough: the least number of nodes, doubling, with which a setting is."""
+    args = {"cards": job.cards.count, "per_node": job.cards.per_node}
+    if estimate.verdict == "tight":
+        return Message("placement.advice-only-more", args)
+    for times in _MORE:
+        more, places = _times(job, placement, times)
+        changes = fit(more, places)
+        after = changes[-1].estimate if changes else judge(more, places)
+        if after.verdict != "infeasible":
+            return Message("placement.advice-more-nodes", {**args, "nodes": more.cards.nodes})
+    return Message("placement.advice-more-cards", args)
+
+
+def _times(job: Job, placement: Placement, times: int) -> tuple[Job, Placement]:
+    """The same job with so many times the nodes, each divided like the first ones."""
+    count = job.cards.count
+
+    def repeated(cards: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(card + count * turn for turn in range(times) for card in cards)
+
+    every = (repeated(cards) for cards in (placement.train, placement.infer, placement.reference))
+    return replace(job, cards=replace(job.cards, nodes=times * job.cards.nodes)), Placement(*every)
+
+
+def _accumulation(job: Job, placement: Placement) -> int:
+    """Backward passes of one card before each update: sequences of an update over cards and micro batch, rounded up."""
+    return -(-_per_card(job, placement) // job.sizes.micro_batch)
+
+
+def _per_card(job: Job, placement: Placement) -> int:
+    """Sequences of one update that one card works on."""
+    replicas = max(1, len(placement.train) // job.sequence_parallel)
+    return max(1, job.sizes.mini_batch * job.sizes.rollouts // replicas)
+
+
+def _with(done: list[Change], change: Change) -> list[Change]:
+    """The changes with one more; the same step taken twice is said once, from the first value to the last."""
+    if done and done[-1].says.key == change.says.key:
+        first = {name: value for name, value in done[-1].says.args.items() if name.startswith("from")}
+        merged = Message(change.says.key, {**change.says.args, **first})
+        return [*done[:-1], replace(change, says=merged)]
+    return [*done, change]
+
+
+def _helps(old: Job, new: Job, placement: Placement) -> bool:
+    """Whether the cache lacks less; or, where nothing changes there, all moments together exceed a card by less."""
+    lacked, lacks = missing_cache_gib(old, placement), missing_cache_gib(new, placement)
+    if lacks != lacked:
+        return lacks < lacked
+    return not lacked and _excess(new, placement) < _excess(old, placement) - 0.05
+
+
+def _excess(job: Job, placement: Placement) -> float:
+    """By how much the moments of a step exceed what a card can safely hold, GiB, added up: so that of two moments
+    that are too large each counts."""
+    safe = TIGHT * job.cards.memory_gib
+    return sum(max(0.0, moment.gib - safe) for moment in moments(job, placement))
+
+
+def _says(name: str, old: Job, new: Job, placement: Placement) -> Message:
+    """The change with its old and new values; a catalogue sentence takes those that it needs."""
+    args = {
+        "from_micro": old.sizes.micro_batch,
+        "micro": new.sizes.micro_batch,
+        "from_accumulation": _accumulation(old, placement),
+        "accumulation": _accumulation(new, placement),
+        "from_tokens": old.sizes.micro_tokens or 0,
+        "tokens": new.sizes.micro_tokens or 0,
+        "from_scoring": _scoring(old),
+        "scoring": _scoring(new),
+        "from_scoring_tokens": _scoring_tokens(old),
+        "scoring_tokens": _scoring_tokens(new),
+        "from_utilization": f"{old.gpu_memory_utilization:g}",
+        "utilization": f"{new.gpu_memory_utilization:g}",
+        "from_parallel": old.tensor_parallel,
+        "parallel": new.tensor_parallel,
+        "from_response": old.sizes.response_length,
+        "response": new.sizes.response_length,
+        "cards": len(placement.train),
+    }
+    return Message(f"placement.advice-{name}", args)
+
+
+def _room(job: Job, placement: Placement, estimate: Estimate) -> tuple[Message, ...]:
+    """Where less than 60 % is used: larger micro batches first, then the engine's share; each only where the job
+    divides and still fits after it. Source: verl, the AQN guide's section on unused memory."""
+    if not estimate.peak_gib or estimate.peak_gib >= LOW * estimate.memory_gib:
+        return ()
+    steps: list[Message] = []
+    grown = _grow_tokens(job, placement) if job.sizes.micro_tokens else _grow_micro(job, placement)
+    if grown is not None and judge(grown[1], placement).verdict == "feasible":
+        steps.append(grown[0])
+        job = grown[1]
+    raised = min(0.8, round(job.gpu_memory_utilization + 0.1, 2))
+    more = replace(job, gpu_memory_utilization=raised)
+    if 0 < job.gpu_memory_utilization < raised and judge(more, placement).verdict == "feasible":
+        steps.append(Message("placement.room-utilization", {"utilization": f"{raised:g}"}))
+    args = {"percent": f"{100 * estimate.peak_gib / estimate.memory_gib:.0f}", "steps": tuple(steps)}
+    return (Message("placement.advice-room", args),) if steps else ()
+
+
+def _grow_tokens(job: Job, placement: Placement) -> tuple[Message, Job] | None:
+    """Twice the tokens of a dynamic batch, as long as an update has more."""
+    now = job.sizes.micro_tokens or 0
+    longest = job.sizes.prompt_length + job.sizes.response_length
+    if now >= _per_card(job, placement) * longest / job.sequence_parallel:
+        return None
+    return Message("placement.room-tokens", {"tokens": 2 * now}), replace(
+        job, sizes=replace(job.sizes, micro_tokens=2 * now)
+    )
+
+
+def _grow_micro(job: Job, placement: Placement) -> tuple[Message, Job] | None:
+    """About twice the micro batch: a number that divides a card's sequences. Where a micro batch holds all of them,
+    the mini batch grows too; that makes fewer updates, so it is said."""
+    sizes = job.sizes
+    micro = _larger_divisor(_per_card(job, placement), sizes.micro_batch)
+    if micro is not None:
+        return Message("placement.room-micro", {"micro": micro}), replace(job, sizes=replace(sizes, micro_batch=micro))
+    mini = 2 * sizes.mini_batch
+    # ROLL has no mini batch: micro batch, accumulation and cards make the update.
+    if job.framework != "verl" or sizes.prompts % mini:
+        return None
+    grown = replace(job, sizes=replace(sizes, mini_batch=mini))
+    micro = _larger_divisor(_per_card(grown, placement), sizes.micro_batch)
+    if micro is None:
+        return None
+    new = replace(grown, sizes=replace(grown.sizes, micro_batch=micro))
+    return Message("placement.room-mini", {"mini": mini, "micro": micro}), new
+
+
+def _larger_divisor(whole: int, size: int) -> int | None:
+    """The largest divisor above `size` and not above its double, else the next one; None where there is none."""
+    larger = [n for n in range(size + 1, whole + 1) if whole % n == 0]
+    doubled = [n for n in larger if n <= 2 * size]
+    return doubled[-1] if doubled else larger[0] if larger else None
+
+
+def _halve_micro(job: Job, placement: Placement) -> Job | None:
+    """Half the micro batch, or the next smaller number that divides a card's sequences."""
+    if job.sizes.micro_tokens:
+        return None
+    per_card = _per_card(job, placement)
+    smaller = [n for n in range(1, job.sizes.micro_batch // 2 + 1) if per_card % n == 0]
+    return replace(job, sizes=replace(job.sizes, micro_batch=smaller[-1])) if smaller else None
+
+
+def _halve_tokens(job: Job, placement: Placement) -> Job | None:
+    """Half the tokens of a dynamic batch, but never less than one longest sequence.
+
+    The budgets of the log-probabilities follow where they are the same number: verl takes them from the update's then.
+    """
+    least = _least_tokens(job)
+    now = job.sizes.micro_tokens
+    if not now or now <= least:
+        return None
+    less = max(least, now // 2)
+    budgets = (job.sizes.log_prob_tokens, job.sizes.reference_tokens)
+    scoring, reference = (less if each == now else each for each in budgets)
+    return replace(
+        job, sizes=replace(job.sizes, micro_tokens=less, log_prob_tokens=scoring, reference_tokens=reference)
+    )
+
+
+def _halve_scoring(job: Job, placement: Placement) -> Job | None:
+    half = _scoring(job) // 2
+    if not half:
+        return None
+    reference = job.sizes.reference_micro_batch
+    smaller = min(reference, half) if reference else None
+    scoring = min(job.sizes.log_prob_micro_batch, half)
+    return replace(job, sizes=replace(job.sizes, log_prob_micro_batch=scoring, reference_micro_batch=smaller))
+
+
+def _halve_scoring_tokens(job: Job, placement: Placement) -> Job | None:
+    """The same where they are bounded by tokens: half of the larger budget, never less than one longest sequence."""
+    least, now = _least_tokens(job), _scoring_tokens(job)
+    if now <= least:
+        return None
+    less = max(least, now // 2)
+    budgets = (job.sizes.log_prob_tokens, job.sizes.reference_tokens)
+    scoring, reference = (each and min(each, less) for each in budgets)
+    return replace(job, sizes=replace(job.sizes, log_prob_tokens=scoring, reference_tokens=reference))
+
+
+def _scoring(job: Job) -> int:
+    return max(job.sizes.log_prob_micro_batch, job.sizes.reference_micro_batch or 0)
+
+
+def _scoring_tokens(job: Job) -> int:
+    return max(job.sizes.log_prob_tokens or 0, job.sizes.reference_tokens or 0)
+
+
+def _lower_utilization(job: Job, placement: Placement) -> Job | None:
+    lower = round(job.gpu_memory_utilization - 0.1, 2)
+    return replace(job, gpu_memory_utilization=lower) if lower >= _LEAST_UTILIZATION else None
+
+
+def _raise_utilization(job: Job, placement: Placement) -> Job | None:
+    """A tenth more for the engine, where that leaves enough for the rest."""
+    higher = round(job.gpu_memory_utilization + 0.1, 2)
+    new = replace(job, gpu_memory_utilization=higher)
+    fits = higher <= _MOST_UTILIZATION and judge(new, placement).peak_gib <= job.cards.memory_gib
+    return new if fits else None
+
+
+def _raise_parallel(job: Job, placement: Placement) -> Job | None:
+    """The next tensor-parallel size that divides heads and cards."""
+    return next(
+        (
+            replace(job, tensor_parallel=size)
+            for size in range(job.tensor_parallel + 1, min(len(placement.infer), job.cards.per_node) + 1)
+            if parallel_fits_cards(job, placement, size)
+        ),
+        None,
+    )
+
+
+def parallel_fits_cards(job: Job, placement: Placement, size: int) -> bool:
+    """Whether a tensor-parallel size divides heads and generating cards, on every node that has such cards."""
+    if not tensor_parallel_fits(job, size):  # cheap, and most sizes end here
+        return False
+    per_node = Counter(card // job.cards.per_node for card in placement.infer)
+    return all(count % size == 0 for count in per_node.values())
+
+
+def _offload(job: Job, placement: Placement) -> Job | None:
+    if job.offloads_parameters and job.offloads_optimizer and job.offloads_reference:
+        return None
+    return replace(job, offloads_parameters=True, offloads_optimizer=True, offloads_reference=True)
+
+
+def _halve_response(job: Job, placement: Placement) -> Job | None:
+    response = job.sizes.response_length // 2
+    if response < _LEAST_RESPONSE:
+        return None
+    limit = job.sizes.max_model_len and min(job.sizes.max_model_len, job.sizes.prompt_length + response)
+    return _cut(job, response, limit)
+
+
+def _cut(job: Job, response: int, limit: int | None) -> Job:
+    """The job with shorter answers. A dynamic batch shrinks with them: else it would only hold more of them."""
+    sizes = replace(job.sizes, response_length=response, max_model_len=limit)
+    shorter = replace(job, sizes=sizes)
+    tokens = sizes.micro_tokens and max(_least_tokens(shorter), sizes.micro_tokens // 2)
+    scoring, reference = (
+        each and max(_least_tokens(shorter), each // 2) for each in (sizes.log_prob_tokens, sizes.reference_tokens)
+    )
+    budgets = replace(sizes, micro_tokens=tokens, log_prob_tokens=scoring, reference_tokens=reference)
+    return replace(shorter, sizes=budgets)
+
+
+def _least_tokens(job: Job) -> int:
+    """One longest sequence's part of a card: the least that a dynamic batch can hold."""
+    return -(-(job.sizes.prompt_length + job.sizes.response_length) // job.sequence_parallel)
+
+
+def _spread(job: Job, placement: Placement) -> Job | None:
+    """One copy of the trained state over all cards, where each few cards hold one of their own."""
+    if job.shard_cards is None or job.shard_cards >= len(placement.train):
+        return None
+    return replace(job, shard_cards=None)
+
+
+_FOR_CACHE: tuple[tuple[str, Step], ...] = (("parallel", _raise_parallel), ("raise-utilization", _raise_utilization))
+_VERL: tuple[tuple[str, Step], ...] = (
+    ("shards", _spread),
+    ("micro", _halve_micro),
+    ("tokens", _halve_tokens),
+    ("scoring", _halve_scoring),
+    ("scoring-tokens", _halve_scoring_tokens),
+    ("utilization", _lower_utilization),
+    ("offload", _offload),
+    ("response", _halve_response),
+)
+_ROLL: tuple[tuple[str, Step], ...] = (
+    ("shards", _spread),
+    ("offload", _offload),
+    ("micro", _halve_micro),
+    ("scoring", _halve_scoring),
+    ("response", _halve_response),
+)

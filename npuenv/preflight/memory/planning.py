@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.preflight.memory.advice import advice, parallel_fits_cards
-from npuenv.preflight.memory.feasibility import judge, tensor_parallel_fits
+from npuenv.preflight.memory.feasibility import advice, judge, parallel_fits_cards, tensor_parallel_fits
 from npuenv.preflight.memory.types import Estimate, Placement, written_cards
 
 if TYPE_CHECKING:

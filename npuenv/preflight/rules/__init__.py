@@ -15,7 +15,6 @@ from npuenv.preflight.rules import (  # noqa: F401 - each adds its rules to RULE
     lengths,
     memory,
     platform,
-    unjudged,
     values,
 )
 from npuenv.preflight.rules.base import RULES, Rule

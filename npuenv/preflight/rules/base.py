@@ -6,7 +6,7 @@ import fnmatch
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from npuenv.core import versions
@@ -19,11 +19,26 @@ if TYPE_CHECKING:
     from npuenv.core.finding import Severity
     from npuenv.preflight.types import Machine
 
-Judge = Callable[[Launch], Iterable[LaunchFinding]]
 _POINTER = re.compile(r"\$\{(?:oc\.select:)?([A-Za-z_][\w.]*)(?:,\s*(.*))?\}")
 _MANDATORY = "???"
 _ACTOR = "actor_rollout_ref.actor"
 _APART = re.compile(r"\b(?:fully_async_policy|one_step_off_policy)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What a rule found. "" and None: as its rule has it."""
+
+    keys: tuple[str, ...]  # the keys or variables at fault
+    args: dict[str, object]  # of the sentence
+    rule: str
+    severity: Severity | None
+    says: str  # the sentence `preflight_rules.<says>`
+    changes: tuple[Change, ...]
+    source: str
+
+
+Judge = Callable[[Launch], Iterable[Problem]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +47,7 @@ class Rule:
 
     id: str
     frameworks: tuple[str, ...]
-    judge: Judge
+    judge: Callable[[Launch], Iterable[LaunchFinding]]
     is_trainers: bool = False  # it knows what verl's own trainers take: of another program its errors are warnings
 
 
@@ -40,41 +55,37 @@ BOTH = ("verl", "roll")
 RULES: list[Rule] = []
 
 
-def rule(id: str, *frameworks: str, source: str = "", is_trainers: bool = False) -> Callable[[Judge], Judge]:
-    """Makes a rule `preflight.<id>` of a function; without `frameworks` it is about all of them.
-
-    What the function gives without a rule, sentence or source gets those of the rule.
-    """
+def rule(
+    id: str, *frameworks: str, source: str = "", severity: Severity = "error", is_trainers: bool = False
+) -> Callable[[Judge], Judge]:
+    """Makes a rule `preflight.<id>` of a function; without `frameworks` it is about all of them."""
 
     def register(judge: Judge) -> Judge:
         def complete(launch: Launch) -> Iterator[LaunchFinding]:
             for each in judge(launch):
-                says = each.says if each.says.key else Message(f"preflight_rules.{id}", each.says.args)
-                yield replace(each, check=each.check or f"preflight.{id}", says=says, source=each.source or source)
+                settings = tuple(found for key in each.keys if (found := written(launch, key)) is not None)
+                says = Message(f"preflight_rules.{each.says or each.rule or id}", each.args)
+                name, weight = f"preflight.{each.rule or id}", each.severity or severity
+                yield launch_finding(name, weight, says, settings, each.source or source, each.changes)
 
         RULES.append(Rule(f"preflight.{id}", frameworks or BOTH, complete, is_trainers))
-        return complete
+        return judge
 
     return register
 
 
 def problem(
-    launch: Launch,
-    keys: Iterable[str],
-    *,
+    *keys: str,
     rule: str = "",
-    severity: Severity = "error",
+    severity: Severity | None = None,
     says: str = "",
     changes: Iterable[Change] = (),
     source: str = "",
     **args: object,
-) -> LaunchFinding:
-    """A problem of some keys or variables; its sentence is `preflight_rules.<says>`, else that of the rule."""
-    settings = tuple(found for key in keys if (found := written(launch, key)) is not None)
+) -> Problem:
+    """A problem of some keys or variables."""
     shown = {name: each.replace(UNKNOWN, "…") if isinstance(each, str) else each for name, each in args.items()}
-    sentence = f"preflight_rules.{says or rule}" if says or rule else ""
-    named = f"preflight.{rule}" if rule else ""
-    return launch_finding(named, severity, Message(sentence, shown), settings, source, tuple(changes))
+    return Problem(keys, shown, rule, severity, says, tuple(changes), source)
 
 
 def written(launch: Launch, key: str) -> Setting | None:

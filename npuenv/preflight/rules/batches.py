@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npuenv.core.finding import Severity
-    from npuenv.preflight.types import Launch, LaunchFinding
+    from npuenv.preflight.rules.base import Problem
+    from npuenv.preflight.types import Launch
 
 _ACTOR = "actor_rollout_ref.actor"
 _TRAIN, _MINI = "data.train_batch_size", f"{_ACTOR}.ppo_mini_batch_size"
@@ -90,7 +91,7 @@ def _is_megatron(launch: Launch) -> bool:
 
 
 @rule("train-batch", "verl", source=_VALIDATE, is_trainers=True)
-def _train_batch(launch: Launch) -> Iterator[LaunchFinding]:
+def _train_batch(launch: Launch) -> Iterator[Problem]:
     cards, batch, n = data_parallel(launch), whole(launch, _TRAIN, 1024), _rollouts(launch)
     if not (batch and n and is_off(launch, f"{_ACTOR}.use_dynamic_bsz")):
         return
@@ -98,13 +99,13 @@ def _train_batch(launch: Launch) -> Iterator[LaunchFinding]:
     least = _least(launch, cards) if cards else 1
     if batch * n % least:
         keys = (_TRAIN, "actor_rollout_ref.rollout.n", "trainer.n_gpus_per_node")
-        yield problem(launch, keys, changes=fitting(launch), cards=least, **args)
+        yield problem(*keys, changes=fitting(launch), cards=least, **args)
         return
     micro = whole(launch, _MICRO)
     if micro and _is_megatron(launch) and batch * n % (least * micro):
         keys = (_MICRO, _TRAIN, "actor_rollout_ref.rollout.n")
         says = "train-batch-micro" if cards else "train-batch-micro-any"
-        yield problem(launch, keys, says=says, changes=fitting(launch), cards=least, micro=micro, **args)
+        yield problem(*keys, says=says, changes=fitting(launch), cards=least, micro=micro, **args)
 
 
 def _rollouts(launch: Launch) -> int | None:
@@ -112,10 +113,10 @@ def _rollouts(launch: Launch) -> int | None:
 
 
 @rule("mini-batch", "verl", source=_VALIDATE, is_trainers=True)
-def _mini_batch(launch: Launch) -> Iterator[LaunchFinding]:
+def _mini_batch(launch: Launch) -> Iterator[Problem]:
     batch, mini = whole(launch, _TRAIN, 1024), whole(launch, _MINI, 256)
     if batch and mini and mini > batch:
-        yield problem(launch, (_MINI, _TRAIN), changes=fitting(launch), mini=mini, batch=batch)
+        yield problem(_MINI, _TRAIN, changes=fitting(launch), mini=mini, batch=batch)
 
 
 def _share_of_mini(launch: Launch) -> tuple[int, int, int, int] | None:
@@ -124,25 +125,29 @@ def _share_of_mini(launch: Launch) -> tuple[int, int, int, int] | None:
     return (mini, n, parts, mini * n % parts) if mini and n and parts else None
 
 
-@rule("mini-batch-uneven", "verl", source="verl wheels: verl/workers/fsdp_workers.py divides and rounds down")
-def _mini_uneven(launch: Launch) -> Iterator[LaunchFinding]:
+@rule(
+    "mini-batch-uneven",
+    "verl",
+    source="verl wheels: verl/workers/fsdp_workers.py divides and rounds down",
+    severity="warning",
+)
+def _mini_uneven(launch: Launch) -> Iterator[Problem]:
     share = _share_of_mini(launch)
     if share and share[3]:
         mini, n, parts, _ = share
         changes = fitting(launch)
         yield problem(
-            launch,
-            (_MINI, "trainer.n_gpus_per_node"),
+            _MINI,
+            "trainer.n_gpus_per_node",
             changes=changes if any(change.key == _MINI for change in changes) else (),
             mini=mini,
             n=n,
             cards=parts,
-            severity="warning",
         )
 
 
 @rule("micro-batch", "verl", source="verl wheels 0.5.0 to 0.7.1: verl/workers/fsdp_workers.py", is_trainers=True)
-def _micro_batch(launch: Launch) -> Iterator[LaunchFinding]:
+def _micro_batch(launch: Launch) -> Iterator[Problem]:
     micro, share = whole(launch, _MICRO), _share_of_mini(launch)
     if not share or share[3] or not micro or not is_off(launch, f"{_ACTOR}.use_dynamic_bsz"):
         return
@@ -152,8 +157,9 @@ def _micro_batch(launch: Launch) -> Iterator[LaunchFinding]:
         # From 0.8.0 on the last part of a mini batch may be smaller; before, the worker stops.
         severity: Severity = "error" if is_at_least(launch, "0.8.0") is False else "warning"
         yield problem(
-            launch,
-            (_MICRO, _MINI, "trainer.n_gpus_per_node"),
+            _MICRO,
+            _MINI,
+            "trainer.n_gpus_per_node",
             changes=fitting(launch),
             micro=micro,
             mini=mini,
@@ -177,33 +183,31 @@ def _micro_keys(launch: Launch) -> Iterator[tuple[str, str, str]]:
 
 
 @rule("micro-batch-both", "verl", source=_VALIDATE, is_trainers=True)
-def _micro_both(launch: Launch) -> Iterator[LaunchFinding]:
+def _micro_both(launch: Launch) -> Iterator[Problem]:
     for old, new, _ in _micro_keys(launch):
         if is_set(launch, old) and is_set(launch, new):
-            yield problem(launch, (old, new), changes=(Change(old, None),), old=old, new=new)
+            yield problem(old, new, changes=(Change(old, None),), old=old, new=new)
 
 
 @rule("micro-batch-none", "verl", source=_VALIDATE, is_trainers=True)
-def _micro_none(launch: Launch) -> Iterator[LaunchFinding]:
+def _micro_none(launch: Launch) -> Iterator[Problem]:
     if not is_off(launch, f"{_ACTOR}.use_dynamic_bsz"):
         return
     for old, new, switch in _micro_keys(launch):
         if not (is_set(launch, old) or is_set(launch, new)) and is_off(launch, switch):
-            yield problem(launch, (), new=new)
+            yield problem(new=new)
 
 
-@rule("group-of-one", "verl", source="verl wheels: verl/trainer/ppo/core_algos.py, a group of one")
-def _group_of_one(launch: Launch) -> Iterator[LaunchFinding]:
+@rule("group-of-one", "verl", source="verl wheels: verl/trainer/ppo/core_algos.py, a group of one", severity="warning")
+def _group_of_one(launch: Launch) -> Iterator[Problem]:
     grouped = ("grpo", "grpo_passk", "rloo", "rloo_vectorized", "grpo_vectorized", "gdpo", "opo")
     estimator = value(launch, "algorithm.adv_estimator")
     if estimator in grouped and number(launch, "actor_rollout_ref.rollout.n", 1) == 1:
-        yield problem(
-            launch, ("actor_rollout_ref.rollout.n", "algorithm.adv_estimator"), severity="warning", estimator=estimator
-        )
+        yield problem("actor_rollout_ref.rollout.n", "algorithm.adv_estimator", estimator=estimator)
 
 
-@rule("group-of-one", "roll", source=_ROLL)
-def _roll_group(launch: Launch) -> Iterator[LaunchFinding]:
+@rule("group-of-one", "roll", source=_ROLL, severity="warning")
+def _roll_group(launch: Launch) -> Iterator[Problem]:
     key = "num_return_sequences_in_group"
     if (
         not is_agentic(launch)
@@ -211,11 +215,11 @@ def _roll_group(launch: Launch) -> Iterator[LaunchFinding]:
         and number(launch, key, 1) == 1
         and "actor_train.strategy_args.strategy_name" in launch.settings
     ):
-        yield problem(launch, (key, "adv_estimator"), severity="warning", estimator="grpo")
+        yield problem(key, "adv_estimator", estimator="grpo")
 
 
 @rule("roll-batch", "roll", source=_ROLL)
-def _roll_batch(launch: Launch) -> Iterator[LaunchFinding]:
+def _roll_batch(launch: Launch) -> Iterator[Problem]:
     base = "actor_train.training_args"
     device, steps = (
         whole(launch, f"{base}.per_device_train_batch_size"),
@@ -233,8 +237,9 @@ def _roll_batch(launch: Launch) -> Iterator[LaunchFinding]:
         fit = batch * n // (device * parts) if batch * n % (device * parts) == 0 else None
         changes = (Change(f"{base}.gradient_accumulation_steps", divisor_below(fit, steps)),) if fit else ()
         yield problem(
-            launch,
-            (f"{base}.gradient_accumulation_steps", f"{base}.per_device_train_batch_size", "rollout_batch_size"),
+            f"{base}.gradient_accumulation_steps",
+            f"{base}.per_device_train_batch_size",
+            "rollout_batch_size",
             changes=changes,
             device=device,
             steps=steps,
@@ -254,15 +259,16 @@ def _roll_parts(launch: Launch, cards: int) -> int | None:
 
 
 @rule("env-groups", "roll", source=_AGENTIC)
-def _env_groups(launch: Launch) -> Iterator[LaunchFinding]:
+def _env_groups(launch: Launch) -> Iterator[Problem]:
     for manager, batch_key in (("train_env_manager", "rollout_batch_size"), ("val_env_manager", "val_batch_size")):
         key = f"{manager}.num_env_groups"
         groups, size, batch = whole(launch, key), whole(launch, f"{manager}.group_size", 1), whole(launch, batch_key)
         if groups and size and batch and batch % (groups * size):
             changes = (Change(key, batch // size),) if batch % size == 0 and not _partition(launch, manager) else ()
             yield problem(
-                launch,
-                (key, f"{manager}.group_size", batch_key),
+                key,
+                f"{manager}.group_size",
+                batch_key,
                 changes=changes,
                 manager=manager,
                 groups=groups,
@@ -279,7 +285,7 @@ def _partition(launch: Launch, manager: str) -> list[int] | None:
 
 
 @rule("env-partition", "roll", source=_AGENTIC)
-def _env_partition(launch: Launch) -> Iterator[LaunchFinding]:
+def _env_partition(launch: Launch) -> Iterator[Problem]:
     for manager in ("train_env_manager", "val_env_manager"):
         parts, tags = _partition(launch, manager), value(launch, f"{manager}.tags")
         groups, key = whole(launch, f"{manager}.num_env_groups"), f"{manager}.num_groups_partition"
@@ -288,8 +294,9 @@ def _env_partition(launch: Launch) -> Iterator[LaunchFinding]:
         if sum(parts) != groups or len(parts) != len(tags):
             change = (Change(key, [groups]),) if len(tags) == 1 else ()
             yield problem(
-                launch,
-                (key, f"{manager}.num_env_groups", f"{manager}.tags"),
+                key,
+                f"{manager}.num_env_groups",
+                f"{manager}.tags",
                 changes=change,
                 manager=manager,
                 total=sum(parts),
@@ -300,17 +307,17 @@ def _env_partition(launch: Launch) -> Iterator[LaunchFinding]:
 
 
 @rule("env-tag", "roll", source=_AGENTIC)
-def _env_tags(launch: Launch) -> Iterator[LaunchFinding]:
+def _env_tags(launch: Launch) -> Iterator[Problem]:
     known = {key.split(".")[1] for key in launch.settings if key.startswith("custom_envs.")}
     for manager in ("train_env_manager", "val_env_manager") if known else ():
         tags = value(launch, f"{manager}.tags")
         for tag in tags if isinstance(tags, list) else ():
             if tag not in known:
-                yield problem(launch, (f"{manager}.tags",), tag=tag, known=tuple(sorted(known)))
+                yield problem(f"{manager}.tags", tag=tag, known=tuple(sorted(known)))
 
 
 @rule("domain-probabilities", "roll")
-def _domains(launch: Launch) -> Iterator[LaunchFinding]:
+def _domains(launch: Launch) -> Iterator[Problem]:
     prefix = "actor_train.data_args.domain_interleave_probs."
     shares = {s.key.removeprefix(prefix): number(launch, s.key) for s in matching(launch, prefix + "*")}
     if not shares or None in shares.values():
@@ -318,16 +325,14 @@ def _domains(launch: Launch) -> Iterator[LaunchFinding]:
     keys, total = tuple(prefix + name for name in shares), sum(filter(None, shares.values()))
     if abs(total - 1) > 1e-6:
         yield problem(
-            launch,
-            keys,
+            *keys,
             total=round(total, 6),
             source="ROLL Ascend samples (2026-04): probabilities of the domains add up to 1",
         )
     rewards = {match.group(1) for key in launch.settings if (match := re.match(r"rewards\.([^.]+)\.", key))}
     for name in sorted(set(shares) - rewards) if rewards else ():
         yield problem(
-            launch,
-            (prefix + name,),
+            prefix + name,
             rule="domain-reward",
             says="domain-reward",
             domain=name,
@@ -337,9 +342,9 @@ def _domains(launch: Launch) -> Iterator[LaunchFinding]:
 
 
 @rule("ulysses-padding", "verl", source=_VALIDATE)
-def _ulysses_padding(launch: Launch) -> Iterator[LaunchFinding]:
+def _ulysses_padding(launch: Launch) -> Iterator[Problem]:
     key, size = sequence_parallel(launch)
     padding = "actor_rollout_ref.model.use_remove_padding"
     if (size or 1) > 1 and value(launch, padding) is not None and not is_true(launch, padding):
         keys = (key, padding) if written(launch, padding) else (key,)
-        yield problem(launch, keys, changes=(Change(padding, True),))
+        yield problem(*keys, changes=(Change(padding, True),))

@@ -28,7 +28,8 @@ from npuenv.preflight.types import Change
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.preflight.types import Launch, LaunchFinding
+    from npuenv.preflight.rules.base import Problem
+    from npuenv.preflight.types import Launch
 
 _MOST_CARDS = 65536  # a range beyond this is a slip, and its list is not made
 _ROLL = "alibaba/ROLL roll/configs/worker_config.py: device_mapping is evaluated, then counted"
@@ -99,7 +100,7 @@ def _mappings(launch: Launch) -> dict[str, tuple[int, ...]]:
 
 
 @rule("device-mapping", "roll", source=_ROLL)
-def _device_mapping(launch: Launch) -> Iterator[LaunchFinding]:
+def _device_mapping(launch: Launch) -> Iterator[Problem]:
     for role in roles(launch):
         key = f"{role}.device_mapping"
         setting = written(launch, key)
@@ -107,17 +108,17 @@ def _device_mapping(launch: Launch) -> Iterator[LaunchFinding]:
             continue
         is_list = isinstance(setting.value, list) and all(type(card) is int for card in setting.value)
         changes = (Change(key, str(setting.value)),) if is_list and setting.value else ()
-        yield problem(launch, (key,), changes=changes, role=role, text=setting.text)
+        yield problem(key, changes=changes, role=role, text=setting.text)
 
 
 @rule("device-duplicate", "roll", source=_ROLL)
-def _device_duplicate(launch: Launch) -> Iterator[LaunchFinding]:
+def _device_duplicate(launch: Launch) -> Iterator[Problem]:
     for role, cards in _mappings(launch).items():
         twice = sorted({card for card in cards if cards.count(card) > 1})
         if twice:
             key = f"{role}.device_mapping"
             change = Change(key, _text(tuple(dict.fromkeys(cards))))
-            yield problem(launch, (key,), changes=(change,), role=role, cards=tuple(twice))
+            yield problem(key, changes=(change,), role=role, cards=tuple(twice))
 
 
 def _text(cards: tuple[int, ...]) -> str:
@@ -137,14 +138,13 @@ def _all_cards(launch: Launch) -> int | None:
 
 
 @rule("device-beyond", "roll", source=_ROLL)
-def _device_beyond(launch: Launch) -> Iterator[LaunchFinding]:
+def _device_beyond(launch: Launch) -> Iterator[Problem]:
     cards_there = _all_cards(launch)
     for role, cards in _mappings(launch).items():
         beyond = tuple(card for card in cards if card < 0 or (cards_there is not None and card >= cards_there))
         if beyond:
             yield problem(
-                launch,
-                (f"{role}.device_mapping",),
+                f"{role}.device_mapping",
                 role=role,
                 card=beyond[-1],
                 cards=cards_there if cards_there is not None else "-",
@@ -152,15 +152,15 @@ def _device_beyond(launch: Launch) -> Iterator[LaunchFinding]:
 
 
 @rule("device-overlap", "roll")
-def _device_overlap(launch: Launch) -> Iterator[LaunchFinding]:
+def _device_overlap(launch: Launch) -> Iterator[Problem]:
     """Cards that training and generation share: before 0.3.0 none may be, and later no part of both."""
     train, infer = set(cards_of(launch, "actor_train") or ()), set(cards_of(launch, "actor_infer") or ())
     shared = tuple(sorted(train & infer))
     if is_at_least(launch, "0.3.0") is not False:
         if shared and min(train | infer) >= 0 and not (train <= infer or infer <= train):
             yield problem(
-                launch,
-                ("actor_infer.device_mapping", "actor_train.device_mapping"),
+                "actor_infer.device_mapping",
+                "actor_train.device_mapping",
                 says="device-partly",
                 severity="warning",
                 cards=shared,
@@ -168,15 +168,15 @@ def _device_overlap(launch: Launch) -> Iterator[LaunchFinding]:
             )
     elif shared:
         yield problem(
-            launch,
-            ("actor_infer.device_mapping", "actor_train.device_mapping"),
+            "actor_infer.device_mapping",
+            "actor_train.device_mapping",
             cards=shared,
             source="ROLL Ascend samples (2026-04): training and inference on disjoint cards; alibaba/ROLL @5d1e3c3d",
         )
 
 
-@rule("device-gap", "roll", source=_ROLL)
-def _device_gap(launch: Launch) -> Iterator[LaunchFinding]:
+@rule("device-gap", "roll", source=_ROLL, severity="warning")
+def _device_gap(launch: Launch) -> Iterator[Problem]:
     mappings = _mappings(launch)
     if any(written(launch, f"{role}.device_mapping") for role in roles(launch) if role not in mappings):
         return  # the cards of one role are not known
@@ -184,11 +184,11 @@ def _device_gap(launch: Launch) -> Iterator[LaunchFinding]:
     idle = tuple(card for card in range(min(max(used, default=-1), 4096)) if card not in used)
     if idle:
         keys = tuple(f"{role}.device_mapping" for role in mappings)
-        yield problem(launch, keys, severity="warning", cards=idle)
+        yield problem(*keys, cards=idle)
 
 
 @rule("device-missing", "roll", source=_ROLL)
-def _device_missing(launch: Launch) -> Iterator[LaunchFinding]:
+def _device_missing(launch: Launch) -> Iterator[Problem]:
     for role in _ON_CARDS:
         key = f"{role}.strategy_args.strategy_name"
         if (
@@ -196,23 +196,22 @@ def _device_missing(launch: Launch) -> Iterator[LaunchFinding]:
             and value(launch, f"{role}.device_mapping") is None
             and written(launch, f"{role}.device_mapping") is None
         ):
-            yield problem(launch, (key,), role=role)
+            yield problem(key, role=role)
 
 
 @rule("cards-machine", "verl", source=_POOL)
-def _cards_machine(launch: Launch) -> Iterator[LaunchFinding]:
+def _cards_machine(launch: Launch) -> Iterator[Problem]:
     there = {"n_gpus_per_node": launch.machine.cards_per_node, "nnodes": launch.machine.nodes}
     pools = ("trainer", "rollout") if generates_apart(launch) else ("trainer",)
     for pool, (name, most) in itertools.product(pools, there.items()):
         key = f"{pool}.{name}"
         requested = whole(launch, key, 8 if name == "n_gpus_per_node" else 1)
         if requested and most and requested > most:
-            yield problem(launch, (key,), changes=(Change(key, most),), key=key, asked=requested, most=most)
+            yield problem(key, changes=(Change(key, most),), key=key, asked=requested, most=most)
     train, generate, most = verl_cards(launch), verl_rollout_cards(launch), cards_of_machine(launch.machine)
     if len(pools) > 1 and train and generate and most and max(train, generate) <= most < train + generate:
         yield problem(
-            launch,
-            [f"{pool}.{name}" for pool in pools for name in there],
+            *[f"{pool}.{name}" for pool in pools for name in there],
             says="cards-pools",
             train=train,
             generate=generate,
@@ -226,17 +225,17 @@ def _cards_machine(launch: Launch) -> Iterator[LaunchFinding]:
     "roll",
     source="alibaba/ROLL roll/distributed/scheduler/resource_manager.py: a bundle of cards for each node",
 )
-def _roll_cards_machine(launch: Launch) -> Iterator[LaunchFinding]:
+def _roll_cards_machine(launch: Launch) -> Iterator[Problem]:
     key, there = "num_gpus_per_node", launch.machine.cards_per_node
     requested = whole(launch, key)
     if any(_device_beyond(launch)):
         return  # the mappings are for a bigger machine, and that has been said
     if requested and there and requested > there:
-        yield problem(launch, (key,), changes=(Change(key, there),), key=key, asked=requested, most=there)
+        yield problem(key, changes=(Change(key, there),), key=key, asked=requested, most=there)
 
 
 @rule("world-size", "roll", source="ROLL Ascend samples (2026-04): WORLD_SIZE is the number of nodes")
-def _world_size(launch: Launch) -> Iterator[LaunchFinding]:
+def _world_size(launch: Launch) -> Iterator[Problem]:
     setting, used = launch.environ.get("WORLD_SIZE"), _mappings(launch)
     if setting is None or setting.is_open or not used or not str(setting.value).isdigit():
         return
@@ -245,8 +244,7 @@ def _world_size(launch: Launch) -> Iterator[LaunchFinding]:
     nodes = launch.machine.nodes or highest // per_node + 1
     if int(setting.value) > nodes and int(setting.value) % per_node == 0:
         yield problem(
-            launch,
-            ("WORLD_SIZE",),
+            "WORLD_SIZE",
             changes=(Change("WORLD_SIZE", str(nodes), is_variable=True),),
             asked=setting.value,
             nodes=nodes,
@@ -258,17 +256,17 @@ def _world_size(launch: Launch) -> Iterator[LaunchFinding]:
     "verl",
     source="verl wheels: the engines take their cards in groups of this size; validate_config lets it pass",
 )
-def _verl_parallel(launch: Launch) -> Iterator[LaunchFinding]:
+def _verl_parallel(launch: Launch) -> Iterator[Problem]:
     cards, key = verl_rollout_cards(launch), "actor_rollout_ref.rollout.tensor_model_parallel_size"
     size = whole(launch, key, 2)
     pool = "rollout" if generates_apart(launch) else "trainer"
     if cards and size and cards % size:
         change = Change(key, divisor_below(cards, size))
-        yield problem(launch, (key, f"{pool}.n_gpus_per_node"), changes=(change,), key=key, size=size, cards=cards)
+        yield problem(key, f"{pool}.n_gpus_per_node", changes=(change,), key=key, size=size, cards=cards)
 
 
 @rule("tensor-parallel", "roll", source=_ROLL)
-def _roll_parallel(launch: Launch) -> Iterator[LaunchFinding]:
+def _roll_parallel(launch: Launch) -> Iterator[Problem]:
     for role, cards in _mappings(launch).items():
         base = f"{role}.strategy_args.strategy_config"
         for names in (
@@ -279,13 +277,11 @@ def _roll_parallel(launch: Launch) -> Iterator[LaunchFinding]:
             size = (whole(launch, key, 1) or 1) * (whole(launch, f"{base}.{names[1]}", 1) or 1)
             if written(launch, key) is not None and len(cards) % size:
                 change = Change(key, divisor_below(len(cards), whole(launch, key, 1) or 1))
-                yield problem(
-                    launch, (key, f"{role}.device_mapping"), changes=(change,), key=key, size=size, cards=len(cards)
-                )
+                yield problem(key, f"{role}.device_mapping", changes=(change,), key=key, size=size, cards=len(cards))
 
 
 @rule("heads", source="vllm-project/vllm vllm/config: total number of attention heads must be divisible")
-def _heads(launch: Launch) -> Iterator[LaunchFinding]:
+def _heads(launch: Launch) -> Iterator[Problem]:
     """A group of cards shares out a layer's attention heads evenly, or the engine does not start."""
     model_key, role = (
         ("actor_rollout_ref.model.path", "actor_rollout_ref.rollout")
@@ -302,30 +298,21 @@ def _heads(launch: Launch) -> Iterator[LaunchFinding]:
     heads = find_model(name).heads
     if heads and heads % size:
         yield problem(
-            launch,
-            (key, model_key),
-            changes=(Change(key, divisor_below(heads, size)),),
-            size=size,
-            heads=heads,
-            model=name,
+            key, model_key, changes=(Change(key, divisor_below(heads, size)),), size=size, heads=heads, model=name
         )
 
 
 @rule("sequence-parallel", "verl", source="verl wheels: verl/workers/fsdp_workers.py, device mesh dp x sp")
-def _ulysses(launch: Launch) -> Iterator[LaunchFinding]:
+def _ulysses(launch: Launch) -> Iterator[Problem]:
     cards, (key, size) = verl_cards(launch), sequence_parallel(launch)
     if cards and size and size > 1 and cards % size:
         yield problem(
-            launch,
-            (key, "trainer.n_gpus_per_node"),
-            changes=(Change(key, divisor_below(cards, size)),),
-            size=size,
-            cards=cards,
+            key, "trainer.n_gpus_per_node", changes=(Change(key, divisor_below(cards, size)),), size=size, cards=cards
         )
 
 
 @rule("megatron-parallel", "verl")
-def _megatron_parallel(launch: Launch) -> Iterator[LaunchFinding]:
+def _megatron_parallel(launch: Launch) -> Iterator[Problem]:
     """tensor x pipeline x context of Megatron's training, which share the cards out."""
     cards, base = verl_cards(launch), "actor_rollout_ref.actor.megatron"
     if value(launch, "actor_rollout_ref.actor.strategy") != "megatron" or not cards:
@@ -336,19 +323,16 @@ def _megatron_parallel(launch: Launch) -> Iterator[LaunchFinding]:
         return  # one of them is not known
     if cards % size:
         yield problem(
-            launch,
-            keys,
-            size=size,
-            cards=cards,
-            source="verl wheels 0.7.1, 0.9.1: verl/utils/config.py, validate_config",
+            *keys, size=size, cards=cards, source="verl wheels 0.7.1, 0.9.1: verl/utils/config.py, validate_config"
         )
     experts = whole(launch, f"{base}.expert_model_parallel_size", 1) or 1
     inside = whole(launch, f"{base}.expert_tensor_parallel_size") or whole(launch, keys[0], 1) or 1
     pipeline = whole(launch, keys[1], 1) or 1
     if cards % size == 0 and cards % (experts * inside * pipeline):
         yield problem(
-            launch,
-            (f"{base}.expert_model_parallel_size", f"{base}.expert_tensor_parallel_size", *keys[:2]),
+            f"{base}.expert_model_parallel_size",
+            f"{base}.expert_tensor_parallel_size",
+            *keys[:2],
             says="megatron-experts",
             experts=experts,
             inside=inside,
@@ -361,16 +345,12 @@ def _megatron_parallel(launch: Launch) -> Iterator[LaunchFinding]:
 
 
 @rule("shard-size", source="verl wheels: verl/workers/fsdp_workers.py, create_device_mesh")
-def _shard_size(launch: Launch) -> Iterator[LaunchFinding]:
+def _shard_size(launch: Launch) -> Iterator[Problem]:
     for key, cards in _sharded(launch):
         size = whole(launch, key)  # -1, all cards, is no whole number of cards
         if cards and size and size < cards and cards % size:
             yield problem(
-                launch,
-                (key,),
-                changes=(Change(key, -1 if launch.framework == "verl" else cards),),
-                size=size,
-                cards=cards,
+                key, changes=(Change(key, -1 if launch.framework == "verl" else cards),), size=size, cards=cards
             )
 
 

@@ -18,7 +18,8 @@ from npuenv.preflight.types import Change
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.preflight.types import Launch, LaunchFinding
+    from npuenv.preflight.rules.base import Problem
+    from npuenv.preflight.types import Launch
 
 _FILES = ("data.train_files", "data.val_files")
 _PATHS = (
@@ -55,10 +56,10 @@ def _written_paths(launch: Launch) -> Iterator[tuple[str, str]]:
 
 
 @rule("path", source="looked at on this machine")
-def _missing(launch: Launch) -> Iterator[LaunchFinding]:
+def _missing(launch: Launch) -> Iterator[Problem]:
     for key, path in _written_paths(launch) if launch.machine.is_here else ():
         if not os.path.exists(os.path.expanduser(path)):
-            yield problem(launch, (key,), key=key, path=path)
+            yield problem(key, key=key, path=path)
 
 
 @rule(
@@ -66,14 +67,14 @@ def _missing(launch: Launch) -> Iterator[LaunchFinding]:
     "verl",
     source="verl wheels 0.5.0 to 0.9.1: verl/utils/dataset/rl_dataset.py; the reward reads them later",
 )
-def _columns(launch: Launch) -> Iterator[LaunchFinding]:
+def _columns(launch: Launch) -> Iterator[Problem]:
     for key, path in _written_paths(launch) if launch.machine.is_here else ():
         if key not in _FILES or not path.endswith(".parquet"):
             continue
         footer = _footer(Path(path).expanduser())
         missing = tuple(name for name in _COLUMNS if footer and name.encode() not in footer)
         if missing:
-            yield problem(launch, (key,), path=path, missing=missing)
+            yield problem(key, path=path, missing=missing)
 
 
 def _footer(path: Path) -> bytes:
@@ -95,7 +96,7 @@ def _footer(path: Path) -> bytes:
 
 
 @rule("reward-function", "verl", source="verl wheels 0.7.1, 0.9.1: reward managers pass data_source and extra_info")
-def _reward_function(launch: Launch) -> Iterator[LaunchFinding]:
+def _reward_function(launch: Launch) -> Iterator[Problem]:
     """A function of verl's own takes (solution, truth); reward managers call with data_source and extra_info."""
     for base in _REWARDS:
         key = f"{base}.path"
@@ -105,11 +106,11 @@ def _reward_function(launch: Launch) -> Iterator[LaunchFinding]:
                 Change(key, None),
                 *((Change(f"{base}.name", None),) if f"{base}.name" in launch.settings else ()),
             )
-            yield problem(launch, (key, f"{base}.name"), changes=changes, path=path)
+            yield problem(key, f"{base}.name", changes=changes, path=path)
 
 
 @rule("reward-signature", "verl", source="verl wheels 0.7.1, 0.9.1: reward managers pass data_source and extra_info")
-def _reward_signature(launch: Launch) -> Iterator[LaunchFinding]:
+def _reward_signature(launch: Launch) -> Iterator[Problem]:
     """The user's own function, read and never run."""
     for base in _REWARDS if launch.machine.is_here else ():
         path, name = value(launch, f"{base}.path"), value(launch, f"{base}.name", "compute_score") or "compute_score"
@@ -117,7 +118,7 @@ def _reward_signature(launch: Launch) -> Iterator[LaunchFinding]:
             continue
         lacks = _lacking(Path(path).expanduser(), str(name))
         if lacks:
-            yield problem(launch, (f"{base}.path", f"{base}.name"), name=name, missing=lacks)
+            yield problem(f"{base}.path", f"{base}.name", name=name, missing=lacks)
 
 
 def _lacking(path: Path, name: str) -> tuple[str, ...]:
@@ -155,22 +156,32 @@ def _lacking(path: Path, name: str) -> tuple[str, ...]:
     )
 
 
-@rule("code-reward", "roll", source="alibaba/ROLL roll/pipeline/rlvr/rlvr_config.py: use_local; ROLL samples, sample 3")
-def _roll_code(launch: Launch) -> Iterator[LaunchFinding]:
+@rule(
+    "code-reward",
+    "roll",
+    source="alibaba/ROLL roll/pipeline/rlvr/rlvr_config.py: use_local; ROLL samples, sample 3",
+    severity="warning",
+)
+def _roll_code(launch: Launch) -> Iterator[Problem]:
     """`use_local` is true unless it is written."""
     for setting in matching(launch, "rewards.*.worker_cls"):
         base = setting.key.removesuffix(".worker_cls")
         if "codesandbox" in str(setting.value).casefold() and is_true(launch, f"{base}.use_local", default=True):
             changes = (Change(f"{base}.use_local", False),) if value(launch, f"{base}.code_url") else ()
-            yield problem(launch, (f"{base}.use_local", setting.key), severity="warning", changes=changes, reward=base)
+            yield problem(f"{base}.use_local", setting.key, changes=changes, reward=base)
 
 
-@rule("code-reward", "verl", source="verl wheels: verl/utils/reward_score/prime_code runs answers in local processes")
-def _verl_code(launch: Launch) -> Iterator[LaunchFinding]:
+@rule(
+    "code-reward",
+    "verl",
+    source="verl wheels: verl/utils/reward_score/prime_code runs answers in local processes",
+    severity="warning",
+)
+def _verl_code(launch: Launch) -> Iterator[Problem]:
     for base, sandbox in (
         ("reward_model.reward_manager", "sandbox_fusion.url"),
         ("reward.reward_manager.name", "reward.sandbox_fusion.url"),
     ):
         is_local = not launch.is_open(sandbox) and not value(launch, sandbox)
         if value(launch, base) == "prime" and base in launch.settings and is_local:
-            yield problem(launch, (base,), severity="warning", reward=base)
+            yield problem(base, reward=base)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from npuenv.core.finding import Severity
     from npuenv.matrix.rows import Variable
-    from npuenv.preflight.types import Launch, LaunchFinding
+    from npuenv.preflight.rules.base import Problem
+    from npuenv.preflight.types import Launch
 
 _AIV_EXEC_TIMEOUT_S = 1091  # with AIV, larger values and 0 count as this on A2, A3 and 950
 _BYTES_ABOVE = 65536
@@ -33,17 +34,15 @@ def _text(launch: Launch, name: str) -> str:
 
 
 @rule("hccl-bytes", source="hicann/hccl docs/zh/user_guide/hccl_env/HCCL_BUFFSIZE.md: MB")
-def _buffer(launch: Launch) -> Iterator[LaunchFinding]:
+def _buffer(launch: Launch) -> Iterator[Problem]:
     name, text = "HCCL_BUFFSIZE", _text(launch, "HCCL_BUFFSIZE")
     if text.isdigit() and int(text) > _BYTES_ABOVE:
         megabytes = max(int(text) // 2**20, 1)
-        yield problem(
-            launch, (name,), changes=(Change(name, str(megabytes), is_variable=True),), value=text, fit=megabytes
-        )
+        yield problem(name, changes=(Change(name, str(megabytes), is_variable=True),), value=text, fit=megabytes)
 
 
-@rule("hccl-aiv", source="hicann/hccl docs/zh/user_guide/hccl_env/HCCL_EXEC_TIMEOUT.md")
-def _aiv_timeout(launch: Launch) -> Iterator[LaunchFinding]:
+@rule("hccl-aiv", source="hicann/hccl docs/zh/user_guide/hccl_env/HCCL_EXEC_TIMEOUT.md", severity="warning")
+def _aiv_timeout(launch: Launch) -> Iterator[Problem]:
     name, text = "HCCL_EXEC_TIMEOUT", _text(launch, "HCCL_EXEC_TIMEOUT")
     is_number = re.fullmatch(r"\d+(?:\.\d+)?", text) is not None
     if (
@@ -52,9 +51,8 @@ def _aiv_timeout(launch: Launch) -> Iterator[LaunchFinding]:
         and not 0 < float(text) <= _AIV_EXEC_TIMEOUT_S
     ):
         yield problem(
-            launch,
-            (name, "HCCL_OP_EXPANSION_MODE"),
-            severity="warning",
+            name,
+            "HCCL_OP_EXPANSION_MODE",
             value=text,
             most=_AIV_EXEC_TIMEOUT_S,
             changes=(Change(name, str(_AIV_EXEC_TIMEOUT_S), is_variable=True),),
@@ -62,7 +60,7 @@ def _aiv_timeout(launch: Launch) -> Iterator[LaunchFinding]:
 
 
 @rule("variable")
-def _range(launch: Launch) -> Iterator[LaunchFinding]:
+def _range(launch: Launch) -> Iterator[Problem]:
     rows = {row.name: row for row in load_matrix().variables} if launch.environ else {}
     for name in launch.environ:
         row, text = rows.get(name), _text(launch, name)
@@ -70,7 +68,7 @@ def _range(launch: Launch) -> Iterator[LaunchFinding]:
             continue
         takes = _misread(row, text)
         if takes:
-            yield problem(launch, (name,), name=name, value=text, takes=takes, source=row.source)
+            yield problem(name, name=name, value=text, takes=takes, source=row.source)
 
 
 def _misread(row: Variable, text: str) -> str:
@@ -91,8 +89,9 @@ def _misread(row: Variable, text: str) -> str:
 @rule(
     "expandable-segments",
     source="vllm-project/vllm-ascend camem allocator; alibaba/ROLL roll/platforms/npu.py @8eb27cc2",
+    severity="warning",
 )
-def _allocator(launch: Launch) -> Iterator[LaunchFinding]:
+def _allocator(launch: Launch) -> Iterator[Problem]:
     """Expandable segments and the memory pool of vllm-ascend do not go together; the variable belongs to training."""
     name = "PYTORCH_NPU_ALLOC_CONF"
     is_whole = name in launch.environ and "expandable_segments:true" in _text(launch, name).casefold().replace(" ", "")
@@ -104,16 +103,15 @@ def _allocator(launch: Launch) -> Iterator[LaunchFinding]:
         else value(launch, "actor_infer.strategy_args.strategy_name", "vllm")
     )
     if engine == "vllm":
-        yield problem(launch, (name,), severity="warning", changes=(Change(name, None, is_variable=True),))
+        yield problem(name, changes=(Change(name, None, is_variable=True),))
 
 
 @rule("task-queue")
-def _task_queue(launch: Launch) -> Iterator[LaunchFinding]:
+def _task_queue(launch: Launch) -> Iterator[Problem]:
     name = "TASK_QUEUE_ENABLE"
     if _text(launch, name) not in ("", "0", "1", "2"):
         yield problem(
-            launch,
-            (name,),
+            name,
             rule="variable",
             name=name,
             value=_text(launch, name),
@@ -123,16 +121,15 @@ def _task_queue(launch: Launch) -> Iterator[LaunchFinding]:
     elif _text(launch, name) == "2" and not (launch.framework == "roll" and is_at_least(launch, "0.3.0")):
         severity: Severity = "warning" if launch.framework == "roll" else "note"
         yield problem(
-            launch,
-            (name,),
+            name,
             severity=severity,
             changes=(Change(name, "1", is_variable=True),),
             source="alibaba/ROLL roll/platforms/npu.py @8eb27cc2: 1 for generating workers",
         )
 
 
-@rule("unread-variable")
-def _unread(launch: Launch) -> Iterator[LaunchFinding]:
+@rule("unread-variable", severity="warning")
+def _unread(launch: Launch) -> Iterator[Problem]:
     have = launch.machine.packages.get("vllm-ascend")
     for row in load_matrix().variables if have else ():
         if row.reader == "vllm-ascend" and row.name in launch.environ:
@@ -140,9 +137,7 @@ def _unread(launch: Launch) -> Iterator[LaunchFinding]:
             is_early = row.since and reaches(have, row.since) is False
             if is_late or is_early:
                 yield problem(
-                    launch,
-                    (row.name,),
-                    severity="warning",
+                    row.name,
                     changes=(Change(row.name, None, is_variable=True),),
                     name=row.name,
                     version=have,
@@ -151,7 +146,7 @@ def _unread(launch: Launch) -> Iterator[LaunchFinding]:
 
 
 @rule("visible-cards", source=_VISIBLE_SOURCE)
-def _visible(launch: Launch) -> Iterator[LaunchFinding]:
+def _visible(launch: Launch) -> Iterator[Problem]:
     """The cards that the launch may see: numbers of cards that are there, each once, and as many as it asks for."""
     text, there = _text(launch, _VISIBLE), launch.machine.cards_per_node
     if not text:
@@ -161,15 +156,15 @@ def _visible(launch: Launch) -> Iterator[LaunchFinding]:
     cards = tuple(map(int, items)) if is_list else ()
     if not is_list or len(set(cards)) < len(cards):
         changes = _spelled_out(text)
-        yield problem(launch, (_VISIBLE,), says="visible-list", changes=changes, value=text)
+        yield problem(_VISIBLE, says="visible-list", changes=changes, value=text)
         return
     beyond = tuple(card for card in cards if there is not None and card >= there)
     if beyond:
-        yield problem(launch, (_VISIBLE,), says="visible-beyond", cards=beyond, there=there)
+        yield problem(_VISIBLE, says="visible-beyond", cards=beyond, there=there)
         return
     key, requested = _requested_cards(launch)
     if requested > len(cards):
-        yield problem(launch, (_VISIBLE, key), count=len(cards), asked=requested)
+        yield problem(_VISIBLE, key, count=len(cards), asked=requested)
 
 
 def _spelled_out(text: str) -> tuple[Change, ...]:
@@ -198,10 +193,10 @@ def _requested_cards(launch: Launch) -> tuple[str, int]:
 
 
 @rule("variable-text", "roll", source="ray: runtime_env env_vars is a dict of str to str; others are a TypeError")
-def _not_text(launch: Launch) -> Iterator[LaunchFinding]:
+def _not_text(launch: Launch) -> Iterator[Problem]:
     """Variables of a ROLL YAML that are numbers or switches there: Ray's environment takes text alone."""
     inner = {key: each for key, each in launch.settings.items() if ".system_envs." in key}
     for key, setting in {**launch.environ, **inner}.items() if launch.source == "roll-yaml" else ():
         if not setting.is_open and isinstance(setting.value, (bool, int, float)):
             change = Change(key, setting.text.strip(), is_variable=key in launch.environ)
-            yield problem(launch, (key,), changes=(change,), name=key.rpartition(".")[2], value=setting.text.strip())
+            yield problem(key, changes=(change,), name=key.rpartition(".")[2], value=setting.text.strip())

@@ -8,15 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from npuenv.matrix import load_matrix
-from npuenv.matrix.keys import (
-    all_names,
-    configs_of,
-    fields_of,
-    is_recorded,
-    programs_of,
-    roll_names,
-    tables_beside,
-)
+from npuenv.matrix.keys import all_names, configs_of, fields_of, is_recorded, programs_of, roll_names, tables_beside
 from npuenv.preflight.calls import module_of
 from npuenv.preflight.releases import program_config
 from npuenv.preflight.rules.base import is_at_least, nearest, problem, rule
@@ -27,7 +19,8 @@ if TYPE_CHECKING:
 
     from npuenv.matrix.keys import KeyTable
     from npuenv.matrix.rows import MovedKey
-    from npuenv.preflight.types import Launch, LaunchFinding, Setting
+    from npuenv.preflight.rules.base import Problem
+    from npuenv.preflight.types import Launch, Setting
 
 _HYDRA = "hydra-core 1.3: a key that the configuration does not have is refused"
 TABLE = "npuenv/matrix/keys/verl.toml, from the wheels"
@@ -138,7 +131,7 @@ def _other_name(launch: Launch, key: str, names: frozenset[str]) -> str | None:
 
 
 @rule("key-moved", "verl", source=TABLE)
-def _key_moved(launch: Launch) -> Iterator[LaunchFinding]:
+def _key_moved(launch: Launch) -> Iterator[Problem]:
     for each in _unknown(launch):
         setting, is_gone = each.setting, _is_gone(launch, each.setting.key)
         renamed = _other_name(launch, setting.key, each.names)
@@ -153,8 +146,7 @@ def _key_moved(launch: Launch) -> Iterator[LaunchFinding]:
             Change(renamed, setting.value, renames=setting.key) if renamed and is_new else Change(setting.key, None)
         )
         yield problem(
-            launch,
-            (setting.key,),
+            setting.key,
             says="" if renamed else "key-gone",
             severity="error" if each.is_refused else "warning",
             changes=(change,),
@@ -174,16 +166,14 @@ def _is_between(launch: Launch, each: _UnknownKey) -> bool:
     return len(each.lacking) < len(_tables(launch))
 
 
-@rule("key-unknown", "verl", source=TABLE)
-def _key_between(launch: Launch) -> Iterator[LaunchFinding]:
+@rule("key-unknown", "verl", source=TABLE, severity="warning")
+def _key_between(launch: Launch) -> Iterator[Problem]:
     """A key that only one of the two releases has between which the launch's lies."""
     for each in _unknown(launch):
         if _is_between(launch, each) and not launch.is_added(each.setting.key):
             yield problem(
-                launch,
-                (each.setting.key,),
+                each.setting.key,
                 says="key-between",
-                severity="warning",
                 key=each.setting.key,
                 lacks=each.lacking[0],
                 has=next(table.release for table in _tables(launch) if table.release not in each.lacking),
@@ -192,7 +182,7 @@ def _key_between(launch: Launch) -> Iterator[LaunchFinding]:
 
 
 @rule("key-unknown", "verl", source=_HYDRA)
-def _key_unknown(launch: Launch) -> Iterator[LaunchFinding]:
+def _key_unknown(launch: Launch) -> Iterator[Problem]:
     for each in _unknown(launch):
         setting, names = each.setting, each.names
         if _is_between(launch, each) or _is_gone(launch, setting.key) or _other_name(launch, setting.key, names):
@@ -208,8 +198,7 @@ def _key_unknown(launch: Launch) -> Iterator[LaunchFinding]:
         is_meant = near is not None and not is_taken and is_slip(setting.key, near)
         changes = (Change(near, setting.value, renames=setting.key),) if near and is_meant else ()
         yield problem(
-            launch,
-            (setting.key,),
+            setting.key,
             says=_says(near, is_taken, is_added),
             changes=changes,
             key=setting.key,
@@ -243,13 +232,12 @@ def _is_read(launch: Launch, key: str) -> bool:
     return any(f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.") for name in named)
 
 
-def _key_own(launch: Launch, setting: Setting) -> Iterator[LaunchFinding]:
+def _key_own(launch: Launch, setting: Setting) -> Iterator[Problem]:
     """Says aloud that a key which was forced in may do nothing: code of the user's own may read it, verl's does not."""
     is_verls = any(row.adds(setting.key) for row in load_matrix().launch_keys)
     if not is_verls and not _is_read(launch, setting.key) and not launch.missing_files:
         yield problem(
-            launch,
-            (setting.key,),
+            setting.key,
             rule="key-unknown",
             says="key-own",
             severity="note",
@@ -276,7 +264,7 @@ def is_slip(key: str, near: str, cutoff: float = 0.7) -> bool:
 
 
 @rule("key-exists", "verl", source="hydra-core 1.3: Could not append to config")
-def _key_exists(launch: Launch) -> Iterator[LaunchFinding]:
+def _key_exists(launch: Launch) -> Iterator[Problem]:
     tables = () if has_own_keys(launch) else _tables(launch)
     is_sure = len(tables) == 2 or _has_own_table(launch)
     for setting in launch.settings.values() if tables else ():
@@ -287,8 +275,7 @@ def _key_exists(launch: Launch) -> Iterator[LaunchFinding]:
             and not isinstance(setting.value, (dict, list))
         ):
             yield problem(
-                launch,
-                (setting.key,),
+                setting.key,
                 severity="error" if is_sure else "warning",
                 changes=(Change(setting.key, setting.value, renames=setting.key),),
                 key=setting.key,
@@ -297,23 +284,23 @@ def _key_exists(launch: Launch) -> Iterator[LaunchFinding]:
 
 
 @rule("noise-injection", "verl", source="verl wheels 0.4.1 to 0.9.1: no reader of trainer.noise_injection")
-def _noise(launch: Launch) -> Iterator[LaunchFinding]:
+def _noise(launch: Launch) -> Iterator[Problem]:
     keys = tuple(key for key in launch.settings if key.startswith(_NOISE))
     if keys:
         says = "noise-ignored" if all(map(launch.is_added, keys)) else "noise-refused"
-        yield problem(launch, keys, says=says, changes=tuple(Change(key, None) for key in keys))
+        yield problem(*keys, says=says, changes=tuple(Change(key, None) for key in keys))
 
 
 @rule("key-mandatory", "verl", source=TABLE)
-def _mandatory(launch: Launch) -> Iterator[LaunchFinding]:
+def _mandatory(launch: Launch) -> Iterator[Problem]:
     key = "actor_rollout_ref.rollout.name"
     is_unset = key not in launch.settings and not launch.is_open(key)
     if is_unset and any(table.defaults.get(key) == "???" for table in _tables(launch)[:1]):
-        yield problem(launch, (), changes=(Change(key, "vllm"),), key=key, release=launch.release)
+        yield problem(changes=(Change(key, "vllm"),), key=key, release=launch.release)
 
 
 @rule("key-dropped", "roll", source=_DROPPED)
-def _roll_dropped(launch: Launch) -> Iterator[LaunchFinding]:
+def _roll_dropped(launch: Launch) -> Iterator[Problem]:
     used = {name for s in launch.settings.values() for name in re.findall(r"\$\{([\w]+)", s.text)}
     for key, setting in launch.settings.items():
         part, name, where = part_of(key)
@@ -322,9 +309,9 @@ def _roll_dropped(launch: Launch) -> Iterator[LaunchFinding]:
         near = _ROLL_NAMES.get(name) if part == "model_args" else nearest(name, fields_of(part), 0.86)
         if near and f"{where}{near}" not in launch.settings:
             change = Change(f"{where}{near}", setting.value, renames=key)
-            yield problem(launch, (key,), severity="warning", changes=(change,), key=key, near=f"{where}{near}")
+            yield problem(key, severity="warning", changes=(change,), key=key, near=f"{where}{near}")
         elif part in ("model_args", "data_args", "worker"):
-            yield problem(launch, (key,), says="key-dropped-only", severity="note", key=key)
+            yield problem(key, says="key-dropped-only", severity="note", key=key)
 
 
 def part_of(key: str) -> tuple[str, str, str]:
@@ -357,7 +344,7 @@ def _config_near(file: str) -> str | None:
 
 
 @rule("defaults-missing")
-def _defaults_missing(launch: Launch) -> Iterator[LaunchFinding]:
+def _defaults_missing(launch: Launch) -> Iterator[Problem]:
     """`${deepspeed_zero3}` of a fragment whose `defaults:` are not there."""
     for file in launch.missing_files:
         near = _config_near(file) if launch.framework == "verl" else None
@@ -367,8 +354,6 @@ def _defaults_missing(launch: Launch) -> Iterator[LaunchFinding]:
         own = _ROLLS_OWN.search(file) if launch.framework == "roll" else None
         is_there = own is not None and not (own.group(1).startswith("deepspeed") and is_at_least(launch, "0.3.0"))
         yield problem(
-            launch,
-            (),
             says="config-near" if near else "",
             severity="note" if is_there else "error",
             file=file,
@@ -380,8 +365,7 @@ def _defaults_missing(launch: Launch) -> Iterator[LaunchFinding]:
         name = re.fullmatch(r"\$\{([A-Za-z_]\w*)(?:\.[\w.]+)?\}", setting.text.strip().strip("'\""))
         if setting.is_open and not setting.is_shells and name and name.group(1) not in tops:
             yield problem(
-                launch,
-                (key,),
+                key,
                 says="interpolation-missing",
                 key=key,
                 name=name.group(1),
@@ -390,16 +374,16 @@ def _defaults_missing(launch: Launch) -> Iterator[LaunchFinding]:
 
 
 @rule("program", "verl", source=f"{TABLE}: modules with hydra.main")
-def _program(launch: Launch) -> Iterator[LaunchFinding]:
+def _program(launch: Launch) -> Iterator[Problem]:
     """A module that no release has, and that is nearly one of this release's."""
     module = module_of(launch.program)
     near = nearest(module, programs_of("verl", launch.release), 0.9)
     if launch.program and module not in programs_of("verl") and near and is_slip(module, near, 0.85):
-        yield problem(launch, (), program=module, near=near, release=launch.release or "")
+        yield problem(program=module, near=near, release=launch.release or "")
 
 
 @rule("choice", "verl", source=f"{TABLE}: configuration groups")
-def _group(launch: Launch) -> Iterator[LaunchFinding]:
+def _group(launch: Launch) -> Iterator[Problem]:
     """A choice that its configuration group does not have; files of the user's own may bring more of them."""
     if has_own_keys(launch) or launch.from_files or launch.is_partial or launch.release is None:
         return
@@ -413,8 +397,7 @@ def _group(launch: Launch) -> Iterator[LaunchFinding]:
         if is_choice and setting.value not in known:
             near = nearest(setting.value, known)
             yield problem(
-                launch,
-                (key,),
+                key,
                 severity="error" if is_sure else "warning",
                 changes=(Change(key, near),) if near else (),
                 key=key,

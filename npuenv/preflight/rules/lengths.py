@@ -10,7 +10,8 @@ from npuenv.preflight.types import Change
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.preflight.types import Launch, LaunchFinding
+    from npuenv.preflight.rules.base import Problem
+    from npuenv.preflight.types import Launch
 
 _ROLLOUT, _ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 _VERL_PARTS: tuple[str, ...] = ("data.max_prompt_length", "data.max_response_length")
@@ -31,7 +32,7 @@ def roll_length(launch: Launch) -> int | None:
 
 
 @rule("length")
-def _model_length(launch: Launch) -> Iterator[LaunchFinding]:
+def _model_length(launch: Launch) -> Iterator[Problem]:
     """The longest sequence against what the engine takes."""
     if launch.framework == "verl":
         key, total, parts = f"{_ROLLOUT}.max_model_len", verl_length(launch), _VERL_PARTS
@@ -42,7 +43,7 @@ def _model_length(launch: Launch) -> Iterator[LaunchFinding]:
     most = whole(launch, key)
     if total and most and total > most:
         changes = (Change(key, total),)
-        yield problem(launch, (key, *parts), changes=changes, source=source, key=key, total=total, most=most)
+        yield problem(key, *parts, changes=changes, source=source, key=key, total=total, most=most)
 
 
 @rule(
@@ -50,25 +51,23 @@ def _model_length(launch: Launch) -> Iterator[LaunchFinding]:
     "verl",
     source="vllm-project/vllm vllm/config: without chunked prefill a batch holds a whole sequence",
 )
-def _batched_tokens(launch: Launch) -> Iterator[LaunchFinding]:
+def _batched_tokens(launch: Launch) -> Iterator[Problem]:
     if value(launch, f"{_ROLLOUT}.name", "vllm") != "vllm" or is_at_least(launch, "0.9.1"):
         return  # 0.9.1 raises the limit by itself
     key = f"{_ROLLOUT}.max_num_batched_tokens"
     total, most = whole(launch, f"{_ROLLOUT}.max_model_len") or verl_length(launch), whole(launch, key, 8192)
     if total and most and most < total and is_off(launch, f"{_ROLLOUT}.enable_chunked_prefill", default=True):
-        yield problem(
-            launch, (f"{_ROLLOUT}.enable_chunked_prefill", key), changes=(Change(key, total),), most=most, total=total
-        )
+        yield problem(f"{_ROLLOUT}.enable_chunked_prefill", key, changes=(Change(key, total),), most=most, total=total)
 
 
 @rule("dynamic-tokens", "verl", source="verl wheels: verl/utils/seqlen_balancing.py, max_token_len >= max_seq_len")
-def _dynamic_tokens(launch: Launch) -> Iterator[LaunchFinding]:
+def _dynamic_tokens(launch: Launch) -> Iterator[Problem]:
     key, total = f"{_ACTOR}.ppo_max_token_len_per_gpu", verl_length(launch)
     most, parts = whole(launch, key, 16384), sequence_parallel(launch)[1]
     if total and most and parts and is_true(launch, f"{_ACTOR}.use_dynamic_bsz") and most * parts < total:
         yield problem(
-            launch,
-            (key, f"{_ACTOR}.use_dynamic_bsz"),
+            key,
+            f"{_ACTOR}.use_dynamic_bsz",
             changes=(Change(key, -(-total // parts)),),
             key=key,
             most=most * parts,
@@ -77,8 +76,8 @@ def _dynamic_tokens(launch: Launch) -> Iterator[LaunchFinding]:
 
 
 @rule("new-tokens", "roll", source="alibaba/ROLL roll/configs/base_config.py: a sequence holds prompt and answer")
-def _new_tokens(launch: Launch) -> Iterator[LaunchFinding]:
+def _new_tokens(launch: Launch) -> Iterator[Problem]:
     key = "actor_infer.generating_args.max_new_tokens"
     new, total = whole(launch, key), whole(launch, "sequence_length")
     if new and total and new >= total:
-        yield problem(launch, (key, "sequence_length"), new=new, total=total)
+        yield problem(key, "sequence_length", new=new, total=total)

@@ -7,26 +7,221 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from npuenv.core.errors import BadInput
 from npuenv.core.finding import Location
 from npuenv.preflight.memory import estimate, find_model
-from npuenv.preflight.memory.advice import fit
-from npuenv.preflight.memory.feasibility import judge
-from npuenv.preflight.memory.types import Cards, Job, Placement
-from npuenv.preflight.rules.base import generates_apart, is_true, number, problem, rule, value, verl_cards, whole
+from npuenv.preflight.memory.feasibility import fit, judge
+from npuenv.preflight.memory.types import HCCL_BUFFER_MIB, Cards, Job, Placement, Sizes
+from npuenv.preflight.rules.base import (
+    as_number,
+    generates_apart,
+    is_agentic,
+    is_off,
+    is_true,
+    number,
+    problem,
+    rule,
+    sequence_parallel,
+    value,
+    verl_cards,
+    whole,
+)
 from npuenv.preflight.rules.cards import cards_of
-from npuenv.preflight.rules.jobs import ROLL_ENGINES, ROLL_OFFLOAD, ROLL_SHARDS, roll_job, roll_lengths, verl_job
 from npuenv.preflight.types import Change, Setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.preflight.memory.types import Model
-    from npuenv.preflight.types import Launch, LaunchFinding
+    from npuenv.preflight.memory.types import Engine, Model
+    from npuenv.preflight.rules.base import Problem
+    from npuenv.preflight.types import Launch
 
-_ACTOR, _ROLLOUT, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+
+_MODEL, _ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "rollout", "ref"))
+_CHUNKS = "entropy_from_logits_with_chunking"
+_BUDGET = 16384  # tokens of a dynamic batch where nothing is said
+_MOST_BUFFER_MIB = 65536  # above it a number is taken for bytes
+_ROLL_CONFIG = "actor_train.strategy_args.strategy_config"
+ROLL_SHARDS, ROLL_OFFLOAD = f"{_ROLL_CONFIG}.fsdp_size", f"{_ROLL_CONFIG}.offload_policy"
+ROLL_ENGINES: dict[str, Engine] = {"deepspeed_train": "deepspeed-zero3", "fsdp2_train": "fsdp2"}
+ROLL_STRATEGIES = {engine: name for name, engine in ROLL_ENGINES.items()}
+
+
+def verl_job(launch: Launch, model: Model, cards: Cards) -> Job:
+    """The job of verl's own trainer. Numbers that cannot be stay: whoever checks sizes refuses them."""
+    return Job(
+        framework="verl",
+        release=launch.release or "",
+        model=model,
+        cards=cards,
+        sizes=_verl_sizes(launch),
+        # A name that is none is refused elsewhere.
+        engine=cast("Engine", value(launch, f"{_ACTOR}.strategy", "fsdp")),
+        gpu_memory_utilization=float(number(launch, f"{_ROLLOUT}.gpu_memory_utilization", 0.5) or 0),
+        tensor_parallel=_count(launch, f"{_ROLLOUT}.tensor_model_parallel_size", 2),
+        offloads_parameters=is_true(launch, f"{_ACTOR}.fsdp_config.param_offload"),
+        offloads_optimizer=is_true(launch, f"{_ACTOR}.fsdp_config.optimizer_offload"),
+        offloads_reference=is_true(launch, f"{_REF}.fsdp_config.param_offload"),
+        has_reference=is_true(launch, f"{_ACTOR}.use_kl_loss") or is_true(launch, "algorithm.use_kl_in_reward"),
+        has_critic=value(launch, "algorithm.adv_estimator", "gae") == "gae",
+        checkpoints_gradients=is_true(launch, f"{_MODEL}.enable_gradient_checkpointing", default=True),
+        removes_padding=is_true(launch, f"{_MODEL}.use_remove_padding"),
+        lora_rank=whole(launch, f"{_MODEL}.lora_rank", 0) or 0,
+        sequence_parallel=_cut_over(launch),
+        shard_cards=whole(launch, f"{_ACTOR}.fsdp_config.fsdp_size"),  # -1, all cards, is no whole number of cards
+        engine_sleeps=is_true(launch, f"{_ROLLOUT}.free_cache_engine", default=True),
+        has_entropy_loss=bool(number(launch, f"{_ACTOR}.entropy_coeff", 0)),
+        # The key of older releases stands one level higher.
+        chunks_entropy=is_true(launch, f"{_ACTOR}.{_CHUNKS}") or is_true(launch, f"{_ACTOR}.fsdp_config.{_CHUNKS}"),
+        hccl_buffer_mib=_buffer_mib(launch),
+    )
+
+
+def _verl_sizes(launch: Launch) -> Sizes:
+    """What a step holds. The log-probabilities follow the update's dynamic batch where nothing else is said.
+
+    Source: verl wheels 0.5.0 to 0.9.1, verl/trainer/config/rollout/rollout.yaml and ref/ref.yaml.
+    """
+    prompt, response = (_count(launch, f"data.max_{part}_length", 512) for part in ("prompt", "response"))
+    is_dynamic = is_true(launch, f"{_ACTOR}.use_dynamic_bsz")
+    micro = _count(launch, f"{_ACTOR}.ppo_micro_batch_size_per_gpu", 1)  # a dynamic batch needs none
+    longest = -(-(prompt + response) // max(1, _cut_over(launch)))
+    (scoring, scoring_tokens), (reference, reference_tokens) = (
+        _scoring(launch, role, micro, longest) for role in (_ROLLOUT, _REF)
+    )
+    return Sizes(
+        prompt_length=prompt,
+        response_length=response,
+        prompts=_count(launch, "data.train_batch_size", 1024),
+        rollouts=_count(launch, f"{_ROLLOUT}.n", 1),
+        mini_batch=_count(launch, f"{_ACTOR}.ppo_mini_batch_size", 256),
+        micro_batch=micro,
+        log_prob_micro_batch=scoring,
+        max_model_len=whole(launch, f"{_ROLLOUT}.max_model_len"),
+        micro_tokens=whole(launch, f"{_ACTOR}.ppo_max_token_len_per_gpu", _BUDGET) if is_dynamic else None,
+        log_prob_tokens=scoring_tokens,
+        reference_micro_batch=reference,
+        reference_tokens=reference_tokens,
+        batched_tokens=_batched(launch, prompt + response),
+    )
+
+
+def _count(launch: Launch, key: str, default: int) -> int:
+    """The whole number in force, also one that cannot be, like 0; `default` where there is none."""
+    found = number(launch, key, default)
+    return int(found) if found is not None and found == int(found) else default
+
+
+def _cut_over(launch: Launch) -> int:
+    """The cards that share the tokens of one sequence."""
+    key, _ = sequence_parallel(launch)
+    return _count(launch, key, 1)
+
+
+def _scoring(launch: Launch, role: str, micro: int, longest: int) -> tuple[int, int | None]:
+    """Sequences of a role's log-probabilities on a card, and its tokens where the update or they are dynamic."""
+    batch = _count(launch, f"{role}.log_prob_micro_batch_size_per_gpu", micro)
+    if is_true(launch, f"{role}.log_prob_use_dynamic_bsz"):
+        return batch, whole(launch, f"{role}.log_prob_max_token_len_per_gpu", _BUDGET)
+    # Whole sequences beside a dynamic update.
+    return batch, batch * longest if is_true(launch, f"{_ACTOR}.use_dynamic_bsz") else None
+
+
+def _batched(launch: Launch, longest: int) -> int | None:
+    """Tokens that the engine reads at once, where that is written; without chunks a whole sequence at least."""
+    key = f"{_ROLLOUT}.max_num_batched_tokens"
+    found = whole(launch, key) if key in launch.settings else None
+    is_whole = found is not None and is_off(launch, f"{_ROLLOUT}.enable_chunked_prefill", default=True)
+    return max(found, longest) if found is not None and is_whole else found
+
+
+def _buffer_mib(launch: Launch) -> int:
+    """HCCL_BUFFSIZE where the script says it. Bytes by mistake are another rule's matter."""
+    text = launch.environ["HCCL_BUFFSIZE"].value if "HCCL_BUFFSIZE" in launch.environ else None
+    found = as_number(text)
+    return int(found) if found is not None and 1 <= found <= _MOST_BUFFER_MIB else HCCL_BUFFER_MIB
+
+
+def roll_job(launch: Launch, model: Model, cards: Cards, *, num_train: int) -> Job:
+    """The job of a ROLL pipeline whose training role has so many cards."""
+    train, infer = _ROLL_CONFIG, "actor_infer.strategy_args.strategy_config"
+    engine = ROLL_ENGINES[str(value(launch, "actor_train.strategy_args.strategy_name"))]
+    offloads = (
+        is_true(launch, ROLL_OFFLOAD)
+        or "offload" in str(value(launch, f"{train}.zero_optimization", ""))
+        or "cpuoffload" in str(value(launch, train, ""))
+    )
+    return Job(
+        framework="roll",
+        release=launch.release or "",
+        model=model,
+        cards=cards,
+        sizes=_roll_sizes(launch, num_train),
+        engine=engine,
+        gpu_memory_utilization=float(number(launch, f"{infer}.gpu_memory_utilization") or 0),
+        tensor_parallel=whole(launch, f"{infer}.tensor_parallel_size", 1) or 1,
+        offloads_parameters=offloads,
+        offloads_optimizer=offloads,
+        offloads_reference=is_true(launch, "reference.strategy_args.strategy_config.offload_policy"),
+        has_reference=bool(value(launch, "reference.device_mapping")),
+        checkpoints_gradients=not is_true(launch, "actor_train.model_args.disable_gradient_checkpointing"),
+        lora_rank=whole(launch, "actor_train.model_args.lora_rank", 0) or 0,
+        shard_cards=_roll_shards(launch, num_train) if engine == "fsdp2" else None,
+        replicates_reference=value(launch, "reference.strategy_args.strategy_name") == "hf_infer",
+    )
+
+
+def roll_lengths(launch: Launch) -> tuple[int, int] | None:
+    """Tokens of the longest prompt and answer. A trajectory is one sequence of several turns: what is not the last
+    answer counts as its prompt. None where a length is not known."""
+    if is_agentic(launch):
+        sequence, response = (
+            whole(launch, "sequence_length"),
+            whole(launch, "actor_infer.generating_args.max_new_tokens"),
+        )
+        return (sequence - response, response) if sequence and response else None
+    prompt, response = whole(launch, "prompt_length", 1024), whole(launch, "response_length")
+    return (prompt, response) if prompt and response else None
+
+
+def _roll_sizes(launch: Launch, num_train: int) -> Sizes:
+    prompt, response = roll_lengths(launch) or (1024, 1)
+    groups, rollouts = (
+        ("train_env_manager.num_env_groups", "train_env_manager.group_size")
+        if is_agentic(launch)
+        else ("rollout_batch_size", "num_return_sequences_in_group")
+    )
+    prompts, rollout = whole(launch, groups, 128) or 128, whole(launch, rollouts, 1) or 1
+    micro = whole(launch, "actor_train.training_args.per_device_train_batch_size", 1) or 1
+    steps = whole(launch, "actor_train.training_args.gradient_accumulation_steps")
+    return Sizes(
+        prompt_length=prompt,
+        response_length=response,
+        prompts=prompts,
+        rollouts=rollout,
+        mini_batch=max(1, micro * steps * num_train // rollout) if steps else prompts,
+        micro_batch=micro,
+        log_prob_micro_batch=whole(launch, "actor_train.infer_batch_size", 1) or 1,
+        max_model_len=whole(launch, "actor_infer.strategy_args.strategy_config.max_model_len"),
+        reference_micro_batch=whole(launch, "reference.infer_batch_size"),
+    )
+
+
+def _roll_shards(launch: Launch, cards: int) -> int:
+    """The cards that share one copy of the trained state: 1 where nothing is said.
+
+    Source: alibaba/ROLL @3024714d roll/distributed/strategy/fsdp2_strategy.py: strategy_config.get("fsdp_size", 1), and
+    a size of its own where a sequence is cut.
+    """
+    size = number(launch, ROLL_SHARDS, 1) or 1
+    parts = whole(launch, "actor_train.model_args.ulysses_size", 1) or 1
+    if parts > 1 and not 1 < size < cards:
+        return max(cards // parts, 1)
+    return int(size) if 0 < size < cards else cards
+
+
 # Keys whose values decide about memory.
 _WEIGHS = re.compile(
     r"offload|batch_size|bsz|length|max_(?:model|token)_len|parallel_size|lora_rank|gradient_checkpointing|fsdp_size"
@@ -90,7 +285,7 @@ def _cards(launch: Launch, per_node: int, nodes: int) -> Cards:
 
 
 @rule("memory", source="npuenv.preflight.memory: an estimate")
-def _memory(launch: Launch) -> Iterator[LaunchFinding]:
+def _memory(launch: Launch) -> Iterator[Problem]:
     found = job_of(launch)
     if found is None:
         return
@@ -114,11 +309,7 @@ def _memory(launch: Launch) -> Iterator[LaunchFinding]:
             "actor_train.training_args.per_device_train_batch_size",
         )
         yield problem(
-            launch,
-            keys,
-            changes=_relief(launch, job, placement),
-            reason=outcome.says[0],
-            advice=outcome.advice or "-",
+            *keys, changes=_relief(launch, job, placement), reason=outcome.says[0], advice=outcome.advice or "-"
         )
 
 
@@ -177,27 +368,18 @@ def _values(launch: Launch, job: Job, cards: int) -> dict[str, Any]:
     }
 
 
-@rule("memory-unjudged")
-def _memory_unjudged(launch: Launch) -> Iterator[LaunchFinding]:
+@rule("memory-unjudged", severity="note")
+def _memory_unjudged(launch: Launch) -> Iterator[Problem]:
     """Says aloud that nothing was estimated, where the cards are all that is missing."""
     machine = launch.machine
     if machine.memory_gib is not None and machine.hardware is not None:
         key = "actor_rollout_ref.actor.strategy"
         if launch.framework == "verl" and launch.release and value(launch, key) == "megatron":
-            yield problem(
-                launch,
-                (key,),
-                severity="note",
-                says="memory-megatron",
-                source="npuenv.preflight.memory: FSDP and DeepSpeed",
-            )
+            yield problem(key, says="memory-megatron", source="npuenv.preflight.memory: FSDP and DeepSpeed")
         return
     known = replace(machine, memory_gib=machine.memory_gib or 64.0, hardware=machine.hardware or "a2")
     if job_of(replace(launch, machine=known)) is not None:
         yield problem(
-            launch,
-            (),
-            severity="note",
             options=tuple(
                 option
                 for option, is_said in (

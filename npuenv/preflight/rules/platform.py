@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npuenv.core.finding import Severity
-    from npuenv.preflight.types import Launch, LaunchFinding
+    from npuenv.preflight.rules.base import Problem
+    from npuenv.preflight.types import Launch
 
 _UNSUPPORTED = "npuenv/matrix/unsupported.toml"
 _SAMPLES = "ROLL Ascend samples (2026-04)"
@@ -24,23 +25,20 @@ _OF_BOTH_ENGINES = frozenset(("gpu_memory_utilization", "load_format", "dtype", 
 
 
 @rule("device", "verl")
-def _device(launch: Launch) -> Iterator[LaunchFinding]:
+def _device(launch: Launch) -> Iterator[Problem]:
     key = "trainer.device"
     setting = written(launch, key)
     if is_at_least(launch, "0.7.0"):
         return  # verl sets it to the device that it finds
     if setting is not None and setting.value in ("cuda", "gpu"):
         yield problem(
-            launch,
-            (key,),
+            key,
             severity="error" if launch.release else "warning",
             changes=(Change(key, "npu"),),
             source="verl wheels 0.5.0 to 0.7.0: verl/utils/device.py, auto_set_device",
         )
     elif setting is None and not launch.is_open(key) and is_at_least(launch, "0.7.0") is False:
         yield problem(
-            launch,
-            (),
             says="device-unset",
             changes=(Change(key, "npu"),),
             release=launch.release,
@@ -49,7 +47,7 @@ def _device(launch: Launch) -> Iterator[LaunchFinding]:
 
 
 @rule("visibility", source="ray/_private/accelerators/npu.py: ASCEND_RT_VISIBLE_DEVICES")
-def _visibility(launch: Launch) -> Iterator[LaunchFinding]:
+def _visibility(launch: Launch) -> Iterator[Problem]:
     setting = launch.environ.get("CUDA_VISIBLE_DEVICES")
     if setting is not None:
         new = "ASCEND_RT_VISIBLE_DEVICES"
@@ -62,8 +60,7 @@ def _visibility(launch: Launch) -> Iterator[LaunchFinding]:
         requested = whole(launch, "trainer.n_gpus_per_node", 8) or 0
         is_whole = str(setting.value) == ",".join(map(str, range(requested)))
         yield problem(
-            launch,
-            ("CUDA_VISIBLE_DEVICES",),
+            "CUDA_VISIBLE_DEVICES",
             severity="warning" if is_whole else "error",
             changes=changes,
             name="CUDA_VISIBLE_DEVICES",
@@ -71,8 +68,8 @@ def _visibility(launch: Launch) -> Iterator[LaunchFinding]:
         )
 
 
-@rule("nccl")
-def _nccl(launch: Launch) -> Iterator[LaunchFinding]:
+@rule("nccl", severity="warning")
+def _nccl(launch: Launch) -> Iterator[Problem]:
     for name, setting in launch.environ.items():
         if not name.startswith(("NCCL_", "PYTORCH_CUDA_", "TORCH_NCCL_")):
             continue
@@ -81,9 +78,7 @@ def _nccl(launch: Launch) -> Iterator[LaunchFinding]:
         if new is not None and new not in launch.environ:
             change = Change(new, setting.value, is_variable=True, renames=name)
         yield problem(
-            launch,
-            (name,),
-            severity="warning",
+            name,
             says="nccl-renamed" if new else "nccl",
             changes=(change,),
             name=name,
@@ -93,14 +88,14 @@ def _nccl(launch: Launch) -> Iterator[LaunchFinding]:
 
 
 @rule("megatron-mindspeed", "verl", source="verl Ascend quick start (2025-12): MindSpeed and Megatron-LM")
-def _megatron_needs(launch: Launch) -> Iterator[LaunchFinding]:
+def _megatron_needs(launch: Launch) -> Iterator[Problem]:
     key, packages = "actor_rollout_ref.actor.strategy", launch.machine.packages
     if value(launch, key) == "megatron" and packages and not {"mindspeed", "mindspeed-llm"} & set(packages):
-        yield problem(launch, (key,))
+        yield problem(key)
 
 
 @rule("roll-strategy", "roll")
-def _roll_strategy(launch: Launch) -> Iterator[LaunchFinding]:
+def _roll_strategy(launch: Launch) -> Iterator[Problem]:
     for role in roles(launch):
         key = f"{role}.strategy_args.strategy_name"
         name = value(launch, key)
@@ -109,14 +104,13 @@ def _roll_strategy(launch: Launch) -> Iterator[LaunchFinding]:
         yield from _of_strategy(launch, key, name)
 
 
-def _of_strategy(launch: Launch, key: str, name: str) -> Iterator[LaunchFinding]:
+def _of_strategy(launch: Launch, key: str, name: str) -> Iterator[Problem]:
     is_new = is_at_least(launch, "0.3.0")
     train = "fsdp2_train" if is_new or is_new is None else "deepspeed_train"
     if "deepspeed" in name and is_new:
         new = train if name.endswith("train") else "fsdp2_infer"
         yield problem(
-            launch,
-            (key,),
+            key,
             rule="roll-deepspeed",
             changes=_as_fsdp(launch, key, new),
             name=name,
@@ -128,8 +122,7 @@ def _of_strategy(launch: Launch, key: str, name: str) -> Iterator[LaunchFinding]
         new = train if name.endswith("train") else "hf_infer"
         severity: Severity = "error" if is_new is not None else "warning"
         yield problem(
-            launch,
-            (key,),
+            key,
             rule="roll-megatron",
             severity=severity,
             changes=(Change(key, new), *_without_megatron(launch, key, new)),
@@ -139,8 +132,7 @@ def _of_strategy(launch: Launch, key: str, name: str) -> Iterator[LaunchFinding]
         )
     if name == "sglang":
         yield problem(
-            launch,
-            (key,),
+            key,
             rule="roll-engine",
             severity="warning",
             changes=_as_vllm(launch, key),
@@ -203,11 +195,11 @@ def _without_megatron(launch: Launch, key: str, new: str) -> Iterator[Change]:
 
 
 @rule("profiler", "verl", source="verl wheels 0.6.1 to 0.9.1: verl/utils/profiler, npu or torch in place of nsys")
-def _profiler(launch: Launch) -> Iterator[LaunchFinding]:
+def _profiler(launch: Launch) -> Iterator[Problem]:
     for pattern in ("global_profiler.tool", "*.profiler.tool"):
         for setting in matching(launch, pattern):
             if setting.value == "nsys" and _profiles(launch, setting.key):
-                yield problem(launch, (setting.key,), changes=(Change(setting.key, "npu"),))
+                yield problem(setting.key, changes=(Change(setting.key, "npu"),))
 
 
 def _profiles(launch: Launch, key: str) -> bool:
@@ -221,14 +213,11 @@ def _profiles(launch: Launch, key: str) -> bool:
     return any(is_true(launch, f"{each}.enable") for each in parts)
 
 
-@rule("flash-package")
-def _flash_package(launch: Launch) -> Iterator[LaunchFinding]:
+@rule("flash-package", severity="warning")
+def _flash_package(launch: Launch) -> Iterator[Problem]:
     for name in ("flash-attn", "flash_attn"):
         if name in launch.machine.packages:
             yield problem(
-                launch,
-                (),
-                severity="warning",
                 version=launch.machine.packages[name],
                 source=f"{_UNSUPPORTED} unsupported.{launch.framework}.flash-attn",
             )

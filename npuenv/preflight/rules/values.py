@@ -1,4 +1,4 @@
-"""Rules about single values: words that name nothing, numbers out of range. The lists are rows of the matrix.
+"""Rules about single values, from rows of the matrix, and notes about what was not judged: releases, open values.
 
 The frameworks accept most of these without a word and stop, or train something else, later.
 """
@@ -11,18 +11,9 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.matrix import load_matrix
-from npuenv.preflight.rules.base import (
-    BOTH,
-    RULES,
-    Rule,
-    as_number,
-    is_at_least,
-    matching,
-    nearest,
-    problem,
-    rule,
-    value,
-)
+from npuenv.matrix.keys import known_releases, nearest_release, releases_beside
+from npuenv.preflight.rules.base import BOTH, as_number, is_at_least, matching, nearest, problem, rule, value
+from npuenv.preflight.rules.keys import TABLE, has_own_keys, not_in_table
 from npuenv.preflight.types import Change
 from npuenv.preflight.yaml_text import scalar
 
@@ -30,12 +21,68 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from npuenv.matrix.rows import Bound, Choice, RefusedValue
-    from npuenv.preflight.types import Launch, LaunchFinding, Setting
+    from npuenv.preflight.rules.base import Problem
+    from npuenv.preflight.types import Launch, Setting
 
 
-def _refused(rows: Sequence[RefusedValue], launch: Launch) -> Iterator[LaunchFinding]:
+_MOST_NAMED = 8
+_ANYTHING = re.compile(r"(?:^data\.(?:train|val)_files|_name|_dir|_path)$")  # names and places: no rule is about them
+
+
+@rule("release", severity="note")
+def _release_unknown(launch: Launch) -> Iterator[Problem]:
+    if nearest_release(launch.framework, launch.release) is None:
+        yield problem(
+            framework=launch.framework,
+            known=known_releases(launch.framework),
+            source=f"npuenv/matrix/keys/{launch.framework}.toml",
+        )
+
+
+@rule("release", severity="note")
+def _release_near(launch: Launch) -> Iterator[Problem]:
+    """Says aloud that another release's keys speak for this one."""
+    known = nearest_release(launch.framework, launch.release)
+    if launch.checkout is not None:
+        path, release = launch.checkout.checkout, launch.release
+        yield problem(says="release-checkout", source=path, path=path, release=release)
+    elif known is not None and (launch.release_name or known != launch.release):
+        yield problem(
+            says="release-near",
+            framework=launch.framework,
+            release=launch.release_name or launch.release,
+            known=releases_beside(launch.framework, launch.release),
+            source=f"npuenv/matrix/keys/{launch.framework}.toml",
+        )
+
+
+@rule("key-unknown", "verl", source=TABLE, severity="note")
+def _keys_unjudged(launch: Launch) -> Iterator[Problem]:
+    """Says aloud which keys were left to a program that may have them."""
+    unknown = not_in_table(launch) if has_own_keys(launch) else ()
+    keys = [each.setting.key for each in unknown if each.setting.is_sure]
+    if keys:
+        yield problem(says="keys-unjudged", program=launch.program, names=_named(keys))
+
+
+@rule("undecided", source="the script itself, which is read and not run", severity="note")
+def _undecided(launch: Launch) -> Iterator[Problem]:
+    """Says aloud what was not judged, because only the running script decides it."""
+    written = (*launch.settings.values(), *launch.environ.values())
+    undecided = [setting.key for setting in written if setting.is_shells or not setting.is_sure]
+    open_keys = [key for key in undecided if not _ANYTHING.search(key)]
+    for says, is_so in (("undecided", bool(open_keys)), ("undecided-keys", launch.is_partial)):
+        if is_so:
+            yield problem(says=says, count=len(open_keys), names=_named(open_keys))
+
+
+def _named(keys: list[str]) -> tuple[str, ...]:
+    return (*keys[:_MOST_NAMED], *(["…"] if len(keys) > _MOST_NAMED else []))
+
+
+def _refused(rows: Sequence[RefusedValue], launch: Launch) -> Iterator[Problem]:
     """The values that the rows of one rule refuse. The first row that holds speaks of a key."""
-    found: dict[str, LaunchFinding] = {}
+    found: dict[str, Problem] = {}
     for row in rows:
         if launch.framework not in row.frameworks or launch.machine.hardware in row.not_on or not _holds(row, launch):
             continue
@@ -45,11 +92,10 @@ def _refused(rows: Sequence[RefusedValue], launch: Launch) -> Iterator[LaunchFin
     return iter(found.values())
 
 
-def _refusal(launch: Launch, row: RefusedValue, key: str, text: str) -> LaunchFinding:
+def _refusal(launch: Launch, row: RefusedValue, key: str, text: str) -> Problem:
     new = None if row.removes else row.fix if row.variables else scalar(row.fix)
     return problem(
-        launch,
-        (key,),
+        key,
         rule=row.rule,
         says=row.says,
         severity=row.severity,
@@ -82,7 +128,7 @@ def _is_refused(row: RefusedValue, text: str) -> bool:
 
 
 @rule("choice", is_trainers=True)
-def _choices(launch: Launch) -> Iterator[LaunchFinding]:
+def _choices(launch: Launch) -> Iterator[Problem]:
     for row in load_matrix().choices:
         if row.framework != launch.framework or not _holds(row, launch):
             continue
@@ -99,7 +145,7 @@ def _holds(row: Choice | RefusedValue, launch: Launch) -> bool:
     return bool(is_from) and (not row.until or is_at_least(launch, row.until) is False)
 
 
-def _no_choice(launch: Launch, row: Choice, setting: Setting) -> LaunchFinding:
+def _no_choice(launch: Launch, row: Choice, setting: Setting) -> Problem:
     near = _meant(str(setting.value), row)
     changes = (
         (Change(setting.key, near),)
@@ -107,8 +153,7 @@ def _no_choice(launch: Launch, row: Choice, setting: Setting) -> LaunchFinding:
         else ((Change(setting.key, row.values[0]),) if len(row.values) == 1 else ())
     )
     return problem(
-        launch,
-        (setting.key,),
+        setting.key,
         rule="choice",
         severity="warning" if row.is_open and not near else "error",
         changes=changes,
@@ -129,15 +174,13 @@ def _meant(word: str, row: Choice) -> str | None:
 
 
 @rule("number")
-def _bounds(launch: Launch) -> Iterator[LaunchFinding]:
+def _bounds(launch: Launch) -> Iterator[Problem]:
     for row in load_matrix().bounds:
         if row.framework != launch.framework or any(f"{key}={value(launch, key)}" in row.unless for key in _keys(row)):
             continue
         for setting in matching(launch, row.key):
             if setting.value is not None and not (_is_within(row, setting.value) or _is_none(launch, setting)):
-                yield problem(
-                    launch, (setting.key,), key=setting.key, text=setting.text, takes=_takes(row), source=row.source
-                )
+                yield problem(setting.key, key=setting.key, text=setting.text, takes=_takes(row), source=row.source)
 
 
 def _keys(row: Bound) -> list[str]:
@@ -153,7 +196,7 @@ def _is_none(launch: Launch, setting: Setting) -> bool:
 
 
 @rule("number", "verl", source="npuenv/matrix/keys/verl.toml: the release's own value", is_trainers=True)
-def _types(launch: Launch) -> Iterator[LaunchFinding]:
+def _types(launch: Launch) -> Iterator[Problem]:
     """Words in the place of a number or a switch, by what the release's own value is."""
     bound = {row.key for row in load_matrix().bounds}
     for key, default in launch.defaults.items():
@@ -164,8 +207,7 @@ def _types(launch: Launch) -> Iterator[LaunchFinding]:
         is_switch = isinstance(default, bool)
         if is_switch or (setting and setting.value[0].isalpha()):  # 0.5_4.0 is a range to one key
             yield problem(
-                launch,
-                (key,),
+                key,
                 rule="choice" if is_switch else "number",
                 says="not-a-switch" if is_switch else "not-a-number",
                 key=key,
@@ -192,13 +234,13 @@ def _takes(row: Bound) -> str:
     return f"{low}x" + (f" <= {row.most:g}" if row.most < math.inf else "")
 
 
-def _rules_of_rows() -> Iterator[Rule]:
+def _add_rules_of_rows() -> None:
     """A rule for each id in matrix/keys/refused.toml."""
     rows = load_matrix().refused_values
     for id in dict.fromkeys(row.rule for row in rows):
         own = tuple(row for row in rows if row.rule == id)
         frameworks = tuple(name for name in BOTH if any(name in row.frameworks for row in own))
-        yield Rule(f"preflight.{id}", frameworks, functools.partial(_refused, own))
+        rule(id, *frameworks)(functools.partial(_refused, own))
 
 
-RULES.extend(_rules_of_rows())
+_add_rules_of_rows()

@@ -11,13 +11,12 @@ import shlex
 from typing import TYPE_CHECKING
 
 from npuenv.render.container import shell
-from npuenv.render.container.validate import has_registry, is_of_podman
+from npuenv.render.container.description import has_registry, is_of_podman
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.render.container.description import Container
-    from npuenv.render.container.header import Say
+    from npuenv.render.container.description import Container, Say
 
 
 def render(container: Container, version: str, say: Say) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from npuenv.render.container.header import head, left_open
+from npuenv.render.container.description import head, left_open
 from npuenv.render.yaml import dump
 
 if TYPE_CHECKING:
-    from npuenv.render.container.description import Container, Mount
-    from npuenv.render.container.header import Say
+    from npuenv.render.container.description import Container, Mount, Say
 
 _GROUP = "NPUENV_CARDS_GID"  # compose cannot look at the host; it stops where this variable is not set
 _USERS = "users"

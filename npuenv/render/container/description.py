@@ -6,26 +6,21 @@ has a number of its own. Inside a container the runtime counts from 0 again.
 
 from __future__ import annotations
 
+import posixpath
+import re
 import shlex
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.preflight.memory.types import read_cards
-from npuenv.render.container.validate import (
-    absolute_path,
-    image_name,
-    near_name,
-    object_name,
-    plain_words,
-    user_ids,
-)
+from npuenv.preflight.memory.types import read_cards, written_cards
 from npuenv.render.docker import folder_name
 from npuenv.render.layers import HOME
+from npuenv.render.template import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from npuenv.matrix.rows import ContainerCards, ContainerPlace
@@ -267,3 +262,123 @@ def _command(line: str | None) -> tuple[str, ...]:
 
 def _bad(key: str, **args: object) -> BadInput:
     return BadInput(Message(f"container.{key}", args), Message(f"container.{key}-hint", args))
+
+
+_LISTED = re.compile(r"[,:]")  # they part the words of a list of mounts
+_NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?", re.ASCII)
+_IMAGE = re.compile(
+    r"(?:[A-Za-z0-9][A-Za-z0-9.-]*(?::\d+)?/)?[a-z0-9][a-z0-9._-]*(?:/[a-z0-9][a-z0-9._-]*)*"
+    r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]*)?(?:@sha256:[0-9a-f]{64})?",
+    re.ASCII,
+)
+_USER_NAME = re.compile(r"\d+(?::\d+)?", re.ASCII)
+
+
+def plain_words(words: Sequence[str], what: str) -> tuple[str, ...]:
+    """The words themselves, each plain. Raises BadInput for one that is not, and for none at all."""
+    if not words or not words[0]:
+        raise BadInput(Message("container.no-words", {"what": what}), Message("container.no-words-hint"))
+    return tuple(plain(word, what) for word in words)
+
+
+def absolute_path(path: str, what: str) -> str:
+    """The path without trailing slashes or `..`. Raises BadInput for a relative one, and for what a list would part."""
+    if not plain(path, what).startswith("/"):
+        raise BadInput(
+            Message("container.relative", {"what": what, "path": path}),
+            Message("container.relative-hint", {"what": what, "path": path.removeprefix("./")}),
+        )
+    found = _LISTED.search(path)
+    if found:
+        args = {"what": what, "value": repr(path), "character": repr(found.group())}
+        raise BadInput(Message("render.unsafe-value", args), Message("container.unsafe-path-hint"))
+    clean = "/" + posixpath.normpath(path).lstrip("/")
+    if clean == "/":
+        raise BadInput(Message("container.whole-root", {"what": what}), Message("container.whole-root-hint"))
+    return clean
+
+
+def object_name(name: str) -> str:
+    """The name itself, when Kubernetes takes it and what is derived from it. Raises BadInput.
+
+    Volcano makes a Service of that name, so it begins with a letter. Source: Kubernetes, object names (RFC 1035).
+    """
+    if not _NAME.fullmatch(name):
+        near = near_name(name)
+        raise BadInput(Message("container.bad-name", {"name": repr(name)}), Message("container.use", {"near": near}))
+    return name
+
+
+def near_name(words: str) -> str:
+    """The nearest that `object_name` takes. Example: "7B_grpo" -> "npuenv-7b-grpo"."""
+    name = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
+    return (name if name[:1].isalpha() else f"npuenv-{name}")[:40].strip("-")
+
+
+def image_name(name: str) -> str:
+    """The reference itself, when it is one of an image. Raises BadInput."""
+    if not _IMAGE.fullmatch(name):
+        raise BadInput(Message("container.bad-image", {"image": repr(name)}), Message("container.bad-image-hint"))
+    return name
+
+
+def user_ids(user: str) -> str:
+    """The ids themselves: UID or UID:GID in digits, which every engine understands. Raises BadInput."""
+    if not _USER_NAME.fullmatch(user):
+        raise BadInput(Message("container.bad-user", {"user": repr(user)}), Message("container.bad-user-hint"))
+    return user
+
+
+def has_registry(image: str) -> bool:
+    """Whether the reference names a registry: as for Docker, a first part with a dot or a port.
+
+    `localhost` alone is none: podman and buildah call their own images so.
+    """
+    first, slash, _ = image.partition("/")
+    return bool(slash) and ("." in first or ":" in first)
+
+
+def is_of_podman(image: str) -> bool:
+    """Whether the reference is what podman and buildah call an image of their own, `localhost/...`."""
+    return image.startswith("localhost/")
+
+
+# The same in every language: by it a file is known to be rendered here.
+MARK = "# npuenv.run/1 "
+
+
+class Say(Protocol):
+    """A sentence of the catalogue `container` by the last part of its key, in the reader's language."""
+
+    def __call__(self, key: str, **args: object) -> str: ...
+
+
+def head(container: Container, version: str, say: Say, *notes: str, chooses: bool = True) -> list[str]:
+    """The comment lines of a file. `notes` are sentences of its form; `chooses` is off where others pick cards."""
+    cards = written_cards(container.cards)
+    inside = container.environment["ASCEND_RT_VISIBLE_DEVICES"]
+    which = say("head-cards", cards=cards) if chooses else say("head-count", count=len(container.cards))
+    lines = [
+        say("head", title=container.title, hardware=container.hardware, version=version),
+        which,
+        say("head-inside", inside=inside),
+        say("head-host-numbers"),
+        *([say("head-nodes", nodes=container.nodes)] if container.nodes > 1 else []),
+        *([say("head-mount-points", places=container.mount_points)] if container.mount_points else []),
+        *notes,
+    ]
+    return [f"{MARK}{container.title}", *(f"# {line}" for line in lines)]
+
+
+def left_open(container: Container, say: Say, *, names_devices: bool = True) -> list[str]:
+    """For forms that cannot ask the host: places that it may not have, and that are to be taken out there."""
+    helps = advice([mount for mount in container.mounts if not mount.is_required], say)
+    places = [item.path for item in container.devices if names_devices and not item.is_required]
+    places += [mount.source for mount in container.mounts if not mount.is_required]
+    return [say("head-optional", places=tuple(places)), *helps] if places else []
+
+
+def advice(mounts: Sequence[Mount], say: Say) -> list[str]:
+    """What to do where one of the mounts is missing, each sentence once."""
+    keys = dict.fromkeys(mount.why.key for mount in mounts if mount.why)
+    return [say(key.partition(".")[2]) for key in keys]

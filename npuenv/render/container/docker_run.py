@@ -10,8 +10,7 @@ from npuenv.render.container import shell
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.render.container.description import Container, Mount
-    from npuenv.render.container.header import Say
+    from npuenv.render.container.description import Container, Mount, Say
 
 
 def render(container: Container, version: str, say: Say) -> str:

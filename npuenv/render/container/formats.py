@@ -11,8 +11,7 @@ from npuenv.render.container import apptainer, compose, docker_run, kubernetes, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from npuenv.render.container.description import Container
-    from npuenv.render.container.header import Say
+    from npuenv.render.container.description import Container, Say
 
 _RENDERERS: dict[str, tuple[str, Callable[[Container, str, Say], str]]] = {
     "run": ("docker-run.sh", docker_run.render),

@@ -11,13 +11,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from npuenv.render.container import shell
-from npuenv.render.container.header import head, left_open
-from npuenv.render.container.validate import has_registry
+from npuenv.render.container.description import has_registry, head, left_open
 from npuenv.render.yaml import dump
 
 if TYPE_CHECKING:
-    from npuenv.render.container.description import Container
-    from npuenv.render.container.header import Say
+    from npuenv.render.container.description import Container, Say
 
 _TYPES = {"directory": "Directory", "file": "File"}  # what must be there; without, a missing folder would be made
 _SHM, _USERS = "shared-memory", "users"

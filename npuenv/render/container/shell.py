@@ -5,14 +5,12 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from npuenv.render.container.description import Mount
-from npuenv.render.container.header import advice, head
+from npuenv.render.container.description import Mount, advice, head
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from npuenv.render.container.description import Container
-    from npuenv.render.container.header import Say
+    from npuenv.render.container.description import Container, Say
 
 RAY_PORT = 6379
 

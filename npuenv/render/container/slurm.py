@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 
 from npuenv.render.container import shell
 from npuenv.render.container.apptainer import file_image
-from npuenv.render.container.validate import has_registry, is_of_podman
+from npuenv.render.container.description import has_registry, is_of_podman
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.render.container.description import Container, Mount
-    from npuenv.render.container.header import Say
+    from npuenv.render.container.description import Container, Mount, Say
 
 # A batch job has no terminal to wait at: without a command it shows the cards and ends.
 _SHOW = ("npu-smi", "info")

@@ -14,11 +14,12 @@ from npuenv.preflight.memory import estimate, find_model, plan
 from npuenv.preflight.memory.types import Cards, Placement
 from npuenv.render.launch.job import Paths, chosen_placement, parse_cards, unknown
 from npuenv.render.launch.ray import render_ray
-from npuenv.render.launch.releases import form_of, judged_as
 from npuenv.render.launch.roll import render_roll, replaced_value
 from npuenv.render.launch.roll_recipe import (
     filled,
+    form_of,
     job_of,
+    judged_as,
     placed_job,
     published_placement,
     published_train,
@@ -26,9 +27,8 @@ from npuenv.render.launch.roll_recipe import (
     templates_for,
 )
 from npuenv.render.launch.verl import render_verl
-from npuenv.render.launch.verl_check import check_recipe
-from npuenv.render.launch.verl_job import environment, job_for, written
-from npuenv.render.words import UNSAFE_IN_YAML, plain
+from npuenv.render.launch.verl_job import check_recipe, environment, job_for, written
+from npuenv.render.template import UNSAFE_IN_YAML, plain
 from npuenv.resolve.model_types import missing_type
 
 if TYPE_CHECKING:

@@ -8,18 +8,26 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from npuenv.core.errors import BadInput
+from npuenv.core.finding import Status
 from npuenv.core.messages import Message
+from npuenv.matrix.keys import defaults_of
+from npuenv.preflight.examine import examine
 from npuenv.preflight.memory.types import Placement, read_cards, written_cards
-from npuenv.render.words import UNSAFE_IN_YAML, plain
+from npuenv.preflight.reading import ReadOptions, read_text, read_words
+from npuenv.preflight.types import Machine
+from npuenv.render.template import UNSAFE_IN_YAML, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from npuenv.preflight.memory.types import Cards, Layout
+    from npuenv.preflight.reading import Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,3 +184,40 @@ def _few(names: tuple[str, ...], near: str) -> tuple[str, ...]:
         return names
     others = [name for name in names if name != near]
     return (*((near,) if near else ()), *others[: _MOST_NAMES - 1], "…")
+
+
+_LEFT_OUT = frozenset({"preflight.memory"})
+# Warnings that are errors in a launch of npuenv's own: cards shared in part, sequences lost or uneven.
+_STRICT = frozenset({"preflight.device-overlap", "preflight.micro-batch", "preflight.mini-batch-uneven"})
+
+
+def refuse_verl(program: str, words: Sequence[str], cards: Cards, release: str) -> None:
+    """Refuses overrides, as words of a shell, that verl would not run with. Raises: BadInput with preflight's words."""
+    plain = [part for word in words for part in shlex.split(word)]
+    asked = ReadOptions(defaults_of, "verl", release, _machine(cards))
+    _refuse(read_words(["python3", "-m", program, *plain], asked))
+
+
+def refuse_roll(name: str, text: str, cards: Cards, release: str) -> None:
+    """Refuses a YAML that ROLL would not run with. Raises: BadInput with preflight's words."""
+    _refuse(read_text(text, Path(name), ReadOptions(defaults_of, "roll", release, _machine(cards))))
+
+
+def _machine(cards: Cards) -> Machine:
+    return Machine(cards.hardware, cards.per_node, cards.nodes)
+
+
+def _refuse(reading: Reading) -> None:
+    found = examine(reading.launch, refused=reading.refused)
+    errors = [
+        each
+        for each in found
+        if each.check not in _LEFT_OUT
+        and (each.status is Status.FAIL or (each.status is Status.WARN and each.check in _STRICT))
+    ]
+    if not errors:
+        return
+    first = errors[0]
+    changes = tuple(f"{each.key}={each.value}" for each in first.changes if each.value is not None)
+    hint = Message("launch.not-run-hint", {"changes": changes}) if changes else None
+    raise BadInput(Message("launch.not-run", {"what": tuple(each.says for each in errors)}), hint)

@@ -12,12 +12,19 @@ from npuenv.core import versions
 from npuenv.core.messages import Message, say
 from npuenv.matrix import load_matrix
 from npuenv.render.launch import ray
-from npuenv.render.launch.self_check import refuse_verl
-from npuenv.render.launch.verl_check import check, on_nodes
-from npuenv.render.launch.verl_job import environment, of_job, written
-from npuenv.render.launch.verl_values import for_release, left_out, word, yaml
-from npuenv.render.template import fill
-from npuenv.render.words import UNSAFE_OR_BLANK, plain
+from npuenv.render.launch.job import refuse_verl
+from npuenv.render.launch.verl_job import (
+    check,
+    environment,
+    for_release,
+    left_out,
+    of_job,
+    on_nodes,
+    word,
+    written,
+    yaml,
+)
+from npuenv.render.template import UNSAFE_OR_BLANK, fill, plain
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -25,8 +32,7 @@ if TYPE_CHECKING:
     from npuenv.matrix.rows import LaunchRecipe
     from npuenv.preflight.memory.types import Job, Placement
     from npuenv.render.launch.job import Paths
-    from npuenv.render.launch.verl_check import OnNodes
-    from npuenv.render.launch.verl_values import Value
+    from npuenv.render.launch.verl_job import OnNodes, Value
     from npuenv.resolve.types import Stack
 
 # entry -> the program, and the configuration of verl that its values are written over
@@ -49,7 +55,7 @@ def render_verl(
     placement: Placement,
     recipe: LaunchRecipe,
     *,
-    stack: Stack | None,
+    stack: Stack,
     paths: Paths,
     added: Collection[str] = (),
 ) -> dict[str, str]:
@@ -99,14 +105,13 @@ def _section(key: str) -> int:
     return found[0] if found else len(_SECTIONS)
 
 
-def _head(job: Job, recipe: LaunchRecipe, stack: Stack | None, paths: Paths) -> tuple[str, ...]:
+def _head(job: Job, recipe: LaunchRecipe, stack: Stack, paths: Paths) -> tuple[str, ...]:
     """The sentences at the top of both files."""
     args: dict[str, object] = {"version": npuenv.__version__, "release": job.release, "recipe": recipe.id}
-    made = "made" if stack is not None else "made-without-stack"
-    args |= {"stack": stack.name if stack is not None else "", "model": plain(job.model.id, "model", UNSAFE_OR_BLANK)}
+    args |= {"stack": stack.name, "model": plain(job.model.id, "model", UNSAFE_OR_BLANK)}
     about = {"script": recipe.script, "cards": recipe.cards_per_node * recipe.nodes, "nodes": recipe.nodes}
     notes = (*recipe.notes, *left_out(written(recipe), job.release))
-    lines = [Message(f"launch.{made}", args), Message("launch.recipe", about), *(Message(note) for note in notes)]
+    lines = [Message("launch.made", args), Message("launch.recipe", about), *(Message(note) for note in notes)]
     if paths.preparation:
         option = "--local_save_dir" if versions.accepts(">=0.6.0", job.release) else "--local_dir"
         folder = paths.train_file.rpartition("/")[0]
@@ -114,9 +119,7 @@ def _head(job: Job, recipe: LaunchRecipe, stack: Stack | None, paths: Paths) -> 
     return tuple(say(line) for line in lines)
 
 
-def _script(
-    words: Sequence[str], nodes: OnNodes, recipe: LaunchRecipe, *, stack: Stack | None, head: tuple[str, ...]
-) -> str:
+def _script(words: Sequence[str], nodes: OnNodes, recipe: LaunchRecipe, *, stack: Stack, head: tuple[str, ...]) -> str:
     program, _ = PROGRAMS[recipe.entry]
     is_torchrun = recipe.entry == "sft"
     return fill(

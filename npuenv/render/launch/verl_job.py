@@ -1,27 +1,103 @@
-"""A published verl recipe as a job, and a job as values of verl's configuration."""
+"""A published verl recipe as a job, a job as values of verl's configuration, and what verl cannot run."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, cast
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 from npuenv.core import versions
+from npuenv.core.errors import BadInput
 from npuenv.core.finding import Location
+from npuenv.core.messages import Message
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import defaults_of
+from npuenv.preflight.hydra import NotHydra, read_value, write_value
 from npuenv.preflight.memory.types import Job, Sizes
-from npuenv.preflight.rules.jobs import verl_job
+from npuenv.preflight.rules.memory import verl_job
 from npuenv.preflight.types import Launch, Machine, Setting
-from npuenv.render.launch.verl_values import value_of
+from npuenv.preflight.yaml_text import write_scalar
+from npuenv.render.launch.job import nested
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from npuenv.matrix.rows import LaunchRecipe
-    from npuenv.preflight.memory.types import Cards, Engine, Model
+    from npuenv.matrix.rows import LaunchKey, LaunchRecipe
+    from npuenv.preflight.memory.types import Cards, Engine, Model, Placement
     from npuenv.render.launch.job import Paths
-    from npuenv.render.launch.verl_check import OnNodes
-    from npuenv.render.launch.verl_values import Value
+
+
+V = TypeVar("V")
+Value = bool | int | float | str | list[str] | None
+
+# A word that no shell expands or parts.
+_PLAIN_SHELL = re.compile(r"[A-Za-z0-9_./:@%+=,-]+\Z")
+
+
+def value_of(text: str) -> Value:
+    """The value that Hydra makes of a text; the text itself, which then needs quotes, where Hydra would refuse it.
+
+    Example: "5e-7" -> 5e-07, "True" -> True, "[console,wandb]" -> ["console", "wandb"], "vllm" -> "vllm"
+    """
+    try:
+        found: Value = read_value(text)
+    except NotHydra:
+        return text
+    return found
+
+
+def word(key: str, value: Value, *, is_added: bool = False) -> str:
+    """An override as one word of a POSIX shell command; `is_added` for a key that verl's configuration does not list.
+
+    Example: ("trainer.logger", ["console", "wandb"]) -> "trainer.logger=[console,wandb]" with the quotes around it
+    """
+    # Not a single plus: Hydra refuses that one where a release does have the key.
+    text = f"{'++' if is_added else ''}{key}={write_value(value)}"
+    return text if _PLAIN_SHELL.match(text) else f'"{text}"'
+
+
+def yaml(values: Mapping[str, Value]) -> str:
+    """Dotted keys as nested YAML, in the order in which each branch comes first."""
+    tree = nested({key: write_scalar(value) for key, value in values.items()})
+    return "\n".join(_lines(tree, "")) + "\n"
+
+
+def _lines(branch: Mapping[str, object], indent: str) -> Iterator[str]:
+    for name, below in branch.items():
+        if isinstance(below, dict):
+            yield f"{indent}{name}:"
+            yield from _lines(below, indent + "  ")
+        else:
+            yield f"{indent}{name}: {below}"
+
+
+def for_release(values: Mapping[str, V], release: str) -> dict[str, V]:
+    """The values under the names of a release, in their order, without those that it has no name for."""
+    named = ((_name(key, release), value) for key, value in values.items())
+    return {key: value for key, value in named if key}
+
+
+def left_out(keys: Iterable[str], release: str) -> tuple[str, ...]:
+    """Keys of sentences about what is lost where a release has no name for some of the keys, each once."""
+    rows = [_row(key) for key in keys if not _name(key, release)]
+    return tuple(dict.fromkeys(row.note for row in rows if row is not None and row.note))
+
+
+def _name(key: str, release: str) -> str:
+    """The key's name in a release; "" where it has none."""
+    row = _row(key)
+    if row is None:
+        return key
+    if row.until and versions.accepts(f">={row.until}", release):
+        return ""
+    if not row.since or versions.accepts(f">={row.since}", release):
+        return key
+    return row.before + key.removeprefix(row.key) if row.before else ""
+
+
+def _row(key: str) -> LaunchKey | None:
+    return next((row for row in load_matrix().launch_keys if row.covers(key)), None)
+
 
 _M, _A, _R, _F = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "rollout", "ref"))
 # verl finds the cards by itself from this release on (auto_set_device in verl/trainer/main_ppo.py; absent in 0.6.1).
@@ -215,3 +291,96 @@ def _of_sft(job: Job) -> dict[str, Value]:
         "engine.param_offload": job.offloads_parameters,
         "engine.optimizer_offload": job.offloads_optimizer,
     }
+
+
+ENGINES = ("fsdp", "fsdp2")
+
+
+@dataclass(frozen=True, slots=True)
+class OnNodes:
+    """A placement as verl takes it: it is told numbers of cards, not which."""
+
+    nodes: int
+    train: int  # cards of a node that train
+    infer: int  # cards of a node that generate: the same ones in a colocated placement
+    visible: tuple[int, ...] | None  # the cards of a node that the run may see; None: all of them
+
+
+def on_nodes(cards: Cards, placement: Placement) -> OnNodes:
+    """The placement by node. Raises: BadInput where it differs from node to node, for verl has no words for that."""
+    train, infer = _by_node(cards, placement.train), _by_node(cards, placement.infer)
+    used = tuple(sorted({*train, *infer}))
+    # Supervised training generates nothing: `infer` may be empty.
+    if not train or used != tuple(range(len(used))):
+        raise _uneven(placement)
+    seen = tuple(tuple(sorted({*train.get(node, ()), *infer.get(node, ())})) for node in used)
+    counts = {(len(train.get(node, ())), len(infer.get(node, ()))) for node in used}
+    if len(counts) != 1 or len(set(seen)) != 1:
+        raise _uneven(placement)
+    [(trains, infers)] = counts
+    return OnNodes(len(used), trains, infers, None if len(seen[0]) == cards.per_node else seen[0])
+
+
+def _by_node(cards: Cards, numbers: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """Node -> the numbers on it. Raises: BadInput for a card that does not exist."""
+    absent = [number for number in numbers if not 0 <= number < cards.count]
+    if absent:
+        args = {"card": absent[0], "last": cards.count - 1}
+        raise BadInput(Message("launch.no-card", args), Message("launch.no-card-hint", args))
+    nodes = sorted({number // cards.per_node for number in numbers})
+    return {
+        node: tuple(sorted({each % cards.per_node for each in numbers if each // cards.per_node == node}))
+        for node in nodes
+    }
+
+
+def _uneven(placement: Placement) -> BadInput:
+    args = {"train": _list(placement.train), "infer": _list(placement.infer)}
+    return BadInput(Message("launch.uneven", args), Message("launch.uneven-hint"))
+
+
+def _list(numbers: Sequence[int]) -> str:
+    return ",".join(str(number) for number in numbers) or "-"
+
+
+def check(job: Job, placement: Placement, recipe: LaunchRecipe, values: Mapping[str, Value], nodes: OnNodes) -> None:
+    """Raises: BadInput naming the first thing that does not go together."""
+    check_recipe(recipe, job.release)
+    if job.engine not in ENGINES:
+        args = {"engine": job.engine, "known": ENGINES}
+        raise BadInput(Message("launch.engine", args), Message("launch.engine-hint"))
+    _roles(placement, recipe, values)
+    if recipe.entry == "sft":
+        cards = nodes.train * nodes.nodes
+        _divides("sequence-parallel", cards, job.sequence_parallel)
+        _divides("examples", job.sizes.prompts, cards // job.sequence_parallel)
+
+
+def check_recipe(recipe: LaunchRecipe, release: str) -> None:
+    """Refuses a recipe that is not rendered, or not for this release; no job is needed. Raises: BadInput."""
+    names: dict[str, object] = {"recipe": recipe.id, "release": release, "script": recipe.script}
+    if recipe.refused:
+        raise BadInput(Message(recipe.refused, names), Message("launch.refused-hint"))
+    too_old = not versions.accepts(f">={recipe.since}", release)
+    if too_old or (recipe.until and versions.accepts(f">={recipe.until}", release)):
+        names |= {"since": recipe.since, "until": recipe.until or "-"}
+        raise BadInput(Message("launch.not-in-release", names), Message("launch.not-in-release-hint", names))
+
+
+def _roles(placement: Placement, recipe: LaunchRecipe, values: Mapping[str, Value]) -> None:
+    noise = next((key for key in values if key.startswith("trainer.noise_injection")), None)
+    if noise is not None:
+        raise BadInput(Message("launch.noise-stock", {"recipe": recipe.id}), Message("launch.refused-hint"))
+    is_split = placement.layout == "split"
+    if recipe.entry != "sft" and is_split != (recipe.entry == "one-step-off"):
+        key = "launch.split-in-main" if is_split else "launch.colocated-one-step"
+        raise BadInput(Message(key, {"recipe": recipe.id}), Message(f"{key}-hint"))
+    if recipe.entry == "main" and set(placement.train) != set(placement.infer):
+        raise BadInput(Message("launch.overlap"), Message("launch.overlap-hint"))
+    if values.get("algorithm.adv_estimator") == "gae" and recipe.algorithm != "ppo":
+        raise BadInput(Message("launch.estimator", {"recipe": recipe.id}), Message("launch.estimator-hint"))
+
+
+def _divides(what: str, whole: int, part: int) -> None:
+    if part < 1 or whole < part or whole % part:
+        raise BadInput(Message(f"launch.size-{what}", {"part": part, "whole": whole}), Message("launch.size-hint"))

@@ -1,23 +1,18 @@
 """The smoke test through verl or ROLL: their smallest GRPO run as `npuenv render-launch` writes it.
 
 `look` finds the framework in the target, `prepare` renders the run, `start` starts it, `follow` turns its output into
-records, `judge` turns those into findings with the messages of the built-in test, and `cause` selects the one that
-explains the others. Nothing is installed and no Ray is joined: the run starts its own.
+records, `judge` turns those into findings with the messages of the built-in test, and `CAUSES` orders them from
+causes to symptoms. Nothing is installed and no Ray is joined: the run starts its own.
 """
 
-from npuenv.smoke.backends.judging import Diagnosed, cause, diagnosed, judge
+from npuenv.smoke.backends.judging import CAUSES, judge
 from npuenv.smoke.backends.monitor import follow, header
-from npuenv.smoke.backends.starting import BACKENDS, RunOptions, asked, prepare, start, used_cards
-from npuenv.smoke.backends.target import Found, look
+from npuenv.smoke.backends.starting import asked, prepare, start, used_cards
+from npuenv.smoke.backends.target import look
 
 __all__ = [
-    "BACKENDS",
-    "Diagnosed",
-    "Found",
-    "RunOptions",
+    "CAUSES",
     "asked",
-    "cause",
-    "diagnosed",
     "follow",
     "header",
     "judge",

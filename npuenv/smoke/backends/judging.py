@@ -103,14 +103,6 @@ def judge(
     return tuple(question(run) for question in QUESTIONS) + tuple(_unseen(run))
 
 
-def cause(findings: Sequence[Finding]) -> Finding | None:
-    """The failure that explains the others; without failures the first unknown; None if nothing is wrong."""
-    failed = [each for each in findings if each.status is Status.FAIL]
-    if failed:
-        return min(failed, key=lambda each: CAUSES.index(each.says.key.partition(".")[2]))
-    return next((each for each in findings if each.status is Status.UNKNOWN), None)
-
-
 def _completed(run: Run) -> Finding:
     check, stopped, code = "training.completed", run.stopped, run.reading.exit_code
     args: dict[str, object] = {"backend": run.backend, "reason": run.reading.log_tail}

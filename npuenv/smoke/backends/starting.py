@@ -68,7 +68,6 @@ BACKENDS = ("verl", "roll")
 _NUMBERS = {"steps": 3, "cards": 0, "silence_limit_s": 900, "pending_limit_s": 60}
 _MOST_CARDS = 2  # enough for a collective; with fewer than two only one card is used
 _ANSWERS, _PROMPTS = 4, 8
-_RECIPES = {"verl": "quick-start", "roll": "agentic-frozen-lake"}
 # Folder of the log files of ROLL's processes, below the run's data.
 DRIVER_LOGS = "logs"
 _PREFIX = {"A": "actor_rollout_ref.actor", "R": "actor_rollout_ref.rollout", "F": "actor_rollout_ref.ref"}
@@ -188,8 +187,7 @@ def prepare(host: Host, target: Target, found: Found, asked: RunOptions, *, lang
         write_rows(host, target.python, {data / "train.parquet": train, data / "test.parquet": test})
     cards = used_cards(found, asked)
     wanted = LaunchOptions(
-        _RECIPES[found.framework],
-        found.release,
+        release=found.release,
         model=asked.model,
         cards_per_node=cards,
         overrides=smallest(found.framework, asked, cards=cards, data=data),

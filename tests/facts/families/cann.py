@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from npuenv.facts.cann import parts, surroundings, toolkit
+from npuenv.facts.cann import parts, toolkit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npuenv.facts import Fact
+    from npuenv.core.fact import Fact
     from npuenv.host.base import Host
 
 CANN = "/usr/local/Ascend/cann-8.5.0"
@@ -20,7 +20,7 @@ FACTS: dict[str, Callable[[Host], Fact[Any]]] = {
     "cann_closed": toolkit.closed,
     "cann_of_any_arch": lambda host: toolkit.cann(host, None),
     "nnal": toolkit.nnal,
-    "nnal_atb": surroundings.atb,
+    "nnal_atb": parts.atb,
     "opp": toolkit.opp,
     "opp_kernels": lambda host: parts.kernels(host, f"{CANN}/opp"),
     "opp_custom": lambda host: parts.custom(host, f"{CANN}/opp"),
@@ -31,8 +31,8 @@ FACTS: dict[str, Callable[[Host], Fact[Any]]] = {
     "cann_running": lambda host: parts.running(host, OLDER),
     "cann_ops": lambda host: parts.ops(host, CANN, "aarch64"),
     "cann_ops_older": lambda host: parts.ops(host, OLDER, "aarch64"),
-    "cann_writes": surroundings.writes,
-    "cann_named_files": surroundings.named_files,
-    "cann_compilers": lambda host: surroundings.compilers(host, 2.0),
-    "cann_torch_abi": lambda host: surroundings.torch_abi(host, "/opt/env/bin/python"),
+    "cann_writes": parts.writes,
+    "cann_named_files": parts.named_files,
+    "cann_compilers": lambda host: parts.compilers(host, 2.0),
+    "cann_torch_abi": lambda host: parts.torch_abi(host, "/opt/env/bin/python"),
 }

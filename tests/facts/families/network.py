@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from npuenv.facts.network import environ, interfaces, ports, services
+from npuenv.facts.network import interfaces, services
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npuenv.facts import Fact
+    from npuenv.core.fact import Fact
     from npuenv.host.base import Host
 
 FACTS: dict[str, Callable[[Host], Fact[Any]]] = {
@@ -17,10 +17,10 @@ FACTS: dict[str, Callable[[Host], Fact[Any]]] = {
     "firewall": services.firewall,
     "hostname": interfaces.hostname,
     "interfaces": interfaces.interfaces,
-    "listeners": ports.listeners,
-    "master": environ.master,
-    "port_range": ports.port_range,
-    "proxies": environ.proxies,
+    "listeners": interfaces.listeners,
+    "master": services.master,
+    "port_range": interfaces.port_range,
+    "proxies": services.proxies,
     "resolvers": interfaces.resolvers,
     "routes": interfaces.route_table,
 }

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from npuenv.facts.npu import cards, driver, holders
+from npuenv.facts.npu import cards, driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npuenv.facts import Fact
+    from npuenv.core.fact import Fact
     from npuenv.host.base import Host
 
 FACTS: dict[str, Callable[[Host], Fact[Any]]] = {
@@ -26,7 +26,7 @@ FACTS: dict[str, Callable[[Host], Fact[Any]]] = {
     "npu_library_files": driver.library_files,
     "npu_changed": lambda host: driver.changed(host, "/usr/local/Ascend/driver/version.info"),
     "npu_install_log": driver.installer,
-    "npu_dmesg": holders.events,
-    "npu_namespaces": holders.claims,
+    "npu_dmesg": cards.events,
+    "npu_namespaces": cards.claims,
     "npu_ascend_dmi": cards.dmi,
 }

@@ -9,7 +9,7 @@ from npuenv.facts.python import interpreter
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npuenv.facts import Fact
+    from npuenv.core.fact import Fact
     from npuenv.host.base import Host
 
 FACTS: dict[str, Callable[[Host], Fact[Any]]] = {

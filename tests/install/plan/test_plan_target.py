@@ -26,8 +26,7 @@ from npuenv.install.plan.target import (
     kept_lock,
     require_same,
 )
-from npuenv.lock import Lock, LockedPackage
-from npuenv.lock.file import write_lock
+from npuenv.lock.file import Lock, LockedPackage, write_lock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,7 +8,7 @@ import pytest
 
 from npuenv.core.messages import Message, say
 from npuenv.preflight.memory import estimate, plan
-from npuenv.preflight.memory.advice import _raise_utilization, fit
+from npuenv.preflight.memory.feasibility import _raise_utilization, fit
 from npuenv.preflight.memory.types import Job, Sizes
 from tests.preflight.memory.recipes import (
     EIGHT_A_CARD,

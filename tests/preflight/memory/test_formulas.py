@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from npuenv.preflight.memory import generation, training
+from npuenv.preflight.memory import phases
 from npuenv.preflight.memory.phases import GIB, moments, reserve_gib, usable_gib
 from npuenv.preflight.memory.types import Model, Placement, Sizes
 from tests.preflight.memory.recipes import TWO_NODES, TWO_NODES_PLACES, aqn, cards, colocated, roll, verl
@@ -19,43 +19,43 @@ ZERO3 = replace(JOB, engine="deepspeed-zero3", framework="roll", release="0.2.1"
 
 
 def test_fsdp_shards_sixteen_bytes_a_parameter() -> None:
-    assert training.states(JOB, 8) == training.States(0.5e9, 0.5e9, 1e9)
+    assert phases.states(JOB, 8) == phases.States(0.5e9, 0.5e9, 1e9)
 
 
 def test_zero_3_keeps_bf16_weights_and_a_copy_in_fp32() -> None:
-    assert training.states(ZERO3, 4) == training.States(0.5e9, 0.5e9, 3e9)
+    assert phases.states(ZERO3, 4) == phases.States(0.5e9, 0.5e9, 3e9)
 
 
 def test_a_smaller_shard_group_keeps_more_on_a_card() -> None:
-    assert training.states(replace(JOB, shard_cards=2), 8).optimizer == 4e9
+    assert phases.states(replace(JOB, shard_cards=2), 8).optimizer == 4e9
 
 
 def test_lora_has_gradients_and_moments_of_the_adapters_only() -> None:
     # rank 8 x 10 layers x (2 x 2000 for query and output, 2 x 1200 for keys and values, 3 x 5000)
-    assert training.adapters(ROUND, 8) == 8 * 10 * 21400
-    found = training.states(replace(JOB, lora_rank=8), 8)
+    assert phases.adapters(ROUND, 8) == 8 * 10 * 21400
+    found = phases.states(replace(JOB, lora_rank=8), 8)
     assert (found.weights, found.gradients, found.optimizer) == (0.5e9, 4 * 1712000 / 8, 8 * 1712000 / 8)
 
 
 def test_fsdp_gathers_the_root_and_two_layers() -> None:
     layer = (1e9 - 1e6) / 10
-    assert training.gathered(JOB) == pytest.approx(2 * 1e6 + 4 * layer + 4 * layer)
-    assert training.gathered(ZERO3) == 2 * 1e9 + 2 * 5e8
+    assert phases.gathered(JOB) == pytest.approx(2 * 1e6 + 4 * layer + 4 * layer)
+    assert phases.gathered(ZERO3) == 2 * 1e9 + 2 * 5e8
 
 
 def test_checkpoints_keep_one_row_a_layer() -> None:
-    kept, layer = training.activations(JOB, 100)
+    kept, layer = phases.activations(JOB, 100)
     per_token = 16 * 1000 + 4 * 12 * 100 + 8 * 4000
     assert kept == 10 * 100 * 2 * 1000
     assert layer == 1.5 * 100 * per_token
-    assert training.activations(replace(JOB, checkpoints_gradients=False), 100)[0] == 10 * 100 * per_token
+    assert phases.activations(replace(JOB, checkpoints_gradients=False), 100)[0] == 10 * 100 * per_token
 
 
 def test_tokens_are_whole_sequences_over_the_sequence_parallelism() -> None:
-    assert training.tokens(JOB, 3, None) == 1200
-    assert training.tokens(replace(JOB, sequence_parallel=4), 3, None) == 300
-    assert training.tokens(JOB, 3, 1000) == 1000
-    assert training.tokens(JOB, 3, 10) == 400  # one longest sequence
+    assert phases.tokens(JOB, 3, None) == 1200
+    assert phases.tokens(replace(JOB, sequence_parallel=4), 3, None) == 300
+    assert phases.tokens(JOB, 3, 1000) == 1000
+    assert phases.tokens(JOB, 3, 10) == 400  # one longest sequence
 
 
 @pytest.mark.parametrize(
@@ -70,26 +70,26 @@ def test_tokens_are_whole_sequences_over_the_sequence_parallelism() -> None:
     ],
 )
 def test_logits_cost_bytes_per_token_and_entry(job: object, update: float, scoring: float, plain: float) -> None:
-    assert training.update_logits(job, 400) == update * 400 * 1000  # type: ignore[arg-type]
-    assert training.scoring_logits(job, 400, with_entropy=True) == scoring * 400 * 1000  # type: ignore[arg-type]
-    assert training.scoring_logits(job, 400, with_entropy=False) == plain * 400 * 1000  # type: ignore[arg-type]
+    assert phases.update_logits(job, 400) == update * 400 * 1000  # type: ignore[arg-type]
+    assert phases.scoring_logits(job, 400, with_entropy=True) == scoring * 400 * 1000  # type: ignore[arg-type]
+    assert phases.scoring_logits(job, 400, with_entropy=False) == plain * 400 * 1000  # type: ignore[arg-type]
 
 
 def test_an_entropy_in_chunks_costs_three_copies_of_2048_rows() -> None:
     chunked = replace(JOB, chunks_entropy=True)
-    assert training.scoring_logits(chunked, 100_000, with_entropy=True) == 4 * 1e8
-    assert training.scoring_logits(chunked, 2048, with_entropy=True) == 2 * 2048e3 + 12 * 2048e3
+    assert phases.scoring_logits(chunked, 100_000, with_entropy=True) == 4 * 1e8
+    assert phases.scoring_logits(chunked, 2048, with_entropy=True) == 2 * 2048e3 + 12 * 2048e3
 
 
 def test_the_cache_of_a_token_is_divided_no_finer_than_its_heads() -> None:
-    assert generation.cache_per_token(JOB) == 2 * 2 * 2 * 100 * 10
-    assert generation.cache_per_token(replace(JOB, tensor_parallel=2)) == 4000
-    assert generation.cache_per_token(replace(JOB, tensor_parallel=10)) == 4000
-    assert generation.cache_per_token(replace(JOB, model=replace(ROUND, latent=50))) == 2 * 50 * 10
+    assert phases.cache_per_token(JOB) == 2 * 2 * 2 * 100 * 10
+    assert phases.cache_per_token(replace(JOB, tensor_parallel=2)) == 4000
+    assert phases.cache_per_token(replace(JOB, tensor_parallel=10)) == 4000
+    assert phases.cache_per_token(replace(JOB, model=replace(ROUND, latent=50))) == 2 * 50 * 10
 
 
 def test_the_engine_gets_its_share_whatever_it_holds() -> None:
-    room = generation.room(JOB, 40e9)
+    room = phases.generation_room(JOB, 40e9)
     assert room.share == 20e9
     assert room.weights == 2e9
     assert room.activations == 2 * 8192 * (6 * 1000 + 3 * 4000)
@@ -99,9 +99,9 @@ def test_the_engine_gets_its_share_whatever_it_holds() -> None:
 
 def test_a_long_sequence_read_in_one_piece_costs_more_than_8192_tokens() -> None:
     long = replace(JOB, sizes=replace(SIZES, response_length=20000))
-    assert generation.room(long, 40e9).activations == 2 * 20100 * 18000
+    assert phases.generation_room(long, 40e9).activations == 2 * 20100 * 18000
     pieces = replace(long, sizes=replace(long.sizes, batched_tokens=1000))
-    assert generation.room(pieces, 40e9).activations == 2 * 1000 * 18000
+    assert phases.generation_room(pieces, 40e9).activations == 2 * 1000 * 18000
 
 
 @pytest.mark.parametrize(("memory", "usable"), [(64.0, 60.96), (32.0, 29.50)])

@@ -11,7 +11,7 @@ import pytest
 from npuenv.core.errors import BadInput, CannotTell
 from npuenv.matrix import load_matrix
 from npuenv.preflight.memory import find_model, model_from
-from npuenv.preflight.memory.models import count
+from npuenv.preflight.memory.types import count
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer.algorithms.advantages import Advantages, Scores, Settings
+from trainer.algorithms.advantages import Advantages, EstimatorInputs, Settings
 from trainer.models import gradients
 from trainer.registry import ESTIMATORS, find
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trainer.algorithms.conventions import Convention
 
 
-def advantages(name: str, scores: Scores, convention: Convention, **settings: Any) -> Advantages:
+def advantages(name: str, scores: EstimatorInputs, convention: Convention, **settings: Any) -> Advantages:
     """By the estimator of that name."""
     made: Advantages = find(ESTIMATORS, name)(scores, convention, settings=Settings(**settings))
     return made

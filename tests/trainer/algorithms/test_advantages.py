@@ -11,23 +11,25 @@ import pytest
 import torch
 
 from tests.trainer.algorithms.algorithm_cases import advantages
-from trainer.algorithms.advantages import Scores
+from trainer.algorithms.advantages import EstimatorInputs
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.estimators import whiten
 
 NAN = float("nan")
 
 
-def outcome(rewards: list[float], groups: list[int], lengths: list[int] | None = None, width: int = 2) -> Scores:
+def outcome(
+    rewards: list[float], groups: list[int], lengths: list[int] | None = None, width: int = 2
+) -> EstimatorInputs:
     """Answers whose reward stands on their last token; a length of 0 puts it on the last column, as verl does."""
     lengths_B = torch.tensor(lengths or [width] * len(rewards))
     mask_BT = torch.arange(width) < lengths_B.unsqueeze(1)
     token_rewards_BT = torch.zeros(len(rewards), width)
     token_rewards_BT[torch.arange(len(rewards)), (lengths_B - 1) % width] = torch.tensor(rewards)
-    return Scores(token_rewards_BT, mask_BT, torch.tensor(groups))
+    return EstimatorInputs(token_rewards_BT, mask_BT, torch.tensor(groups))
 
 
-def first(scores: Scores, name: str, convention: str = "verl", **settings: float) -> list[float]:
+def first(scores: EstimatorInputs, name: str, convention: str = "verl", **settings: float) -> list[float]:
     """The advantage of each answer's first token."""
     return advantages(name, scores, CONVENTIONS[convention], **settings).advantages_BT[:, 0].tolist()
 
@@ -110,7 +112,7 @@ def test_reinforce_sums_what_is_still_to_come() -> None:
 
 def test_an_environments_words_cost_a_discount_only_where_the_convention_says_so() -> None:
     scores = outcome([1.0], [0], [3], width=3)
-    hole = Scores(scores.token_rewards_BT, torch.tensor([[True, False, True]]), scores.group_B)
+    hole = EstimatorInputs(scores.token_rewards_BT, torch.tensor([[True, False, True]]), scores.group_B)
     assert advantages("reinforce", hole, CONVENTIONS["verl"], gamma=0.5).advantages_BT.tolist() == [[0.5, 0.0, 1.0]]
     assert advantages("reinforce", hole, CONVENTIONS["roll"], gamma=0.5).advantages_BT.tolist() == [[0.25, 0.0, 1.0]]
 
@@ -153,7 +155,7 @@ def test_roll_discounts_a_groups_advantage_backwards() -> None:
 def test_gae_with_lambda_one_is_return_minus_forecast_and_with_zero_one_step_ahead() -> None:
     scores = outcome([1.0], [0], [3], width=3)
     values_BT = torch.tensor([[0.5, 0.25, 0.75]])
-    given = Scores(scores.token_rewards_BT, scores.mask_BT, scores.group_B, values_BT)
+    given = EstimatorInputs(scores.token_rewards_BT, scores.mask_BT, scores.group_B, values_BT)
     whole = advantages("gae", given, CONVENTIONS["roll"], gamma=1.0, lam=1.0)
     assert whole.advantages_BT.tolist() == [[0.5, 0.75, 0.25]]
     assert whole.returns_BT is not None
@@ -165,7 +167,7 @@ def test_gae_with_lambda_one_is_return_minus_forecast_and_with_zero_one_step_ahe
 def test_whitening_changes_the_advantages_of_gae_and_not_its_returns() -> None:
     scores = outcome([1.0, 0.0], [0, 1], [3, 2], width=3)
     values_BT = torch.tensor([[0.5, 0.25, 0.75], [0.1, 0.2, 9.0]])
-    given = Scores(scores.token_rewards_BT, scores.mask_BT, scores.group_B, values_BT)
+    given = EstimatorInputs(scores.token_rewards_BT, scores.mask_BT, scores.group_B, values_BT)
     plain, whitened = (advantages("gae", given, CONVENTIONS[name]) for name in ("roll", "verl"))
     assert plain.returns_BT is not None and whitened.returns_BT is not None
     assert torch.equal(plain.returns_BT, whitened.returns_BT)
@@ -187,8 +189,8 @@ def test_two_ranks_count_and_whiten_over_the_answers_of_both(name: str, settings
     exchange = Exchange()
 
     def rank(rows: slice) -> torch.Tensor:
-        tensors = {part.name: getattr(whole, part.name) for part in fields(Scores)}
-        own = Scores(**{name: each[rows] for name, each in tensors.items() if each is not None})
+        tensors = {part.name: getattr(whole, part.name) for part in fields(EstimatorInputs)}
+        own = EstimatorInputs(**{name: each[rows] for name, each in tensors.items() if each is not None})
         return advantages(name, own, CONVENTIONS["verl"], add=exchange.add, **settings).advantages_BT
 
     with ThreadPoolExecutor(2) as ranks:

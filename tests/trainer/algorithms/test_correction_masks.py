@@ -18,8 +18,8 @@ RATIOS_BT = torch.tensor([[1.0, 3.0, math.nan], [1 / 3, 1.0, 1.0]])
 
 
 def remaining(forms: str, thresholds: str) -> list[list[bool]]:
-    rejections, sampler_BT = Rejection.of(forms, thresholds), torch.zeros(2, 3)
-    return rejection_mask(RATIOS_BT.log(), sampler_BT, MASK_BT, CONVENTIONS["verl"], rejections).tolist()
+    rejections, rollout_BT = Rejection.of(forms, thresholds), torch.zeros(2, 3)
+    return rejection_mask(RATIOS_BT.log(), rollout_BT, MASK_BT, CONVENTIONS["verl"], rejections).tolist()
 
 
 @pytest.mark.parametrize(

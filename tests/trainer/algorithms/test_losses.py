@@ -265,7 +265,10 @@ def test_entropy_keeps_its_digits_where_the_logits_are_large() -> None:
 
 @pytest.mark.parametrize(("top_p", "top_k"), [(0.6, 0), (1.0, 2), (0.9, 3), (1e-6, 0)])
 def test_the_policy_is_the_distribution_over_the_tokens_that_may_be_drawn(top_p: float, top_k: int) -> None:
-    """Value and gradient against plain autograd over those tokens and the answer's own; entropy and squares too."""
+    """Value and gradient against plain autograd over those tokens and the answer's own; entropy and squares too.
+
+    Targets 1 and 2 are the first tokens of two answers to one prompt: neither is in the distribution of the other.
+    """
     generator = torch.Generator().manual_seed(5)
     hidden_MH = torch.randn(6, 4, generator=generator, dtype=torch.float64, requires_grad=True)
     weight_VH = torch.randn(9, 4, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -274,16 +277,15 @@ def test_the_policy_is_the_distribution_over_the_tokens_that_may_be_drawn(top_p:
     found = gradients.token_logprobs(hidden_MH, weight_VH, temperature=0.7, with_entropy=True, **given)
     logits_MV = hidden_MH @ weight_VH.t() / 0.7
     rows = []
-    for row, each in enumerate(logits_MV):
+    for each, target in zip(logits_MV[source_C], target_C.tolist(), strict=True):
         ordered = each.argsort(descending=True)[: top_k or None]
         before = torch.softmax(each[ordered], dim=0).cumsum(0).roll(1)
         before[0] = 0.0
-        drawn = {*ordered[before < top_p].tolist(), *target_C[source_C == row].tolist()}
+        drawn = {*ordered[before < top_p].tolist(), target}
         is_left_out = torch.tensor([token not in drawn for token in range(9)])
         rows.append(torch.log_softmax(each.masked_fill(is_left_out, -1e9), dim=0))
-    logs_MV = torch.stack(rows)
-    entropy_M = -(logs_MV.exp() * logs_MV).sum(dim=1)
-    expected = logs_MV[source_C, target_C], entropy_M[source_C]
+    logs_CV = torch.stack(rows)
+    expected = logs_CV.gather(1, target_C[:, None])[:, 0], -(logs_CV.exp() * logs_CV).sum(dim=1)
     slopes = torch.randn(2, 7, generator=generator, dtype=torch.float64)
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.allclose(ours, theirs)
@@ -296,4 +298,4 @@ def test_the_policy_is_the_distribution_over_the_tokens_that_may_be_drawn(top_p:
         _, squares_C = gradients.token_logprobs(
             hidden_MH, weight_VH, temperature=0.7, with_entropy=False, with_sum_pi_squared=True, **given
         )
-    assert torch.allclose(squares_C, (2 * logs_MV).exp().sum(dim=1)[source_C])
+    assert torch.allclose(squares_C, (2 * logs_CV).exp().sum(dim=1))

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from trainer.algorithms.conventions import CONVENTIONS
-from trainer.algorithms.losses import adapted_kl_coef, divergence
+from trainer.algorithms.estimators import adapted_kl_coef
+from trainer.algorithms.losses import divergence
 
 
 def at(name: str, difference: float, convention: str = "verl", old: float | None = None) -> tuple[float, float]:

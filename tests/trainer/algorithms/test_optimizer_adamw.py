@@ -43,6 +43,7 @@ def test_a_learning_rate_of_nothing_moves_nothing() -> None:
 
 
 @pytest.mark.parametrize("largest", [0.5, 100.0])
+@pytest.mark.slow
 def test_gradients_are_clipped_as_torch_clips_them(largest: float) -> None:
     generator = torch.Generator().manual_seed(0)
     ours = [torch.randn(size, generator=generator, dtype=torch.float64) for size in (3, 7)]

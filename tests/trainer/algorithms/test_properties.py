@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.trainer.algorithms.algorithm_cases import advantages, token_logprobs
 from trainer import sections
-from trainer.algorithms.advantages import Scores
+from trainer.algorithms.advantages import EstimatorInputs
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.correction import correction
 from trainer.algorithms.losses import (
@@ -143,14 +143,14 @@ def test_nan_where_the_mask_is_off_reaches_neither_loss_nor_gradient(loss: str, 
     assert torch.equal(gradient([poisoned], totals, **names), gradient([batch], totals, **names))
 
 
-def scores(seed: int = 0) -> Scores:
+def scores(seed: int = 0) -> EstimatorInputs:
     batch = rows(seed)
     generator = torch.Generator().manual_seed(seed + 50)
     token_rewards_BT = torch.zeros(ROWS, WIDTH)
     last_B = (batch["lengths_B"] - 1) % WIDTH
     token_rewards_BT[torch.arange(ROWS), last_B] = torch.rand(ROWS, generator=generator)
     group_B = torch.tensor([0, 0, 0, 1, 1, 1, 2, 3, 3, 3])
-    return Scores(
+    return EstimatorInputs(
         token_rewards_BT,
         batch["mask_BT"],
         group_B,
@@ -170,7 +170,7 @@ SETTINGS: dict[str, Any] = {"gamma": 0.9, "lam": 0.8}
 def test_the_order_of_the_rows_and_the_numbers_of_the_groups_do_not_matter(name: str, convention: str) -> None:
     given, theirs = scores(), CONVENTIONS[convention]
     order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(1))
-    shuffled = Scores(**{each.name: getattr(given, each.name)[order] for each in fields(Scores)})
+    shuffled = EstimatorInputs(**{each.name: getattr(given, each.name)[order] for each in fields(EstimatorInputs)})
     shuffled = replace(shuffled, group_B=7 - shuffled.group_B * 2)
     expected = advantages(name, given, theirs, **SETTINGS)
     result = advantages(name, shuffled, theirs, **SETTINGS)
@@ -184,7 +184,7 @@ def test_the_order_of_the_rows_and_the_numbers_of_the_groups_do_not_matter(name:
 def test_padding_changes_no_advantage_even_if_it_is_nan(name: str, convention: str) -> None:
     given, theirs = scores(), CONVENTIONS[convention]
     filling_BT = torch.full((ROWS, 3), torch.nan)
-    tensors = {each.name: getattr(given, each.name) for each in fields(Scores)}
+    tensors = {each.name: getattr(given, each.name) for each in fields(EstimatorInputs)}
     wide = {name: torch.cat([each, filling_BT], dim=1) for name, each in tensors.items() if name.endswith("_BT")}
     wide["mask_BT"] = torch.cat([given.mask_BT, torch.zeros(ROWS, 3, dtype=torch.bool)], dim=1)
     wider = replace(given, **wide)
@@ -200,7 +200,7 @@ def test_padding_changes_no_advantage_even_if_it_is_nan(name: str, convention: s
 def test_the_same_number_on_all_rewards_of_a_group_changes_nothing(name: str, convention: str) -> None:
     given = scores()
     several_B = given.group_B != 2  # a group of one may keep its bare reward
-    kept = Scores(
+    kept = EstimatorInputs(
         given.token_rewards_BT[several_B],
         given.mask_BT[several_B],
         given.group_B[several_B],

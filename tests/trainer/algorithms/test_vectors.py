@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from tests.trainer.algorithms.algorithm_cases import advantages, token_logprobs
-from trainer.algorithms.advantages import Scores
+from trainer.algorithms.advantages import EstimatorInputs
 from trainer.algorithms.conventions import CONVENTIONS, Convention
 from trainer.algorithms.correction import correction, entropy_mask, off_policy_mask, rejection_mask
-from trainer.algorithms.estimators import whitened_and_clipped
-from trainer.algorithms.losses import LossSettings, adapted_kl_coef, aggregate, count, divergence, policy_loss
+from trainer.algorithms.estimators import adapted_kl_coef, whitened_and_clipped
+from trainer.algorithms.losses import LossSettings, aggregate, count, divergence, policy_loss
 from trainer.algorithms.rejection import Rejection
 from trainer.models.critic import value_loss
 from trainer.registry import LOSSES, find
@@ -59,7 +59,7 @@ def scalar(
 
 def run_advantages(batch: dict[str, torch.Tensor], ours: Vector, convention: Convention) -> dict[str, Any]:
     finish = {name: ours.pop(name) for name in ("is_whitened", "limit") if name in ours}
-    scores = Scores(**{each.name: batch[each.name] for each in fields(Scores) if each.name in batch})
+    scores = EstimatorInputs(**{each.name: batch[each.name] for each in fields(EstimatorInputs) if each.name in batch})
     result = advantages(ours.pop("name"), scores, convention, **ours)
     if finish:
         result = whitened_and_clipped(result, scores.mask_BT, convention, **finish)

@@ -13,7 +13,7 @@ import torch
 from tests.trainer.model_cases import END, QWEN2, QWEN3, decoder, naive_logits
 from trainer.engines import builtin
 from trainer.engines.base import Sampling
-from trainer.engines.builtin import Sampler
+from trainer.engines.builtin import BuiltinEngine
 from trainer.types import Stop
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 PROMPTS = [(1, 12), (4, 7, 12), (9, 12), (3, 10, 4, 12), (5,)]
 
 
-def sampler(seed: int = 0, *, shape: Shape = QWEN2, end: int | None = END) -> Sampler:
-    return Sampler(decoder(shape), end=end, seed=seed)
+def sampler(seed: int = 0, *, shape: Shape = QWEN2, end: int | None = END) -> BuiltinEngine:
+    return BuiltinEngine(decoder(shape), end=end, seed=seed)
 
 
 @lru_cache
@@ -148,7 +148,7 @@ def test_received_weights_are_copied_not_shared_and_used_next() -> None:
     made, other = sampler(), decoder(seed=9)
     before = made.generate(PROMPTS, Sampling(1, 4, 1.0, is_greedy=True))
     made.load_weights(dict(other.named_parameters()))
-    fresh = Sampler(copy.deepcopy(other), end=END, seed=0)
+    fresh = BuiltinEngine(copy.deepcopy(other), end=END, seed=0)
     after = made.generate(PROMPTS, Sampling(1, 4, 1.0, is_greedy=True))
     assert after == fresh.generate(PROMPTS, Sampling(1, 4, 1.0, is_greedy=True)) != before
     name = "model.layers.1.mlp.up_proj.weight"

@@ -17,7 +17,7 @@ from tests.trainer.engines.forked import forked
 from tests.trainer.generator_cases import FLAT, PROMPTS, Crew, weights
 from tests.trainer.shared import forks
 from tests.trainer.trainer_cases import PAD, changed, of_a_child
-from trainer.algorithms.packing import pack
+from trainer.algorithms.packing import make_batch
 from trainer.config import BadSetting
 from trainer.engines import remote
 from trainer.engines.base import Sampling, new_seeds
@@ -106,7 +106,7 @@ def test_a_childs_reference_says_what_one_here_says_and_stays_when_weights_come(
     local = Crew(changed(FLAT, reference_place="generators")).start(0).server
     drawn = zip(PROMPTS, local.generate(PROMPTS, SEEDED).groups, strict=True)
     answers = [Group(Prompt("", question, ""), said) for question, said in drawn]
-    batch = pack(answers, torch.zeros(4 * len(PROMPTS)), pad=PAD)
+    batch = make_batch(answers, torch.zeros(4 * len(PROMPTS)), pad=PAD)
     parts = [asked(batch, rows) for rows in torch.arange(4 * len(PROMPTS)).split(7)]
     wanted = local.reference_logprobs(parts)
     for version in range(2):

@@ -11,7 +11,7 @@ import torch
 
 from tests.trainer.generator_cases import FLAT, PROMPTS, Crew, weights
 from tests.trainer.trainer_cases import CPU, PAD, TEXT, changed, group
-from trainer.algorithms.packing import pack
+from trainer.algorithms.packing import make_batch
 from trainer.build import build_trainer
 from trainer.config import BadSetting
 from trainer.engines import reference
@@ -48,7 +48,7 @@ def _answers(config: Config, size: int, prompts: int) -> Batch:
     groups = Crew(config).engine(1).generate(asked, Sampling(size, 5, 1.0))
     made = [Group(Prompt("", prompt, ""), rollouts) for prompt, rollouts in zip(asked, groups, strict=True)]
     wide = torch.promote_types(getattr(torch, config.run.dtype), torch.float32)
-    return pack(made, torch.zeros(prompts * size, dtype=wide), pad=PAD)
+    return make_batch(made, torch.zeros(prompts * size, dtype=wide), pad=PAD)
 
 
 def own(config: Config, batch: Batch) -> Tensor:
@@ -120,7 +120,7 @@ def test_lora_leaves_its_adapters_out_of_the_reference() -> None:
 
 
 def test_a_share_is_of_whole_prompts_and_rows_without_a_token_are_nobodys() -> None:
-    batch = pack(
+    batch = make_batch(
         [group("1=", (5,), (6, 7)), group("2=", (), ()), group("3=", (), (8,)), group("4=", (9, 1), (2,))],
         torch.zeros(8),
         pad=PAD,
@@ -143,7 +143,7 @@ def test_a_share_is_of_whole_prompts_and_rows_without_a_token_are_nobodys() -> N
 def test_what_is_sent_of_some_rows_is_small_and_holds_no_memory_of_others() -> None:
     batch = answers(size=50)
     part = reference.asked(batch, torch.arange(3))
-    assert len(part.sampler_logprobs_BT) == len(part.rewards_B) == 0
+    assert len(part.rollout_logprobs_BT) == len(part.rewards_B) == 0
     for each in (part.tokens_BT, part.mask_BT, part.prompts_PS):
         assert each.untyped_storage().nbytes() == each.numel() * each.element_size()
 

@@ -161,7 +161,7 @@ def test_a_model_that_knows_more_tokens_than_its_tokenizer_may_say_them(tmp_path
 
 def test_a_server_whose_weights_are_not_of_one_version_answers_nothing() -> None:
     order = EngineSpec.of(FLAT, successor(1), seed=0)
-    engine = factory.build_local_engine(FLAT, order.task(), CPU, seed=0, sampling_seed=0)
+    engine = factory.build_local_engine(order, CPU, sampling_seed=0)
 
     def half(sent: Mapping[str, Tensor]) -> None:
         raise KeyError("half of it")
@@ -177,17 +177,13 @@ def test_a_server_whose_weights_are_not_of_one_version_answers_nothing() -> None
         server.generate(PROMPTS[:1], sampling)
 
 
-def test_a_generator_is_told_that_there_is_an_environment_and_has_none_itself() -> None:
-    plain = successor(1)
-
+def test_a_generator_is_told_that_there_is_an_environment() -> None:
     class Grid:
         pass
 
-    assert EngineSpec.of(FLAT, plain, seed=0).task().environment is None
-    made = EngineSpec.of(FLAT, replace(plain, environment=Grid), seed=0).task().environment  # type: ignore[arg-type]
-    assert made is not None
-    with pytest.raises(ValueError, match="no environment"):
-        made(None)  # type: ignore[arg-type]
+    plain = successor(1)
+    assert not EngineSpec.of(FLAT, plain, seed=0).has_environment
+    assert EngineSpec.of(FLAT, replace(plain, environment=Grid), seed=0).has_environment  # type: ignore[arg-type]
 
 
 # Draws.

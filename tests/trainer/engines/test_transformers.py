@@ -9,9 +9,11 @@ import torch
 
 from trainer.config import BadSetting, parse
 from trainer.engines.base import Sampling
-from trainer.engines.builtin import Sampler
+from trainer.engines.builtin import BuiltinEngine
+from trainer.engines.generator_client import EngineSpec
 from trainer.models.decoder import Decoder, Shape
 from trainer.tasks.base import Characters
+from trainer.tasks.digits import successor
 from trainer.types import Stop
 
 transformers = pytest.importorskip("transformers", reason="the engine under test runs a model of transformers")
@@ -58,7 +60,7 @@ def engine(seed: int = 0, end: int | None = WORDS.end) -> Generator:
 
 def test_greedy_answers_are_the_built_in_samplers_to_prompts_of_any_length() -> None:
     sampling = Sampling(1, 6, 0.7, is_greedy=True)
-    ours = Sampler(decoder(), end=WORDS.end, seed=0).generate(PROMPTS, sampling)
+    ours = BuiltinEngine(decoder(), end=WORDS.end, seed=0).generate(PROMPTS, sampling)
     theirs = engine().generate(PROMPTS, sampling)
     assert [group[0].tokens for group in theirs] == [group[0].tokens for group in ours]
     assert [group[0].stop for group in theirs] == [group[0].stop for group in ours]
@@ -122,7 +124,7 @@ def test_seeds_of_prompts_draw_what_the_built_in_sampler_draws_by_them_and_besid
     made = engine()
     state = made.random_state().clone()
     theirs = made.generate(PROMPTS, sampling)
-    ours = Sampler(decoder(), end=WORDS.end, seed=9).generate(PROMPTS, sampling)
+    ours = BuiltinEngine(decoder(), end=WORDS.end, seed=9).generate(PROMPTS, sampling)
     assert [[each.tokens for each in group] for group in theirs] == [[each.tokens for each in group] for group in ours]
     (alone,) = made.generate(PROMPTS[2:3], Sampling(3, 6, 0.7, seeds=(7,)))
     assert [each.tokens for each in alone] == [each.tokens for each in theirs[2]]
@@ -143,4 +145,4 @@ def test_received_weights_are_copied_and_a_missing_one_is_named() -> None:
 
 def test_an_engine_without_a_folder_is_a_bad_setting() -> None:
     with pytest.raises(BadSetting, match="path=FOLDER"):
-        start(parse([], devices=("cpu",)), None, torch.device("cpu"), seed=0)  # type: ignore[arg-type]
+        start(EngineSpec.of(parse([], devices=("cpu",)), successor(1), seed=0), torch.device("cpu"), seed=0)

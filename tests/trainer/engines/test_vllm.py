@@ -17,6 +17,7 @@ from torch import nn
 from trainer.config import BadSetting, parse
 from trainer.engines import vllm as engine_module
 from trainer.engines.base import Sampling
+from trainer.engines.generator_client import EngineSpec
 from trainer.engines.vllm import ENVIRONMENT, Package, Vllm, arguments, read, reload, start
 from trainer.models.files import read_weights
 from trainer.tasks.base import Characters, Task
@@ -136,6 +137,10 @@ def engine(**given: Any) -> tuple[Vllm, FakeLLM]:
 
 def task(**given: Any) -> Task:
     return Task("none", Characters(), (), (), 7, reward=lambda *_: 0.0, is_right=lambda *_: False, **given)
+
+
+def order(*words: str) -> EngineSpec:
+    return EngineSpec.of(parse(words, devices=("cpu",)), task(), seed=0)
 
 
 def test_tokens_go_in_and_drawn_tokens_with_their_own_logprobs_come_out() -> None:
@@ -259,7 +264,7 @@ def test_reloading_goes_through_a_folder_of_our_own(tmp_path: Path, monkeypatch:
     vllm_config(monkeypatch)
     for name in ENVIRONMENT:
         monkeypatch.setenv(name, "0")
-    made = start(parse(["engine=vllm", f"path={model}", "weight_sync=reload"], devices=("cpu",)), task(), seed=0)
+    made = start(order("engine=vllm", f"path={model}", "weight_sync=reload"), seed=0)
     made.load_weights(WEIGHTS)
     folder = Path(llm.calls[0][1]["model"])
     assert sorted(each.name for each in folder.iterdir()) == ["config.json", "model.safetensors"]
@@ -291,10 +296,10 @@ def test_a_runner_that_cannot_reload_is_reloaded_by_the_loader(monkeypatch: pyte
 def test_the_arguments_follow_the_configuration() -> None:
     words = ["engine=vllm", "memory_fraction=0.3", "tensor_parallel=2", "sleep=true", "enforce_eager=true"]
     words += ["max_prompt_tokens=20"]
-    given = arguments(parse(words, devices=("cpu",)), task(), Path("somewhere"), seed=2**40 + 3)
+    given = arguments(order(*words), Path("somewhere"), seed=2**40 + 3)
     assert given["max_model_len"] == 27
     assert given["distributed_executor_backend"] == "mp"
-    assert "distributed_executor_backend" not in arguments(parse([], devices=("cpu",)), task(), Path("x"), seed=0)
+    assert "distributed_executor_backend" not in arguments(order(), Path("x"), seed=0)
     assert (given["gpu_memory_utilization"], given["tensor_parallel_size"], given["seed"]) == (0.3, 2, 3)
     assert (given["enable_sleep_mode"], given["enforce_eager"], given["logprobs_mode"]) == (
         True,
@@ -306,9 +311,9 @@ def test_the_arguments_follow_the_configuration() -> None:
 
 def test_a_missing_package_and_a_missing_folder_are_bad_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadSetting, match="path=FOLDER"):
-        start(parse(["engine=vllm"], devices=("cpu",)), task(), seed=0)
+        start(order("engine=vllm"), seed=0)
     monkeypatch.setitem(sys.modules, "vllm", None)
     for name in ENVIRONMENT:
         monkeypatch.setenv(name, "0")
     with pytest.raises(BadSetting, match="package vllm"):
-        start(parse(["engine=vllm", "path=somewhere"], devices=("cpu",)), task(), seed=0)
+        start(order("engine=vllm", "path=somewhere"), seed=0)

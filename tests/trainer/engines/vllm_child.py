@@ -58,6 +58,7 @@ from trainer import models  # noqa: E402
 from trainer.config import parse  # noqa: E402
 from trainer.engines import vllm as engine_module  # noqa: E402
 from trainer.engines.base import Sampling  # noqa: E402
+from trainer.engines.generator_client import EngineSpec  # noqa: E402
 from trainer.engines.vllm import Vllm, arguments, start  # noqa: E402
 from trainer.models.decoder import Decoder, Shape  # noqa: E402
 from trainer.tasks.base import Characters, Task  # noqa: E402
@@ -182,7 +183,7 @@ def started(folder: Path, *words: str) -> tuple[Vllm, Core]:
 
     EngineCoreClient.make_client = staticmethod(client)
     settings = ["engine=vllm", f"path={folder}", "enforce_eager=true", "max_prompt_tokens=20", *words]
-    engine = start(parse(settings, devices=("cpu",)), TASK, seed=3)
+    engine = start(EngineSpec.of(parse(settings, devices=("cpu",)), TASK, seed=0), seed=3)
     return engine, made[0]
 
 
@@ -261,7 +262,7 @@ def transport(folder: Path) -> dict[str, Any]:
     """That what goes to workers can be sent there, and that the arguments for several of them exist."""
     sent = [partial(engine_module.load, [("x", torch.zeros(2))]), partial(engine_module.read, {"x": (2,)})]
     words = ["tensor_parallel=2", "sleep=true", "memory_fraction=0.3", f"path={folder}", "engine=vllm"]
-    args = EngineArgs(**arguments(parse(words, devices=("cpu",)), TASK, folder, seed=0))
+    args = EngineArgs(**arguments(EngineSpec.of(parse(words, devices=("cpu",)), TASK, seed=0), folder, seed=0))
     return {
         "sent": [pickle.loads(pickle.dumps(each)).func.__name__ for each in (*sent, partial(engine_module.reload))],
         "args": [args.tensor_parallel_size, args.enable_sleep_mode, args.gpu_memory_utilization],

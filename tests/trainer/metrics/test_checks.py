@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.trainer.trainer_cases import END, PAD, group, rollout
-from trainer.algorithms.packing import pack
+from trainer.algorithms.packing import make_batch
 from trainer.metrics.checks import (
     NOTHING,
     GenerationCheck,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 GROUPS = [group("14=", (5, END), (5, 5, 5)), group("4=", (END,), (3, END))]
-BATCH = pack(GROUPS, torch.zeros(2, 2), pad=PAD)
+BATCH = make_batch(GROUPS, torch.zeros(2, 2), pad=PAD)
 
 
 Check = MaskCheck | WeightsCheck | LogprobsCheck | GenerationCheck | RewardCheck
@@ -86,7 +86,7 @@ def test_a_mask_that_misses_the_last_token_of_one_row_is_noticed() -> None:
 def test_an_environments_words_are_not_to_be_masked_in() -> None:
     turns = Rollout((1, 2, 3), (-1.0, 0.0, -1.0), Stop.TERMINATED, (True, False, True), 1.0)
     groups = [Group(GROUPS[0].prompt, (turns,))]
-    check, batch = MaskCheck(), pack(groups, torch.zeros(1, 1), pad=PAD)
+    check, batch = MaskCheck(), make_batch(groups, torch.zeros(1, 1), pad=PAD)
     check.add(groups, batch)
     assert (check.result()["passed"], check.result()["masked_tokens"]) == (True, 2)
     check.add(groups, replace(batch, mask_BT=torch.ones_like(batch.mask_BT)))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.trainer.trainer_cases import CPU, END, PAD, TEXT, TINY, changed, decoder, group, rollout
-from trainer.algorithms.packing import pack
+from trainer.algorithms.packing import make_batch
 from trainer.config import Config
 from trainer.metrics import meter
 from trainer.models import build
@@ -42,12 +42,12 @@ def test_linear_layers_are_counted_exactly_forwards_and_backwards() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     model = decoder()
-    batch, done = pack(GROUPS, torch.zeros(2, 2), pad=PAD), meter.work(GROUPS)
+    batch, done = make_batch(GROUPS, torch.zeros(2, 2), pad=PAD), meter.work(GROUPS)
     size = meter.sizes(model)
     assert size is not None
     attention = 4 * size.width * (done.pairs + done.last_pairs)
     with FlopCounterMode(display=False) as counter:
-        scored = model.score(batch, temperature=1.0)
+        scored = model.token_logprobs(batch, temperature=1.0)
     assert products(counter.get_flop_counts()["Global"]) == meter.forward(size, done) - attention
     with FlopCounterMode(display=False) as counter:
         (scored.logprobs_BT.sum() + scored.entropy_BT.sum()).backward()

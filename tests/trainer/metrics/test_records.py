@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from trainer.metrics.progress import Progress, peak_rss_mib
+from trainer.device import peak_rss_mib
+from trainer.metrics.progress import Progress
 from trainer.metrics.records import FILE, Records
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def test_what_a_follower_says_stands_after_what_it_read_and_before_the_end(tmp_p
 def test_times_of_a_part_add_up_even_when_it_fails() -> None:
     progress = Progress()
     for _ in range(2):
-        with pytest.raises(ValueError, match="x"), progress.part("train"):
+        with pytest.raises(ValueError, match="x"), progress.phase("train"):
             raise ValueError("x")
     assert list(progress.seconds) == ["train"]
     assert 0 < progress.seconds["train"] <= progress.elapsed_s()

@@ -12,12 +12,12 @@ import torch
 
 from tests.trainer.trainer_cases import CPU, END, TINY, changed, group
 from trainer import models
-from trainer.algorithms.advantages import Advantages, Scores, Settings
+from trainer.algorithms.advantages import Advantages, EstimatorInputs, Settings
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.correction import correction
 from trainer.algorithms.losses import DIVERGENCES, MODES, LossSettings, aggregate, count, divergence, policy_loss
 from trainer.algorithms.optimizer import AdamW, clip_grad_norm, learning_rate
-from trainer.algorithms.packing import pack
+from trainer.algorithms.packing import make_batch
 from trainer.algorithms.update_metrics import token_metrics
 from trainer.config import Config
 from trainer.metrics import plain_decoder
@@ -46,11 +46,11 @@ def numbers(*shape: int) -> Tensor:
 ESTIMATED = ("grpo", "rloo", "reinforce", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo", "gae")
 
 
-def answers(sampler_BT: Tensor | None = None, mask: Tensor = MASK) -> plain_decoder.Answers:
+def answers(rollout_BT: Tensor | None = None, mask: Tensor = MASK) -> plain_decoder.Answers:
     tokens = torch.randint(0, 17, (8, 4), generator=RANDOM)
     sequences = [(1, 2, 3, *row[:length]) for row, length in zip(tokens.tolist(), LENGTHS, strict=True)]
-    sampler_BT = numbers(8, 4) if sampler_BT is None else sampler_BT
-    return plain_decoder.Answers(sequences, [3] * 8, tokens, mask, GROUPS, numbers(8), sampler_BT)
+    rollout_BT = numbers(8, 4) if rollout_BT is None else rollout_BT
+    return plain_decoder.Answers(sequences, [3] * 8, tokens, mask, GROUPS, numbers(8), rollout_BT)
 
 
 def algorithm(**values: Any) -> Any:
@@ -66,7 +66,7 @@ def test_advantages(name: str, convention: str, scale_by_std: bool) -> None:
     mask[0, 1] = False  # an observation within the answer
     given, penalty, values = answers(mask=mask), numbers(8, 4).where(mask, 0.0), numbers(8, 4)
     rewards = plain.token_rewards(given, penalty)
-    scores = Scores(torch.tensor(rewards, dtype=torch.float64), mask, torch.tensor(GROUPS), values_BT=values)
+    scores = EstimatorInputs(torch.tensor(rewards, dtype=torch.float64), mask, torch.tensor(GROUPS), values_BT=values)
     settings = Settings(scale_by_std, 0.9, 0.8)
     expected = find(ESTIMATORS, name)(scores, CONVENTIONS[convention], settings=settings).advantages_BT
     found = torch.tensor(plain.advantages(rewards, given, chosen, values_BT=values), dtype=torch.float64)
@@ -93,7 +93,7 @@ def test_the_loss_and_its_gradient(name: str, convention: str, mode: str, weight
     settings, weights = LossSettings(chosen.clip_low, chosen.clip_high, chosen.dual_clip), None
     if weighted != "none":
         weights = correction(
-            old, given.sampler_BT, MASK, style, level=weighted, cap=1.5, floor=0.4, bound="mask"
+            old, given.rollout_BT, MASK, style, level=weighted, cap=1.5, floor=0.4, bound="mask"
         ).weights_BT
     token = policy_loss(
         find(LOSSES, name), leaves[0], old, credit, MASK, settings=settings, convention=style, weights_BT=weights
@@ -110,11 +110,11 @@ def test_the_loss_and_its_gradient(name: str, convention: str, mode: str, weight
     torch.testing.assert_close(parts["entropy"], aggregate(entropy, MASK, "token-mean", totals))
     torch.testing.assert_close(parts["kl"], aggregate(kl, MASK, "token-mean", totals))
     torch.testing.assert_close((found, of_policy), (expected, policy), rtol=1e-9, atol=1e-9)
-    batch: Any = SimpleNamespace(mask_BT=MASK, sampler_logprobs_BT=given.sampler_BT)
+    batch: Any = SimpleNamespace(mask_BT=MASK, rollout_logprobs_BT=given.rollout_BT)
     reported = token_metrics(batch, old, token, None, totals, chosen)
     for each in parts.keys() & reported.keys():
         torch.testing.assert_close(parts[each], reported[each], rtol=1e-9, atol=1e-9)
-    assert {"ppo_kl", "sampler_kl", "sampler_kl_direct", "logprob_diff_mean"} <= parts.keys() & reported.keys()
+    assert {"ppo_kl", "rollout_kl", "rollout_kl_direct", "logprob_diff_mean"} <= parts.keys() & reported.keys()
     found.backward()
     expected.backward()
     torch.testing.assert_close(leaves[1].grad, leaves[0].grad, rtol=1e-9, atol=1e-9)
@@ -149,8 +149,8 @@ def test_a_decoder_and_its_gradient(is_qwen3: bool, is_tied: bool) -> None:
         Group(Prompt("", tokens, ""), tuple(Rollout(each, (0.0,) * len(each), Stop.END) for each in rows))
         for tokens, rows in zip(prompts, said, strict=True)
     ]
-    batch = pack(groups, torch.zeros(2, 2, dtype=torch.float64), pad=17)
-    scored = decoder.score(batch, temperature=0.7)
+    batch = make_batch(groups, torch.zeros(2, 2, dtype=torch.float64), pad=17)
+    scored = decoder.token_logprobs(batch, temperature=0.7)
     (scored.logprobs_BT.sum() + scored.entropy_BT.sum()).backward()
 
     weights = {name: each.detach().clone().requires_grad_() for name, each in decoder.named_parameters()}

@@ -14,7 +14,7 @@ import torch
 
 from tests.trainer.trainer_cases import CPU, END, PAD, TEXT, TINY, changed, group, rollout
 from trainer.algorithms.advantages import Advantages
-from trainer.algorithms.packing import pack
+from trainer.algorithms.packing import make_batch
 from trainer.build import build_trainer
 from trainer.config import Config
 from trainer.learner import ForwardOutputs
@@ -48,18 +48,18 @@ def described(config: Config, *, with_meter: bool = False) -> dict[str, Any]:
     if with_meter:
         config = changed(config, peak_tflops=0.5)
         progress.meter = meter.start(trainer.learner.model, config, CPU)
-    with progress.part("gen"):
+    with progress.phase("gen"):
         made = next_rollouts(trainer)
-        groups, rewards_PG, num_drawn = made.groups, made.rewards_PG, made.num_drawn
-    with progress.part("old_log_prob"):
-        batch = trainer.pack(groups, rewards_PG)
+        groups, rewards_PG, num_generated = made.groups, made.rewards_PG, made.num_generated
+    with progress.phase("old_log_prob"):
+        batch = trainer.make_batch(groups, rewards_PG)
         known = trainer.learner.compute_logprobs(batch)
     judged = trainer.learner.compute_advantages(batch, known)
-    with progress.part("update_actor"):
+    with progress.phase("update_actor"):
         update = update_policy(trainer.learner, batch, known, judged)
     turn = SimpleNamespace(
         groups=groups, rewards_PG=rewards_PG, batch=batch, logprobs=known, advantages=judged, update=update,
-        num_drawn=num_drawn, reward_errors=None, stats=None,
+        num_generated=num_generated, reward_errors=None, stats=None,
     )  # fmt: skip
     return step.describe_step(turn, config, 2.0, progress)  # type: ignore[arg-type]
 
@@ -119,7 +119,7 @@ def test_rewards_of_a_run_are_its_scores_less_the_divergence_if_that_is_in_the_r
     trainer = build_trainer(changed(TINY, kl_in="reward", kl="k1", kl_coef=0.5), CPU, seed=0)
     made = next_rollouts(trainer)
     groups, rewards_PG = made.groups, made.rewards_PG
-    batch = trainer.pack(groups, rewards_PG)
+    batch = trainer.make_batch(groups, rewards_PG)
     known = trainer.learner.compute_logprobs(batch)
     assert known.reference_BT is not None
     apart = replace(known, reference_BT=known.reference_BT - 0.25)
@@ -130,7 +130,7 @@ def test_rewards_of_a_run_are_its_scores_less_the_divergence_if_that_is_in_the_r
 
 
 def test_advantages_returns_and_values_are_over_the_masked_tokens_alone() -> None:
-    batch = pack(two_groups(), torch.zeros(2, 2), pad=PAD)
+    batch = make_batch(two_groups(), torch.zeros(2, 2), pad=PAD)
     numbers_BT = torch.full(batch.mask_BT.shape, math.nan)
     numbers_BT[batch.mask_BT] = torch.arange(10.0)
     values_BT = torch.where(batch.mask_BT, 4.5, math.nan)
@@ -147,7 +147,7 @@ def test_advantages_returns_and_values_are_over_the_masked_tokens_alone() -> Non
 
 
 def test_probabilities_differ_by_what_the_logarithms_say() -> None:
-    batch = pack(two_groups(), torch.zeros(2, 2), pad=PAD)
+    batch = make_batch(two_groups(), torch.zeros(2, 2), pad=PAD)
     assert step.of_probabilities(batch, ForwardOutputs(None, None, None)) == {}
     old_BT = torch.where(batch.mask_BT, math.log(0.5), math.nan)
     found = step.of_probabilities(batch, ForwardOutputs(old_BT, None, None))
@@ -217,7 +217,7 @@ def test_a_zero_is_a_measurement(change: dict[str, Any], absent: set[str]) -> No
 
 
 def test_a_critic_explains_nothing_where_the_returns_do_not_vary() -> None:
-    batch = pack(two_groups(), torch.zeros(2, 2), pad=PAD)
+    batch = make_batch(two_groups(), torch.zeros(2, 2), pad=PAD)
     ones_BT = batch.mask_BT.float()
     found = step.of_advantages(batch, ForwardOutputs(None, None, ones_BT / 2), Advantages(ones_BT, ones_BT))
     assert found["critic/values/mean"] == 0.5

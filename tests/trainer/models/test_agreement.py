@@ -78,7 +78,7 @@ def test_a_folder_that_transformers_wrote_gives_the_same_log_probabilities(shape
     assert isinstance(ours, Decoder)
     batch = batch_of(*UNEVEN)
     with torch.no_grad():
-        found = ours.score(batch, temperature=0.8).logprobs_BT
+        found = ours.token_logprobs(batch, temperature=0.8).logprobs_BT
         expected = _logprobs(theirs, batch, 0.8)
     assert float((found - expected).abs().max()) < 1e-5
 
@@ -93,7 +93,7 @@ def test_transformers_reads_what_we_wrote_and_says_the_same_logits(shape: Shape,
     assert names == {name for name, _ in ours.named_parameters()}
     batch = batch_of(*EVEN)
     with torch.no_grad():
-        found = ours.score(batch, temperature=1.0).logprobs_BT
+        found = ours.token_logprobs(batch, temperature=1.0).logprobs_BT
         assert float((found - _logprobs(theirs, batch, 1.0)).abs().max()) < 1e-4
 
 
@@ -104,12 +104,12 @@ def test_a_model_of_transformers_scores_as_its_plain_rows_with_shared_prompts_an
 ) -> None:
     theirs, batch = _from_transformers(shape, seed=4), batch_of(*lengths, words=True)
     shared = Pretrained(theirs)
-    found = shared.score(batch, temperature=0.8)
+    found = shared.token_logprobs(batch, temperature=0.8)
     expected = _logprobs(theirs, batch, 0.8)
     assert float((found.logprobs_BT - expected).detach().abs().max()) < 1e-5
     ours = gradients(shared, found.logprobs_BT, found.entropy_BT)
     rows = Pretrained(theirs, gradient_checkpointing=True)
-    other = rows.score(batch, temperature=0.8)
+    other = rows.token_logprobs(batch, temperature=0.8)
     torch.testing.assert_close(found.logprobs_BT, other.logprobs_BT, rtol=0, atol=1e-5)
     torch.testing.assert_close(found.entropy_BT, other.entropy_BT, rtol=0, atol=1e-5)
     plain = gradients(rows, other.logprobs_BT, other.entropy_BT)
@@ -128,5 +128,5 @@ def test_another_kind_of_model_is_left_to_transformers(tmp_path: Path) -> None:
     assert isinstance(made, Pretrained)
     assert "model.embed_tokens.weight" in dict(made.named_parameters())
     batch = batch_of(*UNEVEN)
-    found = made.score(batch, temperature=1.0).logprobs_BT
+    found = made.token_logprobs(batch, temperature=1.0).logprobs_BT
     assert float((found - _logprobs(made.inner, batch, 1.0)).detach().abs().max()) < 1e-5

@@ -39,7 +39,7 @@ def test_scores_and_gradients_are_those_of_plain_rows(
     shape: Shape, lengths: tuple[list[list[int]], list[list[int]]], temperature: float
 ) -> None:
     made, batch = decoder(shape), batch_of(*lengths)
-    found, expected = made.score(batch, temperature=temperature), naive_score(made, batch, temperature)
+    found, expected = made.token_logprobs(batch, temperature=temperature), naive_score(made, batch, temperature)
     torch.testing.assert_close(found.logprobs_BT, expected[0], rtol=0, atol=1e-12)
     torch.testing.assert_close(found.entropy_BT, expected[1], rtol=0, atol=1e-12)
     ours, plain = gradients(made, found.logprobs_BT, found.entropy_BT), gradients(made, *expected)
@@ -53,11 +53,11 @@ def test_in_float32_a_shared_prompt_costs_a_millionth_and_gradients_three_ten_mi
     batch = batch_of(*UNEVEN)
 
     def alone(row: int) -> torch.Tensor:
-        logprobs_BT = made.score(select(batch, torch.tensor([row])), temperature=1.0).logprobs_BT
+        logprobs_BT = made.token_logprobs(select(batch, torch.tensor([row])), temperature=1.0).logprobs_BT
         return torch.nn.functional.pad(logprobs_BT, (0, batch.tokens_BT.shape[1] - logprobs_BT.shape[1]))
 
     plain_BT = torch.cat([alone(row) for row in range(len(batch.tokens_BT))])
-    found_BT = made.score(batch, temperature=1.0).logprobs_BT
+    found_BT = made.token_logprobs(batch, temperature=1.0).logprobs_BT
     assert found_BT.dtype == torch.float32
     assert float((found_BT - plain_BT).detach().abs().max()) < 1e-6
     nothing = torch.zeros_like(plain_BT)
@@ -70,7 +70,7 @@ def test_in_float32_a_shared_prompt_costs_a_millionth_and_gradients_three_ten_mi
 
 def test_places_where_the_mask_is_off_are_zero_and_left_out() -> None:
     made, batch = decoder(), batch_of(*UNEVEN, words=True)
-    found, expected = made.score(batch, temperature=1.0), naive_score(made, batch, 1.0)
+    found, expected = made.token_logprobs(batch, temperature=1.0), naive_score(made, batch, 1.0)
     assert not bool(batch.mask_BT[0, 1])
     torch.testing.assert_close(found.logprobs_BT, expected[0], rtol=0, atol=1e-12)
     torch.testing.assert_close(found.entropy_BT, expected[1], rtol=0, atol=1e-12)
@@ -87,20 +87,23 @@ def test_what_stands_in_the_padding_changes_no_bit() -> None:
         tokens_BT=batch.tokens_BT.masked_fill(beyond, 3),
         prompts_PS=batch.prompts_PS.masked_fill(beyond_PS, 5),
     )
-    one, two = made.score(batch, temperature=1.0), made.score(other, temperature=1.0)
+    one, two = made.token_logprobs(batch, temperature=1.0), made.token_logprobs(other, temperature=1.0)
     assert torch.equal(one.logprobs_BT, two.logprobs_BT)
 
 
 def test_rows_taken_out_of_a_batch_score_as_in_it() -> None:
     made, batch = decoder(QWEN3), batch_of(*UNEVEN)
-    whole, rows = made.score(batch, temperature=1.0), torch.tensor([1, 2, 5])
-    part = made.score(select(batch, rows), temperature=1.0).logprobs_BT
+    whole, rows = made.token_logprobs(batch, temperature=1.0), torch.tensor([1, 2, 5])
+    part = made.token_logprobs(select(batch, rows), temperature=1.0).logprobs_BT
     torch.testing.assert_close(part, whole.logprobs_BT[rows, : part.shape[1]], rtol=0, atol=1e-12)
 
 
 def test_without_entropy_it_is_zero_and_the_rest_the_same() -> None:
     made, batch = decoder(), batch_of(*UNEVEN)
-    found, full = made.score(batch, temperature=1.0, with_entropy=False), made.score(batch, temperature=1.0)
+    found, full = (
+        made.token_logprobs(batch, temperature=1.0, with_entropy=False),
+        made.token_logprobs(batch, temperature=1.0),
+    )
     assert torch.equal(found.logprobs_BT, full.logprobs_BT)
     assert not bool(found.entropy_BT.any())
     ours = gradients(made, found.logprobs_BT, found.entropy_BT)
@@ -111,10 +114,10 @@ def test_without_entropy_it_is_zero_and_the_rest_the_same() -> None:
 
 def _both_ways(batch: Batch, monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> None:
     made = decoder(QWEN3)
-    found = made.score(batch, temperature=0.9)
+    found = made.token_logprobs(batch, temperature=0.9)
     ours = gradients(made, found.logprobs_BT, found.entropy_BT)
     monkeypatch.setattr(module, name, 20)
-    other = made.score(batch, temperature=0.9)
+    other = made.token_logprobs(batch, temperature=0.9)
     theirs = gradients(made, other.logprobs_BT, other.entropy_BT)
     torch.testing.assert_close(found.logprobs_BT, other.logprobs_BT, rtol=0, atol=1e-12)
     for name in ours:
@@ -125,7 +128,7 @@ def _both_ways(batch: Batch, monkeypatch: pytest.MonkeyPatch, module: object, na
 def test_long_answers_attend_the_same_without_writing_scores_out(
     monkeypatch: pytest.MonkeyPatch, lengths: tuple[list[list[int]], list[list[int]]]
 ) -> None:
-    _both_ways(batch_of(*lengths), monkeypatch, attention, "MOST_SCORES")
+    _both_ways(batch_of(*lengths), monkeypatch, attention, "MOST_ATTENTION_SCORES")
 
 
 def test_logits_taken_in_parts_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,10 +165,10 @@ def test_in_bfloat16_the_output_layers_gradient_does_not_depend_on_the_number_of
 
 def test_gradient_checkpointing_changes_no_gradient() -> None:
     made, batch = decoder(), batch_of(*UNEVEN)
-    plain = made.score(batch, temperature=1.0)
+    plain = made.token_logprobs(batch, temperature=1.0)
     expected = gradients(made, plain.logprobs_BT, plain.entropy_BT)
     made.gradient_checkpointing = True
-    found = made.score(batch, temperature=1.0)
+    found = made.token_logprobs(batch, temperature=1.0)
     ours = gradients(made, found.logprobs_BT, found.entropy_BT)
     for name in expected:
         assert torch.equal(ours[name], expected[name]), name
@@ -182,7 +185,7 @@ def test_gradient_checkpointing_keeps_less() -> None:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            made.score(batch, temperature=1.0)
+            made.token_logprobs(batch, temperature=1.0)
         return sum(sizes)
 
     plain = kept()
@@ -192,20 +195,20 @@ def test_gradient_checkpointing_keeps_less() -> None:
 
 def test_a_copy_is_apart_from_what_it_was_copied_from() -> None:
     made, batch = decoder(), batch_of(*EVEN)
-    made.score(batch, temperature=1.0)
+    made.token_logprobs(batch, temperature=1.0)
     other = copy.deepcopy(made)
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.mul_(1.1)
-    found = made.score(batch, temperature=1.0).logprobs_BT
+    found = made.token_logprobs(batch, temperature=1.0).logprobs_BT
     torch.testing.assert_close(found, naive_score(made, batch, 1.0)[0], rtol=0, atol=1e-12)
-    found = other.score(batch, temperature=1.0).logprobs_BT
+    found = other.token_logprobs(batch, temperature=1.0).logprobs_BT
     torch.testing.assert_close(found, naive_score(other, batch, 1.0)[0], rtol=0, atol=1e-12)
 
 
 def test_in_bfloat16_scores_stay_near_those_of_float64() -> None:
     made, batch = decoder(QWEN2, torch.bfloat16), batch_of(*UNEVEN)
-    found = made.score(batch, temperature=1.0)
+    found = made.token_logprobs(batch, temperature=1.0)
     assert found.logprobs_BT.dtype == torch.float32
     expected, _ = naive_score(copy.deepcopy(made).double(), batch, 1.0)
     assert float((found.logprobs_BT - expected).detach().abs().max()) < 0.15

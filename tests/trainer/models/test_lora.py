@@ -35,27 +35,29 @@ def moved(made: Decoder) -> Decoder:
 
 def test_a_fresh_adapter_changes_nothing() -> None:
     batch = batch_of(*UNEVEN)
-    found, plain = adapted().score(batch, temperature=1.0), decoder().score(batch, temperature=1.0)
+    found, plain = adapted().token_logprobs(batch, temperature=1.0), decoder().token_logprobs(batch, temperature=1.0)
     torch.testing.assert_close(found.logprobs_BT, plain.logprobs_BT, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("targets", [ALL, ["q_proj", "up_proj"], ["down_proj"]])
 def test_merged_weights_in_a_plain_model_say_the_same(targets: list[str]) -> None:
     batch, made, plain = batch_of(*UNEVEN), moved(adapted(targets)), decoder()
-    before = plain.score(batch, temperature=1.0).logprobs_BT.detach()
+    before = plain.token_logprobs(batch, temperature=1.0).logprobs_BT.detach()
     weights = lora.merged(made)
     assert weights.keys() == dict(plain.named_parameters()).keys()
     with torch.no_grad():
         for name, parameter in plain.named_parameters():
             parameter.copy_(weights[name])
-    found = made.score(batch, temperature=1.0).logprobs_BT.detach()
-    torch.testing.assert_close(found, plain.score(batch, temperature=1.0).logprobs_BT.detach(), rtol=0, atol=1e-12)
+    found = made.token_logprobs(batch, temperature=1.0).logprobs_BT.detach()
+    torch.testing.assert_close(
+        found, plain.token_logprobs(batch, temperature=1.0).logprobs_BT.detach(), rtol=0, atol=1e-12
+    )
     assert float((found - before).abs().max()) > 1e-2
 
 
 def test_only_the_thin_matrices_get_gradients() -> None:
     made = moved(adapted(["q_proj", "gate_proj"]))
-    made.score(batch_of(*UNEVEN), temperature=1.0).logprobs_BT.sum().backward()
+    made.token_logprobs(batch_of(*UNEVEN), temperature=1.0).logprobs_BT.sum().backward()
     learning = {name for name, parameter in made.named_parameters() if parameter.grad is not None}
     assert len(learning) == 2 * 2 * QWEN2.layers
     assert all(".lora_" in name for name in learning)

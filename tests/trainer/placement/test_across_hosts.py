@@ -88,9 +88,13 @@ def spread(folder: Path, count: int, *words: str, blind: int | None = None) -> I
             stack.callback(programs[-1].kill)
             # One after another: raylets that start at once on a busy machine give up on each other.
             wait_for(lambda: told(number) in found.said(number), process=programs[number])  # noqa: B023
-        yield Spread(hosts, programs, logs, Trial(programs[0], out))  # type: ignore[arg-type]
+        try:
+            yield Spread(hosts, programs, logs, Trial(programs[0], out))  # type: ignore[arg-type]
+        finally:  # shown when a test fails
+            print(*(f"{log.name}: {log.read_text()[-2000:]}" for log in logs), sep="\n")
 
 
+@pytest.mark.long
 def test_a_run_across_three_hosts_outlives_one_of_them(tmp_path: Path) -> None:
     words = ("train_cards=0-1", "infer_cards=2-3", "cards_per_node=2", "steps=50")
     with spread(tmp_path, 3, *words) as all_of:

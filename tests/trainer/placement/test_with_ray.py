@@ -103,6 +103,7 @@ def test_two_ranks_and_two_generators_learn_though_a_rank_is_killed_and_another_
     assert [each for each in run.records("stage") if each.get("passed") is False] == []
 
 
+@pytest.mark.long
 def test_a_run_that_loses_the_same_rank_again_and_again_ends_and_names_it(
     place: tuple[Home, str], tmp_path: Path
 ) -> None:
@@ -147,6 +148,7 @@ def test_a_full_object_store_ends_the_run_in_one_sentence(place: tuple[Home, str
     assert run.records("ranks")[-1]["restarts"] == []  # another attempt would find as little
 
 
+@pytest.mark.long
 def test_a_ray_that_others_have_taken_is_explained_within_seconds_and_waited_for(
     place: tuple[Home, str], tmp_path: Path
 ) -> None:
@@ -183,6 +185,7 @@ def held(at: Home, address: str) -> Iterator[Callable[[], object]]:
             holder.kill()
 
 
+@pytest.mark.long
 def test_what_no_node_has_is_told_within_seconds(place: tuple[Home, str], tmp_path: Path) -> None:
     at, address = place
     began = time.monotonic()

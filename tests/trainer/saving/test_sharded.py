@@ -22,7 +22,7 @@ from tests.trainer.trainer_cases import CPU
 from trainer.build import build_trainer
 from trainer.config import parse
 from trainer.distributed import World
-from trainer.run_state import restore, state_of
+from trainer.run_state import learner_state, restore, restore_learner, state_of
 from trainer.saving import manifest, resume, sharded
 from trainer.saving.checkpoint import CorruptCheckpoint, difference, flatten, load, save
 from trainer.saving.manifest import Saved, digest_of
@@ -45,6 +45,7 @@ from tests.trainer.core_cases import BARE, batch, update
 from tests.trainer.trainer_cases import CPU, changed, decoder
 from trainer import sharding
 from trainer.learner import Learner
+from trainer.run_state import learner_state, restore_learner
 from trainer.saving import sharded
 from trainer.saving.checkpoint import difference, flatten, load
 from trainer.shards import whole
@@ -61,16 +62,16 @@ def made(seed, **more):
 
 
 def state(learner, step):
-    return {"step": step, "settings": {"steps": 9}, "learner": learner.state()}
+    return {"step": step, "settings": {"steps": 9}, "learner": learner_state(learner)}
 
 
 def restored(name, **more):
     fresh, given = made(5, **more), load(here / name, CPU)
-    own = fresh.state()
+    own = learner_state(fresh)
     if "stored" in given:
         tensors = {n: each for n, each in flatten({"learner": own}).items() if isinstance(each, torch.Tensor)}
         given["stored"].into({n: each for n, each in tensors.items() if each.is_floating_point()})
-    fresh.restore({**own, **given["learner"]})
+    restore_learner(fresh, {**own, **given["learner"]})
     return fresh
 """
 SAVES = """
@@ -155,7 +156,7 @@ def checkpoint(ranks: list[dict[str, Any]], folder: Path, tmp_path: Path) -> Pat
 
 def of_one(made: Learner) -> dict[str, Tensor]:
     """The tensors of a learner that holds them all, by the names of a state."""
-    flat = flatten({"learner": made.state()})
+    flat = flatten({"learner": learner_state(made)})
     return {name: each for name, each in flat.items() if isinstance(each, torch.Tensor) and each.is_floating_point()}
 
 
@@ -174,7 +175,7 @@ def test_one_process_goes_on_from_the_shards_of_two(checkpoint: Path, ranks: Any
     made = learner(**SETTINGS)
     own, state = of_one(made), load(checkpoint, CPU)
     state["stored"].into(own)
-    made.restore({**made.state(), **state["learner"]})
+    restore_learner(made, {**learner_state(made), **state["learner"]})
     assert state["step"] == 3
     assert made.optimizer_steps == 1
     wanted = whole_state(folder, "whole-0.pt")

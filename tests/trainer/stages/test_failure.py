@@ -20,7 +20,7 @@ from trainer.saving import checkpoint
 from trainer.stages.failure import of_error
 from trainer.stages.probes import StageFailed
 from trainer.tasks.digits import successor
-from trainer.tasks.rewards import RewardBroken, score_rewards
+from trainer.tasks.rewards import RewardBroken, group_rewards
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,13 +49,13 @@ def caught(action: Callable[[], Any]) -> BaseException:
 
 
 def score(reward: Callable[..., float], limit_s: float | None = 5.0) -> list[list[float]]:
-    return score_rewards(GROUPS, replace(successor(1), reward=reward), limit_s=limit_s)
+    return group_rewards(GROUPS, replace(successor(1), reward=reward), limit_s=limit_s)
 
 
 def test_rewards_are_given_and_the_environments_come_first() -> None:
     assert score(lambda prompt, rollout: 0.25) == [[0.25, 0.25]]
     paid = [replace(GROUPS[0], rollouts=(replace(GROUPS[0].rollouts[0], reward=2.0), GROUPS[0].rollouts[1]))]
-    assert score_rewards(paid, replace(successor(1), reward=lambda prompt, rollout: 0.5), limit_s=None) == [[2.0, 0.5]]
+    assert group_rewards(paid, replace(successor(1), reward=lambda prompt, rollout: 0.5), limit_s=None) == [[2.0, 0.5]]
 
 
 def test_a_reward_that_raises_is_named_with_its_line() -> None:

@@ -21,11 +21,11 @@ from trainer.stages.second_look import SecondLook
 from trainer.stages.tap import Tap, Update
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from trainer.trainer import Trainer
-    from trainer.types import Batch, Rollout
+    from trainer.types import Batch, Group, Rollout
 
 
 SMALL = changed(TINY, steps=3, prompts_per_step=4, mini_batches=2, layers=1)
@@ -59,8 +59,8 @@ def test_it_changes_nothing_of_the_run(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def more(trainer: Trainer) -> None:
-    score = trainer.score
-    trainer.score = lambda groups: score(groups) + 0.5  # type: ignore[method-assign]
+    score = trainer.compute_rewards
+    trainer.compute_rewards = lambda groups: score(groups) + 0.5  # type: ignore[method-assign]
 
 
 def reverse(trainer: Trainer) -> None:
@@ -74,8 +74,13 @@ def repeat(trainer: Trainer) -> None:
 
 
 def unmask(trainer: Trainer) -> None:
-    pack = trainer.pack
-    trainer.pack = lambda *given: replace(pack(*given), mask_BT=torch.zeros_like(pack(*given).mask_BT))  # type: ignore[method-assign]
+    make_batch = trainer.make_batch
+
+    def masked(groups: Sequence[Group], rewards_PG: torch.Tensor) -> Batch:
+        batch = make_batch(groups, rewards_PG)
+        return replace(batch, mask_BT=torch.zeros_like(batch.mask_BT))
+
+    trainer.make_batch = masked  # type: ignore[method-assign]
 
 
 def cut(trainer: Trainer) -> None:
@@ -88,13 +93,13 @@ def cut(trainer: Trainer) -> None:
 
 def shift(trainer: Trainer) -> None:
     """Only in the passes that gradients are taken of."""
-    score = trainer.learner.model.score
+    token_logprobs = trainer.learner.model.token_logprobs
 
     def shifted(batch: Batch, **settings: Any) -> Any:
-        found = score(batch, **settings)
+        found = token_logprobs(batch, **settings)
         return replace(found, logprobs_BT=found.logprobs_BT + 0.01) if torch.is_grad_enabled() else found
 
-    trainer.learner.model.score = shifted  # type: ignore[method-assign]
+    trainer.learner.model.token_logprobs = shifted  # type: ignore[method-assign]
 
 
 def negate(trainer: Trainer) -> None:

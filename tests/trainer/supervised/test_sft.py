@@ -19,6 +19,7 @@ from trainer.interrupt import Interrupt, Interrupted
 from trainer.metrics.progress import Progress
 from trainer.metrics.records import Records
 from trainer.models import files, lora
+from trainer.run_state import learner_state
 from trainer.saving import resume
 from trainer.saving.checkpoint import difference, load
 from trainer.supervised import sft, warm_start
@@ -192,7 +193,7 @@ def test_a_warm_start_is_where_policy_reference_and_sampler_begin(tmp_path: Path
     learnt = dict(trainer.learner.model.named_parameters())
     assert difference(learnt, start) is not None
     assert difference(dict(trainer.engine.weights()), learnt) is None
-    state = trainer.learner.state()
+    state = learner_state(trainer.learner)
     assert difference(state["reference"], learnt) is None
     wide = {name: weight.to(torch.bfloat16) for name, weight in state["master"].items()}
     assert difference(wide, learnt) is None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.trainer.tasks.text_cases import WORDS, jsonl
-from trainer.algorithms.packing import pack
+from trainer.algorithms.packing import make_batch
 from trainer.config import BadSetting
 from trainer.supervised.sft import Transcript, read_transcripts, render_message, transcript
 from trainer.tasks.tokenizers import Pretrained
@@ -94,7 +94,7 @@ def test_a_transcript_becomes_one_prompt_with_one_answer() -> None:
 def test_packed_transcripts_have_the_loss_on_the_same_tokens() -> None:
     torch = pytest.importorskip("torch")
     groups = [transcript(talk, WORDS).group() for talk in (TALK, TALK[1:5], TALK[3:5])]
-    batch = pack(groups, torch.zeros(3, 1), pad=WORDS.pad)
+    batch = make_batch(groups, torch.zeros(3, 1), pad=WORDS.pad)
     for line, said in enumerate([f"I ask.\n{CALLED}It is 5.", f"I ask.\n{CALLED}It is 5.", "It is 5."]):
         assert WORDS.decode(batch.tokens_BT[line][batch.mask_BT[line]].tolist()) == said
 

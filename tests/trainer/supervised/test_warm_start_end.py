@@ -15,6 +15,7 @@ from trainer.config import BadSetting, parse
 from trainer.metrics.progress import Progress
 from trainer.metrics.records import NoRecords, Records
 from trainer.rollouts import collect
+from trainer.run_state import learner_state
 from trainer.saving.checkpoint import difference
 from trainer.supervised import warm_start
 
@@ -64,7 +65,7 @@ def test_a_share_that_is_not_reached_leaves_the_bound_and_costs_nothing_but_time
     other, plain = started(changed(least, warm_start_until=0.0), tmp_path / "plain")
     assert [(each["step"], each["ended"]) for each in plain] == [(10, None), (13, "steps")]
     assert all(each["accuracy"] is None for each in plain)
-    assert difference(trainer.learner.state(), other.learner.state()) is None
+    assert difference(learner_state(trainer.learner), learner_state(other.learner)) is None
     assert torch.equal(trainer.engine.random_state(), other.engine.random_state())
     assert torch.equal(trainer.prompts.generator.get_state(), other.prompts.generator.get_state())
 
@@ -75,8 +76,8 @@ def test_every_lesson_and_every_look_is_seen_to_get_on() -> None:
 
     class Counted(Progress):
         @contextmanager
-        def part(self, name: str) -> Iterator[None]:
-            with Progress.part(self, name):
+        def phase(self, name: str) -> Iterator[None]:
+            with Progress.phase(self, name):
                 yield
             ended.append(name)
 

@@ -10,8 +10,9 @@ import pytest
 
 from npuenv.core.finding import Status
 from npuenv.core.messages import LANGUAGES, say
+from npuenv.core.seal import seal_of, text_hash
 from npuenv.facts.manifest import LOCK as LOCK_FILE
-from npuenv.facts.manifest import MANIFEST, MARKER, VERIFIED, Described, Verified, described, seal_of, text_hash
+from npuenv.facts.manifest import MANIFEST, MARKER, VERIFIED, Described, Verified, described
 from npuenv.facts.python.packages import Owned
 from npuenv.host.local import LocalHost
 from npuenv.host.recorded import RecordingHost

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from npuenv.checks import Context
-from npuenv.checks.autofix import mark_automatic
+from npuenv.checks.run import mark_automatic
 from npuenv.core.fact import known
 from npuenv.core.finding import Fix
 from npuenv.core.messages import Message
