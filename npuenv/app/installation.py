@@ -27,9 +27,10 @@ from npuenv.install.locations import Target, data_folder, target_for
 from npuenv.install.plan import make
 from npuenv.install.plan.cann_files import cann_steps, with_found_cann
 from npuenv.install.plan.changes import replaced
+from npuenv.install.plan.context import Tools
 from npuenv.install.plan.environment import FINISH, MEND, VERIFY
 from npuenv.install.plan.local_sources import digests_of
-from npuenv.install.plan.make import Tools, keep_supplied
+from npuenv.install.plan.make import keep_supplied
 from npuenv.install.plan.prerequisites import Prerequisites
 from npuenv.install.plan.system import look_at_system, system_steps
 from npuenv.install.plan.target import (

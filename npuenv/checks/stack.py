@@ -1,7 +1,4 @@
-"""The checks of `--stack NAME`: CANN, Python and the session's settings against those of the named stack.
-
-`python.stack` compares the installed packages with its pins; architecture and chips decide whether the stack exists.
-"""
+"""The checks of `--stack NAME`: CANN, Python and the session's settings against those of the named stack."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from npuenv.diagnose.machine import read_machine
 from npuenv.diagnose.match import MatchContext, match
 from npuenv.diagnose.outcome import outcome_signs
 from npuenv.diagnose.packages import read_packages
-from npuenv.diagnose.rank import observations, rank, verdict, with_discriminator
+from npuenv.diagnose.rank import observations, rank, verdict, with_discriminators
 from npuenv.diagnose.role import role_signs
 from npuenv.diagnose.search import Text
 from npuenv.diagnose.session import read_codes, read_docker, read_environ
@@ -50,16 +50,13 @@ def diagnose(paste: Paste, matrix: Matrix | None = None, patterns: ErrorPatterns
     facts = read_facts(Text(tuple(map(_plain, text.lines))), matrix)
     signs = signs_of(facts, text, matrix, patterns)
     matches = tuple(match(patterns.rows, MatchContext(text, signs, facts.codes)))
-    causes, other = rank(matches)
-    judged = verdict(causes, other)
-    if judged is Verdict.NOT_ENVIRONMENT:
-        causes = ()
+    judged, causes, because = verdict(*rank(matches, patterns.causes), patterns.causes)
     fixed = tuple(replace(cause, commands=fix_commands(cause.id, facts, matrix)) for cause in causes)
     return Diagnosis(
         verdict=judged,
-        causes=with_discriminator(fixed, patterns),
+        causes=with_discriminators(fixed, patterns, judged),
         observations=(*_own(paste), *observations(matches)),
-        because=Observation(other.id, other.line) if other and judged is Verdict.NOT_ENVIRONMENT else None,
+        because=Observation(because.id, because.line) if because else None,
         missing=_missing(facts, signs, judged, causes) if paste.own is None else _missing_in_own(signs, judged),
         facts=facts,
         exit_code=_EXIT[judged],

@@ -40,10 +40,6 @@ def version_signs(facts: ReportFacts, matrix: Matrix, patterns: ErrorPatterns) -
         line = _breaks(facts, row.when, row.needs)
         if line:
             signs.setdefault(row.sign, line)
-    for bug in patterns.releases:
-        have, seen = _version(facts.packages.get(bug.package)), facts.packages.get(bug.package)
-        if have and seen and bug.fixed_in:
-            signs[f"present-{bug.id}" if have < Version(bug.fixed_in) else f"fixed-{bug.id}"] = seen.line
     return signs
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -9,12 +10,19 @@ from typing import TYPE_CHECKING
 from npuenv.diagnose.types import Cause, Discriminator, Observation, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from npuenv.diagnose.match import Match
-    from npuenv.matrix.error_patterns import ErrorPatterns
+    from npuenv.matrix.error_patterns import CauseRow, ErrorPatterns
 
 SURE = 0.5  # from here on a candidate is called the cause
+SURE_OF_PACKAGES = 0.7  # the same for packages and builds: an exception of Python has several causes
+# What the loader and pip say: they name what they lack.
+_NAMES_IT = re.compile(
+    r"cannot open shared object|undefined symbol|Could not find a version|No matching dist|Failed building wheel"
+)
+_WHOSE_CODE = ("framework-known-bug", "framework-not-adapted")  # what a traceback itself shows
+ON_THE_CARD = "operator-fault"  # can be the release, the driver or the model
 LEAST = 0.25  # below this a candidate is not worth a line
 _MAX_CAUSES = 5
 _ALMOST_SURE = 0.8
@@ -23,17 +31,20 @@ _MOST = 0.97
 _SECONDARY = 0.55  # what is left of a late error when another cause stands before it
 
 
-def rank(matches: Iterable[Match]) -> tuple[tuple[Cause, ...], Cause | None]:
-    """The causes, the strongest first, and the strongest reason to say that it is not the environment."""
+def rank(matches: Iterable[Match], known: Mapping[str, CauseRow]) -> tuple[tuple[Cause, ...], Cause | None]:
+    """The causes, those that reach their bar first, and the strongest reason to say that it is not the environment."""
     groups: dict[tuple[str, str], list[Match]] = defaultdict(list)
+    matches = [each for each in matches if each.row.kind != "noise"]
+    found_more = (each for each in matches if each.row.kind == "cause" and not each.row.is_fallback)
+    if any(each.confidence >= LEAST for each in found_more):
+        matches = [each for each in matches if not each.row.is_fallback]
     for each in matches:
-        if each.row.kind != "noise":
-            groups[each.row.kind, each.row.cause].append(each)
+        groups[each.row.kind, each.row.cause].append(each)
     found = {key: _cause(group) for key, group in groups.items()}
     causes = [cause for (kind, _), cause in found.items() if kind == "cause"]
     other = [cause for (kind, _), cause in found.items() if kind == "not-environment"]
     causes = [_less_if_secondary(cause, groups["cause", cause.id], causes) for cause in causes]
-    causes.sort(key=lambda cause: (-round(cause.confidence, 2), cause.line.number, cause.id))
+    causes.sort(key=lambda cause: (not _is_sure(cause, known), -cause.confidence, cause.line.number, cause.id))
     shown = tuple(cause for cause in causes if cause.confidence >= LEAST)[:_MAX_CAUSES]
     return shown, max(other, key=lambda cause: cause.confidence, default=None)
 
@@ -56,31 +67,51 @@ def _less_if_secondary(cause: Cause, group: Sequence[Match], causes: Sequence[Ca
     return replace(cause, confidence=round(cause.confidence * _SECONDARY, 2)) if before else cause
 
 
-def verdict(causes: Sequence[Cause], other: Cause | None) -> Verdict:
-    """What to say of the report as a whole."""
-    strongest = causes[0].confidence if causes else 0.0
-    if strongest >= SURE and (other is None or strongest >= other.confidence):
-        return Verdict.CAUSE
-    return Verdict.NOT_ENVIRONMENT if other is not None else Verdict.CANNOT_TELL
+def _is_sure(cause: Cause, known: Mapping[str, CauseRow]) -> bool:
+    """Whether a candidate may be called the cause."""
+    row = known.get(cause.id)
+    is_inferred = row is not None and row.layer in ("python", "build") and cause.id not in _WHOSE_CODE
+    is_inferred = is_inferred and not _NAMES_IT.search(cause.line.text)
+    return cause.confidence >= (SURE_OF_PACKAGES if is_inferred else SURE)
 
 
-def with_discriminator(causes: Sequence[Cause], patterns: ErrorPatterns) -> tuple[Cause, ...]:
+def verdict(
+    causes: Sequence[Cause], other: Cause | None, known: Mapping[str, CauseRow]
+) -> tuple[Verdict, tuple[Cause, ...], Cause | None]:
+    """What to say of the report as a whole, the causes that are left, and the reason for a verdict without a cause."""
+    least = SURE if other is None else max(SURE, other.confidence)
+    if causes and causes[0].confidence >= least:
+        return (Verdict.CAUSE if _is_sure(causes[0], known) else Verdict.CANNOT_TELL), tuple(causes), None
+    if other is None:
+        return Verdict.CANNOT_TELL, tuple(causes), None
+    return (Verdict.CANNOT_TELL if other.id == ON_THE_CARD else Verdict.NOT_ENVIRONMENT), (), other
+
+
+def with_discriminators(causes: Sequence[Cause], patterns: ErrorPatterns, judged: Verdict) -> tuple[Cause, ...]:
     """The same causes; the first carries the command that tells it apart from another one, or that shows it to be so.
 
-    An almost certain cause without a rival near it needs none.
+    An almost certain cause without a rival near it needs none. Where none is claimed, each further candidate carries
+    the command that shows it to be so.
     """
     if not causes:
         return ()
     first, *rest = causes
-    for other in rest:
-        row = patterns.discriminator(first.id, other.id)
-        if row is not None:
-            key = f"between-{row.id.replace('.', '-')}"
-            return replace(first, separate_by=Discriminator(row.command, key, other.id)), *rest
-    known = patterns.causes.get(first.id)
-    if known is not None and known.check and (rest or first.confidence < _ALMOST_SURE):
-        first = replace(first, separate_by=Discriminator(known.check, f"expect-{first.id}", ""))
-    return first, *rest
+    apart = next(filter(None, (_between(first, other, patterns) for other in rest)), None)
+    if apart is None and (rest or first.confidence < _ALMOST_SURE):
+        apart = _check(first, patterns)
+    if judged is Verdict.CANNOT_TELL:
+        rest = [replace(other, separate_by=_check(other, patterns)) for other in rest]
+    return replace(first, separate_by=apart), *rest
+
+
+def _between(one: Cause, other: Cause, patterns: ErrorPatterns) -> Discriminator | None:
+    row = patterns.discriminator(one.id, other.id)
+    return Discriminator(row.command, f"between-{row.id.replace('.', '-')}", other.id) if row else None
+
+
+def _check(cause: Cause, patterns: ErrorPatterns) -> Discriminator | None:
+    row = patterns.causes.get(cause.id)
+    return Discriminator(row.check, f"expect-{cause.id}", "") if row is not None and row.check else None
 
 
 def observations(matches: Iterable[Match]) -> tuple[Observation, ...]:

@@ -300,7 +300,8 @@ def _npu(facts: ReportFacts, text: Text) -> Iterator[Sign]:
 # That a framework ran, and not only a script of the user.
 _FRAMEWORKS = (
     "vllm serve", "vllm-serve", "vllm.entrypoints", "VllmWorker", "EngineCore", "sglang", "llamafactory", "swift ",
-    "verl.", "verl/", "accelerate launch", "deepspeed", "fastchat", "lmdeploy", "mindie", "xinference", "vllm version",
+    "verl.", "verl/", "ms-swift", "ms_swift", "mindspeed", "accelerate launch", "deepspeed", "fastchat",
+    "lmdeploy", "mindie", "xinference", "vllm version",
 )  # fmt: skip
 
 

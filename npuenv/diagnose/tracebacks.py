@@ -26,6 +26,15 @@ _OWN_NAMES = frozenset((
 _STANDARD = re.compile(r"/lib(?:64)?/python3[\d.]*/\w|^<frozen")
 _RAISED = re.compile(r"^\s*(?:E\s+)?((?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception)|AssertionError)\b(?::|\s*$)")
 _BELOW = frozenset(("torch", "torch_npu", "python"))  # what frameworks and scripts call
+# Frameworks that have code of their own for NPUs, and what an exception of theirs does not show: a refused setting.
+_FRAMEWORKS = frozenset((
+    "vllm", "vllm_ascend", "vllm_omni", "sglang", "sgl_kernel_npu", "verl", "roll", "trl", "swift", "megatron",
+    "mindspeed", "mindspeed_llm", "mindspeed_rl",
+))  # fmt: skip
+_RAISED_BELOW = re.compile(
+    r"^\s*(?:E\s+)?(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception|Exit|Interrupt|Unsupported))\b:? ?(.*)"
+)
+_REFUSES = frozenset(("ValueError", "FileNotFoundError", "OSError", "KeyboardInterrupt", "SystemExit"))
 # Exceptions that nobody raises on purpose.
 _UNMEANT = frozenset(("AttributeError", "TypeError", "KeyError", "NameError", "UnboundLocalError", "IndexError"))
 # How an operator of torch_npu refuses arguments that its release does not have.
@@ -36,6 +45,28 @@ _LACKS = re.compile(
     r"'(?!\w*(?:Tokenizer|TokenizerFast|Config|Cache|Processor|NoneType|Namespace|Tensor|Parameter)')[A-Z]\w*[a-z]\w*'"
     r" object has no attribute"
 )
+
+
+def framework_raised(text: Text) -> Line | None:
+    """The exception of the first traceback through a framework, or its last frame where the text ends before that.
+
+    Exceptions that refuse a setting do not count (a value, a path, an assertion that says what it expects), nor those
+    that Python ignored.
+    """
+    last, is_ignored = None, False
+    for line in text.with_any(('file "', "error", "exception", "unsupported", "interrupt", "exit")):
+        package = _package(line.text)
+        if package is not None:
+            last = line if package in _FRAMEWORKS else last and line
+            continue
+        is_ignored = is_ignored or line.text.startswith("Exception ignored in")
+        raised = _RAISED_BELOW.match(line.text) if last else None
+        if raised:
+            name, says = raised.groups()
+            if not (is_ignored or name in _REFUSES or (name == "AssertionError" and says)):
+                return line
+            last, is_ignored = None, False
+    return last
 
 
 def traceback_signs(text: Text) -> dict[str, Line]:
@@ -63,6 +94,9 @@ def traceback_signs(text: Text) -> dict[str, Line]:
             signs.setdefault("operator-signature", line)
         if _LACKS.search(line.text):
             signs.setdefault("class-lacks-attribute", line)
+    raised_line = framework_raised(text)
+    if raised_line is not None:
+        signs["framework-raised"] = raised_line
     for line in text.all("No module named '"):
         match = _NO_MODULE.search(line.text)
         if match and match.group(1).split(".")[0] in _OWN_NAMES:

@@ -102,7 +102,7 @@ class Diagnosis:
     verdict: Verdict
     causes: tuple[Cause, ...]
     observations: tuple[Observation, ...]
-    because: Observation | None  # what a verdict NOT_ENVIRONMENT rests on
+    because: Observation | None  # what a verdict other than CAUSE rests on, where something shows it
     missing: tuple[str, ...]  # ids of what would tell more
     facts: ReportFacts
     exit_code: ExitCode

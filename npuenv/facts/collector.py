@@ -1,7 +1,6 @@
 """How a fact is declared, and the rules under which it is read: levels, captures, readers that fail.
 
-A fact is a field of the class beside its reader, `memory: Fact[Memory] = fact(memory)`. The groups of `Facts`
-(`npuenv.facts.collect`) are made of these classes.
+A fact is a field of the class beside its reader, `memory: Fact[Memory] = fact(memory)`; `collect` joins these classes.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
 from npuenv.core.files import folder_of
@@ -21,7 +21,6 @@ from npuenv.matrix.load import load_table
 from npuenv.matrix.rows import Row
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -37,33 +36,10 @@ class ErrorPattern(Row):
     any_of: tuple[str, ...] = ()  # and at least one of these
     unless: tuple[str, ...] = ()  # none of these is there
     is_secondary: bool = False  # usually follows from something else: weighs less below any other cause
+    is_fallback: bool = False  # counts only where no other row shows a cause
     ignore_success: bool = False  # counts although something worked after it
     means: str = ""  # what a code says by itself; empty: the texts say it
     is_fault: bool = False  # its `@sign` surely fails: it counts in a report without any error too
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseBugRow(Row):
-    """A bug of a package: `@present-<id>` where the report names a release that has it, `@fixed-<id>` a later one."""
-
-    package: str
-    texts: tuple[str, ...]
-    fixed_in: str = ""  # the first release without it; empty: not known
-
-    def as_patterns(self) -> Iterator[ErrorPattern]:
-        """What shows the bug, in a release that has it and in one that the report does not name."""
-        anywhere = ErrorPattern(
-            id=self.id,
-            cause="framework-known-bug",
-            confidence=0.7,
-            patterns=self.texts,
-            unless=(f"@fixed-{self.id}",),
-            source=self.source,
-            seen=self.seen,
-        )
-        yield anywhere
-        present = (f"@present-{self.id}",)
-        yield replace(anywhere, id=f"{self.id}.release", confidence=0.84, all_of=present, unless=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +95,6 @@ class ErrorPatterns:
     discriminators: tuple[DiscriminatorRow, ...]
     bounds: tuple[BoundRow, ...]
     boilerplate: tuple[BoilerplateRow, ...]
-    releases: tuple[ReleaseBugRow, ...]
     roles: tuple[RoleRow, ...]
 
     def discriminator(self, one: str, other: str) -> DiscriminatorRow | None:
@@ -132,7 +107,6 @@ _OTHERS: dict[str, type[Row]] = {
     "bounds": BoundRow,
     "causes": CauseRow,
     "discriminators": DiscriminatorRow,
-    "releases": ReleaseBugRow,
     "roles": RoleRow,
 }
 
@@ -142,15 +116,12 @@ def load_error_patterns(folder: Path | None = None) -> ErrorPatterns:
     """The rows that come with npuenv, or those of a folder of the same files. Raises: BadInput."""
     tables = tables_of(folder or folder_of(__file__) / "error_patterns")
     others = {name: tables.pop(name) for name in _OTHERS}
-    releases = cast("tuple[ReleaseBugRow, ...]", others["releases"])
-    bugs = itertools.chain.from_iterable(row.as_patterns() for row in releases)
     return ErrorPatterns(
-        rows=cast("tuple[ErrorPattern, ...]", (*itertools.chain.from_iterable(tables.values()), *bugs)),
+        rows=cast("tuple[ErrorPattern, ...]", tuple(itertools.chain.from_iterable(tables.values()))),
         causes={row.id: row for row in cast("tuple[CauseRow, ...]", others["causes"])},
         discriminators=cast("tuple[DiscriminatorRow, ...]", others["discriminators"]),
         bounds=cast("tuple[BoundRow, ...]", others["bounds"]),
         boilerplate=cast("tuple[BoilerplateRow, ...]", others["boilerplate"]),
-        releases=releases,
         roles=cast("tuple[RoleRow, ...]", others["roles"]),
     )
 

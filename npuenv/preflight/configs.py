@@ -63,10 +63,7 @@ class Search:
         self.read.append(str(found))
         if len(self.read) > limits.FILES:  # few files are enough for endless paths through them
             raise TooLarge(str(found), limits.FILES, "files")
-        try:
-            text = read_bytes(found, limits.BYTES).decode("utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(Message("preflight.unreadable", {"path": str(found), "why": str(error)})) from error
+        text = _text(found)
         if not text.strip() or str(found) in self.above:
             return Config()
         folders = self.folders if found.parent in self.folders else (found.parent, *self.folders)
@@ -243,6 +240,6 @@ def _tree_leaves(file: Path) -> dict[str, Any]:
 
 def _text(file: Path) -> str:
     try:
-        return read_bytes(file, limits.BYTES).decode("utf-8")
+        return read_bytes(file, limits.BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(Message("preflight.unreadable", {"path": str(file), "why": str(error)})) from error

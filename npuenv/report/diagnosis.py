@@ -130,7 +130,8 @@ def _causes(diagnosis: Diagnosis, lang: str) -> Iterator[Said]:
     for at, cause in enumerate(diagnosis.causes):
         if at == 1:
             yield Said(0, _say("also", lang), "dim")
-        yield Said(1, f"{_say(f'cause-{cause.id}', lang)} ({_confidence(cause.confidence, lang)}, {cause.id})", "bold")
+        confidence = _confidence(cause.confidence, lang, is_claimed=diagnosis.verdict is Verdict.CAUSE)
+        yield Said(1, f"{_say(f'cause-{cause.id}', lang)} ({confidence}, {cause.id})", "bold")
         yield _quote(cause.line.shown, cause.line.number, lang)
         yield from _cure(cause, lang, is_first=at == 0)
 
@@ -182,8 +183,8 @@ def _quote(line: str, number: int, lang: str) -> Said:
     return Said(2, f"{_say('line', lang, number=number)}: {text}", "cyan")
 
 
-def _confidence(value: float, lang: str) -> str:
-    words = ((0.85, "surely"), (_LIKELY, "likely"), (0.5, "possibly"))
+def _confidence(value: float, lang: str, *, is_claimed: bool) -> str:
+    words = ((0.85, "surely"), (_LIKELY, "likely"), (0.5, "possibly"))[0 if is_claimed else 2 :]
     return _say(next((word for floor, word in words if value >= floor), "weakly"), lang)
 
 

@@ -170,7 +170,8 @@ class Bench:
     def plan(self, root: str) -> tuple[Plan, object]:
         from npuenv.facts.pip import PipSettings, Setting, for_uv
         from npuenv.install.locations import Target
-        from npuenv.install.plan.make import Tools, plan_install
+        from npuenv.install.plan.context import Tools
+        from npuenv.install.plan.make import plan_install
 
         links = (Setting(str(self.wheels), "$PIP_FIND_LINKS"),)
         settings = for_uv(PipSettings(find_links=links, is_no_index=True))

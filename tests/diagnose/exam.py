@@ -4,8 +4,8 @@
 
 A failure is right when the first cause is its label or an accepted one, or when the label says that nobody could tell
 and the diagnosis says so too. Else it is unknown when no cause is claimed, wrong when another one is. A healthy case is
-right when nothing is called a cause, an alarm otherwise; a claim is an alarm that the case forbids by name. Grades A
-and B are counted apart from C. Results are kept in EXAMS.md.
+right when nothing is called a cause, or only what the case may also report, an alarm otherwise; a claim is an alarm
+that the case forbids by name. Grades A and B are counted apart from C. Results are kept in EXAMS.md.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Score:
         is_sure = self.diagnosis.verdict is Verdict.CAUSE
         if self.case["kind"] == "healthy":
             claimed = {*named} & {*self.case.get("must_not_claim", ())}
-            return "claim" if claimed else "alarm" if is_sure else "right"
+            is_alarm = is_sure and named[0] not in self.case.get("may_also_report", ())
+            return "claim" if claimed else "alarm" if is_alarm else "right"
         if not is_sure:
             is_label = "cannot-tell" in accepted(self.case) and self.diagnosis.verdict is Verdict.CANNOT_TELL
             return "right" if is_label else "unknown"

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
+from npuenv.diagnose import Verdict
 from npuenv.diagnose.search import Text
 from npuenv.diagnose.tracebacks import traceback_signs
 from npuenv.host.report import read_paste
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from npuenv.diagnose import Diagnosis
 
 SITE = "/usr/lib/python3.11/site-packages"
 OWN, TORCH = 'File "/home/me/run.py", line 3, in <module>', f'File "{SITE}/torch/cuda/__init__.py", line 9, in f'
@@ -22,7 +30,7 @@ def signs(*lines: str) -> set[str]:
     ("lines", "found"),
     [
         ((OWN, TORCH, "AssertionError: no CUDA"), {"caller-own"}),
-        ((OWN, PLUGIN, TORCH, "KeyError: 'a'"), {"caller-vllm_ascend", "slip-vllm_ascend"}),
+        ((OWN, PLUGIN, TORCH, "KeyError: 'a'"), {"caller-vllm_ascend", "slip-vllm_ascend", "framework-raised"}),
         ((PLUGIN, "ValueError: bad option"), {"caller-vllm_ascend"}),
         (("KeyError: 'a'",), set()),
         (("AttributeError: 'NPUWorker' object has no attribute 'x'",), {"class-lacks-attribute"}),
@@ -31,7 +39,22 @@ def signs(*lines: str) -> set[str]:
         (("TypeError: npu_rope() got an unexpected keyword argument 'x'",), {"operator-signature"}),
         (("TypeError: npu_wrap.<locals>._f() missing 1 required positional argument",), set()),
         (("ModuleNotFoundError: No module named 'rpds.rpds'",), {"submodule-missing"}),
+        ((PLUGIN, "AssertionError"), {"caller-vllm_ascend", "framework-raised"}),
+        ((PLUGIN, "AssertionError: the number of heads must be even"), {"caller-vllm_ascend"}),
+        ((PLUGIN, TORCH), {"framework-raised"}),
+        (("Exception ignored in: <f>", PLUGIN, "AttributeError: x"), {"caller-vllm_ascend", "slip-vllm_ascend"}),
     ],
 )
 def test_the_signs_of_a_traceback(lines: tuple[str, ...], found: set[str]) -> None:
     assert signs(*lines) == found
+
+
+@pytest.mark.parametrize("error", ["RuntimeError: Unsupported layout", "pydantic.ValidationError: x", ""])
+def test_a_framework_that_raises_is_a_candidate_only_where_nothing_else_is_found(
+    error: str, diagnosed: Callable[[str], Diagnosis]
+) -> None:
+    report = f"Ascend 910B3\nTraceback (most recent call last):\n  {PLUGIN}\n{error}\n"
+    found = diagnosed(report)
+    assert (found.verdict, [cause.id for cause in found.causes]) == (Verdict.CAUSE, ["framework-known-bug"])
+    beside = diagnosed(f"{report}RuntimeError: NPU out of memory. Tried to allocate 2.00 GiB\n")
+    assert [cause.id for cause in beside.causes] == ["memory-oom-config"]

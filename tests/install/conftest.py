@@ -28,7 +28,8 @@ from npuenv.host.local import LocalHost
 from npuenv.install import executor as work
 from npuenv.install.executor import Event, Outcome, Session, State, execute
 from npuenv.install.locations import Target
-from npuenv.install.plan.make import Tools, plan_install
+from npuenv.install.plan.context import Tools
+from npuenv.install.plan.make import plan_install
 from npuenv.lock.make import find_uv, make_lock
 from npuenv.lock.preconditions import require_sources
 from npuenv.lock.uv import Resolver

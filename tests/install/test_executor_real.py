@@ -17,7 +17,8 @@ from npuenv.facts.pip import for_uv, pip_settings
 from npuenv.host.local import LocalHost
 from npuenv.install.executor import Session, execute
 from npuenv.install.locations import Target
-from npuenv.install.plan.make import Tools, plan_install
+from npuenv.install.plan.context import Tools
+from npuenv.install.plan.make import plan_install
 from npuenv.install.plan.target import check_target, find_python
 from npuenv.lock.file import read_lock
 from npuenv.lock.make import find_uv, make_lock, wheel_hashes

@@ -31,7 +31,8 @@ from npuenv.facts.conditions import INSPECTOR
 from npuenv.facts.pip import PipSettings, Setting, for_uv
 from npuenv.install import env_verifier as inspector
 from npuenv.install.locations import Target
-from npuenv.install.plan.make import Tools, plan_install
+from npuenv.install.plan.context import Tools
+from npuenv.install.plan.make import plan_install
 from npuenv.lock.file import read_lock
 from npuenv.lock.make import find_uv
 from npuenv.lock.wheels import write_wheel

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,6 @@ from npuenv.smoke.backends.starting import rows
 from npuenv.smoke.backends.target import write_rows
 from tests.smoke.backend_cases import BEFORE, PENDING, make_target, roll_step, verl_step
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 def test_a_line_of_verl_gives_its_numbers_below_rays_prefix_and_numpys_form() -> None:
     (record,) = Verl().read(without_colours(verl_step(34, loss="-1.5e-07")))
@@ -29,6 +27,20 @@ def test_a_line_of_verl_gives_its_numbers_below_rays_prefix_and_numpys_form() ->
     assert record["actor/pg_clipfrac"] == 0.00079
     assert record["actor/pg_loss"] == record["actor/loss"] == -1.5e-07
     assert record["training/global_step"] == 34.0
+
+
+def test_a_recorded_run_of_the_real_verl_is_read_and_judged() -> None:
+    log = (Path(__file__).parent / "recorded" / "verl-0.5.0.log").read_text(encoding="utf-8")
+    read = Verl()
+    records = [record for line in log.splitlines() for record in read.read(without_colours(line))]
+    kinds = [("eval", 0), ("step", 1), ("step", 2), ("eval", 3), ("step", 3)]
+    assert [(record["kind"], record["step"]) for record in records] == kinds
+    assert len(records[1]) == 61 and records[4]["actor/loss"] == records[4]["actor/pg_loss"] == -0.053704882971942425
+    head = {"kind": "header", "backend": "verl", "release": "0.5.0", "settings": {"steps": 3, "cards": 1}}
+    found = judge([head, *records, {"kind": "end", "wall_s": 194.0}], exit_code=0, log=log)
+    assert {each.status for each in found} == {Status.OK, Status.SKIP}
+    died = judge([head, *records[:2], {"kind": "end", "wall_s": 60.0}], exit_code=1, log=log.partition("step:2")[0])
+    assert next(each for each in died if each.check == "training.completed").says.key == "smoke.not-completed"
 
 
 def test_a_number_that_is_none_stands_as_text_which_json_can_hold() -> None:
@@ -96,9 +108,7 @@ def test_the_problems_are_right_and_their_truth_is_text() -> None:
 
 def test_real_parquet_has_the_columns_that_verl_reads(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
-    from pathlib import Path as Real
-
-    write_rows(LocalHost(), Real(sys.executable), {tmp_path / "t.parquet": rows("train", 0, 3)})
+    write_rows(LocalHost(), Path(sys.executable), {tmp_path / "t.parquet": rows("train", 0, 3)})
     schema = parquet.read_schema(tmp_path / "t.parquet")
     assert schema.names == ["data_source", "prompt", "ability", "reward_model", "extra_info"]
     assert str(schema.field("reward_model").type) == "struct<style: string, ground_truth: string>"

@@ -109,7 +109,7 @@ change = max(float((now[name] - each).abs().max()) for name, each in before.item
 found["narrow"] = {
     "rows": sorted({str(each.dtype) for each in narrow.parameters().values()}),
     "weights": sorted({str(each.dtype) for each in narrow.weights().values()}),
-    "masters": len(narrow.state()["master"]),
+    "masters": len(learner_state(narrow)["master"]),
     "change": change,
 }
 

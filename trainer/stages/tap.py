@@ -91,11 +91,11 @@ class Tap:
                 self._follow_gradients(self.updates[-1])
             return passes, totals
 
-        def seen_logprobs(batch: Batch, **settings: Any) -> ModelOutput:
-            output = token_logprobs(batch, **settings)
+        def seen_token_logprobs(batch: Batch, **settings: Any) -> ModelOutput:
+            found = token_logprobs(batch, **settings)
             if self._passes and (rows := self._passes.pop(0)):
-                self.updates[-1].logprobs.append((rows, double(output.logprobs_BT)))
-            return output
+                self.updates[-1].logprobs.append((rows, double(found.logprobs_BT)))
+            return found
 
         def seen_metrics(shares: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
             metrics = reduce_metrics(shares)
@@ -128,7 +128,7 @@ class Tap:
         tapped: Any = learner
         tapped.split_mini_batches, tapped.split_micro_batches = seen_mini_batches, seen_micro_batches
         tapped.reduce_metrics, tapped.lr = seen_metrics, seen_lr
-        tapped.model.token_logprobs = seen_logprobs
+        tapped.model.token_logprobs = seen_token_logprobs
         tapped = trainer
         tapped.sync_weights = seen_sync
 

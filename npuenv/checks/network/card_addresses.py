@@ -140,11 +140,7 @@ def _without_file(context: Context) -> CheckResult | None:
 
 @given(lambda context: context.facts.hccn.conf.value, "network.tls-no-file")
 def _tls(context: Context, conf: HccnConf) -> CheckResult:
-    """The TLS switches, in the file and from the tool: neither may differ between cards.
-
-    The file applies at the next start of the driver, the tool shows the present state. A device without an entry has
-    its default, which is not in the file.
-    """
+    """The TLS switches, in the file and from the tool: neither may differ between cards."""
     filed = {card: keys["tls_enable"] for card, keys in sorted(conf.by_device.items()) if "tls_enable" in keys}
     if not filed:
         return skip("network.tls-no-entry")

@@ -1,7 +1,4 @@
-"""Checks of the interfaces that HCCL, gloo and TensorPipe are configured to use, or would choose by default.
-
-What matters only between nodes is checked if the session's variables name several; it is skipped for a single node.
-"""
+"""Checks of the interfaces that HCCL, gloo and TensorPipe are configured to use, or would choose by default."""
 
 from __future__ import annotations
 

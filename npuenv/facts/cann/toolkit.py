@@ -1,7 +1,4 @@
-"""CANN and its NNAL package: where they are, which version, which place said so, and every other CANN beside them.
-
-`home_of` and `real_home` say to which install a path belongs.
-"""
+"""CANN and its NNAL package: where they are, which version, which place said so, and every other CANN beside them."""
 
 from __future__ import annotations
 

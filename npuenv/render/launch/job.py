@@ -1,8 +1,4 @@
-"""What the launch files of both frameworks start from: paths, cards, and where the cards of a run are.
-
-`parse_cards` reads a card list, `chosen_placement` makes a placement from what the user said, and `unknown` names the
-nearest of some names.
-"""
+"""What the launch files of both frameworks start from: paths, cards, and where the cards of a run are."""
 
 from __future__ import annotations
 

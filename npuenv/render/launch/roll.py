@@ -60,8 +60,7 @@ def render_roll(
     """File name -> text: `<recipe>.yaml` and `run.sh`. Pure and deterministic.
 
     `job` is as `placed_job` gives it for this placement. `model` is a folder, or a name on a model hub; empty: the
-    recipe's. `head` is the address of the first node of several; empty: the
-    script takes it from MASTER_ADDR.
+    recipe's. `head` is the address of the first node of several; empty: the script takes it from MASTER_ADDR.
 
     Raises: BadInput for cards, sizes and settings that do not fit together, and for a value that could break out.
     """

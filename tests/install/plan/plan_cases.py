@@ -15,7 +15,8 @@ from npuenv.host.base import Looked, PathState, Ran
 from npuenv.host.local import LocalHost
 from npuenv.install.executor import Outcome, Session, execute
 from npuenv.install.locations import Target
-from npuenv.install.plan.make import Tools, plan_install
+from npuenv.install.plan.context import Tools
+from npuenv.install.plan.make import plan_install
 from npuenv.lock.file import Lock, LockedPackage, read_lock
 from npuenv.lock.make import find_uv
 from npuenv.lock.wheels import write_wheel

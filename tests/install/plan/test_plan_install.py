@@ -13,7 +13,8 @@ from npuenv.core.messages import say
 from npuenv.core.plan import WriteFile
 from npuenv.facts.pip import UvSettings
 from npuenv.install.locations import Target, default_environment, target_for
-from npuenv.install.plan.make import Tools, plan_install
+from npuenv.install.plan.context import Tools
+from npuenv.install.plan.make import plan_install
 from npuenv.install.plan.target import room_mib
 from npuenv.render.script import render_script
 from tests.install.plan.plan_cases import INDEXES, NPU, planned, requirements, runs, stack_and_lock, step_of

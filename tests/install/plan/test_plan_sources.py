@@ -16,9 +16,8 @@ from npuenv.core.messages import say
 from npuenv.host.local import LocalHost
 from npuenv.install.locations import Target
 from npuenv.install.plan.cann import cann_scripts
-from npuenv.install.plan.context import Making
+from npuenv.install.plan.context import Making, Tools
 from npuenv.install.plan.local_sources import digests_of
-from npuenv.install.plan.make import Tools
 from npuenv.install.plan.sources import build
 from npuenv.matrix import load_matrix
 from npuenv.resolve import resolve

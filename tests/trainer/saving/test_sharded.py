@@ -90,9 +90,10 @@ found["went on"] = difference(state(live, 4), state(again, 4))
 
 # From the one file of a run that sharded nothing.
 one = restored("alone")
-torch.save({n: whole(each) for n, each in one.state()["policy"].items()}, here / f"from-one-{world.rank}.pt")
+torch.save({n: whole(each) for n, each in learner_state(one)["policy"].items()}, here / f"from-one-{world.rank}.pt")
 narrow = restored("narrow", dtype="bfloat16")
-torch.save({n: whole(each) for n, each in narrow.state()["policy"].items()}, here / f"from-narrow-{world.rank}.pt")
+weights = learner_state(narrow)["policy"]
+torch.save({n: whole(each) for n, each in weights.items()}, here / f"from-narrow-{world.rank}.pt")
 sharded.save(state(narrow, 1), here / "wide", world=world)
 
 # A rank that cannot write, and one that cannot read.
@@ -139,7 +140,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, settings in {"alone": {}, "narrow": {"dtype": "bfloat16", "lr": 1e-5}}.items():
         one = learner(**{**SETTINGS, **settings})
         update(one, batch())
-        save({"step": 1, "learner": one.state()}, made / name)
+        save({"step": 1, "learner": learner_state(one)}, made / name)
     return made
 
 
@@ -200,7 +201,7 @@ def test_the_wide_copies_of_a_bfloat16_run_are_the_rows_of_a_sharded_one_and_bac
     assert all(torch.equal(each, wanted["master"][name]) for name, each in found.items())
     one = learner(**{**SETTINGS, "dtype": "bfloat16"})
     load(folder / "wide", CPU)["stored"].into(of_one(one))
-    state = one.state()
+    state = learner_state(one)
     assert all(torch.equal(each, wanted["master"][name]) for name, each in state["master"].items())
     assert all(torch.equal(each, wanted["policy"][name]) for name, each in state["policy"].items())
 
