@@ -41,7 +41,7 @@ _LARGEST = 5_000_000_000
 _BATCH_EVERY = 10
 # Steps whose rewards are computed again: that may be costly.
 _MOST_SCORED = 2
-# Groups of a step whose answers are scored for another prompt too.
+# Groups of a step whose answers get rewards for another prompt too.
 _MOST_SWAPPED = 8
 # A chance of 1 in 10^13, as a logarithm.
 _UNLIKELY = -30.0
@@ -321,7 +321,7 @@ class SecondLook(Observer):
         self._compare_rewards(step, result.groups, rewards)
 
     def _check_rewards_of_others(self, step: int, result: StepResult) -> None:
-        """What an answer gets hangs on its prompt: the next prompt's answers are scored beside its own."""
+        """What an answer gets hangs on its prompt: the next prompt's answers get theirs beside its own."""
         config, groups = self._config, result.groups[:_MOST_SWAPPED]
         # Where each answer has a process of its own, that is costly.
         if config.task.reward_function or self._trainer.task.environment is not None or reward_limit_s(config) is None:
