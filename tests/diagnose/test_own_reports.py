@@ -127,6 +127,7 @@ def test_the_number_of_the_quoted_line_is_that_of_the_report(form: str, diagnose
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.one_in(3)
 def test_what_stands_around_a_report_is_read_as_ever(form: str, diagnosed: Callable[[str], Diagnosis]) -> None:
     whole = report("no_card", form, "en").rstrip("\n")
     for text in (f"$ python run.py\n{OTHER}\n\n{whole}\n", f"The report:\n{whole}\n```\n{OTHER}\n"):

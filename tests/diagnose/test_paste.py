@@ -178,7 +178,7 @@ LONG: dict[str, Callable[[int], bytes]] = {  # by how many bytes it is to have
 
 @pytest.mark.parametrize(
     "megabytes",
-    [0.2, pytest.param(1, marks=pytest.mark.slow), pytest.param(10, marks=[pytest.mark.slow, pytest.mark.long])],
+    [0.1, pytest.param(1, marks=pytest.mark.slow), pytest.param(10, marks=[pytest.mark.slow, pytest.mark.long])],
 )
 @pytest.mark.parametrize("kind", LONG)
 def test_a_long_paste_takes_a_time_that_grows_with_its_length(kind: str, megabytes: float) -> None:
