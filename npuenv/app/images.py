@@ -64,13 +64,13 @@ class Rendered:
 
         Raises BadInput for files that are in the way, before the first is written.
         """
-        image, container = out / self.image_folder, out / self.folder
+        image = out / self.image_folder
         files = {f"{self.image_folder}/{name}": content for name, content in self.image.items()}
         files |= {f"{self.folder}/{name}": text for name, text in self.container.items()}
         stale = [f"{self.image_folder}/{name}" for name in _stale_files(image, self.image)] if self.image else []
         written = [out / name for name in write_files(files, out, is_forced=is_forced, stale=stale)]
         is_new = bool(stale) or any(path.is_relative_to(image) for path in written)
-        return [*([image] if is_new else []), *(path for path in written if path.is_relative_to(container))]
+        return [*([image] if is_new else []), *(path for path in written if not path.is_relative_to(image))]
 
 
 def _stale_files(folder: Path, files: Collection[str]) -> list[str]:

@@ -83,7 +83,7 @@ def verdict(
     least = SURE if other is None else max(SURE, other.confidence)
     if causes and causes[0].confidence >= least:
         return (Verdict.CAUSE if _is_sure(causes[0], known) else Verdict.CANNOT_TELL), tuple(causes), None
-    if other is None:
+    if other is None or any(cause.confidence >= least for cause in causes):
         return Verdict.CANNOT_TELL, tuple(causes), None
     return (Verdict.CANNOT_TELL if other.id == ON_THE_CARD else Verdict.NOT_ENVIRONMENT), (), other
 

@@ -32,7 +32,8 @@ _FRAMEWORKS = frozenset((
     "mindspeed", "mindspeed_llm", "mindspeed_rl",
 ))  # fmt: skip
 _RAISED_BELOW = re.compile(
-    r"^\s*(?:E\s+)?(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception|Exit|Interrupt|Unsupported))\b:? ?(.*)"
+    r"^\s*(?:E\s+)?(?:[\w.]+\.)?(?:RayTaskError\()?"
+    r"([A-Z]\w*(?:Error|Exception|Exit|Interrupt|Unsupported))\b\)?:? ?(.*)"
 )
 _REFUSES = frozenset(("ValueError", "FileNotFoundError", "OSError", "KeyboardInterrupt", "SystemExit"))
 # Exceptions that nobody raises on purpose.
@@ -50,8 +51,8 @@ _LACKS = re.compile(
 def framework_raised(text: Text) -> Line | None:
     """The exception of the first traceback through a framework, or its last frame where the text ends before that.
 
-    Exceptions that refuse a setting do not count (a value, a path, an assertion that says what it expects), nor those
-    that Python ignored.
+    None where that one refuses a setting (a value, a path, an assertion that says what it expects): what is raised
+    around it says no more. Exceptions that Python ignored do not count.
     """
     last, is_ignored = None, False
     for line in text.with_any(('file "', "error", "exception", "unsupported", "interrupt", "exit")):
@@ -63,8 +64,8 @@ def framework_raised(text: Text) -> Line | None:
         raised = _RAISED_BELOW.match(line.text) if last else None
         if raised:
             name, says = raised.groups()
-            if not (is_ignored or name in _REFUSES or (name == "AssertionError" and says)):
-                return line
+            if not is_ignored:
+                return None if name in _REFUSES or (name == "AssertionError" and says) else line
             last, is_ignored = None, False
     return last
 

@@ -200,9 +200,9 @@ def _read(tree: Path) -> Checkout | None:
             return None
         base = versions.python_version(version).base_version
         defaults = {
-            "model_engine": "dp",
+            "model_engine": "dp",  # a choice, which is not in the file
             **_tree_leaves(tree / _CONFIG / _COMPOSED),
-        }  # a choice, which is not in the file
+        }
         if defaults == defaults_of("verl", base):
             return Checkout(version, base)
         names = frozenset(defaults).union(*map(_tree_leaves, _other_trainers(tree)))

@@ -170,7 +170,7 @@ def healthcheck(argv: Sequence[str], *, interval_s: int, timeout_s: int) -> Line
 def text(tree: Sequence[Instruction]) -> str:
     """The Dockerfile of a tree, ending with a newline.
 
-    Raises BadInput for a literal that could end the word, the line or the instruction it stands in.
+    Raises BadInput for a literal of a RUN that could end its word; those of a `Line` were checked where it was made.
     """
     return "".join(f"{line}\n" for instruction in tree for line in _lines(instruction))
 

@@ -22,22 +22,23 @@ def write_files(
 ) -> tuple[str, ...]:
     """The names of the files that were written; programs are executable.
 
-    `stale` are files of an earlier rendering, which go. All are looked at, and the new ones written to a folder beside
-    them, before the first is replaced: a failure until then leaves the old ones.
+    `stale` are files of an earlier rendering, which go. All are looked at, and the new ones are written beside their
+    places, before the first is replaced: a failure until then leaves the old ones.
 
     Raises BadInput for files that differ and stale ones unless `is_forced`, for a link or folder in the place of one,
     and where writing is not allowed.
     """
     changed = changed_files(files, folder, is_forced=is_forced, stale=stale)
     with _as_bad_input(folder):
-        if changed:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".npuenv-", dir=folder) as staging:
-                for name, content in changed.items():
-                    _write(Path(staging) / name, content.encode() if isinstance(content, str) else content)
-                    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                for name in changed:
-                    (Path(staging) / name).replace(folder / name)
+        fresh: dict[str, Path] = {}
+        try:
+            for name, content in changed.items():
+                fresh[name] = _written_beside(folder / name, content.encode() if isinstance(content, str) else content)
+            for name, path in fresh.items():
+                path.replace(folder / name)
+        finally:
+            for path in fresh.values():
+                path.unlink(missing_ok=True)
         for name in stale:
             (folder / name).unlink()
     return tuple(changed)
@@ -66,7 +67,7 @@ def _as_bad_input(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        args = {"path": str(error.filename or folder), "reason": error.strerror or str(error)}
+        args = {"path": str(error.filename2 or error.filename or folder), "reason": error.strerror or str(error)}
         raise BadInput(Message("render.cannot-write", args), Message("render.cannot-write-hint")) from error
 
 
@@ -74,7 +75,16 @@ def _is_same(path: Path, content: str | bytes) -> bool:
     return path.is_file() and path.read_bytes() == (content.encode() if isinstance(content, str) else content)
 
 
-def _write(path: Path, content: bytes) -> None:
+def _written_beside(path: Path, content: bytes) -> Path:
+    """The file under another name in the folder where it will stand, which is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-    path.chmod(_SCRIPT_MODE if content.startswith(b"#!") else _MODE)
+    handle, name = tempfile.mkstemp(prefix=".npuenv-", dir=path.parent)
+    beside = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        beside.chmod(_SCRIPT_MODE if content.startswith(b"#!") else _MODE)
+    except BaseException:
+        beside.unlink()
+        raise
+    return beside

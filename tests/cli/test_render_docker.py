@@ -27,8 +27,9 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != "home")
 
 
-def test_without_as_there_is_the_dockerfile_alone(tmp_path: Path) -> None:
-    assert main([*STACK, "-o", str(tmp_path)]) == 0
+def test_without_as_there_is_the_dockerfile_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*STACK, "-o", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["written"] == [str(tmp_path / FOLDER)]
     assert names(tmp_path) == [FOLDER]
     assert "Dockerfile" in names(tmp_path / FOLDER)
 

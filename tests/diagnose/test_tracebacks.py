@@ -32,6 +32,8 @@ def signs(*lines: str) -> set[str]:
         ((OWN, TORCH, "AssertionError: no CUDA"), {"caller-own"}),
         ((OWN, PLUGIN, TORCH, "KeyError: 'a'"), {"caller-vllm_ascend", "slip-vllm_ascend", "framework-raised"}),
         ((PLUGIN, "ValueError: bad option"), {"caller-vllm_ascend"}),
+        ((PLUGIN, "ValueError: bad option", PLUGIN, "RuntimeError: Engine core failed"), {"caller-vllm_ascend"}),
+        ((PLUGIN, "ray.exceptions.RayTaskError(ValueError): ray::main()"), set()),
         (("KeyError: 'a'",), set()),
         (("AttributeError: 'NPUWorker' object has no attribute 'x'",), {"class-lacks-attribute"}),
         (("AttributeError: 'Qwen2Tokenizer' object has no attribute 'x'",), set()),

@@ -94,6 +94,15 @@ def test_a_failed_write_leaves_the_earlier_file(tmp_path: Path, monkeypatch: pyt
     assert state(tmp_path) == before
 
 
+def test_a_folder_below_may_be_a_link_to_another_place(tmp_path: Path) -> None:
+    """As each new file is written beside its place, it may be on another file system."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "deep").symlink_to(tmp_path / "elsewhere")
+    assert write_files({"deep/a.sh": "x", "b.sh": "y"}, tmp_path / "out") == ("deep/a.sh", "b.sh")
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["a.sh"]
+
+
 def test_a_failure_before_all_are_written_leaves_the_earlier_files(tmp_path: Path) -> None:
     write_files({**FILES, "deep": "a file"}, tmp_path)
     before = state(tmp_path)

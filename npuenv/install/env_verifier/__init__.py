@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from npuenv.facts.target import joined
 
-# Each after those that it imports; the first two are parts of the doctor's programs as well.
+# Each after those that it imports; the first is a part of the doctor's programs as well, the second of npuenv.
 _SHARED = ("npuenv.facts.target.dist_info", "npuenv.core.seal")
 _PARTS = ("files", "inspection", "leftovers", "surroundings", "mending", "verifying", "program")
 

@@ -72,7 +72,9 @@ class Finder(importlib.abc.MetaPathFinder):
         if name not in _ADAPT:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
-        loader: Any = spec and spec.loader
+        if spec is None or spec.loader is None:
+            return None
+        loader: Any = spec.loader
         run = loader.exec_module
 
         def adapted(module: ModuleType) -> None:
