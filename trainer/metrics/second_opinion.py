@@ -125,7 +125,8 @@ def reward(task: Any, prompt: Prompt, rollout: Rollout, algorithm: Any) -> float
 
 def counted(groups: Sequence[Group], rewards: Sequence[float], credit: Sequence[float]) -> dict[str, float]:
     """Numbers of a step's record: of the answers, their rewards, and the advantages of their tokens."""
-    answers = [each for group in groups for each in group.rollouts]
+    if not (answers := [each for group in groups for each in group.rollouts]):
+        return {}
     values = {
         "response_length": [len(each.tokens) for each in answers],
         "prompt_length": [len(group.prompt.tokens) for group in groups for _ in group.rollouts],
