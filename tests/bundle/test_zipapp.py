@@ -39,8 +39,8 @@ CAPTURES = sorted(path.name for path in HOSTS.glob("*.json"))
 # The oldest that may run the file is always tried, the newest by `.ci/run`, all by `.ci/run --all`.
 MINORS = [
     pytest.param(9),
-    *(pytest.param(minor, marks=[pytest.mark.slow, pytest.mark.long]) for minor in range(10, 13)),
-    *(pytest.param(minor, marks=pytest.mark.slow) for minor in (13, 14)),
+    *(pytest.param(minor, marks=[pytest.mark.slow, pytest.mark.long]) for minor in range(10, 14)),
+    pytest.param(14, marks=pytest.mark.slow),
 ]
 PASTE = "Traceback (most recent call last):\nImportError: libhccl.so: cannot open shared object file\n"
 

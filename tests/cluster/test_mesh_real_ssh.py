@@ -93,6 +93,7 @@ def test_a_node_whose_cable_is_pulled_is_named_and_the_others_go_on(hosts: Machi
     assert found["summary"]["ok"] == found["summary"]["planned"] == 12
 
 
+@pytest.mark.long
 def test_ctrl_c_over_ssh_can_be_gone_on_with(hosts: Machines, world: World, tmp_path: Path) -> None:
     world.hold_after(6)
     with (tmp_path / "said").open("wb") as log:

@@ -100,6 +100,7 @@ def test_a_uniform_cluster_gives_no_alarm(hosts: Machines, tls: str) -> None:
     require_all_cards_asked(hosts)
 
 
+@pytest.mark.long
 def test_planted_faults_are_each_named_and_nothing_else_is(hosts: Machines) -> None:
     faults = [PLANTED[name] for name in TOGETHER]
     plant(hosts, faults)

@@ -324,6 +324,7 @@ def _place(path: str, data: str, made: Environment) -> tuple[Path, bool]:
     return places[kind] / rest, kind == "scripts"
 
 
+@pytest.mark.long
 def test_without_cann_nothing_is_objected_to_and_the_doctor_names_cann(
     reduced: Environment, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -153,6 +153,7 @@ def test_compose_files_keep_to_the_published_schema(case: str, published: Path) 
 
 @pytest.mark.registry
 @pytest.mark.parametrize("case", WISHES)
+@pytest.mark.long
 def test_jobs_and_pods_keep_to_the_published_strict_schema(case: str, published: Path) -> None:
     folder = published / "kubernetes_validate" / "kubernetes-json-schema" / "v1.37.0-local-strict"
     document = files(case)["kubernetes.yaml"]

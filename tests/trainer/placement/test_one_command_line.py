@@ -117,6 +117,7 @@ def test_two_ranks_learn_what_one_process_learns(alone: Learnt, tmp_path: Path) 
     check_alike(learnt(tmp_path / "out", *RANKS), alone)
 
 
+@pytest.mark.long
 def test_ranks_and_a_generator_apart_learn_what_one_process_learns(alone: Learnt, split: Learnt) -> None:
     check_alike(split, alone)
 
