@@ -200,6 +200,7 @@ def test_what_an_sdist_is_built_with_is_read_from_it(tmp_path: Path) -> None:
 # On the target
 
 
+@pytest.mark.slow
 def test_the_wheel_of_npuenv_is_complete_and_the_same_each_time() -> None:
     name, data = own_wheel()  # made once in a process
     assert own_wheel.__wrapped__() == (name, data)
@@ -452,6 +453,7 @@ def test_an_archive_that_is_no_bundle_is_left_alone_with_another_place_as_the_wa
     assert "copy" not in say(caught.value.hint) and out.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_the_command_says_what_goes_in_before_and_what_is_there_after(
     shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -101,6 +101,7 @@ def test_what_the_bundle_itself_was_asked_for_is_taken(cpu: Path, capsys: pytest
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
+@pytest.mark.slow
 def test_a_bundle_of_other_tables_is_left_to_the_npuenv_that_made_it(
     lang: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

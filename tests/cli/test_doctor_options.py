@@ -34,6 +34,7 @@ HELD = str(HOSTS / "container_8020.json")
 REPLAY = ("doctor", "--from", HELD, "--level", "2")
 
 
+@pytest.mark.slow
 def test_each_form_is_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*REPLAY, "--format", "json"]) == 1
     assert json.loads(capsys.readouterr().out)["schema"] == "npuenv.doctor/1"

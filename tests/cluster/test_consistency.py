@@ -322,6 +322,7 @@ def test_of_two_clocks_that_differ_the_sentence_takes_no_side() -> None:
     assert told("clock", cluster(USUAL, 2), apart) == ("warn", words("clock-two", said="node02: +90.0 s ± 0.3 s"))
 
 
+@pytest.mark.slow
 def test_of_many_different_values_three_are_named_and_the_others_counted() -> None:
     (usual,) = cluster(USUAL, 1).values()
 

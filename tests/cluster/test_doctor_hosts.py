@@ -209,6 +209,7 @@ def test_a_configuration_that_keeps_no_keys_is_said_to_be_the_reason() -> None:
     assert silent.code == 3
 
 
+@pytest.mark.slow
 def test_a_node_is_judged_exactly_as_its_capture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -256,6 +257,7 @@ def test_cards_are_counted_against_the_inventory(
     assert document["nodes"]["node04"]["exit"] == 0, "it is to have none, and has none"
 
 
+@pytest.mark.slow
 def test_what_differs_between_nodes_is_named_with_the_odd_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -270,6 +272,7 @@ def test_what_differs_between_nodes_is_named_with_the_odd_one(
     assert says(capsys.readouterr().out, "cluster.summary", apart=0, warn=1)
 
 
+@pytest.mark.slow
 def test_a_published_stack_is_judged_on_each_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -282,6 +285,7 @@ def test_a_published_stack_is_judged_on_each_node(
     assert len(nodes.calls()) == before, "nobody is asked for a stack that does not exist"
 
 
+@pytest.mark.slow
 def test_each_form_is_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -185,6 +185,7 @@ def test_a_sample_says_what_it_does_not_exclude(make_world: Any, capsys: pytest.
     assert max(times.values()) == 4
 
 
+@pytest.mark.slow
 def test_what_could_not_be_tried_is_unknown_and_not_fine(make_world: Any, capsys: pytest.CaptureFixture[str]) -> None:
     world = make_world(2, 2, 2)
     (world.folder / "down.node02").touch()

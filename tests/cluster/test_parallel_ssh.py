@@ -414,6 +414,7 @@ def test_few_open_files_make_fewer_talks_at_once_and_no_error(tmp_path: Path) ->
     assert ran.stdout.split() == ["40", "80"]
 
 
+@pytest.mark.slow
 def test_two_hundred_nodes_cost_few_descriptors_and_little_memory(tmp_path: Path) -> None:
     process = psutil.Process()
     before = process.num_fds()

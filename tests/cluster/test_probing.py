@@ -455,6 +455,7 @@ def test_a_node_that_cannot_be_asked_takes_no_part_and_the_reason_is_kept() -> N
     assert "not found" in silent["two"]
 
 
+@pytest.mark.slow
 def test_a_node_that_took_no_part_is_unknown_in_every_finding(tmp_path: Path) -> None:
     transport = Transport(client=HERE)
     nodes = [*nodes_of("one", "two"), Node("three", "three", python="/no/such/python3")]

@@ -81,6 +81,7 @@ def run_plan(
     return result
 
 
+@pytest.mark.slow
 def test_only_what_was_started_is_ended(tmp_path: Path) -> None:
     """A daemon that leaves its group belongs to the start; a process of the same name does not."""
     if why_not_local():
@@ -105,6 +106,7 @@ def test_only_what_was_started_is_ended(tmp_path: Path) -> None:
         stranger.wait()
 
 
+@pytest.mark.slow
 def test_a_start_that_nobody_has_heard_the_end_of_is_found_by_its_word(tmp_path: Path) -> None:
     if why_not_local():
         pytest.skip(why_not_local())

@@ -78,6 +78,7 @@ def wrongly_diagnosed(paths: Sequence[Path], collected: Callable[[str], str]) ->
 
 @pytest.mark.parametrize("collected", COLLECTORS)
 @pytest.mark.one_in(2)
+@pytest.mark.slow
 def test_a_collector_of_logs_changes_no_verdict(collected: Callable[[str], str]) -> None:
     assert wrongly_diagnosed(CASES[2 * COLLECTORS.index(collected) :: 2 * len(COLLECTORS)], collected) == []
 

@@ -65,6 +65,7 @@ def has_settled(seen: Path) -> bool:
         pytest.param(signal.SIGKILL, -9, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_a_doctor_that_is_ended_leaves_no_tool_behind(tmp_path: Path, number: signal.Signals, code: int) -> None:
     tool, seen = tmp_path / "bin" / "npu-smi", tmp_path / "seen"
     tool.parent.mkdir()

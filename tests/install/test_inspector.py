@@ -117,6 +117,7 @@ def test_files_that_run_code_at_start_up_and_belong_to_nobody_are_named_with_the
     assert len(json.loads((world.root / ".npuenv/verified.json").read_text())["strangers"]) == 20
 
 
+@pytest.mark.slow
 def test_another_document_in_its_place_is_no_verification(world: World) -> None:
     plan = world.installed()
     path = world.root / ".npuenv/verified.json"
@@ -203,6 +204,7 @@ def test_the_later_owner_counts_also_where_it_is_read_after_the_earlier_one(worl
 
 
 @pytest.mark.usefixtures("asked_here")
+@pytest.mark.slow
 def test_of_two_packages_that_quarrel_over_a_file_both_are_taken_out(world: World) -> None:
     world.installed()
     write_wheel(world.wheels, "stray", "1.0", files={"numbers_a.py": "A = 'stray'\n"})
@@ -352,6 +354,7 @@ def test_without_a_verb_that_it_knows_it_says_how_it_is_used(world: World) -> No
     assert alone["verified"] and (alone | {"hashed": 0}) == state(world)
 
 
+@pytest.mark.slow
 def test_a_package_that_the_user_added_and_altered_is_left_alone(world: World) -> None:
     world.installed()
     write_wheel(world.wheels, "mine", "1.0", files={"mine.py": "M = 1\n"})

@@ -84,6 +84,7 @@ def test_the_same_set_in_a_lock_that_was_written_anew_is_the_same_environment(
         assert (code, content(root), tools_of(root).stat().st_ctime_ns) == (0, before, at), err
 
 
+@pytest.mark.slow
 def test_an_environment_of_another_kind_goes_only_with_replace(
     product: Product, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +202,7 @@ def test_what_an_installation_that_was_never_finished_was_given_does_not_stick(
     assert (tmp_path / "new/src/thing/thing.py").read_text() == "T = 'git'\n"
 
 
+@pytest.mark.slow
 def test_what_damage_took_from_an_own_environment_is_put_back_without_a_question(product: Product) -> None:
     before = content(product.current)
     tools_of(product.current).unlink()

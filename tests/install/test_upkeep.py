@@ -142,6 +142,7 @@ def test_a_former_environment_that_was_damaged_is_not_returned_to(product: Produ
     assert product.current == old
 
 
+@pytest.mark.slow
 def test_a_repair_restores_from_the_own_lock_though_a_newer_one_is_out(product: Product) -> None:
     root = product.current
     before = tree(root)
@@ -167,6 +168,7 @@ def test_a_repair_puts_a_file_in_place_of_a_link_and_leaves_alone_what_it_led_to
     assert (tree(product.current), place.is_symlink(), outside.exists()) == (before, False, True)
 
 
+@pytest.mark.slow
 def test_a_repair_takes_a_linked_folder_out_and_nothing_that_lies_in_it(product: Product, tmp_path: Path) -> None:
     before, site = tree(product.current), next(product.current.glob("lib/python*/site-packages"))
     (site / "torch").rename(tmp_path / "torch")
@@ -462,6 +464,7 @@ def test_the_users_environment_is_neither_updated_beside_itself_nor_rolled_back(
     assert tree(tmp_path / "mine") == before and product.current.name == product.lock.hash
 
 
+@pytest.mark.slow
 def test_an_update_may_name_the_environment_in_force_by_its_python_or_its_folder(product: Product) -> None:
     old = product.current
     product.release()
@@ -517,6 +520,7 @@ def test_an_update_from_an_archive_unpacks_it_once(
     assert (shown["origin"], shown["request"]) == ("bundle", {"framework": "cpu"})
 
 
+@pytest.mark.slow
 def test_what_an_environment_is_for_is_known_however_it_was_asked_for(product: Product) -> None:
     product.release()
     assert product.run("install", "--update", "--for", "cpu", "--yes")[0] == 0  # it was installed by its stack's name
@@ -526,6 +530,7 @@ def test_what_an_environment_is_for_is_known_however_it_was_asked_for(product: P
         assert product.run("install", verb, "--for", "roll", "--yes")[0] == 2
 
 
+@pytest.mark.slow
 def test_an_update_and_a_repair_keep_what_the_environment_was_asked_for(product: Product) -> None:
     def request() -> object:
         return json.loads(product.run("env", "show", "tiny", "--json")[1])["request"]
@@ -615,6 +620,7 @@ def test_a_no_changes_nothing_and_says_so_and_deleting_wants_a_word(
     assert product.current.is_dir() and not (product.home / product.lock.hash).exists()
 
 
+@pytest.mark.slow
 def test_a_script_is_made_of_a_plan_or_refused(product: Product, tmp_path: Path) -> None:
     for verb in ("--update", "--rollback"):
         code, out, err = product.run("install", verb, "--script")
@@ -625,6 +631,7 @@ def test_a_script_is_made_of_a_plan_or_refused(product: Product, tmp_path: Path)
     assert (code, ran.returncode, tools_of(product.current).read_text()) == (0, 0, "C = 3\n"), ran.stderr
 
 
+@pytest.mark.slow
 def test_a_script_leaves_alone_what_came_to_its_place_after_it_was_made(product: Product, tmp_path: Path) -> None:
     place = tmp_path / "place"
     code, script, _ = product.run("install", "tiny", "--script", "--target", str(place))

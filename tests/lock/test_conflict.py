@@ -113,6 +113,7 @@ def test_the_search_answers_from_the_cache(market: Any) -> None:
     assert sorted(pages) == ["/simple/far/", "/simple/low/", "/simple/mid/", "/simple/top/"]
 
 
+@pytest.mark.slow
 def test_a_set_of_a_hundred_lines_takes_few_runs(market: Any) -> None:
     others = [f"pack{number} 1" for number in range(100)]
     case = {"wheels": [*others, "base 1", "base 2"], "built": {"one": ["base<2"], "two": ["base>=2"]}}

@@ -200,6 +200,7 @@ def test_what_a_release_cannot_do_is_said_at_the_top() -> None:
     assert "filter_groups" not in rendered("dapo-qwen2.5-7b", "0.9.1")["run.sh"].split("set -eu")[0]
 
 
+@pytest.mark.slow
 def test_the_yaml_says_the_same_as_the_words() -> None:
     for id in RENDERED:
         files = rendered(id)

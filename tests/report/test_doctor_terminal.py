@@ -249,6 +249,7 @@ def test_every_area_of_a_check_has_a_name_and_a_layer() -> None:
 
 @settings(deadline=None)
 @given(st.text(max_size=200), st.integers(40, 120), st.sampled_from(["en", "zh"]))
+@pytest.mark.slow
 def test_any_evidence_is_shown_whole_within_the_width_and_cleaned_of_control(text: str, width: int, lang: str) -> None:
     report = render_report([_finding(text)], NOTHING_ASKED, Page(width, True), Manner(lang, is_verbose=True))
     lines = report.splitlines()

@@ -36,6 +36,7 @@ def test_a_whole_environment_finds_the_stack_it_was_made_from(stack: str) -> Non
     assert heart.items() <= frozen(stack).items()
 
 
+@pytest.mark.slow
 def test_one_clash_of_many_is_explained_and_the_way_out_leaves_out_no_more_than_needed() -> None:
     request = asking(frozen("verl-0.7.1-cann8.5.0"), stack="verl-cann9.1.0")
     conflict = resolve(request, MATRIX)

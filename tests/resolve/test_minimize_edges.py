@@ -29,6 +29,7 @@ MATRIX = load_matrix()
         ),
     ],
 )
+@pytest.mark.slow
 def test_a_pin_that_fits_once_others_are_gone_is_kept(request_: Request, back: str) -> None:
     asked, _ = by_preference(request_, MATRIX)
     most = fitting_pins(asked, request_, MATRIX)

@@ -155,6 +155,7 @@ def test_a_run_of_one_step_and_several_mini_batches_has_every_record(tmp_path: P
     assert set(passed(records).values()) == {True}
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_run_and_another_one_another(tmp_path: Path) -> None:
     one, same, other = (
         [

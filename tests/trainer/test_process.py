@@ -182,6 +182,7 @@ def test_an_interrupt_between_the_opening_of_the_records_and_the_run_stands_in_t
     assert (end["status"], end["reason"]) == ("interrupted", "SIGTERM")
 
 
+@pytest.mark.slow
 def test_a_caller_of_the_trainer_has_its_handlers_of_signals_back(tmp_path: Path) -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
     assert entry.main(["--out", str(tmp_path), "no-such-setting=1"]) == 2
@@ -252,6 +253,7 @@ def test_help_lists_every_setting_with_its_limits_and_imports_no_torch(scene: Pa
     assert all(f"\n  {name}=" in printed for name in Config().flat())
 
 
+@pytest.mark.slow
 def test_a_run_on_verls_words_says_in_its_header_what_became_of_each(scene: Path) -> None:
     out = scene / "out"
     words = ["data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=2", "trainer.nnodes=1"]

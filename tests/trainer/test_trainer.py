@@ -208,6 +208,7 @@ def test_a_run_that_skips_its_evaluations_or_ends_with_others_has_no_validation(
     assert (found["passed"], found["evaluations"]) == (False, {"before": 7, "after": 10})
 
 
+@pytest.mark.slow
 def test_shuffled_rewards_are_found_by_asking_past_what_shuffles_them(tmp_path: Path) -> None:
     found = only(run(tmp_path, changed(SMALL, fault="shuffled-reward")), kind="stage", name="reward")
     assert (found["passed"], found["is_reordered"]) == (False, True)

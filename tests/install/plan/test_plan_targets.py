@@ -64,6 +64,7 @@ def venv(folder: Path) -> str:
     return str(folder / "bin/python")
 
 
+@pytest.mark.slow
 def test_a_bundles_folder_is_all_that_an_installation_needs(tmp_path: Path, wheels: Path) -> None:
     stack, lock = tiny(wheels, one="1.0", two="2.0")
     target = Target(str(tmp_path / "envs/a"), str(tmp_path / "envs/current"))
@@ -123,6 +124,7 @@ def test_conda_asks_the_network_only_where_there_is_no_bundle() -> None:
     assert plan.steps[0].id == "conda" and plan.steps[0].needs_network
 
 
+@pytest.mark.slow
 def test_an_environment_that_is_there_already_keeps_what_is_not_in_the_lock(tmp_path: Path, wheels: Path) -> None:
     python = venv(tmp_path / "mine")
     (tmp_path / "mine/src").mkdir()
@@ -265,6 +267,7 @@ exec(sys.argv[sys.argv.index("-c") + 1])
     return str(folder / "bin/python")
 
 
+@pytest.mark.slow
 def test_an_interpreter_that_others_stand_on_is_known_by_what_it_says_of_itself(tmp_path: Path, wheels: Path) -> None:
     stack, lock = tiny(wheels, one="1.0")
     root = tmp_path / "py"

@@ -153,6 +153,7 @@ def test_a_record_is_held_against_its_step(tmp_path: Path, monkeypatch: pytest.M
     assert (found["wrong"], found["what"]) == ("metrics-wrong", "response_length/clip_ratio")
 
 
+@pytest.mark.slow
 def test_the_rate_in_the_record_is_that_of_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mean = UpdateMetrics.mean
     monkeypatch.setattr(UpdateMetrics, "mean", lambda *given, **more: replace(mean(*given, **more), lr=0.5))
@@ -161,6 +162,7 @@ def test_the_rate_in_the_record_is_that_of_the_step(tmp_path: Path, monkeypatch:
     assert found["schedules"]["passed"] is True
 
 
+@pytest.mark.slow
 def test_rewards_that_cannot_be_computed_again_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def raises(*_: object) -> float:
         raise RuntimeError("no sandbox")
@@ -195,6 +197,7 @@ def test_a_setting_without_a_formula_leaves_its_questions_out(tmp_path: Path, mo
     assert found["batch"]["passed"] is found["heldout"]["passed"] is True
 
 
+@pytest.mark.slow
 def test_what_breaks_while_it_looks_is_unknown_and_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

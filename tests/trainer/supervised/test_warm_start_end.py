@@ -45,6 +45,7 @@ def started(config: Config, folder: Path) -> tuple[Trainer, list[dict[str, Any]]
     return trainer, read(folder)
 
 
+@pytest.mark.slow
 def test_it_ends_at_the_first_look_that_finds_the_share_and_says_so(tmp_path: Path) -> None:
     trainer, told = started(LEARNS, tmp_path)
     assert [each["step"] for each in told] == list(range(10, 10 * len(told) + 1, 10))
@@ -57,6 +58,7 @@ def test_it_ends_at_the_first_look_that_finds_the_share_and_says_so(tmp_path: Pa
     assert difference(dict(trainer.engine.weights()), dict(trainer.learner.model.named_parameters())) is None
 
 
+@pytest.mark.slow
 def test_a_share_that_is_not_reached_leaves_the_bound_and_costs_nothing_but_time(tmp_path: Path) -> None:
     least = changed(LEARNS, warm_start_steps=13, warm_start_until=1.0)
     trainer, told = started(least, tmp_path / "looked")
@@ -86,6 +88,7 @@ def test_every_lesson_and_every_look_is_seen_to_get_on() -> None:
 
 
 @pytest.mark.parametrize("task", ["successor", "frozen_lake"])
+@pytest.mark.slow
 def test_a_look_asks_the_same_prompts_each_time_and_none_that_is_held_out(
     task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

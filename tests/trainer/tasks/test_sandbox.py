@@ -154,6 +154,7 @@ def test_a_server_beside_it_hears_nothing() -> None:
     assert (ended.end, heard) == (End.FAILED, [])
 
 
+@pytest.mark.slow
 def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     program("print(1)", "", ROOMY)
@@ -201,6 +202,7 @@ def test_without_walls_nothing_is_run(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.slow
 def test_without_landlock_root_runs_it_as_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     child = tmp_path / "child.py"
     text = Path(sandbox.__file__).with_name("sandbox_child.py").read_text()

@@ -98,6 +98,7 @@ def test_larger_rooms_have_two_boxes_and_are_solved_by_their_solution(seed: int)
     assert (len(boxes), ended.index(True), played.is_solved) == (2, len(solution) - 1, True)
 
 
+@pytest.mark.slow
 def test_no_room_that_is_held_out_is_trained_on() -> None:
     lists = made("max_turns=5")
     plain = str.maketrans("PXVS", "__OO")
