@@ -153,6 +153,7 @@ def test_the_same_sources_give_the_same_bytes(pyz: Path) -> None:
     assert zipapp.content.__wrapped__() == pyz.read_bytes()
 
 
+@pytest.mark.slow
 def test_all_of_it_can_be_parsed_by_the_oldest_python(pyz: Path) -> None:
     zipapp.require_grammar((name, text.encode()) for name, text in code_in(pyz))
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("home")
 
 
+@pytest.mark.slow
 def test_pins_of_a_file_are_resolved_like_pins_of_the_command_line(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

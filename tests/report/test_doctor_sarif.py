@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jsonschema
+import pytest
 
 from npuenv.checks.registry import CHECKS
 from npuenv.core.finding import Fix, Status
@@ -69,6 +70,7 @@ RUN = obj(
 SARIF = obj("version runs", **{"$schema": TEXT, "version": {"enum": ["2.1.0"]}, "runs": rows(RUN)})
 
 
+@pytest.mark.slow
 def test_every_recorded_host_gives_a_valid_log() -> None:
     for path in sorted(HOSTS.glob("*.json")):
         _, findings = examined(path.stem)

@@ -165,6 +165,7 @@ def test_request_in_parts_prefers_the_newest_cann_the_machine_allows() -> None:
     }
 
 
+@pytest.mark.slow
 def test_same_request_gives_the_same_answer() -> None:
     again = Matrix(MATRIX.folder)
     for request in [*UNSOLVABLE[::3], *list(published_requests(MATRIX))[::40]]:

@@ -128,6 +128,7 @@ def test_each_fault_fails_its_own_measurement(fault: str, failing: set[str]) -> 
     assert {name for name, is_good in passed(of_fault(fault)).items() if not is_good} == failing
 
 
+@pytest.mark.slow
 def test_a_stale_sampler_says_since_when_and_where() -> None:
     found = only(of_fault("stale-sampler"), kind="stage", name="sampler-weights")
     assert (found["publishes"], found["unequal"], found["first_step"]) == (4, 3, 2)
@@ -140,6 +141,7 @@ def test_a_corrupt_checkpoint_says_what_is_wrong() -> None:
     assert re.search(r"state-\w+\.pt has .* [0-9a-f]{16,}", found["reason"])
 
 
+@pytest.mark.slow
 def test_a_whole_checkpoint_says_how_much_was_compared() -> None:
     found = only(of_fault("none"), kind="stage", name="checkpoint")
     # per decoder 2 layers of 12 tensors, embedding and last norm: policy, reference, two moments; three random states

@@ -198,6 +198,7 @@ def test_the_stages_numbers_are_those_of_the_steps(tmp_path: Path) -> None:
     assert generation["tokens_per_s"] == pytest.approx(generation["tokens"] / generation["seconds"])
 
 
+@pytest.mark.slow
 def test_a_run_that_skips_its_evaluations_or_ends_with_others_has_no_validation(tmp_path: Path) -> None:
     records = run(tmp_path / "none", changed(SMALL, fault="skipped-validation"))
     assert only(records, kind="stage", name="validation")["passed"] is False
@@ -310,12 +311,13 @@ def test_a_file_that_is_not_the_state_is_found_on_the_disk_too(tmp_path: Path, m
     assert (found["passed"], found["restored_equal"]) == (False, False)
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("kv_heads", [1, *(pytest.param(each, marks=pytest.mark.slow) for each in (2, 4))])
 def test_one_prompt_is_enough_however_many_heads_share_their_keys(kv_heads: int, tmp_path: Path) -> None:
     config = changed(SMALL, prompts_per_step=1, mini_batches=1, steps=1, heads=4, kv_heads=kv_heads)
     assert only(run(tmp_path, config), kind="stage", name="logprobs")["passed"] is True
 
 
+@pytest.mark.slow
 def test_ranks_that_draw_again_different_numbers_of_times_stay_with_one_stream_of_prompts() -> None:
     config = changed(SMALL, prompts_per_step=4, rollouts_per_prompt=2, dynamic_sampling=True, max_generations=5)
 

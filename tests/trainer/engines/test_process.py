@@ -230,6 +230,7 @@ time.sleep(600)
     assert all(is_gone(pid) for pid in pids)
 
 
+@pytest.mark.slow
 def test_shared_memory_is_seen_by_its_place_and_unknown_memory_has_none() -> None:
     arena = Arena()
     first, second = arena.allocate(100), arena.allocate(5000)

@@ -101,6 +101,7 @@ def test_what_the_models_folder_says_beside_its_sizes_is_kept(tmp_path: Path) ->
     assert (out / "model" / "generation_config.json").is_file()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_exported_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, source = tmp_path / "out", tmp_path / "source"
     assert entry.main(["--out", str(out), *WORDS]) == 0

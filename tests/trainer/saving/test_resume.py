@@ -46,7 +46,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
     name: {key: value for kind in name.split(", ") for key, value in KINDS[kind].items()}
     for name in ("mini batches, adaptive KL, noise", "dynamic sampling, adapters", "a critic, bfloat16", "episodes")
 }
-QUICK = ("mini batches, adaptive KL, noise", "dynamic sampling, adapters")
+QUICK = ("mini batches, adaptive KL, noise",)
 
 
 @dataclass(slots=True)
@@ -156,6 +156,7 @@ def out(finished: Path, tmp_path: Path) -> Path:
     return shutil.copytree(finished, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_settings_that_must_stay_are_refused_by_name_and_nothing_is_touched(
     out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

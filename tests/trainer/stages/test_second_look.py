@@ -119,7 +119,7 @@ def negate(trainer: Trainer) -> None:
         ("recomputed", "metrics-wrong", negate),
     ],
 )
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_what_is_computed_or_drawn_again_shows_what_is_wrong(
     name: str, wrong: str, break_it: Callable[[Trainer], None], tmp_path: Path
 ) -> None:

@@ -107,6 +107,7 @@ thread.join()
     ],
     ids=["loop", "loop in C", "closed output", "threads"],
 )
+@pytest.mark.one_in(4)
 def test_what_does_not_end_is_ended(source: str) -> None:
     started_s = time.monotonic()
     ended = program(source, "", Bounds(time_s=0.5))
