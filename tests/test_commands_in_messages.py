@@ -11,11 +11,12 @@ import pytest
 
 from npuenv.cli import app
 from npuenv.core.toml_input import load_file
+from tests.support.sentences import catalogue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MESSAGES = Path(app.__file__).parents[1] / "core" / "messages"
+ROOT = Path(app.__file__).parents[2]
 NAMED = re.compile(r"(`?)(?<![\w./-])npuenv ([a-z-][^`\n;；，。、\u4e00-\u9fff]*)")
 # What follows the name in a sentence. A command goes between backticks, or this test takes its first word for one.
 PROSE = frozenset((
@@ -62,13 +63,12 @@ def mistakes(text: str) -> list[str]:
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_every_command_that_a_message_names_exists(lang: str) -> None:
-    texts = (text for path in sorted((MESSAGES / lang).glob("*.toml")) for text in load_file(path)[path.stem].values())
-    assert [wrong for text in texts for wrong in mistakes(text)] == []
+    assert [wrong for texts in catalogue().values() for wrong in mistakes(texts[lang])] == []
 
 
 @pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
 def test_every_command_that_a_readme_shows_exists(name: str) -> None:
-    text = (MESSAGES.parents[2] / name).read_text(encoding="utf-8")
+    text = (ROOT / name).read_text(encoding="utf-8")
     blocks = re.findall(r"^```sh\n(.*?)^```$", text, re.M | re.S)
     lines = [line.partition(" #")[0] for block in blocks for line in block.splitlines()]
     spans = re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S))
@@ -94,7 +94,6 @@ def test_the_search_finds_what_does_not_exist(text: str, wrong: str | None) -> N
 
 @pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
 def test_the_readme_says_how_each_extra_is_installed(name: str) -> None:
-    root = MESSAGES.parents[2]
-    extras = set(load_file(root / "pyproject.toml")["project"]["optional-dependencies"])
-    installed = re.findall(r"pip install[^`\n]*'\.\[([\w,-]+)\]'", (root / name).read_text(encoding="utf-8"))
+    extras = set(load_file(ROOT / "pyproject.toml")["project"]["optional-dependencies"])
+    installed = re.findall(r"pip install[^`\n]*'\.\[([\w,-]+)\]'", (ROOT / name).read_text(encoding="utf-8"))
     assert extras == {extra for group in installed for extra in group.split(",")}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.core.toml_input import load_file
+from tests.support.sentences import catalogue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,10 +38,8 @@ def runs(text: str) -> Iterator[tuple[str, ...]]:
 def said_by_the_product() -> set[tuple[str, ...]]:
     """The runs of words of the English catalogues, and of what the trainer says, whose sentences stand in its code."""
     found: set[tuple[str, ...]] = set()
-    for path in (ROOT / "npuenv/core/messages/en").glob("*.toml"):
-        for table in load_file(path).values():
-            for text in table.values():
-                found.update(runs(text))
+    for sentence in catalogue().values():
+        found.update(runs(sentence["en"]))
     for path in (ROOT / "trainer").rglob("*.py"):
         for text in texts(ast.parse(path.read_text(encoding="utf-8"))):
             found.update(runs(text))

@@ -107,12 +107,12 @@ def with_discriminators(causes: Sequence[Cause], patterns: ErrorPatterns, judged
 
 def _between(one: Cause, other: Cause, patterns: ErrorPatterns) -> Discriminator | None:
     row = patterns.discriminator(one.id, other.id)
-    return Discriminator(row.command, f"between-{row.id.replace('.', '-')}", other.id) if row else None
+    return Discriminator(row.command, row.expect, other.id) if row else None
 
 
 def _check(cause: Cause, patterns: ErrorPatterns) -> Discriminator | None:
     row = patterns.causes.get(cause.id)
-    return Discriminator(row.check, f"expect-{cause.id}", "") if row is not None and row.check else None
+    return Discriminator(row.check, row.expect, "") if row is not None and row.check else None
 
 
 def observations(matches: Iterable[Match]) -> tuple[Observation, ...]:

@@ -71,7 +71,7 @@ class Discriminator:
     """The one command that tells two causes apart, or that shows whether it is the one."""
 
     command: str
-    expect: str  # key of the sentence in the catalogue `diagnose`
+    expect: Mapping[str, str]  # what it shows, by language
     other: str  # the cause it is told apart from; "": from everything else
 
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import dataclass, replace
+from collections.abc import Mapping  # noqa: TC003 - the loader reads these annotations at run time
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, cast
 
 from npuenv.core.files import folder_of
@@ -69,21 +70,39 @@ class ReleaseBugRow(Row):
 
 @dataclass(frozen=True, slots=True)
 class CauseRow(Row):
-    """One cause. Its sentences are `cause-<id>` and `fix-<id>` of the catalogue `diagnose`."""
+    """One cause with its sentences, each by language, and with texts that show it, unless other rows hold them all."""
 
     layer: Literal["host", "container", "cann", "python", "build", "ray", "hccl", "config", "none"]
+    says: Mapping[str, str]
+    fix: Mapping[str, str]
     commands: tuple[tuple[str, ...], ...] = ()  # the fix, as argv; <words in angle brackets> are for the user
     is_dangerous: bool = False
-    check: str = ""  # a command that shows whether it is this one; what to expect is the sentence `expect-<id>`
+    check: str = ""  # a command that shows whether it is this one
+    expect: Mapping[str, str] = field(default_factory=dict)  # what `check` shows then
+    texts: tuple[str, ...] = ()  # the `patterns` of one row more
+    confidence: float = 0.8  # of that row
+
+    def as_patterns(self) -> Iterator[ErrorPattern]:
+        """The row of its own texts, if it has any."""
+        if self.texts:
+            yield ErrorPattern(
+                id=f"c.{self.id}",
+                cause=self.id,
+                confidence=self.confidence,
+                patterns=self.texts,
+                source=self.source,
+                seen=self.seen,
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class DiscriminatorRow(Row):
-    """The command that tells two causes apart; what to expect is the sentence `between-<id>`."""
+    """The command that tells two causes apart."""
 
     one: str
     other: str
     command: str
+    expect: Mapping[str, str]  # what it shows in either case, by language
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +163,11 @@ def load_error_patterns(folder: Path | None = None) -> ErrorPatterns:
     tables = tables_of(folder or folder_of(__file__) / "error_patterns")
     others = {name: tables.pop(name) for name in _OTHERS}
     releases = cast("tuple[ReleaseBugRow, ...]", others["releases"])
-    bugs = itertools.chain.from_iterable(row.as_patterns() for row in releases)
+    causes = cast("tuple[CauseRow, ...]", others["causes"])
+    own = itertools.chain.from_iterable(row.as_patterns() for row in (*causes, *releases))
     return ErrorPatterns(
-        rows=cast("tuple[ErrorPattern, ...]", (*itertools.chain.from_iterable(tables.values()), *bugs)),
-        causes={row.id: row for row in cast("tuple[CauseRow, ...]", others["causes"])},
+        rows=cast("tuple[ErrorPattern, ...]", (*itertools.chain.from_iterable(tables.values()), *own)),
+        causes={row.id: row for row in causes},
         discriminators=cast("tuple[DiscriminatorRow, ...]", others["discriminators"]),
         bounds=cast("tuple[BoundRow, ...]", others["bounds"]),
         boilerplate=cast("tuple[BoilerplateRow, ...]", others["boilerplate"]),

@@ -64,11 +64,11 @@ def _cause_json(cause: Cause, lang: str) -> dict[str, Any]:
     return {
         "id": cause.id,
         "confidence": cause.confidence,
-        "says": _say(f"cause-{cause.id}", lang),
+        "says": row.says[lang],
         "line": cause.line.shown,
         "line_number": cause.line.number,
         "fix": {
-            "says": _say(f"fix-{cause.id}", lang),
+            "says": row.fix[lang],
             "commands": [list(argv) for argv in cause.commands or row.commands],
             "dangerous": row.is_dangerous,
         },
@@ -79,7 +79,7 @@ def _cause_json(cause: Cause, lang: str) -> dict[str, Any]:
 def _discriminator_json(discriminator: Discriminator | None, lang: str) -> dict[str, str] | None:
     if discriminator is None:
         return None
-    return {"command": discriminator.command, "expect": _say(discriminator.expect, lang)}
+    return {"command": discriminator.command, "expect": discriminator.expect[lang]}
 
 
 def _because_json(diagnosis: Diagnosis, lang: str) -> dict[str, Any] | None:
@@ -131,7 +131,8 @@ def _causes(diagnosis: Diagnosis, lang: str) -> Iterator[Said]:
         if at == 1:
             yield Said(0, _say("also", lang), "dim")
         confidence = _confidence(cause.confidence, lang, is_claimed=diagnosis.verdict is Verdict.CAUSE)
-        yield Said(1, f"{_say(f'cause-{cause.id}', lang)} ({confidence}, {cause.id})", "bold")
+        says = load_error_patterns().causes[cause.id].says[lang]
+        yield Said(1, f"{says} ({confidence}, {cause.id})", "bold")
         yield _quote(cause.line.shown, cause.line.number, lang)
         yield from _cure(cause, lang, is_first=at == 0)
 
@@ -139,7 +140,7 @@ def _causes(diagnosis: Diagnosis, lang: str) -> Iterator[Said]:
 def _cure(cause: Cause, lang: str, *, is_first: bool) -> Iterator[Said]:
     row = load_error_patterns().causes[cause.id]
     key = "fix-dangerous" if row.is_dangerous else "fix"
-    yield Said(2, say(Message(f"diagnose.{key}", {"says": Message(f"diagnose.fix-{cause.id}")}), lang))
+    yield Said(2, _say(key, lang, says=row.fix[lang]))
     if is_first:
         for argv in cause.commands or row.commands:
             yield Said(3, f"$ {_shell_line(argv)}", "bold")
@@ -147,7 +148,7 @@ def _cure(cause: Cause, lang: str, *, is_first: bool) -> Iterator[Said]:
         other = cause.separate_by.other
         yield Said(2, _say("separate", lang, other=other) if other else _say("check", lang))
         yield Said(3, f"$ {cause.separate_by.command}", "bold")
-        yield Said(3, _say(cause.separate_by.expect, lang))
+        yield Said(3, cause.separate_by.expect[lang])
 
 
 def _harmless(diagnosis: Diagnosis, lang: str, is_verbose: bool) -> Iterator[Said]:

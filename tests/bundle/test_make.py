@@ -206,7 +206,7 @@ def test_the_wheel_of_npuenv_is_complete_and_the_same_each_time() -> None:
     assert own_wheel.__wrapped__() == (name, data)
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         names = archive.namelist()
-        assert "trainer/__main__.py" in names and "npuenv/core/messages/zh/bundle.toml" in names
+        assert "trainer/__main__.py" in names and "npuenv/core/messages/bundle.toml" in names
         assert any(".data/data/share/npuenv/lockfiles/" in inside for inside in names)
         assert not any("__pycache__" in inside or inside.endswith(".pyc") for inside in names)
         metadata = archive.read(f"npuenv-{__version__}.dist-info/METADATA").decode()

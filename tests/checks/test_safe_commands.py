@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,17 +16,17 @@ from npuenv.checks.python.installed import install_here, resolve_here, safe_inst
 from npuenv.cli.app import npuenv as cli
 from npuenv.core.fact import Evidence, known
 from npuenv.core.finding import Status
-from npuenv.core.messages import LANGUAGES, say
+from npuenv.core.messages import say
 from npuenv.facts.python.interpreter import Import
 from npuenv.facts.python.packages import Owned, Trouble
 from npuenv.matrix import load_matrix
 from tests.support.changes import HEALTHY, Change, both, find, packages, part, put, variables
+from tests.support.sentences import catalogue
 
 if TYPE_CHECKING:
     from npuenv.core.fact import Fact
     from npuenv.facts.collect import Facts
 
-MESSAGES = Path(__file__).parents[2] / "npuenv" / "core" / "messages"
 SHOWN = re.compile(r"`(npuenv [^`]*)`")
 GONE_VLLM = "ModuleNotFoundError: No module named 'vllm'"
 FORCE = ("--force-reinstall", "--no-deps")
@@ -43,15 +42,15 @@ def options_that_lack(words: list[str]) -> list[str]:
     return [word for word in words[2:] if word.startswith("--") and word not in known_here]
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_every_command_of_npuenv_in_a_sentence_has_the_options_it_is_shown_with(language: str) -> None:
+def test_every_command_of_npuenv_in_a_sentence_has_the_options_it_is_shown_with() -> None:
     shown = [
-        (path.name, text)
-        for path in sorted((MESSAGES / language).glob("*.toml"))
-        for text in SHOWN.findall(path.read_text(encoding="utf-8"))
-        if "{" not in text
+        (key, command)
+        for key, texts in catalogue().items()
+        for text in texts.values()
+        for command in SHOWN.findall(text)
+        if "{" not in command
     ]
-    assert len(shown) > 10
+    assert len(shown) > 20
     wrong = [(name, text) for name, text in shown if re.search(r"--[a-z]", text) and options_that_lack(text.split())]
     assert wrong == []
 

@@ -9,19 +9,13 @@ from pathlib import Path
 import pytest
 
 from npuenv.core.messages import Message, language_from_environment, say
-from npuenv.core.toml_input import load_file
+from tests.support.sentences import catalogue
 
 PACKAGE = Path(__file__).parents[2] / "npuenv"
 
 
-def catalogue(lang: str) -> dict[str, str]:
-    """Full key to template, over all areas."""
-    entries: dict[str, str] = {}
-    for path in sorted((PACKAGE / "core" / "messages" / lang).glob("*.toml")):
-        tables = load_file(path)
-        assert list(tables) == [path.stem], f"{path} must hold the one table [{path.stem}]"
-        entries.update({f"{path.stem}.{name}": text for name, text in tables[path.stem].items()})
-    return entries
+def in_language(lang: str) -> dict[str, str]:
+    return {key: texts[lang] for key, texts in catalogue().items()}
 
 
 def placeholders(template: str) -> set[str]:
@@ -38,16 +32,16 @@ def named_in_code() -> dict[str, str]:
     return found
 
 
-def test_both_languages_have_the_same_keys_and_placeholders() -> None:
-    english, chinese = catalogue("en"), catalogue("zh")
-    assert english.keys() == chinese.keys()
+def test_every_sentence_has_both_languages_with_the_same_placeholders() -> None:
+    assert [key for key, texts in catalogue().items() if set(texts) != {"en", "zh"}] == []
+    english, chinese = in_language("en"), in_language("zh")
     different = [key for key in english if placeholders(english[key]) != placeholders(chinese[key])]
     assert different == []
 
 
 def test_chinese_is_not_english_left_in_place() -> None:
     """A template that has words must differ between the languages; bare placeholders and commands may be equal."""
-    english, chinese = catalogue("en"), catalogue("zh")
+    english, chinese = in_language("en"), in_language("zh")
 
     def has_sentence(text: str) -> bool:
         return len([word for word in text.split() if word.isalpha()]) > 3
@@ -72,20 +66,20 @@ OTHER_WORDS = {
 
 @pytest.mark.parametrize("word", OTHER_WORDS)
 def test_chinese_has_one_word_for_one_thing(word: str) -> None:
-    texts = {**catalogue("zh"), "README.zh.md": (PACKAGE.parent / "README.zh.md").read_text(encoding="utf-8")}
+    texts = {**in_language("zh"), "README.zh.md": (PACKAGE.parent / "README.zh.md").read_text(encoding="utf-8")}
     assert [key for key, text in texts.items() if re.search(OTHER_WORDS[word], text.replace("head -n", ""))] == []
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_advice_of_checks_names_no_user_and_no_host(lang: str) -> None:
     """What a check sees of them are stand-ins: written into a file, they would be wrong."""
-    advice = {key: text for key, text in catalogue(lang).items() if key.startswith("check_") and ".fix-" in key}
+    advice = {key: text for key, text in in_language(lang).items() if key.startswith("check_") and ".fix-" in key}
     assert [key for key, text in advice.items() if placeholders(text) & {"user", "host", "hostname"}] == []
     assert placeholders(advice["check_network.fix-hostname"]) == set()
 
 
 def test_every_message_named_in_code_exists() -> None:
-    entries = catalogue("en")
+    entries = in_language("en")
     missing = {key: place for key, place in named_in_code().items() if key not in entries}
     assert missing == {}
 
@@ -102,21 +96,22 @@ HOSTILE = "\x1b]0;x\x07\x1b[2J\x9b31m\u202etxt\u2066\u200b\ud800\x00\x7f\r\n\t\u
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_no_argument_of_any_message_paints_moves_or_hides_anything(lang: str) -> None:
     kinds: list[object] = [HOSTILE, Path(HOSTILE), (HOSTILE, Message("cli.error", {"message": HOSTILE}))]
-    for at, (key, template) in enumerate(catalogue(lang).items()):
+    for at, (key, template) in enumerate(in_language(lang).items()):
         names = placeholders(template)
         if any(spec for _, _, spec, _ in string.Formatter().parse(template)):
             continue  # a number
         # What becomes of a value of another kind does not hang on the message.
         for value in kinds if at % 20 == 0 else kinds[:1]:
-            said = say(Message(key, dict.fromkeys(names, value)), lang)
+            said = say(Message(key, dict.fromkeys(names, value), catalogue()[key]), lang)
             raw = [each for each in said if not each.isprintable() and each not in template]
             assert (raw, said.count("\n")) == ([], template.count("\n")), key
 
 
 def test_what_the_product_itself_puts_on_several_lines_stays_there() -> None:
-    lines = [key for key, text in catalogue("en").items() if "\n" in text and not placeholders(text)]
+    lines = [key for key, text in in_language("en").items() if "\n" in text and not placeholders(text)]
     for key in lines:
-        assert say(Message(key)) in say(Message("cli.error", {"message": Message(key)}))
+        message = Message(key, texts=catalogue()[key])
+        assert say(message) in say(Message("cli.error", {"message": message}))
 
 
 @pytest.mark.parametrize(

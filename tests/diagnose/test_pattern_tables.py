@@ -40,12 +40,12 @@ def test_ids_are_unique() -> None:
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_every_id_has_its_sentences(lang: str) -> None:
-    keys = set()
     for cause in PATTERNS.causes.values():
-        keys |= {f"cause-{cause.id}", f"fix-{cause.id}"} | ({f"expect-{cause.id}"} if cause.check else set())
-    keys |= {f"between-{row.id.replace('.', '-')}" for row in PATTERNS.discriminators}
+        texts = [cause.says, cause.fix, *([cause.expect] if cause.check else [])]
+        assert all(text[lang] for text in texts), cause.id
+    assert all(row.expect[lang] for row in PATTERNS.discriminators)
     prefixes = {"noise": "seen", "not-environment": "not"}
-    keys |= {f"{prefixes[row.kind]}-{row.cause}" for row in PATTERNS.rows if row.kind != "cause"}
+    keys = {f"{prefixes[row.kind]}-{row.cause}" for row in PATTERNS.rows if row.kind != "cause"}
     for key in sorted(keys):
         assert say(Message(f"diagnose.{key}"), lang)
 

@@ -5,11 +5,16 @@ The words themselves stand in the golden files of `tests/golden`, once per comma
 
 from __future__ import annotations
 
+import functools
 import re
 import string
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from npuenv.core import messages
 from npuenv.core.messages import Message, say
+from npuenv.core.toml_input import load_file
+from npuenv.matrix.error_patterns import load_error_patterns
 
 if TYPE_CHECKING:
     from re import Pattern
@@ -65,12 +70,26 @@ def pattern(key: str, /, lang: str = "en", **args: object) -> Pattern[str]:
     return re.compile("".join(pieces), re.DOTALL)
 
 
+@functools.cache
+def catalogue() -> dict[str, dict[str, str]]:
+    """All sentences of npuenv: full key -> language -> template. Those of causes are named like their messages."""
+    folder = Path(messages.__file__).parent
+    found = {
+        f"{path.stem}.{name}": texts
+        for path in sorted(folder.glob("*.toml"))
+        for name, texts in load_file(path).items()
+    }
+    patterns = load_error_patterns()
+    for row in patterns.causes.values():
+        for name, texts in (("cause", row.says), ("fix", row.fix), ("expect", row.expect)):
+            if texts:
+                found[f"diagnose.{name}-{row.id}"] = dict(texts)
+    return found | {f"diagnose.between-{row.id}": dict(row.expect) for row in patterns.discriminators}
+
+
 def say_template(key: str, lang: str = "en") -> str:
     """The sentence of `key` with its placeholders, as the catalogue has it."""
-    from npuenv.core.messages import _catalogue
-
-    area, _, name = key.partition(".")
-    return _catalogue(lang, area)[name]
+    return catalogue()[key][lang]
 
 
 def _value(value: object, spec: str, lang: str) -> str:

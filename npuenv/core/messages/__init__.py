@@ -1,8 +1,8 @@
 """Sentences as data: a `Message` is a key with arguments, the catalogues hold the sentences.
 
 Errors, findings, steps and conflicts carry Messages; only `cli` and `report` turn them into text with `say`.
-Catalogues lie beside this file, `en/<area>.toml` and `zh/<area>.toml`, one table `[area]` each, with the same keys
-and the same placeholders (a test compares them).
+Catalogues lie beside this file, one for each area. They hold each sentence in both languages, `name.en` and `name.zh`,
+with the same placeholders (a test compares them).
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ class Message:
 
     key: str
     args: Mapping[str, object] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)  # the sentence by language, where a table's row has it
 
 
 def say(message: Message, lang: str = "en") -> str:
     """The sentence in a language. A key or placeholder that is missing is our mistake and raises KeyError."""
     area, _, name = message.key.partition(".")
-    template = _catalogue(lang, area)[name]
+    template = (message.texts or _catalogue(area)[name])[lang]
     return template.format_map({key: _plain(value, lang) for key, value in message.args.items()})
 
 
@@ -59,7 +60,5 @@ def _plain(value: object, lang: str) -> object:
 
 
 @functools.cache
-def _catalogue(lang: str, area: str) -> Mapping[str, str]:
-    table = load_file(folder_of(__file__) / lang / f"{area}.toml", is_ours=True)[area]
-    assert all(isinstance(text, str) for text in table.values()), area
-    return dict(table)
+def _catalogue(area: str) -> Mapping[str, Mapping[str, str]]:
+    return load_file(folder_of(__file__) / f"{area}.toml", is_ours=True)

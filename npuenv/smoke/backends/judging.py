@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import Message
+from npuenv.matrix.error_patterns import load_error_patterns
 from npuenv.smoke.backends.reading import is_accuracy
 from npuenv.smoke.reading import Reading, finding, number
 
@@ -110,7 +111,8 @@ def _completed(run: Run) -> Finding:
         args["demand"] = str(stopped.get("demand"))
         return finding(check, Status.FAIL, "backend-pending", args, evidence=stopped)
     if run.diagnosed is not None:
-        args["says"] = Message(f"diagnose.cause-{run.diagnosed.id}")
+        cause = load_error_patterns().causes[run.diagnosed.id]
+        args["says"] = Message(f"diagnose.cause-{cause.id}", texts=cause.says)
         key = "backend-cause" if run.diagnosed.is_sure else "backend-perhaps"
         return finding(check, Status.FAIL, key, args, evidence=run.diagnosed.line)
     if stopped is not None:
