@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from npuenv.checks import Finding
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from npuenv.resolve.types import Stack
 
 FRAMEWORKS = ("verl", "roll", "vllm-ascend", "torch-npu", "cpu")
+_FLAGS = {"framework": "--for", "hashes": "--hash"}  # of the fields whose options have other names
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +34,18 @@ class DoctorOptions:
 
     framework: str | None = None  # judge for this use, one of FRAMEWORKS; None: whatever runs on NPUs
     stack: str | None = None  # a published stack to judge against
-    level: int = 1  # 0 reads files only; 1 also runs tools and imports; 2 uses cards and network; 3 burns in
     python: str | None = None  # the interpreter whose packages are judged; None: the active environment's
+    level: int = 1  # 0 reads files only; 1 also runs tools and imports; 2 uses cards and network; 3 burns in
     hashes: bool = False  # compare the hash of every installed file, as level 2 does
     capture: Path | None = None  # a saved capture instead of this machine
+
+    def chosen(self) -> Iterator[tuple[str, ...]]:
+        """What is examined other than by default, as options of the command line: `--level 2`, `--hash`."""
+        for each in fields(DoctorOptions):
+            value = getattr(self, each.name)
+            if each.name != "capture" and value != each.default:
+                flag = _FLAGS.get(each.name, f"--{each.name}")
+                yield (flag,) if value is True else (flag, str(value))
 
     def validate(self) -> None:
         """Raises BadInput for options that contradict each other."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -130,11 +131,9 @@ class _Examination:
     @property
     def words(self) -> list[str]:
         """The options for the doctor on a node, which only records: its capture is examined here."""
-        doctor = self._doctor
-        framework = doctor.framework or (self._stack.framework if self._stack else None)
-        options = {"--level": str(doctor.level), "--for": framework, "--python": doctor.python}
-        words = [word for name, value in options.items() if value is not None for word in (name, value)]
-        return ["--quiet", "--json", *words, *(["--hash"] if doctor.hashes else [])]
+        framework = self._doctor.framework or (self._stack.framework if self._stack else None)
+        chosen = replace(self._doctor, framework=framework, stack=None).chosen()
+        return ["--quiet", "--json", *itertools.chain.from_iterable(chosen)]
 
     def add(self, capture: NodeCapture) -> None:
         """Examines one node."""

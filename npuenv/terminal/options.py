@@ -5,6 +5,7 @@ An option is a row here and a field of `DoctorOptions` or `DoctorCommand`.
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,10 +72,7 @@ class DoctorCommand(DoctorOptions):
     @property
     def again(self) -> str:
         """The command line that repeats this examination, without what is done with the result."""
-        options = {"--for": self.framework, "--stack": self.stack, "--python": self.python}
-        options["--level"] = str(self.level) if self.level != 1 else None
-        words = [word for name, value in options.items() if value for word in (name, value)]
-        return shlex.join([*self.program, *words, *(["--hash"] if self.hashes else [])])
+        return shlex.join([*self.program, *itertools.chain.from_iterable(self.chosen())])
 
     def validate(self) -> None:
         """Raises BadInput for options that contradict each other."""
@@ -99,10 +97,9 @@ class DoctorCommand(DoctorOptions):
 
     def _require_report_alone(self, named: list[str]) -> None:
         """A pasted report is a machine of its own: what chooses or changes a machine has no meaning beside it."""
-        others = {"--fix": self.is_fixing, "--python": self.python, "--stack": self.stack, "--hash": self.hashes}
-        others.update({"--level": self.level != 1, "--for": self.framework})
+        others = {"--fix": self.is_fixing, **dict.fromkeys((name for name, *_ in self.chosen()), True)}
         others[f"--format {self.format}"] = self.format not in ("text", "json")
-        for other in (*named, *(name for name, value in others.items() if value)):
+        for other in (*named, *(name for name, is_given in others.items() if is_given)):
             _refuse("--from-report", other)
 
 
