@@ -16,22 +16,13 @@ from npuenv.cli.progress import StepProgress
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
 from npuenv.render.container.description import ContainerOptions
+from npuenv.render.container.formats import FORMS
 
 if TYPE_CHECKING:
     from npuenv.resolve.types import Request
 
 _ALL = "all"
-# Other words for the forms, by which the nearest is found.
-_ALSO = {
-    "docker": "run",
-    "podman": "run",
-    "docker-compose": "compose",
-    "kubernetes": "k8s",
-    "volcano": "k8s",
-    "sbatch": "slurm",
-    "pyxis": "slurm",
-    "singularity": "apptainer",
-}
+_SYNONYMS = {synonym: name for name, form in FORMS.items() for synonym in form.synonyms}
 
 
 def container_options(command: Command) -> Command:
@@ -67,7 +58,7 @@ def container_options(command: Command) -> Command:
     "forms",
     multiple=True,
     metavar="FORM",
-    help="dockerfile, run, compose, k8s, slurm, apptainer or all; repeatable or comma-separated (default: dockerfile).",
+    help=f"{', '.join(FORMATS)} or all; repeatable or comma-separated (default: dockerfile).",
 )
 @click.option("--base-digest", "digest", metavar="sha256:...", help="Pin the base image to this digest.")
 @click.option(
@@ -114,7 +105,7 @@ def command(
         raise BadInput(Message("render.no-out"), Message("render.no-out-hint"))
     formats = _formats(forms)
     if set(formats) == {DOCKERFILE}:
-        _refuse("container.needs-form", of_container)
+        _refuse("container.needs-form", of_container, forms=tuple(FORMS))
     if DOCKERFILE not in formats:
         _refuse("container.image-needs-dockerfile", about, forms=",".join(formats))
     options = app.ImageOptions(formats, digest, image_user, with_doctor is not False, ContainerOptions(**wish), ui.lang)
@@ -148,10 +139,10 @@ def _formats(words: tuple[str, ...]) -> tuple[str, ...]:
         if word not in (*known, _ALL):
             import difflib
 
-            near = difflib.get_close_matches(word.lower(), (*known, _ALL, *_ALSO), n=1, cutoff=0.0)[0]
+            near = difflib.get_close_matches(word.lower(), (*known, _ALL, *_SYNONYMS), n=1, cutoff=0.0)[0]
             raise BadInput(
                 Message("container.unknown-form", {"form": repr(word), "known": (*known, _ALL)}),
-                Message("container.unknown-form-hint", {"near": _ALSO.get(near, near)}),
+                Message("container.unknown-form-hint", {"near": _SYNONYMS.get(near, near)}),
             )
     return known if _ALL in asked else tuple(dict.fromkeys(asked))
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.cli import main
+from npuenv.render.container.formats import FORMS
 from tests.support.sentences import says, sentence
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("home")
 STACK = ["render-docker", "verl-0.7.1-cann8.5.0", "--hardware", "a2", "--os", "ubuntu22.04"]
 FOLDER = "verl-0.7.1-cann8.5.0.a2.ubuntu22.04"
 DIGEST = "sha256:" + "ab" * 32
-RUN_FILES = ["apptainer.sh", "compose.yaml", "docker-run.sh", "kubernetes.yaml", "slurm.sh"]
+RUN_FILES = sorted(form.file for form in FORMS.values())
 
 
 def names(folder: Path) -> list[str]:

@@ -20,6 +20,7 @@ from ruamel.yaml import YAML
 from npuenv.core.messages import Message, say
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from npuenv.render.container.description import Container
@@ -237,3 +238,24 @@ def read_pod(pod: dict[str, Any]) -> Read:
     }
     environment = {item["name"]: item["value"] for item in main["env"] if "value" in item}
     return Read(frozenset(), frozenset(mounts), environment, main["image"], tuple(main.get("args", ())))
+
+
+def _read_pods(text: str) -> dict[str, Read]:
+    return {f"pod {place}": read_pod(pod) for place, pod in enumerate(pods(text))}
+
+
+YAML_READERS: dict[str, Callable[[str], dict[str, Read]]] = {
+    "compose.yaml": lambda text: {"service": read_compose(text)},
+    "kubernetes.yaml": _read_pods,
+}
+
+
+def read_all(host: Host, files: dict[str, str]) -> dict[str, Read]:
+    """Every file read back, by its name, for YAML with the part of it. KeyError: a form that nothing reads."""
+    found = {}
+    for name, text in files.items():
+        if name.endswith(".sh"):
+            found[name] = read_script(host, text)
+        else:
+            found |= {f"{name} {part}": read for part, read in YAML_READERS[name](text).items()}
+    return found

@@ -1,7 +1,8 @@
-"""The forms of run file by their name: `render_container`."""
+"""The forms of run file by their name: `FORMS` and `render_container`."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import npuenv
@@ -13,14 +14,23 @@ if TYPE_CHECKING:
 
     from npuenv.render.container.description import Container, Say
 
-_RENDERERS: dict[str, tuple[str, Callable[[Container, str, Say], str]]] = {
-    "run": ("docker-run.sh", docker_run.render),
-    "compose": ("compose.yaml", compose.render),
-    "k8s": ("kubernetes.yaml", kubernetes.render),
-    "slurm": ("slurm.sh", slurm.render),
-    "apptainer": ("apptainer.sh", apptainer.render),
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One form of run file."""
+
+    file: str  # its name
+    render: Callable[[Container, str, Say], str]
+    synonyms: tuple[str, ...]  # what people call it too
+
+
+FORMS = {
+    "run": Form("docker-run.sh", docker_run.render, ("docker", "podman")),
+    "compose": Form("compose.yaml", compose.render, ("docker-compose",)),
+    "k8s": Form("kubernetes.yaml", kubernetes.render, ("kubernetes", "volcano")),
+    "slurm": Form("slurm.sh", slurm.render, ("sbatch", "pyxis")),
+    "apptainer": Form("apptainer.sh", apptainer.render, ("singularity",)),
 }
-FORMS = tuple(_RENDERERS)
 
 
 def render_container(
@@ -31,8 +41,4 @@ def render_container(
     def speak(key: str, **args: object) -> str:
         return say(Message(f"container.{key}", args), lang)
 
-    files = {}
-    for form in forms:
-        name, render = _RENDERERS[form]
-        files[name] = render(container, version, speak)
-    return files
+    return {FORMS[form].file: FORMS[form].render(container, version, speak) for form in forms}
