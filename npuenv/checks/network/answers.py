@@ -76,9 +76,9 @@ def silent_cards(context: Context) -> list[int]:
     refused = hccn.refused.value
     if refused is None:
         return []
-    from npuenv.facts.hccn.answers import Refusal  # imported from level 2 on
+    from npuenv.facts.hccn.answers import HccnRefusal  # imported from level 2 on
 
-    if refused.kind is not Refusal.NO_ANSWER:
+    if refused.kind is not HccnRefusal.NO_ANSWER:
         return []
     links = hccn.links.value or {}
     others = [card for card, fact in links.items() if fact.value is not None]

@@ -74,10 +74,10 @@ def _is_older(fact: Fact[Any]) -> bool:
     """Whether the tool does not support the query."""
     if fact.value is not None:
         return False
-    from npuenv.facts.hccn.answers import Refusal, refusal  # imported from level 2 on
+    from npuenv.facts.hccn.answers import HccnRefusal, refusal  # imported from level 2 on
 
     answer = refusal("\n".join(item.line for item in fact.evidence))
-    return answer is not None and answer.kind is Refusal.GRAMMAR
+    return answer is not None and answer.kind is HccnRefusal.GRAMMAR
 
 
 def _is_odd(card: int, counts: dict[int, int]) -> bool:
