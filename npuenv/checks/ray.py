@@ -8,12 +8,13 @@ from npuenv.checks.base import NPU_FRAMEWORKS, Check, card_check, fail, fix_for,
 from npuenv.checks.python.installed import accepts
 from npuenv.checks.session.torch import NOSET
 from npuenv.core.fact import Evidence
+from npuenv.facts.ray.status import ClusterStatus, Lack, StatusRefusal, unsatisfiable_demand
 
 if TYPE_CHECKING:
     from npuenv.checks.base import CheckResult, Context
     from npuenv.core.finding import Fix
     from npuenv.facts.ray.session import RaySession
-    from npuenv.facts.ray.status import ClusterStatus, Demand, StatusTrouble, UnsatisfiableDemand
+    from npuenv.facts.ray.status import Demand, StatusTrouble, UnsatisfiableDemand
 
 _FALSE_VALUES = ("0", "false", "no", "off")
 # /session_2026-11-21_02-17-05_908845_12345 and /sockets/plasma_store follow; a socket path is limited to 107 bytes.
@@ -43,8 +44,6 @@ def _status(context: Context) -> ClusterStatus | None:
     value = context.facts.ray.status.value
     if value is None:
         return None
-    from npuenv.facts.ray.status import ClusterStatus  # its parser is not needed without a cluster
-
     return value if isinstance(value, ClusterStatus) else None
 
 
@@ -74,8 +73,6 @@ def _answers(context: Context) -> CheckResult:
     value = context.facts.ray.status.value
     if value is None:
         return skip("ray.no-address")
-    from npuenv.facts.ray.status import ClusterStatus, StatusRefusal
-
     if isinstance(value, ClusterStatus):
         return ok("ray.answers-ok", nodes=_nodes(value))
     if (
@@ -92,8 +89,6 @@ def _nodes(status: ClusterStatus) -> int | str:
 
 
 def _fix(trouble: StatusTrouble) -> Fix:
-    from npuenv.facts.ray.status import StatusRefusal
-
     commands = {
         StatusRefusal.TOKEN: (("export", "RAY_AUTH_MODE=disabled"),),
         StatusRefusal.VERSION: (("ray", "--version"), ("python", "--version")),
@@ -184,8 +179,6 @@ def _can_tell(demand: Demand, status: ClusterStatus) -> bool:
 
 def _never(context: Context, demand: Demand, status: ClusterStatus) -> UnsatisfiableDemand | None:
     """Why a demand can never run, even on an idle cluster; None if it fits, or if it is unknown."""
-    from npuenv.facts.ray.status import unsatisfiable_demand
-
     totals = {item.name: item.total for item in status.resources}
     nodes, count = [], status.nodes
     # If the total is a multiple of this machine's cards, all nodes have the same number.
@@ -195,8 +188,6 @@ def _never(context: Context, demand: Demand, status: ClusterStatus) -> Unsatisfi
 
 
 def _never_told(context: Context, demand: Demand, short: UnsatisfiableDemand, status: ClusterStatus) -> CheckResult:
-    from npuenv.facts.ray.status import Lack
-
     line = Evidence(context.facts.ray.status.evidence[0].command, demand.line)
     name = "apart" if short.lack is Lack.APART else "cpu" if short.name == "CPU" else "other"
     words = {"demand": demand.line, "resource": short.name, "total": f"{short.total:g}", "bundles": demand.count}

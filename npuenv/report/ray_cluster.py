@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from npuenv.cluster.nodeset import fold
 from npuenv.core.messages import Message, say
 from npuenv.core.messages.visible import clean
 
@@ -92,8 +93,6 @@ def refused_document(wrong: Sequence[StartConflict], code: int, lang: str) -> di
 
 def refused_lines(wrong: Sequence[StartConflict], lang: str) -> list[str]:
     """Why nothing was started, for people."""
-    from npuenv.cluster.nodeset import fold
-
     found = []
     for each in wrong:
         args = {"names": fold(each.nodes), "says": each.says}

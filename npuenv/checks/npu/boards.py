@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import card_check, fail, fix_for, given, ok, skip, unknown, unread, warn, worst
 from npuenv.core.fact import Evidence, State
+from npuenv.facts.npu.smi import SmiFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,8 +36,6 @@ def interface_is_down(context: Context) -> bool:
     trouble = context.facts.npu.smi_trouble.value
     if trouble is None:
         return False
-    from npuenv.facts.npu.smi import SmiFailure  # only if npu-smi failed: a healthy machine does not need the parser
-
     return trouble.kind is SmiFailure.INIT
 
 

@@ -14,6 +14,7 @@ from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence, Fact, State
 from npuenv.facts.collector import was_asked
 from npuenv.facts.npu.driver import INSTALL_INFO
+from npuenv.facts.npu.smi import SmiFailure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,8 +45,6 @@ def _answers(context: Context) -> CheckResult:
     trouble = facts.npu.smi_trouble.value
     if trouble is None and facts.npu.smi.is_known:
         return ok("npu.smi-ok")
-    from npuenv.facts.npu.smi import SmiFailure  # its parser is not needed without a card
-
     if trouble is None or trouble.kind is SmiFailure.NOT_FOUND:
         return fail("npu.smi-missing", *facts.npu.smi.evidence, fix=_mount_or_install(context))
     if trouble.kind is SmiFailure.INIT:

@@ -18,6 +18,7 @@ from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.facts.collector import USE_LEVEL, FactGroup, fact, not_asked
 from npuenv.facts.npu.driver import without_table
 from npuenv.facts.npu.queries import plain_lines
+from npuenv.facts.python.interpreter import devices
 from npuenv.facts.read import file_text, why_failed
 from npuenv.host.base import PathState
 
@@ -137,8 +138,6 @@ def _idle(reader: Callable[[Collector], Fact[T]]) -> Callable[[Collector, Fact[S
 
 
 def _burn(host: Collector) -> Fact[Devices]:
-    from npuenv.facts.python.interpreter import devices
-
     return devices(host, host.python, BURN_S)
 
 

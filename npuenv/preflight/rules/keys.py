@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import all_names, configs_of, fields_of, is_recorded, programs_of, roll_names, tables_beside
+from npuenv.matrix.rows import MovedKey
 from npuenv.preflight.calls import module_of
 from npuenv.preflight.releases import program_config
 from npuenv.preflight.rules.base import is_at_least, nearest, problem, rule
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from npuenv.matrix.keys import KeyTable
-    from npuenv.matrix.rows import MovedKey
     from npuenv.preflight.rules.base import Problem
     from npuenv.preflight.types import Launch, LaunchSetting
 
@@ -100,8 +100,6 @@ def not_in_table(launch: Launch) -> Iterator[_UnknownKey]:
 @functools.cache
 def moves() -> tuple[MovedKey, ...]:
     """Keys with another name from a release on: those that launch files are rendered by, and those of no recipe."""
-    from npuenv.matrix.rows import MovedKey
-
     rendered = [
         MovedKey(row.id, row.source, row.seen, "verl", old.rstrip("."), new.rstrip("."), since)
         for row in load_matrix().launch_keys

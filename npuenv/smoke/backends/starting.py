@@ -10,6 +10,11 @@ from typing import TYPE_CHECKING, Any
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.host.background import Running
+from npuenv.matrix import load_matrix
+from npuenv.render.launch.generate import LaunchOptions, launch
+from npuenv.resolve import resolve
+from npuenv.resolve.types import Request
+from npuenv.resolve.types import Stack as Resolved
 from npuenv.smoke.backends.target import write_rows
 from npuenv.smoke.run import LOG, METRICS, NEVER_INHERITED, make_scene
 
@@ -176,8 +181,6 @@ def prepare(
 
     Raises: BadInput for settings that the framework does not know or that do not fit together.
     """
-    from npuenv.render.launch.generate import LaunchOptions, launch
-
     scene = make_scene(target.out)
     folder, data = scene / "launch", scene / "data"
     # The logs of an earlier run would be read as this run's.
@@ -201,11 +204,6 @@ def prepare(
 
 def _stack(found: InstalledFramework) -> Stack:
     """The stack whose settings fit the release: its own if one is published, else the newest."""
-    from npuenv.matrix import load_matrix
-    from npuenv.resolve import resolve
-    from npuenv.resolve.types import Request
-    from npuenv.resolve.types import Stack as Resolved
-
     matrix = load_matrix()
     known = {row.release for row in matrix.recipes if row.framework == found.framework}
     release = found.release if found.release in known else None
