@@ -64,9 +64,9 @@ _SAID = {
         r"|not (?:exist|be found|found|available))", re.IGNORECASE,
     ),
     "another-release-works": re.compile(
-        r"(?:\d+\.\d+[\w.]*|:[\w.-]*(?:latest|main)[\w.-]*)[^\n]{0,60}?"
+        r"(?:(?<![A-Za-z_\d.-])v?\d+\.\d+[\w.]*|:[\w.-]*(?:latest|main)[\w.-]*)[^\n]{0,60}?"
         r"(?:works? (?:as|fine|well|normally|without|correctly|ok)|(?:is|are|was) (?:fine|ok)\b"
-        r"|(?<![不非])正常(?!下载|获取|安装)|没问题|没有?(?:这个|此|该)?问题|无(?:此|该)?问题"
+        r"|(?<![不非法])正常(?!下载|获取|安装|加载)|没问题|没有?(?:这个|此|该)?问题|无(?:此|该)?问题"
         r"|no such (?:issue|problem|error))", re.IGNORECASE,
     ),
 }  # fmt: skip
