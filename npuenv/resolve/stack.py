@@ -136,13 +136,12 @@ def _requirements(candidate: Candidate, request: Request, matrix: Matrix) -> tup
             result.append(text)
         elif "[" in text:
             result.append(text[: text.index("]") + 1])
-    named = {versions.requirement_name(text) for text in result} | set(candidate.versions)
     for limit in matrix.limits:
-        package = versions.requirement_name(limit.when)
-        version = candidate.versions.get(package)
-        is_needed = limit.is_imported and package in request.pins and version is not None
-        if is_needed and versions.accepts(limit.when.removeprefix(package), version or ""):
-            result += [limit.needs] if versions.requirement_name(limit.needs) not in named else []
+        package, needed = versions.requirement_name(limit.when), versions.requirement_name(limit.needs)
+        pinned = candidate.versions.get(package) if limit.is_imported and package in request.pins else None
+        if pinned is not None and versions.accepts(limit.when.removeprefix(package), pinned):
+            # What the recipe names is for its own release of the package.
+            result = [*(text for text in result if versions.requirement_name(text) != needed), limit.needs]
     return tuple(result)
 
 
