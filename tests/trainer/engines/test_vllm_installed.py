@@ -150,7 +150,11 @@ def test_vllms_configuration_is_what_the_arguments_say(seen: dict[str, Any]) -> 
         "memory": 0.6,
     }
     assert seen["generating"]["is_elsewhere"] is False  # in this process, where weights go over by reference
-    assert seen["transport"] == {"sent": ["load", "read", "reload"], "args": [2, True, 0.3], "backend": "mp"}
+    assert seen["transport"] == {
+        "sent": ["load", "read", "reload", "process_logprobs"],
+        "args": [2, True, 0.3],
+        "backend": "mp",
+    }
 
 
 @pytest.mark.parametrize("way", ["in_place", "in_place_qwen3", "reload"])
