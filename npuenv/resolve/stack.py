@@ -149,7 +149,8 @@ def _overrides(candidate: Candidate, matrix: Matrix) -> Iterator[Override]:
         # A package whose version the lock decides needs to satisfy an open range, not one exact version.
         is_reachable = package in named and ">=" in spec and limit.since <= candidate.recipe.date
         applies = versions.accepts(spec, version) if version is not None else is_reachable
-        if applies and (not limit.python or candidate.python in limit.python):
+        is_bound = versions.requirement_name(limit.needs) != limit.needs
+        if applies and is_bound and (not limit.python or candidate.python in limit.python):
             reason = Reason(Message(limit.why), (limit.id,), (limit.source,))
             yield Override(versions.requirement_name(limit.needs), "constrain", limit.needs, reason)
 
