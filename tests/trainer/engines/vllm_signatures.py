@@ -31,7 +31,8 @@ def fields(name: str) -> set[str]:
 
 def signature(names: Iterable[str]) -> Signature:
     """Example: ["prompts", "*", "use_tqdm="] -> (prompts, *, use_tqdm=...)"""
-    kind, found = Parameter.POSITIONAL_OR_KEYWORD, []
+    kind: Any = Parameter.POSITIONAL_OR_KEYWORD
+    found: list[Parameter] = []
     for each in names:
         if each.startswith("**"):
             found.append(Parameter(each[2:], Parameter.VAR_KEYWORD))
