@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 # What the engine and `trainer.stages.try_vllm` call, by name: the file, and a class's method or a function; the first
 # file that a release has counts.
@@ -90,9 +91,9 @@ def attributes(path: Path, name: str) -> list[str]:
     return re.findall(r"self\.(\w+) = ", ast.unparse(made))
 
 
-def vllm_rows(package: Path) -> dict[str, object]:
+def vllm_rows(package: Path) -> dict[str, Any]:
     """What `[[vllm]]` says of a release."""
-    calls: dict[str, object] = {}
+    calls: dict[str, list[str] | None] = {}
     for name, places in CALLS.items():
         path, owned = next(place for place in places if call(package / place[0], place[1]) is not None)
         calls[name] = call(package / path, owned)
@@ -110,7 +111,7 @@ def vllm_rows(package: Path) -> dict[str, object]:
     }
 
 
-def ascend_rows(package: Path) -> dict[str, object]:
+def ascend_rows(package: Path) -> dict[str, Any]:
     """What `[[vllm_ascend]]` says of a release."""
     config = (package / "ascend_config.py").read_text(encoding="utf-8")
     worker = next(path for name in ("worker.py", "worker_v1.py") if (path := package / "worker" / name).exists())
@@ -131,17 +132,12 @@ def declared(package: Path, name: str) -> list[str]:
     return [each for each, owner in VARIABLES.items() if owner == name and f'"{each}"' in text]
 
 
-def written(head: str, rows: dict[str, object]) -> str:
-    lines = [f"[[{head}]]", *(f"{name} = {json.dumps(each)}" for name, each in rows.items() if not is_table(each))]
-    for name, table in rows.items():
-        if is_table(table):
-            assert isinstance(table, dict)
-            lines += [f"[{head}.{name}]", *(f"{json.dumps(key)} = {array(each)}" for key, each in table.items())]
+def written(head: str, rows: dict[str, Any]) -> str:
+    tables = {name: each for name, each in rows.items() if isinstance(each, dict)}
+    lines = [f"[[{head}]]", *(f"{name} = {json.dumps(each)}" for name, each in rows.items() if name not in tables)]
+    for name, table in tables.items():
+        lines += [f"[{head}.{name}]", *(f"{json.dumps(key)} = {array(each)}" for key, each in table.items())]
     return "\n".join(lines)
-
-
-def is_table(value: object) -> bool:
-    return isinstance(value, dict)
 
 
 def array(names: list[str]) -> str:
