@@ -48,6 +48,7 @@ _COMPLAINS = (
     "not work", "n't work", "does not run", "[bug]", "未成功", "failed to ", " OOM", "n't support", "not support",
 )  # fmt: skip
 _TORCH = r"(?<![A-Za-z_-])(?:py)?torch(?:[_-]?npu)?(?![A-Za-z_-])"
+_PRODUCT = r"(?:CANN|vllm(?:[_-]ascend)?|torch(?:[_-]npu)?|triton(?:[_-]ascend)?|verl|driver|驱动)"
 _CHANGES = (
     r"(?<![\w-])(?:uninstall|remov|delet|replac|overw|overrid|downgrad|upgrad|reinstall|becom|chang|pull|switch)\w*"
     r"|卸载|替换|覆盖|降级|升级|降到|升到|变成|变为|换成|装成"
@@ -64,9 +65,9 @@ _SAID = {
         r"|not (?:exist|be found|found|available))", re.IGNORECASE,
     ),
     "another-release-works": re.compile(
-        r"(?:(?<![A-Za-z_\d.-])v?\d+\.\d+[\w.]*|:[\w.-]*(?:latest|main)[\w.-]*)[^\n]{0,60}?"
+        rf"(?:(?:{_PRODUCT}[-_ ]?|(?<![A-Za-z_\d.-]))v?\d+\.\d+[\w.]*|:[\w.-]*(?:latest|main)[\w.-]*)[^\n]{{0,60}}?"
         r"(?:works? (?:as|fine|well|normally|without|correctly|ok)|(?:is|are|was) (?:fine|ok)\b"
-        r"|(?<![不非法])正常(?!下载|获取|安装|加载)|没问题|没有?(?:这个|此|该)?问题|无(?:此|该)?问题"
+        r"|(?<![不非法])(?<!不能)(?<!没有)(?<![没未])正常(?!下载|获取|安装|加载)|没问题|没有?(?:这个|此|该)?问题|无(?:此|该)?问题"
         r"|no such (?:issue|problem|error))", re.IGNORECASE,
     ),
 }  # fmt: skip

@@ -37,7 +37,7 @@ def build(candidate: Candidate, request: Request, matrix: Matrix) -> Stack:
         framework=recipe.framework,
         platform=Platform(candidate.arch, candidate.python, candidate.hardware, candidate.os, recipe.glibc),
         pins=tuple(_pins(candidate, request, matrix)),
-        requirements=_requirements(candidate, request),
+        requirements=_requirements(candidate, request, matrix),
         overrides=tuple(_overrides(candidate, matrix)),
         git_sources=sources,
         order=tuple(BuildStep(step.id, step.does, step.what, Message(step.why)) for step in recipe.step),
@@ -126,14 +126,23 @@ def _needs_cpu_wheels(candidate: Candidate) -> bool:
     return bool(torch) and versions.accepts(">=2.11", torch)
 
 
-def _requirements(candidate: Candidate, request: Request) -> tuple[str, ...]:
-    """The recipe's further requirements. Of a requirement that the user pinned, only the extras are left."""
+def _requirements(candidate: Candidate, request: Request, matrix: Matrix) -> tuple[str, ...]:
+    """The recipe's further requirements, and what a pinned package imports. Of a requirement that the user pinned, only
+    the extras are left.
+    """
     result: list[str] = []
     for text in candidate.recipe.requirements:
         if versions.requirement_name(text) not in request.pins:
             result.append(text)
         elif "[" in text:
             result.append(text[: text.index("]") + 1])
+    named = {versions.requirement_name(text) for text in result} | set(candidate.versions)
+    for limit in matrix.limits:
+        package = versions.requirement_name(limit.when)
+        version = candidate.versions.get(package)
+        is_needed = limit.is_imported and package in request.pins and version is not None
+        if is_needed and versions.accepts(limit.when.removeprefix(package), version or ""):
+            result += [limit.needs] if versions.requirement_name(limit.needs) not in named else []
     return tuple(result)
 
 

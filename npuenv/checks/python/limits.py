@@ -158,9 +158,10 @@ def numpy_era(context: Context) -> CheckResult:
 
 
 def broken_limits(context: Context) -> list[tuple[str, str]]:
-    """The two package names of each undeclared limit that is violated."""
+    """The two package names of each undeclared limit that an installed version violates."""
     python = python_of(context)
-    return [(split(row.when)[0], split(row.needs)[0]) for row in _broken(context, python)] if python else []
+    broken = [row for row in _broken(context, python) if not _is_absent(python, row)] if python else []
+    return [(split(row.when)[0], split(row.needs)[0]) for row in broken]
 
 
 def _broken(context: Context, python: Python) -> list[Limit]:
@@ -185,7 +186,7 @@ def _limits(context: Context, python: Python) -> CheckResult:
     needs = tuple(_strictest(context, [row.needs for row in broken]))
     fix = safe_install(context, "python.reinstall", *needs)
     pairs = tuple(
-        message(f"limit-{'absent' if _is_absent(python, row) else 'broken'}", when=row.when, needs=row.needs)
+        message(f"python.limit-{'absent' if _is_absent(python, row) else 'broken'}", when=row.when, needs=row.needs)
         for row in broken
     )
     return fail("python.limits-fail", *lines(context, *dict.fromkeys(names)), fix=fix, limits=pairs)
