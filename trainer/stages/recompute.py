@@ -195,7 +195,7 @@ class Recompute:
                 results.fail("samples", self._why_far(own, expected_BT), step=step, error=error)
 
     def _samples_with_other_weights(self) -> bool:
-        """Whether the engine has not got the learner's weights bit for bit: then its log-probabilities may be theirs."""
+        """Whether the engine has other weights than the learner: then its log-probabilities may be theirs."""
         if self._config.model.lora_rank or self._trainer.remote is not None:
             return False
         sampled = self._trainer.engine.weights()
