@@ -284,16 +284,19 @@ def _counts_npu(text: str) -> bool:
 # A word that only hosts with NPUs have in their reports.
 _NPU_WORDS = (
     "torch_npu", "torch-npu", "npu-smi", "vllm_ascend", "vllm-ascend", "Ascend9", "Ascend3", "Ascend-", "/Ascend",
-    "Ascend NPU", "Ascend 9", "Ascend 3", "on Ascend", "昇腾", "davinci", "HCCL", "'npu:", " npu:", "\"npu:", "910B",
-    "310P", "huawei", "mindspeed", "mindie", "aclnn", "NPU device", "NPU function", "--device npu", "device=npu",
-    "Atlas 800", " npu", "npu ", "(npu", "在npu", "npu上",
+    "Ascend 9", "Ascend 3", "on Ascend", "昇腾", "davinci", "HCCL", "910B",
+    "310P", "huawei", "mindspeed", "mindie", "aclnn", "Atlas 800",
 )  # fmt: skip
+_NPU = re.compile(r"(?<![a-z])npus?(?![a-z])", re.IGNORECASE)  # "input" holds the letters too
 
 
 def _npu(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     if facts.table is not None and facts.table.cards:
         yield "npu-host", text.lines[0]
     yield from named(text, "npu-host", _NPU_WORDS)
+    line = next((line for line in text.lines if _NPU.search(line.text[:500])), None)
+    if line is not None:
+        yield "npu-host", line
     yield from named(text, "framework-ran", _FRAMEWORKS)
 
 

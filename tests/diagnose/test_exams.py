@@ -23,7 +23,8 @@ FOLDER = Path(__file__).parent / "exams"
         ("sixth", 85, 79, 0, 0),
         ("seventh", 88, 78, 1, 0),
         ("eighth", 87, 59, 4, 0),
-        ("ninth", 90, 78, 1, 3),
+        ("ninth", 90, 77, 1, 3),
+        ("tenth", 90, 78, 1, 0),
         ("harvest", 23, 21, 0, 0),
     ],
 )
