@@ -71,6 +71,11 @@ class Command:
     def config(self) -> Config:
         return self.given.config
 
+    @property
+    def starts_ray(self) -> bool:
+        """Whether the processes of the run are started by Ray. Fine-tuning generates nothing."""
+        return bool(self.config.placement.train_cards or (self.config.rollout.generators and self.command != _SFT))
+
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
@@ -111,7 +116,7 @@ def _main(words: list[str], progress: Progress, interrupt: Interrupt | None) -> 
         interrupt.install()
     try:
         order = _order(words)
-        if order.config.placement.train_cards and not launch.is_placed():
+        if order.starts_ray and not launch.is_placed():
             return _place(order)
         if order.config.run.ranks > 1 and not launch.is_rank():
             return _lead(words, order.config.run.ranks, order.out)
@@ -181,6 +186,11 @@ def _place(order: Command) -> int:
 
     layout = cards.read(order.config)
     assert layout is not None
+    if launch.is_rank() and not layout.has_cards:
+        raise BadSetting(
+            f"generators={order.config.rollout.generators} starts all processes of the run itself: leave out the "
+            f"launcher that set WORLD_SIZE={launch.size()} and give ranks, or give train_cards and infer_cards"
+        )
     settings = list(order.settings)
     if not order.config.run.save_every:
         settings = instead(settings, "save_every", str(supervise.SAVE_EVERY))
@@ -332,8 +342,7 @@ def _train(run: RunContext, device: torch.device, world: World) -> None:
         from trainer.supervised import warm_start
     point, records, progress = run.order.point, run.records, run.progress
     config = _in_steps(run.order.config)
-    logs = run.order.out
-    trainer = build_trainer(config, device, seed=config.run.seed, world=world, logs=logs, progress=progress)
+    trainer = build_trainer(config, device, seed=config.run.seed, world=world, progress=progress)
     # Imported objects live to the end: scanning them again and again would cost a small run 5 % of its time.
     gc.freeze()
     progress.meter = measures = meter.start(trainer.learner.model, config, device)

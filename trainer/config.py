@@ -407,7 +407,7 @@ def _check_unread(config: Config) -> None:
     for name in () if cards.train_cards else ("nodes", "cards_per_node", "ray"):
         value = getattr(cards, name)
         if value != SETTINGS[name].default:
-            raise BadSetting(f"{name}={value} needs train_cards, the cards that learn: without them Ray starts nothing")
+            raise BadSetting(f"{name}={value} needs train_cards, the cards that learn")
     for name in () if rollout.engine == "vllm" else ("tensor_parallel", "sleep"):
         value = getattr(rollout, name)
         if value != SETTINGS[name].default:
@@ -416,10 +416,11 @@ def _check_unread(config: Config) -> None:
 
 def _check_generators(config: Config) -> None:
     rollout, run = config.rollout, config.run
-    if rollout.generators and config.is_split:
+    if rollout.generators and config.placement.train_cards:
         raise BadSetting(
-            f"generators={rollout.generators} counts processes on this machine, and "
-            f"infer_cards={config.placement.infer_cards} places one on each of its cards: give one of the two"
+            f"generators={rollout.generators} counts processes without cards of their own, and "
+            f"train_cards={config.placement.train_cards} places all processes on cards: infer_cards names those that "
+            "generate"
         )
     if 0 < rollout.generators < run.ranks:
         raise BadSetting(f"generators={rollout.generators} is less than ranks={run.ranks}: each needs one of its own")

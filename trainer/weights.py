@@ -80,7 +80,6 @@ class Packer:
     """Makes buckets, in memory that it uses again for the next version once a bucket's size is the same."""
 
     bucket_bytes: int  # a larger tensor gets its own bucket
-    allocate: Callable[[int], Tensor] = lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8)
     _memory: list[Tensor] = field(default_factory=list)
 
     def pack(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Iterator[Bucket]:
@@ -112,10 +111,8 @@ class Packer:
         return Bucket(version, index, is_last, tuple(entries), flat, checksum(flat))
 
     def _place(self, index: int, size: int) -> Tensor:
-        if index == len(self._memory):
-            self._memory.append(self.allocate(size))
-        elif len(self._memory[index]) != size:
-            self._memory[index] = self.allocate(size)
+        if index == len(self._memory) or len(self._memory[index]) != size:
+            self._memory[index : index + 1] = [torch.empty(size, dtype=torch.uint8)]
         return self._memory[index]
 
 

@@ -38,7 +38,7 @@ class SharedRemote(Remote):
         self._buckets = []
         if not self.pool.sends:
             # Without the packed buckets of its own in `load_weights`.
-            self.packer = Packer(self.packer.bucket_bytes, self.packer.allocate)
+            self.packer = Packer(self.packer.bucket_bytes)
             deque(weights, maxlen=0)  # to make them may be a collective
             self.version = self._awaited[_WEIGHTS] = self.pool.new_version()
             return

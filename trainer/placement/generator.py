@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from trainer.config import BadSetting
 from trainer.engines.generator_client import GeneratorLost
 from trainer.placement import workers
+from trainer.placement.cards import CPU
 from trainer.placement.reach import how_lost, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from trainer.engines.base import Sampling, Tokens
     from trainer.engines.generator_client import EngineSpec, Generated, ReferenceLogProbs
@@ -54,6 +56,7 @@ class Place:
     placement: Placement
     group: Any  # Ray's placement group
     label: str  # under which the ranks of one attempt find it
+    log: Path  # what its process writes to its standard error, where that node has this folder
 
 
 def share(places: Sequence[Place], number: int, count: int) -> list[Place]:
@@ -112,6 +115,9 @@ class RayGenerator:
         # Later requests fail with the same errors.
         workers.settle(self._handle, place.slot, place.placement)
         _running.append(self._handle)
+        self._ask("log_to", str(place.log))
+        if place.placement.resource == CPU:  # without cards of its own it uses the rank's
+            self._ask("set_env", {"LOCAL_RANK": os.environ.get("LOCAL_RANK", "0")}, {})
         self._ask("prepare", "trainer.generator:serve", _from_here(order))
 
     def generate(self, prompts: Sequence[Tokens], sampling: Sampling) -> Reply[Generated]:
