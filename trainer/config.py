@@ -6,11 +6,12 @@ section (`lr`, `optim.lr`), or verl's name for it (`trainer.overrides.verl`).
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import functools
 import math
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainer.algorithms.rejection import Rejection
 from trainer.overrides import verl
@@ -39,7 +40,14 @@ from trainer.user_code import locate
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["BadSetting", "Config", "ParsedSettings", "describe", "differing", "parse", "read"]
+__all__ = ["Arguments", "BadSetting", "Config", "ParsedSettings", "describe", "differing", "parse", "read"]
+
+
+class Arguments(argparse.ArgumentParser):
+    """A command line's parser that raises BadSetting."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadSetting(message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,14 @@ import logging
 import os
 import secrets
 import shutil
-import signal
 import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.device import RAY_KEEPS_OUT, RAY_RESOURCES
+from trainer.device import RAY_KEEPS_OUT, RAY_RESOURCES, cores
+from trainer.interrupt import given_back
 from trainer.placement import daemon, worker_actor
 from trainer.placement.cards import CPU, Node, Placement, PlacementError, list_nodes, place_workers
 from trainer.placement.reach import OWN, answers, holders, one_line
@@ -109,12 +109,10 @@ class Cluster:
 def opened(config: Config, layout: Layout, say: Say) -> Iterator[Cluster]:
     """A connection to the Ray of the settings, for as long as the block runs. Raises PlacementError."""
     logging.getLogger("ray").setLevel(logging.CRITICAL)  # important events are reported in this program's own messages
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with contextlib.ExitStack() as stack:
-        with _named_failure("train_cards" if layout.has_cards else "generators"):
+        # Ray puts handlers of its own in the place of the run's.
+        with given_back(), _named_failure("train_cards" if layout.has_cards else "generators"):
             cluster = _open(config, layout, say, stack)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)  # Ray has put its own in their place
         yield cluster
 
 
@@ -197,7 +195,7 @@ def _own(layout: Layout, stack: contextlib.ExitStack) -> Cluster:
     import ray
 
     # On CPUs all processes are on this node, whatever their number.
-    cpus = max(len(os.sched_getaffinity(0)), layout.num_seats)
+    cpus = max(cores(), layout.num_seats)
     _init(address="local", num_cpus=cpus, include_dashboard=False, _temp_dir=folder)
     stack.callback(_quietly, ray.shutdown)
     return Cluster(True, ray.get_runtime_context().gcs_address, None)

@@ -21,7 +21,7 @@ from trainer.placement.cards import CPU
 from trainer.placement.reach import how_lost, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from trainer.engines.base import Sampling, Tokens
@@ -124,26 +124,21 @@ class RayGenerator:
         return self._ask("call", "generate", list(prompts), sampling)
 
     def load(self, bucket: Bucket) -> Reply[None]:
-        return self._send("load", bucket)
+        return self._send(lambda: self._ask("call", "load", _put(bucket)))
 
     def reference_logprobs(self, parts: Sequence[Batch]) -> Reply[ReferenceLogProbs]:
         return self._ask("call", "reference_logprobs", list(parts))
 
     def load_reference(self, bucket: Bucket) -> Reply[None]:
-        return self._send("load_reference", bucket)
-
-    def _send(self, word: str, bucket: Bucket) -> Reply[None]:
-        try:
-            return self._ask("call", word, _put(bucket))
-        except StoreFull:
-            raise
-        except Exception as error:  # a lost connection
-            return Reply(self.name, GeneratorLost(self.name, f"cannot be sent weights: {one_line(error)}"))
+        return self._send(lambda: self._ask("call", "load_reference", _put(bucket)))
 
     def leave(self, kind: str, buckets: Sequence[Bucket]) -> Reply[None]:
+        # Within a list they stay references: the actor holds them and looks into none.
+        return self._send(lambda: self._ask("call", "leave", kind, [_put(each) for each in buckets]))
+
+    def _send(self, put_and_ask: Callable[[], Reply[None]]) -> Reply[None]:
         try:
-            # Within a list they stay references: the actor holds them and looks into none.
-            return self._ask("call", "leave", kind, [_put(each) for each in buckets])
+            return put_and_ask()
         except StoreFull:
             raise
         except Exception as error:  # a lost connection

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainer.config import instead
+from trainer.launch import BAD_SETTING, BROKE, COMPLETED, INTERRUPTED
 from trainer.placement import cluster as clusters
 from trainer.placement import daemon, workers
 from trainer.placement import head as heads
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from trainer.placement.head import Head
     from trainer.placement.workers import Worker, WorkerGroup
 
-COMPLETED, BROKE, BAD_SETTING, INTERRUPTED = 0, 1, 2, 130
 # Steps between two checkpoints if the settings name none: the maximum loss of a restart.
 SAVE_EVERY = 10
 # Between two looks at the processes; and between two at what Ray knows of a loss.

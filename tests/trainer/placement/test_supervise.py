@@ -14,12 +14,13 @@ import torch
 
 from trainer import __main__ as entry
 from trainer.config import Config, read
+from trainer.launch import BROKE, INTERRUPTED
 from trainer.metrics.records import Records
 from trainer.placement import daemon, supervise, workers
 from trainer.placement.cards import Layout, Node, PlacementError, lost_nodes, place_workers
 from trainer.placement.head import HeadLost
 from trainer.placement.rank import Rank
-from trainer.placement.supervise import BROKE, INTERRUPTED, AttemptResult, Run
+from trainer.placement.supervise import AttemptResult, Run
 from trainer.placement.worker_actor import WorkerActor
 
 if TYPE_CHECKING:
