@@ -139,6 +139,8 @@ class ParsedSettings:
 # Where numbers can go beside the record file.
 LOGGERS = ("tensorboard", "wandb", "swanlab")
 OFFLOAD_ON_CPU = "offload=true moves shards from an accelerator to the CPU, and this run computes on the CPU"
+# vllm raises lower ones to this, with a warning. Source: vllm/sampling_params.py of 0.11.0 and of 0.33.0 (_MAX_TEMP).
+LEAST_VLLM_TEMPERATURE = 0.01
 # The number of near names in an error; and the pointer to the list of all.
 _NUM_NEAR = 3
 _ALL = "`python -m trainer --help` lists every setting"
@@ -434,6 +436,11 @@ def _check_generators(config: Config) -> None:
         raise BadSetting(f"generators={rollout.generators} is less than ranks={run.ranks}: each needs one of its own")
     if rollout.engine == "vllm" and not config.placement.train_cards and max(run.ranks, rollout.generators) > 1:
         raise BadSetting("several engines of vllm need train_cards: else each of them takes the first card")
+    if rollout.engine == "vllm" and rollout.temperature < LEAST_VLLM_TEMPERATURE:
+        raise BadSetting(
+            f"engine=vllm takes temperature={LEAST_VLLM_TEMPERATURE:g} or more: it raises "
+            f"temperature={rollout.temperature:g} to that, and what is learnt would be another policy"
+        )
     if config.has_generators and rollout.engine == "scripted":
         raise BadSetting("engine=scripted answers in the learner's process: it takes generators=0")
     if not config.has_generators and config.placement.reference_place == "generators":

@@ -44,7 +44,7 @@ class DoctorOptions:
         for each in fields(DoctorOptions):
             value = getattr(self, each.name)
             if each.name != "capture" and value != each.default:
-                flag = _FLAGS.get(each.name, f"--{each.name}")
+                flag = _FLAGS.get(each.name, f"--{each.name.replace('_', '-')}")
                 yield (flag,) if value is True else (flag, str(value))
 
     def validate(self) -> None:

@@ -21,7 +21,7 @@ from npuenv.host.local import LocalHost
 from npuenv.host.recorded import load_capture
 from npuenv.host.sourced_env import sourced
 from npuenv.host.writing import cannot_save, write_whole
-from npuenv.install.executor import Event, Session, execute, unmet
+from npuenv.install.executor import Event, ExecutionContext, execute, unmet
 from npuenv.install.locations import data_folder
 from npuenv.install.plan.fix import SESSION_STEP, FixContext, FixPlan, plan_fixes, undo_script
 from npuenv.report.doctor import in_order
@@ -185,11 +185,11 @@ class _FixRun:
                     reasons[step.id] = error.message
         return reasons
 
-    def _session(self, tell: Callable[[Event], None]) -> Session:
+    def _session(self, tell: Callable[[Event], None]) -> ExecutionContext:
         environ = self._host.environ()
         # The user's own settings of pip and uv, which steps do not inherit otherwise; they may hold passwords.
         own = {name: value for name, value in environ.items() if name.startswith(("PIP_", "UV_"))}
-        return Session(self._host, str(self._root), UvSettings(secret=own), tell, self._options.again)
+        return ExecutionContext(self._host, str(self._root), UvSettings(secret=own), tell, self._options.again)
 
     def _write_undo(self, fixes: FixPlan, begun: list[str]) -> None:
         try:

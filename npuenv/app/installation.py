@@ -23,7 +23,7 @@ from npuenv.host.local import LocalHost
 from npuenv.install import executor
 from npuenv.install.environments import is_complete, points_to, remember
 from npuenv.install.executor import chosen, unmet
-from npuenv.install.locations import Target, data_folder, target_for
+from npuenv.install.locations import EnvironmentPlace, data_folder, target_for
 from npuenv.install.plan import make
 from npuenv.install.plan.cann_files import cann_steps, with_found_cann
 from npuenv.install.plan.changes import replaced
@@ -189,7 +189,7 @@ def _lacks(job: InstallJob, options: InstallOptions) -> Iterator[NothingFits]:
 def execute(job: InstallJob, options: InstallOptions, progress: Progress) -> InstallResult:
     """Executes a plan while its request is open, and remembers the environment. Raises StepFailed, BadInput."""
     resolver, target = job.request.resolver, job.target
-    session = executor.Session(
+    session = executor.ExecutionContext(
         resolver.host,
         target.root,
         settings=for_uv(resolver.settings),
@@ -248,7 +248,7 @@ def _plan_dry_run(request: InstallRequest, options: InstallOptions, *, as_script
     return _planned(request, target, options, replace(tools, present=None) if as_script else tools)
 
 
-def _target(request: InstallRequest, options: InstallOptions) -> Target:
+def _target(request: InstallRequest, options: InstallOptions) -> EnvironmentPlace:
     """Where it goes. Raises BadInput for a Python whose environment cannot take the stack."""
     host = request.resolver.host
     if options.into is not None:
@@ -256,7 +256,7 @@ def _target(request: InstallRequest, options: InstallOptions) -> Target:
     return replace(target_for(request.lock, host.environ(), options.target), kind=options.kind)
 
 
-def _tools(request: InstallRequest, target: Target, options: InstallOptions, *, python: str) -> Tools:
+def _tools(request: InstallRequest, target: EnvironmentPlace, options: InstallOptions, *, python: str) -> Tools:
     resolver, bundle = request.resolver, request.bundle
     given = {**(bundle.sources if bundle else {}), **options.given}
     labelled = [(package.name, package.version) for package in request.lock.packages if package.index]
@@ -275,7 +275,7 @@ def _tools(request: InstallRequest, target: Target, options: InstallOptions, *, 
     return keep_supplied(resolver.host, request.stack, request.lock, target, tools)
 
 
-def _planned(request: InstallRequest, target: Target, options: InstallOptions, tools: Tools) -> InstallJob:
+def _planned(request: InstallRequest, target: EnvironmentPlace, options: InstallOptions, tools: Tools) -> InstallJob:
     prerequisites = _prerequisites(request, target, options)
     plan = make.plan_install(
         request.stack,
@@ -297,7 +297,7 @@ def _planned(request: InstallRequest, target: Target, options: InstallOptions, t
     return InstallJob(request, target, plan, steps, notes)
 
 
-def _switched(request: InstallRequest, target: Target) -> tuple[Message, ...]:
+def _switched(request: InstallRequest, target: EnvironmentPlace) -> tuple[Message, ...]:
     """That an environment which is there already takes the place of the one in force, as after a rollback."""
     before = points_to(Path(target.link)) if target.link else ""
     if not before or before == Path(target.root).name or not is_complete(request.resolver.host, target, request.lock):
@@ -306,7 +306,7 @@ def _switched(request: InstallRequest, target: Target) -> tuple[Message, ...]:
     return (Message("install.comes-into-force", said),)
 
 
-def _prerequisites(request: InstallRequest, target: Target, options: InstallOptions) -> Prerequisites:
+def _prerequisites(request: InstallRequest, target: EnvironmentPlace, options: InstallOptions) -> Prerequisites:
     """What the environment stands on: the system's packages and CANN. Asked of this machine only if it is meant."""
     stack, host = request.stack, request.resolver.host
     files = (*(request.bundle.cann_files if request.bundle else ()), *options.cann_files)
@@ -329,7 +329,7 @@ def _is_proven(job: InstallJob) -> bool:
     return is_complete(host, job.target, job.request.lock) and not any(unmet(step, host) for step in verify)
 
 
-def _foreign(target: Target) -> tuple[str, ...]:
+def _foreign(target: EnvironmentPlace) -> tuple[str, ...]:
     """Files of no package that run code whenever the environment's Python starts."""
     own = describe(LocalHost(), target.root)
     return own.verified.strangers if own is not None and own.verified is not None else ()

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from npuenv.core.errors import NothingFits
     from npuenv.core.messages import Message
     from npuenv.core.plan import Plan, Step
-    from npuenv.install.environments import Change
+    from npuenv.install.environments import PackageChange
     from npuenv.install.executor import Event, Outcome
-    from npuenv.install.locations import Target
+    from npuenv.install.locations import EnvironmentPlace
     from npuenv.lock.file import Lock
 
 
@@ -53,7 +53,7 @@ class InstallJob:
     """A plan and what it is for."""
 
     request: InstallRequest
-    target: Target
+    target: EnvironmentPlace
     plan: Plan
     steps: tuple[Step, ...]  # of the plan, those that were asked for
     notes: tuple[Message, ...] = ()  # what the plan cannot do itself
@@ -122,7 +122,7 @@ class Progress:
     def waiting(self, path: str, pids: tuple[int, ...]) -> None:
         """Another process works on the environment; `pids` as far as known."""
 
-    def approve(self, job: InstallJob, changes: tuple[Change, ...]) -> None:
+    def approve(self, job: InstallJob, changes: tuple[PackageChange, ...]) -> None:
         """The plan before anything is changed, and what an update changes; raises to refuse it."""
 
 

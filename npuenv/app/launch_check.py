@@ -26,7 +26,7 @@ from npuenv.preflight.types import Machine
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from npuenv.preflight.reading import Reading
+    from npuenv.preflight.reading import LaunchText
 
 _FRAMEWORKS = ("verl", "roll")
 _MOST_WORD = 100_000  # bytes; Linux takes no word of a command above 128 KiB
@@ -163,7 +163,7 @@ def _of_target(folder: Path) -> Mapping[str, str]:
     return dict(found.value.distributions)
 
 
-def _path_of_copy(reading: Reading, options: PreflightOptions) -> Path | None:
+def _path_of_copy(reading: LaunchText, options: PreflightOptions) -> Path | None:
     """Where the corrected copy goes; None for a command line that is only shown.
 
     Raises BadInput where a file would be overwritten, before anything is judged.

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from npuenv.render.launch.generate import Launch
+    from npuenv.render.launch.generate import LaunchFiles
     from npuenv.resolve.types import Request
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenFiles:
     """The names of files: what was written, and what was left there by an earlier run on several nodes."""
 
     files: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ def render_launch(
     *,
     host: str | None = None,
     lang: str = "en",
-) -> Launch:
+) -> LaunchFiles:
     """The files of a run, whether or not it fits into memory. Nothing is written.
 
     `host`: `this` or a capture, whose cards count where the options give no number; None: this machine where it decided
@@ -96,10 +96,10 @@ def _with_release(request: Request, framework: str, release: str) -> tuple[Reque
     return replace(request, release=release) if is_published else request, release
 
 
-def write_launch(files: Mapping[str, str], out: Path, *, is_forced: bool = False) -> Written:
+def write_launch(files: Mapping[str, str], out: Path, *, is_forced: bool = False) -> WrittenFiles:
     """Writes what differs into a folder, scripts executable. Raises BadInput for files in the way, before writing."""
     stale = tuple(name for name in FILES if name not in files and _is_ours(out / name))
-    return Written(write_files(files, out, is_forced=is_forced, stale=stale), stale)
+    return WrittenFiles(write_files(files, out, is_forced=is_forced, stale=stale), stale)
 
 
 def _is_ours(path: Path) -> bool:

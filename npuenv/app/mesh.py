@@ -16,7 +16,7 @@ from npuenv.cluster.inventory import read
 from npuenv.cluster.mesh import (
     FULL,
     SAMPLED,
-    Outcome,
+    PingOutcome,
     Results,
     load_results,
     planning,
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from npuenv.cluster.inventory import Inventory
-    from npuenv.cluster.mesh.planning import Survey
-    from npuenv.cluster.mesh.running import Run
+    from npuenv.cluster.mesh.planning import MeshDevices
+    from npuenv.cluster.mesh.running import MeshRun
 
 PARALLEL = 512  # the most nodes at once
 
@@ -89,8 +89,8 @@ def ping_mesh(options: MeshOptions, progress: MeshProgress | None = None, ask: A
 
 
 def _open_run(
-    options: MeshOptions, inventory: Inventory, survey: Survey, runner: running.SshRunner
-) -> tuple[Run, Path]:
+    options: MeshOptions, inventory: Inventory, survey: MeshDevices, runner: running.SshRunner
+) -> tuple[MeshRun, Path]:
     """The run, new or resumed, and the file of its state. Raises BadInput."""
     if options.state is not None:
         results, mode = load_results(options.state)
@@ -102,7 +102,7 @@ def _open_run(
         results = Results.empty(survey.devices)
         mode = options.mode or (FULL if len(survey.devices) <= planning.MOST_FOR_FULL else SAMPLED)
     plan = (planning.full if mode == FULL else planning.sampled)(results.devices)
-    return running.Run(plan, results, runner, limit_s=options.limit_s), options.state or _new_state(results)
+    return running.MeshRun(plan, results, runner, limit_s=options.limit_s), options.state or _new_state(results)
 
 
 def _new_state(results: Results) -> Path:
@@ -110,7 +110,7 @@ def _new_state(results: Results) -> Path:
     return Path(data_folder(os.environ), "mesh", f"{time.strftime('%Y%m%d-%H%M%S')}-{digest}.json")
 
 
-def _estimate(progress: MeshProgress, run: Run) -> None:
+def _estimate(progress: MeshProgress, run: MeshRun) -> None:
     """Reports how long the run takes, measured on the first pings, and asks if that is much."""
     is_resumed = run.results.num_timed > 0
     each_s = run.measure()
@@ -125,7 +125,7 @@ def _estimate(progress: MeshProgress, run: Run) -> None:
         progress.confirm(planning.MOST_FOR_FULL)
 
 
-def _run_pings(progress: MeshProgress, run: Run, state: Path) -> None:
+def _run_pings(progress: MeshProgress, run: MeshRun, state: Path) -> None:
     """Makes the pings that are left, and saves the results after every batch."""
     total = run.plan.num_pings
     with progress.pings(total) as show:
@@ -142,7 +142,7 @@ def _run_pings(progress: MeshProgress, run: Run, state: Path) -> None:
 
 
 @contextlib.contextmanager
-def _saved(options: MeshOptions, progress: MeshProgress, run: Run, state: Path) -> Iterator[None]:
+def _saved(options: MeshOptions, progress: MeshProgress, run: MeshRun, state: Path) -> Iterator[None]:
     """Saves what is done if the block is interrupted or leaves pings without an answer; else removes the file."""
     try:
         yield
@@ -151,14 +151,14 @@ def _saved(options: MeshOptions, progress: MeshProgress, run: Run, state: Path) 
             _save(run, state)
             progress.unfinished(run.plan.mode, state, is_interrupted=True)
         raise
-    if any(True for _ in run.results.pairs(Outcome.UNTRIED, Outcome.SILENT)):
+    if any(True for _ in run.results.pairs(PingOutcome.UNTRIED, PingOutcome.SILENT)):
         _save(run, state)
         progress.unfinished(run.plan.mode, state, is_interrupted=False)
     elif options.state is None:
         state.unlink(missing_ok=True)
 
 
-def _save(run: Run, state: Path) -> None:
+def _save(run: MeshRun, state: Path) -> None:
     try:
         save_results(state, run.results, run.plan.mode)
     except OSError as error:

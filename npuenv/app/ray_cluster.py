@@ -18,7 +18,7 @@ from npuenv.cluster.ssh import Options, require_config
 from npuenv.core.errors import BadInput, ExitCode, StepFailed
 from npuenv.core.messages import Message
 from npuenv.host.writing import claimed
-from npuenv.report.ray_cluster import Picture, Row
+from npuenv.report.ray_cluster import NodeRow, Picture
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -96,7 +96,7 @@ def ray_nodes_status(options: RayOptions, ask: Ask = parallel_ssh.ask) -> RayRes
     started = {each.node.name for each in cluster.started}
     line = Message("cluster.ray-not-started")
     return cluster_status(
-        context, cluster, {node.name: Row("not-up", line) for node in nodes if node.name not in started}
+        context, cluster, {node.name: NodeRow("not-up", line) for node in nodes if node.name not in started}
     )
 
 
@@ -165,20 +165,20 @@ def _hint_none(context: RayContext, nodes: Sequence[Node]) -> Message:
     return Message("cluster.ray-none-hint")
 
 
-def stop_nodes(context: RayContext, cluster: Cluster) -> dict[str, Row]:
+def stop_nodes(context: RayContext, cluster: Cluster) -> dict[str, NodeRow]:
     """Stops what was started on each node; a row for each."""
     return {name: _stop_row(result) for name, result in ray.stop(cluster, context.transport).items()}
 
 
-def _stop_row(result: ProbeResult) -> Row:
+def _stop_row(result: ProbeResult) -> NodeRow:
     if result.answer is None:
-        return Row("not-down", result.why)
+        return NodeRow("not-down", result.why)
     left = int(result.answer["left"])
     line = Message("cluster.ray-processes-left", {"count": left}) if left else ""
-    return Row("not-down" if left else "down", line, ended=int(result.answer["ended"]))
+    return NodeRow("not-down" if left else "down", line, ended=int(result.answer["ended"]))
 
 
-def joined_status(context: RayContext, cluster: Cluster, started: Mapping[str, Row]) -> RayResult:
+def joined_status(context: RayContext, cluster: Cluster, started: Mapping[str, NodeRow]) -> RayResult:
     """The state as soon as Ray counts all that was started, or after a while. `started`: the outcome of each start."""
     deadline = time.monotonic() + _JOIN_S
     while True:
@@ -195,7 +195,7 @@ def _query(context: RayContext, cluster: Cluster) -> RayStatus:
 def cluster_status(
     context: RayContext,
     cluster: Cluster,
-    rows: Mapping[str, Row] | None = None,
+    rows: Mapping[str, NodeRow] | None = None,
     status: RayStatus | None = None,
 ) -> RayResult:
     """What every node and Ray itself report. What Ray reports can be stale, so the nodes are asked too.
@@ -206,7 +206,7 @@ def cluster_status(
     by_name = {each.node.name: each for each in cluster.started}
     results = ray.query_processes(cluster, context.transport)
     for name, result in results.items():
-        row = replace(found.get(name, Row("up")), address=by_name[name].address)
+        row = replace(found.get(name, NodeRow("up")), address=by_name[name].address)
         found[name] = _node_row(row, result, by_name[name], is_head=name == cluster.head)
     gone = [name for name, row in found.items() if row.what == "not-up"]
     if status is None and _serves(results.get(cluster.head)):
@@ -226,7 +226,7 @@ def cluster_status(
     return RayResult(code, picture)
 
 
-def _node_row(row: Row, result: ProbeResult, started: StartedNode, *, is_head: bool) -> Row:
+def _node_row(row: NodeRow, result: ProbeResult, started: StartedNode, *, is_head: bool) -> NodeRow:
     """The state of one node. `row`: what is known of it already."""
     stopped = _stopped(result)
     if stopped:
@@ -247,7 +247,7 @@ def _without_cann(context: RayContext, results: Mapping[str, ProbeResult]) -> li
     return [Message("cluster.ray-without-cann", {**context.commands, "names": fold(names)})] if names else []
 
 
-def _next_word(cluster: Cluster, rows: Mapping[str, Row]) -> str:
+def _next_word(cluster: Cluster, rows: Mapping[str, NodeRow]) -> str:
     """Which sentence says what to do where nodes are not up."""
     up = [name for name, row in rows.items() if row.what == "up"]
     return "again" if not up else "missing" if cluster.head in up else "headless"
@@ -265,12 +265,12 @@ def _foreign(context: RayContext, nodes: Sequence[Node]) -> RayResult:
     for state in ray.survey(nodes, "", context.transport):
         name = state.node.name
         if state.why_not:
-            rows[name] = Row("not-up", state.why_not)
+            rows[name] = NodeRow("not-up", state.why_not)
         elif state.running and name in owners:
             line = Message("cluster.ray-of-other", {"command": context.command("status", owners[name])})
-            rows[name] = Row("shared", line, joined=state.joined)
+            rows[name] = NodeRow("shared", line, joined=state.joined)
         else:
-            rows[name] = Row("other" if state.running else "free", joined=state.joined)
+            rows[name] = NodeRow("other" if state.running else "free", joined=state.joined)
     kinds = {row.what for row in rows.values()}
     word = "other" if "other" in kinds else "" if "shared" in kinds else "none"
     then = Message(f"cluster.ray-next-{word}", context.commands) if word else None

@@ -25,7 +25,7 @@ from npuenv.cluster.ssh import Options, require_config
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message
 from npuenv.core.messages.visible import clean
-from npuenv.report.ray_cluster import Picture, Row
+from npuenv.report.ray_cluster import NodeRow, Picture
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -173,7 +173,7 @@ def _address(context: RayContext, head: NodeState) -> str:
 
 def _start_each(context: RayContext, plan: StartPlan, cluster: Cluster, states: Sequence[NodeState]) -> RayResult:
     """Starts nodes; each is recorded before and after, so that an interrupt leaves nothing unknown."""
-    rows: dict[str, Row] = {}
+    rows: dict[str, NodeRow] = {}
 
     def record(started: StartedNode) -> None:
         nonlocal cluster
@@ -185,14 +185,14 @@ def _start_each(context: RayContext, plan: StartPlan, cluster: Cluster, states: 
             head: dict[str, object] = {"number": number, "total": len(states), "name": result.node.name}
             if isinstance(result, StartFailure):
                 line = result.said.splitlines()[-1] if result.said else ""
-                rows[result.node.name] = Row("not-up", line, result.said)
+                rows[result.node.name] = NodeRow("not-up", line, result.said)
                 context.notify(Message("cluster.ray-failed", {**head, "line": clean(line)}))
                 if result.is_clean:
                     cluster = cluster.without(result.node.name)
                     context.save(cluster)
                 continue
             record(result)
-            rows[result.node.name] = Row("up", cards=result.cards)
+            rows[result.node.name] = NodeRow("up", cards=result.cards)
             context.notify(Message("cluster.ray-started", {**head, "cards": result.cards}))
         return _started(context, cluster, rows)
     except KeyboardInterrupt:
@@ -200,7 +200,7 @@ def _start_each(context: RayContext, plan: StartPlan, cluster: Cluster, states: 
         raise
 
 
-def _started(context: RayContext, cluster: Cluster, rows: Mapping[str, Row]) -> RayResult:
+def _started(context: RayContext, cluster: Cluster, rows: Mapping[str, NodeRow]) -> RayResult:
     """The result of the starts."""
     head = next((each for each in cluster.started if each.node.name == cluster.head), None)
     if head is not None and head.processes:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from npuenv.checks import Finding
-    from npuenv.smoke import Record, Target
+    from npuenv.smoke import Record, TrainerTarget
 
 # Of a long log the end tells what happened; the diagnosis reads no more anyway.
 _LOG_BYTES = 4 << 20
@@ -72,7 +72,7 @@ def smoke_train(
     `watch` gets the records as they come and hands them on. Raises BadInput for settings that the trainer refuses.
     """
     options = options or SmokeOptions()
-    place = smoke.Target(Path(environment.python), options.out or smoke.default_out())
+    place = smoke.TrainerTarget(Path(environment.python), options.out or smoke.default_out())
     if options.backend != "builtin":
         return _run_framework(environment, place, options, watch, progress)
     with smoke.sole_use(place.out):
@@ -95,7 +95,7 @@ def publishable_record(environment: Environment, result: SmokeResult) -> dict[st
 
 def _run_framework(
     environment: Environment,
-    place: Target,
+    place: TrainerTarget,
     options: SmokeOptions,
     watch: Callable[[Iterable[Record]], Iterable[Record]],
     progress: Progress,

@@ -16,7 +16,7 @@ from npuenv.facts.manifest import LOCK
 from npuenv.host.local import LocalHost
 from npuenv.host.writing import write_whole
 from npuenv.install import environments as switch
-from npuenv.install.environments import Change, EnvironmentEntry, changes, environments, find
+from npuenv.install.environments import EnvironmentEntry, PackageChange, changes, environments, find
 from npuenv.install.locations import data_folder
 from npuenv.lock.file import read_lock, write_lock
 from npuenv.matrix import load_matrix
@@ -34,7 +34,7 @@ class Update:
     """What an update changes."""
 
     environment: EnvironmentEntry  # the old one
-    changes: tuple[Change, ...]
+    changes: tuple[PackageChange, ...]
     job: InstallJob | None  # None: nothing changes
     result: InstallResult | None = None  # None: not carried out
 

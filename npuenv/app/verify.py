@@ -15,7 +15,7 @@ from npuenv.install.plan.environment import VERIFY
 if TYPE_CHECKING:
     from npuenv.core.plan import Plan
     from npuenv.host.base import Host
-    from npuenv.install.locations import Target
+    from npuenv.install.locations import EnvironmentPlace
     from npuenv.resolve.types import Stack
 
 # Areas of checks that an installation answers for, and the groups of facts that they read.
@@ -25,7 +25,7 @@ _GROUPS = frozenset({"python", "cann", "machine"})
 _OF_SESSION = ("stack.settings", "stack.cann")
 
 
-def verify_environment(host: Host, stack: Stack, target: Target, plan: Plan) -> None:
+def verify_environment(host: Host, stack: Stack, target: EnvironmentPlace, plan: Plan) -> None:
     """Raises StepFailed for an environment that is not verified, or where the doctor finds it at odds with its stack.
 
     Asked before the last step too, because that can be asked for alone.

@@ -22,9 +22,9 @@ from npuenv.lock.wheels import wheels_in_links
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from npuenv.bundle.listing import Offer
-    from npuenv.bundle.self_package import Tool
-    from npuenv.bundle.sources import Found
+    from npuenv.bundle.listing import ReleaseFile
+    from npuenv.bundle.self_package import ToolPackage
+    from npuenv.bundle.sources import SourceOrigin
     from npuenv.lock.file import Lock, LockedPackage
     from npuenv.lock.uv import Resolver
     from npuenv.resolve.types import Platform
@@ -66,18 +66,18 @@ def lock_items(lock: Lock, platform: Platform, resolver: Resolver) -> tuple[Item
     return tuple(items)
 
 
-def tool_items(tools: Sequence[Tool]) -> tuple[Item, ...]:
+def tool_items(tools: Sequence[ToolPackage]) -> tuple[Item, ...]:
     """The files for npuenv's own environment."""
     return tuple(_item("tool", tool.name, tool.version, f"tools/{tool.offer.file}", tool.offer) for tool in tools)
 
 
-def source_item(found: Found) -> tuple[Item, ...]:
+def source_item(found: SourceOrigin) -> tuple[Item, ...]:
     """The sdist that replaces a repository; empty for a source from elsewhere."""
     version = found.source.ref.removeprefix("v")
     return (_item("source", found.row.name, version, found.path, found.offer),) if found.offer else ()
 
 
-def _item(kind: str, name: str, version: str, path: str, offer: Offer) -> Item:
+def _item(kind: str, name: str, version: str, path: str, offer: ReleaseFile) -> Item:
     hashes = (offer.sha256,) if offer.sha256 else ()
     return Item(kind, name, version, Download(path, offer.url, hashes, offer.size))
 

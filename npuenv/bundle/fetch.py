@@ -81,7 +81,7 @@ def fetch_all(
     `pause_s`: before the second attempt at a file; doubled each time. Raises: StepFailed for a file that cannot be
     fetched or has another hash, or for a full disk. Partial downloads stay for the next run.
     """
-    run = _Run(folder, settings, tell, sum(item.size for item in downloads), pause_s)
+    run = _FetchRun(folder, settings, tell, sum(item.size for item in downloads), pause_s)
     # The largest first: one of them alone at the end would leave three threads idle.
     ordered = sorted(downloads, key=lambda item: (-item.size, item.path))
     ended: SimpleQueue[Future[None]] = SimpleQueue()
@@ -128,7 +128,7 @@ class _Cut(Exception):
 
 
 @dataclass(slots=True)
-class _Run:
+class _FetchRun:
     """The state that the threads of one `fetch_all` share."""
 
     folder: Path
@@ -232,7 +232,7 @@ class _Loading(Fetch):
         except requests.exceptions.RequestException:
             return 0
 
-    def append(self, url: str, part: Path, run: _Run) -> None:
+    def append(self, url: str, part: Path, run: _FetchRun) -> None:
         """Appends the rest of a file to `part`. Raises: _Cut, and StepFailed if there is no such file."""
         import requests
         import urllib3

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class ReleaseFile:
     """One file of a release, and its location."""
 
     file: str  # file name
@@ -43,7 +43,7 @@ class Listed:
 
     name: str  # normalised
     version: str
-    offers: tuple[Offer, ...]
+    offers: tuple[ReleaseFile, ...]
 
 
 def list_files(
@@ -77,7 +77,7 @@ def list_files(
         )
 
 
-def best(offers: Iterable[Offer], platform: Platform, sha256: Sequence[str] = ()) -> Offer | None:
+def best(offers: Iterable[ReleaseFile], platform: Platform, sha256: Sequence[str] = ()) -> ReleaseFile | None:
     """The file that an installer on the platform would choose, among those with one of the hashes; None for none.
 
     A wheel before the source, the best tag first. A file without a stated hash counts: it is verified after the
@@ -91,7 +91,7 @@ def best(offers: Iterable[Offer], platform: Platform, sha256: Sequence[str] = ()
     return next((offer for offer in allowed if not offer.is_wheel), None)
 
 
-def _offers(row: Any, folder: Path) -> Iterator[Offer]:
+def _offers(row: Any, folder: Path) -> Iterator[ReleaseFile]:
     """A row of PEP 751: `wheels`, then `sdist` or `archive`, each with `url` or `path`, `hashes` and `size`."""
     for file in (*row.get("wheels", ()), *(row[kind] for kind in ("sdist", "archive") if kind in row)):
         location = file.get("url") or ""
@@ -101,4 +101,4 @@ def _offers(row: Any, folder: Path) -> Iterator[Offer]:
         if local is not None:
             location = str(Path(local).resolve())
             size = size or (Path(location).stat().st_size if Path(location).is_file() else 0)
-        yield Offer(name, location, file.get("hashes", {}).get("sha256", ""), size)
+        yield ReleaseFile(name, location, file.get("hashes", {}).get("sha256", ""), size)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from npuenv.bundle.manifest import Needed
-    from npuenv.bundle.sources import Found
+    from npuenv.bundle.sources import SourceOrigin
     from npuenv.lock.file import Lock
     from npuenv.lock.uv import Resolver
     from npuenv.matrix import Matrix
@@ -85,8 +85,8 @@ class Contents:
 
     request: BundleRequest
     items: tuple[Item, ...]
-    tools: tuple[own.Tool, ...]
-    sources: tuple[Found, ...]
+    tools: tuple[own.ToolPackage, ...]
+    sources: tuple[SourceOrigin, ...]
     needed: tuple[Needed, ...]
 
     @property

@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 
 import npuenv
 from npuenv.bundle.fetch import THREADS
-from npuenv.bundle.listing import Offer, best, list_files
+from npuenv.bundle.listing import ReleaseFile, best, list_files
 from npuenv.bundle.zipapp import add_member
 from npuenv.core.errors import NothingFits, StepFailed
 from npuenv.core.messages import Message
@@ -45,12 +45,12 @@ _WHEEL = "Wheel-Version: 1.0\nGenerator: npuenv\nRoot-Is-Purelib: true\nTag: py3
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class ToolPackage:
     """One distribution for npuenv's own environment on the target."""
 
     name: str
     version: str
-    offer: Offer
+    offer: ReleaseFile
     minors: tuple[int, ...]  # Pythons that use this file
 
 
@@ -80,7 +80,7 @@ def own_wheel() -> tuple[str, bytes]:
     return f"{stem}-py3-none-any.whl", buffer.getvalue()
 
 
-def find_tools(platform: Platform, resolver: Resolver) -> tuple[Tool, ...]:
+def find_tools(platform: Platform, resolver: Resolver) -> tuple[ToolPackage, ...]:
     """npuenv's requirements and pip, for each Python from MINORS that has all of them as wheels on the platform.
 
     The versions of this environment are preferred: they are known to work together. Raises: CannotTell if the index is
@@ -88,7 +88,7 @@ def find_tools(platform: Platform, resolver: Resolver) -> tuple[Tool, ...]:
     """
     here = _versions_here()
 
-    def ask(minor: int) -> list[Tool] | NothingFits:
+    def ask(minor: int) -> list[ToolPackage] | NothingFits:
         try:
             return _tools_for(replace(platform, python=f"3.{minor}"), resolver, here)
         except NothingFits as error:
@@ -99,7 +99,7 @@ def find_tools(platform: Platform, resolver: Resolver) -> tuple[Tool, ...]:
     refusals = [answer for answer in answers.values() if isinstance(answer, NothingFits)]
     if len(refusals) == len(answers):
         raise refusals[-1]
-    merged: dict[str, Tool] = {}
+    merged: dict[str, ToolPackage] = {}
     for minor, tools in answers.items():
         for tool in () if isinstance(tools, NothingFits) else tools:
             before = merged.get(tool.offer.file)
@@ -107,17 +107,17 @@ def find_tools(platform: Platform, resolver: Resolver) -> tuple[Tool, ...]:
     return tuple(merged[file] for file in sorted(merged))
 
 
-def pythons_of(tools: Sequence[Tool]) -> tuple[str, ...]:
+def pythons_of(tools: Sequence[ToolPackage]) -> tuple[str, ...]:
     """The Pythons that the bundled npuenv runs on, like "3.11"."""
     return tuple(f"3.{minor}" for minor in sorted({minor for tool in tools for minor in tool.minors}))
 
 
-def requirements_text(wheel: tuple[str, str], tools: Sequence[Tool], digests: Mapping[str, str]) -> str:
+def requirements_text(wheel: tuple[str, str], tools: Sequence[ToolPackage], digests: Mapping[str, str]) -> str:
     """The requirements file for `pip install --require-hashes`. `wheel`: version and sha256 of npuenv's own; `digests`:
     by file.
     """
     minors = {minor for tool in tools for minor in tool.minors}
-    versions: dict[tuple[str, str], list[Tool]] = {}
+    versions: dict[tuple[str, str], list[ToolPackage]] = {}
     for tool in tools:
         versions.setdefault((tool.name, tool.version), []).append(tool)
     lines = [f"npuenv=={wheel[0]} --hash=sha256:{wheel[1]}"]
@@ -129,7 +129,7 @@ def requirements_text(wheel: tuple[str, str], tools: Sequence[Tool], digests: Ma
     return "\n".join(lines) + "\n"
 
 
-def _tools_for(platform: Platform, resolver: Resolver, here: Sequence[str]) -> list[Tool]:
+def _tools_for(platform: Platform, resolver: Resolver, here: Sequence[str]) -> list[ToolPackage]:
     wanted = [*own_requirements(), BOOTSTRAP]
     try:
         listed = list_files([*wanted, *here], platform, resolver, options=("--only-binary", ":all:"))
@@ -141,7 +141,7 @@ def _tools_for(platform: Platform, resolver: Resolver, here: Sequence[str]) -> l
         if offer is None or not offer.is_wheel:
             args = {"name": row.name, "version": row.version, "platform": platform.tag}
             raise NothingFits(Message("bundle.no-wheel", args), Message("bundle.not-offered-hint"))
-        tools.append(Tool(row.name, row.version, offer, ()))
+        tools.append(ToolPackage(row.name, row.version, offer, ()))
     return tools
 
 
@@ -203,7 +203,7 @@ def _project_file() -> Path | None:
     return path if is_ours else None
 
 
-def install_script(tools: Sequence[Tool], *, python: str, archive: str) -> str:
+def install_script(tools: Sequence[ToolPackage], *, python: str, archive: str) -> str:
     """`install.sh`. `python`: the stack's, like "3.11"; `archive`: the path of one in the bundle, or ""."""
     pythons = pythons_of(tools)
     return fill(

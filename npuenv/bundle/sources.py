@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from packaging.utils import canonicalize_name
 
-from npuenv.bundle.listing import Offer, list_files
+from npuenv.bundle.listing import ReleaseFile, list_files
 from npuenv.bundle.manifest import SourceRow
 from npuenv.bundle.write import write_tar
 from npuenv.core.errors import BadInput, CannotTell, NothingFits, StepFailed
@@ -34,13 +34,13 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SourceOrigin:
     """The origin of one source: `offer`, `given` or a commit; none of them for one that is left out."""
 
     source: GitSource
     origin: str  # git | sdist | given | left-out
     commit: str = ""  # 40 digits
-    offer: Offer | None = None
+    offer: ReleaseFile | None = None
     given: str = ""  # the user's archive or folder
     why: str = ""  # the repository's error, if the index is used instead
 
@@ -66,10 +66,10 @@ class Found:
 
 def find_sources(
     stack: Stack, resolver: Resolver, *, given: Mapping[str, str], left_out: frozenset[str]
-) -> tuple[Found, ...]:
+) -> tuple[SourceOrigin, ...]:
     """The origin of each of a stack's sources. Raises: CannotTell with all that cannot be found, together."""
 
-    def sought(source: GitSource) -> Found | CannotTell:
+    def sought(source: GitSource) -> SourceOrigin | CannotTell:
         try:
             return find_source(source, stack.platform, resolver, given=given, left_out=left_out)
         except CannotTell as error:
@@ -84,33 +84,33 @@ def find_sources(
         options = " ".join(f"--without-source {error.message.args['name']}" for error in lacking)
         hint = Message("bundle.no-sources-hint", {"options": options})
         raise CannotTell(Message("bundle.no-sources", {"sources": rows}), hint)
-    return tuple(each for each in results if isinstance(each, Found))
+    return tuple(each for each in results if isinstance(each, SourceOrigin))
 
 
 def find_source(
     source: GitSource, platform: Platform, resolver: Resolver, *, given: Mapping[str, str], left_out: frozenset[str]
-) -> Found:
+) -> SourceOrigin:
     """The origin of a source: the user's copy, its repository, or the sdist of its tag's version.
 
     Raises: CannotTell if neither responds.
     """
     name = str(canonicalize_name(source.name))
     if name in left_out:
-        return Found(source, "left-out")
+        return SourceOrigin(source, "left-out")
     if name in given:
-        return Found(source, "given", given=given[name], commit=_commit_of_folder(given[name], resolver))
+        return SourceOrigin(source, "given", given=given[name], commit=_commit_of_folder(given[name], resolver))
     ran = _git(resolver, ("ls-remote", source.repo), _ASK_TIMEOUT_S)
     if ran.code == 0:
-        return Found(source, "git", commit=_commit_of_ref(ran.out, source))
+        return SourceOrigin(source, "git", commit=_commit_of_ref(ran.out, source))
     why = without_secrets((ran.err.strip().splitlines() or [""])[0][:200])
     offer = None if source.is_moving else _sdist(name, source.ref, platform, resolver)
     if offer is not None:
-        return Found(source, "sdist", offer=offer, why=why)
+        return SourceOrigin(source, "sdist", offer=offer, why=why)
     args = {"name": source.name, "repo": source.repo, "ref": source.ref, "why": why}
     raise CannotTell(Message("bundle.no-source", args), Message("bundle.no-source-hint", args))
 
 
-def pack_source(found: Found, out: Path, scratch: Path, resolver: Resolver) -> None:
+def pack_source(found: SourceOrigin, out: Path, scratch: Path, resolver: Resolver) -> None:
     """Writes the archive of a source that is no sdist. Raises: StepFailed."""
     out.parent.mkdir(parents=True, exist_ok=True)
     name = canonicalize_name(found.source.name)
@@ -125,7 +125,7 @@ def pack_source(found: Found, out: Path, scratch: Path, resolver: Resolver) -> N
         shutil.rmtree(folder)
 
 
-def _check_out(found: Found, folder: Path, resolver: Resolver) -> None:
+def _check_out(found: SourceOrigin, folder: Path, resolver: Resolver) -> None:
     """The tree of the commit with its submodules, and the file from which setuptools-scm reads the version without
     history.
     """
@@ -185,7 +185,7 @@ def _commit_of_folder(path: str, resolver: Resolver) -> str:
     return head.out.strip() if is_clean else ""
 
 
-def _sdist(name: str, ref: str, platform: Platform, resolver: Resolver) -> Offer | None:
+def _sdist(name: str, ref: str, platform: Platform, resolver: Resolver) -> ReleaseFile | None:
     """The sdist on the index for the version of a tag like v0.13.0; None if there is none."""
     if not re.fullmatch(r"v?\d+(\.\d+)+\S*", ref):
         return None

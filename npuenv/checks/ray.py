@@ -8,12 +8,13 @@ from npuenv.checks.base import NPU_FRAMEWORKS, Check, card_check, fail, fix_for,
 from npuenv.checks.python.installed import accepts
 from npuenv.checks.session.torch import NOSET
 from npuenv.core.fact import Evidence
+from npuenv.facts.ray.status import ClusterStatus, Lack, StatusRefusal, unsatisfiable_demand
 
 if TYPE_CHECKING:
     from npuenv.checks.base import CheckResult, Context
     from npuenv.core.finding import Fix
-    from npuenv.facts.ray.session import Session
-    from npuenv.facts.ray.status import Demand, Status, Trouble, UnsatisfiableDemand
+    from npuenv.facts.ray.session import RaySession
+    from npuenv.facts.ray.status import Demand, StatusTrouble, UnsatisfiableDemand
 
 _FALSE_VALUES = ("0", "false", "no", "off")
 # /session_2026-11-21_02-17-05_908845_12345 and /sockets/plasma_store follow; a socket path is limited to 107 bytes.
@@ -39,13 +40,11 @@ def _chips(context: Context) -> int:
     return min(here, len([word for word in named.split(",") if word.strip().isdecimal()]))
 
 
-def _status(context: Context) -> Status | None:
+def _status(context: Context) -> ClusterStatus | None:
     value = context.facts.ray.status.value
     if value is None:
         return None
-    from npuenv.facts.ray.status import Status  # its parser is not needed without a cluster
-
-    return value if isinstance(value, Status) else None
+    return value if isinstance(value, ClusterStatus) else None
 
 
 def _runs_here(context: Context) -> bool | None:
@@ -74,32 +73,31 @@ def _answers(context: Context) -> CheckResult:
     value = context.facts.ray.status.value
     if value is None:
         return skip("ray.no-address")
-    from npuenv.facts.ray.status import Refusal, Status
-
-    if isinstance(value, Status):
+    if isinstance(value, ClusterStatus):
         return ok("ray.answers-ok", nodes=_nodes(value))
-    if value.kind in (Refusal.TIMEOUT, Refusal.UNREACHABLE, Refusal.NO_CLUSTER) and _runs_here(context) is False:
+    if (
+        value.kind in (StatusRefusal.TIMEOUT, StatusRefusal.UNREACHABLE, StatusRefusal.NO_CLUSTER)
+        and _runs_here(context) is False
+    ):
         return skip("ray.because-address")
     address = context.facts.ray.address.value or "-"
     return fail(f"ray.refused-{value.kind.value}", fix=_fix(value), address=address, line=value.line)
 
 
-def _nodes(status: Status) -> int | str:
+def _nodes(status: ClusterStatus) -> int | str:
     return "?" if status.nodes is None else status.nodes
 
 
-def _fix(trouble: Trouble) -> Fix:
-    from npuenv.facts.ray.status import Refusal
-
+def _fix(trouble: StatusTrouble) -> Fix:
     commands = {
-        Refusal.TOKEN: (("export", "RAY_AUTH_MODE=disabled"),),
-        Refusal.VERSION: (("ray", "--version"), ("python", "--version")),
+        StatusRefusal.TOKEN: (("export", "RAY_AUTH_MODE=disabled"),),
+        StatusRefusal.VERSION: (("ray", "--version"), ("python", "--version")),
     }
     return fix_for(f"ray.refused-{trouble.kind.value}", *commands.get(trouble.kind, ()))
 
 
 @given(_status, "ray.no-status")
-def _npu(context: Context, status: Status) -> CheckResult:
+def _npu(context: Context, status: ClusterStatus) -> CheckResult:
     chips, npus, gpus = _chips(context), status.total("NPU"), status.total("GPU")
     if npus is None:
         return unknown("ray.resource-unknown", name="NPU")
@@ -114,7 +112,7 @@ def _npu(context: Context, status: Status) -> CheckResult:
 
 
 @given(_status, "ray.no-status")
-def _gpu(_: Context, status: Status) -> CheckResult:
+def _gpu(_: Context, status: ClusterStatus) -> CheckResult:
     """With `--num-gpus` Ray up to 2.48 registers both; from 2.49 on one of them, depending on a hash."""
     npus, gpus = status.total("NPU"), status.total("GPU")
     if npus is None or gpus is None:
@@ -144,7 +142,7 @@ def _count(context: Context) -> CheckResult:
 
 
 @given(_status, "ray.no-status")
-def _demands(context: Context, status: Status) -> CheckResult:
+def _demands(context: Context, status: ClusterStatus) -> CheckResult:
     """Demands that wait for other jobs will run; those larger than a node or the cluster never will."""
     for demand in status.demands:
         short = _never(context, demand, status)
@@ -162,7 +160,7 @@ def _demands(context: Context, status: Status) -> CheckResult:
     return ok("ray.demands-ok", count=len(status.demands))
 
 
-def _fits_now(demand: Demand, status: Status) -> bool:
+def _fits_now(demand: Demand, status: ClusterStatus) -> bool:
     """Whether the unused resources suffice: then the demand waits for a dead node, or no worker can start.
 
     With several nodes the free resources of each are unknown, unless everything is free.
@@ -174,15 +172,13 @@ def _fits_now(demand: Demand, status: Status) -> bool:
     return all(demand.of(name) <= free.get(name, 0.0) + 1e-6 for name in demand.names)
 
 
-def _can_tell(demand: Demand, status: Status) -> bool:
+def _can_tell(demand: Demand, status: ClusterStatus) -> bool:
     """Whether the cluster reports totals of all demanded resources; Ray hides the names that it adds by itself."""
     return all(":" in name or status.total(name) is not None for name in demand.names)
 
 
-def _never(context: Context, demand: Demand, status: Status) -> UnsatisfiableDemand | None:
+def _never(context: Context, demand: Demand, status: ClusterStatus) -> UnsatisfiableDemand | None:
     """Why a demand can never run, even on an idle cluster; None if it fits, or if it is unknown."""
-    from npuenv.facts.ray.status import unsatisfiable_demand
-
     totals = {item.name: item.total for item in status.resources}
     nodes, count = [], status.nodes
     # If the total is a multiple of this machine's cards, all nodes have the same number.
@@ -191,9 +187,7 @@ def _never(context: Context, demand: Demand, status: Status) -> UnsatisfiableDem
     return unsatisfiable_demand(demand, status.total, nodes, count)
 
 
-def _never_told(context: Context, demand: Demand, short: UnsatisfiableDemand, status: Status) -> CheckResult:
-    from npuenv.facts.ray.status import Lack
-
+def _never_told(context: Context, demand: Demand, short: UnsatisfiableDemand, status: ClusterStatus) -> CheckResult:
     line = Evidence(context.facts.ray.status.evidence[0].command, demand.line)
     name = "apart" if short.lack is Lack.APART else "cpu" if short.name == "CPU" else "other"
     words = {"demand": demand.line, "resource": short.name, "total": f"{short.total:g}", "bundles": demand.count}
@@ -235,7 +229,7 @@ def _takes_three(verl: str | None, framework: str | None) -> bool:
 
 
 @given(lambda context: context.facts.ray.session.value, "ray.no-session")
-def _folder(_: Context, session: Session) -> CheckResult:
+def _folder(_: Context, session: RaySession) -> CheckResult:
     if session.is_writable and session.is_note_writable:
         return ok("ray.folder-ok", path=session.folder)
     fix = fix_for("ray.folder", ("export", "RAY_TMPDIR=/tmp/ray-of-mine"))

@@ -8,7 +8,7 @@ import click
 
 from npuenv import __version__
 from npuenv.cli.common import Stop
-from npuenv.cli.help import Group
+from npuenv.cli.help import HelpfulGroup
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message
 from npuenv.terminal.entry import run_command
@@ -62,7 +62,7 @@ class _ReaderGone(Exception):
     """A broken pipe. click would end the process with 1 for an OSError of that kind; here `run` decides."""
 
 
-class _Root(Group):
+class _Root(HelpfulGroup):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)

@@ -12,7 +12,7 @@ import click
 from npuenv import app
 from npuenv.app.bundling import BundleProgress
 from npuenv.cli.common import Ui, absolute, common_options, request_options
-from npuenv.cli.help import Command
+from npuenv.cli.help import HelpfulCommand
 from npuenv.cli.progress import DownloadBar, StepProgress
 from npuenv.cli.prompt import confirm
 from npuenv.core.errors import BadInput
@@ -30,7 +30,7 @@ _FILE = click.Path(path_type=Path)
 _MIB = 1024**2
 
 
-@click.command("bundle", cls=Command)
+@click.command("bundle", cls=HelpfulCommand)
 @request_options
 @click.option(
     "--platform", type=click.Choice(("aarch64", "x86_64")), help="Architecture of the target; same as --arch."
@@ -86,7 +86,7 @@ def command(
         out=absolute(out) if out else None,
         home=Path() if out else absolute(Path()),
     )
-    progress = _Progress(ui, yes=yes)
+    progress = _BundleProgress(ui, yes=yes)
     if dry_run:
         plan = app.preview_bundle(request, options, progress)
         if ui.is_json:
@@ -103,7 +103,7 @@ def _pair(word: str) -> tuple[str, str]:
     return name, str(absolute(Path(path)))
 
 
-class _Progress(StepProgress, BundleProgress):
+class _BundleProgress(StepProgress, BundleProgress):
     """Lists what goes in, asks, and shows the downloads."""
 
     def planned(self, plan: BundlePlan) -> None:

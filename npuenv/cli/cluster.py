@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from npuenv.cli.help import Group
+from npuenv.cli.help import HelpfulGroup
 
 _COMMANDS = {
     "up": ("cluster_ray:up", "Start Ray on all nodes: first the head, then the others one by one"),
@@ -20,6 +20,6 @@ _COMMANDS = {
 }
 
 
-@click.group("cluster", cls=Group, lazy=_COMMANDS)
+@click.group("cluster", cls=HelpfulGroup, lazy=_COMMANDS)
 def command() -> None:
     """Manage all nodes of an inventory over ssh."""

@@ -39,14 +39,14 @@ def run(ui: Ui, command: DoctorCommand, nodes: dict[str, Any]) -> ExitCode:
     options.validate(command)
     if command.out is not None:
         require_writable(command.out)
-    report = doctor_nodes(options, command, _Progress(ui), report_pending(ui))
+    report = doctor_nodes(options, command, _NodesProgress(ui), report_pending(ui))
     is_well = report.code is ExitCode.FINE and not any(each.status is Status.UNKNOWN for each in report.agreement)
     if command.format != "text" or command.out or not ui.is_quiet or not is_well:
         write_output(ui, command, _render(ui, command, report))
     return report.code
 
 
-class _Progress(StepProgress, NodesProgress):
+class _NodesProgress(StepProgress, NodesProgress):
     """On stderr: a bar, or a line for each node."""
 
     @contextlib.contextmanager

@@ -13,7 +13,7 @@ import click
 
 from npuenv.app.mesh import PARALLEL, MeshOptions, MeshProgress, ping_mesh
 from npuenv.cli.common import Ui, common_options
-from npuenv.cli.help import Command
+from npuenv.cli.help import HelpfulCommand
 from npuenv.cli.progress import ProgressBar, StepProgress, report_pending
 from npuenv.cli.prompt import confirm
 from npuenv.cluster.mesh import FULL, SAMPLED
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _FORMATS = ("text", "json", "html")
 
 
-@click.command("mesh", cls=Command)
+@click.command("mesh", cls=HelpfulCommand)
 @click.option("--hosts", metavar="FILE|-", required=True, help="Inventory file: one node or range of nodes per line.")
 @click.option("--full", "is_full", is_flag=True, help="Ping every pair of devices (default up to 64 devices).")
 @click.option("--sampled", "is_sampled", is_flag=True, help="At most 4 pings per device; finds any single dead one.")
@@ -83,7 +83,7 @@ def command(
     mode = FULL if is_full else SAMPLED if is_sampled else None
     options["parallel"] = options["parallel"] or PARALLEL
     mesh = MeshOptions(mode=mode, **options)
-    result = ping_mesh(mesh, _Progress(ui, mesh, form, out, yes=yes), report_pending(ui))
+    result = ping_mesh(mesh, _MeshProgress(ui, mesh, form, out, yes=yes), report_pending(ui))
     _report(ui, result, mesh.hosts, form, out)
     return int(result.code)
 
@@ -125,7 +125,7 @@ class _PingBar(ProgressBar):
         return BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.description}")
 
 
-class _Progress(StepProgress, MeshProgress):
+class _MeshProgress(StepProgress, MeshProgress):
     def __init__(self, ui: Ui, options: MeshOptions, form: str, out: str | None, *, yes: bool) -> None:
         super().__init__(ui, yes=yes)
         self._options, self._form, self._out = options, form, out

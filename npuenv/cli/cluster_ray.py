@@ -10,7 +10,7 @@ import click
 from npuenv.app.ray_cluster import RayOptions, ray_nodes_status, stop_ray
 from npuenv.app.ray_start import RayStartOptions, start_ray
 from npuenv.cli.common import Ui, common_options
-from npuenv.cli.help import Command
+from npuenv.cli.help import HelpfulCommand
 from npuenv.cli.progress import report_pending
 from npuenv.core.errors import ExitCode
 from npuenv.report.ray_cluster import document, lines, refused_document, refused_lines
@@ -33,7 +33,7 @@ def _node_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.command("up", cls=Command)
+@click.command("up", cls=HelpfulCommand)
 @_node_options
 @click.option("--head", metavar="NAME", help="Head node (default: the first in the inventory).")
 @click.option(
@@ -65,7 +65,7 @@ def up(ui: Ui, **options: Any) -> int:
     return _print(ui, start_ray(RayStartOptions(**options), report_pending(ui), partial(ui.say, err=True)))
 
 
-@click.command("status", cls=Command)
+@click.command("status", cls=HelpfulCommand)
 @_node_options
 @common_options
 def status(ui: Ui, **options: Any) -> int:
@@ -76,7 +76,7 @@ def status(ui: Ui, **options: Any) -> int:
     return _print(ui, ray_nodes_status(RayOptions(**options), report_pending(ui)))
 
 
-@click.command("down", cls=Command)
+@click.command("down", cls=HelpfulCommand)
 @_node_options
 @common_options
 def down(ui: Ui, **options: Any) -> int:

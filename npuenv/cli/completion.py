@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from npuenv.cli.help import Command
+from npuenv.cli.help import HelpfulCommand
 
 SHELLS = ("bash", "zsh", "fish")
 VARIABLE = "_NPUENV_COMPLETE"
 
 
-@click.command("completion", cls=Command)
+@click.command("completion", cls=HelpfulCommand)
 @click.argument("shell", type=click.Choice(SHELLS))
 def command(shell: str) -> int:
     """Print the completion script for a shell.

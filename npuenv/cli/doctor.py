@@ -9,7 +9,7 @@ import click
 
 from npuenv import app
 from npuenv.cli.common import Ui, common_options, show_conflict, with_options
-from npuenv.cli.help import Command
+from npuenv.cli.help import HelpfulCommand
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.terminal.options import DOCTOR, DOCTOR_OUTPUT, doctor_command
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from npuenv.terminal.options import DoctorCommand
 
 
-@click.command("doctor", cls=Command)
+@click.command("doctor", cls=HelpfulCommand)
 @partial(with_options, DOCTOR)
 @click.option("--hosts", metavar="FILE|-", help="Check all nodes of an inventory over ssh.")
 @click.option("--ssh-config", metavar="FILE", help="With --hosts: ssh configuration to use instead of your own.")

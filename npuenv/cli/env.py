@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from npuenv.cli.common import Ui, common_options
-from npuenv.cli.help import Group
+from npuenv.cli.help import HelpfulGroup
 from npuenv.cli.prompt import confirm
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say, visible
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _WIDE = 10_000  # columns: more than any table here takes
 
 
-@click.group("env", cls=Group)
+@click.group("env", cls=HelpfulGroup)
 def command() -> None:
     """Manage the environments made by npuenv."""
 

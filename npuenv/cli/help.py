@@ -1,4 +1,4 @@
-"""How `--help` reads: options by what they are about, lists of commands in whole sentences. Start from `Command`."""
+"""How `--help` reads: options by what they are about, lists of commands in whole sentences."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _File(click.types.StringParamType):
         return [CompletionItem(incomplete, type="file")]
 
 
-class Command(click.Command):
+class HelpfulCommand(click.Command):
     """A command that lists its options in sections. What a metavar calls a file is completed as one."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -62,14 +62,14 @@ class Command(click.Command):
                     formatter.write_dl(records)
 
 
-class Group(Command, click.Group):
+class HelpfulGroup(HelpfulCommand, click.Group):
     """A group of commands: each with the first sentence of its help, uncut. Suggests the nearest of a misspelt name.
 
     `lazy`: name -> (module, first sentence), for commands whose modules are imported when they are used. In a module it
     is `command`, or what is named after a colon.
     """
 
-    command_class = Command
+    command_class = HelpfulCommand
 
     def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]] | None = None, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -105,7 +105,7 @@ class Group(Command, click.Group):
         described = [
             CompletionItem(name, help=text) for name, text in self._described(ctx) if name.startswith(incomplete)
         ]
-        return [*described, *Command.shell_complete(self, ctx, incomplete)]
+        return [*described, *HelpfulCommand.shell_complete(self, ctx, incomplete)]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_options(ctx, formatter)

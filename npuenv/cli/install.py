@@ -12,7 +12,7 @@ import click
 from npuenv import app
 from npuenv.app.job import InstallOptions
 from npuenv.cli.common import Ui, absolute, common_options, options_of, refuse_with, request_options
-from npuenv.cli.help import Command
+from npuenv.cli.help import HelpfulCommand
 from npuenv.cli.progress import StepProgress
 from npuenv.cli.prompt import list_plan, show_changes, tell_notes
 from npuenv.core.errors import BadInput, ExitCode
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _FILE = click.Path(path_type=Path)
 
 
-@click.command("install", cls=Command)
+@click.command("install", cls=HelpfulCommand)
 @request_options
 @click.option("--target", metavar="DIR", help="Folder of the environment (default: in the user's data folder).")
 @click.option("--as", "kind", type=click.Choice(["venv", "conda"]), default="venv", help="Type of environment.")

@@ -13,7 +13,7 @@ from npuenv import app
 from npuenv.app.locks import compare_installed, packages_below
 from npuenv.app.published_locks import LocksProgress
 from npuenv.cli.common import Ui, common_options, options_of, refuse_with, request_options
-from npuenv.cli.help import Command
+from npuenv.cli.help import HelpfulCommand
 from npuenv.cli.progress import CountBar, StepProgress
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
@@ -40,7 +40,7 @@ _MOST_WAYS_OUT = 3
 FORMS = ("toml", "requirements", "pylock", "cyclonedx", "uv")
 
 
-@click.command("lock", cls=Command)
+@click.command("lock", cls=HelpfulCommand)
 @request_options
 @click.argument("more", nargs=-1, metavar="")
 @click.option(
@@ -193,7 +193,7 @@ def _text(resolver: Resolver, lock: Lock, form: str, folder: Path | None, out: P
     return lock.file_name, write_lock(lock)
 
 
-class _Progress(StepProgress, LocksProgress):
+class _LockProgress(StepProgress, LocksProgress):
     """With a bar, or a line for each lock."""
 
     @contextlib.contextmanager
@@ -203,7 +203,7 @@ class _Progress(StepProgress, LocksProgress):
 
 
 def _verify(ui: Ui, words: tuple[str, ...]) -> int:
-    verified = app.verify_locks(words, _Progress(ui))
+    verified = app.verify_locks(words, _LockProgress(ui))
     if ui.is_json:
         document = {"schema": "npuenv.verify/1", "exit": int(verified.exit_code)}
         ui.print_json({**document, "locks": verified_json(verified.locks)})
@@ -216,7 +216,7 @@ def _lock_all(ui: Ui, request: Request, options: app.LockOptions) -> int:
     # What would change a stack, instead of choosing among the published ones.
     changing = replace(request, framework=None, hardware=None, arch=None, python=None, cann=None)
     refuse_with("--all", {**options_of(changing), "--for NAME==RELEASE": "==" in (request.framework or "")})
-    found = app.lock_published(request, options, _Progress(ui))
+    found = app.lock_published(request, options, _LockProgress(ui))
     if ui.is_json:
         rows = shelf_json(found.rows, ui.lang)
         ui.print_json({"schema": "npuenv.locks/1", "exit": int(found.exit_code), "rows": rows})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from npuenv import __version__
-from npuenv.cli.help import Command, first_sentence
+from npuenv.cli.help import HelpfulCommand, first_sentence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _SIGNS = str.maketrans({"\\": r"\e", "-": r"\-", "'": r"\(aq", "`": r"\(ga", "^": r"\(ha", "~": r"\(ti", '"': r"\(dq"})
 
 
-@click.command("man", cls=Command)
+@click.command("man", cls=HelpfulCommand)
 def command() -> int:
     """Print the manual page with the help of all commands.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from npuenv.cli.common import Ui, common_options
-from npuenv.cli.help import Group
+from npuenv.cli.help import HelpfulGroup
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.finding import Status
 from npuenv.core.messages import Message
@@ -21,7 +21,7 @@ from npuenv.matrix import load_matrix
 from npuenv.report.matrix import Checked, check_json, lint_json, refresh_json, show_check, show_lint
 
 
-@click.group("matrix", cls=Group)
+@click.group("matrix", cls=HelpfulGroup)
 def command() -> None:
     """Check the compatibility tables, check a source tree against them, or compare them with the indexes."""
 

@@ -8,11 +8,11 @@ import click
 
 from npuenv.bundle.zipapp import build
 from npuenv.cli.common import Ui, common_options
-from npuenv.cli.help import Command
+from npuenv.cli.help import HelpfulCommand
 from npuenv.core.messages import Message
 
 
-@click.command("pack-doctor", cls=Command)
+@click.command("pack-doctor", cls=HelpfulCommand)
 @click.option(
     "-o",
     "--output",

@@ -10,7 +10,7 @@ import click
 
 from npuenv import app
 from npuenv.cli.common import Ui, common_options
-from npuenv.cli.help import Command
+from npuenv.cli.help import HelpfulCommand
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.report.preflight import document, render_junit, sarif_document, show
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from npuenv.app import PreflightResult
 
 
-@click.command("preflight", cls=Command)
+@click.command("preflight", cls=HelpfulCommand)
 @click.argument("words", nargs=-1, required=True, metavar="FILE | -- COMMAND...")
 @click.option(
     "--for",

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from npuenv.bundle.fetch import DownloadProgress
     from npuenv.cli.common import Ui
     from npuenv.cluster.inventory import Node
-    from npuenv.cluster.parallel_ssh import Answer
-    from npuenv.install.environments import Change
+    from npuenv.cluster.parallel_ssh import NodeAnswer
+    from npuenv.install.environments import PackageChange
     from npuenv.install.executor import Event
 
 # Where there is no live line: the seconds of a step before it says that it is still at work, and between two of these.
@@ -133,7 +133,7 @@ class StepProgress(Progress):
         if self._ui.is_verbose:
             self.note(message)
 
-    def approve(self, job: InstallJob, changes: tuple[Change, ...]) -> None:
+    def approve(self, job: InstallJob, changes: tuple[PackageChange, ...]) -> None:
         from npuenv.cli.prompt import approve
 
         approve(self._ui, job, changes, yes=self._yes)
@@ -142,24 +142,24 @@ class StepProgress(Progress):
         self._ui.say(message, err=self._ui.is_json)
 
     def step(self, event: Event) -> None:
-        from npuenv.install.executor import State
+        from npuenv.install.executor import StepEvent
 
         if self._ui.is_quiet:
             return
         self._start()
         head = f"[{event.number}/{event.total}] {event.step.id}"
-        if event.state is State.START:
+        if event.state is StepEvent.START:
             self._next_s, self._last = _FIRST_S, ""
             self._show(f"{head}: {say(event.step.why, self._ui.lang)}")
-        elif event.state is State.LINE:
+        elif event.state is StepEvent.LINE:
             self._line(head, event.text)
-        elif event.state is State.WAITING:
+        elif event.state is StepEvent.WAITING:
             self._wait(head, event.seconds)
-        elif event.state is State.SKIPPED:
+        elif event.state is StepEvent.SKIPPED:
             self._skipped.append(event)
             if self._ui.is_verbose:
                 self._print_skipped()
-        elif event.state in (State.DONE, State.FAILED, State.INTERRUPTED):
+        elif event.state in (StepEvent.DONE, StepEvent.FAILED, StepEvent.INTERRUPTED):
             self._print_skipped()
             self._print(f"cli.step-{event.state.value}", head=head, seconds=f"{event.seconds:.1f}")
 
@@ -223,11 +223,11 @@ class StepProgress(Progress):
             self._status.stop()
 
 
-def report_pending(ui: Ui, *, first_s: float = _PENDING_FIRST_S) -> Callable[..., Generator[Answer, None, None]]:
+def report_pending(ui: Ui, *, first_s: float = _PENDING_FIRST_S) -> Callable[..., Generator[NodeAnswer, None, None]]:
     """`npuenv.cluster.parallel_ssh.ask` that names on stderr, after a while and now and again, who has not answered."""
     from npuenv.cluster import parallel_ssh
 
-    def ask(nodes: Sequence[Node], *args: Any, **options: Any) -> Generator[Answer, None, None]:
+    def ask(nodes: Sequence[Node], *args: Any, **options: Any) -> Generator[NodeAnswer, None, None]:
         answers = parallel_ssh.ask(nodes, *args, **options)
         with contextlib.closing(answers), _pending(ui, [node.name for node in nodes], first_s) as heard:
             for answer in answers:

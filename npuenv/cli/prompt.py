@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from npuenv.app.job import InstallJob
     from npuenv.cli.common import Ui
     from npuenv.core.plan import Plan
-    from npuenv.install.environments import Change
+    from npuenv.install.environments import PackageChange
 
 
-def approve(ui: Ui, job: InstallJob, changes: tuple[Change, ...], *, yes: bool) -> None:
+def approve(ui: Ui, job: InstallJob, changes: tuple[PackageChange, ...], *, yes: bool) -> None:
     """Shows what of the plan is not done yet and asks, where there is something to agree to.
 
     Of an update the changes say enough; -v shows its plan too. Raises BadInput where nobody can be asked, Stop on no.
@@ -34,7 +34,7 @@ def approve(ui: Ui, job: InstallJob, changes: tuple[Change, ...], *, yes: bool) 
         confirm(ui)
 
 
-def show_changes(ui: Ui, job: InstallJob, changes: tuple[Change, ...]) -> None:
+def show_changes(ui: Ui, job: InstallJob, changes: tuple[PackageChange, ...]) -> None:
     """The packages that an update changes."""
     args = {"stack": job.request.stack.name, "count": len(changes), "path": job.target.root}
     ui.say(Message("install.changes-head", args), err=ui.is_json)

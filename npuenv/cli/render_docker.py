@@ -11,7 +11,7 @@ import click
 from npuenv import app
 from npuenv.app.images import DOCKERFILE, FORMATS, ROOT
 from npuenv.cli.common import Command, Ui, common_options, request_options
-from npuenv.cli.help import Command as HelpfulCommand
+from npuenv.cli.help import HelpfulCommand
 from npuenv.cli.progress import StepProgress
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say

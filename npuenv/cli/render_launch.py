@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv import app
-from npuenv.app.launch_files import Written, framework_of, write_launch
+from npuenv.app.launch_files import WrittenFiles, framework_of, write_launch
 from npuenv.cli.common import Ui, common_options, request_options
-from npuenv.cli.help import Command
+from npuenv.cli.help import HelpfulCommand
 from npuenv.cli.progress import StepProgress
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
@@ -20,11 +20,11 @@ from npuenv.render.launch.generate import LaunchOptions, recipes
 from npuenv.render.launch.job import parse_overrides
 
 if TYPE_CHECKING:
-    from npuenv.render.launch.generate import Launch
+    from npuenv.render.launch.generate import LaunchFiles
     from npuenv.resolve.types import Request
 
 
-@click.command("render-launch", cls=Command)
+@click.command("render-launch", cls=HelpfulCommand)
 @request_options
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("-o", "--out", type=click.Path(path_type=Path), metavar="DIR", help="Output folder.")
@@ -69,7 +69,7 @@ def command(
     host = click.get_current_context().params["host"]
     made = app.render_launch(request, options, StepProgress(ui), host=host, lang=ui.lang)
     is_refused = not (made.fits or force)
-    written = Written() if is_refused else write_launch(made.files, out, is_forced=force)
+    written = WrittenFiles() if is_refused else write_launch(made.files, out, is_forced=force)
     code = ExitCode.PROBLEMS if is_refused else ExitCode.FINE
     if ui.is_json:
         ui.print_json(_document(made, written, ui.lang, int(code)))
@@ -90,7 +90,7 @@ def _list(ui: Ui, framework: str) -> int:
     return int(ExitCode.FINE)
 
 
-def _document(made: Launch, written: Written, lang: str, code: int) -> dict[str, object]:
+def _document(made: LaunchFiles, written: WrittenFiles, lang: str, code: int) -> dict[str, object]:
     found = made.estimate
     return {
         "schema": "npuenv.launch/1",
@@ -121,7 +121,7 @@ def _document(made: Launch, written: Written, lang: str, code: int) -> dict[str,
     }
 
 
-def _show(ui: Ui, made: Launch, written: Written, out: Path, *, is_refused: bool) -> None:
+def _show(ui: Ui, made: LaunchFiles, written: WrittenFiles, out: Path, *, is_refused: bool) -> None:
     placed = made.placement
     cards = {
         "train": written_cards(placed.train),

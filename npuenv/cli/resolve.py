@@ -10,7 +10,7 @@ import click
 
 from npuenv import app
 from npuenv.cli.common import Ui, common_options, request_options
-from npuenv.cli.help import Command
+from npuenv.cli.help import HelpfulCommand
 from npuenv.core.messages import Message
 from npuenv.core.versions import normalised
 from npuenv.lock.store import find_lock
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _EVERY = "*"
 
 
-@click.command("resolve", cls=Command)
+@click.command("resolve", cls=HelpfulCommand)
 @request_options
 @click.option(
     "--why",

@@ -11,7 +11,7 @@ import click
 
 from npuenv import app, smoke
 from npuenv.cli.common import Ui, absolute, common_options
-from npuenv.cli.help import Command
+from npuenv.cli.help import HelpfulCommand
 from npuenv.cli.progress import StepProgress
 from npuenv.core.errors import BadInput, CannotTell, ExitCode
 from npuenv.core.messages import Message, say
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from npuenv.smoke import Record
 
 
-@click.command("smoke-train", cls=Command)
+@click.command("smoke-train", cls=HelpfulCommand)
 @click.option(
     "--target",
     type=click.Path(path_type=Path),

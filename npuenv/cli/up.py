@@ -13,7 +13,7 @@ from npuenv.app.examine import FRAMEWORKS
 from npuenv.app.job import InstallOptions
 from npuenv.cli import doctor, smoke_train
 from npuenv.cli.common import Ui, common_options, request_options
-from npuenv.cli.help import Command
+from npuenv.cli.help import HelpfulCommand
 from npuenv.cli.install import run_install
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from npuenv.resolve.types import Request
 
 
-@click.command("up", cls=Command)
+@click.command("up", cls=HelpfulCommand)
 @request_options
 @click.option("-y", "--yes", is_flag=True, help="Do not prompt before installing.")
 @functools.partial(common_options, has_document=False)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
     from types import TracebackType
 
-    from npuenv.cluster.parallel_ssh import Answer, Transport
+    from npuenv.cluster.parallel_ssh import NodeAnswer, Transport
     from npuenv.host.recorded import RecordedHost
 
 
@@ -84,7 +84,7 @@ def collect_captures(
         yield capture
 
 
-def _capture_of(answer: Answer) -> NodeCapture:
+def _capture_of(answer: NodeAnswer) -> NodeCapture:
     """The capture in a node's answer."""
     found = parse_answer(answer.out)
     if found is None:
@@ -104,7 +104,7 @@ def _capture_of(answer: Answer) -> NodeCapture:
     return NodeCapture(answer.node, answer.seconds, failure=failure, line=line)
 
 
-def _read(answer: Answer, body: bytes) -> NodeCapture:
+def _read(answer: NodeAnswer, body: bytes) -> NodeCapture:
     try:
         text = zlib.decompress(body).decode()
         host = parse_capture(text, Path(answer.node.name))

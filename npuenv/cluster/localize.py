@@ -19,7 +19,7 @@ from npuenv.cluster.nodeset import fold, fold_numbers
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 
-    from npuenv.cluster.mesh import Device, Pair
+    from npuenv.cluster.mesh import MeshDevice, Pair
 
     _Scope = tuple[str | None, str | None, int | None]  # of source, target and port; None: every one
 
@@ -251,13 +251,13 @@ class _Family:
             yield Hypothesis(kinds.all_apart)
 
 
-class Topology:
+class MeshTopology:
     """The devices of a mesh by their shared properties, and the hypotheses about pings between them.
 
     `works`: the working pings, from which follow the groups of nodes and card numbers that reach each other.
     """
 
-    def __init__(self, devices: Sequence[Device], works: Sequence[Pair] = ()) -> None:
+    def __init__(self, devices: Sequence[MeshDevice], works: Sequence[Pair] = ()) -> None:
         self._nodes = _Family(_NODES, [device.node for device in devices], works)
         self._sides = _Family(_SIDES, [device.card for device in devices], works)
         self._subnets = _Family(_SUBNETS, [device.network for device in devices], works)
@@ -295,7 +295,9 @@ class Topology:
             yield kind, {value: indexes[value] for value in family.shared}
 
 
-def localize_faults(devices: Sequence[Device], failing: Iterable[Pair], working: Iterable[Pair]) -> tuple[Fault, ...]:
+def localize_faults(
+    devices: Sequence[MeshDevice], failing: Iterable[Pair], working: Iterable[Pair]
+) -> tuple[Fault, ...]:
     """The fewest faults that explain all of `failing` and contradict none of `working`, the largest first.
 
     There always is an explanation: at worst the failed pairs themselves. None of its faults is redundant.
@@ -303,7 +305,7 @@ def localize_faults(devices: Sequence[Device], failing: Iterable[Pair], working:
     failed, works = list(dict.fromkeys(failing)), list(working)
     if not failed:
         return ()
-    topology = Topology(devices, works)
+    topology = MeshTopology(devices, works)
     explains = topology.explained(failed, works)
     is_left = bytearray(b"\1" * len(failed))
     # A pair explains at most two pings, so pairs come last.
@@ -334,7 +336,7 @@ def _about_pairs(at: Iterable[int], failed: Sequence[Pair], works: Collection[Pa
 
 
 def _flapping(
-    topology: Topology, failed: Sequence[Pair], works: Sequence[Pair], left: Sequence[int]
+    topology: MeshTopology, failed: Sequence[Pair], works: Sequence[Pair], left: Sequence[int]
 ) -> dict[Hypothesis, list[int]]:
     """What has failed and working pings, with its failed ones; searched in the pings that nothing else explains."""
     bad, good = _partners(failed[index] for index in left), _partners(works)

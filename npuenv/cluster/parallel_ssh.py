@@ -47,7 +47,7 @@ _FILES_BESIDE = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class NodeAnswer:
     """The outcome of a command on one node."""
 
     node: Node
@@ -70,7 +70,7 @@ def ask(
     max_bytes: int = MAX_BYTES,
     keeps_stdin: bool = False,
     on_output: Callable[[Node, bytes], object] | None = None,
-) -> Generator[Answer, None, None]:
+) -> Generator[NodeAnswer, None, None]:
     """The answers as they come in, one for every node. Closing the iterator ends all running commands.
 
     `limit_s` counts from the start of a node's own connection, without the time that the caller spends on other
@@ -82,7 +82,7 @@ def ask(
     waiting = list(reversed(nodes))
     parallel = room_for(min(parallel, len(nodes)))
     sessions: list[_Session] = []
-    answers: deque[Answer] = deque()
+    answers: deque[NodeAnswer] = deque()
     with selectors.DefaultSelector() as selector:
         try:
             while waiting or sessions or answers:
@@ -159,7 +159,7 @@ class _Session:
     """One ssh client and its output. `answer` is set once, when it has ended and all output was read."""
 
     def __init__(self, selector: selectors.BaseSelector, request: _Request) -> None:
-        self.answer: Answer | None = None
+        self.answer: NodeAnswer | None = None
         self._selector, self._request = selector, request
         self._options = request.options
         self._data = memoryview(request.data)
@@ -273,7 +273,7 @@ class _Session:
             self.end()
         seconds = time.monotonic() - self._began
         code = code if failure is None else None
-        self.answer = Answer(self._request.node, code, bytes(self._out), self._text(), seconds, failure)
+        self.answer = NodeAnswer(self._request.node, code, bytes(self._out), self._text(), seconds, failure)
 
     def _text(self) -> str:
         return self._err.decode(errors="replace")
@@ -355,7 +355,7 @@ def _exit_code(pid: int) -> int | None:
 
 ANSWER_MARK = b"NPUENV-ANSWER "
 _MAX_ANSWER_BYTES = 4 << 20
-Ask = Callable[..., Generator[Answer, None, None]]  # see `ask`
+Ask = Callable[..., Generator[NodeAnswer, None, None]]  # see `ask`
 PYTHON = "python3"
 # Reads the program from stdin; the rest of stdin is the program's input.
 BOOTSTRAP = "import sys; r = getattr(sys.stdin, 'buffer', sys.stdin); exec(r.read(int(r.readline())))"
@@ -378,7 +378,7 @@ class Transport:
         *,
         parallel: int | None = None,
         **settings: Any,
-    ) -> Generator[Answer, None, None]:
+    ) -> Generator[NodeAnswer, None, None]:
         """Runs a program in the Python of each node; `settings` are those of `ask`.
 
         `stdin` follows the program on its input, which stays open: its end tells the program to stop.
@@ -451,7 +451,7 @@ def parse_answer(out: bytes) -> Mapping[str, Any] | None:
     return None
 
 
-def _why(answer: Answer) -> str:
+def _why(answer: NodeAnswer) -> str:
     out = answer.out if ANSWER_MARK not in answer.out else b""
     line = failure_line(answer.err, out, answer.failure)
     return line or (answer.failure.value if answer.failure else f"exit {answer.code}")

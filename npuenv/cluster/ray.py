@@ -20,6 +20,8 @@ from npuenv.cluster.parallel_ssh import ProbeResult, run_program
 from npuenv.core.errors import BadInput
 from npuenv.core.json_input import load_file
 from npuenv.core.messages import Message
+from npuenv.host.writing import cannot_save, write_whole
+from npuenv.install.locations import data_folder
 from npuenv.preflight.memory.types import Cards
 from npuenv.render.launch.ray import FILES, render_ray
 
@@ -91,8 +93,6 @@ def state_path(inventory: Inventory | str, environ: Mapping[str, str]) -> Path:
 
 def state_folder(environ: Mapping[str, str]) -> Path:
     """The folder of all records."""
-    from npuenv.install.locations import data_folder
-
     return Path(data_folder(environ), "clusters")
 
 
@@ -116,8 +116,6 @@ def _endpoint(node: Node) -> tuple[str, int, str]:
 
 def save(cluster: Cluster, path: Path) -> None:
     """Writes the record. Raises BadInput if it cannot be written."""
-    from npuenv.host.writing import cannot_save, write_whole
-
     document: dict[str, Any] = {"schema": SCHEMA, "address": cluster.address, "ray": cluster.ray}
     document |= {"head": cluster.head, "source": cluster.source, "started": [asdict(each) for each in cluster.started]}
     try:

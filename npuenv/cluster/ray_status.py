@@ -15,7 +15,7 @@ from npuenv.cluster.nodeset import fold
 from npuenv.core.json_input import loads
 from npuenv.core.messages import Message
 from npuenv.facts.ray import status as ray_status
-from npuenv.facts.ray.status import Lack, Refusal, Status, Trouble, unsatisfiable_demand
+from npuenv.facts.ray.status import ClusterStatus, Lack, StatusRefusal, StatusTrouble, unsatisfiable_demand
 from npuenv.host.base import Ran
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class RayStatus:
     """Ray's status. `nodes` None: the list is unreadable; `table` a text: why the head gave no answer."""
 
     nodes: tuple[RayNode, ...] | None
-    table: Status | Trouble | str
+    table: ClusterStatus | StatusTrouble | str
     left: tuple[Mapping[str, Any], ...] = ()  # actors and placement groups that hold cards after their program's end
 
     @property
@@ -62,7 +62,7 @@ class RayStatus:
     def resources(self) -> dict[str, tuple[float, float]]:
         """Name -> (used, total) in the whole cluster. Memory is in bytes."""
         if self.nodes is None:
-            rows = self.table.resources if isinstance(self.table, Status) else ()
+            rows = self.table.resources if isinstance(self.table, ClusterStatus) else ()
             return {item.name: (item.used, item.total) for item in rows}
         names = sorted({name for row in self.alive for name in row.total if ":" not in name})
         return {
@@ -76,7 +76,7 @@ class RayStatus:
     def total(self, name: str) -> float | None:
         """The total of a resource; 0 if Ray has none of it, None if the answer is unreadable."""
         if self.nodes is None:
-            return self.table.total(name) if isinstance(self.table, Status) else None
+            return self.table.total(name) if isinstance(self.table, ClusterStatus) else None
         return self.resources().get(name, (0.0, 0.0))[1]
 
 
@@ -95,7 +95,7 @@ def read(result: ProbeResult, limit_s: float) -> RayStatus:
 def is_complete(status: RayStatus, cluster: Cluster) -> bool:
     """Whether Ray has all nodes and cards that were started."""
     if status.nodes is None:
-        has_nodes = isinstance(status.table, Status) and (status.table.nodes or 0) >= len(cluster.started)
+        has_nodes = isinstance(status.table, ClusterStatus) and (status.table.nodes or 0) >= len(cluster.started)
     else:
         has_nodes = all(not each.address or _is_alive(status, each) for each in cluster.started)
     return has_nodes and (status.total(_CARD) or 0.0) >= cluster.cards
@@ -112,7 +112,7 @@ def explain(status: RayStatus, cluster: Cluster, gone: Collection[str] = ()) -> 
     found = _lost_nodes(status, cluster, gone) if status.nodes is not None else []
     if isinstance(status.table, str):
         return [Message("cluster.ray-status-other", {"line": status.table}), *found]
-    if isinstance(status.table, Trouble):
+    if isinstance(status.table, StatusTrouble):
         return [Message(f"cluster.ray-status-{status.table.kind.value}", {"line": status.table.line}), *found]
     if status.nodes is None and status.table.nodes is not None and status.table.nodes < len(cluster.started):
         found.append(Message("cluster.ray-nodes", {"found": status.table.nodes, "expected": len(cluster.started)}))
@@ -125,7 +125,7 @@ def explain(status: RayStatus, cluster: Cluster, gone: Collection[str] = ()) -> 
 
 def waiting_demands(status: RayStatus, cluster: Cluster) -> list[Message]:
     """Demands that wait for others to end: a busy cluster is healthy."""
-    demands = status.table.demands if isinstance(status.table, Status) else ()
+    demands = status.table.demands if isinstance(status.table, ClusterStatus) else ()
     return [
         Message("cluster.ray-waits", {"line": each.line})
         for each in demands
@@ -198,7 +198,7 @@ def _missing_cards(status: RayStatus, cluster: Cluster) -> list[Message]:
 
 def _why_unsatisfiable(demand: Demand, status: RayStatus, cluster: Cluster) -> Message | None:
     """Why a demand can never be met; None if it only waits for others to end."""
-    count = status.table.nodes if isinstance(status.table, Status) else None
+    count = status.table.nodes if isinstance(status.table, ClusterStatus) else None
     if status.nodes is not None:
         count = len(status.alive)
     found = unsatisfiable_demand(demand, status.total, _nodes_of(status, cluster), count)
@@ -217,10 +217,10 @@ def _nodes_of(status: RayStatus, cluster: Cluster) -> list[Mapping[str, float]]:
     return [{_CARD: float(each.cards)} for each in cluster.started] if is_known else []
 
 
-def _parse_table(answer: Mapping[str, Any] | None, limit_s: float) -> Status | Trouble | str:
+def _parse_table(answer: Mapping[str, Any] | None, limit_s: float) -> ClusterStatus | StatusTrouble | str:
     """The text of `ray status`, parsed."""
     if answer is None:
-        return Trouble(Refusal.TIMEOUT, "")
+        return StatusTrouble(StatusRefusal.TIMEOUT, "")
     ran = Ran(("ray", "status"), answer["code"], str(answer["out"]), str(answer["err"]), bool(answer["timed_out"]))
     fact = ray_status.read(ran, limit_s)
     return fact.value if fact.value is not None else fact.evidence[0].line

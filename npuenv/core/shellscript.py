@@ -51,7 +51,7 @@ _ASKING = ("grep", "command", "which", "type", "!")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class LineMap:
     """Text with the line each part of it came from: `starts[i]` is the offset where line `lines[i]` begins."""
 
     text: str
@@ -62,10 +62,10 @@ class Source:
         return self.lines[max(bisect.bisect_right(self.starts, offset) - 1, 0)]
 
 
-def source_of(text: str) -> Source:
+def source_of(text: str) -> LineMap:
     """A whole file."""
     starts = [0, *(found.end() for found in re.finditer("\n", text))]
-    return Source(text, tuple(starts), tuple(range(1, len(starts) + 1)))
+    return LineMap(text, tuple(starts), tuple(range(1, len(starts) + 1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ def _computed(node: ast.expr, env: Mapping[str, str]) -> int:
     return value
 
 
-def tokens(source: Source) -> Iterator[Token]:
+def tokens(source: LineMap) -> Iterator[Token]:
     """The words and operators of a text. Here-documents and comments are left out."""
     text, at, bodies = source.text, 0, list[str]()
     while at < len(text):
@@ -328,7 +328,7 @@ def _bracket_end(text: str, at: int) -> int:
     return at
 
 
-def commands(source: Source, env: MutableMapping[str, str]) -> Iterator[Command]:
+def commands(source: LineMap, env: MutableMapping[str, str]) -> Iterator[Command]:
     """The commands of a text in order. `env` is filled with what the text sets and exports."""
     branches: list[_Branch] = []
     words: list[Token] = []
@@ -358,7 +358,7 @@ def commands(source: Source, env: MutableMapping[str, str]) -> Iterator[Command]
         chain.after(token)
 
 
-def with_arrays(source: Source) -> Iterator[Token]:
+def with_arrays(source: LineMap) -> Iterator[Token]:
     """The tokens of a text, each `NAME=(...)` as one word."""
     found = list(tokens(source))
     at = 0

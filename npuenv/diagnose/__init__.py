@@ -32,7 +32,7 @@ from npuenv.matrix.error_patterns import ErrorPatterns, load_error_patterns
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from npuenv.host.report import Line, Paste
+    from npuenv.host.report import Paste, PasteLine
 
 __all__ = ["Diagnosis", "Verdict", "diagnose", "read_facts", "signs_of"]
 
@@ -68,7 +68,7 @@ def _own(paste: Paste) -> tuple[Observation, ...]:
     return () if paste.own is None else (Observation("own-report", paste.own),)
 
 
-def _missing_in_own(signs: Mapping[str, Line], judged: Verdict) -> tuple[str, ...]:
+def _missing_in_own(signs: Mapping[str, PasteLine], judged: Verdict) -> tuple[str, ...]:
     """What tells more than a report of the doctor: it has seen the machine, not what failed."""
     return ("error",) if judged is Verdict.CANNOT_TELL and "failed" not in signs else ()
 
@@ -87,7 +87,7 @@ _IS = re.compile(r"\s*[是为]\s*(?=v?\d)")
 _BESIDE = re.compile("(?<=[\u4e00-\u9fff])(?=[A-Za-z0-9])|(?<=[A-Za-z0-9])(?=[\u4e00-\u9fff])")
 
 
-def _plain(line: Line) -> Line:
+def _plain(line: PasteLine) -> PasteLine:
     """The same line as the readers of facts know it. Example: `CANN版本：8.0.RC3` -> `CANN version: 8.0.RC3`."""
     if not _HAS_WORDS.search(line.text):
         return line
@@ -132,7 +132,7 @@ def _with_images(packages: dict[str, Sighting[str]], images: Sequence[Sighting[s
     return packages
 
 
-def signs_of(facts: ReportFacts, text: Text, matrix: Matrix, patterns: ErrorPatterns) -> Mapping[str, Line]:
+def signs_of(facts: ReportFacts, text: Text, matrix: Matrix, patterns: ErrorPatterns) -> Mapping[str, PasteLine]:
     """Every sign of a report, with the line that shows it."""
     signs = {**version_signs(facts, matrix, patterns), **machine_signs(facts, text, matrix)}
     signs.update(model_signs(facts, text, matrix, patterns))
@@ -154,13 +154,13 @@ def signs_of(facts: ReportFacts, text: Text, matrix: Matrix, patterns: ErrorPatt
 _DISAGREE = ("differs", "too-old", "too-new", "below", "above", "twice", "not-accepted", "out-of-range", "other-chip")
 
 
-def _all_agrees(signs: Mapping[str, Line]) -> bool:
+def _all_agrees(signs: Mapping[str, PasteLine]) -> bool:
     known = "torch-pair-agrees" in signs and ("cann-agrees" in signs or "vllm-pair-agrees" in signs)
     return known and not any(name.endswith(_DISAGREE) for name in signs if name != "torchaudio-differs")
 
 
 def _missing(
-    facts: ReportFacts, signs: Mapping[str, Line], judged: Verdict, causes: Sequence[Cause]
+    facts: ReportFacts, signs: Mapping[str, PasteLine], judged: Verdict, causes: Sequence[Cause]
 ) -> tuple[str, ...]:
     """What would tell more; nothing where the cause is certain."""
     if judged is Verdict.NOT_ENVIRONMENT or (judged is Verdict.CAUSE and causes[0].confidence >= 0.8):

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from npuenv.host.report import Line
+    from npuenv.host.report import PasteLine
     from npuenv.matrix.error_patterns import BoilerplateRow
 
 _LONGEST_FIELD = 200  # characters that a program fills in
 
 
-def drop_boilerplate(lines: Iterable[Line], rows: Sequence[BoilerplateRow]) -> tuple[Line, ...]:
+def drop_boilerplate(lines: Iterable[PasteLine], rows: Sequence[BoilerplateRow]) -> tuple[PasteLine, ...]:
     """The same lines, the fixed text of some rows taken out of what is matched; what is shown stays."""
     patterns = [_compiled(text) for row in rows for text in row.texts]
     return tuple(_without(line, patterns) for line in lines)
 
 
-def _without(line: Line, patterns: Sequence[tuple[str, re.Pattern[str]]]) -> Line:
+def _without(line: PasteLine, patterns: Sequence[tuple[str, re.Pattern[str]]]) -> PasteLine:
     text, lower = line.text, line.text.lower()
     for anchor, pattern in patterns:
         if anchor in lower:

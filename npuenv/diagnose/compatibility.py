@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
     from npuenv.diagnose.search import Text
     from npuenv.diagnose.types import ReportFacts, Sighting
-    from npuenv.host.report import Line
+    from npuenv.host.report import PasteLine
     from npuenv.matrix import Matrix
     from npuenv.matrix.error_patterns import ErrorPatterns
     from npuenv.matrix.rows import VllmAscend
 
-    _Judge = Callable[[ReportFacts, Matrix], Iterator[tuple[str, Line]]]
+    _Judge = Callable[[ReportFacts, Matrix], Iterator[tuple[str, PasteLine]]]
 
-Sign = tuple[str, "Line"]
+Sign = tuple[str, "PasteLine"]
 
 _LISTED = re.compile(r"\s*(?:\[(?:pip3?|conda)\]\s+)?torch(?:[_-]npu)?(?:==|\s{2,}|\s*\|)")  # no prose
 
 
-def version_signs(facts: ReportFacts, matrix: Matrix, patterns: ErrorPatterns) -> dict[str, Line]:
+def version_signs(facts: ReportFacts, matrix: Matrix, patterns: ErrorPatterns) -> dict[str, PasteLine]:
     """Name of a sign to the line that shows it."""
-    signs: dict[str, Line] = {}
+    signs: dict[str, PasteLine] = {}
     for judge in _JUDGES:
         for sign, where in _judged(judge, facts, matrix):
             signs.setdefault(sign, where)
@@ -314,7 +314,7 @@ _JUDGES: tuple[_Judge, ...] = (
 )  # fmt: skip
 
 
-def _breaks(facts: ReportFacts, when: str, needs: str) -> Line | None:
+def _breaks(facts: ReportFacts, when: str, needs: str) -> PasteLine | None:
     """The line of a package that a bound forbids beside another; None where the bound holds or is not known."""
     other = facts.packages.get(versions.requirement_name(when))
     mine = facts.packages.get(versions.requirement_name(needs))

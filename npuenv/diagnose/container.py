@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
     from npuenv.diagnose.search import Text
     from npuenv.diagnose.types import DockerRun, ReportFacts
-    from npuenv.host.report import Line
+    from npuenv.host.report import PasteLine
 
-Sign = tuple[str, "Line"]
+Sign = tuple[str, "PasteLine"]
 
 _MANAGERS = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
 _DRIVER = "/usr/local/Ascend/driver"

@@ -15,7 +15,7 @@ from npuenv.core.json_input import JsonError, loads
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from npuenv.host.report import Line
+    from npuenv.host.report import PasteLine
 
 _LEVEL = r"(?:ERROR|WARNING|WARN|INFO|DEBUG|CRITICAL|FATAL)"
 _TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
@@ -31,12 +31,12 @@ _WORKER = re.compile(
 )
 
 
-def strip_prefixes(lines: Sequence[Line]) -> tuple[Line, ...]:
+def strip_prefixes(lines: Sequence[PasteLine]) -> tuple[PasteLine, ...]:
     """The same lines, with their numbers and as they are shown; only their text is what the program itself wrote."""
     return tuple(piece for line in lines for piece in _pieces(line))
 
 
-def _pieces(line: Line) -> Iterator[Line]:
+def _pieces(line: PasteLine) -> Iterator[PasteLine]:
     text = _of_docker(line.text)
     for part in text.split("\\n") if text.count("\\n") > 1 else [text]:
         own = _taken_off(part)

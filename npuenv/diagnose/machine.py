@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from npuenv.diagnose.search import Text
-    from npuenv.host.report import Line
+    from npuenv.host.report import PasteLine
     from npuenv.matrix import Matrix
 
 _CANN_NUMBER = r"(\d{1,2}\.\d(?:\.?(?:RC|T)\d+|\.\d+)?(?:[.\-](?:alpha|beta|rc|T|B|SPC)\.?\d+)*)"
@@ -78,7 +78,7 @@ _DOCKER_IMAGES = re.compile(
 
 
 @dataclass(slots=True)
-class Machine:
+class ReportedMachine:
     """What was found; empty where the report does not say."""
 
     table: SmiTable | None = None
@@ -93,9 +93,9 @@ class Machine:
     images: list[Sighting[str]] = field(default_factory=list)
 
 
-def read_machine(text: Text, matrix: Matrix) -> Machine:
+def read_machine(text: Text, matrix: Matrix) -> ReportedMachine:
     """The machine of a report."""
-    found = Machine()
+    found = ReportedMachine()
     _read_table(found, text.lines, matrix)
     found.images = _images(text.with_any(_IMAGE_NAMES))
     found.cann = _ranked(text.with_any(("cann", "ascend", "version=")), _CANN, _cann) or _cann_of_images(found.images)
@@ -109,7 +109,7 @@ def read_machine(text: Text, matrix: Matrix) -> Machine:
     return found
 
 
-def _read_table(found: Machine, lines: Sequence[Line], matrix: Matrix) -> None:
+def _read_table(found: ReportedMachine, lines: Sequence[PasteLine], matrix: Matrix) -> None:
     rows = [line for line in lines if "|" in line.text or line.text.lstrip().startswith("+")]
     table = parse_info("\n".join(line.text for line in rows))
     if not isinstance(table, SmiTable):
@@ -132,7 +132,7 @@ def _read_table(found: Machine, lines: Sequence[Line], matrix: Matrix) -> None:
         found.generation = Sighting(generation, line)
 
 
-def _read_chip(found: Machine, text: Text, matrix: Matrix) -> None:
+def _read_chip(found: ReportedMachine, text: Text, matrix: Matrix) -> None:
     """Chip names in loose text. There `910B` means an A2 chip; only a table can tell the old 910B apart."""
     for line in filter(lambda line: _FIRST_910.search(line.text), text.with_any(("19e5", "atlas"))):
         found.chip, found.generation = Sighting("910A", line), Sighting("910", line)
@@ -152,7 +152,7 @@ def _read_chip(found: Machine, text: Text, matrix: Matrix) -> None:
     _read_family(found, text.with_any(("a2", "a3", "300i", "soc_version")))
 
 
-def _read_family(found: Machine, lines: Sequence[Line]) -> None:
+def _read_family(found: ReportedMachine, lines: Sequence[PasteLine]) -> None:
     for line in lines:
         match = _CHIP_FAMILY.search(line.text[:300])
         if match:
@@ -176,7 +176,7 @@ def _is_path_or_pip(text: str) -> bool:
 
 
 def _ranked(
-    lines: Sequence[Line], patterns: Sequence[re.Pattern[str]], clean: Callable[[str], str]
+    lines: Sequence[PasteLine], patterns: Sequence[re.Pattern[str]], clean: Callable[[str], str]
 ) -> Sighting[str] | None:
     """The first match of the best pattern that matches at all."""
     best: tuple[int, Sighting[str]] | None = None
@@ -214,7 +214,7 @@ def _cann_of_images(images: Sequence[Sighting[str]]) -> Sighting[str] | None:
     return None
 
 
-def _images(lines: Sequence[Line]) -> list[Sighting[str]]:
+def _images(lines: Sequence[PasteLine]) -> list[Sighting[str]]:
     found = []
     for line in lines:
         if ":" in line.text:
@@ -225,7 +225,7 @@ def _images(lines: Sequence[Line]) -> list[Sighting[str]]:
     return found[:20]
 
 
-def _arch(lines: Sequence[Line]) -> Sighting[str] | None:
+def _arch(lines: Sequence[PasteLine]) -> Sighting[str] | None:
     loose = None
     for line in lines:
         match = _ARCH.search(line.text)

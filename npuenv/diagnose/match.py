@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from npuenv.diagnose.search import Text
-    from npuenv.host.report import Line
+    from npuenv.host.report import PasteLine
     from npuenv.matrix.error_patterns import ErrorPattern
 
 
@@ -21,7 +21,7 @@ class Match:
     """A row that applies, the line that decides, and the confidence of the row in this report."""
 
     row: ErrorPattern
-    line: Line
+    line: PasteLine
     confidence: float
 
 
@@ -30,10 +30,10 @@ class MatchContext:
     """What rows are matched against."""
 
     text: Text
-    signs: Mapping[str, Line]
-    codes: Mapping[str, Line]
+    signs: Mapping[str, PasteLine]
+    codes: Mapping[str, PasteLine]
 
-    def find(self, wanted: str) -> Line | None:
+    def find(self, wanted: str) -> PasteLine | None:
         """The line for a text, an `@sign` or a `#code`."""
         if wanted.startswith("@"):
             return self.signs.get(wanted[1:])
@@ -62,7 +62,7 @@ def _conditions_hold(row: ErrorPattern, context: MatchContext) -> bool:
     return not row.any_of or any(context.find(wanted) is not None for wanted in row.any_of)
 
 
-def _counts(row: ErrorPattern, wanted: str, line: Line, context: MatchContext) -> bool:
+def _counts(row: ErrorPattern, wanted: str, line: PasteLine, context: MatchContext) -> bool:
     """Whether a match shows a cause: nothing worked later, and a mere state stands beside a failure."""
     if row.kind != "cause":
         return True

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from npuenv.diagnose.search import Text
-    from npuenv.host.report import Line
+    from npuenv.host.report import PasteLine
 
 _WORKED = (
     "Application startup complete", '" 200 OK', "Generated text:", "Uvicorn running on", "Avg generation throughput",
@@ -48,6 +48,7 @@ _COMPLAINS = (
     "not work", "n't work", "does not run", "[bug]", "未成功", "failed to ", " OOM", "n't support", "not support",
 )  # fmt: skip
 _TORCH = r"(?<![A-Za-z_-])(?:py)?torch(?:[_-]?npu)?(?![A-Za-z_-])"
+_PRODUCT = r"(?:CANN|vllm(?:[_-]ascend)?|torch(?:[_-]npu)?|triton(?:[_-]ascend)?|verl|driver|驱动)"
 _CHANGES = (
     r"(?<![\w-])(?:uninstall|remov|delet|replac|overw|overrid|downgrad|upgrad|reinstall|becom|chang|pull|switch)\w*"
     r"|卸载|替换|覆盖|降级|升级|降到|升到|变成|变为|换成|装成"
@@ -64,9 +65,9 @@ _SAID = {
         r"|not (?:exist|be found|found|available))", re.IGNORECASE,
     ),
     "another-release-works": re.compile(
-        r"(?:\d+\.\d+[\w.]*|:[\w.-]*(?:latest|main)[\w.-]*)[^\n]{0,60}?"
+        rf"(?:(?:{_PRODUCT}[-_ ]?|(?<![A-Za-z_\d.-]))v?\d+\.\d+[\w.]*|:[\w.-]*(?:latest|main)[\w.-]*)[^\n]{{0,60}}?"
         r"(?:works? (?:as|fine|well|normally|without|correctly|ok)|(?:is|are|was) (?:fine|ok)\b"
-        r"|(?<![不非])正常(?!下载|获取|安装)|没问题|没有?(?:这个|此|该)?问题|无(?:此|该)?问题"
+        r"|(?<![不非法])(?<!不能)(?<!没有)(?<![没未])正常(?!下载|获取|安装|加载)|没问题|没有?(?:这个|此|该)?问题|无(?:此|该)?问题"
         r"|no such (?:issue|problem|error))", re.IGNORECASE,
     ),
 }  # fmt: skip
@@ -92,9 +93,9 @@ _NOISE = (
 )
 
 
-def outcome_signs(text: Text) -> dict[str, Line]:
+def outcome_signs(text: Text) -> dict[str, PasteLine]:
     """`failed`, `failed-natively`, `cuda-wanted`; `ended-well` where nothing failed after the last success."""
-    signs: dict[str, Line] = {}
+    signs: dict[str, PasteLine] = {}
     good = max((line for wanted in _WORKED for line in text.all(wanted)), key=lambda line: line.number, default=None)
     bad = list(_failures(text.lines))
     if good is not None and not any(line.number > good.number for line in bad):
@@ -116,13 +117,13 @@ def outcome_signs(text: Text) -> dict[str, Line]:
     return signs
 
 
-def _said(lines: Sequence[Line]) -> Iterator[tuple[str, Line]]:
+def _said(lines: Sequence[PasteLine]) -> Iterator[tuple[str, PasteLine]]:
     for sign, pattern in _SAID.items():
         said = (line for line in lines if pattern.search(line.text[:600]) and typed_command(line.text) is None)
         yield from ((sign, line) for line in itertools.islice(said, 1))
 
 
-def _failures(lines: Sequence[Line]) -> Iterator[Line]:
+def _failures(lines: Sequence[PasteLine]) -> Iterator[PasteLine]:
     for line in lines:
         if line.level in ("warning", "info") and not line.text.lstrip().startswith("Traceback"):
             continue
@@ -134,5 +135,5 @@ def _wants_cuda(text: str) -> bool:
     return bool(_WANTS_CUDA.search(text)) and not _NOT_WANTS_CUDA.search(text)
 
 
-def _is_noise(line: Line) -> bool:
+def _is_noise(line: PasteLine) -> bool:
     return any(word in line.text for word in _NOISE)

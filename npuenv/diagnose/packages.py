@@ -16,7 +16,7 @@ from npuenv.host.report import typed_command
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from npuenv.host.report import Line
+    from npuenv.host.report import PasteLine
 
 # Names that are read from loose text too; all others only out of a table that says it is a package list.
 KNOWN = frozenset({
@@ -65,7 +65,7 @@ _WHOLE_LIST = 4  # rows after a header from which on a list counts as whole
 
 
 @dataclass(slots=True)
-class Packages:
+class ReportedPackages:
     """What was found so far; `strong` sources win over `loose` ones, the first of equals wins."""
 
     strong: dict[str, Sighting[str]] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Packages:
     listed: set[str] = field(default_factory=set)
     changed: dict[str, Sighting[str]] = field(default_factory=dict)  # a second, other version of the same package
 
-    def add(self, name: str, version: str, line: Line) -> None:
+    def add(self, name: str, version: str, line: PasteLine) -> None:
         """Takes a version from a list of installed packages; a list that comes later wins."""
         old = self.strong.get(name)
         if old is None:
@@ -86,9 +86,9 @@ class Packages:
         return {**self.loose, **self.strong}
 
 
-def read_packages(lines: Iterable[Line]) -> Packages:
+def read_packages(lines: Iterable[PasteLine]) -> ReportedPackages:
     """The packages of a report."""
-    found = Packages()
+    found = ReportedPackages()
     is_list, shown = False, ""
     for line in lines:
         text = line.text.strip()
@@ -107,7 +107,7 @@ def read_packages(lines: Iterable[Line]) -> Packages:
     return found
 
 
-def _list_row(found: Packages, text: str, line: Line) -> bool:
+def _list_row(found: ReportedPackages, text: str, line: PasteLine) -> bool:
     match = _COLUMNS.match(text)
     if match is None:
         return False
@@ -117,7 +117,7 @@ def _list_row(found: Packages, text: str, line: Line) -> bool:
     return True
 
 
-def _show(found: Packages, text: str, line: Line, shown: str) -> str:
+def _show(found: ReportedPackages, text: str, line: PasteLine, shown: str) -> str:
     """`pip show` prints the name on one line and the version on the next."""
     name = _NAME.match(text)
     if name:
@@ -129,7 +129,7 @@ def _show(found: Packages, text: str, line: Line, shown: str) -> str:
     return shown
 
 
-def _line(found: Packages, text: str, line: Line) -> None:
+def _line(found: ReportedPackages, text: str, line: PasteLine) -> None:
     installed = _INSTALLED.search(text)
     if installed:
         for name, version in _items(installed.group(1)):

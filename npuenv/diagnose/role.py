@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from npuenv.host.report import Line
+    from npuenv.host.report import PasteLine
     from npuenv.matrix.error_patterns import RoleRow
 
 _READ = 400  # lines that are looked at
@@ -17,7 +17,7 @@ _DOCUMENT = 3.2  # weight from which on a text is a document
 _CODE_SHARE, _CODE_LINES = 0.4, 6
 
 
-def role_signs(lines: Sequence[Line], rows: Sequence[RoleRow]) -> Iterator[tuple[str, Line]]:
+def role_signs(lines: Sequence[PasteLine], rows: Sequence[RoleRow]) -> Iterator[tuple[str, PasteLine]]:
     """`is-document` for a guide or a list of problems, `is-code` for a source file, `nothing-happened` where no line of
     a log is in the text."""
     texts = [line.text[:500] for line in lines[:_READ] if line.text.strip()]

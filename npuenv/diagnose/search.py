@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from npuenv.host.report import Line
+    from npuenv.host.report import PasteLine
 
 _WORD = re.compile(r"[a-z_]{3,}")
 _MAX_HITS = 400  # places of one wanted text that are looked at
@@ -23,7 +23,7 @@ _MAX_HITS = 400  # places of one wanted text that are looked at
 class Text:
     """The lines of a report, ready to be searched. Nobody changes it."""
 
-    def __init__(self, lines: Sequence[Line]) -> None:
+    def __init__(self, lines: Sequence[PasteLine]) -> None:
         self.lines = lines
         self._lower = [line.text.lower() for line in lines]
         starts, at = [], 0
@@ -40,11 +40,11 @@ class Text:
         words, letters = self._words, self._letters
         return [text for text, word, is_whole in _words_of(wanted) if word in (words if is_whole else letters)]
 
-    def first(self, wanted: str) -> Line | None:
+    def first(self, wanted: str) -> PasteLine | None:
         """The first line that holds the text."""
         return next(self.all(wanted), None)
 
-    def all(self, wanted: str) -> Iterator[Line]:
+    def all(self, wanted: str) -> Iterator[PasteLine]:
         """Every line that holds the text, in order; at most some hundred places are looked at."""
         parts, anchor, word, is_whole = _parts(wanted)
         if word not in (self._words if is_whole else self._letters):
@@ -58,7 +58,7 @@ class Text:
             end = self._starts[number] + len(self._lower[number])
             at = self._whole.find(anchor, end)
 
-    def with_any(self, words: Iterable[str]) -> list[Line]:
+    def with_any(self, words: Iterable[str]) -> list[PasteLine]:
         """Every line that holds one of some lower-case words, in order: the few lines worth a closer look."""
         found: set[int] = set()
         for word in words:
@@ -73,7 +73,7 @@ class Text:
         return isinstance(wanted, str) and self.first(wanted) is not None
 
 
-def named(text: Text, sign: str, wanted: Sequence[str]) -> Iterator[tuple[str, Line]]:
+def named(text: Text, sign: str, wanted: Sequence[str]) -> Iterator[tuple[str, PasteLine]]:
     """The sign for each of some texts that is there."""
     for each in wanted:
         line = text.first(each)

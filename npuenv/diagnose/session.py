@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from npuenv.diagnose.search import Text
-    from npuenv.host.report import Line
+    from npuenv.host.report import PasteLine
 
 _OURS = (
     r"(?:ASCEND|HCCL|ACL|ATB|ASDOPS|NPU|CANN|TORCH|PYTORCH|VLLM|VERL|ROLL|RAY|HF|PIP|UV|PYTHON|GLOO|OMP|LD|TASK_QUEUE"
@@ -32,7 +32,7 @@ _NUMBER_WORDS = ("error code", "error no is", "result", "errcode", "ret", "retur
 _RET = re.compile(r"drvRetCode=(\d+)")
 
 
-def read_environ(lines: Sequence[Line]) -> dict[str, Sighting[str]]:
+def read_environ(lines: Sequence[PasteLine]) -> dict[str, Sighting[str]]:
     """Variables that are set, with their values."""
     environ: dict[str, Sighting[str]] = {}
     for line in lines:
@@ -51,7 +51,7 @@ def _assigned(text: str) -> Iterator[tuple[str, str]]:
             yield pair.group(1), pair.group(2)
 
 
-def read_docker(lines: Sequence[Line]) -> DockerRun | None:
+def read_docker(lines: Sequence[PasteLine]) -> DockerRun | None:
     """The first `docker run` or `nerdctl run` line; None where there is none."""
     for at, line in enumerate(lines):
         start = re.search(r"\b(?:docker|nerdctl|podman)\s+(?:container )?(?:run|create)\b", line.text)
@@ -61,7 +61,7 @@ def read_docker(lines: Sequence[Line]) -> DockerRun | None:
     return None
 
 
-def _continued(lines: Sequence[Line], at: int, first: str) -> Iterator[str]:
+def _continued(lines: Sequence[PasteLine], at: int, first: str) -> Iterator[str]:
     text = first
     for line in lines[at + 1 : at + 80]:
         yield text.rstrip().removesuffix("\\")
@@ -76,7 +76,7 @@ _SWITCHES = frozenset(
 )
 
 
-def _docker(text: str, line: Line) -> DockerRun:
+def _docker(text: str, line: PasteLine) -> DockerRun:
     words = _words(text)[2:]
     mounts, devices, options, environ, image, at = [], [], {}, {}, "", 0
     while at < len(words):
@@ -111,9 +111,9 @@ def _words(text: str) -> list[str]:
         return text.split()
 
 
-def read_codes(text: Text) -> dict[str, Line]:
+def read_codes(text: Text) -> dict[str, PasteLine]:
     """Error codes with the first line each stands in."""
-    codes: dict[str, Line] = {}
+    codes: dict[str, PasteLine] = {}
     for line in text.lines:
         for match in _E_CODE.finditer(line.text[:1200]):
             codes.setdefault(match.group(1), line)

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
     from npuenv.diagnose.search import Text
     from npuenv.diagnose.types import ReportFacts
-    from npuenv.host.report import Line
+    from npuenv.host.report import PasteLine
     from npuenv.matrix import Matrix
 
-Sign = tuple[str, "Line"]
+Sign = tuple[str, "PasteLine"]
 
 _FULL_PERCENT = 70  # of a card's memory: more than any driver or idle context takes
 _IDLE_PERCENT = 20
@@ -28,9 +28,9 @@ _RAY_WORDS = ("RayWorkerWrapper", "ray::", "RayTaskError", "(raylet", "ray.excep
 _RAY_ACTOR = re.compile(r"\((?:\w*Ray\w*|\w*Actor\w*|raylet|WorkerDict|TaskRunner|\w*vLLM\w*Server)[ ,]")
 
 
-def machine_signs(facts: ReportFacts, text: Text, matrix: Matrix) -> dict[str, Line]:
+def machine_signs(facts: ReportFacts, text: Text, matrix: Matrix) -> dict[str, PasteLine]:
     """Name of a sign to the line that shows it."""
-    signs: dict[str, Line] = {}
+    signs: dict[str, PasteLine] = {}
     for judge in (*_JUDGES, container_signs):
         for name, line in judge(facts, text):
             signs.setdefault(name, line)
@@ -209,7 +209,7 @@ def _processes(facts: ReportFacts, text: Text) -> Iterator[Sign]:
             yield "zombie-on-card", line
 
 
-def _zombies(text: Text) -> Iterator[tuple[Line, str]]:
+def _zombies(text: Text) -> Iterator[tuple[PasteLine, str]]:
     """Lines of `ps` that show a process which has ended and was not collected, with its number."""
     for line in text.all("<defunct>"):
         number = re.search(r"\b\d{2,}\b", line.text)
@@ -235,7 +235,7 @@ def _network(facts: ReportFacts, text: Text) -> Iterator[Sign]:
         match = _LINK.search(line.text)
         if match:
             yield f"link-{match.group(1).lower()}", line
-    switches: dict[str, Line] = {}
+    switches: dict[str, PasteLine] = {}
     for line in text.all("switch["):
         for match in _SWITCH.finditer(line.text):
             switches.setdefault(match.group(1), line)
@@ -260,7 +260,7 @@ _NODE_NPU = re.compile(r"'NPU': (\d+(?:\.\d+)?)")
 
 
 def _ray(facts: ReportFacts, text: Text) -> Iterator[Sign]:
-    counts: dict[str, tuple[float, Line]] = {}
+    counts: dict[str, tuple[float, PasteLine]] = {}
     for line in text.lines:
         match = _RESOURCE.match(line.text.strip()) if "/" in line.text else None
         if match:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from npuenv.diagnose.search import Text
-    from npuenv.host.report import Line
+    from npuenv.host.report import PasteLine
 
 _FRAME = re.compile(r'^\s*(?:E\s+)?File "([^"]+)", line \d+')
 _INSTALLED = re.compile(r"(?:site|dist)-packages/([A-Za-z_]\w*)")
@@ -48,7 +48,7 @@ _LACKS = re.compile(
 )
 
 
-def framework_raised(text: Text) -> Line | None:
+def framework_raised(text: Text) -> PasteLine | None:
     """The exception of the first traceback through a framework, or its last frame where the text ends before that.
 
     None where that one refuses a setting (a value, a path, an assertion that says what it expects): what is raised
@@ -70,14 +70,14 @@ def framework_raised(text: Text) -> Line | None:
     return last
 
 
-def traceback_signs(text: Text) -> dict[str, Line]:
+def traceback_signs(text: Text) -> dict[str, PasteLine]:
     """Signs of tracebacks and of exceptions without one.
 
     `frame-<package>` for every package in a traceback, `caller-<package>` for the last one above torch (`own`: the
     user's files) and `slip-<package>` where the exception is one that nobody raises on purpose. `operator-signature`,
     `class-lacks-attribute`, `own-module-missing`, `submodule-missing` for what an exception says.
     """
-    signs: dict[str, Line] = {}
+    signs: dict[str, PasteLine] = {}
     caller = ""
     for line in text.with_any(('file "', "error", "exception")):
         package = _package(line.text)

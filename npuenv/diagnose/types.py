@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from npuenv.core.errors import ExitCode
     from npuenv.facts.npu.smi import SmiTable
-    from npuenv.host.report import Line
+    from npuenv.host.report import PasteLine
 
 T = TypeVar("T")
 
@@ -29,14 +29,14 @@ class Sighting(Generic[T]):
     """A value and the line that gave it."""
 
     value: T
-    line: Line
+    line: PasteLine
 
 
 @dataclass(frozen=True, slots=True)
 class DockerRun:
     """One `docker run` line, continuation lines joined."""
 
-    line: Line
+    line: PasteLine
     mounts: tuple[str, ...]  # host paths
     devices: tuple[str, ...]
     options: Mapping[str, str]  # long option without dashes -> value, "" for a switch
@@ -63,7 +63,7 @@ class ReportFacts:
     environ: Mapping[str, Sighting[str]]
     docker: DockerRun | None
     table: SmiTable | None
-    codes: Mapping[str, Line]  # error codes, each with its first line: EI0006, 507033, -8005
+    codes: Mapping[str, PasteLine]  # error codes, each with its first line: EI0006, 507033, -8005
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Cause:
 
     id: str
     confidence: float
-    line: Line
+    line: PasteLine
     rules: tuple[str, ...]  # ids of the rows that found it, the strongest first
     commands: tuple[tuple[str, ...], ...] = ()  # what mends it with the versions of this report; empty: see its row
     separate_by: Discriminator | None = None
@@ -92,7 +92,7 @@ class Observation:
     """Something that looks like trouble and is none, or is not what failed."""
 
     id: str
-    line: Line
+    line: PasteLine
 
 
 @dataclass(frozen=True, slots=True)

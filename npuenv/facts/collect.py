@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.core.fact import Evidence, Fact, known
 from npuenv.facts.cann import CannFacts
-from npuenv.facts.collector import Collector, Group
+from npuenv.facts.collector import Collector, FactGroup
 from npuenv.facts.hccn import HccnFacts
 from npuenv.facts.machine import MachineFacts
 from npuenv.facts.network import NetworkFacts
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from npuenv.host.base import Host
 
 # In the order of reading.
-GROUPS: dict[str, type[Group]] = {
+GROUPS: dict[str, type[FactGroup]] = {
     "machine": MachineFacts,
     "npu": NpuFacts,
     "python": PythonFacts,

@@ -25,7 +25,7 @@ USE_LEVEL = 2  # from this level on, cards and the network are used, not only re
 
 
 def fact(reader: Callable[..., Fact[Any]], *needs: str, level: int = 0) -> Any:
-    """Declares a fact as a field of a `Group`.
+    """Declares a fact as a field of a `FactGroup`.
 
     `reader` is called from `level` on, with the collector (which is also a host) and the facts that `needs` names, such
     as "npu.smi". One that runs a program need not say so: level 0 runs none.
@@ -33,7 +33,7 @@ def fact(reader: Callable[..., Fact[Any]], *needs: str, level: int = 0) -> Any:
     return dataclasses.field(metadata={"reader": reader, "level": level, "needs": needs})
 
 
-class Group:
+class FactGroup:
     """Facts by name, a dataclass: it takes the fields of its last base first, so they are listed in that order."""
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # so that type checkers know it for one

@@ -30,7 +30,7 @@ DAMAGED = "damaged"  # the status of an environment whose marker cannot be read
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class LastVerification:
     """The last verification that found everything in place."""
 
     lock: str
@@ -59,7 +59,7 @@ class Described:
     steps: tuple[str, ...] = ()
     sources: tuple[Mapping[str, str], ...] = ()
     request: Mapping[str, Any] = field(default_factory=dict)  # what was asked for, as the resolver takes it
-    verified: Verified | None = None
+    verified: LastVerification | None = None
     lost: tuple[str, ...] = ()  # files that belong to no package, below the root, not there or not as they were
     hooks: tuple[str, ...] = ()  # files that Python runs whenever it starts and that came after the verification
 
@@ -198,14 +198,14 @@ def _locked(host: Host, root: str) -> dict[str, Any]:
     return values if "seal" in table and all(isinstance(value, str) for value in values.values()) else {}
 
 
-def _verified(found: Mapping[str, Any]) -> Verified | None:
+def _verified(found: Mapping[str, Any]) -> LastVerification | None:
     is_verification = isinstance(found.get("lock"), str) and bool(_text(found, "at"))
     if not is_verification or not is_sealed(found):
         return None
     counts = {name: value for name in ("files", "packages") if isinstance(value := found.get(name), int)}
     at, tree = _text(found, "at"), _text(found, "tree")
     strangers, named = _words(found, "strangers"), _words(found, "named")
-    return Verified(found["lock"], at, tree=tree, strangers=strangers, named=named, **counts)
+    return LastVerification(found["lock"], at, tree=tree, strangers=strangers, named=named, **counts)
 
 
 def _document(host: Host, path: str) -> dict[str, Any]:

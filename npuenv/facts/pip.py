@@ -29,7 +29,7 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class PipSetting:
     """One configured value and where it stands: a file's path, or `$NAME` of an environment variable."""
 
     value: str
@@ -40,17 +40,17 @@ class Setting:
 class PipSettings:
     """The settings in force. None and empty mean: not configured. Show values only through `without_secrets`."""
 
-    index_url: Setting | None = None
-    extra_index_urls: tuple[Setting, ...] = ()
-    find_links: tuple[Setting, ...] = ()
-    trusted_hosts: tuple[Setting, ...] = ()
-    cert: Setting | None = None
-    client_cert: Setting | None = None
-    proxy: Setting | None = None
-    timeout_s: Setting | None = None
-    retries: Setting | None = None
+    index_url: PipSetting | None = None
+    extra_index_urls: tuple[PipSetting, ...] = ()
+    find_links: tuple[PipSetting, ...] = ()
+    trusted_hosts: tuple[PipSetting, ...] = ()
+    cert: PipSetting | None = None
+    client_cert: PipSetting | None = None
+    proxy: PipSetting | None = None
+    timeout_s: PipSetting | None = None
+    retries: PipSetting | None = None
     is_no_index: bool = False
-    proxies: Mapping[str, Setting] = field(default_factory=dict)  # lower-case variable name -> the value in force
+    proxies: Mapping[str, PipSetting] = field(default_factory=dict)  # lower-case variable name -> the value in force
     warnings: tuple[Message, ...] = ()  # what was configured but cannot be used here, and was left out
 
 
@@ -72,13 +72,13 @@ def pip_settings(host: Host, prefix: str = "") -> PipSettings:
     """What pip would use on this host. `prefix` is the environment whose own pip.conf counts; "" when there is none."""
     environ = host.environ()
     warnings: list[Message] = []
-    values: dict[str, Setting] = {}
+    values: dict[str, PipSetting] = {}
     for section_values in _by_section(host, environ, prefix, warnings):
         values.update(section_values)
     for name, value in sorted(environ.items()):
         option = _option(name[4:]) if name.startswith("PIP_") else ""
         if option in (*_LISTS, *_SINGLES) and value:
-            values[option] = Setting(value, f"${name}")
+            values[option] = PipSetting(value, f"${name}")
     return _usable(host, _settings(values, environ), warnings)
 
 
@@ -139,9 +139,9 @@ def local_folder(place: str) -> str | None:
 
 def _by_section(
     host: Host, environ: Mapping[str, str], prefix: str, warnings: list[Message]
-) -> Iterator[dict[str, Setting]]:
+) -> Iterator[dict[str, PipSetting]]:
     """The values of `[global]`, then of `[install]`, each merged over all files: a section beats a file, as in pip."""
-    merged: dict[str, dict[str, Setting]] = {"global": {}, "install": {}}
+    merged: dict[str, dict[str, PipSetting]] = {"global": {}, "install": {}}
     for path in _config_files(host, environ, prefix):
         looked = host.look(path)
         if looked.state is PathState.UNREADABLE:
@@ -158,7 +158,7 @@ def _by_section(
         for section, values in merged.items():
             if parser.has_section(section):
                 pairs = ((_option(key), value) for key, value in parser.items(section))
-                values.update({option: Setting(value, path) for option, value in pairs if value})
+                values.update({option: PipSetting(value, path) for option, value in pairs if value})
     yield from merged.values()
 
 
@@ -182,18 +182,18 @@ def _option(key: str) -> str:
     return _OTHER_NAMES.get(name, name)
 
 
-def _settings(values: Mapping[str, Setting], environ: Mapping[str, str]) -> PipSettings:
-    def several(option: str) -> tuple[Setting, ...]:
+def _settings(values: Mapping[str, PipSetting], environ: Mapping[str, str]) -> PipSettings:
+    def several(option: str) -> tuple[PipSetting, ...]:
         found = values.get(option)
         words = dict.fromkeys(found.value.split()) if found else ()
-        return tuple(Setting(word, found.origin) for word in words) if found else ()
+        return tuple(PipSetting(word, found.origin) for word in words) if found else ()
 
     proxies = {}
     for name in _PROXIES:
         # Lower case wins, as in pip's own HTTP library; uv would ask the upper-case one first.
         spelled = next((spelling for spelling in (name, name.upper()) if environ.get(spelling)), None)
         if spelled:
-            proxies[name] = Setting(environ[spelled], f"${spelled}")
+            proxies[name] = PipSetting(environ[spelled], f"${spelled}")
     return PipSettings(
         index_url=values.get("index-url"),
         extra_index_urls=several("extra-index-url"),
@@ -212,7 +212,7 @@ def _settings(values: Mapping[str, Setting], environ: Mapping[str, str]) -> PipS
 def _usable(host: Host, settings: PipSettings, warnings: list[Message]) -> PipSettings:
     """The settings without local places that do not exist; each one left out gives a warning."""
 
-    def is_there(item: Setting) -> bool:
+    def is_there(item: PipSetting) -> bool:
         folder = local_folder(item.value)
         if folder is None or host.look(folder).state not in (PathState.ABSENT, PathState.UNREADABLE):
             return True

@@ -153,7 +153,7 @@ def without_text(lines: Sequence[str]) -> tuple[list[ReadLine], int | None]:
     """The lines without text reports of the doctor but with their evidence, and the start of the first report."""
     if not any(map(_is_mark, lines)):
         return [ReadLine(at, line) for at, line in enumerate(lines)], None
-    reader = _Reader(lines)
+    reader = _ReportReader(lines)
     for at in range(len(lines)):
         reader.read(at)
     return reader.result, reader.first
@@ -163,7 +163,7 @@ def _is_mark(line: str) -> bool:
     return bool(_SOURCE.search(line) or _SUMMARY.search(line.rstrip()) or _head().match(line.strip()))
 
 
-class _Reader:
+class _ReportReader:
     """Reads lines that contain reports of the doctor."""
 
     def __init__(self, lines: Sequence[str]) -> None:

@@ -203,10 +203,10 @@ def _host_of(document: Any, path: Path) -> RecordedHost:
     found = document.get("schema") if isinstance(document, dict) else type(document).__name__
     if found != SCHEMA:
         raise _bad(path, Message("host.wrong-schema", {"found": str(found), "expected": SCHEMA}))
-    return _Reader(path).host(document)
+    return _CaptureReader(path).host(document)
 
 
-class _Reader:
+class _CaptureReader:
     """Reads a parsed capture, and reports the location of a value of the wrong type."""
 
     def __init__(self, path: Path) -> None:

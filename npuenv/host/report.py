@@ -43,7 +43,7 @@ _LEVELS = {"E": "error", "W": "warning", "I": "info", "warn": "warning", "critic
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PasteLine:
     """One line of a paste."""
 
     number: int  # from 1, as an editor counts them
@@ -57,18 +57,18 @@ class Block:
     """Lines that belong together: the output of a typed command, or the lines before the first command."""
 
     command: str | None  # None: nothing was typed before
-    lines: tuple[Line, ...]  # the command's own line first
+    lines: tuple[PasteLine, ...]  # the command's own line first
 
 
 @dataclass(frozen=True, slots=True)
 class Paste:
     """A report that was read."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[PasteLine, ...]
     total: int  # lines in the paste
     dropped: int  # the number of dropped lines: repeats, and lines beyond the limit
     # the start of a report of npuenv's own doctor, of which only the evidence of problems is included
-    own: Line | None = None
+    own: PasteLine | None = None
 
 
 def read_paste(data: bytes, redact: Callable[[str], str] = str) -> Paste:
@@ -96,16 +96,16 @@ def _without_documents(data: bytes) -> tuple[bytes, int | None]:
     return text.encode("utf-8", errors="surrogateescape"), first
 
 
-def _without_own(lines: tuple[Line, ...], document: int | None) -> tuple[tuple[Line, ...], Line | None]:
+def _without_own(lines: tuple[PasteLine, ...], document: int | None) -> tuple[tuple[PasteLine, ...], PasteLine | None]:
     """The lines without text reports of npuenv's own doctor, and the line of the first report."""
     kept, first = without_text([line.text for line in lines])
-    own = None if document is None else Line(document, "npuenv doctor", "npuenv doctor")
+    own = None if document is None else PasteLine(document, "npuenv doctor", "npuenv doctor")
     if first is None:
         return lines, own
     return tuple(_cut(lines[each.at], each.text) for each in kept), own or lines[first]
 
 
-def _cut(line: Line, text: str) -> Line:
+def _cut(line: PasteLine, text: str) -> PasteLine:
     return line if text == line.text else replace(line, shown=text, text=text, level="")
 
 
@@ -119,10 +119,10 @@ def _ends(data: bytes, total: int) -> tuple[list[bytes], int]:
     return head[:-1] + tail[1:], _MAX_SCANNED
 
 
-def blocks(lines: Iterable[Line]) -> Iterator[Block]:
+def blocks(lines: Iterable[PasteLine]) -> Iterator[Block]:
     """The paste cut at shell prompts."""
     command: str | None = None
-    block: list[Line] = []
+    block: list[PasteLine] = []
     for line in lines:
         typed = typed_command(line.text)
         if typed is not None:
@@ -207,7 +207,7 @@ def _redacted(lines: list[str], redact: Callable[[str], str]) -> list[str]:
     return whole if len(whole) == len(lines) else [redact(line).replace("\n", " ") for line in lines]
 
 
-def _pieces(number: int, line: str) -> Iterator[Line]:
+def _pieces(number: int, line: str) -> Iterator[PasteLine]:
     if len(line) <= MAX_LINE:
         yield _line(number, line)
         return
@@ -215,7 +215,7 @@ def _pieces(number: int, line: str) -> Iterator[Line]:
         yield _line(number, piece[:MAX_LINE])
 
 
-def _line(number: int, line: str) -> Line:
+def _line(number: int, line: str) -> PasteLine:
     text = line.replace("\r", " ").rstrip()
     shown = text.strip()
     level = _LEVEL.search(shown[:120])
@@ -224,7 +224,7 @@ def _line(number: int, line: str) -> Line:
         if match is None:
             break
         text = (text.lstrip() if text[:1] in " \t" else text)[match.end() :]
-    return Line(number, shown, text, _level(level))
+    return PasteLine(number, shown, text, _level(level))
 
 
 def _level(match: re.Match[str] | None) -> str:

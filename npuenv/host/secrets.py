@@ -53,7 +53,7 @@ _GAP = r"[\s\0]"  # a process separates its arguments by zero bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class SecretRule:
     """Secrets of one pattern. `words` are in lower case; every line with such a secret contains one of them."""
 
     words: tuple[str, ...]
@@ -83,20 +83,20 @@ _PRIVATE_KEY = (
     r"(?:.{,20000}?-----END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----|(?:\\n|[\s\ue000A-Za-z0-9+/=:,-])*)"
 )
 _RULES = (
-    Rule(("://",), r"(?<=://)[^\s/'\"<>\\]+@", f"{SECRET}@"),
-    Rule(("cookie",), r"(?i)(\b(?:set-)?cookie\s*:\s*)[^\r\n\"']+", rf"\1{SECRET}"),
-    Rule(
+    SecretRule(("://",), r"(?<=://)[^\s/'\"<>\\]+@", f"{SECRET}@"),
+    SecretRule(("cookie",), r"(?i)(\b(?:set-)?cookie\s*:\s*)[^\r\n\"']+", rf"\1{SECRET}"),
+    SecretRule(
         ("bearer ", "basic ", "negotiate "),
         r"(?i)\b(bearer|basic|negotiate)(\s+)[A-Za-z0-9+/._~=-]{8,}",
         rf"\1\2{SECRET}",
     ),
-    Rule(
+    SecretRule(
         ("authorization", "-token", "-key"),
         r"(?i)(\b(?:(?:proxy-)?authorization|(?:private|x-auth|x-vault|x-access)-token|x-api-key|api-key)[\"'\\]*\s*:\s*[\"'\\]*)"
         r"(?:(?:token|digest|apikey|ntlm)\s+)?(?!\s|\*\*\*|bearer|basic|negotiate)[^\r\n\"'\\]+",
         rf"\1{SECRET}",
     ),
-    Rule(
+    SecretRule(
         (
             "hf_",
             "sk-",
@@ -129,83 +129,85 @@ _RULES = (
         r"|wandb_v1_\w{16,}|ms-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|dop_v1_[0-9a-f]{32,}"
         r"|ya29\.[\w-]{20,}|nvapi-[\w-]{20,}|hooks\.slack\.com/services/[\w/]+)",
     ),
-    Rule(("/hook/", "/robot/send"), r"(?<=/hook/)[\w-]{16,}"),
+    SecretRule(("/hook/", "/robot/send"), r"(?<=/hook/)[\w-]{16,}"),
     # A signed address: the signature and its owner.
-    Rule(
+    SecretRule(
         ("?", "&"),
         r"(?i)([?&][\w.-]*(?:signature|credential|token|key|keyid|secret|passw(?:or)?d|\bsig|auth)=)[^&\s\"'<>\\]+",
         rf"\1{SECRET}",
     ),
     # NAME=VALUE, "name": "value", --name VALUE; with any prefix of the name.
-    Rule(
+    SecretRule(
         ("passwd", "password", "passphrase", "pwd"),
         rf"(?i)((?!pwd[\"'\\]*\s*[=:]\s*[\"']?/){_PASSWORD}{_ASSIGNED})(?!\s|\*\*\*)(?=\S{{2,}})({_VALUE})",
         rf"\1{SECRET}",
         is_named=True,
     ),
-    Rule(
+    SecretRule(
         _KEY_ENDS,
         rf"(?i)({_KEY}{_NAMED}){_NOT_A_VALUE}(?=\S{{2,}})({_VALUE})",
         rf"\1{SECRET}",
         is_named=True,
     ),
     # A service's key under a name of the user's, and any key that is as long and mixed as a secret.
-    Rule(
+    SecretRule(
         ("_key", "-key"),
         rf"(?i)((?:wandb|swanlab|hf|hub|modelscope|openai|dashscope|comet|mlflow|clearml|neptune)[_-]key{_NAMED})"
         rf"{_NOT_A_VALUE}(?=\S{{2,}})({_VALUE})",
         rf"\1{SECRET}",
         is_named=True,
     ),
-    Rule(
+    SecretRule(
         ("_key", "-key"),
         rf"(?i)([_-]key{_NAMED})(?=[a-z]*\d)(?=\d*[a-z])[a-z0-9]{{32,}}(?![\w./])",
         rf"\1{SECRET}",
         is_named=True,
     ),
-    Rule(
+    SecretRule(
         ("--", "-p", "-k"),
         rf"(?i)(--?[\w-]*(?:token|secret|password|passwd|api-?key|access-?key){_GAP}+{_OPEN})(?!\s|\*\*\*|-)({_VALUE})",
         rf"\1{SECRET}",
     ),
-    Rule(
+    SecretRule(
         ("docker", "podman", "sshpass", "mysql", "login", "htpasswd"),
         rf"(?i)(\b(?:docker|podman|nerdctl|skopeo|buildah|helm|mysql|psql|sshpass|swanlab|wandb|kinit)\b[^\n|;&]{{0,300}}?{_GAP}-[pk]{_GAP}*{_OPEN})"
         rf"(?!{_GAP}|[0-9]+:[0-9])({_VALUE})",
         rf"\1{SECRET}",
     ),
-    Rule(
+    SecretRule(
         ("wandb", "swanlab"),
         rf"(?i)(\b(?:wandb|swanlab){_GAP}+login{_GAP}+(?:--relogin{_GAP}+)?{_OPEN})(?!-)({_VALUE})",
         rf"\1{SECRET}",
     ),
-    Rule(
+    SecretRule(
         ("curl", "wget"),
         rf"(\b(?:curl|wget)\b[^\n]{{0,300}}?{_GAP}(?:-u|--user|--proxy-user)[\s\0=]*{_OPEN})({_VALUE})",
         rf"\1{SECRET}",
     ),
-    Rule(
+    SecretRule(
         ("sudo",),
         rf"(\becho{_GAP}+(?:-n{_GAP}+)?{_OPEN})({_VALUE})(?=[\\\"']*\s*\|\s*sudo\s+(?:-\w+\s+)*-S)",
         rf"\1{SECRET}",
     ),
     # .netrc, on one line or on several.
-    Rule(
+    SecretRule(
         ("password",),
         rf"(?i)((?:^|\b(?:login|account){_GAP}+\S+{_GAP}+)[ \t]*password{_GAP}+{_OPEN})(?![=:])({_VALUE})",
         rf"\1{SECRET}",
     ),
-    Rule(
+    SecretRule(
         ("auth",),
         r"(?i)([\"'\\]+_?auth[\"'\\]+\s*:\s*[\"'\\]+|(?<![\w.])_auth\s*=\s*)[A-Za-z0-9+/=]{6,}",
         rf"\1{SECRET}",
     ),
-    Rule(
+    SecretRule(
         ("ak=", "ak:", 'ak"', "ak'", "ak =", "sk=", "sk:", 'sk"', "sk'", "sk ="),
         r"(?i)((?<![\w.-])[as]k[\"'\\]*\s*[=:]\s*[\"'\\]*)[A-Za-z0-9+/=]{16,}",
         rf"\1{SECRET}",
     ),
-    Rule(("ssh-", "ecdsa-"), r"((?:ssh-(?:rsa|dss|ed25519)|ecdsa-sha2-\w+)\s+)AAAA[A-Za-z0-9+/=]+", rf"\1{SECRET}"),
+    SecretRule(
+        ("ssh-", "ecdsa-"), r"((?:ssh-(?:rsa|dss|ed25519)|ecdsa-sha2-\w+)\s+)AAAA[A-Za-z0-9+/=]+", rf"\1{SECRET}"
+    ),
 )
 _ANY_WORD = any_word_pattern(("private key", *(word for rule in _RULES for word in rule.words)))
 
@@ -249,7 +251,7 @@ def unlined(text: str) -> str:
     return _MARKED_END.sub(lambda found: "\\" * len(found.group(1)) + "n", text) if _MARK in text else text
 
 
-def _applied(rule: Rule, text: str, lowered: str) -> str:
+def _applied(rule: SecretRule, text: str, lowered: str) -> str:
     change = functools.partial(_compiled(rule.pattern).sub, rule.instead)
     if len(text) < SHORT:
         return change(text)

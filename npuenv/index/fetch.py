@@ -30,7 +30,7 @@ _CHUNK = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class RequestLimits:
     """The limits of one request."""
 
     size: int  # bytes
@@ -41,13 +41,13 @@ class Limit:
 class Bounds:
     """The limits of a run."""
 
-    page: Limit = Limit(64 * 1024**2, 60.0)  # the largest page requested has 0.5 MB
-    archive: Limit = Limit(512 * 1024**2, 600.0)  # vllm 0.30.0's sdist has 42 MB
+    page: RequestLimits = RequestLimits(64 * 1024**2, 60.0)  # the largest page requested has 0.5 MB
+    archive: RequestLimits = RequestLimits(512 * 1024**2, 600.0)  # vllm 0.30.0's sdist has 42 MB
     wait_s: float = 15.0  # without any response; pip's own `timeout` replaces it
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ResponseInfo:
     """The metadata of a response."""
 
     url: str  # after redirections
@@ -79,17 +79,19 @@ class Fetch:
     def close(self) -> None:
         self._session.close()
 
-    def read(self, url: str, limit: Limit, headers: dict[str, str] | None = None) -> tuple[bytes, Answer] | None:
+    def read(
+        self, url: str, limit: RequestLimits, headers: dict[str, str] | None = None
+    ) -> tuple[bytes, ResponseInfo] | None:
         """The content of a URL; None if it does not exist."""
         kept = io.BytesIO()
         answer = self._copy(url, kept, limit, headers)
         return (kept.getvalue(), answer) if answer else None
 
-    def whole(self, url: str, limit: Limit, sha256: str) -> IO[bytes]:
+    def whole(self, url: str, limit: RequestLimits, sha256: str) -> IO[bytes]:
         """A file, as a temporary one. Raises also: Unreadable if its hash is not `sha256`."""
         return self._download(url, limit, sha256, None)[0]
 
-    def seekable(self, url: str, limit: Limit, part_limit: Limit, sha256: str) -> IO[bytes]:
+    def seekable(self, url: str, limit: RequestLimits, part_limit: RequestLimits, sha256: str) -> IO[bytes]:
         """A file of which only the parts that are read are fetched, if the server supports ranges; else the complete
         file.
         """
@@ -100,8 +102,8 @@ class Fetch:
         return io.BufferedReader(_Parts(self, url, answer.whole_size, part_limit), _CHUNK)
 
     def _download(
-        self, url: str, limit: Limit, sha256: str, headers: dict[str, str] | None
-    ) -> tuple[IO[bytes], Answer]:
+        self, url: str, limit: RequestLimits, sha256: str, headers: dict[str, str] | None
+    ) -> tuple[IO[bytes], ResponseInfo]:
         kept = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
         try:
             answer = self._copy(url, kept, limit, headers)
@@ -116,7 +118,9 @@ class Fetch:
             raise
         return kept, answer
 
-    def _copy(self, url: str, target: IO[bytes], limit: Limit, headers: dict[str, str] | None) -> Answer | None:
+    def _copy(
+        self, url: str, target: IO[bytes], limit: RequestLimits, headers: dict[str, str] | None
+    ) -> ResponseInfo | None:
         folder = local_folder(url)
         if folder is not None:
             return _copy_file(Path(folder), url, target, limit)
@@ -130,7 +134,7 @@ class Fetch:
                 response.raise_for_status()
                 _pour(_pieces(response, url, limit.time_s), url, target, limit)
                 kind = str(response.headers.get("Content-Type", "text/html"))
-                return Answer(str(response.url), kind, _whole_size(response))
+                return ResponseInfo(str(response.url), kind, _whole_size(response))
         except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
             raise no_answer(url, short(error)) from error
 
@@ -138,7 +142,7 @@ class Fetch:
 class _Parts(io.RawIOBase):
     """A file object over a server that supports ranges."""
 
-    def __init__(self, fetch: Fetch, url: str, size: int, limit: Limit) -> None:
+    def __init__(self, fetch: Fetch, url: str, size: int, limit: RequestLimits) -> None:
         self._fetch, self._url, self._size, self._limit = fetch, url, size, limit
         self._at = 0
 
@@ -160,7 +164,7 @@ class _Parts(io.RawIOBase):
         if wanted <= 0:
             return 0
         span = {"Range": f"bytes={self._at}-{self._at + wanted - 1}"}
-        found = self._fetch.read(self._url, Limit(wanted, self._limit.time_s), span)
+        found = self._fetch.read(self._url, RequestLimits(wanted, self._limit.time_s), span)
         data = found[0] if found else b""
         buffer[: len(data)] = data
         self._at += len(data)
@@ -204,7 +208,7 @@ def _pieces(response: Any, url: str, limit_s: float) -> Iterator[bytes]:
         yield piece
 
 
-def _copy_file(path: Path, url: str, target: IO[bytes], limit: Limit) -> Answer | None:
+def _copy_file(path: Path, url: str, target: IO[bytes], limit: RequestLimits) -> ResponseInfo | None:
     if not path.is_file():
         return None
     try:
@@ -212,10 +216,10 @@ def _copy_file(path: Path, url: str, target: IO[bytes], limit: Limit) -> Answer 
             _pour(iter(lambda: source.read(_CHUNK), b""), url, target, limit)
     except OSError as error:
         raise no_answer(url, short(error)) from error
-    return Answer(url)
+    return ResponseInfo(url)
 
 
-def _pour(pieces: Iterator[bytes], url: str, target: IO[bytes], limit: Limit) -> None:
+def _pour(pieces: Iterator[bytes], url: str, target: IO[bytes], limit: RequestLimits) -> None:
     taken = 0
     for piece in pieces:
         taken += len(piece)

@@ -17,7 +17,7 @@ from npuenv.core.json_input import loads
 from npuenv.core.messages import Message
 from npuenv.facts.pip import local_folder, without_secrets
 from npuenv.index.archive import sdist_texts, wheel_metadata
-from npuenv.index.fetch import Answer, Bounds, Fetch, library, no_answer
+from npuenv.index.fetch import Bounds, Fetch, ResponseInfo, library, no_answer
 from npuenv.index.metadata import Unreadable
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _locations(settings: PipSettings) -> tuple[str, ...]:
     return tuple(dict.fromkeys([main, *(item.value for item in settings.extra_index_urls)]))
 
 
-def _parsed(name: str, content: bytes, answer: Answer) -> Iterator[IndexFile]:
+def _parsed(name: str, content: bytes, answer: ResponseInfo) -> Iterator[IndexFile]:
     """The files on a page. Raises: CannotTell for an invalid page."""
     try:
         found = _from_json(content, answer) if "json" in answer.content_type else _from_html(name, content, answer)
@@ -135,12 +135,12 @@ def _parsed(name: str, content: bytes, answer: Answer) -> Iterator[IndexFile]:
             )
 
 
-def _from_json(content: bytes, answer: Answer) -> list[tuple[Any, str]]:
+def _from_json(content: bytes, answer: ResponseInfo) -> list[tuple[Any, str]]:
     packages = library().ProjectPage.from_json_data(loads(content), answer.url).packages
     return [(item, item.upload_time.date().isoformat() if item.upload_time else "") for item in packages]
 
 
-def _from_html(name: str, content: bytes, answer: Answer) -> list[tuple[Any, str]]:
+def _from_html(name: str, content: bytes, answer: ResponseInfo) -> list[tuple[Any, str]]:
     """The upload time from an HTML attribute. HTML has no standard for it, but some mirrors write one."""
     parser = library()
     base = answer.url if "://" in answer.url else f"file://{answer.url}"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from npuenv.host.base import Host
-    from npuenv.install.locations import Target
+    from npuenv.install.locations import EnvironmentPlace
     from npuenv.lock.file import Lock
     from npuenv.resolve.types import Stack
 
@@ -69,7 +69,7 @@ def _point(link: Path, root: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class PackageChange:
     """A package or source that is not the same in both; "" where one side does not have it."""
 
     name: str
@@ -77,7 +77,7 @@ class Change:
     after: str
 
 
-def changes(before: Lock, after: Lock) -> tuple[Change, ...]:
+def changes(before: Lock, after: Lock) -> tuple[PackageChange, ...]:
     """Changes by name. A package of the same version with changed files is listed with the first digits of its hash."""
     old, new = _versions(before), _versions(after)
     found = []
@@ -86,7 +86,7 @@ def changes(before: Lock, after: Lock) -> tuple[Change, ...]:
         if one == other:
             continue
         has_same_version = one[0] == other[0]
-        found.append(Change(name, *(" ".join(each) if has_same_version else each[0] for each in (one, other))))
+        found.append(PackageChange(name, *(" ".join(each) if has_same_version else each[0] for each in (one, other))))
     return tuple(found)
 
 
@@ -177,7 +177,7 @@ def _name(entry: EnvironmentEntry) -> str:
     return own.root if entry.role == "elsewhere" else f"{own.stack}/{own.lock}"
 
 
-def is_complete(host: Host, target: Target, lock: Lock) -> bool:
+def is_complete(host: Host, target: EnvironmentPlace, lock: Lock) -> bool:
     """Whether the environment's marker says that its installation with this lock was finished."""
     own = describe(host, target.root)
     return own is not None and own.status == "complete" and own.lock == lock.hash

@@ -56,7 +56,7 @@ class LeftRunning(NpuenvError):
     exit_code = ExitCode.INTERRUPTED
 
 
-class State(enum.Enum):
+class StepEvent(enum.Enum):
     """An event of a step."""
 
     START = "start"
@@ -72,7 +72,7 @@ class State(enum.Enum):
 class Event:
     """Progress, in order. `text` is a line of output with LINE, else empty; `seconds` is the step's duration so far."""
 
-    state: State
+    state: StepEvent
     step: Step
     number: int  # from 1
     total: int
@@ -89,7 +89,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class ExecutionContext:
     """Shared by all steps of one execution. `settings` may hold secrets: they are passed to processes, never written to
     a file.
     """
@@ -113,7 +113,7 @@ class Session:
         return self.own / "logs" / f"{step.id}.log"
 
 
-def execute(plan: Plan, session: Session, *, only: str | None = None, start_at: str | None = None) -> Outcome:
+def execute(plan: Plan, session: ExecutionContext, *, only: str | None = None, start_at: str | None = None) -> Outcome:
     """Runs the steps whose conditions do not hold yet. `only`: that step alone; `start_at`: it and those after it.
 
     Waits for another execution in the same environment. Raises: BadInput (unknown step, part of an installation that
@@ -134,14 +134,14 @@ def execute(plan: Plan, session: Session, *, only: str | None = None, start_at: 
     return Outcome(tuple(done), tuple(step.id for step in steps if step.id not in done))
 
 
-def _perform_all(steps: Sequence[Step], session: Session, held: int, done: dict[str, None]) -> None:
+def _perform_all(steps: Sequence[Step], session: ExecutionContext, held: int, done: dict[str, None]) -> None:
     """Runs every step in order; adds the ids of those that did something to `done`."""
     for number, step in enumerate(steps, 1):
         if _perform(step, session, held, number, len(steps)):
             done[step.id] = None
 
 
-def _is_retryable(steps: Sequence[Step], session: Session, error: StepFailed) -> bool:
+def _is_retryable(steps: Sequence[Step], session: ExecutionContext, error: StepFailed) -> bool:
     """Whether no program failed, but a step that repairs still finds damage: it came from a cache."""
     failed = next((step for step in steps if step.id == error.message.args.get("step")), None)
     if failed is None:  # the failure of a proof is not damage
@@ -192,7 +192,7 @@ def chosen(plan: Plan, only: str | None, start_at: str | None) -> tuple[Step, ..
     return plan.steps[start : start + 1] if only else plan.steps[start:]
 
 
-def _require_begun(before: Sequence[Step], session: Session) -> None:
+def _require_begun(before: Sequence[Step], session: ExecutionContext) -> None:
     """Raises BadInput if a skipped step creates the environment and has not run: the others depend on it.
 
     Only the presence of the verifier counts, so that one of an older npuenv passes.
@@ -213,7 +213,7 @@ class _ExclusiveUse:
     lock.
     """
 
-    def __init__(self, session: Session, plan: Plan) -> None:
+    def __init__(self, session: ExecutionContext, plan: Plan) -> None:
         self._session = session
         self._plan = plan
 
@@ -270,24 +270,24 @@ def _holders(path: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _perform(step: Step, session: Session, held: int, number: int, total: int) -> bool:
+def _perform(step: Step, session: ExecutionContext, held: int, number: int, total: int) -> bool:
     """True if the step ran, False if there was nothing to do."""
 
-    def tell(state: State, text: str = "", seconds: float = 0.0) -> None:
+    def tell(state: StepEvent, text: str = "", seconds: float = 0.0) -> None:
         session.tell(Event(state, step, number, total, text, seconds))
 
     if is_done(step, session.host):
-        tell(State.SKIPPED)
+        tell(StepEvent.SKIPPED)
         return False
     began = time.monotonic()
 
     def tell_more(line: str | None) -> None:
         if line is None:
-            tell(State.WAITING, seconds=time.monotonic() - began)
+            tell(StepEvent.WAITING, seconds=time.monotonic() - began)
         else:
-            tell(State.LINE, line, time.monotonic() - began)
+            tell(StepEvent.LINE, line, time.monotonic() - began)
 
-    tell(State.START)
+    tell(StepEvent.START)
     _note(session, step, "start")
     try:
         if step.id in session.proofs:
@@ -297,15 +297,17 @@ def _perform(step: Step, session: Session, held: int, number: int, total: int) -
         _check_after(step, session)
         _note(session, step, "done")
     except (NpuenvError, KeyboardInterrupt) as error:
-        ended = State.INTERRUPTED if isinstance(error, (LeftRunning, KeyboardInterrupt)) else State.FAILED
+        ended = StepEvent.INTERRUPTED if isinstance(error, (LeftRunning, KeyboardInterrupt)) else StepEvent.FAILED
         _note(session, step, ended.value, is_best_effort=True)
         tell(ended, seconds=time.monotonic() - began)
         raise
-    tell(State.DONE, seconds=time.monotonic() - began)
+    tell(StepEvent.DONE, seconds=time.monotonic() - began)
     return True
 
 
-def _act(action: Action, step: Step, session: Session, held: int, on_line: Callable[[str | None], None]) -> None:
+def _act(
+    action: Action, step: Step, session: ExecutionContext, held: int, on_line: Callable[[str | None], None]
+) -> None:
     try:
         if isinstance(action, WriteFile):
             write_whole(action.path, action.text, action.mode)
@@ -317,7 +319,7 @@ def _act(action: Action, step: Step, session: Session, held: int, on_line: Calla
         raise _failed(step, session, reason(tail(session.log(step)), action, code))
 
 
-def _run(action: Run, step: Step, session: Session, held: int, on_line: Callable[[str | None], None]) -> int:
+def _run(action: Run, step: Step, session: ExecutionContext, held: int, on_line: Callable[[str | None], None]) -> int:
     """Runs a program and yields its lines as they come, None about once a second.
 
     Its children end with it, also on Ctrl-C.
@@ -366,7 +368,7 @@ def _watch(running: Running, log: Path, start: int, on_line: Callable[[str | Non
                 return code
 
 
-def _check_after(step: Step, session: Session) -> None:
+def _check_after(step: Step, session: ExecutionContext) -> None:
     left = unmet(step, session.host)
     if left:
         want, fact = left[0]
@@ -375,16 +377,16 @@ def _check_after(step: Step, session: Session) -> None:
         raise _failed(step, session, Message(_NOT_DONE, args))
 
 
-def _failed(step: Step, session: Session, why: Message) -> StepFailed:
+def _failed(step: Step, session: ExecutionContext, why: Message) -> StepFailed:
     args = {"step": step.id, "why": why, "log": str(session.log(step))}
     return StepFailed(Message("execute.step-failed", args), _run_again(session))
 
 
-def _run_again(session: Session, key: str = "run-again") -> Message:
+def _run_again(session: ExecutionContext, key: str = "run-again") -> Message:
     return Message(f"execute.{key}", {"command": shlex.join(session.again)})
 
 
-def _note(session: Session, step: Step, state: str, *, is_best_effort: bool = False) -> None:
+def _note(session: ExecutionContext, step: Step, state: str, *, is_best_effort: bool = False) -> None:
     """Writes one line of the journal. If that fails the step fails, except while another failure is being reported."""
     line = json.dumps({"step": step.id, "state": state, "at": round(time.time(), 1)})
     try:

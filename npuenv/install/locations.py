@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class EnvironmentPlace:
     """An environment's folder, and the link to a stack's current one (None in a folder of the user's choice)."""
 
     root: str
@@ -66,12 +66,12 @@ def default_environment(stack: str, environ: Mapping[str, str] | None = None) ->
     return Path(data_folder(os.environ if environ is None else environ), "envs", stack, "current")
 
 
-def target_for(lock: Lock, environ: Mapping[str, str], chosen: str | None = None) -> Target:
+def target_for(lock: Lock, environ: Mapping[str, str], chosen: str | None = None) -> EnvironmentPlace:
     """The folder of a lock's environment: `chosen` itself, or `<data>/envs/STACK/<lock hash>` with a `current` link."""
     if chosen is not None:
-        return Target(posixpath.normpath(chosen))
+        return EnvironmentPlace(posixpath.normpath(chosen))
     home = posixpath.join(data_folder(environ), "envs", lock.stack)
-    return Target(posixpath.join(home, lock.hash), posixpath.join(home, "current"))
+    return EnvironmentPlace(posixpath.join(home, lock.hash), posixpath.join(home, "current"))
 
 
 def marker_text(lock: Lock, status: str, kind: str = "", manifest: str = "") -> str:

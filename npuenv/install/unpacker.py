@@ -29,7 +29,7 @@ BUILT = ("build", "dist", ".eggs")  # build output at the top level; deeper, pac
 MOST_BYTES = 16 << 30  # an archive that declares more is refused
 
 
-class Refused(Exception):
+class RefusedArchive(Exception):
     """A source that is refused, with the reason."""
 
 
@@ -44,9 +44,9 @@ def main(argv: list[str]) -> int:
             return 0
         found = digest(argv[1])
         if argv[2] not in ("-", found):
-            raise Refused(f"{argv[1]} is {found} and not {argv[2]}")
+            raise RefusedArchive(f"{argv[1]} is {found} and not {argv[2]}")
         unpack(argv[1], argv[3])
-    except Refused as refused:
+    except RefusedArchive as refused:
         print(f"problem: {refused}")
         return 1
     except (OSError, tarfile.TarError, zipfile.BadZipFile, EOFError, RuntimeError, NotImplementedError) as error:
@@ -108,9 +108,9 @@ def unpack(path: str, folder: str) -> None:
             with tarfile.open(path) as archive:
                 untar(archive, folder)
         else:
-            raise Refused(f"{path} is neither a tar nor a zip archive")
+            raise RefusedArchive(f"{path} is neither a tar nor a zip archive")
         if not os.listdir(folder):
-            raise Refused(f"{path} is empty")
+            raise RefusedArchive(f"{path} is empty")
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -143,11 +143,11 @@ def untar(archive: tarfile.TarFile, folder: str) -> None:
     links = []
     for member in members:
         if not (member.isdir() or member.isreg() or member.issym() or member.islnk()):
-            raise Refused(f"{member.name} is a device or a pipe")
+            raise RefusedArchive(f"{member.name} is a device or a pipe")
         if member.issym():
             require_inside(below(member.name, top), member.linkname)
         if member.islnk() and not below(safe_name(member.linkname), top):
-            raise Refused(f"{member.name} leads out of the archive")
+            raise RefusedArchive(f"{member.name} leads out of the archive")
     for member in members:
         location = below(safe_name(member.name), top)
         if not location:
@@ -203,10 +203,10 @@ def put_links(links: list[tuple[str, str]]) -> None:
 def safe_name(name: str) -> str:
     """The name as a relative path without `.`; "" for the archive's root. Refuses a path that leads out of it."""
     if name.startswith(("/", "\\")) or "\\" in name or "\0" in name or name[1:2] == ":":
-        raise Refused(f"{name!r} is no relative path")
+        raise RefusedArchive(f"{name!r} is no relative path")
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise Refused(f"{name!r} leads out of the archive")
+        raise RefusedArchive(f"{name!r} leads out of the archive")
     return "/".join(parts)
 
 
@@ -214,12 +214,12 @@ def require_inside(location: str, target: str) -> None:
     """Refuses a link at `place` (relative to the root) whose target is not below the root."""
     reached = posixpath.normpath(posixpath.join(posixpath.dirname(location), target))
     if target.startswith("/") or reached == ".." or reached.startswith("../"):
-        raise Refused(f"the link {location} leads out of the source, to {target}")
+        raise RefusedArchive(f"the link {location} leads out of the source, to {target}")
 
 
 def require_size(size: int) -> None:
     if size > MOST_BYTES:
-        raise Refused(f"it would take {size >> 20} MiB unpacked")
+        raise RefusedArchive(f"it would take {size >> 20} MiB unpacked")
 
 
 def common_top(names: list[tuple[str, bool]]) -> str:

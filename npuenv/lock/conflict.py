@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 from npuenv.core.shellscript import ARCHES
 from npuenv.lock.file import Proof
-from npuenv.lock.inputs import CONSTRAIN, NEWEST, REPLACE, REQUIRE, Inputs, Line
+from npuenv.lock.inputs import CONSTRAIN, NEWEST, REPLACE, REQUIRE, InputLine, Inputs
 from npuenv.lock.uv import Resolver, Supply, is_cache_miss, is_out_of_reach, pip_compile
 
 if TYPE_CHECKING:
@@ -87,13 +87,15 @@ def prove(inputs: Inputs, supply: Supply, resolver: Resolver, complaint: str) ->
         return ()
 
 
-def smallest(complain: Callable[[Sequence[Line]], str | None], lines: Sequence[Line], complaint: str) -> list[Line]:
+def smallest(
+    complain: Callable[[Sequence[InputLine]], str | None], lines: Sequence[InputLine], complaint: str
+) -> list[InputLine]:
     """The fewest of the lines that still clash, in their order.
 
     `complain` returns the resolver's error for some lines, None if they resolve; `complaint` is its error for all of
     them. Assumes that dropping lines never adds a clash.
     """
-    needed: list[Line] = []
+    needed: list[InputLine] = []
     rest = _narrowed(complain, needed, lines, complaint)
     while rest:
         # From the end: if several lines would do, the stack's pins stay, because they come first and are most specific.
@@ -119,7 +121,7 @@ def single_overrides(
     found = []
     try:
         for text in list(_candidate_overrides(clash, runs.complaint(clash) or ""))[:_MAX_OVERRIDES]:
-            changed = replace(inputs, lines=(*inputs.lines, Line(REPLACE, text, "")))
+            changed = replace(inputs, lines=(*inputs.lines, InputLine(REPLACE, text, "")))
             if runs.complaint(changed) is None:
                 name = canonicalize_name(Requirement(text).name)
                 over = tuple(line.source for line in clash.lines if line.name == name and line.text != text)
@@ -130,8 +132,11 @@ def single_overrides(
 
 
 def _narrowed(
-    complain: Callable[[Sequence[Line]], str | None], needed: Sequence[Line], lines: Sequence[Line], error: str
-) -> list[Line]:
+    complain: Callable[[Sequence[InputLine]], str | None],
+    needed: Sequence[InputLine],
+    lines: Sequence[InputLine],
+    error: str,
+) -> list[InputLine]:
     """The lines whose packages an error names, if those clash by themselves; else all. The date limit is always
     included.
     """
@@ -146,11 +151,11 @@ def _names(error: str) -> set[str]:
     return {canonicalize_name(token) for token in re.findall(r"[A-Za-z0-9][A-Za-z0-9._-]*", error)}
 
 
-def _only(inputs: Inputs, lines: Iterable[Line], fixed: Iterable[Line]) -> Inputs:
+def _only(inputs: Inputs, lines: Iterable[InputLine], fixed: Iterable[InputLine]) -> Inputs:
     return replace(inputs, lines=(*lines, *fixed))
 
 
-def _clashing_overrides(clash: Inputs, runs: _UvRuns) -> Iterator[Line]:
+def _clashing_overrides(clash: Inputs, runs: _UvRuns) -> Iterator[InputLine]:
     """Overrides without which the other lines would resolve."""
     named = _names(runs.complaint(clash) or "")
     for line in clash.lines:

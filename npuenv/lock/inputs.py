@@ -30,7 +30,7 @@ REQUIRE, CONSTRAIN, REPLACE, EXCLUDE, NEWEST = "require", "constrain", "replace"
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class InputLine:
     """One input of the resolver, and its origin."""
 
     kind: str  # require | constrain | replace | exclude | newest
@@ -55,7 +55,7 @@ class Inputs:
     preserved.
     """
 
-    lines: tuple[Line, ...]
+    lines: tuple[InputLine, ...]
     platform: Platform
     any_age: tuple[str, ...] = ()  # names without date limit: their version is chosen, not resolved
     labels: tuple[tuple[str, str], ...] = ()  # name, label of the index it comes from
@@ -112,7 +112,7 @@ def inputs_of(stack: Stack) -> Inputs:
     built: set[str] = {normalised(source.name) for source in stack.git_sources}
     pins = [pin for pin in stack.pins if pin.is_python and pin.name not in built]
     lines = (*_required(stack, pins, built), *_limits(stack, pins), *_overrides(stack, pins))
-    day = (Line(NEWEST, stack.date, stack.name),) if stack.date else ()
+    day = (InputLine(NEWEST, stack.date, stack.name),) if stack.date else ()
     return Inputs(
         lines=tuple(dict.fromkeys((*day, *lines))),
         platform=stack.platform,
@@ -136,12 +136,12 @@ def ignored_requirements(name: str, version: str) -> tuple[str, ...]:
     return row.requires if row is not None else ()
 
 
-def _required(stack: Stack, pins: list[Pin], built: set[str]) -> Iterator[Line]:
+def _required(stack: Stack, pins: list[Pin], built: set[str]) -> Iterator[InputLine]:
     for pin in pins:
-        yield Line(REQUIRE, f"{pin.name}=={pin.version}", _origin(pin.because, stack))
+        yield InputLine(REQUIRE, f"{pin.name}=={pin.version}", _origin(pin.because, stack))
     recipe = f"{stack.name} ({stack.sources[0]})" if stack.sources else stack.name
     for text in stack.requirements:
-        yield Line(REQUIRE, text, recipe)
+        yield InputLine(REQUIRE, text, recipe)
     pinned = {pin.name for pin in stack.pins if pin.is_python}
     excluded = {requirement_name(override.requirement) for override in stack.overrides if override.does == EXCLUDE}
     for source in stack.git_sources:
@@ -151,11 +151,11 @@ def _required(stack: Stack, pins: list[Pin], built: set[str]) -> Iterator[Line]:
                 yield _required_by(source, text, is_pinned=name in pinned)
 
 
-def _required_by(source: GitSource, text: str, *, is_pinned: bool) -> Line:
+def _required_by(source: GitSource, text: str, *, is_pinned: bool) -> InputLine:
     """A requirement of a built component. If the stack pins the package, only the extras are kept."""
     version = source.ref.removeprefix("v")
     needed = _without_bounds(text) if is_pinned else text
-    return Line(REQUIRE, needed, f"{source.name} {version} (Requires-Dist)", is_dependency=True)
+    return InputLine(REQUIRE, needed, f"{source.name} {version} (Requires-Dist)", is_dependency=True)
 
 
 def _without_bounds(text: str) -> str:
@@ -165,26 +165,26 @@ def _without_bounds(text: str) -> str:
     return f"{name}[{','.join(extras)}]" if extras else name
 
 
-def _limits(stack: Stack, pins: list[Pin]) -> Iterator[Line]:
+def _limits(stack: Stack, pins: list[Pin]) -> Iterator[InputLine]:
     """Bounds that no package declares. A floor for a package that the stack pins is left out."""
     pinned = {pin.name for pin in pins}
     # Floors are for sets without date limit: with one, no such release is reached (measured on every published stack).
     for row in () if stack.date else _table("floors.toml")["floor"]:
         if requirement_name(row["requirement"]) not in pinned:
-            yield Line(CONSTRAIN, row["requirement"], row["source"])
+            yield InputLine(CONSTRAIN, row["requirement"], row["source"])
     for override in stack.overrides:
         if override.does == CONSTRAIN:
-            yield Line(CONSTRAIN, override.requirement, _override_origin(override, stack))
+            yield InputLine(CONSTRAIN, override.requirement, _override_origin(override, stack))
 
 
-def _overrides(stack: Stack, pins: list[Pin]) -> Iterator[Line]:
+def _overrides(stack: Stack, pins: list[Pin]) -> Iterator[InputLine]:
     for override in stack.overrides:
         if override.does != CONSTRAIN:
-            yield Line(override.does, override.requirement, _override_origin(override, stack))
+            yield InputLine(override.does, override.requirement, _override_origin(override, stack))
     for pin in pins:
         # A component may require another version than the stack pins (vllm-ascend: torch==2.8.0, not +cpu).
         if "+" in pin.version:
-            yield Line(REPLACE, f"{pin.name}=={pin.version}", _origin(pin.because, stack))
+            yield InputLine(REPLACE, f"{pin.name}=={pin.version}", _origin(pin.because, stack))
 
 
 def _chosen(stack: Stack, pins: list[Pin]) -> Iterator[str]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from npuenv.lock.uv import Resolver
 
 
-class Offer(enum.Enum):
+class Availability(enum.Enum):
     """Whether a locked package is still available."""
 
     AVAILABLE = "there"
@@ -40,41 +40,45 @@ class Offer(enum.Enum):
     NO_HASH = "no-hash"  # the lock has no hash for it, so there is nothing to compare
 
 
-LOST = (Offer.CHANGED, Offer.YANKED, Offer.GONE)
+LOST = (Availability.CHANGED, Availability.YANKED, Availability.GONE)
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class VerifiedPackage:
     """One package of a lock and what its index offers. `detail`: the missing hashes, or uv's message."""
 
     name: str
     version: str
-    offer: Offer
+    offer: Availability
     index: str | None = None
     detail: tuple[str, ...] = ()
 
 
-def verify_lock(lock: Lock, resolver: Resolver) -> tuple[Verified, ...]:
+def verify_lock(lock: Lock, resolver: Resolver) -> tuple[VerifiedPackage, ...]:
     """Every package of a lock with its offer, in the lock's order."""
     with_hash = [package for package in lock.packages if package.sha256]
-    found = {p.name: Verified(p.name, p.version, Offer.NO_HASH, p.index) for p in lock.packages if not p.sha256}
+    found = {
+        p.name: VerifiedPackage(p.name, p.version, Availability.NO_HASH, p.index) for p in lock.packages if not p.sha256
+    }
     for label in sorted({package.index or "" for package in with_hash}):
         group = [package for package in with_hash if (package.index or "") == label]
         found |= _verify_group(group, label, lock.platform, resolver)
     return tuple(found[package.name] for package in lock.packages)
 
 
-def _verify_group(group: Sequence[LockedPackage], label: str, platform: str, resolver: Resolver) -> dict[str, Verified]:
+def _verify_group(
+    group: Sequence[LockedPackage], label: str, platform: str, resolver: Resolver
+) -> dict[str, VerifiedPackage]:
     """The packages of one index; the label "" is the default index together with the indexes of pip's settings."""
     left = list(group)
-    found: dict[str, Verified] = {}
+    found: dict[str, VerifiedPackage] = {}
     while left:
         if not _is_reachable(label, resolver):
             return found | _in_links(left, platform, resolver, "")
         ran, offered = _query(left, label, platform, resolver)
         if ran.code == 0:
             rows = {p.name: _compare(p, offered, ran.err) for p in left}
-            changed = [] if label else [p for p in left if rows[p.name].offer is Offer.CHANGED]
+            changed = [] if label else [p for p in left if rows[p.name].offer is Availability.CHANGED]
             elsewhere = _query_locations(changed, platform, resolver)
             return found | rows | {p.name: _compare(p, elsewhere, ran.err) for p in changed}
         error = deciding_line(ran.err)
@@ -82,7 +86,7 @@ def _verify_group(group: Sequence[LockedPackage], label: str, platform: str, res
         named = _named(error, left) or (left[0] if len(left) == 1 else None)
         if is_out_of_reach(ran) or "No solution found" not in ran.err or named is None:
             return found | _in_links(left, platform, resolver, error)
-        found[named.name] = _row(named, Offer.GONE, error)
+        found[named.name] = _row(named, Availability.GONE, error)
         left.remove(named)
     return found
 
@@ -100,16 +104,18 @@ def _is_reachable(label: str, resolver: Resolver) -> bool:
     )
 
 
-def _in_links(group: Sequence[LockedPackage], platform: str, resolver: Resolver, error: str) -> dict[str, Verified]:
+def _in_links(
+    group: Sequence[LockedPackage], platform: str, resolver: Resolver, error: str
+) -> dict[str, VerifiedPackage]:
     """Packages whose index does not answer: available if the find-links folders have them, else out of reach."""
     links = replace(resolver.settings, extra_index_urls=(), is_no_index=True)
     found = {}
     for package in group:
-        found[package.name] = _row(package, Offer.OUT_OF_REACH, *filter(None, (error,)))
+        found[package.name] = _row(package, Availability.OUT_OF_REACH, *filter(None, (error,)))
         if links.find_links:
             ran, offered = _query([package], "", platform, replace(resolver, settings=links))
-            if _compare(package, offered, ran.err).offer is Offer.AVAILABLE:
-                found[package.name] = _row(package, Offer.AVAILABLE)
+            if _compare(package, offered, ran.err).offer is Availability.AVAILABLE:
+                found[package.name] = _row(package, Availability.AVAILABLE)
     return found
 
 
@@ -157,16 +163,16 @@ def _platform(tag: str) -> Platform:
     return Platform(arch, f"{python[2]}.{python[3:]}", glibc=glibc.removeprefix("glibc"))
 
 
-def _compare(package: LockedPackage, offered: Mapping[str, frozenset[str]], messages: str) -> Verified:
+def _compare(package: LockedPackage, offered: Mapping[str, frozenset[str]], messages: str) -> VerifiedPackage:
     """The offer of one package. A real warning of uv on success (0.13.8): warning: `old==1.0` is yanked (reason:
     "bad").
     """
     lacking = tuple(digest for digest in package.sha256 if digest not in offered.get(package.name, ()))
     if lacking:
-        return _row(package, Offer.CHANGED, *lacking)
+        return _row(package, Availability.CHANGED, *lacking)
     if f"`{package.name}=={package.version}` is yanked" in messages:
-        return _row(package, Offer.YANKED)
-    return _row(package, Offer.AVAILABLE)
+        return _row(package, Availability.YANKED)
+    return _row(package, Availability.AVAILABLE)
 
 
 def _named(error: str, group: Sequence[LockedPackage]) -> LockedPackage | None:
@@ -179,5 +185,5 @@ def _named(error: str, group: Sequence[LockedPackage]) -> LockedPackage | None:
     return next((by_name[name] for name in names if name in by_name), None)
 
 
-def _row(package: LockedPackage, offer: Offer, *detail: str) -> Verified:
-    return Verified(package.name, package.version, offer, package.index, detail)
+def _row(package: LockedPackage, offer: Availability, *detail: str) -> VerifiedPackage:
+    return VerifiedPackage(package.name, package.version, offer, package.index, detail)

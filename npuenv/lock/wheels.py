@@ -13,6 +13,7 @@ from packaging.version import Version
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
+from npuenv.facts.pip import local_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -80,8 +81,6 @@ def wheels_in_links(
 
     Locations on the network are ignored. The version must be equal with its local part: 2.13.0 is not 2.13.0+cpu.
     """
-    from npuenv.facts.pip import local_folder
-
     wanted = {(canonicalize_name(name), Version(version)) for name, version in names}
     tags, found = platform_tags(platform), {}
     for item in reversed(settings.find_links):  # the first folder wins

@@ -61,7 +61,7 @@ class _Cell:
 
 
 @dataclass
-class _Run:
+class _LockRun:
     """One call of `lock_all`: what it works with and what it has learnt."""
 
     resolver: Resolver
@@ -96,7 +96,7 @@ def lock_all(
     """
     cells = [_Cell(stack, inputs_of(stack)) for stack in stacks]
     _require_own_files(cells)
-    run = _Run(replace(resolver, is_offline=resolver.is_offline or offline), folder, on_done, {}, {})
+    run = _LockRun(replace(resolver, is_offline=resolver.is_offline or offline), folder, on_done, {}, {})
     waiting: dict[str, list[int]] = {}
     proofs = {} if renew else _read_impossible(folder)
     for number, cell in enumerate(cells):
@@ -111,7 +111,7 @@ def lock_all(
     return tuple(run.rows[number] for number in range(len(cells)))
 
 
-def _solve_all(cells: Sequence[_Cell], waiting: dict[str, list[int]], run: _Run) -> list[CannotTell]:
+def _solve_all(cells: Sequence[_Cell], waiting: dict[str, list[int]], run: _LockRun) -> list[CannotTell]:
     """Solves each group of equal inputs, two at a time. One error for each stack that no index answered for."""
     unanswered: list[CannotTell] = []
     run.tools = made_with(run.resolver) if waiting else ""
@@ -132,7 +132,7 @@ def _solve_all(cells: Sequence[_Cell], waiting: dict[str, list[int]], run: _Run)
     return unanswered
 
 
-def _solved(cell: _Cell, run: _Run) -> tuple[Solved, float]:
+def _solved(cell: _Cell, run: _LockRun) -> tuple[Solved, float]:
     """The answer for one group and the seconds it took. Once several in a row got none, the rest is not asked."""
     if len(run.silent) >= _GIVE_UP_AFTER:
         raise run.silent[-1]
@@ -146,7 +146,7 @@ def _solved(cell: _Cell, run: _Run) -> tuple[Solved, float]:
     return solved, time.monotonic() - begin
 
 
-def _record(cells: Sequence[_Cell], group: Sequence[int], solved: Solved, seconds: float, run: _Run) -> None:
+def _record(cells: Sequence[_Cell], group: Sequence[int], solved: Solved, seconds: float, run: _LockRun) -> None:
     """Writes the lock of every stack of a group, or its proof, and gives their rows."""
     first = cells[group[0]]
     for number in group:

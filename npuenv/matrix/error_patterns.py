@@ -164,7 +164,8 @@ def load_error_patterns(folder: Path | None = None) -> ErrorPatterns:
     others = {name: tables.pop(name) for name in _OTHERS}
     releases = cast("tuple[ReleaseBugRow, ...]", others["releases"])
     causes = cast("tuple[CauseRow, ...]", others["causes"])
-    own = itertools.chain.from_iterable(row.as_patterns() for row in (*causes, *releases))
+    sources: tuple[CauseRow | ReleaseBugRow, ...] = (*causes, *releases)
+    own = itertools.chain.from_iterable(row.as_patterns() for row in sources)
     return ErrorPatterns(
         rows=cast("tuple[ErrorPattern, ...]", (*itertools.chain.from_iterable(tables.values()), *own)),
         causes={row.id: row for row in causes},

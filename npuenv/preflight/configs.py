@@ -18,13 +18,13 @@ from npuenv.core.messages import Message
 from npuenv.matrix.keys import KeyTable, configs_of, defaults_of, names_of, nearest_release
 from npuenv.preflight import limits
 from npuenv.preflight.limits import TooLarge
-from npuenv.preflight.types import Setting
+from npuenv.preflight.types import LaunchSetting
 from npuenv.preflight.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from npuenv.preflight.yaml_text import Entry
+    from npuenv.preflight.yaml_text import YamlEntry
 
 
 _OWN = ("defaults", "hydra")  # for Hydra itself, not for the framework
@@ -34,7 +34,7 @@ _OWN = ("defaults", "hydra")  # for Hydra itself, not for the framework
 class Config:
     """Settings in the order of their first writing, and the files that were not found."""
 
-    settings: Mapping[str, Setting] = field(default_factory=dict)
+    settings: Mapping[str, LaunchSetting] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     bases: tuple[str, ...] = ()  # verl's own configurations that it starts from
     is_partial: bool = False  # it was not found, and may set anything
@@ -86,7 +86,7 @@ def read_config(text: str, path: str, search: Search) -> Config:
     defaults = next((entry for entry in entries if entry.path == ("defaults",)), None)
     added = _searchpath(entries, search.base, *search.folders[:1])
     search = replace(search, folders=(*search.folders, *added))
-    settings: dict[str, Setting] = {}
+    settings: dict[str, LaunchSetting] = {}
     missing: list[str] = []
     bases: list[str] = []
     has_self = False
@@ -104,15 +104,15 @@ def read_config(text: str, path: str, search: Search) -> Config:
     return Config(settings, tuple(dict.fromkeys(missing)), tuple(dict.fromkeys(bases)))
 
 
-def _leaves(entry: Entry) -> Iterator[Entry]:
+def _leaves(entry: YamlEntry) -> Iterator[YamlEntry]:
     return entry.leaves() if entry.path[0] not in _OWN else iter(())
 
 
-def _setting(leaf: Entry, path: str) -> Setting:
-    return Setting(leaf.dotted, leaf.value, leaf.text, Location(path, leaf.line))
+def _setting(leaf: YamlEntry, path: str) -> LaunchSetting:
+    return LaunchSetting(leaf.dotted, leaf.value, leaf.text, Location(path, leaf.line))
 
 
-def _lay_over(settings: dict[str, Setting], others: Mapping[str, Setting], package: str) -> None:
+def _lay_over(settings: dict[str, LaunchSetting], others: Mapping[str, LaunchSetting], package: str) -> None:
     """Puts settings over others: a whole value replaces what stood below its key, and the other way round."""
     for name, setting in others.items():
         key = f"{package}.{name}" if package else name
@@ -122,7 +122,9 @@ def _lay_over(settings: dict[str, Setting], others: Mapping[str, Setting], packa
         if setting.value != {} or not any(each.startswith(f"{key}.") for each in settings):
             for below in [each for each in settings if each.startswith(f"{key}.")]:
                 settings.pop(below)
-            settings[key] = setting if key == setting.key else Setting(key, setting.value, setting.text, setting.place)
+            settings[key] = (
+                setting if key == setting.key else LaunchSetting(key, setting.value, setting.text, setting.place)
+            )
 
 
 def _parents(key: str) -> Iterator[str]:
@@ -131,7 +133,7 @@ def _parents(key: str) -> Iterator[str]:
         yield key
 
 
-def _searchpath(entries: tuple[Entry, ...], base: Path, *beside: Path) -> Iterator[Path]:
+def _searchpath(entries: tuple[YamlEntry, ...], base: Path, *beside: Path) -> Iterator[Path]:
     """The folders of `hydra.searchpath`. Hydra starts a relative one from where the run is started, mostly the top of
     the framework's tree, which need not be where this runs: the folders above the file are tried behind it.
     """
@@ -143,7 +145,7 @@ def _searchpath(entries: tuple[Entry, ...], base: Path, *beside: Path) -> Iterat
                 yield from (top / each.removeprefix("file://") for each in places for top in tops)
 
 
-def _listed(defaults: Entry | None) -> Iterator[tuple[str, str, bool]]:
+def _listed(defaults: YamlEntry | None) -> Iterator[tuple[str, str, bool]]:
     """The entries of a defaults list: a configuration's name, the key its content goes under, whether it may miss.
 
     Example: `- ../config/x@_here_` gives ("../config/x", "", False); `- optional db: mysql` ("db/mysql", "db", True).

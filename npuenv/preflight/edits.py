@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from npuenv.preflight.calls import Call
-    from npuenv.preflight.script import Export, Script, Word
+    from npuenv.preflight.script import ExportedVariable, Script, Word
     from npuenv.preflight.types import Change
-    from npuenv.preflight.yaml_text import Entry
+    from npuenv.preflight.yaml_text import YamlEntry
 
 
 _OPENS = re.compile(r"(?:\b(?:then|else|do)|[{(]|\))[ \t]*(?:#.*)?\s*$")  # what a command has to follow
@@ -139,7 +139,7 @@ def _variable_in(script: Script, change: Change) -> str | None:
     return script.text[: word.start] + new + script.text[word.end :]
 
 
-def _unset(text: str, exports: Sequence[Export]) -> str:
+def _unset(text: str, exports: Sequence[ExportedVariable]) -> str:
     """The text without the variables; an `export` of nothing else goes as a whole line, or becomes the `:` that does
     nothing, where it may be all that a block holds."""
     for each in sorted(exports, key=lambda each: -each.word.start):
@@ -191,7 +191,7 @@ def _is_sound(before: str, after: str, keys: set[str]) -> bool:
     return _others(read_yaml(before, ""), keys) == _others(entries, keys)
 
 
-def _others(entries: Sequence[Entry], keys: set[str]) -> dict[str, str]:
+def _others(entries: Sequence[YamlEntry], keys: set[str]) -> dict[str, str]:
     found = {leaf.dotted: repr(leaf.value) for entry in entries for leaf in entry.leaves()}
     return {key: value for key, value in found.items() if not _touches(key, value, keys)}
 
@@ -226,17 +226,17 @@ def _renamed(text: str, old: str, key: str, value: Any) -> str | None:
     return text[: found.key.start] + write_scalar(key.rpartition(".")[2]) + text[found.key.end :]
 
 
-def _walk(entries: Sequence[Entry]) -> Iterator[Entry]:
+def _walk(entries: Sequence[YamlEntry]) -> Iterator[YamlEntry]:
     for entry in entries:
         yield entry
         yield from _walk(entry.children)
 
 
-def _find(entries: Sequence[Entry], key: str) -> Entry | None:
+def _find(entries: Sequence[YamlEntry], key: str) -> YamlEntry | None:
     return next((entry for entry in _walk(entries) if entry.dotted == key), None)
 
 
-def _exchanged(text: str, entry: Entry, new: str) -> str:
+def _exchanged(text: str, entry: YamlEntry, new: str) -> str:
     """A value replaced. One that begins on a later line than its key moves up to the key."""
     span = entry.span
     between = text[entry.key.end : span.start]
@@ -248,7 +248,7 @@ def _exchanged(text: str, entry: Entry, new: str) -> str:
     return text[:start] + new + text[span.end :]
 
 
-def _removed(text: str, entry: Entry) -> str | None:
+def _removed(text: str, entry: YamlEntry) -> str | None:
     """The text without a key; a mapping that becomes empty by it goes too."""
     entries = read_yaml(text, "")
     parent = _find(entries, ".".join(entry.path[:-1])) if len(entry.path) > 1 else None
@@ -262,7 +262,7 @@ def _removed(text: str, entry: Entry) -> str | None:
     return text[:start] + text[end:]
 
 
-def _without_pair(text: str, entry: Entry, parent: Entry) -> str:
+def _without_pair(text: str, entry: YamlEntry, parent: YamlEntry) -> str:
     """The text without a pair of a mapping in braces, and without the comma on one side of it."""
     behind = re.compile(r"\s*,\s*").match(text, entry.span.end)
     if behind:
@@ -272,14 +272,14 @@ def _without_pair(text: str, entry: Entry, parent: Entry) -> str:
     return text[:start] + text[entry.span.end :]
 
 
-def _lines(text: str, entry: Entry) -> tuple[int, int]:
+def _lines(text: str, entry: YamlEntry) -> tuple[int, int]:
     """The whole lines from a key to the end of its value."""
     start = text.rfind("\n", 0, entry.key.start) + 1
     end = text.find("\n", _end(entry))
     return start, len(text) if end < 0 else end + 1
 
 
-def _end(entry: Entry) -> int:
+def _end(entry: YamlEntry) -> int:
     """The offset behind the last sign that belongs to an entry in the place where it stands."""
     own = [child for child in entry.children if not child.is_merged]
     return max([entry.key.end, entry.span.end, *map(_end, own)])
@@ -297,7 +297,7 @@ def _added(text: str, key: str, value: Any) -> str | None:
     return _line_behind(text, end, _block(parts, value, _indent(text, entries[0])))
 
 
-def _added_to(text: str, parent: Entry, parts: Sequence[str], value: Any) -> str | None:
+def _added_to(text: str, parent: YamlEntry, parts: Sequence[str], value: Any) -> str | None:
     if parent.is_merged:
         return None
     if not parent.children:
@@ -313,7 +313,7 @@ def _added_to(text: str, parent: Entry, parts: Sequence[str], value: Any) -> str
     return _line_behind(text, max(map(_end, own)), _block(parts, value, _indent(text, own[0])))
 
 
-def _indent(text: str, entry: Entry) -> str:
+def _indent(text: str, entry: YamlEntry) -> str:
     """The blanks in front of a key; a key behind something else on its line counts from the line's first column."""
     start = text.rfind("\n", 0, entry.key.start) + 1
     return " " * (entry.key.start - start)

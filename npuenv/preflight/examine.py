@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from npuenv.core.finding import Status
+from npuenv.preflight.rules import RULES
+from npuenv.preflight.rules.keys import has_own_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -25,8 +27,6 @@ def examine(
     `rules` None: all. `refused` is what the reader found. What a rule raises is a mistake of ours and goes through.
     """
     if rules is None:
-        from npuenv.preflight.rules import RULES
-
         rules = RULES
     judged = (found for rule in rules if launch.framework in rule.frameworks for found in _judged(rule, launch))
     # What may not be set at all is not judged as if it were.
@@ -34,8 +34,6 @@ def examine(
 
 
 def _judged(rule: Rule, launch: Launch) -> Iterator[LaunchFinding]:
-    from npuenv.preflight.rules.keys import has_own_keys
-
     is_other = rule.is_trainers and has_own_keys(launch)
     for each in rule.judge(launch):
         yield replace(each, status=Status.WARN) if is_other and each.status is Status.FAIL else each

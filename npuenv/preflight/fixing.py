@@ -13,7 +13,7 @@ from npuenv.core.shellscript import UNKNOWN
 from npuenv.matrix.keys import nearest_release
 from npuenv.preflight.edits import edit_command, edit_script, edit_yaml, shown
 from npuenv.preflight.examine import examine
-from npuenv.preflight.reading import JOB_VARIABLES, Reading, ReadOptions, read_text, read_words
+from npuenv.preflight.reading import JOB_VARIABLES, LaunchText, ReadOptions, read_text, read_words
 from npuenv.preflight.types import Change
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class PreflightResult:
         return ExitCode.FINE if is_known else ExitCode.UNKNOWN
 
 
-def fix(reading: Reading, options: ReadOptions, rules: Sequence[Rule] | None = None) -> Fixed:
+def fix(reading: LaunchText, options: ReadOptions, rules: Sequence[Rule] | None = None) -> Fixed:
     """The corrected copy of a launch. Examining that copy gives no correction that could still be made."""
     now = reading
     done: list[Change] = []
@@ -95,7 +95,7 @@ def fix(reading: Reading, options: ReadOptions, rules: Sequence[Rule] | None = N
     return Fixed(written(reading), written(now), tuple(done), _problems(now, rules))
 
 
-def fix_all(readings: Sequence[Reading], options: ReadOptions) -> Fixed:
+def fix_all(readings: Sequence[LaunchText], options: ReadOptions) -> Fixed:
     """The corrected copy of a script with all its launches; those of another file are judged and left as they are."""
     first, *rest = readings
     fixed = fix(first, options)
@@ -109,11 +109,11 @@ def fix_all(readings: Sequence[Reading], options: ReadOptions) -> Fixed:
     return fixed
 
 
-def _problems(reading: Reading, rules: Sequence[Rule] | None) -> tuple[LaunchFinding, ...]:
+def _problems(reading: LaunchText, rules: Sequence[Rule] | None) -> tuple[LaunchFinding, ...]:
     return examine(reading.launch, rules, refused=reading.refused)
 
 
-def apply(reading: Reading, options: ReadOptions, changes: Sequence[Change]) -> Reading | None:
+def apply(reading: LaunchText, options: ReadOptions, changes: Sequence[Change]) -> LaunchText | None:
     """The same launch with all the changes, read again; None where one cannot be put in."""
     for change in changes:
         edited = _applied(reading, options, change)
@@ -123,7 +123,7 @@ def apply(reading: Reading, options: ReadOptions, changes: Sequence[Change]) -> 
     return reading
 
 
-def _applied(reading: Reading, options: ReadOptions, change: Change) -> Reading | None:
+def _applied(reading: LaunchText, options: ReadOptions, change: Change) -> LaunchText | None:
     known = reading.launch.defaults
     placed = _placed(reading, change)
     if placed is None:
@@ -145,7 +145,7 @@ def _applied(reading: Reading, options: ReadOptions, change: Change) -> Reading 
     return None if text is None else _read_again(text, reading, options)
 
 
-def _placed(reading: Reading, change: Change) -> Change | None:
+def _placed(reading: LaunchText, change: Change) -> Change | None:
     """A change of a variable where that variable is written: Ray's settings can hold it; None for a text in JSON."""
     setting = reading.launch.environ.get(change.renames or change.key) if change.is_variable else None
     if setting is None or "." not in setting.key:
@@ -157,25 +157,25 @@ def _placed(reading: Reading, change: Change) -> Change | None:
     return Change(f"{above}.{change.key}", None if change.value is None else str(change.value), renames=renames)
 
 
-def _read_again(text: str, reading: Reading, options: ReadOptions) -> Reading:
+def _read_again(text: str, reading: LaunchText, options: ReadOptions) -> LaunchText:
     """The launch of a changed text; variables that a script around it sets stay."""
     again = read_text(text, Path(reading.path), options, reading.arguments, reading.nth)
     outside = {name: each for name, each in reading.launch.environ.items() if each.place.path != reading.path}
     return replace(again, launch=replace(again.launch, environ={**outside, **again.launch.environ}))
 
 
-def _can_hold(reading: Reading, change: Change) -> bool:
+def _can_hold(reading: LaunchText, change: Change) -> bool:
     """Whether a YAML can say this of a variable: ROLL's can, unless the variable comes from the script around it."""
     setting = reading.launch.environ.get(change.key) or reading.launch.environ.get(change.renames or "")
     return reading.launch.framework == "roll" and (setting is None or setting.place.path == reading.path)
 
 
-def written(reading: Reading) -> str:
+def written(reading: LaunchText) -> str:
     """What a user would look at: the file's text, or the command line."""
     return reading.text if reading.path else f"{shown([word.value for word in reading.words])}\n"
 
 
-def corrected(reading: Reading, options: ReadOptions, problem: LaunchFinding) -> tuple[str, ...]:
+def corrected(reading: LaunchText, options: ReadOptions, problem: LaunchFinding) -> tuple[str, ...]:
     """The lines, or the words of a command, that mend one problem; empty where only the user can decide."""
     edited = apply(reading, options, problem.changes) if problem.changes else None
     if edited is None:

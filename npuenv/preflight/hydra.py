@@ -37,7 +37,7 @@ class NotHydra(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Override:
+class HydraOverride:
     """One word. Example: `+a.b=[1,x]` gives mark "+", key "a.b", value [1, "x"], text "[1,x]"."""
 
     mark: str  # "", "+", "++" or "~"
@@ -47,7 +47,7 @@ class Override:
     is_computed: bool = False  # a function of Hydra gives the value: `value` is the text
 
 
-def read_override(word: str) -> Override:
+def read_override(word: str) -> HydraOverride:
     """The word as Hydra reads it. Raises NotHydra where it would refuse the word."""
     found = _KEY.match(word)
     assert found is not None  # every part of the pattern may be empty
@@ -56,7 +56,7 @@ def read_override(word: str) -> Override:
         if found.end() < len(word):
             raise NotHydra("character", word[found.end()])
         if mark == "~" and key:
-            return Override(mark, key, None, "")
+            return HydraOverride(mark, key, None, "")
         raise NotHydra("no-value", word)
     if not key:
         raise NotHydra("shape", word)
@@ -64,8 +64,8 @@ def read_override(word: str) -> Override:
         name = value.partition("(")[0]
         if name not in _CASTS:
             raise NotHydra("sweep" if name in _SWEEPS else "shape", name)
-        return Override(mark, key, value, value, is_computed=True)
-    return Override(mark, key, read_value(value), value)
+        return HydraOverride(mark, key, value, value, is_computed=True)
+    return HydraOverride(mark, key, read_value(value), value)
 
 
 def read_value(text: str) -> Any:

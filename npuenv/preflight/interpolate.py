@@ -12,7 +12,7 @@ from npuenv.preflight.yaml_text import scalar
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npuenv.preflight.types import Setting
+    from npuenv.preflight.types import LaunchSetting
 
 _ONE = re.compile(r"(?<!\\)\$\{([^${}]*)\}")
 _KEY = re.compile(r"(\.*)([A-Za-z_$][\w$/-]*(?:\.[\w$/-]+|\[[^\]]*\])*)")
@@ -22,13 +22,13 @@ _MOST_VALUES = 100_000  # to be filled in for one launch; verl's own configurati
 
 
 def fill(
-    settings: Mapping[str, Setting], defaults: Mapping[str, Any], environ: Mapping[str, str]
-) -> dict[str, Setting]:
+    settings: Mapping[str, LaunchSetting], defaults: Mapping[str, Any], environ: Mapping[str, str]
+) -> dict[str, LaunchSetting]:
     """The settings with `${a.b}`, `${.c}`, `${oc.env:X,default}` replaced; what cannot be is open, its value the text.
 
     `environ` holds variables that are known where the launch runs.
     """
-    reader = _Reader(settings, defaults, environ)
+    reader = _Interpolator(settings, defaults, environ)
     filled = {}
     for key, setting in settings.items():
         value = setting.value if setting.is_open else reader.filled(setting.value, key, _MOST)
@@ -37,11 +37,11 @@ def fill(
     return filled
 
 
-class _Reader:
+class _Interpolator:
     """Looks up what an interpolation names: written settings first, then the release's own."""
 
     def __init__(
-        self, settings: Mapping[str, Setting], defaults: Mapping[str, Any], environ: Mapping[str, str]
+        self, settings: Mapping[str, LaunchSetting], defaults: Mapping[str, Any], environ: Mapping[str, str]
     ) -> None:
         self.settings, self.defaults, self.environ = settings, defaults, environ
         self.left = _MOST_VALUES

@@ -26,14 +26,14 @@ from npuenv.preflight.interpolate import fill
 from npuenv.preflight.releases import counted_as, program_config
 from npuenv.preflight.script import Script, Word, survey
 from npuenv.preflight.script_problems import cut_off, gpu_packages, ray_gpus, started_often, unset_variables
-from npuenv.preflight.types import Launch, LaunchFinding, Machine, Setting, launch_finding
+from npuenv.preflight.types import Launch, LaunchFinding, LaunchSetting, Machine, launch_finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npuenv.preflight.calls import Call
     from npuenv.preflight.configs import Checkout
-    from npuenv.preflight.script import Survey
+    from npuenv.preflight.script import StartedCommands
 
 Framework = Literal["verl", "roll"]
 Defaults = Callable[[str, str], Mapping[str, Any]]
@@ -61,7 +61,7 @@ class ReadOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class LaunchText:
     """A launch with the text it came from, which is what a correction changes."""
 
     launch: Launch
@@ -78,12 +78,12 @@ class Reading:
     around: str = ""  # the script that it stands in, also where `path` is the YAML that the script names
 
 
-def read_file(path: Path, options: ReadOptions, arguments: Sequence[str] = ()) -> Reading:
+def read_file(path: Path, options: ReadOptions, arguments: Sequence[str] = ()) -> LaunchText:
     """A YAML file or a shell script. Raises BadInput where there is nothing to read, or no launch in it."""
     return read_text(_text_of(path), path, options, arguments)
 
 
-def read_text(text: str, path: Path, options: ReadOptions, arguments: Sequence[str] = (), nth: int = 0) -> Reading:
+def read_text(text: str, path: Path, options: ReadOptions, arguments: Sequence[str] = (), nth: int = 0) -> LaunchText:
     """The same for a text that stands, or is to stand, in a file of that name. `nth`: which launch of a script."""
     options = _with_written_release(text, options)
     if _is_script(text, path):
@@ -104,7 +104,7 @@ def _with_written_release(text: str, options: ReadOptions) -> ReadOptions:
     return replace(options, release=found[2].strip())
 
 
-def all_of(reading: Reading, options: ReadOptions) -> tuple[Reading, ...]:
+def all_of(reading: LaunchText, options: ReadOptions) -> tuple[LaunchText, ...]:
     """A launch and the further ones of its script. Raises BadInput where one of those cannot be read."""
     if reading.count == 1:
         return (reading,)
@@ -114,7 +114,7 @@ def all_of(reading: Reading, options: ReadOptions) -> tuple[Reading, ...]:
     return (reading, *rest)
 
 
-def read_words(words: Sequence[str], options: ReadOptions) -> Reading:
+def read_words(words: Sequence[str], options: ReadOptions) -> LaunchText:
     """A command line as its words: a launch, or a shell script that holds one.
 
     Raises BadInput where it starts no training run of verl or ROLL.
@@ -130,7 +130,7 @@ def read_words(words: Sequence[str], options: ReadOptions) -> Reading:
     return _read_placed([Word(word, word, at, 0, 0) for at, word in enumerate(words, 1)], call, options)
 
 
-def _read_inner(text: str, arguments: Sequence[str], options: ReadOptions) -> Reading:
+def _read_inner(text: str, arguments: Sequence[str], options: ReadOptions) -> LaunchText:
     """The first launch of a text for a shell, as the command that it comes to: its variables in front of its words."""
     found = survey(text, arguments, options.environ)
     if not found.launches:
@@ -143,11 +143,11 @@ def _read_inner(text: str, arguments: Sequence[str], options: ReadOptions) -> Re
     return _read_placed(words, call, options)
 
 
-def _read_placed(words: Sequence[Word], call: Call, options: ReadOptions) -> Reading:
+def _read_placed(words: Sequence[Word], call: Call, options: ReadOptions) -> LaunchText:
     environ, refused = {**_leading(words), **_of_job(words, "")}, started_often(words, call, "")
     if call.framework == "roll":
         return replace(_of_roll_call(call, environ, options, options.folder), refused=refused)
-    return _of_verl_call(Reading(_NO_LAUNCH, "", "", tuple(words), call, refused=refused), environ, options)
+    return _of_verl_call(LaunchText(_NO_LAUNCH, "", "", tuple(words), call, refused=refused), environ, options)
 
 
 def _no_launch(where: str, other: str | None) -> BadInput:
@@ -189,14 +189,14 @@ def _is_script(text: str, path: Path) -> bool:
 # --- YAML
 
 
-def _read_yaml(text: str, path: Path, options: ReadOptions) -> Reading:
+def _read_yaml(text: str, path: Path, options: ReadOptions) -> LaunchText:
     config = read_config(text, str(path), Search((path.parent,), options.folder))
     framework = _framework_of(config)
     if framework is None:
         raise BadInput(Message("preflight.no-framework", {"path": str(path)}), Message("preflight.what-is-read"))
     settings, environ = _split_environ(config, framework)
     launch = _launch(framework, settings, environ, options, f"{framework}-yaml", config)
-    return Reading(launch, str(path), text)
+    return LaunchText(launch, str(path), text)
 
 
 def _framework_of(config: Config) -> Framework | None:
@@ -206,9 +206,9 @@ def _framework_of(config: Config) -> Framework | None:
     return "roll" if tops & {"actor_train", "actor_infer", "pretrain", "rlvr", "train_env_manager"} else None
 
 
-def _split_environ(config: Config, framework: str) -> tuple[dict[str, Setting], dict[str, Setting]]:
+def _split_environ(config: Config, framework: str) -> tuple[dict[str, LaunchSetting], dict[str, LaunchSetting]]:
     """ROLL takes variables of its processes from `system_envs`."""
-    settings, environ = dict(config.settings), dict[str, Setting]()
+    settings, environ = dict(config.settings), dict[str, LaunchSetting]()
     for key in [key for key in settings if framework == "roll" and key.startswith("system_envs.")]:
         name = key.partition(".")[2]
         environ[name] = replace(settings.pop(key), key=name)
@@ -218,7 +218,7 @@ def _split_environ(config: Config, framework: str) -> tuple[dict[str, Setting], 
 # --- commands and scripts
 
 
-def _read_script(text: str, path: Path, options: ReadOptions, arguments: tuple[str, ...], nth: int) -> Reading:
+def _read_script(text: str, path: Path, options: ReadOptions, arguments: tuple[str, ...], nth: int) -> LaunchText:
     if line := open_quote(text):
         args = {"path": str(path), "line": line}
         raise BadInput(Message("preflight.open-quote", args), Message("preflight.open-quote-hint"))
@@ -253,11 +253,11 @@ def _read_script(text: str, path: Path, options: ReadOptions, arguments: tuple[s
     }
     if script.call.framework == "roll":
         return replace(_of_roll_call(script.call, environ, options, path.parent), **place)
-    reading = Reading(_NO_LAUNCH, str(path), text, script.words, script.call, script)
+    reading = LaunchText(_NO_LAUNCH, str(path), text, script.words, script.call, script)
     return _of_verl_call(replace(reading, **place), environ, options)
 
 
-def _notes(found: Survey, path: str) -> Iterator[Message]:
+def _notes(found: StartedCommands, path: str) -> Iterator[Message]:
     lines = tuple(str(each.words[0].line) for each in found.launches)
     if len(lines) > 1:
         yield Message("preflight.more-launches", {"path": path, "count": len(lines), "lines": lines})
@@ -278,14 +278,14 @@ def _sourced(name: str, folders: Sequence[Path]) -> str | None:
         return None
 
 
-def _variable(name: str, word: Word, path: str, at: int = 0) -> Setting:
+def _variable(name: str, word: Word, path: str, at: int = 0) -> LaunchSetting:
     value = word.value.partition("=")[2]
     text = word.raw.partition("=")[2] if UNKNOWN in value else value
     is_open = UNKNOWN in value
-    return Setting(name, text if is_open else value, text, Location(path, word.line, at), "", is_open, is_open)
+    return LaunchSetting(name, text if is_open else value, text, Location(path, word.line, at), "", is_open, is_open)
 
 
-def _leading(words: Sequence[Word]) -> dict[str, Setting]:
+def _leading(words: Sequence[Word]) -> dict[str, LaunchSetting]:
     """The variables in front of a command."""
     found = {}
     for at, word in enumerate(words[: front([word.value for word in words])], 1):
@@ -295,7 +295,7 @@ def _leading(words: Sequence[Word]) -> dict[str, Setting]:
     return found
 
 
-def _of_job(words: Sequence[Word], path: str) -> dict[str, Setting]:
+def _of_job(words: Sequence[Word], path: str) -> dict[str, LaunchSetting]:
     """The variables that `ray job submit --runtime-env-json` gives to the run."""
     values = [word.value for word in words]
     for at, word in enumerate(words):
@@ -308,17 +308,17 @@ def _of_job(words: Sequence[Word], path: str) -> dict[str, Setting]:
             pairs = found.get("env_vars") if isinstance(found, dict) else None
             place = Location(path, word.line if path else 1, at + 1)
             items = pairs.items() if isinstance(pairs, dict) else ()
-            return {key: Setting(f"{JOB_VARIABLES}{key}", str(value), str(value), place) for key, value in items}
+            return {key: LaunchSetting(f"{JOB_VARIABLES}{key}", str(value), str(value), place) for key, value in items}
     return {}
 
 
-def _of_ray_init(settings: Mapping[str, Setting]) -> dict[str, Setting]:
+def _of_ray_init(settings: Mapping[str, LaunchSetting]) -> dict[str, LaunchSetting]:
     """The variables that the trainer gives to its workers through Ray."""
     found = ((re.fullmatch(r"(?:ray_kwargs\.)?ray_init\.runtime_env\.env_vars\.(\w+)", key), key) for key in settings)
     return {match[1]: settings[key] for match, key in found if match}
 
 
-def _of_verl_call(reading: Reading, environ: dict[str, Setting], options: ReadOptions) -> Reading:
+def _of_verl_call(reading: LaunchText, environ: dict[str, LaunchSetting], options: ReadOptions) -> LaunchText:
     """The launch of a verl command: its configuration file, where it names one, under its words."""
     assert reading.call is not None
     beside = Path(reading.path).parent if reading.path else options.folder
@@ -368,22 +368,24 @@ def _places(folder: Path, beside: Path) -> tuple[Path, ...]:
     return tuple(top / end for top in (beside, *beside.resolve().parents)) if end else (beside,)
 
 
-def _settings_of(word: Word, place: Location) -> list[Setting]:
+def _settings_of(word: Word, place: Location) -> list[LaunchSetting]:
     """What a word of the command sets: one setting, or one for each leaf of a dictionary."""
     if UNKNOWN in word.value:
         mark, key = re.fullmatch(r"(\+\+|\+|~|)(.*)", word.value.partition("=")[0], re.DOTALL).groups()  # type: ignore[union-attr]
         if UNKNOWN in key or "=" not in word.value or key.startswith("hydra."):
             return []
         text = word.raw.partition("=")[2].strip("'\"")
-        return [Setting(key, text, text, place, mark, is_open=True, is_shells=True, is_sure=word.is_sure)]
+        return [LaunchSetting(key, text, text, place, mark, is_open=True, is_shells=True, is_sure=word.is_sure)]
     found = read_override(word.value)
     if found.key.startswith("hydra.") and found.key != "hydra.searchpath":
         return []
-    whole = Setting(found.key, found.value, found.text, place, found.mark, found.is_computed, is_sure=word.is_sure)
+    whole = LaunchSetting(
+        found.key, found.value, found.text, place, found.mark, found.is_computed, is_sure=word.is_sure
+    )
     return list(_leaves(whole))
 
 
-def _leaves(setting: Setting) -> Sequence[Setting]:
+def _leaves(setting: LaunchSetting) -> Sequence[LaunchSetting]:
     if not isinstance(setting.value, dict) or not setting.value:
         return (setting,)
     inner = [replace(setting, key=f"{setting.key}.{key}", value=value) for key, value in setting.value.items()]
@@ -393,12 +395,12 @@ def _leaves(setting: Setting) -> Sequence[Setting]:
 def _refusal(error: NotHydra, word: Word, place: Location) -> LaunchFinding:
     key = word.value.partition("=")[0].lstrip("+~")
     _, sign, text = word.value.partition("=")
-    setting = Setting(key, text if sign else None, text, place)
+    setting = LaunchSetting(key, text if sign else None, text, place)
     says = Message(f"preflight.refused-{error.why}", {"key": key, "what": error.what})
     return launch_finding("preflight.hydra-grammar", "error", says, (setting,), _GRAMMAR)
 
 
-def _of_roll_call(call: Call, environ: Mapping[str, Setting], options: ReadOptions, beside: Path) -> Reading:
+def _of_roll_call(call: Call, environ: Mapping[str, LaunchSetting], options: ReadOptions, beside: Path) -> LaunchText:
     """The launch of a ROLL command: the YAML that it names."""
     folder, name = call.options.get("path", ""), call.options.get("name", "")
     if not name:
@@ -423,8 +425,8 @@ _NO_LAUNCH = Launch("verl", None, {}, {}, {}, Machine(), "command")
 
 def _launch(
     framework: Framework,
-    settings: Mapping[str, Setting],
-    environ: Mapping[str, Setting],
+    settings: Mapping[str, LaunchSetting],
+    environ: Mapping[str, LaunchSetting],
     options: ReadOptions,
     source: str,
     config: Config,
@@ -460,7 +462,7 @@ def _launch(
 _STRATEGIES = ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")
 
 
-def _engine_of(settings: Mapping[str, Setting], config: Config) -> str:
+def _engine_of(settings: Mapping[str, LaunchSetting], config: Config) -> str:
     """The engine that a configuration or a choice of one brings, whose strategy differs from the plain one's."""
     chosen = settings.get("model_engine")
     if chosen is not None and not chosen.is_open and isinstance(chosen.value, str):

@@ -44,7 +44,7 @@ class Word:
 
 
 @dataclass(frozen=True, slots=True)
-class Export:
+class ExportedVariable:
     """A variable that reaches the launch. `word` is the text NAME=VALUE."""
 
     name: str
@@ -70,13 +70,13 @@ class Script:
     words: tuple[Word, ...]  # of the launch: arrays spread out, the script's own arguments put in
     call: Call
     written: tuple[Word, ...]  # the same command as it stands in the text; empty: it stands in a text for another shell
-    exports: tuple[Export, ...]
+    exports: tuple[ExportedVariable, ...]
     start: int  # of the command in the text
     cuts: tuple[Cut, ...] = ()  # `words` holds what stands behind them too: the user means it
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class StartedCommands:
     """What a script starts, in the order of its text."""
 
     launches: tuple[Script, ...]
@@ -94,7 +94,7 @@ def survey(
     *,
     path: str = "command",
     depth: int = 0,
-) -> Survey:
+) -> StartedCommands:
     """All launches of verl and ROLL in a script, those in texts for another shell (`bash -c "..."`) included.
 
     `arguments` are what the script is called with; `env` holds variables that are known from outside; `sourced` gives
@@ -146,7 +146,7 @@ def survey(
             state.add_exports(command, words)
             state.add_file(command, words, known, sourced)
     gpus, installs, unread = tuple(state.gpus), tuple(state.installs), tuple(state.unread)
-    return Survey(tuple(state.launches), tuple(state.others), gpus, installs, unread)
+    return StartedCommands(tuple(state.launches), tuple(state.others), gpus, installs, unread)
 
 
 def _words(tokens: Iterable[Token], command: Command) -> Iterator[Word]:
@@ -195,7 +195,7 @@ class _Event:
     blocks: Blocks
     words: tuple[Word, ...] = ()  # of an array
     is_more: bool = False
-    export: Export | None = None  # None: `unset`
+    export: ExportedVariable | None = None  # None: `unset`
 
     def holds(self, around: Blocks) -> bool | None:
         """Whether it has happened for a command in some blocks; None: the text does not decide it."""
@@ -285,9 +285,9 @@ class _State:
             export = None
             if command.words[0] != "unset" and sign:
                 value = word.value if command.certain else f"{name}={UNKNOWN}"
-                export = Export(name, replace(word, value=value), len(command.words) - 1)
+                export = ExportedVariable(name, replace(word, value=value), len(command.words) - 1)
             elif command.words[0] != "unset":
-                export = Export(name, replace(word, value="", is_filled=True), 2)
+                export = ExportedVariable(name, replace(word, value="", is_filled=True), 2)
             self.exports.setdefault(name, []).append(_Event(command.certain, command.blocks, export=export))
 
     def add_file(
@@ -309,19 +309,19 @@ class _State:
             is_export = each.words[:1] in (("export",), ("declare",)) or (self.exports_all and not each.words)
             for key, value in each.own.items() if is_export else ():
                 word = replace(line, raw=f"{key}={value}", value=f"{key}={value}", is_filled=True)
-                event = _Event(each.certain and command.certain, command.blocks, export=Export(key, word, 2))
+                event = _Event(each.certain and command.certain, command.blocks, export=ExportedVariable(key, word, 2))
                 self.exports.setdefault(key, []).append(event)
         for key in [] if command.certain else [key for key in known if known.get(key) != outside.get(key)]:
             known[key] = UNKNOWN
 
-    def reach(self, words: Sequence[Word], known: Mapping[str, str], around: Blocks) -> tuple[Export, ...]:
+    def reach(self, words: Sequence[Word], known: Mapping[str, str], around: Blocks) -> tuple[ExportedVariable, ...]:
         """The variables that a command with these words gets to see."""
         found = {name: each for name in self.exports if (each := self._export(name, around)) is not None}
         launched = {name: _as_launched(each, known) for name, each in found.items()}
         return tuple({**launched, **{each.name: each for each in _own(words)}}.values())
 
-    def _export(self, name: str, around: Blocks) -> Export | None:
-        found: Export | None = None
+    def _export(self, name: str, around: Blocks) -> ExportedVariable | None:
+        found: ExportedVariable | None = None
         for event in self.exports[name]:
             is_sure = event.holds(around)
             if is_sure:
@@ -329,10 +329,10 @@ class _State:
             elif is_sure is None and (each := event.export or found) is not None:
                 open_word = replace(each.word, value=f"{name}={UNKNOWN}", is_filled=True)
                 is_set = found is not None and found.is_sure and event.export is not None
-                found = Export(name, open_word, each.siblings, is_set)
+                found = ExportedVariable(name, open_word, each.siblings, is_set)
         return found
 
-    def add_inner(self, outer: Word, inner: Survey, exports: Iterable[Export]) -> None:
+    def add_inner(self, outer: Word, inner: StartedCommands, exports: Iterable[ExportedVariable]) -> None:
         """What a text for another shell holds; `exports` reach it."""
         reach = {each.name: each for each in exports}
         self.launches += [_inside(each, outer, reach) for each in inner.launches]
@@ -347,7 +347,7 @@ def _unsure(word: Word) -> Word:
     return replace(word, value=f"{name}={UNKNOWN}" if sign else word.value, is_filled=True, is_sure=False)
 
 
-def _inside(inner: Script, outer: Word, reach: Mapping[str, Export]) -> Script:
+def _inside(inner: Script, outer: Word, reach: Mapping[str, ExportedVariable]) -> Script:
     """A launch of a text for another shell, in the script that holds the text: nothing in there can be exchanged."""
     own = {each.name: replace(each, word=_moved(each.word, outer), siblings=2) for each in inner.exports}
     words = tuple(_moved(word, outer) for word in inner.words)
@@ -399,7 +399,7 @@ def _start(words: Sequence[Word], text: str) -> int:
     return text.rfind("\n", 0, words[0].start) + 1
 
 
-def _as_launched(export: Export, known: Mapping[str, str]) -> Export:
+def _as_launched(export: ExportedVariable, known: Mapping[str, str]) -> ExportedVariable:
     """The variable with what it holds when the launch comes: it can be set again behind its export."""
     word = export.word
     value = f"{export.name}={known.get(export.name, UNKNOWN)}"
@@ -409,9 +409,9 @@ def _as_launched(export: Export, known: Mapping[str, str]) -> Export:
     return replace(export, word=filled)
 
 
-def _own(words: Sequence[Word]) -> Iterator[Export]:
+def _own(words: Sequence[Word]) -> Iterator[ExportedVariable]:
     """Variables set in front of the launch itself, `env` in front of them or not."""
     for word in words[: front([word.raw for word in words])]:
         name, sign, _ = word.raw.partition("=")
         if sign:
-            yield Export(name, word, 0)
+            yield ExportedVariable(name, word, 0)

@@ -11,13 +11,13 @@ from npuenv.core.shellscript import UNKNOWN, source_of, tokens
 from npuenv.matrix import load_matrix
 from npuenv.preflight.calls import is_driver, is_launcher
 from npuenv.preflight.rules.base import nearest
-from npuenv.preflight.types import LaunchFinding, Setting, launch_finding
+from npuenv.preflight.types import LaunchFinding, LaunchSetting, launch_finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from npuenv.preflight.calls import Call
-    from npuenv.preflight.script import Script, Survey, Word
+    from npuenv.preflight.script import Script, StartedCommands, Word
 
 _RAY = "runs of ray 2.48.0, 2.49.2, 2.50.1, 2.60.0: what `ray start --num-gpus=8` registers beside 8 NPUs"
 _DRIVER = "verl wheels: verl/trainer/main_ppo.py, and alibaba/ROLL start_*_pipeline.py: one process that starts Ray"
@@ -45,13 +45,13 @@ def started_often(words: Sequence[Word], call: Call, path: str) -> tuple[LaunchF
     launcher = next((word for word in words[: values.index(call.program)] if is_launcher(word.value)), None)
     if launcher is None:
         return ()
-    setting = Setting("start", launcher.value, launcher.raw, Location(path, launcher.line if path else 1))
+    setting = LaunchSetting("start", launcher.value, launcher.raw, Location(path, launcher.line if path else 1))
     args = {"launcher": launcher.value, "program": call.program}
     says = Message("preflight_rules.launcher", {name: each.replace(UNKNOWN, "…") for name, each in args.items()})
     return (launch_finding("preflight.launcher", "error", says, (setting,), _DRIVER),)
 
 
-def gpu_packages(found: Survey, framework: str, path: str) -> Iterator[LaunchFinding]:
+def gpu_packages(found: StartedCommands, framework: str, path: str) -> Iterator[LaunchFinding]:
     """Packages for GPUs that a script installs before it starts the run."""
     known = {
         row.package: row
@@ -61,7 +61,7 @@ def gpu_packages(found: Survey, framework: str, path: str) -> Iterator[LaunchFin
     for word in found.installs:
         name = re.split(r"[=<>!~\[;@ ]", word.value)[0].casefold().replace("_", "-")
         if name in known:
-            setting = Setting("install", word.value, word.raw, Location(path, word.line))
+            setting = LaunchSetting("install", word.value, word.raw, Location(path, word.line))
             says = Message("preflight_rules.gpu-package", {"name": name})
             yield launch_finding("preflight.gpu-package", "warning", says, (setting,), known[name].source)
 
@@ -71,13 +71,13 @@ def cut_off(script: Script, path: str) -> Iterator[LaunchFinding]:
     of_windows = [cut for cut in script.cuts if cut.why == "carriage-return"]
     for cut in (each for each in script.cuts if each not in of_windows[1:]):
         key, sign, text = cut.lost.partition("=")
-        setting = Setting(key or "\\", text if sign else None, text, Location(path, cut.line))
+        setting = LaunchSetting(key or "\\", text if sign else None, text, Location(path, cut.line))
         says = Message(f"preflight_rules.cut-{cut.why}", {"line": cut.line})
         yield launch_finding("preflight.cut-off", "error", says, (setting,), _CONTINUED)
 
 
 def ray_gpus(word: Word, path: str) -> LaunchFinding:
-    setting = Setting("ray start", word.value, word.raw, Location(path, word.line))
+    setting = LaunchSetting("ray start", word.value, word.raw, Location(path, word.line))
     says = Message("preflight_rules.ray-gpus", {"word": word.value})
     return launch_finding("preflight.ray-gpus", "error", says, (setting,), _RAY)
 
@@ -100,7 +100,7 @@ def unset_variables(text: str, path: str, known: Mapping[str, str]) -> Iterator[
                 continue
             found_names.add(name)
             near = nearest(name, names, 0.88)
-            setting = Setting(name, None, token.text, Location(path, token.line))
+            setting = LaunchSetting(name, None, token.text, Location(path, token.line))
             key = "unset-near" if near else "unset-ends" if ends else "unset-empty"
             says = Message(f"preflight_rules.{key}", {"name": name, "near": near or "-"})
             yield launch_finding("preflight.unset", "error" if near else "warning", says, (setting,), _MANUAL)

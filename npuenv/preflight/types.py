@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class LaunchSetting:
     """One written value under its dotted key."""
 
     key: str  # dotted, without Hydra's marks: actor_rollout_ref.rollout.name
@@ -47,9 +47,9 @@ class Launch:
 
     framework: Literal["verl", "roll"]
     release: str | None  # like "0.7.1"; None: not known, and rules that depend on it say so once
-    settings: Mapping[str, Setting]  # by dotted key, the last one written
+    settings: Mapping[str, LaunchSetting]  # by dotted key, the last one written
     defaults: Mapping[str, Any]  # dotted key -> the release's own value; empty where the release is not known
-    environ: Mapping[str, Setting]  # variables that the script or the YAML's system_envs sets, by name
+    environ: Mapping[str, LaunchSetting]  # variables that the script or the YAML's system_envs sets, by name
     machine: Machine
     source: Literal["command", "verl-yaml", "roll-yaml"]
     missing_files: tuple[str, ...] = ()  # files of `defaults:` that were not found
@@ -93,7 +93,7 @@ class Change:
 class LaunchFinding(Finding):
     """What will not work in a launch, with what was written and the corrections."""
 
-    settings: tuple[Setting, ...] = ()  # what was written and is at fault; the deciding one first
+    settings: tuple[LaunchSetting, ...] = ()  # what was written and is at fault; the deciding one first
     changes: tuple[Change, ...] = ()  # together they fix it; empty: only the user can decide
     corrected: tuple[str, ...] = ()  # the lines or words as they read with the changes, where those can be put in
 
@@ -102,7 +102,7 @@ def launch_finding(
     rule: str,
     severity: Severity,
     says: Message,
-    settings: tuple[Setting, ...],
+    settings: tuple[LaunchSetting, ...],
     source: str,
     changes: tuple[Change, ...] = (),
 ) -> LaunchFinding:

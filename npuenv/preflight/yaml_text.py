@@ -40,7 +40,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class YamlEntry:
     """A key with its value. `children` are those of a mapping that is not empty."""
 
     path: tuple[str, ...]
@@ -52,13 +52,13 @@ class Entry:
     quote: str = ""  # ' or " around the value
     is_merged: bool = False  # it comes through `<<:` or an alias: the text stands somewhere else
     is_flow: bool = False  # a mapping in braces
-    children: tuple[Entry, ...] = field(default=())
+    children: tuple[YamlEntry, ...] = field(default=())
 
     @property
     def dotted(self) -> str:
         return ".".join(self.path)
 
-    def leaves(self) -> Iterator[Entry]:
+    def leaves(self) -> Iterator[YamlEntry]:
         """Itself, or the leaves below it."""
         if not self.children:
             yield self
@@ -67,7 +67,7 @@ class Entry:
 
 
 @functools.lru_cache(maxsize=32)  # a correction looks at the same text again and again
-def read_yaml(text: str, path: str) -> tuple[Entry, ...]:
+def read_yaml(text: str, path: str) -> tuple[YamlEntry, ...]:
     """The entries of the one mapping in a text, duplicates and all anchors resolved.
 
     Raises: BadInput with file, line and reason where it is no YAML, more than one document, or not a mapping;
@@ -102,7 +102,7 @@ def _nodes(text: str) -> list[Any]:
     return list(reader.compose_all(text))
 
 
-def _entries(nodes: list[Any], text: str, path: str) -> tuple[Entry, ...]:
+def _entries(nodes: list[Any], text: str, path: str) -> tuple[YamlEntry, ...]:
     if len(nodes) != 1 or nodes[0] is None:
         key = "many-documents" if len(nodes) > 1 else "empty"
         raise BadInput(Message(f"preflight.{key}", {"path": path, "count": len(nodes)}))
@@ -146,9 +146,9 @@ class _Composed:
     text: str
     path: str
 
-    def entries(self, node: Any, above: tuple[str, ...], *, is_merged: bool = False) -> tuple[Entry, ...]:
+    def entries(self, node: Any, above: tuple[str, ...], *, is_merged: bool = False) -> tuple[YamlEntry, ...]:
         """The entries of a mapping; its own keys beat merged ones, in the place of the first."""
-        found: dict[str, Entry] = {}
+        found: dict[str, YamlEntry] = {}
         merged: list[Any] = []
         for key, value in node.value:
             if key.tag == _MERGE or (key.value == "<<" and not key.style):
@@ -163,14 +163,14 @@ class _Composed:
                 found.setdefault(entry.path[-1], entry)
         return tuple(found.values())
 
-    def _entry(self, key: Any, node: Any, path: tuple[str, ...], is_merged: bool) -> Entry:
+    def _entry(self, key: Any, node: Any, path: tuple[str, ...], is_merged: bool) -> YamlEntry:
         after = key.end_mark.index
         is_alias = node.start_mark.index < after or bool(re.match(r"\s*:\s*\*", self.text[after : after + 200]))
         span = self._alias(after) if is_alias else self._span(node, after)
-        inside: tuple[Entry, ...] = ()
+        inside: tuple[YamlEntry, ...] = ()
         if node.id == "mapping":
             inside = self.entries(node, path, is_merged=is_merged or is_alias)
-        return Entry(
+        return YamlEntry(
             path,
             None if inside else value_of(node),
             self.text[span.start : span.end],

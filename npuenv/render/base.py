@@ -14,7 +14,7 @@ from npuenv.render.dockerfile import Comment, Instruction, Line, Var, arg, base_
 from npuenv.render.template import fill, one_word, plain
 
 if TYPE_CHECKING:
-    from npuenv.render.layers import Recipe
+    from npuenv.render.layers import ImageRecipe
     from npuenv.resolve.types import Stack
 
 
@@ -38,7 +38,7 @@ def user(value: str) -> str:
     raise BadInput(Message("render.bad-user", {"value": repr(value)}), Message("render.bad-user-hint"))
 
 
-def base(recipe: Recipe) -> list[Instruction]:
+def base(recipe: ImageRecipe) -> list[Instruction]:
     """The base image as a build argument, and FROM. With a digest the tag stands in the comment alone: buildah refuses
     a name that has both."""
     image = one_word(recipe.stack.image or "", "base image")
@@ -46,7 +46,7 @@ def base(recipe: Recipe) -> list[Instruction]:
     return [Comment(recipe.say(comment)), arg(_ARGUMENT, reference(recipe)), base_image(Var(_ARGUMENT)), Line()]
 
 
-def reference(recipe: Recipe) -> str:
+def reference(recipe: ImageRecipe) -> str:
     """The base image as FROM takes it.
 
     Example: quay.io/ascend/cann:9.1.0-910b -> quay.io/ascend/cann@sha256:... with a digest, itself without.
@@ -56,7 +56,7 @@ def reference(recipe: Recipe) -> str:
     return f"{folder}{slash}{last.partition(':')[0]}@{recipe.digest}" if recipe.digest else image
 
 
-def labels(recipe: Recipe) -> dict[str, str]:
+def labels(recipe: ImageRecipe) -> dict[str, str]:
     """The OCI labels that say what the image stands on; no digest where none is known."""
     prefix = "org.opencontainers.image.base"
     return {f"{prefix}.name": recipe.stack.image or "", f"{prefix}.digest": recipe.digest or ""}
@@ -71,7 +71,7 @@ IMAGE_FILES = ("activate.sh", "entrypoint.sh", "healthcheck.py")
 DOCTOR = "npuenv-doctor.pyz"  # the doctor as one file, where the image is to hold it
 
 
-def image_files(recipe: Recipe) -> dict[str, str]:
+def image_files(recipe: ImageRecipe) -> dict[str, str]:
     """File name -> text of each of IMAGE_FILES.
 
     The health check runs on every Python of every stack; it reads metadata only, so it needs no CANN and no card; with

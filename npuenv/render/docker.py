@@ -85,7 +85,7 @@ def render_docker(
     _refuse_unfit(ordered, locks)
     lists = {arch: package_lists(stack, locks[arch]) for arch, stack in ordered.items()}
     _refuse_indexes(lists, indexes)
-    recipe = layers.Recipe(
+    recipe = layers.ImageRecipe(
         ordered, lists, indexes, lambda message: say(message, lang), base.digest(digest), base.user(user), has_doctor
     )
     name = one_word(folder_name(recipe.stack), "stack")
@@ -96,7 +96,7 @@ def render_docker(
     return {f"{name}/{file}": files[file] for file in sorted(files)}
 
 
-def tree(recipe: layers.Recipe, locks: Mapping[str, Lock], version: str) -> tuple[Instruction, ...]:
+def tree(recipe: layers.ImageRecipe, locks: Mapping[str, Lock], version: str) -> tuple[Instruction, ...]:
     """The instructions of an image. Every ENV and ARG stands before SHELL, which hadolint forgets at a later one."""
     return (
         *_head(recipe, locks, version),
@@ -196,7 +196,7 @@ def _labels_used(lists: Mapping[str, tuple[PackageList, ...]]) -> list[str]:
     return sorted({found.index for each in lists.values() for found in each if found.index})
 
 
-def _head(recipe: layers.Recipe, locks: Mapping[str, Lock], version: str) -> list[Instruction]:
+def _head(recipe: layers.ImageRecipe, locks: Mapping[str, Lock], version: str) -> list[Instruction]:
     """What the reader has to know first: what this is, what it overrules, what is not pinned."""
     stack, words = recipe.stack, _say(recipe)
     cann, python = stack.pin("cann"), stack.platform.python
@@ -218,7 +218,7 @@ def _head(recipe: layers.Recipe, locks: Mapping[str, Lock], version: str) -> lis
     ]
 
 
-def _overrides(recipe: layers.Recipe) -> list[Instruction]:
+def _overrides(recipe: layers.ImageRecipe) -> list[Instruction]:
     """Every overruled requirement once, with its reason; one of a single architecture names it."""
     said: dict[str, list[str]] = {}
     for arch, stack in recipe.stacks.items():
@@ -233,7 +233,7 @@ def _overrides(recipe: layers.Recipe) -> list[Instruction]:
     return [Comment(""), words("overrides"), *lines] if said else []
 
 
-def _unpinned(recipe: layers.Recipe, locks: Mapping[str, Lock]) -> list[str]:
+def _unpinned(recipe: layers.ImageRecipe, locks: Mapping[str, Lock]) -> list[str]:
     """What another build may find changed, beside the sources that follow a branch."""
     gaps = {missing.name for arch in recipe.stacks for missing in locks[arch].missing}
     return [
@@ -243,7 +243,7 @@ def _unpinned(recipe: layers.Recipe, locks: Mapping[str, Lock]) -> list[str]:
     ]
 
 
-def _gaps(recipe: layers.Recipe, locks: Mapping[str, Lock]) -> list[Instruction]:
+def _gaps(recipe: layers.ImageRecipe, locks: Mapping[str, Lock]) -> list[Instruction]:
     """Everything the locks could not pin: packages without a hash, and what is not locked at all."""
     words = _say(recipe)
     lines: list[Instruction] = []
@@ -256,7 +256,7 @@ def _gaps(recipe: layers.Recipe, locks: Mapping[str, Lock]) -> list[Instruction]
     return [Comment(""), words("gaps"), *lines] if lines else []
 
 
-def _arguments(recipe: layers.Recipe) -> list[Instruction]:
+def _arguments(recipe: layers.ImageRecipe) -> list[Instruction]:
     words = _say(recipe)
     used = _labels_used(recipe.lists)
     sources = recipe.stack.git_sources
@@ -281,7 +281,7 @@ def _arguments(recipe: layers.Recipe) -> list[Instruction]:
     ]
 
 
-def _labels(recipe: layers.Recipe, locks: Mapping[str, Lock], version: str) -> list[Instruction]:
+def _labels(recipe: layers.ImageRecipe, locks: Mapping[str, Lock], version: str) -> list[Instruction]:
     stack = recipe.stack
     cann = stack.pin("cann")
     labels = {
@@ -300,7 +300,7 @@ def _labels(recipe: layers.Recipe, locks: Mapping[str, Lock], version: str) -> l
     return [*(label(name, value) for name, value in labels.items() if value), Line()]
 
 
-def _settings(recipe: layers.Recipe) -> list[Instruction]:
+def _settings(recipe: layers.ImageRecipe) -> list[Instruction]:
     settings = _arch_free(recipe.stack)
     if not settings:
         return []
@@ -314,7 +314,7 @@ def _joined(pieces: tuple[str, ...]) -> str | tuple[str | Var, ...]:
     return tuple(part for piece in pieces for part in (piece, Var("TARGETARCH")))[:-1]
 
 
-def _preparation(recipe: layers.Recipe) -> list[Instruction]:
+def _preparation(recipe: layers.ImageRecipe) -> list[Instruction]:
     words = _say(recipe)
     python = recipe.stack.platform.python
     major, minor = (int(part) for part in python.split("."))
@@ -332,7 +332,7 @@ def _preparation(recipe: layers.Recipe) -> list[Instruction]:
     ]
 
 
-def _end(recipe: layers.Recipe) -> list[Instruction]:
+def _end(recipe: layers.ImageRecipe) -> list[Instruction]:
     words, who = _say(recipe), Var("NPUENV_USER")
     rc_file = "/etc/bashrc" if layers.package_tool(recipe.stack.platform.os or "") == "dnf" else "/etc/bash.bashrc"
     group = Exec(("getent", "group", "HwHiAiUser"), is_quiet=True)
@@ -362,7 +362,7 @@ def _end(recipe: layers.Recipe) -> list[Instruction]:
     ]
 
 
-def _health(recipe: layers.Recipe, healthy: tuple[str, ...]) -> list[Instruction]:
+def _health(recipe: layers.ImageRecipe, healthy: tuple[str, ...]) -> list[Instruction]:
     """The doctor takes seconds and is asked more rarely; it looks as somebody would who enters, CANN's settings on."""
     words = _say(recipe)
     if not recipe.has_doctor:
@@ -377,7 +377,7 @@ def _healthy(stack: Stack) -> tuple[str, ...]:
     return tuple(one_word(f"{pin.name}=={pin.version.split('+')[0]}", pin.name) for pin in pins)
 
 
-def _list_text(recipe: layers.Recipe, found: PackageList, version: str) -> str:
+def _list_text(recipe: layers.ImageRecipe, found: PackageList, version: str) -> str:
     args = {"stack": recipe.stack.name, "arch": found.arch, "id": found.step, "version": version}
     lines = [recipe.say(Message("render.list-head", args))]
     lines += [recipe.say(Message("render.list-index", {"label": found.index}))] if found.index else []
@@ -385,7 +385,7 @@ def _list_text(recipe: layers.Recipe, found: PackageList, version: str) -> str:
     return "".join(f"# {line}\n" for line in lines) + found.text()
 
 
-def _say(recipe: layers.Recipe) -> Callable[..., Comment]:
+def _say(recipe: layers.ImageRecipe) -> Callable[..., Comment]:
     def words(key: str, **args: object) -> Comment:
         return Comment(recipe.say(Message(f"render.{key}", args)))
 

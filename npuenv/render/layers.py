@@ -142,7 +142,7 @@ _FULL_COMMIT_DIGITS = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class ImageRecipe:
     """What the layers of one image are made from. `stacks` and `lists` are by architecture."""
 
     stacks: Mapping[str, Stack]
@@ -159,7 +159,7 @@ class Recipe:
         return next(iter(self.stacks.values()))
 
 
-def layer(recipe: Recipe, step: BuildStep) -> list[Instruction]:
+def layer(recipe: ImageRecipe, step: BuildStep) -> list[Instruction]:
     """The comment and the RUN of one step; only a comment where nothing is left to do."""
     comment = Comment(recipe.say(Message("render.step", {"id": step.id, "why": step.why})))
     if step.does == "git":
@@ -172,7 +172,7 @@ def layer(recipe: Recipe, step: BuildStep) -> list[Instruction]:
     return [comment, Run((ByArch(commands),), may_log_in=True)]
 
 
-def system_layer(recipe: Recipe) -> list[Instruction]:
+def system_layer(recipe: ImageRecipe) -> list[Instruction]:
     """The distribution's packages, without the lists that were read for them; nothing where the stack asks for none."""
     if not recipe.stack.system_packages:
         return []
@@ -181,7 +181,7 @@ def system_layer(recipe: Recipe) -> list[Instruction]:
     return [Comment(recipe.say(Message("render.system-packages"))), *reasons, Run(_system_packages(recipe))]
 
 
-def _system_packages(recipe: Recipe) -> tuple[Command, ...]:
+def _system_packages(recipe: ImageRecipe) -> tuple[Command, ...]:
     packages = tuple(one_word(name, "system package") for name in recipe.stack.system_packages)
     if package_tool(recipe.stack.platform.os or "") == "dnf":
         options = ("install", "-y", "--setopt=install_weak_deps=False")
@@ -258,11 +258,11 @@ def build_defaults(stack: Stack) -> dict[str, str]:
     return {key: value for key, value in found.items() if value}
 
 
-def _installs(recipe: Recipe, step: BuildStep, arch: str) -> tuple[Command, ...]:
+def _installs(recipe: ImageRecipe, step: BuildStep, arch: str) -> tuple[Command, ...]:
     return tuple(_install(recipe, found) for found in recipe.lists[arch] if found.step == step.id)
 
 
-def _install(recipe: Recipe, found: PackageList) -> Exec:
+def _install(recipe: ImageRecipe, found: PackageList) -> Exec:
     """pip on one list. A named index is the only one: pip's configuration and further indexes are out for that call."""
     hashed = ("--require-hashes",) if found.is_hashed else ()
     where = ("--requirement", f"{HOME}/{found.file}")
@@ -273,7 +273,7 @@ def _install(recipe: Recipe, found: PackageList) -> Exec:
     return Exec((*_INSTALL, *hashed, *index, *where), env=alone)
 
 
-def _sources(recipe: Recipe, step: BuildStep) -> list[Instruction]:
+def _sources(recipe: ImageRecipe, step: BuildStep) -> list[Instruction]:
     """The layers of the repositories of a step."""
     named = {versions.normalised(source.name): source for source in recipe.stack.git_sources}
     found: list[Instruction] = []
@@ -314,7 +314,7 @@ def _fetch(source: GitSource) -> tuple[Command, ...]:
     )
 
 
-def _build(recipe: Recipe, source: GitSource) -> tuple[Command, ...]:
+def _build(recipe: ImageRecipe, source: GitSource) -> tuple[Command, ...]:
     """Its installation with CANN's settings in force; nothing where the tree itself is put on PYTHONPATH."""
     if source.how == "pythonpath":
         return ()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from npuenv import __version__
 from npuenv.cluster.nodeset import fold
 from npuenv.core.errors import ExitCode
+from npuenv.core.fact import Evidence
 from npuenv.core.finding import PROBLEMS, Finding
 from npuenv.core.messages import Message, say
 from npuenv.report.cluster import (
@@ -136,8 +137,6 @@ def _with_failure(report: NodeReport) -> tuple[Finding, ...]:
     """The findings of a node; its silence as one of them."""
     if report.failure is None and not report.is_unfit:
         return report.findings
-    from npuenv.core.fact import Evidence
-
     status, says = says_of([report])
     line = (Evidence(f"ssh {report.node.name}", report.line),) if report.line else ()
     return (*report.findings, Finding("cluster.asked", status, says, line, "ssh", None))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npuenv.core.plan import Action, Plan, Step
-    from npuenv.facts.pip import PipSettings, Setting
+    from npuenv.facts.pip import PipSetting, PipSettings
     from npuenv.resolve.types import Stack
 
 
@@ -28,7 +28,7 @@ def list_plan(plan: Plan, settings: PipSettings, *, lang: str = "en") -> str:
     return "\n".join(lines) + "\n"
 
 
-def _in_force(settings: PipSettings) -> Iterator[tuple[str, Setting]]:
+def _in_force(settings: PipSettings) -> Iterator[tuple[str, PipSetting]]:
     single = {
         "index-url": settings.index_url,
         "cert": settings.cert,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from npuenv.core.finding import Location
     from npuenv.preflight.fixing import Fixed, PreflightResult
-    from npuenv.preflight.types import Change, Launch, LaunchFinding, Setting
+    from npuenv.preflight.types import Change, Launch, LaunchFinding, LaunchSetting
 
 SCHEMA = "npuenv.preflight/1"
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
@@ -48,7 +48,7 @@ class Veil:
             text = text.replace(word, SECRET)
         return clean(without_secrets(text))
 
-    def setting(self, setting: Setting) -> str:
+    def setting(self, setting: LaunchSetting) -> str:
         """A written value, cut where it is very long."""
         if _is_secret(setting.key) and setting.text:
             return SECRET
@@ -101,13 +101,13 @@ def _lines(problem: LaunchFinding, veil: Veil, lang: str) -> Iterator[str]:
         yield _say("corrected", lang, line="; ".join(_change_line(each, veil, lang) for each in problem.changes))
 
 
-def _as_written(setting: Setting, veil: Veil) -> str:
+def _as_written(setting: LaunchSetting, veil: Veil) -> str:
     """`key=value`, or the key alone where nothing was written behind it."""
     text = veil.setting(setting)
     return _named(setting) if setting.value is None and not text else f"{_named(setting)}={text}"
 
 
-def _named(setting: Setting) -> str:
+def _named(setting: LaunchSetting) -> str:
     return f"{setting.mark}{setting.key}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from npuenv.cluster.nodeset import fold
 from npuenv.core.messages import Message, say
 from npuenv.core.messages.visible import clean
 
@@ -19,7 +20,7 @@ _CARD = "NPU"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class NodeRow:
     """One node. `what` is up, not-up, down, not-down; or of nodes on which none was started: free (nothing runs there),
     other (somebody else's Ray does) or shared (one that was started for another inventory).
     """
@@ -44,7 +45,7 @@ class Picture:
 
     title: Message
     address: str  # of the head; "": there is none
-    rows: Mapping[str, Row]  # by node
+    rows: Mapping[str, NodeRow]  # by node
     status: RayStatus | None = None  # what Ray says of itself; None: it was not asked
     explained: Sequence[Message] = field(default=())  # what is wrong
     warned: Sequence[Message] = field(default=())  # what is up, and will not do
@@ -92,8 +93,6 @@ def refused_document(wrong: Sequence[StartConflict], code: int, lang: str) -> di
 
 def refused_lines(wrong: Sequence[StartConflict], lang: str) -> list[str]:
     """Why nothing was started, for people."""
-    from npuenv.cluster.nodeset import fold
-
     found = []
     for each in wrong:
         args = {"names": fold(each.nodes), "says": each.says}
@@ -110,7 +109,7 @@ def _text(line: Message | str, lang: str) -> str:
     return say(line, lang) if isinstance(line, Message) else line
 
 
-def _row_message(name: str, row: Row, status: RayStatus | None) -> Message:
+def _row_message(name: str, row: NodeRow, status: RayStatus | None) -> Message:
     at = status.at(row.address) if status and row.what == "up" else None
     args: dict[str, object] = {"name": name, "line": row.line, "ended": row.ended, "address": row.address}
     if at is not None and at.is_alive and at.total.get(_CARD):
@@ -121,7 +120,7 @@ def _row_message(name: str, row: Row, status: RayStatus | None) -> Message:
     return Message(f"cluster.ray-node-{row.what}", args)
 
 
-def _row_json(row: Row, status: RayStatus | None, lang: str) -> dict[str, Any]:
+def _row_json(row: NodeRow, status: RayStatus | None, lang: str) -> dict[str, Any]:
     found: dict[str, Any] = {"is_down" if "down" in row.what else "is_up": row.is_well}
     line = _text(row.line, lang)
     found |= {"line": line} if line else {}

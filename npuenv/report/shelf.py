@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from npuenv.core.messages import Message, say
 from npuenv.lock.file import COMPLETE, IMPOSSIBLE, PARTIAL, STATUSES
 from npuenv.lock.preconditions import why_impossible
-from npuenv.lock.verify import LOST, Offer
+from npuenv.lock.verify import LOST, Availability
 from npuenv.resolve.types import Stack
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from npuenv.lock.file import Lock
-    from npuenv.lock.verify import Verified
+    from npuenv.lock.verify import VerifiedPackage
     from npuenv.maintain.lock_all import GridRow
     from npuenv.resolve.types import Conflict, Request
 
-Checked = tuple["Lock", "Sequence[Verified]"]
+Checked = tuple["Lock", "Sequence[VerifiedPackage]"]
 ABSENT = "absent"  # published and possible, but nobody has locked it yet
 
 
@@ -140,10 +140,10 @@ def show_verified(found: Sequence[Checked], console: Console, lang: str) -> None
     """One line per lock, one per package that is not as it was, and the numbers of complete and partial locks apart."""
     for lock, rows in found:
         said: dict[str, object] = {"name": lock.file_name, "status": Message(f"lock.status-{lock.status}")}
-        said |= {"there": sum(row.offer is Offer.AVAILABLE for row in rows), "all": len(rows)}
+        said |= {"there": sum(row.offer is Availability.AVAILABLE for row in rows), "all": len(rows)}
         console.print(say(Message("lock.verified", said), lang), markup=False, soft_wrap=True)
         for row in rows:
-            if row.offer is not Offer.AVAILABLE:
+            if row.offer is not Availability.AVAILABLE:
                 of_row = {"name": row.name, "version": row.version, "index": row.index or "-", "detail": row.detail}
                 text = say(Message(f"lock.offer-{row.offer.value}", of_row), lang)
                 console.print(f"  {text}", markup=False, soft_wrap=True)
@@ -162,26 +162,26 @@ def verified_json(found: Sequence[Checked]) -> list[dict[str, object]]:
             "stack": lock.stack,
             "platform": lock.platform,
             "status": lock.status,
-            "counts": {offer.value: sum(row.offer is offer for row in rows) for offer in Offer},
+            "counts": {offer.value: sum(row.offer is offer for row in rows) for offer in Availability},
             "packages": [
                 {"name": row.name, "version": row.version, "offer": row.offer.value, "index": row.index,
                  "detail": list(row.detail)}
                 for row in rows
-                if row.offer is not Offer.AVAILABLE
+                if row.offer is not Availability.AVAILABLE
             ],
         }
         for lock, rows in found
     ]  # fmt: skip
 
 
-def is_lost(rows: Iterable[Verified]) -> bool:
+def is_lost(rows: Iterable[VerifiedPackage]) -> bool:
     """True when something that a lock names is no longer offered as it was."""
     return any(row.offer in LOST for row in rows)
 
 
-def is_unasked(rows: Iterable[Verified]) -> bool:
+def is_unasked(rows: Iterable[VerifiedPackage]) -> bool:
     """True when an index could not be asked."""
-    return any(row.offer is Offer.OUT_OF_REACH for row in rows)
+    return any(row.offer is Availability.OUT_OF_REACH for row in rows)
 
 
 _COLUMNS = ("stack", "platform", "hardware", "status", "packages", "why")

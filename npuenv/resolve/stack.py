@@ -37,7 +37,7 @@ def build(candidate: Candidate, request: Request, matrix: Matrix) -> Stack:
         framework=recipe.framework,
         platform=Platform(candidate.arch, candidate.python, candidate.hardware, candidate.os, recipe.glibc),
         pins=tuple(_pins(candidate, request, matrix)),
-        requirements=_requirements(candidate, request),
+        requirements=_requirements(candidate, request, matrix),
         overrides=tuple(_overrides(candidate, matrix)),
         git_sources=sources,
         order=tuple(BuildStep(step.id, step.does, step.what, Message(step.why)) for step in recipe.step),
@@ -126,14 +126,22 @@ def _needs_cpu_wheels(candidate: Candidate) -> bool:
     return bool(torch) and versions.accepts(">=2.11", torch)
 
 
-def _requirements(candidate: Candidate, request: Request) -> tuple[str, ...]:
-    """The recipe's further requirements. Of a requirement that the user pinned, only the extras are left."""
+def _requirements(candidate: Candidate, request: Request, matrix: Matrix) -> tuple[str, ...]:
+    """The recipe's further requirements, and what a pinned package imports. Of a requirement that the user pinned, only
+    the extras are left.
+    """
     result: list[str] = []
     for text in candidate.recipe.requirements:
         if versions.requirement_name(text) not in request.pins:
             result.append(text)
         elif "[" in text:
             result.append(text[: text.index("]") + 1])
+    for limit in matrix.limits:
+        package, needed = versions.requirement_name(limit.when), versions.requirement_name(limit.needs)
+        pinned = candidate.versions.get(package) if limit.is_imported and package in request.pins else None
+        if pinned is not None and versions.accepts(limit.when.removeprefix(package), pinned):
+            # What the recipe names is for its own release of the package.
+            result = [*(text for text in result if versions.requirement_name(text) != needed), limit.needs]
     return tuple(result)
 
 
@@ -149,7 +157,8 @@ def _overrides(candidate: Candidate, matrix: Matrix) -> Iterator[Override]:
         # A package whose version the lock decides needs to satisfy an open range, not one exact version.
         is_reachable = package in named and ">=" in spec and limit.since <= candidate.recipe.date
         applies = versions.accepts(spec, version) if version is not None else is_reachable
-        if applies and (not limit.python or candidate.python in limit.python):
+        is_bound = versions.requirement_name(limit.needs) != limit.needs
+        if applies and is_bound and (not limit.python or candidate.python in limit.python):
             reason = Reason(Message(limit.why), (limit.id,), (limit.source,))
             yield Override(versions.requirement_name(limit.needs), "constrain", limit.needs, reason)
 

@@ -44,7 +44,7 @@ def worker_run(python: Path, settings: Mapping[str, str]) -> Iterator[tuple[Runn
     # there is no checkpoint to resume from here
     own = {name: value for name, value in settings.items() if name != "resume"}
     with tempfile.TemporaryDirectory(prefix="npuenv-node-") as folder:
-        location = Target(python, Path(folder) / "out")
+        location = TrainerTarget(python, Path(folder) / "out")
         with start(location, own) as running:
             yield running, location.out
 
@@ -63,14 +63,14 @@ NEVER_INHERITED = ("PYTHONHOME", "PYTHONSTARTUP", "PYTHONDONTWRITEBYTECODE", "VI
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TrainerTarget:
     """Where the trainer runs: a Python executable, and a folder for the records."""
 
     python: Path
     out: Path
 
 
-def start(target: Target, settings: Mapping[str, str]) -> Running:
+def start(target: TrainerTarget, settings: Mapping[str, str]) -> Running:
     """Starts `python -m trainer` in the target with a folder on its path that holds only the trainer.
 
     The working folder is empty, so that no module is imported by accident. Raises: BadInput if the target has no such

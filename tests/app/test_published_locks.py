@@ -10,7 +10,7 @@ from npuenv.app import LockOptions, lock_published, verify_locks
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.lock.file import Lock, LockedPackage
 from npuenv.lock.store import put_lock
-from npuenv.lock.verify import Offer
+from npuenv.lock.verify import Availability
 from npuenv.resolve.types import Request
 from tests.cli.test_lock import NOWHERE, TAG
 
@@ -45,4 +45,7 @@ def test_all_locks_of_the_shelf_are_verified_where_none_is_named(home: Path, mon
     found = verify_locks()
     assert found.exit_code is ExitCode.UNKNOWN
     ((lock, rows),) = found.locks
-    assert lock.stack == "tiny" and [row.offer for row in rows] == [Offer.OUT_OF_REACH, Offer.OUT_OF_REACH]
+    assert lock.stack == "tiny" and [row.offer for row in rows] == [
+        Availability.OUT_OF_REACH,
+        Availability.OUT_OF_REACH,
+    ]

@@ -49,7 +49,7 @@ def seconds_of(argv: list[str], environ: dict[str, str]) -> float:
 def install_here(job: str) -> None:
     """The work of a child: executes the pickled plan, prints times by step and this process's own peak memory."""
     from npuenv.host.local import LocalHost
-    from npuenv.install.executor import Session, State, execute
+    from npuenv.install.executor import ExecutionContext, StepEvent, execute
 
     root, plan, settings = pickle.loads(Path(job).read_bytes())
     steps: dict[str, float] = {}
@@ -57,11 +57,11 @@ def install_here(job: str) -> None:
 
     def tell(event: Event) -> None:
         nonlocal last
-        if event.state in (State.DONE, State.SKIPPED):
+        if event.state in (StepEvent.DONE, StepEvent.SKIPPED):
             now = time.perf_counter()  # with the conditions that were asked before
             steps[event.step.id], last = now - last, now
 
-    outcome = execute(plan, Session(LocalHost(), root, settings, tell))
+    outcome = execute(plan, ExecutionContext(LocalHost(), root, settings, tell))
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     total_s = time.perf_counter() - began
     print(json.dumps({"total": total_s, "steps": steps, "peak_mib": peak_mib, "done": outcome.done}))
@@ -168,16 +168,16 @@ class Bench:
         return found
 
     def plan(self, root: str) -> tuple[Plan, object]:
-        from npuenv.facts.pip import PipSettings, Setting, for_uv
-        from npuenv.install.locations import Target
+        from npuenv.facts.pip import PipSetting, PipSettings, for_uv
+        from npuenv.install.locations import EnvironmentPlace
         from npuenv.install.plan.context import Tools
         from npuenv.install.plan.make import plan_install
 
-        links = (Setting(str(self.wheels), "$PIP_FIND_LINKS"),)
+        links = (PipSetting(str(self.wheels), "$PIP_FIND_LINKS"),)
         settings = for_uv(PipSettings(find_links=links, is_no_index=True))
         python = getattr(sys, "_base_executable", sys.executable)
         tools = Tools(python, self.uv, settings, wheels=str(self.wheels))
-        return plan_install(self.stack, self.lock, Target(root), tools, activation="# none\n"), settings
+        return plan_install(self.stack, self.lock, EnvironmentPlace(root), tools, activation="# none\n"), settings
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from npuenv.cluster.localize import localize_faults
-from npuenv.cluster.mesh import Device
+from npuenv.cluster.mesh import MeshDevice
 from npuenv.cluster.mesh.planning import full, sampled
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ def timed(call: Callable[[], object]) -> float:
     return min(times)
 
 
-def devices_of(num_nodes: int, num_cards: int) -> list[Device]:
+def devices_of(num_nodes: int, num_cards: int) -> list[MeshDevice]:
     return [
-        Device(f"node{at:03}", card, f"10.{at // 250}.{at % 250}.{card + 1}", "255.0.0.0")
+        MeshDevice(f"node{at:03}", card, f"10.{at // 250}.{at % 250}.{card + 1}", "255.0.0.0")
         for at in range(num_nodes)
         for card in range(num_cards)
     ]

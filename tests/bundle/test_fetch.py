@@ -32,7 +32,7 @@ from npuenv.bundle.fetch import (
 )
 from npuenv.core.errors import StepFailed
 from npuenv.core.messages import Message, say
-from npuenv.facts.pip import PipSettings, Setting
+from npuenv.facts.pip import PipSetting, PipSettings
 from tests.support.own_signals import interruptible
 from tests.support.sentences import says
 
@@ -309,7 +309,7 @@ def test_sizes_are_asked_of_the_server(server: Server, tmp_path: Path) -> None:
 
 def test_the_proxy_of_pip_is_used(server: Server, tmp_path: Path) -> None:
     server.files["/big"] = DATA
-    settings = PipSettings(proxy=Setting(server.url, "pip.conf"))
+    settings = PipSettings(proxy=PipSetting(server.url, "pip.conf"))
     fetch(tmp_path, Download("big", "http://index.invalid/big", (sha(DATA),), len(DATA)), settings=settings)
     assert server.asked == [("GET", "http://index.invalid/big", "")]
 

@@ -24,7 +24,7 @@ from npuenv.app import BundleResult, bundling
 from npuenv.app.bundling import verify_bundle
 from npuenv.bundle import zipapp
 from npuenv.bundle.contents import build_requirements
-from npuenv.bundle.listing import Offer, best
+from npuenv.bundle.listing import ReleaseFile, best
 from npuenv.bundle.make import check_place, gather, is_archive, make_bundle, staging
 from npuenv.bundle.reader import open_bundle
 from npuenv.bundle.self_package import BOOTSTRAP, own_requirements, own_wheel
@@ -178,13 +178,16 @@ def test_a_file_that_changes_between_question_and_copy_is_refused(shop: Shop, tm
     ],
 )
 def test_the_file_is_the_one_that_an_installer_would_take(files: list[str], expected: int | None) -> None:
-    offers = [Offer(file, f"/x/{file}", str(number), 1) for number, file in enumerate(files)]
+    offers = [ReleaseFile(file, f"/x/{file}", str(number), 1) for number, file in enumerate(files)]
     chosen = best(offers, Platform("aarch64", "3.11"))
     assert (chosen.file if chosen else None) == (None if expected is None else files[expected])
 
 
 def test_only_a_file_with_a_hash_of_the_lock_is_taken() -> None:
-    offers = [Offer("a-1-cp311-cp311-manylinux_2_28_aarch64.whl", "", "new", 1), Offer("a-1.tar.gz", "", "old", 1)]
+    offers = [
+        ReleaseFile("a-1-cp311-cp311-manylinux_2_28_aarch64.whl", "", "new", 1),
+        ReleaseFile("a-1.tar.gz", "", "old", 1),
+    ]
     platform = Platform("aarch64", "3.11")
     assert best(offers, platform, ("old",)) == offers[1]
     assert best(offers, platform, ("none",)) is None
@@ -461,7 +464,7 @@ def test_the_command_says_what_goes_in_before_and_what_is_there_after(
 
     ui, out = Ui("en"), tmp_path / "out.tar"
     shop.git_sources = (GitSource("absent", "https://git.invalid/x", "v1", False),)
-    request, progress = shop.request(left_out=frozenset({"absent"}), out=out), cli._Progress(ui)
+    request, progress = shop.request(left_out=frozenset({"absent"}), out=out), cli._BundleProgress(ui)
     plan = bundling._plan(request, progress)
     contents, said = plan.contents, capsys.readouterr().out
     assert "wheels: 3 files" in said and "source distributions: 1 files" in said and "absent: left out" in said

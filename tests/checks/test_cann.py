@@ -12,9 +12,9 @@ from npuenv.checks.registry import CHECKS
 from npuenv.core.fact import Evidence, absent, known
 from npuenv.core.finding import Status
 from npuenv.core.messages import say
-from npuenv.facts.cann.parts import Atb, Custom, CustomOps, Kernels, Ops, Part, Running, Written
-from npuenv.facts.cann.toolkit import Closed, Entry, Install, Installs
-from npuenv.facts.npu.smi import Trouble
+from npuenv.facts.cann.parts import Atb, Custom, CustomOps, Kernels, Ops, Part, RunningParts, WrittenFolder
+from npuenv.facts.cann.toolkit import CannFolder, CannPath, Closed, Installs
+from npuenv.facts.npu.smi import SmiFailure
 from tests.support.changes import HEALTHY, both, cards, find, lost, part, put, trouble, unread, variables
 from tests.support.changes import packages as installed
 
@@ -29,17 +29,17 @@ KERNELS = f"{ROOT}/opp/built-in/op_impl/ai_core/tbe/kernel"
 OPS_INFO = f"{ROOT}/aarch64-linux/ascend_ops_install.info"
 INFO = f"{ROOT}/aarch64-linux/ascend_toolkit_install.info"
 STUBS, DRIVER = f"{ROOT}/aarch64-linux/devlib", "/usr/local/Ascend/driver/lib64/driver"
-HERE = Install(ROOT, "8.5.0", "cann", ("/usr/local/Ascend/cann",))
-HOME = Entry("ASCEND_HOME_PATH", 0, ROOT, ROOT, ROOT, True)
+HERE = CannFolder(ROOT, "8.5.0", "cann", ("/usr/local/Ascend/cann",))
+HOME = CannPath("ASCEND_HOME_PATH", 0, ROOT, ROOT, ROOT, True)
 
 
 def entry(
     variable: str, path: str, home: str, *, position: int = 0, real: str | None = None, is_there: bool = True
-) -> Entry:
-    return Entry(variable, position, path, home, home if real is None else real, is_there)
+) -> CannPath:
+    return CannPath(variable, position, path, home, home if real is None else real, is_there)
 
 
-def entries(*more: Entry) -> Change:
+def entries(*more: CannPath) -> Change:
     return put(entries=(HOME, *more))
 
 
@@ -84,15 +84,15 @@ LATEST = "/usr/local/Ascend/ascend-toolkit/latest"
 BROKEN_LINK = put(
     installs=Installs(
         (
-            Install(f"{LATEST[:-6]}8.0.0", "8.0.0", "ascend-toolkit", ()),
-            Install(OLD, "8.3.RC1", "ascend-toolkit", ()),
+            CannFolder(f"{LATEST[:-6]}8.0.0", "8.0.0", "ascend-toolkit", ()),
+            CannFolder(OLD, "8.3.RC1", "ascend-toolkit", ()),
             HERE,
         ),
         (LATEST,),
         {},
     )
 )
-NO_TABLE = trouble(Trouble.INIT, -8005)
+NO_TABLE = trouble(SmiFailure.INIT, -8005)
 
 CASES: list[tuple[str, Change, Status, str]] = [
     ("cann.found", both(lost("toolkit"), put(closed=SHUT)), Status.FAIL, "/root/Ascend, where"),
@@ -175,15 +175,20 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("cann.gcc", put(compilers={"gcc": "7.5.0"}), Status.WARN, "7.5.0"),
     ("cann.gcc", put(compilers={"gcc": "12.3.1"}), Status.OK, "12.3.1"),
     ("cann.gcc", put(compilers={"cmake": "3.22.1"}), Status.SKIP, ""),
-    ("cann.writable", put(writes=(Written("HOME", "/root/atc_data", "read-only"),)), Status.WARN, "/root/atc_data"),
-    ("cann.writable", put(writes=(Written("HOME", "/root/ascend", "writable"),)), Status.OK, ""),
+    (
+        "cann.writable",
+        put(writes=(WrittenFolder("HOME", "/root/atc_data", "read-only"),)),
+        Status.WARN,
+        "/root/atc_data",
+    ),
+    ("cann.writable", put(writes=(WrittenFolder("HOME", "/root/ascend", "writable"),)), Status.OK, ""),
     ("cann.parts", parts(compiler="8.5.0", opp="8.5.0"), Status.OK, "8.5.0"),
     ("cann.parts", parts(compiler="8.5.0", opp="8.3.RC1"), Status.FAIL, "opp from 8.3.RC1"),
     ("cann.parts", parts(compiler="8.5.0", opp="8.5.1"), Status.WARN, "8.5.1"),
     ("cann.parts", parts(compiler="8.5.0", opp_kernel="8.3.RC1"), Status.OK, ""),
     (
         "cann.parts",
-        put(**{"cann.parts": None, "cann.running": Running({"runtime": "8.0.0", "opp": "8.1.RC1"}, {}, {})}),
+        put(**{"cann.parts": None, "cann.running": RunningParts({"runtime": "8.0.0", "opp": "8.1.RC1"}, {}, {})}),
         Status.FAIL,
         "runtime from 8.0.0",
     ),
@@ -337,7 +342,7 @@ def test_only_a_folder_of_cann_is_opened_to_all_and_never_a_whole_home(
 
 def test_a_link_that_leads_nowhere_is_told_once_with_what_it_keeps_from_loading() -> None:
     link = "/usr/local/Ascend/ascend-toolkit/latest"
-    install = Install("/usr/local/Ascend/ascend-toolkit/8.0.0", "8.0.0", "ascend-toolkit", ())
+    install = CannFolder("/usr/local/Ascend/ascend-toolkit/8.0.0", "8.0.0", "ascend-toolkit", ())
     installs = Installs((install,), (link,), {})
     errors = ("ImportError: libhccl.so: cannot open shared object file: No such file or directory",)
     torch_npu = part("import_torch_npu", is_ok=False, errors=errors)

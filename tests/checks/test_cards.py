@@ -26,7 +26,7 @@ from npuenv.facts.npu.queries import (
     FaultEvent,
     Health,
     Mapped,
-    Refusal,
+    QueryRefusal,
     Spod,
     Topology,
     parse_board,
@@ -35,7 +35,7 @@ from npuenv.facts.npu.queries import (
     parse_spod,
     parse_topology,
 )
-from npuenv.facts.npu.smi import Process, SmiTable, Trouble, parse_info
+from npuenv.facts.npu.smi import NpuProcess, SmiFailure, SmiTable, parse_info
 from npuenv.facts.python.interpreter import DeviceRun, Devices
 from npuenv.matrix import load_matrix
 from npuenv.report.doctor import grouped
@@ -73,7 +73,7 @@ def holder(**values: object) -> Change:
     """A process on NPU 2, in the table and as this session sees it."""
     first = Holder(2, 0, 4711, "python", 41230, False, True, 1000, False)
     held = dataclasses.replace(first, **values)  # type: ignore[arg-type]
-    row = Process(2, 0, 4711, "python", 41230)
+    row = NpuProcess(2, 0, 4711, "python", 41230)
     return both(part("smi", processes=(row,)), put(holders=(held,), account=ME))
 
 
@@ -170,7 +170,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("cards.stuck", both(cards(busy_percent=100), CONTAINER), Status.SKIP, "container"),
     ("cards.stuck", cards(busy_percent=99), Status.OK, "idle"),
     ("cards.stuck", both(cards(busy_percent=100), cards(hbm_used_mib=61440)), Status.OK, "idle"),
-    ("cards.answer", put(silent=(Refusal("timeout", "did not end"),)), Status.FAIL, "1 queries"),
+    ("cards.answer", put(silent=(QueryRefusal("timeout", "did not end"),)), Status.FAIL, "1 queries"),
     ("cards.answer", put(silent=None), Status.SKIP, "does not report"),
     ("cards.memory", ecc(HBM_Double_Bit_Error_Count=2), Status.WARN, "3.0"),
     ("cards.memory", ecc(HBM_Double_Bit_Isolated_Pages_Count=1), Status.WARN, "3.0"),
@@ -356,7 +356,7 @@ def test_slices_are_a_fault_for_training_alone(framework: str, status: Status) -
 
 
 def test_a_table_that_npu_smi_cannot_give_is_told_once() -> None:
-    facts = trouble(Trouble.INIT, -8005)(HEALTHY)
+    facts = trouble(SmiFailure.INIT, -8005)(HEALTHY)
     absent_details = put(
         health=None,
         ecc=None,
@@ -480,14 +480,14 @@ def test_of_two_rows_for_an_event_the_graver_one_counts(code: str, action: str |
 
 
 def test_a_process_of_unknown_owner_comes_with_the_command_that_shows_it() -> None:
-    rows = (Process(1, 0, 88121, "VLLMEngineCor", 57788),)
+    rows = (NpuProcess(1, 0, 88121, "VLLMEngineCor", 57788),)
     finding = find(both(part("smi", processes=rows), put(holders=()))(HEALTHY), "cards.free")
     assert finding.status is Status.WARN and finding.fix is not None
     assert finding.fix.commands == (("ps", "-fp", "88121"),)
 
 
 def test_a_tool_that_is_silent_for_seconds_is_asked_again_before_any_reboot() -> None:
-    finding = find(trouble(Trouble.TIMEOUT)(HEALTHY), "driver.npu-smi")
+    finding = find(trouble(SmiFailure.TIMEOUT)(HEALTHY), "driver.npu-smi")
     assert finding.status is Status.FAIL and finding.fix is not None
     assert finding.fix.commands[0] == ("npuenv", "doctor", "--level", "2")
     assert "hangs" not in say(finding.says).partition(".")[0] and finding.fix.says.key == "check_npu.fix-smi-timeout"

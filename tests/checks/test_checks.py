@@ -23,7 +23,7 @@ from npuenv.facts.hccn.conf import HccnConf
 from npuenv.facts.machine.system import Space
 from npuenv.facts.network.services import Proxy
 from npuenv.facts.npu.driver import VersionInfo
-from npuenv.facts.npu.smi import Process, SmiTrouble, Trouble
+from npuenv.facts.npu.smi import NpuProcess, SmiFailure, SmiTrouble
 from npuenv.facts.python.interpreter import SharedFiles
 from npuenv.host.recorded import load_capture
 from tests.support.changes import (
@@ -47,7 +47,7 @@ from tests.support.changes import (
 
 NO_CARDS = both(nodes(), put(smi=None, smi_trouble=None, driver=None, pci_devices=(), devices=None))
 CONTAINER = put(container="docker")
-INIT = trouble(Trouble.INIT, -8005)
+INIT = trouble(SmiFailure.INIT, -8005)
 IMPORT_ERRORS = (
     "RuntimeError: Failed to load the backend extension",
     "ImportError: libhccl.so: cannot open shared object file",
@@ -81,7 +81,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("cards.healthy", part("smi", is_complete=False), Status.UNKNOWN, "truncated"),
     ("cards.supported", cards(name="910B"), Status.FAIL, "910B"),
     ("cards.supported", cards(name="Ascend1234"), Status.UNKNOWN, "Ascend1234"),
-    ("cards.free", part("smi", processes=(Process(4, 0, 77, "python", 100),)), Status.WARN, "NPU 4"),
+    ("cards.free", part("smi", processes=(NpuProcess(4, 0, 77, "python", 100),)), Status.WARN, "NPU 4"),
     ("devices.openable", nodes(0, shut="Permission denied"), Status.FAIL, "/dev/davinci0"),
     ("devices.managers", nodes(0, missing=("/dev/hisi_hdc",)), Status.FAIL, "/dev/hisi_hdc"),
     ("devices.agree", nodes(0, 1), Status.WARN, "8 chips"),
@@ -107,10 +107,10 @@ CASES: list[tuple[str, Change, Status, str]] = [
         Status.UNKNOWN,
         "is unknown",
     ),
-    ("driver.npu-smi", trouble(Trouble.IN_USE, -8020), Status.FAIL, "another container"),
-    ("driver.npu-smi", trouble(Trouble.LIBRARY, library="libc_sec.so"), Status.FAIL, "libc_sec.so"),
-    ("driver.npu-smi", trouble(Trouble.TIMEOUT), Status.FAIL, "hung driver"),
-    ("driver.npu-smi", trouble(Trouble.UNREADABLE), Status.UNKNOWN, "what it printed"),
+    ("driver.npu-smi", trouble(SmiFailure.IN_USE, -8020), Status.FAIL, "another container"),
+    ("driver.npu-smi", trouble(SmiFailure.LIBRARY, library="libc_sec.so"), Status.FAIL, "libc_sec.so"),
+    ("driver.npu-smi", trouble(SmiFailure.TIMEOUT), Status.FAIL, "hung driver"),
+    ("driver.npu-smi", trouble(SmiFailure.UNREADABLE), Status.UNKNOWN, "what it printed"),
     ("driver.npu-smi", put(smi=None, smi_trouble=None), Status.FAIL, "not installed"),
     ("driver.npu-smi", INIT, Status.FAIL, "Possible causes:"),
     (
@@ -494,6 +494,6 @@ def test_each_sign_of_cards_alone_is_enough(sign: str) -> None:
     assert not has_sign_of_cards(bare)
     name = "python.devices" if sign == "devices" else sign
     group = "python" if sign == "devices" else "npu"
-    values = {"smi_trouble": SmiTrouble(Trouble.INIT, "x"), "pci_devices": ("0000:01:00.0",)}
+    values = {"smi_trouble": SmiTrouble(SmiFailure.INIT, "x"), "pci_devices": ("0000:01:00.0",)}
     value = values.get(sign) or getattr(getattr(HEALTHY, group), sign).value
     assert has_sign_of_cards(put(**{name: value})(bare)) == (value is not None)

@@ -12,7 +12,7 @@ from npuenv.core.finding import Status
 from npuenv.core.messages import LANGUAGES, say
 from npuenv.core.seal import seal_of, text_hash
 from npuenv.facts.manifest import LOCK as LOCK_FILE
-from npuenv.facts.manifest import MANIFEST, MARKER, VERIFIED, Described, Verified, described
+from npuenv.facts.manifest import MANIFEST, MARKER, VERIFIED, Described, LastVerification, described
 from npuenv.facts.python.packages import Owned
 from npuenv.host.local import LocalHost
 from npuenv.host.recorded import RecordingHost
@@ -63,7 +63,7 @@ def test_only_a_finished_and_proven_environment_is_fine(
 
 
 def made(*named: str, status: str = "complete") -> Described:
-    return Described("/envs/cpu/1", "cpu", MARK["platform"], LOCK, status, verified=Verified(LOCK, named=named))
+    return Described("/envs/cpu/1", "cpu", MARK["platform"], LOCK, status, verified=LastVerification(LOCK, named=named))
 
 
 JINJA = Owned("jinja2", 1, 0, ("jinja2/__init__.py",))

@@ -14,13 +14,13 @@ from npuenv.core.messages import LANGUAGES, say
 from npuenv.facts.machine.system import Account
 from npuenv.facts.npu.cards import Claim, KernelEvent
 from npuenv.facts.npu.driver import Changed, Installer, VersionInfo
-from npuenv.facts.npu.smi import Trouble
+from npuenv.facts.npu.smi import SmiFailure
 from npuenv.report.doctor import grouped
 from tests.support.changes import HEALTHY, Change, both, cards, find, gone, lost, nodes, part, put, trouble, variables
 
 CONTAINER = put(container="docker")
-INIT = trouble(Trouble.INIT, -8005)
-IN_USE = trouble(Trouble.IN_USE, -8020)
+INIT = trouble(SmiFailure.INIT, -8005)
+IN_USE = trouble(SmiFailure.IN_USE, -8020)
 OTHER = Claim(0, 2679173, (0, 1, 2), False)
 CONFLICT = KernelEvent("conflict", 0, "", "[uda_occupy_dev_by_ns 932] Conflict open udevid. (udevid=0; ns=0)")
 UPGRADED = put(changed=Changed(100, 200))
@@ -63,7 +63,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("driver.library-path", both(UNLOADED, put(library_files=None)), Status.SKIP, "no driver library"),
     ("driver.library-path", lost("library_files"), Status.UNKNOWN, "library_files"),
     ("driver.library-path",
-     both(LIBRARIES, UNLOADED, trouble(Trouble.LIBRARY, library="libdcmi.so")),
+     both(LIBRARIES, UNLOADED, trouble(SmiFailure.LIBRARY, library="libdcmi.so")),
      Status.SKIP, "npu-smi"),
     ("container.mounts", LOST_INFO, Status.WARN, "/etc/ascend_install.info"),
     ("container.mounts", both(LOST_INFO, BY_RUNTIME), Status.OK, "mounted"),
@@ -80,8 +80,8 @@ CASES: list[tuple[str, Change, Status, str]] = [
      both(IN_USE, put(claims=(dataclasses.replace(OTHER, namespace=130),))),
      Status.FAIL, "another container"),
     ("driver.npu-smi", both(IN_USE, put(claims=None)), Status.FAIL, "-8020"),
-    ("driver.npu-smi", trouble(Trouble.TIMEOUT), Status.FAIL, "hung driver"),
-    ("driver.npu-smi", trouble(Trouble.UNEXECUTABLE), Status.FAIL, "be executed"),
+    ("driver.npu-smi", trouble(SmiFailure.TIMEOUT), Status.FAIL, "hung driver"),
+    ("driver.npu-smi", trouble(SmiFailure.UNEXECUTABLE), Status.FAIL, "be executed"),
     ("driver.agrees", put(driver=NEW), Status.WARN, "25.5.2"),
     ("driver.agrees", both(put(driver=NEW), UPGRADED), Status.SKIP, "after boot"),
     ("driver.agrees", both(put(driver=NEW), UPGRADED, CONTAINER), Status.WARN, "25.5.2"),
@@ -238,6 +238,6 @@ def test_cards_are_not_said_to_be_missing_where_the_interface_does_not_start() -
 
 
 def test_the_path_of_libraries_keeps_what_the_session_has() -> None:
-    change = both(trouble(Trouble.LIBRARY, library="libc_sec.so"), variables(LD_LIBRARY_PATH="/mine"))
+    change = both(trouble(SmiFailure.LIBRARY, library="libc_sec.so"), variables(LD_LIBRARY_PATH="/mine"))
     cure = find(change(HEALTHY), "driver.npu-smi").fix
     assert cure is not None and cure.commands[0][1].endswith("/driver:/mine")

@@ -13,7 +13,7 @@ from npuenv.core.finding import Status
 from npuenv.core.messages import say
 from npuenv.facts.machine.hardware import Memory
 from npuenv.facts.machine.session import CxxLibrary, Process, Processes
-from npuenv.facts.machine.storage import Cache, Folder, Mount
+from npuenv.facts.machine.storage import Cache, FolderUsage, MountRow
 from npuenv.facts.machine.system import Account, Space
 from tests.support.changes import HEALTHY, both, find, gone, lost, put, variables
 
@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 
 GIB = 1 << 20
 OK, WARN, FAIL, SKIP, UNKNOWN = Status.OK, Status.WARN, Status.FAIL, Status.SKIP, Status.UNKNOWN
-ROOT = Mount("/", "ext4", ("rw",))
+ROOT = MountRow("/", "ext4", ("rw",))
 BOB = Account(1000, 1000, "bob", (1000,), ("bob",))
 
 
-def folder(path: str = "/tmp", free: int = 500 * GIB, *, mount: Mount | None = ROOT, **values: object) -> Folder:
-    whole = Folder(path, True, free, 1000 * GIB, 60_000_000, 50_000_000, mount.place if mount else "/", mount)
+def folder(
+    path: str = "/tmp", free: int = 500 * GIB, *, mount: MountRow | None = ROOT, **values: object
+) -> FolderUsage:
+    whole = FolderUsage(path, True, free, 1000 * GIB, 60_000_000, 50_000_000, mount.place if mount else "/", mount)
     return dataclasses.replace(whole, **values)  # type: ignore[arg-type]  # fields by name
 
 
@@ -41,10 +43,10 @@ def table(*rows: tuple[int, int, str, str], init: str = "systemd") -> Change:
 
 
 def cache(variable: str, **values: Any) -> Cache:
-    return Cache(variable, "/data/cache", folder("/data/cache", mount=Mount("/data", "nfs4", ("rw",)), **values))
+    return Cache(variable, "/data/cache", folder("/data/cache", mount=MountRow("/data", "nfs4", ("rw",)), **values))
 
 
-LUSTRE = Mount("/lustre", "lustre", ("rw", "lazystatfs"))
+LUSTRE = MountRow("/lustre", "lustre", ("rw", "lazystatfs"))
 CASES: list[tuple[str, Change, Status, str]] = [
     ("machine.shared-memory-free", put(shared_memory=Space(64 * GIB, 100)), FAIL, "64.0 GiB"),
     ("machine.shared-memory-free", put(shared_memory=Space(64 * GIB, 3 * GIB)), WARN, "3.0 GiB"),
@@ -99,10 +101,10 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("machine.home", put(home=None), FAIL, "not exist"),
     ("machine.tmp", put(tmp=None), FAIL, "/tmp"),
     ("machine.tmp", put(tmp=folder(is_writable=False)), FAIL, "not writable"),
-    ("machine.tmp", put(tmp=folder(free=100 << 10, mount=Mount("/tmp", "tmpfs", ("rw",)))), FAIL, "100 MiB"),
-    ("machine.tmp", put(tmp=folder(free=GIB, mount=Mount("/tmp", "tmpfs", ("rw",)))), WARN, "1.0 GiB"),
+    ("machine.tmp", put(tmp=folder(free=100 << 10, mount=MountRow("/tmp", "tmpfs", ("rw",)))), FAIL, "100 MiB"),
+    ("machine.tmp", put(tmp=folder(free=GIB, mount=MountRow("/tmp", "tmpfs", ("rw",)))), WARN, "1.0 GiB"),
     ("machine.tmp", both(put(tmp=folder(free=100)), put(home=folder("/root", free=100))), OK, "/tmp"),  # one disk
-    ("machine.tmp", put(tmp=folder(mount=Mount("/tmp", "tmpfs", ("rw", "noexec")))), WARN, "noexec"),
+    ("machine.tmp", put(tmp=folder(mount=MountRow("/tmp", "tmpfs", ("rw", "noexec")))), WARN, "noexec"),
     ("machine.tmp", put(tmp=folder()), OK, "/tmp"),
     ("machine.inodes", put(home=folder("/root", files_free=100)), FAIL, "100 more files"),
     ("machine.inodes", put(tmp=folder(files_free=2_000)), WARN, "2000"),
@@ -122,7 +124,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("machine.file-locks", put(home=folder("/lustre/bob", mount=LUSTRE)), WARN, "/lustre"),
     (
         "machine.file-locks",
-        put(home=folder("/lustre/bob", mount=Mount("/lustre", "lustre", ("rw", "flock")))),
+        put(home=folder("/lustre/bob", mount=MountRow("/lustre", "lustre", ("rw", "flock")))),
         OK,
         "no problem",
     ),

@@ -12,19 +12,19 @@ from npuenv.checks.python import CHECKS
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.core.finding import Status
 from npuenv.core.messages import LANGUAGES, say
-from npuenv.facts.cann.toolkit import Install, Installs
+from npuenv.facts.cann.toolkit import CannFolder, Installs
 from npuenv.facts.collector import not_asked
 from npuenv.facts.machine.session import CxxLibrary
 from npuenv.facts.python.interpreter import Broken, Import, SharedFiles
 from npuenv.facts.python.packages import (
     Link,
+    MetadataTrouble,
     MissingLibrary,
     MissingSymbols,
     MissingVersion,
     Origin,
     Owned,
     Shadow,
-    Trouble,
     Twice,
 )
 from npuenv.matrix import load_matrix
@@ -136,11 +136,16 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("python.readable", files(unreadable=("torch/lib",)), Status.FAIL, "torch/lib"),
     (
         "python.metadata",
-        pkg(trouble=(Trouble("torch-2.8.0.dist-info", "torch", "no METADATA"),)),
+        pkg(trouble=(MetadataTrouble("torch-2.8.0.dist-info", "torch", "no METADATA"),)),
         Status.FAIL,
         "torch-2",
     ),
-    ("python.metadata", pkg(trouble=(Trouble("six-1.0.dist-info", "six", "no RECORD"),)), Status.WARN, "six-1.0"),
+    (
+        "python.metadata",
+        pkg(trouble=(MetadataTrouble("six-1.0.dist-info", "six", "no RECORD"),)),
+        Status.WARN,
+        "six-1.0",
+    ),
     ("python.leftovers", pkg(leftovers=(f"{SITE}/~orch",)), Status.WARN, "~orch"),
     ("python.editable", pkg(gone_sources={"vllm": "/vllm-workspace/vllm"}), Status.FAIL, "vllm"),
     ("python.editable", pkg(links=(Link("x.pth", ("/gone",), ("/gone",), ""),)), Status.WARN, "x.pth"),
@@ -636,8 +641,8 @@ def test_numpy_that_cann_refuses_is_told_by_one_check() -> None:
 
 def test_a_fitting_cann_that_is_installed_too_is_named_with_the_link_that_leads_to_it() -> None:
     root = "/usr/local/Ascend/ascend-toolkit"
-    here = Install(f"{root}/8.1.RC1", "8.1.RC1", "ascend-toolkit", (f"{root}/latest",))
-    other = Install(f"{root}/8.3.RC1", "8.3.RC1", "ascend-toolkit", ())
+    here = CannFolder(f"{root}/8.1.RC1", "8.1.RC1", "ascend-toolkit", (f"{root}/latest",))
+    other = CannFolder(f"{root}/8.3.RC1", "8.3.RC1", "ascend-toolkit", ())
     old = both(
         part("toolkit", version="8.1.RC1", root=here.root),
         packages(torch="2.7.1", vllm="0.11.0+empty", **{"torch-npu": "2.7.1", "vllm-ascend": "0.11.0rc1"}),

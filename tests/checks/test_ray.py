@@ -11,10 +11,10 @@ from npuenv.core.fact import Evidence
 from npuenv.core.finding import Status
 from npuenv.core.messages import say
 from npuenv.facts.machine.session import Process, Processes
-from npuenv.facts.machine.storage import Folder, Mount
-from npuenv.facts.ray.session import Session
-from npuenv.facts.ray.status import Bundle, Demand, Refusal, Resource, Trouble
-from npuenv.facts.ray.status import Status as Cluster
+from npuenv.facts.machine.storage import FolderUsage, MountRow
+from npuenv.facts.ray.session import RaySession
+from npuenv.facts.ray.status import ClusterStatus as Cluster
+from npuenv.facts.ray.status import Demand, Resource, ResourceDemand, StatusRefusal, StatusTrouble
 from tests.support.changes import HEALTHY, both, find, gone, lost, packages, put, variables
 
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ def cluster(nodes: int = 1, demands: tuple[Demand, ...] = (), *, used: float = 0
 
 def demand(bundles: int = 1, how: str = "", **needs: float) -> tuple[Demand, ...]:
     return (
-        Demand((Bundle(tuple(sorted(needs.items())), bundles),), how, 1, f"{needs} * {bundles} ({how}): 1+ pending"),
+        Demand(
+            (ResourceDemand(tuple(sorted(needs.items())), bundles),), how, 1, f"{needs} * {bundles} ({how}): 1+ pending"
+        ),
     )
 
 
@@ -48,8 +50,8 @@ def torn(change: Change) -> Change:
     return edit
 
 
-def refused(kind: Refusal, line: str = "its line") -> Change:
-    return put(status=Trouble(kind, line), address="10.0.0.5:6379", processes=RAYLET)
+def refused(kind: StatusRefusal, line: str = "its line") -> Change:
+    return put(status=StatusTrouble(kind, line), address="10.0.0.5:6379", processes=RAYLET)
 
 
 RAYLET = Processes(9, "systemd", (Process(7, 1, "Sl", "raylet"),), ())
@@ -58,7 +60,7 @@ NOTED = put(address="10.0.0.5:6379", processes=NO_RAY)
 
 
 def disk(free: int, size: int = 1000 * GIB) -> Change:
-    return put(session_disk=Folder("/tmp/ray", True, free, size, None, None, "/", Mount("/", "ext4", ("rw",))))
+    return put(session_disk=FolderUsage("/tmp/ray", True, free, size, None, None, "/", MountRow("/", "ext4", ("rw",))))
 
 
 CASES: list[tuple[str, Change, Status, str]] = [
@@ -67,14 +69,14 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("ray.address", both(NOTED, cluster(NPU=8.0)), OK, "10.0.0.5"),  # it answers: its node runs out of our sight
     ("ray.address", put(address=None), SKIP, "no cluster"),
     ("ray.answers", cluster(NPU=8.0), OK, "1 nodes"),
-    ("ray.answers", refused(Refusal.TOKEN, "InvalidAuthToken"), FAIL, "InvalidAuthToken"),
-    ("ray.answers", refused(Refusal.VERSION), FAIL, "different Ray"),
-    ("ray.answers", refused(Refusal.UNREACHABLE), FAIL, "its line"),
-    ("ray.answers", refused(Refusal.TIMEOUT), FAIL, "not respond"),
-    ("ray.answers", refused(Refusal.NO_CLUSTER), FAIL, "its line"),
-    ("ray.answers", refused(Refusal.OTHER), FAIL, "its line"),
-    ("ray.answers", both(refused(Refusal.VERSION), NOTED), FAIL, "different Ray"),
-    ("ray.answers", both(refused(Refusal.TIMEOUT), NOTED), SKIP, "no Ray node"),
+    ("ray.answers", refused(StatusRefusal.TOKEN, "InvalidAuthToken"), FAIL, "InvalidAuthToken"),
+    ("ray.answers", refused(StatusRefusal.VERSION), FAIL, "different Ray"),
+    ("ray.answers", refused(StatusRefusal.UNREACHABLE), FAIL, "its line"),
+    ("ray.answers", refused(StatusRefusal.TIMEOUT), FAIL, "not respond"),
+    ("ray.answers", refused(StatusRefusal.NO_CLUSTER), FAIL, "its line"),
+    ("ray.answers", refused(StatusRefusal.OTHER), FAIL, "its line"),
+    ("ray.answers", both(refused(StatusRefusal.VERSION), NOTED), FAIL, "different Ray"),
+    ("ray.answers", both(refused(StatusRefusal.TIMEOUT), NOTED), SKIP, "no Ray node"),
     ("ray.npu-resource", cluster(CPU=192.0, NPU=8.0), OK, "8 NPUs"),
     ("ray.npu-resource", cluster(CPU=192.0, GPU=8.0), FAIL, "8 GPU and no NPU"),
     ("ray.npu-resource", cluster(CPU=192.0), FAIL, "no NPU, but this machine has 8"),
@@ -120,9 +122,9 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("ray.cpus", both(put(cpus=16.0), packages(verl="0.5.0")), OK, "16"),
     ("ray.cpus", both(put(cpus=24.0), packages(verl="0.7.1")), OK, "24"),
     ("ray.cpus", both(put(cpus=16.0), packages(verl="of.mine")), OK, "16"),
-    ("ray.folder", put(session=Session("/tmp/ray", True, 1, None, True)), OK, "/tmp/ray"),
-    ("ray.folder", put(session=Session("/tmp/ray", False, 1, None, True)), FAIL, "another user"),
-    ("ray.folder", put(session=Session("/tmp/ray", True, 1, "10.0.0.5:6379", False)), FAIL, "another user"),
+    ("ray.folder", put(session=RaySession("/tmp/ray", True, 1, None, True)), OK, "/tmp/ray"),
+    ("ray.folder", put(session=RaySession("/tmp/ray", False, 1, None, True)), FAIL, "another user"),
+    ("ray.folder", put(session=RaySession("/tmp/ray", True, 1, "10.0.0.5:6379", False)), FAIL, "another user"),
     ("ray.folder", put(session=None), SKIP, "no Ray session"),
     ("ray.path-length", variables(RAY_TMPDIR="/net/projects/people/somebody/slurm_jobdir/1355700/tmp"), FAIL, "107"),
     ("ray.path-length", variables(RAY_TMPDIR="/scratch/bob"), OK, "/scratch/bob/ray"),

@@ -18,7 +18,7 @@ from npuenv.core.fact import Evidence, known
 from npuenv.core.finding import Status
 from npuenv.core.messages import say
 from npuenv.facts.python.interpreter import Import
-from npuenv.facts.python.packages import Owned, Trouble
+from npuenv.facts.python.packages import MetadataTrouble, Owned
 from npuenv.matrix import load_matrix
 from tests.support.changes import HEALTHY, Change, both, find, packages, part, put, variables
 from tests.support.sentences import catalogue
@@ -69,7 +69,9 @@ def test_commands_that_name_a_set_say_for_what_and_have_their_options(name: str 
 
 BROKEN = ("torch", "vllm", "numpy")
 FAULTS: dict[str, Change] = {
-    "metadata": part("python.packages", trouble=tuple(Trouble(f"{name}-1", name, "no METADATA") for name in BROKEN)),
+    "metadata": part(
+        "python.packages", trouble=tuple(MetadataTrouble(f"{name}-1", name, "no METADATA") for name in BROKEN)
+    ),
     "another Python's torch": part("python.packages", foreign_wheels={"torch": "cp313-cp313-linux_x86_64"}),
     "another Python's vllm": part("python.packages", foreign_extensions={"vllm": "vllm/_C.cpython-313.so"}),
     "torch requirement": both(

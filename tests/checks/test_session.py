@@ -166,6 +166,8 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("session.nz", both(variables(VLLM_ASCEND_ENABLE_NZ="1"), packages(verl="0.7.0")), FAIL, "FRACTAL_NZ"),
     ("session.nz", both(variables(VLLM_ASCEND_ENABLE_NZ="1"), packages(verl=None, roll=None)), OK, ""),
     ("session.nz", both(variables(VLLM_ASCEND_ENABLE_NZ="0"), packages(verl="0.7.0")), OK, ""),
+    # From 0.27.1rc1 on the variable has no reader: session.vllm-ascend says so.
+    ("session.nz", both(variables(VLLM_ASCEND_ENABLE_NZ="1"), packages(verl="0.7.0", vllm_ascend="0.28.0rc1")), OK, ""),
     ("session.vllm-engine", both(variables(VLLM_USE_V1="0"), packages(vllm_ascend="0.11.0")), FAIL, "V1 engine"),
     ("session.vllm-engine", both(variables(VLLM_USE_V1="0"), packages(vllm_ascend="0.7.3")), OK, ""),
     (
@@ -260,6 +262,15 @@ CASES: list[tuple[str, Change, Status, str]] = [
         "",
     ),
     ("session.vllm-ascend", both(variables(VLLM_ASCEND_ENABLE_FLASHCOMM1="1"), packages(vllm_ascend="0.13.0")), OK, ""),
+    *(
+        ("session.vllm-ascend", both(variables(**{name: "0"}), packages(vllm_ascend=version)), status, says)
+        for name, version, status, says in (
+            ("VLLM_ASCEND_ENABLE_NZ", "0.26.0rc1", OK, ""),
+            ("VLLM_ASCEND_ENABLE_NZ", "0.27.1rc1", WARN, "VLLM_ASCEND_ENABLE_NZ"),
+            ("VLLM_ASCEND_ENABLE_MLAPO", "0.30.0rc2", WARN, "VLLM_ASCEND_ENABLE_MLAPO"),
+            ("VLLM_ASCEND_ENABLE_FLASHCOMM1", "0.30.0rc2", OK, ""),
+        )
+    ),
     (
         "session.debugging",
         variables(ASCEND_GLOBAL_LOG_LEVEL="0", ASCEND_SLOG_PRINT_TO_STDOUT="1"),

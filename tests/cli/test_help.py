@@ -9,7 +9,7 @@ import pytest
 
 from npuenv.cli import main
 from npuenv.cli.app import npuenv
-from npuenv.cli.help import SECTIONS, Command, first_sentence
+from npuenv.cli.help import SECTIONS, HelpfulCommand, first_sentence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +33,7 @@ def test_each_option_is_listed_once_and_each_command_uncut(
     path: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ALL[path]
-    assert isinstance(command, Command)
+    assert isinstance(command, HelpfulCommand)
     monkeypatch.setenv("COLUMNS", "110")
     assert main([*path, "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())

@@ -10,7 +10,7 @@ from npuenv.cli.common import Ui
 from npuenv.cli.progress import StepProgress
 from npuenv.core.messages import Message
 from npuenv.core.plan import Step
-from npuenv.install.executor import Event, State
+from npuenv.install.executor import Event, StepEvent
 
 
 def told(states: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -18,8 +18,8 @@ def told(states: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
     with StepProgress(Ui("en")) as progress:
         for number, letter in enumerate(states, 1):
             step = Step(f"step{number}", Message("cli.yes"), (), ())
-            progress.step(Event(State.START, step, number, len(states)))
-            progress.step(Event(State.DONE if letter == "d" else State.SKIPPED, step, number, len(states)))
+            progress.step(Event(StepEvent.START, step, number, len(states)))
+            progress.step(Event(StepEvent.DONE if letter == "d" else StepEvent.SKIPPED, step, number, len(states)))
     return capsys.readouterr().out.splitlines()
 
 

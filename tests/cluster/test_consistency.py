@@ -13,13 +13,12 @@ from npuenv.cluster.consistency.values import ClockOffset
 from npuenv.core.fact import Evidence, known
 from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import Message, say
-from npuenv.core.toml_input import load_file
 from npuenv.facts.collector import not_asked
 from npuenv.facts.network.interfaces import Interface
 from tests.cluster.uniform import cluster, name_of
 from tests.cluster.voting import BAD, LINE, NAMES, USUAL, changed, differing, find, met, odd, same, tied, told, words
 from tests.support.changes import both, lost, part, put, variables
-from tests.support.sentences import says, sentence
+from tests.support.sentences import catalogue, says, sentence
 
 if TYPE_CHECKING:
     from npuenv.facts.collect import Facts
@@ -348,20 +347,18 @@ def test_a_reader_that_breaks_costs_its_own_row_only() -> None:
 def test_every_row_has_a_title_and_a_cure_in_both_languages() -> None:
     for aspect in rules():
         for lang in ("en", "zh"):
-            table = load_file(PACKAGE / "core" / "messages" / lang / "agree.toml")["agree"]
-            assert table[f"title-{aspect.id}"]
-            assert table[f"fix-{aspect.fix}"]
+            assert catalogue()[f"agree.title-{aspect.id}"][lang]
+            assert catalogue()[f"agree.fix-{aspect.fix}"][lang]
 
 
 def test_every_word_and_sentence_that_is_named_exists() -> None:
-    table = load_file(PACKAGE / "core" / "messages" / "en" / "agree.toml")["agree"]
     sources = [*(PACKAGE / "cluster" / "consistency").glob("*.py"), *(PACKAGE / "cluster" / "probing").glob("*.py")]
     text = "\n".join(path.read_text(encoding="utf-8") for path in sources)
     sentences = set(re.findall(r'message\(\s*"([a-z-]+)"', text))
     words = {f"word-{name}" for name in re.findall(r'":([a-z-]+)"', text)}
     assert len(sentences) > 20
     assert len(words) > 10
-    assert {name for name in sentences | words if name not in table} == set()
+    assert {name for name in sentences | words if f"agree.{name}" not in catalogue()} == set()
 
 
 def test_all_is_said_in_chinese_too() -> None:

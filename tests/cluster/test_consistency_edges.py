@@ -13,7 +13,7 @@ from npuenv.cluster.consistency.values import ClockOffset, NodeIdentity, NodeVal
 from npuenv.core.fact import Evidence, known, unknown
 from npuenv.core.finding import Status
 from npuenv.facts.hccn.parsers import Speed
-from npuenv.facts.machine.storage import Mount
+from npuenv.facts.machine.storage import MountRow
 from npuenv.facts.network.interfaces import HostName, Interface, Route
 from npuenv.facts.network.services import Clock
 from npuenv.facts.npu.driver import Nodes
@@ -256,7 +256,7 @@ def test_the_token_file_counts_for_a_ray_that_reads_one(version: str, mode: str 
 
 
 def mounted(place: str, *options: str) -> Change:
-    return put(mounts=(Mount("/", "ext4", ("rw",)), Mount(place, "nfs4", options)))
+    return put(mounts=(MountRow("/", "ext4", ("rw",)), MountRow(place, "nfs4", options)))
 
 
 def test_network_mounts_are_compared_by_whether_they_can_be_written() -> None:

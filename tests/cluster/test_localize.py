@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuenv.cluster.localize import Fault, Hypothesis, Kind, Topology, localize_faults
-from npuenv.cluster.mesh import Device
+from npuenv.cluster.localize import Fault, Hypothesis, Kind, MeshTopology, localize_faults
+from npuenv.cluster.mesh import MeshDevice
 from npuenv.cluster.mesh.planning import full, sampled
 from tests.cluster.test_mesh_planning import all_pings, cluster
 
@@ -36,7 +36,7 @@ FLAPS = {
 }
 
 
-def is_of(devices: Sequence[Device], hypothesis: Hypothesis, pair: Pair) -> bool:
+def is_of(devices: Sequence[MeshDevice], hypothesis: Hypothesis, pair: Pair) -> bool:
     """Whether one end of a ping belongs to what flaps."""
     return hypothesis.about[0] in {FLAPS[hypothesis.kind](devices, place) for place in pair}
 
@@ -45,19 +45,19 @@ def of(node: int, card: int) -> int:
     return node * 4 + card
 
 
-def found(devices: Sequence[Device], is_broken: Callable[[Pair], bool], *, is_full: bool = True) -> list[Fault]:
+def found(devices: Sequence[MeshDevice], is_broken: Callable[[Pair], bool], *, is_full: bool = True) -> list[Fault]:
     pairs = all_pings((full if is_full else sampled)(devices))
     broken = [pair for pair in pairs if is_broken(pair)]
     return list(localize_faults(devices, broken, [pair for pair in pairs if not is_broken(pair)]))
 
 
-def hypotheses_of(topology: Topology, pair: Pair) -> set[Hypothesis]:
+def hypotheses_of(topology: MeshTopology, pair: Pair) -> set[Hypothesis]:
     """All that could break a ping, but what flaps."""
     found = {Hypothesis(Kind.PAIR, (min(pair), max(pair))), Hypothesis(Kind.ONE_WAY, pair)}
     return found.union(*(hypotheses for hypotheses, _ in topology.grouped([pair])))
 
 
-def named(devices: Sequence[Device], is_broken: Callable[[Pair], bool], **mode: bool) -> list[Hypothesis]:
+def named(devices: Sequence[MeshDevice], is_broken: Callable[[Pair], bool], **mode: bool) -> list[Hypothesis]:
     return [each.hypothesis for each in found(devices, is_broken, **mode)]
 
 
@@ -222,7 +222,9 @@ def test_a_few_pings_that_fail_by_themselves_are_nobodys_fault() -> None:
 
 
 def test_subnets_that_no_router_joins_are_named_as_that() -> None:
-    devices = [Device(f"n{at}", card, f"10.0.{card}.{at + 1}", "255.255.255.0") for at in range(4) for card in (0, 1)]
+    devices = [
+        MeshDevice(f"n{at}", card, f"10.0.{card}.{at + 1}", "255.255.255.0") for at in range(4) for card in (0, 1)
+    ]
     culprits = found(devices, lambda pair: devices[pair[0]].network != devices[pair[1]].network)
     # Here each side is a subnet of its own: the pings cannot tell which of the two it is.
     assert [each.hypothesis.kind for each in culprits] == [Kind.SIDES_APART]
@@ -230,13 +232,13 @@ def test_subnets_that_no_router_joins_are_named_as_that() -> None:
 
 
 def test_one_subnet_among_three_without_a_way_out_is_named() -> None:
-    devices = [Device(f"n{at}", at, f"10.0.{at % 3}.{at + 1}", "255.255.255.0") for at in range(9)]
+    devices = [MeshDevice(f"n{at}", at, f"10.0.{at % 3}.{at + 1}", "255.255.255.0") for at in range(9)]
     culprits = found(devices, lambda pair: "10.0.1.0/24" in {devices[at].network for at in pair})
     assert [each.hypothesis for each in culprits] == [Hypothesis(Kind.SUBNET, ("10.0.1.0/24",))]
 
 
 def test_one_subnet_that_does_not_reach_another_is_named() -> None:
-    devices = [Device(f"n{at}", at, f"10.0.{at % 3}.{at + 1}", "255.255.255.0") for at in range(9)]
+    devices = [MeshDevice(f"n{at}", at, f"10.0.{at % 3}.{at + 1}", "255.255.255.0") for at in range(9)]
     wanted = ("10.0.0.0/24", "10.0.1.0/24")
     culprits = found(devices, lambda pair: tuple(devices[at].network for at in pair) == wanted)
     assert [each.hypothesis for each in culprits] == [Hypothesis(Kind.SUBNETS_ONE_WAY, wanted)]
@@ -263,7 +265,7 @@ def test_three_groups_are_one_culprit_and_single_nodes_are_none_of_them() -> Non
 
 def test_groups_that_are_subnets_are_said_to_be_subnets() -> None:
     devices = [
-        Device(f"n{at}", card, f"10.{at // 2}.{at}.{card + 1}", "255.255.0.0") for at in range(4) for card in (0, 1)
+        MeshDevice(f"n{at}", card, f"10.{at // 2}.{at}.{card + 1}", "255.255.0.0") for at in range(4) for card in (0, 1)
     ]
     culprits = found(devices, lambda pair: devices[pair[0]].network != devices[pair[1]].network)
     assert [each.hypothesis.kind for each in culprits] == [Kind.SUBNETS_APART]
@@ -296,7 +298,7 @@ def test_a_pair_that_was_not_tried_speaks_neither_for_nor_against() -> None:
     assert Hypothesis(Kind.CARD, (6,)) not in [each.hypothesis for each in culprits]
 
 
-def pings_of(devices: Sequence[Device]) -> st.SearchStrategy[tuple[list[Pair], list[Pair]]]:
+def pings_of(devices: Sequence[MeshDevice]) -> st.SearchStrategy[tuple[list[Pair], list[Pair]]]:
     """Any division of a mesh into failing, working and untried pings."""
     pairs = all_pings(full(devices))
     letters = st.lists(st.sampled_from("fffoou"), min_size=len(pairs), max_size=len(pairs))
@@ -315,7 +317,7 @@ def test_an_explanation_covers_all_failures_contradicts_no_success_and_has_no_pa
 ) -> None:
     failing, working = pings
     culprits = localize_faults(SMALL, failing, working)
-    topology = Topology(SMALL, working)
+    topology = MeshTopology(SMALL, working)
     for each in culprits:
         if each.hypothesis.kind in FLAPS:  # it says of itself that some of its pings work
             assert set(each.explains) == {pair for pair in failing if is_of(SMALL, each.hypothesis, pair)}
@@ -335,9 +337,9 @@ def test_an_explanation_covers_all_failures_contradicts_no_success_and_has_no_pa
             assert {pair for pair in failing if other in hypotheses_of(topology, pair)} | rest == set(failing)
 
 
-def fewest(devices: Sequence[Device], failing: Sequence[Pair], working: Sequence[Pair]) -> int:
+def fewest(devices: Sequence[MeshDevice], failing: Sequence[Pair], working: Sequence[Pair]) -> int:
     """The size of the smallest explanation, by trying all."""
-    topology = Topology(devices, working)
+    topology = MeshTopology(devices, working)
     hypotheses = {each for pair in failing for each in hypotheses_of(topology, pair)}
     hypotheses -= {each for pair in working for each in hypotheses_of(topology, pair)}
     covers = [{pair for pair in failing if each in hypotheses_of(topology, pair)} for each in hypotheses]

@@ -22,7 +22,7 @@ import pytest
 from npuenv.app.mesh import MeshOptions
 from npuenv.cli import cluster_mesh, main
 from npuenv.cli.cluster_mesh import resume_command
-from npuenv.cluster.mesh import Device, Outcome, Results, load_results, save_results
+from npuenv.cluster.mesh import MeshDevice, PingOutcome, Results, load_results, save_results
 from tests.cluster.mesh_world import Direct, World
 from tests.support.own_signals import as_from_a_terminal, interruptible
 from tests.support.sentences import part, says, sentence
@@ -301,7 +301,7 @@ def test_ctrl_c_leaves_a_state_from_which_no_ping_is_made_twice(
     again = command[1].split()
     assert again[-2] == "--resume"
     kept, _ = load_results(Path(again[-1]))
-    done = {(kept.devices[s].ip, kept.devices[t].ip) for s, t in kept.pairs(Outcome.OK, Outcome.FAILED)}
+    done = {(kept.devices[s].ip, kept.devices[t].ip) for s, t in kept.pairs(PingOutcome.OK, PingOutcome.FAILED)}
     assert 6 <= len(done) < 20
     settle(world)
     world.let_go()
@@ -364,13 +364,13 @@ def test_a_ping_without_an_answer_can_be_made_again_and_the_command_for_it_gives
 def test_a_run_goes_on_when_a_card_has_died_meanwhile(make_world: Any, capsys: pytest.CaptureFixture[str]) -> None:
     world = make_world(2, 2)
     devices = tuple(
-        Device(name.split(":")[0], int(name[-1]), ip, "255.0.0.0", board=int(name[-1]))
+        MeshDevice(name.split(":")[0], int(name[-1]), ip, "255.0.0.0", board=int(name[-1]))
         for name, ip in world.addresses.items()
     )
     state = world.folder / "state.json"
     results = Results.empty(devices)
     for pair in ((0, 1), (1, 0), (3, 0), (3, 1), (3, 2)):
-        results.note(pair, Outcome.OK)
+        results.note(pair, PingOutcome.OK)
     save_results(state, results, "full")
     world.kill_card("node02:1")
     world.addresses.pop("node02:1")
@@ -388,7 +388,7 @@ def test_a_run_goes_on_when_a_card_has_died_meanwhile(make_world: Any, capsys: p
 def test_the_state_of_other_devices_is_refused(make_world: Any, capsys: pytest.CaptureFixture[str]) -> None:
     world = make_world(1, 1)
     state = world.folder / "state.json"
-    devices = (Device("node01", 0, "10.0.0.1", "255.0.0.0"), Device("node02", 0, "10.9.0.9", "255.0.0.0"))
+    devices = (MeshDevice("node01", 0, "10.0.0.1", "255.0.0.0"), MeshDevice("node02", 0, "10.9.0.9", "255.0.0.0"))
     save_results(state, Results.empty(devices), "full")
     world.plant()
     assert mesh(world, "--resume", str(state)) == 2

@@ -11,9 +11,9 @@ import pytest
 from npuenv.cluster import mesh
 from npuenv.cluster.inventory import Node
 from npuenv.cluster.localize import Hypothesis, Kind, localize_faults
-from npuenv.cluster.mesh import Outcome, Results
+from npuenv.cluster.mesh import PingOutcome, Results
 from npuenv.cluster.mesh.planning import NodeOutput, full
-from npuenv.cluster.mesh.running import Line, Run, SshRunner, ping_outcome, survey
+from npuenv.cluster.mesh.running import Line, MeshRun, SshRunner, ping_outcome, survey
 from npuenv.cluster.parallel_ssh import Transport
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
@@ -50,11 +50,11 @@ class NowAndThen:
 
 def test_a_node_that_comes_to_nothing_now_and_then_is_not_left_out() -> None:
     plan, nodes = full(cluster([3, 3])), NowAndThen("node001")
-    run = Run(plan, Results.empty(plan.devices), nodes)
+    run = MeshRun(plan, Results.empty(plan.devices), nodes)
     list(run.run_remaining())
     assert run.lost == {}
     assert nodes.turns > 4
-    assert run.results.counts(all_pings(plan))[Outcome.OK] == 30
+    assert run.results.counts(all_pings(plan))[PingOutcome.OK] == 30
 
 
 class Lines:
@@ -79,9 +79,9 @@ def test_a_line_of_a_ping_that_nobody_asked_for_is_noted_nowhere(number: object)
     devices = cluster([2, 2])
     plan = full(devices)
     line = {"job": number, "code": 0, "out": GOOD, "err": "", "late": False, "s": 0.5}
-    run = Run(plan, Results.empty(plan.devices), Lines(line, {"tool": "/bin/hccn_tool"}))
+    run = MeshRun(plan, Results.empty(plan.devices), Lines(line, {"tool": "/bin/hccn_tool"}))
     assert run.measure() is None
-    assert run.results.counts(all_pings(plan))[Outcome.PENDING] == plan.num_pings == 12
+    assert run.results.counts(all_pings(plan))[PingOutcome.PENDING] == plan.num_pings == 12
 
 
 def test_after_it_was_measured_pings_go_out_for_half_a_minute_at_a_time() -> None:
@@ -96,8 +96,8 @@ def test_after_it_was_measured_pings_go_out_for_half_a_minute_at_a_time() -> Non
 @pytest.mark.parametrize(("shape", "seconds"), [([4], 12 * 2.0 + 0.33), ([4, 4], 28 * 2.0 + 2 * 0.36)])
 def test_a_plan_takes_its_rounds_and_the_start_of_every_batch(shape: list[int], seconds: float) -> None:
     plan = full(cluster(shape))
-    run = Run(plan, Results.empty(plan.devices), Lines())
-    run.results.note((0, 1), Outcome.OK, seconds=2.0)
+    run = MeshRun(plan, Results.empty(plan.devices), Lines())
+    run.results.note((0, 1), PingOutcome.OK, seconds=2.0)
     assert run.expected_s(plan) == pytest.approx(seconds)
 
 
@@ -131,8 +131,8 @@ def test_a_program_that_ends_too_early_is_told_by_its_last_words(tmp_path: Path)
 def test_a_card_that_does_not_answer_is_untried_and_one_that_was_ended_is_unknown() -> None:
     text = "Get device health status failed!\n"
     ended = Ran(("hccn_tool",), None, "", text, timed_out=True)
-    assert ping_outcome(replace(ended, code=3, timed_out=False), "10.0.0.21")[0] is Outcome.UNTRIED
-    assert ping_outcome(ended, "10.0.0.21")[0] is Outcome.SILENT
+    assert ping_outcome(replace(ended, code=3, timed_out=False), "10.0.0.21")[0] is PingOutcome.UNTRIED
+    assert ping_outcome(ended, "10.0.0.21")[0] is PingOutcome.SILENT
 
 
 # Culprits.
@@ -168,11 +168,11 @@ def test_a_pair_that_breaks_all_that_a_card_alone_explains_could_stand_in_its_pl
 def test_why_a_ping_could_not_be_tried_is_not_kept(tmp_path: Path) -> None:
     devices = tuple(cluster([2, 1]))
     results = Results.empty(devices)
-    results.note((0, 2), Outcome.UNTRIED, "hccn_tool is busy")
-    results.note((2, 0), Outcome.LOSSY, "one of three")
+    results.note((0, 2), PingOutcome.UNTRIED, "hccn_tool is busy")
+    results.note((2, 0), PingOutcome.LOSSY, "one of three")
     mesh.save_results(tmp_path / "state", results, "sampled")
     found, mode = mesh.load_results(tmp_path / "state")
-    assert (found.notes, found.of((0, 2)), mode) == ({(2, 0): "one of three"}, Outcome.PENDING, "sampled")
+    assert (found.notes, found.of((0, 2)), mode) == ({(2, 0): "one of three"}, PingOutcome.PENDING, "sampled")
 
 
 def refused(path: Path) -> str:

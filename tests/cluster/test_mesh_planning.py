@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npuenv.cluster.localize import Hypothesis, Kind, localize_faults
-from npuenv.cluster.mesh import Device, PingPlan
+from npuenv.cluster.mesh import MeshDevice, PingPlan
 from npuenv.cluster.mesh.planning import full, sampled
 
 if TYPE_CHECKING:
@@ -21,10 +21,12 @@ pytestmark = pytest.mark.slow
 SHAPES = st.lists(st.integers(1, 5), min_size=1, max_size=9)
 
 
-def cluster(shape: Sequence[int], *, is_a3: bool = False) -> list[Device]:
+def cluster(shape: Sequence[int], *, is_a3: bool = False) -> list[MeshDevice]:
     """One node for each number, with as many cards."""
     return [
-        Device(f"node{at:03}", card, f"10.{at // 200}.{at % 200}.{card + 1}", "255.0.0.0", card // 2 if is_a3 else None)
+        MeshDevice(
+            f"node{at:03}", card, f"10.{at // 200}.{at % 200}.{card + 1}", "255.0.0.0", card // 2 if is_a3 else None
+        )
         for at, count in enumerate(shape)
         for card in range(count)
     ]

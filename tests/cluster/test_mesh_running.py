@@ -14,9 +14,9 @@ import pytest
 from npuenv.cluster import mesh
 from npuenv.cluster.inventory import Node
 from npuenv.cluster.localize import Kind, localize_faults
-from npuenv.cluster.mesh import Device, Outcome, Results
-from npuenv.cluster.mesh.planning import MissingDevice, NodeOutput, Survey, find_devices, full, vanished_devices
-from npuenv.cluster.mesh.running import Line, Run, ping_outcome, survey
+from npuenv.cluster.mesh import MeshDevice, PingOutcome, Results
+from npuenv.cluster.mesh.planning import MeshDevices, MissingDevice, NodeOutput, find_devices, full, vanished_devices
+from npuenv.cluster.mesh.running import Line, MeshRun, ping_outcome, survey
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.host.base import Ran
@@ -35,33 +35,33 @@ PARTLY = "recv time out seq=O\nrecv seq=1,time=0.097000ms\n3 packets transmitted
 @pytest.mark.parametrize(
     ("code", "out", "err", "outcome", "line"),
     [
-        (0, GOOD, "", Outcome.OK, ""),
-        (1, GOOD, "", Outcome.OK, ""),  # the text counts
-        (0, DEAD, "", Outcome.FAILED, "time out: 3 packets transmitted, 0 received, 100.00% packet loss"),
-        (0, PARTLY, "", Outcome.LOSSY, "3 packets transmitted, 2 received, 33.33% packet loss"),
-        (0, WEAK, "", Outcome.WEAK, "3 packets transmitted, 1 received, 66.67% packet loss"),
-        (0, "4 packets transmitted, 2 received, 50.00% packet loss\n", "", Outcome.WEAK, None),
-        (1, "Destination Host Unreachable\n", "", Outcome.FAILED, "unreachable: Destination Host Unreachable"),
-        (1, "Message too long\n", "Cmd execute failed!\n", Outcome.FAILED, "message too long: Cmd execute failed!"),
-        (0, "", "", Outcome.SILENT, "exit 0"),
-        (0, GOOD.replace("10.0.0.21", "10.0.0.22"), "", Outcome.SILENT, "device 0 PING 10.0.0.22"),
-        (1, "", "Command execute failed!\n", Outcome.SILENT, "Command execute failed!"),
-        (11, "hccn_tool is busy, please try again.\n", "", Outcome.UNTRIED, "hccn_tool is busy, please try again."),
-        (3, "", "Get device health status failed!\n", Outcome.UNTRIED, "Get device health status failed!"),
-        (4, "", "Get invalid device id.\n", Outcome.UNTRIED, "Get invalid device id."),
+        (0, GOOD, "", PingOutcome.OK, ""),
+        (1, GOOD, "", PingOutcome.OK, ""),  # the text counts
+        (0, DEAD, "", PingOutcome.FAILED, "time out: 3 packets transmitted, 0 received, 100.00% packet loss"),
+        (0, PARTLY, "", PingOutcome.LOSSY, "3 packets transmitted, 2 received, 33.33% packet loss"),
+        (0, WEAK, "", PingOutcome.WEAK, "3 packets transmitted, 1 received, 66.67% packet loss"),
+        (0, "4 packets transmitted, 2 received, 50.00% packet loss\n", "", PingOutcome.WEAK, None),
+        (1, "Destination Host Unreachable\n", "", PingOutcome.FAILED, "unreachable: Destination Host Unreachable"),
+        (1, "Message too long\n", "Cmd execute failed!\n", PingOutcome.FAILED, "message too long: Cmd execute failed!"),
+        (0, "", "", PingOutcome.SILENT, "exit 0"),
+        (0, GOOD.replace("10.0.0.21", "10.0.0.22"), "", PingOutcome.SILENT, "device 0 PING 10.0.0.22"),
+        (1, "", "Command execute failed!\n", PingOutcome.SILENT, "Command execute failed!"),
+        (11, "hccn_tool is busy, please try again.\n", "", PingOutcome.UNTRIED, "hccn_tool is busy, please try again."),
+        (3, "", "Get device health status failed!\n", PingOutcome.UNTRIED, "Get device health status failed!"),
+        (4, "", "Get invalid device id.\n", PingOutcome.UNTRIED, "Get invalid device id."),
     ],
 )
 def test_the_text_of_a_ping_decides_and_never_its_exit_code(
-    code: int, out: str, err: str, outcome: Outcome, line: str | None
+    code: int, out: str, err: str, outcome: PingOutcome, line: str | None
 ) -> None:
     line = out.strip() if line is None else line
     assert ping_outcome(Ran(("hccn_tool",), code, out, err), "10.0.0.21") == (outcome, line)
 
 
 def test_a_ping_that_was_ended_is_unknown_unless_it_said_that_nothing_came_back() -> None:
-    assert ping_outcome(Ran(("hccn_tool",), None, "", "", timed_out=True), "10.0.0.21")[0] is Outcome.SILENT
+    assert ping_outcome(Ran(("hccn_tool",), None, "", "", timed_out=True), "10.0.0.21")[0] is PingOutcome.SILENT
     said = "device 0 PING 10.0.0.21\nrecv time out seq=0\n"
-    assert ping_outcome(Ran(("hccn_tool",), None, said, "", timed_out=True), "10.0.0.21")[0] is Outcome.FAILED
+    assert ping_outcome(Ran(("hccn_tool",), None, said, "", timed_out=True), "10.0.0.21")[0] is PingOutcome.FAILED
 
 
 # --- what nodes say of their cards
@@ -84,7 +84,10 @@ def test_devices_are_what_nodes_say_and_the_rest_is_missing_with_its_reason() ->
         "d": NodeOutput(({"refused": "no-tool"},)),
     }
     found = find_devices(nodes, heard)
-    assert found.devices == (Device("a", 0, "10.0.0.1", "255.255.255.0"), Device("c", 4, "10.0.1.1", "255.255.255.0"))
+    assert found.devices == (
+        MeshDevice("a", 0, "10.0.0.1", "255.255.255.0"),
+        MeshDevice("c", 4, "10.0.1.1", "255.255.255.0"),
+    )
     assert found.devices[1].network == "10.0.1.0/24"
     assert [(each.node, each.card, each.why, each.is_fault) for each in found.missing] == [
         ("a", 1, Message("mesh.why-no-address"), False),
@@ -116,7 +119,7 @@ def test_an_a3_node_is_known_by_the_table_of_its_npu_smi() -> None:
 class Nodes:
     """Answers for the nodes of a cluster in which some pings fail, and remembers what it was asked."""
 
-    def __init__(self, devices: list[Device], *, broken: set[tuple[str, str]] | None = None) -> None:
+    def __init__(self, devices: list[MeshDevice], *, broken: set[tuple[str, str]] | None = None) -> None:
         self.devices = {(device.node, device.card): device.ip for device in devices}
         self.broken = broken or set()
         self.silent: dict[str, NodeOutput] = {}
@@ -147,9 +150,9 @@ class Nodes:
             yield line
 
 
-def run_of(devices: list[Device], nodes: Nodes) -> Run:
+def run_of(devices: list[MeshDevice], nodes: Nodes) -> MeshRun:
     plan = full(devices)
-    return Run(plan, Results.empty(plan.devices), nodes)
+    return MeshRun(plan, Results.empty(plan.devices), nodes)
 
 
 def test_every_ping_is_made_once_over_the_batches_and_measured_first() -> None:
@@ -163,7 +166,7 @@ def test_every_ping_is_made_once_over_the_batches_and_measured_first() -> None:
     left = list(run.run_remaining())
     assert left == sorted(left, reverse=True) and left[-1] == 0
     assert len(nodes.asked) == len(set(nodes.asked)) == run.plan.num_pings == 56
-    assert run.results.counts(all_pings(run.plan))[Outcome.OK] == 56
+    assert run.results.counts(all_pings(run.plan))[PingOutcome.OK] == 56
 
 
 def test_no_node_begins_later_rounds_before_all_have_ended_the_earlier_ones() -> None:
@@ -189,8 +192,8 @@ def test_a_ping_that_lost_packets_is_made_once_more_and_then_counts() -> None:
         at[3, 1]: [PARTLY, WEAK],
         at[3, 0]: [WEAK, DEAD],
     }
-    wanted = {(0, 2): Outcome.OK, (1, 3): Outcome.LOSSY, (2, 0): Outcome.LOSSY}
-    wanted |= {(3, 1): Outcome.WEAK, (3, 0): Outcome.FAILED}
+    wanted = {(0, 2): PingOutcome.OK, (1, 3): PingOutcome.LOSSY, (2, 0): PingOutcome.LOSSY}
+    wanted |= {(3, 1): PingOutcome.WEAK, (3, 0): PingOutcome.FAILED}
     run = run_of(devices, nodes)
     told: list[int] = []
     run.on_ping = lambda: told.append(1)
@@ -208,9 +211,9 @@ def test_a_cluster_of_cold_addresses_is_measured_all_the_same() -> None:
     nodes.lossy = {(one.ip, other.ip): [PARTLY, GOOD] for one in devices for other in devices}
     run = run_of(devices, nodes)
     assert run.measure() == 0.5
-    assert list(run.results.pairs(Outcome.LOSSY)) == []
+    assert list(run.results.pairs(PingOutcome.LOSSY)) == []
     assert list(run.run_remaining())[-1] == 0
-    assert len(list(run.results.pairs(Outcome.OK))) == 12 and set(Counter(nodes.asked).values()) == {2}
+    assert len(list(run.results.pairs(PingOutcome.OK))) == 12 and set(Counter(nodes.asked).values()) == {2}
 
 
 @pytest.mark.parametrize("refusal", ["stuck", "not-allowed"])
@@ -230,9 +233,9 @@ def test_a_node_that_comes_to_nothing_is_left_out_and_its_pings_are_unknown() ->
     run = run_of(devices, nodes)
     list(run.run_remaining())
     assert run.lost == {"node001": Message("mesh.why-nothing")}
-    untried = list(run.results.pairs(Outcome.UNTRIED))
+    untried = list(run.results.pairs(PingOutcome.UNTRIED))
     assert {devices[source].node for source, _ in untried} == {"node001"} and len(untried) == 2 * 5
-    tried = list(run.results.pairs(Outcome.OK))
+    tried = list(run.results.pairs(PingOutcome.OK))
     assert len(tried) == 4 * 5
     # Others still reach its devices, so that what could not be tried comes down to what they send.
     assert {each.hypothesis.kind for each in localize_faults(devices, untried, tried)} == {Kind.NODE_SENDS}
@@ -243,30 +246,30 @@ def test_a_run_that_goes_on_makes_only_what_was_not_tried(tmp_path: Path) -> Non
     first = Nodes(devices, broken={(devices[0].ip, devices[3].ip)})
     run = run_of(devices, first)
     run.measure()
-    run.results.note((1, 0), Outcome.UNTRIED, "hccn_tool is busy, please try again.")
+    run.results.note((1, 0), PingOutcome.UNTRIED, "hccn_tool is busy, please try again.")
     path = tmp_path / "state.json"
     mesh.save_results(path, run.results, "full")
     results, mode = mesh.load_results(path)
     assert mode == "full" and results.devices == tuple(devices) and results.seconds_a_ping == 0.5
     assert results.is_pending((1, 0))
     second = Nodes(devices, broken=first.broken)
-    again = Run(full(devices), results, second)
-    assert again.left.num_pings == len(list(results.pairs(Outcome.PENDING)))
+    again = MeshRun(full(devices), results, second)
+    assert again.left.num_pings == len(list(results.pairs(PingOutcome.PENDING)))
     list(again.run_remaining())
     repeated = set(first.asked) & set(second.asked)
     assert repeated <= {(devices[1].ip, devices[0].ip)}
     assert len(set(first.asked) | set(second.asked)) == 12
-    assert list(results.pairs(Outcome.FAILED)) == [(0, 3)]
+    assert list(results.pairs(PingOutcome.FAILED)) == [(0, 3)]
 
 
 # --- the file
 
 
-def kept(tmp_path: Path) -> tuple[Path, list[Device]]:
+def kept(tmp_path: Path) -> tuple[Path, list[MeshDevice]]:
     devices = cluster([2, 1])
     path = tmp_path / "state.json"
     results = Results.empty(tuple(devices))
-    results.note((0, 2), Outcome.FAILED, "line")
+    results.note((0, 2), PingOutcome.FAILED, "line")
     mesh.save_results(path, results, "full")
     return path, devices
 
@@ -274,8 +277,8 @@ def kept(tmp_path: Path) -> tuple[Path, list[Device]]:
 def test_what_is_done_is_read_as_it_was_written(tmp_path: Path) -> None:
     path, _ = kept(tmp_path)
     results, _ = mesh.load_results(path)
-    assert results.of((0, 2)) is Outcome.FAILED and results.notes == {(0, 2): "line"}
-    assert results.of((1, 1)) is Outcome.BARRED and results.of((1, 0)) is Outcome.PENDING
+    assert results.of((0, 2)) is PingOutcome.FAILED and results.notes == {(0, 2): "line"}
+    assert results.of((1, 1)) is PingOutcome.BARRED and results.of((1, 0)) is PingOutcome.PENDING
     assert [each.name for each in tmp_path.iterdir()] == ["state.json"]
 
 
@@ -312,7 +315,7 @@ def test_other_devices_do_not_go_on(tmp_path: Path) -> None:
     nodes = {"node000", "node001", "new"}
     other = replace(devices[1], ip="10.9.9.9")
     for now, names in (
-        ([*devices, Device("new", 0, "10.9.9.9")], nodes),
+        ([*devices, MeshDevice("new", 0, "10.9.9.9")], nodes),
         ([devices[0], other, devices[2]], nodes),
         (devices[:2], {"node000"}),  # a node that the inventory does not have
     ):
@@ -323,7 +326,7 @@ def test_other_devices_do_not_go_on(tmp_path: Path) -> None:
 
 def test_what_is_gone_since_is_missing_once() -> None:
     devices = cluster([2, 1, 1])
-    found = Survey((devices[0],), (MissingDevice("node001", None, Message("mesh.why-nothing")),))
+    found = MeshDevices((devices[0],), (MissingDevice("node001", None, Message("mesh.why-nothing")),))
     assert [(each.node, each.card, each.why.key) for each in vanished_devices(devices, found)] == [
         ("node000", 1, "mesh.why-gone"),
         ("node002", 0, "mesh.why-gone"),
@@ -332,12 +335,12 @@ def test_what_is_gone_since_is_missing_once() -> None:
 
 def test_what_gave_no_answer_that_can_be_read_is_not_kept_as_done(tmp_path: Path) -> None:
     results = Results.empty(tuple(cluster([2, 1])))
-    results.note((0, 1), Outcome.SILENT, "what?")
-    results.note((0, 2), Outcome.WEAK, "line")
+    results.note((0, 1), PingOutcome.SILENT, "what?")
+    results.note((0, 2), PingOutcome.WEAK, "line")
     path = tmp_path / "state.json"
     mesh.save_results(path, results, "full")
     read, _ = mesh.load_results(path)
-    assert read.is_pending((0, 1)) and read.of((0, 2)) is Outcome.WEAK and read.notes == {(0, 2): "line"}
+    assert read.is_pending((0, 1)) and read.of((0, 2)) is PingOutcome.WEAK and read.notes == {(0, 2): "line"}
     # So it is with a file that has it as done.
     text = json.loads(path.read_text())
     text["rows"][0] = "-sw"
@@ -346,7 +349,7 @@ def test_what_gave_no_answer_that_can_be_read_is_not_kept_as_done(tmp_path: Path
 
 
 def test_a_survey_asks_every_node_for_the_address_of_each_card() -> None:
-    class Survey:
+    class MeshDevices:
         def __call__(
             self, questions: Mapping[str, Line], *, limit_s: float, on_line: Callable[[str, Line], object] | None = None
         ) -> Iterator[tuple[str, NodeOutput]]:
@@ -354,5 +357,5 @@ def test_a_survey_asks_every_node_for_the_address_of_each_card() -> None:
                 assert question["words"] == ("-i", "{card}", "-ip", "-g")
                 yield node, NodeOutput(tuple(said(card, "") for card in question["otherwise"]))
 
-    heard = survey([Node("a", "a", cards=2), Node("b", "b")], Survey())
+    heard = survey([Node("a", "a", cards=2), Node("b", "b")], MeshDevices())
     assert {node: [line["card"] for line in each.lines] for node, each in heard.items()} == {"a": [0, 1], "b": []}

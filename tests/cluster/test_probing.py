@@ -25,7 +25,7 @@ import pytest
 from npuenv.cluster.consistency.values import NodeIdentity
 from npuenv.cluster.inventory import Node
 from npuenv.cluster.localize import PortProbe, localize_port_faults
-from npuenv.cluster.parallel_ssh import Answer, Transport
+from npuenv.cluster.parallel_ssh import NodeAnswer, Transport
 from npuenv.cluster.ports import (
     address_of,
     group_links,
@@ -249,14 +249,14 @@ def test_two_names_of_one_machine_leave_the_ports_of_the_others_known() -> None:
 
     def reached(
         nodes: Sequence[Node], _: Any, *, stdin: Callable[[Node], bytes], **__: Any
-    ) -> Generator[Answer, None, None]:
+    ) -> Generator[NodeAnswer, None, None]:
         for node in nodes:
             asked.append(node.name)
             told = json.loads(stdin(node).splitlines()[-1])
             outcomes = {str(port): "ok" for port in told["ports"]}
             said = {"listening": dict.fromkeys(outcomes, "opened"), "lasted": 5.0}
             said["reached"] = dict.fromkeys(told["targets"], outcomes)
-            yield Answer(node, 0, f"\nNPUENV-ANSWER {json.dumps(said)}\n".encode(), "", 5.0, None)
+            yield NodeAnswer(node, 0, f"\nNPUENV-ANSWER {json.dumps(said)}\n".encode(), "", 5.0, None)
 
     where = {"one": 1, "two": 2, "again": 2, "three": 3}
     identities = {name: NodeIdentity(name, boot=f"boot{at}", addresses=(f"10.0.0.{at}",)) for name, at in where.items()}
@@ -375,13 +375,13 @@ def test_a_range_of_ports_wins_over_the_base(value: str, ports: Sequence[int] | 
 def test_ports_that_the_system_gives_out_are_said_to_be_untried() -> None:
     def reached(
         nodes: Sequence[Node], _: Any, *, stdin: Callable[[Node], bytes], **__: Any
-    ) -> Generator[Answer, None, None]:
+    ) -> Generator[NodeAnswer, None, None]:
         for node in nodes:
             asked = json.loads(stdin(node).splitlines()[-1])
             outcomes = {str(port): "ok" for port in asked["ports"]}
             said = {"listening": dict.fromkeys(outcomes, "opened"), "lasted": 5.0}
             said["reached"] = dict.fromkeys(asked["targets"], outcomes)
-            yield Answer(node, 0, f"\nNPUENV-ANSWER {json.dumps(said)}\n".encode(), "", 5.0, None)
+            yield NodeAnswer(node, 0, f"\nNPUENV-ANSWER {json.dumps(said)}\n".encode(), "", 5.0, None)
 
     identities = {
         name: NodeIdentity(name, addresses=(f"10.0.0.{at}",)) for at, name in enumerate(("one", "two"), start=1)
@@ -439,13 +439,13 @@ class Ahead:
 
     def __call__(
         self, nodes: Sequence[Node], *_: Any, stdin: Callable[[Node], bytes], **__: Any
-    ) -> Generator[Answer, None, None]:
+    ) -> Generator[NodeAnswer, None, None]:
         for node in nodes:
             stdin(node)
             now = time.time() + 90.0
             said = {"began": now, "ended": now, "hostname": node.name, "addresses": [], "sees": {}}
             time.sleep(self.late_s)
-            yield Answer(node, 0, f"\nNPUENV-ANSWER {json.dumps(said)}\n".encode(), "", 0.001, None)
+            yield NodeAnswer(node, 0, f"\nNPUENV-ANSWER {json.dumps(said)}\n".encode(), "", 0.001, None)
 
 
 def test_a_node_that_cannot_be_asked_takes_no_part_and_the_reason_is_kept() -> None:
@@ -505,7 +505,7 @@ def test_a_file_whose_writer_never_answers_is_taken_away(tmp_path: Path) -> None
 
     rounds = itertools.count()
 
-    def cut(nodes: Sequence[Node], *args: Any, **options: Any) -> Generator[Answer, None, None]:
+    def cut(nodes: Sequence[Node], *args: Any, **options: Any) -> Generator[NodeAnswer, None, None]:
         is_first = next(rounds) == 0
         for answer in ask(nodes, *args, **options):
             yield replace(answer, out=b"", failure=NodeFailure.BROKEN) if is_first else answer
@@ -535,11 +535,11 @@ def test_a_folder_that_is_another_one_somewhere_is_named(tmp_path: Path) -> None
     assert list((tmp_path / "shared").iterdir()) == []
 
 
-def elsewhere(name: str, folder: str, instead: str) -> Callable[..., Generator[Answer, None, None]]:
+def elsewhere(name: str, folder: str, instead: str) -> Callable[..., Generator[NodeAnswer, None, None]]:
     """`ask`, with one node that has another folder at the place."""
     from npuenv.cluster.parallel_ssh import ask
 
-    def asked(nodes: Sequence[Node], command: Any, *, stdin: Any, **options: Any) -> Generator[Answer, None, None]:
+    def asked(nodes: Sequence[Node], command: Any, *, stdin: Any, **options: Any) -> Generator[NodeAnswer, None, None]:
         def led(node: Node) -> bytes:
             data: bytes = stdin(node)
             return data.replace(folder.encode(), instead.encode()) if node.name == name else data
@@ -561,7 +561,7 @@ def test_the_file_is_removed_even_when_looking_for_it_is_broken_off(tmp_path: Pa
 
     rounds = itertools.count()
 
-    def broken(nodes: Sequence[Node], *args: Any, **options: Any) -> Generator[Answer, None, None]:
+    def broken(nodes: Sequence[Node], *args: Any, **options: Any) -> Generator[NodeAnswer, None, None]:
         if next(rounds) == 1:
             raise KeyboardInterrupt
         return ask(nodes, *args, **options)
@@ -672,7 +672,7 @@ def test_a_node_that_has_not_mounted_the_folder_is_named_and_not_all_the_others(
 
     def ask(
         nodes: Sequence[Node], _: Any, *, stdin: Callable[[Node], bytes], **__: Any
-    ) -> Generator[Answer, None, None]:
+    ) -> Generator[NodeAnswer, None, None]:
         for node in nodes:
             asked = json.loads(stdin(node).splitlines()[-1])
             disk = kept.setdefault("own" if node.name == "n1" else "nfs", set())
@@ -681,7 +681,7 @@ def test_a_node_that_has_not_mounted_the_folder_is_named_and_not_all_the_others(
             said = "found" if asked["do"] == "find" and asked["path"] in disk else said
             disk -= {asked["path"]} if asked["do"] == "remove" else set()
             told = {"said": said, "mount": "/ ext4 /dev/sda1" if node.name == "n1" else "/data nfs4 srv:/data"}
-            yield Answer(node, 0, f"\nNPUENV-ANSWER {json.dumps(told)}\n".encode(), "", 0.1, None)
+            yield NodeAnswer(node, 0, f"\nNPUENV-ANSWER {json.dumps(told)}\n".encode(), "", 0.1, None)
 
     found = probe_shared_folder(nodes_of("n1", "n2", "n3", "n4"), "/data", Transport(ask=ask))
     assert say(found.says) == sentence(

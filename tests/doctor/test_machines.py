@@ -13,6 +13,7 @@ import pytest
 
 from tests.doctor import test_seeded_faults as seeded_faults
 from tests.support.machines import composed, seeded
+from tests.support.sentences import in_both_languages
 
 FAULTS = seeded.faults()
 WANTED = 0.97
@@ -55,7 +56,9 @@ FIRST = firsts()
     ],
 )
 def test_a_fault_is_named_by_the_right_check(fault: dict[str, Any]) -> None:
-    assert seeded.is_found(fault), sorted(seeded.moved(fault))
+    moved = seeded.moved(fault)
+    assert seeded.is_found(fault), sorted(moved)
+    assert all(in_both_languages(finding) for finding in moved.values())
 
 
 @pytest.mark.slow

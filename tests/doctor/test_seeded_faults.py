@@ -14,6 +14,7 @@ from npuenv.core.toml_input import loads
 from npuenv.facts.collect import collect
 from npuenv.host.base import Looked, PathState, Ran
 from npuenv.host.recorded import parse_capture
+from tests.support.sentences import in_both_languages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -140,6 +141,7 @@ def test_the_check_of_a_fault_speaks_and_no_other_one_does(fault: dict[str, Any]
     healthy = of_healthy(fault["host"], level, framework)
     assert framework or set(healthy.values()) == {"ok", "skip"}  # a framework that is not installed is a fault itself
     told = findings(faulty_host(fault), level, framework)
+    assert all(in_both_languages(finding) for finding in told.values())
     found = {check: finding.status.value for check, finding in told.items()}
     assert {check: found.get(check) for check, right in fault["must"].items() if found.get(check) not in right} == {}
     allowed = {*fault["must"], *fault.get("may", ())}

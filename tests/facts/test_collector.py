@@ -9,7 +9,7 @@ import pytest
 
 from npuenv.core.fact import Evidence, Fact, State, known
 from npuenv.facts.collect import GROUPS, collect
-from npuenv.facts.collector import Collector, Group, fact, not_asked, was_asked
+from npuenv.facts.collector import Collector, FactGroup, fact, not_asked, was_asked
 from tests.support.scripted_host import ScriptedHost
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def smi(host: Host) -> Fact[str]:
     return known(host.run(("npu-smi", "info")).out, Evidence("npu-smi info", "table"))
 
 
-class Cards(Group):
+class Cards(FactGroup):
     """Two facts, of which the second takes the first."""
 
     late: Fact[str] = fact(smi, level=2)

@@ -16,7 +16,7 @@ import pytest
 
 from npuenv.core.toml_input import load_file
 from npuenv.facts.npu import queries
-from npuenv.facts.npu.smi import SmiTable, Trouble, parse_info
+from npuenv.facts.npu.smi import SmiFailure, SmiTable, parse_info
 from npuenv.facts.ray import status as ray_status
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def of_table(text: str) -> Stated:
     read = parse_info(text)
     if not isinstance(read, SmiTable):
         found = {("trouble",): read.kind, ("ret",): read.ret, ("library",): read.library}
-        return {} if read.kind is Trouble.UNREADABLE else found
+        return {} if read.kind is SmiFailure.UNREADABLE else found
     said: Stated = {("tool",): read.tool, ("driver",): read.driver, ("layout",): read.layout}
     for card in read.cards:
         said |= {(card.npu, card.chip, name): getattr(card, name) for name in _CARD}

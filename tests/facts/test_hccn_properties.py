@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npuenv.core.fact import Fact, State
-from npuenv.facts.hccn.answers import Refusal, answer, grammar, is_address, is_mask, lines_of, refusal, refused
+from npuenv.facts.hccn.answers import HccnRefusal, answer, grammar, is_address, is_mask, lines_of, refusal, refused
 from npuenv.facts.hccn.parsers import ITEMS
 from npuenv.host.base import Ran
 
@@ -100,19 +100,19 @@ def test_addresses_and_masks_are_judged_and_never_raise(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        ("hccn_tool is busy, please try again.", Refusal.BUSY),
-        ("Traceroute is running, please kill the running process and start a new one.", Refusal.BUSY),
-        ("permission denied: pls check this cmd run permission.", Refusal.PERMISSION),
-        ("Please specify a valid mode.", Refusal.GRAMMAR),
-        ("Get invalid device id.", Refusal.DEVICE),
-        ("The command is not supported on this product.", Refusal.UNSUPPORTED),
-        ("No certificate found, please set certs firstly!", Refusal.NOT_SET),
-        ("Get device health status failed!", Refusal.NO_ANSWER),
-        ("bash: hccn_tool: command not found", Refusal.NOT_INSTALLED),
-        ("Cmd execute failed!", Refusal.FAILED),
+        ("hccn_tool is busy, please try again.", HccnRefusal.BUSY),
+        ("Traceroute is running, please kill the running process and start a new one.", HccnRefusal.BUSY),
+        ("permission denied: pls check this cmd run permission.", HccnRefusal.PERMISSION),
+        ("Please specify a valid mode.", HccnRefusal.GRAMMAR),
+        ("Get invalid device id.", HccnRefusal.DEVICE),
+        ("The command is not supported on this product.", HccnRefusal.UNSUPPORTED),
+        ("No certificate found, please set certs firstly!", HccnRefusal.NOT_SET),
+        ("Get device health status failed!", HccnRefusal.NO_ANSWER),
+        ("bash: hccn_tool: command not found", HccnRefusal.NOT_INSTALLED),
+        ("Cmd execute failed!", HccnRefusal.FAILED),
     ],
 )
-def test_each_failure_text_has_its_meaning_whatever_the_exit_status(text: str, kind: Refusal) -> None:
+def test_each_failure_text_has_its_meaning_whatever_the_exit_status(text: str, kind: HccnRefusal) -> None:
     for code in (0, 1, 4, 13, 22):
         for ran in (Ran(("t",), code, text + "\n", ""), Ran(("t",), code, "", text + "\n")):
             found = refused(ran)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, State, known, unknown
 from npuenv.facts.hccn.parsers import Address, link, optical
-from npuenv.facts.hccn.survey import Survey, card_ids, network, peers, survey_cards
-from npuenv.facts.npu.driver import Node, Nodes
+from npuenv.facts.hccn.survey import HccnSurvey, card_ids, network, peers, survey_cards
+from npuenv.facts.npu.driver import DeviceNode, Nodes
 from npuenv.host.base import NotRecorded, Ran
 from tests.support.scripted_host import ScriptedHost
 
@@ -22,8 +22,8 @@ NO_CONF: Fact[HccnConf] = Fact(State.ABSENT, None, (Evidence("/etc/hccn.conf", "
 
 def _links(
     host: ScriptedHost, cards: Sequence[int], *, budget_s: float = 60.0
-) -> tuple[Fact[dict[int, Fact[str]]], Survey]:
-    survey = Survey(host, TOOL, 1.0, budget_s)
+) -> tuple[Fact[dict[int, Fact[str]]], HccnSurvey]:
+    survey = HccnSurvey(host, TOOL, 1.0, budget_s)
     return survey.item(cards, "link", link, "-i", "{card}", "-link", "-g"), survey
 
 
@@ -83,7 +83,7 @@ def test_a_question_that_a_capture_does_not_hold_is_unknown_for_that_card_alone(
 
 
 def test_the_ids_of_cards_are_those_of_the_device_nodes() -> None:
-    nodes = Nodes(tuple(Node(f"/dev/davinci{number}", True, "") for number in (4, 7, 10)), (), ())
+    nodes = Nodes(tuple(DeviceNode(f"/dev/davinci{number}", True, "") for number in (4, 7, 10)), (), ())
     assert card_ids(known(nodes)).value == [4, 7, 10]
     assert card_ids(known(Nodes((), (), ()))).state is State.ABSENT
     assert card_ids(unknown(Evidence("/dev", "?"))).state is State.UNKNOWN

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npuenv.core.fact import State
-from npuenv.facts.ray.status import Bundle, parse
+from npuenv.facts.ray.status import ResourceDemand, parse
 from tests.facts.families import machine, ray
 from tests.support.scripted_host import ScriptedHost
 
@@ -104,7 +104,7 @@ def test_a_demand_reads_the_same_in_any_order_of_its_names(names: list[tuple[str
     status = parse(f"Resources\nTotal Usage:\n 0.0/8.0 NPU\nPending Demands:\n{line}\n")
     assert status is not None
     (demand,) = status.demands
-    assert demand.bundles == (Bundle((("CPU", 3.0), ("NPU", 1.0), ("memory", 2.5)), bundles),)
+    assert demand.bundles == (ResourceDemand((("CPU", 3.0), ("NPU", 1.0), ("memory", 2.5)), bundles),)
     assert (demand.how, demand.of("CPU"), demand.of("GPU")) == ("STRICT_PACK", 3.0 * bundles, 0.0)
 
 

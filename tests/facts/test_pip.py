@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.core.messages import say
-from npuenv.facts.pip import PipSettings, Setting, for_uv, pip_settings, without_secrets
+from npuenv.facts.pip import PipSetting, PipSettings, for_uv, pip_settings, without_secrets
 from npuenv.host.base import Looked, PathState, Ran
 
 if TYPE_CHECKING:
@@ -58,43 +58,45 @@ FILES = ["/etc/xdg/pip/pip.conf", "/etc/pip.conf", "/h/.pip/pip.conf", "/h/.conf
 @pytest.mark.parametrize("number", range(len(FILES)))
 def test_each_place_stands_above_those_before_it(number: int) -> None:
     files = {path: index(n) for n, path in enumerate(FILES[: number + 1])}
-    assert read({}, files).index_url == Setting(f"https://i{number}/simple", FILES[number])
+    assert read({}, files).index_url == PipSetting(f"https://i{number}/simple", FILES[number])
 
 
 def test_a_named_file_stands_above_all_and_hides_the_users_own() -> None:
     files = {path: index(n) for n, path in enumerate(FILES[:4])} | {"/my.conf": "[global]\ntimeout = 7\n"}
     settings = read({"PIP_CONFIG_FILE": "/my.conf"}, files)
-    assert settings.index_url == Setting("https://i1/simple", "/etc/pip.conf")
-    assert settings.timeout_s == Setting("7", "/my.conf")
+    assert settings.index_url == PipSetting("https://i1/simple", "/etc/pip.conf")
+    assert settings.timeout_s == PipSetting("7", "/my.conf")
 
 
 def test_the_null_device_switches_all_files_off_but_not_the_variables() -> None:
     files = {path: index(n) for n, path in enumerate(FILES)}
     settings = read({"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": "https://v/simple"}, files)
-    assert settings.index_url == Setting("https://v/simple", "$PIP_INDEX_URL")
+    assert settings.index_url == PipSetting("https://v/simple", "$PIP_INDEX_URL")
 
 
 def test_xdg_folders_move_the_files() -> None:
     files = {"/x/pip/pip.conf": "[global]\ntimeout = 1\n", "/y/pip/pip.conf": "[global]\ntimeout = 2\n"}
-    assert read({"XDG_CONFIG_DIRS": "/x"}, files).timeout_s == Setting("1", "/x/pip/pip.conf")
-    assert read({"XDG_CONFIG_DIRS": "/x", "XDG_CONFIG_HOME": "/y"}, files).timeout_s == Setting("2", "/y/pip/pip.conf")
+    assert read({"XDG_CONFIG_DIRS": "/x"}, files).timeout_s == PipSetting("1", "/x/pip/pip.conf")
+    assert read({"XDG_CONFIG_DIRS": "/x", "XDG_CONFIG_HOME": "/y"}, files).timeout_s == PipSetting(
+        "2", "/y/pip/pip.conf"
+    )
 
 
 def test_the_install_section_of_a_weak_file_beats_the_global_section_of_a_strong_one() -> None:
     files = {"/etc/pip.conf": "[install]\ntimeout = 5\n", "/venv/pip.conf": "[global]\ntimeout = 9\n"}
-    assert read({}, files).timeout_s == Setting("5", "/etc/pip.conf")
+    assert read({}, files).timeout_s == PipSetting("5", "/etc/pip.conf")
 
 
 def test_an_empty_value_does_not_count() -> None:
     files = {"/etc/pip.conf": index(1)}
-    assert read({"PIP_INDEX_URL": ""}, files).index_url == Setting("https://i1/simple", "/etc/pip.conf")
+    assert read({"PIP_INDEX_URL": ""}, files).index_url == PipSetting("https://i1/simple", "/etc/pip.conf")
 
 
 def test_a_variable_replaces_a_whole_list() -> None:
     files = {"/etc/pip.conf": "[global]\nfind-links =\n    https://a/w\n    https://b/w\n"}
     assert [item.value for item in read({}, files).find_links] == ["https://a/w", "https://b/w"]
     settings = read({"PIP_FIND_LINKS": "https://c/w"}, files)
-    assert settings.find_links == (Setting("https://c/w", "$PIP_FIND_LINKS"),)
+    assert settings.find_links == (PipSetting("https://c/w", "$PIP_FIND_LINKS"),)
 
 
 def test_default_timeout_is_timeout() -> None:
@@ -213,7 +215,7 @@ def test_it_agrees_with_pip_itself(tmp_path: Path) -> None:
         )  # fmt: skip
         listed = dict(line.split("=", 1) for line in ran.stdout.splitlines() if "=" in line)
         settings = pip_settings(_Real({**environment, **extra}))
-        assert ("install.timeout" in listed) == (settings.timeout_s == Setting("4", str(own)))
+        assert ("install.timeout" in listed) == (settings.timeout_s == PipSetting("4", str(own)))
         assert listed.get("global.index-url", "").strip("'") == (settings.index_url.value if settings.index_url else "")
         assert listed[":env:.trusted-host"].strip("'") == settings.trusted_hosts[0].value
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.facts.ray.status import Bundle, Demand, Lack, parse, unsatisfiable_demand
+from npuenv.facts.ray.status import Demand, Lack, ResourceDemand, parse, unsatisfiable_demand
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,7 +17,9 @@ Node = dict[str, float]
 
 
 def demand(how: str, *bundles: tuple[Mapping[str, float], int]) -> Demand:
-    return Demand(tuple(Bundle(tuple(sorted(needs.items())), count) for needs, count in bundles), how, 1, "its line")
+    return Demand(
+        tuple(ResourceDemand(tuple(sorted(needs.items())), count) for needs, count in bundles), how, 1, "its line"
+    )
 
 
 def lack(wanted: Demand, nodes: Sequence[Node], count: int | None = None, **totals: float | None) -> Lack | None:

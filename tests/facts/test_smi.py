@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npuenv.core.toml_input import load_file
-from npuenv.facts.npu.smi import Layout, SmiTable, SmiTrouble, Trouble, parse_info
+from npuenv.facts.npu.smi import Layout, SmiFailure, SmiTable, SmiTrouble, parse_info
 
 CASES = sorted((Path(__file__).parent / "cases" / "smi").glob("*.toml"))
 TRANSCRIPTS = Path(__file__).parents[2].parent / "shared" / "transcripts" / "npu-smi"
@@ -80,7 +80,7 @@ def test_every_shared_transcript_of_info_reads(name: str) -> None:
     path = TRANSCRIPTS / f"{name}.txt"
     read = parse_info(path.read_text(encoding="utf-8"))
     if name in NO_TABLE:
-        assert isinstance(read, SmiTrouble) and read.kind is Trouble.UNREADABLE
+        assert isinstance(read, SmiTrouble) and read.kind is SmiFailure.UNREADABLE
     else:
         assert isinstance(read, SmiTable) and len(read.cards) == EXPECTED_CHIPS[name]
 

@@ -35,7 +35,12 @@ ROOT = HERE.parents[1]
 CASES = ROOT / "tests/diagnose/cases"
 RUNS: dict[str, dict[str, Any]] = load_file(HERE / "runs.toml")
 LOCALE = {"en": "C", "zh": "zh_CN.UTF-8"}
-FILES = [(name, lang) for name in RUNS for lang in LOCALE if (name, lang) != ("trainer", "zh")]
+FILES = [
+    pytest.param(name, lang, marks=() if lang == "en" else pytest.mark.slow)
+    for name in RUNS
+    for lang in LOCALE
+    if (name, lang) != ("trainer", "zh")
+]
 # Where packages and images lie is no sentence, and stands in the matrix alone.
 _ADDRESS = re.compile(r"https?://[^\s\"'`;,)]+|\b[\w-]+(\.[\w-]+)*\.(com|cn|io)/[^\s\"'`;,)]+")
 LONGEST = 120  # lines of a run's output; more says nothing new about sentences

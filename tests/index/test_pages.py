@@ -14,8 +14,8 @@ import pytest
 
 from npuenv.core.errors import CannotTell
 from npuenv.core.messages import say
-from npuenv.facts.pip import PipSettings, Setting
-from npuenv.index.fetch import Bounds, Limit
+from npuenv.facts.pip import PipSetting, PipSettings
+from npuenv.index.fetch import Bounds, RequestLimits
 from npuenv.index.metadata import Unreadable
 from npuenv.index.pages import Indexes, IndexFile
 from npuenv.lock.wheels import write_wheel
@@ -33,7 +33,9 @@ def one(indexes: Indexes, name: str, kind: str = "wheel") -> IndexFile:
 
 
 def at(url: str, *extra: str) -> PipSettings:
-    return PipSettings(index_url=Setting(url, "test"), extra_index_urls=tuple(Setting(each, "test") for each in extra))
+    return PipSettings(
+        index_url=PipSetting(url, "test"), extra_index_urls=tuple(PipSetting(each, "test") for each in extra)
+    )
 
 
 def test_a_page_gives_versions_kinds_days_and_hashes(index: Served) -> None:
@@ -135,18 +137,18 @@ def test_credentials_go_to_the_host_of_their_index_alone(index: Served) -> None:
 
 
 def test_the_proxy_of_pip_is_used(index: Served) -> None:
-    proxy = Setting(index.url.removesuffix("/simple"), "test")
-    settings = PipSettings(index_url=Setting("http://nowhere.invalid/simple", "test"), proxy=proxy)
+    proxy = PipSetting(index.url.removesuffix("/simple"), "test")
+    settings = PipSettings(index_url=PipSetting("http://nowhere.invalid/simple", "test"), proxy=proxy)
     with Indexes(settings) as indexes, pytest.raises(CannotTell):
         indexes.files("vllm")
     assert index.asked[0][0] == "http://nowhere.invalid/simple/vllm/"
 
 
 def test_more_than_the_bound_is_refused(index: Served) -> None:
-    bounds = Bounds(page=Limit(10_000, 60), archive=Limit(100, 60))
+    bounds = Bounds(page=RequestLimits(10_000, 60), archive=RequestLimits(100, 60))
     with Indexes(at(index.url), bounds) as indexes, pytest.raises(Unreadable, match="> 100 bytes"):
         indexes.texts(one(indexes, "vllm", "sdist"), ("setup.py",))
-    with Indexes(at(index.url), Bounds(page=Limit(10, 60))) as indexes, pytest.raises(CannotTell):
+    with Indexes(at(index.url), Bounds(page=RequestLimits(10, 60))) as indexes, pytest.raises(CannotTell):
         indexes.files("vllm")
 
 
@@ -169,7 +171,7 @@ def test_an_answer_that_trickles_ends_at_the_bound() -> None:
     thread.start()
     began = time.monotonic()
     settings = at(f"http://127.0.0.1:{listener.getsockname()[1]}")
-    with Indexes(settings, Bounds(page=Limit(10_000, 0.5))) as indexes, pytest.raises(CannotTell) as caught:
+    with Indexes(settings, Bounds(page=RequestLimits(10_000, 0.5))) as indexes, pytest.raises(CannotTell) as caught:
         indexes.files("p")
     listener.close()
     thread.join()

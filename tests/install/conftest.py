@@ -26,8 +26,8 @@ from npuenv.facts.pip import PipSettings, for_uv, pip_settings
 from npuenv.host.hashing import sha256_of
 from npuenv.host.local import LocalHost
 from npuenv.install import executor as work
-from npuenv.install.executor import Event, Outcome, Session, State, execute
-from npuenv.install.locations import Target
+from npuenv.install.executor import Event, ExecutionContext, Outcome, StepEvent, execute
+from npuenv.install.locations import EnvironmentPlace
 from npuenv.install.plan.context import Tools
 from npuenv.install.plan.make import plan_install
 from npuenv.lock.make import find_uv, make_lock
@@ -145,11 +145,11 @@ class World:
         links = require_sources(self.stack, lock, self.resolver)
         base = getattr(sys, "_base_executable", sys.executable)
         tools = Tools(base, self.uv, for_uv(self.settings, INDEXES), INDEXES, links)
-        target = Target(str(self.root), self.link)
+        target = EnvironmentPlace(str(self.root), self.link)
         return plan_install(self.stack, lock, target, tools, activation=render_activations(self.stack, str(self.root)))
 
     def install(self, plan: Plan | None = None, *, tell: Callable[[Event], None] | None = None) -> Outcome:
-        session = Session(
+        session = ExecutionContext(
             LocalHost(),
             str(self.root),
             for_uv(self.settings, INDEXES),
@@ -170,7 +170,7 @@ class World:
         return plan
 
     def lines(self) -> list[str]:
-        return [event.text for event in self.events if event.state is State.LINE]
+        return [event.text for event in self.events if event.state is StepEvent.LINE]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from npuenv.core.errors import BadInput, NpuenvError
 from npuenv.core.messages import say
 from npuenv.host.local import LocalHost
-from npuenv.install.executor import Session, State, execute
+from npuenv.install.executor import ExecutionContext, StepEvent, execute
 
 if TYPE_CHECKING:
     from npuenv.install.executor import Event
@@ -30,7 +30,7 @@ def say_line(text: str) -> None:
 
 
 def tell(event: Event) -> None:
-    if event.state in (State.START, State.DONE):
+    if event.state in (StepEvent.START, StepEvent.DONE):
         say_line(f"{event.state.value} {event.step.id}")
 
 
@@ -38,7 +38,7 @@ def install(job: bytes) -> int:
     """The exit code that the command would have."""
     root, plan, settings = pickle.loads(job)
     try:
-        execute(plan, Session(LocalHost(), root, settings, tell, wait=lambda who: say_line(f"waits {who}")))
+        execute(plan, ExecutionContext(LocalHost(), root, settings, tell, wait=lambda who: say_line(f"waits {who}")))
     except KeyboardInterrupt:
         return 130
     except NpuenvError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npuenv.install.environments import Change, changes
+from npuenv.install.environments import PackageChange, changes
 from npuenv.lock.file import Lock, LockedPackage, LockedSource
 
 
@@ -20,12 +20,12 @@ def test_versions_packages_and_sources_are_listed_by_name() -> None:
     before = lock(("gone", "1", "0"), ("kept", "1", "0"), ("moved", "1.9", "0"))
     after = lock(("kept", "1", "0"), ("moved", "1.10", "1"), ("new", "3", "0"), source="v2")
     assert changes(before, after) == (
-        Change("gone", "1", ""),
-        Change("moved", "1.9", "1.10"),
-        Change("new", "", "3"),
-        Change("verl", "v1", "v2"),
+        PackageChange("gone", "1", ""),
+        PackageChange("moved", "1.9", "1.10"),
+        PackageChange("new", "", "3"),
+        PackageChange("verl", "v1", "v2"),
     )
 
 
 def test_another_file_of_the_same_version_is_a_change_that_can_be_told() -> None:
-    assert changes(lock(("a", "1", "0")), lock(("a", "1", "7"))) == (Change("a", "1 00000000", "1 77777777"),)
+    assert changes(lock(("a", "1", "0")), lock(("a", "1", "7"))) == (PackageChange("a", "1 00000000", "1 77777777"),)

@@ -21,7 +21,7 @@ from npuenv.facts.manifest import MARKER
 from npuenv.facts.pip import for_uv
 from npuenv.host.local import LocalHost
 from npuenv.host.writing import claim
-from npuenv.install.executor import Event, Session, State, execute
+from npuenv.install.executor import Event, ExecutionContext, StepEvent, execute
 from npuenv.install.failures import deciding_line
 from npuenv.lock.file import parse_lock, write_lock
 from npuenv.lock.wheels import write_wheel
@@ -54,8 +54,8 @@ def one_step(do: tuple[Run, ...], *wants: Condition) -> Plan:
     return Plan((Step("only", Message("plan.why-rest"), do, wants),))
 
 
-def session(root: Path, events: list[Event] | None = None) -> Session:
-    return Session(LocalHost(), str(root), tell=(events if events is not None else []).append)
+def session(root: Path, events: list[Event] | None = None) -> ExecutionContext:
+    return ExecutionContext(LocalHost(), str(root), tell=(events if events is not None else []).append)
 
 
 def test_a_first_run_does_every_step_and_the_environment_works(world: World) -> None:
@@ -85,7 +85,7 @@ def test_a_stop_before_any_step_can_be_resumed(world: World, stop_at: str) -> No
     plan = world.plan()
 
     def stop(event: Event) -> None:
-        if event.step.id == stop_at and event.state is State.START:
+        if event.step.id == stop_at and event.state is StepEvent.START:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -303,7 +303,7 @@ def waits_for(world: World, plan: Plan, meanwhile: Callable[[], object] = lambda
             other.kill()
 
         try:
-            execute(plan, Session(LocalHost(), str(world.root), for_uv(world.settings), wait=wait))
+            execute(plan, ExecutionContext(LocalHost(), str(world.root), for_uv(world.settings), wait=wait))
         finally:
             other.kill()
             assert told == [(other.pid,)]
@@ -338,7 +338,7 @@ def test_an_unknown_step_lists_those_there_are(world: World) -> None:
 @pytest.mark.usefixtures("asked_here")
 def test_only_one_step_runs_when_only_one_is_asked_for(world: World) -> None:
     plan = world.plan()
-    own = Session(LocalHost(), str(world.root), for_uv(world.settings))
+    own = ExecutionContext(LocalHost(), str(world.root), for_uv(world.settings))
     assert execute(plan, own, only="venv").done == ("venv",)
     assert execute(plan, own, start_at="inspector").done == ALL[1:]
 
@@ -386,8 +386,8 @@ def test_a_failing_program_gives_its_deciding_line_and_the_log(tmp_path: Path) -
         execute(one_step((run,)), session(tmp_path / "env", events))
     text = say(caught.value.message)
     assert "error: moon" in text and "7" in text and "logs/only.log" in text
-    assert [event.text for event in events if event.state is State.LINE] == ["first", "error: moon", "last"]
-    assert events[-1].state is State.FAILED
+    assert [event.text for event in events if event.state is StepEvent.LINE] == ["first", "error: moon", "last"]
+    assert events[-1].state is StepEvent.FAILED
 
 
 def test_a_killed_program_is_told_as_such(tmp_path: Path) -> None:

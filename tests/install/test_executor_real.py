@@ -15,8 +15,8 @@ import pytest
 from npuenv.core.errors import NpuenvError
 from npuenv.facts.pip import for_uv, pip_settings
 from npuenv.host.local import LocalHost
-from npuenv.install.executor import Session, execute
-from npuenv.install.locations import Target
+from npuenv.install.executor import ExecutionContext, execute
+from npuenv.install.locations import EnvironmentPlace
 from npuenv.install.plan.context import Tools
 from npuenv.install.plan.make import plan_install
 from npuenv.install.plan.target import check_target, find_python
@@ -47,7 +47,7 @@ def test_the_published_lock_installs_and_trains_one_step(
     settings = pip_settings(host)
     indexes = {row.label: row.url for row in matrix.indexes if row.url}
     resolver = Resolver(host, find_uv(), settings, indexes)
-    target = Target(str(tmp_path / "env"))
+    target = EnvironmentPlace(str(tmp_path / "env"))
     try:
         check_target(host, target, lock)
         assert fits_stack(lock, stack)
@@ -59,7 +59,7 @@ def test_the_published_lock_installs_and_trains_one_step(
     except NpuenvError as error:
         pytest.skip(f"this machine cannot have the stack: {error.message}")
     plan = plan_install(stack, lock, target, tools, activation=render_activations(stack, target.root))
-    session = Session(host, target.root, for_uv(settings, indexes))
+    session = ExecutionContext(host, target.root, for_uv(settings, indexes))
     began = time.monotonic()
     assert execute(plan, session).done[-1] == "finish"
     cold_s = time.monotonic() - began

@@ -21,7 +21,7 @@ from npuenv.core.messages import Message, say
 from npuenv.core.plan import Condition
 from npuenv.facts.conditions import ask
 from npuenv.host.local import LocalHost
-from npuenv.install.executor import Event, State
+from npuenv.install.executor import Event, StepEvent
 from npuenv.lock.wheels import write_wheel
 from npuenv.resolve.types import BuildStep, GitSource
 from tests.support.sentences import part, says
@@ -285,7 +285,7 @@ def test_an_interrupt_in_every_kind_of_step_ends_its_program_and_can_be_resumed(
     lock = world.lock()
 
     def interrupt(event: Event) -> None:
-        if event.step.id == step and event.state is State.LINE:
+        if event.step.id == step and event.state is StepEvent.LINE:
             raise KeyboardInterrupt
 
     plan = world.plan(lock)
@@ -304,7 +304,7 @@ def test_an_interrupt_while_mending_can_be_resumed(world: World) -> None:
     (world.site / "tools.py").unlink()
 
     def interrupt(event: Event) -> None:
-        if event.step.id == "mend" and event.state is State.LINE:
+        if event.step.id == "mend" and event.state is StepEvent.LINE:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -28,9 +28,9 @@ import psutil
 import pytest
 
 from npuenv.facts.conditions import INSPECTOR
-from npuenv.facts.pip import PipSettings, Setting, for_uv
+from npuenv.facts.pip import PipSetting, PipSettings, for_uv
 from npuenv.install import env_verifier as inspector
-from npuenv.install.locations import Target
+from npuenv.install.locations import EnvironmentPlace
 from npuenv.install.plan.context import Tools
 from npuenv.install.plan.make import plan_install
 from npuenv.lock.file import read_lock
@@ -453,13 +453,13 @@ def test_killed_with_real_wheels_it_is_complete(tmp_path: Path, monkeypatch: pyt
     lock = read_lock(CHECKOUT / "lockfiles" / f"cpu.{stack.platform.tag}.toml")
     wheels = fetched(lock, tmp_path / "wheels")
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
-    settings = for_uv(PipSettings(find_links=(Setting(str(wheels), "$PIP_FIND_LINKS"),), is_no_index=True))
+    settings = for_uv(PipSettings(find_links=(PipSetting(str(wheels), "$PIP_FIND_LINKS"),), is_no_index=True))
     links = {package.name: str(wheels) for package in lock.packages if package.index}
     base = getattr(sys, "_base_executable", sys.executable)
     root = tmp_path / "env"
     tools = Tools(base, find_uv(), settings, {}, links)
     text = render_activations(stack, str(root))
-    plan = plan_install(stack, lock, Target(str(root), str(tmp_path / "current")), tools, activation=text)
+    plan = plan_install(stack, lock, EnvironmentPlace(str(root), str(tmp_path / "current")), tools, activation=text)
     began = time.monotonic()
     num_killed = num_left_incomplete = 0
     with bed_of(plan, settings, root=root, wheels=wheels) as bed:

@@ -30,8 +30,8 @@ from npuenv.core.messages import say
 from npuenv.core.toml_input import load_file
 from npuenv.facts.pip import for_uv, pip_settings
 from npuenv.host.local import LocalHost
-from npuenv.install.executor import Outcome, Session, execute
-from npuenv.install.locations import Target
+from npuenv.install.executor import ExecutionContext, Outcome, execute
+from npuenv.install.locations import EnvironmentPlace
 from npuenv.install.plan.context import Tools
 from npuenv.install.plan.local_sources import digests_of
 from npuenv.install.plan.make import plan_install
@@ -74,7 +74,7 @@ class Environment:
 
     stack: Stack
     lock: Lock
-    target: Target
+    target: EnvironmentPlace
     plan: Plan
     resolver: Resolver
 
@@ -88,7 +88,9 @@ class Environment:
 
     def install(self, *, only: str | None = None) -> Outcome:
         """Executes the plan; says how long it took."""
-        session = Session(self.resolver.host, self.target.root, for_uv(self.resolver.settings, self.resolver.indexes))
+        session = ExecutionContext(
+            self.resolver.host, self.target.root, for_uv(self.resolver.settings, self.resolver.indexes)
+        )
         began = time.monotonic()
         outcome = execute(self.plan, session, only=only)
         did = ", ".join(outcome.done) or "nothing"
@@ -144,7 +146,7 @@ class Workshop:
 
     def environment(self, stack: Stack, given: dict[str, str]) -> Environment:
         """Locks and plans; skips where this machine cannot have the stack."""
-        resolver, target = self.resolver, Target(str(self.folder / stack.name))
+        resolver, target = self.resolver, EnvironmentPlace(str(self.folder / stack.name))
         try:
             lock = make_lock(stack, resolver)
             check_target(resolver.host, target, lock)

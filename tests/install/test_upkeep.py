@@ -32,7 +32,7 @@ from npuenv.facts.manifest import LOCK, MANIFEST, MARKER, VERIFIED, described
 from npuenv.host.hashing import sha256_of
 from npuenv.host.local import LocalHost
 from npuenv.install import executor as work
-from npuenv.install.executor import Event, State
+from npuenv.install.executor import Event, StepEvent
 from npuenv.lock.file import write_lock
 from npuenv.lock.make import find_uv
 from npuenv.lock.wheels import write_wheel
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from npuenv.app.job import InstallJob
-    from npuenv.install.environments import Change
+    from npuenv.install.environments import PackageChange
     from tests.install.conftest import Product, World
 
 
@@ -389,8 +389,8 @@ def test_a_long_step_says_now_and_then_that_it_is_alive_where_there_is_no_termin
     with StepProgress(Ui(lang="en", is_quiet=False)) as progress:
         for second in range(1, 100):
             if second == 60:
-                progress.step(Event(State.LINE, step, 2, 5, "Prepared 3 packages\n", 60.0))
-            progress.step(Event(State.WAITING, step, 2, 5, seconds=float(second)))
+                progress.step(Event(StepEvent.LINE, step, 2, 5, "Prepared 3 packages\n", 60.0))
+            progress.step(Event(StepEvent.WAITING, step, 2, 5, seconds=float(second)))
     lines = capsys.readouterr().out.splitlines()
     head = "[2/5] torch"
     assert lines == [
@@ -408,7 +408,7 @@ def test_an_execution_tells_that_it_waits_while_a_program_is_silent(
     seconds: list[float] = []
 
     def tell(event: Event) -> None:
-        if event.state is State.WAITING:
+        if event.state is StepEvent.WAITING:
             seconds.append(event.seconds)
             if len(seconds) == 2:
                 enough.touch()
@@ -667,7 +667,7 @@ def test_an_interrupt_says_what_goes_on_because_another_user_runs_it(
         raise PermissionError(1, "Operation not permitted")
 
     def interrupt(event: Event) -> None:
-        if event.state is State.LINE:
+        if event.state is StepEvent.LINE:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "killpg", refuse)
@@ -688,7 +688,7 @@ class Refusing(Progress):
     def __init__(self) -> None:
         self.jobs: list[InstallJob] = []
 
-    def approve(self, job: InstallJob, changes: tuple[Change, ...]) -> None:
+    def approve(self, job: InstallJob, changes: tuple[PackageChange, ...]) -> None:
         self.jobs.append(job)
         raise BadInput(Message("cli.cannot-ask"))
 

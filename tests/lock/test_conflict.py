@@ -12,7 +12,7 @@ from npuenv.core.messages import Message
 from npuenv.core.toml_input import load_file
 from npuenv.lock.conflict import prove, single_overrides, smallest
 from npuenv.lock.file import Lock, parse_lock, write_lock
-from npuenv.lock.inputs import REPLACE, REQUIRE, Inputs, Line, inputs_of
+from npuenv.lock.inputs import REPLACE, REQUIRE, InputLine, Inputs, inputs_of
 from npuenv.lock.make import make_lock, ways_out
 from npuenv.lock.uv import Supply, pip_compile
 from npuenv.resolve.types import GitSource, Override, Pin, Platform, Reason, Stack
@@ -191,21 +191,21 @@ def test_an_index_that_falls_silent_during_the_search_proves_nothing(
     assert prove(inputs, Supply(), market.resolver(), "Because one and two clash") == ()
 
 
-def lines(*texts: str) -> list[Line]:
-    return [Line(REQUIRE, text, "s") for text in texts]
+def lines(*texts: str) -> list[InputLine]:
+    return [InputLine(REQUIRE, text, "s") for text in texts]
 
 
 def test_a_complaint_that_names_too_little_still_ends_in_the_smallest_set() -> None:
     """The words point at one package; the clash is between two others."""
 
-    def complain(some: Sequence[Line]) -> str | None:
+    def complain(some: Sequence[InputLine]) -> str | None:
         return "Because d" if {"a", "c"} <= {line.text for line in some} else None
 
     assert [line.text for line in smallest(complain, lines(*"abcde"), "Because d")] == ["a", "c"]
 
 
 def test_one_of_two_independent_clashes_is_given_whole() -> None:
-    def complain(some: Sequence[Line]) -> str | None:
+    def complain(some: Sequence[InputLine]) -> str | None:
         names = {line.text for line in some}
         return "a b" if {"a", "b"} <= names else "c d" if {"c", "d"} <= names else None
 

@@ -8,7 +8,7 @@ import pytest
 
 from npuenv.core.messages import Message
 from npuenv.lock.file import STACK, LockedPackage, Proof
-from npuenv.lock.inputs import CONSTRAIN, EXCLUDE, REPLACE, REQUIRE, Line, inputs_of
+from npuenv.lock.inputs import CONSTRAIN, EXCLUDE, REPLACE, REQUIRE, InputLine, inputs_of
 from npuenv.lock.make import pulled_in_by, unwanted
 from npuenv.resolve.types import GitSource, Override, Pin, Platform, Reason, Stack
 
@@ -81,7 +81,7 @@ CUDA = LockedPackage("nvidia-cublas-cu12", "12.8", (), None, ("other-cu12", STAC
 
 @pytest.mark.parametrize("is_dependency", [False, True])
 def test_only_the_recipe_itself_may_choose_a_cuda_package(is_dependency: bool) -> None:
-    line = Line(REQUIRE, "nvidia-cublas-cu12>=12", "somebody", is_dependency)
+    line = InputLine(REQUIRE, "nvidia-cublas-cu12>=12", "somebody", is_dependency)
     asked = replace(inputs_of(stack()), lines=(line,))
     bad = unwanted((CUDA,), asked)
     assert bad == ((CUDA,) if is_dependency else ())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from npuenv.facts.pip import PipSettings
 from npuenv.host.base import Looked, PathState, Ran
 from npuenv.host.local import LocalHost
-from npuenv.lock.inputs import CONSTRAIN, EXCLUDE, REPLACE, REQUIRE, Inputs, Line
+from npuenv.lock.inputs import CONSTRAIN, EXCLUDE, REPLACE, REQUIRE, InputLine, Inputs
 from npuenv.lock.uv import Resolver, Supply, write_inputs
 from npuenv.resolve.types import Platform
 
@@ -46,7 +46,7 @@ def test_an_index_named_for_one_run_alone_is_used_though_pip_is_told_to_use_none
 def test_only_its_override_is_left_out(tmp_path: Path) -> None:
     texts = {REQUIRE: "torch==2.8.0", CONSTRAIN: "torch<2.9", REPLACE: "torch==2.8.0", EXCLUDE: "torch"}
     platform = Platform(arch="x86_64", python="3.11")
-    inputs = Inputs(tuple(Line(kind, text, "here") for kind, text in texts.items()), platform)
+    inputs = Inputs(tuple(InputLine(kind, text, "here") for kind, text in texts.items()), platform)
     resolver = Resolver(LocalHost(), "uv", PipSettings(), {"cpu": "https://cpu.invalid/whl"})
     for on_index, replaced in (({}, "torch==2.8.0\n"), ({"torch": "cpu"}, "")):
         folder = tmp_path / (replaced.strip() or "nothing")

@@ -16,7 +16,7 @@ import pytest
 from npuenv.core.errors import BadInput, CannotTell
 from npuenv.core.messages import say
 from npuenv.core.toml_input import loads
-from npuenv.facts.pip import PipSettings, Setting
+from npuenv.facts.pip import PipSetting, PipSettings
 from npuenv.host.local import LocalHost
 from npuenv.lock.file import Lock, LockedPackage, LockedSource, Missing
 from npuenv.lock.make import find_uv
@@ -62,7 +62,7 @@ def world(tmp_path: Path) -> World:
         LockedPackage(name, version, (hashlib.sha256(path.read_bytes()).hexdigest(),))
         for name, version, path in (("base", "1.0", base), ("up-per", "2.0+cpu", upper))
     )
-    settings = PipSettings(find_links=(Setting(str(links), "test"),), is_no_index=True)
+    settings = PipSettings(find_links=(PipSetting(str(links), "test"),), is_no_index=True)
     sources = (LockedSource("vllm", "https://host/vllm.git", "v1", False, "install"),)
     lock = Lock("tiny-1.0", TAG, "npuenv 1, uv 2", packages, (), sources)
     return World(links, lock, Resolver(LocalHost(), find_uv(), settings, {}), tmp_path / "out")
@@ -115,7 +115,9 @@ def test_what_only_an_extra_index_has_comes_from_there(world: World, tmp_path: P
 
 
 def _indexes(main: Path, extra: Path) -> PipSettings:
-    return PipSettings(index_url=Setting(main.as_uri(), "test"), extra_index_urls=(Setting(extra.as_uri(), "test"),))
+    return PipSettings(
+        index_url=PipSetting(main.as_uri(), "test"), extra_index_urls=(PipSetting(extra.as_uri(), "test"),)
+    )
 
 
 def _serve(index: Path, wheel: Path) -> None:

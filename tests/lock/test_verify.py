@@ -16,7 +16,7 @@ from npuenv.host.local import LocalHost
 from npuenv.lock.file import Lock, LockedPackage, Missing
 from npuenv.lock.make import find_uv
 from npuenv.lock.uv import Resolver
-from npuenv.lock.verify import Offer, Verified, verify_lock
+from npuenv.lock.verify import Availability, VerifiedPackage, verify_lock
 from npuenv.lock.wheels import write_wheel
 
 if TYPE_CHECKING:
@@ -64,10 +64,10 @@ class Market:
     lock: Lock
     monkeypatch: pytest.MonkeyPatch
 
-    def verify(self, **indexes: str) -> dict[str, Offer]:
+    def verify(self, **indexes: str) -> dict[str, Availability]:
         return {row.name: row.offer for row in self.rows(**indexes)}
 
-    def rows(self, **indexes: str) -> tuple[Verified, ...]:
+    def rows(self, **indexes: str) -> tuple[VerifiedPackage, ...]:
         labels = {"special": self.special.url, **indexes}
         return verify_lock(self.lock, Resolver(LocalHost(), find_uv(), pip_settings(LocalHost()), labels))
 
@@ -95,7 +95,11 @@ def market(tmp_path: Path, fresh_uv_cache: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_everything_is_there_as_it_was_locked(market: Market) -> None:
-    assert market.verify() == {"base": Offer.AVAILABLE, "torx": Offer.AVAILABLE, "upper": Offer.AVAILABLE}
+    assert market.verify() == {
+        "base": Availability.AVAILABLE,
+        "torx": Availability.AVAILABLE,
+        "upper": Availability.AVAILABLE,
+    }
 
 
 def test_a_file_that_was_exchanged_is_changed_and_names_the_hash(market: Market) -> None:
@@ -103,22 +107,26 @@ def test_a_file_that_was_exchanged_is_changed_and_names_the_hash(market: Market)
     market.default.withdraw("base")
     market.default.offer("base", "1.0", text="other = True\n")
     row = market.rows()[0]
-    assert (row.offer, row.detail) == (Offer.CHANGED, before)
-    assert market.verify() == {"base": Offer.CHANGED, "torx": Offer.AVAILABLE, "upper": Offer.AVAILABLE}
+    assert (row.offer, row.detail) == (Availability.CHANGED, before)
+    assert market.verify() == {
+        "base": Availability.CHANGED,
+        "torx": Availability.AVAILABLE,
+        "upper": Availability.AVAILABLE,
+    }
 
 
 def test_versions_that_are_gone_are_each_named_and_the_others_still_judged(market: Market) -> None:
     market.default.withdraw("upper")
     market.default.withdraw("base")
     market.default.offer("base", "2.0")
-    assert market.verify() == {"base": Offer.GONE, "torx": Offer.AVAILABLE, "upper": Offer.GONE}
+    assert market.verify() == {"base": Availability.GONE, "torx": Availability.AVAILABLE, "upper": Availability.GONE}
     assert "base==1.0" in market.rows()[0].detail[0]
 
 
 def test_a_version_that_its_own_index_lost_is_not_taken_from_the_default_one(market: Market) -> None:
     market.special.withdraw("torx")
     market.default.offer("torx", "9.1+cpu")
-    assert market.verify()["torx"] is Offer.GONE
+    assert market.verify()["torx"] is Availability.GONE
 
 
 def test_a_version_that_its_own_index_lost_is_not_taken_from_an_extra_one(market: Market, tmp_path: Path) -> None:
@@ -126,7 +134,7 @@ def test_a_version_that_its_own_index_lost_is_not_taken_from_an_extra_one(market
     extra.offer("torx", "9.1+cpu")
     market.monkeypatch.setenv("PIP_EXTRA_INDEX_URL", extra.url)
     market.special.withdraw("torx")
-    assert market.verify()["torx"] is Offer.GONE
+    assert market.verify()["torx"] is Availability.GONE
 
 
 def test_one_lost_file_of_several_is_a_change(market: Market) -> None:
@@ -134,31 +142,39 @@ def test_one_lost_file_of_several_is_a_change(market: Market) -> None:
     both = replace(base, sha256=(*base.sha256, "f" * 64))
     market.lock = replace(market.lock, packages=(both, *market.lock.packages[1:]))
     row = market.rows()[0]
-    assert (row.offer, row.detail) == (Offer.CHANGED, ("f" * 64,))
+    assert (row.offer, row.detail) == (Availability.CHANGED, ("f" * 64,))
 
 
 def test_a_yanked_version_is_told_from_one_that_is_gone(market: Market) -> None:
     market.default.withdraw("upper")
     market.default.offer("upper", "1.0", attribute=' data-yanked="broken"')
-    assert market.verify()["upper"] is Offer.YANKED
+    assert market.verify()["upper"] is Availability.YANKED
 
 
 @pytest.mark.parametrize("url", ["https://index.invalid/simple/", "file:///nowhere/simple"])
 def test_an_index_that_does_not_answer_says_nothing_about_its_packages(market: Market, url: str) -> None:
-    assert market.verify(special=url) == {"base": Offer.AVAILABLE, "torx": Offer.OUT_OF_REACH, "upper": Offer.AVAILABLE}
+    assert market.verify(special=url) == {
+        "base": Availability.AVAILABLE,
+        "torx": Availability.OUT_OF_REACH,
+        "upper": Availability.AVAILABLE,
+    }
 
 
 def test_a_default_index_that_does_not_answer_says_nothing_either(market: Market) -> None:
     market.monkeypatch.setenv("PIP_INDEX_URL", "https://index.invalid/simple/")
-    assert market.verify() == {"base": Offer.OUT_OF_REACH, "torx": Offer.AVAILABLE, "upper": Offer.OUT_OF_REACH}
+    assert market.verify() == {
+        "base": Availability.OUT_OF_REACH,
+        "torx": Availability.AVAILABLE,
+        "upper": Availability.OUT_OF_REACH,
+    }
 
 
 def test_a_wheel_in_find_links_stands_for_an_index_out_of_reach(market: Market, tmp_path: Path) -> None:
     market.monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
     write_wheel(tmp_path / "links", "torx", "9.1+cpu", files={"torx.py": ""})
-    assert market.verify(special="https://index.invalid/simple/")["torx"] is Offer.AVAILABLE
+    assert market.verify(special="https://index.invalid/simple/")["torx"] is Availability.AVAILABLE
     write_wheel(tmp_path / "links", "torx", "9.1+cpu", files={"torx.py": "other = True\n"})
-    assert market.verify(special="https://index.invalid/simple/")["torx"] is Offer.OUT_OF_REACH
+    assert market.verify(special="https://index.invalid/simple/")["torx"] is Availability.OUT_OF_REACH
 
 
 def test_a_hash_may_lie_on_any_of_the_places_that_pip_would_look_at(market: Market, tmp_path: Path) -> None:
@@ -166,7 +182,7 @@ def test_a_hash_may_lie_on_any_of_the_places_that_pip_would_look_at(market: Mark
     extra = Index(tmp_path / "links")
     extra.offer("base", "1.0", text="rebuilt = True\n")
     market.monkeypatch.setenv("PIP_EXTRA_INDEX_URL", extra.url)
-    assert market.verify()["base"] is Offer.AVAILABLE
+    assert market.verify()["base"] is Availability.AVAILABLE
 
 
 def test_a_package_without_hash_is_not_asked_for(market: Market) -> None:
@@ -174,6 +190,6 @@ def test_a_package_without_hash_is_not_asked_for(market: Market) -> None:
     missing = (Missing("torx", "9.1+cpu", "index-out-of-reach", "special"),)
     packages = (market.lock.packages[0], bare, market.lock.packages[2])
     market.lock = replace(market.lock, packages=packages, missing=missing)
-    assert market.verify()["torx"] is Offer.NO_HASH
+    assert market.verify()["torx"] is Availability.NO_HASH
     market.special.withdraw("torx")
-    assert market.verify()["torx"] is Offer.NO_HASH
+    assert market.verify()["torx"] is Availability.NO_HASH

@@ -13,7 +13,7 @@ import pytest
 from npuenv.core.toml_input import load_file
 from npuenv.matrix.keys import defaults_of
 from npuenv.preflight.examine import examine
-from npuenv.preflight.reading import Reading, ReadOptions, read_text
+from npuenv.preflight.reading import LaunchText, ReadOptions, read_text
 from npuenv.preflight.types import LaunchFinding, Machine
 
 CASES = Path(__file__).parent / "cases"
@@ -61,11 +61,11 @@ def asked(case: Case) -> ReadOptions:
     )
 
 
-_READ: dict[str, Reading] = {}
+_READ: dict[str, LaunchText] = {}
 _ALARMS: dict[str, list[LaunchFinding]] = {}
 
 
-def read(case: Case) -> Reading:
+def read(case: Case) -> LaunchText:
     """The case as preflight reads it, as if it lay beside its base; each case is read once."""
     if case.id not in _READ:
         _READ[case.id] = read_text(text_of(case), CASES / case.base, asked(case))

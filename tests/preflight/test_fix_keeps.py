@@ -11,7 +11,7 @@ from npuenv.core.shellscript import open_quote
 from npuenv.matrix.keys import defaults_of
 from npuenv.preflight.examine import examine
 from npuenv.preflight.fixing import fix
-from npuenv.preflight.reading import Reading, ReadOptions, read_text
+from npuenv.preflight.reading import LaunchText, ReadOptions, read_text
 from npuenv.preflight.types import Machine
 
 VERL = "actor_rollout_ref:\n  rollout:\n    name: vllm\n"
@@ -21,11 +21,11 @@ ASKED_ROLL = ReadOptions(defaults_of, "roll", "0.3.0")
 CASES = Path(__file__).parent / "cases"
 
 
-def read(text: str, asked: ReadOptions = ASKED) -> Reading:
+def read(text: str, asked: ReadOptions = ASKED) -> LaunchText:
     return read_text(text, Path("launch.yaml"), asked)
 
 
-def sentences(reading: Reading) -> dict[str, str]:
+def sentences(reading: LaunchText) -> dict[str, str]:
     """Rule -> sentence's key and severity."""
     found = examine(reading.launch, refused=reading.refused)
     return {each.check: f"{each.severity} {each.says.key.partition('.')[2]}" for each in found}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npuenv.preflight.fixing import apply
-from npuenv.preflight.reading import Reading, ReadOptions, read_file, read_words
+from npuenv.preflight.reading import LaunchText, ReadOptions, read_file, read_words
 from npuenv.preflight.types import Change
 
 if TYPE_CHECKING:
@@ -48,13 +48,13 @@ def words_after(change: Change, *words: str) -> list[str] | None:
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Reading:
+def script(tmp_path: Path) -> LaunchText:
     path = tmp_path / "run.sh"
     path.write_text(SCRIPT, encoding="utf-8")
     return read_file(path, ASKED)
 
 
-def changed(script: Reading, change: Change) -> list[str] | None:
+def changed(script: LaunchText, change: Change) -> list[str] | None:
     edited = apply(script, ASKED, [change])
     if edited is None:
         return None
@@ -117,13 +117,13 @@ def test_a_correction_that_changes_nothing_is_none() -> None:
         (Change("x.uno", 1, renames="x.one"), ["-     x.one=1 \\", "+     ++x.uno=1 \\"]),
     ],
 )
-def test_a_script_changes_only_the_words_at_fault(script: Reading, change: Change, diff: list[str]) -> None:
+def test_a_script_changes_only_the_words_at_fault(script: LaunchText, change: Change, diff: list[str]) -> None:
     got = changed(script, change)
     assert got is not None
     assert [line.rstrip() for line in got if not line.startswith("?")] == diff
 
 
-def test_words_on_a_shared_line_leave_their_neighbours_alone(script: Reading) -> None:
+def test_words_on_a_shared_line_leave_their_neighbours_alone(script: LaunchText) -> None:
     edited = apply(script, ASKED, [Change("x.three", ["c"])])
     assert edited is not None
     assert "    'x.three=[c]' \"${DATA[@]}\" $EXTRA \\\n" in edited.text
@@ -132,7 +132,7 @@ def test_words_on_a_shared_line_leave_their_neighbours_alone(script: Reading) ->
     assert 'x.two="$N" "${DATA[@]}" $EXTRA \\\n' in removed.text
 
 
-def test_a_new_word_gets_a_line_of_its_own_and_is_read_back(script: Reading) -> None:
+def test_a_new_word_gets_a_line_of_its_own_and_is_read_back(script: LaunchText) -> None:
     edited = apply(script, ASKED, [Change("x.known", 7)])
     assert edited is not None
     assert edited.launch.settings["x.known"].value == 7
@@ -140,12 +140,12 @@ def test_a_new_word_gets_a_line_of_its_own_and_is_read_back(script: Reading) -> 
     assert [line for line in edited.text.splitlines() if "x.known=7" in line]
 
 
-def test_what_comes_out_of_a_variable_is_overridden_or_left(script: Reading) -> None:
+def test_what_comes_out_of_a_variable_is_overridden_or_left(script: LaunchText) -> None:
     assert changed(script, Change("e.f", None)) is None
     assert changed(script, Change("e.f", 2)) is None
 
 
-def test_the_variable_in_front_of_the_launch_changes_there(script: Reading) -> None:
+def test_the_variable_in_front_of_the_launch_changes_there(script: LaunchText) -> None:
     edited = apply(script, ASKED, [Change("D", "5", is_variable=True)])
     assert edited is not None
     assert "  D=5 python3 -m verl.trainer.main_ppo \\\n" in edited.text

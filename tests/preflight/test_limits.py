@@ -14,7 +14,7 @@ from npuenv.preflight.hydra import NotHydra, read_override
 from npuenv.preflight.interpolate import fill
 from npuenv.preflight.limits import TooLarge
 from npuenv.preflight.reading import ReadOptions, read_file
-from npuenv.preflight.types import Setting
+from npuenv.preflight.types import LaunchSetting
 from npuenv.preflight.yaml_text import read_yaml
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def test_interpolations_that_multiply_without_end_are_open(tmp_path: Path) -> No
 def test_a_text_that_an_interpolation_makes_too_long_is_open() -> None:
     half = "x" * (LONGEST // 2)
     texts = {"a": half, "b": f"{half}${{a}}"}
-    settings = {key: Setting(key, text, text, Location("", 1)) for key, text in texts.items()}
+    settings = {key: LaunchSetting(key, text, text, Location("", 1)) for key, text in texts.items()}
     assert [each.is_open for each in fill(settings, {}, {}).values()] == [False, True]
 
 

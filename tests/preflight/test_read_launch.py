@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npuenv.core.errors import BadInput
-from npuenv.preflight.reading import Reading, ReadOptions, read_file, read_text, read_words
+from npuenv.preflight.reading import LaunchText, ReadOptions, read_file, read_text, read_words
 from npuenv.preflight.types import Machine
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def write(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def values(reading: Reading) -> dict[str, Any]:
+def values(reading: LaunchText) -> dict[str, Any]:
     return {key: setting.value for key, setting in reading.launch.settings.items()}
 
 
@@ -265,12 +265,12 @@ ZERO = "zero3:\n  stage: 3\n  offload: {device: cpu}\nseed: 1\n"
 
 
 @pytest.fixture
-def roll(tmp_path: Path) -> Reading:
+def roll(tmp_path: Path) -> LaunchText:
     write(tmp_path, "config/zero.yaml", ZERO)
     return read_file(write(tmp_path, "ex/lake.yaml", ROLL), ASKED)
 
 
-def test_a_roll_yaml_has_its_defaults_from_beside_it(roll: Reading, tmp_path: Path) -> None:
+def test_a_roll_yaml_has_its_defaults_from_beside_it(roll: LaunchText, tmp_path: Path) -> None:
     launch = roll.launch
     assert (launch.framework, launch.source) == ("roll", "roll-yaml")
     assert launch.settings["zero3.stage"].value == 3
@@ -280,7 +280,7 @@ def test_a_roll_yaml_has_its_defaults_from_beside_it(roll: Reading, tmp_path: Pa
     assert not [key for key in launch.settings if key.startswith(("hydra", "defaults", "system_envs"))]
 
 
-def test_interpolations_are_filled_in_and_the_rest_is_open(roll: Reading) -> None:
+def test_interpolations_are_filled_in_and_the_rest_is_open(roll: LaunchText) -> None:
     found = roll.launch.settings
     assert found["reward_pretrain"].value == "Qwen/X"
     assert found["output"].value == "/data/lake/42"
@@ -294,7 +294,7 @@ def test_interpolations_are_filled_in_and_the_rest_is_open(roll: Reading) -> Non
     assert found["actor_train.gone"].value == "${zero9}"
 
 
-def test_system_envs_are_the_variables_of_a_roll_launch(roll: Reading) -> None:
+def test_system_envs_are_the_variables_of_a_roll_launch(roll: LaunchText) -> None:
     assert {name: (each.value, each.place.line) for name, each in roll.launch.environ.items()} == {"HCCL_X": ("1", 7)}
 
 

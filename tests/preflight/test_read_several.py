@@ -11,7 +11,7 @@ from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.matrix.keys import defaults_of
 from npuenv.preflight.fixing import corrected, fix, fix_all
-from npuenv.preflight.reading import Reading, ReadOptions, all_of, read_file, read_words
+from npuenv.preflight.reading import LaunchText, ReadOptions, all_of, read_file, read_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,11 +35,11 @@ def write(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def values(reading: Reading) -> dict[str, Any]:
+def values(reading: LaunchText) -> dict[str, Any]:
     return {key: setting.value for key, setting in reading.launch.settings.items()}
 
 
-def environ(reading: Reading) -> dict[str, Any]:
+def environ(reading: LaunchText) -> dict[str, Any]:
     return {name: setting.value for name, setting in reading.launch.environ.items()}
 
 

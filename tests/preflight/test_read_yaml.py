@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from npuenv.core.errors import BadInput
-from npuenv.preflight.yaml_text import Entry, read_yaml, scalar, write_scalar
+from npuenv.preflight.yaml_text import YamlEntry, read_yaml, scalar, write_scalar
 
 TEXT = """\
 # head
@@ -29,7 +29,7 @@ folded: >
 """
 
 
-def leaves(text: str) -> dict[str, Entry]:
+def leaves(text: str) -> dict[str, YamlEntry]:
     return {leaf.dotted: leaf for entry in read_yaml(text, "f.yaml") for leaf in entry.leaves()}
 
 

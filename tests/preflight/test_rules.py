@@ -19,7 +19,7 @@ from npuenv.preflight.rules import RULES
 from npuenv.preflight.rules.base import as_number, value
 from npuenv.preflight.rules.cards import mapping_of
 from npuenv.preflight.rules.keys import moves
-from npuenv.preflight.types import Change, Launch, Machine, Setting
+from npuenv.preflight.types import Change, Launch, LaunchSetting, Machine
 from tests.preflight import case_files
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ RIGHT = case_files.cases_of("right")
 def launch_of(framework: str = "verl", release: str | None = "0.7.1", **settings: Any) -> Launch:
     """A launch from a few values, `__` in a name standing for a dot."""
     keys = {name.replace("__", "."): item for name, item in settings.items()}
-    written = {key: Setting(key, item, str(item), Location("", 1)) for key, item in keys.items()}
+    written = {key: LaunchSetting(key, item, str(item), Location("", 1)) for key, item in keys.items()}
     return Launch(framework, release, written, defaults_of(framework, release), {}, Machine(), "command")  # type: ignore[arg-type]
 
 
@@ -238,8 +238,8 @@ def own_keys(launch: Launch) -> list[str]:
     return [str(each.says.args["key"]) for each in found if each.says.key == "preflight_rules.key-own"]
 
 
-def added(key: str, text: str) -> Setting:
-    return Setting(key, text, text, Location("", 1), "+")
+def added(key: str, text: str) -> LaunchSetting:
+    return LaunchSetting(key, text, text, Location("", 1), "+")
 
 
 def test_a_key_that_left_the_configuration_may_be_forced_in() -> None:
@@ -266,11 +266,11 @@ def test_a_key_that_was_forced_in_and_that_nobody_lists_is_a_note() -> None:
     settings = {key: added(key, "flash_attention_2") for key in (*nobodys, free)}
     verls = ["reward.reward_kwargs.overlong_buffer_cfg.len", "actor_rollout_ref.actor.fsdp_config.mixed_precision.x"]
     settings |= {key: added(key, "1") for key in verls}  # read, although no configuration lists them
-    settings["data.seed"] = Setting("data.seed", "x", "${actor_rollout_ref.actor.clip_ratio}", Location("", 1))
+    settings["data.seed"] = LaunchSetting("data.seed", "x", "${actor_rollout_ref.actor.clip_ratio}", Location("", 1))
     launch = replace(launch_of(), settings=settings)
     assert own_keys(launch) == nobodys
     assert not rules_of(launch) & {"preflight.key-unknown"}
-    settings["data.seed"] = Setting("data.seed", "x", "${foo.bar}", Location("", 1))
+    settings["data.seed"] = LaunchSetting("data.seed", "x", "${foo.bar}", Location("", 1))
     assert own_keys(launch) == nobodys[1:]
 
 
@@ -313,7 +313,7 @@ def test_that_megatrons_memory_is_not_judged_is_a_note() -> None:
 def test_an_open_value_is_not_judged() -> None:
     key = "actor_rollout_ref.rollout.gpu_memory_utilization"
     launch = launch_of()
-    settings = {key: Setting(key, "$MEM", "$MEM", Location("", 1), is_open=True)}
+    settings = {key: LaunchSetting(key, "$MEM", "$MEM", Location("", 1), is_open=True)}
     known = Launch("verl", "0.7.1", settings, launch.defaults, {}, Machine(), "command")
     assert "preflight.number" not in rules_of(known)
 

@@ -8,7 +8,7 @@ import pytest
 
 from npuenv.core.finding import Location
 from npuenv.preflight.rules import RULES
-from npuenv.preflight.types import Launch, Machine, Setting
+from npuenv.preflight.types import Launch, LaunchSetting, Machine
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +18,7 @@ GOOD = "def score(data_source, solution_str, ground_truth, extra_info=None):\n  
 
 def found(settings: dict[str, Any], *, is_here: bool = True) -> dict[str, Any]:
     """The problems about data by rule."""
-    written = {key: Setting(key, item, str(item), Location("", 1)) for key, item in settings.items()}
+    written = {key: LaunchSetting(key, item, str(item), Location("", 1)) for key, item in settings.items()}
     launch = Launch("verl", None, written, {}, {}, Machine(is_here=is_here), "command")
     rules = [rule for rule in RULES if rule.id in ("preflight.path", "preflight.columns", "preflight.reward-signature")]
     return {problem.check: problem for rule in rules for problem in rule.judge(launch)}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from npuenv.preflight.reading import Reading
+    from npuenv.preflight.reading import LaunchText
 
 PATH = case_files.CASES / "verl" / "script.sh"
 RIGHT = (
@@ -88,11 +88,11 @@ def asked(case: Case, parses: Callable[[str], bool] | None = None) -> ReadOption
     return known if parses is None else replace(known, parses=parses)
 
 
-def read(case: Case) -> Reading:
+def read(case: Case) -> LaunchText:
     return read_text(text_of(case), PATH, asked(case))
 
 
-def alarms(reading: Reading) -> list[Any]:
+def alarms(reading: LaunchText) -> list[Any]:
     return [each for each in examine(reading.launch, refused=reading.refused) if each.severity != "note"]
 
 

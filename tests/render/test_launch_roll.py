@@ -25,6 +25,7 @@ from npuenv.render.launch.roll_recipe import is_read
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
 from tests.support.sentences import says
+from tests.trainer.engines.vllm_signatures import fields
 
 MATRIX = load_matrix()
 RECIPES = [row.id for row in MATRIX.roll_recipes]
@@ -135,6 +136,14 @@ def test_every_key_is_one_that_roll_reads(name: str, release: str) -> None:
     strange = [key for key in keys(tree) if not is_read(key) and key.split(".")[0] not in ("defaults", "hydra")]
     assert strange == []
     assert "num_gpus_per_node" not in tree
+
+
+def test_the_settings_of_the_generating_engine_are_arguments_of_the_oldest_and_the_newest_vllm() -> None:
+    """ROLL passes them on to vllm."""
+    prefix = f"{recipes.INFER_CONFIG}."
+    given = {key.removeprefix(prefix) for row in MATRIX.roll_recipes for key in row.values if key.startswith(prefix)}
+    assert "gpu_memory_utilization" in given
+    assert given <= fields("EngineArgs")
 
 
 @pytest.mark.parametrize("name", [TWO_NODES, pytest.param(f"{TWO_NODES}-spread", marks=pytest.mark.slow)])

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from npuenv.core.messages import Message, say
 from npuenv.lock.file import Lock, LockedPackage, Missing, Proof
-from npuenv.lock.verify import Offer, Verified
+from npuenv.lock.verify import Availability, VerifiedPackage
 from npuenv.maintain.lock_all import GridRow
 from npuenv.matrix import load_matrix
 from npuenv.report.shelf import ShelfRow, shelf_json, shelf_page, shelf_rows, show_shelf, show_verified, verified_json
@@ -104,8 +104,8 @@ def test_the_table_and_the_json_say_the_same() -> None:
 
 def test_verified_locks_are_counted_apart_by_status() -> None:
     found = [
-        (WHOLE, (Verified("base", "1.0", Offer.CHANGED, None, ("a" * 64,)),)),
-        (HALF, (Verified("torx", "9.1", Offer.NO_HASH, "special"),)),
+        (WHOLE, (VerifiedPackage("base", "1.0", Availability.CHANGED, None, ("a" * 64,)),)),
+        (HALF, (VerifiedPackage("torx", "9.1", Availability.NO_HASH, "special"),)),
     ]
     text = io.StringIO()
     show_verified(found, Console(file=text, width=200), "en")

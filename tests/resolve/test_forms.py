@@ -14,7 +14,7 @@ from npuenv.core.errors import BadInput, CannotTell
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
 from npuenv.core.messages import Message, say
 from npuenv.facts.collect import Facts, collect
-from npuenv.facts.machine.system import System
+from npuenv.facts.machine.system import OperatingSystem
 from npuenv.facts.npu.driver import VersionInfo
 from npuenv.host.recorded import load_capture
 from npuenv.report.resolution import as_json, show
@@ -235,8 +235,8 @@ def test_cann_that_no_row_has_is_left_open_and_said(version: str) -> None:
     assert [note.args["line"] for note in notes] == [f"install.info: {version}"]
 
 
-@pytest.mark.parametrize("system", [System("arch", "", "Arch"), System("fedora", "41", "Fedora 41")])
-def test_system_that_no_row_has_is_left_open_and_said(system: System) -> None:
+@pytest.mark.parametrize("system", [OperatingSystem("arch", "", "Arch"), OperatingSystem("fedora", "41", "Fedora 41")])
+def test_system_that_no_row_has_is_left_open_and_said(system: OperatingSystem) -> None:
     facts = with_facts(system=known(system, Evidence("/etc/os-release", "x")))
     request, notes = filled(Request(framework="verl"), facts, MATRIX)
     assert request.os is None
@@ -244,7 +244,7 @@ def test_system_that_no_row_has_is_left_open_and_said(system: System) -> None:
 
 
 def test_system_names_are_matched_without_case_and_service_pack() -> None:
-    system = System("openEuler", "24.03 (LTS-SP2)", "openEuler 24.03")
+    system = OperatingSystem("openEuler", "24.03 (LTS-SP2)", "openEuler 24.03")
     facts = with_facts(system=known(system))
     request, _ = filled(Request(framework="verl"), facts, MATRIX)
     assert request.os == "openeuler24.03"

@@ -66,6 +66,12 @@ def test_pinned_requirement_keeps_its_extras() -> None:
     assert not [text for text in stack.requirements if text.startswith("ray[default]>")]
 
 
+def test_a_pinned_package_brings_what_it_imports() -> None:
+    stack = stack_of(Request(framework="verl", pins={"verl": "0.9.1"}))
+    found = [text for text in stack.requirements if text.startswith(("transferqueue", "cachetools"))]
+    assert sorted(found) == ["cachetools", "transferqueue>=0.1.10"]
+
+
 def test_pinned_release_moves_the_tag_and_its_requirements() -> None:
     request = Request(stack="verl-0.7.1-cann8.5.0", pins={"vllm-ascend": "0.13.0rc3"}, cann="8.5.1")
     (source,) = (each for each in stack_of(request).git_sources if each.name == "vllm-ascend")

@@ -14,7 +14,7 @@ import pytest
 
 from npuenv.cli import main
 from npuenv.core.errors import ExitCode
-from npuenv.smoke import Target, start
+from npuenv.smoke import TrainerTarget, start
 from tests.support.own_signals import as_from_a_terminal
 from tests.support.sentences import says, sentence
 
@@ -145,6 +145,6 @@ def test_records_of_an_earlier_run_stay_only_where_this_one_may_go_on_with_them(
 ) -> None:
     (tmp_path / "scene").mkdir()
     (tmp_path / "metrics.jsonl").write_text("{}\n")
-    with start(Target(Path("/bin/true"), tmp_path), settings) as running:
+    with start(TrainerTarget(Path("/bin/true"), tmp_path), settings) as running:
         running.wait(10)
     assert (tmp_path / "metrics.jsonl").exists() is is_kept

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from npuenv.core.plan import Run, Step
     from npuenv.host.base import Host
-    from npuenv.install.executor import Session
+    from npuenv.install.executor import ExecutionContext
 
 _ask, _run = conditions._inspect, work._run
 
@@ -51,7 +51,9 @@ def inspected(verb: str, root: str, *words: str) -> tuple[int, str]:
     return code, out.getvalue()
 
 
-def run_here(action: Run, step: Step, session: Session, held: int, on_line: Callable[[str | None], None]) -> int:
+def run_here(
+    action: Run, step: Step, session: ExecutionContext, held: int, on_line: Callable[[str | None], None]
+) -> int:
     """A step's look at the environment, in place of the executor's `_run`; every other program runs as always."""
     words = action.argv[3:]
     if not (words and words[0].endswith(conditions.INSPECTOR)) or words[1] == "mend":

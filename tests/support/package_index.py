@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.facts.pip import PipSettings, Setting
+from npuenv.facts.pip import PipSetting, PipSettings
 from npuenv.lock.wheels import write_wheel
 from npuenv.matrix.tables import Matrix
 from tests.support.archives import pack
@@ -188,7 +188,7 @@ def matrix(tmp_path: Path) -> Matrix:
 
 @pytest.fixture
 def settings(index: Served) -> PipSettings:
-    return PipSettings(index_url=Setting(index.url, "test"))
+    return PipSettings(index_url=PipSetting(index.url, "test"))
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ from npuenv.matrix.error_patterns import load_error_patterns
 if TYPE_CHECKING:
     from re import Pattern
 
+    from npuenv.core.finding import Finding
+
 _MARK = "\u241f"  # stands in no sentence
 _LEAST_LETTERS = 6  # of a template that stands without arguments: fewer would be found anywhere
 
@@ -68,6 +70,12 @@ def pattern(key: str, /, lang: str = "en", **args: object) -> Pattern[str]:
     if sum(each.isalnum() for each in fixed) < _LEAST_LETTERS:
         raise ValueError(f"{key} with so few arguments would be found in any text")
     return re.compile("".join(pieces), re.DOTALL)
+
+
+def in_both_languages(finding: Finding) -> bool:
+    """Whether a finding and its fix can be said in each of them."""
+    messages_of = [finding.says, *([finding.fix.says] if finding.fix else [])]
+    return all(say(message, lang) for message in messages_of for lang in messages.LANGUAGES)
 
 
 @functools.cache

@@ -175,6 +175,7 @@ def test_cards_are_apart_by_their_numbers_and_not_by_how_they_are_written() -> N
         ("ray=10.1.2.3:6379", "ray=10.1.2.3:6379 needs train_cards"),
         ("tensor_parallel=8", "tensor_parallel=8 needs engine=vllm: engine=builtin "),
         ("sleep=true engine=transformers path=x", "sleep=true needs engine=vllm: engine=transformers "),
+        ("engine=vllm path=x temperature=0.005", "engine=vllm takes temperature=0.01 or more"),
         ("offload=true sharding=fsdp2", "offload=true needs ranks=2 "),
         ("offload=true sharding=fsdp2 train_cards=3", "offload=true needs ranks=2 or more"),
         ("fault=rank-dies", "fault=rank-dies needs ranks=2 or more"),

@@ -1,8 +1,9 @@
 """Sampling with vLLM, on CUDA or, through vllm-ascend, on NPUs.
 
-Uses the API that vllm and vllm-ascend 0.11.0, 0.18.0 and 0.23.0 have in common. vLLM is imported when an engine starts,
-never before. Each request has its own seed, drawn from a generator whose state a checkpoint can hold; the engine's own
-seed would tie the samples to the number of requests since its start.
+Uses the API that vllm 0.11.0 to 0.33.0 and vllm-ascend 0.11.0 to 0.30.0rc2 have in common;
+`tests/trainer/engines/vllm_signatures.toml` has its names with their parameters. vLLM is imported when an engine
+starts, never before. Each request has its own seed, drawn from a generator whose state a checkpoint can hold; the
+engine's own seed would tie the samples to the number of requests since its start.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,12 +41,26 @@ _STACKED = {
     "gate_proj": ("gate_up_proj", ("gate_proj", "up_proj")),
     "up_proj": ("gate_up_proj", ("gate_proj", "up_proj")),
 }
+_LOGPROBS_MODE = "processed_logprobs"
+_STOPS = {"stop": Stop.END, "length": Stop.LENGTH}  # by vLLM's finish_reason
 # Set before vllm is imported, unless the user has set them. Without multiprocessing the weights are handed over by
 # reference. vllm-ascend keeps weights in the NZ layout otherwise: new ones cannot be loaded into it, and waking fails.
-ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_ASCEND_ENABLE_NZ": "0"}
-# The same for vllm-ascend as arguments, which are to replace its variables. Each version passes over what it does not
-# know: `weight_nz_mode` is known from 0.20.2rc1 on, `rl_config` after 0.26.0rc1. vLLM itself reads neither.
-# Source: vllm-ascend 182b75ea, docs/source/user_guide/configuration/additional_config.md, vllm_ascend/ascend_config.py.
+# It reads its variable up to 0.26.0rc1. A forked worker cannot use a card that this process has opened, of which vLLM
+# knows for CUDA alone (vllm/utils, _maybe_force_spawn; vllm-ascend 0.30.0rc2, feature_guide/rl.md).
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "VLLM_ASCEND_ENABLE_NZ": "0",
+}
+# The same as arguments: `weight_nz_mode` is known from 0.20.2rc1 on, `rl_config` from 0.27.1rc1 on, which rejects
+# unknown keys; older releases ignore them, and vLLM itself reads neither. `rl_config` sets `weight_nz_mode` to 0, takes
+# expandable segments out of the allocator's settings, which a sleeping engine cannot use, and from 0.28.0rc1 on keeps
+# the storage of parameters that are loaded again. Its other fields stay off: `sleep_mode_extra_cleanup` captures every
+# graph again after each sleep, `enable_training_consistency` needs the package flash_attn_npu_v3, and
+# `enable_batch_invariant` gives the same answers in any batch, more slowly.
+# Source: sdists of vllm-ascend 0.26.0rc1, 0.27.1rc1, 0.28.0rc1 and 0.30.0rc2: vllm_ascend/ascend_config.py, envs.py,
+# utils.py (is_rl_weight_update_enabled), docs/source/user_guide/configuration/additional_config.md,
+# feature_guide/rl.md and sleep_mode.md.
 FOR_ASCEND = {"rl_config": {"enabled": True}, "weight_nz_mode": 0}
 
 
@@ -54,6 +69,7 @@ class Package:
     """The parts of vllm that are used; a test puts others in their place."""
 
     LLM: Any
+    EngineArgs: Any
     SamplingParams: Any
     TokensPrompt: Any
 
@@ -142,9 +158,12 @@ class Vllm(LocalEngine):
 
 
 def _rollout(output: Any) -> Rollout:
+    # Others are abort, and in later versions error and repetition: no answer of the policy, or not all of one.
+    if output.finish_reason not in _STOPS:
+        raise RuntimeError(f"vllm ended an answer with {output.finish_reason}, after {len(output.token_ids)} tokens")
     tokens = tuple(output.token_ids)
     logprobs = tuple(float(each[token].logprob) for each, token in zip(output.logprobs, tokens, strict=True))
-    return Rollout(tokens, logprobs, Stop.END if output.finish_reason == "stop" else Stop.LENGTH)
+    return Rollout(tokens, logprobs, _STOPS[output.finish_reason])
 
 
 def _buckets(weights: Mapping[str, Tensor]) -> Iterator[list[tuple[str, Tensor]]]:
@@ -161,7 +180,21 @@ def _buckets(weights: Mapping[str, Tensor]) -> Iterator[list[tuple[str, Tensor]]
         yield bucket
 
 
-# The next three run in vLLM's worker processes, hence no closures.
+# The next four run in vLLM's worker processes, hence no closures.
+
+
+def process_logprobs(worker: Any) -> None:
+    """Makes the log-probabilities those after the temperature, `top_k` and `top_p`, as `logprobs_mode` says.
+
+    vLLM's own runners and the second one of vllm-ascend follow the argument; the first one makes its sampler without
+    it, so that it returns those before the temperature.
+    Source: sdists of vllm-ascend 0.11.0, 0.18.0, 0.23.0 and 0.30.0rc2: vllm_ascend/worker/model_runner_v1.py
+    (`AscendSampler()`), sample/sampler.py; vllm/v1/sample/sampler.py.
+    """
+    sampler = worker.model_runner.sampler
+    sampler.logprobs_mode = _LOGPROBS_MODE
+    if hasattr(sampler, "topk_topp_sampler"):  # reads the mode itself
+        sampler.topk_topp_sampler.logprobs_mode = _LOGPROBS_MODE
 
 
 def load(weights: Sequence[tuple[str, Tensor]], model: nn.Module) -> None:
@@ -213,7 +246,9 @@ def _cut_out(name: str, shapes: Mapping[str, tuple[int, ...]], own: Mapping[str,
 
 
 def start(order: EngineSpec, *, seed: int) -> Vllm:
-    """The engine of the model in the folder `path`. Raises BadSetting if the folder or the package is missing.
+    """The engine of the model in the folder `path`.
+
+    Raises BadSetting if the folder or the package is missing, or if the package is too old.
 
     The weights are read from the folder; the first `load_weights` replaces them.
     """
@@ -224,7 +259,14 @@ def start(order: EngineSpec, *, seed: int) -> Vllm:
     if config.rollout.weight_sync == "reload":
         folder = source = _linked(source)
     package = _package()
-    llm = package.LLM(**arguments(order, source, seed=seed))
+    given = arguments(order, source, seed=seed)
+    unknown = sorted(given.keys() - {each.name for each in fields(package.EngineArgs)})
+    if unknown:
+        raise BadSetting(
+            f"engine=vllm is written for vllm 0.11.0 to 0.33.0: the installed one does not take {', '.join(unknown)}"
+        )
+    llm = package.LLM(**given)
+    llm.collective_rpc(process_logprobs)
     return Vllm(
         llm,
         package,
@@ -250,7 +292,7 @@ def arguments(order: EngineSpec, folder: Path, *, seed: int) -> dict[str, Any]:
         "gpu_memory_utilization": rollout.memory_fraction,
         "tensor_parallel_size": rollout.tensor_parallel,
         "enable_sleep_mode": rollout.sleep,
-        "logprobs_mode": "processed_logprobs",
+        "logprobs_mode": _LOGPROBS_MODE,
         "additional_config": dict(FOR_ASCEND),
     }
     if rollout.tensor_parallel > 1:
@@ -269,7 +311,7 @@ def _package() -> Package:
         from vllm.inputs import TokensPrompt
     except ImportError as error:
         raise BadSetting(f"engine=vllm needs the package vllm (on NPUs vllm-ascend too): {error}") from error
-    return Package(vllm.LLM, vllm.SamplingParams, TokensPrompt)
+    return Package(vllm.LLM, vllm.EngineArgs, vllm.SamplingParams, TokensPrompt)
 
 
 def _linked(source: Path) -> Path:

@@ -191,8 +191,17 @@ class Recompute:
         is_same = self.limits.is_exact and rollout.engine in ("builtin", "transformers") and not rollout.off_policy
         if is_same and not self._config.noise.noise_stages:
             results.asked["samples"] += 1
-            if not (error := gap("sampler", own.answers.rollout_BT, expected_BT)) <= limit:
+            error = gap("sampler", own.answers.rollout_BT, expected_BT)
+            if not error <= limit and not self._samples_with_other_weights():
                 results.fail("samples", self._why_far(own, expected_BT), step=step, error=error)
+
+    def _samples_with_other_weights(self) -> bool:
+        """Whether the engine has other weights than the learner: then its log-probabilities may be theirs."""
+        if self._config.model.lora_rank or self._trainer.remote is not None:
+            return False
+        sampled = self._trainer.engine.weights()
+        own = dict(self._learner.model.named_parameters())
+        return any(name in own and not torch.equal(each, own[name]) for name, each in sampled.items())
 
     def _why_far(self, own: Inputs, expected_BT: Tensor) -> str:
         """Why the engine's log-probabilities are not those of its weights."""

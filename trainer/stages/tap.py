@@ -85,7 +85,7 @@ class Tap:
 
         def seen_micro_batches(batch: Batch, rows: Tensor) -> tuple[list[Tensor], Totals]:
             passes, totals = micro_batches(batch, rows)
-            if self.updates:
+            if self.updates and not self.updates[-1].passes:  # a part that is split again is no other part
                 self.updates[-1].passes = [row for each in passes for row in each.tolist()]
                 self._passes = [each.tolist() for each in passes] if self.looks else []
                 self._follow_gradients(self.updates[-1])

@@ -17,7 +17,7 @@ from npuenv.core.finding import Status
 
 if TYPE_CHECKING:
     from npuenv.core.finding import Fix
-    from npuenv.facts.cann.toolkit import Cann, Entry, Installs, Nnal
+    from npuenv.facts.cann.toolkit import Cann, CannPath, Installs, Nnal
 
 
 _LISTS = ("LD_LIBRARY_PATH", "PYTHONPATH", "PATH")
@@ -39,7 +39,7 @@ def _own_script(context: Context) -> Fix:
     return source(cann.set_env if cann else "")
 
 
-def _entries(context: Context) -> tuple[Entry, ...]:
+def _entries(context: Context) -> tuple[CannPath, ...]:
     return context.facts.cann.entries.value or ()
 
 
@@ -111,7 +111,7 @@ def _one_version(context: Context) -> CheckResult:
     return warn("cann.one-version-behind", *lines, fix=fix, **says)
 
 
-def _comes_first(entry: Entry, entries: tuple[Entry, ...], own: str) -> bool:
+def _comes_first(entry: CannPath, entries: tuple[CannPath, ...], own: str) -> bool:
     """Whether a foreign folder is searched before any folder of the session's own CANN."""
     if entry.variable == "PATH":
         return False  # tools of another release after the own ones do no harm to the libraries

@@ -8,7 +8,7 @@ from npuenv.checks.base import Check, CheckResult, Context, card_check, fail, fi
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
-    from npuenv.facts.machine.storage import Folder
+    from npuenv.facts.machine.storage import FolderUsage
 
 
 _GIB_KIB = 1 << 20
@@ -39,14 +39,14 @@ def _home(context: Context) -> CheckResult:
     return fail("machine.home-fail", *_why_closed(home), fix=fix, path=home.path)
 
 
-def _why_closed(folder: Folder) -> tuple[Evidence, ...]:
+def _why_closed(folder: FolderUsage) -> tuple[Evidence, ...]:
     line = Evidence(f"test -w {folder.path}", "not writable")
     if folder.mount is None:
         return (line,)
     return (line, Evidence("/proc/self/mountinfo", f"{folder.mount.place} {folder.mount.kind} {_flags(folder)}"))
 
 
-def _flags(folder: Folder) -> str:
+def _flags(folder: FolderUsage) -> str:
     return ",".join((folder.mount.options if folder.mount else ())[:6])
 
 
@@ -67,7 +67,7 @@ def _tmp(context: Context) -> CheckResult:
     return ok("machine.tmp-ok", path=tmp.path, size=size_of(tmp.free_kib))
 
 
-def _is_same_disk(one: Folder, other: Folder | None) -> bool:
+def _is_same_disk(one: FolderUsage, other: FolderUsage | None) -> bool:
     return other is not None and one.place == other.place
 
 

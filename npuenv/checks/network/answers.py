@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from npuenv.checks.base import CheckResult, Context, skip, unread
 from npuenv.core.fact import Evidence, State
 from npuenv.facts.collector import was_asked
+from npuenv.facts.hccn.answers import HccnRefusal
+from npuenv.facts.hccn.survey import NOT_ASKED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,8 +64,6 @@ def unread_cards(context: Context, cards: Mapping[int, Evidence], *, of: Mapping
     The check of the tool reports a card that answers nothing, queries that were skipped because of it, and a tool that
     answers for no card.
     """
-    from npuenv.facts.hccn.survey import NOT_ASKED  # imported from level 2 on
-
     silent = {*silent_cards(context), *(card for card, line in cards.items() if line.line.startswith(NOT_ASKED))}
     if cards and context.facts.hccn.refused.is_known and (not of or cards.keys() <= silent):
         return skip("network.because-tool")
@@ -76,9 +76,7 @@ def silent_cards(context: Context) -> list[int]:
     refused = hccn.refused.value
     if refused is None:
         return []
-    from npuenv.facts.hccn.answers import Refusal  # imported from level 2 on
-
-    if refused.kind is not Refusal.NO_ANSWER:
+    if refused.kind is not HccnRefusal.NO_ANSWER:
         return []
     links = hccn.links.value or {}
     others = [card for card, fact in links.items() if fact.value is not None]

@@ -26,6 +26,7 @@ from npuenv.checks.base import (
 from npuenv.checks.network import card_addresses, interfaces, rank_table
 from npuenv.checks.network.answers import answers, cards_here, silent_cards, stranded_cards, tool_failure, unread_cards
 from npuenv.core.fact import Evidence, Fact, State
+from npuenv.facts.hccn.answers import HccnRefusal, refusal
 
 if TYPE_CHECKING:
     import datetime
@@ -74,10 +75,8 @@ def _is_older(fact: Fact[Any]) -> bool:
     """Whether the tool does not support the query."""
     if fact.value is not None:
         return False
-    from npuenv.facts.hccn.answers import Refusal, refusal  # imported from level 2 on
-
     answer = refusal("\n".join(item.line for item in fact.evidence))
-    return answer is not None and answer.kind is Refusal.GRAMMAR
+    return answer is not None and answer.kind is HccnRefusal.GRAMMAR
 
 
 def _is_odd(card: int, counts: dict[int, int]) -> bool:

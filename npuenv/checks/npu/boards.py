@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import card_check, fail, fix_for, given, ok, skip, unknown, unread, warn, worst
 from npuenv.core.fact import Evidence, State
+from npuenv.facts.npu.smi import SmiFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from npuenv.checks.base import CheckResult, Context
     from npuenv.facts.collect import Facts
     from npuenv.facts.npu.cards import KernelEvent
-    from npuenv.facts.npu.queries import Board, Ecc, FaultEvent, Refusal, Spod, Topology
+    from npuenv.facts.npu.queries import Board, Ecc, FaultEvent, QueryRefusal, Spod, Topology
     from npuenv.facts.npu.smi import Card, SmiTable
 
 
@@ -35,9 +36,7 @@ def interface_is_down(context: Context) -> bool:
     trouble = context.facts.npu.smi_trouble.value
     if trouble is None:
         return False
-    from npuenv.facts.npu.smi import Trouble  # only if npu-smi failed: a healthy machine does not need the parser
-
-    return trouble.kind is Trouble.INIT
+    return trouble.kind is SmiFailure.INIT
 
 
 def with_table(judge: Callable[[Context, SmiTable], CheckResult]) -> Callable[[Context], CheckResult]:
@@ -93,7 +92,7 @@ _GRAVE_ACTIONS = ("reset", "separate")
 
 
 @given(lambda context: context.facts.npu.silent.value, "npu.not-told")
-def _answer(_: Context, silent: tuple[Refusal, ...]) -> CheckResult:
+def _answer(_: Context, silent: tuple[QueryRefusal, ...]) -> CheckResult:
     if not silent:
         return ok("npu.cards-answer-ok")
     return fail("npu.cards-answer-fail", fix=fix_for("npu.card-silent", ("lspci", "-d", "19e5:")), count=len(silent))

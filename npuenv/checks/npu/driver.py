@@ -14,6 +14,7 @@ from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence, Fact, State
 from npuenv.facts.collector import was_asked
 from npuenv.facts.npu.driver import INSTALL_INFO
+from npuenv.facts.npu.smi import SmiFailure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,26 +45,24 @@ def _answers(context: Context) -> CheckResult:
     trouble = facts.npu.smi_trouble.value
     if trouble is None and facts.npu.smi.is_known:
         return ok("npu.smi-ok")
-    from npuenv.facts.npu.smi import Trouble  # its parser is not needed without a card
-
-    if trouble is None or trouble.kind is Trouble.NOT_FOUND:
+    if trouble is None or trouble.kind is SmiFailure.NOT_FOUND:
         return fail("npu.smi-missing", *facts.npu.smi.evidence, fix=_mount_or_install(context))
-    if trouble.kind is Trouble.INIT:
+    if trouble.kind is SmiFailure.INIT:
         return _init_failed(context, trouble)
-    if trouble.kind is Trouble.UNREADABLE:
+    if trouble.kind is SmiFailure.UNREADABLE:
         lines = facts.npu.smi_trouble.evidence
         fix = fix_for("npu.smi-unreadable", ("npu-smi", "info"), ("dmesg", "--ctime"))
         if not trouble.line and lines:
             return unknown("npu.smi-silent", *lines, fix=fix, line=lines[0].line)
         return unknown("npu.smi-unreadable", *lines, fix=fix, line=trouble.line)
-    if trouble.kind is Trouble.IN_USE:
+    if trouble.kind is SmiFailure.IN_USE:
         return _in_use(context, trouble)
     fixes = {
-        Trouble.LIBRARY: fix_for(
+        SmiFailure.LIBRARY: fix_for(
             "npu.smi-library", ("export", f"LD_LIBRARY_PATH={library_path(context)}"), library=trouble.library
         ),
-        Trouble.UNEXECUTABLE: fix_for("npu.smi-unexecutable"),
-        Trouble.TIMEOUT: fix_for("npu.smi-timeout", ("npuenv", "doctor", "--level", "2"), ("dmesg", "--ctime")),
+        SmiFailure.UNEXECUTABLE: fix_for("npu.smi-unexecutable"),
+        SmiFailure.TIMEOUT: fix_for("npu.smi-timeout", ("npuenv", "doctor", "--level", "2"), ("dmesg", "--ctime")),
     }
     says = {"library": trouble.library or "", "ret": trouble.ret or 0, "line": trouble.line}
     return fail(f"npu.smi-{trouble.kind.value}", *facts.npu.smi_trouble.evidence, fix=fixes[trouble.kind], **says)

@@ -9,6 +9,7 @@ from npuenv.checks.base import Context, fix_for, message
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
+from npuenv.resolve.release_stacks import all_recipes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -205,10 +206,6 @@ def is_for_gpus(version: str) -> bool:
 
 def published_as(context: Context, *names: str) -> Iterator[Recipe]:
     """The published stacks with exactly these installed versions (labels and posts included)."""
-    from npuenv.resolve.release_stacks import (
-        all_recipes,  # reading every stack takes tens of milliseconds: only if needed
-    )
-
     have = {name: version_of(context, name) for name in names}
     for recipe in all_recipes(context.matrix):
         pins = {pin.name: pin.version for pin in recipe.pin}

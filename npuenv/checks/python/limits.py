@@ -158,15 +158,22 @@ def numpy_era(context: Context) -> CheckResult:
 
 
 def broken_limits(context: Context) -> list[tuple[str, str]]:
-    """The two package names of each undeclared limit that is violated."""
+    """The two package names of each undeclared limit that an installed version violates."""
     python = python_of(context)
-    return [(split(row.when)[0], split(row.needs)[0]) for row in _broken(context, python)] if python else []
+    broken = [row for row in _broken(context, python) if not _is_absent(python, row)] if python else []
+    return [(split(row.when)[0], split(row.needs)[0]) for row in broken]
 
 
 def _broken(context: Context, python: Python) -> list[Limit]:
     minor = ".".join(python.version.split(".")[:2])
     rows = [row for row in (*context.matrix.limits, *context.matrix.clashes) if not row.python or minor in row.python]
-    return [row for row in rows if _holds(python, row.when) is True and _holds(python, row.needs) is False]
+    applied = [row for row in rows if _holds(python, row.when) is True]
+    return [row for row in applied if _holds(python, row.needs) is False or _is_absent(python, row)]
+
+
+def _is_absent(python: Python, row: Limit) -> bool:
+    """Whether a package is missing that another one imports."""
+    return row.is_imported and split(row.needs)[0] not in python.distributions
 
 
 @given(python_of, "no-python")
@@ -178,7 +185,10 @@ def _limits(context: Context, python: Python) -> CheckResult:
     names = [split(text)[0] for row in broken for text in (row.when, row.needs)]
     needs = tuple(_strictest(context, [row.needs for row in broken]))
     fix = safe_install(context, "python.reinstall", *needs)
-    pairs = tuple(f"{row.when}: {row.needs}" for row in broken)
+    pairs = tuple(
+        message(f"python.limit-{'absent' if _is_absent(python, row) else 'broken'}", when=row.when, needs=row.needs)
+        for row in broken
+    )
     return fail("python.limits-fail", *lines(context, *dict.fromkeys(names)), fix=fix, limits=pairs)
 
 

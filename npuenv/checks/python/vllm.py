@@ -30,7 +30,7 @@ from npuenv.core.finding import Fix, Status
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from npuenv.facts.cann.toolkit import Install
+    from npuenv.facts.cann.toolkit import CannFolder
     from npuenv.matrix.rows import VllmAscend
 
 _VA = "vllm-project/vllm-ascend docs/source/community/versioning_policy.md"
@@ -271,14 +271,14 @@ def _cann(context: Context) -> CheckResult:
     return warn("python.vllm-cann-warn", *evidence, fix=fix, ascend=row.version, cann=cann.version, named=shown)
 
 
-def _installed_too(context: Context, series: set[tuple[int, ...]]) -> Install | None:
+def _installed_too(context: Context, series: set[tuple[int, ...]]) -> CannFolder | None:
     """An installed but unused CANN of one of these series."""
     installs = context.facts.cann.installs.value
     found = [item for item in (installs.found if installs else ()) if versions.is_cann(item.version)]
     return next((item for item in found if versions.cann(item.version).series in series), None)
 
 
-def _switch(context: Context, to: Install) -> Fix:
+def _switch(context: Context, to: CannFolder) -> Fix:
     """The fix that switches the session to another install: by the links in use, if they are beside it."""
     installs, cann = context.facts.cann.installs.value, context.facts.cann.toolkit.value
     assert installs is not None and cann is not None

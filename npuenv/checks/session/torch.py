@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import NPU_FRAMEWORKS, Check, card_check, fail, fix_for, ok, warn
 from npuenv.checks.python.installed import accepts
-from npuenv.checks.session.variables import generation, installed, line, setting
+from npuenv.checks.session.variables import generation, installed, line, setting, unread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -227,7 +227,7 @@ def _trains(context: Context, *names: str) -> bool:
 def _nz(context: Context) -> CheckResult:
     """Weights in FRACTAL_NZ cannot be reloaded: reinforcement learning needs 0."""
     value = setting(context, "VLLM_ASCEND_ENABLE_NZ")
-    if value in ("", "0") or not _trains(context, "verl", "roll"):
+    if value in ("", "0") or not _trains(context, "verl", "roll") or unread(context, "VLLM_ASCEND_ENABLE_NZ"):
         return ok("session.nz-ok")
     fix = fix_for("session.nz", ("export", "VLLM_ASCEND_ENABLE_NZ=0"))
     return fail("session.nz-on", line(context, "VLLM_ASCEND_ENABLE_NZ"), fix=fix, value=value)

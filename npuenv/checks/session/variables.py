@@ -169,14 +169,20 @@ def _unread(context: Context) -> CheckResult:
     mine = [name for name in context.environment if name.startswith("VLLM_ASCEND_")]
     if not have or not mine:
         return ok("session.vllm-ascend-ok")
-    rows = [row for row in context.matrix.variables if row.reader == "vllm-ascend" and row.name in mine]
-    lost = [row for row in rows if not _is_read(row, have)]
+    lost = unread(context, *mine)
     if not lost:
         return ok("session.vllm-ascend-ok")
     fix = fix_for("session.vllm-ascend", *(("unset", row.name) for row in lost))
     lines = [line(context, row.name) for row in lost]
     names = tuple(row.name for row in lost)
     return warn("session.vllm-ascend-unread", *lines, fix=fix, names=names, version=have)
+
+
+def unread(context: Context, *names: str) -> list[Variable]:
+    """Those of the names that the installed vllm-ascend does not read; none if it is not installed."""
+    have = installed(context).get("vllm-ascend", "")
+    rows = [row for row in context.matrix.variables if row.reader == "vllm-ascend" and row.name in names]
+    return [row for row in rows if have and not _is_read(row, have)]
 
 
 def _is_read(row: Variable, version: str) -> bool:

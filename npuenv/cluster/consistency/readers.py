@@ -18,6 +18,7 @@ from npuenv.core.fact import Evidence, State
 from npuenv.core.files import folder_of
 from npuenv.core.toml_input import load_file
 from npuenv.facts.collector import was_asked
+from npuenv.facts.machine.storage import NETWORK_KINDS
 from npuenv.facts.network.interfaces import number_of
 from npuenv.facts.npu.driver import VARIABLE, visible
 
@@ -207,7 +208,6 @@ def kernel_settings(facts: Facts) -> NodeValues:
 
 def network_mounts(facts: Facts) -> NodeValues:
     """Network file systems by mount point."""
-    from npuenv.facts.machine.storage import NETWORK_KINDS
 
     def show(rows: Any) -> dict[str, str]:
         kept = (row for row in rows if row.kind in NETWORK_KINDS and not _OF_PODS.search(row.place))

@@ -30,7 +30,7 @@ _MOST_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class MeshDevice:
     """The network port of a card, with its address."""
 
     node: str
@@ -44,7 +44,7 @@ class Device:
         """Its subnet, as 10.0.3.0/24; its address without a valid netmask."""
         return _network(self.ip, self.netmask)
 
-    def can_reach(self, other: Device) -> bool:
+    def can_reach(self, other: MeshDevice) -> bool:
         """Whether it is built to reach the other one over its network port; never so for itself."""
         is_one_board = self.board is not None and self.board == other.board
         return self.node != other.node or not (self.card == other.card or is_one_board)
@@ -60,7 +60,7 @@ def _network(ip: str, netmask: str) -> str:
         return ip
 
 
-class Outcome(enum.Enum):
+class PingOutcome(enum.Enum):
     """The outcome of a ping. The value is the letter of the matrix."""
 
     OK = "o"  # every packet came back
@@ -75,14 +75,14 @@ class Outcome(enum.Enum):
     @property
     def is_settled(self) -> bool:
         """Whether it is a result about the network, so that the ping is not repeated."""
-        return self in (Outcome.OK, Outcome.LOSSY, Outcome.WEAK, Outcome.FAILED)
+        return self in (PingOutcome.OK, PingOutcome.LOSSY, PingOutcome.WEAK, PingOutcome.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
 class PingPlan:
     """The pings in rounds: within a round no device takes part twice, and no node pings twice."""
 
-    devices: tuple[Device, ...]
+    devices: tuple[MeshDevice, ...]
     rounds: tuple[tuple[Pair, ...], ...]
     mode: str  # full, sampled
 
@@ -107,15 +107,15 @@ class PingPlan:
 class Results:
     """The outcomes so far. Mutable: pings are noted as they end."""
 
-    devices: tuple[Device, ...]
-    rows: list[bytearray]  # a letter of `Outcome` for each target, one row a source
+    devices: tuple[MeshDevice, ...]
+    rows: list[bytearray]  # a letter of `PingOutcome` for each target, one row a source
     notes: dict[Pair, str] = field(default_factory=dict)  # the deciding line of each ping that is not OK
     num_timed: int = 0
     timed_s: float = 0.0  # of these pings together
 
     @classmethod
-    def empty(cls, devices: tuple[Device, ...]) -> Results:
-        pending, barred = (ord(each.value) for each in (Outcome.PENDING, Outcome.BARRED))
+    def empty(cls, devices: tuple[MeshDevice, ...]) -> Results:
+        pending, barred = (ord(each.value) for each in (PingOutcome.PENDING, PingOutcome.BARRED))
         rows = [bytearray(pending if source.can_reach(target) else barred for target in devices) for source in devices]
         return cls(devices, rows)
 
@@ -124,10 +124,10 @@ class Results:
         """The mean; None before the first ping."""
         return self.timed_s / self.num_timed if self.num_timed else None
 
-    def of(self, pair: Pair) -> Outcome:
-        return Outcome(chr(self.rows[pair[0]][pair[1]]))
+    def of(self, pair: Pair) -> PingOutcome:
+        return PingOutcome(chr(self.rows[pair[0]][pair[1]]))
 
-    def note(self, pair: Pair, outcome: Outcome, line: str = "", *, seconds: float | None = None) -> None:
+    def note(self, pair: Pair, outcome: PingOutcome, line: str = "", *, seconds: float | None = None) -> None:
         """Sets the outcome of a ping."""
         self.rows[pair[0]][pair[1]] = ord(outcome.value)
         if line:
@@ -142,24 +142,26 @@ class Results:
         self.num_timed += 1
         self.timed_s += seconds
 
-    def pairs(self, *outcomes: Outcome) -> Iterator[Pair]:
+    def pairs(self, *outcomes: PingOutcome) -> Iterator[Pair]:
         """The pairs with one of these outcomes, in order."""
         letters = {ord(outcome.value) for outcome in outcomes}
         for source, row in enumerate(self.rows):
             yield from ((source, target) for target, letter in enumerate(row) if letter in letters)
 
     def is_pending(self, pair: Pair) -> bool:
-        return self.rows[pair[0]][pair[1]] == ord(Outcome.PENDING.value)
+        return self.rows[pair[0]][pair[1]] == ord(PingOutcome.PENDING.value)
 
-    def counts(self, pairs: Iterable[Pair]) -> dict[Outcome, int]:
+    def counts(self, pairs: Iterable[Pair]) -> dict[PingOutcome, int]:
         """The number of the pairs with each outcome."""
-        counts = dict.fromkeys(Outcome, 0)
+        counts = dict.fromkeys(PingOutcome, 0)
         for pair in pairs:
             counts[self.of(pair)] += 1
         return counts
 
 
-_PENDING = str.maketrans(dict.fromkeys((Outcome.UNTRIED.value, Outcome.SILENT.value), Outcome.PENDING.value))
+_PENDING = str.maketrans(
+    dict.fromkeys((PingOutcome.UNTRIED.value, PingOutcome.SILENT.value), PingOutcome.PENDING.value)
+)
 
 
 def save_results(path: Path, results: Results, mode: str) -> None:
@@ -189,7 +191,9 @@ def load_results(path: Path) -> tuple[Results, str]:
         raise BadInput(Message("mesh.bad-state", {"path": str(path)}), Message("mesh.no-state-hint")) from error
 
 
-def require_same_devices(saved: Sequence[Device], current: Sequence[Device], nodes: Container[str], path: Path) -> None:
+def require_same_devices(
+    saved: Sequence[MeshDevice], current: Sequence[MeshDevice], nodes: Container[str], path: Path
+) -> None:
     """Raises BadInput if the devices differ from those of the file: another address, another card, no such node.
 
     A device without an address now is accepted: it may have died since, and others can still ping it. `nodes` are those
@@ -204,7 +208,7 @@ def require_same_devices(saved: Sequence[Device], current: Sequence[Device], nod
         raise _differs(path, None, next(iter(found.values())))
 
 
-def _differs(path: Path, saved: Device | None, current: Device | None) -> BadInput:
+def _differs(path: Path, saved: MeshDevice | None, current: MeshDevice | None) -> BadInput:
     device = saved or current
     assert device is not None
     none = Message("mesh.none")
@@ -221,13 +225,13 @@ def _results(document: dict[str, Any]) -> Results:
     if document["schema"] != SCHEMA or document["mode"] not in (FULL, SAMPLED):
         raise ValueError
     devices = tuple(
-        Device(str(node), int(card), str(ip), str(mask), None if board is None else int(board))
+        MeshDevice(str(node), int(card), str(ip), str(mask), None if board is None else int(board))
         for node, card, ip, mask, board in document["devices"]
     )
     fresh = Results.empty(devices)
     rows = [bytearray(row.translate(_PENDING), "ascii") for row in document["rows"]]
-    letters = {ord(outcome.value) for outcome in Outcome if outcome.is_settled or outcome is Outcome.PENDING}
-    barred = ord(Outcome.BARRED.value)
+    letters = {ord(outcome.value) for outcome in PingOutcome if outcome.is_settled or outcome is PingOutcome.PENDING}
+    barred = ord(PingOutcome.BARRED.value)
     is_sound = len(rows) == len(devices) and all(
         len(row) == len(devices)
         and all(letter == barred if free == barred else letter in letters for letter, free in zip(row, template))

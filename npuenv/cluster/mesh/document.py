@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
 from npuenv.cluster.localize import Hypothesis, Kind, localize_faults
-from npuenv.cluster.mesh import SAMPLED, Outcome
+from npuenv.cluster.mesh import SAMPLED, PingOutcome
 from npuenv.cluster.nodeset import fold
 from npuenv.core.errors import ExitCode
 from npuenv.core.messages import Message, say
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
 
     from npuenv.cluster.localize import Fault
-    from npuenv.cluster.mesh import Device, Pair, PingPlan, Results
+    from npuenv.cluster.mesh import MeshDevice, Pair, PingPlan, Results
     from npuenv.cluster.mesh.planning import MissingDevice
 
 SCHEMA = "npuenv.mesh/1"
@@ -43,24 +43,27 @@ class MeshResult:
     def code(self) -> ExitCode:
         """1 if pings failed or two devices have one address, else 3 if something could not be tried."""
         counts = self.results.counts(self.pairs)
-        if counts[Outcome.FAILED] or counts[Outcome.WEAK] or any(each.is_fault for each in self.missing):
+        if counts[PingOutcome.FAILED] or counts[PingOutcome.WEAK] or any(each.is_fault for each in self.missing):
             return ExitCode.PROBLEMS
-        is_unknown = counts[Outcome.SILENT] + counts[Outcome.UNTRIED] + counts[Outcome.PENDING] > 0
+        is_unknown = counts[PingOutcome.SILENT] + counts[PingOutcome.UNTRIED] + counts[PingOutcome.PENDING] > 0
         return ExitCode.UNKNOWN if is_unknown or self.missing or not self.pairs else ExitCode.FINE
 
 
 def document(finished: MeshResult, lang: str) -> dict[str, Any]:
     """The JSON document. Keys, kinds and letters do not depend on the language, `says` does."""
     plan, results = finished.plan, finished.results
-    by_outcome: dict[Outcome, list[Pair]] = {outcome: [] for outcome in Outcome}
+    by_outcome: dict[PingOutcome, list[Pair]] = {outcome: [] for outcome in PingOutcome}
     for pair in finished.pairs:
         by_outcome[results.of(pair)].append(pair)
-    fine, lossy, weak = (by_outcome[outcome] for outcome in (Outcome.OK, Outcome.LOSSY, Outcome.WEAK))
-    failed = [*by_outcome[Outcome.FAILED], *weak]
-    silent, unmade = by_outcome[Outcome.SILENT], [*by_outcome[Outcome.UNTRIED], *by_outcome[Outcome.PENDING]]
+    fine, lossy, weak = (by_outcome[outcome] for outcome in (PingOutcome.OK, PingOutcome.LOSSY, PingOutcome.WEAK))
+    failed = [*by_outcome[PingOutcome.FAILED], *weak]
+    silent, unmade = (
+        by_outcome[PingOutcome.SILENT],
+        [*by_outcome[PingOutcome.UNTRIED], *by_outcome[PingOutcome.PENDING]],
+    )
     unknown = [*silent, *unmade]
     describer = _Describer(plan.devices, lang, frozenset(weak))
-    notes = sorted((*failed, *lossy, *by_outcome[Outcome.SILENT], *by_outcome[Outcome.UNTRIED]))
+    notes = sorted((*failed, *lossy, *by_outcome[PingOutcome.SILENT], *by_outcome[PingOutcome.UNTRIED]))
     return {
         "schema": SCHEMA,
         "npuenv": __version__,
@@ -114,7 +117,7 @@ def _limits(finished: MeshResult, *, is_whole: bool) -> list[Message]:
 class _Describer:
     """Describes faults. `weak`: the failed pings of which some packets came back."""
 
-    def __init__(self, devices: Sequence[Device], lang: str, weak: frozenset[Pair]) -> None:
+    def __init__(self, devices: Sequence[MeshDevice], lang: str, weak: frozenset[Pair]) -> None:
         self._devices, self._lang, self._weak = devices, lang, weak
 
     def culprits(self, bad: Sequence[Pair], good: Sequence[Pair], style: str) -> list[dict[str, Any]]:

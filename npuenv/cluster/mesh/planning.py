@@ -12,9 +12,9 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from npuenv.cluster.mesh import FULL, SAMPLED, Device, Pair, PingPlan
+from npuenv.cluster.mesh import FULL, SAMPLED, MeshDevice, Pair, PingPlan
 from npuenv.core.messages import Message
-from npuenv.facts.hccn.answers import Refusal, lines_of, refused
+from npuenv.facts.hccn.answers import HccnRefusal, lines_of, refused
 from npuenv.facts.hccn.parsers import ip
 from npuenv.facts.npu.smi import Layout, SmiTable, parse_info
 from npuenv.host.base import Ran
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _CHIPS_OF_A_BOARD = 2  # A3
-_FOR_ALL_CARDS = (Refusal.PERMISSION, Refusal.NOT_INSTALLED, Refusal.GRAMMAR, Refusal.UNSUPPORTED)
+_FOR_ALL_CARDS = (HccnRefusal.PERMISSION, HccnRefusal.NOT_INSTALLED, HccnRefusal.GRAMMAR, HccnRefusal.UNSUPPORTED)
 
 MOST_FOR_FULL = 64  # devices up to which the full mesh is what is done unless asked otherwise
 _FULLY_PAIRED = 5  # devices of which each can be paired with all others without more than four pings
@@ -61,16 +61,16 @@ class NodeOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class MeshDevices:
     """The devices of the mesh, and those that are missing."""
 
-    devices: tuple[Device, ...]
+    devices: tuple[MeshDevice, ...]
     missing: tuple[MissingDevice, ...]
 
 
-def find_devices(nodes: Sequence[Node], outputs: Mapping[str, NodeOutput]) -> Survey:
+def find_devices(nodes: Sequence[Node], outputs: Mapping[str, NodeOutput]) -> MeshDevices:
     """The devices in the order of the nodes. Devices that share an address are left out: either could answer."""
-    found: list[Device] = []
+    found: list[MeshDevice] = []
     missing: list[MissingDevice] = []
     for node in nodes:
         survey = _of_node(node, outputs[node.name])
@@ -84,10 +84,10 @@ def find_devices(nodes: Sequence[Node], outputs: Mapping[str, NodeOutput]) -> Su
             missing.append(
                 MissingDevice(device.node, device.card, Message("mesh.why-same-address", args), is_fault=True)
             )
-    return Survey(tuple(device for device in found if times[device.ip] == 1), tuple(missing))
+    return MeshDevices(tuple(device for device in found if times[device.ip] == 1), tuple(missing))
 
 
-def vanished_devices(devices: Iterable[Device], surveyed: Survey) -> tuple[MissingDevice, ...]:
+def vanished_devices(devices: Iterable[MeshDevice], surveyed: MeshDevices) -> tuple[MissingDevice, ...]:
     """The devices of an earlier survey that are neither in this one nor known to be missing."""
     known: set[tuple[str, int | None]] = {(each.node, each.card) for each in surveyed.devices}
     known |= {(each.node, each.card) for each in surveyed.missing}
@@ -109,14 +109,14 @@ def refusal_of(line: Mapping[str, Any]) -> Message | None:
     return Message(f"mesh.why-{failure.kind.value}", {"line": failure.line})
 
 
-def _of_node(node: Node, output: NodeOutput) -> Survey:
+def _of_node(node: Node, output: NodeOutput) -> MeshDevices:
     why = output.why
     answers = [line for line in output.lines if "card" in line]
     if not answers:
-        return Survey((), (MissingDevice(node.name, None, why or Message("mesh.why-no-card")),))
+        return MeshDevices((), (MissingDevice(node.name, None, why or Message("mesh.why-no-card")),))
     for_all = next(filter(None, map(refusal_of, answers)), None)
     if for_all is not None:
-        return Survey((), (MissingDevice(node.name, None, for_all),))
+        return MeshDevices((), (MissingDevice(node.name, None, for_all),))
     table = parse_info(next((str(line["smi"]) for line in output.lines if "smi" in line), ""))
     is_a3 = isinstance(table, SmiTable) and table.layout is Layout.A3
     devices, missing = [], []
@@ -126,11 +126,11 @@ def _of_node(node: Node, output: NodeOutput) -> Survey:
             missing.append(MissingDevice(node.name, card, _no_address(line)))
             continue
         board = card // _CHIPS_OF_A_BOARD if is_a3 else None
-        devices.append(Device(node.name, card, address.ip, address.netmask, board))
+        devices.append(MeshDevice(node.name, card, address.ip, address.netmask, board))
     missing += _not_there(node, {int(line["card"]) for line in answers})
     if why is not None:
         missing.append(MissingDevice(node.name, None, why))
-    return Survey(tuple(devices), tuple(missing))
+    return MeshDevices(tuple(devices), tuple(missing))
 
 
 def _not_there(node: Node, cards: set[int]) -> list[MissingDevice]:
@@ -143,17 +143,17 @@ def _not_there(node: Node, cards: set[int]) -> list[MissingDevice]:
 
 def _no_address(line: Mapping[str, Any]) -> Message:
     failure = refused(as_ran(line, ()), "ip")
-    if failure is not None and failure.kind is Refusal.NOT_SET:
+    if failure is not None and failure.kind is HccnRefusal.NOT_SET:
         return Message("mesh.why-no-address")
     text = failure.line if failure else next(iter(lines_of(str(line["out"]))), "")
     return Message("mesh.why-unread", {"line": text})
 
 
-def _name(device: Device) -> Message:
+def _name(device: MeshDevice) -> Message:
     return Message("mesh.card", {"node": device.node, "card": device.card})
 
 
-def full(devices: Sequence[Device]) -> PingPlan:
+def full(devices: Sequence[MeshDevice]) -> PingPlan:
     """Every device to every other, once in each direction, except pairs that are not built to reach each other."""
     count = len(devices)
     pairs = ((at, (at + step) % count) for step in range(1, count) for at in range(count))
@@ -161,7 +161,7 @@ def full(devices: Sequence[Device]) -> PingPlan:
     return PingPlan(tuple(devices), tuple(_first_fit(devices, built)), FULL)
 
 
-def sampled(devices: Sequence[Device]) -> PingPlan:
+def sampled(devices: Sequence[MeshDevice]) -> PingPlan:
     """At most four pings for each device, which still show any single dead one.
 
     Every device is paired with at least two others (if there are three), in one direction. If one device is dead and
@@ -179,7 +179,7 @@ def sampled(devices: Sequence[Device]) -> PingPlan:
     return PingPlan(tuple(devices), tuple(_first_fit(devices, directed)), SAMPLED)
 
 
-def _by_node(devices: Sequence[Device]) -> list[list[int]]:
+def _by_node(devices: Sequence[MeshDevice]) -> list[list[int]]:
     """The indexes of the devices of each node."""
     nodes: defaultdict[str, list[int]] = defaultdict(list)
     for index, device in enumerate(devices):
@@ -187,7 +187,7 @@ def _by_node(devices: Sequence[Device]) -> list[list[int]]:
     return list(nodes.values())
 
 
-def _first_fit(devices: Sequence[Device], pings: Iterable[Pair]) -> list[tuple[Pair, ...]]:
+def _first_fit(devices: Sequence[MeshDevice], pings: Iterable[Pair]) -> list[tuple[Pair, ...]]:
     """The rounds: each ping is in the first one in which its source's node and both its devices are free."""
     names = {device.node: index for index, device in enumerate(devices)}
     node_of = [names[device.node] for device in devices]
@@ -206,7 +206,7 @@ def _first_fit(devices: Sequence[Device], pings: Iterable[Pair]) -> list[tuple[P
     return [tuple(each) for each in rounds]
 
 
-def _sample(devices: Sequence[Device]) -> list[Pair]:
+def _sample(devices: Sequence[MeshDevice]) -> list[Pair]:
     """The pairs of a sample: on a circle of the devices, each with the next one and with a later one."""
     indexes = range(len(devices))
     if len(devices) <= _FULLY_PAIRED:
@@ -223,14 +223,14 @@ def _sample(devices: Sequence[Device]) -> list[Pair]:
     return best
 
 
-def _circles(devices: Sequence[Device]) -> Iterator[list[int]]:
+def _circles(devices: Sequence[MeshDevice]) -> Iterator[list[int]]:
     """Orders of the devices: by card and node; by even and odd cards first."""
     rank = {index: at for cards in _by_node(devices) for at, index in enumerate(cards)}
     yield sorted(rank, key=lambda index: (rank[index], index))
     yield sorted(rank, key=lambda index: (rank[index] % 2, rank[index], index))
 
 
-def _steps(devices: Sequence[Device], count: int) -> list[int]:
+def _steps(devices: Sequence[MeshDevice], count: int) -> list[int]:
     """Distances of the second partner: preferably another card of another node."""
     preferred = len({device.node for device in devices}) + 1
     steps = (preferred, preferred + 1, 2, 3, 4)

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from npuenv.cluster.mesh import Outcome
+from npuenv.cluster.mesh import PingOutcome
 from npuenv.cluster.mesh.planning import NodeOutput, as_ran, refusal_of
 from npuenv.cluster.parallel_ssh import Transport
 from npuenv.cluster.ssh import describe_failure, failing_hop, failure_line
 from npuenv.core.json_input import JsonError, loads
 from npuenv.core.messages import Message
-from npuenv.facts.hccn.answers import Refusal, refused
+from npuenv.facts.hccn.answers import HccnRefusal, refused
 from npuenv.facts.hccn.conf import DRIVER_TOOL, LINKED_TOOL
 from npuenv.facts.hccn.parsers import ping
 from npuenv.facts.target import joined
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from npuenv.cluster.inventory import Node
     from npuenv.cluster.mesh import Pair, PingPlan, Results
-    from npuenv.cluster.parallel_ssh import Answer
+    from npuenv.cluster.parallel_ssh import NodeAnswer
     from npuenv.host.base import Ran
 
 
@@ -47,7 +47,7 @@ _START_S, _START_OF_A_NODE_S = 0.3, 0.03  # until a batch has begun on all nodes
 _MOST_VAIN = 2  # batches without a result after which a node is left out
 _FINAL = ("stuck", "no-tool", "not-allowed")  # refusals after which the node is left out at once
 _AGAIN = ("is busy, please try again", "traceroute is running")
-# Output that holds for all further commands; see `Refusal`.
+# Output that holds for all further commands; see `HccnRefusal`.
 _STOP = (
     *("permission denied", "command not found", "error while loading shared libraries"),
     *("get invalid major cmd type", "please specify a valid mode", "not supported on this product"),
@@ -93,7 +93,7 @@ class SshRunner:
 
 
 @dataclass(slots=True)
-class Run:
+class MeshRun:
     """A run of a plan. Mutable: results come in, and nodes drop out.
 
     Outcomes are noted at once. If a run is interrupted, each node has at most one ping under way, which is repeated. A
@@ -127,7 +127,7 @@ class Run:
         for pings in self.plan.rounds:
             for pair in pings:
                 if self.results.is_pending(pair):
-                    self.results.note(pair, Outcome.UNTRIED)
+                    self.results.note(pair, PingOutcome.UNTRIED)
 
     def expected_s(self, plan: PingPlan) -> float:
         """The time that a plan takes, by the pings measured so far, with the start of each batch."""
@@ -183,7 +183,7 @@ class Run:
             return False
         pair = pairs[number]
         outcome, deciding = ping_outcome(as_ran(line, _PING), self.plan.devices[pair[1]].ip)
-        if outcome in (Outcome.LOSSY, Outcome.WEAK) and pair not in self._doubted:
+        if outcome in (PingOutcome.LOSSY, PingOutcome.WEAK) and pair not in self._doubted:
             self._doubted.add(pair)
             self.results.clock(float(line["s"]))
             return True
@@ -201,23 +201,23 @@ def survey(nodes: Sequence[Node], runner: Runner) -> dict[str, NodeOutput]:
     return dict(runner(requests, limit_s=_AROUND_S + _SMI_S + most * LIMIT_S))
 
 
-def ping_outcome(ran: Ran, ip: str) -> tuple[Outcome, str]:
+def ping_outcome(ran: Ran, ip: str) -> tuple[PingOutcome, str]:
     """The outcome of a ping, and the deciding line if it is not OK. The exit code is meaningless."""
     found = ping(ran.out) or ping(ran.err)
     lines = [line.strip() for line in (ran.out + "\n" + ran.err).splitlines() if line.strip()]
     if found is None or (found.target and found.target != ip):
         failure = refused(ran)
-        if failure is not None and failure.kind in (Refusal.BUSY, Refusal.DEVICE):
-            return Outcome.UNTRIED, failure.line
-        if failure is not None and failure.kind is Refusal.NO_ANSWER and not ran.timed_out:
-            return Outcome.UNTRIED, failure.line  # the source card does not respond
-        return Outcome.SILENT, failure.line if failure else next(iter(lines), "")
+        if failure is not None and failure.kind in (HccnRefusal.BUSY, HccnRefusal.DEVICE):
+            return PingOutcome.UNTRIED, failure.line
+        if failure is not None and failure.kind is HccnRefusal.NO_ANSWER and not ran.timed_out:
+            return PingOutcome.UNTRIED, failure.line  # the source card does not respond
+        return PingOutcome.SILENT, failure.line if failure else next(iter(lines), "")
     last = next((line for line in reversed(lines) if "packet" in line.lower()), lines[-1])
     if not found.received:
-        return Outcome.FAILED, f"{found.trouble}: {last}" if found.trouble else last
+        return PingOutcome.FAILED, f"{found.trouble}: {last}" if found.trouble else last
     if not found.lost:
-        return Outcome.OK, ""
-    return (Outcome.LOSSY if found.received > found.lost else Outcome.WEAK), last
+        return PingOutcome.OK, ""
+    return (PingOutcome.LOSSY if found.received > found.lost else PingOutcome.WEAK), last
 
 
 def _common(limit_s: float) -> dict[str, Any]:
@@ -231,7 +231,7 @@ def _common(limit_s: float) -> dict[str, Any]:
     }
 
 
-def _output_of(answer: Answer) -> NodeOutput:
+def _output_of(answer: NodeAnswer) -> NodeOutput:
     lines = tuple(_lines(answer.out.splitlines()))
     if any("end" in line or "refused" in line for line in lines):
         return NodeOutput(lines)

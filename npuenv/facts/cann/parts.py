@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.facts.cann.toolkit import in_toolkit, release_of
-from npuenv.facts.collector import Group, fact
+from npuenv.facts.collector import FactGroup, fact
 from npuenv.facts.read import file_text, line_with, pairs
 from npuenv.host.base import PathState
 
@@ -51,7 +51,7 @@ class Ops:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningParts:
     """What version.cfg says: the release of each part that runs, was upgraded to, and was installed."""
 
     running: dict[str, str]
@@ -76,7 +76,7 @@ def parts(host: Host, root: str) -> Fact[tuple[Part, ...]]:
     return known(tuple(found), *lines) if found else absent(Evidence(root, "no version file of a part"))
 
 
-def running(host: Host, root: str) -> Fact[Running]:
+def running(host: Host, root: str) -> Fact[RunningParts]:
     """version.cfg of a CANN. Unknown where the file is there and holds no version."""
     path = f"{root}/version.cfg"
     text = file_text(host, path)
@@ -89,7 +89,7 @@ def running(host: Host, root: str) -> Fact[Running]:
     return known(read, Evidence(path, line))
 
 
-def read_config(text: str) -> Running:
+def read_config(text: str) -> RunningParts:
     """The versions of version.cfg by kind and part.
 
     Example: `opp_running_version=[7.6.0.1.220:8.0.0]` -> running {"opp": "8.0.0"}
@@ -101,7 +101,7 @@ def read_config(text: str) -> Running:
             number, mark, release = match["value"].partition(":")
             value = re.sub(r"^CANN-", "", release if mark else number)
             kinds[match["kind"]].setdefault(match["part"], value)
-    return Running(kinds["running"], kinds["upgrade"], kinds["installed"])
+    return RunningParts(kinds["running"], kinds["upgrade"], kinds["installed"])
 
 
 def ops(host: Host, root: str, arch: str | None) -> Fact[Ops]:
@@ -213,9 +213,9 @@ def _opp(host: Host, root: str) -> str:
     return host.environ().get("ASCEND_OPP_PATH", "").rstrip("/") or f"{root}/opp"
 
 
-class PartFacts(Group):
+class PartFacts(FactGroup):
     parts: Fact[tuple[Part, ...]] = in_toolkit(parts)
-    running: Fact[Running] = in_toolkit(running)
+    running: Fact[RunningParts] = in_toolkit(running)
     ops: Fact[Ops] = in_toolkit(lambda host, root, arch: ops(host, root, arch.value), "machine.arch")
     kernels: Fact[Kernels] = in_toolkit(lambda host, root: kernels(host, _opp(host, root)))
     custom: Fact[CustomOps] = in_toolkit(lambda host, root: custom(host, _opp(host, root)))
@@ -239,7 +239,7 @@ class Atb:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenFolder:
     """A folder that CANN, torch or a compiler writes to."""
 
     named_by: str  # the variable, or "HOME" for the usual places below it
@@ -271,12 +271,12 @@ def atb(host: Host) -> Fact[Atb]:
     return known(Atb(home, abi[1] if abi else "", is_there, library), Evidence(home, line))
 
 
-def writes(host: Host) -> Fact[tuple[Written, ...]]:
+def writes(host: Host) -> Fact[tuple[WrittenFolder, ...]]:
     """The folders for CANN's caches and logs, as variables name them or as they lie below HOME.
 
     One that is not there yet is left out: it will be made, and whether it can be is a question of the folder above.
     """
-    found = [Written(name, path, state) for name, path in _places(host) if (state := _state(host, path))]
+    found = [WrittenFolder(name, path, state) for name, path in _places(host) if (state := _state(host, path))]
     lines = (Evidence(f"{item.named_by} ({item.path})", item.state) for item in found)
     return known(tuple(found), *lines) if found else absent(Evidence("environment", "no folder of CANN's to write to"))
 
@@ -363,9 +363,9 @@ def _named(host: Host, variable: str, path: str) -> Named:
     return Named(variable, path, state is not PathState.ABSENT, is_link)
 
 
-class SurroundingFacts(Group):
+class SurroundingFacts(FactGroup):
     atb: Fact[Atb] = fact(atb)
     torch_abi: Fact[str] = fact(lambda host: torch_abi(host, host.python))  # "0" or "1"
-    writes: Fact[tuple[Written, ...]] = fact(writes)
+    writes: Fact[tuple[WrittenFolder, ...]] = fact(writes)
     named_files: Fact[tuple[Named, ...]] = fact(named_files)
     compilers: Fact[dict[str, str]] = in_toolkit(lambda host, _: compilers(host, host.timeout(2, 10)))

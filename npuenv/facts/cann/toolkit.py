@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from npuenv.core import versions
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
-from npuenv.facts.collector import Group, fact
+from npuenv.facts.collector import FactGroup, fact
 from npuenv.facts.read import file_text, line_with, pairs
 from npuenv.host.base import PathState
 
@@ -272,7 +272,7 @@ _SINGLE_PATHS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Install:
+class CannFolder:
     """One CANN folder. Links that lead to it are not installs of their own."""
 
     root: str
@@ -285,13 +285,13 @@ class Install:
 class Installs:
     """What is installed side by side."""
 
-    found: tuple[Install, ...]  # by root
+    found: tuple[CannFolder, ...]  # by root
     dangling: tuple[str, ...]  # links `cann` and `latest` that lead nowhere
     mixed: dict[str, tuple[str, ...]]  # a folder `latest` whose parts are links into several installs -> those
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CannPath:
     """One path of the session that belongs to a CANN."""
 
     variable: str
@@ -348,7 +348,7 @@ def installs(host: Host, arch: str | None) -> Fact[Installs]:
     roots = dict.fromkeys((*candidates, *links))
     values = [(root, read(host, root, root, arch).value) for root in roots]
     found_all = tuple(
-        Install(root, value.version, value.layout, tuple(link for link in links.get(root, ()) if link != root))
+        CannFolder(root, value.version, value.layout, tuple(link for link in links.get(root, ()) if link != root))
         for root, value in sorted(values)
         if value is not None
     )
@@ -359,17 +359,17 @@ def installs(host: Host, arch: str | None) -> Fact[Installs]:
     return known(Installs(found_all, tuple(dangling), mixed), *lines)
 
 
-def entries(host: Host) -> Fact[tuple[Entry, ...]]:
+def entries(host: Host) -> Fact[tuple[CannPath, ...]]:
     """The paths of the session's variables that belong to a CANN, in their order; absent where there is none."""
     homes: dict[str, tuple[str, bool | None]] = {}
-    found: list[Entry] = []
+    found: list[CannPath] = []
     for variable, position, path in _session_paths(host):
         home = home_of(path)
         if not home:
             continue
         if home not in homes:
             homes[home] = _seen(host, home)
-        found.append(Entry(variable, position, path, home, *homes[home]))
+        found.append(CannPath(variable, position, path, home, *homes[home]))
     if not found:
         return absent(Evidence("environment", "no path of a CANN"))
     lines = {item.variable: Evidence("environment", f"{item.variable}={item.path}") for item in reversed(found)}
@@ -432,7 +432,7 @@ def _followed(host: Host, path: str) -> str:
     return line if ran.code == 0 and line.startswith("/") and "\n" not in line else ""
 
 
-class ToolkitFacts(Group):
+class ToolkitFacts(FactGroup):
     toolkit: Fact[Cann] = fact(lambda host, arch: cann(host, arch.value), "machine.arch")
     closed: Fact[Closed] = fact(
         lambda host, toolkit: absent(*toolkit.evidence) if toolkit.is_known else closed(host), "cann.toolkit"
@@ -440,5 +440,5 @@ class ToolkitFacts(Group):
     opp: Fact[str] = fact(opp)
     nnal: Fact[Nnal] = fact(nnal)
     installs: Fact[Installs] = fact(lambda host, arch: installs(host, arch.value), "machine.arch")
-    entries: Fact[tuple[Entry, ...]] = fact(entries)
+    entries: Fact[tuple[CannPath, ...]] = fact(entries)
     install_record: Fact[str] = fact(install_record)

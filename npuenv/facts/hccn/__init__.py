@@ -15,7 +15,7 @@ from npuenv.facts.hccn.conf import ConfFacts
 
 if TYPE_CHECKING:
     from npuenv.facts.collector import Collector
-    from npuenv.facts.hccn.answers import Refused
+    from npuenv.facts.hccn.answers import RefusedAnswer
     from npuenv.facts.hccn.parsers import (
         Address,
         DevInfo,
@@ -55,7 +55,7 @@ def _answer(name: str) -> Any:
 class HccnFacts(ConfFacts):
     grammar: Fact[str] = _answer("grammar")  # a2 (also A3) or 950
     # The first refusal that is about the tool or its caller, not about what was asked.
-    refused: Fact[Refused] = _answer("refused")
+    refused: Fact[RefusedAnswer] = _answer("refused")
     links: Fact[dict[int, Fact[str]]] = _answer("links")  # UP, DOWN
     addresses: Fact[dict[int, Fact[Address]]] = _answer("addresses")
     net_health: Fact[dict[int, Fact[str]]] = _answer("net_health")

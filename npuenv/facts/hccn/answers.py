@@ -63,7 +63,7 @@ def is_mask(text: str) -> bool:
         return False
 
 
-class Refusal(enum.Enum):
+class HccnRefusal(enum.Enum):
     """Ways in which the tool does not answer."""
 
     BUSY = "busy"  # another one runs: it refuses to run twice at a time
@@ -78,66 +78,66 @@ class Refusal(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedAnswer:
     """A refusal with the line that says it."""
 
-    kind: Refusal
+    kind: HccnRefusal
     line: str
 
 
 _TEXTS = (
-    ("is busy, please try again", Refusal.BUSY),
-    ("traceroute is running", Refusal.BUSY),
-    ("permission denied", Refusal.PERMISSION),
-    ("get invalid major cmd type", Refusal.GRAMMAR),
-    ("please specify a valid mode", Refusal.GRAMMAR),
-    ("get invalid device id", Refusal.DEVICE),
-    ("not supported on this product", Refusal.UNSUPPORTED),
-    (" was preset there", Refusal.NOT_SET),
-    ("no certificate found", Refusal.NOT_SET),
-    ("get device health status failed", Refusal.NO_ANSWER),
-    ("error while loading shared libraries", Refusal.NOT_INSTALLED),
-    ("command not found", Refusal.NOT_INSTALLED),
-    ("command execute failed", Refusal.FAILED),
-    ("cmd execute failed", Refusal.FAILED),
+    ("is busy, please try again", HccnRefusal.BUSY),
+    ("traceroute is running", HccnRefusal.BUSY),
+    ("permission denied", HccnRefusal.PERMISSION),
+    ("get invalid major cmd type", HccnRefusal.GRAMMAR),
+    ("please specify a valid mode", HccnRefusal.GRAMMAR),
+    ("get invalid device id", HccnRefusal.DEVICE),
+    ("not supported on this product", HccnRefusal.UNSUPPORTED),
+    (" was preset there", HccnRefusal.NOT_SET),
+    ("no certificate found", HccnRefusal.NOT_SET),
+    ("get device health status failed", HccnRefusal.NO_ANSWER),
+    ("error while loading shared libraries", HccnRefusal.NOT_INSTALLED),
+    ("command not found", HccnRefusal.NOT_INSTALLED),
+    ("command execute failed", HccnRefusal.FAILED),
+    ("cmd execute failed", HccnRefusal.FAILED),
 )
 # What a text-less status means for one item alone: its own argv is right, so the other meanings fall away.
 _STATUSES = {
-    ("gateway", 2): Refusal.NOT_SET,
-    ("ip", 13): Refusal.NOT_SET,
-    ("tls", 14): Refusal.NOT_SET,
-    ("optical", 20): Refusal.NOT_SET,
+    ("gateway", 2): HccnRefusal.NOT_SET,
+    ("ip", 13): HccnRefusal.NOT_SET,
+    ("tls", 14): HccnRefusal.NOT_SET,
+    ("optical", 20): HccnRefusal.NOT_SET,
 }
-_ABSENT = (Refusal.NOT_SET, Refusal.UNSUPPORTED)
+_ABSENT = (HccnRefusal.NOT_SET, HccnRefusal.UNSUPPORTED)
 
 
 @functools.lru_cache(maxsize=512)  # eight cards say the same
-def refusal(text: str) -> Refused | None:
+def refusal(text: str) -> RefusedAnswer | None:
     """The failure that a text states, by its words alone; None for a text that states none."""
     for line in lines_of(text):
         lower = line.lower()
         for words, kind in _TEXTS:
             if words in lower:
-                return Refused(kind, line)
+                return RefusedAnswer(kind, line)
     return None
 
 
-def refused(ran: Ran, item: str = "") -> Refused | None:
+def refused(ran: Ran, item: str = "") -> RefusedAnswer | None:
     """How a command of the tool failed, None when it did not. `item` is what was asked for: ip, tls, ..."""
     if ran.timed_out:
-        return Refused(Refusal.NO_ANSWER, "timed out")
+        return RefusedAnswer(HccnRefusal.NO_ANSWER, "timed out")
     if ran.is_absent:
-        return Refused(Refusal.NOT_INSTALLED, ran.err.strip() or "no such program")
+        return RefusedAnswer(HccnRefusal.NOT_INSTALLED, ran.err.strip() or "no such program")
     said = refusal(ran.err) or refusal(ran.out)
     if said is not None:
         return said
     lines = lines_of(ran.err) or lines_of(ran.out)
     line = lines[0] if lines else f"exit {ran.code}"
     if (item, ran.code) in _STATUSES:
-        return Refused(_STATUSES[item, ran.code or 0], line)
+        return RefusedAnswer(_STATUSES[item, ran.code or 0], line)
     if ran.code == 127:
-        return Refused(Refusal.NOT_INSTALLED, line)
-    return None if lines_of(ran.out) else Refused(Refusal.FAILED, line)
+        return RefusedAnswer(HccnRefusal.NOT_INSTALLED, line)
+    return None if lines_of(ran.out) else RefusedAnswer(HccnRefusal.FAILED, line)
 
 
 def answer(ran: Ran, item: str, parse: Callable[[str], T | None]) -> Fact[T]:
@@ -164,7 +164,13 @@ def grammar(ran: Ran) -> str | None:
     failure = refused(ran)
     if failure is None:
         return "a2"
-    if failure.kind is Refusal.GRAMMAR:
+    if failure.kind is HccnRefusal.GRAMMAR:
         return "950" if "valid mode" in failure.line.lower() else None
-    telling = (Refusal.BUSY, Refusal.NO_ANSWER, Refusal.NOT_INSTALLED, Refusal.FAILED, Refusal.PERMISSION)
+    telling = (
+        HccnRefusal.BUSY,
+        HccnRefusal.NO_ANSWER,
+        HccnRefusal.NOT_INSTALLED,
+        HccnRefusal.FAILED,
+        HccnRefusal.PERMISSION,
+    )
     return None if failure.kind in telling else "a2"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.core.json_input import JsonError, loads
-from npuenv.facts.collector import Group, fact
+from npuenv.facts.collector import FactGroup, fact
 from npuenv.facts.read import file_text
 from npuenv.host.base import PathState
 
@@ -56,7 +56,7 @@ VARIABLE = "RANK_TABLE_FILE"
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class ConfDevice:
     """One card of the table; None stands where its line has no number."""
 
     card: int | None
@@ -70,7 +70,7 @@ class Server:
     """One server: a name of the table's own, or its address."""
 
     id: str
-    devices: tuple[Device, ...]
+    devices: tuple[ConfDevice, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +116,9 @@ def _server(document: dict[str, Any]) -> Server:
     return Server(_text(document.get("server_id")), tuple(_device(item) for item in found))
 
 
-def _device(document: dict[str, Any]) -> Device:
+def _device(document: dict[str, Any]) -> ConfDevice:
     card, rank = (_number(document.get(key)) for key in ("device_id", "rank_id"))
-    return Device(card, _text(document.get("device_ip")), rank, _text(document.get("super_device_id")))
+    return ConfDevice(card, _text(document.get("device_ip")), rank, _text(document.get("super_device_id")))
 
 
 def _text(value: object) -> str:
@@ -136,21 +136,21 @@ LINKED_TOOL = "/usr/bin/hccn_tool"  # images often lack this link
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class HccnTool:
     """The tool that is used. It can be there and yet not be found by its name."""
 
     path: str
     is_linked: bool  # also found as `hccn_tool` by a shell
 
 
-def hccn_tool(host: Host) -> Fact[Tool]:
+def hccn_tool(host: Host) -> Fact[HccnTool]:
     """The tool of the driver's folder, or that to which /usr/bin links; absent where there is neither."""
     folder, link = host.look(TOOLS), host.run(("readlink", LINKED_TOOL))
     is_linked = link.code == 0
     if "hccn_tool" in folder.names:
-        return known(Tool(DRIVER_TOOL, is_linked), Evidence(TOOLS, "hccn_tool"))
+        return known(HccnTool(DRIVER_TOOL, is_linked), Evidence(TOOLS, "hccn_tool"))
     if is_linked and link.out.strip() != DRIVER_TOOL:
-        return known(Tool(LINKED_TOOL, True), Evidence(f"readlink {LINKED_TOOL}", link.out.strip()))
+        return known(HccnTool(LINKED_TOOL, True), Evidence(f"readlink {LINKED_TOOL}", link.out.strip()))
     if folder.state is PathState.UNREADABLE:
         return unknown(Evidence(TOOLS, folder.error))
     why = "hccn_tool is not in it" if folder.state is PathState.FOLDER else folder.state.value
@@ -158,7 +158,7 @@ def hccn_tool(host: Host) -> Fact[Tool]:
     return absent(Evidence(TOOLS, why), *dangling)
 
 
-class ConfFacts(Group):
+class ConfFacts(FactGroup):
     conf: Fact[HccnConf] = fact(hccn_conf)
     rank_table: Fact[RankTable] = fact(ranks)  # what RANK_TABLE_FILE names
-    tool: Fact[Tool] = fact(hccn_tool)
+    tool: Fact[HccnTool] = fact(hccn_tool)

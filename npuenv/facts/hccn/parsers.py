@@ -213,7 +213,7 @@ class Port:
 
 
 @dataclass(frozen=True, slots=True)
-class Interface:
+class CardInterface:
     """One interface of a card's own operating system."""
 
     name: str
@@ -225,7 +225,7 @@ class DevInfo:
     """A card's ports, interfaces and entity ids."""
 
     ports: tuple[Port, ...]
-    interfaces: tuple[Interface, ...]
+    interfaces: tuple[CardInterface, ...]
     entity_ids: tuple[str, ...]
 
 
@@ -253,7 +253,7 @@ def dev_info(text: str) -> DevInfo | None:
             entity_ids.append(row[-1])
     if not has_ports or not _is_closed(lines_of(text)):
         return None
-    found = tuple(Interface(name, tuple(values)) for name, values in interfaces.items() if name)
+    found = tuple(CardInterface(name, tuple(values)) for name, values in interfaces.items() if name)
     return DevInfo(tuple(ports), found, tuple(entity_ids))
 
 

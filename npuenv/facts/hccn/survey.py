@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
-from npuenv.facts.hccn.answers import Refusal, Refused, answer, grammar, refused
+from npuenv.facts.hccn.answers import HccnRefusal, RefusedAnswer, answer, grammar, refused
 from npuenv.facts.hccn.parsers import ITEMS
 from npuenv.facts.npu.smi import Layout
 from npuenv.host.base import NotRecorded
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 BUDGET_S = 60.0  # for all questions together; level 2 has two minutes for everything
 NOT_ASKED = "not asked after"  # one that did not end; followed by why
-_FOR_GOOD = (Refusal.BUSY, Refusal.NOT_INSTALLED)
-_FOR_ALL_CARDS = (Refusal.PERMISSION, Refusal.UNSUPPORTED, Refusal.GRAMMAR)
+_FOR_GOOD = (HccnRefusal.BUSY, HccnRefusal.NOT_INSTALLED)
+_FOR_ALL_CARDS = (HccnRefusal.PERMISSION, HccnRefusal.UNSUPPORTED, HccnRefusal.GRAMMAR)
 _LOST_AT_MOST = 3
 
 
 @dataclass(slots=True)
-class Survey:
+class HccnSurvey:
     """One run through the cards. Mutable: it remembers refusals, so that the next question may be left out."""
 
     host: Host
     path: str
     timeout_s: float
     budget_s: float = BUDGET_S
-    refusals: list[tuple[str, Refused]] = field(default_factory=list)  # command and refusal, in order
+    refusals: list[tuple[str, RefusedAnswer]] = field(default_factory=list)  # command and refusal, in order
     _why_stopped: str = ""
     _lost: int = 0
     _has_answered: bool = False
@@ -76,12 +76,12 @@ class Survey:
             return None
         ran = self.host.run((self.path, *words), timeout_s=self.timeout_s)
         failure = refused(ran)
-        self._has_answered = self._has_answered or failure is None or failure.kind is not Refusal.NOT_INSTALLED
+        self._has_answered = self._has_answered or failure is None or failure.kind is not HccnRefusal.NOT_INSTALLED
         # A tool that answered before is there: what a shell or the loader says then is about one command alone.
-        is_there = self._has_answered and failure is not None and failure.kind is Refusal.NOT_INSTALLED
+        is_there = self._has_answered and failure is not None and failure.kind is HccnRefusal.NOT_INSTALLED
         if failure is not None and not is_there:
             self.refusals.append((" ".join(ran.argv), failure))
-            self._lost += failure.kind is Refusal.NO_ANSWER
+            self._lost += failure.kind is HccnRefusal.NO_ANSWER
             if failure.kind in _FOR_GOOD or self._lost >= _LOST_AT_MOST:
                 self._why_stopped = failure.line
         return ran
@@ -114,7 +114,7 @@ def _sum_up(answers: dict[int, Fact[T]]) -> Fact[dict[int, Fact[T]]]:
 _TIMEOUT_S = 10.0
 _ASKED_FOR_GRAMMAR = 2  # cards at most: each silent one may cost the whole timeout
 _FOR_INFORMATION = ("-mtu", "-link_stat", "-stat", "-lldp")  # asked last: a refusal there says nothing of the tool
-_ABOUT_THE_TOOL = (Refusal.BUSY, Refusal.PERMISSION, Refusal.NOT_INSTALLED, Refusal.NO_ANSWER)
+_ABOUT_THE_TOOL = (HccnRefusal.BUSY, HccnRefusal.PERMISSION, HccnRefusal.NOT_INSTALLED, HccnRefusal.NO_ANSWER)
 
 
 def card_ids(nodes: Fact[Nodes]) -> Fact[list[int]]:
@@ -129,7 +129,7 @@ def survey_cards(
     host: Host, path: str, cards: list[int], conf: Fact[HccnConf], layout: Layout | None
 ) -> dict[str, Fact[Any]]:
     """The facts by name; any other name has the fact that says why there is no such one."""
-    survey = Survey(host, path, _TIMEOUT_S)
+    survey = HccnSurvey(host, path, _TIMEOUT_S)
     family = _grammar(survey, cards)
     if family.value is None:
         unread: Fact[Any] = unknown(*family.evidence)
@@ -142,7 +142,7 @@ def survey_cards(
     return defaultdict(lambda: absent(Evidence(path, "these cards have no such thing")), asked)
 
 
-def _survey_a2(survey: Survey, conf: Fact[HccnConf], cards: list[int], *, is_a3: bool) -> dict[str, Fact[Any]]:
+def _survey_a2(survey: HccnSurvey, conf: Fact[HccnConf], cards: list[int], *, is_a3: bool) -> dict[str, Fact[Any]]:
     def item(name: str) -> Fact[Any]:
         return survey.item(cards, name, ITEMS[name], "-i", "{card}", f"-{name}", "-g")
 
@@ -169,7 +169,7 @@ def _survey_a2(survey: Survey, conf: Fact[HccnConf], cards: list[int], *, is_a3:
     return asked
 
 
-def _survey_950(survey: Survey, conf: Fact[HccnConf], cards: list[int]) -> dict[str, Fact[Any]]:
+def _survey_950(survey: HccnSurvey, conf: Fact[HccnConf], cards: list[int]) -> dict[str, Fact[Any]]:
     ports = survey.item(cards, "dev_info", ITEMS["dev_info"], "-g", "-dev_info", "-i", "{card}")
     return {
         "ports": ports,
@@ -179,7 +179,7 @@ def _survey_950(survey: Survey, conf: Fact[HccnConf], cards: list[int]) -> dict[
     }
 
 
-def _grammar(survey: Survey, cards: list[int]) -> Fact[str]:
+def _grammar(survey: HccnSurvey, cards: list[int]) -> Fact[str]:
     """The tool's family by the answer about the first card; where that one is silent, about the next."""
     for card in cards[:_ASKED_FOR_GRAMMAR]:
         words = ("-i", str(card), "-link", "-g")
@@ -192,14 +192,14 @@ def _grammar(survey: Survey, cards: list[int]) -> Fact[str]:
         line = next((failure.line for _, failure in survey.refusals), "answers")
         if family is not None:
             # A refusal in other words only told the family; a card that is silent stays worth a word.
-            survey.refusals[:] = [item for item in survey.refusals if item[1].kind is Refusal.NO_ANSWER]
+            survey.refusals[:] = [item for item in survey.refusals if item[1].kind is HccnRefusal.NO_ANSWER]
             return known(family, Evidence(command, line))
-        if not any(failure.kind is Refusal.NO_ANSWER for _, failure in survey.refusals):
+        if not any(failure.kind is HccnRefusal.NO_ANSWER for _, failure in survey.refusals):
             break
     return unknown(Evidence(command, line))
 
 
-def _ports_off(survey: Survey, ports: Fact[dict[int, Fact[DevInfo]]]) -> Fact[dict[int, tuple[int, ...]]]:
+def _ports_off(survey: HccnSurvey, ports: Fact[dict[int, Fact[DevInfo]]]) -> Fact[dict[int, tuple[int, ...]]]:
     """The ports that are down and switched off, which is how unwired ones are told from broken ones."""
     if ports.value is None:
         return Fact(ports.state, None, ports.evidence)
@@ -218,7 +218,7 @@ def _port_words(card: int, port: Port) -> tuple[str, ...]:
     return ("-g", "-port_info", "-i", str(card), "-u", str(port.die), "-p", str(port.number))
 
 
-def _tls(survey: Survey, conf: Fact[HccnConf], cards: list[int], *words: str) -> Fact[Any]:
+def _tls(survey: HccnSurvey, conf: Fact[HccnConf], cards: list[int], *words: str) -> Fact[Any]:
     """The switches. The first question about a card without a key would write one into /etc/hccn.conf."""
     if conf.value is None:
         return Fact(conf.state, None, conf.evidence)
@@ -228,14 +228,14 @@ def _tls(survey: Survey, conf: Fact[HccnConf], cards: list[int], *words: str) ->
     return survey.item(named, "tls", ITEMS["tls"], *words)
 
 
-def _pings(survey: Survey, ways: dict[int, str]) -> Fact[Any]:
+def _pings(survey: HccnSurvey, ways: dict[int, str]) -> Fact[Any]:
     if not ways:
         return absent(Evidence(f"{survey.path} -ping", "no two cards that are up share a subnet"))
     words = {card: ("-i", str(card), "-ping", "-g", "address", ip) for card, ip in ways.items()}
     return survey.each(words, "ping", ITEMS["ping"])
 
 
-def _first_refusal(survey: Survey) -> Fact[Any]:
+def _first_refusal(survey: HccnSurvey) -> Fact[Any]:
     for command, failure in survey.refusals:
         if failure.kind in _ABOUT_THE_TOOL and not any(word in _FOR_INFORMATION for word in command.split()):
             return known(failure, Evidence(command, failure.line))

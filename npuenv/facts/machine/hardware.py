@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
-from npuenv.facts.collector import Group, fact
+from npuenv.facts.collector import FactGroup, fact
 from npuenv.facts.read import file_text, pairs, why_failed
 from npuenv.host.base import PathState
 
@@ -38,7 +38,7 @@ class Cgroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class CgroupLimit:
     """A limit with the file that sets it."""
 
     value: float
@@ -65,12 +65,12 @@ def cgroup(host: Host) -> Fact[Cgroup]:
     return known(value, *(bound.evidence for bound in found), Evidence("/proc/self/cgroup", groups.line))
 
 
-def memory_bound(host: Host) -> Bound | None:
+def memory_bound(host: Host) -> CgroupLimit | None:
     """The lowest memory limit above this session, in bytes."""
     return _Groups(host).memory()
 
 
-def cpu_bound(host: Host) -> Bound | None:
+def cpu_bound(host: Host) -> CgroupLimit | None:
     """The lowest processor quota above this session, in processors."""
     return _Groups(host).cpus()
 
@@ -96,13 +96,13 @@ class _Groups:
     def _is_file(self, path: str) -> bool:
         return file_text(self._host, path).is_known
 
-    def memory(self) -> Bound | None:
+    def memory(self) -> CgroupLimit | None:
         return self._lowest("memory", "memory.max" if self.version == 2 else "memory.limit_in_bytes")
 
-    def swap(self) -> Bound | None:
+    def swap(self) -> CgroupLimit | None:
         return self._lowest("memory", "memory.swap.max") if self.version == 2 else None
 
-    def tasks(self) -> Bound | None:
+    def tasks(self) -> CgroupLimit | None:
         return self._lowest("pids", "pids.max")
 
     def tasks_now(self) -> int | None:
@@ -113,21 +113,21 @@ class _Groups:
         text = (file_text(self._host, bound.evidence.command.replace("pids.max", "pids.current")).value or "").strip()
         return int(text) if text.isdecimal() else None
 
-    def cpus(self) -> Bound | None:
+    def cpus(self) -> CgroupLimit | None:
         bounds = []
         for folder in self._folders("cpu"):
             path, words = self._quota(folder)
             if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]) > 0:
-                bounds.append(Bound(int(words[0]) / int(words[1]), Evidence(path, " ".join(words))))
+                bounds.append(CgroupLimit(int(words[0]) / int(words[1]), Evidence(path, " ".join(words))))
         return min(bounds, key=lambda bound: bound.value, default=None)
 
-    def oom_kills(self) -> Bound | None:
+    def oom_kills(self) -> CgroupLimit | None:
         name = "memory.events" if self.version == 2 else "memory.oom_control"
         for folder in self._folders("memory"):
             text = file_text(self._host, f"{folder}/{name}").value or ""
             found = re.search(r"^oom_kill ([0-9]+)\s*$", text, re.MULTILINE)
             if found:
-                return Bound(int(found.group(1)), Evidence(f"{folder}/{name}", found.group().strip()))
+                return CgroupLimit(int(found.group(1)), Evidence(f"{folder}/{name}", found.group().strip()))
         return None
 
     def _quota(self, folder: str) -> tuple[str, list[str]]:
@@ -136,12 +136,12 @@ class _Groups:
         quota, period = (file_text(self._host, f"{folder}/cpu.cfs_{name}_us").value for name in ("quota", "period"))
         return f"{folder}/cpu.cfs_quota_us", [(quota or "").strip(), (period or "").strip()]
 
-    def _lowest(self, controller: str, name: str) -> Bound | None:
+    def _lowest(self, controller: str, name: str) -> CgroupLimit | None:
         bounds = []
         for folder in self._folders(controller):
             text = (file_text(self._host, f"{folder}/{name}").value or "").strip()
             if text.isdecimal() and int(text) < _NO_LIMIT:
-                bounds.append(Bound(int(text), Evidence(f"{folder}/{name}", text)))
+                bounds.append(CgroupLimit(int(text), Evidence(f"{folder}/{name}", text)))
         return min(bounds, key=lambda bound: bound.value, default=None)
 
     def _folders(self, controller: str) -> Iterator[str]:
@@ -249,7 +249,7 @@ def _chosen(line: str) -> str:
     return found.group(1) if found else line.splitlines()[0]
 
 
-class HardwareFacts(Group):
+class HardwareFacts(FactGroup):
     cgroup: Fact[Cgroup] = fact(cgroup)
     memory: Fact[Memory] = fact(memory)  # of the machine, whatever the control group allows
     processor: Fact[Processor] = fact(processor)

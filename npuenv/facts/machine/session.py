@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
-from npuenv.facts.collector import Group, fact
+from npuenv.facts.collector import FactGroup, fact
 from npuenv.facts.read import why_failed
 from npuenv.host.base import NotRecorded, PathState
 
@@ -164,7 +164,7 @@ def _with_commands(host: Host, found: Iterable[Process]) -> Iterable[Process]:
         yield Process(process.pid, process.parent, process.stat, process.name, words)
 
 
-class SessionFacts(Group):
+class SessionFacts(FactGroup):
     libstdcxx: Fact[CxxLibrary] = fact(lambda host, arch: libstdcxx(host, arch.value), "machine.arch")
     encoding: Fact[str] = fact(encoding)
     timezone: Fact[str] = fact(timezone)

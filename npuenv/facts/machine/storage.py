@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
-from npuenv.facts.collector import Group, fact
+from npuenv.facts.collector import FactGroup, fact
 from npuenv.facts.read import file_text, why_failed
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ NETWORK_KINDS = ("nfs", "nfs4", "lustre", "ceph", "cifs", "smb3", "gpfs", "beegf
 
 
 @dataclass(frozen=True, slots=True)
-class Mount:
+class MountRow:
     """One row of the table."""
 
     place: str
@@ -35,7 +35,7 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
+class FolderUsage:
     """A folder with the file system that holds it. Sizes in KiB; None where the system does not say."""
 
     path: str
@@ -45,10 +45,10 @@ class Folder:
     files: int | None  # how many files the file system can hold; None: it has no such limit
     files_free: int | None
     place: str  # where that file system is mounted, as df says
-    mount: Mount | None  # None: the table of mounts could not be read
+    mount: MountRow | None  # None: the table of mounts could not be read
 
 
-def mounts(host: Host) -> Fact[tuple[Mount, ...]]:
+def mounts(host: Host) -> Fact[tuple[MountRow, ...]]:
     """Every mount that this session sees, in the order of mounting."""
     text = file_text(host, _TABLE)
     if text.value is None:
@@ -57,27 +57,27 @@ def mounts(host: Host) -> Fact[tuple[Mount, ...]]:
     return known(rows, Evidence(_TABLE, f"{len(rows)} mounts")) if rows else unknown(Evidence(_TABLE, "no row"))
 
 
-def _mount(line: str) -> Mount | None:
+def _mount(line: str) -> MountRow | None:
     """A row like `36 35 98:0 / /data rw,noatime shared:1 - nfs4 server:/data rw,vers=4.2`."""
     own, mark, behind = line.strip().partition(" - ")
     left, right = own.split(), behind.split()
     if not mark or len(left) < 6 or not left[4].startswith("/") or not right:
         return None
     options = [*left[5].split(","), *(right[2].split(",") if len(right) > 2 else ())]
-    return Mount(_plain(left[4]), right[0], tuple(dict.fromkeys(options)))
+    return MountRow(_plain(left[4]), right[0], tuple(dict.fromkeys(options)))
 
 
 def _plain(text: str) -> str:
     return _ESCAPE.sub(lambda found: chr(int(found.group(1), 8)), text)
 
 
-def mount_of(rows: tuple[Mount, ...], path: str) -> Mount | None:
+def mount_of(rows: tuple[MountRow, ...], path: str) -> MountRow | None:
     """The mount that holds a path; of two at one place the later one, which covers the other."""
     holding = [row for row in rows if path == row.place or path.startswith(row.place.rstrip("/") + "/")]
     return max(enumerate(holding), key=lambda item: (len(item[1].place), item[0]), default=(0, None))[1]
 
 
-def folder(host: Host, path: str, rows: tuple[Mount, ...]) -> Fact[Folder]:
+def folder(host: Host, path: str, rows: tuple[MountRow, ...]) -> Fact[FolderUsage]:
     """A folder; absent where there is none at this path. `rows` are those of `mounts`."""
     space = _row(host, "-kP", path)
     if space.value is None:
@@ -91,7 +91,7 @@ def folder(host: Host, path: str, rows: tuple[Mount, ...]) -> Fact[Folder]:
     may_write = {0: True, 1: False}.get(-1 if tried.code is None else tried.code)
     if tried.is_absent:
         may_write = host.look(path).is_writable
-    value = Folder(path, may_write, free, size, total, left if total else None, place, mount_of(rows, place))
+    value = FolderUsage(path, may_write, free, size, total, left if total else None, place, mount_of(rows, place))
     evidence = (*space.evidence, *(files.evidence if total else ()))
     return known(value, *evidence, *((Evidence(f"test -w {path}", "not writable"),) if may_write is False else ()))
 
@@ -128,7 +128,7 @@ class Cache:
 
     variable: str
     path: str
-    nearest: Folder
+    nearest: FolderUsage
 
 
 def home(host: Host) -> str:
@@ -141,7 +141,7 @@ def tmp(host: Host) -> str:
     return host.environ().get("TMPDIR") or "/tmp"
 
 
-def caches(host: Host, rows: tuple[Mount, ...]) -> Fact[tuple[Cache, ...]]:
+def caches(host: Host, rows: tuple[MountRow, ...]) -> Fact[tuple[Cache, ...]]:
     """The caches that variables name; absent where none is set. `rows` are the mounts."""
     named = {name: host.environ()[name] for name in CACHE_VARIABLES if host.environ().get(name, "").startswith("/")}
     if not named:
@@ -158,10 +158,10 @@ def caches(host: Host, rows: tuple[Mount, ...]) -> Fact[tuple[Cache, ...]]:
     return known(tuple(found), *evidence) if found else absent(*evidence)
 
 
-def _nearest(host: Host, path: str, rows: tuple[Mount, ...]) -> Fact[Folder]:
+def _nearest(host: Host, path: str, rows: tuple[MountRow, ...]) -> Fact[FolderUsage]:
     """A folder that is not there yet will be made: what counts is the one above it."""
     parts = [part for part in path.split("/") if part]
-    fact: Fact[Folder] = absent(Evidence(path, "absent"))
+    fact: Fact[FolderUsage] = absent(Evidence(path, "absent"))
     for length in range(len(parts), max(len(parts) - _UP_AT_MOST, -1), -1):
         fact = folder(host, "/" + "/".join(parts[:length]), rows)
         if fact.state is not State.ABSENT:
@@ -169,12 +169,12 @@ def _nearest(host: Host, path: str, rows: tuple[Mount, ...]) -> Fact[Folder]:
     return fact
 
 
-def _folder_at(place: Callable[[Host], str]) -> Callable[[Host, Fact[tuple[Mount, ...]]], Fact[Folder]]:
+def _folder_at(place: Callable[[Host], str]) -> Callable[[Host, Fact[tuple[MountRow, ...]]], Fact[FolderUsage]]:
     return lambda host, mounts: folder(host, place(host), mounts.value or ())
 
 
-class StorageFacts(Group):
-    mounts: Fact[tuple[Mount, ...]] = fact(mounts)
-    home: Fact[Folder] = fact(_folder_at(home), "machine.mounts")
-    tmp: Fact[Folder] = fact(_folder_at(tmp), "machine.mounts")
+class StorageFacts(FactGroup):
+    mounts: Fact[tuple[MountRow, ...]] = fact(mounts)
+    home: Fact[FolderUsage] = fact(_folder_at(home), "machine.mounts")
+    tmp: Fact[FolderUsage] = fact(_folder_at(tmp), "machine.mounts")
     caches: Fact[tuple[Cache, ...]] = fact(lambda host, mounts: caches(host, mounts.value or ()), "machine.mounts")

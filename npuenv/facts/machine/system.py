@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
-from npuenv.facts.collector import Group, fact
+from npuenv.facts.collector import FactGroup, fact
 from npuenv.facts.machine.hardware import cpu_bound, memory_bound
 from npuenv.facts.read import file_text, line_with, pairs, why_failed
 from npuenv.host.base import PathState
@@ -28,7 +28,7 @@ _CGROUP_KINDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class System:
+class OperatingSystem:
     """The operating system."""
 
     id: str  # ubuntu, openEuler, debian, ... as /etc/os-release has it
@@ -59,7 +59,7 @@ def kernel(host: Host) -> Fact[str]:
     return _one_line(host, ("uname", "-r"), r"[0-9]\S+")
 
 
-def system(host: Host) -> Fact[System]:
+def system(host: Host) -> Fact[OperatingSystem]:
     """The operating system, from /etc/os-release."""
     text = file_text(host, "/etc/os-release")
     if text.value is None:
@@ -67,7 +67,7 @@ def system(host: Host) -> Fact[System]:
     fields = {key: value.strip("\"'") for key, value in pairs(text.value).items()}
     if not fields.get("ID"):
         return unknown(*text.evidence)
-    value = System(fields["ID"], fields.get("VERSION_ID", ""), fields.get("PRETTY_NAME", fields["ID"]))
+    value = OperatingSystem(fields["ID"], fields.get("VERSION_ID", ""), fields.get("PRETTY_NAME", fields["ID"]))
     line = line_with(text.value, "PRETTY_NAME") or line_with(text.value, "ID")
     return known(value, Evidence("/etc/os-release", line))
 
@@ -255,11 +255,11 @@ def _switch(text: str, name: str) -> bool | None:
     return None if found is None else found.group(1) != "0"
 
 
-class SystemFacts(Group):
+class SystemFacts(FactGroup):
     time: Fact[str] = fact(time)
     arch: Fact[str] = fact(arch)
     kernel: Fact[str] = fact(kernel)
-    system: Fact[System] = fact(system)
+    system: Fact[OperatingSystem] = fact(system)
     glibc: Fact[str] = fact(glibc)
     container: Fact[str] = fact(container)
     cpus: Fact[float] = fact(cpus)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
-from npuenv.facts.collector import USE_LEVEL, Group, fact
+from npuenv.facts.collector import USE_LEVEL, FactGroup, fact
 from npuenv.facts.read import file_text
 from npuenv.host.base import PathState
 
@@ -160,7 +160,7 @@ def _address(text: str) -> str:
     return str(address) if mapped is None else f"::ffff:{mapped}"
 
 
-class PortFacts(Group):
+class PortFacts(FactGroup):
     listeners: Fact[tuple[Listener, ...]] = fact(
         lambda host, spans: listeners(host, may_run=may_run(host, spans)), "network.spans"
     )
@@ -408,7 +408,7 @@ def may_run(host: Collector, spans: Fact[tuple[str, ...]]) -> bool:
     return host.level >= first_level(spans)
 
 
-class InterfaceFacts(Group):
+class InterfaceFacts(FactGroup):
     interfaces: Fact[tuple[Interface, ...]] = fact(
         lambda host, spans: interfaces(host, may_run=may_run(host, spans)), "network.spans"
     )

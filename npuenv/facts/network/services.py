@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
-from npuenv.facts.collector import USE_LEVEL, Group, fact, not_asked
+from npuenv.facts.collector import USE_LEVEL, FactGroup, fact, not_asked
 from npuenv.facts.network.interfaces import HOSTS, first_level, hosts_entries, may_run, number_of, resolve
 from npuenv.facts.python.interpreter import listens
 from npuenv.facts.read import file_text, first_line
@@ -165,7 +165,7 @@ def _number(text: str) -> int:
     return int(match[1]) if match else 0
 
 
-class EnvironFacts(Group):
+class EnvironFacts(FactGroup):
     proxies: Fact[tuple[Proxy, ...]] = fact(proxies)
     proxies_listen: Fact[dict[str, bool]] = fact(listen, "network.proxies")
     spans: Fact[tuple[str, ...]] = fact(lambda host: spans(host.environ()))
@@ -323,6 +323,6 @@ def _by_programs(reader: Callable[[Host], Fact[T]]) -> Callable[[Collector, Fact
     return lambda host, spans: reader(host) if may_run(host, spans) else not_asked(first_level(spans))
 
 
-class ServiceFacts(Group):
+class ServiceFacts(FactGroup):
     firewall: Fact[Firewall] = fact(_by_programs(firewall), "network.spans")
     clock: Fact[Clock] = fact(_by_programs(clock), "network.spans")

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
-from npuenv.facts.collector import USE_LEVEL, Group, fact, not_asked
+from npuenv.facts.collector import USE_LEVEL, FactGroup, fact, not_asked
 from npuenv.facts.npu.driver import without_table
 from npuenv.facts.npu.queries import plain_lines
+from npuenv.facts.python.interpreter import devices
 from npuenv.facts.read import file_text, why_failed
 from npuenv.host.base import PathState
 
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
     from npuenv.facts.collector import Collector
     from npuenv.facts.npu.details import Questions
-    from npuenv.facts.npu.queries import Board, Ecc, FaultEvent, Health, Mapped, Refusal, Spod, Topology
-    from npuenv.facts.npu.smi import Process, SmiTable, SmiTrouble
+    from npuenv.facts.npu.queries import Board, Ecc, FaultEvent, Health, Mapped, QueryRefusal, Spod, Topology
+    from npuenv.facts.npu.smi import NpuProcess, SmiTable, SmiTrouble
     from npuenv.facts.python.interpreter import Devices
     from npuenv.host.base import Host, Ran
 
@@ -137,12 +138,10 @@ def _idle(reader: Callable[[Collector], Fact[T]]) -> Callable[[Collector, Fact[S
 
 
 def _burn(host: Collector) -> Fact[Devices]:
-    from npuenv.facts.python.interpreter import devices
-
     return devices(host, host.python, BURN_S)
 
 
-class CardFacts(Group):
+class CardFacts(FactGroup):
     health: Fact[tuple[Health, ...]] = _details("health", level=1)  # at level 1 only of those that are not OK
     ecc: Fact[tuple[Ecc, ...]] = _details("ecc")
     boards: Fact[tuple[Board, ...]] = _details("boards")
@@ -152,7 +151,7 @@ class CardFacts(Group):
     spods: Fact[tuple[Spod, ...]] = _details("spods")
     faults: Fact[tuple[FaultEvent, ...]] = _details("faults")
     # These two are about those above, so they come after them.
-    silent: Fact[tuple[Refusal, ...]] = _details("silent")
+    silent: Fact[tuple[QueryRefusal, ...]] = _details("silent")
     # Fact of these -> the cards that it lacks, and what they said instead.
     unread: Fact[dict[str, dict[str, Evidence]]] = _details("unread", level=1)
     burn: Fact[Devices] = fact(_idle(_burn), "npu.smi", level=BURN_LEVEL)
@@ -197,7 +196,7 @@ def line_of(holder: Holder) -> str:
     return f"NPU {holder.npu}: process {holder.pid} {holder.name}".rstrip() + memory
 
 
-def _holder(process: Process, status: dict[str, str]) -> Holder:
+def _holder(process: NpuProcess, status: dict[str, str]) -> Holder:
     # A number alone proves nothing: the same one can be another process in another container.
     name = status.get("Name", "")
     is_here = bool(name) and name[:_NAME_LENGTH] == process.name[:_NAME_LENGTH]
@@ -339,7 +338,7 @@ def _claims(host: Collector, trouble: Fact[SmiTrouble]) -> Fact[tuple[Claim, ...
     return claims(host) if in_use or host.level >= USE_LEVEL else not_asked(USE_LEVEL)
 
 
-class HolderFacts(Group):
+class HolderFacts(FactGroup):
     holders: Fact[tuple[Holder, ...]] = fact(_holders, "npu.smi", "npu.smi_trouble")
     claims: Fact[tuple[Claim, ...]] = fact(_claims, "npu.smi_trouble")  # by the driver's own account
     kernel: Fact[tuple[KernelEvent, ...]] = fact(events, level=USE_LEVEL)

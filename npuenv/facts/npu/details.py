@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.facts.npu import queries
 from npuenv.facts.npu.driver import SMI_PLACES
-from npuenv.facts.npu.queries import Refusal, plain_lines
-from npuenv.facts.npu.smi import Layout, Trouble, find_trouble
+from npuenv.facts.npu.queries import QueryRefusal, plain_lines
+from npuenv.facts.npu.smi import Layout, SmiFailure, find_trouble
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -45,7 +45,7 @@ class Questions:
         self._places: tuple[str, ...] = SMI_PLACES
         self._num_asked = 0
         self._num_ended = 0
-        self._silent: dict[str, Refusal] = {}
+        self._silent: dict[str, QueryRefusal] = {}
         self._unread: dict[str, dict[str, Evidence]] = {}
         real = [card for card in table.cards if not card.is_virtual]
         self._cards = tuple({card.npu: card for card in reversed(real)}.values())[::-1]  # the first chip of each
@@ -91,7 +91,7 @@ class Questions:
             return absent(Evidence("npu-smi info -t topo", "one card"))
         return self._once(host, ("-t", "topo"), queries.parse_topology)
 
-    def silent(self, _: Host) -> Fact[tuple[Refusal, ...]]:
+    def silent(self, _: Host) -> Fact[tuple[QueryRefusal, ...]]:
         """Queries about listed cards that ended without an answer. To be asked last."""
         found = {words: item for words, item in self._silent.items() if item.kind in ("timeout", "invalid-card")}
         lines = tuple(Evidence(words, item.line) for words, item in found.items())
@@ -121,7 +121,7 @@ class Questions:
         query = _QUERIES[name]
         found: list[T] = []
         evidence: list[Evidence] = []
-        refused: list[Refusal] = []
+        refused: list[QueryRefusal] = []
         num_read = 0
         for card in cards:
             words = ("-t", query, "-i", str(card.npu), *(("-c", str(card.chip)) if by_chip else ()))
@@ -145,7 +145,7 @@ class Questions:
 
     def _leave_out(self, name: str, card: str, words: tuple[str, ...]) -> None:
         """Remembers a card that gave no readable answer, with the query that did not end where that is the reason."""
-        why = self._silent.get(_command(words), Refusal("unread", "cannot be read"))
+        why = self._silent.get(_command(words), QueryRefusal("unread", "cannot be read"))
         line = Evidence(_command(words), why.line)
         if why.kind == "not-asked":
             line = next(Evidence(each, item.line) for each, item in self._silent.items() if item.kind == "timeout")
@@ -165,7 +165,7 @@ class Questions:
         """What the query printed; None, with the reason kept, where that is no answer."""
         command = _command(words)
         if sum(item.kind == "timeout" for item in self._silent.values()) >= _TIMEOUTS_AT_MOST:
-            self._silent[command] = Refusal("not-asked", "not asked: earlier queries did not end")
+            self._silent[command] = QueryRefusal("not-asked", "not asked: earlier queries did not end")
             return None
         self._num_asked += 1
         for place in self._places:
@@ -180,15 +180,15 @@ class Questions:
         return None if refused is not None else ran.out + ("\n" + ran.err if ran.err else "")
 
 
-def _refused(ran: Ran) -> Refusal | None:
+def _refused(ran: Ran) -> QueryRefusal | None:
     if ran.timed_out:
-        return Refusal("timeout", "did not end")
+        return QueryRefusal("timeout", "did not end")
     if ran.is_absent:
-        return Refusal("absent", "not found")
+        return QueryRefusal("absent", "not found")
     text = ran.out + "\n" + ran.err
     trouble = find_trouble(plain_lines(text))
-    if trouble.kind is not Trouble.UNREADABLE:
-        return Refusal("failed", trouble.line, trouble.ret)
+    if trouble.kind is not SmiFailure.UNREADABLE:
+        return QueryRefusal("failed", trouble.line, trouble.ret)
     return queries.refusal(text)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
-from npuenv.facts.collector import Group, fact, not_asked
+from npuenv.facts.collector import FactGroup, fact, not_asked
 from npuenv.facts.npu.queries import plain_lines
 from npuenv.facts.read import file_text, line_with, pairs, why_failed
 from npuenv.host.base import PathState
@@ -48,7 +48,7 @@ class VersionInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class DeviceNode:
     """A device node. Openable is what permissions and the device cgroup say; a sandbox may still refuse."""
 
     path: str
@@ -60,8 +60,8 @@ class Node:
 class Nodes:
     """The device nodes of the NPUs and of their managers."""
 
-    cards: tuple[Node, ...]  # by number
-    managers: tuple[Node, ...]
+    cards: tuple[DeviceNode, ...]  # by number
+    managers: tuple[DeviceNode, ...]
     missing_managers: tuple[str, ...]
 
     @property
@@ -99,11 +99,11 @@ def smi(host: Host, *, timeout_s: float = SMI_TIMEOUT_S) -> Fact[SmiTable | SmiT
     else:
         return absent(Evidence(command, f"not found: {', '.join(SMI_PLACES)}"))
     # Loaded where there is an npu-smi: a machine without cards needs no parser.
-    from npuenv.facts.npu.smi import SmiTable, SmiTrouble, Trouble, parse_info
+    from npuenv.facts.npu.smi import SmiFailure, SmiTable, SmiTrouble, parse_info
 
     if ran.timed_out:
         line = f"no end after {timeout_s:.0f} s"
-        return known(SmiTrouble(Trouble.TIMEOUT, line), Evidence(command, line))
+        return known(SmiTrouble(SmiFailure.TIMEOUT, line), Evidence(command, line))
     read = parse_info(ran.out + ("\n" + ran.err if ran.err else ""))
     line = read.title if isinstance(read, SmiTable) else read.line or why_failed(ran)
     return known(read, Evidence(command, line))
@@ -252,10 +252,10 @@ def _version_info(host: Host, part: str) -> Fact[VersionInfo]:
     return absent(*tried)
 
 
-def _node(host: Host, path: str) -> Node:
+def _node(host: Host, path: str) -> DeviceNode:
     looked = host.look(path)
     is_openable = looked.state is PathState.DEVICE and looked.is_writable
-    return Node(path, is_openable, "" if is_openable else looked.error or looked.state.value)
+    return DeviceNode(path, is_openable, "" if is_openable else looked.error or looked.state.value)
 
 
 LOG = "/var/log/ascend_seclog/ascend_install.log"
@@ -381,7 +381,7 @@ def _installer(host: Collector, table: Fact[SmiTable], trouble: Fact[SmiTrouble]
     return installer(host) if host.level else not_asked(1)
 
 
-class DriverFacts(Group):
+class DriverFacts(FactGroup):
     driver: Fact[VersionInfo] = fact(driver)
     firmware: Fact[VersionInfo] = fact(firmware)
     install_info: Fact[dict[str, str]] = fact(install_info)

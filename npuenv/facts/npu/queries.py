@@ -186,7 +186,7 @@ class FaultEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class QueryRefusal:
     """Why a query has no answer."""
 
     kind: str  # unsupported | invalid-card | failed | timeout | absent | not-asked
@@ -375,12 +375,12 @@ _REFUSALS = (
 )
 
 
-def refusal(text: str) -> Refusal | None:
+def refusal(text: str) -> QueryRefusal | None:
     """Why a query was refused; None where none of the known words is there."""
     for line in plain_lines(text):
         for kind, pattern in _REFUSALS:
             found = pattern.search(line)
             if found:
                 numbers = [value for value in found.groupdict().values() if value]
-                return Refusal(kind, line.strip(), int(numbers[0]) if numbers else None)
+                return QueryRefusal(kind, line.strip(), int(numbers[0]) if numbers else None)
     return None

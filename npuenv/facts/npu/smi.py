@@ -63,7 +63,7 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class NpuProcess:
     """One row of the process table; at most eight per chip are shown."""
 
     npu: int
@@ -83,7 +83,7 @@ class SmiTable:
     driver: str | None  # the `Version:` word; it can differ from the tool's own
     title: str
     cards: tuple[Card, ...]
-    processes: tuple[Process, ...]
+    processes: tuple[NpuProcess, ...]
     is_complete: bool  # False: rows are cut or unreadable, or the end is missing, so the cards may be more than listed
     is_install_incomplete: bool  # the warning about a driver package that is not completely installed
     listed: tuple[int, ...] = ()  # the NPUs whose processes are all read, be it that there is none
@@ -94,7 +94,7 @@ class SmiTable:
         return tuple(sorted({card.npu for card in self.cards} - set(self.listed)))
 
 
-class Trouble(enum.Enum):
+class SmiFailure(enum.Enum):
     """Ways in which npu-smi fails. One text can have several causes; those are for the checks to weigh."""
 
     LIBRARY = "library"  # the loader misses a driver library
@@ -110,7 +110,7 @@ class Trouble(enum.Enum):
 class SmiTrouble:
     """A failure with the line that shows it."""
 
-    kind: Trouble
+    kind: SmiFailure
     line: str
     ret: int | None = None  # the tool's negative code, where it prints one
     library: str | None = None
@@ -118,17 +118,17 @@ class SmiTrouble:
     @property
     def is_in_use(self) -> bool:
         """True where somebody else holds the device."""
-        return self.kind is Trouble.IN_USE
+        return self.kind is SmiFailure.IN_USE
 
 
 _RET = r"ret is (?P<ret>-[0-9]{4,5})\b"
 _TROUBLES = (
-    (Trouble.LIBRARY, re.compile(r"error while loading shared libraries: (?P<library>lib[\w.+-]*\.so[\w.]*):")),
-    (Trouble.IN_USE, re.compile(rf"because the device is used\. {_RET}")),
-    (Trouble.IN_USE, re.compile(r"dcmi mod\w+ initializ\w+ failed.{0,200}?ret is (?P<ret>-8020)\b")),
-    (Trouble.INIT, re.compile(rf"dcmi mod\w+ initializ\w+ failed.{{0,200}}?{_RET}")),
-    (Trouble.UNEXECUTABLE, re.compile(r"npu-smi: (?:cannot execute|Permission denied|Exec format error)")),
-    (Trouble.NOT_FOUND, re.compile(r"npu-smi: (?:command )?not found|npu-smi: No such file")),
+    (SmiFailure.LIBRARY, re.compile(r"error while loading shared libraries: (?P<library>lib[\w.+-]*\.so[\w.]*):")),
+    (SmiFailure.IN_USE, re.compile(rf"because the device is used\. {_RET}")),
+    (SmiFailure.IN_USE, re.compile(r"dcmi mod\w+ initializ\w+ failed.{0,200}?ret is (?P<ret>-8020)\b")),
+    (SmiFailure.INIT, re.compile(rf"dcmi mod\w+ initializ\w+ failed.{{0,200}}?{_RET}")),
+    (SmiFailure.UNEXECUTABLE, re.compile(r"npu-smi: (?:cannot execute|Permission denied|Exec format error)")),
+    (SmiFailure.NOT_FOUND, re.compile(r"npu-smi: (?:command )?not found|npu-smi: No such file")),
 )
 
 
@@ -154,16 +154,16 @@ def find_trouble(lines: list[str]) -> SmiTrouble:
                 ret = int(found["ret"]) if found.get("ret") else None
                 return SmiTrouble(kind, line.strip(), ret, found.get("library"))
     first = next((line.strip() for line in lines if line.strip()), "")
-    return SmiTrouble(Trouble.UNREADABLE, first)
+    return SmiTrouble(SmiFailure.UNREADABLE, first)
 
 
 def _tables(lines: list[str]) -> Iterator[SmiTable]:
     """Each table of a text that holds several: the tool asked twice, or a terminal that showed it again."""
-    reader = _Reader()
+    reader = _TableReader()
     for line in lines:
         if reader.is_followed_by(line):
             yield reader.table()
-            reader = _Reader()
+            reader = _TableReader()
         reader.read(line)
     yield reader.table()
 
@@ -180,7 +180,7 @@ class _Row:
         return _Row(self.line, self.cells[-count:], self.values)
 
 
-class _Reader:
+class _TableReader:
     """Walks the lines of one table; the headers switch what a row means."""
 
     def __init__(self) -> None:
@@ -189,7 +189,7 @@ class _Reader:
         self.driver: str | None = None
         self.title = ""
         self.cards: dict[tuple[int, int], Card] = {}
-        self.processes: list[Process] = []
+        self.processes: list[NpuProcess] = []
         self.listed: set[int] = set()
         self.is_damaged = False
         self.is_install_incomplete = False
@@ -352,7 +352,7 @@ class _Reader:
         self._group.add(int(ids[0]))
         chip = int(ids[1]) if len(ids) > 1 else None
         inside = integer(cells[4]) if len(cells) > 4 else None
-        self.processes.append(Process(int(ids[0]), chip, int(cells[1]), cells[2], integer(cells[3]), inside))
+        self.processes.append(NpuProcess(int(ids[0]), chip, int(cells[1]), cells[2], integer(cells[3]), inside))
 
 
 def _layout(head: tuple[str, ...]) -> Layout | None:

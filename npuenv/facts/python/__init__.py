@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known
-from npuenv.facts.collector import USE_LEVEL, Group, fact, not_asked, was_asked
+from npuenv.facts.collector import USE_LEVEL, FactGroup, fact, not_asked, was_asked
 from npuenv.facts.manifest import described
 from npuenv.facts.python import interpreter
 
@@ -171,7 +171,7 @@ def _is_unrecorded(*facts: Fact[Any]) -> bool:
     return all(item.line == "not in the capture" for fact in facts for item in fact.evidence)
 
 
-class PythonFacts(Group):
+class PythonFacts(FactGroup):
     interpreter: Fact[Python] = fact(
         lambda host: interpreter.interpreter_of(host.shared(_inventory, host.python), host.python)
     )

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class MetadataTrouble:
     """A dist-info or egg-info that does not say what it should."""
 
     entry: str  # torch-2.8.0.dist-info
@@ -81,7 +81,7 @@ class Packages:
     in_user_site: tuple[str, ...]
     twice: tuple[Twice, ...]
     leftovers: tuple[str, ...]  # "~orch": what a removal or an update that broke off leaves
-    trouble: tuple[Trouble, ...]
+    trouble: tuple[MetadataTrouble, ...]
     requires: Mapping[str, tuple[str, ...]]  # without those of extras
     requires_python: Mapping[str, str]
     origins: Mapping[str, Origin]

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
-from npuenv.facts.collector import USE_LEVEL, Group, fact, not_asked
+from npuenv.facts.collector import USE_LEVEL, FactGroup, fact, not_asked
 from npuenv.facts.machine.storage import folder, mounts
 from npuenv.host.base import PathState
 
 if TYPE_CHECKING:
     from npuenv.facts.collector import Collector
-    from npuenv.facts.machine.storage import Folder
-    from npuenv.facts.ray.status import Status, Trouble
+    from npuenv.facts.machine.storage import FolderUsage
+    from npuenv.facts.ray.status import ClusterStatus, StatusTrouble
     from npuenv.host.base import Host
 
 _STATUS_SHORT_S = 4.0
@@ -27,7 +27,7 @@ _SESSION = re.compile(r"session_[0-9]{4}-[0-9]{2}-[0-9]{2}_.*")
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class RaySession:
     """Ray's folder of temporary files."""
 
     folder: str
@@ -43,21 +43,21 @@ def folder_of(host: Host) -> str:
     return f"{(environ.get('RAY_TMPDIR') or environ.get('TMPDIR') or '/tmp').rstrip('/')}/ray"
 
 
-def session(host: Host) -> Fact[Session]:
+def session(host: Host) -> Fact[RaySession]:
     """Ray's folder; absent where Ray was never started."""
     folder = folder_of(host)
     looked = host.look(folder)
     if looked.state is PathState.ABSENT:
         return absent(Evidence(folder, "absent"))
     if looked.state is PathState.UNREADABLE and "denied" in looked.error:
-        return known(Session(folder, False, 0, None, False), Evidence(folder, looked.error))
+        return known(RaySession(folder, False, 0, None, False), Evidence(folder, looked.error))
     if looked.state is not PathState.FOLDER:
         return unknown(Evidence(folder, looked.error or looked.state.value))
     note = host.look(f"{folder}/ray_current_cluster")
     address = note.text.strip() if _ADDRESS.fullmatch(note.text.strip()) else None
     is_mine = note.state is PathState.ABSENT or note.is_writable
     sessions = sum(1 for name in looked.names if _SESSION.fullmatch(name))
-    value = Session(folder, looked.is_writable, sessions, address, is_mine)
+    value = RaySession(folder, looked.is_writable, sessions, address, is_mine)
     access = "writable" if looked.is_writable else "not writable"
     evidence = [Evidence(folder, f"{access}, {value.sessions} sessions")]
     if note.state is not PathState.ABSENT:
@@ -92,30 +92,30 @@ def token(host: Host) -> Fact[str]:
     return unknown(Evidence(folder, looked.error or looked.state.value))
 
 
-def _disk(host: Host, session: Fact[Session]) -> Fact[Folder]:
+def _disk(host: Host, session: Fact[RaySession]) -> Fact[FolderUsage]:
     if session.value is None:
         return Fact(session.state, None, session.evidence)
     return folder(host, session.value.folder, mounts(host).value or ())
 
 
-def _status(host: Collector, address: Fact[str]) -> Fact[Status | Trouble]:
+def _status(host: Collector, address: Fact[str]) -> Fact[ClusterStatus | StatusTrouble]:
     """A cluster that is there answers in two or three seconds; for one that is not, level 1 does not wait."""
     if address.value is None:
         return Fact(address.state, None, address.evidence)
-    from npuenv.facts.ray.status import Refusal, Trouble, status  # most machines have no cluster to ask
+    from npuenv.facts.ray.status import StatusRefusal, StatusTrouble, status  # most machines have no cluster to ask
 
     limit = host.timeout(_STATUS_SHORT_S, _STATUS_S)
     beside = f"{host.python.rpartition('/')[0]}/ray" if "/" in host.python else "ray"
     found = host.read(status, beside, limit)
     if found.state is State.ABSENT and beside != "ray":
         found = status(host, "ray", limit)
-    is_late = isinstance(found.value, Trouble) and found.value.kind is Refusal.TIMEOUT
+    is_late = isinstance(found.value, StatusTrouble) and found.value.kind is StatusRefusal.TIMEOUT
     return not_asked(USE_LEVEL) if is_late and host.level < USE_LEVEL else found
 
 
-class RayFacts(Group):
-    session: Fact[Session] = fact(session)
-    session_disk: Fact[Folder] = fact(_disk, "ray.session")  # the file system of Ray's own folder
+class RayFacts(FactGroup):
+    session: Fact[RaySession] = fact(session)
+    session_disk: Fact[FolderUsage] = fact(_disk, "ray.session")  # the file system of Ray's own folder
     address: Fact[str] = fact(address)
     token: Fact[str] = fact(token)  # the path of the token file
-    status: Fact[Status | Trouble] = fact(_status, "ray.address", level=1)
+    status: Fact[ClusterStatus | StatusTrouble] = fact(_status, "ray.address", level=1)

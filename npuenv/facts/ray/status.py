@@ -66,7 +66,7 @@ class Resource:
 
 
 @dataclass(frozen=True, slots=True)
-class Bundle:
+class ResourceDemand:
     """What must be free on one node at once, and how many times."""
 
     needs: tuple[tuple[str, float], ...]  # by name
@@ -77,7 +77,7 @@ class Bundle:
 class Demand:
     """Work that waits: a task or an actor is one bundle, a placement group one or more."""
 
-    bundles: tuple[Bundle, ...]
+    bundles: tuple[ResourceDemand, ...]
     how: str  # PACK, SPREAD, STRICT_PACK, STRICT_SPREAD; "" for tasks and actors
     waiting: int
     line: str
@@ -102,7 +102,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class ClusterStatus:
     """The cluster at one moment. Node rows are ids, not addresses; a dead node can linger here for a while."""
 
     nodes: int | None  # None: the list of nodes is cut or damaged
@@ -119,7 +119,7 @@ class Status:
         return totals.get(name, 0.0 if is_known else None)
 
 
-class Refusal(enum.Enum):
+class StatusRefusal(enum.Enum):
     """Why there is no status."""
 
     TIMEOUT = "timeout"  # nobody answered in our time
@@ -131,34 +131,34 @@ class Refusal(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class StatusTrouble:
     """A status that did not come, with the line that says why."""
 
-    kind: Refusal
+    kind: StatusRefusal
     line: str
 
 
 _REFUSALS = (
-    (Refusal.TOKEN, re.compile(r"AuthenticationError|InvalidAuthToken|Authentication token is missing")),
-    (Refusal.VERSION, re.compile(r"Version mismatch: The cluster was started with")),
-    (Refusal.UNREACHABLE, re.compile(r"Timed out while waiting for GCS|Failed to get cluster ID from GCS")),
-    (Refusal.UNREACHABLE, re.compile(r"Could not read 'temp_dir' from GCS")),
-    (Refusal.NO_CLUSTER, re.compile(r"Could not find any running Ray instance")),
+    (StatusRefusal.TOKEN, re.compile(r"AuthenticationError|InvalidAuthToken|Authentication token is missing")),
+    (StatusRefusal.VERSION, re.compile(r"Version mismatch: The cluster was started with")),
+    (StatusRefusal.UNREACHABLE, re.compile(r"Timed out while waiting for GCS|Failed to get cluster ID from GCS")),
+    (StatusRefusal.UNREACHABLE, re.compile(r"Could not read 'temp_dir' from GCS")),
+    (StatusRefusal.NO_CLUSTER, re.compile(r"Could not find any running Ray instance")),
 )
 
 
-def status(host: Host, program: str, timeout_s: float) -> Fact[Status | Trouble]:
+def status(host: Host, program: str, timeout_s: float) -> Fact[ClusterStatus | StatusTrouble]:
     """Asks the cluster that Ray knows. The trouble is a value too: it is what somebody running Ray would see."""
     return read(host.run((program, "status"), timeout_s=timeout_s), timeout_s)
 
 
-def read(ran: Ran, timeout_s: float) -> Fact[Status | Trouble]:
+def read(ran: Ran, timeout_s: float) -> Fact[ClusterStatus | StatusTrouble]:
     """What the command came to that had this long."""
     command = " ".join(ran.argv)
     if ran.is_absent:
         return absent(Evidence(command, ran.err or "no such program"))
     if ran.timed_out:
-        return known(Trouble(Refusal.TIMEOUT, ""), Evidence(command, f"no answer within {timeout_s:g} s"))
+        return known(StatusTrouble(StatusRefusal.TIMEOUT, ""), Evidence(command, f"no answer within {timeout_s:g} s"))
     found = parse(ran.out)
     if found is not None:
         rows = [f"{item.used:g}/{item.total:g} {item.name}" for item in found.resources if "memory" not in item.name]
@@ -167,7 +167,7 @@ def read(ran: Ran, timeout_s: float) -> Fact[Status | Trouble]:
     return _refused(command, ran)
 
 
-def _refused(command: str, ran: Ran) -> Fact[Status | Trouble]:
+def _refused(command: str, ran: Ran) -> Fact[ClusterStatus | StatusTrouble]:
     text = _COLOUR.sub("", f"{ran.out}\n{ran.err}")
     for kind, pattern in _REFUSALS:
         # The last one: Ray's C++ parts say it first, among their times and numbers, the exception says it for people.
@@ -175,13 +175,13 @@ def _refused(command: str, ran: Ran) -> Fact[Status | Trouble]:
             (line.strip()[:_LINE_AT_MOST] for line in reversed(text.splitlines()) if pattern.search(line)), None
         )
         if line is not None:
-            return known(Trouble(kind, line), Evidence(command, line))
+            return known(StatusTrouble(kind, line), Evidence(command, line))
     if ran.code == 0:
         return unknown(Evidence(command, why_failed(ran)))
-    return known(Trouble(Refusal.OTHER, why_failed(ran)), Evidence(command, why_failed(ran)))
+    return known(StatusTrouble(StatusRefusal.OTHER, why_failed(ran)), Evidence(command, why_failed(ran)))
 
 
-def parse(text: str) -> Status | None:
+def parse(text: str) -> ClusterStatus | None:
     """The status in the text of `ray status`, both generations of titles; None where its resources are not there.
 
     Lines of Ray's C++ parts may stand between; the rows are found by their titles and shapes. Of several the last
@@ -212,7 +212,7 @@ def _sections(text: str) -> Iterator[dict[str, list[str]]]:
     yield sections
 
 
-def _status(sections: Mapping[str, list[str]]) -> Status | None:
+def _status(sections: Mapping[str, list[str]]) -> ClusterStatus | None:
     names = list(sections)
     usage = [_resource(line) for line in sections.get("usage", ())]
     resources = {item.name: item for item in usage if item is not None}
@@ -222,7 +222,7 @@ def _status(sections: Mapping[str, list[str]]) -> Status | None:
     rows = [_demands(line) for line in sections.get("demands", ())]
     demands = tuple(demand for row in rows if row is not None for demand in row)
     nodes = _nodes(sections) if names[-1] not in ("active", "idle") else None
-    return Status(nodes, tuple(resources.values()), demands, has_all_resources, bool(rows) and None not in rows)
+    return ClusterStatus(nodes, tuple(resources.values()), demands, has_all_resources, bool(rows) and None not in rows)
 
 
 def _nodes(sections: Mapping[str, list[str]]) -> int | None:
@@ -267,9 +267,11 @@ def _demands(line: str) -> tuple[Demand, ...] | None:
     return (Demand(bundles, how or "", int(waiting), line.strip()),)
 
 
-def _bundle(found: re.Match[str]) -> Bundle:
+def _bundle(found: re.Match[str]) -> ResourceDemand:
     needs, count = found.groups()
-    return Bundle(tuple(sorted((name, float(number)) for name, number in _NEED.findall(needs))), int(count or 1))
+    return ResourceDemand(
+        tuple(sorted((name, float(number)) for name, number in _NEED.findall(needs))), int(count or 1)
+    )
 
 
 _SLACK = 1e-6  # Ray counts in ten-thousandths

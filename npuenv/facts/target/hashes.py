@@ -8,7 +8,7 @@ import sys
 import time
 
 from npuenv.facts.target.dist_info import located, normal, sha256
-from npuenv.facts.target.records import EXAMPLES_AT_MOST, Folder, Tally
+from npuenv.facts.target.records import EXAMPLES_AT_MOST, PathEntry, Tally
 
 ENOUGH_S = 90.0  # a slow network disk: what was read until then is the answer
 
@@ -25,7 +25,7 @@ def answer(path: list[str]) -> dict[str, object]:
     unreadable: list[str] = []
     owned: dict[str, list[tuple[str, str, str, str]]] = {}
     for folder in path:
-        for distribution in Folder(folder).distributions():
+        for distribution in PathEntry(folder).distributions():
             for file, wanted, size in distribution.files():
                 if wanted.startswith("sha256="):
                     claim = (normal(distribution.name), file, wanted, size)

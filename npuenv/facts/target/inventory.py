@@ -12,7 +12,7 @@ import sys
 import sysconfig
 
 from npuenv.facts.target.dist_info import Disk, list_folder, located, normal, source_folder
-from npuenv.facts.target.records import EXAMPLES_AT_MOST, Distribution, Folder, Tally, is_native, read
+from npuenv.facts.target.records import EXAMPLES_AT_MOST, Distribution, PathEntry, Tally, is_native, read
 
 TYPE_CHECKING = False  # as in the first part
 if TYPE_CHECKING:
@@ -47,10 +47,10 @@ EXTENSION = re.compile(r"\.cpython-\d+\w*-[\w-]+\.so$")
 SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX") or "")
 
 
-class Inventory:
+class Distributions:
     """Distributions by name: the first on the path counts, as it does for imports."""
 
-    def __init__(self, folders: list[Folder]) -> None:
+    def __init__(self, folders: list[PathEntry]) -> None:
         self.first: dict[str, Distribution] = {}
         self.others: dict[str, list[Distribution]] = {}
         for folder in folders:
@@ -142,7 +142,7 @@ class Inventory:
 class Modules:
     """Where importing finds a module, without importing it."""
 
-    def __init__(self, path: list[str], inventory: Inventory) -> None:
+    def __init__(self, path: list[str], inventory: Distributions) -> None:
         self.path, self.inventory = path, inventory
 
     def places(self, name: str) -> list[tuple[str, str]]:
@@ -233,7 +233,7 @@ def current_folder() -> str:
         return ""
 
 
-def gone_sources(inventory: Inventory) -> list[dict[str, str]]:
+def gone_sources(inventory: Distributions) -> list[dict[str, str]]:
     """Editable installations whose source folder is no longer there."""
     rows = []
     for name, distribution in sorted(inventory.first.items()):
@@ -285,7 +285,7 @@ def unique(path: list[str]) -> list[str]:
     return list(found.values())
 
 
-def shared(inventory: Inventory) -> list[dict[str, Any]]:
+def shared(inventory: Distributions) -> list[dict[str, Any]]:
     rows = []
     for pair, found in sorted(inventory.shared.items()):
         examples = sorted(found["paths"])[:EXAMPLES_AT_MOST]
@@ -293,7 +293,7 @@ def shared(inventory: Inventory) -> list[dict[str, Any]]:
     return rows
 
 
-def packages(path: list[str], folders: list[Folder], inventory: Inventory, modules: Modules) -> dict[str, Any]:
+def packages(path: list[str], folders: list[PathEntry], inventory: Distributions, modules: Modules) -> dict[str, Any]:
     first = inventory.first
     user = site.getusersitepackages() if site.ENABLE_USER_SITE else ""
     return {
@@ -321,7 +321,7 @@ def packages(path: list[str], folders: list[Folder], inventory: Inventory, modul
     }
 
 
-def of_conda(inventory: Inventory) -> dict[str, str]:
+def of_conda(inventory: Distributions) -> dict[str, str]:
     """Versions that conda wrote down, by distribution, where another one is there: pip installed over it."""
     found = {}
     for entry in _readable(os.path.join(sys.prefix, "conda-meta")):
@@ -351,7 +351,7 @@ def not_there() -> list[dict[str, str]]:
     return [{"place": place, "why": "; ".join([why] + [f"packages lie in {other}" for other in sorted(others)])}]
 
 
-def files(inventory: Inventory) -> dict[str, Any]:
+def files(inventory: Distributions) -> dict[str, Any]:
     return {
         "looked": inventory.looked,
         "missing": inventory.missing.rows(),
@@ -364,8 +364,8 @@ def files(inventory: Inventory) -> dict[str, Any]:
 
 
 def answer(path: list[str]) -> dict[str, object]:
-    folders = [Folder(entry) for entry in path]
-    inventory = Inventory(folders)
+    folders = [PathEntry(entry) for entry in path]
+    inventory = Distributions(folders)
     modules = Modules(path, inventory)
     return {
         "version": platform.python_version(),

@@ -187,7 +187,7 @@ def fits_one(python: str, abi: str, system: str) -> bool:
     return minor <= sys.version_info[1] if abi in ("abi3", "none") else minor == sys.version_info[1]
 
 
-class Folder:
+class PathEntry:
     """One entry of the path."""
 
     def __init__(self, place: str) -> None:

@@ -32,7 +32,7 @@ from npuenv.matrix import load_matrix
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from npuenv.install.locations import Target
+    from npuenv.install.locations import EnvironmentPlace
     from npuenv.resolve.types import Stack
 
 PARTS = ("toolkit", "ops", "nnal")  # in install order
@@ -49,7 +49,7 @@ _DEFAULT_FOLDER = "/usr/local/Ascend"  # the fixed install path of packages
 
 
 @dataclass(frozen=True, slots=True)
-class CannFile:
+class SuppliedFile:
     """A supplied file, described by its name and its hash."""
 
     path: str
@@ -62,7 +62,7 @@ class CannFile:
     is_known: bool = False  # whether a source of the matrix gives this hash
 
 
-def recognise(path: str) -> CannFile | None:
+def recognise(path: str) -> SuppliedFile | None:
     """The parts of a CANN file's name; None for any other name."""
     match = _NAME.fullmatch(posixpath.basename(path))
     if match is None:
@@ -71,7 +71,7 @@ def recognise(path: str) -> CannFile | None:
     if match["maker"] == "Atlas-A3" and not match["bare"]:
         return None
     arch = (match["arch"] or "").replace("-", "_")
-    return CannFile(path, match["part"] or "ops", chip, match["version"], arch, match["form"])
+    return SuppliedFile(path, match["part"] or "ops", chip, match["version"], arch, match["form"])
 
 
 def expected_names(stack: Stack) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ def expected_names(stack: Stack) -> tuple[str, ...]:
     return (f"Ascend-cann-toolkit{tail}", f"{ops}{tail}", f"Ascend-cann-nnal{tail}")
 
 
-def cann_steps(host: Host, stack: Stack, files: Sequence[str], target: Target) -> Prerequisites:
+def cann_steps(host: Host, stack: Stack, files: Sequence[str], target: EnvironmentPlace) -> Prerequisites:
     """Steps for the missing parts of CANN, from `files`; notes for parts without a file.
 
     Raises: BadInput for a file that is no part of this stack's CANN: another name, version, architecture, chip or hash.
@@ -118,12 +118,12 @@ def with_found_cann(host: Host, stack: Stack) -> Stack:
     return stack
 
 
-def supplied_parts(host: Host, stack: Stack, files: Sequence[str]) -> dict[str, CannFile]:
+def supplied_parts(host: Host, stack: Stack, files: Sequence[str]) -> dict[str, SuppliedFile]:
     """Part -> file. Raises: BadInput for a file that is no part of this stack's CANN, and for two of one part."""
     if files and not stack.cann_root:
         args: dict[str, object] = {"stack": stack.name, "path": files[0]}
         raise BadInput(Message("plan.cann-not-needed", args), Message("plan.cann-not-needed-hint"))
-    supplied: dict[str, CannFile] = {}
+    supplied: dict[str, SuppliedFile] = {}
     for path in files:
         args = {"path": path, "names": expected_names(stack)}
         if host.look(path).state is PathState.ABSENT:
@@ -138,7 +138,7 @@ def supplied_parts(host: Host, stack: Stack, files: Sequence[str]) -> dict[str, 
     return supplied
 
 
-def _require_fit(stack: Stack, file: CannFile) -> None:
+def _require_fit(stack: Stack, file: SuppliedFile) -> None:
     wanted = {"version": _version(stack), "arch": stack.platform.arch, "chip": _chip(stack)}
     args = {"path": file.path, "stack": stack.name}
     if not versions.is_cann(file.version) or versions.cann(file.version) != versions.cann(wanted["version"]):
@@ -151,7 +151,7 @@ def _require_fit(stack: Stack, file: CannFile) -> None:
         raise BadInput(Message("plan.cann-package-place", {**args, "wanted": ascend_folder(stack)}))
 
 
-def _hashed(host: Host, file: CannFile) -> CannFile:
+def _hashed(host: Host, file: SuppliedFile) -> SuppliedFile:
     """The file with its sha256. Raises: BadInput if it cannot be read or if the matrix has another hash."""
     looked = host.look(file.path)
     ran = host.run(("sha256sum", file.path), timeout_s=_HASH_TIMEOUT_S)
@@ -166,7 +166,7 @@ def _hashed(host: Host, file: CannFile) -> CannFile:
     return replace(file, sha256=match[1], is_known=bool(known))
 
 
-def _install(host: Host, stack: Stack, file: CannFile, target: Target) -> Prerequisites:
+def _install(host: Host, stack: Stack, file: SuppliedFile, target: EnvironmentPlace) -> Prerequisites:
     folder = ascend_folder(stack)
     is_ours = file.form == "run" and host.look(nearest(host, folder)).is_writable
     privilege = "" if is_ours else privilege_of(host)
@@ -199,7 +199,7 @@ def _install(host: Host, stack: Stack, file: CannFile, target: Target) -> Prereq
     )
 
 
-def _runs(stack: Stack, file: CannFile, *, is_for_all: bool) -> tuple[Run, ...]:
+def _runs(stack: Stack, file: SuppliedFile, *, is_for_all: bool) -> tuple[Run, ...]:
     """The installer's self-test, then the installation. Package managers test packages themselves."""
     if file.form == "deb":
         return (Run(("dpkg", "-i", file.path)),)

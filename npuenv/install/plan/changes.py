@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
     from npuenv.core.plan import Plan, Step
     from npuenv.host.base import Host
-    from npuenv.install.locations import Target
+    from npuenv.install.locations import EnvironmentPlace
 
 
-def replaced(host: Host, target: Target, plan: Plan) -> tuple[Message, ...]:
+def replaced(host: Host, target: EnvironmentPlace, plan: Plan) -> tuple[Message, ...]:
     """The plan's changes to installed packages: new versions, reinstalled, added, removed.
 
     Empty for an environment of npuenv's own, and if everything is installed. uv installs a step's packages together, so

@@ -13,7 +13,7 @@ from npuenv.facts.pip import UvSettings
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npuenv.install.locations import Target
+    from npuenv.install.locations import EnvironmentPlace
     from npuenv.lock.file import Lock
     from npuenv.resolve.types import GitSource, Stack
 
@@ -53,7 +53,7 @@ class Making:
 
     stack: Stack
     lock: Lock
-    target: Target
+    target: EnvironmentPlace
     tools: Tools
     request: Mapping[str, Any] = field(default_factory=dict)  # the request, for the manifest
 

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from npuenv.host.base import Host
-    from npuenv.install.locations import Target
+    from npuenv.install.locations import EnvironmentPlace
     from npuenv.lock.file import Lock
 
 
 def plan_install(
     stack: Stack,
     lock: Lock,
-    target: Target,
+    target: EnvironmentPlace,
     tools: Tools,
     *,
     activation: str | Mapping[str, str],
@@ -57,7 +57,7 @@ def plan_install(
     return Plan(chained(steps))
 
 
-def keep_supplied(host: Host, stack: Stack, lock: Lock, target: Target, tools: Tools) -> Tools:
+def keep_supplied(host: Host, stack: Stack, lock: Lock, target: EnvironmentPlace, tools: Tools) -> Tools:
     """The tools with the sources that were supplied before, unless a finished environment is recreated.
 
     Those of an unfinished environment are dropped: they may be the reason that it was never finished.

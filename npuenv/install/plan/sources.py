@@ -20,7 +20,7 @@ from npuenv.install.plan.local_sources import is_folder, unpacker
 
 if TYPE_CHECKING:
     from npuenv.host.base import Host
-    from npuenv.install.locations import Target
+    from npuenv.install.locations import EnvironmentPlace
     from npuenv.install.plan.context import Making
     from npuenv.resolve.types import BuildStep, GitSource, Stack
 
@@ -43,7 +43,7 @@ def build(making: Making, item: BuildStep, source: GitSource) -> list[Step]:
     return steps
 
 
-def supplied_in(host: Host, target: Target, stack: Stack) -> dict[str, str]:
+def supplied_in(host: Host, target: EnvironmentPlace, stack: Stack) -> dict[str, str]:
     """Normalised name -> digest of each source in an environment that came from no repository."""
     found = {}
     for source in stack.git_sources:
@@ -66,11 +66,11 @@ def supplied(making: Making, source: GitSource) -> str:
     return digest or given  # the same archive at another path is the same source
 
 
-def _place(target: Target, source: GitSource) -> str:
+def _place(target: EnvironmentPlace, source: GitSource) -> str:
     return f"{target.root}/src/{source.name}"
 
 
-def _note_path(target: Target, source: GitSource) -> str:
+def _note_path(target: EnvironmentPlace, source: GitSource) -> str:
     return target.own(f"source-{canonicalize_name(source.name)}.txt")
 
 

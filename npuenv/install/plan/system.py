@@ -27,7 +27,7 @@ _LOCK_WAIT_S = 120  # another installation, often the nightly one, may hold apt'
 
 
 @dataclass(frozen=True, slots=True)
-class System:
+class PackageManager:
     """A machine's package manager, and the stack's packages that it lacks."""
 
     name: str  # for messages
@@ -38,7 +38,7 @@ class System:
     privilege: str  # root | sudo | none
 
 
-def look_at_system(host: Host, stack: Stack) -> System:
+def look_at_system(host: Host, stack: Stack) -> PackageManager:
     """The stack's system packages that this machine lacks; on an unknown system all of them."""
     found = system.system(host)
     identity = found.value.id.casefold() if found.value else ""
@@ -49,16 +49,16 @@ def look_at_system(host: Host, stack: Stack) -> System:
         database, wanted = "rpm", load_matrix().dnf_names(stack.system_packages)
         installer = "dnf" if host.look("/usr/bin/dnf").state is PathState.FILE else "yum"
     else:
-        return System(name, "", "", stack.system_packages, False, NONE)
+        return PackageManager(name, "", "", stack.system_packages, False, NONE)
     if not wanted:
-        return System(name, database, installer, (), True, NONE)
+        return PackageManager(name, database, installer, (), True, NONE)
     missing = missing_packages(host, database, wanted)
     if missing.value is None:
-        return System(name, database, installer, tuple(wanted), False, privilege_of(host))
-    return System(name, database, installer, missing.value, True, privilege_of(host) if missing.value else NONE)
+        return PackageManager(name, database, installer, tuple(wanted), False, privilege_of(host))
+    return PackageManager(name, database, installer, missing.value, True, privilege_of(host) if missing.value else NONE)
 
 
-def system_steps(stack: Stack, machine: System, *, is_allowed: bool) -> Prerequisites:
+def system_steps(stack: Stack, machine: PackageManager, *, is_allowed: bool) -> Prerequisites:
     """The step that installs missing packages, if that is allowed and possible; else a note with the command."""
     if not machine.missing:
         return Prerequisites()
@@ -76,7 +76,7 @@ def system_steps(stack: Stack, machine: System, *, is_allowed: bool) -> Prerequi
     return Prerequisites(notes=(Message(key, {**args, "command": as_lines(runs)}),))
 
 
-def _runs(machine: System) -> tuple[Run, ...]:
+def _runs(machine: PackageManager) -> tuple[Run, ...]:
     if machine.installer == "apt-get":
         quiet = {"DEBIAN_FRONTEND": "noninteractive"}
         wait = ("-o", f"DPkg::Lock::Timeout={_LOCK_WAIT_S}")

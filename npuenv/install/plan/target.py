@@ -18,7 +18,7 @@ from npuenv.core.messages import Message
 from npuenv.facts.conditions import dist_versions
 from npuenv.facts.manifest import DAMAGED, MARKER, describe
 from npuenv.host.base import Host, PathState
-from npuenv.install.locations import Target, data_folder
+from npuenv.install.locations import EnvironmentPlace, data_folder
 from npuenv.lock.file import parse_lock
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ _OTHER_MIB = 4
 _INSTALLED = (".dist-info", ".egg-info", ".egg-link")
 
 
-def check_target(host: Host, target: Target, lock: Lock) -> None:
+def check_target(host: Host, target: EnvironmentPlace, lock: Lock) -> None:
     """Passes if the environment may be created there. Raises: BadInput (foreign content, read-only, no space)."""
     check_content(host, target)
     location = nearest(host, target.root)
@@ -78,7 +78,7 @@ def check_target(host: Host, target: Target, lock: Lock) -> None:
         _require_room(host, location, lock.packages, Message("plan.choose-target"))
 
 
-def check_content(host: Host, target: Target) -> None:
+def check_content(host: Host, target: EnvironmentPlace) -> None:
     """Passes if the folder holds nothing but an environment of npuenv's own. Raises: BadInput."""
     looked = host.look(target.root)
     if looked.state is PathState.UNREADABLE:
@@ -107,7 +107,7 @@ def check_content(host: Host, target: Target) -> None:
         )
 
 
-def existing_target(host: Host, exe: str, lock: Lock, stack: Stack) -> Target:
+def existing_target(host: Host, exe: str, lock: Lock, stack: Stack) -> EnvironmentPlace:
     """The environment of a Python, as a target. Raises: BadInput: no environment, another version.
 
     Refused are an interpreter that others depend on (the system's, a shared one, conda's base), npuenv's own
@@ -123,7 +123,7 @@ def existing_target(host: Host, exe: str, lock: Lock, stack: Stack) -> Target:
         raise BadInput(Message("plan.into-no-python", args), _into_hint(host, exe))
     if (version, machine) != (stack.platform.python, stack.platform.arch):
         raise BadInput(Message("plan.into-unfit", {**args, "is": f"{version} {machine}"}), Message("plan.into-hint"))
-    target = Target(prefix, kind="existing")
+    target = EnvironmentPlace(prefix, kind="existing")
     if not whose and os.path.realpath(prefix) == os.path.realpath(sys.prefix):
         whose = "own"
     elif not whose and host.look(target.python).state is not PathState.FILE:
@@ -141,7 +141,7 @@ def existing_target(host: Host, exe: str, lock: Lock, stack: Stack) -> Target:
     return target
 
 
-def present_in(host: Host, target: Target, python: str) -> frozenset[str]:
+def present_in(host: Host, target: EnvironmentPlace, python: str) -> frozenset[str]:
     """Normalised names of the distributions in an environment of Python `python` ("3.11").
 
     Read from the folder names, because uv counts a distribution with truncated files as installed.
@@ -179,7 +179,7 @@ def find_conda(host: Host) -> str:
     raise BadInput(Message("plan.no-conda"), Message("plan.no-conda-hint"))
 
 
-def require_same(host: Host, target: Target, lock: Lock, *, is_replacing: bool) -> None:
+def require_same(host: Host, target: EnvironmentPlace, lock: Lock, *, is_replacing: bool) -> None:
     """Raises BadInput if the folder holds a finished environment of another lock or kind, which would be lost.
 
     An environment with a damaged marker counts as finished, and is replaced only if it is known to be npuenv's own.
@@ -203,7 +203,7 @@ def require_same(host: Host, target: Target, lock: Lock, *, is_replacing: bool) 
     raise BadInput(Message("install.other-environment", args), Message(hint))
 
 
-def kept_lock(host: Host, target: Target, lock: Lock) -> Lock:
+def kept_lock(host: Host, target: EnvironmentPlace, lock: Lock) -> Lock:
     """The environment's own lock if it names the same set; else `lock`.
 
     A lock that was rewritten, by another tool or with other inputs, is no reason to recreate an environment.
@@ -212,7 +212,7 @@ def kept_lock(host: Host, target: Target, lock: Lock) -> Lock:
     return present if present is not None and present.hash == lock.hash else lock
 
 
-def _lock_in(host: Host, target: Target) -> Lock | None:
+def _lock_in(host: Host, target: EnvironmentPlace) -> Lock | None:
     """The lock in the environment; None if it is missing or invalid."""
     looked = host.look(target.own("lock.toml"))
     try:
@@ -221,7 +221,7 @@ def _lock_in(host: Host, target: Target) -> Lock | None:
         return None
 
 
-def damage_of(host: Host, target: Target) -> tuple[Message, ...]:
+def damage_of(host: Host, target: EnvironmentPlace) -> tuple[Message, ...]:
     """The damage of a marker in a folder that is npuenv's own otherwise: the plan rewrites the marker."""
     present = describe(host, target.root)
     is_damaged = present is not None and present.status == DAMAGED
@@ -229,7 +229,7 @@ def damage_of(host: Host, target: Target) -> tuple[Message, ...]:
     return (Message("install.marker-damaged", args),) if is_damaged else ()
 
 
-def is_ours(host: Host, target: Target) -> bool:
+def is_ours(host: Host, target: EnvironmentPlace) -> bool:
     """Whether the folder was made by an installation, finished or not."""
     if host.look(target.root).names == (".npuenv",):
         return True  # interrupted before the first step had written anything

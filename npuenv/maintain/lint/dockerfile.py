@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Literal
 from npuenv.core import versions
 from npuenv.core.finding import Location
 from npuenv.core.json_input import JsonError, loads
-from npuenv.core.shellscript import UNKNOWN, Source, expand, source_of, tokens
-from npuenv.maintain.lint.script import Reader, turns_tls_off
-from npuenv.maintain.lint.values import Image, Remark, Script, Setting
+from npuenv.core.shellscript import UNKNOWN, LineMap, expand, source_of, tokens
+from npuenv.maintain.lint.script import ScriptReader, turns_tls_off
+from npuenv.maintain.lint.values import BaseImage, EnvSetting, LintedScript, Remark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,7 @@ class Instruction:
 
     name: str
     line: int
-    source: Source
+    source: LineMap
 
 
 def instructions(text: str) -> Iterator[Instruction]:
@@ -92,45 +92,45 @@ def _bodies(lines: list[str], ends: dict[str, list[int]], at: int, head: str) ->
     return body, at
 
 
-def _source(pieces: list[tuple[int, str]], body: list[tuple[int, str]]) -> Source:
+def _source(pieces: list[tuple[int, str]], body: list[tuple[int, str]]) -> LineMap:
     """Pieces joined by blanks; the body of a here-document, one line each, stands for the command that reads it."""
     joined, starts, numbers = "", [], []
     for number, part in body or pieces:
         starts.append(len(joined))
         numbers.append(number)
         joined += part + ("\n" if body else " ")
-    return Source(joined, tuple(starts), tuple(numbers))
+    return LineMap(joined, tuple(starts), tuple(numbers))
 
 
-def read_dockerfile(path: str, text: str) -> tuple[Script, ...]:
+def read_dockerfile(path: str, text: str) -> tuple[LintedScript, ...]:
     """The stages of a Dockerfile. A stage that builds on another begins with what that one did."""
-    reading = _Reading(path)
+    reading = _InstructionReading(path)
     for each in instructions(text):
         reading.take(each)
     return reading.done()
 
 
-class _Reading:
+class _InstructionReading:
     """The state while the instructions of one file go by."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.stages: dict[str, Script] = {}
+        self.stages: dict[str, LintedScript] = {}
         self.arguments: dict[str, str] = {}  # of ARG in front of the first FROM
-        self.reader = Reader(path)
-        self.image: Image | None = None
+        self.reader = ScriptReader(path)
+        self.image: BaseImage | None = None
         self.shell: Literal["bash", "sh", "unset"] = "unset"
         self.copies: list[str] = []
         self.name = self.platform = ""
 
-    def done(self) -> tuple[Script, ...]:
+    def done(self) -> tuple[LintedScript, ...]:
         self._close()
         return tuple(self.stages.values())
 
     def _close(self) -> None:
         if self.image is not None:
             copies, events = tuple(self.copies), tuple(self.reader.events)
-            script = Script(self.path, self.shell, events, self.image, copies, self.platform)
+            script = LintedScript(self.path, self.shell, events, self.image, copies, self.platform)
             self.stages[self.name or f"#{len(self.stages)}"] = script
 
     def take(self, instruction: Instruction) -> None:
@@ -161,12 +161,12 @@ class _Reading:
         base = expand(words[0], self.arguments) if words else UNKNOWN
         self.name = words[2] if len(words) > 2 and words[1].lower() == "as" else ""
         self.platform = platform if "$" not in platform else ""
-        self.reader, self.shell, self.copies = Reader(self.path), "unset", []
+        self.reader, self.shell, self.copies = ScriptReader(self.path), "unset", []
         parent = self.stages.get(base)
         self.image = image_of(place, base)
         if parent:
             self.reader.events = list(parent.events)
-            self.reader.env = {each.name: each.value for each in parent.events if isinstance(each, Setting)}
+            self.reader.env = {each.name: each.value for each in parent.events if isinstance(each, EnvSetting)}
             self.image, self.shell, self.copies = parent.image, parent.shell, list(parent.copies)
 
     def _arg(self, text: str) -> None:
@@ -177,7 +177,7 @@ class _Reading:
         elif self.image:
             target[name.strip()] = self.arguments.get(name.strip(), UNKNOWN)
 
-    def _env(self, source: Source) -> None:
+    def _env(self, source: LineMap) -> None:
         words = [each for each in tokens(source) if each.is_word]
         if words and "=" not in words[0].text:
             pairs = [(words[0].text, " ".join(each.text for each in words[1:]), words[0].line)]
@@ -188,7 +188,7 @@ class _Reading:
             self.reader.env[name] = full = expand(value, before)
             if UNKNOWN not in full:
                 place = Location(self.path, line)
-                self.reader.events.append(Setting(place, name, full, ""))
+                self.reader.events.append(EnvSetting(place, name, full, ""))
                 if turns_tls_off(name, full):
                     self.reader.events.append(Remark(place, "tls", f"{name}={full}"))
 
@@ -205,7 +205,7 @@ class _Reading:
         self.reader.env, self.reader.folder = env, folder
 
 
-def _plain_run(source: Source) -> Source:
+def _plain_run(source: LineMap) -> LineMap:
     """A RUN without its options; the list form as a command line."""
     text = re.sub(r"^\s*(?:--\w+=\S+\s+)+", lambda found: " " * len(found[0]), source.text)
     if text.lstrip().startswith("["):
@@ -215,28 +215,28 @@ def _plain_run(source: Source) -> Source:
             return replace(source, text=text)
         if isinstance(words, list) and all(isinstance(each, str) for each in words):
             inner = words[2] if words[1:2] == ["-c"] and len(words) == 3 else " ".join(f"'{each}'" for each in words)
-            return Source(inner, source.starts[:1], source.lines[:1])
+            return LineMap(inner, source.starts[:1], source.lines[:1])
     return replace(source, text=text)
 
 
-def image_of(place: Location, text: str) -> Image:
+def image_of(place: Location, text: str) -> BaseImage:
     """What a base image's name says. Example: `cann:8.5.1-910b-ubuntu22.04-py3.11` is CANN 8.5.1 for the chip 910b."""
     shown = text.replace(UNKNOWN, "?")
     released = _RELEASE_TAG.search(text) if UNKNOWN not in text else None
     if released:
         chip = (released["chip"] or "910b").lower()
         system = "openeuler24.03" if released["os"] else "ubuntu22.04"
-        return Image(place, shown, "", {"a5": "950"}.get(chip, chip), system, "", released["version"])
+        return BaseImage(place, shown, "", {"a5": "950"}.get(chip, chip), system, "", released["version"])
     found = _CANN_TAG.search(text) if UNKNOWN not in text else None
     if found is None or not versions.is_cann(found["cann"]):
-        return Image(place, shown)
-    return Image(place, shown, found["cann"], found["chip"].lower(), found["os"].lower(), found["python"])
+        return BaseImage(place, shown)
+    return BaseImage(place, shown, found["cann"], found["chip"].lower(), found["os"].lower(), found["python"])
 
 
-def read_shell_script(path: str, text: str) -> Script:
+def read_shell_script(path: str, text: str) -> LintedScript:
     """A shell script as one stage without an image."""
-    reader = Reader(path)
+    reader = ScriptReader(path)
     reader.read(source_of(text))
     first = text.split("\n", 1)[0]
     is_sh = first.startswith("#!") and re.search(r"/(?:env )?(?:sh|dash)\s*$", first.strip()) is not None
-    return Script(path, "sh" if is_sh else "bash", tuple(reader.events))
+    return LintedScript(path, "sh" if is_sh else "bash", tuple(reader.events))

@@ -17,7 +17,7 @@ from npuenv.core.messages import Message
 from npuenv.maintain.lint.dockerfile import read_dockerfile, read_shell_script
 from npuenv.maintain.lint.project_files import read_pyproject, read_setup_cfg, read_setup_py
 from npuenv.maintain.lint.requirement_files import read_requirements
-from npuenv.maintain.lint.values import Checkout, RequirementFile, Script, finding
+from npuenv.maintain.lint.values import LintedScript, LintedTree, RequirementFile, finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +34,7 @@ _PROJECT = ("setup.py", "setup.cfg", "pyproject.toml")
 _MAX_BYTES = 1_000_000
 
 
-def gather(path: Path) -> Checkout:
+def gather(path: Path) -> LintedTree:
     """Everything of interest at a path: one file, or a checkout. Names in it are relative to the path.
 
     Raises: BadInput where there is nothing, or nothing that may be looked at.
@@ -43,10 +43,10 @@ def gather(path: Path) -> Checkout:
         is_folder = stat.S_ISDIR(path.stat().st_mode)
     except OSError:
         raise BadInput(Message("lint.no-path", {"path": str(path)}), Message("lint.no-path-hint")) from None
-    reading = _Reading(path if is_folder else path.parent)
+    reading = _FileReading(path if is_folder else path.parent)
     for each in reading.interesting() if is_folder else (path,):
         reading.take(each, named=each == path)
-    return Checkout(str(path), tuple(reading.files), tuple(reading.scripts), tuple(reading.findings))
+    return LintedTree(str(path), tuple(reading.files), tuple(reading.scripts), tuple(reading.findings))
 
 
 def _kind(name: str) -> str:
@@ -60,13 +60,13 @@ def _kind(name: str) -> str:
     return "dockerfile" if is_dockerfile else ""
 
 
-class _Reading:
+class _FileReading:
     """The files of one checkout while they are read."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.files: list[RequirementFile] = []
-        self.scripts: list[Script] = []
+        self.scripts: list[LintedScript] = []
         self.findings: list[Finding] = []
 
     def interesting(self) -> Iterator[Path]:

@@ -14,15 +14,15 @@ from npuenv.core.finding import Location
 from npuenv.core.shellscript import ARCHES
 from npuenv.maintain.lint.ranges import disjoint
 from npuenv.maintain.lint.values import (
-    Checkout,
+    BaseImage,
     Clone,
-    Image,
-    Install,
+    EnvSetting,
+    LintedScript,
+    LintedTree,
+    PipInstall,
     Remark,
     Requirement,
     RequirementFile,
-    Script,
-    Setting,
     Uninstall,
 )
 
@@ -66,7 +66,7 @@ class MetadataConflict:
 class History:
     """A script with what follows from it. `final` is by architecture and package name."""
 
-    script: Script
+    script: LintedScript
     final: dict[str, dict[str, ActiveRequirement]] = field(default_factory=dict)
     packages: dict[str, Package] = field(default_factory=dict)
     clashes: list[MetadataConflict] = field(default_factory=list)
@@ -88,7 +88,7 @@ class History:
         return self.script.events[active.order].place
 
 
-def follow(script: Script, checkout: Checkout, matrix: Matrix) -> History:
+def follow(script: LintedScript, checkout: LintedTree, matrix: Matrix) -> History:
     """Goes through a script once for each architecture."""
     history = History(script)
     if script.image and script.image.cann:
@@ -100,7 +100,7 @@ def follow(script: Script, checkout: Checkout, matrix: Matrix) -> History:
     return history
 
 
-def _start_from(history: History, image: Image, matrix: Matrix) -> None:
+def _start_from(history: History, image: BaseImage, matrix: Matrix) -> None:
     """An image of vllm-ascend: the CANN that its release builds for the chip."""
     row = matrix.vllm_ascend_row(image.release)
     chip = next((each.id for each in matrix.hardware if each.image_chip == image.chip), "")
@@ -113,7 +113,7 @@ def _start_from(history: History, image: Image, matrix: Matrix) -> None:
 class _Walk:
     """One pass over the events, for one architecture."""
 
-    def __init__(self, history: History, checkout: Checkout, matrix: Matrix, arch: str) -> None:
+    def __init__(self, history: History, checkout: LintedTree, matrix: Matrix, arch: str) -> None:
         self.history, self.checkout, self.matrix, self.arch = history, checkout, matrix, arch
         self.state: dict[str, ActiveRequirement] = {}
         self.clones: dict[str, Clone] = {}
@@ -128,11 +128,11 @@ class _Walk:
         for order, event in enumerate(self.history.script.events):
             if isinstance(event, Clone):
                 self.clones[event.folder] = event
-            elif not isinstance(event, Setting) and event.arch in ("", self.arch):
+            elif not isinstance(event, EnvSetting) and event.arch in ("", self.arch):
                 self._apply(order, event)
         self.history.final[self.arch] = self.state
 
-    def _apply(self, order: int, event: Install | Uninstall | Remark) -> None:
+    def _apply(self, order: int, event: PipInstall | Uninstall | Remark) -> None:
         if isinstance(event, Remark):
             if event.kind == "cann":
                 self.history.cann = event.text if event.certain else ""
@@ -143,7 +143,7 @@ class _Walk:
         else:
             self._install(order, event)
 
-    def _install(self, order: int, event: Install) -> None:
+    def _install(self, order: int, event: PipInstall) -> None:
         if event.opaque:
             self.state = {name: ActiveRequirement(None, order, "command") for name in self.state}
         for each in event.requirements:
@@ -154,7 +154,7 @@ class _Walk:
             self._build(order, folder, event)
 
     def _require(
-        self, order: int, each: Requirement, event: Install, why: Literal["command", "file"] = "command"
+        self, order: int, each: Requirement, event: PipInstall, why: Literal["command", "file"] = "command"
     ) -> None:
         if not each.on(self.arch):
             return
@@ -185,7 +185,7 @@ class _Walk:
         if clash not in self.history.clashes:
             self.history.clashes.append(clash)
 
-    def _file(self, order: int, file: str, event: Install) -> None:
+    def _file(self, order: int, file: str, event: PipInstall) -> None:
         """The requirements of a requirements file, where it is known which one that is."""
         clone = self.clones.get(posixpath.dirname(file))
         known = self.local.get(file)
@@ -196,7 +196,7 @@ class _Walk:
             for each in known.requirements:
                 self._require(order, each, event, "file")
 
-    def _build(self, order: int, folder: str, event: Install) -> None:
+    def _build(self, order: int, folder: str, event: PipInstall) -> None:
         clone = self.clones.get(folder)
         if clone and clone.repo in ("vllm", "vllm-ascend"):
             version = _version(clone.ref) if clone.certain and event.certain else ""
@@ -209,7 +209,7 @@ class _Walk:
                 )
                 self._package(package, event)
 
-    def _package(self, package: Package, event: Install) -> None:
+    def _package(self, package: Package, event: PipInstall) -> None:
         """vllm or vllm-ascend with what it requires. Without `--no-deps` pip brings that about, whatever was there."""
         requires = package.requires or self._requires(package.name, package.version)
         whole = replace(package, requires=requires)
@@ -251,7 +251,7 @@ def _version(ref: str | None) -> str:
     return text if text[:1].isdigit() and "." in text and "/" not in text and "_" not in text else ""
 
 
-def _context(script: Script, checkout: Checkout) -> str:
+def _context(script: LintedScript, checkout: LintedTree) -> str:
     """The folder that `COPY .` copies: the nearest one above the Dockerfile that holds a project."""
     projects = {posixpath.dirname(each.path) for each in checkout.files if each.kind == "project"}
     folder = posixpath.dirname(script.path)
@@ -260,13 +260,13 @@ def _context(script: Script, checkout: Checkout) -> str:
     return folder
 
 
-def _project(checkout: Checkout, folder: str) -> RequirementFile | None:
+def _project(checkout: LintedTree, folder: str) -> RequirementFile | None:
     return next(
         (each for each in checkout.files if each.kind == "project" and posixpath.dirname(each.path) == folder), None
     )
 
 
-def _local_files(script: Script, checkout: Checkout) -> dict[str, RequirementFile]:
+def _local_files(script: LintedScript, checkout: LintedTree) -> dict[str, RequirementFile]:
     """The requirement files of the checkout by the paths under which an image sees them."""
     context = _context(script, checkout)
     found = {}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from npuenv.core.finding import Finding
-    from npuenv.maintain.lint.values import Checkout
+    from npuenv.maintain.lint.values import LintedTree
     from npuenv.matrix import Matrix
 
 _OF_CHECKOUT = (
@@ -62,7 +62,7 @@ def _position(finding: Finding) -> tuple[str, int, str, str]:
     return finding.location.path, finding.location.line, finding.check, str(finding.says.args)
 
 
-def _lint(checkout: Checkout, matrix: Matrix) -> Iterator[Finding]:
+def _lint(checkout: LintedTree, matrix: Matrix) -> Iterator[Finding]:
     yield from checkout.findings
     for rule in _OF_CHECKOUT:
         yield from rule(checkout, matrix)

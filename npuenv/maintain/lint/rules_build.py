@@ -10,7 +10,7 @@ from npuenv.core import versions
 from npuenv.core.finding import Finding, Location
 from npuenv.core.messages import Message
 from npuenv.core.shellscript import ARCH, ARCHES, UNKNOWN
-from npuenv.maintain.lint.values import Clone, Install, Remark, Setting, finding
+from npuenv.maintain.lint.values import Clone, EnvSetting, PipInstall, Remark, finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ def soc_version(history: History, matrix: Matrix) -> Iterator[Finding]:
     image = history.script.image
     chip = next((row for row in matrix.hardware if image and image.chip and row.image_chip == image.chip), None)
     for event in history.script.events:
-        if not isinstance(event, Setting) or event.name != "SOC_VERSION" or image is None or chip is None:
+        if not isinstance(event, EnvSetting) or event.name != "SOC_VERSION" or image is None or chip is None:
             continue
         row = next((each for each in matrix.hardware if event.value.casefold() in each.socs), None)
         if row and row.id != chip.id:
@@ -121,7 +121,7 @@ def vllm_target(history: History, matrix: Matrix) -> Iterator[Finding]:
     if vllm is None or not on_npu:
         return
     event = history.script.events[vllm.order]
-    if not isinstance(event, Install) or not event.certain or event.no_deps:
+    if not isinstance(event, PipInstall) or not event.certain or event.no_deps:
         return
     target = event.env.get("VLLM_TARGET_DEVICE", "")
     if vllm.built and target != "empty" and UNKNOWN not in target:
@@ -144,7 +144,7 @@ def one_architecture(history: History, matrix: Matrix) -> Iterator[Finding]:
         return
     for event in script.events:
         if (
-            isinstance(event, Setting)
+            isinstance(event, EnvSetting)
             and _PATH_SETTINGS.search(event.name)
             and not event.arch
             and ARCH not in event.value

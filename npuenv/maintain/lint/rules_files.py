@@ -10,7 +10,7 @@ from npuenv.core.messages import Message
 from npuenv.core.shellscript import ARCHES
 from npuenv.core.versions import requirement_name, specifier
 from npuenv.maintain.lint.ranges import disjoint, takes_newest, within
-from npuenv.maintain.lint.values import Checkout, Requirement, RequirementFile, finding
+from npuenv.maintain.lint.values import LintedTree, Requirement, RequirementFile, finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _NOT_PROJECT = frozenset(("setuptools", "wheel", "pip"))  # a build may well want others than the project runs with
 
 
-def disjoint_asks(checkout: Checkout, matrix: Matrix) -> Iterator[Finding]:
+def disjoint_asks(checkout: LintedTree, matrix: Matrix) -> Iterator[Finding]:
     """Two requirements of one project that no version satisfies: metadata against requirement files, each in itself."""
     del matrix
     for one, other in _pairs(checkout.files):
@@ -63,7 +63,7 @@ def _clashing(one: RequirementFile, other: RequirementFile) -> Iterator[tuple[Re
                 yield first, second
 
 
-def undeclared_limits(checkout: Checkout, matrix: Matrix) -> Iterator[Finding]:
+def undeclared_limits(checkout: LintedTree, matrix: Matrix) -> Iterator[Finding]:
     """A file whose requirements let in what no metadata forbids and an import refuses."""
     for file in checkout.files:
         if file.kind in ("requirements", "project"):
@@ -94,7 +94,7 @@ def _over_limit(file: RequirementFile, limit: Limit) -> Iterator[Finding]:
         )
 
 
-def pins_that_pair(checkout: Checkout, matrix: Matrix) -> Iterator[Finding]:
+def pins_that_pair(checkout: LintedTree, matrix: Matrix) -> Iterator[Finding]:
     """torch, torch_npu, torchvision and torchaudio of one file; both triton packages in one."""
     for file in checkout.files:
         for arch in ARCHES:

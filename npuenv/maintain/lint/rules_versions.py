@@ -12,7 +12,7 @@ from npuenv.core.shellscript import ARCHES
 from npuenv.core.versions import covers_cann
 from npuenv.maintain.lint.ranges import disjoint
 from npuenv.maintain.lint.rules_files import together, torch_pairs
-from npuenv.maintain.lint.values import Checkout, Event, Install, Requirement, Uninstall, finding
+from npuenv.maintain.lint.values import Event, LintedTree, PipInstall, Requirement, Uninstall, finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -42,7 +42,7 @@ def pairs_of_commands(history: History, matrix: Matrix) -> Iterator[Finding]:
     refuses nothing.
     """
     for event in history.script.events:
-        if isinstance(event, Install) and event.certain and not event.no_deps:
+        if isinstance(event, PipInstall) and event.certain and not event.no_deps:
             for arch in ARCHES:
                 if event.arch in ("", arch):
                     requirements = {each.name: each for each in event.requirements if each.on(arch)}
@@ -165,12 +165,12 @@ def _pythons(row: TorchNpu | TritonAscend, arch: str) -> tuple[str, ...]:
     return row.python if hasattr(row, "python") else row.pythons(arch)
 
 
-def index_of_files(checkout: Checkout, matrix: Matrix) -> Iterator[Finding]:
+def index_of_files(checkout: LintedTree, matrix: Matrix) -> Iterator[Finding]:
     """A version in a requirements file that is nowhere, or not where the file, or a script that installs it, looks."""
     indexes_of: dict[str, tuple[str, ...]] = {}
     for script in checkout.scripts:
         for event in script.events:
-            if isinstance(event, Install):
+            if isinstance(event, PipInstall):
                 for name in map(posixpath.basename, event.files):
                     indexes_of[name] = (*indexes_of.get(name, ()), *event.indexes)
     for each in checkout.files:
@@ -186,7 +186,7 @@ def index_of_files(checkout: Checkout, matrix: Matrix) -> Iterator[Finding]:
 def index_of_script(history: History, matrix: Matrix) -> Iterator[Finding]:
     """The same for the command line of an install."""
     for event in history.script.events:
-        if isinstance(event, Install) and event.certain:
+        if isinstance(event, PipInstall) and event.certain:
             yield from _indexes((each for each in event.requirements if "://" not in each.text), matrix, "error")
 
 
@@ -234,7 +234,7 @@ def _bare_address(url: str) -> str:
 def cpu_index(history: History, matrix: Matrix) -> Iterator[Finding]:
     """torch_npu whose x86_64 wheel asks for `torch==X+cpu`, in a script that never names where that is."""
     index = next((each for each in matrix.indexes if "torch" in each.carries), None)
-    installs = [each for each in history.script.events if isinstance(each, Install)]
+    installs = [each for each in history.script.events if isinstance(each, PipInstall)]
     texts = [
         text for each in installs for text in (*each.indexes, *(requirement.text for requirement in each.requirements))
     ]
@@ -325,11 +325,11 @@ def triton_order(history: History, matrix: Matrix) -> Iterator[Finding]:
 def _triton_on(history: History, arch: str) -> Iterator[Finding]:
     events = [(order, each) for order, each in enumerate(history.script.events) if _counts(each, arch)]
     anew = max(
-        (order for order, each in events if isinstance(each, Install) and _installs_ascend(each, arch)), default=-1
+        (order for order, each in events if isinstance(each, PipInstall) and _installs_ascend(each, arch)), default=-1
     )
     ascend: Requirement | None = None
     for order, event in events:
-        if isinstance(event, Install):
+        if isinstance(event, PipInstall):
             if ascend and not event.no_deps:
                 yield from _over_ascend(event, ascend, arch, is_last=order > anew)
             ascend = next(
@@ -344,15 +344,15 @@ def _triton_on(history: History, arch: str) -> Iterator[Finding]:
 
 
 def _counts(event: Event, arch: str) -> bool:
-    return isinstance(event, Install | Uninstall) and event.certain and event.arch in ("", arch)
+    return isinstance(event, PipInstall | Uninstall) and event.certain and event.arch in ("", arch)
 
 
-def _installs_ascend(event: Install, arch: str) -> bool:
+def _installs_ascend(event: PipInstall, arch: str) -> bool:
     """Whether an install brings triton-ascend, or something that the text does not name."""
     return event.opaque or any(each.name == "triton-ascend" and each.on(arch) for each in event.requirements)
 
 
-def _over_ascend(event: Install, ascend: Requirement, arch: str, *, is_last: bool) -> Iterator[Finding]:
+def _over_ascend(event: PipInstall, ascend: Requirement, arch: str, *, is_last: bool) -> Iterator[Finding]:
     for each in event.requirements:
         if each.name == "triton" and each.on(arch):
             yield together(each, ascend)

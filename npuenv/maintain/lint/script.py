@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from npuenv.core import versions
 from npuenv.core.finding import Location
-from npuenv.core.shellscript import ARCH, UNKNOWN, Command, Source, commands
+from npuenv.core.shellscript import ARCH, UNKNOWN, Command, LineMap, commands
 from npuenv.maintain.lint.requirement_files import parse_requirement
-from npuenv.maintain.lint.values import Clone, Event, Install, Remark, Requirement, Setting, Uninstall
+from npuenv.maintain.lint.values import Clone, EnvSetting, Event, PipInstall, Remark, Requirement, Uninstall
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -40,7 +40,7 @@ _CANN_FILE = re.compile(r"Ascend-cann-toolkit_([0-9A-Za-z.\-]+?)_linux")
 
 
 @dataclass(slots=True)
-class Reader:
+class ScriptReader:
     """Turns the commands of one script or stage into events; `env` and `folder` go on from command to command."""
 
     path: str
@@ -50,7 +50,7 @@ class Reader:
     clones: dict[str, int] = field(default_factory=dict)  # folder to the clone's place in `events`
     indexes: list[str] = field(default_factory=list)  # set for the whole script by `pip config`
 
-    def read(self, source: Source) -> None:
+    def read(self, source: LineMap) -> None:
         """Takes in a text. Changes of folder and of variables stay; a caller that wants them gone restores them."""
         for command in commands(source, self.env):
             self._note(command)
@@ -77,7 +77,7 @@ class Reader:
             words[0] in ("bash", "sh") and words[-1:] and any(each.endswith(".sh") for each in words)
         ):
             # another script: what it installs is not in this text
-            self.events.append(Install(place, (), (), (), (), {}, False, command.arch, command.certain, opaque=True))
+            self.events.append(PipInstall(place, (), (), (), (), {}, False, command.arch, command.certain, opaque=True))
         self._cann(place, words, command)
 
     def _remark(self, place: Location, kind: str, text: str, command: Command) -> None:
@@ -86,7 +86,7 @@ class Reader:
 
     def _setting(self, place: Location, name: str, value: str, command: Command) -> None:
         if UNKNOWN not in value:
-            self.events.append(Setting(place, name, value, command.arch))
+            self.events.append(EnvSetting(place, name, value, command.arch))
         if turns_tls_off(name, value):
             self._remark(place, "tls", f"{name}={value}", command)
 
@@ -151,7 +151,7 @@ class Reader:
                 builds.append(self.inside(_bare(each)))
         files = tuple(self.inside(each) for each in options.values("-r", "--requirement"))
         self.events.append(
-            Install(
+            PipInstall(
                 place,
                 tuple(requirements),
                 files,

@@ -74,7 +74,7 @@ class RequirementFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
+class BaseImage:
     """A base image; "" for what its tag does not say."""
 
     place: Location
@@ -98,7 +98,7 @@ class Clone:
 
 
 @dataclass(frozen=True, slots=True)
-class Install:
+class PipInstall:
     """One `pip install`."""
 
     place: Location
@@ -124,7 +124,7 @@ class Uninstall:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class EnvSetting:
     """An environment variable that is set, in the image or in one command line."""
 
     place: Location
@@ -144,26 +144,26 @@ class Remark:
     certain: bool = True
 
 
-Event = Clone | Install | Uninstall | Setting | Remark
+Event = Clone | PipInstall | Uninstall | EnvSetting | Remark
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class LintedScript:
     """A stage of a Dockerfile or a shell script: what it does, in order."""
 
     path: str
     shell: Literal["bash", "sh", "unset"]  # "unset": a Dockerfile without SHELL
     events: tuple[Event, ...]
-    image: Image | None = None
+    image: BaseImage | None = None
     copies: tuple[str, ...] = ()  # folders of the image that hold the whole build context
     platform: str = ""  # what `FROM --platform` fixes
 
 
 @dataclass(frozen=True, slots=True)
-class Checkout:
+class LintedTree:
     """Everything that was read below one of the paths."""
 
     root: str
     files: tuple[RequirementFile, ...] = ()
-    scripts: tuple[Script, ...] = ()
+    scripts: tuple[LintedScript, ...] = ()
     findings: tuple[Finding, ...] = field(default=())  # what could not be read

@@ -26,7 +26,7 @@ _OLD_MANYLINUX = {"manylinux2014": 17, "manylinux2010": 12, "manylinux1": 5}
 
 
 @dataclass(slots=True)
-class Comparison:
+class MatrixComparison:
     """What is compared with the matrix, whatever is read. Only `partners` grows while it runs."""
 
     matrix: Matrix
@@ -36,7 +36,7 @@ class Comparison:
 
 
 @dataclass(slots=True, kw_only=True)
-class Refresh(Comparison):
+class Refresh(MatrixComparison):
     """What a refresh from the indexes was asked for."""
 
     indexes: Indexes

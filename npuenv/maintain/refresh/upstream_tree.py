@@ -19,7 +19,7 @@ from npuenv.core.files import read_bytes
 from npuenv.core.messages import Message
 from npuenv.index.archive import MAX_FILE, sdist_texts
 from npuenv.index.metadata import Requires, Unreadable, requirement_lines
-from npuenv.maintain.refresh.asked import Comparison
+from npuenv.maintain.refresh.asked import MatrixComparison
 from npuenv.maintain.refresh.proposal import changed_keys, new_row
 from npuenv.maintain.refresh.release import POLICY, base_image, built_images, policy_rows, vllm_tag
 from npuenv.maintain.refresh.vllm_tables import Release, built_rows, release_rows
@@ -54,7 +54,7 @@ def propose_from_tree(
     texts = _texts(path)
     try:
         version = _version(tag) or _version_of(path, texts)
-        asked = Comparison(matrix, on_step, today or datetime.date.today().isoformat())
+        asked = MatrixComparison(matrix, on_step, today or datetime.date.today().isoformat())
         if POLICY in texts:
             return tuple(_of_vllm_ascend(texts, version, asked))
         if _VERSION_OF_VERL in texts:
@@ -82,7 +82,7 @@ def _refused(path: Path, why: str) -> BadInput:
     return BadInput(Message("refresh.tree-unreadable", {"path": str(path), "why": why}))
 
 
-def _of_vllm_ascend(texts: Mapping[str, str], version: str, asked: Comparison) -> Iterator[Proposal]:
+def _of_vllm_ascend(texts: Mapping[str, str], version: str, asked: MatrixComparison) -> Iterator[Proposal]:
     where = f"vllm-project/vllm-ascend{f' @v{version}' if version else ''}"
     policy = policy_rows(texts[POLICY])
     release = Release(
@@ -104,7 +104,7 @@ def _of_vllm_ascend(texts: Mapping[str, str], version: str, asked: Comparison) -
     yield from _base_images(texts, where, asked)
 
 
-def _of_verl(texts: Mapping[str, str], version: str, asked: Comparison) -> Iterator[Proposal]:
+def _of_verl(texts: Mapping[str, str], version: str, asked: MatrixComparison) -> Iterator[Proposal]:
     where = f"verl-project/verl{f' @v{version}' if version else ''}"
     if version:
         source = f"{where} setup.py"
@@ -132,7 +132,7 @@ def _install_requires(texts: Mapping[str, str]) -> tuple[str, ...]:
         raise Unreadable("setup.py: install_requires") from error
 
 
-def _base_images(texts: Mapping[str, str], where: str, asked: Comparison) -> Iterator[Proposal]:
+def _base_images(texts: Mapping[str, str], where: str, asked: MatrixComparison) -> Iterator[Proposal]:
     """Base images that no row has: new rows, and rows that get one more chip or operating system."""
     chips = {row.image_chip: row.id for row in asked.matrix.hardware if row.image_chip}
     found: dict[tuple[str, str, str, str], Image] = {}

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from npuenv.index.pages import IndexFile
-    from npuenv.maintain.refresh.asked import Comparison, Refresh
+    from npuenv.maintain.refresh.asked import MatrixComparison, Refresh
     from npuenv.matrix.rows import ReleaseImage
 
 VLLM_ASCEND, BUILT_VLLM_ASCEND, BUILT_VLLM = "vllm_ascend.toml", "built/vllm_ascend.toml", "built/vllm.toml"
@@ -119,7 +119,7 @@ def _release(asked: Refresh, version: str, files: Sequence[IndexFile]) -> Releas
 
 
 def release_rows(
-    asked: Comparison,
+    asked: MatrixComparison,
     old: VllmAscend | None,
     release: Release | None,
     policy: PolicyRow | None,
@@ -151,7 +151,7 @@ def release_rows(
         yield from built_rows(asked, BUILT_VLLM_ASCEND, built)
 
 
-def _first_row(asked: Comparison, release: Release) -> VllmAscend:
+def _first_row(asked: MatrixComparison, release: Release) -> VllmAscend:
     """A row with what every release has: until something else is known, it goes with the vllm of its own number."""
     return VllmAscend(
         id=f"vllm-ascend.{release.version}",
@@ -213,7 +213,7 @@ def _vllm_requires(asked: Refresh, files: Sequence[IndexFile]) -> Requires | Non
     return replace(built, requires=first_block(built.requires, _CUDA_STARTS), file=file) if built else None
 
 
-def built_rows(asked: Comparison, file: str, row: Built) -> Iterator[Proposal]:
+def built_rows(asked: MatrixComparison, file: str, row: Built) -> Iterator[Proposal]:
     old = asked.matrix.built_row(row.name, row.version)
     if old is None:
         yield new_row(file, row)

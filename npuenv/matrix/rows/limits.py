@@ -33,6 +33,7 @@ class Limit(Row):
     why: str
     since: str = ""  # the day the first release that `when` names came out; a lock that ends before it cannot meet it
     python: tuple[str, ...] = ()  # only on these Pythons; empty: on all
+    is_imported: bool = False  # `when` imports the package of `needs`, which therefore has to be installed
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,7 @@ Step = Callable[["Job", "Placement"], "Job | None"]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Correction:
     """One step that helped: what it sets, and the estimate after it."""
 
     says: Message
@@ -136,7 +136,7 @@ class Change:
     estimate: Estimate
 
 
-def fit(job: Job, placement: Placement) -> tuple[Change, ...]:
+def fit(job: Job, placement: Placement) -> tuple[Correction, ...]:
     """The changes that make the job fit, in the order in which to make them; empty where it fits as it is.
 
     First the trained state is spread over all cards, which costs the least. Source: verl, the AQN guide's order (micro
@@ -144,13 +144,13 @@ def fit(job: Job, placement: Placement) -> tuple[Change, ...]:
     order (offload, micro batch with more accumulation, lengths). Where the engine's cache is too small:
     tensor parallelism, its share, its lengths.
     """
-    done: list[Change] = []
+    done: list[Correction] = []
     for name, step in (*_FOR_CACHE, *(_ROLL if job.framework == "roll" else _VERL)):
         while judge(job, placement).verdict in ("infeasible", "tight"):
             new = step(job, placement)
             if new is None or not _helps(job, new, placement):
                 break
-            done = _with(done, Change(_says(name, job, new, placement), new, judge(new, placement)))
+            done = _with(done, Correction(_says(name, job, new, placement), new, judge(new, placement)))
             job = new
     return tuple(done)
 
@@ -206,7 +206,7 @@ def _per_card(job: Job, placement: Placement) -> int:
     return max(1, job.sizes.mini_batch * job.sizes.rollouts // replicas)
 
 
-def _with(done: list[Change], change: Change) -> list[Change]:
+def _with(done: list[Correction], change: Correction) -> list[Correction]:
     """The changes with one more; the same step taken twice is said once, from the first value to the last."""
     if done and done[-1].says.key == change.says.key:
         first = {name: value for name, value in done[-1].says.args.items() if name.startswith("from")}

@@ -13,7 +13,7 @@ from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.core.shellscript import UNKNOWN
-from npuenv.preflight.types import Change, Launch, LaunchFinding, Setting, launch_finding
+from npuenv.preflight.types import Change, Launch, LaunchFinding, LaunchSetting, launch_finding
 
 if TYPE_CHECKING:
     from npuenv.core.finding import Severity
@@ -88,7 +88,7 @@ def problem(
     return Problem(keys, shown, rule, severity, says, tuple(changes), source)
 
 
-def written(launch: Launch, key: str) -> Setting | None:
+def written(launch: Launch, key: str) -> LaunchSetting | None:
     """What was written under a key, or for a variable of that name."""
     return launch.settings.get(key) or launch.environ.get(key)
 
@@ -163,7 +163,7 @@ def is_set(launch: Launch, key: str) -> bool:
     return setting is not None and (setting.is_open or setting.value is not None)
 
 
-def matching(launch: Launch, pattern: str) -> Iterator[Setting]:
+def matching(launch: Launch, pattern: str) -> Iterator[LaunchSetting]:
     """The settings whose keys match a pattern, `*` for any number of parts; open ones left out."""
     if not any(sign in pattern for sign in "*?["):
         setting = launch.settings.get(pattern)

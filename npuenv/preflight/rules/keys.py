@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import all_names, configs_of, fields_of, is_recorded, programs_of, roll_names, tables_beside
+from npuenv.matrix.rows import MovedKey
 from npuenv.preflight.calls import module_of
 from npuenv.preflight.releases import program_config
 from npuenv.preflight.rules.base import is_at_least, nearest, problem, rule
@@ -18,9 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from npuenv.matrix.keys import KeyTable
-    from npuenv.matrix.rows import MovedKey
     from npuenv.preflight.rules.base import Problem
-    from npuenv.preflight.types import Launch, Setting
+    from npuenv.preflight.types import Launch, LaunchSetting
 
 _HYDRA = "hydra-core 1.3: a key that the configuration does not have is refused"
 TABLE = "npuenv/matrix/keys/verl.toml, from the wheels"
@@ -64,7 +64,7 @@ def _inside_free(key: str, defaults: Mapping[str, Any]) -> bool:
 class _UnknownKey:
     """A setting that the release, or one that it lies beside, does not have."""
 
-    setting: Setting
+    setting: LaunchSetting
     names: frozenset[str]  # of the release, or of both that it lies between
     lacking: tuple[str, ...]  # the releases that do not have it
     is_refused: bool  # Hydra ends the launch: the release is recorded, or lies between two that both refuse the key
@@ -100,8 +100,6 @@ def not_in_table(launch: Launch) -> Iterator[_UnknownKey]:
 @functools.cache
 def moves() -> tuple[MovedKey, ...]:
     """Keys with another name from a release on: those that launch files are rendered by, and those of no recipe."""
-    from npuenv.matrix.rows import MovedKey
-
     rendered = [
         MovedKey(row.id, row.source, row.seen, "verl", old.rstrip("."), new.rstrip("."), since)
         for row in load_matrix().launch_keys
@@ -214,7 +212,7 @@ def _says(near: str | None, is_taken: bool, is_added: bool) -> str:
     return "key-unread" if is_added else "key-unknown"
 
 
-def _is_own(launch: Launch, setting: Setting) -> bool:
+def _is_own(launch: Launch, setting: LaunchSetting) -> bool:
     """Whether an unknown key of a YAML may have a reader: other values point to it, or the release is not known well.
 
     A YAML whose `defaults:` were not found can belong to another trainer with keys of its own.
@@ -232,7 +230,7 @@ def _is_read(launch: Launch, key: str) -> bool:
     return any(f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.") for name in named)
 
 
-def _key_own(launch: Launch, setting: Setting) -> Iterator[Problem]:
+def _key_own(launch: Launch, setting: LaunchSetting) -> Iterator[Problem]:
     """Says aloud that a key which was forced in may do nothing: code of the user's own may read it, verl's does not."""
     is_verls = any(row.adds(setting.key) for row in load_matrix().launch_keys)
     if not is_verls and not _is_read(launch, setting.key) and not launch.missing_files:

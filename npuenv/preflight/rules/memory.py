@@ -29,7 +29,7 @@ from npuenv.preflight.rules.base import (
     whole,
 )
 from npuenv.preflight.rules.cards import cards_of
-from npuenv.preflight.types import Change, Setting
+from npuenv.preflight.types import Change, LaunchSetting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -325,7 +325,7 @@ def _relief(launch: Launch, job: Job, placement: Placement) -> tuple[Change, ...
         found = job_of(launch)
         if found is not None and _values(launch, found[0], cards)[key] != new:
             changes.append(Change(key, new))
-            setting = Setting(key, new, str(new), Location("", 0))
+            setting = LaunchSetting(key, new, str(new), Location("", 0))
             launch = replace(launch, settings={**launch.settings, key: setting})
     found = job_of(launch)
     return tuple(changes) if found is not None and judge(found[0], placement).verdict != "infeasible" else ()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from npuenv.matrix.rows import Bound, Choice, RefusedValue
     from npuenv.preflight.rules.base import Problem
-    from npuenv.preflight.types import Launch, Setting
+    from npuenv.preflight.types import Launch, LaunchSetting
 
 
 _MOST_NAMED = 8
@@ -145,7 +145,7 @@ def _holds(row: Choice | RefusedValue, launch: Launch) -> bool:
     return bool(is_from) and (not row.until or is_at_least(launch, row.until) is False)
 
 
-def _no_choice(launch: Launch, row: Choice, setting: Setting) -> Problem:
+def _no_choice(launch: Launch, row: Choice, setting: LaunchSetting) -> Problem:
     near = _meant(str(setting.value), row)
     changes = (
         (Change(setting.key, near),)
@@ -187,7 +187,7 @@ def _keys(row: Bound) -> list[str]:
     return [each.partition("=")[0] for each in row.unless]
 
 
-def _is_none(launch: Launch, setting: Setting) -> bool:
+def _is_none(launch: Launch, setting: LaunchSetting) -> bool:
     """The fully asynchronous trainer takes samples as they come, and asks for a batch of 0.
 
     Source: verl wheels 0.7.1, 0.9.1: verl/experimental/fully_async_policy: "train_batch_size must be zero".

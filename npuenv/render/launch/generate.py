@@ -79,7 +79,7 @@ class LaunchOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class LaunchFiles:
     """The files of a run by name, and what they rest on."""
 
     files: Mapping[str, str]
@@ -111,7 +111,7 @@ def recipes(framework: str) -> dict[str, Message | str]:
     raise unknown(framework, FRAMEWORKS, "framework")
 
 
-def launch(asked: LaunchOptions, stack: Stack, *, lang: str = "en") -> Launch:
+def launch(asked: LaunchOptions, stack: Stack, *, lang: str = "en") -> LaunchFiles:
     """The launch files that were asked for. Whether they fit into memory stands in the estimate.
 
     Raises: BadInput for unknown names, and for cards, sizes and settings that do not go together.
@@ -142,7 +142,7 @@ def _release_of(stack: Stack, matrix: Matrix) -> str:
     return row.release
 
 
-def _unusual(asked: LaunchOptions, made: Launch) -> Message | None:
+def _unusual(asked: LaunchOptions, made: LaunchFiles) -> Message | None:
     """Says it where the recipe's number of cards was taken and the hardware's nodes mostly have another."""
     cards = made.job.cards
     row = next((row for row in load_matrix().container_cards if row.hardware == cards.hardware), None)
@@ -158,7 +158,7 @@ def _unusual(asked: LaunchOptions, made: Launch) -> Message | None:
     return Message("launch_roll.unusual-cards", args)
 
 
-def _roll(asked: LaunchOptions, stack: Stack, lang: str) -> Launch:
+def _roll(asked: LaunchOptions, stack: Stack, lang: str) -> LaunchFiles:
 
     matrix = load_matrix()
     release = release_of(asked.release, matrix.roll_releases)
@@ -182,7 +182,7 @@ def _roll(asked: LaunchOptions, stack: Stack, lang: str) -> Launch:
     notes = _roll_notes(asked, recipe, placement)
     because = _because(asked, cards, row.cards_per_node)
     files = {**files, **_ray(asked, cards, stack)}
-    return Launch(files, stack, asked, job, placement, estimate(job, placement), because, notes)
+    return LaunchFiles(files, stack, asked, job, placement, estimate(job, placement), because, notes)
 
 
 def _roll_notes(asked: LaunchOptions, recipe: Filled, placement: Placement) -> tuple[Message, ...]:
@@ -209,7 +209,7 @@ def _roll_placement(asked: LaunchOptions, recipe: Filled, job: Job) -> Placement
     return plan(job, layout=asked.layout)
 
 
-def _verl(asked: LaunchOptions, stack: Stack) -> Launch:
+def _verl(asked: LaunchOptions, stack: Stack) -> LaunchFiles:
 
     row = next(row for row in load_matrix().launch_recipes if row.id == asked.recipe)
     asked = replace(asked, release=form_of("verl", asked.release))
@@ -229,7 +229,7 @@ def _verl(asked: LaunchOptions, stack: Stack) -> Launch:
     scripts = {} if recipe.entry == "sft" else _ray(asked, cards, stack, environment(recipe))
     because = _because(asked, cards, recipe.cards_per_node)
     files = {**files, **scripts}
-    return Launch(files, stack, asked, job, placement, found, because)
+    return LaunchFiles(files, stack, asked, job, placement, found, because)
 
 
 def _verl_paths(recipe: LaunchRecipe, model: str, overrides: Mapping[str, str]) -> Paths:

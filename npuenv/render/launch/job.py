@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from npuenv.preflight.memory.types import Cards, Layout
-    from npuenv.preflight.reading import Reading
+    from npuenv.preflight.reading import LaunchText
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ def _machine(cards: Cards) -> Machine:
     return Machine(cards.hardware, cards.per_node, cards.nodes)
 
 
-def _refuse(reading: Reading) -> None:
+def _refuse(reading: LaunchText) -> None:
     found = examine(reading.launch, refused=reading.refused)
     errors = [
         each

@@ -15,7 +15,7 @@ from npuenv.matrix.keys import defaults_of
 from npuenv.preflight.hydra import NotHydra, read_value, write_value
 from npuenv.preflight.memory.types import Job, Sizes
 from npuenv.preflight.rules.memory import verl_job
-from npuenv.preflight.types import Launch, Machine, Setting
+from npuenv.preflight.types import Launch, LaunchSetting, Machine
 from npuenv.preflight.yaml_text import write_scalar
 from npuenv.render.launch.job import nested
 
@@ -135,8 +135,8 @@ def launch_of(
 ) -> Launch:
     """The values of a recipe as a launch, over what the release sets by itself."""
 
-    def settings(pairs: Mapping[str, object]) -> dict[str, Setting]:
-        return {key: Setting(key, found, str(found), Location("", 0)) for key, found in pairs.items()}
+    def settings(pairs: Mapping[str, object]) -> dict[str, LaunchSetting]:
+        return {key: LaunchSetting(key, found, str(found), Location("", 0)) for key, found in pairs.items()}
 
     known = defaults_of(framework, release)
     return Launch(framework, release, settings(values), known, settings(environ), Machine(), "command")

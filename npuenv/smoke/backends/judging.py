@@ -69,7 +69,7 @@ def diagnosed(log: str) -> Diagnosed | None:
 
 
 @dataclass(frozen=True)
-class Run:
+class FrameworkRun:
     """The results of a framework's run."""
 
     reading: Reading
@@ -98,13 +98,13 @@ def judge(
 ) -> tuple[Finding, ...]:
     """The findings of a run. A log is diagnosed only if the run did not complete."""
     reading = Reading(records, exit_code, log.strip().rpartition("\n")[2])
-    run = Run(reading, None)
+    run = FrameworkRun(reading, None)
     if not run.is_completed:
-        run = Run(reading, diagnose(log))
+        run = FrameworkRun(reading, diagnose(log))
     return tuple(question(run) for question in QUESTIONS) + tuple(_unseen(run))
 
 
-def _completed(run: Run) -> Finding:
+def _completed(run: FrameworkRun) -> Finding:
     check, stopped, code = "training.completed", run.stopped, run.reading.exit_code
     args: dict[str, object] = {"backend": run.backend, "reason": run.reading.log_tail}
     if stopped is not None and stopped.get("why") == "pending":
@@ -128,7 +128,7 @@ def _completed(run: Run) -> Finding:
     return _all_steps(run, check)
 
 
-def _all_steps(run: Run, check: str) -> Finding:
+def _all_steps(run: FrameworkRun, check: str) -> Finding:
     wanted = run.reading.setting("steps")
     done = len({step.get("step") for step in run.reading.steps})
     args: dict[str, object] = {"backend": run.backend, "done": done, "steps": wanted}
@@ -139,7 +139,7 @@ def _all_steps(run: Run, check: str) -> Finding:
     return finding(check, Status.OK, "backend-completed", {**args, "seconds": f"{number(end, 'wall_s'):.0f}"})
 
 
-def _losses_finite(run: Run) -> Finding:
+def _losses_finite(run: FrameworkRun) -> Finding:
     check, steps = "training.losses-finite", run.reading.steps
     if not steps:
         return finding(check, Status.UNKNOWN, "no-steps")
@@ -157,7 +157,7 @@ def _losses_finite(run: Run) -> Finding:
     return finding(check, Status.OK, "backend-finite", {"names": seen, "steps": len(steps)})
 
 
-def _reward(run: Run) -> Finding:
+def _reward(run: FrameworkRun) -> Finding:
     check, steps = "training.reward", run.reading.steps
     if not steps:
         return finding(check, Status.UNKNOWN, "no-steps")
@@ -173,7 +173,7 @@ def _reward(run: Run) -> Finding:
     return finding(check, Status.OK, "backend-reward", shown)
 
 
-def _validated(run: Run) -> Finding:
+def _validated(run: FrameworkRun) -> Finding:
     check = "training.validated"
     found = [each for each in run.reading.records if each.get("kind") == "eval"]
     args: dict[str, object] = {"backend": run.backend, "name": "validation"}
@@ -189,7 +189,7 @@ def _validated(run: Run) -> Finding:
     return finding(check, Status.OK, "backend-validated", {"name": name, "values": values})
 
 
-def _unseen(run: Run) -> list[Finding]:
+def _unseen(run: FrameworkRun) -> list[Finding]:
     """Findings about values that a framework does not print."""
     args = {"backend": run.backend}
     return [finding(check, Status.SKIP, f"backend-unseen-{what}", args) for check, what in _UNSEEN.items()]
@@ -201,4 +201,4 @@ def _brief(record: Record) -> dict[str, object]:
     return {name: value for name, value in record.items() if name in selected or is_accuracy(name)}
 
 
-QUESTIONS: tuple[Callable[[Run], Finding], ...] = (_completed, _losses_finite, _reward, _validated)
+QUESTIONS: tuple[Callable[[FrameworkRun], Finding], ...] = (_completed, _losses_finite, _reward, _validated)

@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
     from npuenv.host.background import Running
     from npuenv.smoke.backends.starting import RunOptions
-    from npuenv.smoke.backends.target import Found
+    from npuenv.smoke.backends.target import InstalledFramework
 
 SCHEMA = "npuenv.backend-metrics/1"
 _POLL_S = 0.1
 
 
-class Reader(Protocol):
+class ConsoleReader(Protocol):
     """Reads one framework's console, line by line."""
 
     def read(self, line: str) -> Iterator[dict[str, Any]]: ...
 
 
-def reader(framework: str) -> Reader:
+def reader(framework: str) -> ConsoleReader:
     """The reader of a framework's console."""
     return Verl() if framework == "verl" else Roll()
 
@@ -65,7 +65,7 @@ class _Timeouts:
         return None
 
 
-def header(found: Found, requested: RunOptions, *, cards: int) -> dict[str, Any]:
+def header(found: InstalledFramework, requested: RunOptions, *, cards: int) -> dict[str, Any]:
     """The first record of a run."""
     return {
         "kind": "header",
@@ -128,7 +128,7 @@ class _Tail:
     """A growing log: the read offset, and the last incomplete line."""
 
     path: Path
-    reader: Reader
+    reader: ConsoleReader
     offset: int = 0
     rest: bytes = b""
 
@@ -142,7 +142,7 @@ class _Tail:
         return lines
 
 
-def _parsed(lines: Iterable[bytes], read: Reader, timeouts: _Timeouts) -> Iterator[dict[str, Any]]:
+def _parsed(lines: Iterable[bytes], read: ConsoleReader, timeouts: _Timeouts) -> Iterator[dict[str, Any]]:
     for raw in lines:
         line = without_colours(raw.decode("utf-8", "replace"))
         demand = pending(line)

@@ -10,6 +10,11 @@ from typing import TYPE_CHECKING, Any
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.host.background import Running
+from npuenv.matrix import load_matrix
+from npuenv.render.launch.generate import LaunchOptions, launch
+from npuenv.resolve import resolve
+from npuenv.resolve.types import Request
+from npuenv.resolve.types import Stack as Resolved
 from npuenv.smoke.backends.target import write_rows
 from npuenv.smoke.run import LOG, METRICS, NEVER_INHERITED, make_scene
 
@@ -19,8 +24,8 @@ if TYPE_CHECKING:
 
     from npuenv.host.base import Host
     from npuenv.resolve.types import Stack
-    from npuenv.smoke.backends.target import Found
-    from npuenv.smoke.run import Target
+    from npuenv.smoke.backends.target import InstalledFramework
+    from npuenv.smoke.run import TrainerTarget
 
 # The score function of this data source reads the number after four hashes; other names have none.
 _SOURCE = "openai/gsm8k"
@@ -105,7 +110,7 @@ def _number(name: str, text: str) -> int:
     return int(text)
 
 
-def used_cards(found: Found, asked: RunOptions) -> int:
+def used_cards(found: InstalledFramework, asked: RunOptions) -> int:
     """The number of cards for the run. Raises: BadInput if it exceeds those present."""
     if asked.cards > found.cards:
         args = {"cards": asked.cards, "seen": found.cards}
@@ -169,13 +174,13 @@ def _smallest_roll(steps: int, cards: int, data: Path) -> dict[str, str]:
     }
 
 
-def prepare(host: Host, target: Target, found: Found, asked: RunOptions, *, lang: str = "en") -> Path:
+def prepare(
+    host: Host, target: TrainerTarget, found: InstalledFramework, asked: RunOptions, *, lang: str = "en"
+) -> Path:
     """Writes data and launch files below the output folder; the start script.
 
     Raises: BadInput for settings that the framework does not know or that do not fit together.
     """
-    from npuenv.render.launch.generate import LaunchOptions, launch
-
     scene = make_scene(target.out)
     folder, data = scene / "launch", scene / "data"
     # The logs of an earlier run would be read as this run's.
@@ -197,13 +202,8 @@ def prepare(host: Host, target: Target, found: Found, asked: RunOptions, *, lang
     return folder / "run.sh"
 
 
-def _stack(found: Found) -> Stack:
+def _stack(found: InstalledFramework) -> Stack:
     """The stack whose settings fit the release: its own if one is published, else the newest."""
-    from npuenv.matrix import load_matrix
-    from npuenv.resolve import resolve
-    from npuenv.resolve.types import Request
-    from npuenv.resolve.types import Stack as Resolved
-
     matrix = load_matrix()
     known = {row.release for row in matrix.recipes if row.framework == found.framework}
     release = found.release if found.release in known else None
@@ -214,7 +214,7 @@ def _stack(found: Found) -> Stack:
     return result
 
 
-def start(target: Target, found: Found, script: Path, *, ray_folder: Path) -> Running:
+def start(target: TrainerTarget, found: InstalledFramework, script: Path, *, ray_folder: Path) -> Running:
     """Starts the rendered script with the target's Python first on PATH, in its own Ray.
 
     Ray records its latest cluster in its folder. In a folder of its own the run finds none to join, and its processes

@@ -23,7 +23,7 @@ ROLL_PROGRAM = "examples/start_agentic_pipeline.py"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class InstalledFramework:
     """An installed framework."""
 
     framework: str  # verl | roll
@@ -37,7 +37,7 @@ def program() -> str:
     return Path(__file__).with_name("target_program.py").read_text(encoding="utf-8")
 
 
-def look(host: Host, python: Path, framework: str) -> Found:
+def look(host: Host, python: Path, framework: str) -> InstalledFramework:
     """The framework in the target with the cards that it can use.
 
     Raises: BadInput if it is not installed or cannot be inspected, CannotTell if no card is visible.
@@ -54,7 +54,7 @@ def look(host: Host, python: Path, framework: str) -> Found:
         raise BadInput(Message("smoke.backend-no-pyarrow", args), Message("smoke.backend-absent-verl"))
     if not answer["cards"]:
         raise CannotTell(Message("smoke.backend-no-cards", args), Message("smoke.backend-no-cards-hint"))
-    return Found(framework, _release(framework, answer), int(answer["cards"]), tree)
+    return InstalledFramework(framework, _release(framework, answer), int(answer["cards"]), tree)
 
 
 def _query(host: Host, python: Path, framework: str) -> dict[str, Any]:

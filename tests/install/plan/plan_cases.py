@@ -13,8 +13,8 @@ from npuenv.core.messages import Message
 from npuenv.core.plan import Plan, Run, Step, WriteFile
 from npuenv.host.base import Looked, PathState, Ran
 from npuenv.host.local import LocalHost
-from npuenv.install.executor import Outcome, Session, execute
-from npuenv.install.locations import Target
+from npuenv.install.executor import ExecutionContext, Outcome, execute
+from npuenv.install.locations import EnvironmentPlace
 from npuenv.install.plan.context import Tools
 from npuenv.install.plan.make import plan_install
 from npuenv.lock.file import Lock, LockedPackage, read_lock
@@ -39,11 +39,18 @@ def stack_and_lock(name: str, arch: str = "aarch64") -> tuple[Stack, Lock]:
 
 
 def planned(
-    name: str, arch: str = "aarch64", *, target: Target | None = None, before: Sequence[Step] = (), **more: Any
+    name: str,
+    arch: str = "aarch64",
+    *,
+    target: EnvironmentPlace | None = None,
+    before: Sequence[Step] = (),
+    **more: Any,
 ) -> tuple[Stack, Lock, Plan]:
     stack, lock = stack_and_lock(name, arch)
     tools = Tools("/usr/bin/pythonX", "/opt/uv", indexes=INDEXES, **more)
-    plan = plan_install(stack, lock, target or Target("/t/env"), tools, activation="# nothing\n", before=before)
+    plan = plan_install(
+        stack, lock, target or EnvironmentPlace("/t/env"), tools, activation="# nothing\n", before=before
+    )
     return stack, lock, plan
 
 
@@ -67,7 +74,7 @@ def step_of(plan: Plan, name: str) -> Step:
 
 
 def carry_out(root: Path, *steps: Step) -> Outcome:
-    return execute(Plan(steps), Session(LocalHost(), str(root)))
+    return execute(Plan(steps), ExecutionContext(LocalHost(), str(root)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +119,7 @@ def tiny(wheels: Path, **versions: str) -> tuple[Stack, Lock]:
     return stack, Lock("tiny", here.tag, "m", tuple(packages))
 
 
-def tiny_plan(stack: Stack, lock: Lock, target: Target, wheels: Path, **more: Any) -> Plan:
+def tiny_plan(stack: Stack, lock: Lock, target: EnvironmentPlace, wheels: Path, **more: Any) -> Plan:
     base = getattr(sys, "_base_executable", sys.executable)
     tools = Tools(base, find_uv(), wheels=str(wheels), **more)
     return plan_install(stack, lock, target, tools, activation="# nothing\n")

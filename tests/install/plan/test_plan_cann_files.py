@@ -15,7 +15,7 @@ from npuenv.core.errors import BadInput, StepFailed
 from npuenv.core.messages import say
 from npuenv.core.plan import WriteFile
 from npuenv.host.local import LocalHost
-from npuenv.install.locations import Target
+from npuenv.install.locations import EnvironmentPlace
 from npuenv.install.plan.cann_files import cann_steps, expected_names, recognise, with_found_cann
 from npuenv.matrix import load_matrix
 from tests.install.plan.plan_cases import Scripted, carry_out, runs, stack_and_lock
@@ -23,7 +23,7 @@ from tests.install.plan.plan_cases import Scripted, carry_out, runs, stack_and_l
 if TYPE_CHECKING:
     from npuenv.resolve.types import Stack
 
-TARGET = Target("/t/env")
+TARGET = EnvironmentPlace("/t/env")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def supplied(folder: Path, stack: Stack) -> list[str]:
 
 
 def test_the_three_parts_go_in_in_order_each_checked_and_where_the_stack_looks(tmp_path: Path) -> None:
-    stack, target = here(tmp_path), Target(str(tmp_path / "env"))
+    stack, target = here(tmp_path), EnvironmentPlace(str(tmp_path / "env"))
     files = supplied(tmp_path, stack)
     found = cann_steps(LocalHost(), stack, files[::-1], target)
     assert [step.id for step in found.steps] == ["cann-toolkit", "cann-ops", "cann-nnal"] and found.notes == ()
@@ -143,7 +143,7 @@ def test_the_three_parts_go_in_in_order_each_checked_and_where_the_stack_looks(t
 
 
 def test_a_file_that_changes_between_the_plan_and_its_execution_is_not_run(tmp_path: Path) -> None:
-    stack, target = here(tmp_path), Target(str(tmp_path / "env"))
+    stack, target = here(tmp_path), EnvironmentPlace(str(tmp_path / "env"))
     files = supplied(tmp_path, stack)
     steps = cann_steps(LocalHost(), stack, files, target).steps
     with open(files[0], "a", encoding="utf-8") as file:

@@ -11,7 +11,7 @@ import pytest
 from npuenv.core.plan import Run, WriteFile
 from npuenv.install.env_verifier.leftovers import remove_if_torn
 from npuenv.install.env_verifier.mending import altered_in_cache
-from npuenv.install.locations import Target
+from npuenv.install.locations import EnvironmentPlace
 from npuenv.install.plan.fix import plan_fixes
 from npuenv.install.plan.prerequisites import as_lines
 from tests.install.plan.plan_cases import planned
@@ -38,7 +38,7 @@ def test_of_a_step_that_also_writes_a_file_the_commands_are_shown() -> None:
 def test_only_a_conda_environment_without_a_bundle_needs_a_network_to_be_made(
     kind: str, wheels: str | None, needs: bool
 ) -> None:
-    _, _, plan = planned("cpu", "x86_64", target=Target("/t", kind=kind), conda="/c/conda", wheels=wheels)
+    _, _, plan = planned("cpu", "x86_64", target=EnvironmentPlace("/t", kind=kind), conda="/c/conda", wheels=wheels)
     made = next(step for step in plan.steps if step.id == kind)
     assert made.needs_network is needs
 

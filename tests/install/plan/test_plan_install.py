@@ -12,7 +12,7 @@ import pytest
 from npuenv.core.messages import say
 from npuenv.core.plan import WriteFile
 from npuenv.facts.pip import UvSettings
-from npuenv.install.locations import Target, default_environment, target_for
+from npuenv.install.locations import EnvironmentPlace, default_environment, target_for
 from npuenv.install.plan.context import Tools
 from npuenv.install.plan.make import plan_install
 from npuenv.install.plan.target import room_mib
@@ -95,7 +95,7 @@ def test_an_entry_that_comes_from_two_places_is_named_after_each() -> None:
     stack, lock = stack_and_lock("verl-0.7.1-cann8.5.0")
     moved = [replace(p, index="pytorch-cpu") if p.name == "torchvision" else p for p in lock.packages]
     tools = Tools("/usr/bin/pythonX", "/opt/uv", indexes=INDEXES)
-    plan = plan_install(stack, replace(lock, packages=tuple(moved)), Target("/t"), tools, activation="")
+    plan = plan_install(stack, replace(lock, packages=tuple(moved)), EnvironmentPlace("/t"), tools, activation="")
     ids = [step.id for step in plan.steps if requirements(step)]
     assert ids == ["ray+torch+torch-npu+rest@default", "torch@pytorch-cpu", "triton-ascend"]
 
@@ -137,7 +137,7 @@ def test_the_script_of_every_stack_is_posix_and_holds_no_secret(name: str, shell
 
 def test_the_last_steps_prove_what_was_installed_and_write_down_what_it_is() -> None:
     stack, lock = stack_and_lock("verl-0.7.1-cann8.5.0")
-    _, _, plan = planned("verl-0.7.1-cann8.5.0", target=Target("/d/e", "/d/current"))
+    _, _, plan = planned("verl-0.7.1-cann8.5.0", target=EnvironmentPlace("/d/e", "/d/current"))
     (verify,) = runs(plan.steps[-2])
     probes = [verify.argv[at + 1] for at, word in enumerate(verify.argv) if word == "--import"]
     torch = lock.package("torch")
@@ -166,9 +166,9 @@ def test_only_modules_of_the_lock_are_probed() -> None:
 def test_the_environment_of_a_lock_lies_under_its_hash_and_never_moves() -> None:
     _, lock = stack_and_lock("cpu", "x86_64")
     target = target_for(lock, {"XDG_DATA_HOME": "/d"})
-    assert target == Target(f"/d/npuenv/envs/cpu/{lock.hash}", "/d/npuenv/envs/cpu/current")
+    assert target == EnvironmentPlace(f"/d/npuenv/envs/cpu/{lock.hash}", "/d/npuenv/envs/cpu/current")
     assert target_for(lock, {"HOME": "/h"}).root == f"/h/.local/share/npuenv/envs/cpu/{lock.hash}"
-    assert target_for(lock, {"HOME": "/h"}, "/my/dir/") == Target("/my/dir")
+    assert target_for(lock, {"HOME": "/h"}, "/my/dir/") == EnvironmentPlace("/my/dir")
     assert str(default_environment("cpu", {"HOME": "/h"})) == "/h/.local/share/npuenv/envs/cpu/current"
 
 
@@ -180,7 +180,7 @@ def test_the_estimate_of_disk_space_is_near_what_was_measured() -> None:
 
 @pytest.mark.parametrize("kind", ["venv", "conda", "existing"])
 def test_what_puts_back_npuenvs_own_is_told_from_what_takes_or_replaces(kind: str) -> None:
-    _, _, plan = planned("verl-0.7.1-cann8.5.0", target=Target("/t/env", kind=kind), conda="/c/conda")
+    _, _, plan = planned("verl-0.7.1-cann8.5.0", target=EnvironmentPlace("/t/env", kind=kind), conda="/c/conda")
     upkeep = {step.id for step in plan.steps if step.is_upkeep}
     own = {"inspector", "activate", "verify", "finish"}
     if kind == "existing":  # what differs there may be meant so

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from npuenv.core.messages import Message
 from npuenv.core.plan import Plan, Run, Step, WriteFile
-from npuenv.facts.pip import PipSettings, Setting
+from npuenv.facts.pip import PipSetting, PipSettings
 from npuenv.report.plan import list_plan
 from tests.support.sentences import sentence
 
@@ -21,9 +21,9 @@ PLAN = Plan(
 
 def test_it_names_steps_commands_and_where_settings_stand_without_secrets() -> None:
     settings = PipSettings(
-        index_url=Setting("https://me:pw@i/simple", "/etc/pip.conf"),
-        find_links=(Setting("/wheels", "$PIP_FIND_LINKS"),),
-        proxies={"http_proxy": Setting("http://u:pw@p:1", "$HTTP_PROXY")},
+        index_url=PipSetting("https://me:pw@i/simple", "/etc/pip.conf"),
+        find_links=(PipSetting("/wheels", "$PIP_FIND_LINKS"),),
+        proxies={"http_proxy": PipSetting("http://u:pw@p:1", "$HTTP_PROXY")},
     )
     text = list_plan(PLAN, settings)
     assert text.splitlines() == [

@@ -12,9 +12,9 @@ import pytest
 from npuenv.core.messages import Message, say
 from npuenv.core.plan import Condition, Plan, Run, Step, WriteFile
 from npuenv.facts.pip import PipSettings, UvSettings
-from npuenv.install.locations import Target
+from npuenv.install.locations import EnvironmentPlace
 from npuenv.install.plan.cann_files import _want
-from npuenv.install.plan.system import System, system_steps
+from npuenv.install.plan.system import PackageManager, system_steps
 from npuenv.render.script import render_script
 from npuenv.report.plan import list_plan
 from tests.install.plan.plan_cases import NPU, planned, stack_and_lock, tiny, tiny_plan
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 WHY = Message("plan.why-rest")
-DEBIAN = System("Debian", "dpkg", "apt-get", ("g++", "libnuma-dev"), True, "sudo")
-EULER = System("openEuler", "rpm", "dnf", ("gcc-c++",), True, "root")
+DEBIAN = PackageManager("Debian", "dpkg", "apt-get", ("g++", "libnuma-dev"), True, "sudo")
+EULER = PackageManager("openEuler", "rpm", "dnf", ("gcc-c++",), True, "root")
 
 
-def before(name: str, system: System) -> list[Step]:
+def before(name: str, system: PackageManager) -> list[Step]:
     stack, _ = stack_and_lock(name)
     parts = [
         Step(f"cann-{part}", WHY, (Run(("bash", "/f/it's.run", "--install")),), (_want(stack, part),))
@@ -48,7 +48,7 @@ def test_a_script_with_everything_in_it_has_nothing_to_be_found_fault_with(
         pytest.skip("shellcheck is not installed")
     system = DEBIAN if lang == "en" else EULER
     more = {"wheels": "/b/wheels", "given": {"verl": "/s/verl.zip"}} if kind == "venv" else {"conda": "/c/conda"}
-    target = Target("/t/my env", "/t/current", kind)
+    target = EnvironmentPlace("/t/my env", "/t/current", kind)
     _, _, plan = planned(name, target=target, before=before(name, system), **more)
     text = render_script(plan, UvSettings({"UV_INDEX": "a=https://h/s"}), title=name, lang=lang)
     file = tmp_path / "install.sh"
@@ -67,7 +67,7 @@ def test_the_script_of_a_plan_does_what_the_plan_does_and_then_has_nothing_to_do
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     stack, lock = tiny(wheels, one="1.0", two="2.0")
-    target = Target(str(tmp_path / "my envs/a"), str(tmp_path / "my envs/current"))
+    target = EnvironmentPlace(str(tmp_path / "my envs/a"), str(tmp_path / "my envs/current"))
     plan = tiny_plan(stack, lock, target, wheels)
     file = tmp_path / "install.sh"
     file.write_text(render_script(plan, UvSettings(), title="tiny"))

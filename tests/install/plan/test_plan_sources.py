@@ -14,7 +14,7 @@ import pytest
 from npuenv.core.errors import BadInput, StepFailed
 from npuenv.core.messages import say
 from npuenv.host.local import LocalHost
-from npuenv.install.locations import Target
+from npuenv.install.locations import EnvironmentPlace
 from npuenv.install.plan.cann import cann_scripts
 from npuenv.install.plan.context import Making, Tools
 from npuenv.install.plan.local_sources import digests_of
@@ -43,7 +43,7 @@ def steps_for(
     stack, lock = stack_and_lock("cpu", "x86_64")
     tools = Tools(sys.executable, "uv", **more)  # type: ignore[arg-type]
     source = GitSource("verl", repo, ref, False, how=how, commit=commit)
-    return build(Making(stack, lock, Target(str(root)), tools), ITEM, source)
+    return build(Making(stack, lock, EnvironmentPlace(str(root)), tools), ITEM, source)
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_the_git_commands_of_a_plan_get_a_tag_and_a_branch_from_a_real_repositor
     ref = "release" if is_moving else "v1"
     stack, lock = stack_and_lock("cpu", "x86_64")
     source = GitSource("verl", str(origin), ref, is_moving, how="pythonpath")
-    target = Target(str(tmp_path / "env"))
+    target = EnvironmentPlace(str(tmp_path / "env"))
     (fetch,) = build(Making(stack, lock, target, Tools(sys.executable, "uv")), ITEM, source)
     assert carry_out(tmp_path / "env", fetch).done == ("verl-source",)
     folder = tmp_path / "env/src/verl"
@@ -289,7 +289,7 @@ def test_a_build_is_done_again_for_another_source_and_for_another_setting_and_no
     (tmp_path / "made/verl-1/backend.py").write_text(BACKEND.replace("\\\\n", "\\n"))
     (tmp_path / "made/verl-1/pyproject.toml").write_text(PYPROJECT)
     plain, lock = tiny(tmp_path / "wheels", one="1.0")
-    target = Target(str(tmp_path / "env"))
+    target = EnvironmentPlace(str(tmp_path / "env"))
 
     def install(text: str, setting: str) -> tuple[tuple[str, ...], str]:
         archive = archive_of(tmp_path / "made", tmp_path / "verl.tar.gz", text)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.core.messages import say
-from npuenv.install.plan.system import System, look_at_system, system_steps
+from npuenv.install.plan.system import PackageManager, look_at_system, system_steps
 from tests.install.plan.plan_cases import Scripted, runs, stack_and_lock
 
 if TYPE_CHECKING:
@@ -120,4 +120,4 @@ def test_a_system_whose_names_are_not_known_is_told_so_and_left_alone() -> None:
 def test_a_stack_that_asks_for_nothing_needs_nothing() -> None:
     bare = replace(stack(), system_packages=())
     seen = look_at_system(machine("debian12"), bare)
-    assert seen == System("Debian GNU/Linux 12 (bookworm)", "dpkg", "apt-get", (), True, "none")
+    assert seen == PackageManager("Debian GNU/Linux 12 (bookworm)", "dpkg", "apt-get", (), True, "none")

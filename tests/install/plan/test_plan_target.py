@@ -16,7 +16,7 @@ from npuenv.core.errors import BadInput, NothingFits
 from npuenv.core.messages import Message, say
 from npuenv.host.base import Looked, PathState, Ran
 from npuenv.host.local import LocalHost
-from npuenv.install.locations import Target, data_folder, marker_text
+from npuenv.install.locations import EnvironmentPlace, data_folder, marker_text
 from npuenv.install.plan.target import (
     check_content,
     check_target,
@@ -105,14 +105,14 @@ def test_this_machines_own_interpreter_is_found() -> None:
 
 def test_a_disk_that_is_too_small_is_told_with_both_numbers() -> None:
     with pytest.raises(BadInput) as caught:
-        check_target(Machine({}, free_kib=2048), Target("/x/env"), LOCK)
+        check_target(Machine({}, free_kib=2048), EnvironmentPlace("/x/env"), LOCK)
     assert "2 MiB free" in say(caught.value.message) and "4 MiB" in say(caught.value.message)
 
 
 def test_a_disk_with_just_enough_room_will_do() -> None:
-    check_target(Machine({}, free_kib=4096), Target("/x/env"), LOCK)
+    check_target(Machine({}, free_kib=4096), EnvironmentPlace("/x/env"), LOCK)
     with pytest.raises(BadInput):
-        check_target(Machine({}, free_kib=4095), Target("/x/env"), LOCK)
+        check_target(Machine({}, free_kib=4095), EnvironmentPlace("/x/env"), LOCK)
 
 
 class WithEnvironments(Machine):
@@ -135,14 +135,14 @@ def test_interpreters_of_pyenv_and_conda_are_found(place: str) -> None:
 
 
 def test_a_new_and_an_empty_folder_will_do(tmp_path: Path) -> None:
-    check_target(LocalHost(), Target(str(tmp_path / "a/b/c")), LOCK)
-    check_target(LocalHost(), Target(str(tmp_path)), LOCK)
+    check_target(LocalHost(), EnvironmentPlace(str(tmp_path / "a/b/c")), LOCK)
+    check_target(LocalHost(), EnvironmentPlace(str(tmp_path)), LOCK)
 
 
 def test_a_folder_with_other_content_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(BadInput) as caught:
-        check_target(LocalHost(), Target(str(tmp_path)), LOCK)
+        check_target(LocalHost(), EnvironmentPlace(str(tmp_path)), LOCK)
     assert "thesis.tex" in say(caught.value.message)
     assert os.listdir(tmp_path) == ["thesis.tex"]
 
@@ -151,25 +151,25 @@ def test_a_file_is_no_target(tmp_path: Path) -> None:
     place = tmp_path / "file"
     place.write_text("x")
     with pytest.raises(BadInput):
-        check_target(LocalHost(), Target(str(place)), LOCK)
+        check_target(LocalHost(), EnvironmentPlace(str(place)), LOCK)
 
 
 @pytest.mark.parametrize("status", ["building", "complete"])
 def test_our_own_environment_is_known_by_its_marker(tmp_path: Path, status: str) -> None:
     (tmp_path / "npuenv-env.json").write_text(marker_text(LOCK, status))
     (tmp_path / "bin").mkdir()
-    check_target(LocalHost(), Target(str(tmp_path)), LOCK)
-    assert is_ours(LocalHost(), Target(str(tmp_path)))
+    check_target(LocalHost(), EnvironmentPlace(str(tmp_path)), LOCK)
+    assert is_ours(LocalHost(), EnvironmentPlace(str(tmp_path)))
 
 
 def test_a_torn_marker_is_not_ours(tmp_path: Path) -> None:
     (tmp_path / "npuenv-env.json").write_text('{"stack": ')
-    assert not is_ours(LocalHost(), Target(str(tmp_path)))
+    assert not is_ours(LocalHost(), EnvironmentPlace(str(tmp_path)))
 
 
 def test_a_folder_stopped_before_its_first_file_is_ours(tmp_path: Path) -> None:
     (tmp_path / ".npuenv").mkdir()
-    check_target(LocalHost(), Target(str(tmp_path)), LOCK)
+    check_target(LocalHost(), EnvironmentPlace(str(tmp_path)), LOCK)
 
 
 class Frozen(Machine):
@@ -179,7 +179,7 @@ class Frozen(Machine):
 
 def test_a_read_only_place_is_bad_input() -> None:
     with pytest.raises(BadInput) as caught:
-        check_target(Frozen({}), Target("/ro/env"), LOCK)
+        check_target(Frozen({}), EnvironmentPlace("/ro/env"), LOCK)
     assert caught.value.message == Message("plan.target-read-only", {"path": "/ro"})
 
 
@@ -199,16 +199,20 @@ def test_a_damaged_marker_with_nothing_else_to_prove_the_folder_is_refused_and_n
     (tmp_path / "npuenv-env.json").write_text("garbage")
     (tmp_path / "mine.txt").write_text("x")
     with pytest.raises(BadInput, match=r"plan\.target-unproven"):
-        check_target(LocalHost(), Target(str(tmp_path)), LOCK)
+        check_target(LocalHost(), EnvironmentPlace(str(tmp_path)), LOCK)
     (tmp_path / ".npuenv").mkdir()
     (tmp_path / ".npuenv/lock.toml").write_text(write_lock(LOCK))
-    check_target(LocalHost(), Target(str(tmp_path)), LOCK)
-    assert damage_of(LocalHost(), Target(str(tmp_path)))[0].key == "install.marker-damaged"
-    require_same(LocalHost(), Target(str(tmp_path)), LOCK, is_replacing=False)  # the very lock that lies there
+    check_target(LocalHost(), EnvironmentPlace(str(tmp_path)), LOCK)
+    assert damage_of(LocalHost(), EnvironmentPlace(str(tmp_path)))[0].key == "install.marker-damaged"
+    require_same(
+        LocalHost(), EnvironmentPlace(str(tmp_path)), LOCK, is_replacing=False
+    )  # the very lock that lies there
     other = replace(LOCK, stack="other")
     with pytest.raises(BadInput, match=r"install\.other-environment"):
-        require_same(LocalHost(), Target(str(tmp_path)), other, is_replacing=True)  # whose folder it is nobody knows
-    managed = Target(str(tmp_path), link=str(tmp_path.parent / "current"))
+        require_same(
+            LocalHost(), EnvironmentPlace(str(tmp_path)), other, is_replacing=True
+        )  # whose folder it is nobody knows
+    managed = EnvironmentPlace(str(tmp_path), link=str(tmp_path.parent / "current"))
     with pytest.raises(BadInput, match=r"install\.other-environment"):
         require_same(LocalHost(), managed, other, is_replacing=False)
     require_same(LocalHost(), managed, other, is_replacing=True)
@@ -218,18 +222,18 @@ def test_a_damaged_marker_with_nothing_else_to_prove_the_folder_is_refused_and_n
 def test_an_environment_that_was_the_users_before_is_never_made_anew(tmp_path: Path) -> None:
     (tmp_path / "npuenv-env.json").write_text(marker_text(LOCK, "building", "existing"))
     with pytest.raises(BadInput, match=r"plan\.target-existing") as caught:
-        check_target(LocalHost(), Target(str(tmp_path)), LOCK)
+        check_target(LocalHost(), EnvironmentPlace(str(tmp_path)), LOCK)
     assert caught.value.hint is not None and f"--into {tmp_path}/bin/python" in say(caught.value.hint)
 
 
-def stand(root: Path, lock: Lock, kind: str = "venv") -> Target:
+def stand(root: Path, lock: Lock, kind: str = "venv") -> EnvironmentPlace:
     """A finished environment, by what it says of itself."""
     (root / ".npuenv").mkdir()
     (root / "npuenv-env.json").write_text(marker_text(lock, "complete", kind))
     (root / ".npuenv/lock.toml").write_text(write_lock(lock))
     document = {"schema": "npuenv.environment/1", "lock": lock.hash, "kind": kind}
     (root / ".npuenv/manifest.json").write_text(json.dumps(document))
-    return Target(str(root), kind=kind)
+    return EnvironmentPlace(str(root), kind=kind)
 
 
 def test_a_finished_environment_of_another_kind_is_given_up_only_where_that_is_said(tmp_path: Path) -> None:
@@ -250,14 +254,14 @@ def test_the_lock_that_lies_there_is_kept_where_it_names_the_same_set(tmp_path: 
     assert kept_lock(LocalHost(), target, other) == other
     (tmp_path / ".npuenv/lock.toml").write_text("torn")
     assert kept_lock(LocalHost(), target, anew) == anew
-    assert kept_lock(LocalHost(), Target(str(tmp_path / "new")), anew) == anew
+    assert kept_lock(LocalHost(), EnvironmentPlace(str(tmp_path / "new")), anew) == anew
 
 
 def test_content_is_judged_without_asking_whether_the_place_will_do(tmp_path: Path) -> None:
-    check_content(Frozen({}, free_kib=1), Target("/ro/env"))
+    check_content(Frozen({}, free_kib=1), EnvironmentPlace("/ro/env"))
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(BadInput, match=r"plan\.target-foreign"):
-        check_content(LocalHost(), Target(str(tmp_path)))
+        check_content(LocalHost(), EnvironmentPlace(str(tmp_path)))
 
 
 def test_a_folder_that_could_not_be_activated_or_that_npuenv_tidies_up_is_refused(
@@ -265,11 +269,11 @@ def test_a_folder_that_could_not_be_activated_or_that_npuenv_tidies_up_is_refuse
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     with pytest.raises(BadInput, match=r"plan\.target-colon"):
-        check_content(LocalHost(), Target(str(tmp_path / "a:b")))
+        check_content(LocalHost(), EnvironmentPlace(str(tmp_path / "a:b")))
     own = tmp_path / "npuenv/envs/tiny/mine"
     with pytest.raises(BadInput, match=r"plan\.target-managed"):
-        check_content(LocalHost(), Target(str(own)))
-    check_content(LocalHost(), Target(str(own), link=str(own.with_name("current"))))
-    check_content(LocalHost(), Target(str(tmp_path / "npuenv-envs")))
+        check_content(LocalHost(), EnvironmentPlace(str(own)))
+    check_content(LocalHost(), EnvironmentPlace(str(own), link=str(own.with_name("current"))))
+    check_content(LocalHost(), EnvironmentPlace(str(tmp_path / "npuenv-envs")))
     own.mkdir(parents=True)
     check_content(LocalHost(), stand(own, LOCK))  # as `--repair` names one that is there

@@ -15,8 +15,8 @@ from npuenv.core.errors import BadInput, StepFailed
 from npuenv.core.messages import Message, say
 from npuenv.facts.conditions import _ALL_VERSIONS
 from npuenv.host.local import LocalHost
-from npuenv.install.executor import Outcome, Session, execute
-from npuenv.install.locations import Target
+from npuenv.install.executor import ExecutionContext, Outcome, execute
+from npuenv.install.locations import EnvironmentPlace
 from npuenv.install.plan.changes import replaced
 from npuenv.install.plan.target import existing_target, find_conda, present_in
 from npuenv.lock.make import find_uv
@@ -48,8 +48,8 @@ def wheels(tmp_path: Path) -> Path:
     return tmp_path / "wheels"
 
 
-def install(plan: Plan, target: Target) -> Outcome:
-    return execute(plan, Session(LocalHost(), target.root))
+def install(plan: Plan, target: EnvironmentPlace) -> Outcome:
+    return execute(plan, ExecutionContext(LocalHost(), target.root))
 
 
 def version_of(python: str, module: str) -> str:
@@ -67,7 +67,7 @@ def venv(folder: Path) -> str:
 @pytest.mark.slow
 def test_a_bundles_folder_is_all_that_an_installation_needs(tmp_path: Path, wheels: Path) -> None:
     stack, lock = tiny(wheels, one="1.0", two="2.0")
-    target = Target(str(tmp_path / "envs/a"), str(tmp_path / "envs/current"))
+    target = EnvironmentPlace(str(tmp_path / "envs/a"), str(tmp_path / "envs/current"))
     plan = tiny_plan(stack, lock, target, wheels)
     assert not any(step.needs_network for step in plan.steps)
     assert install(plan, target).done == ("venv", "inspector", "rest", "activate", "verify", "finish")
@@ -83,7 +83,7 @@ def test_a_new_environment_takes_the_links_place_and_the_old_one_stays_reachable
     link = tmp_path / "envs/current"
     for name, version in (("a", "1.0"), ("b", "1.1")):
         stack, lock = tiny(wheels, one=version)
-        target = Target(str(tmp_path / "envs" / name), str(link))
+        target = EnvironmentPlace(str(tmp_path / "envs" / name), str(link))
         install(tiny_plan(stack, lock, target, wheels), target)
     assert os.readlink(link) == str(tmp_path / "envs/b")
     assert os.readlink(tmp_path / "envs/previous") == str(tmp_path / "envs/a")
@@ -92,7 +92,7 @@ def test_a_new_environment_takes_the_links_place_and_the_old_one_stays_reachable
 def test_a_wheel_of_the_bundle_with_another_content_is_refused(tmp_path: Path, wheels: Path) -> None:
     stack, lock = tiny(wheels, one="1.0")
     write_wheel(wheels, "one", "1.0", files={"one.py": "evil = 1\n"})
-    target = Target(str(tmp_path / "env"))
+    target = EnvironmentPlace(str(tmp_path / "env"))
     with pytest.raises(StepFailed) as caught:
         install(tiny_plan(stack, lock, target, wheels), target)
     assert "ash" in say(caught.value.message) and not (tmp_path / "env/.npuenv/manifest.json").exists()
@@ -104,7 +104,7 @@ def test_conda_makes_the_environment_and_uv_fills_it(tmp_path: Path, wheels: Pat
     conda = tmp_path / "conda"
     conda.write_text(CONDA)
     conda.chmod(0o755)
-    target = Target(str(tmp_path / "env"), kind="conda")
+    target = EnvironmentPlace(str(tmp_path / "env"), kind="conda")
     plan = tiny_plan(stack, lock, target, wheels, conda=str(conda))
     assert install(plan, target).done == ("conda", "inspector", "rest", "activate", "verify", "finish")
     python = f"python={stack.platform.python}"
@@ -118,7 +118,7 @@ def test_conda_makes_the_environment_and_uv_fills_it(tmp_path: Path, wheels: Pat
 
 
 def test_conda_asks_the_network_only_where_there_is_no_bundle() -> None:
-    _, _, plan = planned("cpu", "x86_64", target=Target("/t", kind="conda"), conda="/c/conda")
+    _, _, plan = planned("cpu", "x86_64", target=EnvironmentPlace("/t", kind="conda"), conda="/c/conda")
     create = runs(plan.steps[0])[-1]
     assert create.argv[:2] == ("/c/conda", "create") and "--offline" not in create.argv
     assert plan.steps[0].id == "conda" and plan.steps[0].needs_network
@@ -134,7 +134,7 @@ def test_an_environment_that_is_there_already_keeps_what_is_not_in_the_lock(tmp_
     subprocess.run([*command, "-f", wheels, "own", "one==0.9"], check=True)
     stack, lock = tiny(wheels, one="1.0", two="2.0")
     target = existing_target(LocalHost(), python, lock, stack)
-    assert target == Target(str(tmp_path / "mine"), kind="existing")
+    assert target == EnvironmentPlace(str(tmp_path / "mine"), kind="existing")
     plan = tiny_plan(stack, lock, target, wheels)
     assert install(plan, target).done == ("prepare", "inspector", "rest", "activate", "verify", "finish")
     assert [version_of(python, name) for name in ("one", "two", "own")] == ["1.0", "2.0", "3.0"]
@@ -166,7 +166,7 @@ def test_only_what_is_there_goes_in_anew_into_an_environment_of_the_users(
     present: tuple[str, ...] | None, expected: list[str]
 ) -> None:
     there = None if present is None else frozenset(present)
-    _, _, plan = planned("cpu", "x86_64", target=Target("/p", kind="existing"), present=there)
+    _, _, plan = planned("cpu", "x86_64", target=EnvironmentPlace("/p", kind="existing"), present=there)
     argv = runs(step_of(plan, "torch"))[0].argv
     assert [word for word in argv if word in ("torch", "other") or word.startswith("--reinstall")] == expected
 
@@ -175,7 +175,7 @@ def test_a_package_without_its_metadata_is_present_all_the_same(tmp_path: Path) 
     site = tmp_path / "lib/python3.11/site-packages"
     for name in ("torch_npu-2.8.0.dist-info", "six-1.17.0-py3.11.egg-info", "numpy"):
         (site / name).mkdir(parents=True)
-    found = present_in(LocalHost(), Target(str(tmp_path), kind="existing"), "3.11")
+    found = present_in(LocalHost(), EnvironmentPlace(str(tmp_path), kind="existing"), "3.11")
     assert found == {"torch-npu", "six"}
 
 
@@ -204,22 +204,24 @@ def test_what_an_installation_replaces_in_an_environment_of_the_users_is_told_be
 
 
 def test_a_build_and_a_package_taken_out_are_told_too_and_an_own_environment_is_not_asked() -> None:
-    stack, lock, plan = planned("verl-0.7.1-cann8.5.0", target=Target("/p", kind="existing"))
+    stack, lock, plan = planned("verl-0.7.1-cann8.5.0", target=EnvironmentPlace("/p", kind="existing"))
     there = {package.name: package.version for package in lock.packages}
     built = stack.git_sources[0].name
     steps = [step for step in plan.steps if any(want.fact == "dist.version" for want in step.done_when)]
     out = [want.of[1] for step in steps for want in step.done_when]
     assert out == ["triton"]
     host = Scripted({("/p/bin/python", "-I", "-c", _ALL_VERSIONS): (0, json.dumps({**there, built: "0.1"}))})
-    said = [say(note) for note in replaced(host, Target("/p", kind="existing"), plan)]
+    said = [say(note) for note in replaced(host, EnvironmentPlace("/p", kind="existing"), plan)]
     assert any(says(line, "plan.built-from-source", name=built, before="0.1") for line in said)
     host = Scripted({
         ("/p/bin/python", "-I", "-c", _ALL_VERSIONS): (0, json.dumps({**there, **dict.fromkeys(out, "9.9")}))
     })  # fmt: skip
-    said = [say(note) for note in replaced(host, Target("/p", kind="existing"), plan)]
+    said = [say(note) for note in replaced(host, EnvironmentPlace("/p", kind="existing"), plan)]
     assert sentence("plan.changes-out", path="/p", count=1, names="triton 9.9") in said
-    assert replaced(Scripted(), Target("/p"), plan) == ()
-    assert [note.key for note in replaced(Scripted(), Target("/p", kind="existing"), plan)] == ["plan.changes-unknown"]
+    assert replaced(Scripted(), EnvironmentPlace("/p"), plan) == ()
+    assert [note.key for note in replaced(Scripted(), EnvironmentPlace("/p", kind="existing"), plan)] == [
+        "plan.changes-unknown"
+    ]
 
 
 def answers(version: str, machine: str, prefix: str, *, whose: str = "") -> Scripted:
@@ -280,7 +282,7 @@ def test_an_interpreter_that_others_stand_on_is_known_by_what_it_says_of_itself(
     assert caught.value.hint.args["version"] == stack.platform.python
     (root / "conda-meta").mkdir()
     if caught.value.message.key == "plan.into-shared":
-        assert existing_target(LocalHost(), python, lock, stack) == Target(str(root), kind="existing")
+        assert existing_target(LocalHost(), python, lock, stack) == EnvironmentPlace(str(root), kind="existing")
     (root / "conda-meta/conda-26.5.0-py311_0.json").write_text("{}")
     with pytest.raises(BadInput) as caught:
         existing_target(LocalHost(), python, lock, stack)
@@ -344,7 +346,7 @@ def test_no_conda_is_told_with_what_to_do() -> None:
 def test_an_environment_that_npuenv_made_takes_no_other_stack(tmp_path: Path, wheels: Path) -> None:
     stack, lock = tiny(wheels, one="1.0")
     python = venv(tmp_path / "mine")
-    target = Target(str(tmp_path / "mine"))
+    target = EnvironmentPlace(str(tmp_path / "mine"))
     install(tiny_plan(stack, lock, target, wheels), target)
     with pytest.raises(BadInput, match=r"plan\.into-made"):
         existing_target(LocalHost(), python, lock, stack)

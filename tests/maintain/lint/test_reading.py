@@ -18,7 +18,7 @@ from npuenv.maintain.lint.gather import gather
 from npuenv.maintain.lint.paths import lint_paths
 from npuenv.maintain.lint.ranges import disjoint, takes_newest, within
 from npuenv.maintain.lint.requirement_files import logical_lines, parse_requirement
-from npuenv.maintain.lint.values import Clone, Install
+from npuenv.maintain.lint.values import Clone, PipInstall
 from npuenv.matrix import load_matrix
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ def words(text: str, env: dict[str, str] | None = None) -> list[tuple[str, ...]]
     return [each.words for each in commands(source_of(text), env if env is not None else {}) if each.words]
 
 
-def installs(text: str) -> list[Install]:
-    return [each for each in read_shell_script("s.sh", text).events if isinstance(each, Install)]
+def installs(text: str) -> list[PipInstall]:
+    return [each for each in read_shell_script("s.sh", text).events if isinstance(each, PipInstall)]
 
 
 @pytest.mark.parametrize(
@@ -160,13 +160,13 @@ def test_a_wheel_whose_name_is_not_decided_has_no_version() -> None:
 def test_lines_inside_one_run_keep_their_numbers() -> None:
     text = "FROM a\nRUN x && \\\n  # remark\n\n  pip install a \\\n   b && \\\n  pip install c\n"
     (script,) = read_dockerfile("D", text)
-    assert [each.place.line for each in script.events if isinstance(each, Install)] == [5, 7]
+    assert [each.place.line for each in script.events if isinstance(each, PipInstall)] == [5, 7]
 
 
 def test_a_variable_ends_with_its_run_and_env_does_not() -> None:
     text = "FROM a\nENV E=1\nRUN export R=1 && pip install x==$R\nRUN pip install x==$R y==$E\n"
     (script,) = read_dockerfile("D", text)
-    found = [requirement for each in script.events if isinstance(each, Install) for requirement in each.requirements]
+    found = [requirement for each in script.events if isinstance(each, PipInstall) for requirement in each.requirements]
     assert [(each.name, each.exact) for each in found] == [("x", "1"), ("x", ""), ("y", "1")]
 
 
@@ -175,7 +175,7 @@ def test_a_stage_goes_on_from_the_one_it_is_built_on() -> None:
     text = f"FROM {image} AS base\nRUN pip install a\nFROM base\nRUN pip install b\n"
     last = read_dockerfile("D", text)[-1]
     assert [
-        requirement.name for each in last.events if isinstance(each, Install) for requirement in each.requirements
+        requirement.name for each in last.events if isinstance(each, PipInstall) for requirement in each.requirements
     ] == ["a", "b"]
     assert last.image is not None
     assert last.image.cann == "8.5.0"
@@ -184,7 +184,7 @@ def test_a_stage_goes_on_from_the_one_it_is_built_on() -> None:
 def test_the_list_form_of_run_is_read() -> None:
     (script,) = read_dockerfile("D", 'FROM a\nRUN ["pip", "install", "torch==2.8.0"]\n')
     assert [
-        requirement.exact for each in script.events if isinstance(each, Install) for requirement in each.requirements
+        requirement.exact for each in script.events if isinstance(each, PipInstall) for requirement in each.requirements
     ] == ["2.8.0"]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from npuenv.core.errors import BadInput, CannotTell
 from npuenv.core.messages import Message, say
-from npuenv.facts.pip import PipSettings, Setting
+from npuenv.facts.pip import PipSetting, PipSettings
 from npuenv.maintain.refresh import Proposal, as_diff, propose
 from npuenv.maintain.refresh.proposal import changed_keys, new_row
 from npuenv.matrix import load_matrix
@@ -314,7 +314,7 @@ def test_a_vllm_that_no_index_has_is_named(
 
 
 def test_an_index_that_is_gone_cannot_tell_and_shows_no_password(matrix: Matrix, home: object) -> None:
-    gone = PipSettings(index_url=Setting("http://me:hidden@127.0.0.1:9/simple", "test"))
+    gone = PipSettings(index_url=PipSetting("http://me:hidden@127.0.0.1:9/simple", "test"))
     with pytest.raises(CannotTell) as caught:
         refreshed(matrix, gone)
     text = say(caught.value.message)

@@ -15,14 +15,14 @@ import pytest
 from npuenv.bundle.fetch import Download, fetch_all, with_sizes
 from npuenv.core.errors import CannotTell
 from npuenv.core.messages import say
-from npuenv.facts.pip import PipSettings, Setting
-from npuenv.index.fetch import Bounds, Fetch, Limit
+from npuenv.facts.pip import PipSetting, PipSettings
+from npuenv.index.fetch import Bounds, Fetch, RequestLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-LIMIT = Limit(1000, 60.0)
+LIMIT = RequestLimits(1000, 60.0)
 CONTENT = b"what an index gives"
 
 
@@ -78,7 +78,7 @@ def port(made: Path, home: Path) -> Iterator[int]:
 
 
 def trusting(*hosts: str) -> PipSettings:
-    return PipSettings(trusted_hosts=tuple(Setting(host, "test") for host in hosts))
+    return PipSettings(trusted_hosts=tuple(PipSetting(host, "test") for host in hosts))
 
 
 def read(settings: PipSettings, url: str) -> bytes:
@@ -113,7 +113,7 @@ def test_a_trusted_host_vouches_for_none_that_it_leads_to(port: int) -> None:
 
 
 def test_a_named_certificate_still_counts_for_the_others(port: int, made: Path) -> None:
-    settings = replace(trusting("other.example"), cert=Setting(str(made / "cert.pem"), "test"))
+    settings = replace(trusting("other.example"), cert=PipSetting(str(made / "cert.pem"), "test"))
     assert read(settings, f"https://127.0.0.1:{port}/") == CONTENT
 
 

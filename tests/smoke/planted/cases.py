@@ -27,10 +27,10 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[3]
-# Those of the author of the judge, and two sets by somebody who had not seen it.
+# Those of the author of the judge, and three sets by people who had not seen it.
 FAULTS: list[dict[str, Any]] = [
     fault
-    for name in ("faults.toml", "blind.toml", "blind3.toml")
+    for name in ("faults.toml", "blind.toml", "blind3.toml", "blind4.toml")
     for fault in tomllib.loads(Path(__file__).with_name(name).read_text("utf-8"))["fault"]
 ]
 HEALTHY: list[str] = Path(__file__).with_name("healthy.txt").read_text("utf-8").splitlines()
@@ -91,7 +91,7 @@ def outcome(fault: dict[str, Any], found: Sequence[str]) -> str:
     first = found[0] if found else ""
     if first in fault["right"]:
         return "named"
-    if first in ("", "too-little"):
+    if first in ("", "too-little", "too-little-task"):
         return "missed"
     return "noticed" if first in NOTICED else "blamed"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -14,11 +14,12 @@ import pytest
 import torch
 from torch import nn
 
+from tests.trainer.engines.vllm_signatures import VLLM, VLLM_ASCEND, fields, require, stands_in
 from trainer.config import BadSetting, parse
 from trainer.engines import vllm as engine_module
 from trainer.engines.base import Sampling
 from trainer.engines.generator_client import EngineSpec
-from trainer.engines.vllm import ENVIRONMENT, Package, Vllm, arguments, read, reload, start
+from trainer.engines.vllm import ENVIRONMENT, Package, Vllm, arguments, process_logprobs, read, reload, start
 from trainer.models.files import read_weights
 from trainer.tasks.base import Characters, Task
 from trainer.types import Stop
@@ -56,6 +57,7 @@ class Stacked(nn.Module):
     def named_parameters(self, *args: object, **kwargs: object) -> Iterator[tuple[str, nn.Parameter]]:
         return ((name, nn.Parameter(each, requires_grad=False)) for name, each in self.held.items())
 
+    @stands_in("model.load_weights")
     def load_weights(self, weights: list[tuple[str, torch.Tensor]]) -> None:
         self.num_loads += 1
         starts = {"q_proj": ("qkv_proj", 0), "k_proj": ("qkv_proj", 4), "v_proj": ("qkv_proj", 6)}
@@ -71,9 +73,10 @@ CURRENT: list[Any] = [None]
 
 
 @contextlib.contextmanager
-def set_current(config: Any) -> Iterator[None]:
+def set_current(*args: Any, **kwargs: Any) -> Iterator[None]:
     """vLLM's `set_current_vllm_config`."""
-    CURRENT.append(config)
+    require("set_current_vllm_config", *args, **kwargs)
+    CURRENT.append(args[0])
     yield
     CURRENT.pop()
 
@@ -84,50 +87,103 @@ def vllm_config(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
+def sampler() -> Any:
+    """vLLM's as vllm-ascend makes it: without the mode of the engine's arguments."""
+    return SimpleNamespace(logprobs_mode="raw", topk_topp_sampler=SimpleNamespace(logprobs_mode="raw"))
+
+
+@dataclass
+class Runner:
+    """Notes under which configuration it reloads, as vLLM's layers ask for it."""
+
+    calls: list[tuple[str, Any]]
+    sampler: Any = field(default_factory=sampler)
+
+    @stands_in("model_runner.reload_weights")
+    def reload_weights(
+        self, weights_iterator: Any = None, weights_path: str | None = None, is_checkpoint_format: bool = True
+    ) -> None:
+        self.calls.append(("reload_weights", CURRENT[-1]))
+
+
 @dataclass
 class FakeLLM:
     """Records what it is asked; answers `5, end` and `6, 7`, each with the likelier `1` beside the drawn token."""
 
     model: Stacked = field(default_factory=Stacked)
     calls: list[tuple[str, Any]] = field(default_factory=list)
+    answers: list[Any] = field(default_factory=lambda: [answer((5, END), "stop"), answer((6, 7), "length")])
+    runner: Runner = field(default_factory=lambda: Runner([]))
 
-    def generate(self, prompts: Any, sampling_params: Any, *, use_tqdm: bool) -> list[Any]:
+    @stands_in("LLM.generate")
+    def generate(
+        self,
+        prompts: Any,
+        sampling_params: Any = None,
+        *,
+        use_tqdm: bool = True,
+        lora_request: Any = None,
+        priority: Any = None,
+        tokenization_kwargs: Any = None,
+        mm_processor_kwargs: Any = None,
+    ) -> list[Any]:
         self.calls.append(("generate", (prompts, sampling_params, use_tqdm)))
-        return [SimpleNamespace(outputs=[answer((5, END), "stop"), answer((6, 7), "length")]) for _ in prompts]
+        return [SimpleNamespace(outputs=self.answers) for _ in prompts]
 
+    @stands_in("LLM.apply_model")
     def apply_model(self, func: Any) -> list[Any]:
         self.calls.append(("apply_model", None))
         return [func(self.model)]
 
-    def collective_rpc(self, method: Any) -> None:
-        # Under which configuration, as vLLM's layers ask for it.
-        runner = SimpleNamespace(reload_weights=lambda: self.calls.append(("reload_weights", CURRENT[-1])))
-        method(SimpleNamespace(model_runner=runner, vllm_config="the worker's"))
+    @stands_in("LLM.collective_rpc")
+    def collective_rpc(self, method: Any, timeout: Any = None, args: Any = (), kwargs: Any = None) -> None:
+        self.runner.calls = self.calls
+        method(SimpleNamespace(model_runner=self.runner, vllm_config="the worker's"))
 
-    def sleep(self, level: int = 1) -> None:
+    @stands_in("LLM.sleep")
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
         self.calls.append(("sleep", level))
 
-    def wake_up(self, tags: list[str] | None = None) -> None:
+    @stands_in("LLM.wake_up")
+    def wake_up(self, tags: list[str] | None = None) -> bool:
         self.calls.append(("wake_up", tags))
+        return tags is None or "kv_cache" in tags
 
-    def reset_prefix_cache(self) -> None:
+    @stands_in("LLM.reset_prefix_cache")
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         self.calls.append(("reset_prefix_cache", None))
+        return True
 
     @property
     def names(self) -> list[str]:
         return [name for name, _ in self.calls]
 
 
+def made_as(name: str, **given: Any) -> Any:
+    """An object of vllm's class, with no other fields than every release has."""
+    assert given.keys() <= fields(name), name
+    return SimpleNamespace(**given)
+
+
 def answer(tokens: tuple[int, ...], reason: str) -> Any:
-    logprobs = [{1: SimpleNamespace(logprob=-0.1), token: SimpleNamespace(logprob=-token / 10)} for token in tokens]
-    return SimpleNamespace(token_ids=list(tokens), logprobs=logprobs, finish_reason=reason)
+    logprobs = [
+        {1: made_as("Logprob", logprob=-0.1), token: made_as("Logprob", logprob=-token / 10)} for token in tokens
+    ]
+    return made_as("CompletionOutput", token_ids=list(tokens), logprobs=logprobs, finish_reason=reason)
 
 
 def params(**given: Any) -> Mapping[str, Any]:
+    assert given.keys() <= fields("SamplingParams")
     return given
 
 
-PACKAGE = Package(LLM=None, SamplingParams=params, TokensPrompt=params)
+def prompt(**given: Any) -> Mapping[str, Any]:
+    assert given.keys() <= fields("TokensPrompt")
+    return given
+
+
+ENGINE_ARGS = make_dataclass("EngineArgs", sorted(fields("EngineArgs")))
+PACKAGE = Package(LLM=None, EngineArgs=ENGINE_ARGS, SamplingParams=params, TokensPrompt=prompt)
 
 
 def engine(**given: Any) -> tuple[Vllm, FakeLLM]:
@@ -256,15 +312,16 @@ def test_reloading_goes_through_a_folder_of_our_own(tmp_path: Path, monkeypatch:
     llm = FakeLLM()
     fake = ModuleType("vllm")
     fake.LLM = lambda **given: llm.calls.append(("LLM", given)) or llm  # type: ignore[attr-defined, func-returns-value]
-    fake.SamplingParams = params  # type: ignore[attr-defined]
+    fake.EngineArgs, fake.SamplingParams = ENGINE_ARGS, params  # type: ignore[attr-defined]
     inputs = ModuleType("vllm.inputs")
-    inputs.TokensPrompt = params  # type: ignore[attr-defined]
+    inputs.TokensPrompt = prompt  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm", fake)
     monkeypatch.setitem(sys.modules, "vllm.inputs", inputs)
     vllm_config(monkeypatch)
     for name in ENVIRONMENT:
         monkeypatch.setenv(name, "0")
     made = start(order("engine=vllm", f"path={model}", "weight_sync=reload"), seed=0)
+    assert llm.runner.sampler.topk_topp_sampler.logprobs_mode == llm.calls[0][1]["logprobs_mode"]
     made.load_weights(WEIGHTS)
     folder = Path(llm.calls[0][1]["model"])
     assert sorted(each.name for each in folder.iterdir()) == ["config.json", "model.safetensors"]
@@ -281,16 +338,24 @@ def test_reloading_goes_through_a_folder_of_our_own(tmp_path: Path, monkeypatch:
 def test_a_runner_that_cannot_reload_is_reloaded_by_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[Any] = []
     loader = ModuleType("vllm.model_executor.model_loader")
-    loader.get_model_loader = lambda config: SimpleNamespace(  # type: ignore[attr-defined]
-        load_weights=lambda model, model_config: loaded.append((config, model, model_config, CURRENT[-1]))
-    )
+
+    def load_weights(*args: Any, **kwargs: Any) -> None:
+        require("model_loader.load_weights", *args, **kwargs)
+        loaded.append((*args, *kwargs.values(), CURRENT[-1]))
+
+    def get_model_loader(*args: Any) -> Any:
+        require("get_model_loader", *args)
+        loaded.append(args[0])
+        return SimpleNamespace(load_weights=load_weights)
+
+    loader.get_model_loader = get_model_loader  # type: ignore[attr-defined]
     for name in ("vllm", "vllm.model_executor"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, loader.__name__, loader)
     vllm_config(monkeypatch)
     config = SimpleNamespace(load_config="how", model_config="where")
     reload(SimpleNamespace(model_runner=SimpleNamespace(), vllm_config=config, get_model=lambda: "model"))
-    assert loaded == [("how", "model", "where", config)]
+    assert loaded == ["how", ("model", "where", config)]
 
 
 def test_the_arguments_follow_the_configuration() -> None:
@@ -306,7 +371,55 @@ def test_the_arguments_follow_the_configuration() -> None:
         True,
         "processed_logprobs",
     )
-    assert given["additional_config"] == {"rl_config": {"enabled": True}, "weight_nz_mode": 0}
+    assert given.keys() <= fields("EngineArgs")
+    assert all(given["logprobs_mode"] in release["logprobs_modes"] for release in VLLM)
+
+
+@pytest.mark.parametrize("release", VLLM_ASCEND, ids=[each["version"] for each in VLLM_ASCEND])
+def test_every_vllm_ascend_keeps_weights_in_the_layout_that_can_be_loaded_again(release: Mapping[str, Any]) -> None:
+    given = arguments(order(), Path("x"), seed=0)["additional_config"]
+    assert given.keys() <= set(release["additional_config"]) or not release["rejects_unknown"]
+    by_variable = release["variables"] == ["VLLM_ASCEND_ENABLE_NZ"] and ENVIRONMENT["VLLM_ASCEND_ENABLE_NZ"] == "0"
+    by_argument = "weight_nz_mode" in release["additional_config"] and given["weight_nz_mode"] == 0
+    assert by_variable or by_argument
+    assert "rl_config" not in release["additional_config"] or given["rl_config"] == {"enabled": True}
+    assert release["calls"] == {"sleep": ["level="], "wake_up": ["tags="], "get_model": []}
+
+
+def test_the_variables_of_the_engine_are_read_by_every_vllm() -> None:
+    own = {name for name in ENVIRONMENT if not name.startswith("VLLM_ASCEND_")}
+    assert all(set(release["variables"]) == own for release in VLLM)
+
+
+def test_every_sampler_returns_processed_logprobs_also_one_that_was_made_without_the_argument() -> None:
+    assert all({"logprobs_mode", "topk_topp_sampler"} <= set(release["sampler"]) for release in VLLM)
+    assert all(
+        release["ignores_logprobs_mode"] and "topk_topp_sampler" in release["sampler"] for release in VLLM_ASCEND
+    )
+    first, second = sampler(), SimpleNamespace(logprobs_mode="raw")  # of the first and the second model runner
+    for each in (first, second):
+        process_logprobs(SimpleNamespace(model_runner=SimpleNamespace(sampler=each)))
+    modes = (first.logprobs_mode, first.topk_topp_sampler.logprobs_mode, second.logprobs_mode)
+    assert modes == ("processed_logprobs",) * 3
+    assert not hasattr(second, "topk_topp_sampler")
+
+
+def test_an_answer_that_was_not_finished_is_an_error() -> None:
+    reasons = {reason for release in VLLM for reason in release["finish_reasons"]}
+    assert reasons == {"stop", "length", "abort", "error", "repetition"}
+    made, llm = engine()
+    for reason in reasons - {"stop", "length"}:
+        llm.answers = [answer((6,), reason)]
+        with pytest.raises(RuntimeError, match=f"vllm ended an answer with {reason}, after 1 tokens"):
+            made.generate([(1,)], Sampling(1, 4, 1.0))
+
+
+def test_a_vllm_that_lacks_an_argument_is_a_bad_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As 0.9.1 is, which the oldest stacks have: its log-probabilities are those before the temperature."""
+    old = make_dataclass("EngineArgs", sorted(fields("EngineArgs") - {"logprobs_mode"}))
+    monkeypatch.setattr(engine_module, "_package", lambda: replace(PACKAGE, EngineArgs=old))
+    with pytest.raises(BadSetting, match=r"for vllm 0\.11\.0 to .* the installed one does not take logprobs_mode"):
+        start(order("engine=vllm", f"path={tmp_path}"), seed=0)
 
 
 def test_a_missing_package_and_a_missing_folder_are_bad_settings(monkeypatch: pytest.MonkeyPatch) -> None:

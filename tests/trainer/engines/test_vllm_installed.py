@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from tests.trainer.engines.record_vllm import ascend_rows, vllm_rows
+from tests.trainer.engines.vllm_signatures import VLLM, VLLM_ASCEND
 from trainer.tasks.base import Characters
 
 if TYPE_CHECKING:
@@ -82,6 +84,8 @@ def ran(folder: Path, version: str) -> dict[str, Any] | str:
     """What the child saw, or its error."""
     folder.mkdir()
     python, path = environment(folder, version), folder / "seen.json"
+    (package,) = python.parents[1].glob("lib/python*/site-packages/vllm")
+    rows = vllm_rows(package)
     child = [str(python), str(Path(__file__).with_name("vllm_child.py")), str(folder), str(path)]
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "PYTEST_"))}
     variables |= {"PYTHONPATH": str(ROOT), "HOME": str(folder), "OMP_NUM_THREADS": "1"}
@@ -90,7 +94,7 @@ def ran(folder: Path, version: str) -> dict[str, Any] | str:
     if done.returncode:
         return done.stderr[-4000:]
     seen: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return seen
+    return seen | {"rows": rows}
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +154,17 @@ def test_vllms_configuration_is_what_the_arguments_say(seen: dict[str, Any]) -> 
         "memory": 0.6,
     }
     assert seen["generating"]["is_elsewhere"] is False  # in this process, where weights go over by reference
-    assert seen["transport"] == {"sent": ["load", "read", "reload"], "args": [2, True, 0.3], "backend": "mp"}
+    assert seen["transport"] == {
+        "sent": ["load", "read", "reload", "process_logprobs"],
+        "args": [2, True, 0.3],
+        "backend": "mp",
+    }
+
+
+def test_the_recorded_signatures_are_those_of_the_release(seen: dict[str, Any]) -> None:
+    rows = seen["rows"]
+    recorded = {f"{row['version']}+empty": {name: row[name] for name in rows} for row in VLLM}
+    assert recorded.get(seen["versions"]["vllm"], rows) == rows
 
 
 @pytest.mark.parametrize("way", ["in_place", "in_place_qwen3", "reload"])
@@ -207,10 +221,11 @@ def test_vllm_ascends_worker_has_what_is_used_of_it(tmp_path: Path, version: str
     assert ("GPUModelRunner" in bases) == (version != "0.11.0")
     assert "reload_weights" not in methods
     # Weights in the NZ layout are switched off by the variable, by the argument, or by both.
-    config = (package / "ascend_config.py").read_text(encoding="utf-8")
-    assert '"VLLM_ASCEND_ENABLE_NZ"' in (package / "envs.py").read_text(encoding="utf-8") or "weight_nz_mode" in config
-    known = {"weight_nz_mode": ASCEND.index(version) >= 2, "rl_config": ASCEND.index(version) >= 4}
-    assert {name: f'"{name}"' in config for name in known} == known
+    rows = ascend_rows(package)
+    assert rows["variables"] or "weight_nz_mode" in rows["additional_config"]
+    assert rows["ignores_logprobs_mode"]
+    recorded = {row["version"]: {name: row[name] for name in rows} for row in VLLM_ASCEND}
+    assert recorded.get(version, rows) == rows
 
 
 def class_of(path: Path, name: str) -> tuple[ast.ClassDef, dict[str, list[str]]]:

@@ -90,6 +90,7 @@ class Held(Worker):  # type: ignore[misc]
         self.model_runner.model_config = vllm_config.model_config
         self.model_runner.load_config = vllm_config.load_config
         self.model_runner.lora_config = None
+        self.model_runner.sampler = SimpleNamespace(topk_topp_sampler=SimpleNamespace())
         self.model_runner.reset_mm_cache = self.model_runner.reset_encoder_cache = lambda: None  # of pictures
 
     def sleep(self, *args: Any, **kwargs: Any) -> None:
@@ -105,6 +106,15 @@ class Held(Worker):  # type: ignore[misc]
 
 
 @dataclass
+class Sleeper:
+    """What vLLM's executor keeps of a sleep. Later versions derive `is_sleeping`, which earlier ones set too."""
+
+    collective_rpc: Any
+    sleeping_tags: set[str] = field(default_factory=set)
+    is_sleeping = property(lambda self: bool(self.sleeping_tags), lambda self, value: None)
+
+
+@dataclass
 class Core(EngineCoreClient):  # type: ignore[misc]
     """Takes vLLM's own requests; each draws tokens of 5, 6 and the end with its seed, of log-probability -token/10."""
 
@@ -114,7 +124,7 @@ class Core(EngineCoreClient):  # type: ignore[misc]
     seen: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.executor = SimpleNamespace(is_sleeping=False, sleeping_tags=set(), collective_rpc=self.collective_rpc)
+        self.executor = Sleeper(self.collective_rpc)
         self.engine_core = SimpleNamespace(model_executor=self.executor)
 
     def get_supported_tasks(self) -> tuple[str, ...]:
@@ -169,9 +179,10 @@ class Core(EngineCoreClient):  # type: ignore[misc]
         given = inspect.signature(InprocClient.sleep).bind(self, *args, **kwargs).arguments
         Executor.sleep(self.executor, given["level"])
 
-    def wake_up(self, *args: Any, **kwargs: Any) -> None:
+    def wake_up(self, *args: Any, **kwargs: Any) -> bool:
         given = inspect.signature(InprocClient.wake_up).bind(self, *args, **kwargs).arguments
         Executor.wake_up(self.executor, given["tags"])
+        return not self.executor.is_sleeping
 
 
 def started(folder: Path, *words: str) -> tuple[Vllm, Core]:
@@ -261,10 +272,11 @@ def handing_over(folder: Path, *words: str, is_qwen3: bool = False, is_plain: bo
 def transport(folder: Path) -> dict[str, Any]:
     """That what goes to workers can be sent there, and that the arguments for several of them exist."""
     sent = [partial(engine_module.load, [("x", torch.zeros(2))]), partial(engine_module.read, {"x": (2,)})]
+    sent += [partial(engine_module.reload), partial(engine_module.process_logprobs)]
     words = ["tensor_parallel=2", "sleep=true", "memory_fraction=0.3", f"path={folder}", "engine=vllm"]
     args = EngineArgs(**arguments(EngineSpec.of(parse(words, devices=("cpu",)), TASK, seed=0), folder, seed=0))
     return {
-        "sent": [pickle.loads(pickle.dumps(each)).func.__name__ for each in (*sent, partial(engine_module.reload))],
+        "sent": [pickle.loads(pickle.dumps(each)).func.__name__ for each in sent],
         "args": [args.tensor_parallel_size, args.enable_sleep_mode, args.gpu_memory_utilization],
         "backend": args.distributed_executor_backend,
     }
