@@ -67,7 +67,7 @@ FLOWS: dict[str, set[str]] = {
     "trainer/models": {"agreement"},
     "trainer/placement": {"across_hosts", "kill_series", "losses", "one_command_line", "processes", "with_ray"},
     "trainer/supervised": {"frozen_lake_gain"},
-    "trainer": {"algorithm_settings", "generators", "going_on", "measures", "ranks"},
+    "trainer": {"algorithm_settings", "going_on", "measures", "process", "ranks"},
 }
 FILES = sorted(path.relative_to(TESTS) for path in TESTS.glob("*/**/test_*.py"))
 

@@ -22,18 +22,19 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from trainer import device as devices
 from trainer import interrupt as interrupts
 from trainer import launch
-from trainer.config import BadSetting, Config, ParsedSettings, describe, doubts, instead, read
+from trainer.config import Arguments, BadSetting, Config, ParsedSettings, describe, doubts, instead, read
 from trainer.device import peak_rss_mib
 from trainer.interrupt import Interrupt
+from trainer.launch import BAD_SETTING, BROKE, COMPLETED, INTERRUPTED
 from trainer.metrics.advice import Advisor
 from trainer.metrics.loggers import Loggers
 from trainer.metrics.progress import Progress
-from trainer.metrics.records import SCHEMA, NoRecords, Records
+from trainer.metrics.records import SCHEMA, NoRecords, Records, one_line
 from trainer.saving import resume
 from trainer.saving.manifest import CorruptCheckpoint
 from trainer.stages import failure
@@ -47,13 +48,7 @@ if TYPE_CHECKING:
     from trainer.distributed import World
     from trainer.saving.checkpoint import State
 
-COMPLETED, BROKE, BAD_SETTING, INTERRUPTED = 0, 1, 2, 130
 _TRAIN, _SFT, _COMPARE, _EXPORT = "train", "sft", "compare", "export"
-
-
-class _Arguments(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise BadSetting(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +65,11 @@ class Command:
     @property
     def config(self) -> Config:
         return self.given.config
+
+    @property
+    def starts_ray(self) -> bool:
+        """Whether the processes of the run are started by Ray. Fine-tuning generates nothing."""
+        return bool(self.config.placement.train_cards or (self.config.rollout.generators and self.command != _SFT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def _main(words: list[str], progress: Progress, interrupt: Interrupt | None) -> 
         interrupt.install()
     try:
         order = _order(words)
-        if order.config.placement.train_cards and not launch.is_placed():
+        if order.starts_ray and not launch.is_placed():
             return _place(order)
         if order.config.run.ranks > 1 and not launch.is_rank():
             return _lead(words, order.config.run.ranks, order.out)
@@ -134,7 +134,7 @@ def _main(words: list[str], progress: Progress, interrupt: Interrupt | None) -> 
 
 def _order(words: Sequence[str]) -> Command:
     command, rest = (words[0], words[1:]) if words[:1] in ([_TRAIN], [_SFT]) else (_TRAIN, words)
-    parser = _Arguments(
+    parser = Arguments(
         prog="python -m trainer",
         usage="python -m trainer [train | sft] --out DIR [KEY=VALUE ...]\n       python -m trainer compare A B"
         "\n       python -m trainer export CHECKPOINT OUT",
@@ -181,6 +181,11 @@ def _place(order: Command) -> int:
 
     layout = cards.read(order.config)
     assert layout is not None
+    if launch.is_rank() and not layout.has_cards:
+        raise BadSetting(
+            f"generators={order.config.rollout.generators} starts all processes of the run itself: leave out the "
+            f"launcher that set WORLD_SIZE={launch.size()} and give ranks, or give train_cards and infer_cards"
+        )
     settings = list(order.settings)
     if not order.config.run.save_every:
         settings = instead(settings, "save_every", str(supervise.SAVE_EVERY))
@@ -284,7 +289,7 @@ def _record(order: Command, progress: Progress, interrupt: Interrupt) -> int:
         except (devices.NoDevice, BadSetting) as error:
             end, code = {"status": "failed", "reason": str(error)}, BAD_SETTING
         except Exception as error:  # any error that ends the run belongs in its last record
-            end, code = {"status": "failed", "reason": _one_line(error), "where": _where(error)}, BROKE
+            end, code = {"status": "failed", "reason": one_line(error), "where": _where(error)}, BROKE
             if isinstance(error, RewardBroken):
                 end["resume"] = _way_on(order.out)
             if (stage := failure.of_error(error)) is not None:
@@ -332,8 +337,7 @@ def _train(run: RunContext, device: torch.device, world: World) -> None:
         from trainer.supervised import warm_start
     point, records, progress = run.order.point, run.records, run.progress
     config = _in_steps(run.order.config)
-    logs = run.order.out
-    trainer = build_trainer(config, device, seed=config.run.seed, world=world, logs=logs, progress=progress)
+    trainer = build_trainer(config, device, seed=config.run.seed, world=world, progress=progress)
     # Imported objects live to the end: scanning them again and again would cost a small run 5 % of its time.
     gc.freeze()
     progress.meter = measures = meter.start(trainer.learner.model, config, device)
@@ -470,11 +474,6 @@ def _totals(progress: Progress) -> dict[str, Any]:
         "peak_rss_mib": peak_rss_mib(),
         "seconds": progress.seconds,
     }
-
-
-def _one_line(error: Exception) -> str:
-    """What went wrong, without line breaks. Example: `OSError: No space left on device`."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _where(error: Exception) -> list[str]:

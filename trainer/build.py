@@ -18,8 +18,6 @@ from trainer.run_state import begin_reference
 from trainer.trainer import Trainer
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from trainer.config import Config
     from trainer.engines.base import Engine
     from trainer.models.base import Model
@@ -33,13 +31,11 @@ def build_trainer(
     seed: int,
     world: World | None = None,
     engine: Engine | None = None,
-    logs: Path | None = None,
     progress: Progress | None = None,
 ) -> Trainer:
     """The trainer of one rank from a seed, which is the same for all ranks.
 
     The engine and the reference policy start as copies of the learner's policy; `engine` is used if it is given.
-    Generators in other processes write their output to files in `logs`.
     Raises BadSetting for a task, a model or an engine that cannot be had.
     """
     world = world or World.single()
@@ -56,7 +52,7 @@ def build_trainer(
     reference = None
     if config.reference_at == "learner":
         reference = build_policy(config, size, device, seed=seed, world=world, is_adapted=False)
-    engine = engine or build_engine(config, task, device, seed=seed, world=world, logs=logs)
+    engine = engine or build_engine(config, task, device, seed=seed, world=world)
     critic = build_critic(config, size, device, seed=seed)
     longest = task.max_new_tokens * task.max_turns
     learner = Learner(policy, reference, config, seed=seed, critic=critic, world=world, longest_answer=longest)

@@ -6,11 +6,12 @@ section (`lr`, `optim.lr`), or verl's name for it (`trainer.overrides.verl`).
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import functools
 import math
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainer.algorithms.rejection import Rejection
 from trainer.overrides import verl
@@ -39,7 +40,14 @@ from trainer.user_code import locate
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["BadSetting", "Config", "ParsedSettings", "describe", "differing", "parse", "read"]
+__all__ = ["Arguments", "BadSetting", "Config", "ParsedSettings", "describe", "differing", "parse", "read"]
+
+
+class Arguments(argparse.ArgumentParser):
+    """A command line's parser that raises BadSetting."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadSetting(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,7 +417,7 @@ def _check_unread(config: Config) -> None:
     for name in () if cards.train_cards else ("nodes", "cards_per_node", "ray"):
         value = getattr(cards, name)
         if value != SETTINGS[name].default:
-            raise BadSetting(f"{name}={value} needs train_cards, the cards that learn: without them Ray starts nothing")
+            raise BadSetting(f"{name}={value} needs train_cards, the cards that learn")
     for name in () if rollout.engine == "vllm" else ("tensor_parallel", "sleep"):
         value = getattr(rollout, name)
         if value != SETTINGS[name].default:
@@ -418,10 +426,11 @@ def _check_unread(config: Config) -> None:
 
 def _check_generators(config: Config) -> None:
     rollout, run = config.rollout, config.run
-    if rollout.generators and config.is_split:
+    if rollout.generators and config.placement.train_cards:
         raise BadSetting(
-            f"generators={rollout.generators} counts processes on this machine, and "
-            f"infer_cards={config.placement.infer_cards} places one on each of its cards: give one of the two"
+            f"generators={rollout.generators} counts processes without cards of their own, and "
+            f"train_cards={config.placement.train_cards} places all processes on cards: infer_cards names those that "
+            "generate"
         )
     if 0 < rollout.generators < run.ranks:
         raise BadSetting(f"generators={rollout.generators} is less than ranks={run.ranks}: each needs one of its own")

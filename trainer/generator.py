@@ -1,42 +1,23 @@
-"""`python -m trainer.generator`: an engine in its own process, as a child of the process that started it.
-
-It reads requests from its standard input and writes responses to its standard output, both framed (`read`, `write`);
-output of an engine goes to standard error. It ends when its input ends, whatever it is doing: so it never outlives its
-parent. Ctrl-C, which a terminal sends to both, is left to the parent.
-
-`serve` alone is for other transports.
-"""
+"""An engine in a process of its own, which answers requests of ranks; `trainer.placement.generator` carries them."""
 
 from __future__ import annotations
 
-import os
-import pickle
-import queue
-import signal
-import struct
-import sys
-import threading
 import time
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from trainer.engines.generator_client import Generated, ReferenceLogProbs
-from trainer.interrupt import SIGNALS
 from trainer.weights import Loading, NotWhole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
-    from torch import Tensor
 
     from trainer.engines.base import Engine, Sampling, Tokens
     from trainer.engines.generator_client import EngineSpec
-    from trainer.engines.process import MemoryRange
     from trainer.engines.reference import Reference
     from trainer.types import Batch
-    from trainer.weights import Bucket, Entry
-
-HEADER = struct.Struct(">Q")
+    from trainer.weights import Bucket
 
 
 def serve(order: EngineSpec) -> Server:
@@ -53,89 +34,6 @@ def serve(order: EngineSpec) -> Server:
     size = order.tokenizer.vocabulary_size
     server: Server = faults.server(start(order, device), config.run.fault, vocabulary_size=size)
     return server
-
-
-def main() -> int:
-    """Serves until the input ends; returns 1 if the engine cannot be created, which the first response reports."""
-    for name in SIGNALS:
-        signal.signal(name, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # blocked so far by the parent
-    outbox = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    inbox: queue.SimpleQueue[tuple[int, str, tuple[Any, ...]]] = queue.SimpleQueue()
-    # A separate thread reads, so that the end of the input is noticed, and the parent can write, while the engine
-    # works.
-    threading.Thread(target=_listen, args=(os.fdopen(os.dup(0), "rb"), inbox), daemon=True).start()
-    number, _, (order, shared) = inbox.get()
-    pieces: dict[MemoryRange, Tensor] = {}
-    try:
-        server = serve(order)
-    except Exception as error:  # the parent decides what it means
-        _answer(outbox, number, error)
-        return 1
-    _answer(outbox, number, None)
-    while True:
-        number, word, arguments = inbox.get()
-        try:
-            if word in ("load", "load_reference"):
-                arguments = (_bucket(shared, pieces, *arguments),)
-            found = getattr(server, word)(*arguments)
-        except Exception as error:
-            found = error
-        _answer(outbox, number, found)
-
-
-def _listen(file: BinaryIO, inbox: queue.SimpleQueue[tuple[int, str, tuple[Any, ...]]]) -> None:
-    while (request := read(file)) is not None:
-        inbox.put(request)
-    os._exit(0)
-
-
-def _answer(file: BinaryIO, number: int, found: Any) -> None:
-    """Sends a result; of an error its kind and its text, since the parent may not know its class."""
-    if isinstance(found, Exception):
-        found = (type(found).__name__, " ".join(str(found).split()))
-        file.write(framed((number, False, found)))
-    else:
-        file.write(framed((number, True, found)))
-    file.flush()
-
-
-def _bucket(
-    shared: int,
-    pieces: dict[MemoryRange, Tensor],
-    about: tuple[int, int, bool, tuple[Entry, ...]],
-    checksum: int,
-    place: MemoryRange | None,
-    sent: bytes,
-) -> Bucket:
-    """The bucket with its memory: mapped and cached if it is shared, else as it was sent."""
-    import torch
-
-    from trainer.engines.process import look
-    from trainer.weights import Bucket
-
-    if place is not None:
-        flat = pieces[place] = pieces[place] if place in pieces else look(shared, place)
-    else:
-        flat = torch.frombuffer(bytearray(sent), dtype=torch.uint8) if sent else torch.empty(0, dtype=torch.uint8)
-    return Bucket(*about, flat, checksum)
-
-
-def framed(value: Any) -> bytes:
-    """A value with its length before it."""
-    text = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-    return HEADER.pack(len(text)) + text
-
-
-def read(file: BinaryIO) -> Any:
-    """The next value; None at the end of the file, also in the middle of a value."""
-    head = file.read(HEADER.size)
-    if len(head) < HEADER.size:
-        return None
-    (length,) = HEADER.unpack(head)
-    text = file.read(length)
-    return pickle.loads(text) if len(text) == length else None
 
 
 def start(order: EngineSpec, device: torch.device) -> Server:
@@ -202,7 +100,3 @@ class Server:
     def wake(self) -> None:
         """As the engine's."""
         self._engine.wake()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,7 +5,6 @@ The launching process computes nothing and imports no torch, so that it survives
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -17,11 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from trainer.children import exit_code
+from trainer.children import end_with_parent, exit_code
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+# Exit codes of a run.
+COMPLETED, BROKE, BAD_SETTING, INTERRUPTED = 0, 1, 2, 130
 # The file where ranks on one machine find each other; without it MASTER_ADDR and MASTER_PORT say where.
 RENDEZVOUS = "TRAINER_RENDEZVOUS"
 # The process that started a rank of this machine: without it a rank was started by another launcher.
@@ -35,7 +36,6 @@ _GRACE_S = 5.0
 _TOGETHER_S = 60.0
 # Only a process that connects to Ray has this. An imported Ray is no sign of that: vllm imports it.
 _SUPERVISES = "trainer.placement.supervise"
-_SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def end_with_launcher() -> None:
     """Lets a rank that `run_ranks` started be killed with its parent: nothing else would end it, and it holds cards."""
     if _LAUNCHER not in os.environ or is_placed() or sys.platform != "linux":
         return
-    ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+    end_with_parent(signal.SIGKILL)
     if os.getppid() != int(os.environ[_LAUNCHER]):  # it was gone before
         os.kill(os.getpid(), signal.SIGKILL)
 

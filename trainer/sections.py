@@ -279,7 +279,7 @@ class RolloutSettings:
         0,
         0,
         1024,
-        "processes on this machine that generate for the ranks; 0: each rank does so itself",
+        "processes on this machine, in a new Ray, that generate for the ranks; 0: each rank does so itself",
         may_change=True,
     )
     off_policy: int = number(
@@ -414,7 +414,7 @@ class Optim:
 
 @dataclass(frozen=True, slots=True)
 class Cards:
-    """Which cards learn and which generate, in processes that Ray starts; both lists empty: no Ray."""
+    """Which cards learn and which generate, in processes that Ray starts; both lists empty: none is reserved."""
 
     train_cards: str = text(
         "", "0-3, [0,1] or list(range(0,4)), a rank each; numbers run on over the nodes", may_change=True

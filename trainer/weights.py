@@ -2,7 +2,8 @@
 
 `Packer.pack` fills buckets from pairs of name and tensor, one after the other, so that a learner's shards may be
 gathered one tensor at a time while earlier buckets are sent; `unpack` returns the tensors without copying. The
-transport of a bucket is not part of this module. `fingerprint` compares weights in two processes without sending them.
+transport of a bucket is not part of this module. `same_bits` compares two tensors, and `fingerprint` weights in two
+processes without sending them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+
+from trainer.shards import local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -56,7 +59,32 @@ def checksum(flat: Tensor) -> int:
     whole = len(words_N) // _ROW * _ROW
     sums_R = torch.cat((words_N[:whole].view(-1, _ROW).sum(dim=1), words_N[whole:].sum().view(1)))
     # An odd weight loses no bit of a sum; all sums are those of 64 bits that overflow.
-    return int((sums_R * (2 * torch.arange(len(sums_R)) + 1)).sum())
+    return int((sums_R * (2 * torch.arange(len(sums_R), device=flat.device) + 1)).sum())
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _is_in_words(flat: Tensor) -> bool:
+    """Whether bytes can be read as 64-bit words."""
+    return len(flat) % 8 == 0 and flat.storage_offset() % 8 == 0
+
+
+def same_bits(left: Tensor, right: Tensor) -> bool:
+    """True when shape, dtype and every bit agree: a NaN equals itself and 0.0 is not -0.0.
+
+    Of sharded tensors only this rank's rows are looked at.
+    """
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    left, right = local(left), local(right)
+    if left.device != right.device:  # an engine may keep its weights on the host
+        left, right = left.cpu(), right.cpu()
+    both = [_bytes(left), _bytes(right)]
+    if all(map(_is_in_words, both)):  # seventeen times as fast
+        both = [each.view(torch.int64) for each in both]
+    return torch.equal(*both)
 
 
 def fingerprint(weights: Iterable[tuple[str, Tensor]]) -> int:
@@ -66,8 +94,8 @@ def fingerprint(weights: Iterable[tuple[str, Tensor]]) -> int:
     """
     total = 0
     for name, weight in weights:
-        flat = weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        if len(flat) % 8 or flat.storage_offset() % 8:  # it is read in 64-bit words
+        flat = _bytes(weight)
+        if not _is_in_words(flat):
             flat = torch.cat((flat, flat.new_zeros(-len(flat) % 8)))
         what = zlib.crc32(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
         # Beside the product, so that tensors of zeros count too.
@@ -80,7 +108,6 @@ class Packer:
     """Makes buckets, in memory that it uses again for the next version once a bucket's size is the same."""
 
     bucket_bytes: int  # a larger tensor gets its own bucket
-    allocate: Callable[[int], Tensor] = lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8)
     _memory: list[Tensor] = field(default_factory=list)
 
     def pack(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Iterator[Bucket]:
@@ -112,10 +139,8 @@ class Packer:
         return Bucket(version, index, is_last, tuple(entries), flat, checksum(flat))
 
     def _place(self, index: int, size: int) -> Tensor:
-        if index == len(self._memory):
-            self._memory.append(self.allocate(size))
-        elif len(self._memory[index]) != size:
-            self._memory[index] = self.allocate(size)
+        if index == len(self._memory) or len(self._memory[index]) != size:
+            self._memory[index : index + 1] = [torch.empty(size, dtype=torch.uint8)]
         return self._memory[index]
 
 
@@ -180,16 +205,6 @@ def first_unlike(sent: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> str 
     An engine in another dtype holds what rounding leaves; parts that are spread over cards it may not show.
     """
     for name, tensor in held.items():
-        if name in sent and not _same(sent[name].to(tensor.device, tensor.dtype), tensor.detach()):
+        if name in sent and not same_bits(sent[name].to(tensor.device, tensor.dtype), tensor):
             return name
     return None
-
-
-def _same(left: Tensor, right: Tensor) -> bool:
-    if left.shape != right.shape:
-        return False
-    both = [each.contiguous().reshape(-1).view(torch.uint8) for each in (left, right)]
-    # Twice as fast as comparing, if memory can be read in 64-bit words.
-    if left.device.type == "cpu" and all(len(each) % 8 == 0 and each.storage_offset() % 8 == 0 for each in both):
-        return checksum(both[0]) == checksum(both[1])
-    return torch.equal(*both)  # of bytes: a NaN equals itself

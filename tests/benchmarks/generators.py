@@ -2,25 +2,34 @@
 
 All runs take turns, step by step, so that what else the machine does meets each of them. Every process has one thread:
 with two generators and a learner that works at the same time, three cores are wanted. A row tells the median step, what
-it was spent on, and how long each side waited for the other.
+it was spent on, and how long each side waited for the other. Needs Ray.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from tests.trainer.placement.ray_cases import places_of
 from trainer.build import build_trainer
 from trainer.config import Config
+from trainer.engines.factory import AssignedGenerators, assign_generators
 from trainer.loop import train_step
 from trainer.metrics.progress import Progress
 from trainer.metrics.step import of_generators
+from trainer.placement.generator import RayGenerator
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trainer.placement.generator import Place
     from trainer.trainer import Trainer
 
 DEVICE = torch.device("cpu")
@@ -62,6 +71,13 @@ def config(generators: int, off_policy: int, words: argparse.Namespace) -> Confi
     )
 
 
+def trainer_of(made: Config, places: Sequence[Place]) -> Trainer:
+    """A run whose generators are at these places; without any the learner's process generates."""
+    generators = AssignedGenerators(len(places), lambda slot, order: RayGenerator(places[slot], order))
+    assign_generators(generators if places else None)
+    return build_trainer(made, DEVICE, seed=0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, value in (("steps", 8), ("layers", 6), ("hidden", 384), ("intermediate", 1024), ("tokens", 16)):
@@ -69,23 +85,24 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     words = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [
-        Row(name, build_trainer(config(generators, off_policy, words), DEVICE, seed=0))
-        for name, generators, off_policy in (
-            ("in the learner", 0, 0),
-            ("1 generator", 1, 0),
-            ("2 generators", 2, 0),
-            ("1 generator, one step off", 1, 1),
-            ("2 generators, one step off", 2, 1),
-        )
-    ]
-    try:
+    kinds = (
+        ("in the learner", 0, 0),
+        ("1 generator", 1, 0),
+        ("2 generators", 2, 0),
+        ("1 generator, one step off", 1, 1),
+        ("2 generators, one step off", 2, 1),
+    )
+    rows = []
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        places = stack.enter_context(places_of(config(6, 0, words), folder))
+        for name, generators, off_policy in kinds:
+            own, places = places[:generators], places[generators:]
+            rows.append(Row(name, trainer_of(config(generators, off_policy, words), own)))
+            stack.callback(rows[-1].trainer.close)
         for _ in range(words.steps + 2):
             for row in rows:
                 row.step()
-    finally:
-        for row in rows:
-            row.trainer.close()
     print("run                           step s   learner idle   generators idle   1 generator over it")
     base = statistics.median(rows[1].seconds[2:])
     for row in rows:

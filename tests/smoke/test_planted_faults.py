@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,14 +16,15 @@ from npuenv.core.messages import say
 from npuenv.report.smoke import Where, headline, verdict
 from npuenv.smoke import cause, judge
 from tests.support.sentences import part, says, sentence
+from tests.trainer.placement.ray_cases import HAS_RAY, NO_RAY, home, ran
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from npuenv.core.finding import Finding
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch, which comes with a stack, not with npuenv")
-ROOT = Path(__file__).parents[2]
 WHERE = Where("tiny", "cpu")
 
 # What the run is started with, the sentence of the verdict, and what of its arguments is known beforehand.
@@ -100,21 +100,22 @@ def test_a_planted_fault_is_named_by_the_first_sentence(
 
 
 @pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.skipif(not HAS_RAY, reason=NO_RAY)
 @pytest.mark.parametrize(
-    ("words", "key"),
+    ("fault", "key"),
     [
-        ("fault=generator-dies", "generator-lost"),
-        ("fault=generator-garbage", "generator-lost"),
-        ("fault=stale-weights", "stale-weights"),
+        ("generator-dies", "generator-lost"),
+        ("generator-garbage", "generator-lost"),
+        ("stale-weights", "stale-weights"),
     ],
 )
 @pytest.mark.long
-def test_a_planted_fault_of_another_process_is_named_too(
-    words: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Generators are started by this process: they find the trainer, and torch, where it does.
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(Path(torch.__file__).parents[1])]))
-    test_a_planted_fault_is_named_by_the_first_sentence(f"generators=1 steps=4 {words}", key, {}, tmp_path)
+def test_a_planted_fault_of_another_process_is_named_too(fault: str, key: str, tmp_path: Path) -> None:
+    with home() as at:
+        code, _, run = ran(at, tmp_path, "generators=1", "steps=4", "device=cpu", "restarts=0", f"fault={fault}")
+    named = cause(judge(run.records(), exit_code=code))
+    assert named is not None and named.says.key == f"smoke.{key}"
 
 
 @pytest.mark.slow

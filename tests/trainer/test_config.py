@@ -163,7 +163,7 @@ def test_cards_are_apart_by_their_numbers_and_not_by_how_they_are_written() -> N
     with pytest.raises(BadSetting, match="several engines "):
         read("engine=vllm", "path=x", "generators=2")
     assert read("engine=vllm", "path=x", "generators=1").has_generators
-    with pytest.raises(BadSetting, match=r"generators=2 .* infer_cards=1 "):
+    with pytest.raises(BadSetting, match=r"generators=2 .* train_cards=0 "):
         read("train_cards=0", "infer_cards=1", "generators=2")
 
 

@@ -100,8 +100,10 @@ def test_a_bucket_is_filled_to_its_last_byte() -> None:
 
 
 def test_what_lies_between_tensors_is_zero_whatever_the_memory_held() -> None:
-    dirty = Packer(1 << 20, lambda num_bytes: torch.full((num_bytes,), 255, dtype=torch.uint8))
-    (found,), (clean,) = dirty.pack(MIXED.items(), 0), packed(1 << 20)
+    dirty, (clean,) = Packer(1 << 20), packed(1 << 20)
+    (before,) = dirty.pack([("full", torch.full_like(clean.flat, 255))], 0)
+    (found,) = dirty.pack(MIXED.items(), 0)
+    assert found.flat is before.flat
     assert torch.equal(found.flat, clean.flat)
     assert found.checksum == clean.checksum
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from trainer.weights import AT_START, Bucket, Loading, NotWhole, Packer, first_unlike
+from trainer.weights import AT_START, Bucket, Loading, NotWhole, Packer, first_unlike, same_bits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -164,3 +164,21 @@ def test_the_same_numbers_in_another_shape_or_elsewhere_in_memory_are_told_apart
     assert first_unlike(sent, {"m": odd}) is None
     odd[1, 7] += 1
     assert first_unlike(sent, {"m": odd}) == "m"
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "expected"),
+    [
+        (torch.tensor([1.0]), torch.tensor([1.0]), True),
+        (torch.tensor([torch.nan]), torch.tensor([torch.nan]), True),
+        (torch.tensor([0.0]), torch.tensor([-0.0]), False),
+        (torch.tensor([1.0]), torch.tensor([1.0 + 2**-23]), False),
+        (torch.tensor([1.0]), torch.tensor([1.0], dtype=torch.float64), False),
+        (torch.tensor([1.0]), torch.tensor([[1.0]]), False),
+        (torch.tensor(3), torch.tensor(3), True),
+        (torch.ones(4), torch.ones(5)[1:], True),
+        (torch.ones(4, dtype=torch.bfloat16), torch.tensor([1.0, 1.0, 1.0, 1.0078125]).bfloat16(), False),
+    ],
+)
+def test_the_same_bits_is_what_it_says(left: torch.Tensor, right: torch.Tensor, expected: bool) -> None:
+    assert same_bits(left, right) is expected

@@ -64,6 +64,24 @@ class Engine(Protocol):
         """Continues from a state that `random_state` gave."""
 
 
+class LocalEngine:
+    """What engines share whose model and random numbers are in this process."""
+
+    _generator: torch.Generator
+
+    def sleep(self) -> None:
+        """Nothing: the weights stay, and caches live only within `generate`."""
+
+    def wake(self) -> None:
+        """Nothing: `sleep` released nothing."""
+
+    def random_state(self) -> Tensor:
+        return self._generator.get_state()
+
+    def restore_random_state(self, state: Tensor) -> None:
+        self._generator.set_state(state)
+
+
 # The largest seed that every engine takes.
 _LARGEST_SEED = 2**31 - 1
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer.engines.base import pick, sampling_logprobs, uniform, until_end
+from trainer.engines.base import LocalEngine, pick, sampling_logprobs, uniform, until_end
 from trainer.models import attention
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _FEW_TOKENS = 1024
 
 
-class BuiltinEngine:
+class BuiltinEngine(LocalEngine):
     """A decoder and the random generator of its samples."""
 
     def __init__(self, decoder: Decoder, *, end: int | None, seed: int) -> None:
@@ -92,18 +92,6 @@ class BuiltinEngine:
 
     def weights(self) -> Mapping[str, Tensor]:
         return dict(self._parameters)
-
-    def sleep(self) -> None:
-        """Nothing: the weights, a copy of the learner's, stay, and buffers live only within `generate`."""
-
-    def wake(self) -> None:
-        """Nothing: `sleep` gave nothing up."""
-
-    def random_state(self) -> Tensor:
-        return self._generator.get_state()
-
-    def restore_random_state(self, state: Tensor) -> None:
-        self._generator.set_state(state)
 
 
 # Where kernels are made for each shape, own keys are looked at in steps of so many: then few shapes arise.

@@ -1,4 +1,4 @@
-"""The engine of a rank: in its own process, or a client of generators in other processes."""
+"""The engine of a rank: in its own process, or a client of generators in processes that Ray has started."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from trainer.engines.generator_client import EngineSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     import torch
 
@@ -43,34 +42,26 @@ def assign_generators(generators: AssignedGenerators | None) -> None:
     _assigned[:] = [generators] if generators is not None else []
 
 
-def build_engine(
-    config: Config, task: Task, device: torch.device, *, seed: int, world: World, logs: Path | None = None
-) -> Engine:
-    """The engine of a rank, with the weights that the policy starts with; its draws have their own seed.
-
-    Generators in other processes write their output to files in `logs`.
-    """
+def build_engine(config: Config, task: Task, device: torch.device, *, seed: int, world: World) -> Engine:
+    """The engine of a rank, with the weights that the policy starts with; its draws have their own seed."""
     sampling_seed, assigned = seed + world.rank * _RANK_APART, next(iter(_assigned), None)
     order = EngineSpec.of(config, task, seed=seed)
-    if assigned is None and config.rollout.generators == 0:
+    if assigned is None:
         if config.rollout.engine == "scripted":
             from trainer.engines import scripted
 
             return scripted.start(config, task)
         return build_local_engine(order, device, sampling_seed=sampling_seed)
-    from trainer.engines import process, remote, shared_generator
+    from trainer.engines import remote, shared_generator
 
-    if assigned is not None:
-        start = assigned.start
-        pool = remote.Pool(
-            lambda slot: start(slot, order),
-            assigned.count,
-            timeout_s=config.rollout.generator_timeout_s,
-            sharers=assigned.sharers,
-            sends=assigned.sends,
-        )
-    else:
-        pool = process.pool(order, world.shard(range(config.rollout.generators)), logs=logs)
+    start = assigned.start
+    pool = remote.Pool(
+        lambda slot: start(slot, order),
+        assigned.count,
+        timeout_s=config.rollout.generator_timeout_s,
+        sharers=assigned.sharers,
+        sends=assigned.sends,
+    )
     kind = shared_generator.SharedRemote if pool.sharers > 1 else remote.Remote
     return remote.over(pool, order, seed=sampling_seed, kind=kind)
 

@@ -1,9 +1,9 @@
 """The interface between the learner's process and engines in other processes, on this machine or another.
 
-`trainer.engines.remote.Remote` is the engine that distributes prompts over generators; `process.ProcessGenerator` is a
-generator in a child process. In each engine's process a `trainer.generator.Server` runs: a generator's methods call
-those of the same names of the server. `EngineSpec` carries the inputs of the engine. A generator has no random state of
-its own: `Sampling.seeds` decides the samples of each prompt.
+`trainer.engines.remote.Remote` is the engine that distributes prompts over generators, each a
+`trainer.placement.generator.RayGenerator`. In each engine's process a `trainer.generator.Server` runs: a generator's
+methods call those of the same names of the server. `EngineSpec` carries the inputs of the engine. A generator has no
+random state of its own: `Sampling.seeds` decides the samples of each prompt.
 """
 
 from __future__ import annotations
@@ -130,6 +130,12 @@ class Generator(Protocol):
     def load_reference(self, bucket: Bucket) -> Pending[None]:
         """As `load`, of the reference policy's weights."""
 
+    def leave(self, kind: str, buckets: Sequence[Bucket]) -> Pending[None]:
+        """Stores references to the buckets, for ranks that share it; replaces the previous ones of this kind."""
+
+    def left(self, kind: str) -> Pending[Sequence[Bucket]]:
+        """The buckets that another rank has stored; empty: none. Answered in parallel to computations."""
+
     def sleep(self) -> Pending[None]:
         """As `Engine.sleep`."""
 
@@ -138,13 +144,3 @@ class Generator(Protocol):
 
     def end(self) -> None:
         """Stops the generator within seconds; safe to call twice. Never raises."""
-
-
-class SharedGenerator(Generator, Protocol):
-    """A generator that several ranks use: one of them sends weights, the others use the buckets stored there."""
-
-    def leave(self, kind: str, buckets: Sequence[Bucket]) -> Pending[None]:
-        """Stores references to the buckets, replacing the previous ones of this kind."""
-
-    def left(self, kind: str) -> Pending[Sequence[Bucket]]:
-        """References to those buckets; empty: none are stored. Answered in parallel to computations."""

@@ -70,13 +70,12 @@ class Pool:
         size: int,
         *,
         timeout_s: float,
-        allocate: Callable[[int], Tensor] | None = None,  # memory that all generators see; None: they are sent a copy
         sharers: int = 1,  # at most so many ranks of the run have a generator in common; above 1 each has one slot
         sends: bool = True,  # whether this rank sends weights, for itself and for those that share
     ) -> None:
         self._start = start
         # A generator handles one request at a time: a client may wait for the turns of all that share it.
-        self.timeout_s, self.allocate = timeout_s * sharers, allocate
+        self.timeout_s = timeout_s * sharers
         self.sharers, self.sends = sharers, sends
         self.slots = [Slot(number, start(number)) for number in range(size)]
         self.losses: list[str] = []  # over the run, as messages
@@ -192,7 +191,7 @@ class Remote:
 
         A copy of them is stored for generators that are started later.
         """
-        buckets = tuple(Packer(self.packer.bucket_bytes, self.packer.allocate).pack(weights, self.pool.new_version()))
+        buckets = tuple(Packer(self.packer.bucket_bytes).pack(weights, self.pool.new_version()))
         self.origin = Origin(fingerprint(unpack(buckets).items()), buckets)
 
     def _note(self, seconds: Iterable[float]) -> None:
@@ -409,8 +408,7 @@ class Remote:
 def over(pool: Pool, order: EngineSpec, *, seed: int, kind: type[Remote] = Remote) -> Remote:
     """An engine over generators that were started with this order; its draws have their own seed."""
     config = order.config
-    bucket_bytes = config.rollout.bucket_mib << 20
-    packer = Packer(bucket_bytes) if pool.allocate is None else Packer(bucket_bytes, pool.allocate)
+    packer = Packer(config.rollout.bucket_mib << 20)
     size = order.tokenizer.vocabulary_size
     if config.model.path:  # a model may know more tokens than its tokenizer, and say them
         size = max(size, int(files.read_config(Path(config.model.path)).get("vocab_size", 0)))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.config import BadSetting
+from trainer.engines.base import LocalEngine
 from trainer.types import Rollout, Stop
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from trainer.tasks.base import Task, Tokenizer
 
 
-class Scripted:
+class Scripted(LocalEngine):
     """Hands out its lists of answers in turn; its only state is the number of the next one."""
 
     def __init__(self, script: Sequence[Sequence[Rollout]]) -> None:
@@ -54,12 +55,6 @@ class Scripted:
 
     def weights(self) -> Mapping[str, Tensor]:
         return self._weights
-
-    def sleep(self) -> None:
-        """Nothing: there is no device memory to give up."""
-
-    def wake(self) -> None:
-        """Nothing: `sleep` gave nothing up."""
 
     def random_state(self) -> Tensor:
         return torch.tensor([self._next], dtype=torch.int64)

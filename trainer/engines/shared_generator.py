@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from trainer.engines.generator_client import GeneratorLost
 from trainer.engines.remote import MOST_TRIES, Origin, Remote
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.distributed import World
-    from trainer.engines.generator_client import Pending, SharedGenerator
+    from trainer.engines.generator_client import Pending
     from trainer.engines.remote import Slot
 
 _WEIGHTS, _REFERENCE = "weights", "reference"
@@ -38,13 +38,13 @@ class SharedRemote(Remote):
         self._buckets = []
         if not self.pool.sends:
             # Without the packed buckets of its own in `load_weights`.
-            self.packer = Packer(self.packer.bucket_bytes, self.packer.allocate)
+            self.packer = Packer(self.packer.bucket_bytes)
             deque(weights, maxlen=0)  # to make them may be a collective
             self.version = self._awaited[_WEIGHTS] = self.pool.new_version()
             return
         (slot,) = self.pool.slots
         if slot.generator is not None:  # else two versions would be stored at once
-            self._settle(slot, [_shared(slot).leave(_WEIGHTS, ())], self.pool.deadline(slot))
+            self._settle(slot, [slot.generator.leave(_WEIGHTS, ())], self.pool.deadline(slot))
         Remote.load_weights_each(self, weights)
         self._leave(_WEIGHTS)
 
@@ -88,11 +88,12 @@ class SharedRemote(Remote):
 
     def _sent(self, slot: Slot, kinds: tuple[str, ...]) -> list[Pending[None]]:
         origin = self.origin
+        assert slot.generator is not None
         pending = []
         if _WEIGHTS in kinds and self._buckets:
-            pending += [*self._send(slot), _shared(slot).leave(_WEIGHTS, self._buckets)]
+            pending += [*self._send(slot), slot.generator.leave(_WEIGHTS, self._buckets)]
         if _REFERENCE in kinds and origin is not None and origin.buckets:
-            pending += [*self._send_reference(slot), _shared(slot).leave(_REFERENCE, origin.buckets)]
+            pending += [*self._send_reference(slot), slot.generator.leave(_REFERENCE, origin.buckets)]
         return pending
 
     def _take(self) -> bool:
@@ -102,7 +103,7 @@ class SharedRemote(Remote):
             if slot.generator is None:
                 return False
             try:
-                found = tuple(self._wait(slot, _shared(slot).left(kind), self.pool.deadline(slot)))
+                found = tuple(self._wait(slot, slot.generator.left(kind), self.pool.deadline(slot)))
             except GeneratorLost as lost:
                 self._lose(slot, lost)
                 return False
@@ -114,7 +115,3 @@ class SharedRemote(Remote):
                 self.origin, slot.reference = replace(self.origin, buckets=found), self.origin.mark
             del self._awaited[kind]
         return True
-
-
-def _shared(slot: Slot) -> SharedGenerator:
-    return cast("SharedGenerator", slot.generator)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.config import BadSetting
-from trainer.engines.base import pick, sampling_logprobs, uniform, until_end
+from trainer.engines.base import LocalEngine, pick, sampling_logprobs, uniform, until_end
 from trainer.models.pretrained import causal_model
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class SamplingProcessor:
         return torch.full_like(logits_BV, -torch.inf).scatter(1, chosen_B[:, None], 0.0)
 
 
-class Generator:
+class Generator(LocalEngine):
     """A model and the random numbers of its samples."""
 
     def __init__(self, model: Any, *, end: int | None, pad: int, seed: int) -> None:
@@ -107,18 +107,6 @@ class Generator:
 
     def weights(self) -> Mapping[str, Tensor]:
         return dict(self._model.named_parameters())
-
-    def sleep(self) -> None:
-        """Nothing: the weights share the learner's process, and caches live only within `generate`."""
-
-    def wake(self) -> None:
-        """Nothing: `sleep` gave nothing up."""
-
-    def random_state(self) -> Tensor:
-        return self._generator.get_state()
-
-    def restore_random_state(self, state: Tensor) -> None:
-        self._generator.set_state(state)
 
 
 def start(order: EngineSpec, device: torch.device, *, seed: int) -> Generator:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.config import BadSetting
-from trainer.engines.base import new_seeds
+from trainer.engines.base import LocalEngine, new_seeds
 from trainer.types import Rollout, Stop
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Package:
     TokensPrompt: Any
 
 
-class Vllm:
+class Vllm(LocalEngine):
     """An `LLM`, the shapes of the weights it was last given, and the random numbers that seed its requests."""
 
     def __init__(
@@ -155,12 +155,6 @@ class Vllm:
         if self._can_sleep:
             self._llm.wake_up(tags=["weights"])
             self._is_cache_asleep = True
-
-    def random_state(self) -> Tensor:
-        return self._generator.get_state()
-
-    def restore_random_state(self, state: Tensor) -> None:
-        self._generator.set_state(state)
 
 
 def _rollout(output: Any) -> Rollout:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer.shards import local
 from trainer.types import Stop
+from trainer.weights import same_bits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -32,23 +32,6 @@ NOTHING = "no step was taken: nothing was measured"
 def _verdict(count: int, is_right: bool) -> dict[str, Any]:
     """Whether it passed; None with a reason if nothing was measured."""
     return {"passed": is_right} if count else {"passed": None, "reason": NOTHING}
-
-
-def same_bits(left: Tensor, right: Tensor) -> bool:
-    """True when shape, dtype and every bit agree: a NaN equals itself and 0.0 is not -0.0.
-
-    Of sharded tensors only this rank's rows are looked at.
-    """
-    if left.shape != right.shape or left.dtype != right.dtype:
-        return False
-    left, right = local(left), local(right)
-    if left.device != right.device:  # an engine may keep its weights on the host
-        left, right = left.cpu(), right.cpu()
-    return torch.equal(_bytes(left), _bytes(right))
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def first_difference(left: Iterable[tuple[str, Tensor]], right: Mapping[str, Tensor]) -> str | None:
@@ -279,38 +262,18 @@ def _sum(weight: Tensor) -> float:
     return float(weight.detach().sum(dtype=torch.float64 if weight.device.type == "cpu" else torch.float32))
 
 
-def checksum(weights: Iterable[tuple[str, Tensor]]) -> int:
-    """A checksum of weights that detects any changed bit: the sum of their bits as integers, weighted by position.
-
-    Processes one piece of the weights at a time, with memory for one piece. It protects against accidents, not against
-    forgery. Example: two ranks with equal weights have the same checksum.
-    """
-    total = 0
-    for number, (_, weight) in enumerate(weights, start=1):
-        flat = weight.detach().contiguous().reshape(-1).view(_INTEGERS[weight.element_size()])
-        for start in range(0, flat.numel(), _CHECKSUM_VALUES):
-            piece = flat[start : start + _CHECKSUM_VALUES].to(torch.int64)
-            places = torch.arange(start + 1, start + 1 + len(piece), device=piece.device, dtype=torch.int64)
-            total = (total + number * int((piece * (2 * places + 1)).sum())) & (2**63 - 1)
-    return total
-
-
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_CHECKSUM_VALUES = 1 << 20  # values
-
-
 @dataclass(slots=True)
 class Agreement:
-    """Whether all ranks hold the same weights after each step, by a checksum."""
+    """Whether all ranks hold the same weights after each step, by their fingerprints."""
 
     steps: int = 0
     unequal: int = 0
     first_step: int | None = None  # the first unequal step; None: there is none
     ranks: tuple[int, ...] = ()  # that differed from rank 0 there
 
-    def add(self, step: int, checksums: Sequence[int]) -> None:
+    def add(self, step: int, marks: Sequence[int]) -> None:
         self.steps += 1
-        others = tuple(rank for rank, value in enumerate(checksums) if value != checksums[0])
+        others = tuple(rank for rank, value in enumerate(marks) if value != marks[0])
         if others:
             self.unequal += 1
             if self.first_step is None:

@@ -11,17 +11,18 @@ through 0, where a share of it means little: the ratio of the sums, sum|b - a| /
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
+from trainer.config import Arguments, BadSetting
 from trainer.metrics.records import FILE
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Mapping, Sequence
 
 SCHEMA = "npuenv.compare/1"
@@ -93,7 +94,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         values = _arguments(argv)
         found = compare(read(values.a), read(values.b), loss_limit=values.loss_limit, reward_limit=values.reward_limit)
-    except UnreadableRun as error:
+    except (BadSetting, UnreadableRun) as error:
         sys.stderr.write(f"trainer: {error}\n")
         return UNUSABLE
     code = WITHIN if found.is_within else BEYOND
@@ -104,14 +105,9 @@ def main(argv: Sequence[str]) -> int:
     return code
 
 
-class _Arguments(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UnreadableRun(message)
-
-
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     about = "How far the numbers of run B are from those of run A. Exit 0: within the limits, 1: beyond, 2: unusable."
-    parser = _Arguments(prog="python -m trainer compare", description=about, allow_abbrev=False)
+    parser = Arguments(prog="python -m trainer compare", description=about, allow_abbrev=False)
     parser.add_argument("a", type=Path, metavar="A", help=f"folder of a run, or its {FILE}; what is compared with")
     parser.add_argument("b", type=Path, metavar="B", help="the other one")
     parser.add_argument("--json", action="store_true", help="the whole result as JSON")

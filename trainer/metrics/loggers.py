@@ -13,6 +13,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trainer.metrics.records import one_line
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
@@ -148,4 +150,4 @@ def numbers(record: Mapping[str, Any]) -> dict[str, float]:
 def _reason(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError):
         return f"the package {str(error.name).partition('.')[0]} is not installed"
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return one_line(error)

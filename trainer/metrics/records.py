@@ -82,6 +82,13 @@ class NoRecords(Records):
         """Closes nothing."""
 
 
+def one_line(error: BaseException, longest: int | None = None) -> str:
+    """An error as the reason in a record, without line breaks. Example: `OSError: No space left on device`."""
+    text = " ".join(str(error).split())
+    is_cut = longest is not None and len(text) > longest
+    return f"{type(error).__name__}: {text[:longest]}{'...' if is_cut else ''}"
+
+
 def plain(value: Any) -> Any:
     """The value with every float that is not finite as text, at any depth."""
     if isinstance(value, float) and not math.isfinite(value):

@@ -38,6 +38,7 @@ class Layout:
     generators: tuple[tuple[int, ...], ...]  # the cards of each; none: every rank generates for itself
     nodes: int  # 0: as many as the cards fill
     cards_per_node: int  # 0: as Ray counts them
+    has_cards: bool = True  # False: the numbers count processes on this machine, whatever cards it has
 
     @property
     def is_split(self) -> bool:
@@ -55,6 +56,8 @@ class Layout:
 
     def describe(self) -> str:
         """Example: `split: learns on 0-3, generates on 4-7 (4 engines)`."""
+        if not self.has_cards:
+            return f"on this machine: ranks {len(self.learners)}, generators {len(self.generators)}"
         if not self.is_split:
             return f"colocated: learns and generates on {spans(self.learners)}"
         generating = [card for cards in self.generators for card in cards]
@@ -109,7 +112,7 @@ def read(config: Config) -> Layout | None:
     if not given.train_cards:
         if given.infer_cards:
             raise BadSetting(f"infer_cards={given.infer_cards} needs train_cards too: the cards that learn")
-        return None
+        return _without_cards(config.run.ranks, config.rollout.generators) if config.rollout.generators else None
     learners = _numbers("train_cards", given.train_cards)
     others = _numbers("infer_cards", given.infer_cards) if given.infer_cards else learners
     _check_cards(learners, others, given.infer_cards, given.train_cards)
@@ -128,6 +131,12 @@ def read(config: Config) -> Layout | None:
     _check_ranks(config, layout)
     _check_nodes(layout)
     return layout
+
+
+def _without_cards(ranks: int, generators: int) -> Layout:
+    size = ranks + generators
+    others = tuple((number,) for number in range(ranks, size))
+    return Layout(tuple(range(ranks)), others, nodes=1, cards_per_node=size, has_cards=False)
 
 
 def _numbers(name: str, text: str) -> tuple[int, ...]:

@@ -12,16 +12,16 @@ import logging
 import os
 import secrets
 import shutil
-import signal
 import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.device import RAY_RESOURCES
+from trainer.device import RAY_KEEPS_OUT, RAY_RESOURCES, cores
+from trainer.interrupt import given_back
 from trainer.placement import daemon, worker_actor
-from trainer.placement.cards import Node, Placement, PlacementError, list_nodes, place_workers
+from trainer.placement.cards import CPU, Node, Placement, PlacementError, list_nodes, place_workers
 from trainer.placement.reach import OWN, answers, holders, one_line
 from trainer.sections import BadSetting
 
@@ -109,18 +109,16 @@ class Cluster:
 def opened(config: Config, layout: Layout, say: Say) -> Iterator[Cluster]:
     """A connection to the Ray of the settings, for as long as the block runs. Raises PlacementError."""
     logging.getLogger("ray").setLevel(logging.CRITICAL)  # important events are reported in this program's own messages
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with contextlib.ExitStack() as stack:
-        with _named_failure():
+        # Ray puts handlers of its own in the place of the run's.
+        with given_back(), _named_failure("train_cards" if layout.has_cards else "generators"):
             cluster = _open(config, layout, say, stack)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)  # Ray has put its own in their place
         yield cluster
 
 
 def _open(config: Config, layout: Layout, say: Say, stack: contextlib.ExitStack) -> Cluster:
     address, limit_s = _named(config), config.placement.cluster_limit_s
-    if address == "local":
+    if address == "local" or not layout.has_cards:
         return _own(layout, stack)
     if address:
         if config.placement.ray == "auto":
@@ -191,11 +189,13 @@ def _own(layout: Layout, stack: contextlib.ExitStack) -> Cluster:
     folder = _short_folder()
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     environ = {**OWN, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    if not layout.has_cards:  # else Ray hides all cards from processes that have reserved none
+        environ |= dict.fromkeys(RAY_KEEPS_OUT.values(), "1")
     stack.enter_context(_variables(environ))
     import ray
 
     # On CPUs all processes are on this node, whatever their number.
-    cpus = max(len(os.sched_getaffinity(0)), layout.num_seats)
+    cpus = max(cores(), layout.num_seats)
     _init(address="local", num_cpus=cpus, include_dashboard=False, _temp_dir=folder)
     stack.callback(_quietly, ray.shutdown)
     return Cluster(True, ray.get_runtime_context().gcs_address, None)
@@ -240,7 +240,7 @@ def _variables(environ: dict[str, str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _named_failure() -> Iterator[None]:
+def _named_failure(setting: str) -> Iterator[None]:
     try:
         yield
     except (BadSetting, KeyboardInterrupt):
@@ -248,7 +248,10 @@ def _named_failure() -> Iterator[None]:
     except ImportError as error:
         if error.name is None or error.name.partition(".")[0] != "ray":
             raise PlacementError(f"Ray cannot be imported: {error}") from error
-        raise PlacementError("train_cards needs Ray, which is not installed here; the stack cpu-full has it") from error
+        raise PlacementError(
+            f"{setting} needs Ray, which is not installed here: install the package ray, or take an environment that "
+            "has it (`npuenv install cpu-full`)"
+        ) from error
     except Exception as error:  # Ray reports everything with errors of many kinds
         raise PlacementError(f"Ray could not be started or joined: {one_line(error)}") from error
 
@@ -264,4 +267,4 @@ def kind_wanted(config: Config) -> str | None:
 
     A run on CPUs reserves existing cards all the same, so that its processes are placed as they will be on cards.
     """
-    return RAY_RESOURCES.get(config.run.device)
+    return RAY_RESOURCES.get(config.run.device) if config.placement.train_cards else CPU

@@ -20,10 +20,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
-from trainer.children import exit_code, wait
+from trainer.children import end_with_parent, exit_code, wait
 from trainer.device import cores
+from trainer.launch import BROKE
 from trainer.placement.cards import PlacementError
 from trainer.placement.reach import OWN, answers
 
@@ -32,13 +34,12 @@ if TYPE_CHECKING:
 
 # Names, on a node that has joined, the file that the head has written when it ends.
 LAST_WORD = "TRAINER_LAST_WORD"
-_BROKE = 1
 _PORT = "6379"
 _END_S = 10.0
 # How long the connection to the head may be down; if its node refuses the connection, the head has ended.
 _OUTAGE_S = 60.0
 _REFUSED = os.strerror(errno.ECONNREFUSED)
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def is_one_of_several() -> bool:
@@ -113,10 +114,10 @@ def _end_of_run(process: subprocess.Popen[bytes], address: str, last_word: str) 
         silent_since = None if trouble is None else silent_since or now
         limit_s = _OUTAGE_S if trouble is not None and _REFUSED not in trouble else _END_S
         if silent_since is not None and (has_ended or now - silent_since > limit_s):
-            return _BROKE, f"the head at {address} is gone without a word, and the run with it: {trouble}"
+            return BROKE, f"the head at {address} is gone without a word, and the run with it: {trouble}"
         if has_ended:
             code = exit_code(process)
-            return _BROKE, f"Ray ended on this node with {code} while the head at {address} is there"
+            return BROKE, f"Ray ended on this node with {code} while the head at {address} is there"
         time.sleep(1.0)
 
 
@@ -136,7 +137,12 @@ def _ray(words: Sequence[str]) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         log = stack.enter_context(open(os.path.join(folder, "start.log"), "wb"))
         process = subprocess.Popen(
-            argv, env=environ, stdout=log, stderr=log, start_new_session=True, preexec_fn=_end_with_parent
+            argv,
+            env=environ,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=partial(end_with_parent, signal.SIGTERM),
         )
         stack.callback(_end, process)
         yield process, last_word
@@ -189,11 +195,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _end_with_parent() -> None:
-    """In the new process: the kernel ends it when the one that started it is gone, however that came."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _own_address(host: str) -> str:

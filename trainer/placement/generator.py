@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from trainer.config import BadSetting
 from trainer.engines.generator_client import GeneratorLost
 from trainer.placement import workers
+from trainer.placement.cards import CPU
 from trainer.placement.reach import how_lost, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from trainer.engines.base import Sampling, Tokens
     from trainer.engines.generator_client import EngineSpec, Generated, ReferenceLogProbs
@@ -54,6 +56,7 @@ class Place:
     placement: Placement
     group: Any  # Ray's placement group
     label: str  # under which the ranks of one attempt find it
+    log: Path  # what its process writes to its standard error, where that node has this folder
 
 
 def share(places: Sequence[Place], number: int, count: int) -> list[Place]:
@@ -112,32 +115,30 @@ class RayGenerator:
         # Later requests fail with the same errors.
         workers.settle(self._handle, place.slot, place.placement)
         _running.append(self._handle)
+        self._ask("log_to", str(place.log))
+        if place.placement.resource == CPU:  # without cards of its own it uses the rank's
+            self._ask("set_env", {"LOCAL_RANK": os.environ.get("LOCAL_RANK", "0")}, {})
         self._ask("prepare", "trainer.generator:serve", _from_here(order))
 
     def generate(self, prompts: Sequence[Tokens], sampling: Sampling) -> Reply[Generated]:
         return self._ask("call", "generate", list(prompts), sampling)
 
     def load(self, bucket: Bucket) -> Reply[None]:
-        return self._send("load", bucket)
+        return self._send(lambda: self._ask("call", "load", _put(bucket)))
 
     def reference_logprobs(self, parts: Sequence[Batch]) -> Reply[ReferenceLogProbs]:
         return self._ask("call", "reference_logprobs", list(parts))
 
     def load_reference(self, bucket: Bucket) -> Reply[None]:
-        return self._send("load_reference", bucket)
-
-    def _send(self, word: str, bucket: Bucket) -> Reply[None]:
-        try:
-            return self._ask("call", word, _put(bucket))
-        except StoreFull:
-            raise
-        except Exception as error:  # a lost connection
-            return Reply(self.name, GeneratorLost(self.name, f"cannot be sent weights: {one_line(error)}"))
+        return self._send(lambda: self._ask("call", "load_reference", _put(bucket)))
 
     def leave(self, kind: str, buckets: Sequence[Bucket]) -> Reply[None]:
+        # Within a list they stay references: the actor holds them and looks into none.
+        return self._send(lambda: self._ask("call", "leave", kind, [_put(each) for each in buckets]))
+
+    def _send(self, put_and_ask: Callable[[], Reply[None]]) -> Reply[None]:
         try:
-            # Within a list they stay references: the actor holds them and looks into none.
-            return self._ask("call", "leave", kind, [_put(each) for each in buckets])
+            return put_and_ask()
         except StoreFull:
             raise
         except Exception as error:  # a lost connection

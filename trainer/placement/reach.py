@@ -6,6 +6,8 @@ import socket
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from trainer.metrics import records
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -23,10 +25,9 @@ OWN: Mapping[str, str] = {
 }
 
 
-def one_line(error: BaseException, longest: int = 400) -> str:
-    """Example: `ConnectionError: ray client connection timeout`."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:longest]}{'...' if len(text) > longest else ''}"
+def one_line(error: BaseException) -> str:
+    """An error of Ray, whose texts may hold whole logs. Example: `ConnectionError: ray client connection timeout`."""
+    return records.one_line(error, longest=400)
 
 
 def answers(address: str, limit_s: float) -> str | None:

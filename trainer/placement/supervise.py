@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainer.config import instead
+from trainer.launch import BAD_SETTING, BROKE, COMPLETED, INTERRUPTED
 from trainer.placement import cluster as clusters
 from trainer.placement import daemon, workers
 from trainer.placement import head as heads
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from trainer.placement.head import Head
     from trainer.placement.workers import Worker, WorkerGroup
 
-COMPLETED, BROKE, BAD_SETTING, INTERRUPTED = 0, 1, 2, 130
 # Steps between two checkpoints if the settings name none: the maximum loss of a restart.
 SAVE_EVERY = 10
 # Between two looks at the processes; and between two at what Ray knows of a loss.
@@ -72,6 +72,7 @@ class AttemptResult:
     is_lost: bool  # a process, a node or an answer was lost: another attempt may fare better
     rank: int | None = None  # the rank at fault; None: none, or unknown
     node: str | None = None  # Ray's key of the node that was lost; None: none was, or it is not known yet
+    has_code: bool = field(default=False, compare=False)  # the rank has ended with the code; a lost process has none
 
 
 @dataclass(slots=True)
@@ -172,10 +173,11 @@ def _attempt(run: Run, cluster: Cluster, head: Head) -> AttemptResult:
         _nodes(head, is_fresh=True)
         placement = cluster.placement(run.layout, kind, limit_s=limit_s, is_first=not run.restarts)
         run.nodes.append({node.key for node in placement.nodes})
+        are_missing = run.layout.has_cards and placement.resource == "CPU"
         header = {
             "layout": run.layout.describe(),
             "resource": placement.resource,
-            "note": "no node has cards: processes on CPUs take their places" if placement.resource == "CPU" else None,
+            "note": "no node has cards: processes on CPUs take their places" if are_missing else None,
             "nodes": [node.address for node in placement.nodes],
             "ranks": [placement.nodes[each.node].address for each in placement.learners],
             "generators": [placement.nodes[each.node].address for each in placement.generators],
@@ -207,7 +209,10 @@ def _follow(run: Run, group: WorkerGroup, head: Head) -> AttemptResult:
     goes_on = run.saved_step() is not None and bool(run.restarts)
     words = [*run.command, *(instead(run.settings, "resume", "auto") if goes_on else run.settings)]
     label = f"trainer-{secrets.token_hex(4)}"
-    places = [Place(each, group.placement, group.group, f"{label}-{each.name}") for each in group.placement.generators]
+    places = [
+        Place(each, group.placement, group.group, f"{label}-{each.name}", run.out / f"generator-{number}.log")
+        for number, each in enumerate(group.placement.generators)
+    ]
     for number, each in enumerate(group.ranks):
         own = share(places, number, len(group.ranks))
         common = sharing(len(places), number, len(group.ranks))
@@ -324,7 +329,7 @@ def _failure(rank: int, code: int | None, output: str) -> AttemptResult:
     """How a rank failed, by its last message."""
     last = output.strip().splitlines()[-1].removeprefix("trainer: ") if output.strip() else f"ended with {code}"
     is_lost = last.startswith(_NOT_OWN) or any(words in last for words in _PEER_GONE)
-    return AttemptResult(code or BROKE, last, is_lost=is_lost, rank=rank)
+    return AttemptResult(code or BROKE, last, is_lost=is_lost, rank=rank, has_code=True)
 
 
 class Watch:
@@ -418,8 +423,8 @@ def _close(run: Run, ended: AttemptResult) -> int:
 
     with Records(run.out, append=True) as records:
         values: dict[str, Any] = {} if ended.rank is None else {"rank": ended.rank}
-        if not ended.is_lost:
-            values["code"] = ended.code  # a lost process has none
+        if ended.has_code or not ended.is_lost:
+            values["code"] = ended.code
         records.write("ranks", passed=False, reason=ended.reason, restarts=run.restarts, **values)
     run.say(ended.reason)
     run.is_closed = True

@@ -268,7 +268,9 @@ def _environs(
     address = "127.0.0.1" if are_together else placement.nodes[placement.learners[0].node].address
     for number, each in enumerate(facts):
         placed = {**header, "pids": [each["pid"] for each in facts]}
-        environ = {launch.PLACED: json.dumps(placed), "LOCAL_RANK": "0"}  # a process sees its own cards only
+        # A process that has reserved cards sees these only.
+        card = number if placement.resource == CPU else 0
+        environ = {launch.PLACED: json.dumps(placed), "LOCAL_RANK": str(card)}
         environ |= {"RANK": str(number), "WORLD_SIZE": str(len(placement.learners))}
         environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(facts[0]["port"])}
         yield environ

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from trainer.distributed import present
-from trainer.metrics.checks import same_bits
 from trainer.saving.manifest import (
     FULL,
     MANIFEST,
@@ -31,6 +30,7 @@ from trainer.saving.manifest import (
     put,
     read,
 )
+from trainer.weights import same_bits
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,13 +12,13 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trainer import models
 from trainer.algorithms.optimizer import copy_into
-from trainer.config import BadSetting, Config
+from trainer.config import Arguments, BadSetting, Config
 from trainer.distributed import World
 from trainer.models import files, lora
 from trainer.models.decoder import Decoder
@@ -145,14 +145,9 @@ _WEIGHTS = {"train": "learner/policy/", "sft": "tuned/weights/"}
 _EMBEDDING = "model.embed_tokens.weight"
 
 
-class _Arguments(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise BadSetting(message)
-
-
 def main(words: Sequence[str]) -> int:
     """The command: its exit code."""
-    parser = _Arguments(
+    parser = Arguments(
         prog="python -m trainer export", description=_EXPORT_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="a run's folder, or the checkpoint in it")

@@ -26,6 +26,7 @@ from trainer import device as devices
 from trainer import models
 from trainer.algorithms.packing import make_batch
 from trainer.config import Config
+from trainer.metrics.records import one_line
 from trainer.models import ops
 from trainer.rollouts import collect
 from trainer.sections import Model, Run
@@ -199,7 +200,7 @@ def run_probe(name: str, probe: Callable[[], Stage], records: Records) -> Stage:
     try:
         stage = probe()
     except Exception as error:  # a missing or failing operator is a result of the probe
-        stage = Stage(False, f"{type(error).__name__}: {' '.join(str(error).split())}")
+        stage = Stage(False, one_line(error))
     write_stage(records, name, stage, time.perf_counter() - began)
     return stage
 
@@ -343,7 +344,7 @@ def packages(device: torch.device, *, is_wanted: bool = True, limit_s: float = P
 def try_package(package: str, words: list[str], *, limit_s: float) -> dict[str, Any]:
     """The child's result: one JSON object, the last line of its output; with a `problem` if there is none."""
     # `-P` and the empty working folder are inherited through PYTHONSAFEPATH where npuenv set it.
-    argv = [sys.executable, "-m", f"trainer.stages.try_{package}", *words]
+    argv = [sys.executable, "-m", "trainer.stages.try_package", package, *words]
     environ = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
     with subprocess.Popen(
         argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ, start_new_session=True

@@ -15,6 +15,7 @@ import torch
 
 from trainer.metrics import plain_decoder
 from trainer.metrics import second_opinion as plain
+from trainer.metrics.records import one_line
 from trainer.stages.tap import double
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class Recompute:
         except (plain.Unknown, plain_decoder.TooClose) as error:
             self._results.skip(("recomputed",), str(error))
         except Exception as error:  # then it is not known whether the step was right
-            self._results.broken["recomputed"] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            self._results.broken["recomputed"] = one_line(error)
         return None
 
     def _inputs(self, result: StepResult) -> Inputs:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.metrics import second_opinion as plain
-from trainer.metrics.checks import checksum, first_difference
+from trainer.metrics.checks import first_difference
+from trainer.metrics.records import one_line
 from trainer.models.decoder import Decoder
 from trainer.observer import Observer
 from trainer.rollouts import compute_rewards, reward_limit_s
@@ -23,6 +24,7 @@ from trainer.stages.questions import Results
 from trainer.stages.recompute import Recompute
 from trainer.stages.tap import Tap, double, first_other_mark, marks, whole_state
 from trainer.types import Stop
+from trainer.weights import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -194,7 +196,7 @@ class SecondLook(Observer):
             try:
                 check()
             except Exception as error:
-                self._results.broken[question] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                self._results.broken[question] = one_line(error)
 
     def on_end(self) -> None:
         """Writes what was found, on any rank."""
@@ -214,7 +216,7 @@ class SecondLook(Observer):
         """A new run's reference is the policy as it is; any run's stays what it is now."""
         learner, reference = self._learner, dict(self._learner.reference.named_parameters())  # type: ignore[union-attr]
         with self._results.spent.phase("reference"):
-            self._reference_mark = checksum(reference.items())
+            self._reference_mark = fingerprint(reference.items())
             if learner.global_step == 0:
                 # Adapters have to be merged; else the weights themselves, not what is sent of them.
                 named = learner.full_weights() if self._config.model.lora_rank else learner.model.named_parameters()
@@ -224,7 +226,7 @@ class SecondLook(Observer):
 
     def _check_reference(self, step: int) -> None:
         self._results.asked["reference"] += 1
-        if checksum(self._learner.reference.named_parameters()) != self._reference_mark:  # type: ignore[union-attr]
+        if fingerprint(self._learner.reference.named_parameters()) != self._reference_mark:  # type: ignore[union-attr]
             self._results.fail("reference", "reference-moved", step=step)
 
     def _check_prompts(self, step: int, result: StepResult) -> None:
@@ -341,7 +343,7 @@ class SecondLook(Observer):
             try:
                 expected = plain.reward(self._trainer.task, prompt, rollout, config.algorithm)
             except Exception as error:  # one row may, as in the step itself; of none, nothing is known
-                problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                problem = one_line(error)
                 continue
             num_compared += 1
             if not abs(found - expected) <= 1e-6 * max(1.0, abs(expected)):

@@ -21,7 +21,6 @@ from trainer.metrics.checks import (
     RewardCheck,
     UpdateCheck,
     WeightsCheck,
-    checksum,
 )
 from trainer.metrics.progress import Progress
 from trainer.metrics.step import of_validation
@@ -30,6 +29,7 @@ from trainer.rollouts import collect, compute_rewards
 from trainer.run_state import restore, save_checkpoint, state_of
 from trainer.saving.checkpoint import CorruptCheckpoint, difference, load
 from trainer.tasks.rewards import RewardBroken
+from trainer.weights import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -154,7 +154,7 @@ class Watch(Observer):
             with self._checked.phase("ranks-agree"):
                 # Shards are one copy of the weights between them: what may differ is what each rank samples with.
                 compared = sampled.items() if trainer.learner.is_sharded else trainer.learner.full_weights()
-                self._agreement.add(step, trainer.world.gather(checksum(compared)))
+                self._agreement.add(step, trainer.world.gather(fingerprint(compared)))
 
     def _first_of_ranks(self, name: str | None) -> str | None:
         """Of sharded tensors each rank compares its own rows: the first rank's name that is one; a collective then."""

@@ -22,16 +22,15 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from trainer.config import BadSetting
-from trainer.tasks import sandbox, tokenizers
-from trainer.tasks.base import Task
-from trainer.tasks.data import questions
+from trainer.tasks import sandbox
+from trainer.tasks.data import task_of_texts
 from trainer.tasks.sandbox import Bounds, End
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trainer.config import Config
-    from trainer.types import Prompt, Rollout
+    from trainer.tasks.base import Task
 
 _FENCE = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 
@@ -51,26 +50,17 @@ def task(config: Config) -> Task:
     Raises BadSetting for tests that cannot be read and on a machine without a sandbox.
     """
     sandbox.require()
-    tokenizer = tokenizers.choose(config.model.path)
-    train, heldout = questions(config.task, tokenizer)
-    for prompt in (*train.prompts, *heldout.prompts):
-        read_tests(prompt.expected)
     bounds = Bounds(time_s=min(4.0, config.task.reward_timeout_s))
-    passed = lru_cache(maxsize=1024)(lambda answer, tests: share(answer, tests, bounds))
 
-    def reward(prompt: Prompt, rollout: Rollout) -> float:
-        found: float = passed(tokenizer.decode(rollout.tokens), prompt.expected)
+    @lru_cache(maxsize=1024)
+    def score(answer: str, tests: str) -> float:
+        found = share(answer, tests, bounds)
         return found if config.task.reward == "partial" else float(found == 1.0)
 
-    return Task(
-        "code",
-        tokenizer,
-        train.prompts,
-        heldout.prompts,
-        max_new_tokens=512,
-        reward=reward,
-        is_right=lambda prompt, rollout: reward(prompt, rollout) == 1.0,
-    )
+    made = task_of_texts("code", config, score, max_new_tokens=512)
+    for prompt in (*made.train, *made.heldout):
+        read_tests(prompt.expected)
+    return made
 
 
 def source_of(answer: str) -> str:

@@ -2,7 +2,7 @@
 
 A row is `{data_source, prompt: [{role, content}], ability, reward_model: {style, ground_truth}, extra_info}`. A ground
 truth that is no text, which verl loads silently and then always scores 0, is rejected by name. `questions` reads the
-files; `rows` and `check` are for programs that write them.
+files, `task_of_texts` makes a task of them; `rows` and `check` are for programs that write them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.config import BadSetting
+from trainer.tasks import tokenizers
+from trainer.tasks.base import Task
 from trainer.types import Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from trainer.config import Config
     from trainer.sections import TaskSettings
     from trainer.tasks.base import Tokenizer
+    from trainer.types import Rollout
 
     Row = Mapping[str, Any]
     Raw = Callable[[Row, str, int], Row]
@@ -41,6 +45,30 @@ def questions(settings: TaskSettings, tokenizer: Tokenizer, *, raw: Raw | None =
     a file that is not named, cannot be read, breaks the layout or leaves no prompt.
     """
     return _list("train_files", "train", settings, tokenizer, raw), _list("val_files", "test", settings, tokenizer, raw)
+
+
+def task_of_texts(
+    name: str, config: Config, score: Callable[[str, str], float], *, max_new_tokens: int, raw: Raw | None = None
+) -> Task:
+    """The questions of `train_files` and `val_files`, with answers that are judged by their text and the ground truth.
+
+    An answer is right if it scores 1. Raises BadSetting.
+    """
+    tokenizer = tokenizers.choose(config.model.path)
+    train, heldout = questions(config.task, tokenizer, raw=raw)
+
+    def reward(prompt: Prompt, rollout: Rollout) -> float:
+        return score(tokenizer.decode(rollout.tokens), prompt.expected)
+
+    return Task(
+        name,
+        tokenizer,
+        train.prompts,
+        heldout.prompts,
+        max_new_tokens=max_new_tokens,
+        reward=reward,
+        is_right=lambda prompt, rollout: reward(prompt, rollout) == 1.0,
+    )
 
 
 def rows(path: Path) -> Iterator[dict[str, Any]]:

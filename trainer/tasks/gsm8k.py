@@ -6,15 +6,13 @@ import re
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from trainer.tasks import tokenizers
-from trainer.tasks.base import Task
-from trainer.tasks.data import questions
+from trainer.tasks.data import task_of_texts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from trainer.config import Config
-    from trainer.types import Prompt, Rollout
+    from trainer.tasks.base import Task
 
 SOURCE = "openai/gsm8k"
 INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
@@ -26,22 +24,8 @@ _NUMBER = re.compile(r"((?<![\w)])-\$?|\$-)?(\d[\d,]*(?:\.\d+)?|\.\d+)")
 
 def task(config: Config) -> Task:
     """The questions of `train_files` and `val_files`, verl's parquet or the raw jsonl; 1 for a right answer, else 0."""
-    tokenizer = tokenizers.choose(config.model.path)
-    train, heldout = questions(config.task, tokenizer, raw=row)
     score = strict if config.task.strict_answers else tolerant
-
-    def reward(prompt: Prompt, rollout: Rollout) -> float:
-        return score(tokenizer.decode(rollout.tokens), prompt.expected)
-
-    return Task(
-        "gsm8k",
-        tokenizer,
-        train.prompts,
-        heldout.prompts,
-        max_new_tokens=256,
-        reward=reward,
-        is_right=lambda prompt, rollout: reward(prompt, rollout) == 1.0,
-    )
+    return task_of_texts("gsm8k", config, score, max_new_tokens=256, raw=row)
 
 
 def strict(answer: str, ground_truth: str) -> float:

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.config import BadSetting
-from trainer.tasks import tokenizers
-from trainer.tasks.base import Task
-from trainer.tasks.data import questions
+from trainer.tasks.data import task_of_texts
 from trainer.tasks.rewards import RewardBroken
 from trainer.tasks.worker import Worker, WorkerError, WorkerTimeout
 
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trainer.config import Config
-    from trainer.types import Prompt, Rollout
+    from trainer.tasks.base import Task
 
 _ANSWER_S = 10.0
 
@@ -34,21 +32,7 @@ def task(config: Config) -> Task:
     Raises BadSetting if the package math-verify is missing.
     """
     judge = judged(min(_ANSWER_S, config.task.reward_timeout_s))
-    tokenizer = tokenizers.choose(config.model.path)
-    train, heldout = questions(config.task, tokenizer)
-
-    def reward(prompt: Prompt, rollout: Rollout) -> float:
-        return judge(tokenizer.decode(rollout.tokens), prompt.expected)
-
-    return Task(
-        "math",
-        tokenizer,
-        train.prompts,
-        heldout.prompts,
-        max_new_tokens=512,
-        reward=reward,
-        is_right=lambda prompt, rollout: reward(prompt, rollout) == 1.0,
-    )
+    return task_of_texts("math", config, judge, max_new_tokens=512)
 
 
 def judged(timeout_s: float) -> Callable[[str, str], float]:

@@ -5,7 +5,6 @@ What the function prints goes to stderr: stdout belongs to the answers.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import importlib.util
 import inspect
@@ -20,12 +19,13 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
+from trainer.children import end_with_parent
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
 
 Value = TypeVar("Value")
-_SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 
 
 def main(file: str, name: str, stacks: int, parts: Sequence[str]) -> None:
@@ -37,8 +37,7 @@ def main(file: str, name: str, stacks: int, parts: Sequence[str]) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(2, 1)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    end_with_parent(signal.SIGKILL)
     faulthandler.register(signal.SIGUSR1, file=stacks)
     path = Path(file)
     function = _guarded(answers, path, lambda: _load(path, name))

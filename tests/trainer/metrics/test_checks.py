@@ -20,7 +20,6 @@ from trainer.metrics.checks import (
     UpdateCheck,
     WeightsCheck,
     first_difference,
-    same_bits,
 )
 from trainer.types import Group, Rollout, Stop
 
@@ -183,22 +182,6 @@ def test_an_update_without_rate_gradient_or_way_does_not_pass(lr: float, norm: f
     check = UpdateCheck.begin(weights)
     check.add(lr, norm)
     assert check.result({"a": torch.ones(2) + way})["passed"] is False
-
-
-@pytest.mark.parametrize(
-    ("left", "right", "expected"),
-    [
-        (torch.tensor([1.0]), torch.tensor([1.0]), True),
-        (torch.tensor([math.nan]), torch.tensor([math.nan]), True),
-        (torch.tensor([0.0]), torch.tensor([-0.0]), False),
-        (torch.tensor([1.0]), torch.tensor([1.0 + 2**-23]), False),
-        (torch.tensor([1.0]), torch.tensor([1.0], dtype=torch.float64), False),
-        (torch.tensor([1.0]), torch.tensor([[1.0]]), False),
-        (torch.tensor(3), torch.tensor(3), True),
-    ],
-)
-def test_the_same_bits_is_what_it_says(left: torch.Tensor, right: torch.Tensor, expected: bool) -> None:
-    assert same_bits(left, right) is expected
 
 
 def test_the_first_different_name_is_told_missing_ones_too() -> None:

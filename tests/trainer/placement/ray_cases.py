@@ -24,6 +24,9 @@ from tests.trainer.trainer_cases import of_a_child
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from trainer.config import Config
+    from trainer.placement.generator import Place
+
 NO_RAY = "Ray is not installed in this interpreter: these tests run beside the stack cpu-full, which has it"
 HAS_RAY = importlib.util.find_spec("ray") is not None
 NEEDS_RAY = [pytest.mark.slow, pytest.mark.full, pytest.mark.skipif(not HAS_RAY, reason=NO_RAY)]
@@ -83,6 +86,40 @@ def wait_for(
         time.sleep(0.05)
 
 
+def is_gone(pid: int, limit_s: float = 120.0) -> bool:
+    """Whether a process is no more, or a zombie, within a time."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@contextlib.contextmanager
+def places_of(config: Config, folder: Path) -> Iterator[list[Place]]:
+    """Where a run of this configuration starts its generators, in a Ray of this process's own; logs go to `folder`."""
+    from trainer.placement import cards, workers
+    from trainer.placement import cluster as clusters
+    from trainer.placement.generator import Place
+
+    layout = cards.read(config)
+    assert layout is not None
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(clusters.opened(config, layout, print))
+        placement = cluster.placement(layout, cards.CPU, limit_s=LIMIT_S, is_first=True)
+        deadline = time.monotonic() + LIMIT_S
+        group = workers._reserve(placement, cluster, stack, print, deadline, lambda: None)
+        yield [
+            Place(each, placement, group, each.name, folder / f"generator-{number}.log")
+            for number, each in enumerate(placement.generators)
+        ]
+
+
 def free_port() -> int:
     with socket.socket() as asked:
         asked.bind(("127.0.0.1", 0))
@@ -124,7 +161,8 @@ class Trial:
 def trial(at: Home, out: Path, *words: str, **more: str) -> Iterator[Trial]:
     """Starts `python -m trainer`; it is gone when the block ends."""
     argv = [sys.executable, "-m", "trainer", "--out", str(out), "probe_packages=false", *words]
-    process = subprocess.Popen(argv, env={**at.environ, **more}, stderr=subprocess.PIPE, text=True)
+    environ = {**at.environ, **more}
+    process = subprocess.Popen(argv, env=environ, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         yield Trial(process, out)
     finally:

@@ -32,8 +32,16 @@ def where(found: Placement) -> dict[str, tuple[str, tuple[int, ...]]]:
     return {each.name: (found.nodes[each.node].address, each.local) for each in (*found.learners, *found.generators)}
 
 
-def test_without_cards_nothing_is_placed() -> None:
+def test_without_cards_and_generators_nothing_is_placed() -> None:
     assert read(parse([], devices=DEVICES)) is None
+
+
+def test_generators_without_cards_are_processes_on_this_machine_whatever_cards_it_has() -> None:
+    found = layout("ranks=2", "generators=3")
+    assert (found.learners, found.generators) == ((0, 1), ((2,), (3,), (4,)))
+    assert found.describe() == "on this machine: ranks 2, generators 3"
+    placement = place_workers(found, cluster(8, 8), kind="CPU")
+    assert placement.bundles() == [{"CPU": 5.0, "node:10.0.0.1": 0.001}]
 
 
 @pytest.mark.parametrize("words", ["0-3", "[0,1,2,3]", "list(range(0,4))", "list(range(0, 2)) + [2, 3]"])

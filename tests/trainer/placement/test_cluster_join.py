@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from trainer import __main__ as entry
 from trainer.config import parse
 from trainer.placement import cluster as clusters
 from trainer.placement.cards import Node, read
@@ -79,3 +82,32 @@ def test_a_ray_that_the_environment_names_is_joined_aloud_and_one_that_is_asked_
     assert found.address == "10.9.9.9:6379"
     assert "RAY_ADDRESS" in said[0]
     assert opened(monkeypatch, "ray=local")[0].address == "new"
+
+
+@pytest.mark.parametrize(("words", "setting"), [(["generators=1"], "generators"), (["train_cards=0"], "train_cards")])
+def test_without_ray_a_run_that_needs_it_says_what_to_install(
+    words: list[str], setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("RAY_ADDRESS", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert entry.main(["--out", str(tmp_path / "out"), "device=cpu", *words]) == 2
+    said = capsys.readouterr().err
+    assert re.fullmatch(rf"trainer: {setting} needs Ray, [^\n]*`npuenv install cpu-full`[^\n]*\n", said)
+
+
+def test_generators_without_cards_have_a_ray_of_their_own_whatever_runs_here(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    assert opened(monkeypatch, "train_cards=", "generators=2") == (Cluster(True, "new", None), [])
+
+
+def test_generators_start_in_no_process_of_a_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert entry.main(["--out", str(tmp_path / "out"), "device=cpu", "generators=2"]) == 2
+    assert re.search(r"generators=2 .*\bWORLD_SIZE=2 ", capsys.readouterr().err)

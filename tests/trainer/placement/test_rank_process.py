@@ -105,6 +105,14 @@ def test_ranks_are_told_the_interface_between_nodes_by_its_whole_name() -> None:
     assert interfaces(seated("NPU", 1), facts) == {"GLOO_SOCKET_IFNAME": "lo"}
 
 
+@pytest.mark.parametrize(("resource", "cards"), [("NPU", ["0", "0"]), ("CPU", ["0", "1"])])
+def test_a_rank_with_cards_of_its_own_takes_the_first_of_them_and_one_without_its_own_number(
+    resource: str, cards: list[str]
+) -> None:
+    facts = [{"pid": 5, "port": 7}] * 2
+    assert [each["LOCAL_RANK"] for each in workers._environs(seated(resource, 1), facts, {})] == cards
+
+
 def test_what_a_node_says_of_its_interfaces_is_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {"GLOO_SOCKET_IFNAME": "bond0", "RANK": "7"})
     WorkerActor().set_env({"RANK": "1"}, {"GLOO_SOCKET_IFNAME": "eth1", "HCCL_SOCKET_IFNAME": "=eth1"})
@@ -194,7 +202,7 @@ def test_a_generator_is_told_where_a_model_is_that_is_named_from_the_ranks_folde
     monkeypatch.setattr(workers, "actor", lambda *_, **__: handle)
     monkeypatch.setattr(workers, "settle", lambda *_: None)
     monkeypatch.setattr(generators, "_running", [])
-    place = Place(WorkerSlot("generator 0", (1,), 0, (1,)), seated("CPU", 1), None, "x")
+    place = Place(WorkerSlot("generator 0", (1,), 0, (1,)), seated("CPU", 1), None, "x", tmp_path)
     for given, told in (("m/n", str(tmp_path / "m/n")), ("/m", "/m"), ("", "")):
         config = parse([f"path={given}"], devices=("auto",))
         RayGenerator(place, EngineSpec(config, TokenizerInfo(4, 0, 1), 3, has_environment=False, seed=0))

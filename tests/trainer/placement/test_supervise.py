@@ -14,12 +14,13 @@ import torch
 
 from trainer import __main__ as entry
 from trainer.config import Config, read
+from trainer.launch import BROKE, INTERRUPTED
 from trainer.metrics.records import Records
 from trainer.placement import daemon, supervise, workers
 from trainer.placement.cards import Layout, Node, PlacementError, lost_nodes, place_workers
 from trainer.placement.head import HeadLost
 from trainer.placement.rank import Rank
-from trainer.placement.supervise import BROKE, INTERRUPTED, AttemptResult, Run
+from trainer.placement.supervise import AttemptResult, Run
 from trainer.placement.worker_actor import WorkerActor
 
 if TYPE_CHECKING:
@@ -204,6 +205,16 @@ def test_why_a_run_ended_stays_in_its_records_though_a_rank_writes_on(tmp_path: 
         ranks.write("step", step=2)
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert kinds == ["step", "ranks", "step"]
+
+
+def test_a_rank_that_ended_by_itself_has_its_code_in_the_records_and_one_that_was_killed_has_none(
+    tmp_path: Path,
+) -> None:
+    for ended in (supervise._failure(0, 1, "trainer: GeneratorLost: generator 0 was killed"), KILLED):
+        supervise._close(run_of(tmp_path), ended)
+    own, killed = (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert (own["rank"], own["code"]) == (0, BROKE)
+    assert killed["rank"] == 1 and "code" not in killed
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def place() -> Iterator[tuple[Home, str]]:
         yield at, address
 
 
-def test_generators_in_ray_draw_what_plain_processes_do_though_one_is_killed(
+def test_generators_on_cards_draw_what_those_without_do_though_one_is_killed(
     place: tuple[Home, str], tmp_path: Path
 ) -> None:
     at, address = place
@@ -71,8 +71,11 @@ def test_generators_in_ray_draw_what_plain_processes_do_though_one_is_killed(
         assert len(generators) == 2
         os.kill(generators[0], signal.SIGKILL)
         assert placed.end() == (0, "")
-    code, said, plain = ran(at, tmp_path / "b", "generators=2", *words)
+    code, said, plain = ran(at, tmp_path / "b", "generators=2", *words, RAY_AUTH_MODE="")
     assert (code, said) == (0, "")
+    (header,) = plain.records("header")
+    assert header["placement"]["layout"] == "on this machine: ranks 1, generators 2"
+    assert header["placement"]["ray"]["is_own"]
     assert rewards(placed) == rewards(plain) and len(rewards(plain)) == 50
     assert len(placed.records("header")) == 1  # without a restart
     assert sum(each["generators/lost"] for each in placed.records("step")) == 1
@@ -119,11 +122,12 @@ def test_a_run_that_loses_the_same_rank_again_and_again_ends_and_names_it(
 @pytest.mark.parametrize(
     ("fault", "cause", "said"),
     [
+        ("generator-dies", "generator-lost", r" was killed, "),
         ("generator-garbage", "generator-lost", r"token 19, .* 19 "),
         ("stale-weights", "stale-weights", r"step 1, 2 steps .* max_staleness=1"),
     ],
 )
-@pytest.mark.long  # without Ray: tests/trainer/test_generators.py
+@pytest.mark.long
 def test_a_planted_fault_ends_the_run_with_its_cause(
     fault: str, cause: str, said: str, place: tuple[Home, str], tmp_path: Path
 ) -> None:
@@ -208,7 +212,7 @@ def test_ctrl_c_saves_the_step_at_hand_and_leaves_no_process_of_an_own_ray(tmp_p
     with home() as at:
         with trial(at, tmp_path, "train_cards=0-1", "infer_cards=2", "steps=5000", RAY_AUTH_MODE="") as run:
             run.until_step(3)
-            os.kill(run.process.pid, signal.SIGINT)
+            os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does: Ray's processes get it too
             code, said = run.end()
         assert (code, said) == (130, "")
         assert re.search(rf"resume=true .* {run.steps()[-1]}$", run.records("end")[-1]["resume"])

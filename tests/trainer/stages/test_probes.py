@@ -213,7 +213,7 @@ CHILDREN = {
 
 
 def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """Lets `python -m trainer.stages.try_ray` be this text."""
+    """Lets `python -m trainer.stages.try_package` be this text."""
     file = tmp_path / "child.py"
     file.write_text(text)
     popen = subprocess.Popen

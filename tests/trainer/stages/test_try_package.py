@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.engines.vllm_signatures import fields, stands_in
-from trainer.stages import try_vllm
+from trainer.stages.try_package import try_vllm
 
 
 class Model:
@@ -56,16 +56,16 @@ def _vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_card_generates_one_token() -> None:
-    found = try_vllm.main("npu")
+    found = try_vllm("npu")
     assert (found["version"], found["generated"], "problem" in found) == ("0.33.0", [7], False)
 
 
 def test_without_a_card_only_the_import_is_tried() -> None:
-    found = try_vllm.main("cpu")
+    found = try_vllm("cpu")
     assert (found["platform"], found["generated"]) == ("SimpleNamespace", None)
 
 
 def test_another_platform_and_a_missing_token_are_problems(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "none for cuda" in try_vllm.main("cuda")["problem"]
+    assert "none for cuda" in try_vllm("cuda")["problem"]
     monkeypatch.setattr(Model, "tokens", ())
-    assert "0 tokens" in try_vllm.main("npu")["problem"]
+    assert "0 tokens" in try_vllm("npu")["problem"]
