@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# What the engine and `trainer.stages.try_vllm` call, by name: the file, and a class's method or a function; the first
-# file that a release has counts.
+# What the engine and `trainer.stages.try_package` call, by name: the file, and a class's method or a function; the
+# first file that a release has counts.
 CALLS = {
     "LLM": (("entrypoints/llm.py", "LLM.__init__"),),
     "LLM.generate": (("entrypoints/llm.py", "LLM.generate"),),
