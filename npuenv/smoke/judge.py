@@ -39,6 +39,7 @@ _EARLIER = (
     "answers-cut",
     "rows-repeat",
     "rewards-wrong",
+    "sampler-weights-failed",
 )
 
 # Questions from causes to symptoms: of several failures the first one in this order explains the others.

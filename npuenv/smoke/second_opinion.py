@@ -48,6 +48,7 @@ WRONG = (
     "samples-repeat",
     "mask-on-observations",
     "answers-misplaced",
+    "sampler-weights-failed",
     *_ARITHMETIC,
     "metrics-wrong",
     "restore-incomplete",

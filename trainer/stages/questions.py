@@ -22,6 +22,7 @@ QUESTIONS: Mapping[str, tuple[str, ...]] = {
         "samples-repeat",
         "mask-on-observations",
         "answers-misplaced",
+        "sampler-weights-failed",
         "sampler-logprobs-wrong",
     ),
     "heldout": ("heldout-overlaps",),

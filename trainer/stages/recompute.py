@@ -192,11 +192,11 @@ class Recompute:
         if is_same and not self._config.noise.noise_stages:
             results.asked["samples"] += 1
             error = gap("sampler", own.answers.rollout_BT, expected_BT)
-            if not error <= limit and not self._samples_with_other_weights():
+            if not error <= limit:
                 results.fail("samples", self._why_far(own, expected_BT), step=step, error=error)
 
     def _samples_with_other_weights(self) -> bool:
-        """Whether the engine has other weights than the learner: then its log-probabilities may be theirs."""
+        """Whether the engine's weights are not the learner's; its log-probabilities may then be theirs."""
         if self._config.model.lora_rank or self._trainer.remote is not None:
             return False
         sampled = self._trainer.engine.weights()
@@ -204,7 +204,9 @@ class Recompute:
         return any(name in own and not torch.equal(each, own[name]) for name, each in sampled.items())
 
     def _why_far(self, own: Inputs, expected_BT: Tensor) -> str:
-        """Why the engine's log-probabilities are not those of its weights."""
+        """Why the engine's log-probabilities are not those of the learner's weights."""
+        if self._samples_with_other_weights():
+            return "sampler-weights-failed"
         rollout_BT, is_episode = own.answers.rollout_BT, self._trainer.task.environment is not None
         # What an environment says has the log-probability 0.
         sampled = own.answers.mask_BT & (rollout_BT != 0)
