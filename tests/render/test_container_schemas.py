@@ -42,7 +42,8 @@ WISHES = {
 def files(case: str) -> dict[str, Any]:
     hardware, wish = WISHES[case]
     container = describe(None, wish, MATRIX, hardware=hardware)
-    read = {name: load_all(text) for name, text in render_container(container, ["compose", "k8s"]).items()}
+    rendered = render_container(container)
+    read = {name: load_all(text) for name, text in rendered.items() if name.endswith(".yaml")}
     *users, job = read["kubernetes.yaml"]
     return {"compose.yaml": read["compose.yaml"][0], "kubernetes.yaml": job, "users": users}
 

@@ -1,1 +1,1 @@
-"""How a container of an image is run: docker, compose, Kubernetes, Slurm and Apptainer from one description."""
+"""How a container of an image is run: the forms of run file (`formats.py`) from one description."""
