@@ -8,6 +8,7 @@ engine's own seed would tie the samples to the number of requests since its star
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import tempfile
@@ -293,7 +294,7 @@ def arguments(order: EngineSpec, folder: Path, *, seed: int) -> dict[str, Any]:
         "tensor_parallel_size": rollout.tensor_parallel,
         "enable_sleep_mode": rollout.sleep,
         "logprobs_mode": _LOGPROBS_MODE,
-        "additional_config": dict(FOR_ASCEND),
+        "additional_config": copy.deepcopy(FOR_ASCEND),
     }
     if rollout.tensor_parallel > 1:
         # Within a placement group of Ray vllm would take Ray for its workers too, one bundle each: ours hold all cards.

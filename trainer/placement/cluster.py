@@ -7,6 +7,7 @@ before Ray, which waits silently, is asked for them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -181,6 +182,12 @@ def _join(address: str, stack: contextlib.ExitStack, *, num_expected: int | None
     return Cluster(is_own, address, num_expected)
 
 
+@functools.cache
+def _token() -> str:
+    """One for all runs of this process: Ray keeps the first that it has read (authentication_token_loader.cc)."""
+    return secrets.token_hex(32)
+
+
 def _own(layout: Layout, stack: contextlib.ExitStack) -> Cluster:
     """Starts Ray on this node only; it ends with this process, however that ends.
 
@@ -188,7 +195,7 @@ def _own(layout: Layout, stack: contextlib.ExitStack) -> Cluster:
     """
     folder = _short_folder()
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    environ = {**OWN, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    environ = {**OWN, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _token()}
     if not layout.has_cards:  # else Ray hides all cards from processes that have reserved none
         environ |= dict.fromkeys(RAY_KEEPS_OUT.values(), "1")
     stack.enter_context(_variables(environ))

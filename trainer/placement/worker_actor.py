@@ -68,9 +68,10 @@ class WorkerActor:
         os.environ.update(environ)
 
     def log_to(self, path: str) -> None:
-        """Appends what this process and its children write to their standard error to a file, if its folder is here."""
+        """Appends what this process and its children print to a file, if its folder is here."""
         with contextlib.suppress(OSError):
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            os.dup2(file, 1)
             os.dup2(file, 2)
             os.close(file)
 

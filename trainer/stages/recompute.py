@@ -17,6 +17,7 @@ from trainer.metrics import plain_decoder
 from trainer.metrics import second_opinion as plain
 from trainer.metrics.records import one_line
 from trainer.stages.tap import double
+from trainer.weights import same_bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -201,7 +202,7 @@ class Recompute:
             return False
         sampled = self._trainer.engine.weights()
         own = dict(self._learner.model.named_parameters())
-        return any(name in own and not torch.equal(each, own[name]) for name, each in sampled.items())
+        return any(name in own and not same_bits(each, own[name]) for name, each in sampled.items())
 
     def _why_far(self, own: Inputs, expected_BT: Tensor) -> str:
         """Why the engine's log-probabilities are not those of the learner's weights."""

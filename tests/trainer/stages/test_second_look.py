@@ -91,6 +91,21 @@ def cut(trainer: Trainer) -> None:
     trainer.engine.generate = lambda *given: [tuple(map(short, each)) for each in generate(*given)]  # type: ignore[method-assign]
 
 
+def round_weights(trainer: Trainer) -> None:
+    load = trainer.engine.load_weights
+    trainer.engine.load_weights = lambda weights: load(  # type: ignore[method-assign]
+        {name: each.bfloat16().to(each.dtype) for name, each in weights.items()}
+    )
+
+
+def overstate(trainer: Trainer) -> None:
+    def louder(each: Rollout) -> Rollout:
+        return replace(each, logprobs=tuple(value + 0.05 for value in each.logprobs))
+
+    generate = trainer.engine.generate
+    trainer.engine.generate = lambda *given: [tuple(map(louder, each)) for each in generate(*given)]  # type: ignore[method-assign]
+
+
 def shift(trainer: Trainer) -> None:
     """Only in the passes that gradients are taken of."""
     token_logprobs = trainer.learner.model.token_logprobs
@@ -117,6 +132,8 @@ def negate(trainer: Trainer) -> None:
         ("samples", "answers-cut", cut),
         ("recomputed", "learner-logprobs-wrong", shift),
         ("recomputed", "metrics-wrong", negate),
+        ("samples", "sampler-weights-failed", round_weights),
+        ("samples", "sampler-logprobs-wrong", overstate),
     ],
 )
 @pytest.mark.one_in(4)
