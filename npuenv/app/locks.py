@@ -10,21 +10,16 @@ from npuenv.app.job import SILENT, Progress
 from npuenv.app.resolution import basis_of, for_this_machine, own_locks, resolve
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message
-from npuenv.facts.pip import pip_settings
-from npuenv.host.local import LocalHost
 from npuenv.lock.chip_wheels import for_chip
-from npuenv.lock.consistent import find_inconsistencies
-from npuenv.lock.make import find_uv, make_lock
 from npuenv.lock.request import LockedRequest
 from npuenv.lock.store import find_lock, put_lock
-from npuenv.lock.uv import Resolver
-from npuenv.matrix import load_matrix
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from npuenv.lock.consistent import Inconsistency
     from npuenv.lock.file import Lock
+    from npuenv.lock.uv import Resolver
     from npuenv.resolve.types import Request, Stack
 
 
@@ -56,6 +51,12 @@ class InstalledComparison:
 
 def this_resolver(progress: Progress, *, is_offline: bool = False) -> Resolver:
     """uv with the indexes of the tables and the settings that the user made for pip on this machine."""
+    from npuenv.facts.pip import pip_settings
+    from npuenv.host.local import LocalHost
+    from npuenv.lock.make import find_uv
+    from npuenv.lock.uv import Resolver
+    from npuenv.matrix import load_matrix
+
     host = LocalHost()
     settings = pip_settings(host, prefix=sys.prefix)
     for warning in settings.warnings:
@@ -73,6 +74,8 @@ def lock(stack: Stack, resolver: Resolver | None = None, *, fill: bool = False, 
     folder = own_locks(resolver.host.environ()) if resolver else own_locks()
     found = find_lock(stack, folder)
     if found is None or (fill and not found.is_from_indexes):
+        from npuenv.lock.make import make_lock  # most locks are found, and rendering does not wait for it
+
         about = {"stack": stack.name, "platform": stack.platform.tag}
         progress.activity(Message("cli.locking", about))
         found = make_lock(stack, resolver or this_resolver(progress))
@@ -95,6 +98,8 @@ def lock_request(request: Request, options: LockOptions | None = None, progress:
     if not options.renew:
         found = lock(stack, resolver, fill=options.fill, progress=progress)
         return LockedRequest(*for_chip(stack, found), resolver, request)
+    from npuenv.lock.make import make_lock
+
     made = make_lock(stack, resolver)
     if made.is_complete and options.out is None:
         path = put_lock(made, own_locks())
@@ -104,6 +109,8 @@ def lock_request(request: Request, options: LockOptions | None = None, progress:
 
 def compare_installed(folder: Path, stack: Stack, lock: Lock) -> InstalledComparison:
     """What in an environment, or a folder of packages, departs from the lock. Raises BadInput for no such folder."""
+    from npuenv.lock.consistent import find_inconsistencies
+
     return InstalledComparison(find_inconsistencies(packages_below(folder), stack, lock))
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.host.hashing import sha256_of
-from npuenv.lock.preconditions import fill_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -101,6 +100,8 @@ def require_hashes(lock: Lock) -> None:
     bare = [f"{package.name} {package.version}" for package in lock.packages if not package.sha256]
     bare += [missing.name for missing in lock.missing if lock.package(missing.name) is None]
     if bare:
+        from npuenv.lock.preconditions import fill_command  # imports the resolver, which no export needs
+
         raise BadInput(
             Message("lock.export-partial", {"stack": lock.stack, "what": tuple(bare)}),
             Message("lock.fill-it", {"command": fill_command(lock)}),
