@@ -7,14 +7,12 @@ launch is to run on this machine.
 from __future__ import annotations
 
 from npuenv.preflight.rules import (  # noqa: F401 - each adds its rules to RULES
-    batches,
     cards,
     data,
-    environment,
     keys,
-    lengths,
     memory,
     platform,
+    sizes,
     values,
 )
 from npuenv.preflight.rules.base import RULES, Rule
