@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,16 +150,9 @@ def ranges(cards: Iterable[int]) -> Iterator[tuple[int, int]]:
 
     Example: (0, 1, 2, 8, 9) -> (0, 2), (8, 9)
     """
-    first = last = None
-    for card in cards:
-        if last is not None and card == last + 1:
-            last = card
-            continue
-        if first is not None and last is not None:
-            yield first, last
-        first = last = card
-    if first is not None and last is not None:
-        yield first, last
+    for _, run in itertools.groupby(enumerate(cards), key=lambda pair: pair[1] - pair[0]):
+        numbers = [card for _, card in run]
+        yield numbers[0], numbers[-1]
 
 
 def written_cards(cards: Iterable[int], separator: str = ",") -> str:
