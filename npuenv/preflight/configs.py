@@ -1,4 +1,7 @@
-"""A configuration file with what its `defaults:` names, as settings by dotted key; verl's own in a checkout of it."""
+"""A configuration file with what its `defaults:` names, as settings by dotted key; verl's own in a checkout of it.
+
+`counted_as` says which recorded release judges a launch: a commit of ROLL counts as a version, verl's commits as none.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,16 @@ from npuenv.core.errors import BadInput
 from npuenv.core.files import read_bytes
 from npuenv.core.finding import Location
 from npuenv.core.messages import Message
-from npuenv.matrix.keys import KeyTable, configs_of, defaults_of, names_of, nearest_release
+from npuenv.matrix import load_matrix
+from npuenv.matrix.keys import (
+    KeyTable,
+    configs_of,
+    defaults_of,
+    known_releases,
+    names_of,
+    nearest_release,
+    programs_of,
+)
 from npuenv.preflight import limits
 from npuenv.preflight.limits import TooLarge
 from npuenv.preflight.types import LaunchSetting
@@ -245,3 +257,34 @@ def _text(file: Path) -> str:
         return read_bytes(file, limits.BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(Message("preflight.unreadable", {"path": str(file), "why": str(error)})) from error
+
+
+def short_name(name: str) -> str:
+    """A release without what people write around it. Example: "main @8eb27cc2" -> "8eb27cc2"; "v0.9.0" -> "0.9.0" """
+    return name.strip().rpartition("@")[2].removeprefix("v")
+
+
+def counted_as(framework: str, name: str) -> str:
+    """The version that a release is judged as; the name itself where nothing says otherwise.
+
+    Example: roll "main @8eb27cc2" -> "0.3.0"; verl "v0.9.0" -> "0.9.0"
+    """
+    version = short_name(name)
+    rows = load_matrix().roll_releases if framework == "roll" else ()
+    return next((row.counts_as for row in rows if row.is_called(version)), version)
+
+
+def is_far(framework: str, name: str) -> bool:
+    """Whether no recorded release speaks for this one: older than all, of another major number, or no version."""
+    release = counted_as(framework, name)
+    newest = known_releases(framework)[-1]
+    if nearest_release(framework, release) is None:
+        return True
+    return versions.python_version(release).major != versions.python_version(newest).major
+
+
+def program_config(module: str) -> str:
+    """The configuration that a module of verl starts from, in any release; "" for a module that no release has."""
+    known = programs_of("verl")
+    short = min((name for name in known if name.endswith(f".{module}")), key=len, default=module)
+    return known.get(module, known.get(short, ""))

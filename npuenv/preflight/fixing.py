@@ -12,8 +12,8 @@ from npuenv.core.finding import STATUS_OF, Status
 from npuenv.core.shellscript import UNKNOWN
 from npuenv.matrix.keys import nearest_release
 from npuenv.preflight.edits import edit_command, edit_script, edit_yaml, shown
-from npuenv.preflight.examine import examine
 from npuenv.preflight.reading import JOB_VARIABLES, LaunchText, ReadOptions, read_text, read_words
+from npuenv.preflight.rules import examine
 from npuenv.preflight.types import Change
 
 if TYPE_CHECKING:

@@ -20,10 +20,8 @@ from npuenv.core.messages import Message
 from npuenv.core.shellscript import UNKNOWN, open_quote
 from npuenv.preflight import limits
 from npuenv.preflight.calls import find_call, front, module_of, script_of, shell_text, unjudged
-from npuenv.preflight.configs import Config, Search, read_config
-from npuenv.preflight.hydra import NotHydra, read_override
-from npuenv.preflight.interpolate import fill
-from npuenv.preflight.releases import counted_as, program_config
+from npuenv.preflight.configs import Config, Search, counted_as, program_config, read_config
+from npuenv.preflight.hydra import NotHydra, fill, read_override
 from npuenv.preflight.script import Script, Word, survey
 from npuenv.preflight.script_problems import cut_off, gpu_packages, ray_gpus, started_often, unset_variables
 from npuenv.preflight.types import Launch, LaunchFinding, LaunchSetting, Machine, launch_finding

@@ -11,7 +11,7 @@ from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import all_names, configs_of, fields_of, is_recorded, programs_of, roll_names, tables_beside
 from npuenv.matrix.rows import MovedKey
 from npuenv.preflight.calls import module_of
-from npuenv.preflight.releases import program_config
+from npuenv.preflight.configs import program_config
 from npuenv.preflight.rules.base import KEEP, is_at_least, nearest, problem, rule
 from npuenv.preflight.types import Change
 
