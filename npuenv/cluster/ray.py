@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npuenv.cluster.inventory import NO_JUMP, Node
+from npuenv.cluster.nodeset import grouped
 from npuenv.cluster.parallel_ssh import ProbeResult, run_program
 from npuenv.core.errors import BadInput
 from npuenv.core.json_input import load_file
@@ -247,10 +248,8 @@ def start_conflicts(
 
 def _duplicate_machines(found: Sequence[NodeState]) -> list[StartConflict]:
     """The nodes that are one machine, where two raylets would count the same cards."""
-    same: dict[tuple[str, str], list[str]] = {}
-    for state in found:
-        if state.boot and state.network:
-            same.setdefault((state.boot, state.network), []).append(state.node.name)
+    known = (state for state in found if state.boot and state.network)
+    same = grouped(((state.boot, state.network), state.node.name) for state in known)
     return [
         StartConflict(Message("cluster.ray-one-machine"), tuple(names)) for names in same.values() if len(names) > 1
     ]
@@ -258,13 +257,11 @@ def _duplicate_machines(found: Sequence[NodeState]) -> list[StartConflict]:
 
 def _other_cards(found: Sequence[NodeState]) -> list[StartConflict]:
     """The nodes with another number of cards than in the inventory."""
-    kinds: dict[tuple[int, int], list[str]] = {}
-    for state in found:
-        if state.cards and state.node.cards is not None and state.cards != state.node.cards:
-            kinds.setdefault((state.cards, state.node.cards), []).append(state.node.name)
+    kinds = grouped(((state.cards, state.node.cards), state.node.name) for state in found)
     return [
         StartConflict(Message("cluster.ray-cards-other", {"found": seen, "expected": wanted}), tuple(names))
         for (seen, wanted), names in kinds.items()
+        if seen and wanted is not None and seen != wanted
     ]
 
 
@@ -275,10 +272,8 @@ def _other_versions(found: Sequence[NodeState]) -> list[StartConflict]:
     has_python = any(state.python for state in found)  # none has if `ray` is a shell script
     unread = [state.node.name for state in found if not state.version or (has_python and not state.python)]
     wrong = [StartConflict(Message("cluster.ray-version-unknown"), tuple(unread))] if unread else []
-    kinds: dict[tuple[str, str], list[str]] = {}
-    for state in found:
-        if state.node.name not in unread:
-            kinds.setdefault((state.version, state.python), []).append(state.node.name)
+    read = (state for state in found if state.node.name not in unread)
+    kinds = grouped(((state.version, state.python), state.node.name) for state in read)
     common = max(kinds, key=lambda kind: len(kinds[kind]), default=None)
     for kind, names in kinds.items():
         if common is not None and kind != common:

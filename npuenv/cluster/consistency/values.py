@@ -6,11 +6,11 @@ cards, make one partition.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from npuenv.cluster.nodeset import grouped
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
@@ -121,9 +121,7 @@ def _partition(
         elif each.is_list and topic not in each.hidden:
             found[Subject(node)] = Value(NONE, Evidence(each.command, f"{topic} -"))
     texts = _rounded(found, tolerance) if tolerance else {who: value.text for who, value in found.items()}
-    holders: defaultdict[str, list[Subject]] = defaultdict(list)
-    for who, text in texts.items():
-        holders[text].append(who)
+    holders = grouped((text, who) for who, text in texts.items())
     ordered = sorted(holders.items(), key=lambda item: -len(item[1]))
     return Partition(
         topic,

@@ -285,8 +285,8 @@ def _megatron_parallel(launch: Launch) -> Iterator[Problem]:
     experts, inside = whole(launch, expert, 1) or 1, whole(launch, inner) or tensor
     size = experts * inside * pipeline
     if cards % size:
-        parts = {"experts": experts, "inside": inside, "pipeline": pipeline, "size": size, "cards": cards}
-        yield problem(expert, inner, *keys[:2], says="megatron-experts", source=_EXPERTS, **parts)
+        parts: dict[str, Any] = {"experts": experts, "inside": inside, "pipeline": pipeline, "cards": cards}
+        yield problem(expert, inner, *keys[:2], says="megatron-experts", source=_EXPERTS, size=size, **parts)
 
 
 @rule("shard-size", source="verl wheels: verl/workers/fsdp_workers.py, create_device_mesh")

@@ -210,7 +210,7 @@ def _roll_batch(launch: Launch) -> Iterator[Problem]:
     update, total = device * steps * parts, batch * n
     if total % update:
         fit, rest = divmod(total, device * parts)
-        args = {"device": device, "steps": steps, "cards": parts, "update": update, "total": total}
+        args: dict[str, Any] = {"device": device, "steps": steps, "cards": parts, "update": update, "total": total}
         to = KEEP if rest else divisor_below(fit, steps)
         yield problem(accumulation, per_device, "rollout_batch_size", to=to, **args)
 
@@ -231,8 +231,8 @@ def _env_groups(launch: Launch) -> Iterator[Problem]:
         groups, size, batch = (whole(launch, key, default) for key, default in zip(keys, (None, 1, None)))
         if groups and size and batch and batch % (groups * size):
             to = KEEP if batch % size or _partition(launch, manager) else batch // size
-            args = {"groups": groups, "size": size, "total": groups * size, "key": batch_key, "batch": batch}
-            yield problem(*keys, to=to, manager=manager, **args)
+            args: dict[str, Any] = {"groups": groups, "size": size, "total": groups * size}
+            yield problem(*keys, to=to, manager=manager, key=batch_key, batch=batch, **args)
 
 
 def _partition(launch: Launch, manager: str) -> list[int] | None:
@@ -249,7 +249,7 @@ def _env_partition(launch: Launch) -> Iterator[Problem]:
             continue
         if sum(parts) != groups or len(parts) != len(tags):
             keys = (f"{manager}.{name}" for name in ("num_groups_partition", "num_env_groups", "tags"))
-            args = {"total": sum(parts), "groups": groups, "parts": len(parts), "tags": len(tags)}
+            args: dict[str, Any] = {"total": sum(parts), "groups": groups, "parts": len(parts), "tags": len(tags)}
             yield problem(*keys, to=[groups] if len(tags) == 1 else KEEP, manager=manager, **args)
 
 
@@ -274,7 +274,7 @@ def _domains(launch: Launch) -> Iterator[Problem]:
         yield problem(*keys, total=round(total, 6))
     rewards = {match.group(1) for key in launch.settings if (match := re.match(r"rewards\.([^.]+)\.", key))}
     for name in sorted(set(shares) - rewards) if rewards else ():
-        args = {"domain": name, "rewards": tuple(sorted(rewards))}
+        args: dict[str, Any] = {"domain": name, "rewards": tuple(sorted(rewards))}
         yield problem(prefix + name, rule="domain-reward", source=_DOMAINS, **args)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import known_releases, nearest_release, releases_beside
@@ -82,7 +82,12 @@ def _refused(rows: Sequence[RefusedValue], launch: Launch) -> Iterator[Problem]:
 
 def _refusal(launch: Launch, row: RefusedValue, key: str, text: str) -> Problem:
     new = None if row.removes else KEEP if not row.fix else row.fix if row.variables else scalar(row.fix)
-    args = {"name": text, "value": text, "role": key.partition(".")[0], "release": launch.release or "-"}
+    args: dict[str, Any] = {
+        "name": text,
+        "value": text,
+        "role": key.partition(".")[0],
+        "release": launch.release or "-",
+    }
     return problem(key, to=new, rule=row.rule, says=row.says, severity=row.severity, source=row.source, **args)
 
 
