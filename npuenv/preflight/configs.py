@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from npuenv.preflight.yaml_text import YamlEntry
 
 
-_OWN = ("defaults", "hydra")  # for Hydra itself, not for the framework
-
-
 @dataclass(frozen=True, slots=True)
 class Config:
     """Settings in the order of their first writing, and the files that were not found."""
@@ -94,7 +91,10 @@ def read_config(text: str, path: str, search: Search) -> Config:
     Raises: BadInput where it is no YAML with one mapping.
     """
     entries = read_yaml(text, path)
-    own = {leaf.dotted: _setting(leaf, path) for entry in entries for leaf in _leaves(entry)}
+    settings = (
+        LaunchSetting(each.dotted, each.value, each.text, Location(path, each.line)) for each in _leaves(entries)
+    )
+    own = {each.key: each for each in settings}
     defaults = next((entry for entry in entries if entry.path == ("defaults",)), None)
     added = _searchpath(entries, search.base, *search.folders[:1])
     search = replace(search, folders=(*search.folders, *added))
@@ -116,12 +116,9 @@ def read_config(text: str, path: str, search: Search) -> Config:
     return Config(settings, tuple(dict.fromkeys(missing)), tuple(dict.fromkeys(bases)))
 
 
-def _leaves(entry: YamlEntry) -> Iterator[YamlEntry]:
-    return entry.leaves() if entry.path[0] not in _OWN else iter(())
-
-
-def _setting(leaf: YamlEntry, path: str) -> LaunchSetting:
-    return LaunchSetting(leaf.dotted, leaf.value, leaf.text, Location(path, leaf.line))
+def _leaves(entries: Iterable[YamlEntry]) -> Iterator[YamlEntry]:
+    """What is for the framework, not for Hydra itself."""
+    return (leaf for entry in entries if entry.path[0] not in ("defaults", "hydra") for leaf in entry.leaves())
 
 
 def _lay_over(settings: dict[str, LaunchSetting], others: Mapping[str, LaunchSetting], package: str) -> None:
@@ -243,13 +240,7 @@ def _are_composed(tree: Path) -> bool:
 
 
 def _tree_leaves(file: Path) -> dict[str, Any]:
-    entries = read_yaml(_text(file), str(file))
-    return {
-        leaf.dotted: leaf.value
-        for each in entries
-        if each.path[0] not in ("defaults", "hydra")
-        for leaf in each.leaves()
-    }
+    return {leaf.dotted: leaf.value for leaf in _leaves(read_yaml(_text(file), str(file)))}
 
 
 def _text(file: Path) -> str:

@@ -213,7 +213,9 @@ def write_value(value: Any) -> str:
         return "{" + ",".join(f"{key}:{write_value(item)}" for key, item in value.items()) + "}"
     if not isinstance(value, str):
         return re.sub(r"e([+-])0", r"e\1", repr(value))  # 1e-6, as the guides write it
-    return value if _is_plain(value) else _in_quotes(value)
+    if _is_plain(value):
+        return value
+    return "'" + re.sub(r"(\\*)('|$)", lambda run: run[1] * 2 + ("\\'" if run[2] else ""), value) + "'"
 
 
 def _is_plain(text: str) -> bool:
@@ -221,10 +223,6 @@ def _is_plain(text: str) -> bool:
         return bool(text) and read_value(text) == text and read_value(f"[{text}]") == [text]
     except NotHydra:
         return False
-
-
-def _in_quotes(text: str) -> str:
-    return "'" + re.sub(r"(\\*)('|$)", lambda run: run[1] * 2 + ("\\'" if run[2] else ""), text) + "'"
 
 
 _ONE = re.compile(r"(?<!\\)\$\{([^${}]*)\}")

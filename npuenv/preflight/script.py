@@ -71,7 +71,7 @@ class Script:
     call: Call
     written: tuple[Word, ...]  # the same command as it stands in the text; empty: it stands in a text for another shell
     exports: tuple[ExportedVariable, ...]
-    start: int  # of the command in the text
+    start: int  # of the line in which the command begins
     cuts: tuple[Cut, ...] = ()  # `words` holds what stands behind them too: the user means it
 
 
@@ -127,7 +127,8 @@ def survey(
             is_launch, state.launch_end = True, words[-1].end
         elif call is not None:
             exports = state.reach(words, known, command.blocks)
-            state.launches.append(_whole(Script(text, spread, call, words, exports, _start(words, text))))
+            start = text.rfind("\n", 0, words[0].start) + 1
+            state.launches.append(_whole(Script(text, spread, call, words, exports, start)))
             is_launch, state.launch_end = True, words[-1].end
         elif other is not None:
             state.others.append((command.line, other))
@@ -392,11 +393,6 @@ def _installs(words: Sequence[Word]) -> Iterator[Word]:
     at = next((at for at in range(1, len(values)) if re.fullmatch(r"(?:.*/)?pip3?", values[at - 1])), 0)
     if at and values[at] == "install":
         yield from (word for word in words[at + 1 :] if not word.value.startswith("-"))
-
-
-def _start(words: Sequence[Word], text: str) -> int:
-    """The offset of the line where a command begins."""
-    return text.rfind("\n", 0, words[0].start) + 1
 
 
 def _as_launched(export: ExportedVariable, known: Mapping[str, str]) -> ExportedVariable:

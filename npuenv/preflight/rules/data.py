@@ -39,23 +39,13 @@ _PRIME = "verl wheels: verl/utils/reward_score/prime_code runs answers in local 
 _OWN_SCORES = re.compile(r"verl/utils/reward_score/(?!__init__)\w+\.py$")
 
 
-def _as_paths(found: object) -> list[str]:
-    if isinstance(found, (list, tuple)):
-        return [path for path in found if isinstance(path, str)]
-    return [found] if isinstance(found, str) else []
-
-
-def _is_local(path: str) -> bool:
-    """Whether a text is a path of this machine rather than a model's name or an address."""
-    return path.startswith(("/", "~", "./", "../")) and "${" not in path
-
-
 def _written_paths(launch: Launch) -> Iterator[tuple[str, str]]:
+    """The keys with paths of this machine, rather than a model's name or an address."""
     for key in (*_FILES, *_PATHS, *_ROLL_FILES, "pretrain", "reward_pretrain"):
         setting = launch.settings.get(key)
         if setting is not None and not setting.is_open:
-            for path in _as_paths(setting.value):
-                if _is_local(path):
+            for path in setting.value if isinstance(setting.value, (list, tuple)) else (setting.value,):
+                if isinstance(path, str) and path.startswith(("/", "~", "./", "../")) and "${" not in path:
                     yield key, path
 
 

@@ -81,14 +81,14 @@ def _refused(rows: Sequence[RefusedValue], launch: Launch) -> Iterator[Problem]:
 
 
 def _refusal(launch: Launch, row: RefusedValue, key: str, text: str) -> Problem:
-    new = None if row.removes else KEEP if not row.fix else row.fix if row.variables else scalar(row.fix)
-    args: dict[str, Any] = {
-        "name": text,
-        "value": text,
-        "role": key.partition(".")[0],
-        "release": launch.release or "-",
-    }
-    return problem(key, to=new, rule=row.rule, says=row.says, severity=row.severity, source=row.source, **args)
+    to = KEEP
+    if row.removes:
+        to = None
+    elif row.fix:
+        to = row.fix if row.variables else scalar(row.fix)
+    args: dict[str, Any] = {"name": text, "value": text, "role": key.partition(".")[0]}
+    args |= {"rule": row.rule, "says": row.says, "severity": row.severity, "source": row.source}
+    return problem(key, to=to, release=launch.release or "-", **args)
 
 
 def _written(launch: Launch, row: RefusedValue) -> Iterator[tuple[str, str]]:
