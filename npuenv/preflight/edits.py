@@ -306,7 +306,10 @@ def _added_to(text: str, parent: YamlEntry, parts: Sequence[str], value: Any) ->
     if parent.text.startswith("*"):
         return None
     if parent.is_flow:
-        return _spliced(text, own[-1].span.end, f", {_flow(parts, value)[1:-1]}") if own else None
+        if not own:
+            return None
+        end = own[-1].span.end
+        return f"{text[:end]}, {_flow(parts, value)[1:-1]}{text[end:]}"
     if not own:
         indent = _indent(text, parent) + "  "
         return _line_behind(text, text.find("\n", parent.key.end), _block(parts, value, indent))
@@ -336,8 +339,4 @@ def _line_behind(text: str, at: int, line: str) -> str:
     end = text.find("\n", at)
     if end < 0:
         return f"{text}\n{line}\n"
-    return _spliced(text, end, f"\n{line}")
-
-
-def _spliced(text: str, at: int, new: str) -> str:
-    return text[:at] + new + text[at:]
+    return f"{text[:end]}\n{line}{text[end:]}"
