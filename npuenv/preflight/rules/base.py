@@ -252,6 +252,16 @@ def sequence_parallel(launch: Launch) -> tuple[str, int | None]:
     return (new, whole(launch, new, 1)) if size == 1 else (old, size)
 
 
+def megatron_sizes(base: str) -> tuple[str, ...]:
+    """The keys of Megatron's tensor, pipeline and context parallelism."""
+    return tuple(f"{base}.{name}_parallel_size" for name in ("tensor_model", "pipeline_model", "context"))
+
+
+def product(launch: Launch, *keys: str) -> int | None:
+    """The product of sizes that are 1 unless something else is said; None where one is not known."""
+    return math.prod(whole(launch, key, 1) or 0 for key in keys) or None
+
+
 def roles(launch: Launch) -> tuple[str, ...]:
     """The roles of a ROLL launch that have settings of their own, as key beginnings."""
     found: dict[str, None] = {}

@@ -13,7 +13,9 @@ from npuenv.preflight.rules.base import (
     divisor_below,
     generates_apart,
     is_at_least,
+    megatron_sizes,
     problem,
+    product,
     roles,
     rule,
     sequence_parallel,
@@ -226,10 +228,8 @@ def _world_size(launch: Launch) -> Iterator[Problem]:
 
 @rule("tensor-parallel", "verl", source=_GROUPS)
 def _verl_parallel(launch: Launch) -> Iterator[Problem]:
-    key, pool = (
-        "actor_rollout_ref.rollout.tensor_model_parallel_size",
-        "rollout" if generates_apart(launch) else "trainer",
-    )
+    key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+    pool = "rollout" if generates_apart(launch) else "trainer"
     return uneven(key, whole(launch, key, 2), verl_rollout_cards(launch), f"{pool}.n_gpus_per_node")
 
 
@@ -273,15 +273,15 @@ def _megatron_parallel(launch: Launch) -> Iterator[Problem]:
     cards, base = verl_cards(launch), "actor_rollout_ref.actor.megatron"
     if value(launch, "actor_rollout_ref.actor.strategy") != "megatron" or not cards:
         return
-    keys = tuple(f"{base}.{name}_parallel_size" for name in ("tensor_model", "pipeline_model", "context"))
-    tensor, pipeline, context = (whole(launch, key, 1) for key in keys)
-    if not (tensor and pipeline and context):
+    keys = megatron_sizes(base)
+    size = product(launch, *keys)
+    if size is None:
         return  # one of them is not known
-    size = tensor * pipeline * context
     if cards % size:
         yield problem(*keys, size=size, cards=cards)
         return
     expert, inner = f"{base}.expert_model_parallel_size", f"{base}.expert_tensor_parallel_size"
+    tensor, pipeline = whole(launch, keys[0], 1) or 1, whole(launch, keys[1], 1) or 1
     experts, inside = whole(launch, expert, 1) or 1, whole(launch, inner) or tensor
     size = experts * inside * pipeline
     if cards % size:

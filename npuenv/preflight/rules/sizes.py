@@ -16,8 +16,10 @@ from npuenv.preflight.rules.base import (
     is_set,
     is_true,
     matching,
+    megatron_sizes,
     number,
     problem,
+    product,
     rule,
     sequence_parallel,
     value,
@@ -52,12 +54,8 @@ _AGENTIC = "alibaba/ROLL roll/pipeline/agentic/agentic_config.py"
 def data_parallel(launch: Launch) -> int | None:
     """How many cards or groups of cards share a mini batch among them."""
     cards = verl_cards(launch)
-    if _is_megatron(launch):
-        names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-        sizes = [whole(launch, f"{_ACTOR}.megatron.{name}", 1) for name in names]
-    else:
-        sizes = [sequence_parallel(launch)[1]]
-    group = math.prod(size or 0 for size in sizes)  # 0: a size is not known
+    keys = megatron_sizes(f"{_ACTOR}.megatron") if _is_megatron(launch) else (sequence_parallel(launch)[0],)
+    group = product(launch, *keys)
     return cards // group if cards and group and cards % group == 0 else None
 
 
@@ -217,10 +215,8 @@ def _roll_batch(launch: Launch) -> Iterator[Problem]:
 
 def _roll_parts(launch: Launch, cards: int) -> int | None:
     """Data parallel parts of ROLL's training role; None where a size is not known."""
-    names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-    keys = [f"actor_train.strategy_args.strategy_config.{name}" for name in names]
-    sizes = [whole(launch, key, 1) for key in ("actor_train.model_args.ulysses_size", *keys)]
-    group = math.prod(size or 0 for size in sizes)
+    config = "actor_train.strategy_args.strategy_config"
+    group = product(launch, "actor_train.model_args.ulysses_size", *megatron_sizes(config))
     return max(cards // group, 1) if group else None
 
 
