@@ -225,25 +225,25 @@ def start_conflicts(
     """
     silent = [state for state in found if state.why_not]
     known = [state for state in found if not state.why_not]
-    absent = [state.node.name for state in known if not state.ray]
+    absent = [state for state in known if not state.ray]
     busy = [state for state in known if state.running]
     wrong = []
     if silent:
         lines = tuple((state.node.name, state.why_not) for state in silent)
-        wrong.append(StartConflict(Message("cluster.ray-silent"), tuple(state.node.name for state in silent), lines))
+        wrong.append(StartConflict(Message("cluster.ray-silent"), _names(silent), lines))
     if absent:
-        wrong.append(StartConflict(Message("cluster.ray-absent"), tuple(absent)))
+        wrong.append(StartConflict(Message("cluster.ray-absent"), _names(absent)))
     for command in sorted({others.get(state.node.name, "") for state in busy}):
         these = [state for state in busy if others.get(state.node.name, "") == command]
         says = Message("cluster.ray-runs-for", {"command": command}) if command else Message("cluster.ray-runs-already")
         lines = tuple((state.node.name, ", ".join((*state.running, *state.joined))) for state in these)
-        wrong.append(StartConflict(says, tuple(state.node.name for state in these), lines))
-    return [
-        *wrong,
-        *_duplicate_machines(known),
-        *_other_cards(known),
-        *_other_versions([state for state in known if state.ray]),
-    ]
+        wrong.append(StartConflict(says, _names(these), lines))
+    with_ray = [state for state in known if state.ray]
+    return [*wrong, *_duplicate_machines(known), *_other_cards(known), *_other_versions(with_ray)]
+
+
+def _names(found: Sequence[NodeState]) -> tuple[str, ...]:
+    return tuple(state.node.name for state in found)
 
 
 def _duplicate_machines(found: Sequence[NodeState]) -> list[StartConflict]:

@@ -91,28 +91,26 @@ def read_config(text: str, path: str, search: Search) -> Config:
     Raises: BadInput where it is no YAML with one mapping.
     """
     entries = read_yaml(text, path)
-    settings = (
-        LaunchSetting(each.dotted, each.value, each.text, Location(path, each.line)) for each in _leaves(entries)
-    )
-    own = {each.key: each for each in settings}
-    defaults = next((entry for entry in entries if entry.path == ("defaults",)), None)
+    own = {
+        each.dotted: LaunchSetting(each.dotted, each.value, each.text, Location(path, each.line))
+        for each in _leaves(entries)
+    }
     added = _searchpath(entries, search.base, *search.folders[:1])
     search = replace(search, folders=(*search.folders, *added))
     settings: dict[str, LaunchSetting] = {}
     missing: list[str] = []
     bases: list[str] = []
-    has_self = False
-    for name, package, is_optional in _listed(defaults):
+    listed = list(_listed(next((entry for entry in entries if entry.path == ("defaults",)), None)))
+    if all(name != "_self_" for name, _, _ in listed):
+        listed.append(("_self_", "", False))
+    for name, package, is_optional in listed:
         if name == "_self_":
-            has_self = True
             _lay_over(settings, own, "")
             continue
         found = search.config(name)
         _lay_over(settings, found.settings, package)
         missing += () if is_optional else found.missing
         bases += found.bases
-    if not has_self:
-        _lay_over(settings, own, "")
     return Config(settings, tuple(dict.fromkeys(missing)), tuple(dict.fromkeys(bases)))
 
 
