@@ -23,8 +23,6 @@ _POINTER = re.compile(r"\$\{(?:oc\.select:)?([A-Za-z_][\w.]*)(?:,\s*(.*))?\}")
 _MANDATORY = "???"
 _ACTOR = "actor_rollout_ref.actor"
 _APART = re.compile(r"\b(?:fully_async_policy|one_step_off_policy)\b")
-
-
 KEEP: Any = object()  # a problem's `to` where only the user can decide
 
 

@@ -111,13 +111,6 @@ def moves() -> tuple[MovedKey, ...]:
     return (*load_matrix().moved_keys, *rendered)
 
 
-def _moved_row(launch: Launch, key: str) -> MovedKey | None:
-    for row in moves():
-        if row.framework == launch.framework and (key == row.old or key.startswith(f"{row.old}.")):
-            return row
-    return None
-
-
 def _other_name(launch: Launch, key: str, names: frozenset[str]) -> str | None:
     """What the key is called in the launch's release, where a row says that it has moved, in either direction."""
     for row in moves():
@@ -148,7 +141,9 @@ def _key_moved(launch: Launch) -> Iterator[Problem]:
 
 
 def _is_gone(launch: Launch, key: str) -> bool:
-    row = _moved_row(launch, key)
+    """Whether a row says that nothing stands in the key's place, or another release has it."""
+    rows = (row for row in moves() if row.framework == launch.framework)
+    row = next((row for row in rows if key == row.old or key.startswith(f"{row.old}.")), None)
     return (row is not None and not row.new) or key in all_names("verl")
 
 
