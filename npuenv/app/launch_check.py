@@ -15,12 +15,11 @@ from npuenv.facts.python.interpreter import interpreter
 from npuenv.host.local import LocalHost
 from npuenv.host.writing import cannot_save
 from npuenv.matrix import load_matrix
-from npuenv.matrix.keys import defaults_of
-from npuenv.preflight.configs import find_checkout
-from npuenv.preflight.examine import examine
+from npuenv.matrix.keys import defaults_of, known_releases
+from npuenv.preflight.configs import find_checkout, is_far
 from npuenv.preflight.fixing import PreflightResult, corrected, fix_all
 from npuenv.preflight.reading import Framework, ReadOptions, all_of, read_file, read_words
-from npuenv.preflight.releases import is_far, known_releases
+from npuenv.preflight.rules import examine
 from npuenv.preflight.types import Machine
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from npuenv.cluster.nodeset import fold, fold_numbers
+from npuenv.cluster.nodeset import fold, fold_numbers, grouped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -104,10 +104,7 @@ def connected_groups(
 
 def _indexes_of(keys: Iterable[K]) -> dict[K, list[int]]:
     """The indexes of each key."""
-    found: defaultdict[K, list[int]] = defaultdict(list)
-    for index, key in enumerate(keys):
-        found[key].append(index)
-    return found
+    return grouped((key, index) for index, key in enumerate(keys))
 
 
 class Kind(enum.IntEnum):
@@ -378,11 +375,8 @@ def _with_alternatives(
     alone = {hypothesis: {index for index in explains[hypothesis] if times[index] == 1} for hypothesis in chosen}
     few = [index for indexes in alone.values() if len(indexes) <= _MOST_OF_A_PAIR for index in indexes]
     explains.update(_about_pairs(few, failed, works))
-    by_index: defaultdict[int, list[Hypothesis]] = defaultdict(list)
     firsts = {min(indexes) for indexes in alone.values()}
-    for hypothesis, indexes in explains.items():
-        for index in firsts.intersection(indexes):
-            by_index[index].append(hypothesis)
+    by_index = grouped((index, each) for each, indexes in explains.items() for index in firsts.intersection(indexes))
     for hypothesis, mine in alone.items():
         others = [each for each in by_index[min(mine)] if each not in alone and mine.issubset(explains[each])]
         broken = tuple(sorted(failed[index] for index in explains[hypothesis]))
@@ -414,11 +408,8 @@ def localize_port_faults(tried: Mapping[PortProbe, bool]) -> list[PortFault]:
     """
     failed = [probe for probe, arrived in tried.items() if not arrived]
     works = {scope for probe, arrived in tried.items() if arrived for scope in _scopes(probe)}
-    explains: dict[_Scope, list[int]] = {}
-    for index, probe in enumerate(failed):
-        for scope in _scopes(probe):
-            if scope not in works:
-                explains.setdefault(scope, []).append(index)
+    scopes = ((scope, index) for index, probe in enumerate(failed) for scope in _scopes(probe))
+    explains = grouped((scope, index) for scope, index in scopes if scope not in works)
     left = dict(enumerate(failed))
     found: dict[tuple[str | None, str | None, bool], tuple[list[int], list[PortProbe]]] = {}
     for source, target, port in fewest(explains, len(failed), _width):

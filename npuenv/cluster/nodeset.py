@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Hashable, Iterable, Sequence
 
+K = TypeVar("K", bound="Hashable")
+V = TypeVar("V")
 _PARTS = re.compile(r"(\d+)")  # splits into texts (even indexes) and numbers (odd indexes)
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """The values of each key, in order. Example: (a, 1), (b, 2), (a, 3) -> {a: [1, 3], b: [2]}."""
+    found: defaultdict[K, list[V]] = defaultdict(list)
+    for key, value in pairs:
+        found[key].append(value)
+    return dict(found)
 
 
 def fold(names: Iterable[str]) -> str:
@@ -18,10 +28,8 @@ def fold(names: Iterable[str]) -> str:
     Names of one shape are folded at the number that leaves the fewest ranges. Leading zeros stay.
     Example: node07, node01, node02, node03, head -> "head, node[01-03,07]"
     """
-    shapes: defaultdict[tuple[str, ...], list[list[str]]] = defaultdict(list)
-    for name in sorted(set(names), key=natural):
-        parts = _PARTS.split(name)
-        shapes[tuple(parts[::2])].append(parts)
+    split = (_PARTS.split(name) for name in sorted(set(names), key=natural))
+    shapes = grouped((tuple(parts[::2]), parts) for parts in split)
     return ", ".join(word for shape in shapes.values() for word in _fold_shape(shape))
 
 
@@ -42,9 +50,7 @@ def _fold_shape(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _fold_at(rows: Sequence[Sequence[str]], at: int) -> list[str]:
-    around: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-    for row in rows:
-        around["".join(row[:at]), "".join(row[at + 1 :])].append(row[at])
+    around = grouped((("".join(row[:at]), "".join(row[at + 1 :])), row[at]) for row in rows)
     folded = []
     for (head, tail), numbers in around.items():
         runs = _runs(numbers)

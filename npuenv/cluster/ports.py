@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.cluster.consistency.findings import finding, join, message, too_few_nodes, with_unknown
 from npuenv.cluster.localize import PortFault, PortProbe, connected_groups, fewest, localize_port_faults
-from npuenv.cluster.nodeset import fold, fold_numbers
+from npuenv.cluster.nodeset import fold, fold_numbers, grouped
 from npuenv.cluster.parallel_ssh import run_program
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import Finding, Status
@@ -239,10 +239,7 @@ def _unknown_nodes(unknown: Collection[str], late: Mapping[str, float]) -> Messa
 def _late(answers: Mapping[str, Mapping[str, Any]], missed: Collection[PortProbe]) -> dict[str, float]:
     """The fewest nodes whose lateness explains these attempts, with the seconds."""
     began = {name: each.get("ended", 0.0) - each.get("lasted", _ENOUGH_S) for name, each in answers.items()}
-    explains: defaultdict[str, list[int]] = defaultdict(list)
-    for at, probe in enumerate(missed):
-        for name in probe[:2]:
-            explains[name].append(at)
+    explains = grouped((name, at) for at, probe in enumerate(missed) for name in probe[:2])
     late = fewest(explains, len(missed), lambda name: -began[name])
     return {name: began[name] - min(began.values()) for name in late}
 
@@ -332,10 +329,8 @@ def _places(tried: Mapping[PortProbe, bool]) -> list[tuple[Message, list[PortPro
 
 def _single(found: Sequence[PortFault], tried: Mapping[PortProbe, bool]) -> list[tuple[Message, list[PortProbe]]]:
     """The faults, those of one kind with the same ports together; each with some of its attempts."""
-    groups: defaultdict[tuple[str, tuple[int, ...] | None], list[PortFault]] = defaultdict(list)
-    for item in found:
-        kinds = {(True, True): "way", (False, True): "target", (True, False): "source"}
-        groups[kinds.get((item.source is not None, item.target is not None), "nowhere"), item.ports].append(item)
+    kinds = {(True, True): "way", (False, True): "target", (True, False): "source", (False, False): "nowhere"}
+    groups = grouped(((kinds[item.source is not None, item.target is not None], item.ports), item) for item in found)
     places = []
     for (kind, ports), items in groups.items():
         if kind == "way":

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npuenv.cluster.inventory import NO_JUMP, Node
+from npuenv.cluster.nodeset import grouped
 from npuenv.cluster.parallel_ssh import ProbeResult, run_program
 from npuenv.core.errors import BadInput
 from npuenv.core.json_input import load_file
@@ -224,33 +225,31 @@ def start_conflicts(
     """
     silent = [state for state in found if state.why_not]
     known = [state for state in found if not state.why_not]
-    absent = [state.node.name for state in known if not state.ray]
+    absent = [state for state in known if not state.ray]
     busy = [state for state in known if state.running]
     wrong = []
     if silent:
         lines = tuple((state.node.name, state.why_not) for state in silent)
-        wrong.append(StartConflict(Message("cluster.ray-silent"), tuple(state.node.name for state in silent), lines))
+        wrong.append(StartConflict(Message("cluster.ray-silent"), _names(silent), lines))
     if absent:
-        wrong.append(StartConflict(Message("cluster.ray-absent"), tuple(absent)))
+        wrong.append(StartConflict(Message("cluster.ray-absent"), _names(absent)))
     for command in sorted({others.get(state.node.name, "") for state in busy}):
         these = [state for state in busy if others.get(state.node.name, "") == command]
         says = Message("cluster.ray-runs-for", {"command": command}) if command else Message("cluster.ray-runs-already")
         lines = tuple((state.node.name, ", ".join((*state.running, *state.joined))) for state in these)
-        wrong.append(StartConflict(says, tuple(state.node.name for state in these), lines))
-    return [
-        *wrong,
-        *_duplicate_machines(known),
-        *_other_cards(known),
-        *_other_versions([state for state in known if state.ray]),
-    ]
+        wrong.append(StartConflict(says, _names(these), lines))
+    with_ray = [state for state in known if state.ray]
+    return [*wrong, *_duplicate_machines(known), *_other_cards(known), *_other_versions(with_ray)]
+
+
+def _names(found: Sequence[NodeState]) -> tuple[str, ...]:
+    return tuple(state.node.name for state in found)
 
 
 def _duplicate_machines(found: Sequence[NodeState]) -> list[StartConflict]:
     """The nodes that are one machine, where two raylets would count the same cards."""
-    same: dict[tuple[str, str], list[str]] = {}
-    for state in found:
-        if state.boot and state.network:
-            same.setdefault((state.boot, state.network), []).append(state.node.name)
+    known = (state for state in found if state.boot and state.network)
+    same = grouped(((state.boot, state.network), state.node.name) for state in known)
     return [
         StartConflict(Message("cluster.ray-one-machine"), tuple(names)) for names in same.values() if len(names) > 1
     ]
@@ -258,13 +257,11 @@ def _duplicate_machines(found: Sequence[NodeState]) -> list[StartConflict]:
 
 def _other_cards(found: Sequence[NodeState]) -> list[StartConflict]:
     """The nodes with another number of cards than in the inventory."""
-    kinds: dict[tuple[int, int], list[str]] = {}
-    for state in found:
-        if state.cards and state.node.cards is not None and state.cards != state.node.cards:
-            kinds.setdefault((state.cards, state.node.cards), []).append(state.node.name)
+    kinds = grouped(((state.cards, state.node.cards), state.node.name) for state in found)
     return [
         StartConflict(Message("cluster.ray-cards-other", {"found": seen, "expected": wanted}), tuple(names))
         for (seen, wanted), names in kinds.items()
+        if seen and wanted is not None and seen != wanted
     ]
 
 
@@ -275,10 +272,8 @@ def _other_versions(found: Sequence[NodeState]) -> list[StartConflict]:
     has_python = any(state.python for state in found)  # none has if `ray` is a shell script
     unread = [state.node.name for state in found if not state.version or (has_python and not state.python)]
     wrong = [StartConflict(Message("cluster.ray-version-unknown"), tuple(unread))] if unread else []
-    kinds: dict[tuple[str, str], list[str]] = {}
-    for state in found:
-        if state.node.name not in unread:
-            kinds.setdefault((state.version, state.python), []).append(state.node.name)
+    read = (state for state in found if state.node.name not in unread)
+    kinds = grouped(((state.version, state.python), state.node.name) for state in read)
     common = max(kinds, key=lambda kind: len(kinds[kind]), default=None)
     for kind, names in kinds.items():
         if common is not None and kind != common:

@@ -19,10 +19,10 @@ from npuenv.facts.ray.status import ClusterStatus, Lack, StatusRefusal, StatusTr
 from npuenv.host.base import Ran
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from npuenv.cluster.parallel_ssh import ProbeResult
-    from npuenv.cluster.ray import Cluster, StartedNode
+    from npuenv.cluster.ray import Cluster
     from npuenv.facts.ray.status import Demand
 
 _MARK = "RAY-NODES "
@@ -59,19 +59,19 @@ class RayStatus:
         rows = [row for row in self.nodes or () if row.address == address and address]
         return max(rows, key=lambda row: row.is_alive, default=None)
 
+    def living(self, address: str) -> RayNode | None:
+        """The row of a node that is alive; None without one."""
+        row = self.at(address)
+        return row if row is not None and row.is_alive else None
+
     def resources(self) -> dict[str, tuple[float, float]]:
         """Name -> (used, total) in the whole cluster. Memory is in bytes."""
         if self.nodes is None:
             rows = self.table.resources if isinstance(self.table, ClusterStatus) else ()
             return {item.name: (item.used, item.total) for item in rows}
         names = sorted({name for row in self.alive for name in row.total if ":" not in name})
-        return {
-            name: (
-                sum(row.used.get(name, 0.0) for row in self.alive),
-                sum(row.total.get(name, 0.0) for row in self.alive),
-            )
-            for name in names
-        }
+        used, total = ([row.used for row in self.alive], [row.total for row in self.alive])
+        return {name: (_sum(used, name), _sum(total, name)) for name in names}
 
     def total(self, name: str) -> float | None:
         """The total of a resource; 0 if Ray has none of it, None if the answer is unreadable."""
@@ -80,16 +80,17 @@ class RayStatus:
         return self.resources().get(name, (0.0, 0.0))[1]
 
 
+def _sum(rows: Sequence[Mapping[str, float]], name: str) -> float:
+    return sum(row.get(name, 0.0) for row in rows)
+
+
 def read(result: ProbeResult, limit_s: float) -> RayStatus:
     """The status in the answer of `npuenv.cluster.ray.query_ray`."""
     if result.answer is None:
         return RayStatus(None, result.why)
     answer = result.answer
-    return RayStatus(
-        _parse_nodes(answer.get("nodes")),
-        _parse_table(answer.get("table"), limit_s),
-        _parse_leftovers(answer.get("nodes")),
-    )
+    nodes = answer.get("nodes")
+    return RayStatus(_parse_nodes(nodes), _parse_table(answer.get("table"), limit_s), _parse_leftovers(nodes))
 
 
 def is_complete(status: RayStatus, cluster: Cluster) -> bool:
@@ -97,7 +98,7 @@ def is_complete(status: RayStatus, cluster: Cluster) -> bool:
     if status.nodes is None:
         has_nodes = isinstance(status.table, ClusterStatus) and (status.table.nodes or 0) >= len(cluster.started)
     else:
-        has_nodes = all(not each.address or _is_alive(status, each) for each in cluster.started)
+        has_nodes = all(not each.address or status.living(each.address) for each in cluster.started)
     return has_nodes and (status.total(_CARD) or 0.0) >= cluster.cards
 
 
@@ -173,11 +174,6 @@ def _lost_nodes(status: RayStatus, cluster: Cluster, gone: Collection[str]) -> l
     return found
 
 
-def _is_alive(status: RayStatus, each: StartedNode) -> bool:
-    row = status.at(each.address)
-    return row is not None and row.is_alive
-
-
 def _missing_cards(status: RayStatus, cluster: Cluster) -> list[Message]:
     """Cards that Ray does not count, by node if there is a list of nodes."""
     total = status.total(_CARD)
@@ -189,8 +185,8 @@ def _missing_cards(status: RayStatus, cluster: Cluster) -> list[Message]:
         return [Message("cluster.ray-cards", {"found": f"{total:g}", "expected": cluster.cards})]
     found = []
     for each in cluster.started:
-        row = status.at(each.address)
-        if row is not None and row.is_alive and row.total.get(_CARD, 0.0) < each.cards:
+        row = status.living(each.address)
+        if row is not None and row.total.get(_CARD, 0.0) < each.cards:
             args = {"name": each.node.name, "found": f"{row.total.get(_CARD, 0.0):g}", "expected": each.cards}
             found.append(Message("cluster.ray-cards-on", args))
     return found

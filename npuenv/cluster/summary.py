@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from npuenv.checks import exit_code
+from npuenv.cluster.nodeset import grouped
 from npuenv.cluster.ssh import NodeFailure
 from npuenv.core.errors import ExitCode
 from npuenv.core.finding import PROBLEMS, Status
@@ -85,19 +86,20 @@ class ClusterReport:
 
 def merge_findings(nodes: Iterable[NodeReport], statuses: Sequence[Status] = PROBLEMS) -> list[Finding]:
     """The findings with these statuses; those with the same sentence are one, with all their nodes."""
-    groups: dict[tuple[str, Status, str], list[tuple[Finding, str]]] = {}
-    for report in nodes:
-        for finding in report.findings:
-            if finding.status in statuses:
-                key = (finding.check, finding.status, say(finding.says, "en"))
-                groups.setdefault(key, []).append((finding, report.node.name))
+    groups = grouped(
+        ((finding.check, finding.status, say(finding.says, "en")), (finding, report.node.name))
+        for report in nodes
+        for finding in report.findings
+        if finding.status in statuses
+    )
     return [replace(group[0][0], nodes=tuple(name for _, name in group)) for group in groups.values()]
 
 
 def group_nodes(nodes: Iterable[NodeReport]) -> list[tuple[NodeReport, ...]]:
     """The nodes grouped by result: the same failure, or the same number of findings of each status."""
-    groups: dict[object, list[NodeReport]] = {}
-    for report in nodes:
+
+    def result(report: NodeReport) -> tuple[object, ...]:
         numbers = tuple(sum(finding.status is status for finding in report.findings) for status in PROBLEMS)
-        groups.setdefault((report.failure, report.at, report.is_unfit, report.code, numbers), []).append(report)
-    return [tuple(group) for group in groups.values()]
+        return report.failure, report.at, report.is_unfit, report.code, numbers
+
+    return [tuple(group) for group in grouped((result(report), report) for report in nodes).values()]

@@ -1,4 +1,7 @@
-"""A configuration file with what its `defaults:` names, as settings by dotted key; verl's own in a checkout of it."""
+"""A configuration file with what its `defaults:` names, as settings by dotted key; verl's own in a checkout of it.
+
+`counted_as` says which recorded release judges a launch: a commit of ROLL counts as a version, verl's commits as none.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,16 @@ from npuenv.core.errors import BadInput
 from npuenv.core.files import read_bytes
 from npuenv.core.finding import Location
 from npuenv.core.messages import Message
-from npuenv.matrix.keys import KeyTable, configs_of, defaults_of, names_of, nearest_release
+from npuenv.matrix import load_matrix
+from npuenv.matrix.keys import (
+    KeyTable,
+    configs_of,
+    defaults_of,
+    known_releases,
+    names_of,
+    nearest_release,
+    programs_of,
+)
 from npuenv.preflight import limits
 from npuenv.preflight.limits import TooLarge
 from npuenv.preflight.types import LaunchSetting
@@ -25,9 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from npuenv.preflight.yaml_text import YamlEntry
-
-
-_OWN = ("defaults", "hydra")  # for Hydra itself, not for the framework
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,34 +91,32 @@ def read_config(text: str, path: str, search: Search) -> Config:
     Raises: BadInput where it is no YAML with one mapping.
     """
     entries = read_yaml(text, path)
-    own = {leaf.dotted: _setting(leaf, path) for entry in entries for leaf in _leaves(entry)}
-    defaults = next((entry for entry in entries if entry.path == ("defaults",)), None)
+    own = {
+        each.dotted: LaunchSetting(each.dotted, each.value, each.text, Location(path, each.line))
+        for each in _leaves(entries)
+    }
     added = _searchpath(entries, search.base, *search.folders[:1])
     search = replace(search, folders=(*search.folders, *added))
     settings: dict[str, LaunchSetting] = {}
     missing: list[str] = []
     bases: list[str] = []
-    has_self = False
-    for name, package, is_optional in _listed(defaults):
+    listed = list(_listed(next((entry for entry in entries if entry.path == ("defaults",)), None)))
+    if all(name != "_self_" for name, _, _ in listed):
+        listed.append(("_self_", "", False))
+    for name, package, is_optional in listed:
         if name == "_self_":
-            has_self = True
             _lay_over(settings, own, "")
             continue
         found = search.config(name)
         _lay_over(settings, found.settings, package)
         missing += () if is_optional else found.missing
         bases += found.bases
-    if not has_self:
-        _lay_over(settings, own, "")
     return Config(settings, tuple(dict.fromkeys(missing)), tuple(dict.fromkeys(bases)))
 
 
-def _leaves(entry: YamlEntry) -> Iterator[YamlEntry]:
-    return entry.leaves() if entry.path[0] not in _OWN else iter(())
-
-
-def _setting(leaf: YamlEntry, path: str) -> LaunchSetting:
-    return LaunchSetting(leaf.dotted, leaf.value, leaf.text, Location(path, leaf.line))
+def _leaves(entries: Iterable[YamlEntry]) -> Iterator[YamlEntry]:
+    """What is for the framework, not for Hydra itself."""
+    return (leaf for entry in entries if entry.path[0] not in ("defaults", "hydra") for leaf in entry.leaves())
 
 
 def _lay_over(settings: dict[str, LaunchSetting], others: Mapping[str, LaunchSetting], package: str) -> None:
@@ -231,13 +238,7 @@ def _are_composed(tree: Path) -> bool:
 
 
 def _tree_leaves(file: Path) -> dict[str, Any]:
-    entries = read_yaml(_text(file), str(file))
-    return {
-        leaf.dotted: leaf.value
-        for each in entries
-        if each.path[0] not in ("defaults", "hydra")
-        for leaf in each.leaves()
-    }
+    return {leaf.dotted: leaf.value for leaf in _leaves(read_yaml(_text(file), str(file)))}
 
 
 def _text(file: Path) -> str:
@@ -245,3 +246,34 @@ def _text(file: Path) -> str:
         return read_bytes(file, limits.BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(Message("preflight.unreadable", {"path": str(file), "why": str(error)})) from error
+
+
+def short_name(name: str) -> str:
+    """A release without what people write around it. Example: "main @8eb27cc2" -> "8eb27cc2"; "v0.9.0" -> "0.9.0" """
+    return name.strip().rpartition("@")[2].removeprefix("v")
+
+
+def counted_as(framework: str, name: str) -> str:
+    """The version that a release is judged as; the name itself where nothing says otherwise.
+
+    Example: roll "main @8eb27cc2" -> "0.3.0"; verl "v0.9.0" -> "0.9.0"
+    """
+    version = short_name(name)
+    rows = load_matrix().roll_releases if framework == "roll" else ()
+    return next((row.counts_as for row in rows if row.is_called(version)), version)
+
+
+def is_far(framework: str, name: str) -> bool:
+    """Whether no recorded release speaks for this one: older than all, of another major number, or no version."""
+    release = counted_as(framework, name)
+    newest = known_releases(framework)[-1]
+    if nearest_release(framework, release) is None:
+        return True
+    return versions.python_version(release).major != versions.python_version(newest).major
+
+
+def program_config(module: str) -> str:
+    """The configuration that a module of verl starts from, in any release; "" for a module that no release has."""
+    known = programs_of("verl")
+    short = min((name for name in known if name.endswith(f".{module}")), key=len, default=module)
+    return known.get(module, known.get(short, ""))

@@ -20,12 +20,10 @@ from npuenv.core.messages import Message
 from npuenv.core.shellscript import UNKNOWN, open_quote
 from npuenv.preflight import limits
 from npuenv.preflight.calls import find_call, front, module_of, script_of, shell_text, unjudged
-from npuenv.preflight.configs import Config, Search, read_config
-from npuenv.preflight.hydra import NotHydra, read_override
-from npuenv.preflight.interpolate import fill
-from npuenv.preflight.releases import counted_as, program_config
+from npuenv.preflight.configs import Config, Search, counted_as, program_config, read_config
+from npuenv.preflight.hydra import NotHydra, fill, read_override
 from npuenv.preflight.script import Script, Word, survey
-from npuenv.preflight.script_problems import cut_off, gpu_packages, ray_gpus, started_often, unset_variables
+from npuenv.preflight.script_problems import cut_off, problems_of_script, started_often
 from npuenv.preflight.types import Launch, LaunchFinding, LaunchSetting, Machine, launch_finding
 
 if TYPE_CHECKING:
@@ -161,23 +159,24 @@ def _no_launch(where: str, other: str | None) -> BadInput:
 
 
 def _text_of(path: Path) -> str:
-    name = str(path)
-    if path.is_dir():
-        raise BadInput(Message("preflight.folder", {"path": name}), Message("preflight.what-is-read"))
-    if not path.exists():
-        raise BadInput(Message("preflight.no-file", {"path": name}), Message("preflight.what-is-read"))
+    if path.is_dir() or not path.exists():
+        raise _unusable("folder" if path.is_dir() else "no-file", path)
     try:
         text = read_bytes(path, limits.BYTES).decode("utf-8-sig")
     except OSError as error:
-        args = {"path": name, "why": error.strerror or str(error)}
+        args = {"path": str(path), "why": error.strerror or str(error)}
         raise BadInput(Message("preflight.unreadable", args)) from error
     except UnicodeDecodeError as error:
-        raise BadInput(Message("preflight.not-text", {"path": name}), Message("preflight.what-is-read")) from error
+        raise _unusable("not-text", path) from error
     if "\0" in text:
-        raise BadInput(Message("preflight.not-text", {"path": name}), Message("preflight.what-is-read"))
+        raise _unusable("not-text", path)
     if not text.strip():
-        raise BadInput(Message("preflight.empty", {"path": name, "count": 0}), Message("preflight.what-is-read"))
+        raise _unusable("empty", path, count=0)
     return text
+
+
+def _unusable(why: str, path: Path, **args: object) -> BadInput:
+    return BadInput(Message(f"preflight.{why}", {"path": str(path), **args}), Message("preflight.what-is-read"))
 
 
 def _is_script(text: str, path: Path) -> bool:
@@ -193,7 +192,7 @@ def _read_yaml(text: str, path: Path, options: ReadOptions) -> LaunchText:
     config = read_config(text, str(path), Search((path.parent,), options.folder))
     framework = _framework_of(config)
     if framework is None:
-        raise BadInput(Message("preflight.no-framework", {"path": str(path)}), Message("preflight.what-is-read"))
+        raise _unusable("no-framework", path)
     settings, environ = _split_environ(config, framework)
     launch = _launch(framework, settings, environ, options, f"{framework}-yaml", config)
     return LaunchText(launch, str(path), text)
@@ -222,38 +221,26 @@ def _read_script(text: str, path: Path, options: ReadOptions, arguments: tuple[s
     if line := open_quote(text):
         args = {"path": str(path), "line": line}
         raise BadInput(Message("preflight.open-quote", args), Message("preflight.open-quote-hint"))
-    found = survey(
-        text, arguments, options.environ, lambda name: _sourced(name, (path.parent, options.folder)), path=str(path)
-    )
+    folders, name = (path.parent, options.folder), str(path)
+    found = survey(text, arguments, options.environ, lambda file: _sourced(file, folders), path=name)
     if nth >= len(found.launches):
         others = (*found.unjudged, *found.unread)
-        raise _no_launch(str(path), others[0][1] if others else None)
+        raise _no_launch(name, others[0][1] if others else None)
     script, count = found.launches[nth], len(found.launches)
     environ = {
-        each.name: replace(_variable(each.name, each.word, str(path)), is_sure=each.is_sure) for each in script.exports
+        each.name: replace(_variable(each.name, each.word, name), is_sure=each.is_sure) for each in script.exports
     }
-    environ.update(_of_job(script.words, str(path)))
-    notes = () if nth else tuple(_notes(found, str(path)))
-    gpus = () if nth else tuple(ray_gpus(word, str(path)) for word in found.gpus)
-    packages = () if nth else tuple(gpu_packages(found, script.call.framework, str(path)))
-    unset = () if nth else tuple(unset_variables(text, str(path), options.environ))
+    environ.update(_of_job(script.words, name))
+    # What is about the whole script is said with its first launch.
+    of_all = () if nth else problems_of_script(found, script.call.framework, text, name, options.environ)
     place: dict[str, Any] = {
-        "notes": notes,
-        "refused": (
-            *cut_off(script, str(path)),
-            *gpus,
-            *packages,
-            *unset,
-            *started_often(script.words, script.call, str(path)),
-        ),
-        "arguments": arguments,
-        "nth": nth,
-        "count": count,
-        "around": str(path),
+        "notes": () if nth else tuple(_notes(found, name)),
+        "refused": (*cut_off(script, name), *of_all, *started_often(script.words, script.call, name)),
+        **{"arguments": arguments, "nth": nth, "count": count, "around": name},
     }
     if script.call.framework == "roll":
         return replace(_of_roll_call(script.call, environ, options, path.parent), **place)
-    reading = LaunchText(_NO_LAUNCH, str(path), text, script.words, script.call, script)
+    reading = LaunchText(_NO_LAUNCH, name, text, script.words, script.call, script)
     return _of_verl_call(replace(reading, **place), environ, options)
 
 

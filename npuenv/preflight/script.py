@@ -71,7 +71,7 @@ class Script:
     call: Call
     written: tuple[Word, ...]  # the same command as it stands in the text; empty: it stands in a text for another shell
     exports: tuple[ExportedVariable, ...]
-    start: int  # of the command in the text
+    start: int  # of the line in which the command begins
     cuts: tuple[Cut, ...] = ()  # `words` holds what stands behind them too: the user means it
 
 
@@ -127,7 +127,8 @@ def survey(
             is_launch, state.launch_end = True, words[-1].end
         elif call is not None:
             exports = state.reach(words, known, command.blocks)
-            state.launches.append(_whole(Script(text, spread, call, words, exports, _start(words, text))))
+            start = text.rfind("\n", 0, words[0].start) + 1
+            state.launches.append(_whole(Script(text, spread, call, words, exports, start)))
             is_launch, state.launch_end = True, words[-1].end
         elif other is not None:
             state.others.append((command.line, other))
@@ -138,8 +139,8 @@ def survey(
             at, inside = values.index(called[0]), sourced(called[0]) if depth < _MOST_SCRIPTS else None
             if inside is not None:
                 inner = survey(inside, called[1], known, sourced, path=called[0], depth=depth + 1)
-                inner = replace(inner, launches=_of_line(inner.launches))
-                state.add_inner(spread[at], inner, state.reach(words, known, command.blocks))
+                exports = state.reach(words, known, command.blocks)
+                state.add_inner(spread[at], inner, exports, is_called=True)
             elif any(map(is_override, called[1])):
                 state.unread.append((command.line, called[0]))
         else:
@@ -332,10 +333,12 @@ class _State:
                 found = ExportedVariable(name, open_word, each.siblings, is_set)
         return found
 
-    def add_inner(self, outer: Word, inner: StartedCommands, exports: Iterable[ExportedVariable]) -> None:
-        """What a text for another shell holds; `exports` reach it."""
+    def add_inner(
+        self, outer: Word, inner: StartedCommands, exports: Iterable[ExportedVariable], *, is_called: bool = False
+    ) -> None:
+        """What a text for another shell or a script that is called holds; `exports` reach it."""
         reach = {each.name: each for each in exports}
-        self.launches += [_inside(each, outer, reach) for each in inner.launches]
+        self.launches += [_inside(each, outer, reach, is_called=is_called) for each in inner.launches]
         self.others += [(outer.line + line - 1, name) for line, name in inner.unjudged]
         self.gpus += [_moved(word, outer) for word in inner.gpus]
         self.installs += [_moved(word, outer) for word in inner.installs]
@@ -347,29 +350,19 @@ def _unsure(word: Word) -> Word:
     return replace(word, value=f"{name}={UNKNOWN}" if sign else word.value, is_filled=True, is_sure=False)
 
 
-def _inside(inner: Script, outer: Word, reach: Mapping[str, ExportedVariable]) -> Script:
-    """A launch of a text for another shell, in the script that holds the text: nothing in there can be exchanged."""
-    own = {each.name: replace(each, word=_moved(each.word, outer), siblings=2) for each in inner.exports}
-    words = tuple(_moved(word, outer) for word in inner.words)
-    cuts = tuple(replace(each, line=outer.line + each.line - 1) for each in inner.cuts)
-    return Script(inner.text, words, inner.call, (), tuple({**reach, **own}.values()), outer.start, cuts)
+def _inside(inner: Script, outer: Word, reach: Mapping[str, ExportedVariable], *, is_called: bool) -> Script:
+    """A launch of a text for another shell, in the script that holds the text: nothing in there can be exchanged.
 
+    `is_called`: of another script, all of which stands in the line that calls it.
+    """
 
-def _of_line(launches: Sequence[Script]) -> tuple[Script, ...]:
-    """Launches of another script: in this one, all of each stands in the line that calls it."""
+    def moved(word: Word) -> Word:
+        return _moved(replace(word, line=1) if is_called else word, outer)
 
-    def first(word: Word) -> Word:
-        return replace(word, line=1)
-
-    return tuple(
-        replace(
-            each,
-            words=tuple(map(first, each.words)),
-            exports=tuple(replace(export, word=first(export.word)) for export in each.exports),
-            cuts=tuple(replace(cut, line=1) for cut in each.cuts),
-        )
-        for each in launches
-    )
+    own = {each.name: replace(each, word=moved(each.word), siblings=2) for each in inner.exports}
+    cuts = tuple(replace(each, line=outer.line if is_called else outer.line + each.line - 1) for each in inner.cuts)
+    exports = tuple({**reach, **own}.values())
+    return Script(inner.text, tuple(map(moved, inner.words)), inner.call, (), exports, outer.start, cuts)
 
 
 def _moved(word: Word, outer: Word) -> Word:
@@ -392,11 +385,6 @@ def _installs(words: Sequence[Word]) -> Iterator[Word]:
     at = next((at for at in range(1, len(values)) if re.fullmatch(r"(?:.*/)?pip3?", values[at - 1])), 0)
     if at and values[at] == "install":
         yield from (word for word in words[at + 1 :] if not word.value.startswith("-"))
-
-
-def _start(words: Sequence[Word], text: str) -> int:
-    """The offset of the line where a command begins."""
-    return text.rfind("\n", 0, words[0].start) + 1
 
 
 def _as_launched(export: ExportedVariable, known: Mapping[str, str]) -> ExportedVariable:

@@ -45,24 +45,34 @@ def started_often(words: Sequence[Word], call: Call, path: str) -> tuple[LaunchF
     launcher = next((word for word in words[: values.index(call.program)] if is_launcher(word.value)), None)
     if launcher is None:
         return ()
-    setting = LaunchSetting("start", launcher.value, launcher.raw, Location(path, launcher.line if path else 1))
     args = {"launcher": launcher.value, "program": call.program}
     says = Message("preflight_rules.launcher", {name: each.replace(UNKNOWN, "…") for name, each in args.items()})
-    return (launch_finding("preflight.launcher", "error", says, (setting,), _DRIVER),)
+    return (launch_finding("preflight.launcher", "error", says, (_setting("start", launcher, path),), _DRIVER),)
 
 
-def gpu_packages(found: StartedCommands, framework: str, path: str) -> Iterator[LaunchFinding]:
+def problems_of_script(
+    found: StartedCommands, framework: str, text: str, path: str, known: Mapping[str, str]
+) -> Iterator[LaunchFinding]:
+    """What is about the script as a whole: GPUs for Ray, packages for GPUs, unset variables."""
+    for word in found.gpus:
+        says = Message("preflight_rules.ray-gpus", {"word": word.value})
+        yield launch_finding("preflight.ray-gpus", "error", says, (_setting("ray start", word, path),), _RAY)
+    yield from _gpu_packages(found, framework, path)
+    yield from _unset_variables(text, path, known)
+
+
+def _setting(key: str, word: Word, path: str) -> LaunchSetting:
+    return LaunchSetting(key, word.value, word.raw, Location(path, word.line if path else 1))
+
+
+def _gpu_packages(found: StartedCommands, framework: str, path: str) -> Iterator[LaunchFinding]:
     """Packages for GPUs that a script installs before it starts the run."""
-    known = {
-        row.package: row
-        for row in load_matrix().unsupported
-        if row.kind == "package" and framework in row.frameworks and row.believe and not row.until and row.package
-    }
+    rows = (row for row in load_matrix().unsupported if row.kind == "package" and framework in row.frameworks)
+    known = {row.package: row for row in rows if row.believe and not row.until and row.package}
     for word in found.installs:
         name = re.split(r"[=<>!~\[;@ ]", word.value)[0].casefold().replace("_", "-")
         if name in known:
-            setting = LaunchSetting("install", word.value, word.raw, Location(path, word.line))
-            says = Message("preflight_rules.gpu-package", {"name": name})
+            says, setting = Message("preflight_rules.gpu-package", {"name": name}), _setting("install", word, path)
             yield launch_finding("preflight.gpu-package", "warning", says, (setting,), known[name].source)
 
 
@@ -76,13 +86,7 @@ def cut_off(script: Script, path: str) -> Iterator[LaunchFinding]:
         yield launch_finding("preflight.cut-off", "error", says, (setting,), _CONTINUED)
 
 
-def ray_gpus(word: Word, path: str) -> LaunchFinding:
-    setting = LaunchSetting("ray start", word.value, word.raw, Location(path, word.line))
-    says = Message("preflight_rules.ray-gpus", {"word": word.value})
-    return launch_finding("preflight.ray-gpus", "error", says, (setting,), _RAY)
-
-
-def unset_variables(text: str, path: str, known: Mapping[str, str]) -> Iterator[LaunchFinding]:
+def _unset_variables(text: str, path: str, known: Mapping[str, str]) -> Iterator[LaunchFinding]:
     """A problem for each name; nothing where another file that the script reads may set it.
 
     With a name like it that is set, the name is a slip; without one it may come from the environment.

@@ -30,8 +30,8 @@ from npuenv.install.locations import default_environment
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import defaults_of, known_releases
 from npuenv.preflight.configs import find_checkout
-from npuenv.preflight.examine import examine
 from npuenv.preflight.reading import ReadOptions, all_of, read_file, read_text
+from npuenv.preflight.rules import examine
 from npuenv.preflight.types import Machine
 from npuenv.render.launch.verl import render_verl
 from tests.contract.make_verl_keys import programs

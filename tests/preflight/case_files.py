@@ -12,8 +12,8 @@ import pytest
 
 from npuenv.core.toml_input import load_file
 from npuenv.matrix.keys import defaults_of
-from npuenv.preflight.examine import examine
 from npuenv.preflight.reading import LaunchText, ReadOptions, read_text
+from npuenv.preflight.rules import examine
 from npuenv.preflight.types import LaunchFinding, Machine
 
 CASES = Path(__file__).parent / "cases"

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npuenv.core.messages import Message
-from npuenv.preflight.examine import examine
 from npuenv.preflight.fixing import Fixed, corrected, fix
 from npuenv.preflight.reading import ReadOptions, read_file, read_words
+from npuenv.preflight.rules import examine
 from npuenv.preflight.rules.base import Rule
 from npuenv.preflight.types import Change, Launch, LaunchFinding, launch_finding
 

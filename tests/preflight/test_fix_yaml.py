@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from npuenv.preflight.edits import edit_yaml
 from npuenv.preflight.types import Change
+from npuenv.preflight.yaml_text import edit_yaml
 
 TEXT = """\
 # ROLL, GPU

@@ -10,8 +10,7 @@ from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.finding import Location
 from npuenv.core.shellscript import LONGEST
 from npuenv.preflight import limits
-from npuenv.preflight.hydra import NotHydra, read_override
-from npuenv.preflight.interpolate import fill
+from npuenv.preflight.hydra import NotHydra, fill, read_override
 from npuenv.preflight.limits import TooLarge
 from npuenv.preflight.reading import ReadOptions, read_file
 from npuenv.preflight.types import LaunchSetting

@@ -12,9 +12,9 @@ from npuenv.core.finding import Location
 from npuenv.core.messages import say
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import defaults_of, known_releases, names_of, nearest_release, releases_beside
-from npuenv.preflight import releases
+from npuenv.preflight import configs
+from npuenv.preflight.configs import counted_as
 from npuenv.preflight.fixing import fix
-from npuenv.preflight.releases import counted_as
 from npuenv.preflight.rules import RULES
 from npuenv.preflight.rules.base import as_number, value
 from npuenv.preflight.rules.cards import mapping_of
@@ -171,12 +171,12 @@ def test_a_release_lies_between_two_known_ones(release: str | None, beside: tupl
 )
 def test_a_commit_of_roll_counts_as_a_version(name: str, version: str, is_far: bool) -> None:
     assert counted_as("roll", name) == version
-    assert releases.is_far("roll", name) == is_far
+    assert configs.is_far("roll", name) == is_far
 
 
 @pytest.mark.parametrize(("name", "is_far"), [("0.9.0", False), ("0.0.9", True), ("1.0.0", True), ("4045d670", True)])
 def test_a_commit_of_verl_counts_as_none(name: str, is_far: bool) -> None:
-    assert (counted_as("verl", name), releases.is_far("verl", name)) == (name, is_far)
+    assert (counted_as("verl", name), configs.is_far("verl", name)) == (name, is_far)
 
 
 @pytest.mark.parametrize(

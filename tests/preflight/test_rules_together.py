@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.matrix.keys import defaults_of
-from npuenv.preflight.examine import examine
 from npuenv.preflight.fixing import corrected, fix
 from npuenv.preflight.reading import ReadOptions, read_file, read_words
+from npuenv.preflight.rules import examine
 from npuenv.preflight.types import Machine
 
 if TYPE_CHECKING:

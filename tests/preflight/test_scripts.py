@@ -12,9 +12,9 @@ from npuenv.core.messages import say
 from npuenv.core.toml_input import load_file
 from npuenv.matrix.keys import defaults_of
 from npuenv.preflight.calls import find_call
-from npuenv.preflight.examine import examine
 from npuenv.preflight.fixing import fix, fix_all
 from npuenv.preflight.reading import ReadOptions, all_of, read_file, read_text
+from npuenv.preflight.rules import examine
 from npuenv.preflight.types import Machine
 from tests.preflight import case_files
 

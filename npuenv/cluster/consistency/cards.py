@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.checks import Finding, Status
 from npuenv.checks.network.card_addresses import CONF, Addresses, in_file, in_use
-from npuenv.cluster.consistency.readers import has_stand_in, listed, many, one
+from npuenv.cluster.consistency.readers import has_stand_in, listed, many_of, one, one_of
 from npuenv.cluster.consistency.values import NodeValues, Value, ValueKey, group_values
 from npuenv.core.fact import Evidence, State
 from npuenv.core.messages import Message
@@ -41,9 +41,8 @@ def count(facts: Facts) -> NodeValues:
     return devices(facts)
 
 
-def devices(facts: Facts) -> NodeValues:
-    """The number of device nodes of cards."""
-    return one(facts.npu.nodes, lambda nodes: str(len(nodes.cards)), absent="0")
+# The number of device nodes of cards.
+devices = one_of("npu.nodes", lambda nodes: str(len(nodes.cards)), absent="0")
 
 
 def kind(facts: Facts) -> NodeValues:
@@ -133,15 +132,13 @@ def speed(facts: Facts) -> NodeValues:
     return _asked(facts.hccn.speeds, lambda found: f"{found.mbps // 1000} Gb/s" if found.mbps else "", _down(facts))
 
 
-def pods(facts: Facts) -> NodeValues:
-    """The super pod of the cards."""
+def _pods(found: Any) -> dict[str, str]:
+    ids = sorted({item.pod for item in found if item.pod is not None})
+    sizes = sorted({item.size for item in found if item.size is not None})
+    return {"id": ",".join(map(str, ids)), "size": ",".join(map(str, sizes))}
 
-    def show(found: Any) -> dict[str, str]:
-        ids = sorted({item.pod for item in found if item.pod is not None})
-        sizes = sorted({item.size for item in found if item.size is not None})
-        return {"id": ",".join(map(str, ids)), "size": ",".join(map(str, sizes))}
 
-    return many(facts.npu.spods, show)
+pods = many_of("npu.spods", _pods)  # the super pod of the cards
 
 
 def _asked(fact: Fact[Any], show: Callable[[Any], str], left_out: Collection[int] = ()) -> NodeValues:

@@ -24,13 +24,13 @@ from npuenv.cluster.consistency.findings import (
 )
 from npuenv.cluster.consistency.readers import has_stand_in
 from npuenv.cluster.consistency.values import NOT_PROBED, Subject, names_to_resolve
-from npuenv.cluster.nodeset import fold
+from npuenv.cluster.nodeset import fold, grouped
 from npuenv.core.fact import Evidence, State
 from npuenv.core.finding import Finding, Status
 from npuenv.facts.collector import was_asked
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from npuenv.cluster.consistency.values import NodeIdentity
     from npuenv.core.messages import Message
@@ -204,11 +204,7 @@ def hostname(nodes: Nodes, _: Identities) -> Finding:
             shown = ", ".join(found or ()) or "-"
             astray[where].append((Subject(node), Evidence(fact.evidence[0].command, f"{fact.value.name}: {shown}")))
     if astray:
-        places = tuple(
-            message("said", who=fold_subjects(subject for subject, _ in lines), value=message(f"hostname-{where}"))
-            for where, lines in astray.items()
-        )
-        lines = [(subject.node, line) for each in astray.values() for subject, line in each]
+        places, lines = _said(astray, show=lambda where: message(f"hostname-{where}"))
         says = message("hostname-astray", places=places)
         return finding("hostname", Status.WARN, says, lines, source=source, fix="hostname")
     if unknown:
@@ -322,18 +318,13 @@ def _others(every: Sequence[str], of: NodeIdentity) -> list[str]:
 
 def _folded(wrong: Sequence[tuple[str, str, tuple[str, ...]]]) -> list[Message]:
     """One message for all nodes with the same result, and for all names that the same nodes do not find."""
-    by_outcome: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-    for node, name, found in wrong:
-        by_outcome[name, ", ".join(found)].append(node)
+    by_outcome = grouped(((name, ", ".join(found)), node) for node, name, found in wrong)
     seen = [
         message("view", nodes=fold(nodes), name=name, found=found)
         for (name, found), nodes in by_outcome.items()
         if found
     ]
-    lost: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
-    for (name, shown), nodes in by_outcome.items():
-        if not shown:
-            lost[tuple(nodes)].append(name)
+    lost = grouped((tuple(nodes), name) for (name, found), nodes in by_outcome.items() if not found)
     return [*seen, *(message("view-none", nodes=fold(nodes), name=fold(names)) for nodes, names in lost.items())]
 
 
@@ -344,10 +335,17 @@ def _card_addresses(facts: Facts) -> dict[int, tuple[str, Evidence]]:
 
 def _groups(marks: Mapping[str, str]) -> list[list[str]]:
     """The nodes that share a mark."""
-    by_mark: defaultdict[str, list[str]] = defaultdict(list)
-    for node, mark in marks.items():
-        by_mark[mark].append(node)
+    by_mark = grouped((mark, node) for node, mark in marks.items())
     return [group for group in by_mark.values() if len(group) > 1]
+
+
+def _said(
+    groups: Mapping[str, Sequence[Line]], word: str = "said", show: Callable[[str], object] = str
+) -> tuple[tuple[Message, ...], list[tuple[str, Evidence]]]:
+    """A sentence for each value with who has it, and all the lines."""
+    whose = {value: fold_subjects(subject for subject, _ in lines) for value, lines in groups.items()}
+    lines = [(subject.node, line) for each in groups.values() for subject, line in each]
+    return tuple(message(word, value=show(value), who=who) for value, who in whose.items()), lines
 
 
 def _duplicates(
@@ -360,11 +358,7 @@ def _duplicates(
         if any(one[0].node != other[0].node for one, other in combinations(lines, 2))
     }
     if twice:
-        groups = tuple(
-            message("shared", value=key, who=fold_subjects(subject for subject, _ in lines))
-            for key, lines in twice.items()
-        )
-        lines = [(subject.node, line) for lines in twice.values() for subject, line in lines]
+        groups, lines = _said(twice, "shared")
         return finding(name, Status.FAIL, message("clash", groups=groups), lines, source=source, fix=name)
     if unknown:
         return unknown_finding(name, unknown, source)
@@ -381,14 +375,10 @@ def _unhealthy(
 ) -> Finding:
     """A finding about what has one right state."""
     if unhealthy:
-        groups = tuple(
-            message("said", who=fold_subjects(subject for subject, _ in lines), value=state)
-            for state, lines in unhealthy.items()
-        )
+        groups, lines = _said(unhealthy)
         # `count` has no cards of nodes without an answer.
         rest = count - sum(map(len, unhealthy.values())) - sum(subject.card is not None for subject in unknown)
         says = with_unknown(message("odd", odd=groups, count=rest, common=expected), unknown and fold_subjects(unknown))
-        lines = [(subject.node, line) for each in unhealthy.values() for subject, line in each]
         return finding(name, Status.FAIL, says, lines, source=source, fix=name)
     if unknown:
         return unknown_finding(name, unknown, source)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.cluster.consistency.values import Subject
-from npuenv.cluster.nodeset import fold, fold_numbers
+from npuenv.cluster.nodeset import fold, fold_numbers, grouped
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import Finding, Fix, Status
 from npuenv.core.messages import Message
@@ -98,9 +98,7 @@ def fold_subjects(subjects: Iterable[Subject]) -> object:
     cards: defaultdict[str, list[int]] = defaultdict(list)
     for node, card in subjects:
         cards[node] += [] if card is None else [card]
-    alike: defaultdict[tuple[int, ...], list[str]] = defaultdict(list)
-    for node, numbers in cards.items():
-        alike[tuple(sorted(numbers))].append(node)
+    alike = grouped((tuple(sorted(numbers)), node) for node, numbers in cards.items())
     words = [
         message("who-cards", nodes=fold(nodes), cards=fold_numbers(numbers)) if numbers else fold(nodes)
         for numbers, nodes in alike.items()
@@ -200,13 +198,10 @@ def _one_each(unknown: Mapping[Subject, Evidence]) -> list[tuple[str, Evidence]]
 def _differences(apart: Sequence[Partition]) -> Message:
     if len(apart) == 1:
         return _difference(apart[0])
-    together: defaultdict[tuple[Subject, ...], list[Partition]] = defaultdict(list)
-    alone = []
-    for partition in apart:
-        if partition.majority is not None and len(partition.outliers) == 1:
-            together[next(iter(partition.outliers.values()))].append(partition)
-        else:
-            alone.append(partition)
+    # Topics in which the same subjects are the only odd ones are said together.
+    united = [each for each in apart if each.majority is not None and len(each.outliers) == 1]
+    together = grouped((next(iter(each.outliers.values())), each) for each in united)
+    alone = [each for each in apart if each.majority is None or len(each.outliers) != 1]
     parts = [_several(subjects, partitions) for subjects, partitions in together.items()]
     parts += [_difference(partition) for partition in alone[:_TOPICS_AT_MOST]]
     if len(alone) > _TOPICS_AT_MOST:

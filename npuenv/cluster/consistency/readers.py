@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from npuenv.facts.collect import Facts
     from npuenv.facts.network.interfaces import Interface
 
+    Reader = Callable[[Facts], NodeValues]
+
 
 _STAND_IN = re.compile(
     r"\b(?:host|user|serial)\d+\b|\*\*\*|\b(?:203\.0\.113|198\.51\.100)\.\d+\b|\b2001:db8::[0-9a-f]+\b"
@@ -36,6 +38,10 @@ _STAND_IN = re.compile(
 UNLIMITED = -1
 _GIB = 1 << 20  # KiB
 _WORK = frozenset({"torch", "torch-npu", "vllm", "vllm-ascend", "sglang", "transformers", "verl", "roll"})
+# The limits that matter to training; others differ with the memory of a machine.
+_LIMITS = ("Max open files", "Max locked memory", "Max processes", "Max stack size", "Max address space")
+# The kernel settings that do not follow from the size of the machine.
+_SETTINGS = ("transparent_hugepage", "overcommit_memory", "max_map_count", "selinux_enforcing", "numa_nodes")
 _OF_PODS = re.compile(r"/kubelet/|/docker/|/containers/|/containerd/")  # volumes of what runs there, one's own
 
 
@@ -87,7 +93,24 @@ def plain(facts: Facts, path: str, text: str, absent: str | None) -> NodeValues:
             value = getattr(value, attribute)
         return text.format(value) if value not in (None, "") else None
 
-    return one(getattr(getattr(facts, group), name), show, absent=absent)
+    return one(fact_at(facts, f"{group}.{name}"), show, absent=absent)
+
+
+def fact_at(facts: Facts, path: str) -> Fact[Any]:
+    """The fact of a group: `machine.kernel`."""
+    group, _, name = path.partition(".")
+    fact: Fact[Any] = getattr(getattr(facts, group), name)
+    return fact
+
+
+def one_of(path: str, show: Callable[[Any], str | None], *, absent: str | None = NONE) -> Reader:
+    """A reader of the fact at a path, as `one`."""
+    return lambda facts: one(fact_at(facts, path), show, absent=absent)
+
+
+def many_of(path: str, show: Callable[[Any], Mapping[str, str]]) -> Reader:
+    """A reader of the fact at a path, as `many`."""
+    return lambda facts: many(fact_at(facts, path), show)
 
 
 def many(fact: Fact[Any], show: Callable[[Any], Mapping[str, str]]) -> NodeValues:
@@ -128,21 +151,19 @@ def driver(facts: Facts) -> NodeValues:
     if facts.npu.driver.is_known:
         return one(facts.npu.driver, lambda info: str(info.version).lower())
     if facts.npu.smi.value is not None:
-        return one(facts.npu.smi, lambda table: table.driver.lower() if table.driver else None)
+        return driver_in_use(facts)
     return one(facts.npu.driver, lambda info: str(info.version))
 
 
-def driver_in_use(facts: Facts) -> NodeValues:
-    """The loaded driver's version, from npu-smi: after an upgrade without a restart it is not the file's."""
-    return one(facts.npu.smi, lambda table: table.driver.lower() if table.driver else None, absent=None)
-
-
-def cann(facts: Facts) -> NodeValues:
-    return one(facts.cann.toolkit, lambda found: str(found.version).upper())
-
-
-def cann_ops(facts: Facts) -> NodeValues:
-    return one(facts.cann.ops, lambda found: f"{found.version} {found.chip}".strip(), absent=None)
+# The loaded driver's version, from npu-smi: after an upgrade without a restart it is not the file's.
+driver_in_use = one_of("npu.smi", lambda table: table.driver.lower() if table.driver else None, absent=None)
+cann = one_of("cann.toolkit", lambda found: str(found.version).upper())
+cann_ops = one_of("cann.ops", lambda found: f"{found.version} {found.chip}".strip(), absent=None)
+kernel_chips = one_of("cann.kernels", lambda found: ", ".join(sorted(found.chips)) or NONE, absent=None)
+resolvers = one_of("network.resolvers", lambda found: ", ".join(sorted(found)))
+# A container without a program that synchronises the clock has its host's clock.
+clock_kept = one_of("network.clock", lambda found: ":kept" if found.is_synchronised else ":not-kept", absent=None)
+compilers = many_of("cann.compilers", dict)
 
 
 def ray(facts: Facts) -> NodeValues:
@@ -154,15 +175,11 @@ def ray(facts: Facts) -> NodeValues:
     return NodeValues({ValueKey(): Value(version, line)})
 
 
-def frameworks(facts: Facts) -> NodeValues:
-    """The distributions of the training frameworks."""
-    return many(facts.python.interpreter, lambda found: {k: v for k, v in found.distributions.items() if k in _WORK})
-
-
-def packages(facts: Facts) -> NodeValues:
-    """All other distributions."""
-    own = {"ray", *_WORK}
-    return many(facts.python.interpreter, lambda found: {k: v for k, v in found.distributions.items() if k not in own})
+frameworks = many_of("python.interpreter", lambda found: {k: v for k, v in found.distributions.items() if k in _WORK})
+# All other distributions.
+packages = many_of(
+    "python.interpreter", lambda found: {k: v for k, v in found.distributions.items() if k not in {"ray", *_WORK}}
+)
 
 
 def image(facts: Facts) -> NodeValues:
@@ -173,15 +190,12 @@ def image(facts: Facts) -> NodeValues:
     return listed({"NPUENV_STACK": stack} if stack else {}, "environment", "{}={}")
 
 
-def limits(facts: Facts) -> NodeValues:
-    """The limits that matter to training; others differ with the memory of a machine."""
-    compared = ("Max open files", "Max locked memory", "Max processes", "Max stack size", "Max address space")
-    return many(
-        facts.machine.limits,
-        lambda found: {
-            name: ":unlimited" if found[name] == UNLIMITED else str(found[name]) for name in compared if name in found
-        },
-    )
+def _limits(found: Mapping[str, int]) -> dict[str, str]:
+    return {name: ":unlimited" if found[name] == UNLIMITED else str(found[name]) for name in _LIMITS if name in found}
+
+
+limits = many_of("machine.limits", _limits)
+kernel_settings = many_of("machine.settings", lambda found: {name: found[name] for name in _SETTINGS if name in found})
 
 
 def shared_memory(facts: Facts) -> NodeValues:
@@ -200,20 +214,13 @@ def _sized(fact: Fact[Any], kib_of: Callable[[Any], int]) -> NodeValues:
     return replace(found, values={key: replace(value, number=number) for key, value in found.values.items()})
 
 
-def kernel_settings(facts: Facts) -> NodeValues:
-    """The kernel settings that do not follow from the size of the machine."""
-    compared = ("transparent_hugepage", "overcommit_memory", "max_map_count", "selinux_enforcing", "numa_nodes")
-    return many(facts.machine.settings, lambda found: {name: found[name] for name in compared if name in found})
-
-
-def network_mounts(facts: Facts) -> NodeValues:
+def _network_mounts(rows: Any) -> dict[str, str]:
     """Network file systems by mount point."""
+    kept = (row for row in rows if row.kind in NETWORK_KINDS and not _OF_PODS.search(row.place))
+    return {row.place: f"{row.kind} {'ro' if 'ro' in row.options else 'rw'}" for row in kept}
 
-    def show(rows: Any) -> dict[str, str]:
-        kept = (row for row in rows if row.kind in NETWORK_KINDS and not _OF_PODS.search(row.place))
-        return {row.place: f"{row.kind} {'ro' if 'ro' in row.options else 'rw'}" for row in kept}
 
-    return many(facts.machine.mounts, show)
+network_mounts = many_of("machine.mounts", _network_mounts)
 
 
 def variables(facts: Facts) -> NodeValues:
@@ -236,34 +243,18 @@ def ray_token(facts: Facts) -> NodeValues:
     return one(facts.ray.token, lambda _: ":present", absent=":absent")
 
 
-def clock_kept(facts: Facts) -> NodeValues:
-    """Whether the clock is synchronised; a container without such a program has its host's clock."""
-    return one(facts.network.clock, lambda found: ":kept" if found.is_synchronised else ":not-kept", absent=None)
+def _port_range(found: Any) -> str:
+    kept = ",".join(f"{first}-{last}" for first, last in found.reserved)
+    return f"{found.first}-{found.last}" + (f" - {kept}" if kept else "")
 
 
-def port_range(facts: Facts) -> NodeValues:
-    def show(found: Any) -> str:
-        kept = ",".join(f"{first}-{last}" for first, last in found.reserved)
-        return f"{found.first}-{found.last}" + (f" - {kept}" if kept else "")
-
-    return one(facts.network.port_range, show)
+def _rank_table(table: Any) -> str:
+    devices = [(each.id, item.card, item.ip, item.rank) for each in table.servers for item in each.devices]
+    return f"{table.path} #{zlib.crc32(repr(devices).encode()):08x}"
 
 
-def rank_table(facts: Facts) -> NodeValues:
-    def show(table: Any) -> str:
-        devices = [(each.id, item.card, item.ip, item.rank) for each in table.servers for item in each.devices]
-        return f"{table.path} #{zlib.crc32(repr(devices).encode()):08x}"
-
-    return one(facts.hccn.rank_table, show, absent=None)
-
-
-def kernel_chips(facts: Facts) -> NodeValues:
-    """The chips that CANN has operator kernels for."""
-    return one(facts.cann.kernels, lambda found: ", ".join(sorted(found.chips)) or NONE, absent=None)
-
-
-def compilers(facts: Facts) -> NodeValues:
-    return many(facts.cann.compilers, lambda found: dict(found))
+port_range = one_of("network.port_range", _port_range)
+rank_table = one_of("hccn.rank_table", _rank_table, absent=None)
 
 
 # What the system calls a port that a cable is plugged into, and what is put together from such ones.
@@ -393,7 +384,3 @@ def proxies(facts: Facts) -> NodeValues:
     if facts.network.proxies.state is State.UNKNOWN:
         return one(facts.network.proxies, lambda _: None)
     return listed({row.variable.lower(): row.address for row in rows}, "environment", "{}={}")
-
-
-def resolvers(facts: Facts) -> NodeValues:
-    return one(facts.network.resolvers, lambda found: ", ".join(sorted(found)))

@@ -6,11 +6,11 @@ cards, make one partition.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from npuenv.cluster.nodeset import grouped
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
@@ -98,39 +98,26 @@ def group_values(
     for node, each in by_node.items():
         for key, value in each.values.items():
             topics.setdefault(key.topic, {}).setdefault(node, {})[Subject(node, key.card)] = value
-    return [_partition(topic, values, by_node, tolerance, expected) for topic, values in topics.items()]
+    partitions = []
+    for topic, values in topics.items():
+        found: dict[Subject, Value] = {}
+        for node, each in by_node.items():
+            if node in values:
+                found.update(values[node])
+            elif each.is_list and topic not in each.hidden:
+                found[Subject(node)] = Value(NONE, Evidence(each.command, f"{topic} -"))
+        texts = _rounded(found, tolerance) if tolerance else {who: value.text for who, value in found.items()}
+        holders = {text: tuple(whose) for text, whose in grouped((text, who) for who, text in texts.items()).items()}
+        ordered = dict(sorted(holders.items(), key=lambda item: -len(item[1])))
+        lines = {who: value.evidence for who, value in found.items()}
+        partitions.append(Partition(topic, ordered, lines, expected))
+    return partitions
 
 
 def is_layout(by_node: Mapping[str, NodeValues]) -> bool:
     """Whether all nodes have the same values, card by card."""
     each = [{key: value.text for key, value in one.values.items()} for one in by_node.values()]
     return all(one == each[0] for one in each) and not any(one.unknown for one in by_node.values())
-
-
-def _partition(
-    topic: str,
-    values: Mapping[str, Mapping[Subject, Value]],
-    by_node: Mapping[str, NodeValues],
-    tolerance: float,
-    expected: tuple[str, ...],
-) -> Partition:
-    found: dict[Subject, Value] = {}
-    for node, each in by_node.items():
-        if node in values:
-            found.update(values[node])
-        elif each.is_list and topic not in each.hidden:
-            found[Subject(node)] = Value(NONE, Evidence(each.command, f"{topic} -"))
-    texts = _rounded(found, tolerance) if tolerance else {who: value.text for who, value in found.items()}
-    holders: defaultdict[str, list[Subject]] = defaultdict(list)
-    for who, text in texts.items():
-        holders[text].append(who)
-    ordered = sorted(holders.items(), key=lambda item: -len(item[1]))
-    return Partition(
-        topic,
-        {text: tuple(whose) for text, whose in ordered},
-        {who: value.evidence for who, value in found.items()},
-        expected,
-    )
 
 
 def _rounded(found: Mapping[Subject, Value], tolerance: float) -> dict[Subject, str]:

@@ -8,11 +8,12 @@ In a round no device takes part twice, neither as source nor as target, and no n
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from npuenv.cluster.mesh import FULL, SAMPLED, MeshDevice, Pair, PingPlan
+from npuenv.cluster.nodeset import grouped
 from npuenv.core.messages import Message
 from npuenv.facts.hccn.answers import HccnRefusal, lines_of, refused
 from npuenv.facts.hccn.parsers import ip
@@ -170,21 +171,13 @@ def sampled(devices: Sequence[MeshDevice]) -> PingPlan:
     """
     pairs = _sample(devices)
     # Each device is the source of about as many pings as it is the target of.
-    sent: defaultdict[int, int] = defaultdict(int)
+    sent: Counter[int] = Counter()
     directed = []
     for one, other in pairs:
         source, target = (one, other) if sent[one] <= sent[other] else (other, one)
         sent[source] += 1
         directed.append((source, target))
     return PingPlan(tuple(devices), tuple(_first_fit(devices, directed)), SAMPLED)
-
-
-def _by_node(devices: Sequence[MeshDevice]) -> list[list[int]]:
-    """The indexes of the devices of each node."""
-    nodes: defaultdict[str, list[int]] = defaultdict(list)
-    for index, device in enumerate(devices):
-        nodes[device.node].append(index)
-    return list(nodes.values())
 
 
 def _first_fit(devices: Sequence[MeshDevice], pings: Iterable[Pair]) -> list[tuple[Pair, ...]]:
@@ -225,7 +218,8 @@ def _sample(devices: Sequence[MeshDevice]) -> list[Pair]:
 
 def _circles(devices: Sequence[MeshDevice]) -> Iterator[list[int]]:
     """Orders of the devices: by card and node; by even and odd cards first."""
-    rank = {index: at for cards in _by_node(devices) for at, index in enumerate(cards)}
+    by_node = grouped((device.node, index) for index, device in enumerate(devices))
+    rank = {index: at for cards in by_node.values() for at, index in enumerate(cards)}
     yield sorted(rank, key=lambda index: (rank[index], index))
     yield sorted(rank, key=lambda index: (rank[index] % 2, rank[index], index))
 

@@ -26,7 +26,8 @@ def judge(job: Job, placement: Placement) -> Estimate:
     if not job.model.layers:
         return Estimate("unknown", (), 0.0, memory, (Message("placement.unknown-model", {"model": job.model.id}),))
     found = moments(job, placement)
-    worst = {role: max((m for m in found if m.role == role), key=lambda m: m.gib) for role in _roles(found)}
+    roles = dict.fromkeys(moment.role for moment in found)
+    worst = {role: max((m for m in found if m.role == role), key=lambda m: m.gib) for role in roles}
     fullest = max(worst.values(), key=lambda m: m.gib)
     verdict, reason = _verdict(job, placement, fullest)
     shares = tuple(share for moment in worst.values() for share in moment.shares)
@@ -52,10 +53,6 @@ def tensor_parallel_fits(job: Job, size: int) -> bool:
     return size > 0 and heads % size == 0 and (keys % size == 0 or size % keys == 0)
 
 
-def _roles(found: tuple[Moment, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(moment.role for moment in found))
-
-
 def _verdict(job: Job, placement: Placement, fullest: Moment) -> tuple[Verdict, Message]:
     """The verdict with its deciding reason: what no memory cures first, then the engine's cache, then the peak."""
     size = job.tensor_parallel
@@ -71,52 +68,44 @@ def _verdict(job: Job, placement: Placement, fullest: Moment) -> tuple[Verdict, 
 
 def _small_cache(job: Job) -> Message:
     room = generation_room(job, usable_gib(job.cards.memory_gib) * GIB)
-    fixed = room.weights + room.activations
-    return Message(
-        "placement.small-cache",
-        {
-            "length": longest(job),
-            "needs": _gib(room.sequence / GIB),
-            "share": _gib(room.share / GIB),
-            "fixed": _gib(fixed / GIB),
-            "utilization": f"{job.gpu_memory_utilization:g}",
-        },
-    )
+    args = {
+        "length": longest(job),
+        "needs": f"{room.sequence / GIB:.1f}",
+        "share": f"{room.share / GIB:.1f}",
+        "fixed": f"{(room.weights + room.activations) / GIB:.1f}",
+        "utilization": f"{job.gpu_memory_utilization:g}",
+    }
+    return Message("placement.small-cache", args)
 
 
 def _peak(key: str, moment: Moment, memory_gib: float) -> Message:
     """The fullest card, the moment, and its largest part."""
     largest = max(moment.shares, key=lambda share: share.gib)
     args = {
-        "peak": _gib(moment.gib),
+        "peak": f"{moment.gib:.1f}",
         "memory": f"{memory_gib:g}",
         "percent": f"{100 * moment.gib / memory_gib:.0f}",
         "when": Message(f"placement.when-{moment.name}"),
         "what": Message(f"placement.what-{largest.what}"),
-        "gib": _gib(largest.gib),
+        "gib": f"{largest.gib:.1f}",
     }
     return Message(key, args)
 
 
 def _assumptions(job: Job, placement: Placement) -> Iterator[Message]:
     """What the numbers rest on, as far as it matters for this job."""
-    yield Message("placement.assumes-length", {"length": job.sizes.prompt_length + job.sizes.response_length})
-    reserve = reserve_gib(job.cards.memory_gib)
-    yield Message("placement.assumes-reserve", {"reserve": _gib(reserve), "buffer": job.hccl_buffer_mib})
-    length = longest(job)
-    if placement.infer and length < job.sizes.prompt_length + job.sizes.response_length:
-        requested = job.sizes.prompt_length + job.sizes.response_length
+    requested, length = job.sizes.prompt_length + job.sizes.response_length, longest(job)
+    yield Message("placement.assumes-length", {"length": requested})
+    reserve = f"{reserve_gib(job.cards.memory_gib):.1f}"
+    yield Message("placement.assumes-reserve", {"reserve": reserve, "buffer": job.hccl_buffer_mib})
+    if placement.infer and length < requested:
         yield Message("placement.short-model-len", {"longest": length, "asked": requested})
     if set(placement.infer) & {*placement.train, *placement.reference}:
         left = usable_gib(job.cards.memory_gib) * (1 - job.gpu_memory_utilization)
         key = "placement.assumes-sleep" if job.engine_sleeps else "placement.assumes-awake"
-        yield Message(key, {"left": _gib(left)})
+        yield Message(key, {"left": f"{left:.1f}"})
     if placement.train:
         yield Message("placement.assumes-shards", {"cards": min(len(placement.train), job.shard_cards or 10**9)})
-
-
-def _gib(value: float) -> str:
-    return f"{value:.1f}"
 
 
 LOW = 0.60  # of a card: below it there is room for larger batches
@@ -278,9 +267,7 @@ def _grow_tokens(job: Job, placement: Placement) -> tuple[Message, Job] | None:
     longest = job.sizes.prompt_length + job.sizes.response_length
     if now >= _per_card(job, placement) * longest / job.sequence_parallel:
         return None
-    return Message("placement.room-tokens", {"tokens": 2 * now}), replace(
-        job, sizes=replace(job.sizes, micro_tokens=2 * now)
-    )
+    return Message("placement.room-tokens", {"tokens": 2 * now}), _sized(job, micro_tokens=2 * now)
 
 
 def _grow_micro(job: Job, placement: Placement) -> tuple[Message, Job] | None:
@@ -289,17 +276,21 @@ def _grow_micro(job: Job, placement: Placement) -> tuple[Message, Job] | None:
     sizes = job.sizes
     micro = _larger_divisor(_per_card(job, placement), sizes.micro_batch)
     if micro is not None:
-        return Message("placement.room-micro", {"micro": micro}), replace(job, sizes=replace(sizes, micro_batch=micro))
+        return Message("placement.room-micro", {"micro": micro}), _sized(job, micro_batch=micro)
     mini = 2 * sizes.mini_batch
     # ROLL has no mini batch: micro batch, accumulation and cards make the update.
     if job.framework != "verl" or sizes.prompts % mini:
         return None
-    grown = replace(job, sizes=replace(sizes, mini_batch=mini))
+    grown = _sized(job, mini_batch=mini)
     micro = _larger_divisor(_per_card(grown, placement), sizes.micro_batch)
     if micro is None:
         return None
-    new = replace(grown, sizes=replace(grown.sizes, micro_batch=micro))
-    return Message("placement.room-mini", {"mini": mini, "micro": micro}), new
+    return Message("placement.room-mini", {"mini": mini, "micro": micro}), _sized(grown, micro_batch=micro)
+
+
+def _sized(job: Job, **sizes: int | None) -> Job:
+    """The job with other sizes."""
+    return replace(job, sizes=replace(job.sizes, **sizes))  # type: ignore[arg-type]  # None only where a size takes it
 
 
 def _larger_divisor(whole: int, size: int) -> int | None:
@@ -315,7 +306,7 @@ def _halve_micro(job: Job, placement: Placement) -> Job | None:
         return None
     per_card = _per_card(job, placement)
     smaller = [n for n in range(1, job.sizes.micro_batch // 2 + 1) if per_card % n == 0]
-    return replace(job, sizes=replace(job.sizes, micro_batch=smaller[-1])) if smaller else None
+    return _sized(job, micro_batch=smaller[-1]) if smaller else None
 
 
 def _halve_tokens(job: Job, placement: Placement) -> Job | None:
@@ -323,26 +314,21 @@ def _halve_tokens(job: Job, placement: Placement) -> Job | None:
 
     The budgets of the log-probabilities follow where they are the same number: verl takes them from the update's then.
     """
-    least = _least_tokens(job)
-    now = job.sizes.micro_tokens
+    least, now = _least_tokens(job), job.sizes.micro_tokens
     if not now or now <= least:
         return None
     less = max(least, now // 2)
     budgets = (job.sizes.log_prob_tokens, job.sizes.reference_tokens)
     scoring, reference = (less if each == now else each for each in budgets)
-    return replace(
-        job, sizes=replace(job.sizes, micro_tokens=less, log_prob_tokens=scoring, reference_tokens=reference)
-    )
+    return _sized(job, micro_tokens=less, log_prob_tokens=scoring, reference_tokens=reference)
 
 
 def _halve_scoring(job: Job, placement: Placement) -> Job | None:
-    half = _scoring(job) // 2
+    half, reference = _scoring(job) // 2, job.sizes.reference_micro_batch
     if not half:
         return None
-    reference = job.sizes.reference_micro_batch
     smaller = min(reference, half) if reference else None
-    scoring = min(job.sizes.log_prob_micro_batch, half)
-    return replace(job, sizes=replace(job.sizes, log_prob_micro_batch=scoring, reference_micro_batch=smaller))
+    return _sized(job, log_prob_micro_batch=min(job.sizes.log_prob_micro_batch, half), reference_micro_batch=smaller)
 
 
 def _halve_scoring_tokens(job: Job, placement: Placement) -> Job | None:
@@ -353,7 +339,7 @@ def _halve_scoring_tokens(job: Job, placement: Placement) -> Job | None:
     less = max(least, now // 2)
     budgets = (job.sizes.log_prob_tokens, job.sizes.reference_tokens)
     scoring, reference = (each and min(each, less) for each in budgets)
-    return replace(job, sizes=replace(job.sizes, log_prob_tokens=scoring, reference_tokens=reference))
+    return _sized(job, log_prob_tokens=scoring, reference_tokens=reference)
 
 
 def _scoring(job: Job) -> int:
@@ -379,14 +365,10 @@ def _raise_utilization(job: Job, placement: Placement) -> Job | None:
 
 def _raise_parallel(job: Job, placement: Placement) -> Job | None:
     """The next tensor-parallel size that divides heads and cards."""
-    return next(
-        (
-            replace(job, tensor_parallel=size)
-            for size in range(job.tensor_parallel + 1, min(len(placement.infer), job.cards.per_node) + 1)
-            if parallel_fits_cards(job, placement, size)
-        ),
-        None,
-    )
+    most = min(len(placement.infer), job.cards.per_node)
+    sizes = (n for n in range(job.tensor_parallel + 1, most + 1) if parallel_fits_cards(job, placement, n))
+    larger = next(sizes, None)
+    return replace(job, tensor_parallel=larger) if larger else None
 
 
 def parallel_fits_cards(job: Job, placement: Placement, size: int) -> bool:
@@ -408,19 +390,11 @@ def _halve_response(job: Job, placement: Placement) -> Job | None:
     if response < _LEAST_RESPONSE:
         return None
     limit = job.sizes.max_model_len and min(job.sizes.max_model_len, job.sizes.prompt_length + response)
-    return _cut(job, response, limit)
-
-
-def _cut(job: Job, response: int, limit: int | None) -> Job:
-    """The job with shorter answers. A dynamic batch shrinks with them: else it would only hold more of them."""
-    sizes = replace(job.sizes, response_length=response, max_model_len=limit)
-    shorter = replace(job, sizes=sizes)
-    tokens = sizes.micro_tokens and max(_least_tokens(shorter), sizes.micro_tokens // 2)
-    scoring, reference = (
-        each and max(_least_tokens(shorter), each // 2) for each in (sizes.log_prob_tokens, sizes.reference_tokens)
-    )
-    budgets = replace(sizes, micro_tokens=tokens, log_prob_tokens=scoring, reference_tokens=reference)
-    return replace(shorter, sizes=budgets)
+    shorter = _sized(job, response_length=response, max_model_len=limit)
+    # A dynamic batch shrinks with the answers: else it would only hold more of them.
+    budgets = (job.sizes.micro_tokens, job.sizes.log_prob_tokens, job.sizes.reference_tokens)
+    micro, scoring, reference = (each and max(_least_tokens(shorter), each // 2) for each in budgets)
+    return _sized(shorter, micro_tokens=micro, log_prob_tokens=scoring, reference_tokens=reference)
 
 
 def _least_tokens(job: Job) -> int:

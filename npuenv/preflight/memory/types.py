@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,16 +150,9 @@ def ranges(cards: Iterable[int]) -> Iterator[tuple[int, int]]:
 
     Example: (0, 1, 2, 8, 9) -> (0, 2), (8, 9)
     """
-    first = last = None
-    for card in cards:
-        if last is not None and card == last + 1:
-            last = card
-            continue
-        if first is not None and last is not None:
-            yield first, last
-        first = last = card
-    if first is not None and last is not None:
-        yield first, last
+    for _, run in itertools.groupby(enumerate(cards), key=lambda pair: pair[1] - pair[0]):
+        numbers = [card for _, card in run]
+        yield numbers[0], numbers[-1]
 
 
 def written_cards(cards: Iterable[int], separator: str = ",") -> str:
@@ -283,7 +277,9 @@ def count(shape: ModelShape) -> int:
     sparse = shape.layers - shape.dense_layers if shape.experts else 0
     dense = (shape.layers - sparse) * 3 * shape.hidden * shape.intermediate
     layers = shape.layers * (_attention(shape) + 2 * shape.hidden)
-    return outer + layers + dense + sparse * _beside_experts(shape) + _experts(shape) + int(shape.vision)
+    expert = 3 * shape.hidden * shape.expert_intermediate
+    experts = sparse * (shape.experts * (shape.hidden + expert) + shape.experts_shared * expert)  # with their router
+    return outer + layers + dense + experts + int(shape.vision)
 
 
 def _attention(shape: ModelShape) -> int:
@@ -297,17 +293,6 @@ def _attention(shape: ModelShape) -> int:
     keys = shape.kv_heads * d
     bias = a * d + 2 * keys if shape.has_bias else 0
     return h * (2 * a * d + 2 * keys) + bias + (2 * d if shape.has_head_norm else 0)
-
-
-def _experts(shape: ModelShape) -> int:
-    """The parameters of all routed experts of all layers."""
-    sparse = shape.layers - shape.dense_layers if shape.experts else 0
-    return sparse * shape.experts * 3 * shape.hidden * shape.expert_intermediate
-
-
-def _beside_experts(shape: ModelShape) -> int:
-    """The router and the shared experts of one sparse layer."""
-    return shape.experts * shape.hidden + 3 * shape.experts_shared * shape.hidden * shape.expert_intermediate
 
 
 def _width(shape: ModelShape) -> int:

@@ -23,19 +23,21 @@ _POINTER = re.compile(r"\$\{(?:oc\.select:)?([A-Za-z_][\w.]*)(?:,\s*(.*))?\}")
 _MANDATORY = "???"
 _ACTOR = "actor_rollout_ref.actor"
 _APART = re.compile(r"\b(?:fully_async_policy|one_step_off_policy)\b")
+KEEP: Any = object()  # a problem's `to` where only the user can decide
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """What a rule found. "" and None: as its rule has it."""
 
-    keys: tuple[str, ...]  # the keys or variables at fault
-    args: dict[str, object]  # of the sentence
-    rule: str
-    severity: Severity | None
-    says: str  # the sentence `preflight_rules.<says>`
-    changes: tuple[Change, ...]
-    source: str
+    keys: tuple[str, ...]  # the keys or variables at fault, the deciding one first
+    args: dict[str, object]  # of the sentence; key and text (of the first key) and release are there anyway
+    to: Any = KEEP  # what the first key is to be instead; None: taken out
+    changes: tuple[Change, ...] = ()  # the same where more than one key changes, or another one
+    rule: str = ""
+    severity: Severity | None = None
+    says: str = ""  # the sentence `preflight_rules.<says>`
+    source: str = ""
 
 
 Judge = Callable[[Launch], Iterable[Problem]]
@@ -63,10 +65,18 @@ def rule(
     def register(judge: Judge) -> Judge:
         def complete(launch: Launch) -> Iterator[LaunchFinding]:
             for each in judge(launch):
+                first = each.keys[0] if each.keys else ""
                 settings = tuple(found for key in each.keys if (found := written(launch, key)) is not None)
-                says = Message(f"preflight_rules.{each.says or each.rule or id}", each.args)
+                text = next((setting.text for setting in settings if setting.key == first), "")
+                args = {"key": first, "text": text, "release": launch.release, **each.args}
+                shown = {name: arg.replace(UNKNOWN, "…") if isinstance(arg, str) else arg for name, arg in args.items()}
+                says = Message(f"preflight_rules.{each.says or each.rule or id}", shown)
+                changes = each.changes
+                if each.to is not KEEP:
+                    is_variable = first in launch.environ and first not in launch.settings
+                    changes = (Change(first, each.to, is_variable),)
                 name, weight = f"preflight.{each.rule or id}", each.severity or severity
-                yield launch_finding(name, weight, says, settings, each.source or source, each.changes)
+                yield launch_finding(name, weight, says, settings, each.source or source, changes)
 
         RULES.append(Rule(f"preflight.{id}", frameworks or BOTH, complete, is_trainers))
         return judge
@@ -76,16 +86,22 @@ def rule(
 
 def problem(
     *keys: str,
+    to: Any = KEEP,
+    changes: Iterable[Change] = (),
     rule: str = "",
     severity: Severity | None = None,
     says: str = "",
-    changes: Iterable[Change] = (),
     source: str = "",
     **args: object,
 ) -> Problem:
     """A problem of some keys or variables."""
-    shown = {name: each.replace(UNKNOWN, "…") if isinstance(each, str) else each for name, each in args.items()}
-    return Problem(keys, shown, rule, severity, says, tuple(changes), source)
+    return Problem(keys, args, to, tuple(changes), rule, severity, says, source)
+
+
+def uneven(key: str, size: int | None, cards: int | None, *others: str) -> Iterator[Problem]:
+    """A problem where a size does not divide the cards, with the largest size below it that does."""
+    if cards and size and cards % size:
+        yield problem(key, *others, to=divisor_below(cards, size), size=size, cards=cards)
 
 
 def written(launch: Launch, key: str) -> LaunchSetting | None:
@@ -232,6 +248,16 @@ def sequence_parallel(launch: Launch) -> tuple[str, int | None]:
     new = f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size"
     size = whole(launch, old, 1)
     return (new, whole(launch, new, 1)) if size == 1 else (old, size)
+
+
+def megatron_sizes(base: str) -> tuple[str, ...]:
+    """The keys of Megatron's tensor, pipeline and context parallelism."""
+    return tuple(f"{base}.{name}_parallel_size" for name in ("tensor_model", "pipeline_model", "context"))
+
+
+def product(launch: Launch, *keys: str) -> int | None:
+    """The product of sizes that are 1 unless something else is said; None where one is not known."""
+    return math.prod(whole(launch, key, 1) or 0 for key in keys) or None
 
 
 def roles(launch: Launch) -> tuple[str, ...]:

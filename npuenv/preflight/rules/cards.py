@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import ast
 import itertools
-import math
 from typing import TYPE_CHECKING, Any
 
 from npuenv.preflight.memory import find_model
 from npuenv.preflight.rules.base import (
+    KEEP,
     cards_of_machine,
     divisor_below,
     generates_apart,
     is_at_least,
+    megatron_sizes,
     problem,
+    product,
     roles,
     rule,
     sequence_parallel,
+    uneven,
     value,
     verl_cards,
     verl_rollout_cards,
     whole,
     written,
 )
-from npuenv.preflight.types import Change
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,8 +34,16 @@ if TYPE_CHECKING:
     from npuenv.preflight.types import Launch
 
 _MOST_CARDS = 65536  # a range beyond this is a slip, and its list is not made
+_SAMPLES = "ROLL Ascend samples (2026-04)"
+_GROUPS = "verl wheels: the engines take their cards in groups of this size; validate_config lets it pass"
 _ROLL = "alibaba/ROLL roll/configs/worker_config.py: device_mapping is evaluated, then counted"
+_EXPERTS = (
+    "Megatron-LM megatron/core/parallel_state.py, initialize_model_parallel: without a size of their own the experts"
+    " are cut as the rest is"
+)
+_BUNDLES = "alibaba/ROLL roll/distributed/scheduler/resource_manager.py: a bundle of cards for each node"
 _POOL = "verl: the resource pool waits for cards without a limit (notes of runs with 0.7.1)"
+_ROLL_PARALLEL = "actor_infer.strategy_args.strategy_config.tensor_parallel_size"
 _ON_CARDS = ("actor_train", "actor_infer")
 
 
@@ -107,8 +117,8 @@ def _device_mapping(launch: Launch) -> Iterator[Problem]:
         if setting is None or setting.is_open or setting.value is None or cards_of(launch, role):
             continue
         is_list = isinstance(setting.value, list) and all(type(card) is int for card in setting.value)
-        changes = (Change(key, str(setting.value)),) if is_list and setting.value else ()
-        yield problem(key, changes=changes, role=role, text=setting.text)
+        to = str(setting.value) if is_list and setting.value else KEEP
+        yield problem(key, to=to, role=role)
 
 
 @rule("device-duplicate", "roll", source=_ROLL)
@@ -116,9 +126,8 @@ def _device_duplicate(launch: Launch) -> Iterator[Problem]:
     for role, cards in _mappings(launch).items():
         twice = sorted({card for card in cards if cards.count(card) > 1})
         if twice:
-            key = f"{role}.device_mapping"
-            change = Change(key, _text(tuple(dict.fromkeys(cards))))
-            yield problem(key, changes=(change,), role=role, cards=tuple(twice))
+            once = _text(tuple(dict.fromkeys(cards)))
+            yield problem(f"{role}.device_mapping", to=once, role=role, cards=tuple(twice))
 
 
 def _text(cards: tuple[int, ...]) -> str:
@@ -143,36 +152,21 @@ def _device_beyond(launch: Launch) -> Iterator[Problem]:
     for role, cards in _mappings(launch).items():
         beyond = tuple(card for card in cards if card < 0 or (cards_there is not None and card >= cards_there))
         if beyond:
-            yield problem(
-                f"{role}.device_mapping",
-                role=role,
-                card=beyond[-1],
-                cards=cards_there if cards_there is not None else "-",
-            )
+            most = "-" if cards_there is None else cards_there
+            yield problem(f"{role}.device_mapping", role=role, card=beyond[-1], cards=most)
 
 
-@rule("device-overlap", "roll")
+@rule("device-overlap", "roll", source=f"{_SAMPLES}: training and inference on disjoint cards; alibaba/ROLL @5d1e3c3d")
 def _device_overlap(launch: Launch) -> Iterator[Problem]:
     """Cards that training and generation share: before 0.3.0 none may be, and later no part of both."""
     train, infer = set(cards_of(launch, "actor_train") or ()), set(cards_of(launch, "actor_infer") or ())
-    shared = tuple(sorted(train & infer))
-    if is_at_least(launch, "0.3.0") is not False:
-        if shared and min(train | infer) >= 0 and not (train <= infer or infer <= train):
-            yield problem(
-                "actor_infer.device_mapping",
-                "actor_train.device_mapping",
-                says="device-partly",
-                severity="warning",
-                cards=shared,
-                source="ROLL Ascend samples (2026-04): each shares all cards or none",
-            )
-    elif shared:
-        yield problem(
-            "actor_infer.device_mapping",
-            "actor_train.device_mapping",
-            cards=shared,
-            source="ROLL Ascend samples (2026-04): training and inference on disjoint cards; alibaba/ROLL @5d1e3c3d",
-        )
+    keys, shared = ("actor_infer.device_mapping", "actor_train.device_mapping"), tuple(sorted(train & infer))
+    if is_at_least(launch, "0.3.0") is False:
+        if shared:
+            yield problem(*keys, cards=shared)
+    elif shared and min(train | infer) >= 0 and not (train <= infer or infer <= train):
+        source = f"{_SAMPLES}: each shares all cards or none"
+        yield problem(*keys, says="device-partly", severity="warning", cards=shared, source=source)
 
 
 @rule("device-gap", "roll", source=_ROLL, severity="warning")
@@ -190,12 +184,8 @@ def _device_gap(launch: Launch) -> Iterator[Problem]:
 @rule("device-missing", "roll", source=_ROLL)
 def _device_missing(launch: Launch) -> Iterator[Problem]:
     for role in _ON_CARDS:
-        key = f"{role}.strategy_args.strategy_name"
-        if (
-            value(launch, key)
-            and value(launch, f"{role}.device_mapping") is None
-            and written(launch, f"{role}.device_mapping") is None
-        ):
+        key, mapping = f"{role}.strategy_args.strategy_name", f"{role}.device_mapping"
+        if value(launch, key) and value(launch, mapping) is None and written(launch, mapping) is None:
             yield problem(key, role=role)
 
 
@@ -207,34 +197,24 @@ def _cards_machine(launch: Launch) -> Iterator[Problem]:
         key = f"{pool}.{name}"
         requested = whole(launch, key, 8 if name == "n_gpus_per_node" else 1)
         if requested and most and requested > most:
-            yield problem(key, changes=(Change(key, most),), key=key, asked=requested, most=most)
+            yield problem(key, to=most, asked=requested, most=most)
     train, generate, most = verl_cards(launch), verl_rollout_cards(launch), cards_of_machine(launch.machine)
     if len(pools) > 1 and train and generate and most and max(train, generate) <= most < train + generate:
-        yield problem(
-            *[f"{pool}.{name}" for pool in pools for name in there],
-            says="cards-pools",
-            train=train,
-            generate=generate,
-            total=train + generate,
-            most=most,
-        )
+        keys, total = [f"{pool}.{name}" for pool in pools for name in there], train + generate
+        yield problem(*keys, says="cards-pools", train=train, generate=generate, total=total, most=most)
 
 
-@rule(
-    "cards-machine",
-    "roll",
-    source="alibaba/ROLL roll/distributed/scheduler/resource_manager.py: a bundle of cards for each node",
-)
+@rule("cards-machine", "roll", source=_BUNDLES)
 def _roll_cards_machine(launch: Launch) -> Iterator[Problem]:
     key, there = "num_gpus_per_node", launch.machine.cards_per_node
     requested = whole(launch, key)
     if any(_device_beyond(launch)):
         return  # the mappings are for a bigger machine, and that has been said
     if requested and there and requested > there:
-        yield problem(key, changes=(Change(key, there),), key=key, asked=requested, most=there)
+        yield problem(key, to=there, asked=requested, most=there)
 
 
-@rule("world-size", "roll", source="ROLL Ascend samples (2026-04): WORLD_SIZE is the number of nodes")
+@rule("world-size", "roll", source=f"{_SAMPLES}: WORLD_SIZE is the number of nodes")
 def _world_size(launch: Launch) -> Iterator[Problem]:
     setting, used = launch.environ.get("WORLD_SIZE"), _mappings(launch)
     if setting is None or setting.is_open or not used or not str(setting.value).isdigit():
@@ -243,105 +223,70 @@ def _world_size(launch: Launch) -> Iterator[Problem]:
     highest = max(card for cards in used.values() for card in cards)
     nodes = launch.machine.nodes or highest // per_node + 1
     if int(setting.value) > nodes and int(setting.value) % per_node == 0:
-        yield problem(
-            "WORLD_SIZE",
-            changes=(Change("WORLD_SIZE", str(nodes), is_variable=True),),
-            asked=setting.value,
-            nodes=nodes,
-        )
+        yield problem("WORLD_SIZE", to=str(nodes), asked=setting.value, nodes=nodes)
 
 
-@rule(
-    "tensor-parallel",
-    "verl",
-    source="verl wheels: the engines take their cards in groups of this size; validate_config lets it pass",
-)
+@rule("tensor-parallel", "verl", source=_GROUPS)
 def _verl_parallel(launch: Launch) -> Iterator[Problem]:
-    cards, key = verl_rollout_cards(launch), "actor_rollout_ref.rollout.tensor_model_parallel_size"
-    size = whole(launch, key, 2)
+    key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
     pool = "rollout" if generates_apart(launch) else "trainer"
-    if cards and size and cards % size:
-        change = Change(key, divisor_below(cards, size))
-        yield problem(key, f"{pool}.n_gpus_per_node", changes=(change,), key=key, size=size, cards=cards)
+    return uneven(key, whole(launch, key, 2), verl_rollout_cards(launch), f"{pool}.n_gpus_per_node")
 
 
 @rule("tensor-parallel", "roll", source=_ROLL)
 def _roll_parallel(launch: Launch) -> Iterator[Problem]:
-    for role, cards in _mappings(launch).items():
+    for (role, cards), model in itertools.product(_mappings(launch).items(), ("", "model_")):
         base = f"{role}.strategy_args.strategy_config"
-        for names in (
-            ("tensor_parallel_size", "pipeline_parallel_size"),
-            ("tensor_model_parallel_size", "pipeline_model_parallel_size"),
-        ):
-            key = f"{base}.{names[0]}"
-            size = (whole(launch, key, 1) or 1) * (whole(launch, f"{base}.{names[1]}", 1) or 1)
-            if written(launch, key) is not None and len(cards) % size:
-                change = Change(key, divisor_below(len(cards), whole(launch, key, 1) or 1))
-                yield problem(key, f"{role}.device_mapping", changes=(change,), key=key, size=size, cards=len(cards))
+        key = f"{base}.tensor_{model}parallel_size"
+        tensor, pipeline = whole(launch, key, 1) or 1, whole(launch, f"{base}.pipeline_{model}parallel_size", 1) or 1
+        if written(launch, key) is not None and len(cards) % (tensor * pipeline):
+            to, size = divisor_below(len(cards), tensor), tensor * pipeline
+            yield problem(key, f"{role}.device_mapping", to=to, size=size, cards=len(cards))
 
 
 @rule("heads", source="vllm-project/vllm vllm/config: total number of attention heads must be divisible")
 def _heads(launch: Launch) -> Iterator[Problem]:
     """A group of cards shares out a layer's attention heads evenly, or the engine does not start."""
-    model_key, role = (
-        ("actor_rollout_ref.model.path", "actor_rollout_ref.rollout")
-        if launch.framework == "verl"
-        else ("pretrain", "actor_infer.strategy_args.strategy_config")
-    )
-    key = f"{role}.tensor_model_parallel_size" if launch.framework == "verl" else f"{role}.tensor_parallel_size"
+    is_verl = launch.framework == "verl"
+    model_key = "actor_rollout_ref.model.path" if is_verl else "pretrain"
+    key = "actor_rollout_ref.rollout.tensor_model_parallel_size" if is_verl else _ROLL_PARALLEL
     name, size = value(launch, model_key), whole(launch, key, 1)
     if not size or size == 1 or not isinstance(name, str) or written(launch, model_key) is None:
         return
-    cards = verl_rollout_cards(launch) if launch.framework == "verl" else len(cards_of(launch, "actor_infer") or ())
+    cards = verl_rollout_cards(launch) if is_verl else len(cards_of(launch, "actor_infer") or ())
     if cards and cards % size:
         return  # another rule has said so
     heads = find_model(name).heads
     if heads and heads % size:
-        yield problem(
-            key, model_key, changes=(Change(key, divisor_below(heads, size)),), size=size, heads=heads, model=name
-        )
+        yield problem(key, model_key, to=divisor_below(heads, size), size=size, heads=heads, model=name)
 
 
 @rule("sequence-parallel", "verl", source="verl wheels: verl/workers/fsdp_workers.py, device mesh dp x sp")
 def _ulysses(launch: Launch) -> Iterator[Problem]:
-    cards, (key, size) = verl_cards(launch), sequence_parallel(launch)
-    if cards and size and size > 1 and cards % size:
-        yield problem(
-            key, "trainer.n_gpus_per_node", changes=(Change(key, divisor_below(cards, size)),), size=size, cards=cards
-        )
+    key, size = sequence_parallel(launch)
+    return uneven(key, size, verl_cards(launch), "trainer.n_gpus_per_node")
 
 
-@rule("megatron-parallel", "verl")
+@rule("megatron-parallel", "verl", source="verl wheels 0.7.1, 0.9.1: verl/utils/config.py, validate_config")
 def _megatron_parallel(launch: Launch) -> Iterator[Problem]:
     """tensor x pipeline x context of Megatron's training, which share the cards out."""
     cards, base = verl_cards(launch), "actor_rollout_ref.actor.megatron"
     if value(launch, "actor_rollout_ref.actor.strategy") != "megatron" or not cards:
         return
-    keys = tuple(f"{base}.{name}_parallel_size" for name in ("tensor_model", "pipeline_model", "context"))
-    size = math.prod(whole(launch, key, 1) or 0 for key in keys)
-    if not size:
+    keys = megatron_sizes(base)
+    size = product(launch, *keys)
+    if size is None:
         return  # one of them is not known
     if cards % size:
-        yield problem(
-            *keys, size=size, cards=cards, source="verl wheels 0.7.1, 0.9.1: verl/utils/config.py, validate_config"
-        )
-    experts = whole(launch, f"{base}.expert_model_parallel_size", 1) or 1
-    inside = whole(launch, f"{base}.expert_tensor_parallel_size") or whole(launch, keys[0], 1) or 1
-    pipeline = whole(launch, keys[1], 1) or 1
-    if cards % size == 0 and cards % (experts * inside * pipeline):
-        yield problem(
-            f"{base}.expert_model_parallel_size",
-            f"{base}.expert_tensor_parallel_size",
-            *keys[:2],
-            says="megatron-experts",
-            experts=experts,
-            inside=inside,
-            pipeline=pipeline,
-            size=experts * inside * pipeline,
-            cards=cards,
-            source="Megatron-LM megatron/core/parallel_state.py, initialize_model_parallel: without a size of their"
-            " own the experts are cut as the rest is",
-        )
+        yield problem(*keys, size=size, cards=cards)
+        return
+    expert, inner = f"{base}.expert_model_parallel_size", f"{base}.expert_tensor_parallel_size"
+    tensor, pipeline = whole(launch, keys[0], 1) or 1, whole(launch, keys[1], 1) or 1
+    experts, inside = whole(launch, expert, 1) or 1, whole(launch, inner) or tensor
+    size = experts * inside * pipeline
+    if cards % size:
+        parts: dict[str, Any] = {"experts": experts, "inside": inside, "pipeline": pipeline, "cards": cards}
+        yield problem(expert, inner, *keys[:2], says="megatron-experts", source=_EXPERTS, size=size, **parts)
 
 
 @rule("shard-size", source="verl wheels: verl/workers/fsdp_workers.py, create_device_mesh")
@@ -349,9 +294,7 @@ def _shard_size(launch: Launch) -> Iterator[Problem]:
     for key, cards in _sharded(launch):
         size = whole(launch, key)  # -1, all cards, is no whole number of cards
         if cards and size and size < cards and cards % size:
-            yield problem(
-                key, changes=(Change(key, -1 if launch.framework == "verl" else cards),), size=size, cards=cards
-            )
+            yield problem(key, to=-1 if launch.framework == "verl" else cards, size=size, cards=cards)
 
 
 def _sharded(launch: Launch) -> Iterator[tuple[str, int | None]]:

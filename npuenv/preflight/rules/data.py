@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.files import read_bytes
 from npuenv.preflight import limits
-from npuenv.preflight.rules.base import is_true, matching, problem, rule, value
+from npuenv.preflight.rules.base import KEEP, is_true, matching, problem, rule, value
 from npuenv.preflight.types import Change
 
 if TYPE_CHECKING:
@@ -32,26 +32,20 @@ _ROLL_FILES = ("actor_train.data_args.file_name", "validation.data_args.file_nam
 _REWARDS = ("custom_reward_function", "reward.custom_reward_function")
 _MOST_FOOTER = 1 << 24  # bytes; a footer above this is no footer
 _COLUMNS = ("prompt", "data_source", "reward_model")
+_DATASET = "verl wheels 0.5.0 to 0.9.1: verl/utils/dataset/rl_dataset.py"
+_MANAGERS = "verl wheels 0.7.1, 0.9.1: reward managers pass data_source and extra_info"
+_SANDBOX = "alibaba/ROLL roll/pipeline/rlvr/rlvr_config.py: use_local; ROLL samples, sample 3"
+_PRIME = "verl wheels: verl/utils/reward_score/prime_code runs answers in local processes"
 _OWN_SCORES = re.compile(r"verl/utils/reward_score/(?!__init__)\w+\.py$")
 
 
-def _as_paths(found: object) -> list[str]:
-    if isinstance(found, (list, tuple)):
-        return [path for path in found if isinstance(path, str)]
-    return [found] if isinstance(found, str) else []
-
-
-def _is_local(path: str) -> bool:
-    """Whether a text is a path of this machine rather than a model's name or an address."""
-    return path.startswith(("/", "~", "./", "../")) and "${" not in path
-
-
 def _written_paths(launch: Launch) -> Iterator[tuple[str, str]]:
+    """The keys with paths of this machine, rather than a model's name or an address."""
     for key in (*_FILES, *_PATHS, *_ROLL_FILES, "pretrain", "reward_pretrain"):
         setting = launch.settings.get(key)
         if setting is not None and not setting.is_open:
-            for path in _as_paths(setting.value):
-                if _is_local(path):
+            for path in setting.value if isinstance(setting.value, (list, tuple)) else (setting.value,):
+                if isinstance(path, str) and path.startswith(("/", "~", "./", "../")) and "${" not in path:
                     yield key, path
 
 
@@ -59,14 +53,10 @@ def _written_paths(launch: Launch) -> Iterator[tuple[str, str]]:
 def _missing(launch: Launch) -> Iterator[Problem]:
     for key, path in _written_paths(launch) if launch.machine.is_here else ():
         if not os.path.exists(os.path.expanduser(path)):
-            yield problem(key, key=key, path=path)
+            yield problem(key, path=path)
 
 
-@rule(
-    "columns",
-    "verl",
-    source="verl wheels 0.5.0 to 0.9.1: verl/utils/dataset/rl_dataset.py; the reward reads them later",
-)
+@rule("columns", "verl", source=f"{_DATASET}; the reward reads them later")
 def _columns(launch: Launch) -> Iterator[Problem]:
     for key, path in _written_paths(launch) if launch.machine.is_here else ():
         if key not in _FILES or not path.endswith(".parquet"):
@@ -95,21 +85,18 @@ def _footer(path: Path) -> bytes:
         return b""
 
 
-@rule("reward-function", "verl", source="verl wheels 0.7.1, 0.9.1: reward managers pass data_source and extra_info")
+@rule("reward-function", "verl", source=_MANAGERS)
 def _reward_function(launch: Launch) -> Iterator[Problem]:
     """A function of verl's own takes (solution, truth); reward managers call with data_source and extra_info."""
     for base in _REWARDS:
         key = f"{base}.path"
         path = value(launch, key)
         if isinstance(path, str) and key in launch.settings and _OWN_SCORES.search(path):
-            changes = (
-                Change(key, None),
-                *((Change(f"{base}.name", None),) if f"{base}.name" in launch.settings else ()),
-            )
+            changes = [Change(each, None) for each in (key, f"{base}.name") if each in launch.settings]
             yield problem(key, f"{base}.name", changes=changes, path=path)
 
 
-@rule("reward-signature", "verl", source="verl wheels 0.7.1, 0.9.1: reward managers pass data_source and extra_info")
+@rule("reward-signature", "verl", source=_MANAGERS)
 def _reward_signature(launch: Launch) -> Iterator[Problem]:
     """The user's own function, read and never run."""
     for base in _REWARDS if launch.machine.is_here else ():
@@ -129,54 +116,31 @@ def _lacking(path: Path, name: str) -> tuple[str, ...]:
         tree = ast.parse(read_bytes(path, limits.BYTES))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # of whatever file the launch names
         return ()
-    found = [
-        node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name
-    ]
-    if not found:
-        bound = {
-            alias.asname or alias.name
-            for node in tree.body
-            if isinstance(node, (ast.Import, ast.ImportFrom))
-            for alias in node.names
-        }
-        names = {
-            target.id
-            for node in tree.body
-            if isinstance(node, ast.Assign)
-            for target in node.targets
-            if isinstance(target, ast.Name)
-        }
-        return () if name in bound | names or "*" in bound else (name,)
-    arguments = found[-1].args
-    if arguments.kwarg is not None:
-        return ()
+    functions = {node.name: node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    if name not in functions:
+        imports = (node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom)))
+        bound = {alias.asname or alias.name for node in imports for alias in node.names}
+        targets = (target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets)
+        bound |= {target.id for target in targets if isinstance(target, ast.Name)}
+        return () if {name, "*"} & bound else (name,)
+    arguments = functions[name].args
     takes = {argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)}
-    return tuple(
-        argument for argument in ("data_source", "solution_str", "ground_truth", "extra_info") if argument not in takes
-    )
+    passed = ("data_source", "solution_str", "ground_truth", "extra_info")
+    return () if arguments.kwarg else tuple(each for each in passed if each not in takes)
 
 
-@rule(
-    "code-reward",
-    "roll",
-    source="alibaba/ROLL roll/pipeline/rlvr/rlvr_config.py: use_local; ROLL samples, sample 3",
-    severity="warning",
-)
+@rule("code-reward", "roll", source=_SANDBOX, severity="warning")
 def _roll_code(launch: Launch) -> Iterator[Problem]:
     """`use_local` is true unless it is written."""
     for setting in matching(launch, "rewards.*.worker_cls"):
         base = setting.key.removesuffix(".worker_cls")
-        if "codesandbox" in str(setting.value).casefold() and is_true(launch, f"{base}.use_local", default=True):
-            changes = (Change(f"{base}.use_local", False),) if value(launch, f"{base}.code_url") else ()
-            yield problem(f"{base}.use_local", setting.key, changes=changes, reward=base)
+        key = f"{base}.use_local"
+        if "codesandbox" in str(setting.value).casefold() and is_true(launch, key, default=True):
+            to = False if value(launch, f"{base}.code_url") else KEEP
+            yield problem(key, setting.key, to=to, reward=base)
 
 
-@rule(
-    "code-reward",
-    "verl",
-    source="verl wheels: verl/utils/reward_score/prime_code runs answers in local processes",
-    severity="warning",
-)
+@rule("code-reward", "verl", source=_PRIME, severity="warning")
 def _verl_code(launch: Launch) -> Iterator[Problem]:
     for base, sandbox in (
         ("reward_model.reward_manager", "sandbox_fusion.url"),

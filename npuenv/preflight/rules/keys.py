@@ -11,13 +11,14 @@ from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import all_names, configs_of, fields_of, is_recorded, programs_of, roll_names, tables_beside
 from npuenv.matrix.rows import MovedKey
 from npuenv.preflight.calls import module_of
-from npuenv.preflight.releases import program_config
-from npuenv.preflight.rules.base import is_at_least, nearest, problem, rule
+from npuenv.preflight.configs import program_config
+from npuenv.preflight.rules.base import KEEP, is_at_least, nearest, problem, rule
 from npuenv.preflight.types import Change
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from npuenv.core.finding import Severity
     from npuenv.matrix.keys import KeyTable
     from npuenv.preflight.rules.base import Problem
     from npuenv.preflight.types import Launch, LaunchSetting
@@ -29,6 +30,7 @@ _ROLLS_OWN = re.compile(r"config/(traj_envs|step_envs|deepspeed_zero\w*)(?:\.ya?
 # Below this everything goes to ray.init as it is; two keys of it are in the table.
 _RAY_INIT = re.compile(r"(?:ray_kwargs\.)?ray_init\.(?!num_cpus$|timeline_json_file$)")
 _GROUPS = "verl/trainer/config/"
+_FREE = ("hydra", "defaults", "custom_envs", "system_envs", "tracker_kwargs", "checkpoint_config")
 _NOISE = "trainer.noise_injection"
 # A key that ROLL has under another name.
 _ROLL_NAMES = {"flash_attn": "attn_implementation", "use_flash_attn": "attn_implementation", "torch_dtype": "dtype"}
@@ -67,7 +69,7 @@ class _UnknownKey:
     setting: LaunchSetting
     names: frozenset[str]  # of the release, or of both that it lies between
     lacking: tuple[str, ...]  # the releases that do not have it
-    is_refused: bool  # Hydra ends the launch: the release is recorded, or lies between two that both refuse the key
+    severity: Severity  # error: Hydra ends the launch, of a recorded release or between two that both refuse the key
 
 
 def _unknown(launch: Launch) -> Iterator[_UnknownKey]:
@@ -93,8 +95,8 @@ def not_in_table(launch: Launch) -> Iterator[_UnknownKey]:
             continue  # a key of the user's own, below one that takes such keys
         lacking = tuple(table.release for table in tables if not _is_known(key, table.names))
         if lacking and not _is_hydras(key) and not key.startswith(_NOISE):
-            is_sure = len(lacking) == 2 or _has_own_table(launch)
-            yield _UnknownKey(setting, names, lacking, is_sure and not is_added)
+            is_refused = not is_added and (len(lacking) == 2 or _has_own_table(launch))
+            yield _UnknownKey(setting, names, lacking, "error" if is_refused else "warning")
 
 
 @functools.cache
@@ -107,13 +109,6 @@ def moves() -> tuple[MovedKey, ...]:
         if old
     ]
     return (*load_matrix().moved_keys, *rendered)
-
-
-def _moved_row(launch: Launch, key: str) -> MovedKey | None:
-    for row in moves():
-        if row.framework == launch.framework and (key == row.old or key.startswith(f"{row.old}.")):
-            return row
-    return None
 
 
 def _other_name(launch: Launch, key: str, names: frozenset[str]) -> str | None:
@@ -140,22 +135,15 @@ def _key_moved(launch: Launch) -> Iterator[Problem]:
             continue
         # Where the new key is written too, its value is the user's choice for this release.
         is_new = renamed is not None and renamed not in launch.settings
-        change = (
-            Change(renamed, setting.value, renames=setting.key) if renamed and is_new else Change(setting.key, None)
-        )
-        yield problem(
-            setting.key,
-            says="" if renamed else "key-gone",
-            severity="error" if each.is_refused else "warning",
-            changes=(change,),
-            key=setting.key,
-            release=launch.release,
-            **{"new": renamed} if renamed else {},
-        )
+        moved = Change(renamed, setting.value, renames=setting.key) if renamed and is_new else None
+        changes, says = (moved or Change(setting.key, None),), "" if renamed else "key-gone"
+        yield problem(setting.key, says=says, severity=each.severity, changes=changes, new=renamed or "-")
 
 
 def _is_gone(launch: Launch, key: str) -> bool:
-    row = _moved_row(launch, key)
+    """Whether a row says that nothing stands in the key's place, or another release has it."""
+    rows = (row for row in moves() if row.framework == launch.framework)
+    row = next((row for row in rows if key == row.old or key.startswith(f"{row.old}.")), None)
     return (row is not None and not row.new) or key in all_names("verl")
 
 
@@ -169,14 +157,8 @@ def _key_between(launch: Launch) -> Iterator[Problem]:
     """A key that only one of the two releases has between which the launch's lies."""
     for each in _unknown(launch):
         if _is_between(launch, each) and not launch.is_added(each.setting.key):
-            yield problem(
-                each.setting.key,
-                says="key-between",
-                key=each.setting.key,
-                lacks=each.lacking[0],
-                has=next(table.release for table in _tables(launch) if table.release not in each.lacking),
-                release=launch.release,
-            )
+            has = next(table.release for table in _tables(launch) if table.release not in each.lacking)
+            yield problem(each.setting.key, says="key-between", lacks=each.lacking[0], has=has)
 
 
 @rule("key-unknown", "verl", source=_HYDRA)
@@ -195,21 +177,8 @@ def _key_unknown(launch: Launch) -> Iterator[Problem]:
         # A value goes to no other place by a guess: what is right for one part can break another.
         is_meant = near is not None and not is_taken and is_slip(setting.key, near)
         changes = (Change(near, setting.value, renames=setting.key),) if near and is_meant else ()
-        yield problem(
-            setting.key,
-            says=_says(near, is_taken, is_added),
-            changes=changes,
-            key=setting.key,
-            near=near or "-",
-            release=launch.release,
-            severity="error" if each.is_refused else "warning",
-        )
-
-
-def _says(near: str | None, is_taken: bool, is_added: bool) -> str:
-    if near:
-        return "key-near-set" if is_taken else "key-near"
-    return "key-unread" if is_added else "key-unknown"
+        says = ("key-near-set" if is_taken else "key-near") if near else "key-unread" if is_added else "key-unknown"
+        yield problem(setting.key, says=says, changes=changes, near=near or "-", severity=each.severity)
 
 
 def _is_own(launch: Launch, setting: LaunchSetting) -> bool:
@@ -234,15 +203,7 @@ def _key_own(launch: Launch, setting: LaunchSetting) -> Iterator[Problem]:
     """Says aloud that a key which was forced in may do nothing: code of the user's own may read it, verl's does not."""
     is_verls = any(row.adds(setting.key) for row in load_matrix().launch_keys)
     if not is_verls and not _is_read(launch, setting.key) and not launch.missing_files:
-        yield problem(
-            setting.key,
-            rule="key-unknown",
-            says="key-own",
-            severity="note",
-            key=setting.key,
-            release=launch.release,
-            source=TABLE,
-        )
+        yield problem(setting.key, rule="key-unknown", says="key-own", severity="note", source=TABLE)
 
 
 def _near(key: str, names: frozenset[str]) -> str | None:
@@ -264,21 +225,17 @@ def is_slip(key: str, near: str, cutoff: float = 0.7) -> bool:
 @rule("key-exists", "verl", source="hydra-core 1.3: Could not append to config")
 def _key_exists(launch: Launch) -> Iterator[Problem]:
     tables = () if has_own_keys(launch) else _tables(launch)
-    is_sure = len(tables) == 2 or _has_own_table(launch)
-    for setting in launch.settings.values() if tables else ():
-        standing = [table.defaults.get(setting.key) for table in tables]
-        if (
-            setting.mark == "+"
-            and not any(old is None or isinstance(old, (dict, list)) for old in standing)
-            and not isinstance(setting.value, (dict, list))
-        ):
-            yield problem(
-                setting.key,
-                severity="error" if is_sure else "warning",
-                changes=(Change(setting.key, setting.value, renames=setting.key),),
-                key=setting.key,
-                release=launch.release,
-            )
+    added = [each for each in launch.settings.values() if each.mark == "+"] if tables else []
+    for setting in added:
+        values = (setting.value, *(table.defaults.get(setting.key) for table in tables))
+        if None not in values[1:] and not any(isinstance(each, (dict, list)) for each in values):
+            changes = (Change(setting.key, setting.value, renames=setting.key),)
+            yield problem(setting.key, severity=_severity(launch, tables), changes=changes)
+
+
+def _severity(launch: Launch, tables: tuple[KeyTable, ...]) -> Severity:
+    """An error where the launch's release is recorded, or lies between two that are."""
+    return "error" if len(tables) == 2 or _has_own_table(launch) else "warning"
 
 
 @rule("noise-injection", "verl", source="verl wheels 0.4.1 to 0.9.1: no reader of trainer.noise_injection")
@@ -294,7 +251,7 @@ def _mandatory(launch: Launch) -> Iterator[Problem]:
     key = "actor_rollout_ref.rollout.name"
     is_unset = key not in launch.settings and not launch.is_open(key)
     if is_unset and any(table.defaults.get(key) == "???" for table in _tables(launch)[:1]):
-        yield problem(changes=(Change(key, "vllm"),), key=key, release=launch.release)
+        yield problem(changes=(Change(key, "vllm"),), key=key)
 
 
 @rule("key-dropped", "roll", source=_DROPPED)
@@ -307,18 +264,15 @@ def _roll_dropped(launch: Launch) -> Iterator[Problem]:
         near = _ROLL_NAMES.get(name) if part == "model_args" else nearest(name, fields_of(part), 0.86)
         if near and f"{where}{near}" not in launch.settings:
             change = Change(f"{where}{near}", setting.value, renames=key)
-            yield problem(key, severity="warning", changes=(change,), key=key, near=f"{where}{near}")
+            yield problem(key, severity="warning", changes=(change,), near=f"{where}{near}")
         elif part in ("model_args", "data_args", "worker"):
-            yield problem(key, says="key-dropped-only", severity="note", key=key)
+            yield problem(key, says="key-dropped-only", severity="note")
 
 
 def part_of(key: str) -> tuple[str, str, str]:
     """(part of the configuration, name in it, what stands before the name) of a ROLL key; "" where anything goes."""
     parts = key.split(".")
-    if (
-        parts[0] in ("hydra", "defaults", "custom_envs", "system_envs", "tracker_kwargs", "checkpoint_config")
-        or "@" in key
-    ):
+    if parts[0] in _FREE or "@" in key:
         return "", "", ""
     if len(parts) == 1:
         return "top", parts[0], ""
@@ -332,43 +286,26 @@ def part_of(key: str) -> tuple[str, str, str]:
     return parts[start], parts[-1], ".".join(parts[:-1]) + "."
 
 
-def _config_name(file: str) -> str:
-    return file.rpartition("/")[2].removesuffix(".yaml")
-
-
-def _config_near(file: str) -> str | None:
-    """The name among verl's configurations, of any release, that is the file's or nearly it."""
-    return nearest(_config_name(file), {each.rpartition("/")[2] for each in configs_of("verl")}, 0.85)
-
-
-@rule("defaults-missing")
+@rule("defaults-missing", source="hydra-core 1.3: Could not load")
 def _defaults_missing(launch: Launch) -> Iterator[Problem]:
     """`${deepspeed_zero3}` of a fragment whose `defaults:` are not there."""
+    verls = configs_of("verl") if launch.missing_files and launch.framework == "verl" else ()
     for file in launch.missing_files:
-        near = _config_near(file) if launch.framework == "verl" else None
-        if near == _config_name(file):
+        name = file.rpartition("/")[2].removesuffix(".yaml")
+        near = nearest(name, {each.rpartition("/")[2] for each in verls}, 0.85)
+        if near == name:
             continue  # it comes with the package
         # These lie in ROLL's tree, into which a YAML may still be copied; DeepSpeed's are gone from 0.3.0 on.
         own = _ROLLS_OWN.search(file) if launch.framework == "roll" else None
         is_there = own is not None and not (own.group(1).startswith("deepspeed") and is_at_least(launch, "0.3.0"))
-        yield problem(
-            says="config-near" if near else "",
-            severity="note" if is_there else "error",
-            file=file,
-            near=near or "-",
-            source="hydra-core 1.3: Could not load",
-        )
+        severity: Severity = "note" if is_there else "error"
+        yield problem(says="config-near" if near else "", severity=severity, file=file, near=near or "-")
     tops = {key.split(".")[0] for key in launch.settings}
     for key, setting in launch.settings.items() if not launch.missing_files else ():
-        name = re.fullmatch(r"\$\{([A-Za-z_]\w*)(?:\.[\w.]+)?\}", setting.text.strip().strip("'\""))
-        if setting.is_open and not setting.is_shells and name and name.group(1) not in tops:
-            yield problem(
-                key,
-                says="interpolation-missing",
-                key=key,
-                name=name.group(1),
-                source="omegaconf: Interpolation key not found",
-            )
+        target = re.fullmatch(r"\$\{([A-Za-z_]\w*)(?:\.[\w.]+)?\}", setting.text.strip().strip("'\""))
+        if setting.is_open and not setting.is_shells and target and target[1] not in tops:
+            source = "omegaconf: Interpolation key not found"
+            yield problem(key, says="interpolation-missing", name=target[1], source=source)
 
 
 @rule("program", "verl", source=f"{TABLE}: modules with hydra.main")
@@ -387,18 +324,10 @@ def _group(launch: Launch) -> Iterator[Problem]:
         return
     tables = _tables(launch)
     configs = frozenset[str]().union(*(table.configs for table in tables))
-    is_sure = len(tables) == 2 or _has_own_table(launch)
     for key, setting in launch.settings.items():
         folder = f"{_GROUPS}{key.partition('@')[0]}/"
         known = sorted(each.removeprefix(folder) for each in configs if folder in each)
         is_choice = known and isinstance(setting.value, str) and not setting.is_open and setting.mark != "~"
         if is_choice and setting.value not in known:
-            near = nearest(setting.value, known)
-            yield problem(
-                key,
-                severity="error" if is_sure else "warning",
-                changes=(Change(key, near),) if near else (),
-                key=key,
-                text=setting.text,
-                values=tuple(known),
-            )
+            to = nearest(setting.value, known) or KEEP
+            yield problem(key, to=to, severity=_severity(launch, tables), values=tuple(known))

@@ -177,10 +177,8 @@ def roll_lengths(launch: Launch) -> tuple[int, int] | None:
     """Tokens of the longest prompt and answer. A trajectory is one sequence of several turns: what is not the last
     answer counts as its prompt. None where a length is not known."""
     if is_agentic(launch):
-        sequence, response = (
-            whole(launch, "sequence_length"),
-            whole(launch, "actor_infer.generating_args.max_new_tokens"),
-        )
+        sequence = whole(launch, "sequence_length")
+        response = whole(launch, "actor_infer.generating_args.max_new_tokens")
         return (sequence - response, response) if sequence and response else None
     prompt, response = whole(launch, "prompt_length", 1024), whole(launch, "response_length")
     return (prompt, response) if prompt and response else None
@@ -240,11 +238,10 @@ def job_of(launch: Launch) -> tuple[Job, Placement] | None:
 
 
 def _verl(launch: Launch) -> tuple[Job, Placement] | None:
-    model, count = _model(launch, "actor_rollout_ref.model.path"), verl_cards(launch)
+    model, count = _model(launch, f"{_MODEL}.path"), verl_cards(launch)
     is_dynamic = is_true(launch, f"{_ACTOR}.use_dynamic_bsz")
     is_known = (
-        model is not None
-        and value(launch, f"{_ACTOR}.strategy", "fsdp") in ("fsdp", "fsdp2")
+        value(launch, f"{_ACTOR}.strategy", "fsdp") in ("fsdp", "fsdp2")
         and value(launch, f"{_ROLLOUT}.name") == "vllm"
         and (is_dynamic or whole(launch, f"{_ACTOR}.ppo_micro_batch_size_per_gpu"))
         and number(launch, f"{_ROLLOUT}.gpu_memory_utilization", 0.5)
@@ -289,9 +286,8 @@ def _memory(launch: Launch) -> Iterator[Problem]:
     found = job_of(launch)
     if found is None:
         return
-
     job, placement = found
-    if launch.framework == "roll" and job.engine != "fsdp2" and set(placement.train) & set(placement.infer):
+    if launch.framework == "roll" and job.engine != "fsdp2" and placement.layout == "colocated":
         return  # the release refuses to share cards at all
     try:
         outcome = estimate(job, placement)
@@ -299,18 +295,11 @@ def _memory(launch: Launch) -> Iterator[Problem]:
         return  # a number that is none: the rules about values speak of it
     # Without a peak it is the layout that is impossible, not the amount.
     if outcome.verdict == "infeasible" and outcome.peak_gib > outcome.memory_gib:
-        keys = (
-            f"{_ACTOR}.ppo_max_token_len_per_gpu"
-            if job.sizes.micro_tokens
-            else f"{_ACTOR}.ppo_micro_batch_size_per_gpu",
-            f"{_ROLLOUT}.gpu_memory_utilization",
-            "actor_rollout_ref.model.path",
-            "pretrain",
-            "actor_train.training_args.per_device_train_batch_size",
-        )
-        yield problem(
-            *keys, changes=_relief(launch, job, placement), reason=outcome.says[0], advice=outcome.advice or "-"
-        )
+        update = f"{_ACTOR}.ppo_{'max_token_len' if job.sizes.micro_tokens else 'micro_batch_size'}_per_gpu"
+        verls = (update, f"{_ROLLOUT}.gpu_memory_utilization", f"{_MODEL}.path")
+        keys = (*verls, "pretrain", "actor_train.training_args.per_device_train_batch_size")
+        changes = _relief(launch, job, placement)
+        yield problem(*keys, changes=changes, reason=outcome.says[0], advice=outcome.advice or "-")
 
 
 def _relief(launch: Launch, job: Job, placement: Placement) -> tuple[Change, ...]:
@@ -373,20 +362,12 @@ def _memory_unjudged(launch: Launch) -> Iterator[Problem]:
     """Says aloud that nothing was estimated, where the cards are all that is missing."""
     machine = launch.machine
     if machine.memory_gib is not None and machine.hardware is not None:
-        key = "actor_rollout_ref.actor.strategy"
+        key = f"{_ACTOR}.strategy"
         if launch.framework == "verl" and launch.release and value(launch, key) == "megatron":
             yield problem(key, says="memory-megatron", source="npuenv.preflight.memory: FSDP and DeepSpeed")
         return
     known = replace(machine, memory_gib=machine.memory_gib or 64.0, hardware=machine.hardware or "a2")
     if job_of(replace(launch, machine=known)) is not None:
-        yield problem(
-            options=tuple(
-                option
-                for option, is_said in (
-                    ("--hardware a2", machine.hardware is not None),
-                    ("--card-memory 64", machine.memory_gib is not None),
-                )
-                if not is_said
-            ),
-            source="npuenv.preflight.memory: needs the cards' memory",
-        )
+        options = {"--hardware a2": machine.hardware, "--card-memory 64": machine.memory_gib}
+        lacking = tuple(option for option, said in options.items() if said is None)
+        yield problem(options=lacking, source="npuenv.preflight.memory: needs the cards' memory")

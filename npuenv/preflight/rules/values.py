@@ -8,18 +8,18 @@ from __future__ import annotations
 import functools
 import math
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import known_releases, nearest_release, releases_beside
-from npuenv.preflight.rules.base import BOTH, as_number, is_at_least, matching, nearest, problem, rule, value
+from npuenv.preflight.rules.base import BOTH, KEEP, as_number, is_at_least, matching, nearest, problem, rule, value
 from npuenv.preflight.rules.keys import TABLE, has_own_keys, not_in_table
-from npuenv.preflight.types import Change
 from npuenv.preflight.yaml_text import scalar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from npuenv.core.finding import Severity
     from npuenv.matrix.rows import Bound, Choice, RefusedValue
     from npuenv.preflight.rules.base import Problem
     from npuenv.preflight.types import Launch, LaunchSetting
@@ -30,30 +30,18 @@ _ANYTHING = re.compile(r"(?:^data\.(?:train|val)_files|_name|_dir|_path)$")  # n
 
 
 @rule("release", severity="note")
-def _release_unknown(launch: Launch) -> Iterator[Problem]:
-    if nearest_release(launch.framework, launch.release) is None:
-        yield problem(
-            framework=launch.framework,
-            known=known_releases(launch.framework),
-            source=f"npuenv/matrix/keys/{launch.framework}.toml",
-        )
-
-
-@rule("release", severity="note")
-def _release_near(launch: Launch) -> Iterator[Problem]:
-    """Says aloud that another release's keys speak for this one."""
-    known = nearest_release(launch.framework, launch.release)
+def _release(launch: Launch) -> Iterator[Problem]:
+    """Says aloud that no release's keys, or those of another one, speak for this one."""
+    framework, known = launch.framework, nearest_release(launch.framework, launch.release)
+    source = f"npuenv/matrix/keys/{framework}.toml"
+    if known is None:
+        yield problem(framework=framework, known=known_releases(framework), source=source)
     if launch.checkout is not None:
-        path, release = launch.checkout.checkout, launch.release
-        yield problem(says="release-checkout", source=path, path=path, release=release)
+        path = launch.checkout.checkout
+        yield problem(says="release-checkout", source=path, path=path)
     elif known is not None and (launch.release_name or known != launch.release):
-        yield problem(
-            says="release-near",
-            framework=launch.framework,
-            release=launch.release_name or launch.release,
-            known=releases_beside(launch.framework, launch.release),
-            source=f"npuenv/matrix/keys/{launch.framework}.toml",
-        )
+        beside, release = releases_beside(framework, launch.release), launch.release_name or launch.release
+        yield problem(says="release-near", source=source, framework=framework, release=release, known=beside)
 
 
 @rule("key-unknown", "verl", source=TABLE, severity="note")
@@ -93,20 +81,14 @@ def _refused(rows: Sequence[RefusedValue], launch: Launch) -> Iterator[Problem]:
 
 
 def _refusal(launch: Launch, row: RefusedValue, key: str, text: str) -> Problem:
-    new = None if row.removes else row.fix if row.variables else scalar(row.fix)
-    return problem(
-        key,
-        rule=row.rule,
-        says=row.says,
-        severity=row.severity,
-        changes=(Change(key, new, is_variable=bool(row.variables)),) if row.fix or row.removes else (),
-        source=row.source,
-        key=key,
-        name=text,
-        value=text,
-        role=key.partition(".")[0],
-        release=launch.release or "-",
-    )
+    to = KEEP
+    if row.removes:
+        to = None
+    elif row.fix:
+        to = row.fix if row.variables else scalar(row.fix)
+    args: dict[str, Any] = {"name": text, "value": text, "role": key.partition(".")[0]}
+    args |= {"rule": row.rule, "says": row.says, "severity": row.severity, "source": row.source}
+    return problem(key, to=to, release=launch.release or "-", **args)
 
 
 def _written(launch: Launch, row: RefusedValue) -> Iterator[tuple[str, str]]:
@@ -147,21 +129,9 @@ def _holds(row: Choice | RefusedValue, launch: Launch) -> bool:
 
 def _no_choice(launch: Launch, row: Choice, setting: LaunchSetting) -> Problem:
     near = _meant(str(setting.value), row)
-    changes = (
-        (Change(setting.key, near),)
-        if near
-        else ((Change(setting.key, row.values[0]),) if len(row.values) == 1 else ())
-    )
-    return problem(
-        setting.key,
-        rule="choice",
-        severity="warning" if row.is_open and not near else "error",
-        changes=changes,
-        key=setting.key,
-        text=setting.text,
-        values=row.values,
-        source=row.source,
-    )
+    to = near or (row.values[0] if len(row.values) == 1 else KEEP)
+    severity: Severity = "warning" if row.is_open and not near else "error"
+    return problem(setting.key, to=to, severity=severity, values=row.values, source=row.source)
 
 
 def _meant(word: str, row: Choice) -> str | None:
@@ -176,15 +146,12 @@ def _meant(word: str, row: Choice) -> str | None:
 @rule("number")
 def _bounds(launch: Launch) -> Iterator[Problem]:
     for row in load_matrix().bounds:
-        if row.framework != launch.framework or any(f"{key}={value(launch, key)}" in row.unless for key in _keys(row)):
+        keys = (each.partition("=")[0] for each in row.unless)
+        if row.framework != launch.framework or any(f"{key}={value(launch, key)}" in row.unless for key in keys):
             continue
         for setting in matching(launch, row.key):
             if setting.value is not None and not (_is_within(row, setting.value) or _is_none(launch, setting)):
-                yield problem(setting.key, key=setting.key, text=setting.text, takes=_takes(row), source=row.source)
-
-
-def _keys(row: Bound) -> list[str]:
-    return [each.partition("=")[0] for each in row.unless]
+                yield problem(setting.key, takes=_takes(row), source=row.source)
 
 
 def _is_none(launch: Launch, setting: LaunchSetting) -> bool:
@@ -201,20 +168,12 @@ def _types(launch: Launch) -> Iterator[Problem]:
     bound = {row.key for row in load_matrix().bounds}
     for key, default in launch.defaults.items():
         setting = launch.settings.get(key)
-        is_text = setting is not None and not setting.is_open and isinstance(setting.value, str) and setting.value
-        if not is_text or not isinstance(default, (bool, int, float)) or key in bound:
+        if key in bound or setting is None or setting.is_open or not isinstance(setting.value, str):
             continue
-        is_switch = isinstance(default, bool)
-        if is_switch or (setting and setting.value[0].isalpha()):  # 0.5_4.0 is a range to one key
-            yield problem(
-                key,
-                rule="choice" if is_switch else "number",
-                says="not-a-switch" if is_switch else "not-a-number",
-                key=key,
-                text=setting.text if setting else "",
-                default=default,
-                release=launch.release,
-            )
+        if isinstance(default, bool) and setting.value:
+            yield problem(key, rule="choice", says="not-a-switch", default=default)
+        elif isinstance(default, (int, float)) and setting.value[:1].isalpha():  # 0.5_4.0 is a range to one key
+            yield problem(key, says="not-a-number", default=default)
 
 
 def _is_within(row: Bound, written: object) -> bool:

@@ -13,9 +13,9 @@ from npuenv.core.errors import BadInput
 from npuenv.core.finding import Status
 from npuenv.core.messages import Message
 from npuenv.matrix.keys import defaults_of
-from npuenv.preflight.examine import examine
 from npuenv.preflight.memory.types import Placement, read_cards, written_cards
 from npuenv.preflight.reading import ReadOptions, read_text, read_words
+from npuenv.preflight.rules import examine
 from npuenv.preflight.types import Machine
 from npuenv.render.template import UNSAFE_IN_YAML, plain
 

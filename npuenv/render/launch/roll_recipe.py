@@ -14,8 +14,8 @@ from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import fields_of, known_releases, nearest_release
+from npuenv.preflight.configs import counted_as, short_name
 from npuenv.preflight.memory.types import Cards, Placement
-from npuenv.preflight.releases import counted_as, short_name
 from npuenv.preflight.rules.keys import part_of
 from npuenv.preflight.rules.memory import ROLL_SHARDS, ROLL_STRATEGIES, roll_job
 from npuenv.preflight.yaml_text import scalar
