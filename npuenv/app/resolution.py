@@ -19,10 +19,10 @@ from npuenv.host.recorded import load_capture
 from npuenv.install.locations import data_folder
 from npuenv.lock.choose import choose_stack
 from npuenv.matrix import load_matrix
+from npuenv.matrix.release_stacks import recipe_named
 from npuenv.resolve import resolve as solve
 from npuenv.resolve.from_host import filled, generation
 from npuenv.resolve.names import ARCHITECTURES, in_normal_form
-from npuenv.resolve.release_stacks import recipe_named
 from npuenv.resolve.types import Conflict, Request, Stack
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from npuenv.install.environments import EnvironmentEntry, PackageChange, changes
 from npuenv.install.locations import data_folder
 from npuenv.lock.file import read_lock, write_lock
 from npuenv.matrix import load_matrix
-from npuenv.resolve.release_stacks import recipe_named
+from npuenv.matrix.release_stacks import recipe_named
 from npuenv.resolve.types import Request
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from npuenv.core.finding import Status
 from npuenv.core.messages import say
 from npuenv.lock.file import Lock, read_lock
 from npuenv.matrix import load_matrix
-from npuenv.resolve.release_stacks import all_recipes
+from npuenv.matrix.release_stacks import all_recipes
 from tests.support.changes import HEALTHY, WHY
 
 if TYPE_CHECKING:
