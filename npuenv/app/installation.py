@@ -253,7 +253,7 @@ def _target(request: InstallRequest, options: InstallOptions) -> EnvironmentPlac
     host = request.resolver.host
     if options.into is not None:
         return existing_target(host, options.into, request.lock, request.stack)
-    return replace(target_for(request.lock, host.environ(), options.target), kind=options.kind)
+    return target_for(request.lock, host.environ(), options.target)._replace(kind=options.kind)
 
 
 def _tools(request: InstallRequest, target: EnvironmentPlace, options: InstallOptions, *, python: str) -> Tools:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -173,7 +173,7 @@ def _update(ui: Ui, request: Request, options: InstallOptions, *, yes: bool, is_
         show_changes(ui, found.job, found.changes)
     if ui.is_json:
         root = found.job.target.root if found.job else own.root
-        rows = [asdict(each) for each in found.changes]
+        rows = [each._asdict() for each in found.changes]
         ui.print_json({"schema": "npuenv.update/1", "exit": 0, "stack": own.stack, "target": root, "changes": rows})
     if found.job is None:
         ui.say(Message("install.up-to-date", {"stack": own.stack, "path": own.root}))

@@ -6,8 +6,7 @@ The token itself is never read: its name in a folder is enough.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
 from npuenv.facts.collector import USE_LEVEL, FactGroup, fact, not_asked
@@ -26,8 +25,7 @@ _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:]+\]|[\w.-]+):[0-9]{1,5}")
 _SESSION = re.compile(r"session_[0-9]{4}-[0-9]{2}-[0-9]{2}_.*")
 
 
-@dataclass(frozen=True, slots=True)
-class RaySession:
+class RaySession(NamedTuple):
     """Ray's folder of temporary files."""
 
     folder: str
