@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
 from npuenv.app import locks, resolution
-from npuenv.app.job import SILENT, InstallJob, InstallOptions, InstallPreview, InstallRequest, InstallResult, Progress
+from npuenv.app.job import InstallJob, InstallOptions, InstallPreview, InstallRequest, InstallResult
+from npuenv.app.progress import SILENT, Progress
 from npuenv.app.verify import verify_environment
 from npuenv.core.errors import BadInput, NothingFits
 from npuenv.core.messages import Message

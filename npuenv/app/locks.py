@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.app.job import SILENT, Progress
+from npuenv.app.progress import SILENT, Progress
 from npuenv.app.resolution import basis_of, for_this_machine, own_locks, resolve
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message

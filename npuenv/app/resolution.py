@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from npuenv.core.errors import NothingFits
 from npuenv.core.messages import Message
@@ -18,15 +19,18 @@ from npuenv.host import local
 from npuenv.host.recorded import load_capture
 from npuenv.install.locations import data_folder
 from npuenv.lock.choose import choose_stack
+from npuenv.lock.store import find_lock
 from npuenv.matrix import load_matrix
 from npuenv.matrix.release_stacks import recipe_named
 from npuenv.resolve import resolve as solve
 from npuenv.resolve.from_host import filled, generation
 from npuenv.resolve.names import ARCHITECTURES, in_normal_form
+from npuenv.resolve.newer import newer_release
+from npuenv.resolve.suggestions import command as words_of
 from npuenv.resolve.types import Conflict, Request, Stack
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from npuenv.host.base import Host
     from npuenv.matrix.rows import Recipe
@@ -149,6 +153,25 @@ def _assumes_arch(asked: Request, request: Request, stack: Stack, recipe: Recipe
     """
     is_open = len(recipe.arch) > 1 and asked.arch is None and not DECIDED & set(request.origins)
     return is_open and (request.arch is None or stack.platform.arch != recipe.arch[0])
+
+
+def next_steps(stack: Stack, request: Request) -> Iterator[Message]:
+    """Why no newer release, how far the stack's lock is, and the commands that go on from here."""
+    newer = newer_release(stack, request, load_matrix())
+    if newer is not None:
+        yield newer
+    lock = find_lock(stack, own_locks())
+    if lock is None:
+        yield Message("stack.lock-none")
+    else:
+        lacks = tuple(dict.fromkeys(missing.name for missing in lock.missing))
+        yield Message(f"stack.lock-{lock.status}", {"packages": len(lock.packages), "lacks": lacks})
+    # What a host told, it tells the next command too.
+    of_host: dict[str, Any] = dict.fromkeys(DECIDED & set(request.origins))
+    typed = replace(request, **of_host)
+    named = words_of(replace(typed, stack=stack.name, framework=None, release=None, is_newest=False))[2:]
+    yield Message("stack.next-install", {"command": shlex.join(("npuenv", "install", *named))})
+    yield Message("stack.next-why", {"command": shlex.join(("npuenv", "resolve", *named))})
 
 
 def assumption_notes(stack: Stack) -> tuple[Message, ...]:

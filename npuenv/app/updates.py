@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npuenv.app import installation
-from npuenv.app.job import SILENT
+from npuenv.app.progress import SILENT
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.core.plan import Condition
@@ -24,7 +24,8 @@ from npuenv.matrix.release_stacks import recipe_named
 from npuenv.resolve.types import Request
 
 if TYPE_CHECKING:
-    from npuenv.app.job import InstallJob, InstallOptions, InstallResult, Progress
+    from npuenv.app.job import InstallJob, InstallOptions, InstallResult
+    from npuenv.app.progress import Progress
     from npuenv.host.base import Host
     from npuenv.lock.file import Lock
 
