@@ -14,7 +14,6 @@ from npuenv import __version__
 from npuenv.app import locks, resolution
 from npuenv.app.job import InstallJob, InstallOptions, InstallPreview, InstallRequest, InstallResult
 from npuenv.app.progress import SILENT, Progress
-from npuenv.app.verify import verify_environment
 from npuenv.core.errors import BadInput, NothingFits
 from npuenv.core.messages import Message
 from npuenv.facts.conditions import going_out
@@ -215,10 +214,12 @@ def _proofs(job: InstallJob) -> dict[str, Callable[[], None]]:
             out = going_out(resolver.host, want).value
             require_sources(request.stack, request.lock, resolver, only=out)
 
-    return {
-        MEND: require_what_goes_in_again,
-        FINISH: lambda: verify_environment(resolver.host, request.stack, job.target, job.plan),
-    }
+    def verify() -> None:
+        from npuenv.app.verify import verify_environment  # with all checks, for which no plan waits
+
+        verify_environment(resolver.host, request.stack, job.target, job.plan)
+
+    return {MEND: require_what_goes_in_again, FINISH: verify}
 
 
 def manifest_request(request: Request) -> dict[str, Any]:

@@ -1,11 +1,14 @@
-"""What becomes of a lock: its text in one of the forms, files in a folder, and the ways out of an impossible one."""
+"""What becomes of a lock: its text in one of the forms, what departs from it, the ways out of an impossible one."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.app.locks import packages_below
+from npuenv.core.errors import ExitCode
 from npuenv.lock import make
+from npuenv.lock.consistent import find_inconsistencies
 from npuenv.lock.export import PYLOCK, files_by_hash, pylock_toml, requirements_txt
 from npuenv.lock.file import write_lock
 from npuenv.lock.sbom import cyclonedx, installed_licences
@@ -15,9 +18,33 @@ from npuenv.lock.uv_project import write_uv_project
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from npuenv.lock.consistent import Inconsistency
+    from npuenv.lock.file import Lock
     from npuenv.lock.request import LockedRequest
+    from npuenv.resolve.types import Stack
 
 _MOST_WAYS_OUT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledComparison:
+    """What in a folder departs from a lock, or from what its packages require."""
+
+    found: tuple[Inconsistency, ...]
+
+    @property
+    def num_unexplained(self) -> int:
+        """Those that the stack does not bring about on purpose."""
+        return sum(each.because is None for each in self.found)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        return ExitCode.PROBLEMS if self.num_unexplained else ExitCode.FINE
+
+
+def compare_installed(folder: Path, stack: Stack, lock: Lock) -> InstalledComparison:
+    """What in an environment, or a folder of packages, departs from the lock. Raises BadInput for no such folder."""
+    return InstalledComparison(find_inconsistencies(packages_below(folder), stack, lock))
 
 
 def ways_out(found: LockedRequest) -> tuple[tuple[str, tuple[str, ...]], ...]:

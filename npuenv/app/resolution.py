@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.core.errors import NothingFits
 from npuenv.core.messages import Message
-from npuenv.facts.collect import collect
 from npuenv.facts.npu import driver
 from npuenv.facts.npu.driver import visible
 from npuenv.host import local
@@ -32,6 +31,7 @@ from npuenv.resolve.types import Conflict, Request, Stack
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from npuenv.facts.collect import Facts
     from npuenv.host.base import Host
     from npuenv.matrix.rows import Recipe
 
@@ -112,14 +112,14 @@ def for_this_host(request: Request, fields: frozenset[str] = DECIDED) -> Request
     stack = solve(here, matrix)
     if isinstance(stack, Stack) and stack.platform.hardware is None:
         return request
-    facts = collect(host, only=_GROUPS)
+    facts = _facts_of(host)
     taken, _ = filled(here, facts, matrix, only=fields - {"cann", "driver"} if request.stack else fields)
     return taken
 
 
 def with_host(request: Request, name: str) -> tuple[Request, tuple[Message, ...]]:
     """The request with what a host decides, and what it does not tell. `this` machine, or a capture file."""
-    return filled(request, collect(_host_named(name), only=_GROUPS), load_matrix())
+    return filled(request, _facts_of(_host_named(name)), load_matrix())
 
 
 def num_cards(name: str) -> int | None:
@@ -127,6 +127,13 @@ def num_cards(name: str) -> int | None:
     host = _host_named(name)
     table = driver.table_of(driver.smi(host)).value
     return visible(host.environ(), len(table.cards)) if table is not None and table.is_complete else None
+
+
+def _facts_of(host: Host) -> Facts:
+    """The facts that decide a stack; with all readers, for which a machine without cards does not wait."""
+    from npuenv.facts.collect import collect
+
+    return collect(host, only=_GROUPS)
 
 
 def _host_named(name: str) -> Host:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from npuenv.app import LockedRequest
-    from npuenv.app.locks import InstalledComparison
+    from npuenv.app.lock_forms import InstalledComparison
     from npuenv.lock.file import Lock, LockedPackage
     from npuenv.resolve.types import Request
 
@@ -87,7 +87,7 @@ def command(
     # Progress on stderr: stdout may be the lock.
     found = app.lock_request(request, options, StepProgress(replace(ui, is_json=True)))
     if installed is not None and form != "cyclonedx":
-        return _report_installed(ui, app.locks.compare_installed(installed, found.stack, found.lock), found.lock)
+        return _report_installed(ui, app.lock_forms.compare_installed(installed, found.stack, found.lock), found.lock)
     _give(ui, found, form, bundle or installed, options.out)
     if found.lock.proof and not ui.is_json:
         _show_ways_out(ui, found)
