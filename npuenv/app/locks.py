@@ -36,8 +36,7 @@ def this_resolver(progress: Progress, *, is_offline: bool = False) -> Resolver:
     """uv with the indexes of the tables and the settings that the user made for pip on this machine."""
     from npuenv.facts.pip import pip_settings
     from npuenv.host.local import LocalHost
-    from npuenv.lock.make import find_uv
-    from npuenv.lock.uv import Resolver
+    from npuenv.lock.uv import Resolver, find_uv
     from npuenv.matrix import load_matrix
 
     host = LocalHost()

@@ -14,9 +14,8 @@ from npuenv.core.errors import CannotTell, ExitCode
 from npuenv.facts.pip import pip_settings
 from npuenv.host.local import LocalHost
 from npuenv.lock.file import Missing
-from npuenv.lock.make import find_uv
 from npuenv.lock.store import put_lock
-from npuenv.lock.uv import Resolver
+from npuenv.lock.uv import Resolver, find_uv
 from npuenv.resolve.types import Request
 from npuenv.terminal.ui import Ui
 from tests.cli.test_lock import NOWHERE, cpu_stack, lock_by_hand, offer, own_lock, tiny_stack
