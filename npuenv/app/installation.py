@@ -44,9 +44,8 @@ from npuenv.install.plan.target import (
     present_in,
     require_same,
 )
-from npuenv.lock.chip_wheels import for_chip
 from npuenv.lock.preconditions import require_complete, require_sources
-from npuenv.lock.store import as_locked
+from npuenv.lock.store import as_locked, for_chip
 from npuenv.lock.wheels import wheels_in_links
 from npuenv.matrix import load_matrix
 from npuenv.render.activation import render_activations

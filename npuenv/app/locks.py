@@ -10,9 +10,8 @@ from npuenv.app.progress import SILENT, Progress
 from npuenv.app.resolution import basis_of, for_this_machine, own_locks, resolve
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.lock.chip_wheels import for_chip
 from npuenv.lock.request import LockedRequest
-from npuenv.lock.store import find_lock, put_lock
+from npuenv.lock.store import find_lock, for_chip, put_lock
 
 if TYPE_CHECKING:
     from pathlib import Path

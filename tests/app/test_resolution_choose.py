@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.lock.choose import choose_stack
+from npuenv.app.resolution import choose_stack
 from npuenv.lock.file import COMPLETE
 from npuenv.lock.store import find_lock, shipped_folder
 from npuenv.matrix import load_matrix
