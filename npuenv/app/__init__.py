@@ -11,19 +11,32 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from npuenv.app import bundling, checkup, images, installation, locks, resolution, training, updates
+    from npuenv.app import (
+        bundling,
+        checkup,
+        examine,
+        images,
+        installation,
+        launch_files,
+        lock_forms,
+        locks,
+        resolution,
+        training,
+        updates,
+    )
     from npuenv.app.bundling import BundleResult, bundle, preview_bundle
     from npuenv.app.checkup import doctor
     from npuenv.app.examine import DoctorOptions, DoctorResult
     from npuenv.app.fixes import FixOptions, FixResult, fix
     from npuenv.app.images import ImageOptions, render_docker
     from npuenv.app.installation import install, preview
-    from npuenv.app.job import InstallOptions, InstallResult, Progress
+    from npuenv.app.job import InstallOptions, InstallResult
     from npuenv.app.launch_check import PreflightOptions, preflight
     from npuenv.app.launch_files import render_launch, write_launch
     from npuenv.app.locks import LockOptions, lock, lock_request
     from npuenv.app.mesh import MeshOptions, ping_mesh
     from npuenv.app.nodes import NodesOptions, doctor_nodes
+    from npuenv.app.progress import Progress
     from npuenv.app.published_locks import lock_published, verify_locks
     from npuenv.app.ray_cluster import RayOptions, RayResult, ray_nodes_status, stop_ray
     from npuenv.app.ray_start import RayStartOptions, start_ray
@@ -33,12 +46,14 @@ if TYPE_CHECKING:
     from npuenv.bundle.make import BundleOptions
     from npuenv.lock.request import LockedRequest
     from npuenv.preflight.fixing import PreflightResult
+    from npuenv.render.container.description import ContainerOptions
     from npuenv.render.launch.generate import LaunchOptions
 
 __all__ = [
     "BundleOptions",
     "BundleResult",
     "ConflictError",
+    "ContainerOptions",
     "DoctorOptions",
     "DoctorResult",
     "FixOptions",
@@ -64,11 +79,14 @@ __all__ = [
     "checkup",
     "doctor",
     "doctor_nodes",
+    "examine",
     "fix",
     "images",
     "install",
     "installation",
+    "launch_files",
     "lock",
+    "lock_forms",
     "lock_published",
     "lock_request",
     "locks",
@@ -98,14 +116,16 @@ _MODULES = {
     "checkup": ("doctor",),
     "examine": ("DoctorOptions", "DoctorResult"),
     "fixes": ("FixOptions", "FixResult", "fix"),
-    "images": ("ImageOptions", "render_docker"),
+    "images": ("ContainerOptions", "ImageOptions", "render_docker"),
     "installation": ("install", "preview"),
-    "job": ("InstallOptions", "InstallResult", "Progress"),
+    "job": ("InstallOptions", "InstallResult"),
     "launch_check": ("PreflightOptions", "PreflightResult", "preflight"),
     "launch_files": ("LaunchOptions", "render_launch", "write_launch"),
+    "lock_forms": (),
     "locks": ("LockOptions", "LockedRequest", "lock", "lock_request"),
     "mesh": ("MeshOptions", "ping_mesh"),
     "nodes": ("NodesOptions", "doctor_nodes"),
+    "progress": ("Progress",),
     "published_locks": ("lock_published", "verify_locks"),
     "ray_cluster": ("RayOptions", "RayResult", "ray_nodes_status", "stop_ray"),
     "ray_start": ("RayStartOptions", "start_ray"),

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from npuenv.app import locks, resolution
-from npuenv.app.job import Progress
+from npuenv.app.progress import BundleProgress, Progress
 from npuenv.bundle.fetch import still_to_fetch
 from npuenv.bundle.make import (
     BundleOptions,
+    BundlePlan,
     BundleRequest,
     check_place,
     check_room,
@@ -28,21 +28,9 @@ from npuenv.lock.preconditions import require_complete
 from npuenv.matrix import load_matrix
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from npuenv.bundle.fetch import DownloadProgress
-    from npuenv.bundle.make import Contents
     from npuenv.resolve.types import Request
-
-
-@dataclass(frozen=True, slots=True)
-class BundlePlan:
-    """What goes into a bundle, and how long it takes."""
-
-    contents: Contents
-    out: Path
-    num_left: int  # bytes to fetch; what lies there from an earlier run is left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +39,6 @@ class BundleResult:
 
     out: Path
     manifest: Manifest
-
-
-class BundleProgress(Progress):
-    """Shows nothing and agrees to everything; a caller overrides what it needs."""
-
-    def planned(self, plan: BundlePlan) -> None:
-        """What goes in is known."""
-
-    def confirm(self) -> None:
-        """Before anything is fetched; raises to refuse it."""
-
-    def fetching(self, plan: BundlePlan) -> contextlib.AbstractContextManager[Callable[[DownloadProgress], None]]:
-        """Gives what is called with how far the downloads are."""
-        return contextlib.nullcontext(lambda progress: None)
 
 
 def bundle(

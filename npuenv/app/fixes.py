@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.app import checkup
 from npuenv.app.examine import DoctorResult, recording, require_python
-from npuenv.app.job import Progress
+from npuenv.app.progress import Progress
 from npuenv.checks import Status
 from npuenv.core.errors import ExitCode, StepFailed
 from npuenv.core.messages import Message, say

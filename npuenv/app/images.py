@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from npuenv.app import locks, resolution
-from npuenv.app.job import SILENT, Progress
+from npuenv.app.progress import SILENT, Progress
 from npuenv.bundle.zipapp import content
 from npuenv.lock.store import find_lock
 from npuenv.matrix import load_matrix
 from npuenv.render import docker, upstream
 from npuenv.render.base import DOCTOR, IMAGE_FILES, unpinned
 from npuenv.render.container.description import ContainerOptions, describe
-from npuenv.render.container.formats import FORMS, render_container
+from npuenv.render.container.formats import DOCKERFILE, render_container
 from npuenv.render.writing import write_files
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from npuenv.core.messages import Message
     from npuenv.resolve.types import Request, Stack
 
-DOCKERFILE = "dockerfile"
-FORMATS = (DOCKERFILE, *FORMS)
 ROOT = "root"
 _ARCHITECTURES = ("x86_64", "aarch64")
 _OF_IMAGE = re.compile(rf"{'|'.join(map(re.escape, (*IMAGE_FILES, DOCTOR)))}|requirements\.[^/]+\.txt")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
 from npuenv.app import locks, resolution
-from npuenv.app.job import SILENT, InstallJob, InstallOptions, InstallPreview, InstallRequest, InstallResult, Progress
-from npuenv.app.verify import verify_environment
+from npuenv.app.job import InstallJob, InstallOptions, InstallPreview, InstallRequest, InstallResult
+from npuenv.app.progress import SILENT, Progress
 from npuenv.core.errors import BadInput, NothingFits
 from npuenv.core.messages import Message
 from npuenv.facts.conditions import going_out
@@ -44,9 +44,8 @@ from npuenv.install.plan.target import (
     present_in,
     require_same,
 )
-from npuenv.lock.chip_wheels import for_chip
 from npuenv.lock.preconditions import require_complete, require_sources
-from npuenv.lock.store import as_locked
+from npuenv.lock.store import as_locked, for_chip
 from npuenv.lock.wheels import wheels_in_links
 from npuenv.matrix import load_matrix
 from npuenv.render.activation import render_activations
@@ -214,10 +213,12 @@ def _proofs(job: InstallJob) -> dict[str, Callable[[], None]]:
             out = going_out(resolver.host, want).value
             require_sources(request.stack, request.lock, resolver, only=out)
 
-    return {
-        MEND: require_what_goes_in_again,
-        FINISH: lambda: verify_environment(resolver.host, request.stack, job.target, job.plan),
-    }
+    def verify() -> None:
+        from npuenv.app.verify import verify_environment  # with all checks, for which no plan waits
+
+        verify_environment(resolver.host, request.stack, job.target, job.plan)
+
+    return {MEND: require_what_goes_in_again, FINISH: verify}
 
 
 def manifest_request(request: Request) -> dict[str, Any]:
@@ -253,7 +254,7 @@ def _target(request: InstallRequest, options: InstallOptions) -> EnvironmentPlac
     host = request.resolver.host
     if options.into is not None:
         return existing_target(host, options.into, request.lock, request.stack)
-    return replace(target_for(request.lock, host.environ(), options.target), kind=options.kind)
+    return target_for(request.lock, host.environ(), options.target)._replace(kind=options.kind)
 
 
 def _tools(request: InstallRequest, target: EnvironmentPlace, options: InstallOptions, *, python: str) -> Tools:

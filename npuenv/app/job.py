@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from npuenv.core.errors import NothingFits
     from npuenv.core.messages import Message
     from npuenv.core.plan import Plan, Step
-    from npuenv.install.environments import PackageChange
-    from npuenv.install.executor import Event, Outcome
+    from npuenv.install.executor import Outcome
     from npuenv.install.locations import EnvironmentPlace
     from npuenv.lock.file import Lock
 
@@ -102,28 +101,3 @@ class InstallPreview:
 
     job: InstallJob
     lacks: tuple[NothingFits, ...]
-
-
-class Progress:
-    """Shows nothing and agrees to everything; a caller overrides what it needs."""
-
-    def note(self, message: Message) -> None:
-        """Something to know that nobody asked for, such as what was assumed."""
-
-    def warning(self, message: Message) -> None:
-        """A setting of pip on this machine that cannot be used."""
-
-    def activity(self, message: Message) -> None:
-        """What begins now and may take a while."""
-
-    def step(self, event: Event) -> None:
-        """A step of a plan starts, prints a line, ends or is skipped."""
-
-    def waiting(self, path: str, pids: tuple[int, ...]) -> None:
-        """Another process works on the environment; `pids` as far as known."""
-
-    def approve(self, job: InstallJob, changes: tuple[PackageChange, ...]) -> None:
-        """The plan before anything is changed, and what an update changes; raises to refuse it."""
-
-
-SILENT = Progress()

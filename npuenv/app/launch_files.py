@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from npuenv.app import resolution
-from npuenv.app.job import SILENT, Progress
+from npuenv.app.progress import SILENT, Progress
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.matrix import load_matrix
 from npuenv.render.launch.generate import FRAMEWORKS, LaunchOptions, launch
+from npuenv.render.launch.generate import recipes as recipes  # part of this use case
+from npuenv.render.launch.job import parse_overrides as parse_overrides
 from npuenv.render.launch.job import unknown
 from npuenv.render.launch.ray import FILES
 from npuenv.render.launch.roll_recipe import refuse_contradiction, release_of
-from npuenv.render.writing import write_files
+from npuenv.render.writing import WrittenFiles, write_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,12 +26,7 @@ if TYPE_CHECKING:
     from npuenv.resolve.types import Request
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenFiles:
-    """The names of files: what was written, and what was left there by an earlier run on several nodes."""
-
-    files: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
+NOTHING_WRITTEN = WrittenFiles()
 
 
 def render_launch(

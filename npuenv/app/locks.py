@@ -6,18 +6,16 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.app.job import SILENT, Progress
+from npuenv.app.progress import SILENT, Progress
 from npuenv.app.resolution import basis_of, for_this_machine, own_locks, resolve
-from npuenv.core.errors import BadInput, ExitCode
+from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.lock.chip_wheels import for_chip
 from npuenv.lock.request import LockedRequest
-from npuenv.lock.store import find_lock, put_lock
+from npuenv.lock.store import find_lock, for_chip, put_lock
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npuenv.lock.consistent import Inconsistency
     from npuenv.lock.file import Lock
     from npuenv.lock.uv import Resolver
     from npuenv.resolve.types import Request, Stack
@@ -33,28 +31,11 @@ class LockOptions:
     out: Path | None = None  # the folder of the locks; None: that of the locks made on this machine
 
 
-@dataclass(frozen=True, slots=True)
-class InstalledComparison:
-    """What in a folder departs from a lock, or from what its packages require."""
-
-    found: tuple[Inconsistency, ...]
-
-    @property
-    def num_unexplained(self) -> int:
-        """Those that the stack does not bring about on purpose."""
-        return sum(each.because is None for each in self.found)
-
-    @property
-    def exit_code(self) -> ExitCode:
-        return ExitCode.PROBLEMS if self.num_unexplained else ExitCode.FINE
-
-
 def this_resolver(progress: Progress, *, is_offline: bool = False) -> Resolver:
     """uv with the indexes of the tables and the settings that the user made for pip on this machine."""
     from npuenv.facts.pip import pip_settings
     from npuenv.host.local import LocalHost
-    from npuenv.lock.make import find_uv
-    from npuenv.lock.uv import Resolver
+    from npuenv.lock.uv import Resolver, find_uv
     from npuenv.matrix import load_matrix
 
     host = LocalHost()
@@ -105,13 +86,6 @@ def lock_request(request: Request, options: LockOptions | None = None, progress:
         path = put_lock(made, own_locks())
         progress.note(Message("cli.locked", {"path": str(path), "packages": len(made.packages)}))
     return LockedRequest(*for_chip(stack, made), resolver, request)
-
-
-def compare_installed(folder: Path, stack: Stack, lock: Lock) -> InstalledComparison:
-    """What in an environment, or a folder of packages, departs from the lock. Raises BadInput for no such folder."""
-    from npuenv.lock.consistent import find_inconsistencies
-
-    return InstalledComparison(find_inconsistencies(packages_below(folder), stack, lock))
 
 
 def packages_below(folder: Path) -> Path:

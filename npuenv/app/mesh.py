@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from npuenv.app.job import Progress
+from npuenv.app.progress import MeshProgress
 from npuenv.cluster import parallel_ssh
 from npuenv.cluster.inventory import read
 from npuenv.cluster.mesh import (
@@ -33,7 +33,7 @@ from npuenv.host.writing import cannot_save
 from npuenv.install.locations import data_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from npuenv.cluster.inventory import Inventory
     from npuenv.cluster.mesh.planning import MeshDevices
@@ -52,20 +52,6 @@ class MeshOptions:
     limit_s: float = running.LIMIT_S  # of one ping
     parallel: int = PARALLEL
     ssh_config: str | None = None
-
-
-class MeshProgress(Progress):
-    """Shows nothing and agrees to everything; a caller overrides what it needs."""
-
-    def confirm(self, most: int) -> None:
-        """Before a full mesh of more than `most` devices; raises to refuse it."""
-
-    def pings(self, total: int) -> contextlib.AbstractContextManager[Callable[[int], object]]:
-        """Gives what is called with the number of pings that are done, of `total`, after each."""
-        return contextlib.nullcontext(lambda done: None)
-
-    def unfinished(self, mode: str, state: Path, *, is_interrupted: bool) -> None:
-        """What is done is saved, and can be resumed: the run was interrupted, or some pings could not be made."""
 
 
 def ping_mesh(options: MeshOptions, progress: MeshProgress | None = None, ask: Ask = parallel_ssh.ask) -> MeshResult:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from npuenv.app import checkup
-from npuenv.app.job import Progress
+from npuenv.app.progress import NodesProgress
 from npuenv.app.resolution import ConflictError
 from npuenv.bundle.zipapp import content
 from npuenv.cluster import parallel_ssh
@@ -26,7 +26,7 @@ from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from npuenv.app.examine import DoctorOptions
@@ -58,17 +58,6 @@ class NodesOptions:
             args = {"path": self.shared}
             raise BadInput(Message("cluster.shared-relative", args), Message("cluster.shared-relative-hint", args))
         require_config(self.ssh_config)
-
-
-class NodesProgress(Progress):
-    """Shows nothing; a caller overrides what it needs."""
-
-    def captures(self, total: int) -> contextlib.AbstractContextManager[Callable[[NodeCapture], object]]:
-        """Gives what is called with each capture, of `total` in all."""
-        return contextlib.nullcontext(lambda capture: None)
-
-    def conflict(self, error: ConflictError) -> None:
-        """The stack fits no machine like one of the nodes."""
 
 
 def doctor_nodes(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.app import resolution
-from npuenv.app.job import Progress
 from npuenv.app.locks import LockOptions, this_resolver
+from npuenv.app.progress import LocksProgress
 from npuenv.core.errors import BadInput, CannotTell, ExitCode
 from npuenv.core.messages import Message
 from npuenv.lock import store
@@ -23,19 +22,11 @@ from npuenv.resolve.names import in_normal_form
 from npuenv.resolve.types import Conflict, Request, Stack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from npuenv.lock.uv import Resolver
     from npuenv.report.shelf import Checked, ShelfRow
-
-
-class LocksProgress(Progress):
-    """Shows nothing; a caller overrides what it needs."""
-
-    def locks(self, total: int) -> contextlib.AbstractContextManager[Callable[[str], object]]:
-        """Gives what is called with the name of each lock that is done, of `total` in all."""
-        return contextlib.nullcontext(lambda name: None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,34 +1,42 @@
-"""Which versions fit together: `resolve`, and what a machine decides of a request."""
+"""Which versions fit together: `resolve`, of several stacks one whose lock is complete, what a machine decides."""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
+import shlex
 import sys
 from dataclasses import replace
+from datetime import date, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from npuenv.core.errors import NothingFits
 from npuenv.core.messages import Message
-from npuenv.facts.collect import collect
 from npuenv.facts.npu import driver
 from npuenv.facts.npu.driver import visible
 from npuenv.host import local
 from npuenv.host.recorded import load_capture
 from npuenv.install.locations import data_folder
-from npuenv.lock.choose import choose_stack
+from npuenv.lock.file import COMPLETE
+from npuenv.lock.store import find_lock, shipped_folder
 from npuenv.matrix import load_matrix
+from npuenv.matrix.release_stacks import recipe_named
 from npuenv.resolve import resolve as solve
+from npuenv.resolve.candidate import by_preference, is_candidate_release
 from npuenv.resolve.from_host import filled, generation
-from npuenv.resolve.names import ARCHITECTURES, in_normal_form
-from npuenv.resolve.release_stacks import recipe_named
+from npuenv.resolve.names import ARCHITECTURES, checked, in_normal_form
+from npuenv.resolve.newer import newer_release
+from npuenv.resolve.suggestions import command as words_of
 from npuenv.resolve.types import Conflict, Request, Stack
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
+    from npuenv.facts.collect import Facts
     from npuenv.host.base import Host
+    from npuenv.matrix import Matrix
     from npuenv.matrix.rows import Recipe
 
 DECIDED = frozenset({"arch", "hardware", "os", "driver", "cann"})  # what a host decides of a request
@@ -41,6 +49,12 @@ ASSUMPTIONS = (
     "resolve.note-model-type",
     "resolve.note-moved",
 )
+
+_STATUS = re.compile(r'^status = "(\w+)"$', re.MULTILINE)
+_STANDINGS = ("measured-here", "published", "recommended", "compatible", "satisfiable")
+# An older stack has other features: the first ROLL guide describes no training run of 2026.
+_AT_MOST = timedelta(days=183)
+_HEAD = 2048  # characters: the status is among the first lines of a lock
 
 
 class ConflictError(NothingFits):
@@ -57,6 +71,59 @@ def resolve(request: Request) -> Stack:
     if isinstance(result, Stack):
         return result
     raise ConflictError(result)
+
+
+def choose_stack(request: Request, matrix: Matrix, local_folder: Path) -> Stack | Conflict:
+    """Like the resolver, but if no stack is named, one with a complete lock is preferred to one with a partial lock.
+
+    The other stack must be for the same use and hardware, have at least the same confidence level, and be about as
+    young. `local_folder`: that of the locks made on this machine. The notes of the result name the stack that was
+    passed over.
+    """
+    first = solve(request, matrix)
+    if not isinstance(first, Stack) or request.stack is not None:
+        return first
+    if request.is_newest:
+        return _beside(first, solve(replace(request, is_newest=False), matrix), "resolve.note-newest")
+    if _status(first, local_folder) in (None, COMPLETE):
+        return first
+    for stack in _others(request, matrix):
+        if _serves_as_well(stack, first) and _status(stack, local_folder) == COMPLETE:
+            return _beside(stack, first, "resolve.note-complete-lock")
+    return first
+
+
+def _others(request: Request, matrix: Matrix) -> Iterator[Stack]:
+    for recipe in by_preference(checked(request, matrix), matrix)[0]:
+        if is_candidate_release(recipe):
+            continue
+        result = solve(replace(request, stack=recipe.id), matrix)
+        if isinstance(result, Stack):
+            yield result
+
+
+def _serves_as_well(stack: Stack, first: Stack) -> bool:
+    is_alike = (stack.framework, stack.platform.hardware) == (first.framework, first.platform.hardware)
+    is_of_its_time = date.fromisoformat(stack.date) >= date.fromisoformat(first.date) - _AT_MOST
+    return is_alike and is_of_its_time and _STANDINGS.index(stack.verified_by) <= _STANDINGS.index(first.verified_by)
+
+
+def _beside(stack: Stack, other: Stack | Conflict, key: str) -> Stack:
+    """The stack with a note that names the one that was passed over."""
+    if not isinstance(other, Stack) or other.name == stack.name:
+        return stack
+    return replace(stack, notes=(Message(key, {"stack": stack.name, "other": other.name}), *stack.notes))
+
+
+def _status(stack: Stack, local_folder: Path) -> str | None:
+    """The best status among the stack's locks; None if there is no lock."""
+    name = f"{stack.name}.{stack.platform.tag}.toml"
+    found = set()
+    for folder in (local_folder, shipped_folder()):
+        if (folder / name).is_file():
+            with (folder / name).open(encoding="utf-8", errors="replace") as lock:
+                found.update(_STATUS.findall(lock.read(_HEAD)))
+    return COMPLETE if COMPLETE in found else next(iter(found), None)
 
 
 def published(name: str) -> Stack:
@@ -108,14 +175,14 @@ def for_this_host(request: Request, fields: frozenset[str] = DECIDED) -> Request
     stack = solve(here, matrix)
     if isinstance(stack, Stack) and stack.platform.hardware is None:
         return request
-    facts = collect(host, only=_GROUPS)
+    facts = _facts_of(host)
     taken, _ = filled(here, facts, matrix, only=fields - {"cann", "driver"} if request.stack else fields)
     return taken
 
 
 def with_host(request: Request, name: str) -> tuple[Request, tuple[Message, ...]]:
     """The request with what a host decides, and what it does not tell. `this` machine, or a capture file."""
-    return filled(request, collect(_host_named(name), only=_GROUPS), load_matrix())
+    return filled(request, _facts_of(_host_named(name)), load_matrix())
 
 
 def num_cards(name: str) -> int | None:
@@ -123,6 +190,13 @@ def num_cards(name: str) -> int | None:
     host = _host_named(name)
     table = driver.table_of(driver.smi(host)).value
     return visible(host.environ(), len(table.cards)) if table is not None and table.is_complete else None
+
+
+def _facts_of(host: Host) -> Facts:
+    """The facts that decide a stack; with all readers, for which a machine without cards does not wait."""
+    from npuenv.facts.collect import collect
+
+    return collect(host, only=_GROUPS)
 
 
 def _host_named(name: str) -> Host:
@@ -149,6 +223,25 @@ def _assumes_arch(asked: Request, request: Request, stack: Stack, recipe: Recipe
     """
     is_open = len(recipe.arch) > 1 and asked.arch is None and not DECIDED & set(request.origins)
     return is_open and (request.arch is None or stack.platform.arch != recipe.arch[0])
+
+
+def next_steps(stack: Stack, request: Request) -> Iterator[Message]:
+    """Why no newer release, how far the stack's lock is, and the commands that go on from here."""
+    newer = newer_release(stack, request, load_matrix())
+    if newer is not None:
+        yield newer
+    lock = find_lock(stack, own_locks())
+    if lock is None:
+        yield Message("stack.lock-none")
+    else:
+        lacks = tuple(dict.fromkeys(missing.name for missing in lock.missing))
+        yield Message(f"stack.lock-{lock.status}", {"packages": len(lock.packages), "lacks": lacks})
+    # What a host told, it tells the next command too.
+    of_host: dict[str, Any] = dict.fromkeys(DECIDED & set(request.origins))
+    typed = replace(request, **of_host)
+    named = words_of(replace(typed, stack=stack.name, framework=None, release=None, is_newest=False))[2:]
+    yield Message("stack.next-install", {"command": shlex.join(("npuenv", "install", *named))})
+    yield Message("stack.next-why", {"command": shlex.join(("npuenv", "resolve", *named))})
 
 
 def assumption_notes(stack: Stack) -> tuple[Message, ...]:

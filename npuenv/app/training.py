@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npuenv import smoke
-from npuenv.app.job import SILENT, Progress
+from npuenv.app.progress import SILENT, Progress
 from npuenv.core.errors import BadInput, ExitCode, StepFailed
 from npuenv.core.messages import Message
 from npuenv.facts.collect import collect
@@ -18,7 +18,9 @@ from npuenv.host.local import LocalHost
 from npuenv.install.active import Environment, active_environment, environment_at
 from npuenv.install.locations import default_environment
 from npuenv.report.smoke import verdict
+from npuenv.smoke import METRICS as METRICS  # the file of a run's records
 from npuenv.smoke import backends
+from npuenv.smoke import head_elsewhere as head_elsewhere
 from npuenv.smoke.record import run_record
 
 if TYPE_CHECKING:
@@ -151,6 +153,17 @@ def lend_node(head: str, environment: Environment, settings: Mapping[str, str], 
     if code not in (ExitCode.FINE, ExitCode.INTERRUPTED):
         raise StepFailed(Message("smoke.lent-broke", {"head": head, "reason": log_tail}), Message("smoke.lent-hint"))
     return code == ExitCode.FINE
+
+
+def installed_python(stack: str) -> str | None:
+    """The Python of the environment of a stack; None where it is not installed."""
+    python = default_environment(stack) / "bin" / "python"
+    return str(python) if python.exists() else None
+
+
+def installed_in(root: Path) -> Environment:
+    """The environment that was just installed into a folder."""
+    return environment_at(LocalHost(), str(root), "installed")
 
 
 def find_environment(root: Path | None, stack: str | None, *, framework: str | None = None) -> Environment:

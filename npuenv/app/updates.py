@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npuenv.app import installation
-from npuenv.app.job import SILENT
+from npuenv.app.progress import SILENT
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.core.plan import Condition
@@ -20,11 +20,12 @@ from npuenv.install.environments import EnvironmentEntry, PackageChange, changes
 from npuenv.install.locations import data_folder
 from npuenv.lock.file import read_lock, write_lock
 from npuenv.matrix import load_matrix
-from npuenv.resolve.release_stacks import recipe_named
+from npuenv.matrix.release_stacks import recipe_named
 from npuenv.resolve.types import Request
 
 if TYPE_CHECKING:
-    from npuenv.app.job import InstallJob, InstallOptions, InstallResult, Progress
+    from npuenv.app.job import InstallJob, InstallOptions, InstallResult
+    from npuenv.app.progress import Progress
     from npuenv.host.base import Host
     from npuenv.lock.file import Lock
 

@@ -109,6 +109,15 @@ class Contents:
         return self.request.name
 
 
+@dataclass(frozen=True, slots=True)
+class BundlePlan:
+    """What goes into a bundle, and how long it takes."""
+
+    contents: Contents
+    out: Path
+    num_left: int  # bytes to fetch; what lies there from an earlier run is left out
+
+
 def gather(request: BundleRequest, matrix: Matrix) -> Contents:
     """The content of the bundle, with sizes. Only sdists are fetched, for their build requirements.
 

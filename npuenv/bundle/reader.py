@@ -23,9 +23,9 @@ from npuenv.core.errors import BadInput, StepFailed
 from npuenv.core.messages import Message
 from npuenv.lock.file import Lock, read_lock
 from npuenv.lock.store import answers
+from npuenv.matrix.release_stacks import recipe_named
 from npuenv.resolve import resolve
 from npuenv.resolve.names import checked
-from npuenv.resolve.release_stacks import recipe_named
 from npuenv.resolve.types import Request, Stack
 
 if TYPE_CHECKING:

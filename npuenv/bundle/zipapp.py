@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 OLDEST = (3, 9)  # the Python of openEuler 22.03
-# Files and folders of the package, without those that install, lock and render. `resolve` knows the published stacks.
+# Files and folders of the package, without those that resolve, install, lock and render.
 PARTS = (
     "__init__.py",
     "app/__init__.py",
@@ -38,14 +38,13 @@ PARTS = (
     "matrix",
     "portable.py",
     "report",
-    "resolve",
     "terminal",
 )
 _REPORTS = {
     f"report/{name}.py"
     for name in (
         *("advice", "cluster", "cluster_forms", "fix", "matrix", "mesh", "plan", "ray_cluster"),
-        *("lines", "plots", "preflight", "resolution", "shelf", "smoke"),
+        *("launch", "lines", "plots", "preflight", "resolution", "shelf", "smoke"),
     )
 }
 LEFT_OUT = frozenset({"facts/pip.py", "host/background.py", "host/sourced_env.py", *_REPORTS})

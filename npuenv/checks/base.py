@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from npuenv.core.finding import PROBLEMS, WORST_FIRST, Fix, Status
 from npuenv.core.messages import Message
@@ -39,8 +39,7 @@ CATALOGUES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class CheckResult:
+class CheckResult(NamedTuple):
     """What a check's function returns; the runner adds the id, the source and the evidence of what was read."""
 
     status: Status
@@ -68,8 +67,7 @@ class Context:
         return self.facts.machine.container.is_known
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(NamedTuple):
     """A declared check. `reads` names the facts it needs: if one of them is unknown, so is the result."""
 
     id: str  # area.what; its meaning never changes

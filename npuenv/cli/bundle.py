@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from npuenv import app
-from npuenv.app.bundling import BundleProgress
+from npuenv.app.progress import BundleProgress
 from npuenv.cli.common import Ui, absolute, common_options, request_options
 from npuenv.cli.help import HelpfulCommand
 from npuenv.cli.progress import DownloadBar, StepProgress
@@ -21,8 +21,9 @@ from npuenv.core.messages import Message
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from npuenv.app.bundling import BundlePlan, BundleResult
+    from npuenv.app import BundleResult
     from npuenv.bundle.fetch import DownloadProgress
+    from npuenv.bundle.make import BundlePlan
     from npuenv.bundle.manifest import Needed
     from npuenv.resolve.types import Request
 

@@ -7,7 +7,8 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from npuenv.app.nodes import NodesOptions, NodesProgress, doctor_nodes
+from npuenv.app.nodes import NodesOptions, doctor_nodes
+from npuenv.app.progress import NodesProgress
 from npuenv.checks import Status
 from npuenv.cli.common import show_conflict
 from npuenv.cli.progress import CountBar, StepProgress, report_pending

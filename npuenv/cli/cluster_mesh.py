@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from npuenv.app.mesh import PARALLEL, MeshOptions, MeshProgress, ping_mesh
+from npuenv.app.mesh import PARALLEL, MeshOptions, ping_mesh
+from npuenv.app.progress import MeshProgress
 from npuenv.cli.common import Ui, common_options
 from npuenv.cli.help import HelpfulCommand
 from npuenv.cli.progress import ProgressBar, StepProgress, report_pending

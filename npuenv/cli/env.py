@@ -25,7 +25,7 @@ from npuenv.install.environments import (
     size_mib,
 )
 from npuenv.install.locations import data_folder
-from npuenv.lock.make import find_uv
+from npuenv.lock.uv import find_uv
 
 if TYPE_CHECKING:
     from npuenv.host.base import Host

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from npuenv import app
-from npuenv.app.job import InstallOptions
+from npuenv import app, report
 from npuenv.cli.common import Ui, absolute, common_options, options_of, refuse_with, request_options
 from npuenv.cli.help import HelpfulCommand
 from npuenv.cli.progress import StepProgress
 from npuenv.cli.prompt import list_plan, show_changes, tell_notes
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
-from npuenv.report.plan import as_json
 
 if TYPE_CHECKING:
-    from npuenv.app.job import InstallResult
+    from npuenv.app import InstallOptions, InstallResult
     from npuenv.resolve.types import Request
 
 _FILE = click.Path(path_type=Path)
@@ -81,7 +79,7 @@ def command(
     _require_one(**{"--into": options["into"], "--target": target})
     if script and ui.is_json:
         raise BadInput(Message("cli.script-json"), Message("cli.script-json-hint"))
-    chosen = InstallOptions(
+    chosen = app.InstallOptions(
         target=str(absolute(Path(target))) if target else None,
         bundle=str(absolute(offline)) if offline else None,
         cann_files=tuple(str(absolute(path)) for path in cann_files),
@@ -122,7 +120,7 @@ def _show_plan(ui: Ui, request: Request, options: InstallOptions, *, as_script: 
         if error.hint:
             ui.say(Message("cli.hint", {"hint": error.hint}), err=True)
     if ui.is_json:
-        document = as_json(job.part, job.request.stack, job.target.root, ui.lang)
+        document = report.plan.as_json(job.part, job.request.stack, job.target.root, ui.lang)
         ui.print_json({**document, "exit": int(code), "lacks": [say(error.message, ui.lang) for error in lacks]})
         tell_notes(ui, job)
     else:
@@ -173,7 +171,7 @@ def _update(ui: Ui, request: Request, options: InstallOptions, *, yes: bool, is_
         show_changes(ui, found.job, found.changes)
     if ui.is_json:
         root = found.job.target.root if found.job else own.root
-        rows = [asdict(each) for each in found.changes]
+        rows = [each._asdict() for each in found.changes]
         ui.print_json({"schema": "npuenv.update/1", "exit": 0, "stack": own.stack, "target": root, "changes": rows})
     if found.job is None:
         ui.say(Message("install.up-to-date", {"stack": own.stack, "path": own.root}))

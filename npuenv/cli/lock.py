@@ -9,34 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from npuenv import app
-from npuenv.app.locks import compare_installed, packages_below
-from npuenv.app.published_locks import LocksProgress
+from npuenv import app, report
+from npuenv.app.progress import LocksProgress
 from npuenv.cli.common import Ui, common_options, options_of, refuse_with, request_options
 from npuenv.cli.help import HelpfulCommand
 from npuenv.cli.progress import CountBar, StepProgress
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
-from npuenv.lock.export import PYLOCK, files_by_hash, pylock_toml, requirements_txt
-from npuenv.lock.file import write_lock
-from npuenv.lock.make import ways_out
-from npuenv.lock.preconditions import why_impossible, why_missing
-from npuenv.lock.sbom import cyclonedx, installed_licences
-from npuenv.lock.store import put_text
-from npuenv.lock.uv_project import write_uv_project
-from npuenv.report.shelf import shelf_json, show_shelf, show_verified, verified_json, witnessed
-from npuenv.report.sources import sources_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from npuenv.app import LockedRequest
-    from npuenv.app.locks import InstalledComparison
+    from npuenv.app.lock_forms import InstalledComparison
     from npuenv.lock.file import Lock, LockedPackage
-    from npuenv.lock.uv import Resolver
     from npuenv.resolve.types import Request
 
-_MOST_WAYS_OUT = 3
 FORMS = ("toml", "requirements", "pylock", "cyclonedx", "uv")
 
 
@@ -99,7 +87,7 @@ def command(
     # Progress on stderr: stdout may be the lock.
     found = app.lock_request(request, options, StepProgress(replace(ui, is_json=True)))
     if installed is not None and form != "cyclonedx":
-        return _report_installed(ui, compare_installed(installed, found.stack, found.lock), found.lock)
+        return _report_installed(ui, app.lock_forms.compare_installed(installed, found.stack, found.lock), found.lock)
     _give(ui, found, form, bundle or installed, options.out)
     if found.lock.proof and not ui.is_json:
         _show_ways_out(ui, found)
@@ -134,24 +122,20 @@ def _report_installed(ui: Ui, compared: InstalledComparison, lock: Lock) -> int:
 
 
 def _show_ways_out(ui: Ui, found: LockedRequest) -> None:
-    for requirement, overruled in ways_out(found.stack, found.lock, found.resolver)[:_MOST_WAYS_OUT]:
+    for requirement, overruled in app.lock_forms.ways_out(found):
         args = {"requirement": requirement, "overruled": overruled or Message("locking.dependents")}
         ui.say(Message("locking.way-out", args), err=True)
 
 
 def _give(ui: Ui, found: LockedRequest, form: str, folder: Path | None, out: Path | None) -> None:
     """Prints or writes one lock, and says what it lacks. `folder`: what the form reads besides the lock."""
-    lock, resolver = found.lock, found.resolver
-    if form == "uv" and out:
-        path = write_uv_project(lock, found.stack.platform, resolver, out)
-        ui.say(Message("cli.locked-for-uv", {"path": str(path), "packages": len(lock.packages), "folder": str(out)}))
-    elif out or not ui.is_json:
-        name, text = _text(resolver, lock, form, folder, out)
-        if out:
-            path = put_text(text, out / name)
-            ui.say(Message("cli.locked", {"path": str(path), "packages": len(lock.packages)}))
-        else:
-            click.echo(text, nl=False)
+    lock = found.lock
+    if out:
+        path = app.lock_forms.put_lock_form(found, form, folder, out)
+        key = "cli.locked-for-uv" if form == "uv" else "cli.locked"
+        ui.say(Message(key, {"path": str(path), "packages": len(lock.packages), "folder": str(out)}))
+    elif not ui.is_json:
+        click.echo(app.lock_forms.lock_text(found, form, folder)[1], nl=False)
     if ui.is_json:
         ui.print_json(
             {
@@ -166,31 +150,15 @@ def _give(ui: Ui, found: LockedRequest, form: str, folder: Path | None, out: Pat
             }
         )
     if found.stack.sources_read is not None:
-        ui.say(sources_line(*found.stack.sources_read), err=True)
-    for says in witnessed(lock):
+        ui.say(report.sources.sources_line(*found.stack.sources_read), err=True)
+    for says in (*report.shelf.witnessed(lock), *report.shelf.gaps(lock, found.resolver)):
         ui.say(says, err=True)
-    for missing in lock.missing:
-        ui.say(Message("cli.lock-gap", {"why": why_missing(missing, resolver)}), err=True)
-    for why in why_impossible(lock.proof, "") if lock.proof else ():
-        ui.say(Message("cli.lock-gap", {"why": why}), err=True)
 
 
 def _package_json(package: LockedPackage) -> dict[str, object]:
     """A package of the document; `witnesses` only where its hashes were not given by an index."""
     row: dict[str, object] = {"name": package.name, "version": package.version, "index": package.index}
     return {**row, "witnesses": package.witnesses} if package.witnesses else row
-
-
-def _text(resolver: Resolver, lock: Lock, form: str, folder: Path | None, out: Path | None) -> tuple[str, str]:
-    """File name and text of a lock in one of the forms."""
-    if form == "cyclonedx":
-        licences = installed_licences(packages_below(folder)) if folder else {}
-        return f"{lock.stack}.{lock.platform}.cdx.json", cyclonedx(lock, licences)
-    if form == "requirements":
-        return f"{lock.stack}.{lock.platform}.txt", requirements_txt(lock, resolver.indexes)
-    if folder is not None:
-        return PYLOCK, pylock_toml(lock, files_by_hash(folder, out))
-    return lock.file_name, write_lock(lock)
 
 
 class _LockProgress(StepProgress, LocksProgress):
@@ -206,9 +174,9 @@ def _verify(ui: Ui, words: tuple[str, ...]) -> int:
     verified = app.verify_locks(words, _LockProgress(ui))
     if ui.is_json:
         document = {"schema": "npuenv.verify/1", "exit": int(verified.exit_code)}
-        ui.print_json({**document, "locks": verified_json(verified.locks)})
+        ui.print_json({**document, "locks": report.shelf.verified_json(verified.locks)})
     elif not ui.is_quiet or verified.exit_code is not ExitCode.FINE:
-        show_verified(verified.locks, ui.console(), ui.lang)
+        report.shelf.show_verified(verified.locks, ui.console(), ui.lang)
     return int(verified.exit_code)
 
 
@@ -218,10 +186,10 @@ def _lock_all(ui: Ui, request: Request, options: app.LockOptions) -> int:
     refuse_with("--all", {**options_of(changing), "--for NAME==RELEASE": "==" in (request.framework or "")})
     found = app.lock_published(request, options, _LockProgress(ui))
     if ui.is_json:
-        rows = shelf_json(found.rows, ui.lang)
+        rows = report.shelf.shelf_json(found.rows, ui.lang)
         ui.print_json({"schema": "npuenv.locks/1", "exit": int(found.exit_code), "rows": rows})
     elif not ui.is_quiet:
-        show_shelf(found.rows, ui.console(), ui.lang)
+        report.shelf.show_shelf(found.rows, ui.console(), ui.lang)
     if found.error is not None and not ui.is_json:
         raise found.error
     return int(found.exit_code)

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from npuenv import app
+from npuenv import app, report
 from npuenv.cli.common import Ui, common_options
 from npuenv.cli.help import HelpfulCommand
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.report.preflight import document, render_junit, sarif_document, show
 
 if TYPE_CHECKING:
     from npuenv.app import PreflightResult
@@ -69,10 +68,10 @@ def command(ui: Ui, *, words: tuple[str, ...], form: str | None, **options: Any)
 
 def _report(ui: Ui, result: PreflightResult, form: str) -> None:
     if form == "junit":
-        print(render_junit(result, ui.lang), end="", flush=True)
+        print(report.preflight.render_junit(result, ui.lang), end="", flush=True)
     elif form == "sarif":
-        ui.print_json(sarif_document(result, ui.lang))
+        ui.print_json(report.preflight.sarif_document(result, ui.lang))
     elif form == "json":
-        ui.print_json(document(result, ui.lang))
+        ui.print_json(report.preflight.document(result, ui.lang))
     else:
-        show(result, ui.console(), ui.lang, is_quiet=ui.is_quiet)
+        report.preflight.show(result, ui.console(), ui.lang, is_quiet=ui.is_quiet)

@@ -7,7 +7,7 @@ import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
-from npuenv.app.job import Progress
+from npuenv.app.progress import Progress
 from npuenv.core.messages import Message, say
 from npuenv.core.messages.visible import clean
 

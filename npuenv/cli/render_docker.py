@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from npuenv import app
-from npuenv.app.images import DOCKERFILE, FORMATS, ROOT
 from npuenv.cli.common import Command, Ui, common_options, request_options
 from npuenv.cli.help import HelpfulCommand
 from npuenv.cli.progress import StepProgress
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
-from npuenv.render.container.description import ContainerOptions
-from npuenv.render.container.formats import FORMS
+from npuenv.render.container.formats import DOCKERFILE, FORMATS, FORMS
 
 if TYPE_CHECKING:
     from npuenv.resolve.types import Request
 
-_ALL = "all"
+_ALL, _ROOT = "all", "root"
 _SYNONYMS = {synonym: name for name, form in FORMS.items() for synonym in form.synonyms}
 
 
 def container_options(command: Command) -> Command:
-    """Adds what is said about a running container; each option is a field of `ContainerOptions`."""
+    """Adds what is said about a running container; each option is a field of `app.ContainerOptions`."""
     decorated: Any = command
     for option in (
         click.option("--add-ons", "has_add_ons", is_flag=True, help="Mount /usr/local/Ascend/add-ons if it exists."),
@@ -62,7 +59,7 @@ def container_options(command: Command) -> Command:
 )
 @click.option("--base-digest", "digest", metavar="sha256:...", help="Pin the base image to this digest.")
 @click.option(
-    "--image-user", metavar="NAME", default=ROOT, show_default=True, help="User that owns and runs the image."
+    "--image-user", metavar="NAME", default=_ROOT, show_default=True, help="User that owns and runs the image."
 )
 @click.option(
     "--with-doctor/--without-doctor",
@@ -93,11 +90,12 @@ def command(
     STACK.HARDWARE.OS.run beside it. With --check, compares the image with the stack's published Dockerfile and lists
     every difference in base, packages, sources, order and settings.
     """
-    about = {"--base-digest": digest is not None, "--image-user": image_user != ROOT}
+    about = {"--base-digest": digest is not None, "--image-user": image_user != _ROOT}
     if with_doctor is not None:
         about["--with-doctor" if with_doctor else "--without-doctor"] = True
-    names = {item.name: "--" + item.name.removeprefix("has_").replace("_", "-") for item in fields(ContainerOptions)}
-    of_container = {names[item.name]: wish[item.name] != item.default for item in fields(ContainerOptions)}
+    container, unsaid = app.ContainerOptions(**wish), app.ContainerOptions()
+    names = ["--" + name.removeprefix("has_").replace("_", "-") for name in container._fields]
+    of_container = {name: said != default for name, said, default in zip(names, container, unsaid)}
     if is_check:
         _refuse("container.check-alone", {"--as": bool(forms), **about, **of_container, "--force": force})
         return _compare(ui, request)
@@ -108,7 +106,7 @@ def command(
         _refuse("container.needs-form", of_container, forms=tuple(FORMS))
     if DOCKERFILE not in formats:
         _refuse("container.image-needs-dockerfile", about, forms=",".join(formats))
-    options = app.ImageOptions(formats, digest, image_user, with_doctor is not False, ContainerOptions(**wish), ui.lang)
+    options = app.ImageOptions(formats, digest, image_user, with_doctor is not False, container, ui.lang)
     rendered = app.render_docker(request, options, StepProgress(ui))
     written = rendered.write(out, is_forced=force)
     if ui.is_json:

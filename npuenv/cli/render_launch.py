@@ -8,19 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from npuenv import app
-from npuenv.app.launch_files import WrittenFiles, framework_of, write_launch
+from npuenv import app, report
 from npuenv.cli.common import Ui, common_options, request_options
 from npuenv.cli.help import HelpfulCommand
 from npuenv.cli.progress import StepProgress
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
-from npuenv.preflight.memory.types import written_cards
-from npuenv.render.launch.generate import LaunchOptions, recipes
-from npuenv.render.launch.job import parse_overrides
 
 if TYPE_CHECKING:
     from npuenv.render.launch.generate import LaunchFiles
+    from npuenv.render.writing import WrittenFiles
     from npuenv.resolve.types import Request
 
 
@@ -60,19 +57,19 @@ def command(
     if request.stack is not None and "=" in request.stack:
         settings = (request.stack, *settings)
         request = replace(request, stack=None)
-    framework = framework_of(request)
+    framework = app.launch_files.framework_of(request)
     if is_list:
         return _list(ui, framework)
     if out is None:
         raise BadInput(Message("launch_roll.no-out"), Message("launch_roll.no-out-hint"))
-    options = LaunchOptions(overrides=parse_overrides(settings), **said)
+    options = app.LaunchOptions(overrides=app.launch_files.parse_overrides(settings), **said)
     host = click.get_current_context().params["host"]
     made = app.render_launch(request, options, StepProgress(ui), host=host, lang=ui.lang)
     is_refused = not (made.fits or force)
-    written = WrittenFiles() if is_refused else write_launch(made.files, out, is_forced=force)
+    written = app.launch_files.NOTHING_WRITTEN if is_refused else app.write_launch(made.files, out, is_forced=force)
     code = ExitCode.PROBLEMS if is_refused else ExitCode.FINE
     if ui.is_json:
-        ui.print_json(_document(made, written, ui.lang, int(code)))
+        ui.print_json(report.launch.document(made, written, ui.lang, int(code)))
     else:
         _show(ui, made, written, out, is_refused=is_refused)
     return int(code)
@@ -80,7 +77,8 @@ def command(
 
 def _list(ui: Ui, framework: str) -> int:
     found = {
-        name: about if isinstance(about, str) else say(about, ui.lang) for name, about in recipes(framework).items()
+        name: about if isinstance(about, str) else say(about, ui.lang)
+        for name, about in app.launch_files.recipes(framework).items()
     }
     if ui.is_json:
         document = {"schema": "npuenv.launch-recipes/1", "exit": 0, "framework": framework, "recipes": found}
@@ -90,55 +88,11 @@ def _list(ui: Ui, framework: str) -> int:
     return int(ExitCode.FINE)
 
 
-def _document(made: LaunchFiles, written: WrittenFiles, lang: str, code: int) -> dict[str, object]:
-    found = made.estimate
-    return {
-        "schema": "npuenv.launch/1",
-        "exit": code,
-        "framework": made.stack.framework,
-        "recipe": made.options.recipe,
-        "release": made.options.release,
-        "stack": made.stack.name,
-        "cards": {"per_node": made.job.cards.per_node, "nodes": made.job.cards.nodes, "because": made.because.key},
-        "placement": {
-            "layout": made.placement.layout,
-            "train": list(made.placement.train),
-            "infer": list(made.placement.infer),
-            "reference": list(made.placement.reference),
-        },
-        "estimate": {
-            "verdict": found.verdict,
-            "peak_gib": round(found.peak_gib, 1),
-            "memory_gib": found.memory_gib,
-            "shares": [{"role": each.role, "what": each.what, "gib": round(each.gib, 2)} for each in found.shares],
-            "says": [say(each, lang) for each in found.says],
-            "advice": [say(each, lang) for each in found.advice],
-        },
-        "notes": [say(each, lang) for each in made.notes],
-        "files": sorted(made.files),
-        "written": sorted(written.files),
-        "removed": sorted(written.removed),
-    }
-
-
 def _show(ui: Ui, made: LaunchFiles, written: WrittenFiles, out: Path, *, is_refused: bool) -> None:
-    placed = made.placement
-    cards = {
-        "train": written_cards(placed.train),
-        "infer": written_cards(placed.infer) or "-",
-        "reference": written_cards(placed.reference) or "-",
-    }
-    took = {"framework": made.stack.framework, "stack": made.stack.name}
-    took |= {"recipe": made.options.recipe, "release": made.options.release}
-    ui.say(Message("launch_roll.took", took))
-    ui.say(made.because)
-    ui.say(Message("launch_roll.placed", cards))
-    for note in made.notes:
-        ui.say(note)
-    for message in made.estimate.says if is_refused or ui.is_verbose else made.estimate.says[:1]:
+    for message in report.launch.head(made):
+        ui.say(message)
+    for message in report.launch.estimate(made, is_whole=is_refused or ui.is_verbose):
         ui.say(message, err=is_refused)
-    for message in made.estimate.advice:
-        ui.say(Message("launch_roll.advice", {"what": message}), err=is_refused)
     if is_refused:
         ui.say(Message("launch_roll.refused"), err=True)
         return

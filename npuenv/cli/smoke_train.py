@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from npuenv import app, smoke
+from npuenv import app, report
 from npuenv.cli.common import Ui, absolute, common_options
 from npuenv.cli.help import HelpfulCommand
 from npuenv.cli.progress import StepProgress
 from npuenv.core.errors import BadInput, CannotTell, ExitCode
 from npuenv.core.messages import Message, say
 from npuenv.host.writing import write_whole
-from npuenv.report import smoke as report
 from npuenv.terminal.ui import Interrupted, report_error
 
 if TYPE_CHECKING:
@@ -142,13 +141,13 @@ def run(
     if backend == "builtin":
         if app.training.leaves_cards_untested(environment, settings):
             ui.say(Message("smoke.cards-untested"), err=True)
-        if (head := smoke.head_elsewhere(settings)) is not None:
+        if (head := app.training.head_elsewhere(settings)) is not None:
             return _lend(ui, head, environment, settings)
 
     def watch(stream: Iterable[Record]) -> Iterable[Record]:
         if ui.is_quiet or ui.is_json:
             return stream
-        return report.watch(ui.console(), stream, ui.lang)
+        return report.smoke.watch(ui.console(), stream, ui.lang)
 
     place = absolute(out) if out else None
     options = app.SmokeOptions(backend, model, place, settings, ui.lang)
@@ -186,15 +185,15 @@ def _lend(ui: Ui, head: str, environment: Environment, settings: Mapping[str, st
 
 def _report(ui: Ui, result: SmokeResult, backend: str) -> ExitCode:
     records, code = result.records, result.exit_code
-    files = {"records": result.out / smoke.METRICS}
-    where = report.where_of(result.environment, records, has_cards=result.has_cards)
+    files = {"records": result.out / app.training.METRICS}
+    where = report.smoke.where_of(result.environment, records, has_cards=result.has_cards)
     shown: dict[str, Any] = {"cause": result.cause, "where": where, "lang": ui.lang}
     if ui.is_json:
         files |= _plot(ui, records, result.out) if backend == "builtin" else {}
-        ui.print_json(report.summary_json(records, result.findings, files=files, exit_code=int(code), **shown))
+        ui.print_json(report.smoke.summary_json(records, result.findings, files=files, exit_code=int(code), **shown))
         return code
     if not ui.is_quiet or code is not ExitCode.FINE:
-        report.print_summary(ui.console(), records, result.findings, files=files, is_quiet=ui.is_quiet, **shown)
+        report.smoke.print_summary(ui.console(), records, result.findings, files=files, is_quiet=ui.is_quiet, **shown)
     # After the verdict: importing what draws takes a while.
     for path in _plot(ui, records, result.out).values() if backend == "builtin" else ():
         ui.say(Message("smoke.plot", {"path": str(path)}))

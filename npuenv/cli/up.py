@@ -9,18 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from npuenv import app
-from npuenv.app.examine import FRAMEWORKS
-from npuenv.app.job import InstallOptions
-from npuenv.cli import doctor, smoke_train
 from npuenv.cli.common import Ui, common_options, request_options
 from npuenv.cli.help import HelpfulCommand
-from npuenv.cli.install import run_install
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message
-from npuenv.host.local import LocalHost
-from npuenv.install.active import environment_at
-from npuenv.install.locations import default_environment
-from npuenv.terminal.options import DoctorCommand
 
 if TYPE_CHECKING:
     from npuenv.resolve.types import Request
@@ -35,22 +27,25 @@ def command(ui: Ui, *, request: Request, yes: bool) -> int:
 
     `npuenv up --for cpu --yes` works on any Linux machine, without cards.
     """
+    from npuenv.cli import doctor, smoke_train  # each with its options, which the help of this one does not wait for
+    from npuenv.cli.install import run_install
+    from npuenv.terminal.options import DoctorCommand
+
     if not (request.stack or request.framework):
         raise BadInput(Message("cli.up-what"), Message("cli.up-what-hint"))
     _heading(ui, "doctor")
     stack = app.resolve(app.resolution.for_this_machine(request))
-    environment = default_environment(stack.name) / "bin" / "python"
     # The Python that trains; before there is one, the running one, which is not judged for what is about to come.
-    python = str(environment) if environment.exists() else sys.executable
-    framework = stack.framework if stack.framework in FRAMEWORKS else None
+    python = app.training.installed_python(stack.name) or sys.executable
+    framework = stack.framework if stack.framework in app.examine.FRAMEWORKS else None
     judged = doctor.run(ui, DoctorCommand(framework=framework, is_installing=True), python)
     if judged is not ExitCode.FINE:
         ui.say(Message("cli.up-doctor-stops"), err=True)
         return int(judged)
     _heading(ui, "install")
-    target = run_install(ui, request, InstallOptions(fill=yes, again=("npuenv", *sys.argv[1:])), yes=yes)
+    target = run_install(ui, request, app.InstallOptions(fill=yes, again=("npuenv", *sys.argv[1:])), yes=yes)
     _heading(ui, "smoke-train")
-    return int(smoke_train.run(ui, environment_at(LocalHost(), str(target), "installed")))
+    return int(smoke_train.run(ui, app.training.installed_in(target)))
 
 
 def _heading(ui: Ui, name: str) -> None:

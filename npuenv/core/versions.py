@@ -164,12 +164,13 @@ def _accepts_plainly(requirement: str, version: str) -> bool | None:
 
     To load packaging's specifiers takes 20 to 25 ms, more than all of a resolution's comparisons.
     """
-    bounds = plain_bounds(requirement)
-    if bounds is None or not _PLAIN.fullmatch(version):
+    bounds, public = plain_bounds(requirement), version.partition("+")[0]
+    if bounds is None or not _PLAIN.fullmatch(public):
         return None
-    has = python_version(version)
+    python_version(version)  # its label too must be one; no plain bound looks at it
+    has = python_version(public)
     # Which pre-releases and post-releases `<`, `>` and a prefix take has rules of its own.
-    is_release = has.base_version == version
+    is_release = has.base_version == public
     if not is_release and any(sign in ("<", ">") or text[-1] == "*" for sign, text in bounds):
         return None
     return all(_meets(has, sign, text) for sign, text in bounds)

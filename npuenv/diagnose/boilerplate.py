@@ -18,23 +18,28 @@ _LONGEST_FIELD = 200  # characters that a program fills in
 
 def drop_boilerplate(lines: Iterable[PasteLine], rows: Sequence[BoilerplateRow]) -> tuple[PasteLine, ...]:
     """The same lines, the fixed text of some rows taken out of what is matched; what is shown stays."""
-    patterns = [_compiled(text) for row in rows for text in row.texts]
-    return tuple(_without(line, patterns) for line in lines)
+    fixed = [(_anchor(text), text) for row in rows for text in row.texts]
+    return tuple(_without(line, fixed) for line in lines)
 
 
-def _without(line: PasteLine, patterns: Sequence[tuple[str, re.Pattern[str]]]) -> PasteLine:
+def _without(line: PasteLine, fixed: Sequence[tuple[str, str]]) -> PasteLine:
     text, lower = line.text, line.text.lower()
-    for anchor, pattern in patterns:
+    for anchor, each in fixed:
         if anchor in lower:
-            text = pattern.sub(lambda match: " ".join(("", *match.groups(), "")), text)
+            text = _pattern(each).sub(lambda match: " ".join(("", *match.groups(), "")), text)
     return line if text == line.text else replace(line, text=text.rstrip())
 
 
+def _anchor(text: str) -> str:
+    """A word that each match has, in lower case: most patterns are never needed, and many take long to compile."""
+    return max(text.removesuffix("**").replace("*", " ").split(), key=len).lower()
+
+
 @functools.lru_cache(maxsize=1024)
-def _compiled(text: str) -> tuple[str, re.Pattern[str]]:
-    """A word that each match has, in lower case, and the pattern, in which each field is a group."""
+def _pattern(text: str) -> re.Pattern[str]:
+    """The pattern of a fixed text, in which each field is a group."""
     whole = text.removesuffix("**")
     parts = whole.split("*")
     fields = f"(.{{0,{_LONGEST_FIELD}}}?)".join(re.sub(r"(\\ )+", r"\\s+", re.escape(part)) for part in parts)
     rest = ".*" if text.endswith("**") else ""
-    return max(whole.replace("*", " ").split(), key=len).lower(), re.compile(fields + rest, re.IGNORECASE)
+    return re.compile(fields + rest, re.IGNORECASE)

@@ -95,7 +95,9 @@ def to_json(facts: Facts) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: dataclasses as mappings, enumerations as their words, tuples as lists."""
+    """A value as JSON has it: what has named fields as a mapping, enumerations as their words, tuples as lists."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return plain(value._asdict())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, enum.Enum):

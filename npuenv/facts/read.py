@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
@@ -55,20 +55,24 @@ def first_line(text: str) -> str:
 
 
 def from_json(kind: type[T], found: Mapping[str, Any]) -> T:
-    """The dataclass of a JSON object with its fields' names; fields with a default may be missing.
+    """The dataclass or NamedTuple of a JSON object with its fields' names; fields with a default may be missing.
 
     Raises KeyError, TypeError, AttributeError or ValueError for what a foreign interpreter or capture may hold.
     """
     hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]
-    names = [item.name for item in fields(kind) if item.name in found or _is_required(item)]  # type: ignore[arg-type]
+    names = [name for name, is_required in _fields(kind) if name in found or is_required]  # type: ignore[arg-type]
     return kind(**{name: _value(hints[name], found[name]) for name in names})
 
 
 _hints = functools.cache(get_type_hints)
 
 
-def _is_required(item: Field[Any]) -> bool:
-    return item.default is MISSING and item.default_factory is MISSING
+@functools.cache
+def _fields(kind: Any) -> tuple[tuple[str, bool], ...]:
+    """The name of each field, and whether it has no default."""
+    if issubclass(kind, tuple):
+        return tuple((name, name not in kind._field_defaults) for name in kind._fields)
+    return tuple((item.name, item.default is MISSING and item.default_factory is MISSING) for item in fields(kind))
 
 
 def _value(kind: Any, value: Any) -> Any:
@@ -78,4 +82,5 @@ def _value(kind: Any, value: Any) -> Any:
         return tuple(_value(get_args(kind)[0], item) for item in value)
     if get_origin(kind) is Mapping:
         return {str(key): _value(get_args(kind)[1], item) for key, item in value.items()}
-    return from_json(kind, value) if hasattr(kind, "__dataclass_fields__") else kind(value)
+    has_fields = hasattr(kind, "_fields") or hasattr(kind, "__dataclass_fields__")
+    return from_json(kind, value) if has_fields else kind(value)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,8 +40,7 @@ class PathState(enum.Enum):
     UNREADABLE = "unreadable"  # it exists, or may, but could not be read
 
 
-@dataclass(frozen=True, slots=True)
-class Looked:
+class Looked(NamedTuple):
     """The result of reading a path. `text` is a file's content, `names` a folder's sorted entries; else empty."""
 
     path: str

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from npuenv.host.secrets import (
     CACHE_SIZE,
@@ -57,8 +56,7 @@ _SERVERS = (
 _ANY_WORD = any_word_pattern(word for words, _ in (*_USERS, *_HOSTS, *_SERVERS) for word in words)
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
+class Names(NamedTuple):
     """The private names in a text, with repetitions."""
 
     users: tuple[str, ...] = ()

@@ -9,8 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -52,8 +51,7 @@ _VALUE = r"""(?:(?<=")(?:[^"\\\n]|\\+(?![\\"]))+|(?<=')(?:[^'\\\n]|\\+(?![\\']))
 _GAP = r"[\s\0]"  # a process separates its arguments by zero bytes
 
 
-@dataclass(frozen=True, slots=True)
-class SecretRule:
+class SecretRule(NamedTuple):
     """Secrets of one pattern. `words` are in lower case; every line with such a secret contains one of them."""
 
     words: tuple[str, ...]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from npuenv.core.messages import Message
 from npuenv.facts.manifest import MARKER, describe
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
     from npuenv.install.environments import EnvironmentEntry
 
 
-@dataclass(frozen=True, slots=True)
-class Environment:
+class Environment(NamedTuple):
     """A Python with its packages, and how it was chosen."""
 
     python: str  # absolute

@@ -9,9 +9,8 @@ import json
 import os
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npuenv import __version__
 from npuenv.core.errors import BadInput, StepFailed
@@ -68,8 +67,7 @@ def _point(link: Path, root: Path) -> None:
     settle(link.parent)
 
 
-@dataclass(frozen=True, slots=True)
-class PackageChange:
+class PackageChange(NamedTuple):
     """A package or source that is not the same in both; "" where one side does not have it."""
 
     name: str
@@ -136,8 +134,7 @@ _OWN = ".npuenv"
 _RUNNING = f"{_OWN}/running"  # its lock is held during any operation on the environment
 
 
-@dataclass(frozen=True, slots=True)
-class EnvironmentEntry:
+class EnvironmentEntry(NamedTuple):
     """An environment and its role among those of its stack."""
 
     described: Described

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import posixpath
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
     from npuenv.lock.file import Lock
 
 
-@dataclass(frozen=True, slots=True)
-class EnvironmentPlace:
+class EnvironmentPlace(NamedTuple):
     """An environment's folder, and the link to a stack's current one (None in a folder of the user's choice)."""
 
     root: str

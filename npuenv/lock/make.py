@@ -34,7 +34,7 @@ from npuenv.lock.uv import (
     deciding_line,
     environ,
     is_out_of_reach,
-    list_exact,
+    probe,
     require_reached,
     undated,
     write_inputs,
@@ -102,13 +102,6 @@ class Solved:
     proof: tuple[Proof, ...] = ()
 
 
-def find_uv() -> str:
-    """The path of the uv program that belongs to this installation."""
-    import uv
-
-    return str(uv.find_uv_bin())
-
-
 def make_lock(stack: Stack, resolver: Resolver) -> Lock:
     """The lock of a stack for its platform: complete, or partial with a reason for each missing hash.
 
@@ -170,13 +163,6 @@ def made_with(resolver: Resolver) -> str:
     """
     uv = " ".join(resolver.run(("--version",)).out.split()[:2])
     return f"npuenv {npuenv.__version__}, {uv}"
-
-
-def probe(name: str, version: str, label: str, stack: Stack, resolver: Resolver) -> Ran:
-    """Runs uv with the index `label` only; it succeeds if the index has this version for the stack's platform."""
-    env = {"UV_HTTP_RETRIES": "0"}
-    with tempfile.TemporaryDirectory(prefix="npuenv-probe-") as folder:
-        return list_exact([f"{name}=={version}"], stack.platform, resolver, Path(folder), label=label, env=env)[0]
 
 
 def _supply(stack: Stack, resolver: Resolver, known: Known) -> Supply:

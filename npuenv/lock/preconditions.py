@@ -10,8 +10,7 @@ from npuenv.core.errors import NothingFits
 from npuenv.core.messages import Message
 from npuenv.facts.pip import without_secrets
 from npuenv.lock.file import IMPOSSIBLE, Lock, Missing, Proof
-from npuenv.lock.make import probe
-from npuenv.lock.uv import Resolver, is_out_of_reach
+from npuenv.lock.uv import Resolver, is_out_of_reach, probe
 from npuenv.lock.wheels import wheels_in_links
 from npuenv.resolve.suggestions import command
 from npuenv.resolve.types import Request

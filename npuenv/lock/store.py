@@ -1,4 +1,8 @@
-"""Folders of locks: those shipped with npuenv, and those made on this machine."""
+"""Folders of locks, those shipped and those made on this machine, and a lock as one generation of cards takes it.
+
+Locks that several generations share build some components from source, which fits all of them; `for_chip` takes wheels
+that are built for the cards instead.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import npuenv
+from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.host.writing import write_whole
-from npuenv.lock.file import Lock, read_lock, write_lock
+from npuenv.lock.file import IMPOSSIBLE, STACK, Lock, LockedPackage, read_lock, write_lock
 from npuenv.lock.inputs import inputs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
+    from npuenv.matrix.rows import ChipWheel
     from npuenv.resolve.types import Stack
 
 
@@ -137,3 +143,34 @@ def put_text(text: str, path: Path) -> Path:
 def _stack_of(file_name: str) -> str:
     """`verl-0.7.1-cann8.5.0.aarch64-cp311-glibc2.28.toml` -> `verl-0.7.1-cann8.5.0`."""
     return re.sub(r"\.[a-z0-9_]+-cp3\d+-glibc\d+\.\d+\.toml$", "", file_name)
+
+
+def for_chip(stack: Stack, lock: Lock, given: Collection[str] = ()) -> tuple[Stack, Lock]:
+    """The stack and its lock with each wheel for the stack's cards in the place of a build; unchanged without one.
+
+    `given`: sources that the user supplies; they are built. A wheel for a newer C library raises that of the lock.
+    """
+    if lock.status == IMPOSSIBLE:
+        return stack, lock
+    built = {source.name for source in lock.sources} - {versions.normalised(name) for name in given}
+    wheels = [each.wheel for each in stack.git_sources if each.wheel and each.wheel.sha256 and each.name in built]
+    if wheels:
+        names = {wheel.name for wheel in wheels}
+        glibc = max((stack.platform.glibc, *(wheel.glibc for wheel in wheels)), key=_minor)
+        lock = replace(
+            lock,
+            platform=replace(stack.platform, glibc=glibc).tag,
+            packages=tuple(sorted((*lock.packages, *map(_locked, wheels)), key=lambda package: package.name)),
+            sources=tuple(source for source in lock.sources if source.name not in names),
+        )
+    is_for_chip = any(lock.package(source.name) for source in stack.git_sources)
+    return as_locked(stack, lock) if is_for_chip else stack, lock
+
+
+def _locked(wheel: ChipWheel) -> LockedPackage:
+    index = None if wheel.index == "default" else wheel.index
+    return LockedPackage(wheel.name, wheel.version, (wheel.sha256,), index, (STACK,))
+
+
+def _minor(glibc: str) -> int:
+    return int(glibc.partition(".")[2])

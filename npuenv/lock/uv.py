@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tempfile
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
@@ -20,11 +22,10 @@ from npuenv.lock.wheels import uv_platform, write_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from npuenv.host.base import Host, Ran
     from npuenv.lock.file import Missing
-    from npuenv.resolve.types import Platform
+    from npuenv.resolve.types import Platform, Stack
 
 RESOLVE_TIMEOUT_S = 600.0
 PROJECT = "npuenv-lock"
@@ -42,6 +43,13 @@ _OUT_OF_REACH = (
 
 # uv wraps its messages at the width of COLUMNS; they are parsed line by line.
 _PLAIN = {"COLUMNS": "100000", "NO_COLOR": "1"}
+
+
+def find_uv() -> str:
+    """The path of the uv program that belongs to this installation."""
+    import uv
+
+    return str(uv.find_uv_bin())
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +115,13 @@ def list_exact(
         variables["UV_DEFAULT_INDEX"] = named_index(label, resolver.indexes[label], variables)
     ran = resolver.run(argv, env=variables, is_cut_off=bool(label))
     return ran, load_file(found).get("packages", []) if ran.code == 0 else []
+
+
+def probe(name: str, version: str, label: str, stack: Stack, resolver: Resolver) -> Ran:
+    """Runs uv with the index `label` only; it succeeds if the index has this version for the stack's platform."""
+    env = {"UV_HTTP_RETRIES": "0"}
+    with tempfile.TemporaryDirectory(prefix="npuenv-probe-") as folder:
+        return list_exact([f"{name}=={version}"], stack.platform, resolver, Path(folder), label=label, env=env)[0]
 
 
 def write_inputs(inputs: Inputs, supply: Supply, resolver: Resolver, folder: Path) -> tuple[str, ...]:

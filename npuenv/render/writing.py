@@ -6,7 +6,7 @@ import os
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
@@ -15,6 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 _MODE, _SCRIPT_MODE = 0o644, 0o755
+
+
+class WrittenFiles(NamedTuple):
+    """The names of files: what was written, and what was left there by an earlier run on several nodes."""
+
+    files: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
 
 
 def write_files(

@@ -7,8 +7,7 @@ this file.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npuenv import __version__
 from npuenv.checks import by_severity, exit_code
@@ -35,8 +34,7 @@ LAYERS = (
 _LAST = ("devices.computes",)  # needs all of the layers, so it is the consequence wherever another one is ill
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(NamedTuple):
     """What a run was asked to judge, and how far it went."""
 
     level: int = 1
@@ -44,8 +42,7 @@ class Scope:
     stack: str | None = None  # --stack
 
 
-@dataclass(frozen=True, slots=True)
-class FindingGroup:
+class FindingGroup(NamedTuple):
     """Findings that are told together: one, or several that could not be judged for one and the same reason."""
 
     findings: tuple[Finding, ...]

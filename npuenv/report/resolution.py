@@ -71,6 +71,7 @@ def show_reasons(stack: Stack, console: Console, lang: str = "en", *, package: s
 
     Raises BadInput for a package that the stack does not speak of.
     """
+    package = versions.normalised(package) if package else None
     lines = Lines(console, lang, "stack")
     pins = [pin for pin in stack.pins if package in (None, pin.name)]
     overrides = [

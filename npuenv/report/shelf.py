@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.messages import Message, say
 from npuenv.lock.file import COMPLETE, IMPOSSIBLE, PARTIAL, STATUSES
-from npuenv.lock.preconditions import why_impossible
+from npuenv.lock.preconditions import why_impossible, why_missing
 from npuenv.lock.verify import LOST, Availability
 from npuenv.resolve.types import Stack
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from npuenv.lock.file import Lock
+    from npuenv.lock.uv import Resolver
     from npuenv.lock.verify import VerifiedPackage
     from npuenv.maintain.lock_all import GridRow
     from npuenv.resolve.types import Conflict, Request
@@ -91,6 +92,13 @@ def witnessed(lock: Lock) -> tuple[Message, ...]:
         for p in lock.packages
         if p.witnesses
     )
+
+
+def gaps(lock: Lock, resolver: Resolver) -> tuple[Message, ...]:
+    """What a lock lacks, and the proof of one that is impossible."""
+    missing = tuple(why_missing(each, resolver) for each in lock.missing)
+    proof = why_impossible(lock.proof, "") if lock.proof else ()
+    return tuple(Message("cli.lock-gap", {"why": why}) for why in (*missing, *proof))
 
 
 def shelf_page(rows: Sequence[ShelfRow], lang: str = "en") -> str:

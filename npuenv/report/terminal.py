@@ -8,8 +8,7 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from npuenv.checks import title
 from npuenv.core.errors import BadInput
@@ -50,8 +49,7 @@ _NOT_AT_THIS_LEVEL = "checks.skip-level"
 _ROOM = 1 << 20  # rich cuts what is wider than its console; commands must stay whole
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(NamedTuple):
     """What the report is written on. Without `is_terminal` nothing is folded, so that a log keeps commands whole."""
 
     width: int = 100
@@ -60,8 +58,7 @@ class Page:
     is_unicode: bool = True  # False: the terminal's encoding has no tree lines
 
 
-@dataclass(frozen=True, slots=True)
-class Manner:
+class Manner(NamedTuple):
     """How much is said, and how.
 
     `restore` turns stand-ins back into this machine's names: in commands, and on a terminal in sentences too.
@@ -79,8 +76,7 @@ class Manner:
     deeper: str = ""  # the command line that looks further; "": nothing further to look at
 
 
-@dataclass(frozen=True, slots=True)
-class Branch:
+class Branch(NamedTuple):
     """What stands below a finding. `commands` are never folded, so that they can be copied."""
 
     spans: tuple[Span, ...]

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from npuenv.core.messages import Message
+from npuenv.matrix.release_stacks import all_recipes, recipe_named
 from npuenv.resolve.candidate import by_preference, is_asked_for
 from npuenv.resolve.names import checked
-from npuenv.resolve.release_stacks import all_recipes, recipe_named
 from npuenv.resolve.search import evaluate, first_fit
 from npuenv.resolve.stack import build
 from npuenv.resolve.types import Request

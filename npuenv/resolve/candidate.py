@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.core import versions
-from npuenv.resolve.release_stacks import all_recipes
+from npuenv.matrix.release_stacks import all_recipes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

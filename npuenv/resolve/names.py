@@ -11,8 +11,8 @@ from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.matrix.keys import known_releases
+from npuenv.matrix.release_stacks import all_recipes, recipe_named
 from npuenv.resolve.candidate import packages
-from npuenv.resolve.release_stacks import all_recipes, recipe_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

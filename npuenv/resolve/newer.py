@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from packaging.version import InvalidVersion, Version
 
 from npuenv.core.messages import Message
+from npuenv.matrix.release_stacks import all_recipes, recipe_named
 from npuenv.resolve import resolve
-from npuenv.resolve.release_stacks import all_recipes, recipe_named
 from npuenv.resolve.types import Conflict
 
 if TYPE_CHECKING:

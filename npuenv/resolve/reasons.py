@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from npuenv.core import versions
 from npuenv.core.messages import Message
+from npuenv.matrix.compatibility import pairing
 from npuenv.matrix.rows import RecipePin, TritonAscend, VllmAscend
 from npuenv.resolve.candidate import Candidate, same
-from npuenv.resolve.compatibility import pairing
 from npuenv.resolve.rules import matrix_conflicts
 from npuenv.resolve.types import Reason, Request
 

@@ -21,9 +21,9 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
+from npuenv.matrix.release_stacks import recipe_named
 from npuenv.resolve.candidate import Candidate, candidate_of, choices
 from npuenv.resolve.clash_identity import clash_key, keys_of
-from npuenv.resolve.release_stacks import recipe_named
 from npuenv.resolve.rules import matrix_conflicts, relaxable_by, unmet_requests
 from npuenv.resolve.types import Clash
 

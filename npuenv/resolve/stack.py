@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from npuenv.core import versions
 from npuenv.core.messages import Message
+from npuenv.matrix.compatibility import pairing
+from npuenv.matrix.release_stacks import partner_overrides
 from npuenv.matrix.rows import RecipeGit, RecipeOverride, RecipePin
 from npuenv.resolve.chip_wheels import chip_wheel, chip_wheel_notes
-from npuenv.resolve.compatibility import pairing
 from npuenv.resolve.evidence import public_run, seen_elsewhere, sources_read
 from npuenv.resolve.model_types import missing_type
 from npuenv.resolve.reasons import because, because_asked, why_not_newer
-from npuenv.resolve.release_stacks import partner_overrides
 from npuenv.resolve.types import BuildStep, GitSource, Override, Pin, Platform, Reason, Request, Stack
 
 if TYPE_CHECKING:

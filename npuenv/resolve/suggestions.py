@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.messages import Message
 from npuenv.matrix import Matrix
+from npuenv.matrix.release_stacks import all_recipes
 from npuenv.resolve.names import says_something
-from npuenv.resolve.release_stacks import all_recipes
 from npuenv.resolve.rules import OPTIONS
 from npuenv.resolve.search import evaluate
 from npuenv.resolve.types import Clash, Conflict, Request, Stack, WayOut

@@ -1,4 +1,4 @@
-"""Locks as a Python program gets them: which lock counts, when one is made, and what departs from it."""
+"""Locks as a Python program gets them: which lock counts, and when one is made."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.app import LockOptions, lock, lock_request
-from npuenv.app.locks import compare_installed
 from npuenv.app.resolution import own_locks
 from npuenv.cli.progress import StepProgress
-from npuenv.core.errors import BadInput, CannotTell, ExitCode
+from npuenv.core.errors import CannotTell, ExitCode
 from npuenv.facts.pip import pip_settings
 from npuenv.host.local import LocalHost
 from npuenv.lock.file import Missing
-from npuenv.lock.make import find_uv
 from npuenv.lock.store import put_lock
-from npuenv.lock.uv import Resolver
+from npuenv.lock.uv import Resolver, find_uv
 from npuenv.resolve.types import Request
 from npuenv.terminal.ui import Ui
 from tests.cli.test_lock import NOWHERE, cpu_stack, lock_by_hand, offer, own_lock, tiny_stack
@@ -75,12 +73,3 @@ def test_offline_a_lock_is_not_made_from_an_index(home: Path, fresh_uv_cache: Pa
     with pytest.raises(CannotTell, match=r"lock\.index-out-of-reach"):
         lock_request(CPU, LockOptions(renew=True, is_offline=True))
     assert not own_locks().exists()
-
-
-def test_a_folder_without_the_packages_is_not_as_locked(tmp_path: Path) -> None:
-    stack = cpu_stack()
-    found = compare_installed(tmp_path, stack, lock_by_hand(stack, {}))
-    assert found.exit_code is ExitCode.PROBLEMS and found.num_unexplained == len(found.found)
-    assert ("torch", "consistent.not-as-locked") in {(each.who, each.says.key) for each in found.found}
-    with pytest.raises(BadInput, match=r"consistent\.no-folder"):
-        compare_installed(tmp_path / "none", stack, lock_by_hand(stack, {}))

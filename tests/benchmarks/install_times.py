@@ -116,7 +116,7 @@ class Bench:
 
     def __init__(self, name: str, wheels: Path, scratch: Path) -> None:
         from npuenv.lock.file import read_lock
-        from npuenv.lock.make import find_uv
+        from npuenv.lock.uv import find_uv
         from npuenv.matrix import load_matrix
         from npuenv.resolve import resolve
         from npuenv.resolve.types import Request, Stack

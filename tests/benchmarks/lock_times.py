@@ -39,8 +39,8 @@ def main() -> None:
     from npuenv.facts.pip import pip_settings
     from npuenv.host.local import LocalHost
     from npuenv.lock.inputs import inputs_of
-    from npuenv.lock.make import find_uv, make_lock
-    from npuenv.lock.uv import Resolver, Supply, pip_compile
+    from npuenv.lock.make import make_lock
+    from npuenv.lock.uv import Resolver, Supply, find_uv, pip_compile
     from npuenv.matrix import load_matrix
     from npuenv.resolve import resolve
     from npuenv.resolve.types import Request, Stack

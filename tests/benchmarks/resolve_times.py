@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.toml_input import load_file
 from npuenv.matrix import Matrix, load_matrix
+from npuenv.matrix.release_stacks import all_recipes
 from npuenv.resolve import published, resolve
-from npuenv.resolve.release_stacks import all_recipes
 from npuenv.resolve.types import Request
 
 ROOT = Path(__file__).resolve().parent.parent.parent

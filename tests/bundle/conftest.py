@@ -26,8 +26,8 @@ from npuenv.core.messages import Message
 from npuenv.facts.pip import pip_settings
 from npuenv.host.local import LocalHost
 from npuenv.lock.file import Lock, LockedPackage, write_lock
-from npuenv.lock.make import find_uv, make_lock
-from npuenv.lock.uv import Resolver
+from npuenv.lock.make import make_lock
+from npuenv.lock.uv import Resolver, find_uv
 from npuenv.lock.wheels import write_wheel
 from npuenv.matrix import load_matrix
 from npuenv.resolve.types import BuildStep, GitSource, Pin, Platform, Reason, Request, Stack

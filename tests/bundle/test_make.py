@@ -37,7 +37,7 @@ from npuenv.core.messages import Message, say
 from npuenv.core.plan import Run
 from npuenv.install.failures import reason
 from npuenv.lock.file import Lock, Missing, read_lock
-from npuenv.lock.make import find_uv
+from npuenv.lock.uv import find_uv
 from npuenv.lock.wheels import write_wheel
 from npuenv.matrix import load_matrix
 from npuenv.resolve.types import GitSource, Platform, Request, Stack

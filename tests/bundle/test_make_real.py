@@ -16,9 +16,8 @@ from npuenv.bundle.sources import find_source
 from npuenv.core.errors import CannotTell
 from npuenv.facts.pip import pip_settings
 from npuenv.host.local import LocalHost
-from npuenv.lock.make import find_uv
 from npuenv.lock.store import find_lock
-from npuenv.lock.uv import Resolver
+from npuenv.lock.uv import Resolver, find_uv
 from npuenv.lock.wheels import uv_platform
 from npuenv.matrix import load_matrix
 from npuenv.resolve import resolve

@@ -63,7 +63,7 @@ def custom(path: str, *, is_there: bool = True, chips: tuple[str, ...] | None = 
 
 
 def atb(**values: Any) -> Change:
-    return put(atb=dataclasses.replace(Atb(ATB, "1", True, True), **values))
+    return put(atb=Atb(ATB, "1", True, True)._replace(**values))
 
 
 def with_table(name: str) -> Change:
@@ -136,7 +136,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ),
     ("cann.one-version", put(entries=(LIBRARY,)), Status.SKIP, ""),
     ("cann.gone", entries(entry("LD_LIBRARY_PATH", f"{OLD}/lib64", OLD, is_there=False)), Status.WARN, "8.3.RC1"),
-    ("cann.gone", put(entries=(dataclasses.replace(HOME, is_there=False),)), Status.OK, ""),
+    ("cann.gone", put(entries=(HOME._replace(is_there=False),)), Status.OK, ""),
     (
         "cann.stand-ins",
         variables(LD_LIBRARY_PATH=f"{ROOT}/aarch64-linux/devlib:{ROOT}/lib64"),
@@ -288,7 +288,7 @@ def test_libraries_under_another_name_of_the_same_install_count_as_sourced() -> 
     by_link = entry("LD_LIBRARY_PATH", f"{latest}/lib64", latest, real=ROOT)
     change = both(variables(LD_LIBRARY_PATH=f"{latest}/lib64"), entries(by_link))
     assert find(change(HEALTHY), "cann.sourced").status is Status.OK
-    untold = both(variables(LD_LIBRARY_PATH=f"{latest}/lib64"), entries(dataclasses.replace(by_link, real="")))
+    untold = both(variables(LD_LIBRARY_PATH=f"{latest}/lib64"), entries(by_link._replace(real="")))
     assert find(untold(HEALTHY), "cann.sourced").status is Status.FAIL
 
 
@@ -334,7 +334,7 @@ def test_kernels_that_are_hollow_or_of_another_chip_are_shown_where_they_lie() -
 def test_only_a_folder_of_cann_is_opened_to_all_and_never_a_whole_home(
     path: str, commands: tuple[tuple[str, ...], ...]
 ) -> None:
-    shut = dataclasses.replace(SHUT, path=path)
+    shut = SHUT._replace(path=path)
     cure = find(both(lost("toolkit"), put(closed=shut))(HEALTHY), "cann.found").fix
     assert cure is not None and cure.commands == commands and not cure.is_automatic
     assert say(cure.says) != say(cure.says, "zh")

@@ -52,7 +52,7 @@ ME = Account(1000, 1000, "bob", (1000,), ("bob",))
 BOARD = Board(0, None, None, None, None, None, "25.5.1", "7.8.0.5.216", "OK", None, None)
 SPOD = Spod(0, 0, 16777216, 384, 0, 4)
 RUN = DeviceRun(0, True, True, 0.001, 1, "")
-EIGHT = tuple(dataclasses.replace(RUN, number=number) for number in range(8))
+EIGHT = tuple(RUN._replace(number=number) for number in range(8))
 
 
 def table_of(name: str) -> SmiTable:
@@ -72,7 +72,7 @@ def ill(status: str, *codes: str) -> Change:
 def holder(**values: object) -> Change:
     """A process on NPU 2, in the table and as this session sees it."""
     first = Holder(2, 0, 4711, "python", 41230, False, True, 1000, False)
-    held = dataclasses.replace(first, **values)  # type: ignore[arg-type]
+    held = first._replace(**values)  # type: ignore[arg-type]
     row = NpuProcess(2, 0, 4711, "python", 41230)
     return both(part("smi", processes=(row,)), put(holders=(held,), account=ME))
 
@@ -90,7 +90,7 @@ def without(*numbers: int) -> Change:
 
 
 def chips(*suffixes: str) -> Change:
-    return put(chips=tuple(dataclasses.replace(BOARD, chip_name="Ascend910", npu_name=suffix) for suffix in suffixes))
+    return put(chips=tuple(BOARD._replace(chip_name="Ascend910", npu_name=suffix) for suffix in suffixes))
 
 
 def links(word: str, count: int = 8, **changes: str) -> Change:
@@ -176,21 +176,21 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("cards.memory", ecc(HBM_Double_Bit_Isolated_Pages_Count=1), Status.WARN, "3.0"),
     ("cards.memory", ecc(HBM_Single_Bit_Error_Count=9, HBM_Double_Bit_Aggregate_Total_Err_Cnt=1), Status.OK, "1 cards"),
     ("cards.alike",
-     put(boards=(BOARD, dataclasses.replace(BOARD, firmware="7.7.0.6.236"))),
+     put(boards=(BOARD, BOARD._replace(firmware="7.7.0.6.236"))),
      Status.WARN, "7.7.0.6.236"),
-    ("cards.alike", put(boards=(BOARD, dataclasses.replace(BOARD, driver="25.2.0"))), Status.WARN, "25.2.0"),
+    ("cards.alike", put(boards=(BOARD, BOARD._replace(driver="25.2.0"))), Status.WARN, "25.2.0"),
     ("cards.alike",
-     put(boards=(BOARD, dataclasses.replace(BOARD, firmware=None, driver=None))),
+     put(boards=(BOARD, BOARD._replace(firmware=None, driver=None))),
      Status.UNKNOWN, "cards 0"),
-    ("cards.compatible", put(boards=(dataclasses.replace(BOARD, compatibility="NOT OK"),)), Status.FAIL, "NPU 0"),
-    ("cards.compatible", put(boards=(dataclasses.replace(BOARD, compatibility="NOT SUPPORT"),)), Status.SKIP, "report"),
+    ("cards.compatible", put(boards=(BOARD._replace(compatibility="NOT OK"),)), Status.FAIL, "NPU 0"),
+    ("cards.compatible", put(boards=(BOARD._replace(compatibility="NOT SUPPORT"),)), Status.SKIP, "report"),
     ("cards.linked", links("HCCS", n1_6="SYS"), Status.WARN, "1-6"),
     ("cards.linked", links("SYS"), Status.OK, "PCIe only"),
     ("cards.linked", part("topology", is_complete=False), Status.UNKNOWN, "truncated"),
-    ("cards.super-pod", put(spods=(SPOD, dataclasses.replace(SPOD, sdid=5))), Status.OK, "server 4"),
-    ("cards.super-pod", put(spods=(SPOD, dataclasses.replace(SPOD, sdid=5, server=3))), Status.FAIL, "0/3, 0/4"),
-    ("cards.super-pod", put(spods=(SPOD, dataclasses.replace(SPOD, npu=1))), Status.FAIL, "16777216"),
-    ("cards.super-pod", put(spods=(SPOD, dataclasses.replace(SPOD, sdid=5, pod=None))), Status.UNKNOWN, "0.0"),
+    ("cards.super-pod", put(spods=(SPOD, SPOD._replace(sdid=5))), Status.OK, "server 4"),
+    ("cards.super-pod", put(spods=(SPOD, SPOD._replace(sdid=5, server=3))), Status.FAIL, "0/3, 0/4"),
+    ("cards.super-pod", put(spods=(SPOD, SPOD._replace(npu=1))), Status.FAIL, "16777216"),
+    ("cards.super-pod", put(spods=(SPOD, SPOD._replace(sdid=5, pod=None))), Status.UNKNOWN, "0.0"),
     ("cards.events", put(faults=()), Status.OK, "no active"),
     ("cards.events", put(faults=(FaultEvent(0, "81AF8000", 2, ""),)), Status.WARN, "81AF8000"),
     ("cards.events", put(faults=(FaultEvent(0, "80E18402", 2, ""),)), Status.FAIL, "80E18402"),
@@ -208,13 +208,13 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("devices.computes", devices(error="RuntimeError: drvRetCode=87"), Status.FAIL, "another container"),
     ("devices.computes", devices(error="ModuleNotFoundError: x"), Status.FAIL, "ModuleNotFoundError"),
     ("devices.computes",
-     devices(dataclasses.replace(RUN, computes_correctly=False), *EIGHT[1:]),
+     devices(RUN._replace(computes_correctly=False), *EIGHT[1:]),
      Status.FAIL, "devices 0 is wrong"),
     ("devices.computes",
-     devices(dataclasses.replace(RUN, copies_exactly=False), *EIGHT[1:]),
+     devices(RUN._replace(copies_exactly=False), *EIGHT[1:]),
      Status.FAIL, "devices 0 and back"),
     ("devices.computes",
-     devices(*(dataclasses.replace(run, computes_correctly=False) for run in EIGHT)),
+     devices(*(run._replace(computes_correctly=False) for run in EIGHT)),
      Status.FAIL, "8 devices"),
     ("devices.computes", devices(*EIGHT, count=7), Status.WARN, "7"),
     (
@@ -225,14 +225,14 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ),
     ("devices.answers", devices(*EIGHT), Status.OK, "all 8"),
     ("devices.answers",
-     devices(*EIGHT[:7], dataclasses.replace(EIGHT[7], error="ended by signal 11")),
+     devices(*EIGHT[:7], EIGHT[7]._replace(error="ended by signal 11")),
      Status.FAIL, "7"),
     ("devices.answers",
-     both(devices(*EIGHT[:7], dataclasses.replace(EIGHT[7], error="busy")), holder()),
+     both(devices(*EIGHT[:7], EIGHT[7]._replace(error="busy")), holder()),
      Status.WARN, "7"),
-    ("devices.answers", devices(dataclasses.replace(RUN, error="x"), error="x"), Status.SKIP, "individual"),
+    ("devices.answers", devices(RUN._replace(error="x"), error="x"), Status.SKIP, "individual"),
     ("devices.burn-in", burn(*EIGHT), Status.OK, "8 matrix products"),
-    ("devices.burn-in", burn(*EIGHT[:7], dataclasses.replace(EIGHT[7], computes_correctly=False)), Status.FAIL, "7"),
+    ("devices.burn-in", burn(*EIGHT[:7], EIGHT[7]._replace(computes_correctly=False)), Status.FAIL, "7"),
     ("devices.burn-in", gone("burn", Evidence("npu-smi info", "processes run on the cards")), Status.SKIP, "not run"),
     ("devices.dmi", dmi(driver="HEALTH", aicore="PASS", prbs="SKIP"), Status.OK, "driver, aicore"),
     ("devices.dmi", dmi(driver="HEALTH", aicore="EMERGENCY_WARN"), Status.FAIL, "aicore EMERGENCY_WARN"),
@@ -271,9 +271,7 @@ def left_out(name: str, card: str = "5") -> Change:
 
 
 # Card 0 is not well, and of card 5 nothing can be read.
-COMPUTED = tuple(
-    dataclasses.replace(each, computes_correctly={0: False, 5: None}.get(each.number, True)) for each in EIGHT
-)
+COMPUTED = tuple(each._replace(computes_correctly={0: False, 5: None}.get(each.number, True)) for each in EIGHT)
 ONE_WRONG_ONE_UNREAD = Devices(True, 8, ("Ascend910B3",) * 8, True, False, 1.0, 0.1, "", COMPUTED)
 MIXED: dict[str, Change] = {
     "cards.healthy": both(row(0, health="Alarm"), row(5, health=None)),
@@ -282,9 +280,9 @@ MIXED: dict[str, Change] = {
     "cards.free": both(row(0, hbm_used_mib=60000), row(5, hbm_used_mib=None)),
     "cards.stuck": both(row(0, busy_percent=100), row(5, busy_percent=None)),
     "cards.memory": both(ecc(HBM_Double_Bit_Error_Count=1), left_out("ecc")),
-    "cards.alike": both(put(boards=(BOARD, dataclasses.replace(BOARD, npu=1, driver="25.2.0"))), left_out("boards")),
-    "cards.compatible": both(put(boards=(dataclasses.replace(BOARD, compatibility="NOT OK"),)), left_out("boards")),
-    "cards.super-pod": both(put(spods=(SPOD, dataclasses.replace(SPOD, server=3, sdid=1))), left_out("spods", "5.0")),
+    "cards.alike": both(put(boards=(BOARD, BOARD._replace(npu=1, driver="25.2.0"))), left_out("boards")),
+    "cards.compatible": both(put(boards=(BOARD._replace(compatibility="NOT OK"),)), left_out("boards")),
+    "cards.super-pod": both(put(spods=(SPOD, SPOD._replace(server=3, sdid=1))), left_out("spods", "5.0")),
     "cards.events": both(put(faults=(FaultEvent(0, "81AF8000", 3, ""),)), left_out("faults")),
     "devices.computes": put(devices=ONE_WRONG_ONE_UNREAD),
     "devices.burn-in": put(burn=ONE_WRONG_ONE_UNREAD),
@@ -316,7 +314,7 @@ def test_pairs_that_lost_their_link_are_told_beside_a_table_that_is_cut() -> Non
 
 @pytest.mark.parametrize("field", ["pod", "size", "server", "sdid"])
 def test_a_place_in_the_super_pod_that_cannot_be_read_is_no_other_place(field: str) -> None:
-    pods = (SPOD, dataclasses.replace(SPOD, npu=1, **{field: None}, **({} if field == "sdid" else {"sdid": 1})))
+    pods = (SPOD, SPOD._replace(npu=1, **{field: None}, **({} if field == "sdid" else {"sdid": 1})))
     finding = find(put(spods=pods)(HEALTHY), "cards.super-pod")
     assert (finding.status, finding.says.key) == (Status.UNKNOWN, "checks.cards-unread")
 
@@ -396,7 +394,7 @@ def test_a_healthy_table_gives_no_alarm(path: Path, container: str | None) -> No
     """The tables as people showed them; cards in use are in use, and the first generation is what it is."""
     table = table_of(path.stem)
     assert HEALTHY.npu.driver.value is not None
-    version = dataclasses.replace(HEALTHY.npu.driver.value, version=table.driver or "25.5.1")
+    version = HEALTHY.npu.driver.value._replace(version=table.driver or "25.5.1")
     other = {
         "holders": (), "health": None, "ecc": None, "boards": None, "chips": None, "mapped": None, "topology": None,
         "spods": None, "faults": None, "pci_addresses": None, "claims": None, "nodes": None, "devices": None,
@@ -412,7 +410,7 @@ def test_a_healthy_table_gives_no_alarm(path: Path, container: str | None) -> No
 
 
 def test_the_sick_table_names_its_two_ill_cards_and_the_memory_that_nobody_holds() -> None:
-    table = dataclasses.replace(table_of("info_950PR_25.7.rc1_alarm"), listed=(0, 1, 2))
+    table = table_of("info_950PR_25.7.rc1_alarm")._replace(listed=(0, 1, 2))
     facts = put(smi=table, holders=(), health=None)(HEALTHY)
     assert say(find(facts, "cards.healthy").says).startswith("chips 0.0, 1.0 ")
     free = find(facts, "cards.free")
@@ -422,7 +420,7 @@ def test_the_sick_table_names_its_two_ill_cards_and_the_memory_that_nobody_holds
 
 def test_a_half_pair_of_a3_is_missed_and_a_lone_card_is_not() -> None:
     table = table_of("info_A3_25.3.rc1_16chips_busy")
-    half = dataclasses.replace(table, cards=table.cards[:-1])
+    half = table._replace(cards=table.cards[:-1])
     facts = put(smi=half, nodes=None, mapped=None, pci_addresses=None)(HEALTHY)
     assert "NPU 7" in say(find(facts, "cards.complete").says)
 
@@ -456,7 +454,7 @@ RESETS = ("check_npu.fix-card-fault-reset", "check_npu.fix-card-fault-free")
 
 def test_the_alarm_of_a_real_card_names_its_codes_and_the_cost_of_a_reset() -> None:
     (found,) = parse_health(details_of("npu_health", "health_alarm_910A_23.0.5"))
-    facts = both(cards(health="Alarm"), put(health=(dataclasses.replace(found, npu=0, chip=0),)))(HEALTHY)
+    facts = both(cards(health="Alarm"), put(health=(found._replace(npu=0, chip=0),)))(HEALTHY)
     finding = find(facts, "cards.healthy")
     assert finding.status is Status.FAIL
     assert "A4025021, 8C03A000, 8C084E00" in say(finding.says)

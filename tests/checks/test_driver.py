@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from npuenv.checks import check_all
@@ -29,7 +27,7 @@ DRIVER = VersionInfo("25.5.1", "/usr/local/Ascend/driver/version.info", "[7.0.0,
 FIRMWARE = VersionInfo(
     "7.1.0.11.220", "/usr/local/Ascend/firmware/version.info", "", "[23.0.rc3,23.0.rc3.],[23.0.0,23.0.0.]"
 )
-NEW = dataclasses.replace(DRIVER, version="25.5.2")
+NEW = DRIVER._replace(version="25.5.2")
 BOB = Account(1000, 1000, "bob", (1000,), ("bob",))
 IN_GROUP = Account(1000, 1000, "bob", (1000, 1001), ("bob", "HwHiAiUser"))
 ROOT = Account(0, 0, "root", (0,), ("root",))
@@ -44,7 +42,7 @@ DONE = Installer("driver", "installed", False, (), "Driver package installed suc
 
 def log(**values: object) -> Change:
     """The driver does not answer, and its installer's log says this."""
-    return both(INIT, put(installer=dataclasses.replace(DONE, **values)))  # type: ignore[arg-type]
+    return both(INIT, put(installer=DONE._replace(**values)))  # type: ignore[arg-type]
 
 
 LIBRARIES = put(library_files={"/usr/local/Ascend/driver/lib64/driver": ("libascend_hal.so",)})
@@ -77,7 +75,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("driver.npu-smi", both(INIT, nodes(0, shut="/dev/davinci0")), Status.SKIP, "reported under: device access"),
     ("driver.npu-smi", both(IN_USE, put(claims=(OTHER,))), Status.FAIL, "2679173"),
     ("driver.npu-smi",
-     both(IN_USE, put(claims=(dataclasses.replace(OTHER, namespace=130),))),
+     both(IN_USE, put(claims=(OTHER._replace(namespace=130),))),
      Status.FAIL, "another container"),
     ("driver.npu-smi", both(IN_USE, put(claims=None)), Status.FAIL, "-8020"),
     ("driver.npu-smi", trouble(SmiFailure.TIMEOUT), Status.FAIL, "hung driver"),
@@ -111,7 +109,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("driver.line", part("smi", driver=None), Status.SKIP, "unknown"),
     ("driver.firmware", put(driver=DRIVER, firmware=FIRMWARE), Status.OK, "7.1.0.11.220"),
     ("driver.firmware",
-     put(driver=DRIVER, firmware=dataclasses.replace(FIRMWARE, version="7.8.0.2.212")),
+     put(driver=DRIVER, firmware=FIRMWARE._replace(version="7.8.0.2.212")),
      Status.FAIL, "7.8.0.2.212"),
     (
         "driver.firmware",
@@ -120,7 +118,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
         "7.8.0.2.212",
     ),
     ("driver.firmware",
-     put(driver=dataclasses.replace(DRIVER, compatible_firmware=""), firmware=FIRMWARE),
+     put(driver=DRIVER._replace(compatible_firmware=""), firmware=FIRMWARE),
      Status.SKIP, "requirement"),
     ("driver.installer", log(), Status.OK, "successfully"),
     ("driver.installer", log(outcome="failed", missing_tools=("ifconfig",)), Status.FAIL, "ifconfig"),

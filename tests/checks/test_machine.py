@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,7 +29,7 @@ def folder(
     path: str = "/tmp", free: int = 500 * GIB, *, mount: MountRow | None = ROOT, **values: object
 ) -> FolderUsage:
     whole = FolderUsage(path, True, free, 1000 * GIB, 60_000_000, 50_000_000, mount.place if mount else "/", mount)
-    return dataclasses.replace(whole, **values)  # type: ignore[arg-type]  # fields by name
+    return whole._replace(**values)  # type: ignore[arg-type]  # fields by name
 
 
 def memory(available: int, total: int = 512 * GIB) -> Memory:

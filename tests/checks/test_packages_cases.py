@@ -71,12 +71,12 @@ def test_a_reported_list_of_packages_is_found_wrong(
     assert HEALTHY.python.interpreter.value is not None and HEALTHY.cann.toolkit.value is not None
     distributions = dict(item.split(" ") for item in versions.split(", "))
     backends = () if thread == "triton-ascend#306" else ("ascend",)
-    interpreter = dataclasses.replace(
-        HEALTHY.python.interpreter.value, version=f"{python}.9", distributions=distributions, triton_backends=backends
+    interpreter = HEALTHY.python.interpreter.value._replace(
+        version=f"{python}.9", distributions=distributions, triton_backends=backends
     )
     blank = {field.name: not_asked(1) for field in dataclasses.fields(HEALTHY.python)}
     group = dataclasses.replace(HEALTHY.python, **{**blank, "interpreter": known(interpreter, WHY)})
-    toolkit = known(dataclasses.replace(HEALTHY.cann.toolkit.value, version=cann), WHY) if cann else absent(WHY)
+    toolkit = known(HEALTHY.cann.toolkit.value._replace(version=cann), WHY) if cann else absent(WHY)
     facts = dataclasses.replace(HEALTHY, python=group, cann=dataclasses.replace(HEALTHY.cann, toolkit=toolkit))
     found = {
         item.check for item in check_all(facts, level=1, checks=CHECKS) if item.status in (Status.FAIL, Status.WARN)

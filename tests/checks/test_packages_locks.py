@@ -16,7 +16,7 @@ from npuenv.core.finding import Status
 from npuenv.core.messages import say
 from npuenv.lock.file import Lock, read_lock
 from npuenv.matrix import load_matrix
-from npuenv.resolve.release_stacks import all_recipes
+from npuenv.matrix.release_stacks import all_recipes
 from tests.support.changes import HEALTHY, WHY
 
 if TYPE_CHECKING:
@@ -58,12 +58,10 @@ def facts(lock: Lock) -> Facts:
     recipe = RECIPES[lock.stack]
     minor = re.search(r"cp3(\d+)", lock.platform)
     assert minor is not None and HEALTHY.python.interpreter.value is not None and HEALTHY.npu.smi.value is not None
-    python = dataclasses.replace(
-        HEALTHY.python.interpreter.value, distributions=installed(lock), version=f"3.{minor.group(1)}.4"
-    )
+    python = HEALTHY.python.interpreter.value._replace(distributions=installed(lock), version=f"3.{minor.group(1)}.4")
     toolkit: Fact[Cann] = absent(WHY)
     if recipe.cann and HEALTHY.cann.toolkit.value is not None:
-        toolkit = known(dataclasses.replace(HEALTHY.cann.toolkit.value, version=recipe.cann), WHY)
+        toolkit = known(HEALTHY.cann.toolkit.value._replace(version=recipe.cann), WHY)
     chip, device = ("310P3", "_310P") if recipe.hardware == ("310p",) else ("910B2", "A2")
     cards = tuple(dataclasses.replace(card, name=chip) for card in HEALTHY.npu.smi.value.cards)
     packages = HEALTHY.python.packages.value
@@ -72,7 +70,7 @@ def facts(lock: Lock) -> Facts:
     return dataclasses.replace(
         HEALTHY,
         cann=dataclasses.replace(HEALTHY.cann, toolkit=toolkit),
-        npu=dataclasses.replace(HEALTHY.npu, smi=known(dataclasses.replace(HEALTHY.npu.smi.value, cards=cards), WHY)),
+        npu=dataclasses.replace(HEALTHY.npu, smi=known(HEALTHY.npu.smi.value._replace(cards=cards), WHY)),
         python=dataclasses.replace(
             HEALTHY.python,
             interpreter=known(python, WHY),
@@ -96,7 +94,7 @@ def test_the_same_environment_with_another_torch_is_not_silent() -> None:
     lock = read_lock(path)
     healthy = facts(lock)
     assert healthy.python.interpreter.value is not None
-    wrong = dataclasses.replace(healthy.python.interpreter.value, distributions={**installed(lock), "torch": "2.9.0"})
+    wrong = healthy.python.interpreter.value._replace(distributions={**installed(lock), "torch": "2.9.0"})
     broken = dataclasses.replace(healthy, python=dataclasses.replace(healthy.python, interpreter=known(wrong, WHY)))
     found = check_all(broken, framework="verl", level=2, checks=CHECKS)
     assert "python.torch-pair" in {item.check for item in found if item.status is Status.FAIL}

@@ -45,7 +45,7 @@ def torn(change: Change) -> Change:
         changed = change(facts)
         status: Any = changed.ray.status.value
         damage = {"nodes": None, "has_all_resources": False, "has_all_demands": False}
-        return put(status=dataclasses.replace(status, **damage))(changed)
+        return put(status=status._replace(**damage))(changed)
 
     return edit
 

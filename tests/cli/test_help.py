@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -54,3 +56,19 @@ def test_no_option_stands_in_two_sections_and_none_is_nobodys() -> None:
 
 def test_up_offers_no_document_that_it_does_not_have() -> None:
     assert "as_json" not in {param.name for param in ALL["up",].params}
+
+
+_HEAVY = ("checks", "cluster", "facts", "install", "lock", "maintain", "matrix", "preflight", "resolve", "smoke")
+
+
+@pytest.mark.slow
+def test_the_help_of_the_commands_of_the_main_path_loads_nothing_that_works() -> None:
+    names = ("up", "doctor", "install", "bundle", "render-docker", "render-launch", "preflight", "smoke-train")
+    script = (
+        "import sys; from npuenv.cli.app import run\n"
+        f"codes = {{run([name, '--help']) for name in {(*names, 'resolve', 'lock')!r}}}\n"
+        f"heavy = tuple('npuenv.' + name for name in {_HEAVY!r})\n"
+        "print(codes, [name for name in sys.modules if name.startswith(heavy)])"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "{0} []"

@@ -185,11 +185,10 @@ def test_nodes_that_were_asked_and_said_nothing_are_unknown() -> None:
 
 def test_public_addresses_of_cards_are_stand_ins_and_no_clash() -> None:
     def hidden(facts: Facts) -> Facts:
-        import dataclasses
 
         found = facts.hccn.addresses.value or {}
         shown = {
-            card: known(dataclasses.replace(fact.value, ip=f"203.0.113.{card + 1}"), LINE)
+            card: known(fact.value._replace(ip=f"203.0.113.{card + 1}"), LINE)
             for card, fact in found.items()
             if fact.value
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -89,7 +88,7 @@ def test_other_names_for_the_interface_are_told_where_their_networks_cannot_be_c
     def renamed(facts: Facts) -> Facts:
         found = facts.network.interfaces.value or ()
         name = facts.environment.value["HCCL_SOCKET_IFNAME"] if facts.environment.value else ""
-        others = tuple(dataclasses.replace(item, name="eth0") if item.name == name else item for item in found)
+        others = tuple(item._replace(name="eth0") if item.name == name else item for item in found)
         return both(put(interfaces=others), variables(HCCL_SOCKET_IFNAME="eth0"))(facts)
 
     assert told("hccl-interface", changed(3, {2: renamed}))[0] == "ok"
@@ -285,7 +284,7 @@ ETH0, ETH1 = Interface("eth0", "up", 1500, ("10.20.0.12",)), Interface("eth1", "
 
 
 def test_hccl_takes_the_first_interface_of_a_prefix_that_is_up_and_has_an_address() -> None:
-    down, bare = dataclasses.replace(ETH0, state="down"), dataclasses.replace(ETH0, addresses=())
+    down, bare = ETH0._replace(state="down"), ETH0._replace(addresses=())
     session = variables(HCCL_SOCKET_IFNAME="eth", HCCL_IF_IP=None)
     nodes = changed(3, {at: both(session, host(first, ETH1)) for at, first in ((1, ETH0), (2, down), (3, bare))})
     assert told("hccl-interface", nodes)[1] == odd("node01: eth0", 2, "eth1")
@@ -302,7 +301,7 @@ def test_the_preferred_one_of_two_default_gateways_is_compared() -> None:
 
 def test_the_packets_of_the_interface_for_hccl_are_told_once() -> None:
     session = variables(HCCL_SOCKET_IFNAME="eth0", HCCL_IF_IP=None)
-    large = dataclasses.replace(ETH0, mtu=9000)
+    large = ETH0._replace(mtu=9000)
     nodes = on_all(3, both(session, host(ETH0, ETH1)), {2: host(large, ETH1)})
     assert told("host-mtu", nodes) == ("fail", odd("node02: 9000", 2, "1500"))
 

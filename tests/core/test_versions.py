@@ -6,6 +6,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
@@ -135,6 +136,19 @@ def test_what_is_no_firmware_version_is_refused(text: str) -> None:
 )
 def test_specifier_takes_versions_as_installers_do(spec: str, version: str, taken: bool) -> None:
     assert versions.accepts(spec, version) is taken
+
+
+def test_bounds_are_met_as_packaging_meets_them() -> None:
+    releases = [f"2.8{patch}{end}" for patch in ("", ".0", ".1") for end in ("", "rc1", ".post1", ".dev1", "rc1.post1")]
+    specs = [f"{sign}{release}" for sign in ("==", "!=", "<", "<=", ">", ">=") for release in releases]
+    has = [f"{release}{label}" for release in (*releases, "2.7", "2.9") for label in ("", "+cpu", "+a.1")]
+    differ = [
+        (spec, version)
+        for spec in (*specs, "==2.8.*", "!=2.8.0.*")
+        for version in has
+        if versions.accepts(spec, version) is not SpecifierSet(spec).contains(version, prereleases=True)
+    ]
+    assert differ == []
 
 
 def test_unreadable_python_version_and_specifier_are_refused() -> None:

@@ -30,9 +30,9 @@ from npuenv.install.executor import Event, ExecutionContext, Outcome, StepEvent,
 from npuenv.install.locations import EnvironmentPlace
 from npuenv.install.plan.context import Tools
 from npuenv.install.plan.make import plan_install
-from npuenv.lock.make import find_uv, make_lock
+from npuenv.lock.make import make_lock
 from npuenv.lock.preconditions import require_sources
-from npuenv.lock.uv import Resolver
+from npuenv.lock.uv import Resolver, find_uv
 from npuenv.lock.wheels import write_wheel
 from npuenv.render.activation import render_activations
 from npuenv.resolve.types import BuildStep, Pin, Platform, Reason, Stack

@@ -21,10 +21,10 @@ from npuenv.install.plan.context import Tools
 from npuenv.install.plan.make import plan_install
 from npuenv.install.plan.target import check_target, find_python
 from npuenv.lock.file import read_lock
-from npuenv.lock.make import find_uv, make_lock, wheel_hashes
+from npuenv.lock.make import make_lock, wheel_hashes
 from npuenv.lock.preconditions import require_complete, require_sources
 from npuenv.lock.store import fits_stack
-from npuenv.lock.uv import Resolver
+from npuenv.lock.uv import Resolver, find_uv
 from npuenv.matrix import load_matrix
 from npuenv.render.activation import render_activations
 from npuenv.resolve import resolve

@@ -25,7 +25,7 @@ from npuenv.install.env_verifier.inspection import Inspection
 from npuenv.install.env_verifier.leftovers import unowned
 from npuenv.install.env_verifier.mending import distrust
 from npuenv.install.env_verifier.verifying import imported
-from npuenv.lock.make import find_uv
+from npuenv.lock.uv import find_uv
 from npuenv.lock.wheels import write_wheel
 from tests.support.inspecting import inspected
 

@@ -36,9 +36,9 @@ from npuenv.install.plan.context import Tools
 from npuenv.install.plan.local_sources import digests_of
 from npuenv.install.plan.make import plan_install
 from npuenv.install.plan.target import check_target, find_python
-from npuenv.lock.make import find_uv, make_lock
+from npuenv.lock.make import make_lock
 from npuenv.lock.preconditions import require_complete, require_sources
-from npuenv.lock.uv import Resolver, platform_options
+from npuenv.lock.uv import Resolver, find_uv, platform_options
 from npuenv.matrix import load_matrix
 from npuenv.render.activation import render_activations
 from npuenv.resolve import resolve

@@ -14,7 +14,7 @@ import pytest
 
 from npuenv.facts.manifest import MANIFEST, MARKER
 from npuenv.lock.file import Missing
-from npuenv.lock.make import find_uv
+from npuenv.lock.uv import find_uv
 from npuenv.lock.wheels import write_wheel
 from npuenv.resolve.types import BuildStep, GitSource
 from tests.support.sentences import says

@@ -34,7 +34,7 @@ from npuenv.host.local import LocalHost
 from npuenv.install import executor as work
 from npuenv.install.executor import Event, StepEvent
 from npuenv.lock.file import write_lock
-from npuenv.lock.make import find_uv
+from npuenv.lock.uv import find_uv
 from npuenv.lock.wheels import write_wheel
 from npuenv.resolve.types import Request
 from tests.support.sentences import says, sentence

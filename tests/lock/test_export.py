@@ -17,7 +17,7 @@ from npuenv.core.messages import say
 from npuenv.core.toml_input import loads
 from npuenv.lock.export import files_by_hash, pylock_toml, requirement_lines, requirements_txt
 from npuenv.lock.file import Lock, LockedPackage, LockedSource, Missing
-from npuenv.lock.make import find_uv
+from npuenv.lock.uv import find_uv
 from npuenv.lock.wheels import write_wheel
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npuenv.lock.file import Lock, LockedPackage, LockedSource, Missing
-from npuenv.lock.make import find_uv
 from npuenv.lock.sbom import cyclonedx, installed_licences
+from npuenv.lock.uv import find_uv
 
 if TYPE_CHECKING:
     from pathlib import Path

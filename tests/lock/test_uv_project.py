@@ -19,8 +19,7 @@ from npuenv.core.toml_input import loads
 from npuenv.facts.pip import PipSetting, PipSettings
 from npuenv.host.local import LocalHost
 from npuenv.lock.file import Lock, LockedPackage, LockedSource, Missing
-from npuenv.lock.make import find_uv
-from npuenv.lock.uv import Resolver
+from npuenv.lock.uv import Resolver, find_uv
 from npuenv.lock.uv_project import _project, write_uv_project
 from npuenv.lock.wheels import write_wheel
 from npuenv.resolve.types import Platform

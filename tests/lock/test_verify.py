@@ -14,8 +14,7 @@ import pytest
 from npuenv.facts.pip import pip_settings
 from npuenv.host.local import LocalHost
 from npuenv.lock.file import Lock, LockedPackage, Missing
-from npuenv.lock.make import find_uv
-from npuenv.lock.uv import Resolver
+from npuenv.lock.uv import Resolver, find_uv
 from npuenv.lock.verify import Availability, VerifiedPackage, verify_lock
 from npuenv.lock.wheels import write_wheel
 

@@ -11,10 +11,10 @@ import pytest
 from npuenv.core.messages import say
 from npuenv.lock.file import read_lock
 from npuenv.matrix import Matrix, load_matrix
+from npuenv.matrix.release_stacks import all_recipes
 from npuenv.matrix.rows import Upstream
 from npuenv.render.upstream import Comparison, Difference, compare
 from npuenv.resolve import resolve
-from npuenv.resolve.release_stacks import all_recipes
 from npuenv.resolve.types import Request, Stack
 
 if TYPE_CHECKING:

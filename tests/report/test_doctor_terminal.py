@@ -143,7 +143,7 @@ def test_a_pipe_gets_whole_lines_without_tree_or_colour(blank: Facts, found: Mak
 
 def test_colour_is_codes_on_a_terminal_and_nothing_else(blank: Facts, found: Make) -> None:
     finding = found("driver.npu-smi", fix=Fix(SAYS, (("npu-smi", "info"),)))
-    plain, colored = (render_report([finding], blank, replace(TERMINAL, has_color=c), Manner()) for c in (False, True))
+    plain, colored = (render_report([finding], blank, TERMINAL._replace(has_color=c), Manner()) for c in (False, True))
     assert "\x1b" not in plain
     assert "\x1b[1;31m" in colored
     assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == plain

@@ -11,12 +11,12 @@ import pytest
 
 from npuenv.core.toml_input import load_file
 from npuenv.matrix import load_matrix
+from npuenv.matrix.release_stacks import all_recipes
 from npuenv.resolve import resolve
 from npuenv.resolve.candidate import Candidate, by_preference, candidate_of, choices
 from npuenv.resolve.clash_identity import clash_key, keys_of
 from npuenv.resolve.conflict import smallest_hitting_set
 from npuenv.resolve.names import checked
-from npuenv.resolve.release_stacks import all_recipes
 from npuenv.resolve.rules import matrix_conflicts, unmet_requests
 from npuenv.resolve.types import Conflict, Request, Stack
 

@@ -191,7 +191,7 @@ def with_cards(*names: str | None) -> Fact[SmiTable]:
     table = host_facts("a2_healthy").npu.smi.value
     assert table is not None
     cards = tuple(dataclasses.replace(table.cards[0], npu=at, name=name) for at, name in enumerate(names))
-    return known(dataclasses.replace(table, cards=cards), _PLACE)
+    return known(table._replace(cards=cards), _PLACE)
 
 
 def test_cards_of_several_generations_are_a_question_for_the_user() -> None:
@@ -228,7 +228,7 @@ def test_driver_is_read_from_the_tool_where_its_file_is_missing() -> None:
 def test_cann_that_no_row_has_is_left_open_and_said(version: str) -> None:
     facts = host_facts("a2_healthy")
     assert facts.cann.toolkit.value is not None
-    cann = dataclasses.replace(facts.cann.toolkit.value, version=version)
+    cann = facts.cann.toolkit.value._replace(version=version)
     facts = with_facts(toolkit=known(cann, Evidence("install.info", version)))
     request, notes = filled(Request(framework="verl"), facts, MATRIX)
     assert request.cann is None

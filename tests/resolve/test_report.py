@@ -10,9 +10,9 @@ from rich.console import Console
 
 from npuenv.core.messages import Message
 from npuenv.matrix import load_matrix
+from npuenv.matrix.release_stacks import all_recipes
 from npuenv.report.resolution import as_json, show, show_table
 from npuenv.resolve import published, published_requests, resolve
-from npuenv.resolve.release_stacks import all_recipes
 from npuenv.resolve.types import Conflict, Request, Stack
 
 MATRIX = load_matrix()

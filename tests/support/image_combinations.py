@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from npuenv.core import versions
-from npuenv.resolve.release_stacks import all_recipes
+from npuenv.matrix.release_stacks import all_recipes
 from npuenv.resolve.types import Request
 
 if TYPE_CHECKING:

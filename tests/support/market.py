@@ -15,8 +15,7 @@ import pytest
 
 from npuenv.facts.pip import pip_settings
 from npuenv.host.local import LocalHost
-from npuenv.lock.make import find_uv
-from npuenv.lock.uv import Resolver
+from npuenv.lock.uv import Resolver, find_uv
 from npuenv.lock.wheels import write_wheel
 
 if TYPE_CHECKING:

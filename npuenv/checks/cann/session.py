@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from npuenv.checks.base import NPU_FRAMEWORKS, CheckResult, Context, card_check, fail, fix_for, given, ok, skip, warn
 from npuenv.checks.python.installed import accepts
@@ -43,8 +42,7 @@ def _entries(context: Context) -> tuple[CannPath, ...]:
     return context.facts.cann.entries.value or ()
 
 
-@dataclass(frozen=True, slots=True)
-class BrokenLink:
+class BrokenLink(NamedTuple):
     """A dangling link to CANN, and the newest install beside it."""
 
     path: str

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from npuenv.checks.base import CheckResult, Context, card_check, fail, fix_for, given, ok, skip, unknown, warn, worst
 from npuenv.checks.network.answers import answers, cards_here, stranded_cards, tool_failure, unread_cards
@@ -29,8 +28,7 @@ _ENV_PREP = "hicann/hccl user guide, environment preparation; vllm-ascend multi-
 _LEAST_FOR_ODD = 3  # minimum number of cards that have to agree before another one counts as an outlier
 
 
-@dataclass(frozen=True, slots=True)
-class CardAddress:
+class CardAddress(NamedTuple):
     """A card's configured address, and its origin."""
 
     ip: str

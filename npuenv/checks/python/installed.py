@@ -9,7 +9,7 @@ from npuenv.checks.base import Context, fix_for, message
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
-from npuenv.resolve.release_stacks import all_recipes
+from npuenv.matrix.release_stacks import all_recipes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

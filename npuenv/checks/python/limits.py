@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from npuenv.checks.base import (
     FRAMEWORKS,
@@ -133,8 +132,7 @@ _FOR_CUDA = re.compile(
 _JUDGED = {"torch-npu": {"torch"}, "torchvision": {"torch"}, "torchaudio": {"torch"}, "triton-ascend": {"triton"}}
 
 
-@dataclass(frozen=True, slots=True)
-class _Unmet:
+class _Unmet(NamedTuple):
     owner: str
     name: str
     needs: str  # "torch==2.7.1"

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.facts.cann.toolkit import in_toolkit, release_of
@@ -31,8 +30,7 @@ _RUNNING = re.compile(
 _OPS_PACKAGE = re.compile(r"Ascend-cann-(?:kernels-)?(?P<chip>[0-9A-Za-z_]+?)(?:-ops)?$", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One part's version file."""
 
     name: str
@@ -41,8 +39,7 @@ class Part:
     place: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ops:
+class Ops(NamedTuple):
     """The kernels package, called ops from 8.5 on."""
 
     version: str
@@ -50,8 +47,7 @@ class Ops:
     place: str
 
 
-@dataclass(frozen=True, slots=True)
-class RunningParts:
+class RunningParts(NamedTuple):
     """What version.cfg says: the release of each part that runs, was upgraded to, and was installed."""
 
     running: dict[str, str]
@@ -137,8 +133,7 @@ _CHIP = re.compile(r"ascend[0-9][0-9a-z_]*")
 _TOOLKIT_ONLY = frozenset({"ops_oam"})
 
 
-@dataclass(frozen=True, slots=True)
-class Kernels:
+class Kernels(NamedTuple):
     """The operators that came with CANN."""
 
     folder: str
@@ -146,8 +141,7 @@ class Kernels:
     hollow: tuple[str, ...]  # those with a folder and next to nothing in it
 
 
-@dataclass(frozen=True, slots=True)
-class Custom:
+class Custom(NamedTuple):
     """One package of custom operators."""
 
     path: str
@@ -158,8 +152,7 @@ class Custom:
     )  # for which it brings kernels; None: it has no folder of kernels, or it cannot be listed
 
 
-@dataclass(frozen=True, slots=True)
-class CustomOps:
+class CustomOps(NamedTuple):
     """Every package of custom operators that CANN would load."""
 
     packages: tuple[Custom, ...]
@@ -228,8 +221,7 @@ _TORCH_CONFIG = "torch/share/cmake/Torch/TorchConfig.cmake"
 _COMPILER_VERSION = re.compile(r"(?<![\w.])([0-9]+\.[0-9]+(?:\.[0-9]+)?)(?![\w.-])")
 
 
-@dataclass(frozen=True, slots=True)
-class Atb:
+class Atb(NamedTuple):
     """What ATB_HOME_PATH names."""
 
     home: str
@@ -238,8 +230,7 @@ class Atb:
     has_library: bool  # lib/libatb.so is in it
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenFolder:
+class WrittenFolder(NamedTuple):
     """A folder that CANN, torch or a compiler writes to."""
 
     named_by: str  # the variable, or "HOME" for the usual places below it
@@ -247,8 +238,7 @@ class WrittenFolder:
     state: str  # "writable", "read-only", "no folder", or why it cannot be looked at
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
+class Named(NamedTuple):
     """A file that a variable names."""
 
     variable: str

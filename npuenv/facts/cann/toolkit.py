@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from npuenv.core import versions
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
@@ -26,8 +25,7 @@ _RELEASE = r"[0-9]+\.[0-9]+\.(?:[0-9]+|RC[0-9]+)(?:[-.](?:alpha|beta)\.?[0-9]+)?
 _NEEDED_PARTS = ("runtime", "compiler")
 
 
-@dataclass(frozen=True, slots=True)
-class Cann:
+class Cann(NamedTuple):
     """One CANN toolkit."""
 
     root: str
@@ -43,16 +41,14 @@ class Cann:
     has_install_file: bool = True  # an ascend_*_install.info lies where installers leave it
 
 
-@dataclass(frozen=True, slots=True)
-class Closed:
+class Closed(NamedTuple):
     """A folder on the way to a toolkit that this user may not look into."""
 
     path: str  # the outermost one that is shut
     said: str  # the variable or folder that leads here
 
 
-@dataclass(frozen=True, slots=True)
-class Nnal:
+class Nnal(NamedTuple):
     """The acceleration library (ATB) beside CANN."""
 
     root: str
@@ -271,8 +267,7 @@ _SINGLE_PATHS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class CannFolder:
+class CannFolder(NamedTuple):
     """One CANN folder. Links that lead to it are not installs of their own."""
 
     root: str
@@ -281,8 +276,7 @@ class CannFolder:
     links: tuple[str, ...]  # links that lead here
 
 
-@dataclass(frozen=True, slots=True)
-class Installs:
+class Installs(NamedTuple):
     """What is installed side by side."""
 
     found: tuple[CannFolder, ...]  # by root
@@ -290,8 +284,7 @@ class Installs:
     mixed: dict[str, tuple[str, ...]]  # a folder `latest` whose parts are links into several installs -> those
 
 
-@dataclass(frozen=True, slots=True)
-class CannPath:
+class CannPath(NamedTuple):
     """One path of the session that belongs to a CANN."""
 
     variable: str

@@ -10,8 +10,7 @@ from __future__ import annotations
 import enum
 import functools
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 
@@ -77,8 +76,7 @@ class HccnRefusal(enum.Enum):
     FAILED = "failed"  # without a reason
 
 
-@dataclass(frozen=True, slots=True)
-class RefusedAnswer:
+class RefusedAnswer(NamedTuple):
     """A refusal with the line that says it."""
 
     kind: HccnRefusal

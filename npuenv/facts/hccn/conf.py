@@ -10,8 +10,7 @@ A rank table:
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.core.json_input import JsonError, loads
@@ -26,8 +25,7 @@ HCCN_CONF = "/etc/hccn.conf"
 _ENTRY = re.compile(r"([a-z_]+?)_([0-9]+)\s*=\s*(.*)")
 
 
-@dataclass(frozen=True, slots=True)
-class HccnConf:
+class HccnConf(NamedTuple):
     """/etc/hccn.conf: `key_<physical id>=value`. A line that is missing means the device's default."""
 
     by_device: dict[int, dict[str, str]]
@@ -55,8 +53,7 @@ def hccn_conf(host: Host) -> Fact[HccnConf]:
 VARIABLE = "RANK_TABLE_FILE"
 
 
-@dataclass(frozen=True, slots=True)
-class ConfDevice:
+class ConfDevice(NamedTuple):
     """One card of the table; None stands where its line has no number."""
 
     card: int | None
@@ -65,16 +62,14 @@ class ConfDevice:
     super_id: str  # "" where it is left out; version 1.2 needs it
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
+class Server(NamedTuple):
     """One server: a name of the table's own, or its address."""
 
     id: str
     devices: tuple[ConfDevice, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RankTable:
+class RankTable(NamedTuple):
     """The table. `trouble` says why it is none: it is no JSON, or has no list of servers; then the rest is empty."""
 
     path: str
@@ -135,8 +130,7 @@ DRIVER_TOOL = f"{TOOLS}/hccn_tool"
 LINKED_TOOL = "/usr/bin/hccn_tool"  # images often lack this link
 
 
-@dataclass(frozen=True, slots=True)
-class HccnTool:
+class HccnTool(NamedTuple):
     """The tool that is used. It can be there and yet not be found by its name."""
 
     path: str

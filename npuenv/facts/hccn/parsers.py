@@ -13,8 +13,7 @@ print them (driver 23.0 to 25.2):
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npuenv.facts.hccn.answers import is_address, is_mask, lines_of, matches, only
 
@@ -31,31 +30,27 @@ _LIMITS = {"Tx Power": "TxPower", "Rx Power": "RxPower", "Vcc": "Vcc", "temperat
 _LINK_TIME = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \w{3} +\d+ \d+:\d+:\d+ \d{4}"
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(NamedTuple):
     """A card's own address."""
 
     ip: str
     netmask: str
 
 
-@dataclass(frozen=True, slots=True)
-class Gateway:
+class Gateway(NamedTuple):
     """A card's default gateway. `interface` is the card's own name for its port: eth<number>."""
 
     ip: str
     interface: str
 
 
-@dataclass(frozen=True, slots=True)
-class Speed:
+class Speed(NamedTuple):
     """What a link runs at; None where the tool says Unknown, as it does for a link that is down."""
 
     mbps: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Vnic:
+class Vnic(NamedTuple):
     """A card's virtual interface for the traffic inside a super pod."""
 
     is_up: bool
@@ -63,8 +58,7 @@ class Vnic:
     netmask: str
 
 
-@dataclass(frozen=True, slots=True)
-class LinkChanges:
+class LinkChanges(NamedTuple):
     """How often a link came up since the driver was loaded, and the changes the tool remembers, newest first."""
 
     up_count: int
@@ -72,8 +66,7 @@ class LinkChanges:
     now: str = ""  # the card's own time of the answer, as printed; "" where it does not say
 
 
-@dataclass(frozen=True, slots=True)
-class Optical:
+class Optical(NamedTuple):
     """An optical module: whether it is there, and all that it says of itself, as printed."""
 
     is_present: bool
@@ -200,8 +193,7 @@ def _reading(text: str) -> float | None:
     return float(match[1]) if match else None
 
 
-@dataclass(frozen=True, slots=True)
-class Port:
+class Port(NamedTuple):
     """One port of a card. A port that nobody wired is down by design."""
 
     die: int
@@ -212,16 +204,14 @@ class Port:
     media: str
 
 
-@dataclass(frozen=True, slots=True)
-class CardInterface:
+class CardInterface(NamedTuple):
     """One interface of a card's own operating system."""
 
     name: str
     addresses: tuple[tuple[str, str], ...]  # address and netmask, as printed
 
 
-@dataclass(frozen=True, slots=True)
-class DevInfo:
+class DevInfo(NamedTuple):
     """A card's ports, interfaces and entity ids."""
 
     ports: tuple[Port, ...]
@@ -316,8 +306,7 @@ _TROUBLES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Ping:
+class Ping(NamedTuple):
     """How one ping went. Without a last line the numbers are None and `trouble` says what was seen instead."""
 
     target: str  # "" where the first line is missing
@@ -361,8 +350,7 @@ _STATUS = re.compile(r"tls expiration status\[([012])\]\(.*\)")
 EXPIRY = ("normal", "near expiration", "has expired")
 
 
-@dataclass(frozen=True, slots=True)
-class Certificate:
+class Certificate(NamedTuple):
     """One block: a certificate or the list of revoked ones. Older tools leave out subject, issuer and state."""
 
     name: str  # pub cert, ca1 cert, ca2 cert, crl
@@ -371,8 +359,7 @@ class Certificate:
     expiry: str | None  # one of EXPIRY; None where the tool does not say
 
 
-@dataclass(frozen=True, slots=True)
-class Tls:
+class Tls(NamedTuple):
     """One card's switch and what it was given."""
 
     card: int

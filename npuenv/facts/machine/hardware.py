@@ -6,8 +6,7 @@ A limit of any group above counts, so all of them are read, from the session's o
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.facts.collector import FactGroup, fact
@@ -24,8 +23,7 @@ _DEPTH_AT_MOST = 12
 _NO_LIMIT = 1 << 60  # version 1 writes "unlimited" as a number close to 2**63
 
 
-@dataclass(frozen=True, slots=True)
-class Cgroup:
+class Cgroup(NamedTuple):
     """Limits on this session; None where there is none."""
 
     version: int
@@ -37,8 +35,7 @@ class Cgroup:
     oom_kills: int | None  # processes that the kernel killed for this group's memory limit; None: not counted
 
 
-@dataclass(frozen=True, slots=True)
-class CgroupLimit:
+class CgroupLimit(NamedTuple):
     """A limit with the file that sets it."""
 
     value: float
@@ -171,8 +168,7 @@ _SETTINGS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(NamedTuple):
     """The machine's memory in KiB, whatever a control group allows of it. None where the kernel does not say."""
 
     total_kib: int
@@ -183,8 +179,7 @@ class Memory:
     huge_page_kib: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Processor:
+class Processor(NamedTuple):
     """The first processor, as the kernel describes it."""
 
     family: str  # x86_64 or aarch64, by the kind of description, not by what uname says

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.facts.collector import FactGroup, fact
@@ -22,8 +22,7 @@ _SYSTEM_FOLDERS = ("/usr/lib/{arch}-linux-gnu", "/usr/lib64", "/lib64", "/lib/{a
 _FOLDERS_AT_MOST = 40
 
 
-@dataclass(frozen=True, slots=True)
-class CxxLibrary:
+class CxxLibrary(NamedTuple):
     """The first libstdc++ on the loader's path. It has the symbol versions up to GLIBCXX_3.4.`level`."""
 
     path: str
@@ -101,8 +100,7 @@ _OURS = re.compile(r"(?:python[0-9.]*|pt_main_thread|ray::.*|raylet|gcs_server|V
 _ROW = re.compile(r"^\s*([0-9]+)\s+([0-9]+)\s+([A-Za-z][A-Za-z<+]*)\s+(\S.*?)\s*$")
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(NamedTuple):
     """One process. `stat` is as `ps` has it: Z a zombie, l with more than one thread."""
 
     pid: int

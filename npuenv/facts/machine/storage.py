@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
 from npuenv.facts.collector import FactGroup, fact
@@ -21,8 +20,7 @@ _ROW = re.compile(r"^\S.*?\s+([0-9]+|-)\s+([0-9]+|-)\s+(-?[0-9]+|-)\s+([0-9]+%|-
 NETWORK_KINDS = ("nfs", "nfs4", "lustre", "ceph", "cifs", "smb3", "gpfs", "beegfs", "9p", "afs", "fuse.juicefs")
 
 
-@dataclass(frozen=True, slots=True)
-class MountRow:
+class MountRow(NamedTuple):
     """One row of the table."""
 
     place: str
@@ -34,8 +32,7 @@ class MountRow:
         return "noexec" in self.options
 
 
-@dataclass(frozen=True, slots=True)
-class FolderUsage:
+class FolderUsage(NamedTuple):
     """A folder with the file system that holds it. Sizes in KiB; None where the system does not say."""
 
     path: str
@@ -122,8 +119,7 @@ CACHE_VARIABLES = (
 _UP_AT_MOST = 12
 
 
-@dataclass(frozen=True, slots=True)
-class Cache:
+class Cache(NamedTuple):
     """A folder that a variable names. `nearest` is the folder itself, or the closest one above it that exists."""
 
     variable: str

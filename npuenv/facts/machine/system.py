@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.facts.collector import FactGroup, fact
@@ -27,8 +26,7 @@ _CGROUP_KINDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class OperatingSystem:
+class OperatingSystem(NamedTuple):
     """The operating system."""
 
     id: str  # ubuntu, openEuler, debian, ... as /etc/os-release has it
@@ -36,8 +34,7 @@ class OperatingSystem:
     name: str  # for people
 
 
-@dataclass(frozen=True, slots=True)
-class Space:
+class Space(NamedTuple):
     """A file system, in KiB."""
 
     size_kib: int
@@ -187,8 +184,7 @@ _ID_GROUP = re.compile(_WHO)
 _STATUS = "/proc/self/status"
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
+class Account(NamedTuple):
     """The effective user. A name is None where the number has no entry in the user or group database."""
 
     uid: int
@@ -202,8 +198,7 @@ class Account:
         return self.uid == 0
 
 
-@dataclass(frozen=True, slots=True)
-class Privileges:
+class Privileges(NamedTuple):
     """What the kernel grants beyond the account."""
 
     capabilities: int  # the effective set, as its bits

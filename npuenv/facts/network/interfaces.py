@@ -7,8 +7,7 @@ Names, states and MTU come from /sys/class/net. Addresses come from `ip -o addr`
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.facts.collector import USE_LEVEL, FactGroup, fact
@@ -67,8 +66,7 @@ _OWNER = re.compile(r':(\d{1,5})\s+\S+\s+users:\(\("([^"]*)",pid=(\d+)')
 _RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 
 
-@dataclass(frozen=True, slots=True)
-class Listener:
+class Listener(NamedTuple):
     """A port that is taken. `owner` is the program's name where it may be known, else ""."""
 
     address: str  # 0.0.0.0 and :: stand for all
@@ -76,8 +74,7 @@ class Listener:
     owner: str
 
 
-@dataclass(frozen=True, slots=True)
-class PortRange:
+class PortRange(NamedTuple):
     """The ports that outgoing connections get, and those that they never get."""
 
     first: int
@@ -173,8 +170,7 @@ _LEAF = re.compile(r"\|--\s+([0-9.]+)\s*$")
 _LOCAL = re.compile(r"/32 host LOCAL\s*$")
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(NamedTuple):
     """One row of the IPv4 routing table."""
 
     interface: str
@@ -184,8 +180,7 @@ class Route:
     metric: int
 
 
-@dataclass(frozen=True, slots=True)
-class Interface:
+class Interface(NamedTuple):
     """One interface. `state` is the kernel's word: up, down, unknown (for lo and some virtual ones), lowerlayerdown."""
 
     name: str
@@ -328,8 +323,7 @@ def _line(interface: Interface) -> str:
 HOSTS = "/etc/hosts"
 
 
-@dataclass(frozen=True, slots=True)
-class HostName:
+class HostName(NamedTuple):
     """The host's name. An address list is None where nobody could tell, empty where the name is not found."""
 
     name: str

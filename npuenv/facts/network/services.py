@@ -6,8 +6,7 @@ No program is run that would change anything, such as load a kernel module.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
@@ -31,8 +30,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443, "socks4": 1080, "socks5": 1080, "soc
 _PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy")
 
 
-@dataclass(frozen=True, slots=True)
-class Proxy:
+class Proxy(NamedTuple):
     """One proxy variable that is set. `port` is None where the address cannot be read."""
 
     variable: str
@@ -80,8 +78,7 @@ _COUNTS = ("NNODES", "PET_NNODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
 _HCCL = ("HCCL_IF_IP", "HCCL_SOCKET_IFNAME")
 
 
-@dataclass(frozen=True, slots=True)
-class Master:
+class Master(NamedTuple):
     """Where the ranks of a launch meet."""
 
     name: str  # MASTER_ADDR as set
@@ -176,8 +173,7 @@ T = TypeVar("T")
 _CHAIN = r"type filter hook input priority [^;]+; policy (\w+);"
 
 
-@dataclass(frozen=True, slots=True)
-class Firewall:
+class Firewall(NamedTuple):
     """A firewall that is on. Which ports it lets through is not asked."""
 
     name: str  # ufw, firewalld, nftables, iptables
@@ -270,8 +266,7 @@ _LEAP = r"(?m)^Leap status\s*:\s*(.+?)\s*$"
 _OFFSET = r"(?m)^System time\s*:\s*([0-9.]+) seconds (?:slow|fast) of NTP time"
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
+class Clock(NamedTuple):
     """`offset_s` is how far the clock is off by its own account; None where nobody says."""
 
     is_synchronised: bool

@@ -11,8 +11,7 @@ Ascend DMI prints one item below the other (7.3.0):
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.facts.collector import USE_LEVEL, FactGroup, fact, not_asked
@@ -44,8 +43,7 @@ _ITEM = r"^\s+([A-Za-z][A-Za-z0-9_/ -]{0,40}):\s*$"
 _NOTE = r"^\s*\*\*\*\s*(\S.*)$"
 
 
-@dataclass(frozen=True, slots=True)
-class Dmi:
+class Dmi(NamedTuple):
     """What a diagnosis came to."""
 
     items: Mapping[str, str]  # item -> PASS, HEALTH, SKIP, FAIL, GENERAL_WARN, IMPORTANT_WARN, EMERGENCY_WARN
@@ -163,8 +161,7 @@ _NAME_LENGTH = 15  # the kernel keeps this much of a program's name
 _STATUS = r"(?m)^(Name|State|Uid|PPid):\s*(\S+)"
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(NamedTuple):
     """A process on a card. It is `here` when this session sees a process of that number that can be the one."""
 
     npu: int
@@ -232,8 +229,7 @@ _CLAIM = r"ns_id (\d+) identify (\S+) root_tgid (\d+) dev_num (\d+)(.*)"
 _MAPPED = r"\s*(\d+)\s+(\d+)\s*"
 
 
-@dataclass(frozen=True, slots=True)
-class KernelEvent:
+class KernelEvent(NamedTuple):
     """Something that the driver wrote to the kernel's log; equal ones are told once, with their last line."""
 
     kind: str  # conflict: a container wants a device that another one holds | abnormal | exception
@@ -242,8 +238,7 @@ class KernelEvent:
     line: str
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """A mount namespace that has devices of its own: a container, or the host (pid of its first process)."""
 
     namespace: int

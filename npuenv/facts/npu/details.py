@@ -5,7 +5,6 @@ A card that hangs makes the tool hang: after two queries without an end nothing 
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
@@ -195,13 +194,12 @@ def _refused(ran: Ran) -> QueryRefusal | None:
 def _placed(value: T, card: Card) -> T:
     """The value with the card that was asked, where the answer does not say it."""
     given: Any = value
-    names = {field.name for field in dataclasses.fields(given)}
     missing = {
         name: number
         for name, number in (("npu", card.npu), ("chip", card.chip))
-        if name in names and getattr(given, name) is None
+        if name in given._fields and getattr(given, name) is None
     }
-    placed: T = dataclasses.replace(given, **missing) if missing else value
+    placed: T = given._replace(**missing)
     return placed
 
 

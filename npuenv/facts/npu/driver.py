@@ -8,8 +8,7 @@ The installer's log has one line per event:
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
 from npuenv.facts.collector import FactGroup, fact, not_asked
@@ -37,8 +36,7 @@ _PCI_ROW = re.compile(
 _MANAGERS = (("/dev/davinci_manager",), ("/dev/devmm_svm", "/dev/svm0"), ("/dev/hisi_hdc",))
 
 
-@dataclass(frozen=True, slots=True)
-class VersionInfo:
+class VersionInfo(NamedTuple):
     """A `version.info` of the driver or the firmware."""
 
     version: str
@@ -47,8 +45,7 @@ class VersionInfo:
     compatible_driver: str = ""  # `compatible_version_drv` of the firmware, "" where it is not said
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceNode:
+class DeviceNode(NamedTuple):
     """A device node. Openable is what permissions and the device cgroup say; a sandbox may still refuse."""
 
     path: str
@@ -56,8 +53,7 @@ class DeviceNode:
     why_not: str
 
 
-@dataclass(frozen=True, slots=True)
-class Nodes:
+class Nodes(NamedTuple):
     """The device nodes of the NPUs and of their managers."""
 
     cards: tuple[DeviceNode, ...]  # by number
@@ -262,8 +258,7 @@ LOG = "/var/log/ascend_seclog/ascend_install.log"
 _LINE = r"\[(Driver|Firmware)\] (?:\[[^\]]*\] )?\[(INFO|WARNING|ERROR)\]\s*(.*)$"
 
 
-@dataclass(frozen=True, slots=True)
-class Changed:
+class Changed(NamedTuple):
     """When the kernel started and when the driver's version file was last written, in seconds since 1970."""
 
     booted_s: int
@@ -274,8 +269,7 @@ class Changed:
         return self.written_s > self.booted_s
 
 
-@dataclass(frozen=True, slots=True)
-class Installer:
+class Installer(NamedTuple):
     """The last run of an installer, as its lines tell it."""
 
     part: str  # driver | firmware

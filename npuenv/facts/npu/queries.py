@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -106,8 +105,7 @@ _CHIP = re.compile(r"(?:NPU|Phy-ID)(\d+)")
 _LINKS = frozenset({"X", "HCCS", "HCCS_SW", "SIO", "PHB", "PIX", "PXB", "SYS", "UB", "NA"})
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
+class Health(NamedTuple):
     """A chip's health with what is wrong with it."""
 
     npu: int | None  # None: the output does not say; it was asked for one card
@@ -117,8 +115,7 @@ class Health:
     information: tuple[str, ...]  # the tool's words for them
 
 
-@dataclass(frozen=True, slots=True)
-class Ecc:
+class Ecc(NamedTuple):
     """Error counters of a chip's memory, by the tool's own labels."""
 
     npu: int | None
@@ -126,8 +123,7 @@ class Ecc:
     counts: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Board:
+class Board(NamedTuple):
     """A card or one of its chips (`-c`). None stands where the tool prints NA or has no such line."""
 
     npu: int | None
@@ -143,8 +139,7 @@ class Board:
     pci_device: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Spod:
+class Spod(NamedTuple):
     """Where a chip stands in its super pod."""
 
     npu: int | None
@@ -155,8 +150,7 @@ class Spod:
     server: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Mapped:
+class Mapped(NamedTuple):
     """A row of `-m`. None stands where the tool prints `-` or has no such column."""
 
     npu: int
@@ -166,8 +160,7 @@ class Mapped:
     name: str  # "Ascend 910B3", "Mcu"
 
 
-@dataclass(frozen=True, slots=True)
-class Topology:
+class Topology(NamedTuple):
     """How the cards reach each other: from -> to -> HCCS, SIO, PHB, PIX, PXB, SYS, UB, NA."""
 
     links: Mapping[int, Mapping[int, str]]
@@ -175,8 +168,7 @@ class Topology:
     is_complete: bool  # False: rows are missing, cut, or contradict each other
 
 
-@dataclass(frozen=True, slots=True)
-class FaultEvent:
+class FaultEvent(NamedTuple):
     """A present fault of a card of the 950 generation."""
 
     npu: int | None  # None: the output does not say; it was asked for one card
@@ -185,8 +177,7 @@ class FaultEvent:
     about: str  # the rest of the line
 
 
-@dataclass(frozen=True, slots=True)
-class QueryRefusal:
+class QueryRefusal(NamedTuple):
     """Why a query has no answer."""
 
     kind: str  # unsupported | invalid-card | failed | timeout | absent | not-asked

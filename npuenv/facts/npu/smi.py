@@ -13,7 +13,7 @@ import enum
 import re
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from npuenv.facts.npu.queries import BUS_ID, HEALTHS, VERSION, chip_name, integer, number, percent, plain_lines
 
@@ -62,8 +62,7 @@ class Card:
         return self.npu >= VIRTUAL_FROM
 
 
-@dataclass(frozen=True, slots=True)
-class NpuProcess:
+class NpuProcess(NamedTuple):
     """One row of the process table; at most eight per chip are shown."""
 
     npu: int
@@ -74,8 +73,7 @@ class NpuProcess:
     container_pid: int | None = None  # the fifth column of 26.0; None for a process of the host
 
 
-@dataclass(frozen=True, slots=True)
-class SmiTable:
+class SmiTable(NamedTuple):
     """The table as a whole."""
 
     layout: Layout | None  # None: the tool said that there is no card
@@ -106,8 +104,7 @@ class SmiFailure(enum.Enum):
     UNREADABLE = "unreadable"
 
 
-@dataclass(frozen=True, slots=True)
-class SmiTrouble:
+class SmiTrouble(NamedTuple):
     """A failure with the line that shows it."""
 
     kind: SmiFailure
@@ -168,8 +165,7 @@ def _tables(lines: list[str]) -> Iterator[SmiTable]:
     yield reader.table()
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(NamedTuple):
     """A line between bars."""
 
     line: str

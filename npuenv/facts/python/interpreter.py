@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping  # noqa: TC003 - `from_json` reads these annotations at run time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
 from npuenv.core.json_input import JsonError, loads
@@ -45,8 +45,7 @@ class SharedFiles:
     fits: tuple[int, ...] = ()  # per owner, how many of the files have the size that it recorded and the other did not
 
 
-@dataclass(frozen=True, slots=True)
-class Python:
+class Python(NamedTuple):
     """An interpreter and its distributions."""
 
     executable: str
@@ -61,8 +60,7 @@ class Python:
     machine: str = ""  # as the interpreter itself says: aarch64; "" where that was not asked
 
 
-@dataclass(frozen=True, slots=True)
-class Broken:
+class Broken(NamedTuple):
     """Why an interpreter does not run."""
 
     # no-folder | no-home (the Python that a virtual environment was made from is gone) | no-program
@@ -72,8 +70,7 @@ class Broken:
     path: str  # what is not there; the file that it does not get past; the version of one that is too old
 
 
-@dataclass(frozen=True, slots=True)
-class Import:
+class Import(NamedTuple):
     """What importing a module in a process of its own gave."""
 
     module: str
@@ -88,8 +85,7 @@ class Import:
         return self.errors[-1] if self.errors else self.crash
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceRun:
+class DeviceRun(NamedTuple):
     """What one device did, in a process of its own. None: not reached."""
 
     number: int  # as torch numbers it

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping  # noqa: TC003 - `from_json` reads these annotations at run time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
 from npuenv.core.json_input import loads
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class MetadataTrouble:
+class MetadataTrouble(NamedTuple):
     """A dist-info or egg-info that does not say what it should."""
 
     entry: str  # torch-2.8.0.dist-info
@@ -33,8 +32,7 @@ class MetadataTrouble:
     what: str  # "no METADATA", "RECORD: Permission denied"
 
 
-@dataclass(frozen=True, slots=True)
-class Twice:
+class Twice(NamedTuple):
     """One distribution at several places; the first one counts."""
 
     name: str
@@ -42,8 +40,7 @@ class Twice:
     folders: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Shadow:
+class Shadow(NamedTuple):
     """A module that is found elsewhere than where its distribution lies."""
 
     module: str
@@ -52,8 +49,7 @@ class Shadow:
     over: str  # where the distribution lies; "" where no distribution owns the module
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """A distribution that came from no index."""
 
     url: str
@@ -61,8 +57,7 @@ class Origin:
     is_editable: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(NamedTuple):
     """A .pth file that adds folders to the path."""
 
     file: str
@@ -107,8 +102,7 @@ class Owned:
     examples: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Files:
+class Files(NamedTuple):
     """The installed files against the records of their distributions."""
 
     looked: int
@@ -120,8 +114,7 @@ class Files:
     linked: tuple[Owned, ...] = ()  # as recorded, but behind a link; uv makes such where it was told to link
 
 
-@dataclass(frozen=True, slots=True)
-class Hashes:
+class Hashes(NamedTuple):
     """The contents of the installed files against the recorded SHA-256."""
 
     looked: int
@@ -172,8 +165,7 @@ def _packages(found: Mapping[str, Any]) -> Packages:
 WORD = "npuenv-elf"  # answered by the machine itself: `npuenv.host.shared_objects`
 
 
-@dataclass(frozen=True, slots=True)
-class MissingLibrary:
+class MissingLibrary(NamedTuple):
     """A library that a file needs and the loader does not find."""
 
     path: str
@@ -181,8 +173,7 @@ class MissingLibrary:
     lies_in: str  # a folder that has it, but that is not looked into; "" where none was found
 
 
-@dataclass(frozen=True, slots=True)
-class MissingVersion:
+class MissingVersion(NamedTuple):
     """A version of the C or C++ library that a file needs and the one here does not have."""
 
     path: str
@@ -200,8 +191,7 @@ class MissingSymbols:
     symbols: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Elf:
+class Elf(NamedTuple):
     """What stands in the files."""
 
     looked: int

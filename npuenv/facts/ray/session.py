@@ -6,18 +6,19 @@ The token itself is never read: its name in a folder is enough.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
 from npuenv.facts.collector import USE_LEVEL, FactGroup, fact, not_asked
 from npuenv.facts.machine.storage import folder, mounts
+from npuenv.facts.ray.status import StatusRefusal, StatusTrouble
+from npuenv.facts.ray.status import status as read_status
 from npuenv.host.base import PathState
 
 if TYPE_CHECKING:
     from npuenv.facts.collector import Collector
     from npuenv.facts.machine.storage import FolderUsage
-    from npuenv.facts.ray.status import ClusterStatus, StatusTrouble
+    from npuenv.facts.ray.status import ClusterStatus
     from npuenv.host.base import Host
 
 _STATUS_SHORT_S = 4.0
@@ -26,8 +27,7 @@ _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:]+\]|[\w.-]+):[0-9]{1,5}")
 _SESSION = re.compile(r"session_[0-9]{4}-[0-9]{2}-[0-9]{2}_.*")
 
 
-@dataclass(frozen=True, slots=True)
-class RaySession:
+class RaySession(NamedTuple):
     """Ray's folder of temporary files."""
 
     folder: str
@@ -102,13 +102,11 @@ def _status(host: Collector, address: Fact[str]) -> Fact[ClusterStatus | StatusT
     """A cluster that is there answers in two or three seconds; for one that is not, level 1 does not wait."""
     if address.value is None:
         return Fact(address.state, None, address.evidence)
-    from npuenv.facts.ray.status import StatusRefusal, StatusTrouble, status  # most machines have no cluster to ask
-
     limit = host.timeout(_STATUS_SHORT_S, _STATUS_S)
     beside = f"{host.python.rpartition('/')[0]}/ray" if "/" in host.python else "ray"
-    found = host.read(status, beside, limit)
+    found = host.read(read_status, beside, limit)
     if found.state is State.ABSENT and beside != "ray":
-        found = status(host, "ray", limit)
+        found = read_status(host, "ray", limit)
     is_late = isinstance(found.value, StatusTrouble) and found.value.kind is StatusRefusal.TIMEOUT
     return not_asked(USE_LEVEL) if is_late and host.level < USE_LEVEL else found
 

@@ -9,7 +9,7 @@ import enum
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.facts.read import why_failed
@@ -56,8 +56,7 @@ _ENDS = ("\n", "\r")  # half a number reads like a whole one
 _NO_NODES, _NO_DEMANDS = ("(no active nodes)", "(no idle nodes)"), "(no resource demands)"
 
 
-@dataclass(frozen=True, slots=True)
-class Resource:
+class Resource(NamedTuple):
     """One row of the resources: `0.0/16.0 NPU`. Memory is in bytes."""
 
     name: str
@@ -101,8 +100,7 @@ class Demand:
         return max(dict(bundle.needs).get(name, 0.0) for bundle in self.bundles)
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterStatus:
+class ClusterStatus(NamedTuple):
     """The cluster at one moment. Node rows are ids, not addresses; a dead node can linger here for a while."""
 
     nodes: int | None  # None: the list of nodes is cut or damaged
@@ -130,8 +128,7 @@ class StatusRefusal(enum.Enum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, slots=True)
-class StatusTrouble:
+class StatusTrouble(NamedTuple):
     """A status that did not come, with the line that says why."""
 
     kind: StatusRefusal
@@ -287,8 +284,7 @@ class Lack(enum.Enum):
     CUT = "cut"  # of what the nodes have left when no bundle is cut
 
 
-@dataclass(frozen=True, slots=True)
-class UnsatisfiableDemand:
+class UnsatisfiableDemand(NamedTuple):
     """Why a demand waits for ever."""
 
     lack: Lack

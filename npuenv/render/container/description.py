@@ -10,7 +10,7 @@ import posixpath
 import re
 import shlex
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from npuenv.resolve.types import Stack
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerOptions:
+class ContainerOptions(NamedTuple):
     """What the user said about the container. None: not said."""
 
     cards: str | None = None  # "0-7", "0,2,4-5"

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, NamedTuple
 
 import npuenv
 from npuenv.core.messages import Message, say
-from npuenv.render.container import apptainer, compose, docker_run, kubernetes, slurm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-    from npuenv.render.container.description import Container, Say
+    from npuenv.render.container.description import Container
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+class Form(NamedTuple):
     """One form of run file."""
 
     file: str  # its name
-    render: Callable[[Container, str, Say], str]
+    module: str  # beside this one, whose `render` writes it
     synonyms: tuple[str, ...]  # what people call it too
 
 
 FORMS = {
-    "run": Form("docker-run.sh", docker_run.render, ("docker", "podman")),
-    "compose": Form("compose.yaml", compose.render, ("docker-compose",)),
-    "k8s": Form("kubernetes.yaml", kubernetes.render, ("kubernetes", "volcano")),
-    "slurm": Form("slurm.sh", slurm.render, ("sbatch", "pyxis")),
-    "apptainer": Form("apptainer.sh", apptainer.render, ("singularity",)),
+    "run": Form("docker-run.sh", "docker_run", ("docker", "podman")),
+    "compose": Form("compose.yaml", "compose", ("docker-compose",)),
+    "k8s": Form("kubernetes.yaml", "kubernetes", ("kubernetes", "volcano")),
+    "slurm": Form("slurm.sh", "slurm", ("sbatch", "pyxis")),
+    "apptainer": Form("apptainer.sh", "apptainer", ("singularity",)),
 }
+DOCKERFILE = "dockerfile"  # no run file, but the image itself
+FORMATS = (DOCKERFILE, *FORMS)
 
 
 def render_container(
@@ -41,4 +41,6 @@ def render_container(
     def speak(key: str, **args: object) -> str:
         return say(Message(f"container.{key}", args), lang)
 
-    return {FORMS[form].file: FORMS[form].render(container, version, speak) for form in forms}
+    rows = [FORMS[form] for form in forms]
+    modules = {row.file: importlib.import_module(f"npuenv.render.container.{row.module}") for row in rows}
+    return {file: module.render(container, version, speak) for file, module in modules.items()}

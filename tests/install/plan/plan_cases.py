@@ -18,7 +18,7 @@ from npuenv.install.locations import EnvironmentPlace
 from npuenv.install.plan.context import Tools
 from npuenv.install.plan.make import plan_install
 from npuenv.lock.file import Lock, LockedPackage, read_lock
-from npuenv.lock.make import find_uv
+from npuenv.lock.uv import find_uv
 from npuenv.lock.wheels import write_wheel
 from npuenv.matrix import load_matrix
 from npuenv.resolve import resolve

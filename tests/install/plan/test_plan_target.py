@@ -239,7 +239,7 @@ def stand(root: Path, lock: Lock, kind: str = "venv") -> EnvironmentPlace:
 def test_a_finished_environment_of_another_kind_is_given_up_only_where_that_is_said(tmp_path: Path) -> None:
     target = stand(tmp_path, LOCK)
     require_same(LocalHost(), target, LOCK, is_replacing=False)
-    conda = replace(target, kind="conda")
+    conda = target._replace(kind="conda")
     with pytest.raises(BadInput, match=r"install\.other-kind") as caught:
         require_same(LocalHost(), conda, LOCK, is_replacing=False)
     assert caught.value.hint is not None and "--as venv" in say(caught.value.hint)

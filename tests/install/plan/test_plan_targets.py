@@ -19,7 +19,7 @@ from npuenv.install.executor import ExecutionContext, Outcome, execute
 from npuenv.install.locations import EnvironmentPlace
 from npuenv.install.plan.changes import replaced
 from npuenv.install.plan.target import existing_target, find_conda, present_in
-from npuenv.lock.make import find_uv
+from npuenv.lock.uv import find_uv
 from npuenv.lock.wheels import write_wheel
 from tests.install.plan.plan_cases import Scripted, planned, runs, stack_and_lock, step_of, tiny, tiny_plan
 from tests.support.sentences import says, sentence

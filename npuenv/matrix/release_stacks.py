@@ -12,25 +12,26 @@ import functools
 from typing import TYPE_CHECKING
 
 from npuenv.core import versions
+from npuenv.matrix import rows
+from npuenv.matrix.compatibility import pairing
 from npuenv.matrix.ranges import overlap
-from npuenv.matrix.rows import (
-    Dispute,
-    Recipe,
-    RecipeGit,
-    RecipeOverride,
-    RecipePin,
-    RecipeStep,
-    ReleaseImage,
-    TorchNpu,
-    VerifiedBy,
-    VllmAscend,
-)
-from npuenv.resolve.compatibility import pairing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.matrix import Matrix
+    from npuenv.matrix.rows import (
+        Dispute,
+        Recipe,
+        RecipeGit,
+        RecipeOverride,
+        RecipePin,
+        RecipeStep,
+        ReleaseImage,
+        TorchNpu,
+        VerifiedBy,
+        VllmAscend,
+    )
+    from npuenv.matrix.tables import Matrix
 
 _ARCHITECTURES = ("aarch64", "x86_64")
 _POLICY = "vllm-project/vllm-ascend docs/source/community/versioning_policy.md"
@@ -82,7 +83,7 @@ def of_release(row: VllmAscend, matrix: Matrix) -> Iterator[Recipe]:
 def _release(name: str, row: VllmAscend, image: ReleaseImage, hardware: tuple[str, ...], matrix: Matrix) -> Recipe:
     pins = _release_pins(row, image, hardware, matrix)
     lacks = () if any(pin.name == "torch-npu" for pin in pins) else ("torch-npu",)
-    return Recipe(
+    return rows.Recipe(
         id=name,
         source=row.source,
         seen=row.seen,
@@ -133,19 +134,19 @@ def _release_pins(
         return ()
     torch = versions.exact(row.requirement("torch")) or npu_row.torch
     metadata = f"vllm-ascend {row.version} metadata"
-    pins = [RecipePin("torch", torch, "identity", metadata)]
+    pins = [rows.RecipePin("torch", torch, "identity", metadata)]
     companion = matrix.companion_row(torch)
     if companion is not None:
-        pins.append(RecipePin("torchvision", companion.torchvision, "identity", companion.source))
-        pins.append(RecipePin("torchaudio", companion.torchaudio, "identity", companion.source))
+        pins.append(rows.RecipePin("torchvision", companion.torchvision, "identity", companion.source))
+        pins.append(rows.RecipePin("torchaudio", companion.torchaudio, "identity", companion.source))
     pins += [
-        RecipePin("torch-npu", npu, "image-practice", row.source if image.torch_npu else metadata),
-        RecipePin("vllm", row.vllm, "recommended-pair", _POLICY),
-        RecipePin("vllm-ascend", row.version, "identity", row.source),
+        rows.RecipePin("torch-npu", npu, "image-practice", row.source if image.torch_npu else metadata),
+        rows.RecipePin("vllm", row.vllm, "recommended-pair", _POLICY),
+        rows.RecipePin("vllm-ascend", row.version, "identity", row.source),
     ]
     triton = versions.exact(row.requirement("triton-ascend")) or row.triton_ascend
     if triton and "310p" not in hardware:
-        pins.append(RecipePin("triton-ascend", triton, "image-practice", metadata, "resolve.derived-triton"))
+        pins.append(rows.RecipePin("triton-ascend", triton, "image-practice", metadata, "resolve.derived-triton"))
     return tuple(pins)
 
 
@@ -155,20 +156,22 @@ def _disputes(row: VllmAscend, image: ReleaseImage, pins: tuple[RecipePin, ...])
     for name, table in (("torch-npu", row.torch_npu), ("triton-ascend", row.triton_ascend)):
         pin = pinned.get(name)
         if pin is not None and table and table != pin.version:
-            yield Dispute(name, table, _POLICY, pin.version, pin.source, "other", "resolve.derived-metadata")
+            yield rows.Dispute(name, table, _POLICY, pin.version, pin.source, "other", "resolve.derived-metadata")
     named = {f"{name}=={table}" for name, table in (("torch-npu", row.torch_npu), ("triton-ascend", row.triton_ascend))}
     for text in image.one_off:
         name = versions.requirement_name(text)
         if name in pinned and text not in named:
-            yield Dispute(
+            yield rows.Dispute(
                 name, text, row.source, pinned[name].version, pinned[name].source, "other", "resolve.derived-one-off"
             )
     required = versions.exact(row.requirement("torch-npu"))
     if image.torch_npu and required and required != image.torch_npu:
         metadata = f"vllm-ascend {row.version} metadata"
-        yield Dispute("torch-npu", required, metadata, image.torch_npu, row.source, "other", "resolve.derived-image")
+        yield rows.Dispute(
+            "torch-npu", required, metadata, image.torch_npu, row.source, "other", "resolve.derived-image"
+        )
     if row.cann and versions.cann(row.cann) != versions.cann(image.cann):
-        yield Dispute("CANN", row.cann, _POLICY, image.cann, row.source, "other", "resolve.derived-image-cann")
+        yield rows.Dispute("CANN", row.cann, _POLICY, image.cann, row.source, "other", "resolve.derived-image-cann")
 
 
 def _confidence(row: VllmAscend, image: ReleaseImage, pins: tuple[RecipePin, ...], matrix: Matrix) -> VerifiedBy:
@@ -191,18 +194,18 @@ def _overrides(row: VllmAscend, pins: tuple[RecipePin, ...], matrix: Matrix) -> 
     source = f"vllm-ascend {row.version} metadata"
     numpy = row.requirement("numpy")
     if numpy:
-        yield RecipeOverride("numpy", "constrain", f"numpy{numpy}", "stack.numpy1-constraint", source)
+        yield rows.RecipeOverride("numpy", "constrain", f"numpy{numpy}", "stack.numpy1-constraint", source)
     forced = next((pin.version for pin in pins if pin.name == "torch-npu"), "")
     if versions.exact(row.requirement("torch-npu")) not in ("", forced):
-        yield RecipeOverride("vllm-ascend", "replace", f"torch-npu=={forced}", "resolve.derived-image", row.source)
+        yield rows.RecipeOverride("vllm-ascend", "replace", f"torch-npu=={forced}", "resolve.derived-image", row.source)
     if row.requirement("triton-ascend") and not any(pin.name == "triton-ascend" for pin in pins):
         source = (
             "vllm-project/vllm-ascend docs/source/installation.md @182b75ea (310P: uninstall triton and triton-ascend)"
         )
-        yield RecipeOverride("triton-ascend", "exclude", "triton-ascend", "resolve.derived-310p-triton", source)
+        yield rows.RecipeOverride("triton-ascend", "exclude", "triton-ascend", "resolve.derived-310p-triton", source)
     for name in ("xformers", "triton"):
         why = "stack.exclude-triton" if name == "triton" else "stack.exclude-cuda"
-        yield RecipeOverride(name, "exclude", name, why, f"vllm {row.vllm} metadata")
+        yield rows.RecipeOverride(name, "exclude", name, why, f"vllm {row.vllm} metadata")
 
 
 # vllm decides the version of these. Other packages it requires depend on the release it names (from 0.24.0 on starlette
@@ -233,10 +236,12 @@ def _partners_clash(matrix: Matrix, vllm_ascend: str, vllm: str) -> tuple[Recipe
         name = versions.requirement_name(text)
         if name in wanted and not overlap(versions.requirement_spec(text), versions.requirement_spec(wanted[name])):
             if name in _VLLM_CHOOSES:
-                found.append(RecipeOverride("vllm-ascend", "replace", text, "resolve.derived-vllm-chooses", source))
+                found.append(
+                    rows.RecipeOverride("vllm-ascend", "replace", text, "resolve.derived-vllm-chooses", source)
+                )
                 continue
             requirement = versions.with_extras_of(wanted[name], text)
-            found.append(RecipeOverride("vllm", "replace", requirement, "resolve.derived-va-last", source))
+            found.append(rows.RecipeOverride("vllm", "replace", requirement, "resolve.derived-va-last", source))
     return tuple(found)
 
 
@@ -245,30 +250,30 @@ def _git(row: VllmAscend) -> tuple[RecipeGit, ...]:
     vllm = {"VLLM_TARGET_DEVICE": "empty", **_NO_AUTOLOAD}
     own = {"COMPILE_CUSTOM_KERNELS": "1", **_NO_AUTOLOAD}
     return (
-        RecipeGit("vllm", f"{base}/vllm.git", f"v{row.vllm}", build_env=vllm),
-        RecipeGit("vllm-ascend", f"{base}/vllm-ascend.git", f"v{row.version}", build_env=own),
+        rows.RecipeGit("vllm", f"{base}/vllm.git", f"v{row.vllm}", build_env=vllm),
+        rows.RecipeGit("vllm-ascend", f"{base}/vllm-ascend.git", f"v{row.version}", build_env=own),
     )
 
 
 def _steps(*, has_triton: bool) -> tuple[RecipeStep, ...]:
     steps = [
-        RecipeStep("torch", "pip", ("torch", "torchvision", "torchaudio"), "stack.step-torch"),
-        RecipeStep("torch-npu", "pip", ("torch-npu",), "stack.step-torch-npu"),
-        RecipeStep("rest", "rest", (), "stack.step-rest"),
-        RecipeStep("vllm", "git", ("vllm",), "stack.step-vllm"),
-        RecipeStep("vllm-ascend", "git", ("vllm-ascend",), "stack.step-vllm-ascend"),
-        RecipeStep("triton-leftovers", "uninstall", ("triton", "triton-ascend"), "stack.step-triton-leftovers"),
+        rows.RecipeStep("torch", "pip", ("torch", "torchvision", "torchaudio"), "stack.step-torch"),
+        rows.RecipeStep("torch-npu", "pip", ("torch-npu",), "stack.step-torch-npu"),
+        rows.RecipeStep("rest", "rest", (), "stack.step-rest"),
+        rows.RecipeStep("vllm", "git", ("vllm",), "stack.step-vllm"),
+        rows.RecipeStep("vllm-ascend", "git", ("vllm-ascend",), "stack.step-vllm-ascend"),
+        rows.RecipeStep("triton-leftovers", "uninstall", ("triton", "triton-ascend"), "stack.step-triton-leftovers"),
     ]
     if has_triton:
-        steps.append(RecipeStep("triton-ascend", "pip", ("triton-ascend",), "stack.step-triton-ascend"))
+        steps.append(rows.RecipeStep("triton-ascend", "pip", ("triton-ascend",), "stack.step-triton-ascend"))
     return tuple(steps)
 
 
 def of_torch_npu(matrix: Matrix) -> Iterator[Recipe]:
     """A stack of torch and torch_npu alone for each version that has a recommended CANN and wheels, newest first."""
-    rows = [row for row in matrix.torch_npu if row.cann and row.index == "default" and row.published]
+    published = [row for row in matrix.torch_npu if row.cann and row.index == "default" and row.published]
     for row in sorted(
-        rows, key=lambda each: (versions.cann(each.cann), versions.python_version(each.version)), reverse=True
+        published, key=lambda each: (versions.cann(each.cann), versions.python_version(each.version)), reverse=True
     ):
         if matrix.cann_row(row.cann) is not None:
             yield _bare(row, matrix)
@@ -276,18 +281,18 @@ def of_torch_npu(matrix: Matrix) -> Iterator[Recipe]:
 
 def _bare(row: TorchNpu, matrix: Matrix) -> Recipe:
     companion = matrix.companion_row(row.torch)
-    pins = [RecipePin("torch", row.torch, "identity", row.source)]
+    pins = [rows.RecipePin("torch", row.torch, "identity", row.source)]
     if companion is not None:
-        pins.append(RecipePin("torchvision", companion.torchvision, "identity", companion.source))
-        pins.append(RecipePin("torchaudio", companion.torchaudio, "identity", companion.source))
-    pins.append(RecipePin("torch-npu", row.version, "recommended-pair", row.source))
+        pins.append(rows.RecipePin("torchvision", companion.torchvision, "identity", companion.source))
+        pins.append(rows.RecipePin("torchaudio", companion.torchaudio, "identity", companion.source))
+    pins.append(rows.RecipePin("torch-npu", row.version, "recommended-pair", row.source))
     family = tuple(pin.name for pin in pins if pin.name != "torch-npu")
     cann = matrix.cann_row(row.cann)
     override: tuple[RecipeOverride, ...] = ()
     if cann is not None and cann.numpy:
         bound = f"numpy{cann.numpy}"
-        override = (RecipeOverride("numpy", "constrain", bound, "stack.numpy1-constraint", cann.source),)
-    return Recipe(
+        override = (rows.RecipeOverride("numpy", "constrain", bound, "stack.numpy1-constraint", cann.source),)
+    return rows.Recipe(
         id=f"torch-npu-{row.version}",
         source=row.source,
         seen=row.seen,
@@ -300,9 +305,9 @@ def _bare(row: TorchNpu, matrix: Matrix) -> Recipe:
         sources=(row.source,),
         pin=tuple(pins),
         step=(
-            RecipeStep("torch", "pip", family, "stack.step-torch"),
-            RecipeStep("torch-npu", "pip", ("torch-npu",), "stack.step-torch-npu"),
-            RecipeStep("rest", "rest", (), "stack.step-rest"),
+            rows.RecipeStep("torch", "pip", family, "stack.step-torch"),
+            rows.RecipeStep("torch-npu", "pip", ("torch-npu",), "stack.step-torch-npu"),
+            rows.RecipeStep("rest", "rest", (), "stack.step-rest"),
         ),
         cann=row.cann,
         hardware=("a2", "a3"),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from npuenv.lock.chip_wheels import for_chip
 from npuenv.lock.file import Lock, parse_lock, write_lock
-from npuenv.lock.store import answers, as_locked, find_lock, shipped_folder
+from npuenv.lock.store import answers, as_locked, find_lock, for_chip, shipped_folder
 from npuenv.matrix import load_matrix
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack

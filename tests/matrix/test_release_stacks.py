@@ -8,12 +8,12 @@ import pytest
 
 from npuenv.core import versions
 from npuenv.matrix import Matrix
+from npuenv.matrix.compatibility import pairing
+from npuenv.matrix.release_stacks import all_recipes, of_torch_npu, partner_overrides, recipe_named
 from npuenv.matrix.rows import RecipePin
 from npuenv.resolve import resolve
 from npuenv.resolve.candidate import candidate_of, choices
 from npuenv.resolve.clash_identity import broader
-from npuenv.resolve.compatibility import pairing
-from npuenv.resolve.release_stacks import all_recipes, of_torch_npu, partner_overrides, recipe_named
 from npuenv.resolve.rules import matrix_conflicts
 from npuenv.resolve.types import Conflict, Request, Stack
 from tests.support.tables import MATRIX

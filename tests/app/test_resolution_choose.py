@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.lock.choose import choose_stack
+from npuenv.app.resolution import choose_stack
 from npuenv.lock.file import COMPLETE
 from npuenv.lock.store import find_lock, shipped_folder
 from npuenv.matrix import load_matrix
+from npuenv.matrix.release_stacks import recipe_named
 from npuenv.resolve import resolve
 from npuenv.resolve.candidate import is_candidate_release
-from npuenv.resolve.release_stacks import recipe_named
 from npuenv.resolve.types import Request, Stack
 
 if TYPE_CHECKING:
