@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     import torch
 
     from trainer.distributed import World
-    from trainer.saving.checkpoint import State
+    from trainer.saving.manifest import State
 
 _TRAIN, _SFT, _COMPARE, _EXPORT = "train", "sft", "compare", "export"
 

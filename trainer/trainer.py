@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from trainer.noise import Injection
     from trainer.prefetch import Prefetch
     from trainer.rollouts import PromptSampler, RewardedGroups
-    from trainer.saving.checkpoint import Saved, State
+    from trainer.saving.manifest import Saved, State
     from trainer.tasks.base import Task
     from trainer.types import Batch, Group, Prompt, Rollout
 

@@ -27,7 +27,8 @@ from trainer.metrics.step import of_validation
 from trainer.observer import Observer
 from trainer.rollouts import collect, compute_rewards
 from trainer.run_state import restore, save_checkpoint, state_of
-from trainer.saving.checkpoint import CorruptCheckpoint, difference, load
+from trainer.saving.checkpoint import difference, load
+from trainer.saving.manifest import CorruptCheckpoint
 from trainer.tasks.rewards import RewardBroken
 from trainer.weights import fingerprint
 
