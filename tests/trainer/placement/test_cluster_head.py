@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.trainer.trainer_cases import of_a_child
-from trainer.placement import head as heads
+from trainer.placement import cluster as clusters
 from trainer.placement.cards import Node
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ HOME = Node("a", "10.0.0.1", {"CPU": 4.0}, is_home=True)
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("_LOOK_S", 0.02), ("_REFUSED_S", 0.1), ("_SILENT_S", 0.4), ("_LEAVE_S", 0.2)):
-        monkeypatch.setattr(heads, name, seconds)
+        monkeypatch.setattr(clusters, name, seconds)
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def cluster(address: str) -> Any:
 
 def test_nodes_are_those_of_the_last_answer_or_of_one_from_now_on(listening: str) -> None:
     there, ended = cluster(listening), list[str]()
-    with heads.watched(there, ended.append) as head:
+    with clusters.Head(there, ended.append) as head:
         assert head.nodes() == [HOME]
         there.seen = []
         assert head.nodes(is_fresh=True) == [] and not head.is_lost
@@ -66,12 +66,12 @@ def test_a_head_that_is_silent_for_long_is_lost_and_one_that_nothing_listens_for
     for address, why in ((listening, r"it has been silent for"), ("127.0.0.1:9", "Connection refused")):
         there, ended = cluster(address), threading.Event()
         with ExitStack() as stack:
-            head = stack.enter_context(heads.watched(there, lambda lost, ended=ended: ended.set()))  # type: ignore[misc]
+            head = stack.enter_context(clusters.Head(there, lambda lost, ended=ended: ended.set()))  # type: ignore[misc]
             there.answers.clear()
             stack.callback(there.answers.set)
-            with pytest.raises(heads.HeadLost, match=rf"head at {address} does not .*: .*{why}"):
+            with pytest.raises(clusters.HeadLost, match=rf"head at {address} does not .*: .*{why}"):
                 head.nodes(is_fresh=True)
-            with pytest.raises(heads.HeadLost):
+            with pytest.raises(clusters.HeadLost):
                 head.nodes()
             assert head.is_lost
         # The block is left, this process is still there: it is to be ended.
@@ -79,9 +79,9 @@ def test_a_head_that_is_silent_for_long_is_lost_and_one_that_nothing_listens_for
 
 
 def test_a_head_that_hesitates_is_not_lost(listening: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "_SILENT_S", 60.0)
+    monkeypatch.setattr(clusters, "_SILENT_S", 60.0)
     there: Any = cluster(listening)
-    with heads.watched(there, lambda lost: None) as head:
+    with clusters.Head(there, lambda lost: None) as head:
         there.answers.clear()
         assert not threading.Event().wait(0.3)
         there.answers.set()
@@ -94,22 +94,22 @@ def test_a_ray_of_its_own_that_hangs_is_killed_with_all_that_it_has_started(list
     program = (
         "import os, subprocess, sys\n"
         "from types import SimpleNamespace\n"
-        "from trainer.placement import head\n"
+        "from trainer.placement import cluster\n"
         "def is_running(pid):\n"
         "    try:\n"
         "        return ' Z ' not in open(f'/proc/{pid}/stat').read()\n"
         "    except OSError:\n"
         "        return False\n"
-        "head._REFUSED_S = head._LOOK_S = 0.05\n"
+        "cluster._REFUSED_S = cluster._LOOK_S = 0.05\n"
         "ray = subprocess.Popen(['sh', '-c', 'sleep 600 & echo $!; wait'], stdout=subprocess.PIPE, text=True)\n"
         "inner = int(ray.stdout.readline())\n"
         "def nodes(): return ray.wait() if is_silent else []\n"
         "is_silent = False\n"
-        "with head.watched(SimpleNamespace(is_own=True, address='127.0.0.1:9', nodes=nodes), print) as watched:\n"
+        "with cluster.Head(SimpleNamespace(is_own=True, address='127.0.0.1:9', nodes=nodes), print) as watched:\n"
         "    is_silent = True\n"
         "    try:\n"
         "        watched.nodes(is_fresh=True)\n"
-        "    except head.HeadLost:\n"
+        "    except cluster.HeadLost:\n"
         "        print(ray.wait(120))\n"
         "        while is_running(inner): pass\n"
         "os._exit(0)\n"
