@@ -1,7 +1,7 @@
 """Adaptive noise on the weights that the engine draws with (AQN), never on those that are trained.
 
-`Injection.apply` gives a mapping for `Engine.load_weights`. Validation loads the learner's own weights instead, bit for
-bit the same as before.
+`Injection.apply_each` gives the weights for `Engine.load_weights`. Validation loads the learner's own weights instead,
+bit for bit the same as before.
 
 Source: QeRL, trl_trainer/noise_scheduler.py and grpo_trainer.py; layer choice as in verl's AQN branch,
 verl/utils/noise_injection.py. Both report gains in some settings and losses in others.
@@ -82,23 +82,16 @@ class Injection:
     def sigma(self, step: int) -> float:
         return self.schedule.sigma(step, self.total)
 
-    def apply(self, weights: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
-        """The weights for the engine after `step` steps; see `noisy`."""
-        return noisy(weights, self.names, self.sigma(step), seed=self.seed, step=step)
-
     def apply_each(self, weights: Iterable[tuple[str, Tensor]], step: int) -> Iterator[tuple[str, Tensor]]:
-        """`apply`, one tensor after the other; missing names are reported at the end."""
+        """The weights for the engine after `step` steps, one tensor after the other; see `noisy`. Missing names are
+        reported at the end.
+        """
         sigma, missing = self.sigma(step), set(self.names)
         for name, weight in weights:
             names = [name] if name in missing else []
             yield from noisy({name: weight}, names, sigma, seed=self.seed, step=step).items()
             missing.discard(name)
         noisy({}, sorted(missing), sigma, seed=self.seed, step=step)
-
-    def describe(self, step: int) -> dict[str, object]:
-        """The fields for a record: the deviation and the parameters that get it (none while it is 0)."""
-        sigma = self.sigma(step)
-        return {"noise_sigma": sigma, "noise_parameters": list(self.names) if sigma else []}
 
 
 def start(config: Config, model: nn.Module) -> Injection | None:

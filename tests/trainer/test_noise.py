@@ -135,16 +135,15 @@ def test_a_draw_depends_on_seed_step_and_name_only() -> None:
     assert not any(torch.equal(alone["a"], other) for other in others)
 
 
-def test_a_configuration_starts_it_and_the_record_lists_what_is_touched() -> None:
+def test_a_configuration_starts_it_and_touches_what_it_names() -> None:
     config = parse(["noise_stages=2", "noise_start=0.1", "steps=4", "noise_targets=post_, layers.0"], devices=("cpu",))
     injection = start(config, model())
     assert injection is not None
-    assert injection.describe(0) == {"noise_sigma": 0.0, "noise_parameters": []}
-    assert injection.describe(2) == {"noise_sigma": 0.1, "noise_parameters": [*DENSE[:2], DENSE[3]]}
+    assert (injection.sigma(0), injection.sigma(2)) == (0.0, 0.1)
     weights = {name: torch.ones(3) for name in DENSE}
-    assert all(injection.apply(weights, 0)[name] is weights[name] for name in DENSE)
-    changed = [name for name, weight in injection.apply(weights, 3).items() if not torch.equal(weight, weights[name])]
-    assert changed == [*DENSE[:2], DENSE[3]]
+    assert all(noisy is weights[name] for name, noisy in injection.apply_each(weights.items(), 0))
+    noisy = injection.apply_each(weights.items(), 3)
+    assert [name for name, weight in noisy if not torch.equal(weight, weights[name])] == [*DENSE[:2], DENSE[3]]
 
 
 def test_no_stages_means_no_injection() -> None:
@@ -159,7 +158,7 @@ def test_after_validations_clean_weights_the_sampler_holds_the_learners_bits() -
     assert injection is not None
     learnt = dict(policy.named_parameters())
     before = {name: weight.detach().clone() for name, weight in learnt.items()}
-    engine.load_weights(injection.apply(learnt, 1))
+    engine.load_weights(dict(injection.apply_each(learnt.items(), 1)))
     different = [name for name, weight in engine.weights().items() if not torch.equal(weight, before[name])]
     assert different == list(injection.names)
     engine.load_weights(learnt)

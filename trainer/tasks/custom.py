@@ -38,8 +38,8 @@ def task(config: Config) -> Task:
     return Task(
         "file",
         tokenizer,
-        train.prompts,
-        heldout.prompts,
+        train,
+        heldout,
         max_new_tokens=256,
         reward=reward,
         is_right=lambda prompt, rollout: reward.judge(prompt, rollout)[0] >= 1.0,

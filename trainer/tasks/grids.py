@@ -213,8 +213,3 @@ def observation_format(config: Config, symbols: str, rules: str) -> tuple[Tokeni
         return tokenizers.choose(config.model.path), form
     letters = "".join(letter for letter in _BY_LETTER if letter not in symbols)
     return Characters(symbols + _SHOWN + letters), ActionFormat(is_short=True)
-
-
-def expert(prompt: Prompt) -> list[str]:
-    """The answers of a shortest solution, one for each turn."""
-    return list(prompt.extra["answers"])
