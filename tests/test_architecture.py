@@ -44,7 +44,7 @@ FLOORS = {
         {"episodes"},
         {"rollouts", "observer"},
         {"metrics"},
-        {"saving", "prefetch"},
+        {"saving"},
         {"faults"},
         {"trainer", "generator"},
         {"run_state"},

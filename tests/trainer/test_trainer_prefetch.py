@@ -19,13 +19,13 @@ from trainer.config import read as read_settings
 from trainer.engines.generator_client import GeneratorLost
 from trainer.loop import finish_prefetch, make_rollouts, next_rollouts, train_step, update_policy
 from trainer.metrics.progress import Progress
-from trainer.prefetch import Prefetch, StaleWeights
 from trainer.rollouts import RolloutBatch
 from trainer.run_state import learner_state, prefetched_of_state, prefetched_state, restore, state_of
 from trainer.saving.checkpoint import _nested, difference
 from trainer.saving.manifest import flatten
 from trainer.stages import failure
 from trainer.tasks.base import Characters, prompt
+from trainer.trainer import Prefetch, StaleWeights
 from trainer.types import Group, Rollout, Stop
 
 if TYPE_CHECKING:
