@@ -37,7 +37,7 @@ FLOORS = {
         {"children"},
         {"types", "device", "launch", "shards", "registry"},
         {"sections"},
-        {"algorithms", "overrides", "distributed", "weights", "user_code"},
+        {"algorithms", "overrides", "distributed", "weights"},
         {"config", "interrupt"},
         {"models", "tasks", "noise"},
         {"engines", "learner", "sharding"},

@@ -30,12 +30,12 @@ from trainer.algorithms.optimizer import Optimizer, learning_rate
 from trainer.algorithms.packing import select
 from trainer.algorithms.rejection import Rejection
 from trainer.algorithms.update_metrics import MAXIMA, token_metrics
+from trainer.config import load_function
 from trainer.distributed import World
 from trainer.models import lora
 from trainer.registry import AGGREGATIONS, ESTIMATORS, LOSSES, find
 from trainer.sections import is_own
 from trainer.shards import gathered, is_sharded, local, put
-from trainer.user_code import load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -112,8 +112,8 @@ class Learner:
             fixed = self._convention.gspo_aggregation
         self._policy_mode = fixed or algorithm.aggregation
         estimator, loss = algorithm.estimator, algorithm.loss
-        self._estimator = load("estimator", estimator) if is_own(estimator) else find(ESTIMATORS, estimator)
-        self._policy_loss = load("loss", loss) if is_own(loss) else find(LOSSES, loss)
+        self._estimator = load_function("estimator", estimator) if is_own(estimator) else find(ESTIMATORS, estimator)
+        self._policy_loss = load_function("loss", loss) if is_own(loss) else find(LOSSES, loss)
         self._rejections = Rejection.of(algorithm.rejection, algorithm.rejection_threshold)
         self.kl_coef = algorithm.kl_coef  # changes if the controller is adaptive
         self.generator = torch.Generator().manual_seed(seed)

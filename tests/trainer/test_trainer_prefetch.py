@@ -19,11 +19,11 @@ from trainer.config import read as read_settings
 from trainer.engines.generator_client import GeneratorLost
 from trainer.loop import finish_prefetch, make_rollouts, next_rollouts, train_step, update_policy
 from trainer.metrics.progress import Progress
+from trainer.metrics.records import stage_of_error
 from trainer.rollouts import RolloutBatch
 from trainer.run_state import learner_state, prefetched_of_state, prefetched_state, restore, state_of
 from trainer.saving.checkpoint import _nested, difference
 from trainer.saving.manifest import flatten
-from trainer.stages import failure
 from trainer.tasks.base import Characters, prompt
 from trainer.trainer import Prefetch, StaleWeights
 from trainer.types import Group, Rollout, Stop
@@ -208,7 +208,7 @@ def test_weights_that_stay_behind_end_the_run_with_a_reason() -> None:
         assert step == last + 1
         told = rf"step {step} .* step 1, {step - 2} steps .* max_staleness={limit}"
         assert re.search(told, str(caught.value))
-    stage = failure.of_error(caught.value)
+    stage = stage_of_error(caught.value)
     assert stage is not None and (stage["name"], stage["cause"]) == ("generation", "stale-weights")
 
 
@@ -224,7 +224,7 @@ def test_what_generation_ends_with_ends_the_step_that_waits_for_it() -> None:
     assert next_rollouts(made) is ready
     with pytest.raises(GeneratorLost, match="killed by SIGKILL") as caught:
         finish_prefetch(made)
-    stage = failure.of_error(caught.value)
+    stage = stage_of_error(caught.value)
     assert stage is not None and (stage["name"], stage["cause"]) == ("generation", "generator-lost")
     ahead = Prefetch()
     ahead.start(lambda _: [][1])

@@ -16,8 +16,8 @@ import torch
 from tests.trainer.trainer_cases import CPU, END, TINY, group
 from trainer.build import build_trainer
 from trainer.loop import train_step
+from trainer.metrics.records import stage_of_error
 from trainer.saving import checkpoint
-from trainer.stages.failure import of_error
 from trainer.stages.probes import StageFailed
 from trainer.tasks.digits import successor
 from trainer.tasks.rewards import RewardBroken, group_rewards
@@ -65,8 +65,8 @@ def test_a_reward_that_raises_is_named_with_its_line() -> None:
     error = caught(lambda: score(raises))
     assert type(error) is RewardBroken
     line = raises.__code__.co_firstlineno + 1
-    assert str(error).endswith(f" ValueError at test_failure.py:{line} raises: no such key")
-    found = of_error(error)
+    assert str(error).endswith(f" ValueError at test_records_errors.py:{line} raises: no such key")
+    found = stage_of_error(error)
     assert found is not None and (found["name"], found["cause"]) == ("reward", "reward-raises")
 
 
@@ -75,7 +75,7 @@ def test_an_error_of_the_backward_pass_belongs_to_the_update(monkeypatch: pytest
         raise RuntimeError("no such operator")
 
     monkeypatch.setattr(torch.Tensor, "backward", fails)
-    found = of_error(caught(lambda: train_step(build_trainer(TINY, CPU, seed=0), 1)))
+    found = stage_of_error(caught(lambda: train_step(build_trainer(TINY, CPU, seed=0), 1)))
     assert found is not None and (found["name"], found["cause"]) == ("update", "broken")
 
 
@@ -91,9 +91,9 @@ def test_a_reward_that_hangs_is_stopped_and_named_even_where_it_catches_everythi
     began = time.monotonic()
     error = caught(lambda: score(hangs, 0.2)) if is_main else in_a_thread(lambda: caught(lambda: score(hangs, 0.2)))
     assert 0.2 <= time.monotonic() - began < 120
-    assert re.search(r"\b0\.2 s: .* test_failure\.py:", str(error))
+    assert re.search(r"\b0\.2 s: .* test_records_errors\.py:", str(error))
     assert str(error).endswith(" hangs")
-    found = of_error(error)
+    found = stage_of_error(error)
     assert found is not None and (found["name"], found["cause"]) == ("reward", "reward-hangs")
 
 
@@ -127,15 +127,15 @@ def test_off_the_main_thread_the_alarm_is_off_afterwards_too() -> None:
     ],
 )
 def test_errors_that_speak_for_themselves(error: Exception, name: str, cause: str) -> None:
-    found = of_error(error)
+    found = stage_of_error(error)
     assert found is not None
     assert (found["name"], found["cause"], found["passed"]) == (name, cause, False)
     assert found["reason"]
 
 
 def test_a_stage_that_was_recorded_is_not_recorded_twice_and_what_is_unknown_has_no_stage() -> None:
-    assert of_error(StageFailed("matmul", "wrong")) is None
-    assert of_error(ValueError("nobody knows")) is None
+    assert stage_of_error(StageFailed("matmul", "wrong")) is None
+    assert stage_of_error(ValueError("nobody knows")) is None
 
 
 def unwritable(monkeypatch: pytest.MonkeyPatch, error: Exception, free: int) -> None:
@@ -163,6 +163,6 @@ def test_a_save_that_fails_says_why_and_leaves_room_to_say_it(
     unwritable(monkeypatch, error, free)
     raised = caught(lambda: checkpoint.save({"w": torch.ones(1)}, tmp_path))
     assert isinstance(raised, OSError) and raised.errno == number
-    found = of_error(raised)
+    found = stage_of_error(raised)
     assert found is not None and (found["name"], found["cause"]) == ("checkpoint", cause)
     assert list(tmp_path.iterdir()) == []
