@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer import launch
 from trainer.device import RAY_KEEPS_OUT, RAY_RESOURCES, cores
 from trainer.interrupt import given_back
 from trainer.placement import daemon, worker_actor
@@ -138,8 +139,8 @@ def _open(config: Config, layout: Layout, say: Say, stack: contextlib.ExitStack)
         return _join_others(address, stack, say)
     if is_to_be_made(config):
         started = stack.enter_context(daemon.head(layout.num_seats, limit_s=limit_s))
-        joined = _join(started, stack, num_expected=daemon.num_nodes(), is_own=True)
-        say(f"Ray's head is at {started}; waits for {daemon.num_nodes()} nodes")
+        joined = _join(started, stack, num_expected=launch.size(), is_own=True)
+        say(f"Ray's head is at {started}; waits for {launch.size()} nodes")
         return joined
     if (found := _running()) is not None:
         running, is_ours = found
@@ -227,11 +228,7 @@ def _init(**how: Any) -> None:
     # Ray prints events of its processes on this one's standard output, whatever the log settings. A run prints nothing
     # there, and reports a loss itself.
     if hasattr(worker, "print_to_stdstream"):
-        worker.print_to_stdstream = _nothing
-
-
-def _nothing(*args: Any, **more: Any) -> None:
-    """Takes anything."""
+        worker.print_to_stdstream = lambda *_, **__: None
 
 
 def _quietly(function: Callable[[], object]) -> None:

@@ -69,17 +69,15 @@ def save(state: State, folder: Path) -> Saved:
     except (RuntimeError, OSError) as error:
         raise _cannot_save(error, unfinished) from error
     digest, size = digest_of(unfinished), unfinished.stat().st_size
-    saved = Saved(
-        f"state-{digest[:16]}.pt",
-        digest,
-        size,
-        sum(isinstance(v, Tensor) for v in flatten(state).values()),
-        state.get("step"),
-        dict(state.get("settings", {})),
-    )
+    saved = _saved(state, f"state-{digest[:16]}.pt", digest, size)
     put(unfinished, folder / saved.file)
     name_in_manifest(saved, folder)
     return saved
+
+
+def _saved(state: State, name: str, digest: str, size: int, files: dict[str, str] | None = None) -> Saved:
+    num_tensors = sum(isinstance(each, Tensor) for each in flatten(state).values())
+    return Saved(name, digest, size, num_tensors, state.get("step"), dict(state.get("settings", {})), files or {})
 
 
 def _cannot_save(error: Exception, unfinished: Path) -> OSError:
@@ -200,7 +198,7 @@ def save_shards(state: State, folder: Path, *, world: World) -> Saved:
         _together(world, lambda: _write(rows, rest, made, world))
         digests = _together(world, lambda: _digests(made, world))
         named = {name: each for some in digests for name, each in some.items()}
-        finished = _together(world, lambda: _finish(state, flat, made, named) if world.is_first else None)
+        finished = _together(world, lambda: _finish(state, made, named) if world.is_first else None)
     except OSError:
         if world.is_first:
             shutil.rmtree(made, ignore_errors=True)  # else there is no room to say so either
@@ -261,7 +259,7 @@ def _digests(made: Path, world: World) -> dict[str, tuple[str, int]]:
     return {path.name: (digest_of(path), path.stat().st_size) for path in own}
 
 
-def _finish(state: State, flat: Mapping[str, Any], made: Path, named: Mapping[str, tuple[str, int]]) -> Saved:
+def _finish(state: State, made: Path, named: Mapping[str, tuple[str, int]]) -> Saved:
     folder = made.parent
     absent = [name for name in named if not (made / name).is_file()]
     if absent:
@@ -275,15 +273,8 @@ def _finish(state: State, flat: Mapping[str, Any], made: Path, named: Mapping[st
         place = folder / f"state-{digest[:16]}-{number}"
     os.replace(made, place)
     sync_folder(folder)
-    saved = Saved(
-        place.name,
-        digest,
-        sum(size for _, size in named.values()),
-        sum(isinstance(each, Tensor) for each in flat.values()),
-        state.get("step"),
-        dict(state.get("settings", {})),
-        {name: each for name, (each, _) in named.items()},
-    )
+    files = {name: each for name, (each, _) in named.items()}
+    saved = _saved(state, place.name, digest, sum(size for _, size in named.values()), files)
     name_in_manifest(saved, folder)
     return saved
 
