@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from trainer.config import Config
+    from trainer.sections import Noise
 
 # Targets that select layers by class; all others are parts of names.
 CLASSES = ("rmsnorm", "linear")
@@ -35,52 +36,46 @@ class NoMatch(BadSetting):
     """No parameter answers to the patterns: the run would train without noise and not say so."""
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """The noise's deviation over a run: a staircase of `stages` equal parts, the first of them silent.
+def deviations(noise: Noise) -> list[float]:
+    """The noise's deviation over a run: a staircase of `noise_stages` equal parts, the first of them silent.
 
-    Part j >= 1 has value j-1 of `stages - 1` values from `start` to `end`. Two stages: silence, then `start`. One
-    stage: `start` from the first step to the last (QeRL's code gives silence there, and its division fails at two).
+    Part j >= 1 has value j-1 of `noise_stages - 1` values from `noise_start` to `noise_end`, with equal ratios, or of
+    the shape `linear` with equal differences. Two stages: silence, then `noise_start`. One stage: `noise_start` from
+    the first step to the last (QeRL's code gives silence there, and its division fails at two).
     Example, 0.05 to 0.0005 in 10: 0, 0.05, 0.0281, 0.0158, 0.00889, 0.005, 0.00281, 0.00158, 0.000889, 0.0005.
     """
+    if noise.noise_stages <= 1:
+        return [noise.noise_start] * noise.noise_stages
+    steps = max(1, noise.noise_stages - 2)
+    return [0.0, *(_between(noise, index / steps) for index in range(noise.noise_stages - 1))]
 
-    start: float
-    end: float
-    stages: int
-    shape: str = "geometric"  # or linear: equal differences instead of equal ratios
 
-    def values(self) -> list[float]:
-        """The deviation of each stage."""
-        if self.stages <= 1:
-            return [self.start] * self.stages
-        steps = max(1, self.stages - 2)
-        return [0.0, *(self._between(index / steps) for index in range(self.stages - 1))]
+def _between(noise: Noise, share: float) -> float:
+    start, end = noise.noise_start, noise.noise_end
+    if noise.noise_shape == "linear":
+        return start + (end - start) * share
+    return start * (end / start) ** share if start else 0.0
 
-    def _between(self, share: float) -> float:
-        if self.shape == "linear":
-            return self.start + (self.end - self.start) * share
-        return self.start * (self.end / self.start) ** share if self.start else 0.0
 
-    def sigma(self, step: int, total: int) -> float:
-        """The deviation after `step` of `total` steps; from `total` on the last one. A run of no steps is its first."""
-        values = self.values()
-        if not values:
-            return 0.0
-        part = step * self.stages // total if total > 0 else 0
-        return values[min(part, self.stages - 1)]
+def deviation(noise: Noise, step: int, total: int) -> float:
+    """The deviation after `step` of `total` steps; from `total` on the last one. A run of no steps is its first."""
+    if not noise.noise_stages:
+        return 0.0
+    part = step * noise.noise_stages // total if total > 0 else 0
+    return deviations(noise)[min(part, noise.noise_stages - 1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Injection:
     """Which parameters get noise, how much when, and from which seed. Changes no tensor that it is given."""
 
-    schedule: Schedule
+    noise: Noise
     names: tuple[str, ...]  # as the learner calls them
     total: int  # steps of the run
     seed: int
 
     def sigma(self, step: int) -> float:
-        return self.schedule.sigma(step, self.total)
+        return deviation(self.noise, step, self.total)
 
     def apply_each(self, weights: Iterable[tuple[str, Tensor]], step: int) -> Iterator[tuple[str, Tensor]]:
         """The weights for the engine after `step` steps, one tensor after the other; see `noisy`. Missing names are
@@ -100,8 +95,7 @@ def start(config: Config, model: nn.Module) -> Injection | None:
     if setting.noise_stages == 0:
         return None
     names = touched(model, targets=_words(setting.noise_targets), excludes=_words(setting.noise_excludes))
-    schedule = Schedule(setting.noise_start, setting.noise_end, setting.noise_stages, setting.noise_shape)
-    return Injection(schedule, names, config.run.steps, config.run.seed)
+    return Injection(setting, names, config.run.steps, config.run.seed)
 
 
 def _words(text: str) -> tuple[str, ...]:

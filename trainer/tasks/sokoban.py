@@ -1,6 +1,6 @@
 """Push every box onto a target; a new room for each seed, solvable because it was made by playing backwards.
 
-With `maps=roll` the rooms are ROLL's for the same seed (`draw_as_roll`), of which those are used that can be solved
+With `maps=roll` the rooms are ROLL's for the same seed (`_draw_as_roll`), of which those are used that can be solved
 within `max_turns`. Else:
 
 A room is an open square with a few inner walls, closed all around. From the solved room, boxes on their targets, all
@@ -21,7 +21,7 @@ from trainer.config import BadSetting
 from trainer.tasks.grids import MOVES, Level, assemble, find_levels, observation_format
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from trainer.config import Config
     from trainer.tasks.base import Task
@@ -107,16 +107,20 @@ def generate(
 
 def _drawn_by_roll(seed: int, size: int, max_moves: int) -> tuple[Layout, State, tuple[str, ...]] | None:
     num_boxes = _num_boxes(size)
-    drawn = draw_as_roll(seed, size + 2, num_boxes, depth=300 if num_boxes == 1 else 10)
+    drawn = _draw_as_roll(seed, size + 2, num_boxes, depth=300 if num_boxes == 1 else 10)
     if drawn is None:
         return None
+    floor, targets, player, boxes = drawn
     inner = [(row + 1, column + 1) for row in range(size) for column in range(size)]
-    walls = frozenset((row - 1, column - 1) for row, column in inner if (row, column) not in drawn.floor)
-    layout = Layout(size, walls, frozenset((row - 1, column - 1) for row, column in drawn.targets))
-    boxes = frozenset((row - 1, column - 1) for row, column in drawn.boxes)
-    start = (drawn.player[0] - 1, drawn.player[1] - 1), boxes
+    layout = Layout(size, _inside(place for place in inner if place not in floor), _inside(targets))
+    start = (player[0] - 1, player[1] - 1), _inside(boxes)
     solution = solve(layout, start, max_moves)
     return None if solution is None else (layout, start, solution)
+
+
+def _inside(places: Iterable[Place]) -> frozenset[Place]:
+    """The same places without the outer wall."""
+    return frozenset((row - 1, column - 1) for row, column in places)
 
 
 def solve(layout: Layout, start: State, max_moves: int) -> tuple[str, ...] | None:
@@ -275,18 +279,11 @@ _ROLL_BRUSHES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RollRoom:
-    """A room, counted with its outer wall."""
-
-    floor: frozenset[Place]
-    targets: tuple[Place, ...]
-    player: Place
-    boxes: frozenset[Place]
-
-
-def draw_as_roll(seed: int, dim: int, num_boxes: int, *, depth: int) -> RollRoom | None:
-    """The seed's room; None where ROLL goes on with another seed, which depends on its process.
+def _draw_as_roll(
+    seed: int, dim: int, num_boxes: int, *, depth: int
+) -> tuple[set[Place], list[Place], Place, frozenset[Place]] | None:
+    """The seed's floor, targets, player and boxes, counted with the outer wall; None where ROLL goes on with another
+    seed, which depends on its process.
 
     Raises BadSetting where numpy is missing.
     """
@@ -308,7 +305,7 @@ def draw_as_roll(seed: int, dim: int, num_boxes: int, *, depth: int) -> RollRoom
         if moved:
             boxes = frozenset(search.best_boxes)
             player = _stroll(random, floor - boxes, search.best_player, 0.8 if moved == 1 else 0.5)
-            return RollRoom(frozenset(floor), tuple(targets), player, boxes)
+            return floor, targets, player, boxes
     return None
 
 

@@ -25,7 +25,7 @@ from trainer.metrics import second_opinion as plain
 from trainer.metrics.step import of_advantages, of_lengths, of_rewards
 from trainer.models import lora
 from trainer.models.decoder import Decoder, Shape
-from trainer.noise import Schedule
+from trainer.noise import deviation
 from trainer.registry import ESTIMATORS, LOSSES, find
 from trainer.types import Group, Prompt, Rollout, Stop
 
@@ -208,9 +208,8 @@ def test_learning_rates(shape: str, warmup: int) -> None:
 @pytest.mark.parametrize("stages", [1, 2, 3, 10])
 def test_deviations_of_the_noise(shape: str, stages: int) -> None:
     noise = changed(Config(), noise_stages=stages, noise_shape=shape).noise
-    schedule = Schedule(noise.noise_start, noise.noise_end, stages, shape)
     for step in range(24):
-        assert plain.noise_deviation(noise, step=step, steps=23) == pytest.approx(schedule.sigma(step, 23))
+        assert plain.noise_deviation(noise, step=step, steps=23) == pytest.approx(deviation(noise, step, 23))
 
 
 @pytest.mark.parametrize(
