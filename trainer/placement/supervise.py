@@ -19,7 +19,7 @@ from trainer.launch import BAD_SETTING, BROKE, COMPLETED, INTERRUPTED
 from trainer.placement import cluster as clusters
 from trainer.placement import daemon, workers
 from trainer.placement.cards import lost_node
-from trainer.placement.generator import Place, share, sharing
+from trainer.placement.rank import Place, share, sharing
 from trainer.placement.reach import OUT_OF_REACH, how_lost, one_line
 from trainer.saving import manifest, resume
 from trainer.sections import BadSetting

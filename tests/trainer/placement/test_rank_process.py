@@ -25,11 +25,10 @@ from trainer.engines.generator_client import EngineSpec, TokenizerInfo
 from trainer.generator import Server
 from trainer.interrupt import Interrupt
 from trainer.launch import PLACED
-from trainer.placement import generator as generators
+from trainer.placement import rank as generators
 from trainer.placement import worker_actor, workers
 from trainer.placement.cards import Layout, Node, Placement, WorkerSlot, place_workers
-from trainer.placement.generator import Place, RayGenerator
-from trainer.placement.rank import _LAST, TailOfOutput
+from trainer.placement.rank import _LAST, Place, RayGenerator, TailOfOutput
 from trainer.placement.supervise import _cause, _failure
 from trainer.placement.worker_actor import WorkerActor
 from trainer.placement.workers import interfaces
