@@ -66,14 +66,14 @@ class Rank:
     """Runs `python -m trainer` with some arguments in this process, and reports its progress meanwhile."""
 
     def __init__(
-        self, words: Sequence[str], generators: Sequence[Place], sharing: Mapping[str, Any] | None = None
+        self, words: Sequence[str], generators: Sequence[Place], common: Mapping[str, Any] | None = None
     ) -> None:
         from trainer.engines import factory  # with torch, which the process that leads the run does without
 
         self._words = list(words)
         if generators:
             places = factory.AssignedGenerators(len(generators), lambda at, order: RayGenerator(generators[at], order))
-            factory.assign_generators(replace(places, **(sharing or {})))
+            factory.assign_generators(replace(places, **(common or {})))
         self._progress, self._interrupt = Progress(), Interrupt()
         self._thread: int | None = None
 

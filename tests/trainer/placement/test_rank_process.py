@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -58,23 +59,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_whoever_unpacks_the_trainer_second_leaves_nothing_behind(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = os.rename
+    original = os.replace
 
     def late(source: str, target: str) -> None:
-        original(_copy(source), target)  # another process was first
+        shutil.copy(source, target)  # another process was first
         original(source, target)
 
-    monkeypatch.setattr(os, "rename", late)
+    monkeypatch.setattr(os, "replace", late)
     found = Path(worker_actor._unpack(package()))
     assert [*folder.iterdir()] == [found]
     assert (found / "trainer/tasks/words.py").read_text() == "# trainer/tasks/words.py"
-
-
-def _copy(source: str) -> str:
-    made = f"{source}.first"
-    with zipfile.ZipFile(BytesIO(package())) as archive:
-        archive.extractall(made)
-    return made
 
 
 def test_files_that_were_cleaned_away_are_put_back_and_the_others_left_alone(folder: Path) -> None:
