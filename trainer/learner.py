@@ -333,16 +333,7 @@ class Learner:
             convention=self._convention,
             weights_BT=None if corrected is None else corrected.weights_BT,
         )
-        learns_BT = mask_BT
-        if algorithm.off_policy_mask or algorithm.entropy_share < 1:
-            learns_BT = learns(
-                algorithm,
-                output.logprobs_BT,
-                output.entropy_BT,
-                micro_batch.rollout_logprobs_BT,
-                advantages_BT,
-                mask_BT,
-            )
+        learns_BT = learns(algorithm, output.logprobs_BT, output.entropy_BT, micro_batch, advantages_BT)
         losses_BT = torch.where(learns_BT, policy.losses_BT, 0.0)
         policy_share = aggregate(losses_BT, mask_BT, self._policy_mode, totals)
         entropy = aggregate(output.entropy_BT, mask_BT, "token-mean", totals)
