@@ -23,7 +23,6 @@ from trainer.sections import (
     SECTIONS,
     SETTINGS,
     Algorithm,
-    BadSetting,
     Cards,
     Model,
     Noise,
@@ -38,22 +37,10 @@ from trainer.sections import (
     unread,
     value_of,
 )
+from trainer.sections import BadSetting as BadSetting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-__all__ = [
-    "Arguments",
-    "BadSetting",
-    "Config",
-    "ParsedSettings",
-    "describe",
-    "differing",
-    "load_function",
-    "locate",
-    "parse",
-    "read",
-]
 
 
 class Arguments(argparse.ArgumentParser):

@@ -18,14 +18,7 @@ from trainer.algorithms.advantages import Advantages, EstimatorInputs, Settings
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.correction import importance_weights, learns, rejection_mask
 from trainer.algorithms.estimators import next_kl_coef, whitened_and_clipped
-from trainer.algorithms.losses import (
-    LossSettings,
-    Totals,
-    aggregate,
-    count,
-    divergence,
-    policy_loss,
-)
+from trainer.algorithms.losses import LossSettings, Totals, aggregate, count, divergence, policy_loss
 from trainer.algorithms.optimizer import Optimizer, learning_rate
 from trainer.algorithms.packing import select
 from trainer.algorithms.rejection import Rejection

@@ -47,13 +47,8 @@ _LEAVE_S = 120.0
 _NODE_S = 75.0
 # Beginnings of a rank's last message if it was not the cause; and those of gloo and HCCL, whose errors have no kind
 _NOT_OWN = (
-    "GeneratorLost",
-    "DistBackendError",
-    "DistNetworkError",
-    "DistStoreError",
-    "RayActorError",
-    "ActorDiedError",
-    "ObjectStoreFullError",
+    *("GeneratorLost", "DistBackendError", "DistNetworkError", "DistStoreError"),
+    *("RayActorError", "ActorDiedError", "ObjectStoreFullError"),
 )
 _PEER_GONE = ("gloo/transport", "Connection closed by peer", "HCCL function error", "call hccl api failed")
 # Another program listens on the port that was reserved for the ranks' rendezvous: there is no other cause, and the next

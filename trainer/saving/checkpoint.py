@@ -49,7 +49,7 @@ from trainer.shards import is_sharded
 from trainer.weights import same_bits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from trainer.distributed import World
@@ -350,32 +350,29 @@ def _reader(folder: Path) -> Any:
     return Reader(folder)
 
 
+# What an index of tensors is made of: by module the names of classes.
+_KNOWN: Mapping[str, Sequence[str]] = {
+    "torch.distributed.checkpoint.metadata": (
+        *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties"),
+        *("MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
+    ),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo", "_StoragePrefix"),
+    "torch": ("Size",),
+    "collections": ("OrderedDict",),
+    "pathlib": ("PosixPath",),  # the path where it was written
+    "pathlib._local": ("PosixPath",),
+}
+_LAYOUT = ("torch.serialization", "_get_layout")  # a name to a layout, by a table
+
+
 class _Index(pickle.Unpickler):
     """Unpickles only the classes of torch's index: callables are listed here by name, not by a path into a module."""
-
-    _KNOWN = (
-        ("torch.distributed.checkpoint.metadata", "Metadata"),
-        ("torch.distributed.checkpoint.metadata", "TensorStorageMetadata"),
-        ("torch.distributed.checkpoint.metadata", "BytesStorageMetadata"),
-        ("torch.distributed.checkpoint.metadata", "ChunkStorageMetadata"),
-        ("torch.distributed.checkpoint.metadata", "TensorProperties"),
-        ("torch.distributed.checkpoint.metadata", "MetadataIndex"),
-        ("torch.distributed.checkpoint.metadata", "StorageMeta"),
-        ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
-        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-        ("torch.distributed.checkpoint.filesystem", "_StoragePrefix"),
-        ("torch", "Size"),
-        ("collections", "OrderedDict"),
-        ("pathlib", "PosixPath"),  # the path where it was written
-        ("pathlib._local", "PosixPath"),
-    )
-    _LAYOUT = ("torch.serialization", "_get_layout")  # a name to a layout, by a table
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and isinstance(torch.__dict__.get(name), (torch.dtype, torch.layout)):
             return torch.__dict__[name]
-        if (module, name) in self._KNOWN or (module, name) == self._LAYOUT:
+        if name in _KNOWN.get(module, ()) or (module, name) == _LAYOUT:
             found = super().find_class(module, name)
-            if isinstance(found, type) or (module, name) == self._LAYOUT:
+            if isinstance(found, type) or (module, name) == _LAYOUT:
                 return found
         raise pickle.UnpicklingError(f"it holds {module}.{name}")

@@ -41,15 +41,8 @@ if TYPE_CHECKING:
 
 # What belongs to a tokenizer, or to how a model is used, and is none of its weights.
 _BESIDE = (
-    "tokenizer*",
-    "vocab*",
-    "merges.txt",
-    "*.model",
-    "*.tiktoken",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template*",
-    "generation_config.json",
+    *("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template*", "generation_config.json"),
 )
 
 

@@ -118,13 +118,7 @@ def answers(rollout: Rollout, tokenizer: Tokenizer) -> Iterator[str]:
         yield tokenizer.decode(turn)
 
 
-def assemble(
-    name: str,
-    config: Config,
-    tokenizer: Tokenizer,
-    form: ActionFormat,
-    levels: Mapping[int, Level],
-) -> Task:
+def assemble(name: str, config: Config, tokenizer: Tokenizer, form: ActionFormat, levels: Mapping[int, Level]) -> Task:
     """The task of a world whose map depends on a seed only, from its levels by seed.
 
     Prompts carry the seed and the right answers in `extra`. The lists depend on the size and the turns, not on a run's
