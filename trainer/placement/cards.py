@@ -133,7 +133,10 @@ def read(config: Config) -> Layout | None:
         )
     generators = tuple(others[at : at + size] for at in range(0, len(others), size)) if is_split else ()
     layout = Layout(learners, generators, given.nodes, given.cards_per_node)
-    _check_ranks(config, layout)
+    if config.run.ranks not in (1, len(learners)):
+        raise BadSetting(
+            f"ranks={config.run.ranks} contradicts train_cards={given.train_cards}: {len(learners)} cards learn"
+        )
     _check_nodes(layout)
     return layout
 
@@ -166,12 +169,6 @@ def _check_cards(learners: Sequence[int], others: Sequence[int], infer: str, tra
             f"train_cards={train}{f' and infer_cards={infer}' if infer else ''} leave out {_cards(missing)}: "
             "numbers run on without a gap; cards that must stay free are hidden with ASCEND_RT_VISIBLE_DEVICES"
         )
-
-
-def _check_ranks(config: Config, layout: Layout) -> None:
-    ranks, count = config.run.ranks, len(layout.learners)
-    if ranks not in (1, count):
-        raise BadSetting(f"ranks={ranks} contradicts train_cards={config.placement.train_cards}: {count} cards learn")
 
 
 def _check_nodes(layout: Layout) -> None:

@@ -27,6 +27,7 @@ from trainer.models import lora
 from trainer.models.decoder import Decoder, Shape
 from trainer.noise import deviation
 from trainer.registry import ESTIMATORS, LOSSES, find
+from trainer.sections import RolloutSettings
 from trainer.types import Group, Prompt, Rollout, Stop
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ def test_a_decoder_and_its_gradient(is_qwen3: bool, is_tied: bool) -> None:
     given = plain_decoder.Answers(
         sequences, [3, 3, 5, 5], batch.tokens_BT, batch.mask_BT, [0, 0, 1, 1], batch.rewards_B, torch.zeros(4, 4)
     )
-    found, entropy = plain_decoder.logprobs(weights, shape, given, temperature=0.7)
+    found, entropy = plain_decoder.logprobs(weights, shape, given, RolloutSettings(temperature=0.7))
     (found.sum() + entropy.sum()).backward()
     torch.testing.assert_close((found, entropy), (scored.logprobs_BT, scored.entropy_BT), rtol=1e-9, atol=1e-9)
     for name, each in decoder.named_parameters():
