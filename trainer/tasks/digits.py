@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from trainer.tasks.base import Characters, by_tokens, prompt, split
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trainer.config import Config
     from trainer.tasks.base import Task
     from trainer.types import Prompt
@@ -44,8 +46,12 @@ def copy(*, reward: str = "partial") -> Task:
 
 def task(config: Config) -> Task:
     """As a configuration wants it."""
-    make = {"successor": partial(successor, config.task.distractors), "addition": addition, "copy": copy}
-    return make[config.task.task](reward=config.task.reward)
+    makers: dict[str, Callable[..., Task]] = {
+        "successor": partial(successor, config.task.distractors),
+        "addition": addition,
+        "copy": copy,
+    }
+    return makers[config.task.task](reward=config.task.reward)
 
 
 def _lists(distractors: int) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
