@@ -55,7 +55,6 @@ FLOWS: dict[str, set[str]] = {
         "backend_reading",
         "backend_runs",
         "follow",
-        "follow_ups",
         "nodes",
         "placed_runs",
         "planted_code",

@@ -34,10 +34,9 @@ from trainer.launch import BAD_SETTING, BROKE, COMPLETED, INTERRUPTED
 from trainer.metrics.advice import Advisor
 from trainer.metrics.loggers import Loggers
 from trainer.metrics.progress import Progress
-from trainer.metrics.records import SCHEMA, NoRecords, Records, one_line
+from trainer.metrics.records import SCHEMA, NoRecords, Records, one_line, stage_of_error
 from trainer.saving import resume
 from trainer.saving.manifest import CorruptCheckpoint
-from trainer.stages import failure
 from trainer.tasks.rewards import RewardBroken
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     import torch
 
     from trainer.distributed import World
-    from trainer.saving.checkpoint import State
+    from trainer.saving.manifest import State
 
 _TRAIN, _SFT, _COMPARE, _EXPORT = "train", "sft", "compare", "export"
 
@@ -292,7 +291,7 @@ def _record(order: Command, progress: Progress, interrupt: Interrupt) -> int:
             end, code = {"status": "failed", "reason": one_line(error), "where": _where(error)}, BROKE
             if isinstance(error, RewardBroken):
                 end["resume"] = _way_on(order.out)
-            if (stage := failure.of_error(error)) is not None:
+            if (stage := stage_of_error(error)) is not None:
                 records.write("stage", **stage)
         interrupts.ignore()
         records.write("end", **end, **_totals(progress))

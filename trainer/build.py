@@ -12,10 +12,9 @@ from trainer.distributed import World
 from trainer.engines.factory import build_engine
 from trainer.learner import Learner
 from trainer.metrics.progress import Progress
-from trainer.prefetch import Prefetch
 from trainer.rollouts import PromptSampler
 from trainer.run_state import begin_reference
-from trainer.trainer import Trainer
+from trainer.trainer import Prefetch, Trainer
 
 if TYPE_CHECKING:
     from trainer.config import Config

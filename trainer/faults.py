@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from trainer.engines.base import Sampling, Tokens
     from trainer.engines.generator_client import Generated
-    from trainer.saving.checkpoint import Saved, State
+    from trainer.saving.manifest import Saved, State
     from trainer.tasks.base import Task
     from trainer.types import Batch, Group, Prompt, Rollout
 

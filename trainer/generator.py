@@ -1,4 +1,4 @@
-"""An engine in a process of its own, which answers requests of ranks; `trainer.placement.generator` carries them."""
+"""An engine in a process of its own, which answers requests of ranks; `trainer.placement.rank` carries them."""
 
 from __future__ import annotations
 

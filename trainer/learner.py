@@ -18,24 +18,17 @@ from trainer.algorithms.advantages import Advantages, EstimatorInputs, Settings
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.correction import importance_weights, learns, rejection_mask
 from trainer.algorithms.estimators import next_kl_coef, whitened_and_clipped
-from trainer.algorithms.losses import (
-    LossSettings,
-    Totals,
-    aggregate,
-    count,
-    divergence,
-    policy_loss,
-)
+from trainer.algorithms.losses import LossSettings, Totals, aggregate, count, divergence, policy_loss
 from trainer.algorithms.optimizer import Optimizer, learning_rate
 from trainer.algorithms.packing import select
 from trainer.algorithms.rejection import Rejection
 from trainer.algorithms.update_metrics import MAXIMA, token_metrics
+from trainer.config import load_function
 from trainer.distributed import World
 from trainer.models import lora
 from trainer.registry import AGGREGATIONS, ESTIMATORS, LOSSES, find
 from trainer.sections import is_own
 from trainer.shards import gathered, is_sharded, local, put
-from trainer.user_code import load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -112,8 +105,8 @@ class Learner:
             fixed = self._convention.gspo_aggregation
         self._policy_mode = fixed or algorithm.aggregation
         estimator, loss = algorithm.estimator, algorithm.loss
-        self._estimator = load("estimator", estimator) if is_own(estimator) else find(ESTIMATORS, estimator)
-        self._policy_loss = load("loss", loss) if is_own(loss) else find(LOSSES, loss)
+        self._estimator = load_function("estimator", estimator) if is_own(estimator) else find(ESTIMATORS, estimator)
+        self._policy_loss = load_function("loss", loss) if is_own(loss) else find(LOSSES, loss)
         self._rejections = Rejection.of(algorithm.rejection, algorithm.rejection_threshold)
         self.kl_coef = algorithm.kl_coef  # changes if the controller is adaptive
         self.generator = torch.Generator().manual_seed(seed)
@@ -333,16 +326,7 @@ class Learner:
             convention=self._convention,
             weights_BT=None if corrected is None else corrected.weights_BT,
         )
-        learns_BT = mask_BT
-        if algorithm.off_policy_mask or algorithm.entropy_share < 1:
-            learns_BT = learns(
-                algorithm,
-                output.logprobs_BT,
-                output.entropy_BT,
-                micro_batch.rollout_logprobs_BT,
-                advantages_BT,
-                mask_BT,
-            )
+        learns_BT = learns(algorithm, output.logprobs_BT, output.entropy_BT, micro_batch, advantages_BT)
         losses_BT = torch.where(learns_BT, policy.losses_BT, 0.0)
         policy_share = aggregate(losses_BT, mask_BT, self._policy_mode, totals)
         entropy = aggregate(output.entropy_BT, mask_BT, "token-mean", totals)

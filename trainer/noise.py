@@ -1,7 +1,7 @@
 """Adaptive noise on the weights that the engine draws with (AQN), never on those that are trained.
 
-`Injection.apply` gives a mapping for `Engine.load_weights`. Validation loads the learner's own weights instead, bit for
-bit the same as before.
+`Injection.apply_each` gives the weights for `Engine.load_weights`. Validation loads the learner's own weights instead,
+bit for bit the same as before.
 
 Source: QeRL, trl_trainer/noise_scheduler.py and grpo_trainer.py; layer choice as in verl's AQN branch,
 verl/utils/noise_injection.py. Both report gains in some settings and losses in others.
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from trainer.config import Config
+    from trainer.sections import Noise
 
 # Targets that select layers by class; all others are parts of names.
 CLASSES = ("rmsnorm", "linear")
@@ -35,70 +36,57 @@ class NoMatch(BadSetting):
     """No parameter answers to the patterns: the run would train without noise and not say so."""
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """The noise's deviation over a run: a staircase of `stages` equal parts, the first of them silent.
+def deviations(noise: Noise) -> list[float]:
+    """The noise's deviation over a run: a staircase of `noise_stages` equal parts, the first of them silent.
 
-    Part j >= 1 has value j-1 of `stages - 1` values from `start` to `end`. Two stages: silence, then `start`. One
-    stage: `start` from the first step to the last (QeRL's code gives silence there, and its division fails at two).
+    Part j >= 1 has value j-1 of `noise_stages - 1` values from `noise_start` to `noise_end`, with equal ratios, or of
+    the shape `linear` with equal differences. Two stages: silence, then `noise_start`. One stage: `noise_start` from
+    the first step to the last (QeRL's code gives silence there, and its division fails at two).
     Example, 0.05 to 0.0005 in 10: 0, 0.05, 0.0281, 0.0158, 0.00889, 0.005, 0.00281, 0.00158, 0.000889, 0.0005.
     """
+    if noise.noise_stages <= 1:
+        return [noise.noise_start] * noise.noise_stages
+    steps = max(1, noise.noise_stages - 2)
+    return [0.0, *(_between(noise, index / steps) for index in range(noise.noise_stages - 1))]
 
-    start: float
-    end: float
-    stages: int
-    shape: str = "geometric"  # or linear: equal differences instead of equal ratios
 
-    def values(self) -> list[float]:
-        """The deviation of each stage."""
-        if self.stages <= 1:
-            return [self.start] * self.stages
-        steps = max(1, self.stages - 2)
-        return [0.0, *(self._between(index / steps) for index in range(self.stages - 1))]
+def _between(noise: Noise, share: float) -> float:
+    start, end = noise.noise_start, noise.noise_end
+    if noise.noise_shape == "linear":
+        return start + (end - start) * share
+    return start * (end / start) ** share if start else 0.0
 
-    def _between(self, share: float) -> float:
-        if self.shape == "linear":
-            return self.start + (self.end - self.start) * share
-        return self.start * (self.end / self.start) ** share if self.start else 0.0
 
-    def sigma(self, step: int, total: int) -> float:
-        """The deviation after `step` of `total` steps; from `total` on the last one. A run of no steps is its first."""
-        values = self.values()
-        if not values:
-            return 0.0
-        part = step * self.stages // total if total > 0 else 0
-        return values[min(part, self.stages - 1)]
+def deviation(noise: Noise, step: int, total: int) -> float:
+    """The deviation after `step` of `total` steps; from `total` on the last one. A run of no steps is its first."""
+    if not noise.noise_stages:
+        return 0.0
+    part = step * noise.noise_stages // total if total > 0 else 0
+    return deviations(noise)[min(part, noise.noise_stages - 1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Injection:
     """Which parameters get noise, how much when, and from which seed. Changes no tensor that it is given."""
 
-    schedule: Schedule
+    noise: Noise
     names: tuple[str, ...]  # as the learner calls them
     total: int  # steps of the run
     seed: int
 
     def sigma(self, step: int) -> float:
-        return self.schedule.sigma(step, self.total)
-
-    def apply(self, weights: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
-        """The weights for the engine after `step` steps; see `noisy`."""
-        return noisy(weights, self.names, self.sigma(step), seed=self.seed, step=step)
+        return deviation(self.noise, step, self.total)
 
     def apply_each(self, weights: Iterable[tuple[str, Tensor]], step: int) -> Iterator[tuple[str, Tensor]]:
-        """`apply`, one tensor after the other; missing names are reported at the end."""
+        """The weights for the engine after `step` steps, one tensor after the other; see `noisy`. Missing names are
+        reported at the end.
+        """
         sigma, missing = self.sigma(step), set(self.names)
         for name, weight in weights:
             names = [name] if name in missing else []
             yield from noisy({name: weight}, names, sigma, seed=self.seed, step=step).items()
             missing.discard(name)
         noisy({}, sorted(missing), sigma, seed=self.seed, step=step)
-
-    def describe(self, step: int) -> dict[str, object]:
-        """The fields for a record: the deviation and the parameters that get it (none while it is 0)."""
-        sigma = self.sigma(step)
-        return {"noise_sigma": sigma, "noise_parameters": list(self.names) if sigma else []}
 
 
 def start(config: Config, model: nn.Module) -> Injection | None:
@@ -107,8 +95,7 @@ def start(config: Config, model: nn.Module) -> Injection | None:
     if setting.noise_stages == 0:
         return None
     names = touched(model, targets=_words(setting.noise_targets), excludes=_words(setting.noise_excludes))
-    schedule = Schedule(setting.noise_start, setting.noise_end, setting.noise_stages, setting.noise_shape)
-    return Injection(schedule, names, config.run.steps, config.run.seed)
+    return Injection(setting, names, config.run.steps, config.run.seed)
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer.algorithms.dapo import overlong_penalty
 from trainer.episodes import collect_episodes
 from trainer.tasks.rewards import group_rewards
 from trainer.types import Group, Prompt
@@ -153,6 +152,19 @@ def compute_rewards(
     return rewards_PG + overlong_penalty(
         lengths_PG, limit=task.max_new_tokens, buffer=algorithm.overlong_buffer, factor=algorithm.overlong_factor
     )
+
+
+def overlong_penalty(lengths_B: Tensor, *, limit: int, buffer: int, factor: float) -> Tensor:
+    """The penalty added to each answer's reward: 0 up to limit - buffer tokens, then falling to -factor at the limit.
+
+    Shapes: lengths_B, tokens per answer -> [B], float32. A buffer of 0 costs nothing at any length.
+    Source: Yu et al. 2025, DAPO; verl DAPO reward manager, min(-(length - (limit - buffer)) / buffer * factor, 0).
+    Example: limit 10, buffer 4, factor 1: lengths 6, 7, 10 -> 0, -0.25, -1
+    """
+    over_B = (lengths_B - (limit - buffer)).float()
+    if buffer <= 0:
+        return over_B * 0
+    return (-over_B / buffer * factor).clamp(max=0.0)
 
 
 def reward_limit_s(config: Config) -> float | None:

@@ -146,26 +146,10 @@ class Run:
     )
     fault: str = choice(
         "none",
-        "lr-zero",
-        "shuffled-reward",
-        "constant-reward",
-        "mask-off-by-one",
-        "stale-sampler",
-        "zero-advantage",
-        "nan-gradient",
-        "wrong-arithmetic",
-        "corrupt-checkpoint",
-        "full-disk",
-        "reward-raises",
-        "reward-hangs",
-        "no-end-token",
-        "no-signal",
-        "skipped-validation",
-        "rank-dies",
-        "rank-differs",
-        "generator-dies",
-        "generator-garbage",
-        "stale-weights",
+        *("lr-zero", "shuffled-reward", "constant-reward", "mask-off-by-one", "stale-sampler", "zero-advantage"),
+        *("nan-gradient", "wrong-arithmetic", "corrupt-checkpoint", "full-disk", "reward-raises", "reward-hangs"),
+        *("no-end-token", "no-signal", "skipped-validation", "rank-dies", "rank-differs", "generator-dies"),
+        *("generator-garbage", "stale-weights"),
         about="breaks the run on purpose, to see the verdict fail",
     )
 
@@ -175,15 +159,7 @@ class TaskSettings:
     """What is asked, and what an answer is worth."""
 
     task: str = choice(
-        "successor",
-        "addition",
-        "copy",
-        "gsm8k",
-        "math",
-        "code",
-        "frozen_lake",
-        "sokoban",
-        "file",
+        *("successor", "addition", "copy", "gsm8k", "math", "code", "frozen_lake", "sokoban", "file"),
         about="what is asked",
     )
     distractors: int = number(1, 0, 3, "successor only: random digits before the one that decides")
@@ -311,11 +287,7 @@ class Algorithm:
     advantage_clip: float = number(0.0, 0.0, 1e6, "advantages are held within +- this; 0: no limit")
     gamma: float = number(1.0, 0.0, 1.0, "discount per token")
     lam: float = number(1.0, 0.0, 1.0, "gae")
-    loss: str = choice(
-        *LOSSES,
-        own=True,
-        about="of the policy",
-    )
+    loss: str = choice(*LOSSES, own=True, about="of the policy")
     clip_low: float = number(0.2, 0.0, 1.0, "the ratio may fall by this much; dppo: the probability or the divergence")
     clip_high: float = number(0.2, 0.0, 100.0, "and rise by this much")
     dual_clip: float = number(3.0, 0.0, 1e6, "bound for negative advantages, above 1; dppo: of the ratio; 0: none")
@@ -332,20 +304,11 @@ class Algorithm:
     )
     mask_truncated: bool = switch(False, "answers cut at the limit of their length count as rewards only")
     aggregation: str = choice(
-        "token-mean",
-        "seq-mean-token-sum",
-        "seq-mean-token-sum-norm",
-        "seq-mean-token-mean",
+        *("token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"),
         about="what the sum over tokens is divided by; gmpo, sapo, verl's gspo: always seq-mean-token-mean",
     )
     kl: str = choice(
-        "low_var",
-        "k1",
-        "k2",
-        "k3",
-        "abs",
-        "k1+",
-        "k3+",
+        *("low_var", "k1", "k2", "k3", "abs", "k1+", "k3+"),
         about="estimator of the divergence from the reference policy; with +: its value, with the gradient of k2",
     )
     kl_in: str = choice("loss", "reward", about="where the divergence counts")

@@ -24,12 +24,12 @@ from trainer.engines.factory import AssignedGenerators, assign_generators
 from trainer.loop import train_step
 from trainer.metrics.progress import Progress
 from trainer.metrics.step import of_generators
-from trainer.placement.generator import RayGenerator
+from trainer.placement.rank import RayGenerator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trainer.placement.generator import Place
+    from trainer.placement.rank import Place
     from trainer.trainer import Trainer
 
 DEVICE = torch.device("cpu")

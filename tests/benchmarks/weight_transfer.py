@@ -21,7 +21,7 @@ from trainer.config import Config
 from trainer.engines import remote
 from trainer.engines.generator_client import EngineSpec
 from trainer.models import build
-from trainer.placement.generator import Place, RayGenerator
+from trainer.placement.rank import Place, RayGenerator
 from trainer.tasks import choose
 
 DEVICE = torch.device("cpu")

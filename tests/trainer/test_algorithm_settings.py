@@ -13,13 +13,12 @@ from tests.trainer.core_cases import SMALL, batch, by_policy, by_row, learner, o
 from tests.trainer.trainer_cases import CPU, END, changed, rollout, scripted
 from trainer.algorithms.packing import make_batch
 from trainer.build import build_trainer
-from trainer.config import parse
+from trainer.config import load_function, parse
 from trainer.learner import ForwardOutputs
 from trainer.loop import sample_groups, train_step
 from trainer.metrics.step import of_update
 from trainer.sections import BadSetting
 from trainer.types import Group, Stop
-from trainer.user_code import load
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -183,7 +182,7 @@ def test_a_function_that_cannot_be_had_is_refused(tmp_path: Path, given: str, sa
     (tmp_path / "mine.py").write_text("number = 1\n")
     (tmp_path / "broken.py").write_text("nothing\n")
     with pytest.raises(BadSetting, match=says):
-        load("loss", given.format(tmp_path))
+        load_function("loss", given.format(tmp_path))
 
 
 @pytest.mark.parametrize(

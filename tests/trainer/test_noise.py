@@ -10,7 +10,8 @@ from trainer import models
 from trainer.config import parse
 from trainer.engines.builtin import BuiltinEngine
 from trainer.models.decoder import Decoder
-from trainer.noise import NoMatch, Schedule, has_experts, noisy, start, touched
+from trainer.noise import NoMatch, deviation, deviations, has_experts, noisy, start, touched
+from trainer.sections import Noise
 
 QERL = [0, 0.05, 0.0281, 0.0158, 0.00889, 0.005, 0.00281, 0.00158, 0.000889, 0.0005]
 
@@ -54,37 +55,37 @@ def qerl_sigma(step: int, total: int, trend: list[float]) -> float:
 
 
 def test_ten_geometric_stages_are_the_published_ones() -> None:
-    assert Schedule(0.05, 0.0005, 10).values() == pytest.approx(QERL, rel=2e-3)
+    assert deviations(Noise(0.05, 0.0005, 10)) == pytest.approx(QERL, rel=2e-3)
 
 
 def test_linear_stages_have_equal_differences() -> None:
-    assert Schedule(0.5, 0.1, 6, "linear").values() == pytest.approx([0, 0.5, 0.4, 0.3, 0.2, 0.1])
+    assert deviations(Noise(0.5, 0.1, 6, "linear")) == pytest.approx([0, 0.5, 0.4, 0.3, 0.2, 0.1])
 
 
 @pytest.mark.parametrize("total", [10, 30, 100, 240])
 def test_each_step_has_the_deviation_that_qerls_code_gives_it(total: int) -> None:
-    schedule = Schedule(0.05, 0.0005, 10)
+    noise = Noise(0.05, 0.0005, 10)
     trend = [0.05 * (0.0005 / 0.05) ** (index / 8) for index in range(9)]
-    ours = [schedule.sigma(step, total) for step in range(total + 1)]
+    ours = [deviation(noise, step, total) for step in range(total + 1)]
     assert ours == pytest.approx([qerl_sigma(step, total, trend) for step in range(total + 1)])
     assert (ours[0], ours[total]) == (0.0, pytest.approx(0.0005))
 
 
 def test_one_stage_is_constant_and_two_are_silence_then_start() -> None:
-    assert [Schedule(0.05, 0.01, 1).sigma(step, 4) for step in range(5)] == [0.05] * 5
-    assert [Schedule(0.05, 0.01, 2).sigma(step, 4) for step in range(5)] == [0, 0, 0.05, 0.05, 0.05]
+    assert [deviation(Noise(0.05, 0.01, 1), step, 4) for step in range(5)] == [0.05] * 5
+    assert [deviation(Noise(0.05, 0.01, 2), step, 4) for step in range(5)] == [0, 0, 0.05, 0.05, 0.05]
 
 
 @pytest.mark.parametrize("stages", [0, 1, 2, 3, 10])
 def test_a_run_of_no_steps_and_one_of_fewer_steps_than_stages_have_a_deviation(stages: int) -> None:
-    schedule = Schedule(0.05, 0.01, stages)
-    assert schedule.sigma(0, 0) == (0.05 if stages == 1 else 0.0)
-    assert schedule.sigma(3, 3) == pytest.approx({0: 0.0, 1: 0.05, 2: 0.05}.get(stages, 0.01))
+    noise = Noise(0.05, 0.01, stages)
+    assert deviation(noise, 0, 0) == (0.05 if stages == 1 else 0.0)
+    assert deviation(noise, 3, 3) == pytest.approx({0: 0.0, 1: 0.05, 2: 0.05}.get(stages, 0.01))
 
 
 def test_an_end_or_start_of_zero_divides_by_nothing() -> None:
-    assert Schedule(0.05, 0.0, 4).values() == [0.0, 0.05, 0.0, 0.0]
-    assert Schedule(0.0, 0.01, 4).values() == [0.0, 0.0, 0.0, 0.0]
+    assert deviations(Noise(0.05, 0.0, 4)) == [0.0, 0.05, 0.0, 0.0]
+    assert deviations(Noise(0.0, 0.01, 4)) == [0.0, 0.0, 0.0, 0.0]
 
 
 def test_a_dense_model_gets_noise_on_every_norm() -> None:
@@ -135,16 +136,15 @@ def test_a_draw_depends_on_seed_step_and_name_only() -> None:
     assert not any(torch.equal(alone["a"], other) for other in others)
 
 
-def test_a_configuration_starts_it_and_the_record_lists_what_is_touched() -> None:
+def test_a_configuration_starts_it_and_touches_what_it_names() -> None:
     config = parse(["noise_stages=2", "noise_start=0.1", "steps=4", "noise_targets=post_, layers.0"], devices=("cpu",))
     injection = start(config, model())
     assert injection is not None
-    assert injection.describe(0) == {"noise_sigma": 0.0, "noise_parameters": []}
-    assert injection.describe(2) == {"noise_sigma": 0.1, "noise_parameters": [*DENSE[:2], DENSE[3]]}
+    assert (injection.sigma(0), injection.sigma(2)) == (0.0, 0.1)
     weights = {name: torch.ones(3) for name in DENSE}
-    assert all(injection.apply(weights, 0)[name] is weights[name] for name in DENSE)
-    changed = [name for name, weight in injection.apply(weights, 3).items() if not torch.equal(weight, weights[name])]
-    assert changed == [*DENSE[:2], DENSE[3]]
+    assert all(noisy is weights[name] for name, noisy in injection.apply_each(weights.items(), 0))
+    noisy = injection.apply_each(weights.items(), 3)
+    assert [name for name, weight in noisy if not torch.equal(weight, weights[name])] == [*DENSE[:2], DENSE[3]]
 
 
 def test_no_stages_means_no_injection() -> None:
@@ -159,7 +159,7 @@ def test_after_validations_clean_weights_the_sampler_holds_the_learners_bits() -
     assert injection is not None
     learnt = dict(policy.named_parameters())
     before = {name: weight.detach().clone() for name, weight in learnt.items()}
-    engine.load_weights(injection.apply(learnt, 1))
+    engine.load_weights(dict(injection.apply_each(learnt.items(), 1)))
     different = [name for name, weight in engine.weights().items() if not torch.equal(weight, before[name])]
     assert different == list(injection.names)
     engine.load_weights(learnt)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from trainer.distributed import World
     from trainer.observer import StepResult
-    from trainer.saving.checkpoint import State
+    from trainer.saving.manifest import State
     from trainer.trainer import Trainer
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,6 @@ from tests.trainer.trainer_cases import CPU, END, changed, group, only, read, ro
 from trainer.build import build_trainer
 from trainer.loop import finish_prefetch, make_rollouts, next_rollouts
 from trainer.metrics.records import Records
-from trainer.prefetch import Prefetch
 from trainer.rollouts import GeneratedGroups, compute_rewards
 from trainer.run_state import restore, state_of
 from trainer.saving import resume
@@ -24,6 +23,7 @@ from trainer.saving.checkpoint import difference, load
 from trainer.stages.watch import evaluate
 from trainer.tasks.digits import successor
 from trainer.tasks.rewards import RewardBroken, RewardHung, group_rewards
+from trainer.trainer import Prefetch
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.trainer.core_cases import SMALL
 from tests.trainer.rank_processes import on_processes
@@ -13,9 +15,12 @@ from tests.trainer.shared import once
 from tests.trainer.trainer_cases import CPU, changed
 from trainer.build import build_trainer
 from trainer.config import BadSetting, parse
-from trainer.shards import is_sharded, like, local, put, whole
+from trainer.sharding import layers
+from trainer.shards import is_sharded, like, local, put, rows, whole
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from tests.trainer.plain_run import PlainRun
 
 LIMITS = {"float64": 1e-12, "float32": 1e-5}  # of the largest gradient
@@ -68,6 +73,7 @@ def against_one(**settings):
 for name, settings in CASES.items():
     found[name] = against_one(**EVERYTHING, **settings)
 """
+
 PARTS = """
 # What a rank holds.
 made = sharded(**EVERYTHING)
@@ -127,7 +133,9 @@ del FSDPModule.set_force_sum_reduction_for_comms
 found["means"] = against_one(dtype="float32", **EVERYTHING)
 FSDPModule.set_force_sum_reduction_for_comms = told
 """
+
 Case = dict[str, Any]
+
 CASES: dict[str, Case] = {
     "checkpointing": {"micro_batch_rows": 2, "gradient_checkpointing": True},
     "checkpointed adapters": {"lora_rank": 2, "lora_targets": "q_proj,up_proj", "gradient_checkpointing": True},
@@ -137,6 +145,7 @@ CASES: dict[str, Case] = {
     "adapters": {"lora_rank": 2, "micro_batch_rows": 2},
     "cispo": {"loss": "cispo"},
 }
+
 MEANS: dict[str, Case] = {
     f"{aggregation} {convention} {dtype}": {"aggregation": aggregation, "convention": convention, "dtype": dtype}
     for aggregation in ("token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
@@ -227,9 +236,6 @@ def test_a_torch_that_takes_means_gives_sums_all_the_same(ranks: list[dict[str, 
         assert rank["means"]["gap"] < 1e-5
 
 
-# In one process.
-
-
 def test_tensors_that_are_not_sharded_are_their_own_whole() -> None:
     weight, given = torch.zeros(3), torch.tensor([1.0, 2.0, 3.0])
     assert not is_sharded(weight)
@@ -267,3 +273,47 @@ def test_offload_is_refused_where_the_device_turns_out_to_be_the_cpu() -> None:
 def test_a_run_that_shards_nothing_imports_nothing_for_it(plain_run: PlainRun) -> None:
     late = ("torch.distributed.fsdp", "torch.distributed.checkpoint", "torch.distributed.tensor", "torch._dynamo")
     assert [name for name in plain_run.imported if name.startswith((*late, "trainer.sharding"))] == []
+
+
+# Shards in one process: which rows a rank has when there are fewer rows than ranks, and which layers are gathered.
+
+
+class Sharded:
+    """What `rows` reads of a DTensor: the mesh, and this rank's place in it."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.device_mesh = SimpleNamespace(size=lambda: size, get_local_rank=lambda: rank)
+
+    def to_local(self) -> Tensor:
+        raise AssertionError("of another tensor's rows this one's values are not asked")
+
+
+@pytest.mark.parametrize(
+    ("length", "size", "held"),
+    [
+        (4, 2, [[0, 1], [2, 3]]),
+        (5, 2, [[0, 1, 2], [3, 4]]),
+        (3, 4, [[0], [1], [2], []]),
+        (5, 4, [[0, 1], [2, 3], [4], []]),
+        (0, 2, [[], []]),
+    ],
+)
+def test_every_row_is_held_once_and_a_rank_may_have_none(length: int, size: int, held: list[list[int]]) -> None:
+    given = torch.arange(length).reshape(length, 1).expand(length, 3)
+    for rank, wanted in enumerate(held):
+        own: Any = Sharded(rank, size)
+        found = rows(own, given)
+        assert found.shape == (len(wanted), 3)
+        assert found[:, 0].tolist() == wanted
+
+
+def test_lists_within_a_layer_are_gathered_with_it() -> None:
+    inner = nn.ModuleDict({"experts": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])})
+    model = nn.ModuleDict(
+        {
+            "body": nn.ModuleDict({"layers": nn.ModuleList([inner, nn.Linear(2, 2)])}),
+            "heads": nn.ModuleList([nn.Linear(2, 2)]),
+            "norm": nn.LayerNorm(2),
+        }
+    )
+    assert layers(model) == [inner, model["body"]["layers"][1], model["heads"][0]]  # type: ignore[index]

@@ -20,7 +20,8 @@ from trainer.loop import make_rollouts, next_rollouts, train_step, update_policy
 from trainer.metrics.records import Records
 from trainer.rollouts import reward_limit_s
 from trainer.run_state import learner_state, restore, save_checkpoint, state_of
-from trainer.saving.checkpoint import Saved, State, difference, save
+from trainer.saving.checkpoint import difference, save
+from trainer.saving.manifest import Saved, State
 from trainer.stages.watch import evaluate, logprob_limits
 from trainer.types import Group
 

@@ -106,6 +106,23 @@ def deviation_of(rewards_G: Tensor, convention: Convention) -> Tensor:
     return variance.sqrt()
 
 
+def has_signal(rewards_PG: Tensor, convention: Convention) -> Tensor:
+    """Whether a group has a signal, [P] bool: its rewards are not all equal.
+
+    A group of one has a signal if the convention keeps its bare reward. A group with a NaN has one only if the
+    convention leaves NaN out and the rest differs. DAPO draws groups without one again.
+    Source: Yu et al. 2025, DAPO; verl, recipe of that name.
+    """
+    if rewards_PG.shape[1] == 1:
+        alone_P = ~rewards_PG[:, 0].isnan()
+        return alone_P if convention.group_of_one == "reward" else alone_P & False
+    if not convention.skips_nan_rewards:
+        return rewards_PG.amax(dim=1) > rewards_PG.amin(dim=1)
+    missing_PG = rewards_PG.isnan()
+    highest_P = rewards_PG.masked_fill(missing_PG, -float("inf")).amax(dim=1)
+    return highest_P > rewards_PG.masked_fill(missing_PG, float("inf")).amin(dim=1)
+
+
 def _batch_deviation(rewards_B: Tensor, convention: Convention, settings: Settings) -> Tensor:
     """With n-1, of the rewards of all ranks; 0 of fewer than two."""
     counts_B = ~rewards_B.isnan() if convention.skips_nan_rewards else torch.ones_like(rewards_B, dtype=torch.bool)

@@ -158,17 +158,12 @@ def entropy_mask(entropy_BT: Tensor, mask_BT: Tensor, *, share: float) -> Tensor
 
 
 def learns(
-    algorithm: Algorithm,
-    logprobs_BT: Tensor,
-    entropy_BT: Tensor,
-    rollout_BT: Tensor,
-    advantages_BT: Tensor,
-    mask_BT: Tensor,
+    algorithm: Algorithm, logprobs_BT: Tensor, entropy_BT: Tensor, micro_batch: Batch, advantages_BT: Tensor
 ) -> Tensor:
     """Where a token has a loss: on the mask, unless `off_policy_mask` or `entropy_share` leaves it out."""
-    learns_BT = mask_BT
-    if algorithm.off_policy_mask:
-        limit = algorithm.off_policy_mask
+    learns_BT = mask_BT = micro_batch.mask_BT
+    if limit := algorithm.off_policy_mask:
+        rollout_BT = micro_batch.rollout_logprobs_BT
         learns_BT = off_policy_mask(logprobs_BT, rollout_BT, advantages_BT, mask_BT, limit=limit)
     if algorithm.entropy_share < 1:
         learns_BT = learns_BT & entropy_mask(entropy_BT, mask_BT, share=algorithm.entropy_share)

@@ -1,7 +1,7 @@
 """The interface between the learner's process and engines in other processes, on this machine or another.
 
 `trainer.engines.remote.Remote` is the engine that distributes prompts over generators, each a
-`trainer.placement.generator.RayGenerator`. In each engine's process a `trainer.generator.Server` runs: a generator's
+`trainer.placement.rank.RayGenerator`. In each engine's process a `trainer.generator.Server` runs: a generator's
 methods call those of the same names of the server. `EngineSpec` carries the inputs of the engine. A generator has no
 random state of its own: `Sampling.seeds` decides the samples of each prompt.
 """

@@ -35,13 +35,8 @@ if TYPE_CHECKING:
 _BUCKET_BYTES = 1 << 28  # of weights handed over at once; with tensor parallelism each bucket is copied to every worker
 
 # What vLLM makes one parameter of, and which of the learner's, in this order.
-_STACKED = {
-    "q_proj": ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
-    "k_proj": ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
-    "v_proj": ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
-    "gate_proj": ("gate_up_proj", ("gate_proj", "up_proj")),
-    "up_proj": ("gate_up_proj", ("gate_proj", "up_proj")),
-}
+_PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+_STACKED = {part: (stack, parts) for stack, parts in _PARTS.items() for part in parts}
 _LOGPROBS_MODE = "processed_logprobs"
 _STOPS = {"stop": Stop.END, "length": Stop.LENGTH}  # by vLLM's finish_reason
 # Set before vllm is imported, unless the user has set them. Without multiprocessing the weights are handed over by

@@ -25,9 +25,12 @@ _OWN_LENGTH = ("successor", "addition", "copy", "frozen_lake", "sokoban")
 _LEVERS = ("micro_batch_rows", "memory_fraction", "max_new_tokens")
 
 
+Advice = tuple[str, dict[str, Any]]
+
+
 @dataclass(slots=True)
-class RunSummary:
-    """A run in a few numbers."""
+class Advisor:
+    """A run in a few numbers, collected as a follower of its records; writes its advice at the end."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     device: str = "cpu"
@@ -37,14 +40,24 @@ class RunSummary:
     longest: int = 0
     clip_ratios: list[float] = field(default_factory=list)
 
-    def add(self, step: Mapping[str, Any]) -> None:
-        share = step.get("perf/memory_used_share")
-        if isinstance(share, (int, float)):
-            self.memory_share = max(self.memory_share or 0.0, share)
-        self.gen_s += _number(step.get("timing_s/gen"))
-        self.step_s += _number(step.get("timing_s/step"))
-        self.longest = max(self.longest, int(_number(step.get("response_length/max"))))
-        self.clip_ratios.append(_number(step.get("response_length/clip_ratio")))
+    def read(self, record: Mapping[str, Any]) -> tuple[()]:
+        """Never has anything to say in between."""
+        if record.get("kind") == "header":
+            self.settings, self.device = record.get("settings") or {}, str(record.get("device", "cpu"))
+        elif record.get("kind") == "step":
+            share = record.get("perf/memory_used_share")
+            if isinstance(share, (int, float)):
+                self.memory_share = max(self.memory_share or 0.0, share)
+            self.gen_s += _number(record.get("timing_s/gen"))
+            self.step_s += _number(record.get("timing_s/step"))
+            self.longest = max(self.longest, int(_number(record.get("response_length/max"))))
+            self.clip_ratios.append(_number(record.get("response_length/clip_ratio")))
+        return ()
+
+    def finish(self) -> Iterator[dict[str, Any]]:
+        """One record for each advice; none of a run without steps."""
+        for name, args in advise(self):
+            yield {"kind": "advice", "id": name, "args": args}
 
     @property
     def late_clip_ratio(self) -> float:
@@ -60,37 +73,14 @@ class RunSummary:
         return int(rows / parts) if parts else 0
 
 
-Advice = tuple[str, dict[str, Any]]
-
-
-class Advisor:
-    """Collects a run's numbers as a follower of its records; writes its advice at the end."""
-
-    def __init__(self) -> None:
-        self._seen = RunSummary()
-
-    def read(self, record: Mapping[str, Any]) -> tuple[()]:
-        """Never has anything to say in between."""
-        if record.get("kind") == "header":
-            self._seen.settings, self._seen.device = record.get("settings") or {}, str(record.get("device", "cpu"))
-        elif record.get("kind") == "step":
-            self._seen.add(record)
-        return ()
-
-    def finish(self) -> Iterator[dict[str, Any]]:
-        """One record for each advice; none of a run without steps."""
-        for name, args in advise(self._seen):
-            yield {"kind": "advice", "id": name, "args": args}
-
-
-def advise(run: RunSummary) -> list[Advice]:
+def advise(run: Advisor) -> list[Advice]:
     """All that the rules have to say, in their order."""
     if not run.clip_ratios:
         return []
     return [found for rule in RULES if (found := rule(run)) is not None]
 
 
-def _full(run: RunSummary) -> Advice | None:
+def _full(run: Advisor) -> Advice | None:
     """Close to running out: the levers in the order that costs least."""
     if run.memory_share is None or run.memory_share <= FULL_USE:
         return None
@@ -99,7 +89,7 @@ def _full(run: RunSummary) -> Advice | None:
     return "memory-full", {"used": _percent(run.memory_share), "device": run.device, "settings": ", ".join(levers)}
 
 
-def _low(run: RunSummary) -> Advice | None:
+def _low(run: Advisor) -> Advice | None:
     """Room on a card: first larger micro batches, doubled; then more of it for the engine."""
     if run.memory_share is None or run.memory_share >= LOW_USE or run.device == "cpu":
         return None
@@ -113,14 +103,14 @@ def _low(run: RunSummary) -> Advice | None:
     return None
 
 
-def _cut_off(run: RunSummary) -> Advice | None:
+def _cut_off(run: Advisor) -> Advice | None:
     """Many answers end at the limit and are judged unfinished."""
     if run.late_clip_ratio <= CLIPPED or run.settings.get("task") in _OWN_LENGTH:
         return None
     return "length-clipped", {"share": _percent(run.late_clip_ratio), "limit": run.longest, "value": run.longest * 2}
 
 
-def _too_long(run: RunSummary) -> Advice | None:
+def _too_long(run: Advisor) -> Advice | None:
     """The limit is far above every answer: it sizes caches and, on an NPU, shapes."""
     limit = int(_number(run.settings.get("max_new_tokens")))
     if run.settings.get("task") in _OWN_LENGTH or not 0 < run.longest <= limit * UNUSED:
@@ -128,7 +118,7 @@ def _too_long(run: RunSummary) -> Advice | None:
     return "length-unused", {"longest": run.longest, "limit": limit, "value": -(-run.longest * 5 // 4)}
 
 
-def _slow_generation(run: RunSummary) -> Advice | None:
+def _slow_generation(run: Advisor) -> Advice | None:
     """Generation takes most of the time on a card, with an engine made for small models."""
     share, engine = (run.gen_s / run.step_s if run.step_s else 0.0), run.settings.get("engine")
     if share <= SLOW_GENERATION or run.device == "cpu" or engine not in ("builtin", "transformers"):
@@ -136,7 +126,7 @@ def _slow_generation(run: RunSummary) -> Advice | None:
     return "generation-slow", {"share": _percent(share), "engine": engine}
 
 
-RULES: tuple[Callable[[RunSummary], Advice | None], ...] = (_full, _low, _cut_off, _too_long, _slow_generation)
+RULES: tuple[Callable[[Advisor], Advice | None], ...] = (_full, _low, _cut_off, _too_long, _slow_generation)
 
 
 def _percent(share: float) -> int:

@@ -9,79 +9,56 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from trainer.metrics.records import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
 _PROJECT = "npuenv"
 
 
-class Logger(Protocol):
-    """Where numbers go; any of its methods may raise anything."""
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Takes the finite numbers of one step."""
-
-    def close(self) -> None:
-        """Puts everything on disk."""
+# Takes the finite numbers of one step; puts everything on disk. Either may raise anything.
+Logger = tuple[Callable[[int, Mapping[str, float]], object], Callable[[], object]]
 
 
-class TensorBoard:
+def _tensorboard(folder: Path, settings: Mapping[str, Any]) -> Logger:
     """Event files in FOLDER/tensorboard."""
+    del settings  # the record file has them; as hyper-parameters TensorBoard shows only those of finished runs
+    writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter(log_dir=str(folder / "tensorboard"))
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        del settings  # the record file has them; as hyper-parameters TensorBoard shows only those of finished runs
-        module = importlib.import_module("torch.utils.tensorboard")
-        self._writer = module.SummaryWriter(log_dir=str(folder / "tensorboard"))
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
+    def log(step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+            writer.add_scalar(name, value, step)
 
-    def close(self) -> None:
-        self._writer.close()
+    return log, writer.close
 
 
-class Wandb:
+def _wandb(folder: Path, settings: Mapping[str, Any]) -> Logger:
     """An offline run in FOLDER/wandb, for `wandb sync`. Prints nothing and reads no other process's output."""
-
-    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        wandb = importlib.import_module("wandb")
-        quiet = wandb.Settings(silent=True, console="off")
-        self._run = wandb.init(mode="offline", project=_PROJECT, dir=str(folder), config=dict(settings), settings=quiet)
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
+    wandb = importlib.import_module("wandb")
+    quiet = wandb.Settings(silent=True, console="off")
+    run = wandb.init(mode="offline", project=_PROJECT, dir=str(folder), config=dict(settings), settings=quiet)
+    return lambda step, values: run.log(dict(values), step=step), run.finish
 
 
-class Swanlab:
+def _swanlab(folder: Path, settings: Mapping[str, Any]) -> Logger:
     """An offline run in FOLDER/swanlog, for `swanlab sync`."""
-
-    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        self._swanlab = importlib.import_module("swanlab")
-        (folder / "swanlog").mkdir(exist_ok=True)  # swanlab refuses a folder that does not exist
-        self._swanlab.init(project=_PROJECT, mode="offline", logdir=str(folder / "swanlog"), config=dict(settings))
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._swanlab.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self._swanlab.finish()
+    swanlab = importlib.import_module("swanlab")
+    (folder / "swanlog").mkdir(exist_ok=True)  # swanlab refuses a folder that does not exist
+    swanlab.init(project=_PROJECT, mode="offline", logdir=str(folder / "swanlog"), config=dict(settings))
+    return lambda step, values: swanlab.log(dict(values), step=step), swanlab.finish
 
 
 MAKERS: Mapping[str, Callable[[Path, Mapping[str, Any]], Logger]] = {
-    "tensorboard": TensorBoard,
-    "wandb": Wandb,
-    "swanlab": Swanlab,
+    "tensorboard": _tensorboard,
+    "wandb": _wandb,
+    "swanlab": _swanlab,
 }
 
 
@@ -109,13 +86,13 @@ class Loggers:
             # The evaluation after training has no step; wandb ignores values for a past one.
             self._step = max(self._step, int(record.get("step") or 0))
             values = numbers(record)
-            for name, logger in list(self._open.items()):
-                yield from self._guard(name, partial(logger.log, self._step, values))
+            for name, (log, _) in list(self._open.items()):
+                yield from self._guard(name, partial(log, self._step, values))
 
     def finish(self) -> Iterator[dict[str, Any]]:
         """Closes what is open."""
-        for name, logger in list(self._open.items()):
-            yield from self._guard(name, logger.close)
+        for name, (_, close) in list(self._open.items()):
+            yield from self._guard(name, close)
         self._open.clear()
 
     def _start(self, name: str, settings: Mapping[str, Any]) -> None:
@@ -123,7 +100,7 @@ class Loggers:
             raise ValueError(f"there is no such logger; there are {', '.join(MAKERS)}")
         self._open[name] = MAKERS[name](self._folder, settings)
 
-    def _guard(self, name: str, act: Callable[[], None]) -> Iterator[dict[str, Any]]:
+    def _guard(self, name: str, act: Callable[[], object]) -> Iterator[dict[str, Any]]:
         try:
             # They greet and say farewell; the trainer's stdout is empty and its stderr one line at most.
             with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):

@@ -17,7 +17,7 @@ from trainer import device as devices
 from trainer.device import peak_rss_mib
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from trainer.config import Config
     from trainer.models.base import Model
@@ -138,27 +138,23 @@ def sizes(model: nn.Module | Model) -> Sizes | None:
     linear = {name: each for name, each in model.named_parameters() if each.ndim > 1 and id(each) not in apart}
     if any(each.ndim > 2 or "experts" in name for name, each in linear.items()):
         return None
-    last = f"model.layers.{layers - 1}."
+    # In the last layer of the built-in decoder what comes after the attention.
+    last, after = f"model.layers.{layers - 1}.", (".mlp.", ".o_proj.")
+    spared = [name for name in linear if is_builtin and last in name and any(part in name for part in after)]
     return Sizes(
-        body=_count(linear),
-        adapters=_count(linear, lambda name, _: ".lora_" in name),
-        learning=_count(linear, lambda _, each: each.requires_grad),
+        body=_count(linear.values()),
+        adapters=_count(each for name, each in linear.items() if ".lora_" in name),
+        learning=_count(each for each in linear.values() if each.requires_grad),
         output=output.numel(),
         output_learns=bool(output.requires_grad),
-        spared=_count(linear, lambda name, _: is_builtin and last in name and _is_after_mixing(name)),
+        spared=_count(linear[name] for name in spared),
         layers=layers,
         width=width,
     )
 
 
-def _is_after_mixing(name: str) -> bool:
-    return ".mlp." in name or ".o_proj." in name
-
-
-def _count(
-    parameters: Mapping[str, nn.Parameter], accepts: Callable[[str, nn.Parameter], bool] = lambda _name, _each: True
-) -> int:
-    return sum(each.numel() for name, each in parameters.items() if accepts(name, each))
+def _count(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(each.numel() for each in parameters)
 
 
 def work(groups: Sequence[Group]) -> Work:

@@ -54,23 +54,15 @@ class Answers:
         )
 
 
-def logprobs(
-    weights: Mapping[str, Tensor],
-    shape: Any,
-    answers: Answers,
-    *,
-    temperature: float,
-    top_p: float = 1.0,
-    top_k: int = 0,
-) -> tuple[Tensor, Tensor]:
+def logprobs(weights: Mapping[str, Tensor], shape: Any, answers: Answers, rollout: Any) -> tuple[Tensor, Tensor]:
     """The log-probability of each token of the answers [B, T], and the entropy at its place; 0 off the mask.
 
     With `top_p` or `top_k` of the distribution over the tokens that may be drawn, and the one that was.
     """
     row_N, token_N = answers.mask_BT.nonzero().unbind(1)
-    logits_NV = _before(weights, shape, answers) @ _output(weights, shape).t() / temperature
+    logits_NV = _before(weights, shape, answers) @ _output(weights, shape).t() / rollout.temperature
     own_N1 = answers.tokens_BT[row_N, token_N][:, None]
-    is_drawn_NV = drawn(logits_NV.detach(), top_p=top_p, top_k=top_k).scatter(1, own_N1, True)
+    is_drawn_NV = drawn(logits_NV.detach(), top_p=rollout.top_p, top_k=rollout.top_k).scatter(1, own_N1, True)
     logs_NV = torch.log_softmax(logits_NV.masked_fill(~is_drawn_NV, _NEVER), dim=-1)
     chosen_N = logs_NV.gather(1, own_N1)[:, 0]
     entropy_N = -(logs_NV.exp() * logs_NV).sum(dim=-1)

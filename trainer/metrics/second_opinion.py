@@ -171,11 +171,7 @@ def token_rewards(answers: Answers, penalty_BT: Tensor | None) -> list[list[floa
 
 
 def advantages(
-    rewards: Sequence[Sequence[float]],
-    answers: Answers,
-    algorithm: Any,
-    *,
-    values_BT: Tensor | None = None,
+    rewards: Sequence[Sequence[float]], answers: Answers, algorithm: Any, *, values_BT: Tensor | None = None
 ) -> list[list[float]]:
     """An advantage for each token, before whitening (`is_whitened` says whether that follows); 0 off the mask."""
     by_answer = {"grpo": _grpo, "rloo": _rloo, "reinforce_plus_plus_baseline": _centred, "opo": _opo}

@@ -288,15 +288,8 @@ def describe_step(result: StepResult, config: Config, seconds: float, progress: 
 
 # Of several ranks these add up, these are the slowest rank's or the largest; every other number is averaged.
 _ADDED = (
-    "groups_with_signal",
-    "groups_drawn",
-    "reward_errors",
-    "generators/lost",
-    "generated_tokens",
-    "computed_tokens",
-    "perf/total_num_tokens",
-    "perf/generated_tokens_per_s",
-    "perf/computed_tokens_per_s",
+    *("groups_with_signal", "groups_drawn", "reward_errors", "generators/lost", "generated_tokens", "computed_tokens"),
+    *("perf/total_num_tokens", "perf/generated_tokens_per_s", "perf/computed_tokens_per_s"),
     "perf/end_to_end_tokens_per_s",
 )
 _LARGEST = ("/max", "generators/lag", "_max", "wall_s", "_used_share", "_gb", "perf/time_per_step")

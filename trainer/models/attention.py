@@ -106,10 +106,7 @@ def attention_scores(queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tens
 
 
 def of_answers(
-    queries_PGTKRD: Tensor,
-    own: tuple[Tensor, Tensor],
-    prompt: tuple[Tensor, Tensor],
-    is_pad_PS: Tensor | None,
+    queries_PGTKRD: Tensor, own: tuple[Tensor, Tensor], prompt: tuple[Tensor, Tensor], is_pad_PS: Tensor | None
 ) -> Tensor:
     """Attention [P, G, T, K, R, D] of the answers' tokens over their complete prompt, and causally over their answer.
 
@@ -193,11 +190,7 @@ def mix(
         to_batches(each[cut:], layout.answers, kv_heads).view(-1, width, size) for each in (keys, values)
     )
     a_weights = two_weights(
-        a_queries,
-        a_keys,
-        p_keys,
-        own_mask=causal(width, repeats, parts.dtype, parts.device),
-        prompt_mask=pads,
+        a_queries, a_keys, p_keys, own_mask=causal(width, repeats, parts.dtype, parts.device), prompt_mask=pads
     )
     a_mixed = two_sums(a_weights, a_values, p_values)
     of_answers = to_packed(a_mixed, layout.answers, kv_heads, heads).reshape(-1, heads * size)

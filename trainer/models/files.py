@@ -148,9 +148,9 @@ def _tensor(data: bytes, entry: Mapping[str, Any], name: str) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
 
 
-def write_weights(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Writes a safetensors file, which appears under its name only once it is complete. Raises OSError."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, tensor in tensors.items():
         size = tensor.numel() * tensor.element_size()

@@ -1,6 +1,6 @@
 """LoRA: linear layers with a frozen weight plus the product of two low-rank matrices.
 
-`attach` adds adapters to any model, `merged` returns the weights with the adapters merged in, `save` and `load` use
+`attach` adds adapters to any model, `merged` returns the weights with the adapters merged in, `save` writes
 PEFT's folder format. Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models"; peft,
 tuners/lora/layer.py.
 """
@@ -132,16 +132,3 @@ def save(model: nn.Module, folder: Path, tensors: Mapping[str, Tensor], *, base:
         "target_modules": sorted({name.rpartition(".")[2] for name in layers}),
     }
     (folder / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-
-
-@torch.no_grad()
-def load(model: nn.Module, folder: Path) -> None:
-    """Takes over a saved adapter's values. Raises BadSetting where its layers or sizes are not those of the model."""
-    expected = factors(model)
-    saved = dict(files.read_tensors(folder / "adapter_model.safetensors"))
-    differing = sorted(expected.keys() ^ saved.keys())
-    differing += sorted(name for name in expected.keys() & saved.keys() if expected[name].shape != saved[name].shape)
-    if differing:
-        raise BadSetting(f"{folder} holds another adapter: {differing[0]} and {len(differing) - 1} more do not match")
-    for name, own in expected.items():
-        own.copy_(saved[name])

@@ -82,23 +82,16 @@ def _terms(node: ast.expr, text: str) -> list[int]:
 def _listed(node: ast.expr, text: str) -> range | list[int]:
     if isinstance(node, (ast.List, ast.Tuple)):
         return [_integer(each, text) for each in node.elts]
-    inner = _only_argument(node, "list")
-    if inner is not None:
-        return _listed(inner, text)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range" and not node.keywords:
-        bounds = [_integer(each, text) for each in node.args]
-        if 1 <= len(bounds) <= 3 and (len(bounds) < 3 or bounds[2] != 0):
-            return range(*bounds)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
+        if node.func.id == "list" and len(node.args) == 1:
+            return _listed(node.args[0], text)
+        if node.func.id == "range":
+            bounds = [_integer(each, text) for each in node.args]
+            if 1 <= len(bounds) <= 3 and (len(bounds) < 3 or bounds[2] != 0):
+                return range(*bounds)
     if isinstance(node, ast.BinOp):
         raise BadSetting(f"device_mapping={_short(text)} holds a sum in brackets or another sign than +. {_ACCEPTED}")
     raise BadSetting(f"device_mapping={_short(text)} is none of the spellings. {_ACCEPTED}")
-
-
-def _only_argument(node: ast.expr, name: str) -> ast.expr | None:
-    is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
-    if not is_call or not isinstance(node, ast.Call) or node.keywords or len(node.args) != 1:
-        return None
-    return node.args[0]
 
 
 def _integer(node: ast.expr, text: str) -> int:

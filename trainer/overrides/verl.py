@@ -235,15 +235,20 @@ def _divergence(words: _Words, own: Mapping[str, str], made: Translation) -> Non
             made.put("kl_in", where, words.word(switch))
         elif switch in words:
             made.ignored.setdefault(words.word(switch), f"the divergence does not count in the {where}")
-        for key in keys:
-            if key in words and not words.is_on(switch):
-                made.ignored[words.word(key)] = f"it is read with {switch}=True only"
-            elif key in words:
-                made.put(keys[key], _kl_word(key, words), words.word(key))
+        _switched(switch, keys, words, made)
     if words.is_on(in_loss) or words.is_on(in_reward):
         made.assume("kl_coef", "0.001", own)
     if words.is_on(in_reward):
         made.assume("kl", "k1", own)
+
+
+def _switched(switch: str, keys: Mapping[str, str], words: _Words, made: Translation) -> None:
+    """Our settings for keys that are read with a switch only; switched off they mean nothing."""
+    for key, name in keys.items():
+        if key in words and not words.is_on(switch):
+            made.ignored[words.word(key)] = f"it is read with {switch}=True only"
+        elif key in words:
+            made.put(name, _kl_word(key, words), words.word(key))
 
 
 def _kl_word(key: str, words: _Words) -> str:
@@ -255,7 +260,7 @@ def _kl_word(key: str, words: _Words) -> str:
 
 
 def _noise(words: _Words, own: Mapping[str, str], made: Translation) -> None:
-    """The keys of the AQN branch; switched off they mean nothing."""
+    """The keys of the AQN branch."""
     switch = f"{NOISE}enabled"
     keys = {
         f"{NOISE}sigma_start": "noise_start",
@@ -266,11 +271,7 @@ def _noise(words: _Words, own: Mapping[str, str], made: Translation) -> None:
     }
     if switch in words and not words.is_on(switch):
         made.put("noise_stages", "0", words.word(switch))
-    for key, name in keys.items():
-        if key in words and not words.is_on(switch):
-            made.ignored[words.word(key)] = f"it is read with {switch}=True only"
-        elif key in words:
-            made.put(name, words.text(key), words.word(key))
+    _switched(switch, keys, words, made)
     if words.is_on(switch):
         made.translated.setdefault(words.word(switch), "noise_stages above 0")
         made.assume("noise_stages", "10", own)

@@ -94,11 +94,16 @@ class Placement:
     learners: tuple[WorkerSlot, ...]
     generators: tuple[WorkerSlot, ...]
 
+    @property
+    def slots(self) -> tuple[WorkerSlot, ...]:
+        """Of all processes."""
+        return (*self.learners, *self.generators)
+
     def bundles(self) -> list[dict[str, float]]:
         """The resources to reserve on each node: a CPU per process, and its cards; each bundle is bound to its node."""
         found = []
         for index, node in enumerate(self.nodes):
-            own = [each for each in (*self.learners, *self.generators) if each.node == index]
+            own = [each for each in self.slots if each.node == index]
             bundle = {CPU: float(len(own)), f"node:{node.address}": 0.001}
             if self.resource != CPU:
                 bundle[self.resource] = float(sum(len(each.local) for each in own))
@@ -128,7 +133,10 @@ def read(config: Config) -> Layout | None:
         )
     generators = tuple(others[at : at + size] for at in range(0, len(others), size)) if is_split else ()
     layout = Layout(learners, generators, given.nodes, given.cards_per_node)
-    _check_ranks(config, layout)
+    if config.run.ranks not in (1, len(learners)):
+        raise BadSetting(
+            f"ranks={config.run.ranks} contradicts train_cards={given.train_cards}: {len(learners)} cards learn"
+        )
     _check_nodes(layout)
     return layout
 
@@ -161,12 +169,6 @@ def _check_cards(learners: Sequence[int], others: Sequence[int], infer: str, tra
             f"train_cards={train}{f' and infer_cards={infer}' if infer else ''} leave out {_cards(missing)}: "
             "numbers run on without a gap; cards that must stay free are hidden with ASCEND_RT_VISIBLE_DEVICES"
         )
-
-
-def _check_ranks(config: Config, layout: Layout) -> None:
-    ranks, count = config.run.ranks, len(layout.learners)
-    if ranks not in (1, count):
-        raise BadSetting(f"ranks={ranks} contradicts train_cards={config.placement.train_cards}: {count} cards learn")
 
 
 def _check_nodes(layout: Layout) -> None:
@@ -294,29 +296,24 @@ def _check_room(placement: Placement) -> None:
 
 def _no_room(placement: Placement, index: int, name: str, needed: float, there: float) -> str:
     node = placement.nodes[index]
-    processes = sum(each.node == index for each in (*placement.learners, *placement.generators))
+    processes = sum(each.node == index for each in placement.slots)
     text = f"node {node.address} has {there:g} {name} in Ray and the {processes} processes there need {needed:g}"
     if name == CPU:
         return f"{text}, one each: start Ray there with --num-cpus={processes} or more"
     return f"{text}{_why_not(name, [node]) if there < _SMALL else ''}"
 
 
-def lost_node(placement: Placement, alive: Sequence[Node]) -> Node | None:
-    """The first node of a placement that lives no more; None where all do."""
-    keys = {node.key for node in alive}
-    return next((node for node in placement.nodes if node.key not in keys), None)
-
-
-def lost_nodes(placement: Placement, alive: Sequence[Node]) -> str | None:
-    """The processes on nodes of a placement that are lost; None if all are alive.
+def lost_node(placement: Placement, alive: Sequence[Node]) -> tuple[Node, str] | None:
+    """The first node of a placement that lives no more, and the processes lost with it in a sentence; None: all live.
 
     Ray would wait for them, because their bundles are bound to their nodes.
     """
-    if (node := lost_node(placement, alive)) is None:
-        return None
-    at = placement.nodes.index(node)
-    gone = [slot.name for slot in (*placement.learners, *placement.generators) if slot.node == at]
-    return f"node {node.address} was lost, and with it {' and '.join(gone)}"
+    keys = {node.key for node in alive}
+    for at, node in enumerate(placement.nodes):
+        if node.key not in keys:
+            gone = [slot.name for slot in placement.slots if slot.node == at]
+            return node, f"node {node.address} was lost, and with it {' and '.join(gone)}"
+    return None
 
 
 def list_nodes(nodes: Sequence[Node], *names: str) -> str:

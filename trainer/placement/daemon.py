@@ -23,9 +23,9 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+from trainer import launch
 from trainer.children import end_with_parent, exit_code, wait
 from trainer.device import cores
-from trainer.launch import BROKE
 from trainer.placement.cards import PlacementError
 from trainer.placement.reach import OWN, answers
 
@@ -44,20 +44,12 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 def is_one_of_several() -> bool:
     """Whether a launcher has started this program on several nodes."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "MASTER_ADDR" in os.environ
-
-
-def num_nodes() -> int:
-    return int(os.environ["WORLD_SIZE"])
-
-
-def is_head() -> bool:
-    return int(os.environ.get("RANK", "0")) == 0
+    return launch.is_rank() and "MASTER_ADDR" in os.environ
 
 
 def joined_node() -> bool:
     """Whether this node only joins the run of the first one."""
-    return is_one_of_several() and not is_head()
+    return is_one_of_several() and launch.rank() != 0
 
 
 def place() -> str:
@@ -114,10 +106,10 @@ def _end_of_run(process: subprocess.Popen[bytes], address: str, last_word: str) 
         silent_since = None if trouble is None else silent_since or now
         limit_s = _OUTAGE_S if trouble is not None and _REFUSED not in trouble else _END_S
         if silent_since is not None and (has_ended or now - silent_since > limit_s):
-            return BROKE, f"the head at {address} is gone without a word, and the run with it: {trouble}"
+            return launch.BROKE, f"the head at {address} is gone without a word, and the run with it: {trouble}"
         if has_ended:
             code = exit_code(process)
-            return BROKE, f"Ray ended on this node with {code} while the head at {address} is there"
+            return launch.BROKE, f"Ray ended on this node with {code} while the head at {address} is there"
         time.sleep(1.0)
 
 

@@ -18,9 +18,8 @@ from trainer.config import instead
 from trainer.launch import BAD_SETTING, BROKE, COMPLETED, INTERRUPTED
 from trainer.placement import cluster as clusters
 from trainer.placement import daemon, workers
-from trainer.placement import head as heads
-from trainer.placement.cards import lost_node, lost_nodes
-from trainer.placement.generator import Place, share, sharing
+from trainer.placement.cards import lost_node
+from trainer.placement.rank import Place, share, sharing
 from trainer.placement.reach import OUT_OF_REACH, how_lost, one_line
 from trainer.saving import manifest, resume
 from trainer.sections import BadSetting
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.placement.cards import Layout, Node, Placement
-    from trainer.placement.cluster import Cluster
-    from trainer.placement.head import Head
+    from trainer.placement.cluster import Cluster, Head
     from trainer.placement.workers import Worker, WorkerGroup
 
 # Steps between two checkpoints if the settings name none: the maximum loss of a restart.
@@ -49,13 +47,8 @@ _LEAVE_S = 120.0
 _NODE_S = 75.0
 # Beginnings of a rank's last message if it was not the cause; and those of gloo and HCCL, whose errors have no kind
 _NOT_OWN = (
-    "GeneratorLost",
-    "DistBackendError",
-    "DistNetworkError",
-    "DistStoreError",
-    "RayActorError",
-    "ActorDiedError",
-    "ObjectStoreFullError",
+    *("GeneratorLost", "DistBackendError", "DistNetworkError", "DistStoreError"),
+    *("RayActorError", "ActorDiedError", "ObjectStoreFullError"),
 )
 _PEER_GONE = ("gloo/transport", "Connection closed by peer", "HCCL function error", "call hccl api failed")
 # Another program listens on the port that was reserved for the ranks' rendezvous: there is no other cause, and the next
@@ -119,7 +112,7 @@ def lead(run: Run) -> int:
         return daemon.follow(run.layout.num_seats, run.say, limit_s=limit_s)
     with (
         clusters.opened(run.config, run.layout, run.say) as cluster,
-        heads.watched(cluster, lambda lost: _end_here(run, lost)) as head,
+        clusters.Head(cluster, lambda lost: _end_here(run, lost)) as head,
     ):
         try:
             ended = _attempts(run, cluster, head)
@@ -187,7 +180,7 @@ def _attempt(run: Run, cluster: Cluster, head: Head) -> AttemptResult:
         with workers.started(placement, cluster, header, run.say, limit_s=limit_s) as group:
             workers.check_folder(group, run.out, limit_s)
             return _follow(run, group, head)
-    except heads.HeadLost as error:
+    except clusters.HeadLost as error:
         return AttemptResult(BROKE, _without_ray(run, str(error)), is_lost=False)
     except BadSetting as error:
         if placement is not None and (lost := _by_lost_node(placement, cluster.nodes())) is not None:
@@ -232,7 +225,7 @@ def _follow(run: Run, group: WorkerGroup, head: Head) -> AttemptResult:
                 return lost
             if (reason := watch.look()) is not None:
                 return AttemptResult(BROKE, reason, is_lost=True)
-    except heads.HeadLost:
+    except clusters.HeadLost:
         workers.end(group)
         raise
     except KeyboardInterrupt as error:
@@ -245,15 +238,17 @@ def _lost_node(group: WorkerGroup, head: Head, *, is_fresh: bool = False) -> Att
 
 
 def _by_lost_node(placement: Placement, alive: Sequence[Node]) -> AttemptResult | None:
-    node, reason = lost_node(placement, alive), lost_nodes(placement, alive)
-    return AttemptResult(BROKE, reason, is_lost=True, node=node.key) if node and reason else None
+    if (lost := lost_node(placement, alive)) is None:
+        return None
+    node, reason = lost
+    return AttemptResult(BROKE, reason, is_lost=True, node=node.key)
 
 
 def _nodes(head: Head, *, is_fresh: bool) -> Sequence[Node]:
     """The living nodes. Raises HeadLost, also if this node is not among them: then Ray cannot be used."""
     nodes = head.nodes(is_fresh=is_fresh)
     if not any(node.is_home for node in nodes):
-        raise heads.HeadLost("Ray on this node is gone: its raylet has ended")
+        raise clusters.HeadLost("Ray on this node is gone: its raylet has ended")
     return nodes
 
 

@@ -12,7 +12,6 @@ import hashlib
 import importlib
 import io
 import os
-import shutil
 import socket
 import struct
 import sys
@@ -146,38 +145,21 @@ def _interface_of(address: str) -> str | None:
 def _unpack(package: bytes) -> str:
     """The folder of a zipped package, unpacked there once for all processes of this user on the node.
 
-    Files that are missing there, because old ones were cleaned away, are put back.
+    Files that are missing there, because another process is at it or old ones were cleaned away, are put there, each
+    atomically.
     """
     name = f"trainer-{os.getuid()}-{hashlib.sha256(package).hexdigest()[:16]}"
     folder = os.path.join(tempfile.gettempdir(), name)
-    if not os.path.isdir(folder):
-        fresh = tempfile.mkdtemp(prefix=f"{name}.")
-        try:
-            with zipfile.ZipFile(io.BytesIO(package)) as archive:
-                archive.extractall(fresh)
-            with contextlib.suppress(OSError):  # another process was first: its copy is the same
-                os.rename(fresh, folder)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)  # unless it is the folder by now
+    os.makedirs(folder, mode=0o700, exist_ok=True)
     if os.stat(folder).st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to another user")
-    _repair(folder, package)
+    with zipfile.ZipFile(io.BytesIO(package)) as archive, tempfile.TemporaryDirectory(prefix=f"{name}.") as fresh:
+        for each in archive.namelist():
+            path = os.path.join(folder, each)
+            if not os.path.isfile(path):
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                os.replace(archive.extract(each, fresh), path)
     return folder
-
-
-def _repair(folder: str, package: bytes) -> None:
-    """Restores missing files of a zipped package in its folder, each atomically."""
-    with zipfile.ZipFile(io.BytesIO(package)) as archive:
-        missing = [each for each in archive.namelist() if not os.path.isfile(os.path.join(folder, each))]
-        if not missing:
-            return
-        fresh = tempfile.mkdtemp(prefix=f"{os.path.basename(folder)}.")
-        try:
-            for each in missing:
-                os.makedirs(os.path.dirname(os.path.join(folder, each)), exist_ok=True)
-                os.replace(archive.extract(each, fresh), os.path.join(folder, each))
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
 
 
 def _names(visible: str, local: Sequence[int]) -> list[str]:

@@ -22,7 +22,7 @@ import trainer
 from trainer import device as devices
 from trainer import launch
 from trainer.placement import worker_actor
-from trainer.placement.cards import CPU, PlacementError, list_nodes, lost_nodes
+from trainer.placement.cards import CPU, PlacementError, list_nodes, lost_node
 from trainer.placement.reach import holders, how_lost, one_line
 from trainer.placement.worker_actor import WorkerActor
 
@@ -84,8 +84,8 @@ def started(
     deadline = time.monotonic() + limit_s
 
     def look() -> None:
-        if (lost := lost_nodes(placement, cluster.nodes())) is not None:
-            raise PlacementError(lost)
+        if (lost := lost_node(placement, cluster.nodes())) is not None:
+            raise PlacementError(lost[1])
 
     with contextlib.ExitStack() as stack:
         group = _reserve(placement, cluster, stack, say, deadline, look)
@@ -182,12 +182,7 @@ def settle(handle: Any, slot: WorkerSlot, placement: Placement) -> Any:
     node = placement.nodes[slot.node]
     cards: dict[str, Any] = {}
     if placement.resource in devices.VISIBLE:
-        held = [
-            card
-            for each in (*placement.learners, *placement.generators)
-            if each.node == slot.node
-            for card in each.local
-        ]
+        held = [card for each in placement.slots if each.node == slot.node for card in each.local]
         cards = {"variable": devices.VISIBLE[placement.resource], "resource": placement.resource, "local": slot.local}
         cards["held"] = sorted(held)
     copy = None if node.is_home else _package()

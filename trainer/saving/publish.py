@@ -23,7 +23,8 @@ from trainer.distributed import World
 from trainer.models import files, lora
 from trainer.models.decoder import Decoder
 from trainer.saving import manifest
-from trainer.saving.checkpoint import STORED, CorruptCheckpoint, flatten, load
+from trainer.saving.checkpoint import load
+from trainer.saving.manifest import STORED, CorruptCheckpoint, flatten
 from trainer.saving.resume import FOLDER
 from trainer.shards import gathered
 from trainer.tasks import tokenizers
@@ -40,15 +41,8 @@ if TYPE_CHECKING:
 
 # What belongs to a tokenizer, or to how a model is used, and is none of its weights.
 _BESIDE = (
-    "tokenizer*",
-    "vocab*",
-    "merges.txt",
-    "*.model",
-    "*.tiktoken",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template*",
-    "generation_config.json",
+    *("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template*", "generation_config.json"),
 )
 
 

@@ -17,13 +17,8 @@ if TYPE_CHECKING:
 QUESTIONS: Mapping[str, tuple[str, ...]] = {
     "prompts": ("prompts-repeat", "prompts-differ"),
     "samples": (
-        "answers-cut",
-        "rows-repeat",
-        "samples-repeat",
-        "mask-on-observations",
-        "answers-misplaced",
-        "sampler-weights-failed",
-        "sampler-logprobs-wrong",
+        *("answers-cut", "rows-repeat", "samples-repeat", "mask-on-observations", "answers-misplaced"),
+        *("sampler-weights-failed", "sampler-logprobs-wrong"),
     ),
     "heldout": ("heldout-overlaps",),
     "batch": ("batch-differs", "rewards-wrong"),
@@ -32,16 +27,8 @@ QUESTIONS: Mapping[str, tuple[str, ...]] = {
     "reference": ("reference-not-start", "reference-moved", "reference-logprobs-wrong"),
     "state": ("state-changed", "restore-incomplete"),
     "recomputed": (
-        "learner-logprobs-wrong",
-        "advantages-wrong",
-        "loss-wrong",
-        "gradients-not-summed",
-        "gradient-missing",
-        "gradient-wrong",
-        "clip-wrong",
-        "optimizer-wrong",
-        "critic-wrong",
-        "metrics-wrong",
+        *("learner-logprobs-wrong", "advantages-wrong", "loss-wrong", "gradients-not-summed", "gradient-missing"),
+        *("gradient-wrong", "clip-wrong", "optimizer-wrong", "critic-wrong", "metrics-wrong"),
     ),
 }
 

@@ -8,7 +8,7 @@ follows from it is not blamed. The formulas are those of `metrics.second_opinion
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -226,25 +226,15 @@ class Recompute:
             one = answers.rows([row])
             length, gaps = one.prompt_lengths[0], []
             for prompt in prompts:
-                moved = plain_decoder.Answers(
-                    [(*prompt, *one.sequences[0][length:])], [len(prompt)], one.tokens_BT, one.mask_BT, one.group_B,
-                    one.rewards_B, one.rollout_BT,
-                )  # fmt: skip
+                sequence = (*prompt, *one.sequences[0][length:])
+                moved = replace(one, sequences=[sequence], prompt_lengths=[len(prompt)])
                 apart_BT = (self._forward(weights, moved)[0] - one.rollout_BT).abs()
                 gaps.append(float(apart_BT[one.mask_BT].mean()))
             found.append(min(gaps) <= self.limits.logprob)
         return all(found)
 
     def _forward(self, weights: Mapping[str, Tensor], answers: plain_decoder.Answers) -> tuple[Tensor, Tensor]:
-        rollout = self._config.rollout
-        return plain_decoder.logprobs(
-            self._merged(weights),
-            self._shape,
-            answers,
-            temperature=rollout.temperature,
-            top_p=rollout.top_p,
-            top_k=rollout.top_k,
-        )
+        return plain_decoder.logprobs(self._merged(weights), self._shape, answers, self._config.rollout)
 
     def _merged(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         settings = self._config.model

@@ -6,7 +6,7 @@ It wraps calls of a finished trainer from outside, as `trainer.faults` does, and
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,10 @@ class Update:
     sizes: dict[str, Tensor] = field(default_factory=dict)  # and of their absolute values
     metrics: Mapping[str, float] = field(default_factory=dict)
     lr: float = math.nan
+
+
+# What passed by on the way to a snapshot of the state.
+_SEEN = ("rows", "passes", "shares", "sizes", "logprobs")
 
 
 class Tap:
@@ -103,11 +107,8 @@ class Tap:
                 self._hooks.pop().remove()
             if self.updates:
                 if self.looks:
-                    seen, state = self.updates[-1], self._snapshot()
-                    state.rows, state.passes, state.shares, state.sizes, state.logprobs = (
-                        seen.rows, seen.passes, seen.shares, seen.sizes, seen.logprobs,
-                    )  # fmt: skip
-                    self.updates[-1] = state
+                    seen = {name: getattr(self.updates[-1], name) for name in _SEEN}
+                    self.updates[-1] = replace(self._snapshot(), **seen)
                 self.updates[-1].metrics = metrics
             return metrics
 

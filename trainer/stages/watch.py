@@ -12,22 +12,14 @@ from trainer import device as devices
 from trainer import faults
 from trainer.build import build_trainer
 from trainer.interrupt import Interrupted
-from trainer.metrics.checks import (
-    LOGPROB_LIMIT,
-    Agreement,
-    GenerationCheck,
-    LogprobsCheck,
-    MaskCheck,
-    RewardCheck,
-    UpdateCheck,
-    WeightsCheck,
-)
+from trainer.metrics import checks
 from trainer.metrics.progress import Progress
 from trainer.metrics.step import of_validation
 from trainer.observer import Observer
 from trainer.rollouts import collect, compute_rewards
 from trainer.run_state import restore, save_checkpoint, state_of
-from trainer.saving.checkpoint import CorruptCheckpoint, difference, load
+from trainer.saving.checkpoint import difference, load
+from trainer.saving.manifest import CorruptCheckpoint
 from trainer.tasks.rewards import RewardBroken
 from trainer.weights import fingerprint
 
@@ -70,11 +62,11 @@ class Watch(Observer):
         self._records, self._progress, self._train_step = records, trainer.progress, train_step
         self._look = look
         self._samples = {"samples_checked": 0, "samples_differ": 0}
-        self._mask, self._weights = MaskCheck(), WeightsCheck()
-        self._logprobs = LogprobsCheck(*logprob_limits(config))
-        self._generation, self._reward = GenerationCheck(trainer.task.tokenizer.end), RewardCheck()
-        self._update = UpdateCheck.begin(trainable(trainer.learner))
-        self._agreement = Agreement()
+        self._mask, self._weights = checks.MaskCheck(), checks.WeightsCheck()
+        self._logprobs = checks.LogprobsCheck(*logprob_limits(config))
+        self._generation, self._reward = checks.GenerationCheck(trainer.task.tokenizer.end), checks.RewardCheck()
+        self._update = checks.UpdateCheck.begin(trainable(trainer.learner))
+        self._agreement = checks.Agreement()
         self._checkpoint: dict[str, Any] = {}
         self._twin: Trainer | None = None
         self._checked = Progress()  # the time that looking takes, by stage
@@ -306,7 +298,7 @@ def logprob_limits(config: Config) -> tuple[float, float]:
     if not is_exact or config.rollout.engine == "vllm":
         return 4.0, 0.05
     is_cut = config.rollout.top_p < 1 or config.rollout.top_k > 0
-    return (4.0 if is_cut else LOGPROB_LIMIT), LOGPROB_LIMIT
+    return (4.0 if is_cut else checks.LOGPROB_LIMIT), checks.LOGPROB_LIMIT
 
 
 def evaluate(trainer: Trainer) -> dict[str, Any]:

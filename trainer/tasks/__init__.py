@@ -10,22 +10,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from trainer.config import Config
     from trainer.tasks.base import Task
 
-# Module and function that makes each task from a configuration.
-MAKERS: Mapping[str, tuple[str, str]] = {
-    "successor": ("trainer.tasks.digits", "successor_task"),
-    "addition": ("trainer.tasks.digits", "addition_task"),
-    "copy": ("trainer.tasks.digits", "copy_task"),
-    "gsm8k": ("trainer.tasks.gsm8k", "task"),
-    "math": ("trainer.tasks.math", "task"),
-    "code": ("trainer.tasks.code", "task"),
-    "file": ("trainer.tasks.custom", "task"),
-    "frozen_lake": ("trainer.tasks.frozen_lake", "task"),
-    "sokoban": ("trainer.tasks.sokoban", "task"),
+# The module of each task, whose function `task` makes it from a configuration.
+MAKERS: Mapping[str, str] = {
+    **dict.fromkeys(("successor", "addition", "copy"), "digits"),
+    "gsm8k": "gsm8k",
+    "math": "math",
+    "code": "code",
+    "file": "custom",
+    "frozen_lake": "frozen_lake",
+    "sokoban": "sokoban",
 }
 
 
@@ -34,9 +32,7 @@ def choose(config: Config) -> Task:
 
     Raises BadSetting for files, packages or functions that cannot be used.
     """
-    module, maker = MAKERS[config.task.task]
-    make: Callable[[Config], Task] = getattr(import_module(module), maker)
-    task = make(config)
+    task: Task = import_module(f"trainer.tasks.{MAKERS[config.task.task]}").task(config)
     if config.task.max_new_tokens:
         task = replace(task, max_new_tokens=config.task.max_new_tokens)
     if config.task.reward_function and config.task.task != "file":

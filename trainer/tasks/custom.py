@@ -11,13 +11,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trainer.config import BadSetting
+from trainer.config import BadSetting, locate
 from trainer.tasks import tokenizers
 from trainer.tasks.base import Task
 from trainer.tasks.data import questions
 from trainer.tasks.rewards import RewardBroken, RewardHung
 from trainer.tasks.worker import Worker, WorkerError, WorkerTimeout
-from trainer.user_code import locate
 
 if TYPE_CHECKING:
     from trainer.config import Config
@@ -38,8 +37,8 @@ def task(config: Config) -> Task:
     return Task(
         "file",
         tokenizer,
-        train.prompts,
-        heldout.prompts,
+        train,
+        heldout,
         max_new_tokens=256,
         reward=reward,
         is_right=lambda prompt, rollout: reward.judge(prompt, rollout)[0] >= 1.0,

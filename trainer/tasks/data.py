@@ -8,7 +8,6 @@ files, `task_of_texts` makes a task of them; `rows` and `check` are for programs
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,15 +29,10 @@ if TYPE_CHECKING:
     Raw = Callable[[Row, str, int], Row]
 
 
-@dataclass(frozen=True, slots=True)
-class PromptList:
-    """The prompts of a file, in its order."""
-
-    prompts: tuple[Prompt, ...]
-    num_overlong: int  # left out because they were longer than allowed
+Prompts = tuple[Prompt, ...]
 
 
-def questions(settings: TaskSettings, tokenizer: Tokenizer, *, raw: Raw | None = None) -> tuple[PromptList, PromptList]:
+def questions(settings: TaskSettings, tokenizer: Tokenizer, *, raw: Raw | None = None) -> tuple[Prompts, Prompts]:
     """The prompts of `train_files` and of `val_files`; each may name several files, by comma.
 
     `raw` turns a row with a `question` column, its split and its number into verl's layout. Raises BadSetting for
@@ -63,8 +57,8 @@ def task_of_texts(
     return Task(
         name,
         tokenizer,
-        train.prompts,
-        heldout.prompts,
+        train,
+        heldout,
         max_new_tokens=max_new_tokens,
         reward=reward,
         is_right=lambda prompt, rollout: reward(prompt, rollout) == 1.0,
@@ -111,7 +105,7 @@ def _wrong(name: str, value: object, expected: str) -> str:
     return f"has {type(value).__name__} {str(value)[:40]!r} in column {name!r}, which must be {expected}"
 
 
-def _list(name: str, split: str, settings: TaskSettings, tokenizer: Tokenizer, raw: Raw | None) -> PromptList:
+def _list(name: str, split: str, settings: TaskSettings, tokenizer: Tokenizer, raw: Raw | None) -> Prompts:
     given = [part.strip(" '\"") for part in getattr(settings, name).strip("[] ").split(",") if part.strip(" '\"")]
     if not given:
         raise BadSetting(f"task={settings.task} reads its questions from a file: give {name}=FILE.parquet or .jsonl")
@@ -131,7 +125,7 @@ def _list(name: str, split: str, settings: TaskSettings, tokenizer: Tokenizer, r
         raise BadSetting(
             f"{name}={','.join(given)} leaves no question; {num_overlong} had {_OVERLONG.format(settings)}"
         )
-    return PromptList(tuple(prompts), num_overlong)
+    return tuple(prompts)
 
 
 _OVERLONG = "more than max_prompt_tokens={0.max_prompt_tokens} (filter_overlong_prompts={0.filter_overlong_prompts})"

@@ -7,11 +7,14 @@ learns half of it in a minute. `addition`: `7+5=` -> `12`; a random model needs 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from trainer.tasks.base import Characters, by_tokens, prompt, split
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trainer.config import Config
     from trainer.tasks.base import Task
     from trainer.types import Prompt
@@ -41,17 +44,14 @@ def copy(*, reward: str = "partial") -> Task:
     return by_tokens("copy", split(every, heldout), _WORDS, max_new_tokens=3, reward=reward)
 
 
-def successor_task(config: Config) -> Task:
-    """As a configuration wants it; so the others."""
-    return successor(config.task.distractors, reward=config.task.reward)
-
-
-def addition_task(config: Config) -> Task:
-    return addition(reward=config.task.reward)
-
-
-def copy_task(config: Config) -> Task:
-    return copy(reward=config.task.reward)
+def task(config: Config) -> Task:
+    """As a configuration wants it."""
+    makers: dict[str, Callable[..., Task]] = {
+        "successor": partial(successor, config.task.distractors),
+        "addition": addition,
+        "copy": copy,
+    }
+    return makers[config.task.task](reward=config.task.reward)
 
 
 def _lists(distractors: int) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:

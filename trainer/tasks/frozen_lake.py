@@ -14,15 +14,13 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from trainer.config import BadSetting
-from trainer.tasks.grids import MOVES, Level, assemble, expert, find_levels, observation_format
+from trainer.tasks.grids import MOVES, Level, assemble, find_levels, observation_format
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from trainer.config import Config
     from trainer.tasks.base import Task
-
-__all__ = ["Lake", "Map", "expert", "generate", "solve", "task"]
 
 _ICE = 0.8  # share of places that are no hole, before start and goal are put down (gymnasium's `p`)
 _NUM_LAKES = 2048

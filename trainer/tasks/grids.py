@@ -118,13 +118,7 @@ def answers(rollout: Rollout, tokenizer: Tokenizer) -> Iterator[str]:
         yield tokenizer.decode(turn)
 
 
-def assemble(
-    name: str,
-    config: Config,
-    tokenizer: Tokenizer,
-    form: ActionFormat,
-    levels: Mapping[int, Level],
-) -> Task:
+def assemble(name: str, config: Config, tokenizer: Tokenizer, form: ActionFormat, levels: Mapping[int, Level]) -> Task:
     """The task of a world whose map depends on a seed only, from its levels by seed.
 
     Prompts carry the seed and the right answers in `extra`. The lists depend on the size and the turns, not on a run's
@@ -213,8 +207,3 @@ def observation_format(config: Config, symbols: str, rules: str) -> tuple[Tokeni
         return tokenizers.choose(config.model.path), form
     letters = "".join(letter for letter in _BY_LETTER if letter not in symbols)
     return Characters(symbols + _SHOWN + letters), ActionFormat(is_short=True)
-
-
-def expert(prompt: Prompt) -> list[str]:
-    """The answers of a shortest solution, one for each turn."""
-    return list(prompt.extra["answers"])

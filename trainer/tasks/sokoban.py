@@ -1,6 +1,6 @@
 """Push every box onto a target; a new room for each seed, solvable because it was made by playing backwards.
 
-With `maps=roll` the rooms are ROLL's for the same seed (`sokoban_roll`), of which those are used that can be solved
+With `maps=roll` the rooms are ROLL's for the same seed (`_draw_as_roll`), of which those are used that can be solved
 within `max_turns`. Else:
 
 A room is an open square with a few inner walls, closed all around. From the solved room, boxes on their targets, all
@@ -12,22 +12,19 @@ pushed onto a target, -0.1 for one pushed off, 1 for the last box.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from random import Random
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainer.config import BadSetting
-from trainer.tasks import sokoban_roll
-from trainer.tasks.grids import MOVES, Level, assemble, expert, find_levels, observation_format
+from trainer.tasks.grids import MOVES, Level, assemble, find_levels, observation_format
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from trainer.config import Config
     from trainer.tasks.base import Task
-
-__all__ = ["Layout", "Room", "expert", "generate", "task"]
 
 _WALLS = 0.15  # share of inner places that are walls
 _SMALLEST = 3
@@ -110,16 +107,20 @@ def generate(
 
 def _drawn_by_roll(seed: int, size: int, max_moves: int) -> tuple[Layout, State, tuple[str, ...]] | None:
     num_boxes = _num_boxes(size)
-    drawn = sokoban_roll.draw(seed, size + 2, num_boxes, depth=300 if num_boxes == 1 else 10)
+    drawn = _draw_as_roll(seed, size + 2, num_boxes, depth=300 if num_boxes == 1 else 10)
     if drawn is None:
         return None
+    floor, targets, player, boxes = drawn
     inner = [(row + 1, column + 1) for row in range(size) for column in range(size)]
-    walls = frozenset((row - 1, column - 1) for row, column in inner if (row, column) not in drawn.floor)
-    layout = Layout(size, walls, frozenset((row - 1, column - 1) for row, column in drawn.targets))
-    boxes = frozenset((row - 1, column - 1) for row, column in drawn.boxes)
-    start = (drawn.player[0] - 1, drawn.player[1] - 1), boxes
+    layout = Layout(size, _inside(place for place in inner if place not in floor), _inside(targets))
+    start = (player[0] - 1, player[1] - 1), _inside(boxes)
     solution = solve(layout, start, max_moves)
     return None if solution is None else (layout, start, solution)
+
+
+def _inside(places: Iterable[Place]) -> frozenset[Place]:
+    """The same places without the outer wall."""
+    return frozenset((row - 1, column - 1) for row, column in places)
 
 
 def solve(layout: Layout, start: State, max_moves: int) -> tuple[str, ...] | None:
@@ -256,3 +257,133 @@ def _levels(size: int, max_turns: int, maps: str) -> Mapping[int, Level]:
         return Level(partial(Room, layout, player, boxes), solution, ground)
 
     return find_levels(level, _NUM_ROOMS)
+
+
+# The rooms that ROLL makes of a seed: a random walk cuts the floor, then boxes are pulled off their targets. Every
+# random number is drawn as there, so that a seed gives the same room.
+# Source: ROLL 8eb27cc2, roll/pipeline/agentic/env/sokoban/utils.py generate_room, which extends gym-sokoban 0.0.6;
+# sizes and depths as in its examples, `dim_room` 6 with one box, 10 with two and `search_depth` 10.
+
+_ROLL_TURN = 0.35  # chance of another direction at each place of the walk
+_ROLL_TRIES = 4
+_ROLL_MOST_STATES = 300_000
+_ROLL_DIRECTIONS = ((1, 0), (0, 1), (-1, 0), (0, -1))
+_ROLL_MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))  # up, down, left, right
+# What becomes floor around each place of the walk.
+_ROLL_BRUSHES = (
+    ((0, -1), (0, 0), (0, 1)),
+    ((-1, 0), (0, 0), (1, 0)),
+    ((0, -1), (0, 0), (1, 0)),
+    ((0, -1), (0, 0), (1, -1), (1, 0)),
+    ((0, 0), (0, 1), (1, 0)),
+)
+
+
+def _draw_as_roll(
+    seed: int, dim: int, num_boxes: int, *, depth: int
+) -> tuple[set[Place], list[Place], Place, frozenset[Place]] | None:
+    """The seed's floor, targets, player and boxes, counted with the outer wall; None where ROLL goes on with another
+    seed, which depends on its process.
+
+    Raises BadSetting where numpy is missing.
+    """
+    try:
+        import numpy
+    except ImportError as error:
+        raise BadSetting("maps=roll needs the package numpy, whose random numbers they are") from error
+    random, places = Random(seed), numpy.random.RandomState(seed)
+    for _ in range(_ROLL_TRIES):
+        floor = _walk(random, dim)
+        if len(floor) <= num_boxes + 1:
+            return None
+        free = sorted(floor)
+        player = free.pop(places.randint(len(free)))
+        targets = sorted(free.pop(places.randint(len(free))) for _ in range(num_boxes))
+        search = _Search(floor, tuple(targets), depth)
+        search.run(player)
+        moved = sum(abs(a - c) + abs(b - d) for (a, b), (c, d) in zip(targets, search.best_boxes, strict=True))
+        if moved:
+            boxes = frozenset(search.best_boxes)
+            player = _stroll(random, floor - boxes, search.best_player, 0.8 if moved == 1 else 0.5)
+            return floor, targets, player, boxes
+    return None
+
+
+def _walk(random: Random, dim: int) -> set[Place]:
+    direction = random.sample(_ROLL_DIRECTIONS, 1)[0]
+    row, column = random.randint(1, dim - 1), random.randint(1, dim - 1)
+    floor = set()
+    for _ in range(int(1.7 * (dim + dim))):
+        if random.random() < _ROLL_TURN:
+            direction = random.sample(_ROLL_DIRECTIONS, 1)[0]
+        row = max(min(row + direction[0], dim - 2), 1)
+        column = max(min(column + direction[1], dim - 2), 1)
+        brush: Any = random.sample(_ROLL_BRUSHES, 1)[0]
+        floor |= {(row + down, column + right) for down, right in brush}
+    return {(row, column) for row, column in floor if 0 < row < dim - 1 and 0 < column < dim - 1}
+
+
+@dataclass
+class _Search:
+    """Depth first through what pulling leads to; the best room has its boxes far away, pulled in many turns.
+
+    A box is told from one that has been pulled back to where it was.
+    """
+
+    floor: set[Place]
+    targets: tuple[Place, ...]
+    depth: int
+    best_score: int = -1
+    best_player: Place = (0, 0)
+    best_boxes: Sequence[Place] = ()  # one for each target
+    seen: set[Any] = field(default_factory=set)
+
+    def run(self, player: Place) -> None:
+        self._visit(player, self.targets, frozenset(), None, 0, self.depth)
+
+    def _visit(
+        self,
+        player: Place,
+        boxes: tuple[Place, ...],
+        pulled: frozenset[Place],
+        last: int | None,
+        turns: int,
+        depth: int,
+    ) -> None:
+        key = player, frozenset(boxes), pulled
+        if depth <= 1 or len(self.seen) >= _ROLL_MOST_STATES or key in self.seen:
+            return
+        self.seen.add(key)
+        pairs = zip(self.targets, boxes, strict=True)
+        score = turns * sum(abs(a - c) + abs(b - d) for (a, b), (c, d) in pairs)
+        if {player, *boxes} & set(self.targets):
+            score = 0
+        if score > self.best_score:
+            self.best_score, self.best_player, self.best_boxes = score, player, boxes
+        for down, right in _ROLL_MOVES:
+            to, behind = (player[0] + down, player[1] + right), (player[0] - down, player[1] - right)
+            if to not in self.floor or to in boxes:
+                continue
+            if behind not in boxes:
+                self._visit(to, boxes, pulled, last, turns, depth - 1)
+                continue
+            which = boxes.index(behind)
+            after = (*boxes[:which], player, *boxes[which + 1 :])
+            self._visit(to, after, pulled - {behind} | {player}, which, turns + (which != last), depth - 1)
+
+
+def _stroll(random: Random, free: set[Place], player: Place, chance: float) -> Place:
+    """Where the player stands after up to three steps away from the boxes."""
+    if random.random() > chance:
+        return player
+    visited = [player]
+    while len(visited) <= 3:
+        ways = [(player[0] + down, player[1] + right) for down, right in _ROLL_MOVES]
+        ways = [place for place in ways if place in free and place not in visited]
+        if not ways:
+            break
+        player = random.choice(ways)
+        visited.append(player)
+        if len(visited) > 3 or random.random() > 0.5:
+            break
+    return player

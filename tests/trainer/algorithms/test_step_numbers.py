@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from trainer.algorithms.advantages import has_signal
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.correction import correction
-from trainer.algorithms.dapo import has_signal, overlong_penalty
 from trainer.algorithms.losses import Totals, aggregate, count, masked_mean, masked_sum
 from trainer.algorithms.update_metrics import MAXIMA, WeightMetrics, weight_metrics, weight_shares
 from trainer.metrics.step import explained_variance
 from trainer.models.critic import value_loss
+from trainer.rollouts import overlong_penalty
 
 NAN = float("nan")
 MASK_BT = torch.tensor([[True, True], [True, False], [False, False]])

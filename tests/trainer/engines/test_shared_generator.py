@@ -19,7 +19,7 @@ from trainer.engines import remote
 from trainer.engines.base import Sampling
 from trainer.engines.generator_client import EngineSpec, GeneratorLost
 from trainer.engines.shared_generator import SharedRemote
-from trainer.placement.generator import share, sharing
+from trainer.placement.rank import share, sharing
 from trainer.tasks import choose
 from trainer.weights import fingerprint, unpack
 

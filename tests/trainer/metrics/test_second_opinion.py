@@ -25,8 +25,9 @@ from trainer.metrics import second_opinion as plain
 from trainer.metrics.step import of_advantages, of_lengths, of_rewards
 from trainer.models import lora
 from trainer.models.decoder import Decoder, Shape
-from trainer.noise import Schedule
+from trainer.noise import deviation
 from trainer.registry import ESTIMATORS, LOSSES, find
+from trainer.sections import RolloutSettings
 from trainer.types import Group, Prompt, Rollout, Stop
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ def test_a_decoder_and_its_gradient(is_qwen3: bool, is_tied: bool) -> None:
     given = plain_decoder.Answers(
         sequences, [3, 3, 5, 5], batch.tokens_BT, batch.mask_BT, [0, 0, 1, 1], batch.rewards_B, torch.zeros(4, 4)
     )
-    found, entropy = plain_decoder.logprobs(weights, shape, given, temperature=0.7)
+    found, entropy = plain_decoder.logprobs(weights, shape, given, RolloutSettings(temperature=0.7))
     (found.sum() + entropy.sum()).backward()
     torch.testing.assert_close((found, entropy), (scored.logprobs_BT, scored.entropy_BT), rtol=1e-9, atol=1e-9)
     for name, each in decoder.named_parameters():
@@ -208,9 +209,8 @@ def test_learning_rates(shape: str, warmup: int) -> None:
 @pytest.mark.parametrize("stages", [1, 2, 3, 10])
 def test_deviations_of_the_noise(shape: str, stages: int) -> None:
     noise = changed(Config(), noise_stages=stages, noise_shape=shape).noise
-    schedule = Schedule(noise.noise_start, noise.noise_end, stages, shape)
     for step in range(24):
-        assert plain.noise_deviation(noise, step=step, steps=23) == pytest.approx(schedule.sigma(step, 23))
+        assert plain.noise_deviation(noise, step=step, steps=23) == pytest.approx(deviation(noise, step, 23))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from trainer.config import Config
-    from trainer.placement.generator import Place
+    from trainer.placement.rank import Place
 
 NO_RAY = "Ray is not installed in this interpreter: these tests run beside the stack cpu-full, which has it"
 HAS_RAY = importlib.util.find_spec("ray") is not None
@@ -105,7 +105,7 @@ def places_of(config: Config, folder: Path) -> Iterator[list[Place]]:
     """Where a run of this configuration starts its generators, in a Ray of this process's own; logs go to `folder`."""
     from trainer.placement import cards, workers
     from trainer.placement import cluster as clusters
-    from trainer.placement.generator import Place
+    from trainer.placement.rank import Place
 
     layout = cards.read(config)
     assert layout is not None

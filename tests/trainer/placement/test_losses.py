@@ -19,7 +19,7 @@ from trainer import launch
 from trainer.__main__ import main
 from trainer.config import Config, read
 from trainer.placement import cluster, daemon, supervise, worker_actor, workers
-from trainer.placement.cards import Layout, Node, PlacementError, lost_nodes, place_workers
+from trainer.placement.cards import Layout, Node, PlacementError, lost_node, place_workers
 from trainer.placement.reach import OUT_OF_REACH
 
 if TYPE_CHECKING:
@@ -127,8 +127,9 @@ def test_what_was_started_ends_with_the_block_also_without_its_parent() -> None:
 
 
 def test_only_nodes_that_live_no_more_are_lost() -> None:
-    assert lost_nodes(PLACEMENT, NODES) is None
-    assert re.fullmatch(r"node 10\.0\.0\.2 .* rank 1", lost_nodes(PLACEMENT, NODES[:1]) or "")
+    assert lost_node(PLACEMENT, NODES) is None
+    lost = lost_node(PLACEMENT, NODES[:1])
+    assert lost is not None and re.fullmatch(r"node 10\.0\.0\.2 .* rank 1", lost[1])
 
 
 class RayActorError(Exception):

@@ -18,8 +18,8 @@ import torch
 
 from tests.trainer.trainer_cases import ROOT, of_a_child
 from trainer.placement import worker_actor
-from trainer.placement.cards import Layout, Node, lost_nodes, place_workers
-from trainer.placement.generator import Packed, share
+from trainer.placement.cards import Layout, Node, lost_node, place_workers
+from trainer.placement.rank import Packed, share
 from trainer.placement.reach import answers, how_lost
 from trainer.placement.supervise import Watch
 from trainer.weights import Packer, checksum, unpack
@@ -147,8 +147,9 @@ def test_until_the_first_update_a_run_has_the_time_that_a_start_takes(monkeypatc
 def test_a_lost_node_is_named_with_what_was_on_it() -> None:
     nodes = [Node("a", "10.0.0.1", {"CPU": 4.0}, is_home=True), Node("b", "10.0.0.2", {"CPU": 4.0})]
     placement = place_workers(Layout((0, 1), ((2,), (3,)), nodes=2, cards_per_node=2), nodes, kind=None)
-    assert lost_nodes(placement, nodes) is None
-    assert re.fullmatch(r"node 10\.0\.0\.2 .* generator 0 .* generator 1", lost_nodes(placement, nodes[:1]) or "")
+    assert lost_node(placement, nodes) is None
+    lost = lost_node(placement, nodes[:1])
+    assert lost is not None and re.fullmatch(r"node 10\.0\.0\.2 .* generator 0 .* generator 1", lost[1])
 
 
 def test_a_loss_is_told_in_a_word() -> None:

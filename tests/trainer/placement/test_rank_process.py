@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,11 +26,10 @@ from trainer.engines.generator_client import EngineSpec, TokenizerInfo
 from trainer.generator import Server
 from trainer.interrupt import Interrupt
 from trainer.launch import PLACED
-from trainer.placement import generator as generators
+from trainer.placement import rank as generators
 from trainer.placement import worker_actor, workers
 from trainer.placement.cards import Layout, Node, Placement, WorkerSlot, place_workers
-from trainer.placement.generator import Place, RayGenerator
-from trainer.placement.rank import _LAST, TailOfOutput
+from trainer.placement.rank import _LAST, Place, RayGenerator, TailOfOutput
 from trainer.placement.supervise import _cause, _failure
 from trainer.placement.worker_actor import WorkerActor
 from trainer.placement.workers import interfaces
@@ -59,23 +59,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_whoever_unpacks_the_trainer_second_leaves_nothing_behind(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = os.rename
+    original = os.replace
 
     def late(source: str, target: str) -> None:
-        original(_copy(source), target)  # another process was first
+        shutil.copy(source, target)  # another process was first
         original(source, target)
 
-    monkeypatch.setattr(os, "rename", late)
+    monkeypatch.setattr(os, "replace", late)
     found = Path(worker_actor._unpack(package()))
     assert [*folder.iterdir()] == [found]
     assert (found / "trainer/tasks/words.py").read_text() == "# trainer/tasks/words.py"
-
-
-def _copy(source: str) -> str:
-    made = f"{source}.first"
-    with zipfile.ZipFile(BytesIO(package())) as archive:
-        archive.extractall(made)
-    return made
 
 
 def test_files_that_were_cleaned_away_are_put_back_and_the_others_left_alone(folder: Path) -> None:

@@ -17,8 +17,8 @@ from trainer.config import Config, read
 from trainer.launch import BROKE, INTERRUPTED
 from trainer.metrics.records import Records
 from trainer.placement import daemon, supervise, workers
-from trainer.placement.cards import Layout, Node, PlacementError, lost_nodes, place_workers
-from trainer.placement.head import HeadLost
+from trainer.placement.cards import Layout, Node, PlacementError, place_workers
+from trainer.placement.cluster import HeadLost
 from trainer.placement.rank import Rank
 from trainer.placement.supervise import AttemptResult, Run
 from trainer.placement.worker_actor import WorkerActor
@@ -87,7 +87,7 @@ def test_a_rank_that_lost_another_is_no_fault_of_its_own() -> None:
 @pytest.mark.parametrize("said", [GLOO, "trainer: KeyError: whatever a rank meets then"])
 def test_a_node_that_is_gone_is_named_whatever_the_others_ended_with(said: str) -> None:
     found = explained([(1, said), Late()], NODES[:1])
-    assert (found.code, found.reason, found.is_lost) == (BROKE, lost_nodes(PLACEMENT, NODES[:1]), True)
+    assert (found.code, found.reason, found.is_lost) == (BROKE, LOST.reason, True)
     # Nothing can be asked of Ray any more, or of what another attempt would need.
     with pytest.raises(HeadLost, match="its raylet"):
         explained([(1, said), Late()], NODES[1:])
@@ -102,7 +102,7 @@ def test_a_loss_that_only_a_survivor_tells_is_waited_for_until_the_node_is_known
     group: Any = SimpleNamespace(ranks=ranks, placement=PLACEMENT)
     head: Any = SimpleNamespace(nodes=lambda is_fresh: next(looks))
     found = supervise._explained(group, {((1, GLOO), 0): ranks[0], (Late(), 1): ranks[1]}, head)
-    assert found.reason == lost_nodes(PLACEMENT, NODES[:1])
+    assert found.reason == LOST.reason
     assert len(ray.waited) == 3
 
 

@@ -16,7 +16,8 @@ import torch
 from tests.trainer.shared import forks
 from tests.trainer.trainer_cases import CPU
 from trainer.saving import manifest
-from trainer.saving.checkpoint import MANIFEST, CorruptCheckpoint, difference, flatten, load, save
+from trainer.saving.checkpoint import difference, load, save
+from trainer.saving.manifest import MANIFEST, CorruptCheckpoint, flatten
 
 if TYPE_CHECKING:
     from collections.abc import Callable

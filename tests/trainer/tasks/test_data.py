@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 def test_prompts_come_in_the_order_of_the_file_with_what_judges_need(tmp_path: Path) -> None:
     named = files(tmp_path, [row("1+1?", "2"), row("2+2?", "4")], [row("3+3?", "6")])
     train, heldout = questions(settings("task=file", *named).task, WORDS)
-    assert [(each.text, each.expected) for each in train.prompts] == [("1+1?", "2"), ("2+2?", "4")]
-    assert train.prompts[0].tokens == WORDS.encode("1+1?")
-    assert train.prompts[0].extra["data_source"] == "tests"
-    assert train.prompts[0].extra["extra_info"] == {"split": "train", "index": 0}
-    assert [each.text for each in heldout.prompts] == ["3+3?"]
+    assert [(each.text, each.expected) for each in train] == [("1+1?", "2"), ("2+2?", "4")]
+    assert train[0].tokens == WORDS.encode("1+1?")
+    assert train[0].extra["data_source"] == "tests"
+    assert train[0].extra["extra_info"] == {"split": "train", "index": 0}
+    assert [each.text for each in heldout] == ["3+3?"]
 
 
 def test_several_files_are_read_one_after_the_other(tmp_path: Path) -> None:
     one, two = jsonl(tmp_path / "a.jsonl", [row("a", "1")]), jsonl(tmp_path / "b.jsonl", [row("b", "2")])
     chosen = settings("task=file", f"train_files=['{one}', '{two}']", f"val_files={two}")
-    assert [each.text for each in questions(chosen.task, WORDS)[0].prompts] == ["a", "b"]
+    assert [each.text for each in questions(chosen.task, WORDS)[0]] == ["a", "b"]
 
 
 def test_overlong_prompts_are_left_out_and_counted(tmp_path: Path) -> None:
     named = files(tmp_path, [row("x" * 9), row("x" * 10), row("x" * 11)], [row("y")])
     train, _ = questions(settings("task=file", "max_prompt_tokens=10", *named).task, WORDS)
-    assert ([len(each.tokens) for each in train.prompts], train.num_overlong) == ([9, 10], 1)
+    assert [len(each.tokens) for each in train] == [9, 10]
 
 
 def test_overlong_prompts_are_an_error_where_they_are_not_to_be_left_out(tmp_path: Path) -> None:

@@ -23,9 +23,10 @@ from trainer.build import build_trainer
 from trainer.config import parse
 from trainer.distributed import World
 from trainer.run_state import learner_state, restore, restore_learner, state_of
-from trainer.saving import manifest, resume, sharded
-from trainer.saving.checkpoint import CorruptCheckpoint, difference, flatten, load, save
-from trainer.saving.manifest import Saved, digest_of
+from trainer.saving import checkpoint as checkpoints
+from trainer.saving import manifest, resume
+from trainer.saving.checkpoint import difference, load, save
+from trainer.saving.manifest import CorruptCheckpoint, Saved, digest_of, flatten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -46,8 +47,9 @@ from tests.trainer.trainer_cases import CPU, changed, decoder
 from trainer import sharding
 from trainer.learner import Learner
 from trainer.run_state import learner_state, restore_learner
-from trainer.saving import sharded
-from trainer.saving.checkpoint import difference, flatten, load
+from trainer.saving import checkpoint as checkpoints
+from trainer.saving.checkpoint import difference, load
+from trainer.saving.manifest import flatten
 from trainer.shards import whole
 
 shares = ((0,), (1,), (2,))
@@ -77,7 +79,7 @@ def restored(name, **more):
 SAVES = """
 live = made(1)
 update(live, batch(*shares[world.rank]))
-sharded.save(state(live, 3), here / "checkpoint", world=world)
+checkpoints.save_shards(state(live, 3), here / "checkpoint", world=world)
 torch.save({n: whole(each) if isinstance(each, torch.Tensor) else each for n, each in flatten(state(live, 3)).items()},
            here / f"whole-{world.rank}.pt")
 
@@ -94,10 +96,10 @@ torch.save({n: whole(each) for n, each in learner_state(one)["policy"].items()},
 narrow = restored("narrow", dtype="bfloat16")
 weights = learner_state(narrow)["policy"]
 torch.save({n: whole(each) for n, each in weights.items()}, here / f"from-narrow-{world.rank}.pt")
-sharded.save(state(narrow, 1), here / "wide", world=world)
+checkpoints.save_shards(state(narrow, 1), here / "wide", world=world)
 
 # A rank that cannot write, and one that cannot read.
-real = sharded._digests
+real = checkpoints._digests
 
 
 def fails(path, world):
@@ -106,12 +108,12 @@ def fails(path, world):
     return real(path, world)
 
 
-sharded._digests = fails
+checkpoints._digests = fails
 try:
-    sharded.save(state(live, 4), here / "checkpoint", world=world)
+    checkpoints.save_shards(state(live, 4), here / "checkpoint", world=world)
 except OSError as error:
     found["failed"] = [error.errno, str(error.strerror)]
-sharded._digests = real
+checkpoints._digests = real
 if world.is_first:
     (here / "damaged").mkdir()
     import shutil
@@ -294,12 +296,12 @@ def test_an_index_makes_its_classes_and_calls_nothing_of_torch(module: str, name
     given = ("None", str(tmp_path / "a"), str(tmp_path / "b"))
     text += b"(" + b"".join(b"\x8c" + bytes([len(each)]) + each.encode() for each in given) + b"tR."
     with pytest.raises(pickle.UnpicklingError, match=f"it holds {re.escape(module)}.{re.escape(name)}"):
-        sharded._Index(io.BytesIO(text)).load()
+        checkpoints._Index(io.BytesIO(text)).load()
     assert (tmp_path / "a").exists()
 
 
 def test_what_a_save_of_either_kind_left_unfinished_goes_with_the_next_one(tmp_path: Path) -> None:
-    for act in (save, lambda state, folder: sharded.save(state, folder, world=World.single())):
+    for act in (save, lambda state, folder: checkpoints.save_shards(state, folder, world=World.single())):
         (tmp_path / "shards-0a1b2c3d.unfinished").mkdir()
         (tmp_path / "state.unfinished").touch()
         saved = act({"step": 1}, tmp_path)
@@ -343,7 +345,7 @@ def test_a_save_that_dies_at_any_moment_leaves_a_whole_state(
         for name in names:
             monkeypatch.setattr(module, name, dying(getattr(module, name)))
     try:
-        sharded.save({"step": 4, "settings": {}, "x": torch.ones(2)}, checkpoint, world=World.single())
+        checkpoints.save_shards({"step": 4, "settings": {}, "x": torch.ones(2)}, checkpoint, world=World.single())
     except KeyboardInterrupt:
         is_over = False
     else:
@@ -352,14 +354,14 @@ def test_a_save_that_dies_at_any_moment_leaves_a_whole_state(
     state = load(checkpoint, CPU)
     assert state["step"] == (4 if done[:number].count("replace") == 2 else 3)  # the folder's name, then the manifest's
     assert is_over == (number >= len(done))
-    sharded.save({"step": 5, "settings": {}}, checkpoint, world=World.single())
+    checkpoints.save_shards({"step": 5, "settings": {}}, checkpoint, world=World.single())
     assert len(list(checkpoint.iterdir())) == 2
 
 
 def test_the_same_state_twice_stands_under_another_name(tmp_path: Path) -> None:
     alone = World.single()
-    first = sharded.save({"step": 1}, tmp_path, world=alone)
-    second = sharded.save({"step": 1}, tmp_path, world=alone)
+    first = checkpoints.save_shards({"step": 1}, tmp_path, world=alone)
+    second = checkpoints.save_shards({"step": 1}, tmp_path, world=alone)
     assert manifest.read(tmp_path) == second
     assert [path.name for path in tmp_path.glob("state-*")] == [second.file]
     assert isinstance(first, Saved)

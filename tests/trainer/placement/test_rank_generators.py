@@ -27,7 +27,7 @@ from trainer.engines.generator_client import EngineSpec, GeneratorLost
 from trainer.engines.reference import asked
 from trainer.loop import train_step
 from trainer.placement import workers
-from trainer.placement.generator import Place, RayGenerator
+from trainer.placement.rank import Place, RayGenerator
 from trainer.run_state import state_of
 from trainer.saving.checkpoint import difference
 from trainer.tasks import choose

@@ -19,13 +19,13 @@ from trainer.config import read as read_settings
 from trainer.engines.generator_client import GeneratorLost
 from trainer.loop import finish_prefetch, make_rollouts, next_rollouts, train_step, update_policy
 from trainer.metrics.progress import Progress
-from trainer.prefetch import Prefetch, StaleWeights
+from trainer.metrics.records import stage_of_error
 from trainer.rollouts import RolloutBatch
 from trainer.run_state import learner_state, prefetched_of_state, prefetched_state, restore, state_of
-from trainer.saving.checkpoint import difference, flatten
-from trainer.saving.sharded import _nested
-from trainer.stages import failure
+from trainer.saving.checkpoint import _nested, difference
+from trainer.saving.manifest import flatten
 from trainer.tasks.base import Characters, prompt
+from trainer.trainer import Prefetch, StaleWeights
 from trainer.types import Group, Rollout, Stop
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.engines.generator_client import Generated
-    from trainer.saving.checkpoint import State
+    from trainer.saving.manifest import State
     from trainer.trainer import Trainer
     from trainer.types import Batch
 
@@ -208,7 +208,7 @@ def test_weights_that_stay_behind_end_the_run_with_a_reason() -> None:
         assert step == last + 1
         told = rf"step {step} .* step 1, {step - 2} steps .* max_staleness={limit}"
         assert re.search(told, str(caught.value))
-    stage = failure.of_error(caught.value)
+    stage = stage_of_error(caught.value)
     assert stage is not None and (stage["name"], stage["cause"]) == ("generation", "stale-weights")
 
 
@@ -224,7 +224,7 @@ def test_what_generation_ends_with_ends_the_step_that_waits_for_it() -> None:
     assert next_rollouts(made) is ready
     with pytest.raises(GeneratorLost, match="killed by SIGKILL") as caught:
         finish_prefetch(made)
-    stage = failure.of_error(caught.value)
+    stage = stage_of_error(caught.value)
     assert stage is not None and (stage["name"], stage["cause"]) == ("generation", "generator-lost")
     ahead = Prefetch()
     ahead.start(lambda _: [][1])

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from trainer.algorithms.conventions import CONVENTIONS
-from trainer.algorithms.correction import entropy_mask, off_policy_mask, rejection_mask
+from trainer.algorithms.correction import correction, entropy_mask, off_policy_mask, rejection_mask
 from trainer.algorithms.rejection import Rejection
 from trainer.sections import BadSetting
 
 MASK_BT = torch.tensor([[True, True, False], [True, True, True]])
+
 # Learner over sampler: 1, 3 and nothing; 1/3, 1, 1.
 RATIOS_BT = torch.tensor([[1.0, 3.0, math.nan], [1 / 3, 1.0, 1.0]])
 
@@ -73,3 +74,15 @@ def test_the_most_uncertain_tokens_learn() -> None:
     assert entropy_mask(entropy_BT, MASK_BT, share=0.4).tolist() == [[False, False, False], [False, True, True]]
     assert entropy_mask(entropy_BT, MASK_BT, share=1.0).tolist() == MASK_BT.tolist()
     assert not entropy_mask(entropy_BT, MASK_BT & False, share=0.4).any()
+
+
+# Weights of tokens whose ratio lies exactly on a bound.
+
+
+@pytest.mark.parametrize(("cap", "floor"), [(1.0, 0.0), (2.0, 1.0)])
+def test_a_ratio_on_a_bound_is_not_beyond_it(cap: float, floor: float) -> None:
+    same_BT, mask_BT = torch.tensor([[-0.5, -0.25]]), torch.tensor([[True, True]])
+    found = correction(
+        same_BT, same_BT, mask_BT, CONVENTIONS["verl"], level="token", cap=cap, floor=floor, bound="mask"
+    )
+    assert found.weights_BT.tolist() == [[1.0, 1.0]]
