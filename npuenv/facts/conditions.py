@@ -29,9 +29,10 @@ from typing import TYPE_CHECKING, Any
 from npuenv.core import versions
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.core.json_input import JsonError, loads
-from npuenv.facts.cann import parts, toolkit
+from npuenv.facts import cann
+from npuenv.facts.cann import toolkit
+from npuenv.facts.collector import why_failed
 from npuenv.facts.manifest import VERIFIED
-from npuenv.facts.read import why_failed
 from npuenv.host.base import PathState
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def _toolkit(host: Host, root: str, version: str) -> Fact[str]:
 
 
 def _ops(host: Host, root: str, version: str, arch: str) -> Fact[str]:
-    found = parts.ops(host, root, arch)
+    found = cann.ops(host, root, arch)
     return _release(found, found.value.version if found.value else "", version)
 
 

@@ -14,7 +14,7 @@ from tests.support.scripted_host import ScriptedHost
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from npuenv.facts.hccn.conf import HccnConf
+    from npuenv.facts.hccn.tool import HccnConf
 
 TOOL = "hccn_tool"
 NO_CONF: Fact[HccnConf] = Fact(State.ABSENT, None, (Evidence("/etc/hccn.conf", "absent"),))

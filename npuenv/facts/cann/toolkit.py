@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from npuenv.core import versions
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
-from npuenv.facts.collector import FactGroup, fact
-from npuenv.facts.read import file_text, line_with, pairs
+from npuenv.facts.collector import FactGroup, fact, file_text, line_with, pairs
 from npuenv.host.base import PathState
 
 if TYPE_CHECKING:

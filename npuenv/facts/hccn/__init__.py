@@ -11,22 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.core.fact import Fact, known
 from npuenv.facts.collector import USE_LEVEL, fact
-from npuenv.facts.hccn.conf import ConfFacts
+from npuenv.facts.hccn.tool import ConfFacts
 
 if TYPE_CHECKING:
     from npuenv.facts.collector import Collector
-    from npuenv.facts.hccn.answers import RefusedAnswer
-    from npuenv.facts.hccn.parsers import (
-        Address,
-        DevInfo,
-        Gateway,
-        LinkChanges,
-        Optical,
-        Ping,
-        Speed,
-        Tls,
-        Vnic,
-    )
+    from npuenv.facts.hccn.parsers import Address, DevInfo, Gateway, LinkChanges, Optical, Ping, Speed, Tls, Vnic
+    from npuenv.facts.hccn.tool import RefusedAnswer
 
 
 def _answers(host: Collector) -> Fact[dict[str, Fact[Any]]]:

@@ -1,7 +1,7 @@
 """What hccn_tool prints for one card: one pure parser per item, for 910A, A2 and A3, and for 950.
 
 A parser gives None for a text that it cannot read as a whole answer of one card; it never guesses. Two answers of which
-one contradicts the other are such a text too. Failures are read by `npuenv.facts.hccn.answers`. Lines as the tools
+one contradicts the other are such a text too. Failures are read by `npuenv.facts.hccn.tool`. Lines as the tools
 print them (driver 23.0 to 25.2):
 
     link status: UP
@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from npuenv.facts.hccn.answers import is_address, is_mask, lines_of, matches, only
+from npuenv.facts.hccn.tool import is_address, lines_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
+T = TypeVar("T")
 _HEALTHS = (
     *("success", "socket fail", "receive timeout", "unreachable", "time exceeded", "fault", "init", "thread error"),
     *("detect ip set", "unknown"),
@@ -29,6 +30,28 @@ _HEALTHS = (
 # A reading's name without its lane -> the name that its limits have.
 _LIMITS = {"Tx Power": "TxPower", "Rx Power": "RxPower", "Vcc": "Vcc", "temperature": "Temp"}
 _LINK_TIME = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \w{3} +\d+ \d+:\d+:\d+ \d{4}"
+
+
+def matches(lines: Iterable[str], pattern: str) -> list[re.Match[str]]:
+    """The lines that are wholly of the pattern, letters of either case."""
+    compiled = re.compile(pattern, re.IGNORECASE)
+    return [match for match in map(compiled.fullmatch, lines) if match]
+
+
+def only(values: Iterable[T]) -> T | None:
+    """The one value that all of them are; None for none, and for several that differ."""
+    distinct = set(values)
+    return distinct.pop() if len(distinct) == 1 else None
+
+
+def is_mask(text: str) -> bool:
+    """Whether it is a netmask, such as 255.255.240.0."""
+    import ipaddress
+
+    try:
+        return ipaddress.ip_network(f"0.0.0.0/{text}").prefixlen >= 0 and "." in text
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,25 +14,25 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
-from npuenv.facts.hccn.answers import HccnRefusal, RefusedAnswer, answer, grammar, refused
 from npuenv.facts.hccn.parsers import ITEMS
+from npuenv.facts.hccn.tool import NOT_ASKED, HccnRefusal, RefusedAnswer, lines_of, refused
 from npuenv.facts.npu.smi import Layout
 from npuenv.host.base import NotRecorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from npuenv.facts.hccn.conf import HccnConf
     from npuenv.facts.hccn.parsers import Address, DevInfo, Port
+    from npuenv.facts.hccn.tool import HccnConf
     from npuenv.facts.npu.driver import Nodes
     from npuenv.host.base import Host, Ran
 
 T = TypeVar("T")
 BUDGET_S = 60.0  # for all questions together; level 2 has two minutes for everything
-NOT_ASKED = "not asked after"  # one that did not end; followed by why
 _FOR_GOOD = (HccnRefusal.BUSY, HccnRefusal.NOT_INSTALLED)
 _FOR_ALL_CARDS = (HccnRefusal.PERMISSION, HccnRefusal.UNSUPPORTED, HccnRefusal.GRAMMAR)
 _LOST_AT_MOST = 3
+_ABSENT = (HccnRefusal.NOT_SET, HccnRefusal.UNSUPPORTED)
 
 
 @dataclass(slots=True)
@@ -269,3 +269,39 @@ def network(address: Address) -> str:
         return str(ipaddress.ip_network(f"{address.ip}/{address.netmask}", strict=False))
     except ValueError:  # a netmask of IPv6 as the tool prints it; such an address stands alone
         return address.ip
+
+
+def answer(ran: Ran, item: str, parse: Callable[[str], T | None]) -> Fact[T]:
+    """The fact that a command's output holds. A value counts even where the exit status complains.
+
+    Absent: the tool says that nothing is set, or that this product has no such thing.
+    """
+    command = " ".join(ran.argv)
+    value = parse(ran.out)
+    if value is not None and not ran.timed_out:
+        return known(value, *(Evidence(command, line) for line in lines_of(ran.out)[:1]))
+    failure = refused(ran, item)
+    if failure is None:
+        return unknown(Evidence(command, (lines_of(ran.out) or [""])[0]))
+    evidence = Evidence(command, failure.line)
+    return absent(evidence) if failure.kind in _ABSENT else unknown(evidence)
+
+
+def grammar(ran: Ran) -> str | None:
+    """`a2` (also A3 and 910A) or `950`, from the answer to a question in the words of A2; None where it does not tell.
+
+    The tool of 950 answers those with "Please specify a valid mode." and 2.
+    """
+    failure = refused(ran)
+    if failure is None:
+        return "a2"
+    if failure.kind is HccnRefusal.GRAMMAR:
+        return "950" if "valid mode" in failure.line.lower() else None
+    telling = (
+        HccnRefusal.BUSY,
+        HccnRefusal.NO_ANSWER,
+        HccnRefusal.NOT_INSTALLED,
+        HccnRefusal.FAILED,
+        HccnRefusal.PERMISSION,
+    )
+    return None if failure.kind in telling else "a2"

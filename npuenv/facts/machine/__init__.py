@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from npuenv.facts.machine.hardware import HardwareFacts
-from npuenv.facts.machine.session import SessionFacts
-from npuenv.facts.machine.storage import StorageFacts
-from npuenv.facts.machine.system import SystemFacts
+from npuenv.facts.machine.hardware import HardwareFacts, StorageFacts
+from npuenv.facts.machine.system import SessionFacts, SystemFacts
 
 
 class MachineFacts(SessionFacts, HardwareFacts, StorageFacts, SystemFacts):

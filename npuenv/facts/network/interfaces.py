@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
-from npuenv.facts.collector import USE_LEVEL, FactGroup, fact
-from npuenv.facts.read import file_text
+from npuenv.facts.collector import USE_LEVEL, FactGroup, fact, file_text
 from npuenv.host.base import PathState
 
 if TYPE_CHECKING:

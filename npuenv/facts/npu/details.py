@@ -9,10 +9,11 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
+from npuenv.facts.collector import plain_lines
 from npuenv.facts.npu import queries
 from npuenv.facts.npu.driver import SMI_PLACES
-from npuenv.facts.npu.queries import QueryRefusal, plain_lines
-from npuenv.facts.npu.smi import Layout, SmiFailure, find_trouble
+from npuenv.facts.npu.failures import QueryRefusal, SmiFailure, find_trouble, refusal
+from npuenv.facts.npu.smi import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -189,7 +190,7 @@ def _refused(ran: Ran) -> QueryRefusal | None:
     trouble = find_trouble(plain_lines(text))
     if trouble.kind is not SmiFailure.UNREADABLE:
         return QueryRefusal("failed", trouble.line, trouble.ret)
-    return queries.refusal(text)
+    return refusal(text)
 
 
 def _placed(value: T, card: Card) -> T:

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
-from npuenv.facts.collector import FactGroup, fact, not_asked
-from npuenv.facts.npu.queries import plain_lines
-from npuenv.facts.read import file_text, line_with, pairs, why_failed
+from npuenv.facts.collector import FactGroup, fact, file_text, line_with, not_asked, pairs, plain_lines, why_failed
+from npuenv.facts.npu.failures import SmiFailure, SmiTrouble
 from npuenv.host.base import PathState
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from npuenv.facts.collector import Collector
-    from npuenv.facts.npu.smi import SmiTable, SmiTrouble
+    from npuenv.facts.npu.smi import SmiTable
     from npuenv.host.base import Host
 
 ROOT = "/usr/local/Ascend"
@@ -99,7 +98,7 @@ def smi(host: Host, *, timeout_s: float = SMI_TIMEOUT_S) -> Fact[SmiTable | SmiT
     else:
         return absent(Evidence(command, f"not found: {', '.join(SMI_PLACES)}"))
     # Loaded where there is an npu-smi: a machine without cards needs no parser.
-    from npuenv.facts.npu.smi import SmiFailure, SmiTable, SmiTrouble, parse_info
+    from npuenv.facts.npu.smi import SmiTable, parse_info
 
     if ran.timed_out:
         line = f"no end after {timeout_s:.0f} s"
@@ -113,17 +112,13 @@ def table_of(smi: Fact[SmiTable | SmiTrouble]) -> Fact[SmiTable]:
     """The table; unknown where there is a trouble instead."""
     if smi.value is None:
         return Fact(smi.state, None, smi.evidence)
-    from npuenv.facts.npu.smi import SmiTable
-
-    return known(smi.value, *smi.evidence) if isinstance(smi.value, SmiTable) else unknown(*smi.evidence)
+    return known(smi.value, *smi.evidence) if not isinstance(smi.value, SmiTrouble) else unknown(*smi.evidence)
 
 
 def trouble_of(smi: Fact[SmiTable | SmiTrouble]) -> Fact[SmiTrouble]:
     """The trouble; absent where there is a table."""
     if smi.value is None:
         return Fact(smi.state, None, smi.evidence)
-    from npuenv.facts.npu.smi import SmiTrouble
-
     return known(smi.value, *smi.evidence) if isinstance(smi.value, SmiTrouble) else absent(*smi.evidence)
 
 

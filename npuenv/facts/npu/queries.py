@@ -13,23 +13,18 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from npuenv.facts.collector import plain_lines
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
 N = TypeVar("N", int, float)
 
-_LONGEST = 1000  # characters of a line; patterns may take quadratic time in it
 HEALTHS = ("OK", "Warning", "Alarm", "Critical", "UNKNOWN")  # all that the tool says of a chip
 VERSION = re.compile(r"[0-9]+(?:\.[0-9A-Za-z]+)+")  # 25.0.rc1.b010, 7.1.0.11.220
 BUS_ID = re.compile(r"[0-9A-Fa-f]{4,}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]")
 _CHIP_NAME = re.compile(r"(?:Ascend ?)?[0-9]{3}(?:[A-Za-z0-9_-]*[A-Za-z0-9])?")  # 910, 310P3, Ascend950PR
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-
-
-def plain_lines(text: str) -> list[str]:
-    """The lines without colour codes and blanks at their ends, cut where they are longer than any the tools print."""
-    return [line[:_LONGEST].rstrip("\r\n\t ") for line in _ANSI.sub("", text).splitlines()]
 
 
 def whole_lines(text: str) -> list[str]:
@@ -183,15 +178,6 @@ class FaultEvent:
     code: str  # "81AF8000"
     severity: int
     about: str  # the rest of the line
-
-
-@dataclass(frozen=True, slots=True)
-class QueryRefusal:
-    """Why a query has no answer."""
-
-    kind: str  # unsupported | invalid-card | failed | timeout | absent | not-asked
-    line: str
-    ret: int | None = None
 
 
 def parse_health(text: str) -> tuple[Health, ...]:
@@ -365,22 +351,3 @@ def parse_events(text: str) -> tuple[int | None, tuple[FaultEvent, ...]]:
         if event:
             events.append(FaultEvent(None, event[1][2:].upper(), int(event[2]), event[3] or ""))
     return count, tuple(events)
-
-
-_REFUSALS = (
-    ("unsupported", re.compile(r"This device does not support querying [\w-]+")),
-    ("invalid-card", re.compile(r"Invalid card id\.|Error parameter of -i")),
-    ("failed", re.compile(r"(?:Failed to execute npu-smi |failed).{0,200}?\bret is (?P<ret>-\d{4,5})\b")),
-    ("unsupported", re.compile(r"Command or option is not found|Error parameter of -t")),
-)
-
-
-def refusal(text: str) -> QueryRefusal | None:
-    """Why a query was refused; None where none of the known words is there."""
-    for line in plain_lines(text):
-        for kind, pattern in _REFUSALS:
-            found = pattern.search(line)
-            if found:
-                numbers = [value for value in found.groupdict().values() if value]
-                return QueryRefusal(kind, line.strip(), int(numbers[0]) if numbers else None)
-    return None

@@ -15,7 +15,9 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from npuenv.facts.npu.queries import BUS_ID, HEALTHS, VERSION, chip_name, integer, number, percent, plain_lines
+from npuenv.facts.collector import plain_lines
+from npuenv.facts.npu.failures import SmiTrouble, find_trouble
+from npuenv.facts.npu.queries import BUS_ID, HEALTHS, VERSION, chip_name, integer, number, percent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,44 +96,6 @@ class SmiTable:
         return tuple(sorted({card.npu for card in self.cards} - set(self.listed)))
 
 
-class SmiFailure(enum.Enum):
-    """Ways in which npu-smi fails. One text can have several causes; those are for the checks to weigh."""
-
-    LIBRARY = "library"  # the loader misses a driver library
-    INIT = "init"  # `dcmi module initialize failed`
-    IN_USE = "in-use"  # `because the device is used`: another container holds the cards
-    NOT_FOUND = "not-found"  # the shell's words for a missing program
-    UNEXECUTABLE = "unexecutable"  # no right to run it, or a program for another processor
-    TIMEOUT = "timeout"
-    UNREADABLE = "unreadable"
-
-
-@dataclass(frozen=True, slots=True)
-class SmiTrouble:
-    """A failure with the line that shows it."""
-
-    kind: SmiFailure
-    line: str
-    ret: int | None = None  # the tool's negative code, where it prints one
-    library: str | None = None
-
-    @property
-    def is_in_use(self) -> bool:
-        """True where somebody else holds the device."""
-        return self.kind is SmiFailure.IN_USE
-
-
-_RET = r"ret is (?P<ret>-[0-9]{4,5})\b"
-_TROUBLES = (
-    (SmiFailure.LIBRARY, re.compile(r"error while loading shared libraries: (?P<library>lib[\w.+-]*\.so[\w.]*):")),
-    (SmiFailure.IN_USE, re.compile(rf"because the device is used\. {_RET}")),
-    (SmiFailure.IN_USE, re.compile(r"dcmi mod\w+ initializ\w+ failed.{0,200}?ret is (?P<ret>-8020)\b")),
-    (SmiFailure.INIT, re.compile(rf"dcmi mod\w+ initializ\w+ failed.{{0,200}}?{_RET}")),
-    (SmiFailure.UNEXECUTABLE, re.compile(r"npu-smi: (?:cannot execute|Permission denied|Exec format error)")),
-    (SmiFailure.NOT_FOUND, re.compile(r"npu-smi: (?:command )?not found|npu-smi: No such file")),
-)
-
-
 def parse_info(text: str) -> SmiTable | SmiTrouble:
     """The table, or what went wrong. Never raises; a text that is neither is Trouble.UNREADABLE."""
     lines = plain_lines(text)
@@ -142,19 +106,6 @@ def parse_info(text: str) -> SmiTable | SmiTrouble:
         if "There is no NPU card on this server" in line:
             return SmiTable(None, None, None, line.strip(), (), (), True, False)
     return find_trouble(lines)
-
-
-def find_trouble(lines: list[str]) -> SmiTrouble:
-    """The first failure text among the lines."""
-    for line in lines:
-        for kind, pattern in _TROUBLES:
-            match = pattern.search(line)
-            if match:
-                found = match.groupdict()
-                ret = int(found["ret"]) if found.get("ret") else None
-                return SmiTrouble(kind, line.strip(), ret, found.get("library"))
-    first = next((line.strip() for line in lines if line.strip()), "")
-    return SmiTrouble(SmiFailure.UNREADABLE, first)
 
 
 def _tables(lines: list[str]) -> Iterator[SmiTable]:

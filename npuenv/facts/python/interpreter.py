@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
 from npuenv.core.json_input import JsonError, loads
-from npuenv.facts.read import from_json, pairs, why_failed
+from npuenv.facts.collector import from_json, pairs, why_failed
 from npuenv.facts.target import text as program
 from npuenv.host.base import PathState
 from npuenv.host.recorded import RecordedHost, RecordingHost

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
 from npuenv.core.json_input import loads
-from npuenv.facts.collector import NOT_ASKED
-from npuenv.facts.read import from_json, why_failed
+from npuenv.facts.collector import NOT_ASKED, from_json, why_failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

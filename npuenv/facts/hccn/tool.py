@@ -1,6 +1,11 @@
-"""/etc/hccn.conf, the rank table, and where hccn_tool is.
+"""hccn_tool: where it is, how it refuses, and what it is told: /etc/hccn.conf and the rank table.
 
 The program is a large file, so its folder is listed and links are followed: the file itself is never read.
+
+Its exit status does not decide: one number has several meanings (4: wrong device, wrong count, device missing; 13: no
+address, or not for this product), some failures exit 0, and some failure texts go to stdout. So the text is read
+first. Exit 0 with nothing on stdout is a failure.
+
 A rank table:
 
 {"status": "completed", "version": "1.0", "server_count": "1", "server_list": [{"server_id": "node_0",
@@ -9,19 +14,118 @@ A rank table:
 
 from __future__ import annotations
 
+import enum
+import functools
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.core.json_input import JsonError, loads
-from npuenv.facts.collector import FactGroup, fact
-from npuenv.facts.read import file_text
+from npuenv.facts.collector import FactGroup, fact, file_text
 from npuenv.host.base import PathState
 
 if TYPE_CHECKING:
-    from npuenv.host.base import Host
+    from npuenv.host.base import Host, Ran
 
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines that are not empty, in order."""
+    plain = _ESCAPES.sub("", text) if "\x1b" in text else text
+    return [line for line in map(str.strip, plain.splitlines()) if line]
+
+
+def is_address(text: str) -> bool:
+    """Whether it is an IPv4 or IPv6 address."""
+    import ipaddress  # some milliseconds that only machines with something to read pay
+
+    try:
+        ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+class HccnRefusal(enum.Enum):
+    """Ways in which the tool does not answer."""
+
+    BUSY = "busy"  # another one runs: it refuses to run twice at a time
+    PERMISSION = "permission"
+    GRAMMAR = "grammar"  # the words of the other family of tools
+    DEVICE = "device"  # no such card
+    UNSUPPORTED = "unsupported"  # not on this product
+    NOT_SET = "not-set"  # nothing was configured: no address, no certificate, no gateway
+    NO_ANSWER = "no-answer"  # the card does not answer, or the tool ran out of time
+    NOT_INSTALLED = "not-installed"  # the shell's words, or the loader's
+    FAILED = "failed"  # without a reason
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedAnswer:
+    """A refusal with the line that says it."""
+
+    kind: HccnRefusal
+    line: str
+
+
+_TEXTS = (
+    ("is busy, please try again", HccnRefusal.BUSY),
+    ("traceroute is running", HccnRefusal.BUSY),
+    ("permission denied", HccnRefusal.PERMISSION),
+    ("get invalid major cmd type", HccnRefusal.GRAMMAR),
+    ("please specify a valid mode", HccnRefusal.GRAMMAR),
+    ("get invalid device id", HccnRefusal.DEVICE),
+    ("not supported on this product", HccnRefusal.UNSUPPORTED),
+    (" was preset there", HccnRefusal.NOT_SET),
+    ("no certificate found", HccnRefusal.NOT_SET),
+    ("get device health status failed", HccnRefusal.NO_ANSWER),
+    ("error while loading shared libraries", HccnRefusal.NOT_INSTALLED),
+    ("command not found", HccnRefusal.NOT_INSTALLED),
+    ("command execute failed", HccnRefusal.FAILED),
+    ("cmd execute failed", HccnRefusal.FAILED),
+)
+# What a text-less status means for one item alone: its own argv is right, so the other meanings fall away.
+_STATUSES = {
+    ("gateway", 2): HccnRefusal.NOT_SET,
+    ("ip", 13): HccnRefusal.NOT_SET,
+    ("tls", 14): HccnRefusal.NOT_SET,
+    ("optical", 20): HccnRefusal.NOT_SET,
+}
+
+
+@functools.lru_cache(maxsize=512)  # eight cards say the same
+def refusal(text: str) -> RefusedAnswer | None:
+    """The failure that a text states, by its words alone; None for a text that states none."""
+    for line in lines_of(text):
+        lower = line.lower()
+        for words, kind in _TEXTS:
+            if words in lower:
+                return RefusedAnswer(kind, line)
+    return None
+
+
+def refused(ran: Ran, item: str = "") -> RefusedAnswer | None:
+    """How a command of the tool failed, None when it did not. `item` is what was asked for: ip, tls, ..."""
+    if ran.timed_out:
+        return RefusedAnswer(HccnRefusal.NO_ANSWER, "timed out")
+    if ran.is_absent:
+        return RefusedAnswer(HccnRefusal.NOT_INSTALLED, ran.err.strip() or "no such program")
+    said = refusal(ran.err) or refusal(ran.out)
+    if said is not None:
+        return said
+    lines = lines_of(ran.err) or lines_of(ran.out)
+    line = lines[0] if lines else f"exit {ran.code}"
+    if (item, ran.code) in _STATUSES:
+        return RefusedAnswer(_STATUSES[item, ran.code or 0], line)
+    if ran.code == 127:
+        return RefusedAnswer(HccnRefusal.NOT_INSTALLED, line)
+    return None if lines_of(ran.out) else RefusedAnswer(HccnRefusal.FAILED, line)
+
+
+NOT_ASKED = "not asked after"  # a question of hccn_tool that did not end; followed by why
 HCCN_CONF = "/etc/hccn.conf"
 _ENTRY = re.compile(r"([a-z_]+?)_([0-9]+)\s*=\s*(.*)")
 
