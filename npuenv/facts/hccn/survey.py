@@ -22,7 +22,7 @@ from npuenv.host.base import NotRecorded
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from npuenv.facts.hccn.parsers import Address, DevInfo, Port
+    from npuenv.facts.hccn.parsers import Address, DevInfo
     from npuenv.facts.hccn.tool import HccnConf
     from npuenv.facts.npu.driver import Nodes
     from npuenv.host.base import Host, Ran
@@ -49,21 +49,17 @@ class HccnSurvey:
     _has_answered: bool = False
     _started_s: float = field(default_factory=time.monotonic)
 
-    def item(
-        self, cards: Sequence[int], name: str, parse: Callable[[str], T | None], *words: str
-    ) -> Fact[dict[int, Fact[T]]]:
+    def item(self, cards: Sequence[int], name: str, *words: str) -> Fact[Any]:
         """The answers by card. `words` are the tool's arguments, in which `{card}` stands for the card."""
-        return self.each({card: tuple(word.format(card=card) for word in words) for card in cards}, name, parse)
+        return self.each({card: tuple(word.format(card=card) for word in words) for card in cards}, name)
 
-    def each(
-        self, questions: Mapping[int, tuple[str, ...]], name: str, parse: Callable[[str], T | None]
-    ) -> Fact[dict[int, Fact[T]]]:
+    def each(self, questions: Mapping[int, tuple[str, ...]], name: str) -> Fact[Any]:
         """The answers to one question per card; unknown where no card gave one, absent where none has such a thing."""
-        answers: dict[int, Fact[T]] = {}
-        same: Fact[T] | None = None
+        answers: dict[int, Fact[Any]] = {}
+        same: Fact[Any] | None = None
         for card, words in questions.items():
             if same is None:
-                answers[card], holds_for_all = self._ask(words, name, parse)
+                answers[card], holds_for_all = self._ask(words, name)
                 same = Fact(answers[card].state, None, answers[card].evidence) if holds_for_all else None
             else:
                 answers[card] = same
@@ -86,7 +82,7 @@ class HccnSurvey:
                 self._why_stopped = failure.line
         return ran
 
-    def _ask(self, words: tuple[str, ...], name: str, parse: Callable[[str], T | None]) -> tuple[Fact[T], bool]:
+    def _ask(self, words: tuple[str, ...], name: str) -> tuple[Fact[Any], bool]:
         command = " ".join((self.path, *words))
         try:
             ran = self.run(words)
@@ -95,7 +91,7 @@ class HccnSurvey:
         if ran is None:
             return unknown(Evidence(command, f"{NOT_ASKED}: {self._why_stopped}")), True
         failure = refused(ran, name)
-        return answer(ran, name, parse), failure is not None and failure.kind in _FOR_ALL_CARDS
+        return answer(ran, name, ITEMS[name]), failure is not None and failure.kind in _FOR_ALL_CARDS
 
     def _is_over(self) -> str:
         spent = time.monotonic() - self._started_s
@@ -115,6 +111,13 @@ _TIMEOUT_S = 10.0
 _ASKED_FOR_GRAMMAR = 2  # cards at most: each silent one may cost the whole timeout
 _FOR_INFORMATION = ("-mtu", "-link_stat", "-stat", "-lldp")  # asked last: a refusal there says nothing of the tool
 _ABOUT_THE_TOOL = (HccnRefusal.BUSY, HccnRefusal.PERMISSION, HccnRefusal.NOT_INSTALLED, HccnRefusal.NO_ANSWER)
+
+
+# Fact -> what is asked for, in this order.
+_ASKED_LAST = {
+    "speeds": "speed", "gateways": "gateway", "netdetects": "netdetect", "mtus": "mtu", "optical": "optical",
+    "link_changes": "link_stat", "counters": "stat", "neighbours": "lldp",
+}  # fmt: skip
 
 
 def card_ids(nodes: Fact[Nodes]) -> Fact[list[int]]:
@@ -144,37 +147,22 @@ def survey_cards(
 
 def _survey_a2(survey: HccnSurvey, conf: Fact[HccnConf], cards: list[int], *, is_a3: bool) -> dict[str, Fact[Any]]:
     def item(name: str) -> Fact[Any]:
-        return survey.item(cards, name, ITEMS[name], "-i", "{card}", f"-{name}", "-g")
+        return survey.item(cards, name, "-i", "{card}", f"-{name}", "-g")
 
-    asked = {
-        "links": item("link"),
-        "addresses": item("ip"),
-        "net_health": item("net_health"),
-    }
+    asked = {"links": item("link"), "addresses": item("ip"), "net_health": item("net_health")}
     asked["tls"] = _tls(survey, conf, cards, "-i", "{card}", "-tls", "-g")
     if is_a3:
         asked["vnics"] = item("vnic")
     asked["pings"] = _pings(survey, peers(asked["links"], asked["addresses"], is_a3=is_a3))
-    for name, word in (
-        ("speeds", "speed"),
-        ("gateways", "gateway"),
-        ("netdetects", "netdetect"),
-        ("mtus", "mtu"),
-        ("optical", "optical"),
-        ("link_changes", "link_stat"),
-        ("counters", "stat"),
-        ("neighbours", "lldp"),
-    ):
-        asked[name] = item(word)
-    return asked
+    return asked | {name: item(word) for name, word in _ASKED_LAST.items()}
 
 
 def _survey_950(survey: HccnSurvey, conf: Fact[HccnConf], cards: list[int]) -> dict[str, Fact[Any]]:
-    ports = survey.item(cards, "dev_info", ITEMS["dev_info"], "-g", "-dev_info", "-i", "{card}")
+    ports = survey.item(cards, "dev_info", "-g", "-dev_info", "-i", "{card}")
     return {
         "ports": ports,
         "ports_off": _ports_off(survey, ports),
-        "vnics": survey.item(cards, "vnic", ITEMS["vnic"], "-g", "-vnic", "-i", "{card}"),
+        "vnics": survey.item(cards, "vnic", "-g", "-vnic", "-i", "{card}"),
         "tls": _tls(survey, conf, cards, "-g", "-tls", "-i", "{card}"),
     }
 
@@ -207,15 +195,14 @@ def _ports_off(survey: HccnSurvey, ports: Fact[dict[int, Fact[DevInfo]]]) -> Fac
     lines: list[Evidence] = []
     for card, fact in ports.value.items():
         down = [port for port in fact.value.ports if not port.is_up] if fact.value else []
-        found = survey.each({port.number: _port_words(card, port) for port in down}, "port_info", ITEMS["port_info"])
+        words = {
+            port.number: ("-g", "-port_info", *f"-i {card} -u {port.die} -p {port.number}".split()) for port in down
+        }
+        found = survey.each(words, "port_info")
         lines += found.evidence
         states = {number: item.value for number, item in (found.value or {}).items() if item.value}
         off[card] = tuple(number for number, values in states.items() if values.get("port_enable") == "off")
     return known(off, *lines)
-
-
-def _port_words(card: int, port: Port) -> tuple[str, ...]:
-    return ("-g", "-port_info", "-i", str(card), "-u", str(port.die), "-p", str(port.number))
 
 
 def _tls(survey: HccnSurvey, conf: Fact[HccnConf], cards: list[int], *words: str) -> Fact[Any]:
@@ -225,14 +212,14 @@ def _tls(survey: HccnSurvey, conf: Fact[HccnConf], cards: list[int], *words: str
     named = [card for card in cards if "tls_enable" in conf.value.by_device.get(card, {})]
     if not named:
         return absent(Evidence("/etc/hccn.conf", "no tls_enable entry: asking would write one"))
-    return survey.item(named, "tls", ITEMS["tls"], *words)
+    return survey.item(named, "tls", *words)
 
 
 def _pings(survey: HccnSurvey, ways: dict[int, str]) -> Fact[Any]:
     if not ways:
         return absent(Evidence(f"{survey.path} -ping", "no two cards that are up share a subnet"))
     words = {card: ("-i", str(card), "-ping", "-g", "address", ip) for card, ip in ways.items()}
-    return survey.each(words, "ping", ITEMS["ping"])
+    return survey.each(words, "ping")
 
 
 def _first_refusal(survey: HccnSurvey) -> Fact[Any]:
