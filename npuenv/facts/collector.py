@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from npuenv.host.base import Host, Looked, Ran
 
 
+S = TypeVar("S")
 T = TypeVar("T")
 NOT_ASKED = "not asked"  # the command of the evidence of a fact that this level leaves out
 _LONGEST = 1000  # characters of a line; patterns may take quadratic time in it
@@ -147,7 +148,20 @@ class _NeedsProgram(Exception):
     """A program would have to run, at a level that runs none."""
 
 
-T = TypeVar("T")
+def made_of(found: Fact[S], parse: Callable[[S], Fact[T] | None]) -> Fact[T]:
+    """What `parse` makes of a value, unknown where it gives None; a fact without a value stays as it is."""
+    if found.value is None:
+        return Fact(found.state, None, found.evidence)
+    return parse(found.value) or unknown(*found.evidence)
+
+
+def of_file(path: str) -> Callable[[Callable[[str], Fact[T] | None]], Callable[[Host], Fact[T]]]:
+    """Makes a reader of a file out of one of its text, which gives None for a text that it cannot read."""
+
+    def declare(parse: Callable[[str], Fact[T] | None]) -> Callable[[Host], Fact[T]]:
+        return functools.wraps(parse)(lambda host: made_of(file_text(host, path), parse))
+
+    return declare
 
 
 def file_text(host: Host, path: str) -> Fact[str]:

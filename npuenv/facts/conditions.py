@@ -31,7 +31,7 @@ from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.core.json_input import JsonError, loads
 from npuenv.facts import cann
 from npuenv.facts.cann import toolkit
-from npuenv.facts.collector import why_failed
+from npuenv.facts.collector import made_of, why_failed
 from npuenv.facts.manifest import VERIFIED
 from npuenv.host.base import PathState
 
@@ -77,13 +77,16 @@ def ask(host: Host, want: Condition) -> Fact[str]:
 def dist_versions(host: Host, python: str) -> Fact[dict[str, str]]:
     """Every distribution of an interpreter, name in lower case with dashes -> version, in one process."""
     fact = _first_line(host, (python, "-I", "-c", _ALL_VERSIONS), "distributions")
-    if fact.value is None:
-        return Fact(fact.state, None, fact.evidence)
+    return made_of(fact, lambda text: _object(text, *fact.evidence))
+
+
+def _object(text: str, *evidence: Evidence) -> Fact[dict[str, Any]] | None:
+    """The object of a JSON text; None for another text."""
     try:
-        found = loads(fact.value)
+        found = loads(text)
     except JsonError:
-        return unknown(*fact.evidence)
-    return known(found, *fact.evidence) if isinstance(found, dict) else unknown(*fact.evidence)
+        return None
+    return known(found, *evidence) if isinstance(found, dict) else None
 
 
 def _path_state(host: Host, path: str) -> Fact[str]:
@@ -146,9 +149,7 @@ def missing_packages(host: Host, tool: str, names: Sequence[str]) -> Fact[tuple[
 
 def _packages(host: Host, tool: str, *names: str) -> Fact[str]:
     found = missing_packages(host, tool, names)
-    if found.value is None:
-        return Fact(found.state, None, found.evidence)
-    return known(found.value[0] if found.value else "installed", *found.evidence)
+    return made_of(found, lambda missing: known(missing[0] if missing else "installed", *found.evidence))
 
 
 def _toolkit(host: Host, root: str, version: str) -> Fact[str]:
@@ -188,19 +189,22 @@ def _prefix_python(host: Host, root: str) -> Fact[str]:
 def going_out(host: Host, want: Condition) -> Fact[tuple[str, ...]]:
     """The distributions that mending takes out where `env.intact` does not hold; unknown to an older inspector."""
     state = _state(host, want.of)
-    if state.value is None:
-        return Fact(state.state, None, state.evidence)
-    found = state.value.get("out")
-    return known(tuple(map(str, found)), *state.evidence) if isinstance(found, list) else unknown(*state.evidence)
+
+    def read(found: dict[str, Any]) -> Fact[tuple[str, ...]] | None:
+        out = found.get("out")
+        return known(tuple(map(str, out)), *state.evidence) if isinstance(out, list) else None
+
+    return made_of(state, read)
 
 
 def _intact(host: Host, *of: str) -> Fact[str]:
     state = _state(host, of)
-    if state.value is None:
-        return Fact(state.state, None, state.evidence)
-    damaged = [f"{name}: {why}" for name, why in sorted(state.value["damaged"].items())]
-    around = map(str, state.value.get("surroundings", ()))
-    return known([*damaged, *around, "yes"][0], *state.evidence)
+
+    def first(found: dict[str, Any]) -> Fact[str]:
+        damaged = [f"{name}: {why}" for name, why in sorted(found["damaged"].items())]
+        return known([*damaged, *map(str, found.get("surroundings", ())), "yes"][0], *state.evidence)
+
+    return made_of(state, first)
 
 
 def _verified(host: Host, *of: str) -> Fact[str]:
@@ -208,9 +212,7 @@ def _verified(host: Host, *of: str) -> Fact[str]:
     if host.look(path).state is PathState.ABSENT:  # it was never verified: nothing needs to be hashed to say so
         return known("", Evidence(path, ""))
     state = _state(host, of)
-    if state.value is None:
-        return Fact(state.state, None, state.evidence)
-    return known(str(state.value["verified"]), *state.evidence)
+    return made_of(state, lambda found: known(str(found["verified"]), *state.evidence))
 
 
 def _inspect(host: Host, verb: str, of: tuple[str, ...]) -> tuple[Ran, str]:
@@ -245,11 +247,7 @@ def _state(host: Host, of: tuple[str, ...]) -> Fact[dict[str, Any]]:
         return absent(evidence)
     if ran.code != 0:
         return unknown(evidence)
-    try:
-        found = loads(ran.out)
-    except JsonError:
-        return unknown(evidence)
-    return known(found, Evidence(command, ran.out[:200])) if isinstance(found, dict) else unknown(evidence)
+    return _object(ran.out, Evidence(command, ran.out[:200])) or unknown(evidence)
 
 
 def _link(host: Host, path: str) -> Fact[str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.facts.cann.toolkit import ToolkitFacts, in_toolkit, release_of
-from npuenv.facts.collector import FactGroup, fact, file_text, line_with, pairs
+from npuenv.facts.collector import FactGroup, fact, file_text, line_with, made_of, pairs
 from npuenv.host.base import PathState
 
 if TYPE_CHECKING:
@@ -79,14 +79,13 @@ def parts(host: Host, root: str) -> Fact[tuple[Part, ...]]:
 def running(host: Host, root: str) -> Fact[RunningParts]:
     """version.cfg of a CANN. Unknown where the file is there and holds no version."""
     path = f"{root}/version.cfg"
-    text = file_text(host, path)
-    if text.value is None:
-        return Fact(text.state, None, text.evidence)
-    read = read_config(text.value)
-    line = next((line.strip() for line in text.value.splitlines() if _RUNNING.match(line)), "")
-    if not (read.running or read.upgrade or read.installed):
-        return unknown(*text.evidence)
-    return known(read, Evidence(path, line))
+
+    def parse(text: str) -> Fact[RunningParts] | None:
+        read = read_config(text)
+        line = next((line.strip() for line in text.splitlines() if _RUNNING.match(line)), "")
+        return known(read, Evidence(path, line)) if read.running or read.upgrade or read.installed else None
+
+    return made_of(file_text(host, path), parse)
 
 
 def read_config(text: str) -> RunningParts:
@@ -118,13 +117,12 @@ def ops(host: Host, root: str, arch: str | None) -> Fact[Ops]:
             line = line_with(text.value, "package_name") or line_with(text.value, "version")
             return known(Ops(fields["version"], name["chip"] if name else "", path), Evidence(path, line))
     path = f"{root}/opp_kernel/version.info"
-    text = file_text(host, path)
-    if text.value is None:
-        return Fact(text.state, None, text.evidence)
-    release = release_of(pairs(text.value))
-    if not release:
-        return unknown(*text.evidence)
-    return known(Ops(release, "", path), Evidence(path, line_with(text.value, "version_dir")))
+
+    def older(text: str) -> Fact[Ops] | None:
+        release = release_of(pairs(text))
+        return known(Ops(release, "", path), Evidence(path, line_with(text, "version_dir"))) if release else None
+
+    return made_of(file_text(host, path), older)
 
 
 def _arches(arch: str | None) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from npuenv.core import versions
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
-from npuenv.facts.collector import FactGroup, fact, file_text, line_with, pairs
+from npuenv.facts.collector import FactGroup, fact, file_text, first_line, line_with, made_of, of_file, pairs
 from npuenv.host.base import PathState
 
 if TYPE_CHECKING:
@@ -248,14 +248,14 @@ def _nnal_places(host: Host) -> Iterator[tuple[str, str]]:
 def read_nnal(host: Host, root: str, said: str) -> Fact[Nnal]:
     """The ATB in one folder, from its version file; `said` is who named it."""
     path = f"{root}/version.info"
-    text = file_text(host, path)
-    if text.value is None:
-        return Fact(text.state, None, text.evidence)
-    # `Ascend-cann-atb : 9.1.0`, then `Ascend-cann-atb Version : 9.1.0.B150`
-    version = pairs(text.value, ":").get("Ascend-cann-atb", "")
-    if not _VERSION.fullmatch(version):
-        return unknown(*text.evidence)
-    return known(Nnal(root, version, said), Evidence(path, line_with(text.value, "Ascend-cann-atb")))
+
+    def parse(text: str) -> Fact[Nnal] | None:
+        # `Ascend-cann-atb : 9.1.0`, then `Ascend-cann-atb Version : 9.1.0.B150`
+        version = pairs(text, ":").get("Ascend-cann-atb", "")
+        is_read = _VERSION.fullmatch(version)
+        return known(Nnal(root, version, said), Evidence(path, line_with(text, "Ascend-cann-atb"))) if is_read else None
+
+    return made_of(file_text(host, path), parse)
 
 
 INSTALL_RECORD = "/etc/Ascend/ascend_cann_install.info"  # `Install_Path=/usr/local/Ascend`
@@ -375,13 +375,11 @@ def entries(host: Host) -> Fact[tuple[CannPath, ...]]:
     return known(tuple(found), *reversed(list(lines.values())))
 
 
-def install_record(host: Host) -> Fact[str]:
+@of_file(INSTALL_RECORD)
+def install_record(text: str) -> Fact[str] | None:
     """The folder that /etc/Ascend/ascend_cann_install.info names; build scripts source what lies there."""
-    text = file_text(host, INSTALL_RECORD)
-    if text.value is None:
-        return Fact(text.state, None, text.evidence)
-    path = pairs(text.value).get("Install_Path", "").rstrip("/")
-    return known(path, *text.evidence) if path.startswith("/") else unknown(*text.evidence)
+    path = pairs(text).get("Install_Path", "").rstrip("/")
+    return known(path, Evidence(INSTALL_RECORD, first_line(text))) if path.startswith("/") else None
 
 
 def _seen(host: Host, home: str) -> tuple[str, bool | None]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
+from npuenv.facts.collector import made_of
 from npuenv.facts.hccn.parsers import ITEMS
 from npuenv.facts.hccn.tool import NOT_ASKED, HccnRefusal, RefusedAnswer, lines_of, refused
 from npuenv.facts.npu.smi import Layout
@@ -122,10 +123,8 @@ _ASKED_LAST = {
 
 def card_ids(nodes: Fact[Nodes]) -> Fact[list[int]]:
     """The physical ids of the cards here: the numbers of the device nodes, which a container keeps."""
-    if nodes.value is None:
-        return Fact(nodes.state, None, nodes.evidence)
-    found = nodes.value.numbers
-    return known(found) if found else absent(Evidence("/dev", "no device node of a card"))
+    none = Evidence("/dev", "no device node of a card")
+    return made_of(nodes, lambda found: known(found.numbers) if found.numbers else absent(none))
 
 
 def survey_cards(

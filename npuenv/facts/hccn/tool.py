@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.core.json_input import JsonError, loads
-from npuenv.facts.collector import FactGroup, fact, file_text
+from npuenv.facts.collector import FactGroup, fact, file_text, made_of, of_file
 from npuenv.host.base import PathState
 
 if TYPE_CHECKING:
@@ -138,14 +138,12 @@ class HccnConf:
     unreadable_lines: tuple[str, ...]
 
 
-def hccn_conf(host: Host) -> Fact[HccnConf]:
+@of_file(HCCN_CONF)
+def hccn_conf(text: str) -> Fact[HccnConf]:
     """The file's entries by device; absent where there is no file (a container sees it only when it is mounted)."""
-    text = file_text(host, HCCN_CONF)
-    if text.value is None:
-        return Fact(text.state, None, text.evidence)
     by_device: dict[int, dict[str, str]] = {}
     bad = []
-    for line in (line.strip() for line in text.value.splitlines()):
+    for line in (line.strip() for line in text.splitlines()):
         match = _ENTRY.fullmatch(line)
         if match:
             by_device.setdefault(int(match[2]), {})[match[1]] = match[3].strip()
@@ -194,10 +192,10 @@ def ranks(host: Host) -> Fact[RankTable]:
     path = host.environ().get(VARIABLE, "").strip()
     if not path:
         return absent(Evidence("environment", f"{VARIABLE} is not set"))
-    text = file_text(host, path)
-    if text.value is None:
-        return Fact(text.state, None, text.evidence)
-    found = parse(path, text.value)
+    return made_of(file_text(host, path), lambda text: _told(path, parse(path, text)))
+
+
+def _told(path: str, found: RankTable) -> Fact[RankTable]:
     return known(found, Evidence(path, found.trouble or f"version {found.version}, {len(found.servers)} servers"))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
-from npuenv.facts.collector import FactGroup, fact, file_text, pairs, why_failed
+from npuenv.facts.collector import FactGroup, fact, file_text, of_file, pairs, why_failed
 from npuenv.host.base import PathState
 
 if TYPE_CHECKING:
@@ -195,12 +195,10 @@ class Processor:
     has_avx2: bool | None
 
 
-def memory(host: Host) -> Fact[Memory]:
+@of_file("/proc/meminfo")
+def memory(text: str) -> Fact[Memory]:
     """/proc/meminfo."""
-    text = file_text(host, "/proc/meminfo")
-    if text.value is None:
-        return Fact(text.state, None, text.evidence)
-    rows = pairs(text.value, ":")
+    rows = pairs(text, ":")
 
     def kib(name: str) -> int | None:
         words = rows.get(name, "").split()
@@ -290,12 +288,10 @@ class FolderUsage:
     mount: MountRow | None  # None: the table of mounts could not be read
 
 
-def mounts(host: Host) -> Fact[tuple[MountRow, ...]]:
+@of_file(_TABLE)
+def mounts(text: str) -> Fact[tuple[MountRow, ...]]:
     """Every mount that this session sees, in the order of mounting."""
-    text = file_text(host, _TABLE)
-    if text.value is None:
-        return Fact(text.state, None, text.evidence)
-    rows = tuple(mount for mount in map(_mount, text.value.splitlines()) if mount is not None)
+    rows = tuple(mount for mount in map(_mount, text.splitlines()) if mount is not None)
     return known(rows, Evidence(_TABLE, f"{len(rows)} mounts")) if rows else unknown(Evidence(_TABLE, "no row"))
 
 

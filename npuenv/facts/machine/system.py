@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
-from npuenv.facts.collector import FactGroup, fact, file_text, line_with, pairs, why_failed
+from npuenv.facts.collector import FactGroup, fact, file_text, line_with, made_of, of_file, pairs, why_failed
 from npuenv.facts.machine.hardware import cpu_bound, memory_bound
 from npuenv.host.base import NotRecorded, PathState
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from npuenv.host.base import Host
 
 
+_LIMITS = "/proc/self/limits"
 UNLIMITED = -1  # a limit that is not set
 _GLIBC = re.compile(r"(?:GLIBC|GNU libc|glibc)[^\n]*?\s([0-9]+\.[0-9]+)\s*$", re.MULTILINE)
 _LIMIT = re.compile(r"^(Max [a-z ]+?)\s{2,}(unlimited|[0-9]+)\s+(?:unlimited|[0-9]+)\b", re.MULTILINE)
@@ -63,16 +64,14 @@ def kernel(host: Host) -> Fact[str]:
     return _one_line(host, ("uname", "-r"), r"[0-9]\S+")
 
 
-def system(host: Host) -> Fact[OperatingSystem]:
+@of_file("/etc/os-release")
+def system(text: str) -> Fact[OperatingSystem] | None:
     """The operating system, from /etc/os-release."""
-    text = file_text(host, "/etc/os-release")
-    if text.value is None:
-        return Fact(text.state, None, text.evidence)
-    fields = {key: value.strip("\"'") for key, value in pairs(text.value).items()}
+    fields = {key: value.strip("\"'") for key, value in pairs(text).items()}
     if not fields.get("ID"):
-        return unknown(*text.evidence)
+        return None
     value = OperatingSystem(fields["ID"], fields.get("VERSION_ID", ""), fields.get("PRETTY_NAME", fields["ID"]))
-    line = line_with(text.value, "PRETTY_NAME") or line_with(text.value, "ID")
+    line = line_with(text, "PRETTY_NAME") or line_with(text, "ID")
     return known(value, Evidence("/etc/os-release", line))
 
 
@@ -113,25 +112,23 @@ def container(host: Host) -> Fact[str]:
 
 def limit(host: Host, name: str) -> Fact[int]:
     """The soft limit of this session by its name in /proc/self/limits ("Max open files"); UNLIMITED is -1."""
-    text = file_text(host, "/proc/self/limits")
-    if text.value is None:
-        return Fact(text.state, None, text.evidence)
-    line = line_with(text.value, name)
-    words = line.removeprefix(name).split()
-    if not words or not (words[0].isdecimal() or words[0] == "unlimited"):
-        return unknown(Evidence("/proc/self/limits", line))
-    value = UNLIMITED if words[0] == "unlimited" else int(words[0])
-    return known(value, Evidence("/proc/self/limits", " ".join(line.split())))
+
+    def parse(text: str) -> Fact[int]:
+        line = line_with(text, name)
+        words = line.removeprefix(name).split()
+        if not words or not (words[0].isdecimal() or words[0] == "unlimited"):
+            return unknown(Evidence(_LIMITS, line))
+        value = UNLIMITED if words[0] == "unlimited" else int(words[0])
+        return known(value, Evidence(_LIMITS, " ".join(line.split())))
+
+    return made_of(file_text(host, _LIMITS), parse)
 
 
-def limits(host: Host) -> Fact[dict[str, int]]:
+@of_file(_LIMITS)
+def limits(text: str) -> Fact[dict[str, int]]:
     """Every soft limit of this session by its name in /proc/self/limits; UNLIMITED is -1."""
-    text = file_text(host, "/proc/self/limits")
-    if text.value is None:
-        return Fact(text.state, None, text.evidence)
-    found = _LIMIT.findall(text.value)
-    value = {name: UNLIMITED if soft == "unlimited" else int(soft) for name, soft in found}
-    evidence = Evidence("/proc/self/limits", f"{len(value)} limits")
+    value = {name: UNLIMITED if soft == "unlimited" else int(soft) for name, soft in _LIMIT.findall(text)}
+    evidence = Evidence(_LIMITS, f"{len(value)} limits")
     return known(value, evidence) if value else unknown(evidence)
 
 
@@ -163,13 +160,12 @@ def memory_kib(host: Host) -> Fact[int]:
 
 def cpus(host: Host) -> Fact[float]:
     """The processors this session may use: the affinity's count, or the cgroup's quota where that is lower."""
-    counted = _one_line(host, ("nproc",), r"[0-9]+")
-    if counted.value is None:
-        return Fact(counted.state, None, counted.evidence)
     quota = cpu_bound(host)
-    if quota is not None and quota.value < int(counted.value):
-        return known(quota.value, quota.evidence)
-    return known(float(counted.value), *counted.evidence)
+    counted = made_of(
+        _one_line(host, ("nproc",), r"[0-9]+"), lambda count: known(float(count), Evidence("nproc", count))
+    )
+    is_lower = quota is not None and counted.value is not None and quota.value < counted.value
+    return known(quota.value, quota.evidence) if quota is not None and is_lower else counted
 
 
 def _one_line(host: Host, argv: tuple[str, ...], pattern: str) -> Fact[str]:
@@ -242,15 +238,13 @@ def driver_group(host: Host) -> Fact[int]:
     return (absent if ran.code == 2 else unknown)(Evidence(" ".join(argv), why_failed(ran)))
 
 
-def privileges(host: Host) -> Fact[Privileges]:
+@of_file(_STATUS)
+def privileges(text: str) -> Fact[Privileges]:
     """Capabilities and filters of this process, from /proc/self/status."""
-    text = file_text(host, _STATUS)
-    if text.value is None:
-        return Fact(text.state, None, text.evidence)
-    effective = re.search(r"^CapEff:\s*([0-9a-fA-F]{8,16})\s*$", text.value, re.MULTILINE)
+    effective = re.search(r"^CapEff:\s*([0-9a-fA-F]{8,16})\s*$", text, re.MULTILINE)
     if effective is None:
         return unknown(Evidence(_STATUS, "no CapEff"))
-    value = Privileges(int(effective.group(1), 16), _switch(text.value, "Seccomp"), _switch(text.value, "NoNewPrivs"))
+    value = Privileges(int(effective.group(1), 16), _switch(text, "Seccomp"), _switch(text, "NoNewPrivs"))
     return known(value, Evidence(_STATUS, " ".join(effective.group().split())))
 
 

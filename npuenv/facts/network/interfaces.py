@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
-from npuenv.facts.collector import USE_LEVEL, FactGroup, fact, file_text
+from npuenv.facts.collector import USE_LEVEL, FactGroup, fact, file_text, of_file
 from npuenv.host.base import PathState
 
 if TYPE_CHECKING:
@@ -361,12 +361,10 @@ def hosts_entries(text: str) -> dict[str, list[str]]:
     return found
 
 
-def resolvers(host: Host) -> Fact[tuple[str, ...]]:
+@of_file("/etc/resolv.conf")
+def resolvers(text: str) -> Fact[tuple[str, ...]]:
     """The name servers of /etc/resolv.conf; absent where none is named."""
-    text = file_text(host, "/etc/resolv.conf")
-    if text.value is None:
-        return Fact(text.state, None, text.evidence)
-    rows = [line.split() for line in text.value.splitlines()]
+    rows = [line.split() for line in text.splitlines()]
     found = tuple(row[1] for row in rows if len(row) > 1 and row[0] == "nameserver")
     evidence = Evidence("/etc/resolv.conf", f"nameserver {found[0]}" if found else "no nameserver")
     return known(found, evidence) if found else absent(evidence)

@@ -12,7 +12,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
-from npuenv.facts.collector import FactGroup, fact, file_text, line_with, not_asked, pairs, plain_lines, why_failed
+from npuenv.facts.collector import (
+    FactGroup,
+    fact,
+    file_text,
+    first_line,
+    line_with,
+    made_of,
+    not_asked,
+    of_file,
+    pairs,
+    plain_lines,
+    why_failed,
+)
 from npuenv.facts.npu.failures import SmiFailure, SmiTrouble
 from npuenv.host.base import PathState
 
@@ -79,13 +91,11 @@ def firmware(host: Host) -> Fact[VersionInfo]:
     return _version_info(host, "firmware")
 
 
-def install_info(host: Host) -> Fact[dict[str, str]]:
+@of_file(INSTALL_INFO)
+def install_info(text: str) -> Fact[dict[str, str]] | None:
     """What the driver's installer wrote to /etc/ascend_install.info."""
-    text = file_text(host, INSTALL_INFO)
-    if text.value is None:
-        return Fact(text.state, None, text.evidence)
-    fields = pairs(text.value)
-    return known(fields, *text.evidence) if fields else unknown(*text.evidence)
+    fields = pairs(text)
+    return known(fields, Evidence(INSTALL_INFO, first_line(text))) if fields else None
 
 
 def smi(host: Host, *, timeout_s: float = SMI_TIMEOUT_S) -> Fact[SmiTable | SmiTrouble]:
@@ -110,16 +120,14 @@ def smi(host: Host, *, timeout_s: float = SMI_TIMEOUT_S) -> Fact[SmiTable | SmiT
 
 def table_of(smi: Fact[SmiTable | SmiTrouble]) -> Fact[SmiTable]:
     """The table; unknown where there is a trouble instead."""
-    if smi.value is None:
-        return Fact(smi.state, None, smi.evidence)
-    return known(smi.value, *smi.evidence) if not isinstance(smi.value, SmiTrouble) else unknown(*smi.evidence)
+    return made_of(smi, lambda value: None if isinstance(value, SmiTrouble) else known(value, *smi.evidence))
 
 
 def trouble_of(smi: Fact[SmiTable | SmiTrouble]) -> Fact[SmiTrouble]:
     """The trouble; absent where there is a table."""
-    if smi.value is None:
-        return Fact(smi.state, None, smi.evidence)
-    return known(smi.value, *smi.evidence) if isinstance(smi.value, SmiTrouble) else absent(*smi.evidence)
+    return made_of(
+        smi, lambda value: known(value, *smi.evidence) if isinstance(value, SmiTrouble) else absent(*smi.evidence)
+    )
 
 
 def nodes(host: Host) -> Fact[Nodes]:
@@ -158,14 +166,12 @@ def pci_rows(host: Host) -> Fact[tuple[tuple[str, str], ...]]:
 
 def pci_devices_of(rows: Fact[tuple[tuple[str, str], ...]]) -> Fact[tuple[str, ...]]:
     """The device ids, like ("d802", "d802")."""
-    value = None if rows.value is None else tuple(device for _, device in rows.value)
-    return Fact(rows.state, value, rows.evidence)
+    return made_of(rows, lambda found: known(tuple(device for _, device in found), *rows.evidence))
 
 
 def pci_addresses_of(rows: Fact[tuple[tuple[str, str], ...]]) -> Fact[tuple[str, ...]]:
     """The bus addresses, each with its domain and in small letters."""
-    value = None if rows.value is None else tuple(place for place, _ in rows.value)
-    return Fact(rows.state, value, rows.evidence)
+    return made_of(rows, lambda found: known(tuple(place for place, _ in found), *rows.evidence))
 
 
 def parse_lspci(text: str) -> tuple[tuple[str, str], ...]:
@@ -191,12 +197,10 @@ def topology_files(host: Host) -> Fact[tuple[str, ...]]:
     return unknown(Evidence(path, looked.error or looked.state.value))
 
 
-def modules(host: Host) -> Fact[tuple[str, ...]]:
+@of_file("/proc/modules")
+def modules(text: str) -> Fact[tuple[str, ...]]:
     """Names of loaded kernel modules that look like the NPU driver's. Containers often show none."""
-    text = file_text(host, "/proc/modules")
-    if text.value is None:
-        return Fact(text.state, None, text.evidence)
-    names = [line.split(" ", 1)[0] for line in text.value.splitlines()]
+    names = [line.split(" ", 1)[0] for line in text.splitlines()]
     ours = tuple(sorted(name for name in names if re.search(r"davinci|devmm|ascend|drv_pcie|drv_seclib", name)))
     return known(ours, Evidence("/proc/modules", " ".join(ours) or "no driver module"))
 
@@ -365,9 +369,7 @@ def _smi(host: Collector) -> Fact[SmiTable | SmiTrouble]:
 
 
 def _changed(host: Collector, driver: Fact[VersionInfo]) -> Fact[Changed]:
-    if driver.value is None:
-        return Fact(driver.state, None, driver.evidence)
-    return changed(host, driver.value.path) if host.level else not_asked(1)
+    return made_of(driver, lambda value: changed(host, value.path) if host.level else not_asked(1))
 
 
 def _installer(host: Collector, table: Fact[SmiTable], trouble: Fact[SmiTrouble]) -> Fact[Installer]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
 from npuenv.core.json_input import loads
-from npuenv.facts.collector import NOT_ASKED, from_json, why_failed
+from npuenv.facts.collector import NOT_ASKED, from_json, made_of, why_failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -141,9 +141,7 @@ def files(answer: Fact[dict[str, Any]]) -> Fact[Files]:
 
 def hashes(answer: Fact[dict[str, Any]]) -> Fact[Hashes]:
     """What the program `hashes` says."""
-    if answer.value is None:
-        return Fact(answer.state, None, answer.evidence)
-    whole = known({"hashes": answer.value}, *answer.evidence)
+    whole = made_of(answer, lambda found: known({"hashes": found}, *answer.evidence))
     return _part(whole, "hashes", lambda found: from_json(Hashes, found), lambda value: f"{value.looked} files")
 
 

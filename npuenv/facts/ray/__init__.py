@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
-from npuenv.facts.collector import USE_LEVEL, FactGroup, fact, not_asked
+from npuenv.facts.collector import USE_LEVEL, FactGroup, fact, made_of, not_asked
 from npuenv.facts.machine.hardware import folder, mounts
 from npuenv.host.base import PathState
 
@@ -93,12 +93,6 @@ def token(host: Host) -> Fact[str]:
     return unknown(Evidence(folder, looked.error or looked.state.value))
 
 
-def _disk(host: Host, session: Fact[RaySession]) -> Fact[FolderUsage]:
-    if session.value is None:
-        return Fact(session.state, None, session.evidence)
-    return folder(host, session.value.folder, mounts(host).value or ())
-
-
 def _status(host: Collector, address: Fact[str]) -> Fact[ClusterStatus | StatusTrouble]:
     """A cluster that is there answers in two or three seconds; for one that is not, level 1 does not wait."""
     if address.value is None:
@@ -116,7 +110,10 @@ def _status(host: Collector, address: Fact[str]) -> Fact[ClusterStatus | StatusT
 
 class RayFacts(FactGroup):
     session: Fact[RaySession] = fact(session)
-    session_disk: Fact[FolderUsage] = fact(_disk, "ray.session")  # the file system of Ray's own folder
+    session_disk: Fact[FolderUsage] = fact(
+        lambda host, session: made_of(session, lambda value: folder(host, value.folder, mounts(host).value or ())),
+        "ray.session",
+    )  # the file system of Ray's own folder
     address: Fact[str] = fact(address)
     token: Fact[str] = fact(token)  # the path of the token file
     status: Fact[ClusterStatus | StatusTrouble] = fact(_status, "ray.address", level=1)
