@@ -10,7 +10,6 @@ import functools
 import re
 import traceback
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
@@ -213,15 +212,15 @@ def from_json(kind: type[T], found: Mapping[str, Any]) -> T:
     Raises KeyError, TypeError, AttributeError or ValueError for what a foreign interpreter or capture may hold.
     """
     hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]
-    names = [item.name for item in fields(kind) if item.name in found or _is_required(item)]  # type: ignore[arg-type]
+    names = [
+        item.name
+        for item in dataclasses.fields(kind)  # type: ignore[arg-type]
+        if item.name in found or item.default is item.default_factory is dataclasses.MISSING
+    ]
     return kind(**{name: _value(hints[name], found[name]) for name in names})
 
 
 _hints = functools.cache(get_type_hints)
-
-
-def _is_required(item: Field[Any]) -> bool:
-    return item.default is MISSING and item.default_factory is MISSING
 
 
 def _value(kind: Any, value: Any) -> Any:

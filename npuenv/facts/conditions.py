@@ -105,10 +105,6 @@ def _file_text(host: Host, path: str) -> Fact[str]:
     return unknown(evidence) if looked.state is PathState.UNREADABLE else absent(evidence)
 
 
-def _dist_version(host: Host, python: str, name: str) -> Fact[str]:
-    return _first_line(host, (python, "-I", "-c", _VERSION_OF, name), f"version of {name}")
-
-
 def _venv_python(host: Host, target: str) -> Fact[str]:
     fact = _first_line(host, (f"{target}/bin/python", "-I", "-c", _VENV_PYTHON), "version of the environment's Python")
     return fact if fact.value != "" else absent(*fact.evidence)  # runs, but is no environment of its own
@@ -152,28 +148,14 @@ def _packages(host: Host, tool: str, *names: str) -> Fact[str]:
     return made_of(found, lambda missing: known(missing[0] if missing else "installed", *found.evidence))
 
 
-def _toolkit(host: Host, root: str, version: str) -> Fact[str]:
-    found = toolkit.read(host, root, root, None)
-    return _release(found, found.value.version if found.value else "", version)
-
-
-def _ops(host: Host, root: str, version: str, arch: str) -> Fact[str]:
-    found = cann.ops(host, root, arch)
-    return _release(found, found.value.version if found.value else "", version)
-
-
-def _nnal(host: Host, folder: str, version: str) -> Fact[str]:
-    root = f"{folder}/nnal/atb/latest"
-    found = toolkit.read_nnal(host, root, root)
-    return _release(found, found.value.version if found.value else "", version)
-
-
-def _release(found: Fact[Any], there: str, wanted: str) -> Fact[str]:
+def _release(found: Fact[Any], wanted: str) -> Fact[str]:
     """The wanted version where what is there is the same release; builds of one release do not differ."""
-    if not there:
-        return Fact(found.state, None, found.evidence)
-    is_same = versions.is_cann(there) and versions.cann(there) == versions.cann(wanted)
-    return known(wanted if is_same else there, *found.evidence)
+
+    def told(value: Any) -> Fact[str]:
+        is_same = versions.is_cann(value.version) and versions.cann(value.version) == versions.cann(wanted)
+        return known(wanted if is_same else value.version, *found.evidence)
+
+    return made_of(found, told)
 
 
 def _prefix_python(host: Host, root: str) -> Fact[str]:
@@ -215,23 +197,21 @@ def _verified(host: Host, *of: str) -> Fact[str]:
     return made_of(state, lambda found: known(str(found["verified"]), *state.evidence))
 
 
-def _inspect(host: Host, verb: str, of: tuple[str, ...]) -> tuple[Ran, str]:
-    root = of[0]
-    argv = (posixpath.join(root, "bin/python"), "-I", "-B", posixpath.join(root, INSPECTOR), verb, *of)
-    return host.run(argv, timeout_s=_TIMEOUT_S), " ".join(argv[:6])
-
-
-def _is_absent(ran: Ran) -> bool:
-    """True when there is no environment to ask, or no inspector in it."""
-    return ran.is_absent or (ran.code == 2 and "can't open file" in ran.err)
+def _of_inspector(host: Host, verb: str, of: tuple[str, ...], last: int) -> tuple[Ran | None, Evidence]:
+    """What the inspector did; None when there is no environment to ask, or no inspector in it. The evidence is the
+    line that it printed first or last.
+    """
+    argv = (posixpath.join(of[0], "bin/python"), "-I", "-B", posixpath.join(of[0], INSPECTOR), verb, *of)
+    ran = host.run(argv, timeout_s=_TIMEOUT_S)
+    said = (ran.err or ran.out).strip().splitlines() or [""]
+    is_absent = ran.is_absent or (ran.code == 2 and "can't open file" in ran.err)
+    return None if is_absent else ran, Evidence(" ".join(argv[:6]), said[last])
 
 
 def _dists(host: Host, *of: str) -> Fact[str]:
     """Real lines of the inspector: `problem: torch==2.13.0+cpu is not installed`."""
-    ran, command = _inspect(host, "check", of)
-    said = (ran.err or ran.out).strip().splitlines()
-    evidence = Evidence(command, said[0] if said else "")
-    if _is_absent(ran):
+    ran, evidence = _of_inspector(host, "check", of, 0)
+    if ran is None:
         return absent(evidence)
     if ran.code == 1 and ran.out.startswith(_PROBLEM):
         return known(ran.out.splitlines()[0][len(_PROBLEM) :], evidence)
@@ -240,14 +220,11 @@ def _dists(host: Host, *of: str) -> Fact[str]:
 
 def _state(host: Host, of: tuple[str, ...]) -> Fact[dict[str, Any]]:
     """The inspector's document. A real one: {"damaged": {}, "dists": {"numpy": "2.4.6"}, "out": [], ...}"""
-    ran, command = _inspect(host, "state", of)
-    said = (ran.err or ran.out).strip().splitlines()
-    evidence = Evidence(command, said[-1] if said else "")
-    if _is_absent(ran):
+    ran, evidence = _of_inspector(host, "state", of, -1)
+    if ran is None:
         return absent(evidence)
-    if ran.code != 0:
-        return unknown(evidence)
-    return _object(ran.out, Evidence(command, ran.out[:200])) or unknown(evidence)
+    found = _object(ran.out, Evidence(evidence.command, ran.out[:200])) if ran.code == 0 else None
+    return found or unknown(evidence)
 
 
 def _link(host: Host, path: str) -> Fact[str]:
@@ -260,12 +237,16 @@ _READERS: dict[str, Callable[..., Fact[str]]] = {
     "path.state": _path_state,
     "path.link": _link,
     "file.text": _file_text,
-    "dist.version": _dist_version,
+    "dist.version": lambda host, python, name: _first_line(
+        host, (python, "-I", "-c", _VERSION_OF, name), f"version of {name}"
+    ),
     "venv.python": _venv_python,
     "system.packages": _packages,
-    "cann.toolkit": _toolkit,
-    "cann.ops": _ops,
-    "cann.nnal": _nnal,
+    "cann.toolkit": lambda host, root, version: _release(toolkit.read(host, root, root, None), version),
+    "cann.ops": lambda host, root, version, arch: _release(cann.ops(host, root, arch), version),
+    "cann.nnal": lambda host, folder, version: _release(
+        toolkit.read_nnal(host, f"{folder}/nnal/atb/latest", f"{folder}/nnal/atb/latest"), version
+    ),
     "prefix.python": _prefix_python,
     "env.dists": _dists,
     "env.intact": _intact,

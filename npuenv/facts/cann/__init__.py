@@ -105,7 +105,8 @@ def read_config(text: str) -> RunningParts:
 
 def ops(host: Host, root: str, arch: str | None) -> Fact[Ops]:
     """The kernels package: its own install file, or before 8.5 the version file of its folder."""
-    folders = [root] if root.endswith("-linux") else [f"{root}/{name}-linux" for name in _arches(arch)]
+    arches = (arch,) if arch else ("aarch64", "x86_64")
+    folders = [root] if root.endswith("-linux") else [f"{root}/{name}-linux" for name in arches]
     for folder in folders:
         path = f"{folder}/ascend_ops_install.info"
         text = file_text(host, path)
@@ -123,10 +124,6 @@ def ops(host: Host, root: str, arch: str | None) -> Fact[Ops]:
         return known(Ops(release, "", path), Evidence(path, line_with(text, "version_dir"))) if release else None
 
     return made_of(file_text(host, path), older)
-
-
-def _arches(arch: str | None) -> tuple[str, ...]:
-    return (arch,) if arch else ("aarch64", "x86_64")
 
 
 TBE = "op_impl/ai_core/tbe"
@@ -285,7 +282,15 @@ def named_files(host: Host) -> Fact[tuple[Named, ...]]:
     paths = [(name, environ[name]) for name in _NAMED if environ.get(name, "").startswith("/")]
     preloaded = re.split(r"[\s:]+", environ.get("LD_PRELOAD", ""))
     paths += [("LD_PRELOAD", path) for path in preloaded if path.startswith("/") and "$" not in path]
-    found = tuple(_named(host, name, path) for name, path in paths)
+    found = tuple(
+        Named(
+            variable=name,
+            path=path,
+            is_there=host.look(path).state is not PathState.ABSENT,
+            is_link=name == "RANK_TABLE_FILE" and host.run(("readlink", path)).code == 0,
+        )
+        for name, path in paths
+    )
     lines = (Evidence(item.variable, f"{item.path}: {'there' if item.is_there else 'absent'}") for item in found)
     return known(found, *lines) if found else absent(Evidence("environment", "no variable names a file"))
 
@@ -353,12 +358,6 @@ def _state(host: Host, path: str) -> str:
     if looked.state is not PathState.FOLDER:
         return "no folder"
     return "writable" if looked.is_writable else "read-only"
-
-
-def _named(host: Host, variable: str, path: str) -> Named:
-    state = host.look(path).state
-    is_link = variable == "RANK_TABLE_FILE" and host.run(("readlink", path)).code == 0
-    return Named(variable, path, state is not PathState.ABSENT, is_link)
 
 
 class SurroundingFacts(FactGroup):

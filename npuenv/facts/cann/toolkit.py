@@ -86,16 +86,11 @@ def closed(host: Host) -> Fact[Closed]:
         if looked.state is PathState.FOLDER:
             break
         if looked.state is PathState.UNREADABLE and "permission" in looked.error.casefold():
-            return known(Closed(_outermost(host, root), said), Evidence(root, looked.error))
+            path, above = root, root.rpartition("/")[0]
+            while above and host.look(above).state is PathState.UNREADABLE:
+                path, above = above, above.rpartition("/")[0]
+            return known(Closed(path, said), Evidence(root, looked.error))
     return absent(Evidence("CANN", "no folder is shut"))
-
-
-def _outermost(host: Host, path: str) -> str:
-    """The highest folder of a path that cannot be looked into."""
-    above = path.rpartition("/")[0]
-    while above and host.look(above).state is PathState.UNREADABLE:
-        path, above = above, above.rpartition("/")[0]
-    return path
 
 
 def opp(host: Host) -> Fact[str]:
@@ -138,7 +133,10 @@ def _places(host: Host) -> Iterator[tuple[str, str]]:
             seen.add(root)
             yield said, root
     for base in bases(host):
-        for root in (f"{base}/cann", f"{base}/ascend-toolkit/latest", *_versioned(host, base)):
+        # Folders `cann-X` without the link `cann`, as conda packages leave them; the last name first.
+        names = (name for name in host.look(base).names if re.fullmatch(r"cann-[0-9]\S*", name))
+        versioned = [f"{base}/{name}" for name in sorted(names, reverse=True)]
+        for root in (f"{base}/cann", f"{base}/ascend-toolkit/latest", *versioned):
             if root not in seen:
                 seen.add(root)
                 yield root, root
@@ -149,12 +147,6 @@ def bases(host: Host) -> tuple[str, ...]:
     environ = host.environ()
     own = (f"{environ[name].rstrip('/')}/Ascend" for name in ("HOME", "CONDA_PREFIX") if environ.get(name))
     return tuple(dict.fromkeys(("/usr/local/Ascend", *own)))
-
-
-def _versioned(host: Host, base: str) -> list[str]:
-    """Folders `cann-X` without the link `cann`, as conda packages leave them; the last name first."""
-    names = [name for name in host.look(base).names if re.fullmatch(r"cann-[0-9]\S*", name)]
-    return [f"{base}/{name}" for name in sorted(names, reverse=True)]
 
 
 def read(host: Host, root: str, said: str, arch: str | None) -> Fact[Cann]:

@@ -68,7 +68,8 @@ class HccnSurvey:
 
     def run(self, words: Sequence[str]) -> Ran | None:
         """What the tool did; None when the survey is over."""
-        self._why_stopped = self._why_stopped or self._is_over()
+        if not self._why_stopped and time.monotonic() - self._started_s > self.budget_s:
+            self._why_stopped = f"{self.budget_s:.0f} s are over"
         if self._why_stopped:
             return None
         ran = self.host.run((self.path, *words), timeout_s=self.timeout_s)
@@ -93,10 +94,6 @@ class HccnSurvey:
             return unknown(Evidence(command, f"{NOT_ASKED}: {self._why_stopped}")), True
         failure = refused(ran, name)
         return answer(ran, name, ITEMS[name]), failure is not None and failure.kind in _FOR_ALL_CARDS
-
-    def _is_over(self) -> str:
-        spent = time.monotonic() - self._started_s
-        return f"{self.budget_s:.0f} s are over" if spent > self.budget_s else ""
 
 
 def _sum_up(answers: dict[int, Fact[T]]) -> Fact[dict[int, Fact[T]]]:

@@ -192,11 +192,12 @@ def ranks(host: Host) -> Fact[RankTable]:
     path = host.environ().get(VARIABLE, "").strip()
     if not path:
         return absent(Evidence("environment", f"{VARIABLE} is not set"))
-    return made_of(file_text(host, path), lambda text: _told(path, parse(path, text)))
 
+    def told(text: str) -> Fact[RankTable]:
+        found = parse(path, text)
+        return known(found, Evidence(path, found.trouble or f"version {found.version}, {len(found.servers)} servers"))
 
-def _told(path: str, found: RankTable) -> Fact[RankTable]:
-    return known(found, Evidence(path, found.trouble or f"version {found.version}, {len(found.servers)} servers"))
+    return made_of(file_text(host, path), told)
 
 
 def parse(path: str, text: str) -> RankTable:
@@ -213,14 +214,18 @@ def parse(path: str, text: str) -> RankTable:
 
 
 def _server(document: dict[str, Any]) -> Server:
-    devices = document.get("device")
-    found = [item for item in devices if isinstance(item, dict)] if isinstance(devices, list) else []
-    return Server(_text(document.get("server_id")), tuple(_device(item) for item in found))
-
-
-def _device(document: dict[str, Any]) -> ConfDevice:
-    card, rank = (_number(document.get(key)) for key in ("device_id", "rank_id"))
-    return ConfDevice(card, _text(document.get("device_ip")), rank, _text(document.get("super_device_id")))
+    listed = document.get("device")
+    rows = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+    devices = (
+        ConfDevice(
+            _number(row.get("device_id")),
+            _text(row.get("device_ip")),
+            _number(row.get("rank_id")),
+            _text(row.get("super_device_id")),
+        )
+        for row in rows
+    )
+    return Server(_text(document.get("server_id")), tuple(devices))
 
 
 def _text(value: object) -> str:

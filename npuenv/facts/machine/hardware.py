@@ -38,51 +38,48 @@ class Cgroup:
     oom_kills: int | None  # processes that the kernel killed for this group's memory limit; None: not counted
 
 
-@dataclass(frozen=True, slots=True)
-class CgroupLimit:
-    """A limit with the file that sets it."""
-
-    value: float
-    evidence: Evidence
-
-
 def cgroup(host: Host) -> Fact[Cgroup]:
     """The limits that hold here; absent where no control group can be seen."""
     groups = _Groups(host)
     if groups.version is None:
         return absent(Evidence("/proc/self/cgroup", "no control group"))
-    memory, swap, tasks, cpus = groups.memory(), groups.swap(), groups.tasks(), groups.cpus()
-    kills, now = groups.oom_kills(), groups.tasks_now()
-    found = [bound for bound in (memory, swap, tasks, cpus, kills) if bound is not None]
+    memory, tasks, cpus, kills = groups.memory(), groups.lowest("pids", "pids.max"), groups.cpus(), groups.oom_kills()
+    swap = groups.lowest("memory", "memory.swap.max") if groups.version == 2 else absent()
+    now = groups.text(tasks.evidence[0].command.replace("pids.max", "pids.current")) if tasks.is_known else ""
     value = Cgroup(
         groups.version,
-        None if memory is None else int(memory.value) // 1024,
-        None if swap is None else int(swap.value) // 1024,
-        None if tasks is None else int(tasks.value),
-        now,
-        None if cpus is None else cpus.value,
-        None if kills is None else int(kills.value),
+        None if memory.value is None else int(memory.value) // 1024,
+        None if swap.value is None else int(swap.value) // 1024,
+        None if tasks.value is None else int(tasks.value),
+        int(now) if now.isdecimal() else None,
+        cpus.value,
+        None if kills.value is None else int(kills.value),
     )
-    return known(value, *(bound.evidence for bound in found), Evidence("/proc/self/cgroup", groups.line))
+    lines = [line for bound in (memory, swap, tasks, cpus, kills) for line in bound.evidence]
+    return known(value, *lines, Evidence("/proc/self/cgroup", groups.line))
 
 
-def memory_bound(host: Host) -> CgroupLimit | None:
-    """The lowest memory limit above this session, in bytes."""
+def memory_bound(host: Host) -> Fact[float]:
+    """The lowest memory limit above this session, in bytes, with the file that sets it."""
     return _Groups(host).memory()
 
 
-def cpu_bound(host: Host) -> CgroupLimit | None:
-    """The lowest processor quota above this session, in processors."""
+def cpu_bound(host: Host) -> Fact[float]:
+    """The lowest processor quota above this session, in processors, with the file that sets it."""
     return _Groups(host).cpus()
 
 
 class _Groups:
-    """The groups above this session, by controller. `version` is None where there are none."""
+    """The groups above this session, by controller. `version` is None where there are none.
+
+    A limit that no group sets is absent.
+    """
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        text = file_text(host, "/proc/self/cgroup").value or ""
-        rows = [line.strip().split(":", 2) for line in text.splitlines() if line.count(":") >= 2]
+        rows = [
+            line.strip().split(":", 2) for line in self.text("/proc/self/cgroup").splitlines() if line.count(":") >= 2
+        ]
         self._paths = {name: path for _, names, path in rows for name in names.split(",")}
         self.line = ":".join(rows[0]) if rows else ""
         is_old = any(name in self._paths for name in ("memory", "pids", "cpu"))
@@ -91,59 +88,39 @@ class _Groups:
     def _mounted(self) -> int | None:
         """The version by what lies at the root, where the kernel does not say which groups this process is in."""
         at_root = {2: ("memory.max", "cpu.max"), 1: ("memory/memory.limit_in_bytes", "cpu/cpu.cfs_quota_us")}
-        found = (key for key, names in at_root.items() for name in names if self._is_file(f"{_ROOT}/{name}"))
-        return next(found, None)
+        paths = ((version, f"{_ROOT}/{name}") for version, names in at_root.items() for name in names)
+        return next((version for version, path in paths if file_text(self._host, path).is_known), None)
 
-    def _is_file(self, path: str) -> bool:
-        return file_text(self._host, path).is_known
+    def text(self, path: str) -> str:
+        return (file_text(self._host, path).value or "").strip()
 
-    def memory(self) -> CgroupLimit | None:
-        return self._lowest("memory", "memory.max" if self.version == 2 else "memory.limit_in_bytes")
+    def memory(self) -> Fact[float]:
+        return self.lowest("memory", "memory.max" if self.version == 2 else "memory.limit_in_bytes")
 
-    def swap(self) -> CgroupLimit | None:
-        return self._lowest("memory", "memory.swap.max") if self.version == 2 else None
-
-    def tasks(self) -> CgroupLimit | None:
-        return self._lowest("pids", "pids.max")
-
-    def tasks_now(self) -> int | None:
-        """How many tasks the group that is limited has now."""
-        bound = self.tasks()
-        if bound is None:
-            return None
-        text = (file_text(self._host, bound.evidence.command.replace("pids.max", "pids.current")).value or "").strip()
-        return int(text) if text.isdecimal() else None
-
-    def cpus(self) -> CgroupLimit | None:
+    def cpus(self) -> Fact[float]:
         bounds = []
         for folder in self._folders("cpu"):
-            path, words = self._quota(folder)
+            path = f"{folder}/cpu.max" if self.version == 2 else f"{folder}/cpu.cfs_quota_us"
+            words = self.text(path).split()
+            if self.version != 2:
+                words = [*words[:1], *self.text(f"{folder}/cpu.cfs_period_us").split()]
             if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]) > 0:
-                bounds.append(CgroupLimit(int(words[0]) / int(words[1]), Evidence(path, " ".join(words))))
-        return min(bounds, key=lambda bound: bound.value, default=None)
+                bounds.append((int(words[0]) / int(words[1]), Evidence(path, " ".join(words))))
+        return _least(bounds)
 
-    def oom_kills(self) -> CgroupLimit | None:
+    def oom_kills(self) -> Fact[float]:
         name = "memory.events" if self.version == 2 else "memory.oom_control"
-        for folder in self._folders("memory"):
-            text = file_text(self._host, f"{folder}/{name}").value or ""
-            found = re.search(r"^oom_kill ([0-9]+)\s*$", text, re.MULTILINE)
+        for path in (f"{folder}/{name}" for folder in self._folders("memory")):
+            found = re.search(r"^oom_kill ([0-9]+)\s*$", self.text(path), re.MULTILINE)
             if found:
-                return CgroupLimit(int(found.group(1)), Evidence(f"{folder}/{name}", found.group().strip()))
-        return None
+                return known(float(found.group(1)), Evidence(path, found.group().strip()))
+        return absent()
 
-    def _quota(self, folder: str) -> tuple[str, list[str]]:
-        if self.version == 2:
-            return f"{folder}/cpu.max", (file_text(self._host, f"{folder}/cpu.max").value or "").split()
-        quota, period = (file_text(self._host, f"{folder}/cpu.cfs_{name}_us").value for name in ("quota", "period"))
-        return f"{folder}/cpu.cfs_quota_us", [(quota or "").strip(), (period or "").strip()]
-
-    def _lowest(self, controller: str, name: str) -> CgroupLimit | None:
-        bounds = []
-        for folder in self._folders(controller):
-            text = (file_text(self._host, f"{folder}/{name}").value or "").strip()
-            if text.isdecimal() and int(text) < _NO_LIMIT:
-                bounds.append(CgroupLimit(int(text), Evidence(f"{folder}/{name}", text)))
-        return min(bounds, key=lambda bound: bound.value, default=None)
+    def lowest(self, controller: str, name: str) -> Fact[float]:
+        texts = ((path, self.text(path)) for path in (f"{folder}/{name}" for folder in self._folders(controller)))
+        return _least(
+            [(int(text), Evidence(path, text)) for path, text in texts if text.isdecimal() and int(text) < _NO_LIMIT]
+        )
 
     def _folders(self, controller: str) -> Iterator[str]:
         """From the session's own group to the root. A container may see its groups only at the root."""
@@ -152,6 +129,10 @@ class _Groups:
         parts = [part for part in path.split("/") if part not in ("", "..")][:_DEPTH_AT_MOST]
         for length in range(len(parts), -1, -1):
             yield "/".join((top, *parts[:length]))
+
+
+def _least(bounds: list[tuple[float, Evidence]]) -> Fact[float]:
+    return known(*min(bounds, key=lambda bound: bound[0])) if bounds else absent()
 
 
 # The first processor's rows are enough: on a machine with hundreds of them the whole file takes long to print.
@@ -236,16 +217,12 @@ def settings(host: Host) -> Fact[Mapping[str, str]]:
         looked = host.look(path)
         line = looked.text.replace("\0", "").strip()
         if looked.state is PathState.FILE and line:
-            found[name] = _chosen(line)
+            # Of a choice like `always [madvise] never`, the one in brackets.
+            choice = re.fullmatch(r".*\[(\w+)\].*", line)
+            found[name] = choice.group(1) if choice else line.splitlines()[0]
     if not found:
         return absent(Evidence("/proc/sys", "nothing can be read"))
     return known(found, Evidence("/proc/sys", f"{len(found)} settings"))
-
-
-def _chosen(line: str) -> str:
-    """Of a choice like `always [madvise] never`, the one in brackets."""
-    found = re.fullmatch(r".*\[(\w+)\].*", line)
-    return found.group(1) if found else line.splitlines()[0]
 
 
 class HardwareFacts(FactGroup):
@@ -256,7 +233,6 @@ class HardwareFacts(FactGroup):
 
 
 _TABLE = "/proc/self/mountinfo"
-_ESCAPE = re.compile(r"\\([0-7]{3})")
 _ROW = re.compile(r"^\S.*?\s+([0-9]+|-)\s+([0-9]+|-)\s+(-?[0-9]+|-)\s+([0-9]+%|-)\s+(/.*?)\s*$")
 NETWORK_KINDS = ("nfs", "nfs4", "lustre", "ceph", "cifs", "smb3", "gpfs", "beegfs", "9p", "afs", "fuse.juicefs")
 
@@ -302,11 +278,8 @@ def _mount(line: str) -> MountRow | None:
     if not mark or len(left) < 6 or not left[4].startswith("/") or not right:
         return None
     options = [*left[5].split(","), *(right[2].split(",") if len(right) > 2 else ())]
-    return MountRow(_plain(left[4]), right[0], tuple(dict.fromkeys(options)))
-
-
-def _plain(text: str) -> str:
-    return _ESCAPE.sub(lambda found: chr(int(found.group(1), 8)), text)
+    place = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found.group(1), 8)), left[4])
+    return MountRow(place, right[0], tuple(dict.fromkeys(options)))
 
 
 def mount_of(rows: tuple[MountRow, ...], path: str) -> MountRow | None:

@@ -151,21 +151,19 @@ def memory_kib(host: Host) -> Fact[int]:
     words = line.split()
     if len(words) < 2 or not words[1].isdecimal():
         return unknown(Evidence("/proc/meminfo", line or text.evidence[0].line))
-    total = known(int(words[1]), Evidence("/proc/meminfo", " ".join(words)))
     bound = memory_bound(host)
-    if bound is not None and bound.value // 1024 < int(words[1]):
-        return known(int(bound.value) // 1024, bound.evidence)
-    return total
+    if bound.value is not None and bound.value // 1024 < int(words[1]):
+        return known(int(bound.value) // 1024, *bound.evidence)
+    return known(int(words[1]), Evidence("/proc/meminfo", " ".join(words)))
 
 
 def cpus(host: Host) -> Fact[float]:
     """The processors this session may use: the affinity's count, or the cgroup's quota where that is lower."""
-    quota = cpu_bound(host)
-    counted = made_of(
-        _one_line(host, ("nproc",), r"[0-9]+"), lambda count: known(float(count), Evidence("nproc", count))
-    )
-    is_lower = quota is not None and counted.value is not None and quota.value < counted.value
-    return known(quota.value, quota.evidence) if quota is not None and is_lower else counted
+    counted = _one_line(host, ("nproc",), r"[0-9]+")
+    quota = cpu_bound(host) if counted.value else absent()
+    if counted.value and quota.value is not None and quota.value < int(counted.value):
+        return quota
+    return made_of(counted, lambda count: known(float(count), *counted.evidence))
 
 
 def _one_line(host: Host, argv: tuple[str, ...], pattern: str) -> Fact[str]:

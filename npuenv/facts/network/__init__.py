@@ -194,7 +194,7 @@ class Firewall:
 
 def firewall(host: Host) -> Fact[Firewall]:
     """The first that is on; absent where all that could be asked say no, unknown where none could be asked."""
-    found = [_ufw(host), _firewalld(host), _nftables(host), _iptables(host)]
+    found = [_ufw(host), _firewalld(host), *(_ruleset(host, *row) for row in _RULESETS)]
     asked = [each for each in found if each is not None]
     on = next((each for each in asked if each.is_known), None)
     if on is not None:
@@ -243,20 +243,12 @@ def _firewalld(host: Host) -> Fact[Firewall] | None:
     return absent(evidence) if word in ("inactive", "failed") else unknown(evidence)
 
 
-def _nftables(host: Host) -> Fact[Firewall] | None:
-    accepts = "no chain for input that drops"
-    return _ruleset(host, "nftables", "nf_tables", ("nft", "list", "ruleset"), drops_input, accepts)
-
-
-def _iptables(host: Host) -> Fact[Firewall] | None:
-    return _ruleset(host, "iptables", "iptable_filter", ("iptables", "-S", "INPUT"), input_policy, "accepts")
-
-
 def _ruleset(
     host: Host, name: str, module: str, argv: tuple[str, ...], find: Callable[[str], str | None], accepts: str
 ) -> Fact[Firewall] | None:
     """A firewall of the kernel, asked only where its module is loaded already."""
-    if not _is_loaded(host, module):
+    loaded = host.look("/proc/modules")
+    if loaded.state is not PathState.FILE or not re.search(rf"^{module} ", loaded.text, re.MULTILINE):
         return None
     ran = host.run(argv, timeout_s=4.0)
     if ran.is_absent:
@@ -269,13 +261,14 @@ def _ruleset(
     return known(Firewall(name), evidence) if policy else absent(evidence)
 
 
-def _is_loaded(host: Host, module: str) -> bool:
-    looked = host.look("/proc/modules")
-    return looked.state is PathState.FILE and re.search(rf"^{module} ", looked.text, re.MULTILINE) is not None
-
-
+# Firewall, its module, how it is asked, what finds a policy that drops, and the line where there is none.
+_RULESETS = (
+    ("nftables", "nf_tables", ("nft", "list", "ruleset"), drops_input, "no chain for input that drops"),
+    ("iptables", "iptable_filter", ("iptables", "-S", "INPUT"), input_policy, "accepts"),
+)
 _TIMESYNC = "/run/systemd/timesync/synchronized"
 _LEAP = r"(?m)^Leap status\s*:\s*(.+?)\s*$"
+_NTP = r"(?m)^NTPSynchronized=(yes|no)\s*$"
 _OFFSET = r"(?m)^System time\s*:\s*([0-9.]+) seconds (?:slow|fast) of NTP time"
 
 
@@ -292,21 +285,14 @@ def clock(host: Host) -> Fact[Clock]:
     if host.look(_TIMESYNC).state is PathState.FILE:
         return known(Clock(True, None), Evidence(_TIMESYNC, "file"))
     said: list[Evidence] = []
-    chrony = host.run(("chronyc", "-n", "tracking"), timeout_s=4.0)
-    if not chrony.is_absent:
-        found = of_chrony(chrony.out)
-        line = first_line(chrony.out) or first_line(chrony.err) or f"exit {chrony.code}"
-        said.append(Evidence("chronyc -n tracking", line))
+    for words, read, line in _TIMEKEEPERS:
+        ran = host.run(words, timeout_s=4.0)
+        found = read(ran.out)
         if found is not None:
-            line = next((match[0] for match in re.finditer(_LEAP, chrony.out)), "")
-            return known(found, Evidence("chronyc -n tracking", line))
-    control = host.run(("timedatectl", "show", "-p", "NTPSynchronized"), timeout_s=4.0)
-    if not control.is_absent:
-        is_synchronised = of_timedatectl(control.out)
-        line = first_line(control.out) or first_line(control.err) or f"exit {control.code}"
-        said.append(Evidence("timedatectl show -p NTPSynchronized", line))
-        if is_synchronised is not None:
-            return known(Clock(is_synchronised, None), said[-1])
+            decides = re.search(line, ran.out)
+            return known(found, Evidence(" ".join(words), decides[0].strip() if decides else ""))
+        if not ran.is_absent:
+            said.append(Evidence(" ".join(words), first_line(ran.out) or first_line(ran.err) or f"exit {ran.code}"))
     return unknown(*said) if said else absent(Evidence("chronyc, timedatectl", "no such program"))
 
 
@@ -321,10 +307,16 @@ def of_chrony(text: str) -> Clock | None:
     return Clock(words != "not synchronised", float(offset[1]) if offset and offset[1].count(".") < 2 else None)
 
 
-def of_timedatectl(text: str) -> bool | None:
+def of_timedatectl(text: str) -> Clock | None:
     """What `timedatectl show` says of NTPSynchronized."""
-    found = re.search(r"^NTPSynchronized=(yes|no)\s*$", text, re.MULTILINE)
-    return found[1] == "yes" if found else None
+    found = re.search(_NTP, text)
+    return Clock(found[1] == "yes", None) if found else None
+
+
+_TIMEKEEPERS: tuple[tuple[tuple[str, ...], Callable[[str], Clock | None], str], ...] = (
+    (("chronyc", "-n", "tracking"), of_chrony, _LEAP),
+    (("timedatectl", "show", "-p", "NTPSynchronized"), of_timedatectl, _NTP),
+)
 
 
 def _by_programs(reader: Callable[[Host], Fact[T]]) -> Callable[[Collector, Fact[tuple[str, ...]]], Fact[T]]:

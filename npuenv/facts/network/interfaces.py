@@ -100,7 +100,8 @@ def listeners(host: Host, *, may_run: bool = True) -> Fact[tuple[Listener, ...]]
             found += listening(ran.out)
         elif path == "/proc/net/tcp":  # a kernel without IPv6 has no tcp6
             return unknown(Evidence(path, (ran.err or ran.out)[:80].strip() or f"exit {ran.code}"))
-    owners = _owners(host) if may_run and found else {}
+    ran = host.run(("ss", "-H", "-ltnp"), timeout_s=4.0) if may_run and found else None
+    owners = owners_of(ran.out) if ran is not None and ran.code == 0 else {}
     listed = {Listener(address, port, owners.get(port, "")) for address, port in found}
     in_order = sorted(listed, key=lambda item: (item.port, item.address))
     return known(tuple(in_order), Evidence("/proc/net/tcp", f"{len(in_order)} listeners"))
@@ -133,19 +134,10 @@ def port_range(host: Host) -> Fact[PortRange]:
         or not all(re.fullmatch(r"\d{1,5}", item) for item in numbers)
     ):
         return unknown(Evidence(place, looked.error or looked.text[:80].strip() or looked.state.value))
-    reserved = _ranges(kept.text) if kept.state is PathState.FILE else ()
+    parts = (_RANGE.fullmatch(part.strip()) for part in kept.text.split(",") if kept.state is PathState.FILE)
+    reserved = tuple((int(match[1]), int(match[2] or match[1])) for match in parts if match)
     line = " ".join(numbers) + (f", reserved {kept.text.strip()}" if reserved else "")
     return known(PortRange(int(numbers[0]), int(numbers[1]), reserved), Evidence(place, line))
-
-
-def _ranges(text: str) -> tuple[tuple[int, int], ...]:
-    found = (_RANGE.fullmatch(part.strip()) for part in text.split(","))
-    return tuple((int(match[1]), int(match[2] or match[1])) for match in found if match)
-
-
-def _owners(host: Host) -> dict[int, str]:
-    ran = host.run(("ss", "-H", "-ltnp"), timeout_s=4.0)
-    return owners_of(ran.out) if ran.code == 0 else {}
 
 
 def _address(text: str) -> str:
@@ -168,6 +160,10 @@ class PortFacts(FactGroup):
 
 NET = "/sys/class/net"
 _ADDR = re.compile(r"^\d+:\s+(\S+?)(?:@\S+)?\s+(inet6?)\s+([0-9a-fA-F.:]+)(?:/(\d+))?(?=\s|$)", re.MULTILINE)
+_ROUTE = re.compile(
+    r"\s*(?P<interface>\S+)\s+(?P<network>[0-9A-F]{8})\s+(?P<gateway>[0-9A-F]{8})\s+(?P<flags>[0-9A-F]{4,8})\s+\S+\s+\S+\s+"
+    r"(?P<metric>[0-9]{1,10})\s+(?P<mask>[0-9A-F]{8})(?:\s|$)"
+)
 _LEAF = re.compile(r"\|--\s+([0-9.]+)\s*$")
 _LOCAL = re.compile(r"/32 host LOCAL\s*$")
 
@@ -203,13 +199,13 @@ def interfaces(host: Host, *, may_run: bool = True) -> Fact[tuple[Interface, ...
     if listed.state is not PathState.FOLDER:
         state = absent if listed.state is PathState.ABSENT else unknown
         return state(Evidence(NET, listed.error or listed.state.value))
-    addresses = _by_program(host) if may_run else None
-    if addresses is None:
-        addresses = _by_files(host)
+    ran = host.run(("ip", "-o", "addr"), timeout_s=4.0) if may_run else None
+    addresses = (addresses_of_program(ran.out) if ran is not None and ran.code == 0 else None) or _by_files(host)
     if addresses is None:
         return unknown(Evidence("ip -o addr", "no such program"), Evidence("/proc/net/fib_trie", "cannot be read"))
     found = tuple(_interface(host, name, addresses) for name in listed.names if name != "bonding_masters")
-    return known(found, *(Evidence(NET, _line(item)) for item in found))
+    words = ((each.name, each.state, f"mtu {each.mtu}" if each.mtu else "", *each.addresses) for each in found)
+    return known(found, *(Evidence(NET, " ".join(filter(None, line))) for line in words))
 
 
 def addresses_of_program(text: str) -> list[tuple[str, str]]:
@@ -245,18 +241,10 @@ def inet6_addresses(if_inet6: str) -> list[tuple[str, str]]:
 def routes(text: str) -> list[Route]:
     """The rows of /proc/net/route whose interface is up; others, and rows that cannot be read, are left out."""
     found = []
-    for line in text.splitlines()[1:]:
-        row = line.split()
-        if len(row) < 8 or not all(re.fullmatch(r"[0-9A-F]{8}", row[column]) for column in (1, 2, 7)):
-            continue
-        if (
-            not re.fullmatch(r"[0-9A-F]{4,8}", row[3])
-            or not re.fullmatch(r"[0-9]{1,10}", row[6])
-            or not int(row[3], 16) & 1
-        ):
-            continue
-        network, gateway, mask = (int.from_bytes(bytes.fromhex(row[column])[::-1], "big") for column in (1, 2, 7))
-        found.append(Route(row[0], network, mask, gateway, int(row[6])))
+    for row in map(_ROUTE.match, text.splitlines()[1:]):
+        if row and int(row["flags"], 16) & 1:
+            numbers = (int.from_bytes(bytes.fromhex(row[name]), "little") for name in ("network", "mask", "gateway"))
+            found.append(Route(row["interface"], *numbers, int(row["metric"])))
     return found
 
 
@@ -290,11 +278,6 @@ def number_of(address: str) -> int | None:
     return int.from_bytes(bytes(map(int, parts)), "big")
 
 
-def _by_program(host: Host) -> list[tuple[str, str]] | None:
-    ran = host.run(("ip", "-o", "addr"), timeout_s=4.0)
-    return (addresses_of_program(ran.out) or None) if ran.code == 0 else None
-
-
 def _by_files(host: Host) -> list[tuple[str, str]] | None:
     trie, six = host.look("/proc/net/fib_trie"), host.look("/proc/net/if_inet6")
     if trie.state is not PathState.FILE:
@@ -317,11 +300,6 @@ def _interface(host: Host, name: str, addresses: list[tuple[str, str]]) -> Inter
     mtu = text("mtu")
     own = tuple(address for interface, address in addresses if interface == name)
     return Interface(name, text("operstate"), int(mtu) if re.fullmatch(r"[0-9]{1,7}", mtu) else None, own)
-
-
-def _line(interface: Interface) -> str:
-    mtu = f"mtu {interface.mtu}" if interface.mtu else ""
-    return " ".join(part for part in (interface.name, interface.state, mtu, *interface.addresses) if part)
 
 
 HOSTS = "/etc/hosts"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
-from npuenv.facts.collector import USE_LEVEL, FactGroup, fact, file_text, not_asked, plain_lines, why_failed
+from npuenv.facts.collector import USE_LEVEL, FactGroup, fact, file_text, made_of, not_asked, plain_lines, why_failed
 from npuenv.facts.npu.driver import DriverFacts, without_table
 from npuenv.facts.python.interpreter import devices
 from npuenv.host.base import PathState
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from npuenv.facts.npu.queries import Board, Ecc, FaultEvent, Health, Mapped, Spod, Topology
     from npuenv.facts.npu.smi import NpuProcess, SmiTable
     from npuenv.facts.python.interpreter import Devices
-    from npuenv.host.base import Host, Ran
+    from npuenv.host.base import Host
 
 
 T = TypeVar("T")
@@ -103,7 +103,7 @@ def parse_dmi(text: str, code: int) -> Dmi:
 
 
 def _details(name: str, *, level: int = USE_LEVEL) -> Any:
-    """Declares the fact that a method of `Questions` gives: from `level` on of ill cards, from level 2 on of all."""
+    """Declares a fact that `Questions` gives: from `level` on of ill cards, from level 2 on of all."""
 
     def read(host: Collector, table: Fact[SmiTable], trouble: Fact[SmiTrouble]) -> Fact[Any]:
         if table.value is None:
@@ -111,8 +111,7 @@ def _details(name: str, *, level: int = USE_LEVEL) -> Any:
         is_healthy = all(card.health in ("OK", None) for card in table.value.cards)
         if host.level < USE_LEVEL and (is_healthy or level == USE_LEVEL):
             return absent(*table.evidence) if name == "health" else not_asked(USE_LEVEL)
-        asked: Callable[[Host], Fact[Any]] = getattr(host.shared(_questions).value, name)
-        return asked(host)
+        return made_of(host.shared(_questions), lambda questions: questions.ask(host, name))
 
     return fact(read, "npu.smi", "npu.smi_trouble")
 
@@ -137,10 +136,6 @@ def _idle(reader: Callable[[Collector], Fact[T]]) -> Callable[[Collector, Fact[S
     return read
 
 
-def _burn(host: Collector) -> Fact[Devices]:
-    return devices(host, host.python, BURN_S)
-
-
 class CardFacts(FactGroup):
     health: Fact[tuple[Health, ...]] = _details("health", level=1)  # at level 1 only of those that are not OK
     ecc: Fact[tuple[Ecc, ...]] = _details("ecc")
@@ -154,7 +149,7 @@ class CardFacts(FactGroup):
     silent: Fact[tuple[QueryRefusal, ...]] = _details("silent")
     # Fact of these -> the cards that it lacks, and what they said instead.
     unread: Fact[dict[str, dict[str, Evidence]]] = _details("unread", level=1)
-    burn: Fact[Devices] = fact(_idle(_burn), "npu.smi", level=BURN_LEVEL)
+    burn: Fact[Devices] = fact(_idle(lambda host: devices(host, host.python, BURN_S)), "npu.smi", level=BURN_LEVEL)
     dmi: Fact[Dmi] = fact(_idle(dmi), "npu.smi", level=BURN_LEVEL)
 
 
@@ -183,8 +178,9 @@ def holders(host: Host, table: SmiTable) -> Fact[tuple[Holder, ...]]:
     found = []
     evidence = []
     for at, process in enumerate(table.processes):
-        status = _status(host, process.pid) if at < _LOOKED_UP_AT_MOST and process.name else {}
-        holder = _holder(process, status)
+        looked = host.look(f"/proc/{process.pid}/status") if at < _LOOKED_UP_AT_MOST and process.name else None
+        is_read = looked is not None and looked.state is PathState.FILE
+        holder = _holder(process, dict(re.findall(_STATUS, looked.text)) if looked and is_read else {})
         found.append(holder)
         evidence.append(Evidence("npu-smi info", line_of(holder)))
     return known(tuple(found), *(evidence or (Evidence("npu-smi info", "no process is listed"),)))
@@ -212,11 +208,6 @@ def _holder(process: NpuProcess, status: dict[str, str]) -> Holder:
         uid=int(uid) if re.fullmatch(r"[0-9]{1,10}", uid) else None,
         is_zombie=is_here and status.get("State", "").startswith("Z"),
     )
-
-
-def _status(host: Host, pid: int) -> dict[str, str]:
-    looked = host.look(f"/proc/{pid}/status")
-    return dict(re.findall(_STATUS, looked.text)) if looked.state is PathState.FILE else {}
 
 
 CLAIMS = "/proc/uda/namespace_node"
@@ -299,16 +290,11 @@ def events(host: Host, *, timeout_s: float = 10.0) -> Fact[tuple[KernelEvent, ..
     if ran.is_absent:
         return absent(Evidence(command, "not found"))
     if ran.timed_out or ran.code != 0:
-        return _refused(command, ran)
+        # Ordinary users and containers may not read it: that is how machines are, and says nothing about the cards.
+        return (absent if "not permitted" in ran.err else unknown)(Evidence(command, why_failed(ran)))
     found = parse_kernel_log(ran.out)
     lines = (Evidence(command, event.line) for event in found)
     return known(found, *(tuple(lines) or (Evidence(command, "no trouble of the NPU driver"),)))
-
-
-def _refused(command: str, ran: Ran) -> Fact[tuple[KernelEvent, ...]]:
-    """Ordinary users and containers may not read it: that is how machines are, and says nothing about the cards."""
-    why = Evidence(command, why_failed(ran))
-    return absent(why) if "not permitted" in ran.err else unknown(why)
 
 
 def claims(host: Host) -> Fact[tuple[Claim, ...]]:
@@ -320,16 +306,11 @@ def claims(host: Host) -> Fact[tuple[Claim, ...]]:
     found = parse_claims(text.value)
     if not found and text.value.strip():
         return unknown(*text.evidence)
-    lines = (Evidence(CLAIMS, f"process {claim.root_pid} holds devices {_words(claim)}") for claim in found)
-    return known(found, *(tuple(lines) or (Evidence(CLAIMS, "no namespace holds a device"),)))
-
-
-def _words(claim: Claim) -> str:
-    return ", ".join(map(str, claim.devices)) or "-"
-
-
-def _holders(host: Host, table: Fact[SmiTable], trouble: Fact[SmiTrouble]) -> Fact[tuple[Holder, ...]]:
-    return holders(host, table.value) if table.value else without_table(table, trouble)
+    lines = [
+        Evidence(CLAIMS, f"process {claim.root_pid} holds devices {', '.join(map(str, claim.devices)) or '-'}")
+        for claim in found
+    ]
+    return known(found, *(lines or [Evidence(CLAIMS, "no namespace holds a device")]))
 
 
 def _claims(host: Collector, trouble: Fact[SmiTrouble]) -> Fact[tuple[Claim, ...]]:
@@ -339,7 +320,11 @@ def _claims(host: Collector, trouble: Fact[SmiTrouble]) -> Fact[tuple[Claim, ...
 
 
 class HolderFacts(FactGroup):
-    holders: Fact[tuple[Holder, ...]] = fact(_holders, "npu.smi", "npu.smi_trouble")
+    holders: Fact[tuple[Holder, ...]] = fact(
+        lambda host, table, trouble: holders(host, table.value) if table.value else without_table(table, trouble),
+        "npu.smi",
+        "npu.smi_trouble",
+    )
     claims: Fact[tuple[Claim, ...]] = fact(_claims, "npu.smi_trouble")  # by the driver's own account
     kernel: Fact[tuple[KernelEvent, ...]] = fact(events, level=USE_LEVEL)
 

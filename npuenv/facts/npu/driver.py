@@ -177,18 +177,13 @@ def pci_addresses_of(rows: Fact[tuple[tuple[str, str], ...]]) -> Fact[tuple[str,
 def parse_lspci(text: str) -> tuple[tuple[str, str], ...]:
     """The NPUs in what `lspci` or `lspci -n` prints."""
     found = [_PCI_ROW.search(line) for line in plain_lines(text)]
-    rows = [(_address(row["place"].lower()), row["device"].lower()) for row in found if row]
-    return tuple(row for row in rows if row[1] >= "d000")
-
-
-def _address(place: str) -> str:
-    return place if place.count(":") > 1 else f"0000:{place}"
+    rows = [(row["place"].lower(), row["device"].lower()) for row in found if row]
+    return tuple((place if place.count(":") > 1 else f"0000:{place}", kind) for place, kind in rows if kind >= "d000")
 
 
 def topology_files(host: Host) -> Fact[tuple[str, ...]]:
     """The names in the driver's folder of board descriptions, which cards of the 950 generation need."""
-    info = install_info(host).value or {}
-    path = f"{info.get('Driver_Install_Path_Param') or ROOT}/driver/topo"
+    path = f"{_root(host, 'Driver')}/driver/topo"
     looked = host.look(path)
     if looked.state is PathState.FOLDER:
         return known(looked.names, Evidence(path, " ".join(looked.names) or "empty"))
@@ -207,9 +202,7 @@ def modules(text: str) -> Fact[tuple[str, ...]]:
 
 def libraries(host: Host) -> Fact[tuple[str, ...]]:
     """Which folders of driver libraries are there; a container gets them by mounts."""
-    info = install_info(host).value or {}
-    root = info.get("Driver_Install_Path_Param") or ROOT
-    wanted = [f"{root}/driver/lib64/{part}" for part in ("common", "driver")] + ["/usr/local/dcmi"]
+    wanted = [*_library_folders(host), "/usr/local/dcmi"]
     there = tuple(path for path in wanted if host.look(path).state is PathState.FOLDER)
     evidence = tuple(Evidence(path, "present" if path in there else "absent") for path in wanted)
     return known(there, *evidence) if there else absent(*evidence)
@@ -217,10 +210,9 @@ def libraries(host: Host) -> Fact[tuple[str, ...]]:
 
 def library_files(host: Host) -> Fact[dict[str, tuple[str, ...]]]:
     """The libraries in the driver's folders, by folder; absent where there is no such folder."""
-    root = (install_info(host).value or {}).get("Driver_Install_Path_Param") or ROOT
     found: dict[str, tuple[str, ...]] = {}
     looked_at: list[Evidence] = []
-    for path in (f"{root}/driver/lib64/{part}" for part in ("common", "driver")):
+    for path in _library_folders(host):
         looked = host.look(path)
         if looked.state is PathState.FOLDER:
             found[path] = tuple(name for name in looked.names if re.search(r"\.so(\.|$)", name))
@@ -230,11 +222,18 @@ def library_files(host: Host) -> Fact[dict[str, tuple[str, ...]]]:
     return absent(*looked_at) if all(item.line == PathState.ABSENT.value for item in looked_at) else unknown(*looked_at)
 
 
+def _root(host: Host, part: str) -> str:
+    """Where the installer put the driver or the firmware."""
+    return (install_info(host).value or {}).get(f"{part}_Install_Path_Param") or ROOT
+
+
+def _library_folders(host: Host) -> list[str]:
+    return [f"{_root(host, 'Driver')}/driver/lib64/{part}" for part in ("common", "driver")]
+
+
 def _version_info(host: Host, part: str) -> Fact[VersionInfo]:
-    info = install_info(host).value or {}
-    root = info.get(f"{part.capitalize()}_Install_Path_Param") or ROOT
     tried: list[Evidence] = []
-    for path in dict.fromkeys((f"{root}/{part}/version.info", f"{ROOT}/{part}/version.info")):
+    for path in dict.fromkeys(f"{root}/{part}/version.info" for root in (_root(host, part.capitalize()), ROOT)):
         text = file_text(host, path)
         tried += text.evidence
         if text.value is None:
@@ -289,9 +288,7 @@ def changed(host: Host, version_file: str) -> Fact[Changed]:
     boot = file_text(host, "/proc/stat")
     found = re.search(r"^btime (\d{1,12})$", boot.value or "", re.MULTILINE)
     if found is None:
-        if boot.value is None:
-            return Fact(boot.state, None, boot.evidence)
-        return unknown(Evidence("/proc/stat", "no btime"))
+        return made_of(boot, lambda _: unknown(Evidence("/proc/stat", "no btime")))
     ran = host.run(("stat", "-c", "%Y", version_file))
     command = f"stat -c %Y {version_file}"
     if ran.is_absent:
@@ -324,10 +321,6 @@ def parse_installer(text: str) -> Installer | None:
             run.append((found[1].lower(), found[2], found[3].strip()))
     if not run:
         return None
-    return _judge(run)
-
-
-def _judge(run: list[tuple[str, str, str]]) -> Installer:
     part = run[-1][0]
     done = next((words for _, _, words in run if "installed successfully" in words), None)
     error = next((words for _, kind, words in run if kind == "ERROR"), None)
@@ -368,10 +361,6 @@ def _smi(host: Collector) -> Fact[SmiTable | SmiTrouble]:
     return smi(host, timeout_s=host.timeout(4.0, 20.0))
 
 
-def _changed(host: Collector, driver: Fact[VersionInfo]) -> Fact[Changed]:
-    return made_of(driver, lambda value: changed(host, value.path) if host.level else not_asked(1))
-
-
 def _installer(host: Collector, table: Fact[SmiTable], trouble: Fact[SmiTrouble]) -> Fact[Installer]:
     if not trouble.is_known and table.state is not State.ABSENT:
         return absent(Evidence(LOG, "not looked at"))
@@ -391,6 +380,10 @@ class DriverFacts(FactGroup):
     nodes: Fact[Nodes] = fact(nodes)
     smi: Fact[SmiTable] = fact(lambda host: table_of(host.shared(_smi)))
     smi_trouble: Fact[SmiTrouble] = fact(lambda host: trouble_of(host.shared(_smi)))
-    changed: Fact[Changed] = fact(_changed, "npu.driver")  # whether the driver was written after the boot
+    # Whether the driver was written after the boot.
+    changed: Fact[Changed] = fact(
+        lambda host, driver: made_of(driver, lambda value: changed(host, value.path) if host.level else not_asked(1)),
+        "npu.driver",
+    )
     # Asked only where the driver does not answer.
     installer: Fact[Installer] = fact(_installer, "npu.smi", "npu.smi_trouble")

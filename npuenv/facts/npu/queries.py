@@ -311,7 +311,9 @@ def parse_topology(text: str) -> Topology | None:
     affinity: dict[int, str] = {}
     for line in whole_lines(text):
         head, title, _ = line.partition("CPU Affinity")
-        words = _from_chip(head.split())
+        words = head.split()
+        # Without a log's prefix, which ends where the first card's name begins.
+        words = words[next((number for number, word in enumerate(words) if _CHIP.fullmatch(word)), len(words)) :]
         chips = [int(chip[1]) for word in words if (chip := _CHIP.fullmatch(word))]
         if len(chips) == len(set(chips)) == len(words) > 1:
             columns, has_cpus = columns or chips, has_cpus or bool(title)
@@ -326,11 +328,6 @@ def parse_topology(text: str) -> Topology | None:
     pairs = [(one, other) for one in columns for other in columns if one < other]
     is_complete = set(links) == set(columns) and all(links[one][other] == links[other][one] for one, other in pairs)
     return Topology(links, affinity, is_complete)
-
-
-def _from_chip(words: list[str]) -> list[str]:
-    """The words without a log's prefix, which ends where the first card's name begins."""
-    return words[next((number for number, word in enumerate(words) if _CHIP.fullmatch(word)), len(words)) :]
 
 
 def _is_row(cells: list[str], own: int) -> bool:

@@ -112,7 +112,7 @@ def _tables(lines: list[str]) -> Iterator[SmiTable]:
     """Each table of a text that holds several: the tool asked twice, or a terminal that showed it again."""
     reader = _TableReader()
     for line in lines:
-        if reader.is_followed_by(line):
+        if reader.layout is not None and (_TITLE.search(line) or _HEALTH_HEAD.search(line)):  # another one begins
             yield reader.table()
             reader = _TableReader()
         reader.read(line)
@@ -161,10 +161,6 @@ class _TableReader:
             has_end and not self.is_damaged and npus >= self.listed, self.is_install_incomplete,
             tuple(sorted(self.listed)),
         )  # fmt: skip
-
-    def is_followed_by(self, line: str) -> bool:
-        """Whether the line begins another table."""
-        return self.layout is not None and (_TITLE.search(line) is not None or bool(_HEALTH_HEAD.search(line)))
 
     def read(self, line: str) -> None:
         if "driver package may not be completely installed" in line:
@@ -248,11 +244,11 @@ class _TableReader:
         width = 4 if self.layout is Layout.A5 else 3
         row = row.last(width)  # a log may put a prefix with a bar before the table
         upper, self._upper = self._upper, None
-        if len(row.cells) < width or not _PAIR.search(
-            row.cells[-1]
-        ):  # both rows of a card end in `used / total`, a process row does not
+        # Both rows of a card end in `used / total`, a process row does not.
+        if len(row.cells) < width or not _PAIR.search(row.cells[-1]):
             self.is_damaged = True
-        elif not _is_lower(row.cells, has_upper=upper is not None):
+        # The name cannot decide: "910" and "310" look like the numbers of a lower row.
+        elif row.cells[-2] in HEALTHS or (upper is None and not BUS_ID.fullmatch(row.cells[-2])):
             self.is_damaged |= upper is not None
             self._upper = row
         else:
@@ -268,7 +264,9 @@ class _TableReader:
         power, temperature, _ = _values(first.values, self._head("Health"), (_ONE, _ONE, _PAIR))
         shapes = (_ONE, _PAIR) if self.layout is Layout.P310 else (_ONE, _PAIR, _PAIR)
         busy, _, *hbm = _values(second.values, self._head("Bus-Id"), shapes)
-        used, total = _used(hbm[0] if hbm else None)
+        used, total = (integer(word.strip()) for word in hbm[0].split("/")) if hbm and hbm[0] else (None, None)
+        if used is None or total is None or used > total:  # nothing where more is used than there is
+            used = total = None
         return Card(
             npu=upper[0],
             chip=int(numbers[0]),
@@ -324,13 +322,6 @@ def _layout_of(lower: tuple[str, ...]) -> Layout | None:
     return {(1, 2): Layout.A2, (2, 2): Layout.A3, (2, 1): Layout.P310}.get((len(numbers), pairs))
 
 
-def _is_lower(cells: tuple[str, ...], *, has_upper: bool) -> bool:
-    # The name cannot decide: "910" and "310" look like the numbers of a lower row.
-    if cells[-2] in HEALTHS:
-        return False
-    return BUS_ID.fullmatch(cells[-2]) is not None or has_upper
-
-
 def _values(cell: str, head: str, shapes: tuple[re.Pattern[str], ...]) -> list[str | None]:
     """The values of a cell, one for each column: by their order where none is missing, else by their places below the
     column's names. None where it is blank or of another shape; all are where the cell is not as wide as its head.
@@ -352,12 +343,6 @@ def _values(cell: str, head: str, shapes: tuple[re.Pattern[str], ...]) -> list[s
 
 def _fits(shape: re.Pattern[str], item: re.Match[str]) -> bool:
     return shape.fullmatch(item.group()) is not None
-
-
-def _used(pair: str | None) -> tuple[int | None, int | None]:
-    """(used, total); nothing where more is used than there is."""
-    used, total = (integer(word.strip()) for word in pair.split("/")) if pair else (None, None)
-    return (None, None) if used is None or total is None or used > total else (used, total)
 
 
 def _upper(cells: tuple[str, ...]) -> tuple[int, str | None] | None:

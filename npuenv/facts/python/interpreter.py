@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
 from npuenv.core.json_input import JsonError, loads
-from npuenv.facts.collector import from_json, pairs, why_failed
+from npuenv.facts.collector import from_json, made_of, pairs, why_failed
 from npuenv.facts.target import text as program
 from npuenv.host.base import PathState
 from npuenv.host.recorded import RecordedHost, RecordingHost
@@ -145,14 +145,17 @@ def interpreter(host: Host, python: str) -> Fact[Python]:
 
 def interpreter_of(answer: Fact[dict[str, Any]], python: str) -> Fact[Python]:
     """The interpreter with its distributions, from the answer of the inventory."""
-    if answer.value is None:
-        return Fact(answer.state, None, answer.evidence)
-    try:
-        value = _python(answer.value)
-    except (KeyError, TypeError, AttributeError, ValueError):  # of a foreign interpreter, or from a capture
-        return unknown(*answer.evidence)
-    line = f"Python {value.version}, {len(value.distributions)} distributions"
-    return known(value, Evidence(f"{python} (inventory)", line))
+
+    def read(found: dict[str, Any]) -> Fact[Python] | None:
+        try:
+            kind = "conda" if found["is_conda"] else "venv" if found["prefix"] != found["base_prefix"] else "system"
+            value = from_json(Python, {**found, "kind": kind})
+        except (KeyError, TypeError, AttributeError, ValueError):  # of a foreign interpreter, or from a capture
+            return None
+        line = f"Python {value.version}, {len(value.distributions)} distributions"
+        return known(value, Evidence(f"{python} (inventory)", line))
+
+    return made_of(answer, read)
 
 
 def broken(host: Host, python: str, answer: Fact[Any]) -> Fact[Broken]:
@@ -192,7 +195,7 @@ def _gone(host: Host, python: str) -> Fact[Broken]:
     if state is PathState.ABSENT:
         return known(Broken("no-folder", folder), Evidence(folder, "absent"))
     config = host.look(f"{folder}/pyvenv.cfg")
-    home = pairs(config.text).get("home", "") if config.state is PathState.FILE else ""
+    home = pairs(config.text).get("home", "")
     if home and host.look(home).state is PathState.ABSENT:
         return known(Broken("no-home", home), Evidence(f"{folder}/pyvenv.cfg", f"home = {home}"))
     if host.look(python).state is PathState.ABSENT:
@@ -261,18 +264,15 @@ def _ask(host: Host, python: str, name: str, *words: str, timeout_s: float) -> F
     try:
         document = loads(line, has_nan=True)
     except JsonError:
-        return unknown(Evidence(command, _MARK + line))
-    if not isinstance(document, dict):
-        return unknown(Evidence(command, _MARK + line))
-    return known(document, Evidence(command, ""))
+        document = None
+    return (
+        known(document, Evidence(command, ""))
+        if isinstance(document, dict)
+        else unknown(Evidence(command, _MARK + line))
+    )
 
 
 def _ending(ran: Ran) -> str:
     if ran.code is not None and ran.code < 0:
         return f"ended by signal {-ran.code}"
     return why_failed(ran)
-
-
-def _python(found: Mapping[str, Any]) -> Python:
-    kind = "conda" if found["is_conda"] else "venv" if found["prefix"] != found["base_prefix"] else "system"
-    return from_json(Python, {**found, "kind": kind})

@@ -164,10 +164,6 @@ def read(ran: Ran, timeout_s: float) -> Fact[ClusterStatus | StatusTrouble]:
         rows = [f"{item.used:g}/{item.total:g} {item.name}" for item in found.resources if "memory" not in item.name]
         line = f"{'?' if found.nodes is None else found.nodes} nodes: {', '.join(rows) or '-'}"
         return known(found, Evidence(command, line), *(Evidence(command, demand.line) for demand in found.demands[:3]))
-    return _refused(command, ran)
-
-
-def _refused(command: str, ran: Ran) -> Fact[ClusterStatus | StatusTrouble]:
     text = _COLOUR.sub("", f"{ran.out}\n{ran.err}")
     for kind, pattern in _REFUSALS:
         # The last one: Ray's C++ parts say it first, among their times and numbers, the exception says it for people.
@@ -261,17 +257,13 @@ def _demands(line: str) -> tuple[Demand, ...] | None:
     asked, how, waiting, what = found.groups()
     if what.startswith("from"):  # no work waits for it
         return ()
-    bundles = tuple(map(_bundle, _BUNDLE.finditer(asked)))
+    bundles = tuple(
+        ResourceDemand(tuple(sorted((name, float(need)) for name, need in _NEED.findall(found[1]))), int(found[2] or 1))
+        for found in _BUNDLE.finditer(asked)
+    )
     if _BUNDLE.sub("", asked).strip(", ") or what.endswith("groups") != (how in _STRATEGIES):
         return None
     return (Demand(bundles, how or "", int(waiting), line.strip()),)
-
-
-def _bundle(found: re.Match[str]) -> ResourceDemand:
-    needs, count = found.groups()
-    return ResourceDemand(
-        tuple(sorted((name, float(number)) for name, number in _NEED.findall(needs))), int(count or 1)
-    )
 
 
 _SLACK = 1e-6  # Ray counts in ten-thousandths
