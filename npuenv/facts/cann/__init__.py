@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 
 _PARTS = ("compiler", "runtime", "opp", "toolkit", "hccl", "opp_kernel")
 # `runtime_running_version=[7.6.0.1.220:8.0.0]`, older `=[1.83.T8.0.B128:CANN-1.83]`, later also `=[8.5.2]`.
-_RUNNING = re.compile(
-    r"^\s*(?P<part>[A-Za-z0-9_-]+)_(?P<kind>running|upgrade|installed)_version\s*=\s*\[(?P<value>[^\]\s]+)\]\s*$"
-)
-_OPS_PACKAGE = re.compile(r"Ascend-cann-(?:kernels-)?(?P<chip>[0-9A-Za-z_]+?)(?:-ops)?$", re.IGNORECASE)
+_RUNNING = r"^\s*(?P<part>[A-Za-z0-9_-]+)_(?P<kind>running|upgrade|installed)_version\s*=\s*\[(?P<value>[^\]\s]+)\]\s*$"
+_OPS_PACKAGE = r"(?i)Ascend-cann-(?:kernels-)?(?P<chip>[0-9A-Za-z_]+?)(?:-ops)?$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,7 @@ def running(host: Host, root: str) -> Fact[RunningParts]:
 
     def parse(text: str) -> Fact[RunningParts] | None:
         read = read_config(text)
-        line = next((line.strip() for line in text.splitlines() if _RUNNING.match(line)), "")
+        line = next((line.strip() for line in text.splitlines() if re.match(_RUNNING, line)), "")
         return known(read, Evidence(path, line)) if read.running or read.upgrade or read.installed else None
 
     return made_of(file_text(host, path), parse)
@@ -95,7 +93,7 @@ def read_config(text: str) -> RunningParts:
     """
     kinds: dict[str, dict[str, str]] = {"running": {}, "upgrade": {}, "installed": {}}
     for line in text.splitlines():
-        match = _RUNNING.match(line)
+        match = re.match(_RUNNING, line)
         if match:
             number, mark, release = match["value"].partition(":")
             value = re.sub(r"^CANN-", "", release if mark else number)
@@ -112,7 +110,7 @@ def ops(host: Host, root: str, arch: str | None) -> Fact[Ops]:
         text = file_text(host, path)
         if text.value is not None:
             fields = pairs(text.value)
-            name = _OPS_PACKAGE.match(fields.get("package_name", ""))
+            name = re.match(_OPS_PACKAGE, fields.get("package_name", ""))
             if not fields.get("version"):
                 return unknown(*text.evidence)
             line = line_with(text.value, "package_name") or line_with(text.value, "version")
@@ -127,7 +125,7 @@ def ops(host: Host, root: str, arch: str | None) -> Fact[Ops]:
 
 
 TBE = "op_impl/ai_core/tbe"
-_CHIP = re.compile(r"ascend[0-9][0-9a-z_]*")
+_CHIP = r"ascend[0-9][0-9a-z_]*"
 # The one operator group that a toolkit without its kernels package brings.
 _TOOLKIT_ONLY = frozenset({"ops_oam"})
 
@@ -168,7 +166,7 @@ def kernels(host: Host, opp: str) -> Fact[Kernels]:
     folder = f"{above}/kernel"
     looked = host.look(folder)
     if looked.state is PathState.FOLDER:
-        chips = [name for name in looked.names if _CHIP.fullmatch(name)]
+        chips = [name for name in looked.names if re.fullmatch(_CHIP, name)]
         hollow = [name for name in chips if set(host.look(f"{folder}/{name}").names) <= _TOOLKIT_ONLY]
         full = tuple(name for name in chips if name not in hollow)
         return known(Kernels(folder, full, tuple(hollow)), Evidence(folder, " ".join(chips) or "empty"))
@@ -200,7 +198,7 @@ def _package(host: Host, path: str, named_by: str) -> Custom:
     if host.look(path).state is not PathState.FOLDER:
         return Custom(path, named_by, False, None)
     looked = host.look(f"{path}/{TBE}/kernel")
-    chips = tuple(name for name in looked.names if _CHIP.fullmatch(name))
+    chips = tuple(name for name in looked.names if re.fullmatch(_CHIP, name))
     return Custom(path, named_by, True, chips if looked.state is PathState.FOLDER and chips else None)
 
 
@@ -216,11 +214,11 @@ class PartFacts(FactGroup):
     custom: Fact[CustomOps] = in_toolkit(lambda host, root: custom(host, _opp(host, root)))
 
 
-_ABI = re.compile(r"/cxx_abi_([01])(?:/|$)")
+_ABI = r"/cxx_abi_([01])(?:/|$)"
 _WRITTEN = ("ASCEND_PROCESS_LOG_PATH",)  # the other folders of caches are asked with those of the machine
 _NAMED = ("RANK_TABLE_FILE", "HCCL_WHITELIST_FILE", "HCCL_RDMA_QP_PORT_CONFIG_PATH", "TORCH_ACL_INIT_CONFIG_PATH")
 _TORCH_CONFIG = "torch/share/cmake/Torch/TorchConfig.cmake"
-_COMPILER_VERSION = re.compile(r"(?<![\w.])([0-9]+\.[0-9]+(?:\.[0-9]+)?)(?![\w.-])")
+_COMPILER_VERSION = r"(?<![\w.])([0-9]+\.[0-9]+(?:\.[0-9]+)?)(?![\w.-])"
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +255,7 @@ def atb(host: Host) -> Fact[Atb]:
     home = host.environ().get("ATB_HOME_PATH", "").rstrip("/")
     if not home:
         return absent(Evidence("environment", "ATB_HOME_PATH is not set"))
-    looked, abi = host.look(home), _ABI.search(home)
+    looked, abi = host.look(home), re.search(_ABI, home)
     if looked.state is PathState.UNREADABLE:
         return unknown(Evidence(home, looked.error))
     is_there = looked.state is PathState.FOLDER
@@ -305,7 +303,7 @@ def compilers(host: Host, timeout_s: float) -> Fact[dict[str, str]]:
     for program in ("gcc", "g++", "cmake"):
         ran = host.run((program, "--version"), timeout_s=timeout_s)
         first = ran.out.strip().splitlines()[0] if ran.code == 0 and ran.out.strip() else ""
-        numbers = _COMPILER_VERSION.findall(re.sub(r"\([^)]*\)", " ", first))
+        numbers = re.findall(_COMPILER_VERSION, re.sub(r"\([^)]*\)", " ", first))
         if numbers:
             found[program] = numbers[0]
             lines.append(Evidence(f"{program} --version", first))

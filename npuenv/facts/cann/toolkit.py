@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from npuenv.host.base import Host
 
 T = TypeVar("T")
-_VERSION = re.compile(r"[0-9]+\.[0-9A-Za-z.]+(?:[-_][0-9A-Za-z.]+)?")
+_VERSION = r"[0-9]+\.[0-9A-Za-z.]+(?:[-_][0-9A-Za-z.]+)?"
 # 8.5.0, 9.1.0-beta.1, 8.3.RC1; not 7.6.0.1.220 or 8.3.T5.0.B028, which count a part.
 _RELEASE = r"[0-9]+\.[0-9]+\.(?:[0-9]+|RC[0-9]+)(?:[-.](?:alpha|beta)\.?[0-9]+)?(?:_[0-9]{8,})?"
 # What torch_npu looks for under ASCEND_HOME_PATH, in its order (torch_npu 2.13.0, _init/registry/registry_manager.py).
@@ -159,7 +159,7 @@ def read(host: Host, root: str, said: str, arch: str | None) -> Fact[Cann]:
     arches = sorted(("aarch64", "x86_64"), key=lambda name: name != arch)
     fields, evidence, torn = _install_info(host, root, arches)
     version = fields.get("version", "")
-    if not _VERSION.fullmatch(version):
+    if not re.fullmatch(_VERSION, version):
         return unknown(evidence)
     is_new = "/cann" in fields.get("path", root) or re.search(r"/cann(-[^/]+)?$", root) is not None
     value = Cann(
@@ -211,7 +211,7 @@ def release_of(fields: Mapping[str, str]) -> str:
     later files have the release as `Version` and a bare `version_dir=cann`.
     """
     folder = re.sub(r"^cann-", "", fields.get("version_dir", "").strip('"'), flags=re.IGNORECASE)
-    if _VERSION.fullmatch(folder) and versions.is_cann(folder):
+    if re.fullmatch(_VERSION, folder) and versions.is_cann(folder):
         return folder
     version = fields.get("Version", "").strip('"')
     return version if re.fullmatch(_RELEASE, version) else ""
@@ -244,7 +244,7 @@ def read_nnal(host: Host, root: str, said: str) -> Fact[Nnal]:
     def parse(text: str) -> Fact[Nnal] | None:
         # `Ascend-cann-atb : 9.1.0`, then `Ascend-cann-atb Version : 9.1.0.B150`
         version = pairs(text, ":").get("Ascend-cann-atb", "")
-        is_read = _VERSION.fullmatch(version)
+        is_read = re.fullmatch(_VERSION, version)
         return known(Nnal(root, version, said), Evidence(path, line_with(text, "Ascend-cann-atb"))) if is_read else None
 
     return made_of(file_text(host, path), parse)
@@ -252,8 +252,8 @@ def read_nnal(host: Host, root: str, said: str) -> Fact[Nnal]:
 
 INSTALL_RECORD = "/etc/Ascend/ascend_cann_install.info"  # `Install_Path=/usr/local/Ascend`
 # Greedy: in /data/cann/cann-9.0.0/lib64 it is the inner folder.
-_HOME = re.compile(r"(?P<home>.*/(?:(?:ascend-toolkit|nnae|nnrt)/[^/]+|cann(?:-[0-9][^/]*)?))(?:/|$)")
-_OTHERS = re.compile(r"/(?:nnal|driver|firmware)(?:/|$)")  # beside CANN, not of it
+_HOME = r"(?P<home>.*/(?:(?:ascend-toolkit|nnae|nnrt)/[^/]+|cann(?:-[0-9][^/]*)?))(?:/|$)"
+_OTHERS = r"/(?:nnal|driver|firmware)(?:/|$)"  # beside CANN, not of it
 # The folder `latest` of the older layout is a folder of links, one a part: latest/compiler -> ../8.3.RC1/compiler.
 _LINKED_PARTS = ("compiler", "runtime", "opp", "toolkit")
 _PATH_LISTS = ("LD_LIBRARY_PATH", "PYTHONPATH", "PATH")
@@ -298,8 +298,8 @@ def home_of(path: str) -> str:
 
     Example: /usr/local/Ascend/cann-8.5.0/lib64 -> /usr/local/Ascend/cann-8.5.0
     """
-    match = _HOME.match(path)
-    if match is None or _OTHERS.match(path[match.end("home") :]) or _OTHERS.search(match["home"]):
+    match = re.match(_HOME, path)
+    if match is None or re.match(_OTHERS, path[match.end("home") :]) or re.search(_OTHERS, match["home"]):
         return ""
     return match["home"]
 

@@ -293,7 +293,7 @@ _TARGET = re.compile(r"device \d+ (?:PING (\S+)|dev\s+EID \S+ to (\S+))", re.IGN
 _SUMMARY = re.compile(
     r"(\d{1,9}) packets transmitted, (\d{1,9}) received, (\d{1,3}(?:\.\d{1,6})?)% packets? loss", re.IGNORECASE
 )
-_PLANE = re.compile(r"plane check result = 0x([0-9a-f]{1,16})", re.IGNORECASE)
+_PLANE = r"(?i)plane check result = 0x([0-9a-f]{1,16})"
 # The tool's words -> ours, the gravest first.
 _TROUBLES = (
     ("message too long", "message too long"),
@@ -326,7 +326,7 @@ def ping(text: str) -> Ping | None:
     targets = [match[1] or match[2] for match in map(_TARGET.fullmatch, lines) if match]
     if len(summaries) > 1 or len(targets) > 1 or not (summaries or trouble):
         return None
-    planes = sum(int(found, 16) != 0 for found in _PLANE.findall(lower))
+    planes = sum(int(found, 16) != 0 for found in re.findall(_PLANE, lower))
     target = targets[0] if targets else ""
     if not summaries:
         return Ping(target, None, None, trouble, planes)
@@ -341,9 +341,9 @@ _SWITCH = re.compile(
     r"dev_id:(\d{1,4}), tls switch\[([01])\]\(0:disable, 1:enable\)"
     r"(?:, tls preconfigured\[([01])\]\([^)]*\))?(?:, tls alarm time threshold\[(\d{1,6})\]days)?"
 )
-_BLOCK = re.compile(r"dev_id:\d+, \[([^\]]+)\] info:")
-_FIELD = re.compile(r"(subject|issuer|start_time|end_time)\[(.*)\]")
-_STATUS = re.compile(r"tls expiration status\[([012])\]\(.*\)")
+_BLOCK = r"dev_id:\d+, \[([^\]]+)\] info:"
+_FIELD = r"(subject|issuer|start_time|end_time)\[(.*)\]"
+_STATUS = r"tls expiration status\[([012])\]\(.*\)"
 EXPIRY = ("normal", "near expiration", "has expired")
 
 
@@ -382,7 +382,7 @@ def tls(text: str) -> Tls | None:
 def _certificates(lines: list[str]) -> tuple[Certificate, ...]:
     found: list[dict[str, str]] = []
     for line in lines:
-        block, value, status = _BLOCK.fullmatch(line), _FIELD.fullmatch(line), _STATUS.fullmatch(line)
+        block, value, status = re.fullmatch(_BLOCK, line), re.fullmatch(_FIELD, line), re.fullmatch(_STATUS, line)
         if block:
             found.append({"name": block[1]})
         elif value and found:

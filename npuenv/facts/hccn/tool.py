@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from npuenv.host.base import Host, Ran
 
 
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_ESCAPES = r"\x1b\[[0-9;?]*[ -/]*[@-~]"
 
 
 def lines_of(text: str) -> list[str]:
     """The lines that are not empty, in order."""
-    plain = _ESCAPES.sub("", text) if "\x1b" in text else text
+    plain = re.sub(_ESCAPES, "", text) if "\x1b" in text else text
     return [line for line in map(str.strip, plain.splitlines()) if line]
 
 
@@ -127,7 +127,7 @@ def refused(ran: Ran, item: str = "") -> RefusedAnswer | None:
 
 NOT_ASKED = "not asked after"  # a question of hccn_tool that did not end; followed by why
 HCCN_CONF = "/etc/hccn.conf"
-_ENTRY = re.compile(r"([a-z_]+?)_([0-9]+)\s*=\s*(.*)")
+_ENTRY = r"([a-z_]+?)_([0-9]+)\s*=\s*(.*)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def hccn_conf(text: str) -> Fact[HccnConf]:
     by_device: dict[int, dict[str, str]] = {}
     bad = []
     for line in (line.strip() for line in text.splitlines()):
-        match = _ENTRY.fullmatch(line)
+        match = re.fullmatch(_ENTRY, line)
         if match:
             by_device.setdefault(int(match[2]), {})[match[1]] = match[3].strip()
         elif line and not line.startswith("#"):

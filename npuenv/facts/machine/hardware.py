@@ -233,7 +233,7 @@ class HardwareFacts(FactGroup):
 
 
 _TABLE = "/proc/self/mountinfo"
-_ROW = re.compile(r"^\S.*?\s+([0-9]+|-)\s+([0-9]+|-)\s+(-?[0-9]+|-)\s+([0-9]+%|-)\s+(/.*?)\s*$")
+_ROW = r"^\S.*?\s+([0-9]+|-)\s+([0-9]+|-)\s+(-?[0-9]+|-)\s+([0-9]+%|-)\s+(/.*?)\s*$"
 NETWORK_KINDS = ("nfs", "nfs4", "lustre", "ceph", "cifs", "smb3", "gpfs", "beegfs", "9p", "afs", "fuse.juicefs")
 
 
@@ -314,7 +314,7 @@ def _row(host: Host, option: str, path: str) -> Fact[tuple[int | None, int | Non
     if ran.is_absent or "No such file" in ran.err:
         return absent(Evidence(command, why_failed(ran)))
     for line in reversed(ran.out.splitlines()[1:]):
-        found = _ROW.match(line)
+        found = re.match(_ROW, line)
         if found:
             size, _, free, _, place = found.groups()
             return known((_number(size), _number(free), place), Evidence(command, " ".join(line.split())))

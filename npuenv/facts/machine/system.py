@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _LIMITS = "/proc/self/limits"
 UNLIMITED = -1  # a limit that is not set
-_GLIBC = re.compile(r"(?:GLIBC|GNU libc|glibc)[^\n]*?\s([0-9]+\.[0-9]+)\s*$", re.MULTILINE)
-_LIMIT = re.compile(r"^(Max [a-z ]+?)\s{2,}(unlimited|[0-9]+)\s+(?:unlimited|[0-9]+)\b", re.MULTILINE)
+_GLIBC = r"(?m)(?:GLIBC|GNU libc|glibc)[^\n]*?\s([0-9]+\.[0-9]+)\s*$"
+_LIMIT = r"(?m)^(Max [a-z ]+?)\s{2,}(unlimited|[0-9]+)\s+(?:unlimited|[0-9]+)\b"
 _CGROUP_KINDS = (
     ("kubepods", "kubernetes"),
     ("docker", "docker"),
@@ -83,7 +83,7 @@ def glibc(host: Host) -> Fact[str]:
         return known(words[1], Evidence("getconf GNU_LIBC_VERSION", said.out.strip()))
     ran = host.run(("ldd", "--version"))
     text = ran.out + ran.err
-    match = _GLIBC.search(ran.out)
+    match = re.search(_GLIBC, ran.out)
     if match:
         return known(match.group(1), Evidence("ldd --version", match.group().strip()))
     if "musl" in text:
@@ -127,7 +127,7 @@ def limit(host: Host, name: str) -> Fact[int]:
 @of_file(_LIMITS)
 def limits(text: str) -> Fact[dict[str, int]]:
     """Every soft limit of this session by its name in /proc/self/limits; UNLIMITED is -1."""
-    value = {name: UNLIMITED if soft == "unlimited" else int(soft) for name, soft in _LIMIT.findall(text)}
+    value = {name: UNLIMITED if soft == "unlimited" else int(soft) for name, soft in re.findall(_LIMIT, text)}
     evidence = Evidence(_LIMITS, f"{len(value)} limits")
     return known(value, evidence) if value else unknown(evidence)
 
@@ -177,11 +177,7 @@ def _one_line(host: Host, argv: tuple[str, ...], pattern: str) -> Fact[str]:
 
 DRIVER_GROUP = "HwHiAiUser"  # owns the device nodes; created by the driver's installer
 _WHO = r"([0-9]+)(?:\(([^()]*)\))?"
-_ID = re.compile(
-    rf"uid={_WHO} gid={_WHO}(?: euid={_WHO})?(?: egid={_WHO})?(?: groups=(\S.*?))?(?: context=\S+)?\s*$",
-    re.MULTILINE,
-)
-_ID_GROUP = re.compile(_WHO)
+_ID = rf"(?m)uid={_WHO} gid={_WHO}(?: euid={_WHO})?(?: egid={_WHO})?(?: groups=(\S.*?))?(?: context=\S+)?\s*$"
 _STATUS = "/proc/self/status"
 
 
@@ -212,7 +208,7 @@ class Privileges:
 def account(host: Host) -> Fact[Account]:
     """The account from `id`, as `uid=1000(bob) gid=1000(bob) groups=1000(bob),1001(HwHiAiUser)`."""
     ran = host.run(("id",))
-    found = _ID.search(ran.out)
+    found = re.search(_ID, ran.out)
     if found is None:
         return (absent if ran.is_absent else unknown)(Evidence("id", why_failed(ran)))
     uid, name, gid, group, euid, ename, egid, egroup, listed = found.groups()
@@ -220,7 +216,7 @@ def account(host: Host) -> Fact[Account]:
         uid, name = euid, ename
     if egid is not None:
         gid, group = egid, egroup
-    rows = [(int(number), word) for number, word in _ID_GROUP.findall(listed or "")] or [(int(gid), group or "")]
+    rows = [(int(number), word) for number, word in re.findall(_WHO, listed or "")] or [(int(gid), group or "")]
     numbers = tuple(dict.fromkeys([int(gid), *(number for number, _ in rows)]))
     names = tuple(dict.fromkeys(word for _, word in rows if word))
     return known(Account(int(uid), int(gid), name or None, numbers, names), Evidence("id", found.group().strip()))
@@ -271,7 +267,7 @@ class SystemFacts(FactGroup):
 
 
 _LIBSTDCXX = "libstdc++.so.6"
-_VERSION = re.compile(r"libstdc\+\+\.so\.6\.0\.([0-9]+)$")
+_VERSION = r"libstdc\+\+\.so\.6\.0\.([0-9]+)$"
 _SYSTEM_FOLDERS = ("/usr/lib/{arch}-linux-gnu", "/usr/lib64", "/lib64", "/lib/{arch}-linux-gnu", "/usr/lib")
 _FOLDERS_AT_MOST = 40
 
@@ -296,7 +292,7 @@ def libstdcxx(host: Host, arch: str | None) -> Fact[CxxLibrary]:
         if ran.is_absent:
             return absent(Evidence("readlink", "no such program"))
         target = ran.out.strip()
-        found = _VERSION.search(target)
+        found = re.search(_VERSION, target)
         if ran.code == 0 and found:
             value = CxxLibrary(path, int(found.group(1)), number < len(mine))
             return known(value, Evidence(f"readlink {path}", target))
@@ -351,7 +347,7 @@ _AT_MOST = 5000  # rows that are read; a machine with more is read as far as thi
 _NAMED_AT_MOST = 48  # processes whose command lines are looked up
 _LETTERS_AT_MOST = 200  # kept of a command line
 # torch names its main thread pt_main_thread, and vLLM its engine VLLM::EngineCore; the kernel keeps 15 letters.
-_OURS = re.compile(r"(?:python[0-9.]*|pt_main_thread|ray::.*|raylet|gcs_server|VLLM.*|vllm.*|torchrun)(?: <defunct>)?")
+_OURS = r"(?:python[0-9.]*|pt_main_thread|ray::.*|raylet|gcs_server|VLLM.*|vllm.*|torchrun)(?: <defunct>)?"
 _ROW = re.compile(r"^\s*([0-9]+)\s+([0-9]+)\s+([A-Za-z][A-Za-z<+]*)\s+(\S.*?)\s*$")
 
 
@@ -393,7 +389,7 @@ def processes(host: Host) -> Fact[Processes]:
         return (absent if ran.is_absent else unknown)(Evidence(" ".join(PS), why_failed(ran)))
     found = (Process(int(pid), int(parent), stat, name) for pid, parent, stat, name in rows)
     everything = sorted(found, key=lambda process: process.pid)
-    ours = [process for process in everything if _OURS.fullmatch(process.name)]
+    ours = [process for process in everything if re.fullmatch(_OURS, process.name)]
     first = next((process.name for process in everything if process.pid == 1), "")
     zombies = tuple(item for item in everything if item.is_zombie)
     value = Processes(len(everything), first, tuple(_with_commands(host, ours)), zombies)

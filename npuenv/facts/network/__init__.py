@@ -33,9 +33,7 @@ if TYPE_CHECKING:
     from npuenv.host.base import Host
 
 
-_PROXY = re.compile(
-    r"(?:(?P<scheme>[a-z0-9+]+)://)?(?:[^@/]*@)?(?P<name>\[[0-9a-fA-F:]+\]|[^:/\[\]]+)(?::(?P<port>[0-9]+))?/?"
-)
+_PROXY = r"(?:(?P<scheme>[a-z0-9+]+)://)?(?:[^@/]*@)?(?P<name>\[[0-9a-fA-F:]+\]|[^:/\[\]]+)(?::(?P<port>[0-9]+))?/?"
 _DEFAULT_PORTS = {"http": 80, "https": 443, "socks4": 1080, "socks5": 1080, "socks5h": 1080}
 _PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy")
 
@@ -78,7 +76,7 @@ def listen(host: Collector, proxies: Fact[tuple[Proxy, ...]]) -> Fact[dict[str, 
 
 
 def _proxy(variable: str, address: str) -> Proxy:
-    match = _PROXY.fullmatch(address.strip())
+    match = re.fullmatch(_PROXY, address.strip())
     if match is None:
         return Proxy(variable, address, "", None)
     port = int(match["port"]) if match["port"] else _DEFAULT_PORTS.get(match["scheme"] or "http")

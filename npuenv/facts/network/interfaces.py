@@ -62,8 +62,8 @@ def _listed(text: str) -> tuple[int, ...] | None:
 
 _LINES = "300"
 _LISTENING = "0A"
-_OWNER = re.compile(r':(\d{1,5})\s+\S+\s+users:\(\("([^"]*)",pid=(\d+)')
-_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
+_OWNER = r':(\d{1,5})\s+\S+\s+users:\(\("([^"]*)",pid=(\d+)'
+_RANGE = r"(\d{1,5})(?:-(\d{1,5}))?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def listening(text: str) -> list[tuple[str, int]]:
 
 def owners_of(text: str) -> dict[int, str]:
     """Port -> program of the rows of `ss -H -ltnp` that name one."""
-    return {int(match[1]): match[2] for match in _OWNER.finditer(text)}
+    return {int(match[1]): match[2] for match in re.finditer(_OWNER, text)}
 
 
 def port_range(host: Host) -> Fact[PortRange]:
@@ -134,7 +134,7 @@ def port_range(host: Host) -> Fact[PortRange]:
         or not all(re.fullmatch(r"\d{1,5}", item) for item in numbers)
     ):
         return unknown(Evidence(place, looked.error or looked.text[:80].strip() or looked.state.value))
-    parts = (_RANGE.fullmatch(part.strip()) for part in kept.text.split(",") if kept.state is PathState.FILE)
+    parts = (re.fullmatch(_RANGE, part.strip()) for part in kept.text.split(",") if kept.state is PathState.FILE)
     reserved = tuple((int(match[1]), int(match[2] or match[1])) for match in parts if match)
     line = " ".join(numbers) + (f", reserved {kept.text.strip()}" if reserved else "")
     return known(PortRange(int(numbers[0]), int(numbers[1]), reserved), Evidence(place, line))
@@ -159,13 +159,13 @@ class PortFacts(FactGroup):
 
 
 NET = "/sys/class/net"
-_ADDR = re.compile(r"^\d+:\s+(\S+?)(?:@\S+)?\s+(inet6?)\s+([0-9a-fA-F.:]+)(?:/(\d+))?(?=\s|$)", re.MULTILINE)
+_ADDR = r"(?m)^\d+:\s+(\S+?)(?:@\S+)?\s+(inet6?)\s+([0-9a-fA-F.:]+)(?:/(\d+))?(?=\s|$)"
 _ROUTE = re.compile(
     r"\s*(?P<interface>\S+)\s+(?P<network>[0-9A-F]{8})\s+(?P<gateway>[0-9A-F]{8})\s+(?P<flags>[0-9A-F]{4,8})\s+\S+\s+\S+\s+"
     r"(?P<metric>[0-9]{1,10})\s+(?P<mask>[0-9A-F]{8})(?:\s|$)"
 )
-_LEAF = re.compile(r"\|--\s+([0-9.]+)\s*$")
-_LOCAL = re.compile(r"/32 host LOCAL\s*$")
+_LEAF = r"\|--\s+([0-9.]+)\s*$"
+_LOCAL = r"/32 host LOCAL\s*$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ def interfaces(host: Host, *, may_run: bool = True) -> Fact[tuple[Interface, ...
 
 def addresses_of_program(text: str) -> list[tuple[str, str]]:
     """Interface and address of each row of `ip -o addr`; link-local IPv6 ones are left out."""
-    return [(match[1], match[3]) for match in _ADDR.finditer(text) if not match[3].lower().startswith("fe80")]
+    return [(match[1], match[3]) for match in re.finditer(_ADDR, text) if not match[3].lower().startswith("fe80")]
 
 
 def local_addresses(fib_trie: str) -> list[str]:
@@ -218,10 +218,10 @@ def local_addresses(fib_trie: str) -> list[str]:
     found: dict[str, None] = {}
     leaf = ""
     for line in fib_trie.splitlines():
-        match = _LEAF.search(line)
+        match = re.search(_LEAF, line)
         if match:
             leaf = match[1]
-        elif leaf and _LOCAL.search(line):
+        elif leaf and re.search(_LOCAL, line):
             found.setdefault(leaf)
     return [address for address in found if number_of(address) is not None]
 

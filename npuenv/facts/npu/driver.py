@@ -40,10 +40,9 @@ ROOT = "/usr/local/Ascend"
 INSTALL_INFO = "/etc/ascend_install.info"
 SMI_TIMEOUT_S = 20.0  # npu-smi hangs when the driver is sick
 SMI_PLACES = ("npu-smi", "/usr/local/bin/npu-smi", "/usr/local/sbin/npu-smi")
-_PCI_ROW = re.compile(
-    r"(?:^|\s)(?P<place>(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]) "
-    r"(?:(?:Class )?1200: 19e5:|Processing accelerators: Huawei[^:]*\bDevice )(?P<device>[0-9a-f]{4})\b",
-    re.IGNORECASE,
+_PCI_ROW = (
+    r"(?i)(?:^|\s)(?P<place>(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]) "
+    r"(?:(?:Class )?1200: 19e5:|Processing accelerators: Huawei[^:]*\bDevice )(?P<device>[0-9a-f]{4})\b"
 )
 _MANAGERS = (("/dev/davinci_manager",), ("/dev/devmm_svm", "/dev/svm0"), ("/dev/hisi_hdc",))
 
@@ -176,7 +175,7 @@ def pci_addresses_of(rows: Fact[tuple[tuple[str, str], ...]]) -> Fact[tuple[str,
 
 def parse_lspci(text: str) -> tuple[tuple[str, str], ...]:
     """The NPUs in what `lspci` or `lspci -n` prints."""
-    found = [_PCI_ROW.search(line) for line in plain_lines(text)]
+    found = [re.search(_PCI_ROW, line) for line in plain_lines(text)]
     rows = [(row["place"].lower(), row["device"].lower()) for row in found if row]
     return tuple((place if place.count(":") > 1 else f"0000:{place}", kind) for place, kind in rows if kind >= "d000")
 

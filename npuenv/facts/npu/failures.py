@@ -38,12 +38,12 @@ class SmiTrouble:
 
 _RET = r"ret is (?P<ret>-[0-9]{4,5})\b"
 _TROUBLES = (
-    (SmiFailure.LIBRARY, re.compile(r"error while loading shared libraries: (?P<library>lib[\w.+-]*\.so[\w.]*):")),
-    (SmiFailure.IN_USE, re.compile(rf"because the device is used\. {_RET}")),
-    (SmiFailure.IN_USE, re.compile(r"dcmi mod\w+ initializ\w+ failed.{0,200}?ret is (?P<ret>-8020)\b")),
-    (SmiFailure.INIT, re.compile(rf"dcmi mod\w+ initializ\w+ failed.{{0,200}}?{_RET}")),
-    (SmiFailure.UNEXECUTABLE, re.compile(r"npu-smi: (?:cannot execute|Permission denied|Exec format error)")),
-    (SmiFailure.NOT_FOUND, re.compile(r"npu-smi: (?:command )?not found|npu-smi: No such file")),
+    (SmiFailure.LIBRARY, r"error while loading shared libraries: (?P<library>lib[\w.+-]*\.so[\w.]*):"),
+    (SmiFailure.IN_USE, rf"because the device is used\. {_RET}"),
+    (SmiFailure.IN_USE, r"dcmi mod\w+ initializ\w+ failed.{0,200}?ret is (?P<ret>-8020)\b"),
+    (SmiFailure.INIT, rf"dcmi mod\w+ initializ\w+ failed.{{0,200}}?{_RET}"),
+    (SmiFailure.UNEXECUTABLE, r"npu-smi: (?:cannot execute|Permission denied|Exec format error)"),
+    (SmiFailure.NOT_FOUND, r"npu-smi: (?:command )?not found|npu-smi: No such file"),
 )
 
 
@@ -51,7 +51,7 @@ def find_trouble(lines: list[str]) -> SmiTrouble:
     """The first failure text among the lines."""
     for line in lines:
         for kind, pattern in _TROUBLES:
-            match = pattern.search(line)
+            match = re.search(pattern, line)
             if match:
                 found = match.groupdict()
                 ret = int(found["ret"]) if found.get("ret") else None
@@ -70,10 +70,10 @@ class QueryRefusal:
 
 
 _REFUSALS = (
-    ("unsupported", re.compile(r"This device does not support querying [\w-]+")),
-    ("invalid-card", re.compile(r"Invalid card id\.|Error parameter of -i")),
-    ("failed", re.compile(r"(?:Failed to execute npu-smi |failed).{0,200}?\bret is (?P<ret>-\d{4,5})\b")),
-    ("unsupported", re.compile(r"Command or option is not found|Error parameter of -t")),
+    ("unsupported", r"This device does not support querying [\w-]+"),
+    ("invalid-card", r"Invalid card id\.|Error parameter of -i"),
+    ("failed", r"(?:Failed to execute npu-smi |failed).{0,200}?\bret is (?P<ret>-\d{4,5})\b"),
+    ("unsupported", r"Command or option is not found|Error parameter of -t"),
 )
 
 
@@ -81,7 +81,7 @@ def refusal(text: str) -> QueryRefusal | None:
     """Why a query was refused; None where none of the known words is there."""
     for line in plain_lines(text):
         for kind, pattern in _REFUSALS:
-            found = pattern.search(line)
+            found = re.search(pattern, line)
             if found:
                 numbers = [value for value in found.groupdict().values() if value]
                 return QueryRefusal(kind, line.strip(), int(numbers[0]) if numbers else None)

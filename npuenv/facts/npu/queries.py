@@ -90,14 +90,14 @@ _BOARD = (
     "Firmware Version", "Compatibility", "Board ID", "PCIe Bus Info", "PCI Device ID", "Chip ID", *_HEAD,
 )  # fmt: skip
 _SPOD = ("SDID", "Super Pod Size", "Super Pod ID", "Server Index", "Chassis ID", "Chip ID", *_HEAD)
-_EVENT = re.compile(r"event id=(0x[0-9A-Fa-f]{8}), severity=(\d+)(?:, (.*))?$")
+_EVENT = r"event id=(0x[0-9A-Fa-f]{8}), severity=(\d+)(?:, (.*))?$"
 _WORD = re.compile(r"[0-9A-Za-z]+")
 _WORDS = re.compile(r"[A-Za-z]{2,}(?: [A-Za-z]+)*")
 _PCI_ID = re.compile(r"0x[0-9A-Fa-f]{4}")
-_AFFINITY = re.compile(r"[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*")
-_COLUMNS = re.compile(r"\s{2,}|\t+")
-_MAPPED = re.compile(r"Ascend ?[0-9]{3}[A-Za-z0-9_-]*|Mcu|MiniD")
-_CHIP = re.compile(r"(?:NPU|Phy-ID)(\d+)")
+_AFFINITY = r"[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*"
+_COLUMNS = r"\s{2,}|\t+"
+_MAPPED = r"Ascend ?[0-9]{3}[A-Za-z0-9_-]*|Mcu|MiniD"
+_CHIP = r"(?:NPU|Phy-ID)(\d+)"
 _LINKS = frozenset({"X", "HCCS", "HCCS_SW", "SIO", "PHB", "PIX", "PXB", "SYS", "UB", "NA"})
 
 
@@ -290,14 +290,14 @@ def parse_map(text: str) -> tuple[Mapped, ...]:
     columns: list[str] = []
     rows = []
     for line in whole_lines(text):
-        cells = [cell for cell in _COLUMNS.split(line.strip()) if cell]
+        cells = [cell for cell in re.split(_COLUMNS, line.strip()) if cell]
         if "NPU ID" in cells and "Chip Name" in cells:
             columns = cells[cells.index("NPU ID") :]
             continue
         cells = cells[-len(columns) :] if columns else []
         row = dict(zip(columns, cells)) if len(cells) == len(columns) else {}
         npu = integer(row.get("NPU ID"))
-        if npu is not None and _MAPPED.fullmatch(row["Chip Name"]):
+        if npu is not None and re.fullmatch(_MAPPED, row["Chip Name"]):
             chip, logic, physical = (integer(row.get(name)) for name in ("Chip ID", "Chip Logic ID", "Chip Phy-ID"))
             rows.append(Mapped(npu, chip, logic, physical, row["Chip Name"]))
     return tuple(rows)
@@ -313,15 +313,15 @@ def parse_topology(text: str) -> Topology | None:
         head, title, _ = line.partition("CPU Affinity")
         words = head.split()
         # Without a log's prefix, which ends where the first card's name begins.
-        words = words[next((number for number, word in enumerate(words) if _CHIP.fullmatch(word)), len(words)) :]
-        chips = [int(chip[1]) for word in words if (chip := _CHIP.fullmatch(word))]
+        words = words[next((number for number, word in enumerate(words) if re.fullmatch(_CHIP, word)), len(words)) :]
+        chips = [int(chip[1]) for word in words if (chip := re.fullmatch(_CHIP, word))]
         if len(chips) == len(set(chips)) == len(words) > 1:
             columns, has_cpus = columns or chips, has_cpus or bool(title)
         elif len(chips) == 1 and chips[0] in columns:
             cells, cpus = words[1 : len(columns) + 1], words[len(columns) + 1 :]
             if len(cpus) == has_cpus and _is_row(cells, columns.index(chips[0])):
                 links[chips[0]] = {column: cell for column, cell in zip(columns, cells) if column != chips[0]}
-                affinity.update((chips[0], word) for word in cpus if _AFFINITY.fullmatch(word))
+                affinity.update((chips[0], word) for word in cpus if re.fullmatch(_AFFINITY, word))
     if not columns:
         return None
     # A link is the same from both of its ends.
@@ -344,7 +344,7 @@ def parse_events(text: str) -> tuple[int | None, tuple[FaultEvent, ...]]:
         read = labelled(line, labels)
         if read:
             count = integer(read[1])
-        event = _EVENT.search(line)
+        event = re.search(_EVENT, line)
         if event:
             events.append(FaultEvent(None, event[1][2:].upper(), int(event[2]), event[3] or ""))
     return count, tuple(events)

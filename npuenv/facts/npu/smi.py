@@ -22,14 +22,14 @@ from npuenv.facts.npu.queries import BUS_ID, HEALTHS, VERSION, chip_name, intege
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_TITLE = re.compile(r"npu-smi\s+(\S+)\s+Version:\s*(\S+)")
-_HEALTH_HEAD = re.compile(r"\|\s*Health\s*\|")
+_TITLE = r"npu-smi\s+(\S+)\s+Version:\s*(\S+)"
+_HEALTH_HEAD = r"\|\s*Health\s*\|"
 _PAIR = re.compile(r"[0-9]+\s*/\s*[0-9]+")
 _ONE = re.compile(r"[^\s/]+")
-_VALUE = re.compile(rf"{_PAIR.pattern}|\S+")
-_COLUMN = re.compile(r"[A-Za-z][A-Za-z-]*(?: [A-Za-z]+)?\([^)]*\)")  # a name with its unit: `NPU Util(%)`
+_VALUE = rf"{_PAIR.pattern}|\S+"
+_COLUMN = r"[A-Za-z][A-Za-z-]*(?: [A-Za-z]+)?\([^)]*\)"  # a name with its unit: `NPU Util(%)`
 VIRTUAL_FROM = 32768  # NPU ids of slices of a card
-_IDLE = re.compile(r"No running processes found in NPU (\d+)$")
+_IDLE = r"No running processes found in NPU (\d+)$"
 
 
 class Layout(enum.Enum):
@@ -112,7 +112,9 @@ def _tables(lines: list[str]) -> Iterator[SmiTable]:
     """Each table of a text that holds several: the tool asked twice, or a terminal that showed it again."""
     reader = _TableReader()
     for line in lines:
-        if reader.layout is not None and (_TITLE.search(line) or _HEALTH_HEAD.search(line)):  # another one begins
+        if reader.layout is not None and (
+            re.search(_TITLE, line) or re.search(_HEALTH_HEAD, line)
+        ):  # another one begins
             yield reader.table()
             reader = _TableReader()
         reader.read(line)
@@ -223,7 +225,7 @@ class _TableReader:
                 self._card_row(row)
 
     def _header(self, row: _Row) -> bool:
-        title = _TITLE.search(row.line)
+        title = re.search(_TITLE, row.line)
         if title:
             self.title = row.line
             self.tool, self.driver = (word if VERSION.fullmatch(word) else None for word in title.groups())
@@ -288,7 +290,7 @@ class _TableReader:
         return head if len(head) == self._width else ""
 
     def _process(self, cells: tuple[str, ...]) -> None:
-        idle = _IDLE.search(" ".join(cells))
+        idle = re.search(_IDLE, " ".join(cells))
         if idle:
             self.listed.add(int(idle[1]))
             return
@@ -326,10 +328,10 @@ def _values(cell: str, head: str, shapes: tuple[re.Pattern[str], ...]) -> list[s
     """The values of a cell, one for each column: by their order where none is missing, else by their places below the
     column's names. None where it is blank or of another shape; all are where the cell is not as wide as its head.
     """
-    items = list(_VALUE.finditer(cell))
+    items = list(re.finditer(_VALUE, cell))
     if len(items) == len(shapes) and all(map(_fits, shapes, items)):
         return [item.group() for item in items]
-    starts = [name.start() for name in _COLUMN.finditer(head)]
+    starts = [name.start() for name in re.finditer(_COLUMN, head)]
     if len(starts) != len(shapes) or len(cell) != len(head):
         return [None] * len(shapes)
     columns: list[list[re.Match[str]]] = [[] for _ in shapes]

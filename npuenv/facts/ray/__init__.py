@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 _STATUS_SHORT_S = 4.0
 _STATUS_S = 45.0  # with nobody there Ray needs 35 s to say so (2.55.0)
-_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:]+\]|[\w.-]+):[0-9]{1,5}")
-_SESSION = re.compile(r"session_[0-9]{4}-[0-9]{2}-[0-9]{2}_.*")
+_ADDRESS = r"(?:\[[0-9A-Fa-f:]+\]|[\w.-]+):[0-9]{1,5}"
+_SESSION = r"session_[0-9]{4}-[0-9]{2}-[0-9]{2}_.*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ def session(host: Host) -> Fact[RaySession]:
     if looked.state is not PathState.FOLDER:
         return unknown(Evidence(folder, looked.error or looked.state.value))
     note = host.look(f"{folder}/ray_current_cluster")
-    address = note.text.strip() if _ADDRESS.fullmatch(note.text.strip()) else None
+    address = note.text.strip() if re.fullmatch(_ADDRESS, note.text.strip()) else None
     is_mine = note.state is PathState.ABSENT or note.is_writable
-    sessions = sum(1 for name in looked.names if _SESSION.fullmatch(name))
+    sessions = sum(1 for name in looked.names if re.fullmatch(_SESSION, name))
     value = RaySession(folder, looked.is_writable, sessions, address, is_mine)
     access = "writable" if looked.is_writable else "not writable"
     evidence = [Evidence(folder, f"{access}, {value.sessions} sessions")]
@@ -70,10 +70,10 @@ def session(host: Host) -> Fact[RaySession]:
 def address(host: Host) -> Fact[str]:
     """The address that Ray would join without being told one: RAY_ADDRESS, else the noted cluster; absent: none."""
     named = host.environ().get("RAY_ADDRESS", "").strip()
-    if _ADDRESS.fullmatch(named):
+    if re.fullmatch(_ADDRESS, named):
         return known(named, Evidence("environment", f"RAY_ADDRESS={named}"))
     note = host.look(f"{folder_of(host)}/ray_current_cluster")
-    if note.state is PathState.FILE and _ADDRESS.fullmatch(note.text.strip()):
+    if note.state is PathState.FILE and re.fullmatch(_ADDRESS, note.text.strip()):
         return known(note.text.strip(), Evidence(note.path, note.text.strip()))
     if note.state is PathState.UNREADABLE:
         return unknown(Evidence(note.path, note.error))
