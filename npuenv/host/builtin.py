@@ -39,22 +39,14 @@ def _row(number: int) -> str | None:
     words = fields.split()
     if len(words) < 18:
         return None
-    return f"{number:>7} {words[1]:>7} {_letters(number, words):<4} {_shown(name, words[0])}\n"
-
-
-def _letters(number: int, words: list[str]) -> str:
-    """`ps`'s STAT: state, < or N for its priority, s session leader, l more than one thread, + in the foreground."""
+    # `ps`'s STAT: state, < or N for its priority, s session leader, l more than one thread, + in the foreground.
     nice = int(words[16])
-    marks = "<" if nice < 0 else "N" if nice > 0 else ""
-    marks += "s" if words[3] == str(number) else ""
-    marks += "l" if int(words[17]) > 1 else ""
-    marks += "+" if words[2] == words[5] else ""
-    return words[0] + marks
-
-
-def _shown(name: str, state: str) -> str:
-    clean = name.replace("\n", "?")
-    return f"{clean} <defunct>" if state == "Z" else clean
+    letters = words[0] + ("<" if nice < 0 else "N" if nice > 0 else "")
+    letters += "s" if words[3] == str(number) else ""
+    letters += "l" if int(words[17]) > 1 else ""
+    letters += "+" if words[2] == words[5] else ""
+    end = " <defunct>" if words[0] == "Z" else ""
+    return f"{number:>7} {words[1]:>7} {letters:<4} {name.replace(chr(10), '?')}{end}\n"
 
 
 _UNAME = {"-s": "sysname", "-n": "nodename", "-r": "release", "-v": "version", "-m": "machine"}

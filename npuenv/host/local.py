@@ -73,8 +73,10 @@ class LocalHost:
                         start_new_session=True,
                     )
                     self._guard.hold(process.pid)
-            except OSError as error:
-                return _refused(tuple(argv), error)
+            except (FileNotFoundError, NotADirectoryError) as error:  # absent if its interpreter is
+                return Ran(tuple(argv), None, "", error.strerror or "")
+            except OSError as error:  # else the shell's 126
+                return Ran(tuple(argv), 126, "", f"{argv[0]}: {error.strerror}")
             return _finish(process, tuple(argv), timeout_s)
         finally:
             if process is not None:
@@ -97,12 +99,20 @@ class LocalHost:
         except (OSError, ValueError) as error:
             return Looked(path, PathState.UNREADABLE, error=_words(error))
         is_writable = os.access(path, os.W_OK)
-        if stat.S_ISREG(mode):
-            return _look_at_file(path, is_writable)
-        if stat.S_ISDIR(mode):
-            return _look_at_folder(path, is_writable)
+        try:
+            if stat.S_ISREG(mode):
+                with open(path, "rb") as file:
+                    text = file.read(MAX_BYTES).decode("utf-8", "replace")
+                return Looked(path, PathState.FILE, text=text, is_writable=is_writable)
+            if stat.S_ISDIR(mode):
+                return Looked(path, PathState.FOLDER, names=tuple(sorted(os.listdir(path))), is_writable=is_writable)
+        except OSError as error:
+            return Looked(path, PathState.UNREADABLE, error=_words(error), is_writable=is_writable)
         if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
-            return _look_at_device(path, is_writable)
+            # Opening an NPU node can bind the card to this container, so access(2) has to do; it also checks the device
+            # cgroup.
+            may = is_writable and os.access(path, os.R_OK)
+            return Looked(path, PathState.DEVICE, error="" if may else os.strerror(errno.EACCES), is_writable=may)
         return Looked(path, PathState.OTHER, is_writable=is_writable)
 
     def environ(self) -> Mapping[str, str]:
@@ -134,36 +144,6 @@ def _why_absent(program: str, folders: Sequence[str]) -> str | None:
     return None
 
 
-def _refused(argv: tuple[str, ...], error: OSError) -> Ran:
-    """The result of a program that did not start: absent if its interpreter is, else the shell's 126."""
-    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        return Ran(argv, None, "", error.strerror or "")
-    return Ran(argv, 126, "", f"{argv[0]}: {error.strerror}")
-
-
-def _look_at_file(path: str, is_writable: bool) -> Looked:
-    try:
-        with open(path, "rb") as file:
-            text = file.read(MAX_BYTES).decode("utf-8", "replace")
-    except OSError as error:
-        return Looked(path, PathState.UNREADABLE, error=_words(error), is_writable=is_writable)
-    return Looked(path, PathState.FILE, text=text, is_writable=is_writable)
-
-
-def _look_at_folder(path: str, is_writable: bool) -> Looked:
-    try:
-        names = tuple(sorted(os.listdir(path)))
-    except OSError as error:
-        return Looked(path, PathState.UNREADABLE, error=_words(error), is_writable=is_writable)
-    return Looked(path, PathState.FOLDER, names=names, is_writable=is_writable)
-
-
-def _look_at_device(path: str, is_writable: bool) -> Looked:
-    # Opening an NPU node can bind the card to this container, so access(2) has to do; it also checks the device cgroup.
-    may = is_writable and os.access(path, os.R_OK)
-    return Looked(path, PathState.DEVICE, error="" if may else os.strerror(errno.EACCES), is_writable=may)
-
-
 def _words(error: OSError | ValueError) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
@@ -172,14 +152,12 @@ def _finish(process: subprocess.Popen[bytes], argv: tuple[str, ...], timeout_s: 
     assert process.stdout is not None and process.stderr is not None
     streams: dict[IO[bytes], bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
     timed_out = not _drain(process, streams, time.monotonic() + timeout_s)
-    out, err = (_trimmed(size).decode("utf-8", "replace") for size in streams.values())
-    return Ran(argv, None if timed_out else process.returncode, out, err, timed_out)
-
-
-def _trimmed(size: bytearray) -> bytes:
-    """At most MAX_BYTES: the beginning and the end, which contain the error or the answer."""
     half = MAX_BYTES // 2
-    return bytes(size) if len(size) <= MAX_BYTES else bytes(size[:half]) + b"\n" + bytes(size[-half + 1 :])
+    for size in streams.values():
+        if len(size) > MAX_BYTES:  # the beginning and the end contain the error or the answer
+            size[half : -half + 1] = b"\n"
+    out, err = (size.decode("utf-8", "replace") for size in streams.values())
+    return Ran(argv, None if timed_out else process.returncode, out, err, timed_out)
 
 
 def _drain(process: subprocess.Popen[bytes], streams: dict[IO[bytes], bytearray], deadline: float) -> bool:

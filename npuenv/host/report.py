@@ -376,11 +376,13 @@ class _ReportReader:
 
     def read(self, at: int) -> None:
         """Adds one line to the result, completely or as evidence, or leaves it out."""
-        line = _QUOTED.sub("", self._lines[at].text, count=1)
+        line = self._text(at)
         text = line.strip()
         if _head().match(text):
             self._enter(at)
-            self._findings_at, self._in_problem = self._first_finding(at), False
+            near = range(at + 1, min(at + 1 + _HEAD_AT_MOST, len(self._lines)))
+            self._findings_at = next((each for each in near if self._label.match(self._text(each).strip())), at)
+            self._in_problem = False
         elif self._label.match(text):
             self._enter(at)
             self._in_problem = bool(self._problem.match(text))
@@ -390,9 +392,8 @@ class _ReportReader:
         elif self._in_problem:
             self._evidence(at, line)
 
-    def _first_finding(self, head: int) -> int:
-        near = enumerate(self._lines[head + 1 : head + 1 + _HEAD_AT_MOST], head + 1)
-        return next((at for at, line in near if self._label.match(_QUOTED.sub("", line.text, count=1).strip())), head)
+    def _text(self, at: int) -> str:
+        return _QUOTED.sub("", self._lines[at].text, count=1)
 
     def _enter(self, at: int) -> None:
         self._is_inside = True

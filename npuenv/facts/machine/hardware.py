@@ -290,13 +290,13 @@ def mount_of(rows: tuple[MountRow, ...], path: str) -> MountRow | None:
 
 def folder(host: Host, path: str, rows: tuple[MountRow, ...]) -> Fact[FolderUsage]:
     """A folder; absent where there is none at this path. `rows` are those of `mounts`."""
-    space = _row(host, "-kP", path)
+    space = df_row(host, "-kP", path)
     if space.value is None:
         return Fact(space.state, None, space.evidence)
     size, free, place = space.value
     if size is None or free is None:
         return unknown(*space.evidence)
-    files = _row(host, "-iP", path)
+    files = df_row(host, "-iP", path)
     tried = host.run(("test", "-w", path))
     total, left = (files.value[0] or None, files.value[1]) if files.value else (None, None)
     may_write = {0: True, 1: False}.get(-1 if tried.code is None else tried.code)
@@ -307,7 +307,7 @@ def folder(host: Host, path: str, rows: tuple[MountRow, ...]) -> Fact[FolderUsag
     return known(value, *evidence, *((Evidence(f"test -w {path}", "not writable"),) if may_write is False else ()))
 
 
-def _row(host: Host, option: str, path: str) -> Fact[tuple[int | None, int | None, str]]:
+def df_row(host: Host, option: str, path: str) -> Fact[tuple[int | None, int | None, str]]:
     """(size, free, mount point) of a path as `df` has them; None for a figure that is a dash."""
     ran = host.run(("df", option, path))
     command = f"df {option} {path}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.facts.collector import FactGroup, fact, file_text, line_with, made_of, of_file, pairs, why_failed
-from npuenv.facts.machine.hardware import cpu_bound, memory_bound
+from npuenv.facts.machine.hardware import cpu_bound, df_row, memory_bound
 from npuenv.host.base import NotRecorded, PathState
 
 if TYPE_CHECKING:
@@ -134,14 +134,10 @@ def limits(text: str) -> Fact[dict[str, int]]:
 
 def space(host: Host, path: str) -> Fact[Space]:
     """Size and free space of the file system that holds a path; absent where there is no such path."""
-    ran = host.run(("df", "-kP", path))
-    command = f"df -kP {path}"
-    rows = [line.split() for line in ran.out.splitlines()[1:]]
-    if rows and len(rows[-1]) >= 6 and rows[-1][1].isdecimal() and rows[-1][3].isdecimal():
-        return known(Space(int(rows[-1][1]), int(rows[-1][3])), Evidence(command, " ".join(rows[-1])))
-    if "No such file" in ran.err:
-        return absent(Evidence(command, ran.err.strip()))
-    return unknown(Evidence(command, why_failed(ran)))
+    row = df_row(host, "-kP", path)
+    if row.value is None or row.value[0] is None or row.value[1] is None:
+        return unknown(*row.evidence) if row.is_known else Fact(row.state, None, row.evidence)
+    return known(Space(row.value[0], row.value[1]), *row.evidence)
 
 
 def memory_kib(host: Host) -> Fact[int]:

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.core.fact import Evidence, Fact, absent, known, unknown
+from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
 from npuenv.facts.collector import USE_LEVEL, FactGroup, fact, file_text, of_file
 from npuenv.host.base import PathState
 
@@ -322,9 +322,10 @@ def hostname(host: Host, *, may_run: bool = True) -> Fact[HostName]:
     own = (name.value or "").strip()
     listed = file_text(host, HOSTS)
     in_hosts = tuple(hosts_entries(listed.value).get(own, ())) if listed.value is not None else None
-    resolved, said = _resolve(host, own) if may_run else (None, "not asked")
+    found = resolve(host, own) if may_run else unknown(Evidence(f"getent ahosts {own}", "not asked"))
+    resolved = () if found.state is State.ABSENT else found.value
     line = f"{own}: {', '.join(in_hosts or ()) or 'not named'}"
-    return known(HostName(own, in_hosts, resolved), Evidence(HOSTS, line), Evidence(f"getent ahosts {own}", said))
+    return known(HostName(own, in_hosts, resolved), Evidence(HOSTS, line), *found.evidence)
 
 
 def hosts_entries(text: str) -> dict[str, list[str]]:
@@ -350,27 +351,22 @@ def resolvers(text: str) -> Fact[tuple[str, ...]]:
 
 def resolve(host: Host, name: str) -> Fact[tuple[str, ...]]:
     """What the system's resolver gives for a name; absent where it does not know the name."""
-    addresses, said = _resolve(host, name)
-    evidence = Evidence(f"getent ahosts {name}", said)
-    if addresses is None:
-        return unknown(evidence)
-    return known(addresses, evidence) if addresses else absent(evidence)
+    ran = host.run(("getent", "ahosts", name), timeout_s=3.0)
+    command = f"getent ahosts {name}"
+    if ran.code == 2:  # getent's own status for a name that is not found
+        return absent(Evidence(command, "not found"))
+    if ran.code != 0:
+        return unknown(Evidence(command, "timed out" if ran.timed_out else ran.err.strip() or f"exit {ran.code}"))
+    found = addresses_of(ran.out)
+    return (
+        known(found, Evidence(command, ", ".join(found))) if found else unknown(Evidence(command, ran.out[:80].strip()))
+    )
 
 
 def addresses_of(text: str) -> tuple[str, ...]:
     """The addresses of `getent ahosts`, each once: `10.20.0.12 STREAM node-a`."""
     rows = (line.split() for line in text.splitlines())
     return tuple(dict.fromkeys(row[0] for row in rows if len(row) > 1 and row[1] in ("STREAM", "DGRAM", "RAW")))
-
-
-def _resolve(host: Host, name: str) -> tuple[tuple[str, ...] | None, str]:
-    ran = host.run(("getent", "ahosts", name), timeout_s=3.0)
-    if ran.code == 2:  # getent's own status for a name that is not found
-        return (), "not found"
-    if ran.code != 0:
-        return None, "timed out" if ran.timed_out else (ran.err.strip() or f"exit {ran.code}")
-    found = addresses_of(ran.out)
-    return (found, ", ".join(found)) if found else (None, ran.out[:80].strip())
 
 
 def first_level(spans: Fact[tuple[str, ...]]) -> int:
