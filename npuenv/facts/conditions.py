@@ -31,7 +31,7 @@ from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.core.json_input import JsonError, loads
 from npuenv.facts import cann
 from npuenv.facts.cann import toolkit
-from npuenv.facts.collector import made_of, why_failed
+from npuenv.facts.collector import first_line, made_of, why_failed
 from npuenv.facts.manifest import VERIFIED
 from npuenv.host.base import PathState
 
@@ -197,21 +197,21 @@ def _verified(host: Host, *of: str) -> Fact[str]:
     return made_of(state, lambda found: known(str(found["verified"]), *state.evidence))
 
 
-def _of_inspector(host: Host, verb: str, of: tuple[str, ...], last: int) -> tuple[Ran | None, Evidence]:
-    """What the inspector did; None when there is no environment to ask, or no inspector in it. The evidence is the
-    line that it printed first or last.
-    """
+def _inspect(host: Host, verb: str, of: tuple[str, ...]) -> tuple[Ran, str]:
     argv = (posixpath.join(of[0], "bin/python"), "-I", "-B", posixpath.join(of[0], INSPECTOR), verb, *of)
-    ran = host.run(argv, timeout_s=_TIMEOUT_S)
-    said = (ran.err or ran.out).strip().splitlines() or [""]
-    is_absent = ran.is_absent or (ran.code == 2 and "can't open file" in ran.err)
-    return None if is_absent else ran, Evidence(" ".join(argv[:6]), said[last])
+    return host.run(argv, timeout_s=_TIMEOUT_S), " ".join(argv[:6])
+
+
+def _is_absent(ran: Ran) -> bool:
+    """True when there is no environment to ask, or no inspector in it."""
+    return ran.is_absent or (ran.code == 2 and "can't open file" in ran.err)
 
 
 def _dists(host: Host, *of: str) -> Fact[str]:
     """Real lines of the inspector: `problem: torch==2.13.0+cpu is not installed`."""
-    ran, evidence = _of_inspector(host, "check", of, 0)
-    if ran is None:
+    ran, command = _inspect(host, "check", of)
+    evidence = Evidence(command, first_line(ran.err or ran.out))
+    if _is_absent(ran):
         return absent(evidence)
     if ran.code == 1 and ran.out.startswith(_PROBLEM):
         return known(ran.out.splitlines()[0][len(_PROBLEM) :], evidence)
@@ -220,10 +220,11 @@ def _dists(host: Host, *of: str) -> Fact[str]:
 
 def _state(host: Host, of: tuple[str, ...]) -> Fact[dict[str, Any]]:
     """The inspector's document. A real one: {"damaged": {}, "dists": {"numpy": "2.4.6"}, "out": [], ...}"""
-    ran, evidence = _of_inspector(host, "state", of, -1)
-    if ran is None:
+    ran, command = _inspect(host, "state", of)
+    evidence = Evidence(command, ((ran.err or ran.out).strip().splitlines() or [""])[-1])
+    if _is_absent(ran):
         return absent(evidence)
-    found = _object(ran.out, Evidence(evidence.command, ran.out[:200])) if ran.code == 0 else None
+    found = _object(ran.out, Evidence(command, ran.out[:200])) if ran.code == 0 else None
     return found or unknown(evidence)
 
 

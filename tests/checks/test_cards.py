@@ -18,7 +18,7 @@ from npuenv.core.fact import Evidence
 from npuenv.core.finding import Status
 from npuenv.core.messages import LANGUAGES, say
 from npuenv.core.toml_input import load_file
-from npuenv.facts.machine.system import Account
+from npuenv.facts.machine import Account
 from npuenv.facts.npu import Claim, Dmi, Holder, KernelEvent, parse_dmi, parse_kernel_log
 from npuenv.facts.npu.failures import QueryRefusal, SmiFailure
 from npuenv.facts.npu.queries import (

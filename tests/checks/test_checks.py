@@ -20,7 +20,7 @@ from npuenv.core.finding import Status
 from npuenv.core.messages import say
 from npuenv.facts.collect import Facts, collect
 from npuenv.facts.hccn.tool import HccnConf
-from npuenv.facts.machine.system import Space
+from npuenv.facts.machine import Space
 from npuenv.facts.network import Proxy
 from npuenv.facts.npu.driver import VersionInfo
 from npuenv.facts.npu.failures import SmiFailure, SmiTrouble

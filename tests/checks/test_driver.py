@@ -11,7 +11,7 @@ from npuenv.checks.npu.driver import CHECKS
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import Status
 from npuenv.core.messages import LANGUAGES, say
-from npuenv.facts.machine.system import Account
+from npuenv.facts.machine import Account
 from npuenv.facts.npu import Claim, KernelEvent
 from npuenv.facts.npu.driver import Changed, Installer, VersionInfo
 from npuenv.facts.npu.failures import SmiFailure

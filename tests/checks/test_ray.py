@@ -10,8 +10,8 @@ import pytest
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import Status
 from npuenv.core.messages import say
+from npuenv.facts.machine import Process, Processes
 from npuenv.facts.machine.hardware import FolderUsage, MountRow
-from npuenv.facts.machine.system import Process, Processes
 from npuenv.facts.ray import RaySession
 from npuenv.facts.ray.status import ClusterStatus as Cluster
 from npuenv.facts.ray.status import Demand, Resource, ResourceDemand, StatusRefusal, StatusTrouble

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from npuenv.core.fact import Fact
-from npuenv.facts import cann, network, npu, ray
+from npuenv.facts import cann, machine, network, npu, ray
 from npuenv.facts.cann import toolkit
 from npuenv.facts.hccn import tool
-from npuenv.facts.machine import hardware, system
+from npuenv.facts.machine import hardware
 from npuenv.facts.network import interfaces
 from npuenv.facts.npu import driver
 from npuenv.facts.python import interpreter
@@ -21,17 +21,17 @@ OLDER = "/usr/local/Ascend/ascend-toolkit/8.3.RC1"
 
 Readers = dict[str, Callable[[Host], Fact[Any]]]
 MACHINE: Readers = {
-    "system": system.system,
-    "glibc": system.glibc,
-    "container": system.container,
-    "open_files": lambda host: system.limit(host, "Max open files"),
-    "space": lambda host: system.space(host, "/dev/shm"),
-    "memory": system.memory_kib,
-    "cpus": system.cpus,
-    "limits": system.limits,
-    "account": system.account,
-    "privileges": system.privileges,
-    "driver_group": system.driver_group,
+    "system": machine.system,
+    "glibc": machine.glibc,
+    "container": machine.container,
+    "open_files": lambda host: machine.limit(host, "Max open files"),
+    "space": lambda host: machine.space(host, "/dev/shm"),
+    "memory": machine.memory_kib,
+    "cpus": machine.cpus,
+    "limits": machine.limits,
+    "account": machine.account,
+    "privileges": machine.privileges,
+    "driver_group": machine.driver_group,
     "mounts": hardware.mounts,
     "folder": lambda host: hardware.folder(host, "/tmp", hardware.mounts(host).value or ()),
     "caches": lambda host: hardware.caches(host, hardware.mounts(host).value or ()),
@@ -39,10 +39,10 @@ MACHINE: Readers = {
     "memory_of_machine": hardware.memory,
     "processor": hardware.processor,
     "settings": hardware.settings,
-    "libstdcxx": lambda host: system.libstdcxx(host, "aarch64"),
-    "encoding": system.encoding,
-    "timezone": system.timezone,
-    "processes": system.processes,
+    "libstdcxx": lambda host: machine.libstdcxx(host, "aarch64"),
+    "encoding": machine.encoding,
+    "timezone": machine.timezone,
+    "processes": machine.processes,
 }
 RAY: Readers = {
     "ray_status": lambda host: status.status(host, "/opt/env/bin/ray", 45.0),

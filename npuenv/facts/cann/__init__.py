@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.facts.cann.toolkit import ToolkitFacts, in_toolkit, release_of
-from npuenv.facts.collector import FactGroup, fact, file_text, line_with, made_of, pairs
+from npuenv.facts.collector import fact, file_text, line_with, made_of, pairs
 from npuenv.host.base import PathState
 
 if TYPE_CHECKING:
@@ -206,14 +206,6 @@ def _opp(host: Host, root: str) -> str:
     return host.environ().get("ASCEND_OPP_PATH", "").rstrip("/") or f"{root}/opp"
 
 
-class PartFacts(FactGroup):
-    parts: Fact[tuple[Part, ...]] = in_toolkit(parts)
-    running: Fact[RunningParts] = in_toolkit(running)
-    ops: Fact[Ops] = in_toolkit(lambda host, root, arch: ops(host, root, arch.value), "machine.arch")
-    kernels: Fact[Kernels] = in_toolkit(lambda host, root: kernels(host, _opp(host, root)))
-    custom: Fact[CustomOps] = in_toolkit(lambda host, root: custom(host, _opp(host, root)))
-
-
 _ABI = r"/cxx_abi_([01])(?:/|$)"
 _WRITTEN = ("ASCEND_PROCESS_LOG_PATH",)  # the other folders of caches are asked with those of the machine
 _NAMED = ("RANK_TABLE_FILE", "HCCL_WHITELIST_FILE", "HCCL_RDMA_QP_PORT_CONFIG_PATH", "TORCH_ACL_INIT_CONFIG_PATH")
@@ -358,13 +350,16 @@ def _state(host: Host, path: str) -> str:
     return "writable" if looked.is_writable else "read-only"
 
 
-class SurroundingFacts(FactGroup):
+class CannFacts(ToolkitFacts):
+    """What is true of CANN and of the packages beside it."""
+
+    parts: Fact[tuple[Part, ...]] = in_toolkit(parts)
+    running: Fact[RunningParts] = in_toolkit(running)
+    ops: Fact[Ops] = in_toolkit(lambda host, root, arch: ops(host, root, arch.value), "machine.arch")
+    kernels: Fact[Kernels] = in_toolkit(lambda host, root: kernels(host, _opp(host, root)))
+    custom: Fact[CustomOps] = in_toolkit(lambda host, root: custom(host, _opp(host, root)))
     atb: Fact[Atb] = fact(atb)
     torch_abi: Fact[str] = fact(lambda host: torch_abi(host, host.python))  # "0" or "1"
     writes: Fact[tuple[WrittenFolder, ...]] = fact(writes)
     named_files: Fact[tuple[Named, ...]] = fact(named_files)
     compilers: Fact[dict[str, str]] = in_toolkit(lambda host, _: compilers(host, host.timeout(2, 10)))
-
-
-class CannFacts(SurroundingFacts, PartFacts, ToolkitFacts):
-    """What is true of CANN and of the packages beside it."""

@@ -225,13 +225,6 @@ def settings(host: Host) -> Fact[Mapping[str, str]]:
     return known(found, Evidence("/proc/sys", f"{len(found)} settings"))
 
 
-class HardwareFacts(FactGroup):
-    cgroup: Fact[Cgroup] = fact(cgroup)
-    memory: Fact[Memory] = fact(memory)  # of the machine, whatever the control group allows
-    processor: Fact[Processor] = fact(processor)
-    settings: Fact[Mapping[str, str]] = fact(settings)  # of the kernel
-
-
 _TABLE = "/proc/self/mountinfo"
 _ROW = r"^\S.*?\s+([0-9]+|-)\s+([0-9]+|-)\s+(-?[0-9]+|-)\s+([0-9]+%|-)\s+(/.*?)\s*$"
 NETWORK_KINDS = ("nfs", "nfs4", "lustre", "ceph", "cifs", "smb3", "gpfs", "beegfs", "9p", "afs", "fuse.juicefs")
@@ -384,8 +377,12 @@ def _folder_at(place: Callable[[Host], str]) -> Callable[[Host, Fact[tuple[Mount
     return lambda host, mounts: folder(host, place(host), mounts.value or ())
 
 
-class StorageFacts(FactGroup):
+class HardwareFacts(FactGroup):
     mounts: Fact[tuple[MountRow, ...]] = fact(mounts)
     home: Fact[FolderUsage] = fact(_folder_at(home), "machine.mounts")
     tmp: Fact[FolderUsage] = fact(_folder_at(tmp), "machine.mounts")
     caches: Fact[tuple[Cache, ...]] = fact(lambda host, mounts: caches(host, mounts.value or ()), "machine.mounts")
+    cgroup: Fact[Cgroup] = fact(cgroup)
+    memory: Fact[Memory] = fact(memory)  # of the machine, whatever the control group allows
+    processor: Fact[Processor] = fact(processor)
+    settings: Fact[Mapping[str, str]] = fact(settings)  # of the kernel

@@ -16,7 +16,6 @@ from npuenv.facts.collector import USE_LEVEL, FactGroup, fact, file_text, first_
 from npuenv.facts.network.interfaces import (
     HOSTS,
     InterfaceFacts,
-    PortFacts,
     first_level,
     hosts_entries,
     may_run,
@@ -322,10 +321,8 @@ def _by_programs(reader: Callable[[Host], Fact[T]]) -> Callable[[Collector, Fact
     return lambda host, spans: reader(host) if may_run(host, spans) else not_asked(first_level(spans))
 
 
-class ServiceFacts(FactGroup):
+class NetworkFacts(InterfaceFacts, EnvironFacts):
+    """What is true of the network that the host itself uses."""
+
     firewall: Fact[Firewall] = fact(_by_programs(firewall), "network.spans")
     clock: Fact[Clock] = fact(_by_programs(clock), "network.spans")
-
-
-class NetworkFacts(ServiceFacts, PortFacts, InterfaceFacts, EnvironFacts):
-    """What is true of the network that the host itself uses."""

@@ -151,13 +151,6 @@ def _address(text: str) -> str:
     return str(address) if mapped is None else f"::ffff:{mapped}"
 
 
-class PortFacts(FactGroup):
-    listeners: Fact[tuple[Listener, ...]] = fact(
-        lambda host, spans: listeners(host, may_run=may_run(host, spans)), "network.spans"
-    )
-    port_range: Fact[PortRange] = fact(port_range)
-
-
 NET = "/sys/class/net"
 _ADDR = r"(?m)^\d+:\s+(\S+?)(?:@\S+)?\s+(inet6?)\s+([0-9a-fA-F.:]+)(?:/(\d+))?(?=\s|$)"
 _ROUTE = re.compile(
@@ -386,3 +379,7 @@ class InterfaceFacts(FactGroup):
     routes: Fact[tuple[Route, ...]] = fact(route_table)
     hostname: Fact[HostName] = fact(lambda host, spans: hostname(host, may_run=may_run(host, spans)), "network.spans")
     resolvers: Fact[tuple[str, ...]] = fact(resolvers)
+    listeners: Fact[tuple[Listener, ...]] = fact(
+        lambda host, spans: listeners(host, may_run=may_run(host, spans)), "network.spans"
+    )
+    port_range: Fact[PortRange] = fact(port_range)

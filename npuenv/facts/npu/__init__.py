@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
-from npuenv.facts.collector import USE_LEVEL, FactGroup, fact, file_text, made_of, not_asked, plain_lines, why_failed
+from npuenv.facts.collector import USE_LEVEL, fact, file_text, made_of, not_asked, plain_lines, why_failed
 from npuenv.facts.npu.driver import DriverFacts, without_table
 from npuenv.facts.python.interpreter import devices
 from npuenv.host.base import PathState
@@ -134,23 +134,6 @@ def _idle(reader: Callable[[Collector], Fact[T]]) -> Callable[[Collector, Fact[S
         return reader(host)
 
     return read
-
-
-class CardFacts(FactGroup):
-    health: Fact[tuple[Health, ...]] = _details("health", level=1)  # at level 1 only of those that are not OK
-    ecc: Fact[tuple[Ecc, ...]] = _details("ecc")
-    boards: Fact[tuple[Board, ...]] = _details("boards")
-    chips: Fact[tuple[Board, ...]] = _details("chips")
-    mapped: Fact[tuple[Mapped, ...]] = _details("mapped")
-    topology: Fact[Topology] = _details("topology")
-    spods: Fact[tuple[Spod, ...]] = _details("spods")
-    faults: Fact[tuple[FaultEvent, ...]] = _details("faults")
-    # These two are about those above, so they come after them.
-    silent: Fact[tuple[QueryRefusal, ...]] = _details("silent")
-    # Fact of these -> the cards that it lacks, and what they said instead.
-    unread: Fact[dict[str, dict[str, Evidence]]] = _details("unread", level=1)
-    burn: Fact[Devices] = fact(_idle(lambda host: devices(host, host.python, BURN_S)), "npu.smi", level=BURN_LEVEL)
-    dmi: Fact[Dmi] = fact(_idle(dmi), "npu.smi", level=BURN_LEVEL)
 
 
 _LOOKED_UP_AT_MOST = 64
@@ -319,7 +302,9 @@ def _claims(host: Collector, trouble: Fact[SmiTrouble]) -> Fact[tuple[Claim, ...
     return claims(host) if in_use or host.level >= USE_LEVEL else not_asked(USE_LEVEL)
 
 
-class HolderFacts(FactGroup):
+class NpuFacts(DriverFacts):
+    """What is true of cards and driver."""
+
     holders: Fact[tuple[Holder, ...]] = fact(
         lambda host, table, trouble: holders(host, table.value) if table.value else without_table(table, trouble),
         "npu.smi",
@@ -327,7 +312,17 @@ class HolderFacts(FactGroup):
     )
     claims: Fact[tuple[Claim, ...]] = fact(_claims, "npu.smi_trouble")  # by the driver's own account
     kernel: Fact[tuple[KernelEvent, ...]] = fact(events, level=USE_LEVEL)
-
-
-class NpuFacts(CardFacts, HolderFacts, DriverFacts):
-    """What is true of cards and driver."""
+    health: Fact[tuple[Health, ...]] = _details("health", level=1)  # at level 1 only of those that are not OK
+    ecc: Fact[tuple[Ecc, ...]] = _details("ecc")
+    boards: Fact[tuple[Board, ...]] = _details("boards")
+    chips: Fact[tuple[Board, ...]] = _details("chips")
+    mapped: Fact[tuple[Mapped, ...]] = _details("mapped")
+    topology: Fact[Topology] = _details("topology")
+    spods: Fact[tuple[Spod, ...]] = _details("spods")
+    faults: Fact[tuple[FaultEvent, ...]] = _details("faults")
+    # These two are about those above, so they come after them.
+    silent: Fact[tuple[QueryRefusal, ...]] = _details("silent")
+    # Fact of these -> the cards that it lacks, and what they said instead.
+    unread: Fact[dict[str, dict[str, Evidence]]] = _details("unread", level=1)
+    burn: Fact[Devices] = fact(_idle(lambda host: devices(host, host.python, BURN_S)), "npu.smi", level=BURN_LEVEL)
+    dmi: Fact[Dmi] = fact(_idle(dmi), "npu.smi", level=BURN_LEVEL)
