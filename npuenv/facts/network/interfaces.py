@@ -100,8 +100,8 @@ def listeners(host: Host, *, may_run: bool = True) -> Fact[tuple[Listener, ...]]
             found += listening(ran.out)
         elif path == "/proc/net/tcp":  # a kernel without IPv6 has no tcp6
             return unknown(Evidence(path, (ran.err or ran.out)[:80].strip() or f"exit {ran.code}"))
-    ran = host.run(("ss", "-H", "-ltnp"), timeout_s=4.0) if may_run and found else None
-    owners = owners_of(ran.out) if ran is not None and ran.code == 0 else {}
+    sockets = host.run(("ss", "-H", "-ltnp"), timeout_s=4.0) if may_run and found else None
+    owners = owners_of(sockets.out) if sockets is not None and sockets.code == 0 else {}
     listed = {Listener(address, port, owners.get(port, "")) for address, port in found}
     in_order = sorted(listed, key=lambda item: (item.port, item.address))
     return known(tuple(in_order), Evidence("/proc/net/tcp", f"{len(in_order)} listeners"))
@@ -236,8 +236,10 @@ def routes(text: str) -> list[Route]:
     found = []
     for row in map(_ROUTE.match, text.splitlines()[1:]):
         if row and int(row["flags"], 16) & 1:
-            numbers = (int.from_bytes(bytes.fromhex(row[name]), "little") for name in ("network", "mask", "gateway"))
-            found.append(Route(row["interface"], *numbers, int(row["metric"])))
+            network, mask, gateway = (
+                int.from_bytes(bytes.fromhex(row[name]), "little") for name in ("network", "mask", "gateway")
+            )
+            found.append(Route(row["interface"], network, mask, gateway, int(row["metric"])))
     return found
 
 

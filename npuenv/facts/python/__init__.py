@@ -48,7 +48,7 @@ def find_python(host: Collector) -> None:
 
 
 def _inventory(host: Collector, python: str) -> Fact[dict[str, Any]]:
-    return interpreter.inventory(host, python, host.timeout(15, 60))
+    return interpreter.ask(host, python, "inventory", timeout_s=host.timeout(15, 60))
 
 
 def _broken(host: Collector, found: Fact[Python]) -> Fact[Broken]:
@@ -84,7 +84,7 @@ def _hashes(host: Collector, _: Python) -> Fact[Hashes]:
         return not_asked(USE_LEVEL)
     from npuenv.facts.python import packages
 
-    answer = host.read(interpreter.hashes, host.python)
+    answer = host.read(lambda host: interpreter.ask(host, host.python, "hashes", timeout_s=120.0))
     return not_asked(USE_LEVEL) if _is_unrecorded(answer) else packages.hashes(answer)
 
 

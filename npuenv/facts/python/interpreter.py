@@ -133,14 +133,9 @@ def choose(host: Host, python: str | None) -> str:
     return USUAL
 
 
-def inventory(host: Host, python: str, timeout_s: float = 30.0) -> Fact[dict[str, Any]]:
-    """The whole answer of the inventory, for `interpreter_of` and for `npuenv.facts.python.packages`."""
-    return _ask(host, python, "inventory", timeout_s=timeout_s)
-
-
 def interpreter(host: Host, python: str) -> Fact[Python]:
     """The interpreter with its distributions; absent where there is no such program."""
-    return interpreter_of(inventory(host, python), python)
+    return interpreter_of(ask(host, python, "inventory", timeout_s=30.0), python)
 
 
 def interpreter_of(answer: Fact[dict[str, Any]], python: str) -> Fact[Python]:
@@ -205,7 +200,7 @@ def _gone(host: Host, python: str) -> Fact[Broken]:
 
 def imports(host: Host, python: str, module: str, timeout_s: float = IMPORT_TIMEOUT_S) -> Fact[Import]:
     """What `import MODULE` does in a fresh process, with the session's own environment."""
-    answer = _ask(host, python, "imports", module, timeout_s=timeout_s)
+    answer = ask(host, python, "imports", module, timeout_s=timeout_s)
     command = f"{python} -c 'import {module}'"
     if answer.value is not None:
         try:
@@ -220,15 +215,10 @@ def imports(host: Host, python: str, module: str, timeout_s: float = IMPORT_TIME
     return Fact(answer.state, None, tuple(Evidence(command, item.line) for item in answer.evidence))
 
 
-def hashes(host: Host, python: str, timeout_s: float = 120.0) -> Fact[dict[str, Any]]:
-    """The answer of the program that compares every file with its recorded hash."""
-    return _ask(host, python, "hashes", timeout_s=timeout_s)
-
-
 def devices(host: Host, python: str, burn_s: int = 0) -> Fact[Devices]:
     """Count, copies and products on every device, compared with the CPU's; uses the devices, for `burn_s` at least."""
     words = (str(burn_s),) if burn_s else ()
-    answer = _ask(host, python, "devices", *words, timeout_s=DEVICES_TIMEOUT_S + burn_s)
+    answer = ask(host, python, "devices", *words, timeout_s=DEVICES_TIMEOUT_S + burn_s)
     command = " ".join((f"{python} (devices", *words)) + ")"
     if answer.value is None:
         return Fact(answer.state, None, tuple(Evidence(command, item.line) for item in answer.evidence))
@@ -243,13 +233,14 @@ def devices(host: Host, python: str, burn_s: int = 0) -> Fact[Devices]:
 
 def listens(host: Host, python: str, name: str, port: int) -> Fact[bool]:
     """Whether something accepts connections there, asked from the interpreter's machine within three seconds."""
-    answer = _ask(host, python, "listens", name, str(port), timeout_s=10.0)
+    answer = ask(host, python, "listens", name, str(port), timeout_s=10.0)
     if answer.value is None or not isinstance(answer.value.get("listens"), bool):
         return Fact(State.UNKNOWN, None, answer.evidence)
     return known(answer.value["listens"], Evidence(f"connect {name}:{port}", str(answer.value.get("why", ""))))
 
 
-def _ask(host: Host, python: str, name: str, *words: str, timeout_s: float) -> Fact[dict[str, Any]]:
+def ask(host: Host, python: str, name: str, *words: str, timeout_s: float) -> Fact[dict[str, Any]]:
+    """What a program of `npuenv.facts.target` answers inside the interpreter."""
     # The program travels in a variable: the argv stays short and the same when the program changes, so captures last.
     argv = (python, "-c", _LOADER, name, *words)
     ran = host.run(argv, timeout_s=timeout_s, env={"NPUENV_PROGRAM": program(name)})

@@ -167,10 +167,9 @@ def read(ran: Ran, timeout_s: float) -> Fact[ClusterStatus | StatusTrouble]:
     text = re.sub(_COLOUR, "", f"{ran.out}\n{ran.err}")
     for kind, pattern in _REFUSALS:
         # The last one: Ray's C++ parts say it first, among their times and numbers, the exception says it for people.
-        line = next(
-            (line.strip()[:_LINE_AT_MOST] for line in reversed(text.splitlines()) if re.search(pattern, line)), None
-        )
-        if line is not None:
+        lines = [line for line in text.splitlines() if re.search(pattern, line)]
+        if lines:
+            line = lines[-1].strip()[:_LINE_AT_MOST]
             return known(StatusTrouble(kind, line), Evidence(command, line))
     if ran.code == 0:
         return unknown(Evidence(command, why_failed(ran)))

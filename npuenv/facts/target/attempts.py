@@ -58,6 +58,10 @@ def listens(name: str, port: str) -> dict[str, object]:
 # What a module prints, or does with its standard output, must not touch the answer.
 kept = os.dup(1)
 os.dup2(2, 1)
-text = "\nNPUENV-ANSWER " + json.dumps({"imports": imports, "listens": listens}[sys.argv[1]](*sys.argv[2:])) + "\n"
+text = (
+    "\nNPUENV-ANSWER "
+    + json.dumps(imports(*sys.argv[2:]) if sys.argv[1] == "imports" else listens(*sys.argv[2:]))
+    + "\n"
+)
 os.write(kept, text.encode("ascii"))
 os._exit(0)  # teardown of half-loaded native libraries may crash after the answer
