@@ -249,12 +249,10 @@ class Redactor:
         address = found.group(1)
         if _is_private(address) or not _is_address(found):
             return address
-        if address not in self._addresses:
-            number = len(self._addresses)
-            if number >= 254 * len(_STAND_IN_NETS):
-                return SECRET
-            self._addresses[address] = f"{_STAND_IN_NETS[number // 254]}.{number % 254 + 1}"
-        return self._addresses[address]
+        net, end = divmod(len(self._addresses), 254)
+        if address not in self._addresses and net >= len(_STAND_IN_NETS):
+            return SECRET
+        return self._addresses.get(address) or self._addresses.setdefault(address, f"{_STAND_IN_NETS[net]}.{end + 1}")
 
     def _for_address_6(self, found: re.Match[str]) -> str:
         text = found.group()

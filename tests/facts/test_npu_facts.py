@@ -342,3 +342,11 @@ def test_a_list_of_faults_that_is_cut_is_not_an_empty_one() -> None:
     answers = {"-t current-fault-event -i 0": event} | {f"-t current-fault-event -i {card}": none for card in (1, 2)}
     facts = collect(host_with(A5, answers), 2)
     assert facts.unread.value is not None and "0" in facts.unread.value["faults"]
+
+
+def test_cards_are_in_the_order_of_their_numbers_and_not_of_their_names() -> None:
+    host = ScriptedHost()
+    host.folder("/dev", "davinci0", "davinci1", "davinci10", "davinci2", "davinci_manager", "devmm_svm", "hisi_hdc")
+    found = driver.nodes(host).value
+    assert found is not None
+    assert [node.path for node in found.cards] == [f"/dev/davinci{number}" for number in (0, 1, 2, 10)]

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from npuenv.host.base import Host
 
 
+T = TypeVar("T")
 _PROXY = r"(?:(?P<scheme>[a-z0-9+]+)://)?(?:[^@/]*@)?(?P<name>\[[0-9a-fA-F:]+\]|[^:/\[\]]+)(?::(?P<port>[0-9]+))?/?"
 _DEFAULT_PORTS = {"http": 80, "https": 443, "socks4": 1080, "socks5": 1080, "socks5h": 1080}
 _PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy")
@@ -142,7 +143,7 @@ def spans(environ: Mapping[str, str]) -> Fact[tuple[str, ...]]:
     return known(tuple(found), *lines) if found else absent(Evidence("environment", "nothing speaks of several nodes"))
 
 
-def master(host: Host, *, may_run: bool = True) -> Fact[Master]:
+def master(host: Host) -> Fact[Master]:
     """MASTER_ADDR with its addresses, from /etc/hosts, then from the system's resolver; absent where it is not set."""
     environ = host.environ()
     name = environ.get("MASTER_ADDR", "").strip()
@@ -157,8 +158,6 @@ def master(host: Host, *, may_run: bool = True) -> Fact[Master]:
     addresses = tuple(hosts_entries(listed.value or "").get(name, ()))
     if addresses:
         return known(Master(name, addresses, port), line, Evidence(HOSTS, f"{addresses[0]} {name}"))
-    if not may_run:
-        return not_asked(1)
     found = resolve(host, name)
     if found.state is State.UNKNOWN:
         return unknown(line, *found.evidence)
@@ -175,10 +174,9 @@ class EnvironFacts(FactGroup):
     proxies: Fact[tuple[Proxy, ...]] = fact(proxies)
     proxies_listen: Fact[dict[str, bool]] = fact(listen, "network.proxies")
     spans: Fact[tuple[str, ...]] = fact(lambda host: spans(host.environ()))
-    master: Fact[Master] = fact(lambda host: master(host, may_run=host.level > 0))
+    master: Fact[Master] = fact(master)
 
 
-T = TypeVar("T")
 _CHAIN = r"type filter hook input priority [^;]+; policy (\w+);"
 
 
