@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
-from npuenv.host.base import NotRecorded, PathState
+from npuenv.host.base import Host, Looked, NotRecorded, PathState, Ran
 from npuenv.host.builtin import is_answered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from npuenv.host.base import Host, Looked, Ran
 
 
 S = TypeVar("S")

@@ -33,13 +33,12 @@ from npuenv.facts import cann
 from npuenv.facts.cann import toolkit
 from npuenv.facts.collector import first_line, made_of, why_failed
 from npuenv.facts.manifest import VERIFIED
-from npuenv.host.base import PathState
+from npuenv.host.base import Host, PathState, Ran
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from npuenv.core.plan import Condition
-    from npuenv.host.base import Host, Ran
 
 INSPECTOR = ".npuenv/inspector.py"
 _PROBLEM = "problem: "

@@ -14,12 +14,11 @@ from npuenv.core import json_input as _json
 from npuenv.core.fact import Evidence, Fact, absent, known
 from npuenv.core.seal import is_sealed
 from npuenv.core.toml_input import TomlError, loads
-from npuenv.host.base import PathState
+from npuenv.host.base import Host, PathState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npuenv.host.base import Host
 
 MARKER = "npuenv-env.json"
 MANIFEST = ".npuenv/manifest.json"

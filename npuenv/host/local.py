@@ -16,14 +16,12 @@ import time
 from typing import IO, TYPE_CHECKING
 
 from npuenv.host import builtin
-from npuenv.host.base import Looked, PathState, Ran
+from npuenv.host.base import Host, Looked, PathState, Ran
 
 if TYPE_CHECKING:
     import selectors
     import subprocess
     from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from npuenv.host.base import Host
 
 
 MAX_BYTES = 1 << 20  # stored of a file, or of the two ends of an output stream; the rest is read and dropped

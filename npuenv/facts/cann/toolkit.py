@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from npuenv.core import versions
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
 from npuenv.facts.collector import FactGroup, fact, file_text, first_line, line_with, made_of, of_file, pairs
-from npuenv.host.base import PathState
+from npuenv.host.base import Host, PathState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from npuenv.host.base import Host
 
 T = TypeVar("T")
 _VERSION = r"[0-9]+\.[0-9A-Za-z.]+(?:[-_][0-9A-Za-z.]+)?"

@@ -10,13 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from npuenv.core.fact import Fact, known
-from npuenv.facts.collector import USE_LEVEL, fact
-from npuenv.facts.hccn.tool import ConfFacts
+from npuenv.facts.collector import USE_LEVEL, Collector, fact
+from npuenv.facts.hccn.tool import ConfFacts, RefusedAnswer
 
 if TYPE_CHECKING:
-    from npuenv.facts.collector import Collector
     from npuenv.facts.hccn.parsers import Address, DevInfo, Gateway, LinkChanges, Optical, Ping, Speed, Tls, Vnic
-    from npuenv.facts.hccn.tool import RefusedAnswer
 
 
 def _answers(host: Collector) -> Fact[dict[str, Fact[Any]]]:

@@ -15,18 +15,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
 from npuenv.facts.collector import made_of
-from npuenv.facts.hccn.parsers import ITEMS
-from npuenv.facts.hccn.tool import NOT_ASKED, HccnRefusal, RefusedAnswer, lines_of, refused
+from npuenv.facts.hccn.parsers import ITEMS, Address, DevInfo
+from npuenv.facts.hccn.tool import NOT_ASKED, HccnConf, HccnRefusal, RefusedAnswer, lines_of, refused
 from npuenv.facts.npu.smi import Layout
-from npuenv.host.base import NotRecorded
+from npuenv.host.base import Host, NotRecorded, Ran
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from npuenv.facts.hccn.parsers import Address, DevInfo
-    from npuenv.facts.hccn.tool import HccnConf
     from npuenv.facts.npu.driver import Nodes
-    from npuenv.host.base import Host, Ran
 
 T = TypeVar("T")
 BUDGET_S = 60.0  # for all questions together; level 2 has two minutes for everything

@@ -18,16 +18,12 @@ import enum
 import functools
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.core.json_input import JsonError, loads
 from npuenv.facts.collector import FactGroup, fact, file_text, made_of, of_file
-from npuenv.host.base import PathState
-
-if TYPE_CHECKING:
-    from npuenv.host.base import Host, Ran
-
+from npuenv.host.base import Host, PathState, Ran
 
 _ESCAPES = r"\x1b\[[0-9;?]*[ -/]*[@-~]"
 

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
 from npuenv.facts.collector import FactGroup, fact, file_text, of_file, pairs, why_failed
-from npuenv.host.base import PathState
+from npuenv.host.base import Host, PathState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-
-    from npuenv.host.base import Host
 
 
 _ROOT = "/sys/fs/cgroup"

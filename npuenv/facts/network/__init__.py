@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
-from npuenv.facts.collector import USE_LEVEL, FactGroup, fact, file_text, first_line, not_asked
+from npuenv.facts.collector import USE_LEVEL, Collector, FactGroup, fact, file_text, first_line, not_asked
 from npuenv.facts.network.interfaces import (
     HOSTS,
     InterfaceFacts,
@@ -23,13 +23,10 @@ from npuenv.facts.network.interfaces import (
     resolve,
 )
 from npuenv.facts.python.interpreter import listens
-from npuenv.host.base import PathState
+from npuenv.host.base import Host, PathState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from npuenv.facts.collector import Collector
-    from npuenv.host.base import Host
 
 
 T = TypeVar("T")

@@ -11,14 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
-from npuenv.facts.collector import USE_LEVEL, FactGroup, fact, file_text, of_file
-from npuenv.host.base import PathState
+from npuenv.facts.collector import USE_LEVEL, Collector, FactGroup, fact, file_text, of_file
+from npuenv.host.base import Host, PathState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-    from npuenv.facts.collector import Collector
-    from npuenv.host.base import Host
 
 
 BASE = "HCCL_IF_BASE_PORT"

@@ -16,21 +16,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
-from npuenv.facts.collector import USE_LEVEL, fact, file_text, made_of, not_asked, plain_lines, why_failed
+from npuenv.facts.collector import USE_LEVEL, Collector, fact, file_text, made_of, not_asked, plain_lines, why_failed
 from npuenv.facts.npu.driver import DriverFacts, without_table
-from npuenv.facts.python.interpreter import devices
-from npuenv.host.base import PathState
+from npuenv.facts.python.interpreter import Devices, devices
+from npuenv.host.base import Host, PathState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from npuenv.facts.collector import Collector
     from npuenv.facts.npu.details import Questions
     from npuenv.facts.npu.failures import QueryRefusal, SmiTrouble
     from npuenv.facts.npu.queries import Board, Ecc, FaultEvent, Health, Mapped, Spod, Topology
     from npuenv.facts.npu.smi import NpuProcess, SmiTable
-    from npuenv.facts.python.interpreter import Devices
-    from npuenv.host.base import Host
 
 
 T = TypeVar("T")

@@ -13,13 +13,12 @@ from npuenv.facts.collector import first_line, plain_lines
 from npuenv.facts.npu import queries
 from npuenv.facts.npu.driver import SMI_PLACES
 from npuenv.facts.npu.failures import QueryRefusal, SmiFailure, find_trouble, refusal
-from npuenv.facts.npu.smi import Layout
+from npuenv.facts.npu.smi import Card, Layout, SmiTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from npuenv.facts.npu.queries import Board, Ecc, FaultEvent, Health, Spod
-    from npuenv.facts.npu.smi import Card, SmiTable
     from npuenv.host.base import Host, Ran
 
 T = TypeVar("T")

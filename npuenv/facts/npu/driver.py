@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
 from npuenv.facts.collector import (
+    Collector,
     FactGroup,
     fact,
     file_text,
@@ -26,15 +27,13 @@ from npuenv.facts.collector import (
     why_failed,
 )
 from npuenv.facts.npu.failures import SmiFailure, SmiTrouble
-from npuenv.host.base import PathState
+from npuenv.host.base import Host, PathState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from npuenv.facts.collector import Collector
     from npuenv.facts.npu.smi import SmiTable
-    from npuenv.host.base import Host
 
 ROOT = "/usr/local/Ascend"
 INSTALL_INFO = "/etc/ascend_install.info"
@@ -163,14 +162,9 @@ def pci_rows(host: Host) -> Fact[tuple[tuple[str, str], ...]]:
     return known(rows, Evidence(command, f"{len(rows)} of class 1200: {kinds}".rstrip(": ")))
 
 
-def pci_devices_of(rows: Fact[tuple[tuple[str, str], ...]]) -> Fact[tuple[str, ...]]:
-    """The device ids, like ("d802", "d802")."""
-    return made_of(rows, lambda found: known(tuple(device for _, device in found), *rows.evidence))
-
-
-def pci_addresses_of(rows: Fact[tuple[tuple[str, str], ...]]) -> Fact[tuple[str, ...]]:
-    """The bus addresses, each with its domain and in small letters."""
-    return made_of(rows, lambda found: known(tuple(place for place, _ in found), *rows.evidence))
+def pci_column(rows: Fact[tuple[tuple[str, str], ...]], column: int) -> Fact[tuple[str, ...]]:
+    """The bus addresses (0), each with its domain and in small letters, or the device ids (1), like "d802"."""
+    return made_of(rows, lambda found: known(tuple(row[column] for row in found), *rows.evidence))
 
 
 def parse_lspci(text: str) -> tuple[tuple[str, str], ...]:
@@ -374,8 +368,8 @@ class DriverFacts(FactGroup):
     library_files: Fact[dict[str, tuple[str, ...]]] = fact(library_files)
     topology_files: Fact[tuple[str, ...]] = fact(topology_files)
     modules: Fact[tuple[str, ...]] = fact(modules)
-    pci_devices: Fact[tuple[str, ...]] = fact(lambda host: pci_devices_of(host.shared(pci_rows)))
-    pci_addresses: Fact[tuple[str, ...]] = fact(lambda host: pci_addresses_of(host.shared(pci_rows)))
+    pci_devices: Fact[tuple[str, ...]] = fact(lambda host: pci_column(host.shared(pci_rows), 1))
+    pci_addresses: Fact[tuple[str, ...]] = fact(lambda host: pci_column(host.shared(pci_rows), 0))
     nodes: Fact[Nodes] = fact(nodes)
     smi: Fact[SmiTable] = fact(lambda host: table_of(host.shared(_smi)))
     smi_trouble: Fact[SmiTrouble] = fact(lambda host: trouble_of(host.shared(_smi)))

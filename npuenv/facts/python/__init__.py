@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known
-from npuenv.facts.collector import USE_LEVEL, FactGroup, fact, made_of, not_asked, was_asked
-from npuenv.facts.manifest import described
+from npuenv.facts.collector import USE_LEVEL, Collector, FactGroup, fact, made_of, not_asked, was_asked
+from npuenv.facts.manifest import Described, described
 from npuenv.facts.python import interpreter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from npuenv.facts.collector import Collector
-    from npuenv.facts.manifest import Described
     from npuenv.facts.python.interpreter import Broken, Devices, Import, Python
     from npuenv.facts.python.packages import Elf, Files, Hashes, Packages
 

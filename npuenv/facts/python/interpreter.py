@@ -8,17 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping  # noqa: TC003 - `from_json` reads these annotations at run time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
 from npuenv.core.json_input import JsonError, loads
 from npuenv.facts.collector import from_json, made_of, pairs, why_failed
 from npuenv.facts.target import text as program
-from npuenv.host.base import PathState
+from npuenv.host.base import Host, PathState, Ran
 from npuenv.host.recorded import RecordedHost, RecordingHost
-
-if TYPE_CHECKING:
-    from npuenv.host.base import Host, Ran
 
 IMPORT_TIMEOUT_S = 90.0  # torch with torch_npu takes seconds, on a cold network disk a minute
 DEVICES_TIMEOUT_S = 105.0  # importing, then at most 25 s to count the devices and 40 s to use them

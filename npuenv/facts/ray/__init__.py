@@ -10,15 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
-from npuenv.facts.collector import USE_LEVEL, FactGroup, fact, made_of, not_asked
-from npuenv.facts.machine.hardware import folder, mounts
-from npuenv.host.base import PathState
+from npuenv.facts.collector import USE_LEVEL, Collector, FactGroup, fact, made_of, not_asked
+from npuenv.facts.machine.hardware import FolderUsage, folder, mounts
+from npuenv.host.base import Host, PathState
 
 if TYPE_CHECKING:
-    from npuenv.facts.collector import Collector
-    from npuenv.facts.machine.hardware import FolderUsage
     from npuenv.facts.ray.status import ClusterStatus, StatusTrouble
-    from npuenv.host.base import Host
 
 
 _STATUS_SHORT_S = 4.0

@@ -58,10 +58,8 @@ def listens(name: str, port: str) -> dict[str, object]:
 # What a module prints, or does with its standard output, must not touch the answer.
 kept = os.dup(1)
 os.dup2(2, 1)
-text = (
-    "\nNPUENV-ANSWER "
-    + json.dumps(imports(*sys.argv[2:]) if sys.argv[1] == "imports" else listens(*sys.argv[2:]))
-    + "\n"
-)
+words = sys.argv[2:]
+answer = imports(*words) if sys.argv[1] == "imports" else listens(*words)
+text = "\nNPUENV-ANSWER " + json.dumps(answer) + "\n"
 os.write(kept, text.encode("ascii"))
 os._exit(0)  # teardown of half-loaded native libraries may crash after the answer
