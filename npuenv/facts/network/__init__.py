@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
-T = TypeVar("T")
 _PROXY = r"(?:(?P<scheme>[a-z0-9+]+)://)?(?:[^@/]*@)?(?P<name>\[[0-9a-fA-F:]+\]|[^:/\[\]]+)(?::(?P<port>[0-9]+))?/?"
 _DEFAULT_PORTS = {"http": 80, "https": 443, "socks4": 1080, "socks5": 1080, "socks5h": 1080}
 _PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy")
@@ -311,13 +310,15 @@ _TIMEKEEPERS: tuple[tuple[tuple[str, ...], Callable[[str], Clock | None], str], 
 )
 
 
-def _by_programs(reader: Callable[[Host], Fact[T]]) -> Callable[[Collector, Fact[tuple[str, ...]]], Fact[T]]:
-    """The same reader from the level on at which programs run."""
-    return lambda host, spans: reader(host) if may_run(host, spans) else not_asked(first_level(spans))
+def _by_programs(reader: Callable[[Host], Fact[Any]]) -> Any:
+    """Declares the fact of a reader that is called from the level on at which programs run."""
+    return fact(
+        lambda host, spans: reader(host) if may_run(host, spans) else not_asked(first_level(spans)), "network.spans"
+    )
 
 
 class NetworkFacts(InterfaceFacts, EnvironFacts):
     """What is true of the network that the host itself uses."""
 
-    firewall: Fact[Firewall] = fact(_by_programs(firewall), "network.spans")
-    clock: Fact[Clock] = fact(_by_programs(clock), "network.spans")
+    firewall: Fact[Firewall] = _by_programs(firewall)
+    clock: Fact[Clock] = _by_programs(clock)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
 from npuenv.facts.collector import USE_LEVEL, Collector, FactGroup, fact, file_text, of_file
 from npuenv.host.base import Host, PathState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 
 BASE = "HCCL_IF_BASE_PORT"
@@ -350,9 +350,8 @@ def resolve(host: Host, name: str) -> Fact[tuple[str, ...]]:
     if ran.code != 0:
         return unknown(Evidence(command, "timed out" if ran.timed_out else ran.err.strip() or f"exit {ran.code}"))
     found = addresses_of(ran.out)
-    return (
-        known(found, Evidence(command, ", ".join(found))) if found else unknown(Evidence(command, ran.out[:80].strip()))
-    )
+    evidence = Evidence(command, ", ".join(found) or ran.out[:80].strip())
+    return known(found, evidence) if found else unknown(evidence)
 
 
 def addresses_of(text: str) -> tuple[str, ...]:
@@ -371,14 +370,15 @@ def may_run(host: Collector, spans: Fact[tuple[str, ...]]) -> bool:
     return host.level >= first_level(spans)
 
 
+def _by_level(reader: Callable[..., Fact[Any]]) -> Any:
+    """Declares the fact of a reader that runs programs at some levels only."""
+    return fact(lambda host, spans: reader(host, may_run=may_run(host, spans)), "network.spans")
+
+
 class InterfaceFacts(FactGroup):
-    interfaces: Fact[tuple[Interface, ...]] = fact(
-        lambda host, spans: interfaces(host, may_run=may_run(host, spans)), "network.spans"
-    )
+    interfaces: Fact[tuple[Interface, ...]] = _by_level(interfaces)
     routes: Fact[tuple[Route, ...]] = fact(route_table)
-    hostname: Fact[HostName] = fact(lambda host, spans: hostname(host, may_run=may_run(host, spans)), "network.spans")
+    hostname: Fact[HostName] = _by_level(hostname)
     resolvers: Fact[tuple[str, ...]] = fact(resolvers)
-    listeners: Fact[tuple[Listener, ...]] = fact(
-        lambda host, spans: listeners(host, may_run=may_run(host, spans)), "network.spans"
-    )
+    listeners: Fact[tuple[Listener, ...]] = _by_level(listeners)
     port_range: Fact[PortRange] = fact(port_range)

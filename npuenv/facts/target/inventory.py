@@ -130,9 +130,10 @@ class Distributions:
 
     def troubles(self) -> list[dict[str, str]]:
         everything = [*self.first.values(), *(other for others in self.others.values() for other in others)]
-        bad = [each for each in everything if each.trouble]
         return [
-            {"entry": one.entry, "name": normal(one.name), "what": "; ".join(dict.fromkeys(one.trouble))} for one in bad
+            {"entry": each.entry, "name": normal(each.name), "what": "; ".join(dict.fromkeys(each.trouble))}
+            for each in everything
+            if each.trouble
         ]
 
     def requires(self) -> dict[str, list[str]]:
@@ -152,10 +153,6 @@ class Modules:
     def places(self, name: str) -> list[tuple[str, str]]:
         """Each place of the path that has it, in order, with its kind: package, module, or bare folder."""
         return [(entry, kind) for entry in self.path for kind in [kind_of(entry, name)] if kind]
-
-    def is_owned(self, entry: str, name: str) -> bool:
-        """Whether some distribution, whatever it is called, recorded the package: triton comes under several names."""
-        return f"{entry}/{name}/__init__.py" in self.inventory.owners
 
     def home(self, name: str) -> str:
         """The folder of a package that an import would take; "" where there is none."""
@@ -203,7 +200,12 @@ def shadows(modules: Modules) -> list[dict[str, str]]:
         places = [(entry, kind) for entry, kind in modules.places(name) if kind != "folder"]
         if distribution is not None:
             rows += shadow(name, distribution, places, modules.path)
-        elif places and places[0][1] == "package" and not modules.is_owned(places[0][0], name):
+        # Some distribution, whatever it is called, may have recorded the package: triton comes under several names.
+        elif (
+            places
+            and places[0][1] == "package"
+            and f"{places[0][0]}/{name}/__init__.py" not in modules.inventory.owners
+        ):
             rows.append({"module": name, "place": places[0][0], "kind": "package", "over": ""})
     return rows
 
@@ -356,15 +358,9 @@ def not_there() -> list[dict[str, str]]:
 
 
 def files(inventory: Distributions) -> dict[str, Any]:
-    return {
-        "looked": inventory.looked,
-        "missing": inventory.missing.rows(),
-        "spared": inventory.spared.rows(),
-        "altered": inventory.altered.rows(),
-        "emptied": inventory.emptied.rows(),
-        "linked": inventory.linked.rows(),
-        "unreadable": sorted(inventory.unread)[:EXAMPLES_AT_MOST],
-    }
+    tallies = ("missing", "spared", "altered", "emptied", "linked")
+    rows = {name: getattr(inventory, name).rows() for name in tallies}
+    return {"looked": inventory.looked, **rows, "unreadable": sorted(inventory.unread)[:EXAMPLES_AT_MOST]}
 
 
 def answer(path: list[str]) -> dict[str, object]:
