@@ -71,7 +71,7 @@ def test_a_name_that_nobody_knows_is_told_from_one_that_nobody_answers_for(
 
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     into: dict[str, list[str]] = {}
-    functions_of("introduce.py").look_up("node9", into)
+    functions_of("node.py").look_up("node9", into)
     assert into == found
 
 

@@ -13,7 +13,14 @@ if TYPE_CHECKING:
 
 # Programs that are not one file of their name: each file after those that it imports, the program itself last.
 _INVENTORY = ("dist_info", "records", "inventory")
-_PARTS = {"inventory": _INVENTORY, "hashes": _INVENTORY, "imports": ("attempts",), "listens": ("attempts",)}
+_PARTS = {
+    "inventory": _INVENTORY,
+    "hashes": _INVENTORY,
+    "imports": ("attempts",),
+    "listens": ("attempts",),
+    "introduce": ("node",),
+    "share": ("node",),
+}
 # The target has no npuenv: there each file becomes the module that the next ones import.
 _MODULE = """
 module = sys.modules[{name!r}] = types.ModuleType({name!r})
