@@ -12,14 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 # Programs that are not one file of their name: each file after those that it imports, the program itself last.
-_INVENTORY = ("dist_info", "records", "inventory")
 _PARTS = {
-    "inventory": _INVENTORY,
-    "hashes": _INVENTORY,
-    "imports": ("attempts",),
-    "listens": ("attempts",),
-    "introduce": ("node",),
-    "share": ("node",),
+    **dict.fromkeys(("inventory", "hashes"), ("dist_info", "records", "inventory")),
+    **dict.fromkeys(("imports", "listens"), ("attempts",)),
+    **dict.fromkeys(("introduce", "share"), ("node",)),
 }
 # The target has no npuenv: there each file becomes the module that the next ones import.
 _MODULE = """
