@@ -26,7 +26,7 @@ FLOWS: dict[str, set[str]] = {
         "transcripts",
     },
     "doctor": {"machines", "real_torch_npu", "seeded_faults"},
-    "facts": {"cases", "damaged_outputs", "import_program", "nodes"},
+    "facts": {"cases", "damaged_outputs"},
     "golden": {"documents"},
     "host": {"redaction"},
     "install": {"corruptions", "inspector", "kill", "real_npu_stack", "second_runs", "upkeep"},

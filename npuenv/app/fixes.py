@@ -17,9 +17,8 @@ from npuenv.core.errors import ExitCode, StepFailed
 from npuenv.core.messages import Message, say
 from npuenv.core.plan import Plan
 from npuenv.facts.pip import UvSettings
-from npuenv.host.local import LocalHost
+from npuenv.host.local import LocalHost, sourced
 from npuenv.host.recorded import load_capture
-from npuenv.host.sourced_env import sourced
 from npuenv.host.writing import cannot_save, write_whole
 from npuenv.install.executor import Event, ExecutionContext, execute, unmet
 from npuenv.install.locations import data_folder

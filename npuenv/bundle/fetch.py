@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from npuenv.core.errors import StepFailed
 from npuenv.core.messages import Message
 from npuenv.facts.pip import local_folder, without_secrets
-from npuenv.host.hashing import sha256_of
+from npuenv.host.writing import sha256_of
 from npuenv.index.fetch import Bounds, Fetch, short
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from npuenv.bundle.user_files import find_needed
 from npuenv.bundle.write import settle, write_tar
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.host.hashing import sha256_of
+from npuenv.host.writing import sha256_of
 from npuenv.lock.file import write_lock
 from npuenv.lock.request import LockedRequest
 

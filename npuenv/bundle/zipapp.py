@@ -47,7 +47,7 @@ _REPORTS = {
         *("launch", "lines", "plots", "preflight", "resolution", "shelf", "smoke"),
     )
 }
-LEFT_OUT = frozenset({"facts/pip.py", "host/background.py", "host/sourced_env.py", *_REPORTS})
+LEFT_OUT = frozenset({"facts/pip.py", "host/background.py", *_REPORTS})
 # Distribution -> its package.
 LIBRARIES = {"packaging": "packaging", "pyelftools": "elftools", "rich": "rich", "tomli": "tomli"}
 _SUFFIXES = (".py", ".toml")

@@ -13,7 +13,7 @@ from npuenv.facts.ray.status import ClusterStatus, Lack, StatusRefusal, unsatisf
 if TYPE_CHECKING:
     from npuenv.checks.base import CheckResult, Context
     from npuenv.core.finding import Fix
-    from npuenv.facts.ray.session import RaySession
+    from npuenv.facts.ray import RaySession
     from npuenv.facts.ray.status import Demand, StatusTrouble, UnsatisfiableDemand
 
 _FALSE_VALUES = ("0", "false", "no", "off")

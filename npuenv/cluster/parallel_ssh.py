@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any
 from npuenv.cluster.ssh import NodeFailure, Options, argv_for, failure_line, failure_of
 from npuenv.core.json_input import JsonError, loads
 from npuenv.facts.target import text
-from npuenv.host.children import end_group, undisturbed
+from npuenv.host.local import end_group, undisturbed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

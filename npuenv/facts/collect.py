@@ -91,7 +91,15 @@ def collect(
 
 def to_json(facts: Facts) -> dict[str, Any]:
     """The facts as JSON values by group: each with its state, its value (null unless known) and its evidence."""
-    return {field.name: _group_to_json(getattr(facts, field.name)) for field in dataclasses.fields(facts)}
+    return {field.name: _to_json(getattr(facts, field.name)) for field in dataclasses.fields(facts)}
+
+
+def _to_json(found: Any) -> dict[str, Any]:
+    """A fact, or a group of them."""
+    if isinstance(found, Fact):
+        evidence = [{"command": item.command, "line": item.line} for item in found.evidence]
+        return {"state": found.state.value, "value": plain(found.value), "evidence": evidence}
+    return {field.name: _to_json(getattr(found, field.name)) for field in dataclasses.fields(found)}
 
 
 def plain(value: Any) -> Any:
@@ -107,14 +115,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, (tuple, list, set, frozenset)):
         return [plain(item) for item in value]
     return value
-
-
-def _group_to_json(group: Any) -> dict[str, Any]:
-    if isinstance(group, Fact):
-        return _fact_to_json(group)
-    return {field.name: _fact_to_json(getattr(group, field.name)) for field in dataclasses.fields(group)}
-
-
-def _fact_to_json(fact: Fact[Any]) -> dict[str, Any]:
-    evidence = [{"command": item.command, "line": item.line} for item in fact.evidence]
-    return {"state": fact.state.value, "value": plain(fact.value), "evidence": evidence}

@@ -1,4 +1,4 @@
-"""How a fact is declared, and the rules under which it is read: levels, captures, readers that fail.
+"""How a fact is declared and read: levels, captures, readers that fail; what parsers share, such as files as facts.
 
 A fact is a field of the class beside its reader, `memory: Fact[Memory] = fact(memory)`; `collect` joins these classes.
 """
@@ -6,21 +6,25 @@ A fact is a field of the class beside its reader, `memory: Fact[Memory] = fact(m
 from __future__ import annotations
 
 import dataclasses
+import functools
+import re
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
-from npuenv.core.fact import Evidence, Fact, State, absent, unknown
-from npuenv.host.base import NotRecorded
+from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
+from npuenv.host.base import Host, Looked, NotRecorded, PathState, Ran
 from npuenv.host.builtin import is_answered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from npuenv.host.base import Host, Looked, Ran
 
+S = TypeVar("S")
 T = TypeVar("T")
 NOT_ASKED = "not asked"  # the command of the evidence of a fact that this level leaves out
+_LONGEST = 1000  # characters of a line; patterns may take quadratic time in it
 USE_LEVEL = 2  # from this level on, cards and the network are used, not only read
 
 
@@ -139,3 +143,95 @@ class Collector:
 
 class _NeedsProgram(Exception):
     """A program would have to run, at a level that runs none."""
+
+
+def made_of(found: Fact[S], parse: Callable[[S], Fact[T] | None]) -> Fact[T]:
+    """What `parse` makes of a value, unknown where it gives None; a fact without a value stays as it is."""
+    if found.value is None:
+        return Fact(found.state, None, found.evidence)
+    return parse(found.value) or unknown(*found.evidence)
+
+
+def of_file(path: str) -> Callable[[Callable[[str], Fact[T] | None]], Callable[[Host], Fact[T]]]:
+    """Makes a reader of a file out of one of its text, which gives None for a text that it cannot read."""
+
+    def declare(parse: Callable[[str], Fact[T] | None]) -> Callable[[Host], Fact[T]]:
+        return functools.wraps(parse)(lambda host: made_of(file_text(host, path), parse))
+
+    return declare
+
+
+def file_text(host: Host, path: str) -> Fact[str]:
+    """The text of a file; absent where nothing is there, unknown where it cannot be read or is no file."""
+    looked = host.look(path)
+    if looked.state is PathState.FILE:
+        return known(looked.text, Evidence(path, first_line(looked.text)))
+    if looked.state is PathState.ABSENT:
+        return absent(Evidence(path, "absent"))
+    return unknown(Evidence(path, looked.error or looked.state.value))
+
+
+def pairs(text: str, separator: str = "=") -> dict[str, str]:
+    """`Key=value` lines as a mapping; other lines are left out. The first of two equal keys counts."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        key, mark, value = line.partition(separator)
+        if mark and key.strip() and not key.lstrip().startswith("#"):
+            found.setdefault(key.strip(), value.strip())
+    return found
+
+
+def line_with(text: str, key: str) -> str:
+    """The first line that starts with `key`, for evidence; "" when there is none."""
+    return next((line.strip() for line in text.splitlines() if line.strip().startswith(key)), "")
+
+
+def plain_lines(text: str) -> list[str]:
+    """The lines without colour codes and blanks at their ends, cut where they are longer than any the tools print."""
+    return [line[:_LONGEST].rstrip("\r\n\t ") for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).splitlines()]
+
+
+def why_failed(ran: Ran) -> str:
+    """One line that says how a command failed."""
+    if ran.timed_out:
+        return "timed out"
+    lines = [line.strip() for line in (ran.err or ran.out).splitlines() if line.strip()]
+    return lines[-1] if lines else f"exit {ran.code}"
+
+
+def first_line(text: str) -> str:
+    """The first line that is not blank; "" when there is none."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def from_json(kind: type[T], found: Mapping[str, Any]) -> T:
+    """The dataclass or NamedTuple of a JSON object with its fields' names; fields with a default may be missing.
+
+    Raises KeyError, TypeError, AttributeError or ValueError for what a foreign interpreter or capture may hold.
+    """
+    hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]
+    names = [name for name, is_required in _fields(kind) if name in found or is_required]  # type: ignore[arg-type]
+    return kind(**{name: _value(hints[name], found[name]) for name in names})
+
+
+_hints = functools.cache(get_type_hints)
+
+
+@functools.cache
+def _fields(kind: Any) -> tuple[tuple[str, bool], ...]:
+    """The name of each field, and whether it has no default."""
+    if issubclass(kind, tuple):
+        return tuple((name, name not in kind._field_defaults) for name in kind._fields)
+    fields = dataclasses.fields(kind)
+    return tuple((item.name, item.default is item.default_factory is dataclasses.MISSING) for item in fields)
+
+
+def _value(kind: Any, value: Any) -> Any:
+    if get_origin(kind) is tuple:
+        if isinstance(value, str):
+            raise TypeError(value)
+        return tuple(_value(get_args(kind)[0], item) for item in value)
+    if get_origin(kind) is Mapping:
+        return {str(key): _value(get_args(kind)[1], item) for key, item in value.items()}
+    has_fields = hasattr(kind, "_fields") or hasattr(kind, "__dataclass_fields__")
+    return from_json(kind, value) if has_fields else kind(value)

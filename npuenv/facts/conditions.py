@@ -29,16 +29,16 @@ from typing import TYPE_CHECKING, Any
 from npuenv.core import versions
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.core.json_input import JsonError, loads
-from npuenv.facts.cann import parts, toolkit
+from npuenv.facts import cann
+from npuenv.facts.cann import toolkit
+from npuenv.facts.collector import first_line, made_of, why_failed
 from npuenv.facts.manifest import VERIFIED
-from npuenv.facts.read import why_failed
-from npuenv.host.base import PathState
+from npuenv.host.base import Host, PathState, Ran
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from npuenv.core.plan import Condition
-    from npuenv.host.base import Host, Ran
 
 INSPECTOR = ".npuenv/inspector.py"
 _PROBLEM = "problem: "
@@ -76,13 +76,16 @@ def ask(host: Host, want: Condition) -> Fact[str]:
 def dist_versions(host: Host, python: str) -> Fact[dict[str, str]]:
     """Every distribution of an interpreter, name in lower case with dashes -> version, in one process."""
     fact = _first_line(host, (python, "-I", "-c", _ALL_VERSIONS), "distributions")
-    if fact.value is None:
-        return Fact(fact.state, None, fact.evidence)
+    return made_of(fact, lambda text: _object(text, *fact.evidence))
+
+
+def _object(text: str, *evidence: Evidence) -> Fact[dict[str, Any]] | None:
+    """The object of a JSON text; None for another text."""
     try:
-        found = loads(fact.value)
+        found = loads(text)
     except JsonError:
-        return unknown(*fact.evidence)
-    return known(found, *fact.evidence) if isinstance(found, dict) else unknown(*fact.evidence)
+        return None
+    return known(found, *evidence) if isinstance(found, dict) else None
 
 
 def _path_state(host: Host, path: str) -> Fact[str]:
@@ -99,10 +102,6 @@ def _file_text(host: Host, path: str) -> Fact[str]:
     if looked.state is PathState.FILE:
         return known(looked.text, evidence)
     return unknown(evidence) if looked.state is PathState.UNREADABLE else absent(evidence)
-
-
-def _dist_version(host: Host, python: str, name: str) -> Fact[str]:
-    return _first_line(host, (python, "-I", "-c", _VERSION_OF, name), f"version of {name}")
 
 
 def _venv_python(host: Host, target: str) -> Fact[str]:
@@ -145,33 +144,17 @@ def missing_packages(host: Host, tool: str, names: Sequence[str]) -> Fact[tuple[
 
 def _packages(host: Host, tool: str, *names: str) -> Fact[str]:
     found = missing_packages(host, tool, names)
-    if found.value is None:
-        return Fact(found.state, None, found.evidence)
-    return known(found.value[0] if found.value else "installed", *found.evidence)
+    return made_of(found, lambda missing: known(missing[0] if missing else "installed", *found.evidence))
 
 
-def _toolkit(host: Host, root: str, version: str) -> Fact[str]:
-    found = toolkit.read(host, root, root, None)
-    return _release(found, found.value.version if found.value else "", version)
-
-
-def _ops(host: Host, root: str, version: str, arch: str) -> Fact[str]:
-    found = parts.ops(host, root, arch)
-    return _release(found, found.value.version if found.value else "", version)
-
-
-def _nnal(host: Host, folder: str, version: str) -> Fact[str]:
-    root = f"{folder}/nnal/atb/latest"
-    found = toolkit.read_nnal(host, root, root)
-    return _release(found, found.value.version if found.value else "", version)
-
-
-def _release(found: Fact[Any], there: str, wanted: str) -> Fact[str]:
+def _release(found: Fact[Any], wanted: str) -> Fact[str]:
     """The wanted version where what is there is the same release; builds of one release do not differ."""
-    if not there:
-        return Fact(found.state, None, found.evidence)
-    is_same = versions.is_cann(there) and versions.cann(there) == versions.cann(wanted)
-    return known(wanted if is_same else there, *found.evidence)
+
+    def told(value: Any) -> Fact[str]:
+        is_same = versions.is_cann(value.version) and versions.cann(value.version) == versions.cann(wanted)
+        return known(wanted if is_same else value.version, *found.evidence)
+
+    return made_of(found, told)
 
 
 def _prefix_python(host: Host, root: str) -> Fact[str]:
@@ -187,19 +170,22 @@ def _prefix_python(host: Host, root: str) -> Fact[str]:
 def going_out(host: Host, want: Condition) -> Fact[tuple[str, ...]]:
     """The distributions that mending takes out where `env.intact` does not hold; unknown to an older inspector."""
     state = _state(host, want.of)
-    if state.value is None:
-        return Fact(state.state, None, state.evidence)
-    found = state.value.get("out")
-    return known(tuple(map(str, found)), *state.evidence) if isinstance(found, list) else unknown(*state.evidence)
+
+    def read(found: dict[str, Any]) -> Fact[tuple[str, ...]] | None:
+        out = found.get("out")
+        return known(tuple(map(str, out)), *state.evidence) if isinstance(out, list) else None
+
+    return made_of(state, read)
 
 
 def _intact(host: Host, *of: str) -> Fact[str]:
     state = _state(host, of)
-    if state.value is None:
-        return Fact(state.state, None, state.evidence)
-    damaged = [f"{name}: {why}" for name, why in sorted(state.value["damaged"].items())]
-    around = map(str, state.value.get("surroundings", ()))
-    return known([*damaged, *around, "yes"][0], *state.evidence)
+
+    def first(found: dict[str, Any]) -> Fact[str]:
+        damaged = [f"{name}: {why}" for name, why in sorted(found["damaged"].items())]
+        return known([*damaged, *map(str, found.get("surroundings", ())), "yes"][0], *state.evidence)
+
+    return made_of(state, first)
 
 
 def _verified(host: Host, *of: str) -> Fact[str]:
@@ -207,14 +193,11 @@ def _verified(host: Host, *of: str) -> Fact[str]:
     if host.look(path).state is PathState.ABSENT:  # it was never verified: nothing needs to be hashed to say so
         return known("", Evidence(path, ""))
     state = _state(host, of)
-    if state.value is None:
-        return Fact(state.state, None, state.evidence)
-    return known(str(state.value["verified"]), *state.evidence)
+    return made_of(state, lambda found: known(str(found["verified"]), *state.evidence))
 
 
 def _inspect(host: Host, verb: str, of: tuple[str, ...]) -> tuple[Ran, str]:
-    root = of[0]
-    argv = (posixpath.join(root, "bin/python"), "-I", "-B", posixpath.join(root, INSPECTOR), verb, *of)
+    argv = (posixpath.join(of[0], "bin/python"), "-I", "-B", posixpath.join(of[0], INSPECTOR), verb, *of)
     return host.run(argv, timeout_s=_TIMEOUT_S), " ".join(argv[:6])
 
 
@@ -226,8 +209,7 @@ def _is_absent(ran: Ran) -> bool:
 def _dists(host: Host, *of: str) -> Fact[str]:
     """Real lines of the inspector: `problem: torch==2.13.0+cpu is not installed`."""
     ran, command = _inspect(host, "check", of)
-    said = (ran.err or ran.out).strip().splitlines()
-    evidence = Evidence(command, said[0] if said else "")
+    evidence = Evidence(command, first_line(ran.err or ran.out))
     if _is_absent(ran):
         return absent(evidence)
     if ran.code == 1 and ran.out.startswith(_PROBLEM):
@@ -238,17 +220,11 @@ def _dists(host: Host, *of: str) -> Fact[str]:
 def _state(host: Host, of: tuple[str, ...]) -> Fact[dict[str, Any]]:
     """The inspector's document. A real one: {"damaged": {}, "dists": {"numpy": "2.4.6"}, "out": [], ...}"""
     ran, command = _inspect(host, "state", of)
-    said = (ran.err or ran.out).strip().splitlines()
-    evidence = Evidence(command, said[-1] if said else "")
+    evidence = Evidence(command, ((ran.err or ran.out).strip().splitlines() or [""])[-1])
     if _is_absent(ran):
         return absent(evidence)
-    if ran.code != 0:
-        return unknown(evidence)
-    try:
-        found = loads(ran.out)
-    except JsonError:
-        return unknown(evidence)
-    return known(found, Evidence(command, ran.out[:200])) if isinstance(found, dict) else unknown(evidence)
+    found = _object(ran.out, Evidence(command, ran.out[:200])) if ran.code == 0 else None
+    return found or unknown(evidence)
 
 
 def _link(host: Host, path: str) -> Fact[str]:
@@ -261,12 +237,16 @@ _READERS: dict[str, Callable[..., Fact[str]]] = {
     "path.state": _path_state,
     "path.link": _link,
     "file.text": _file_text,
-    "dist.version": _dist_version,
+    "dist.version": lambda host, python, name: _first_line(
+        host, (python, "-I", "-c", _VERSION_OF, name), f"version of {name}"
+    ),
     "venv.python": _venv_python,
     "system.packages": _packages,
-    "cann.toolkit": _toolkit,
-    "cann.ops": _ops,
-    "cann.nnal": _nnal,
+    "cann.toolkit": lambda host, root, version: _release(toolkit.read(host, root, root, None), version),
+    "cann.ops": lambda host, root, version, arch: _release(cann.ops(host, root, arch), version),
+    "cann.nnal": lambda host, folder, version: _release(
+        toolkit.read_nnal(host, f"{folder}/nnal/atb/latest", f"{folder}/nnal/atb/latest"), version
+    ),
     "prefix.python": _prefix_python,
     "env.dists": _dists,
     "env.intact": _intact,

@@ -14,12 +14,11 @@ from npuenv.core import json_input as _json
 from npuenv.core.fact import Evidence, Fact, absent, known
 from npuenv.core.seal import is_sealed
 from npuenv.core.toml_input import TomlError, loads
-from npuenv.host.base import PathState
+from npuenv.host.base import Host, PathState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npuenv.host.base import Host
 
 MARKER = "npuenv-env.json"
 MANIFEST = ".npuenv/manifest.json"
@@ -95,12 +94,11 @@ def describe(host: Host, root: str) -> Described | None:
 
     Where the marker is there and cannot be read, the manifest speaks for it, or else the lock beside that.
     """
-    marker = _document(host, posixpath.join(root, MARKER))
-    manifest = _document(host, posixpath.join(root, MANIFEST))
+    marker, manifest = (_document(host, posixpath.join(root, name)) for name in (MARKER, MANIFEST))
     if not isinstance(marker.get("stack"), str) or not is_sealed(marker):
         is_there = host.look(posixpath.join(root, MARKER)).state is PathState.FILE
         # The manifest is written last but one: beside it there was a marker.
-        marker = {**(_named(manifest, SCHEMA) or (_locked(host, root) if is_there else {})), "status": DAMAGED}
+        marker = {**(_named(manifest) or (_locked(host, root) if is_there else {})), "status": DAMAGED}
         if "stack" not in marker:
             return None
     verified = _document(host, posixpath.join(root, VERIFIED))
@@ -180,10 +178,10 @@ def described(host: Host, root: str) -> Fact[Described]:
     return known(found, Evidence(place, f"{found.stack} {found.lock} {found.status}"))
 
 
-def _named(manifest: Mapping[str, Any], schema: str) -> dict[str, Any]:
+def _named(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """What a marker would say, from a manifest; empty where that says it is none."""
     values = {name: manifest.get(name) for name in ("stack", "platform", "lock", "kind")}
-    is_whole = manifest.get("schema") == schema and all(isinstance(value, str) for value in values.values())
+    is_whole = manifest.get("schema") == SCHEMA and all(isinstance(value, str) for value in values.values())
     return values if is_whole else {}
 
 

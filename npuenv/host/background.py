@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from npuenv.host.children import Guard, undisturbed
+from npuenv.host.local import Guard, undisturbed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

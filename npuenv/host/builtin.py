@@ -6,7 +6,6 @@ arguments it does not know exactly; then the real program is run. Captures hold 
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 import os
@@ -19,11 +18,10 @@ from npuenv.host.base import Ran
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-WORDS = ("-eo", "pid,ppid,stat,comm")
 _AT_MOST = 5000  # the table is for reading, not for counting every thread
 
 
-def table() -> str:
+def _table() -> str:
     """One row per process by number, at most 5000; those that end during the reading are left out."""
     numbers = sorted(int(name) for name in os.listdir("/proc") if name.isdecimal())
     rows = (_row(number) for number in numbers[:_AT_MOST])
@@ -41,22 +39,14 @@ def _row(number: int) -> str | None:
     words = fields.split()
     if len(words) < 18:
         return None
-    return f"{number:>7} {words[1]:>7} {_letters(number, words):<4} {_shown(name, words[0])}\n"
-
-
-def _letters(number: int, words: list[str]) -> str:
-    """`ps`'s STAT: state, < or N for its priority, s session leader, l more than one thread, + in the foreground."""
+    # `ps`'s STAT: state, < or N for its priority, s session leader, l more than one thread, + in the foreground.
     nice = int(words[16])
-    marks = "<" if nice < 0 else "N" if nice > 0 else ""
-    marks += "s" if words[3] == str(number) else ""
-    marks += "l" if int(words[17]) > 1 else ""
-    marks += "+" if words[2] == words[5] else ""
-    return words[0] + marks
-
-
-def _shown(name: str, state: str) -> str:
-    clean = name.replace("\n", "?")
-    return f"{clean} <defunct>" if state == "Z" else clean
+    letters = words[0] + ("<" if nice < 0 else "N" if nice > 0 else "")
+    letters += "s" if words[3] == str(number) else ""
+    letters += "l" if int(words[17]) > 1 else ""
+    letters += "+" if words[2] == words[5] else ""
+    end = " <defunct>" if words[0] == "Z" else ""
+    return f"{number:>7} {words[1]:>7} {letters:<4} {name.replace(chr(10), '?')}{end}\n"
 
 
 _UNAME = {"-s": "sysname", "-n": "nodename", "-r": "release", "-v": "version", "-m": "machine"}
@@ -65,71 +55,45 @@ _DATE = "+%Y-%m-%dT%H:%M:%SZ"
 
 def is_answered(argv: Sequence[str]) -> bool:
     """Whether this command is answered here without running a program."""
-    if not argv or argv[0] not in _ANSWERS:
-        return False
-    words = _ONLY_WITH.get(argv[0], ())
-    return tuple(argv[1 : 1 + len(words)]) == words
+    return _found(argv) is not None
 
 
 def answer(argv: Sequence[str]) -> Ran | None:
     """The output of the program; None if the real one has to run."""
-    ask = _ANSWERS.get(argv[0]) if argv else None
-    if ask is None:
-        return None
+    found = _found(argv)
     try:
-        out = ask(tuple(argv[1:]))
+        out = found[0](*found[1]) if found else None
     except OSError as error:
-        words = f"{argv[0]}: {argv[-1]}: {error.strerror}\n"
-        return Ran(tuple(argv), 1, "", words)
+        return Ran(tuple(argv), 1, "", f"{argv[0]}: {argv[-1]}: {error.strerror}\n")
     if isinstance(out, int):
         return Ran(tuple(argv), out, "", "")
     return None if out is None else Ran(tuple(argv), 0, out, "")
 
 
-def _uname(words: tuple[str, ...]) -> str | None:
-    if len(words) != 1 or words[0] not in _UNAME:
-        return None
-    return str(getattr(os.uname(), _UNAME[words[0]])) + "\n"
+def _found(argv: Sequence[str]) -> tuple[Callable[..., str | int | None], Sequence[str]] | None:
+    """What answers a command, with the words that it gets."""
+    for fixed, count, ask in _ANSWERS:
+        words = tuple(fixed.split())
+        rest = argv[len(words) :]
+        if tuple(argv[: len(words)]) == words and count in (None, len(rest)):
+            return ask, rest
+    return None
 
 
-def _date(words: tuple[str, ...]) -> str | None:
-    return time.strftime(_DATE[1:], time.gmtime()) + "\n" if words == ("-u", _DATE) else None
-
-
-def _nproc(words: tuple[str, ...]) -> str | None:
-    return f"{len(os.sched_getaffinity(0))}\n" if not words else None
-
-
-def _getconf(words: tuple[str, ...]) -> str | None:
+def _getconf() -> str | None:
     """`glibc 2.36`; None for another C library."""
-    if words != ("GNU_LIBC_VERSION",):
-        return None
     name, version = platform.libc_ver()
     return f"{name} {version}\n" if name == "glibc" and version else None
 
 
-def _readlink(words: tuple[str, ...]) -> str | None:
-    if len(words) == 1 and not words[0].startswith("-"):
-        return os.readlink(words[0]) + "\n"
-    if len(words) == 2 and words[0] == "-f":
-        return os.path.realpath(words[1]) + "\n"
-    return None
-
-
-def _sha256sum(words: tuple[str, ...]) -> str | None:
+def _sha256sum(path: str) -> str | None:
     """Of one small file; a large one, which takes long, is left to the program and its time limit."""
-    if len(words) != 1 or not os.path.isfile(words[0]) or os.path.getsize(words[0]) > 1 << 20:
+    if not os.path.isfile(path) or os.path.getsize(path) > 1 << 20:
         return None
-    with open(words[0], "rb") as file:
-        return f"{hashlib.sha256(file.read()).hexdigest()}  {words[0]}\n"
+    import hashlib
 
-
-def _id(words: tuple[str, ...]) -> str | None:
-    if words == ("-u",):
-        return f"{os.geteuid()}\n"
-    if words == ("-G",):
-        return " ".join(map(str, sorted({os.getegid(), *os.getgroups()}))) + "\n"
-    return _account() if not words else None
+    with open(path, "rb") as file:
+        return f"{hashlib.sha256(file.read()).hexdigest()}  {path}\n"
 
 
 def _account() -> str:
@@ -150,45 +114,29 @@ def _account() -> str:
     return f"uid={named(uid, pwd.getpwuid)} gid={named(gid, grp.getgrgid)} groups={listed}\n"
 
 
-def _getent(words: tuple[str, ...]) -> str | int | None:
-    """`getent group NAME`, or its exit status for an unknown name."""
-    if len(words) != 2 or words[0] != "group":
-        return None
+def _getent(name: str) -> str | int:
+    """The row of a group, or the program's exit status for an unknown one."""
     import grp
 
     try:
-        entry = grp.getgrnam(words[1])
+        entry = grp.getgrnam(name)
     except KeyError:
         return 2
     return f"{entry.gr_name}:x:{entry.gr_gid}:{','.join(entry.gr_mem)}\n"
 
 
-def _test(words: tuple[str, ...]) -> int | None:
-    """The exit status of `test -w PATH`."""
-    if len(words) != 2 or words[0] != "-w":
+def _head(count: str, path: str) -> str | None:
+    if not count.isdecimal():
         return None
-    return 0 if os.access(words[1], os.W_OK) else 1
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return "".join(itertools.islice(file, int(count)))
 
 
-def _head(words: tuple[str, ...]) -> str | None:
-    """`head -n NUMBER PATH`."""
-    if len(words) != 3 or words[0] != "-n" or not words[1].isdecimal():
-        return None
-    with open(words[2], encoding="utf-8", errors="replace") as file:
-        return "".join(itertools.islice(file, int(words[1])))
-
-
-def _ps(words: tuple[str, ...]) -> str | None:
-    return table() if words == WORDS else None
-
-
-def _df(words: tuple[str, ...]) -> str | None:
-    """`df -kP PATH` and `df -iP PATH`, in the format of POSIX."""
-    if len(words) != 2 or words[0] not in ("-kP", "-iP"):
-        return None
-    system = os.statvfs(words[1])
-    source, location = _mount_of(os.path.realpath(words[1]))
-    if words[0] == "-iP":
+def _df(path: str, *, is_inodes: bool = False) -> str:
+    """In the format of POSIX."""
+    system = os.statvfs(path)
+    source, location = _mount_of(os.path.realpath(path))
+    if is_inodes:
         titles, total, free, left = "Inodes IUsed IFree IUse%", system.f_files, system.f_ffree, system.f_favail
     else:
         unit = system.f_frsize / 1024
@@ -211,35 +159,31 @@ def _mount_of(path: str) -> tuple[str, str]:
     return best[0], best[1]
 
 
-# Only some commands of these programs are answered here: those that start with these arguments.
-_ONLY_WITH: dict[str, tuple[str, ...]] = {
-    "getent": ("group",),
-    "test": ("-w",),
-    "head": ("-n",),
-    "ps": WORDS,
-}
+def _elf(*words: str) -> str | None:
+    from npuenv.host import shared_objects  # imported only if needed, because it imports pyelftools
+
+    return shared_objects.document(words)
 
 
-# Each returns the output, or an exit status without output, or None for arguments that it does not know.
-def _elf(words: tuple[str, ...]) -> str | None:
-    """One JSON document about extension modules."""
-    from npuenv.host import shared_objects as elf  # imported only if needed, because it imports pyelftools
-
-    return elf.document(words)
-
-
-_ANSWERS: dict[str, Callable[[tuple[str, ...]], str | int | None]] = {
-    "uname": _uname,
-    "date": _date,
-    "nproc": _nproc,
-    "getconf": _getconf,
-    "readlink": _readlink,
-    "sha256sum": _sha256sum,
-    "id": _id,
-    "df": _df,
-    "npuenv-elf": _elf,
-    "getent": _getent,
-    "test": _test,
-    "head": _head,
-    "ps": _ps,
-}
+# The words of a command, how many more follow (None: any number), and what those give: the output, an exit status
+# without output, or None where the real program has to run.
+_ANSWERS: tuple[tuple[str, int | None, Callable[..., str | int | None]], ...] = (
+    *((f"uname {word}", 0, lambda name=name: f"{getattr(os.uname(), name)}\n") for word, name in _UNAME.items()),
+    (f"date -u {_DATE}", 0, lambda: time.strftime(_DATE[1:], time.gmtime()) + "\n"),
+    ("nproc", 0, lambda: f"{len(os.sched_getaffinity(0))}\n"),
+    ("getconf GNU_LIBC_VERSION", 0, _getconf),
+    ("readlink -f", 1, lambda path: os.path.realpath(path) + "\n"),
+    ("readlink -e", 1, lambda path: os.path.realpath(path) + "\n" if os.path.exists(path) else 1),
+    ("readlink", 1, lambda path: None if path.startswith("-") else os.readlink(path) + "\n"),
+    ("sha256sum", 1, _sha256sum),
+    ("id -u", 0, lambda: f"{os.geteuid()}\n"),
+    ("id -G", 0, lambda: " ".join(map(str, sorted({os.getegid(), *os.getgroups()}))) + "\n"),
+    ("id", 0, _account),
+    ("df -kP", 1, _df),
+    ("df -iP", 1, lambda path: _df(path, is_inodes=True)),
+    ("getent group", 1, _getent),
+    ("test -w", 1, lambda path: 0 if os.access(path, os.W_OK) else 1),
+    ("head -n", 2, _head),
+    ("ps -eo pid,ppid,stat,comm", 0, _table),
+    ("npuenv-elf", None, _elf),
+)

@@ -17,14 +17,13 @@ from npuenv import __version__
 from npuenv.core.errors import BadInput
 from npuenv.core.json_input import JsonError, load_file, loads
 from npuenv.core.messages import Message
-from npuenv.host.base import Looked, NotRecorded, PathState, Ran
+from npuenv.host.base import Host, Looked, NotRecorded, PathState, Ran
 from npuenv.host.redact import Redactor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from npuenv.host.base import Host
 
 SCHEMA = "npuenv.capture/1"
 _ANSWER = "NPUENV-ANSWER "  # precedes the JSON of `npuenv.facts.target`

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from npuenv.host.secrets import (
     CACHE_SIZE,
@@ -56,31 +56,24 @@ _SERVERS = (
 _ANY_WORD = any_word_pattern(word for words, _ in (*_USERS, *_HOSTS, *_SERVERS) for word in words)
 
 
-class Names(NamedTuple):
-    """The private names in a text, with repetitions."""
-
-    users: tuple[str, ...] = ()
-    hosts: tuple[str, ...] = ()  # names of machines, with or without their domain
-    # complete names in a company's private zones; their first parts can be ordinary words
-    servers: tuple[str, ...] = ()
+_Names = tuple[tuple[str, ...], ...]  # of users, of machines, and complete names in private zones; with repetitions
 
 
-_NO_NAMES = Names()
-
-
-def find_names(text: str) -> Names:
-    """The names of users and machines that a text's patterns reveal."""
+def find_names(text: str) -> _Names:
+    """The names of users and machines that a text's patterns reveal: users; machines, with or without their domain;
+    complete names in a company's private zones, whose first parts can be ordinary words.
+    """
     return _of_short(text) if len(text) < SHORT else _names(text.lower(), text)
 
 
 @functools.lru_cache(CACHE_SIZE)
-def _of_short(text: str) -> Names:
+def _of_short(text: str) -> _Names:
     lowered = text.lower()
-    return _names(lowered, text) if _ANY_WORD.search(lowered) else _NO_NAMES
+    return _names(lowered, text) if _ANY_WORD.search(lowered) else ((), (), ())
 
 
-def _names(lowered: str, text: str) -> Names:
-    return Names(*(_found(shapes, lowered, text) for shapes in (_USERS, _HOSTS, _SERVERS)))
+def _names(lowered: str, text: str) -> _Names:
+    return tuple(_found(shapes, lowered, text) for shapes in (_USERS, _HOSTS, _SERVERS))
 
 
 def _found(shapes: tuple[tuple[tuple[str, ...], str], ...], lowered: str, text: str) -> tuple[str, ...]:
@@ -232,12 +225,12 @@ class Redactor:
         """Learns the names that a text reveals: homes, prompts, `id`, `uname -a`, tables of users and mounts."""
         for name in owners_of_homes(text.replace(self._own, "/") if self._own else text):
             self._learn(name, "user", anywhere=False)
-        found = find_names(text)
-        for name in found.users:
+        users, hosts, servers = find_names(text)
+        for name in users:
             self.learn_user(name)
-        for name in found.hosts:
+        for name in hosts:
             self.learn_host(name)
-        for name in found.servers:
+        for name in servers:
             self._learn(name, "host", anywhere=True)
 
     def _without_serials(self, text: str) -> str:
@@ -256,12 +249,10 @@ class Redactor:
         address = found.group(1)
         if _is_private(address) or not _is_address(found):
             return address
-        if address not in self._addresses:
-            number = len(self._addresses)
-            if number >= 254 * len(_STAND_IN_NETS):
-                return SECRET
-            self._addresses[address] = f"{_STAND_IN_NETS[number // 254]}.{number % 254 + 1}"
-        return self._addresses[address]
+        net, end = divmod(len(self._addresses), 254)
+        if address not in self._addresses and net >= len(_STAND_IN_NETS):
+            return SECRET
+        return self._addresses.get(address) or self._addresses.setdefault(address, f"{_STAND_IN_NETS[net]}.{end + 1}")
 
     def _for_address_6(self, found: re.Match[str]) -> str:
         text = found.group()

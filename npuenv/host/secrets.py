@@ -56,7 +56,7 @@ class SecretRule(NamedTuple):
 
     words: tuple[str, ...]
     pattern: str
-    instead: str = SECRET
+    instead: str = rf"\1{SECRET}"  # what stands before a secret is a group of its pattern
     # only if `=`, `:` or a quote follows the word: logs contain many `tokens` that are not secret
     is_named: bool = False
 
@@ -76,13 +76,17 @@ _KEY_ENDS = (
     "access_key", "access-key", "privatekey", "private_key", "private-key", "accountkey", "account_key", "keyid",
     "key_id", "key-id", "-data", "credential", "credentials", "webhook",
 )  # fmt: skip
+_KEY_STARTS = (
+    "hf_", "sk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "akia", "asia", "eyj", "aiza",
+    "xox", "ltai", "akid", "npm_", "pypi-", "wandb_v1_", "ms-", "dop_v1_", "ya29.", "nvapi-", "hooks.slack.com",
+)  # fmt: skip
 _PRIVATE_KEY = (
     r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----"
     r"(?:.{,20000}?-----END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----|(?:\\n|[\s\ue000A-Za-z0-9+/=:,-])*)"
 )
 _RULES = (
     SecretRule(("://",), r"(?<=://)[^\s/'\"<>\\]+@", f"{SECRET}@"),
-    SecretRule(("cookie",), r"(?i)(\b(?:set-)?cookie\s*:\s*)[^\r\n\"']+", rf"\1{SECRET}"),
+    SecretRule(("cookie",), r"(?i)(\b(?:set-)?cookie\s*:\s*)[^\r\n\"']+"),
     SecretRule(
         ("bearer ", "basic ", "negotiate "),
         r"(?i)\b(bearer|basic|negotiate)(\s+)[A-Za-z0-9+/._~=-]{8,}",
@@ -92,120 +96,76 @@ _RULES = (
         ("authorization", "-token", "-key"),
         r"(?i)(\b(?:(?:proxy-)?authorization|(?:private|x-auth|x-vault|x-access)-token|x-api-key|api-key)[\"'\\]*\s*:\s*[\"'\\]*)"
         r"(?:(?:token|digest|apikey|ntlm)\s+)?(?!\s|\*\*\*|bearer|basic|negotiate)[^\r\n\"'\\]+",
-        rf"\1{SECRET}",
     ),
     SecretRule(
-        (
-            "hf_",
-            "sk-",
-            "ghp_",
-            "gho_",
-            "ghu_",
-            "ghs_",
-            "ghr_",
-            "github_pat_",
-            "glpat-",
-            "akia",
-            "asia",
-            "eyj",
-            "aiza",
-            "xox",
-            "ltai",
-            "akid",
-            "npm_",
-            "pypi-",
-            "wandb_v1_",
-            "ms-",
-            "dop_v1_",
-            "ya29.",
-            "nvapi-",
-            "hooks.slack.com",
-        ),
+        _KEY_STARTS,
         r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}"
         r"|glpat-[\w-]{16,}|(?:AKIA|ASIA)[0-9A-Z]{12,}|eyJ[\w-]{10,}\.[\w-]{10,}(?:\.[\w-]*)?|AIza[\w-]{30,}"
         r"|xox[abeoprs]-[\w-]{10,}|LTAI[0-9A-Za-z]{12,}|AKID[0-9A-Za-z]{13,}|npm_[A-Za-z0-9]{20,}|pypi-[\w-]{20,}"
         r"|wandb_v1_\w{16,}|ms-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|dop_v1_[0-9a-f]{32,}"
         r"|ya29\.[\w-]{20,}|nvapi-[\w-]{20,}|hooks\.slack\.com/services/[\w/]+)",
+        SECRET,
     ),
-    SecretRule(("/hook/", "/robot/send"), r"(?<=/hook/)[\w-]{16,}"),
+    SecretRule(("/hook/", "/robot/send"), r"(?<=/hook/)[\w-]{16,}", SECRET),
     # A signed address: the signature and its owner.
     SecretRule(
         ("?", "&"),
         r"(?i)([?&][\w.-]*(?:signature|credential|token|key|keyid|secret|passw(?:or)?d|\bsig|auth)=)[^&\s\"'<>\\]+",
-        rf"\1{SECRET}",
     ),
     # NAME=VALUE, "name": "value", --name VALUE; with any prefix of the name.
     SecretRule(
         ("passwd", "password", "passphrase", "pwd"),
         rf"(?i)((?!pwd[\"'\\]*\s*[=:]\s*[\"']?/){_PASSWORD}{_ASSIGNED})(?!\s|\*\*\*)(?=\S{{2,}})({_VALUE})",
-        rf"\1{SECRET}",
         is_named=True,
     ),
-    SecretRule(
-        _KEY_ENDS,
-        rf"(?i)({_KEY}{_NAMED}){_NOT_A_VALUE}(?=\S{{2,}})({_VALUE})",
-        rf"\1{SECRET}",
-        is_named=True,
-    ),
+    SecretRule(_KEY_ENDS, rf"(?i)({_KEY}{_NAMED}){_NOT_A_VALUE}(?=\S{{2,}})({_VALUE})", is_named=True),
     # A service's key under a name of the user's, and any key that is as long and mixed as a secret.
     SecretRule(
         ("_key", "-key"),
         rf"(?i)((?:wandb|swanlab|hf|hub|modelscope|openai|dashscope|comet|mlflow|clearml|neptune)[_-]key{_NAMED})"
         rf"{_NOT_A_VALUE}(?=\S{{2,}})({_VALUE})",
-        rf"\1{SECRET}",
         is_named=True,
     ),
     SecretRule(
         ("_key", "-key"),
         rf"(?i)([_-]key{_NAMED})(?=[a-z]*\d)(?=\d*[a-z])[a-z0-9]{{32,}}(?![\w./])",
-        rf"\1{SECRET}",
         is_named=True,
     ),
     SecretRule(
         ("--", "-p", "-k"),
         rf"(?i)(--?[\w-]*(?:token|secret|password|passwd|api-?key|access-?key){_GAP}+{_OPEN})(?!\s|\*\*\*|-)({_VALUE})",
-        rf"\1{SECRET}",
     ),
     SecretRule(
         ("docker", "podman", "sshpass", "mysql", "login", "htpasswd"),
         rf"(?i)(\b(?:docker|podman|nerdctl|skopeo|buildah|helm|mysql|psql|sshpass|swanlab|wandb|kinit)\b[^\n|;&]{{0,300}}?{_GAP}-[pk]{_GAP}*{_OPEN})"
         rf"(?!{_GAP}|[0-9]+:[0-9])({_VALUE})",
-        rf"\1{SECRET}",
     ),
     SecretRule(
         ("wandb", "swanlab"),
         rf"(?i)(\b(?:wandb|swanlab){_GAP}+login{_GAP}+(?:--relogin{_GAP}+)?{_OPEN})(?!-)({_VALUE})",
-        rf"\1{SECRET}",
     ),
     SecretRule(
         ("curl", "wget"),
         rf"(\b(?:curl|wget)\b[^\n]{{0,300}}?{_GAP}(?:-u|--user|--proxy-user)[\s\0=]*{_OPEN})({_VALUE})",
-        rf"\1{SECRET}",
     ),
     SecretRule(
         ("sudo",),
         rf"(\becho{_GAP}+(?:-n{_GAP}+)?{_OPEN})({_VALUE})(?=[\\\"']*\s*\|\s*sudo\s+(?:-\w+\s+)*-S)",
-        rf"\1{SECRET}",
     ),
     # .netrc, on one line or on several.
     SecretRule(
         ("password",),
         rf"(?i)((?:^|\b(?:login|account){_GAP}+\S+{_GAP}+)[ \t]*password{_GAP}+{_OPEN})(?![=:])({_VALUE})",
-        rf"\1{SECRET}",
     ),
     SecretRule(
         ("auth",),
         r"(?i)([\"'\\]+_?auth[\"'\\]+\s*:\s*[\"'\\]+|(?<![\w.])_auth\s*=\s*)[A-Za-z0-9+/=]{6,}",
-        rf"\1{SECRET}",
     ),
     SecretRule(
         ("ak=", "ak:", 'ak"', "ak'", "ak =", "sk=", "sk:", 'sk"', "sk'", "sk ="),
         r"(?i)((?<![\w.-])[as]k[\"'\\]*\s*[=:]\s*[\"'\\]*)[A-Za-z0-9+/=]{16,}",
-        rf"\1{SECRET}",
     ),
-    SecretRule(
-        ("ssh-", "ecdsa-"), r"((?:ssh-(?:rsa|dss|ed25519)|ecdsa-sha2-\w+)\s+)AAAA[A-Za-z0-9+/=]+", rf"\1{SECRET}"
-    ),
+    SecretRule(("ssh-", "ecdsa-"), r"((?:ssh-(?:rsa|dss|ed25519)|ecdsa-sha2-\w+)\s+)AAAA[A-Za-z0-9+/=]+"),
 )
 _ANY_WORD = any_word_pattern(("private key", *(word for rule in _RULES for word in rule.words)))
 

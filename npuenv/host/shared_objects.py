@@ -157,6 +157,7 @@ class _Look:
                 elves.append(elf)
         beside = tuple(dict.fromkeys(os.path.dirname(elf.path) for elf in elves))
         missing = [row for elf in elves for row in self._missing(elf, beside)]
+        names = [(os.path.basename(elf.path), elf.path) for elf in elves]
         return {
             "error": "",
             "looked": len(elves),
@@ -166,7 +167,9 @@ class _Look:
             "missing": missing[:MISSING_AT_MOST],
             "versions": self._versions(elves),
             "symbols": _undefined(elves),
-            "cxx11": {os.path.basename(elf.path): _has_cxx11(elf.path) for elf in elves if _tells_abi(elf.path)},
+            "cxx11": {
+                name: _has_cxx11(path) for name, path in names if name.split(".")[0] in ("libc10", "libtorch_npu")
+            },
         }
 
     def _is_foreign(self, elf: _Elf) -> bool:
@@ -197,15 +200,11 @@ class _Look:
                 lacking = [each for each in elf.asks.get(library, ()) if each not in has]
                 if lacking and not self._is_foreign(elf):
                     newest = max(lacking, key=_numbers)
+                    kind = newest.partition("_")[0]
+                    own = (each for each in has if each.partition("_")[0] == kind and _numbers(each))
                     row = {"path": elf.path, "library": f"{folder}/{library}", "version": newest}
-                    rows.append(
-                        {**row, "has": max((each for each in has if _kin(each, newest)), key=_numbers, default="")}
-                    )
+                    rows.append({**row, "has": max(own, key=_numbers, default="")})
         return rows
-
-
-def _tells_abi(path: str) -> bool:
-    return os.path.basename(path).split(".")[0] in ("libc10", "libtorch_npu")
 
 
 def _has_cxx11(path: str) -> bool:
@@ -259,7 +258,3 @@ def _loader_cache() -> frozenset[str]:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(word) for word in re.findall(r"\d+", version))
-
-
-def _kin(one: str, other: str) -> bool:
-    return one.partition("_")[0] == other.partition("_")[0] and bool(_numbers(one))

@@ -1,10 +1,13 @@
-"""Writes local files: complete files, journal lines, and locks on a folder. Reading is in `npuenv.host.local`."""
+"""Writes local files: complete files, journal lines, and locks on a folder; hashes them. Reading is in
+`npuenv.host.local`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,3 +93,15 @@ def claimed(path: str) -> Iterator[bool]:
     finally:
         if descriptor is not None:
             os.close(descriptor)
+
+
+_CHUNK = 1 << 20
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file's content, in hexadecimal digits. Raises: OSError."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_CHUNK):
+            digest.update(piece)
+    return digest.hexdigest()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.host.hashing import sha256_of
+from npuenv.host.writing import sha256_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

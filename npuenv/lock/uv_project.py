@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 from npuenv.core.errors import BadInput, CannotTell
 from npuenv.core.messages import Message
 from npuenv.core.toml_input import loads
-from npuenv.host.hashing import sha256_of
+from npuenv.host.writing import sha256_of
 from npuenv.lock.export import marker, require_hashes
 from npuenv.lock.store import put_text
 from npuenv.lock.uv import deciding_line, environ, index_tables, require_reached

@@ -44,14 +44,22 @@ def main() -> None:
     from npuenv.host.local import LocalHost
 
     host, python = LocalHost(), words.python
-    answer = interpreter.inventory(host, python)
+    answer = interpreter.ask(host, python, "inventory", timeout_s=120.0)
     found, files = packages.packages(answer).value, packages.files(answer).value
     assert found is not None and files is not None, answer.evidence
     extensions = [path for paths in found.extensions.values() for path in paths]
     rows: list[tuple[str, Callable[[], object], int]] = [
         ("python -c pass", lambda: host.run((python, "-I", "-c", "pass")), words.repeat),
-        (f"inventory, {files.looked} files", lambda: interpreter.inventory(host, python), words.repeat),
-        ("hashes of all files", lambda: interpreter.hashes(host, python), max(words.repeat // 2, 1)),
+        (
+            f"inventory, {files.looked} files",
+            lambda: interpreter.ask(host, python, "inventory", timeout_s=120.0),
+            words.repeat,
+        ),
+        (
+            "hashes of all files",
+            lambda: interpreter.ask(host, python, "hashes", timeout_s=120.0),
+            max(words.repeat // 2, 1),
+        ),
         (
             f"{len(extensions)} extension modules",
             lambda: elf(host, extensions, near=[], timeout_s=60.0),

@@ -12,9 +12,9 @@ from npuenv.checks.registry import CHECKS
 from npuenv.core.fact import Evidence, absent, known
 from npuenv.core.finding import Status
 from npuenv.core.messages import say
-from npuenv.facts.cann.parts import Atb, Custom, CustomOps, Kernels, Ops, Part, RunningParts, WrittenFolder
+from npuenv.facts.cann import Atb, Custom, CustomOps, Kernels, Ops, Part, RunningParts, WrittenFolder
 from npuenv.facts.cann.toolkit import CannFolder, CannPath, Closed, Installs
-from npuenv.facts.npu.smi import SmiFailure
+from npuenv.facts.npu.failures import SmiFailure
 from tests.support.changes import HEALTHY, both, cards, find, lost, part, put, trouble, unread, variables
 from tests.support.changes import packages as installed
 

@@ -18,15 +18,15 @@ from npuenv.core.fact import Evidence
 from npuenv.core.finding import Status
 from npuenv.core.messages import LANGUAGES, say
 from npuenv.core.toml_input import load_file
-from npuenv.facts.machine.system import Account
-from npuenv.facts.npu.cards import Claim, Dmi, Holder, KernelEvent, parse_dmi, parse_kernel_log
+from npuenv.facts.machine import Account
+from npuenv.facts.npu import Claim, Dmi, Holder, KernelEvent, parse_dmi, parse_kernel_log
+from npuenv.facts.npu.failures import QueryRefusal, SmiFailure
 from npuenv.facts.npu.queries import (
     Board,
     Ecc,
     FaultEvent,
     Health,
     Mapped,
-    QueryRefusal,
     Spod,
     Topology,
     parse_board,
@@ -35,7 +35,7 @@ from npuenv.facts.npu.queries import (
     parse_spod,
     parse_topology,
 )
-from npuenv.facts.npu.smi import NpuProcess, SmiFailure, SmiTable, parse_info
+from npuenv.facts.npu.smi import NpuProcess, SmiTable, parse_info
 from npuenv.facts.python.interpreter import DeviceRun, Devices
 from npuenv.matrix import load_matrix
 from npuenv.report.doctor import grouped

@@ -19,11 +19,12 @@ from npuenv.core.fact import Evidence, Fact, State, unknown
 from npuenv.core.finding import Status
 from npuenv.core.messages import say
 from npuenv.facts.collect import Facts, collect
-from npuenv.facts.hccn.conf import HccnConf
-from npuenv.facts.machine.system import Space
-from npuenv.facts.network.services import Proxy
+from npuenv.facts.hccn.tool import HccnConf
+from npuenv.facts.machine import Space
+from npuenv.facts.network import Proxy
 from npuenv.facts.npu.driver import VersionInfo
-from npuenv.facts.npu.smi import NpuProcess, SmiFailure, SmiTrouble
+from npuenv.facts.npu.failures import SmiFailure, SmiTrouble
+from npuenv.facts.npu.smi import NpuProcess
 from npuenv.facts.python.interpreter import SharedFiles
 from npuenv.host.recorded import load_capture
 from tests.support.changes import (

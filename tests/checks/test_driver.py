@@ -9,10 +9,10 @@ from npuenv.checks.npu.driver import CHECKS
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import Status
 from npuenv.core.messages import LANGUAGES, say
-from npuenv.facts.machine.system import Account
-from npuenv.facts.npu.cards import Claim, KernelEvent
+from npuenv.facts.machine import Account
+from npuenv.facts.npu import Claim, KernelEvent
 from npuenv.facts.npu.driver import Changed, Installer, VersionInfo
-from npuenv.facts.npu.smi import SmiFailure
+from npuenv.facts.npu.failures import SmiFailure
 from npuenv.report.doctor import grouped
 from tests.support.changes import HEALTHY, Change, both, cards, find, gone, lost, nodes, part, put, trouble, variables
 

@@ -10,10 +10,8 @@ from npuenv.checks.registry import CHECKS
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import Status
 from npuenv.core.messages import say
-from npuenv.facts.machine.hardware import Memory
-from npuenv.facts.machine.session import CxxLibrary, Process, Processes
-from npuenv.facts.machine.storage import Cache, FolderUsage, MountRow
-from npuenv.facts.machine.system import Account, Space
+from npuenv.facts.machine import Account, CxxLibrary, Process, Processes, Space
+from npuenv.facts.machine.hardware import Cache, FolderUsage, Memory, MountRow
 from tests.support.changes import HEALTHY, both, find, gone, lost, put, variables
 
 if TYPE_CHECKING:

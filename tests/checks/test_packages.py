@@ -14,7 +14,7 @@ from npuenv.core.finding import Status
 from npuenv.core.messages import LANGUAGES, say
 from npuenv.facts.cann.toolkit import CannFolder, Installs
 from npuenv.facts.collector import not_asked
-from npuenv.facts.machine.session import CxxLibrary
+from npuenv.facts.machine import CxxLibrary
 from npuenv.facts.python.interpreter import Broken, Import, SharedFiles
 from npuenv.facts.python.packages import (
     Link,

@@ -10,9 +10,9 @@ import pytest
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import Status
 from npuenv.core.messages import say
-from npuenv.facts.machine.session import Process, Processes
-from npuenv.facts.machine.storage import FolderUsage, MountRow
-from npuenv.facts.ray.session import RaySession
+from npuenv.facts.machine import Process, Processes
+from npuenv.facts.machine.hardware import FolderUsage, MountRow
+from npuenv.facts.ray import RaySession
 from npuenv.facts.ray.status import ClusterStatus as Cluster
 from npuenv.facts.ray.status import Demand, Resource, ResourceDemand, StatusRefusal, StatusTrouble
 from tests.support.changes import HEALTHY, both, find, gone, lost, packages, put, variables

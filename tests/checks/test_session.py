@@ -12,7 +12,7 @@ from npuenv.checks.session.variables import misread
 from npuenv.core.fact import Evidence, absent, known
 from npuenv.core.finding import Status
 from npuenv.core.messages import say
-from npuenv.facts.cann.parts import Named
+from npuenv.facts.cann import Named
 from npuenv.host.redact import Redactor
 from npuenv.matrix import load_matrix
 from tests.support.changes import HEALTHY, both, find, lost, packages, part, put, unread, variables

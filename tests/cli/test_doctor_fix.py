@@ -185,7 +185,7 @@ def test_a_shell_that_reads_the_file_is_looked_at_too(capsys: pytest.CaptureFixt
 
 
 def test_programs_of_a_sourced_shell_get_its_variables_and_no_others() -> None:
-    from npuenv.host.sourced_env import sourced
+    from npuenv.host.local import sourced
 
     file = data() / "session.sh"
     file.parent.mkdir(parents=True)

@@ -214,7 +214,7 @@ def test_bridges_and_link_local_addresses_are_the_same_everywhere_and_no_clash()
 
 
 def test_numbers_that_differ_by_little_are_one() -> None:
-    from npuenv.facts.machine.system import Space
+    from npuenv.facts.machine import Space
 
     sizes = {1: 792723456, 2: 792723460, 3: 760000000}
     nodes = changed(3, {number: put(shared_memory=Space(size, size)) for number, size in sizes.items()})

@@ -12,9 +12,9 @@ from npuenv.cluster.consistency.values import ClockOffset, NodeIdentity, NodeVal
 from npuenv.core.fact import Evidence, known, unknown
 from npuenv.core.finding import Status
 from npuenv.facts.hccn.parsers import Speed
-from npuenv.facts.machine.storage import MountRow
+from npuenv.facts.machine.hardware import MountRow
+from npuenv.facts.network import Clock
 from npuenv.facts.network.interfaces import HostName, Interface, Route
-from npuenv.facts.network.services import Clock
 from npuenv.facts.npu.driver import Nodes
 from npuenv.facts.npu.queries import Spod
 from tests.cluster.test_consistency import of_kernel

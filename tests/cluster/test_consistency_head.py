@@ -8,7 +8,7 @@ import pytest
 
 from npuenv.cluster.consistency import check_consistency
 from npuenv.core.finding import Status
-from npuenv.facts.machine.session import Process
+from npuenv.facts.machine import Process
 from npuenv.facts.network.interfaces import Listener
 from tests.cluster.voting import NAMES, changed
 from tests.support.changes import both, lost, part, put

@@ -79,7 +79,7 @@ def nodes_of(*names: str) -> list[Node]:
     return [Node(name, name, python=sys.executable) for name in names]
 
 
-@pytest.mark.parametrize("name", ["introduce", "knock", "share"])
+@pytest.mark.parametrize("name", ["knock", "node"])
 def test_the_programs_are_in_the_grammar_of_python_3_6(name: str) -> None:
     ast.parse((PROGRAMS / f"{name}.py").read_text(encoding="utf-8"), feature_version=(3, 6))
 
@@ -494,7 +494,7 @@ def free_port() -> Iterator[int]:
 def test_a_file_that_a_full_disk_cuts_short_is_taken_away(tmp_path: Path) -> None:
     full = "import os\ndef fsync(_): raise OSError(28, os.strerror(28))\nos.fsync = fsync\n"
     asked = {"do": "write", "path": str(tmp_path / ".npuenv-x"), "word": "abc", "limit_s": 1}
-    code = full + (PROGRAMS / "share.py").read_text(encoding="utf-8")
+    code = full + (PROGRAMS / "node.py").read_text(encoding="utf-8")
     ran = subprocess.run([sys.executable, "-c", code], input=json.dumps(asked) + "\n", capture_output=True, text=True)
     assert os.strerror(28) in ran.stdout
     assert list(tmp_path.iterdir()) == []

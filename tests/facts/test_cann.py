@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from npuenv.core import versions
 from npuenv.core.fact import State
-from npuenv.facts.cann import parts, toolkit
+from npuenv.facts import cann
+from npuenv.facts.cann import toolkit
 from tests.support.scripted_host import ScriptedHost
 
 ROOT = "/usr/local/Ascend/cann-8.5.0"
@@ -88,14 +89,14 @@ def test_the_count_of_a_part_is_never_taken_for_a_release(count: str) -> None:
 def test_what_is_written_into_version_cfg_is_read_back(wanted: dict[str, str], end: str, is_counted: bool) -> None:
     values = {name: f"7.6.0.1.220:{release}" if is_counted else release for name, release in wanted.items()}
     text = end.join(["# version: 1.0", *(f"{name}_running_version=[{value}]" for name, value in values.items())])
-    read = parts.read_config(text)
+    read = cann.read_config(text)
     assert (read.running, read.upgrade, read.installed) == (wanted, {}, {})
 
 
 @FEW
 @given(NOISE)
 def test_any_version_cfg_is_read_without_a_value_that_is_not_in_it(text: str) -> None:
-    read = parts.read_config(text)
+    read = cann.read_config(text)
     for kind in (read.running, read.upgrade, read.installed):
         assert all(name in text and value in text for name, value in kind.items())
 
@@ -127,7 +128,7 @@ def test_a_torn_install_file_gives_a_version_that_is_in_it_or_unknown(text: str)
 def test_a_torn_install_file_of_the_kernels_gives_a_version_that_is_in_it(text: str) -> None:
     host = ScriptedHost()
     host.file(f"{ROOT}/aarch64-linux/ascend_ops_install.info", text)
-    fact = parts.ops(host, ROOT, "aarch64")
+    fact = cann.ops(host, ROOT, "aarch64")
     assert fact.value is None or (fact.value.version in text and fact.value.chip in text)
 
 
@@ -144,7 +145,7 @@ def test_any_environment_gives_entries_that_are_in_it(variables: dict[str, str])
 def test_any_answer_of_a_compiler_gives_numbers_or_nothing(text: str, code: int) -> None:
     host = ScriptedHost()
     host.fails("gcc --version", out=text, code=code)
-    fact = parts.compilers(host, 1.0)
+    fact = cann.compilers(host, 1.0)
     assert all(value in text and re.fullmatch(r"[0-9]+(\.[0-9]+)+", value) for value in (fact.value or {}).values())
     assert code == 0 or fact.value is None
 
@@ -179,7 +180,7 @@ def _custom(*, folders: dict[str, list[str]]) -> tuple[Any, ...]:
     host = ScriptedHost(variables={"ASCEND_CUSTOM_OPP_PATH": "/opt/a:/opt/b"})
     for path, names in folders.items():
         host.folder(path, *names)
-    fact = parts.custom(host, f"{ROOT}/opp")
+    fact = cann.custom(host, f"{ROOT}/opp")
     assert fact.value is not None
     return tuple((item.path, item.is_there, item.chips) for item in fact.value.packages)
 

@@ -15,10 +15,9 @@ import pytest
 from npuenv.core.fact import State
 from npuenv.core.toml_input import load_file
 from npuenv.facts.collect import plain
-from tests.facts.families import cann, hccn, machine, network, npu, python, ray
+from tests.facts.families import FACTS
 from tests.support.scripted_host import ScriptedHost
 
-FACTS = {**machine.FACTS, **npu.FACTS, **hccn.FACTS, **network.FACTS, **cann.FACTS, **python.FACTS, **ray.FACTS}
 CASES = sorted(path for name in FACTS for path in (Path(__file__).parent / "cases" / name).glob("*.toml"))
 
 

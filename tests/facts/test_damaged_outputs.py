@@ -16,7 +16,8 @@ import pytest
 
 from npuenv.core.toml_input import load_file
 from npuenv.facts.npu import queries
-from npuenv.facts.npu.smi import SmiFailure, SmiTable, parse_info
+from npuenv.facts.npu.failures import SmiFailure
+from npuenv.facts.npu.smi import SmiTable, parse_info
 from npuenv.facts.ray import status as ray_status
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from npuenv.facts.cann import parts
+from npuenv.facts import cann
 from npuenv.facts.hccn.parsers import Optical
 from npuenv.facts.network.interfaces import PortRange, number_of
 from tests.support.scripted_host import ScriptedHost
@@ -28,11 +28,11 @@ def functions_of(program: str) -> Any:
 
 def test_a_folder_whose_name_only_begins_like_a_chips_holds_no_kernels() -> None:
     host = ScriptedHost()
-    folder = f"/opp/built-in/{parts.TBE}/kernel"
+    folder = f"/opp/built-in/{cann.TBE}/kernel"
     host.folder(folder, "ascend910b", "ascend910b.old", "config")
     for name in ("ascend910b", "ascend910b.old"):
         host.folder(f"{folder}/{name}", "ops_nn")
-    found = parts.kernels(host, "/opp").value
+    found = cann.kernels(host, "/opp").value
     assert found is not None and found.chips == ("ascend910b",)
 
 
@@ -71,7 +71,7 @@ def test_a_name_that_nobody_knows_is_told_from_one_that_nobody_answers_for(
 
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     into: dict[str, list[str]] = {}
-    functions_of("introduce.py").look_up("node9", into)
+    functions_of("node.py").look_up("node9", into)
     assert into == found
 
 

@@ -16,8 +16,8 @@ import pytest
 from npuenv.core.fact import Fact, State
 from npuenv.core.toml_input import load_file
 from npuenv.facts.collect import plain
-from npuenv.facts.hccn.answers import answer
 from npuenv.facts.hccn.parsers import ITEMS
+from npuenv.facts.hccn.survey import answer
 from npuenv.host.base import Ran
 
 HERE = Path(__file__).parent

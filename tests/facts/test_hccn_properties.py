@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npuenv.core.fact import Fact, State
-from npuenv.facts.hccn.answers import HccnRefusal, answer, grammar, is_address, is_mask, lines_of, refusal, refused
-from npuenv.facts.hccn.parsers import ITEMS
+from npuenv.facts.hccn.parsers import ITEMS, is_mask
+from npuenv.facts.hccn.survey import answer, grammar
+from npuenv.facts.hccn.tool import HccnRefusal, is_address, lines_of, refusal, refused
 from npuenv.host.base import Ran
 
 PIECES = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, State, known, unknown
-from npuenv.facts.hccn.parsers import Address, link, optical
+from npuenv.facts.hccn.parsers import Address, optical
 from npuenv.facts.hccn.survey import HccnSurvey, card_ids, network, peers, survey_cards
 from npuenv.facts.npu.driver import DeviceNode, Nodes
 from npuenv.host.base import NotRecorded, Ran
@@ -14,7 +14,7 @@ from tests.support.scripted_host import ScriptedHost
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from npuenv.facts.hccn.conf import HccnConf
+    from npuenv.facts.hccn.tool import HccnConf
 
 TOOL = "hccn_tool"
 NO_CONF: Fact[HccnConf] = Fact(State.ABSENT, None, (Evidence("/etc/hccn.conf", "absent"),))
@@ -24,7 +24,7 @@ def _links(
     host: ScriptedHost, cards: Sequence[int], *, budget_s: float = 60.0
 ) -> tuple[Fact[dict[int, Fact[str]]], HccnSurvey]:
     survey = HccnSurvey(host, TOOL, 1.0, budget_s)
-    return survey.item(cards, "link", link, "-i", "{card}", "-link", "-g"), survey
+    return survey.item(cards, "link", "-i", "{card}", "-link", "-g"), survey
 
 
 def test_each_card_has_an_answer_of_its_own() -> None:

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from npuenv.core.fact import State
 from npuenv.facts.ray.status import ResourceDemand, parse
-from tests.facts.families import machine, ray
+from tests.facts.families import MACHINE, RAY
 from tests.support.scripted_host import ScriptedHost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FACTS: dict[str, Callable[..., Any]] = {**machine.FACTS, **ray.FACTS}
+FACTS: dict[str, Callable[..., Any]] = {**MACHINE, **RAY}
 FILES = (
     "/proc/self/mountinfo",
     "/proc/self/status",

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npuenv.core.fact import State
-from npuenv.facts.network import interfaces, services
-from npuenv.facts.network import services as launch
+from npuenv.facts import network
+from npuenv.facts.network import interfaces
 
 PIECES = (
     "|-- 10.0.0.1",
@@ -56,10 +56,10 @@ def test_no_text_makes_a_parser_raise_and_every_address_stands_in_the_text(text:
     assert all(port < 100_000 for port in interfaces.owners_of(text))
     assert all(address in text for found in interfaces.hosts_entries(text).values() for address in found)
     assert all(address in text for address in interfaces.addresses_of(text))
-    assert services.drops_input(text) is None or "policy" in text
-    assert services.input_policy(text) is None or "INPUT" in text
-    assert services.of_chrony(text) is None or "Leap status" in text
-    assert services.of_timedatectl(text) is None or "NTPSynchronized=" in text
+    assert network.drops_input(text) is None or "policy" in text
+    assert network.input_policy(text) is None or "INPUT" in text
+    assert network.of_chrony(text) is None or "Leap status" in text
+    assert network.of_timedatectl(text) is None or "NTPSynchronized=" in text
 
 
 @settings(deadline=None)
@@ -94,7 +94,7 @@ def test_an_address_is_found_behind_the_narrowest_route(address: ipaddress.IPv4A
     ],
 )
 def test_the_host_of_an_address_of_ray(address: str, host: str) -> None:
-    assert launch.host_of(address) == host
+    assert network.host_of(address) == host
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_the_host_of_an_address_of_ray(address: str, host: str) -> None:
     ],
 )
 def test_which_variables_speak_of_several_nodes(variables: dict[str, str], expected: tuple[str, ...] | None) -> None:
-    fact = launch.spans(variables)
+    fact = network.spans(variables)
     assert fact.value == expected
     assert fact.state is (State.ABSENT if expected is None else State.KNOWN)
 

@@ -6,7 +6,7 @@ import pytest
 
 from npuenv.core.fact import State
 from npuenv.facts.collector import Collector
-from npuenv.facts.network.services import Proxy, listen, proxies
+from npuenv.facts.network import Proxy, listen, proxies
 from tests.support.scripted_host import ScriptedHost
 
 PYTHON = "/env/bin/python"

@@ -10,7 +10,8 @@ import pytest
 from npuenv.core.fact import State
 from npuenv.core.toml_input import load_file
 from npuenv.facts import collect as collecting
-from npuenv.facts.npu import cards, driver
+from npuenv.facts import npu
+from npuenv.facts.npu import driver
 from npuenv.facts.npu.smi import SmiTable, parse_info
 from npuenv.host.base import Looked, NotRecorded, PathState, Ran
 from tests.support.scripted_host import ScriptedHost
@@ -187,12 +188,12 @@ def ask_again_healthy() -> list[str]:
 def test_the_drivers_account_is_read_at_level_1_only_where_the_cards_are_taken() -> None:
     host = ScriptedHost()
     host.fails("npu-smi info", out=text_of("smi", "err_device_used_8020"), code=172)
-    host.file(cards.CLAIMS, text_of("npu_claims", "one_container_holds_all"))
+    host.file(npu.CLAIMS, text_of("npu_claims", "one_container_holds_all"))
     facts = collect(host, 1)
     assert facts.claims.value is not None and facts.claims.value[0].root_pid == 2679173
     healthy = host_with(A2)
     collect(healthy, 1)
-    assert cards.CLAIMS not in healthy.asked
+    assert npu.CLAIMS not in healthy.asked
 
 
 def table_of(name: str) -> SmiTable:
@@ -210,7 +211,7 @@ def test_a_process_is_here_only_when_its_name_agrees() -> None:
     for name, is_here in (("python", True), ("sshd", False)):
         host = ScriptedHost()
         host.file("/proc/1601114/status", status(name))
-        (holder,) = cards.holders(host, table).value or ()
+        (holder,) = npu.holders(host, table).value or ()
         assert (holder.is_here, holder.uid) == (is_here, 1000 if is_here else None)
         assert (holder.npu, holder.pid, holder.memory_mib, holder.is_in_container) == (4, 1601114, 18429, False)
 
@@ -218,13 +219,13 @@ def test_a_process_is_here_only_when_its_name_agrees() -> None:
 def test_a_process_that_waits_for_its_parent_is_a_zombie() -> None:
     host = ScriptedHost()
     host.file("/proc/1601114/status", status("python", state="Z (zombie)"))
-    (holder,) = cards.holders(host, table_of("info_910B3_25.2.0_one_proc")).value or ()
+    (holder,) = npu.holders(host, table_of("info_910B3_25.2.0_one_proc")).value or ()
     assert holder.is_zombie
 
 
 def test_a_process_without_a_name_is_in_another_container_and_not_looked_up() -> None:
     host = ScriptedHost()
-    found = cards.holders(host, table_of("info_910B3_25.0.rc1.b010_busy")).value or ()
+    found = npu.holders(host, table_of("info_910B3_25.0.rc1.b010_busy")).value or ()
     assert len(found) == 8 and all(holder.is_in_container and not holder.is_here for holder in found)
     assert host.asked == []
 
@@ -270,40 +271,40 @@ def test_an_installers_log_for_root_alone_is_absent_and_garbage_is_unknown() -> 
 def test_the_kernel_log_of_another_user_is_absent_and_a_failure_is_unknown() -> None:
     words = "dmesg --level=emerg,alert,crit,err,warn"
     host = ScriptedHost()
-    assert cards.events(host).state is State.ABSENT
+    assert npu.events(host).state is State.ABSENT
     host.fails(words, err="dmesg: read kernel buffer failed: Operation not permitted\n")
-    assert cards.events(host).state is State.ABSENT
+    assert npu.events(host).state is State.ABSENT
     host.fails(words, timed_out=True)
-    assert cards.events(host).state is State.UNKNOWN
+    assert npu.events(host).state is State.UNKNOWN
     host.commands[words] = text_of("npu_kernel", "abnormal")
-    assert [event.device for event in cards.events(host).value or ()] == [5]
+    assert [event.device for event in npu.events(host).value or ()] == [5]
 
 
 def test_a_dmesg_without_levels_is_asked_again_without_them() -> None:
     host = ScriptedHost()
     host.fails("dmesg --level=emerg,alert,crit,err,warn", err="dmesg: unrecognized option '--level'\n")
     host.commands["dmesg"] = text_of("npu_kernel", "conflict")
-    assert [event.kind for event in cards.events(host).value or ()] == ["conflict", "conflict"]
+    assert [event.kind for event in npu.events(host).value or ()] == ["conflict", "conflict"]
 
 
 def test_claims_are_for_root_and_an_unreadable_account_is_unknown() -> None:
     host = ScriptedHost()
-    assert cards.claims(host).state is State.ABSENT
-    host.unreadable(cards.CLAIMS)
-    assert cards.claims(host).state is State.ABSENT
-    host.file(cards.CLAIMS, "what is this\n")
-    assert cards.claims(host).state is State.UNKNOWN
-    host.file(cards.CLAIMS, "")
-    assert cards.claims(host).value == ()
+    assert npu.claims(host).state is State.ABSENT
+    host.unreadable(npu.CLAIMS)
+    assert npu.claims(host).state is State.ABSENT
+    host.file(npu.CLAIMS, "what is this\n")
+    assert npu.claims(host).state is State.UNKNOWN
+    host.file(npu.CLAIMS, "")
+    assert npu.claims(host).value == ()
 
 
 def test_ascend_dmi_runs_its_two_diagnoses_and_keeps_what_it_says() -> None:
     host = ScriptedHost()
-    assert cards.dmi(host).state is State.ABSENT
+    assert npu.dmi(host).state is State.ABSENT
     host.commands["ascend-dmi -v"] = "7.3.0\n"
     host.commands["ascend-dmi --dg --se healthCheck -q"] = text_of("npu_dmi", "health_check")
     host.fails("ascend-dmi --dg -i aicore -q", out=text_of("npu_dmi", "aicore_timeout"), code=1)
-    fact = cards.dmi(host)
+    fact = npu.dmi(host)
     assert fact.value is not None
     assert (fact.value.items["driver"], fact.value.items["aicore"], fact.value.code) == ("HEALTH", "FAIL", 1)
     assert fact.value.notes["aicore"][1] == "Device 4: a timeout error occurred."
@@ -314,7 +315,7 @@ def test_a_diagnosis_that_cannot_be_read_keeps_its_tail_and_judges_nothing() -> 
     host.commands["ascend-dmi -v"] = "7.3.0\n"
     host.fails("ascend-dmi --dg --se healthCheck -q", out="Unknown option\n", code=3)
     host.fails("ascend-dmi --dg -i aicore -q", timed_out=True)
-    fact = cards.dmi(host)
+    fact = npu.dmi(host)
     assert fact.state is State.UNKNOWN
     assert [item.line for item in fact.evidence] == ["Unknown option", "timed out"]
 
@@ -341,3 +342,11 @@ def test_a_list_of_faults_that_is_cut_is_not_an_empty_one() -> None:
     answers = {"-t current-fault-event -i 0": event} | {f"-t current-fault-event -i {card}": none for card in (1, 2)}
     facts = collect(host_with(A5, answers), 2)
     assert facts.unread.value is not None and "0" in facts.unread.value["faults"]
+
+
+def test_cards_are_in_the_order_of_their_numbers_and_not_of_their_names() -> None:
+    host = ScriptedHost()
+    host.folder("/dev", "davinci0", "davinci1", "davinci10", "davinci2", "davinci_manager", "devmm_svm", "hisi_hdc")
+    found = driver.nodes(host).value
+    assert found is not None
+    assert [node.path for node in found.cards] == [f"/dev/davinci{number}" for number in (0, 1, 2, 10)]

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npuenv.core.toml_input import load_file
+from npuenv.facts import npu
 from npuenv.facts.collect import plain
-from npuenv.facts.npu import cards, driver, queries
+from npuenv.facts.npu import driver, failures, queries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,12 +29,12 @@ READERS: dict[str, Callable[[str], Any]] = {
     "npu_map": queries.parse_map,
     "npu_topology": queries.parse_topology,
     "npu_events": queries.parse_events,
-    "npu_refusal": queries.refusal,
+    "npu_refusal": failures.refusal,
     "npu_installer": driver.parse_installer,
-    "npu_kernel": cards.parse_kernel_log,
-    "npu_claims": cards.parse_claims,
+    "npu_kernel": npu.parse_kernel_log,
+    "npu_claims": npu.parse_claims,
     "npu_lspci": driver.parse_lspci,
-    "npu_dmi": lambda text: cards.parse_dmi(text, 0),
+    "npu_dmi": lambda text: npu.parse_dmi(text, 0),
 }
 CASES = sorted(path for name in READERS for path in (HERE / name).glob("*.toml"))
 

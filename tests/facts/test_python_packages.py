@@ -243,7 +243,7 @@ def asked(out: str, err: str = "", code: int = 0) -> Fact[Any]:
     """What the inventory's answer comes to when the interpreter prints this."""
     host = ScriptedHost()
     host.fails(f"{PYTHON} inventory", out=out, err=err, code=code)
-    return python_facts.inventory(host, PYTHON)
+    return python_facts.ask(host, PYTHON, "inventory", timeout_s=120.0)
 
 
 def test_what_a_start_up_hook_prints_around_the_answer_is_left_out() -> None:

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npuenv.core.toml_input import load_file
-from npuenv.facts.npu.smi import Layout, SmiFailure, SmiTable, SmiTrouble, parse_info
+from npuenv.facts.npu.failures import SmiFailure, SmiTrouble
+from npuenv.facts.npu.smi import Layout, SmiTable, parse_info
 
 CASES = sorted((Path(__file__).parent / "cases" / "smi").glob("*.toml"))
 TRANSCRIPTS = Path(__file__).parents[2].parent / "shared" / "transcripts" / "npu-smi"

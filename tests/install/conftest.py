@@ -23,8 +23,8 @@ from npuenv.cli import main
 from npuenv.core.messages import Message
 from npuenv.facts import conditions
 from npuenv.facts.pip import PipSettings, for_uv, pip_settings
-from npuenv.host.hashing import sha256_of
 from npuenv.host.local import LocalHost
+from npuenv.host.writing import sha256_of
 from npuenv.install import executor as work
 from npuenv.install.executor import Event, ExecutionContext, Outcome, StepEvent, execute
 from npuenv.install.locations import EnvironmentPlace

@@ -29,8 +29,8 @@ from npuenv.core.messages import Message, say
 from npuenv.core.plan import Plan, Run, Step
 from npuenv.facts.conditions import INSPECTOR
 from npuenv.facts.manifest import LOCK, MANIFEST, MARKER, VERIFIED, described
-from npuenv.host.hashing import sha256_of
 from npuenv.host.local import LocalHost
+from npuenv.host.writing import sha256_of
 from npuenv.install import executor as work
 from npuenv.install.executor import Event, StepEvent
 from npuenv.lock.file import write_lock

@@ -14,7 +14,7 @@ from npuenv.core.errors import BadInput, CannotTell
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
 from npuenv.core.messages import Message, say
 from npuenv.facts.collect import Facts, collect
-from npuenv.facts.machine.system import OperatingSystem
+from npuenv.facts.machine import OperatingSystem
 from npuenv.facts.npu.driver import VersionInfo
 from npuenv.host.recorded import load_capture
 from npuenv.report.resolution import as_json, show

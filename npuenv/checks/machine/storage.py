@@ -8,7 +8,7 @@ from npuenv.checks.base import Check, CheckResult, Context, card_check, fail, fi
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
-    from npuenv.facts.machine.storage import FolderUsage
+    from npuenv.facts.machine.hardware import FolderUsage
 
 
 _GIB_KIB = 1 << 20

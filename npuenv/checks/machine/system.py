@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 from npuenv.checks.base import FRAMEWORKS, Check, card_check, fail, fix_for, given, ok, skip, unknown, warn
 from npuenv.checks.machine.storage import size_of
 from npuenv.core.fact import State
-from npuenv.facts.machine.session import line_of
-from npuenv.facts.machine.system import DRIVER_GROUP, UNLIMITED
+from npuenv.facts.machine import DRIVER_GROUP, UNLIMITED, line_of
 
 if TYPE_CHECKING:
     from npuenv.checks.base import CheckResult, Context
     from npuenv.core.fact import Fact
-    from npuenv.facts.machine.session import Process, Processes
-    from npuenv.facts.machine.system import Account
+    from npuenv.facts.machine import Account, Process, Processes
 
 _GIB_KIB = 1 << 20
 _ARCHES = ("x86_64", "aarch64")

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from npuenv.checks.base import CheckResult, Context, skip, unread
 from npuenv.core.fact import Evidence, State
 from npuenv.facts.collector import was_asked
-from npuenv.facts.hccn.answers import HccnRefusal
-from npuenv.facts.hccn.survey import NOT_ASKED
+from npuenv.facts.hccn.tool import NOT_ASKED, HccnRefusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

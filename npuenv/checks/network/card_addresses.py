@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from npuenv.facts.collect import Facts
-    from npuenv.facts.hccn.conf import HccnConf
+    from npuenv.facts.hccn.tool import HccnConf
 
 CONF = "/etc/hccn.conf"
 _ENV_PREP = "hicann/hccl user guide, environment preparation; vllm-ascend multi-node verification list"

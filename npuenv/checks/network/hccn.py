@@ -26,7 +26,7 @@ from npuenv.checks.base import (
 from npuenv.checks.network import card_addresses, interfaces, rank_table
 from npuenv.checks.network.answers import answers, cards_here, silent_cards, stranded_cards, tool_failure, unread_cards
 from npuenv.core.fact import Evidence, Fact, State
-from npuenv.facts.hccn.answers import HccnRefusal, refusal
+from npuenv.facts.hccn.tool import HccnRefusal, refusal
 
 if TYPE_CHECKING:
     import datetime

@@ -12,9 +12,9 @@ from npuenv.checks.base import Check, CheckResult, Context, card_check, fail, fi
 from npuenv.checks.network import interfaces
 from npuenv.checks.network.interfaces import own_addresses, spans_nodes, variable, variables
 from npuenv.core.fact import Evidence, State
+from npuenv.facts.network import host_of, is_loopback
 from npuenv.facts.network import interfaces as listening_ports
 from npuenv.facts.network.interfaces import number_of, way_to
-from npuenv.facts.network.services import host_of, is_loopback
 
 if TYPE_CHECKING:
     from npuenv.facts.collect import Facts

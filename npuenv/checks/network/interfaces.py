@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import Check, CheckResult, Context, card_check, fail, fix_for, ok, skip, unknown, warn
 from npuenv.core.fact import Evidence
+from npuenv.facts.network import is_loopback
 from npuenv.facts.network.interfaces import number_of, way_to
-from npuenv.facts.network.services import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -11,7 +11,7 @@ from npuenv.checks.network.interfaces import own_addresses
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
-    from npuenv.facts.hccn.conf import RankTable, Server
+    from npuenv.facts.hccn.tool import RankTable, Server
 
 _DOCUMENT = "hicann/hccl user guide, rank table; fault diagnosis, EI0004 and EI0014"
 

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import card_check, fail, fix_for, given, ok, skip, unknown, unread, warn, worst
 from npuenv.core.fact import Evidence, State
-from npuenv.facts.npu.smi import SmiFailure
+from npuenv.facts.npu.failures import SmiFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from npuenv.checks.base import CheckResult, Context
     from npuenv.facts.collect import Facts
-    from npuenv.facts.npu.cards import KernelEvent
-    from npuenv.facts.npu.queries import Board, Ecc, FaultEvent, QueryRefusal, Spod, Topology
+    from npuenv.facts.npu import KernelEvent
+    from npuenv.facts.npu.failures import QueryRefusal
+    from npuenv.facts.npu.queries import Board, Ecc, FaultEvent, Spod, Topology
     from npuenv.facts.npu.smi import Card, SmiTable
 
 

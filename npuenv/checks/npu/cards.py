@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from npuenv.checks.base import CheckResult, Context
     from npuenv.core.finding import Fix
-    from npuenv.facts.npu.cards import Holder
+    from npuenv.facts.npu import Holder
     from npuenv.facts.npu.smi import Card, SmiTable
 
 _TOOLS = "Ascend host tools: npu-smi source (hicann/driver) and public transcripts"

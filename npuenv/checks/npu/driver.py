@@ -14,7 +14,7 @@ from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence, Fact, State
 from npuenv.facts.collector import was_asked
 from npuenv.facts.npu.driver import INSTALL_INFO
-from npuenv.facts.npu.smi import SmiFailure
+from npuenv.facts.npu.failures import SmiFailure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from npuenv.checks.base import CheckResult, Context
     from npuenv.core.finding import Fix
     from npuenv.facts.npu.driver import Installer
-    from npuenv.facts.npu.smi import SmiTable, SmiTrouble
+    from npuenv.facts.npu.failures import SmiTrouble
+    from npuenv.facts.npu.smi import SmiTable
     from npuenv.facts.python.interpreter import Import
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from npuenv.checks.base import CheckResult, Context, card_check, fail, fix_for, ok, warn
 from npuenv.checks.python.installed import accepts
 from npuenv.core.fact import Evidence
-from npuenv.facts.hccn.answers import is_address
+from npuenv.facts.hccn.tool import is_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

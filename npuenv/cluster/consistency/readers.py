@@ -18,7 +18,7 @@ from npuenv.core.fact import Evidence, State
 from npuenv.core.files import folder_of
 from npuenv.core.toml_input import load_file
 from npuenv.facts.collector import was_asked
-from npuenv.facts.machine.storage import NETWORK_KINDS
+from npuenv.facts.machine.hardware import NETWORK_KINDS
 from npuenv.facts.network.interfaces import number_of
 from npuenv.facts.npu.driver import VARIABLE, visible
 

@@ -20,9 +20,8 @@ from npuenv.cluster.parallel_ssh import Transport
 from npuenv.cluster.ssh import describe_failure, failing_hop, failure_line
 from npuenv.core.json_input import JsonError, loads
 from npuenv.core.messages import Message
-from npuenv.facts.hccn.answers import HccnRefusal, refused
-from npuenv.facts.hccn.conf import DRIVER_TOOL, LINKED_TOOL
 from npuenv.facts.hccn.parsers import ping
+from npuenv.facts.hccn.tool import DRIVER_TOOL, LINKED_TOOL, HccnRefusal, refused
 from npuenv.facts.target import joined
 
 if TYPE_CHECKING:

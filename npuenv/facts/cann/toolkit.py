@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from npuenv.core import versions
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
-from npuenv.facts.collector import FactGroup, fact
-from npuenv.facts.read import file_text, line_with, pairs
-from npuenv.host.base import PathState
+from npuenv.facts.collector import FactGroup, fact, file_text, first_line, line_with, made_of, of_file, pairs
+from npuenv.host.base import Host, PathState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from npuenv.host.base import Host
 
 T = TypeVar("T")
-_VERSION = re.compile(r"[0-9]+\.[0-9A-Za-z.]+(?:[-_][0-9A-Za-z.]+)?")
+_VERSION = r"[0-9]+\.[0-9A-Za-z.]+(?:[-_][0-9A-Za-z.]+)?"
 # 8.5.0, 9.1.0-beta.1, 8.3.RC1; not 7.6.0.1.220 or 8.3.T5.0.B028, which count a part.
 _RELEASE = r"[0-9]+\.[0-9]+\.(?:[0-9]+|RC[0-9]+)(?:[-.](?:alpha|beta)\.?[0-9]+)?(?:_[0-9]{8,})?"
 # What torch_npu looks for under ASCEND_HOME_PATH, in its order (torch_npu 2.13.0, _init/registry/registry_manager.py).
@@ -83,16 +81,11 @@ def closed(host: Host) -> Fact[Closed]:
         if looked.state is PathState.FOLDER:
             break
         if looked.state is PathState.UNREADABLE and "permission" in looked.error.casefold():
-            return known(Closed(_outermost(host, root), said), Evidence(root, looked.error))
+            path, above = root, root.rpartition("/")[0]
+            while above and host.look(above).state is PathState.UNREADABLE:
+                path, above = above, above.rpartition("/")[0]
+            return known(Closed(path, said), Evidence(root, looked.error))
     return absent(Evidence("CANN", "no folder is shut"))
-
-
-def _outermost(host: Host, path: str) -> str:
-    """The highest folder of a path that cannot be looked into."""
-    above = path.rpartition("/")[0]
-    while above and host.look(above).state is PathState.UNREADABLE:
-        path, above = above, above.rpartition("/")[0]
-    return path
 
 
 def opp(host: Host) -> Fact[str]:
@@ -135,7 +128,10 @@ def _places(host: Host) -> Iterator[tuple[str, str]]:
             seen.add(root)
             yield said, root
     for base in bases(host):
-        for root in (f"{base}/cann", f"{base}/ascend-toolkit/latest", *_versioned(host, base)):
+        # Folders `cann-X` without the link `cann`, as conda packages leave them; the last name first.
+        names = (name for name in host.look(base).names if re.fullmatch(r"cann-[0-9]\S*", name))
+        versioned = [f"{base}/{name}" for name in sorted(names, reverse=True)]
+        for root in (f"{base}/cann", f"{base}/ascend-toolkit/latest", *versioned):
             if root not in seen:
                 seen.add(root)
                 yield root, root
@@ -148,12 +144,6 @@ def bases(host: Host) -> tuple[str, ...]:
     return tuple(dict.fromkeys(("/usr/local/Ascend", *own)))
 
 
-def _versioned(host: Host, base: str) -> list[str]:
-    """Folders `cann-X` without the link `cann`, as conda packages leave them; the last name first."""
-    names = [name for name in host.look(base).names if re.fullmatch(r"cann-[0-9]\S*", name)]
-    return [f"{base}/{name}" for name in sorted(names, reverse=True)]
-
-
 def read(host: Host, root: str, said: str, arch: str | None) -> Fact[Cann]:
     """The toolkit in one folder; `said` is who named it. Unknown where the folder is there and its version is not."""
     folder = host.look(root)
@@ -164,7 +154,7 @@ def read(host: Host, root: str, said: str, arch: str | None) -> Fact[Cann]:
     arches = sorted(("aarch64", "x86_64"), key=lambda name: name != arch)
     fields, evidence, torn = _install_info(host, root, arches)
     version = fields.get("version", "")
-    if not _VERSION.fullmatch(version):
+    if not re.fullmatch(_VERSION, version):
         return unknown(evidence)
     is_new = "/cann" in fields.get("path", root) or re.search(r"/cann(-[^/]+)?$", root) is not None
     value = Cann(
@@ -216,7 +206,7 @@ def release_of(fields: Mapping[str, str]) -> str:
     later files have the release as `Version` and a bare `version_dir=cann`.
     """
     folder = re.sub(r"^cann-", "", fields.get("version_dir", "").strip('"'), flags=re.IGNORECASE)
-    if _VERSION.fullmatch(folder) and versions.is_cann(folder):
+    if re.fullmatch(_VERSION, folder) and versions.is_cann(folder):
         return folder
     version = fields.get("Version", "").strip('"')
     return version if re.fullmatch(_RELEASE, version) else ""
@@ -245,20 +235,20 @@ def _nnal_places(host: Host) -> Iterator[tuple[str, str]]:
 def read_nnal(host: Host, root: str, said: str) -> Fact[Nnal]:
     """The ATB in one folder, from its version file; `said` is who named it."""
     path = f"{root}/version.info"
-    text = file_text(host, path)
-    if text.value is None:
-        return Fact(text.state, None, text.evidence)
-    # `Ascend-cann-atb : 9.1.0`, then `Ascend-cann-atb Version : 9.1.0.B150`
-    version = pairs(text.value, ":").get("Ascend-cann-atb", "")
-    if not _VERSION.fullmatch(version):
-        return unknown(*text.evidence)
-    return known(Nnal(root, version, said), Evidence(path, line_with(text.value, "Ascend-cann-atb")))
+
+    def parse(text: str) -> Fact[Nnal] | None:
+        # `Ascend-cann-atb : 9.1.0`, then `Ascend-cann-atb Version : 9.1.0.B150`
+        version = pairs(text, ":").get("Ascend-cann-atb", "")
+        is_read = re.fullmatch(_VERSION, version)
+        return known(Nnal(root, version, said), Evidence(path, line_with(text, "Ascend-cann-atb"))) if is_read else None
+
+    return made_of(file_text(host, path), parse)
 
 
 INSTALL_RECORD = "/etc/Ascend/ascend_cann_install.info"  # `Install_Path=/usr/local/Ascend`
 # Greedy: in /data/cann/cann-9.0.0/lib64 it is the inner folder.
-_HOME = re.compile(r"(?P<home>.*/(?:(?:ascend-toolkit|nnae|nnrt)/[^/]+|cann(?:-[0-9][^/]*)?))(?:/|$)")
-_OTHERS = re.compile(r"/(?:nnal|driver|firmware)(?:/|$)")  # beside CANN, not of it
+_HOME = r"(?P<home>.*/(?:(?:ascend-toolkit|nnae|nnrt)/[^/]+|cann(?:-[0-9][^/]*)?))(?:/|$)"
+_OTHERS = r"/(?:nnal|driver|firmware)(?:/|$)"  # beside CANN, not of it
 # The folder `latest` of the older layout is a folder of links, one a part: latest/compiler -> ../8.3.RC1/compiler.
 _LINKED_PARTS = ("compiler", "runtime", "opp", "toolkit")
 _PATH_LISTS = ("LD_LIBRARY_PATH", "PYTHONPATH", "PATH")
@@ -300,8 +290,8 @@ def home_of(path: str) -> str:
 
     Example: /usr/local/Ascend/cann-8.5.0/lib64 -> /usr/local/Ascend/cann-8.5.0
     """
-    match = _HOME.match(path)
-    if match is None or _OTHERS.match(path[match.end("home") :]) or _OTHERS.search(match["home"]):
+    match = re.match(_HOME, path)
+    if match is None or re.match(_OTHERS, path[match.end("home") :]) or re.search(_OTHERS, match["home"]):
         return ""
     return match["home"]
 
@@ -369,13 +359,11 @@ def entries(host: Host) -> Fact[tuple[CannPath, ...]]:
     return known(tuple(found), *reversed(list(lines.values())))
 
 
-def install_record(host: Host) -> Fact[str]:
+@of_file(INSTALL_RECORD)
+def install_record(text: str) -> Fact[str] | None:
     """The folder that /etc/Ascend/ascend_cann_install.info names; build scripts source what lies there."""
-    text = file_text(host, INSTALL_RECORD)
-    if text.value is None:
-        return Fact(text.state, None, text.evidence)
-    path = pairs(text.value).get("Install_Path", "").rstrip("/")
-    return known(path, *text.evidence) if path.startswith("/") else unknown(*text.evidence)
+    path = pairs(text).get("Install_Path", "").rstrip("/")
+    return known(path, Evidence(INSTALL_RECORD, first_line(text))) if path.startswith("/") else None
 
 
 def _seen(host: Host, home: str) -> tuple[str, bool | None]:

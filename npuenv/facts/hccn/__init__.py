@@ -10,28 +10,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from npuenv.core.fact import Fact, known
-from npuenv.facts.collector import USE_LEVEL, fact
-from npuenv.facts.hccn.conf import ConfFacts
-from npuenv.facts.hccn.survey import card_ids, survey_cards
+from npuenv.facts.collector import USE_LEVEL, Collector, fact
+from npuenv.facts.hccn.tool import ConfFacts, RefusedAnswer
 
 if TYPE_CHECKING:
-    from npuenv.facts.collector import Collector
-    from npuenv.facts.hccn.answers import RefusedAnswer
-    from npuenv.facts.hccn.parsers import (
-        Address,
-        DevInfo,
-        Gateway,
-        LinkChanges,
-        Optical,
-        Ping,
-        Speed,
-        Tls,
-        Vnic,
-    )
+    from npuenv.facts.hccn.parsers import Address, DevInfo, Gateway, LinkChanges, Optical, Ping, Speed, Tls, Vnic
 
 
 def _answers(host: Collector) -> Fact[dict[str, Fact[Any]]]:
     """What the tool answered, by the name of the fact; of one that it was not asked for, why."""
+    from npuenv.facts.hccn.survey import card_ids, survey_cards  # its parsers are needed from level 2 on
+
     tool, cards = host.get("hccn.tool"), card_ids(host.get("npu.nodes"))
     if tool.value is None or cards.value is None:
         needed = tool if tool.value is None else cards

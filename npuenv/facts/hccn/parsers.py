@@ -1,7 +1,7 @@
 """What hccn_tool prints for one card: one pure parser per item, for 910A, A2 and A3, and for 950.
 
 A parser gives None for a text that it cannot read as a whole answer of one card; it never guesses. Two answers of which
-one contradicts the other are such a text too. Failures are read by `npuenv.facts.hccn.answers`. Lines as the tools
+one contradicts the other are such a text too. Failures are read by `npuenv.facts.hccn.tool`. Lines as the tools
 print them (driver 23.0 to 25.2):
 
     link status: UP
@@ -13,14 +13,16 @@ print them (driver 23.0 to 25.2):
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from npuenv.facts.hccn.answers import is_address, is_mask, lines_of, matches, only
+from npuenv.facts.collector import pairs
+from npuenv.facts.hccn.tool import is_address, lines_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
+T = TypeVar("T")
 _HEALTHS = (
     *("success", "socket fail", "receive timeout", "unreachable", "time exceeded", "fault", "init", "thread error"),
     *("detect ip set", "unknown"),
@@ -28,6 +30,32 @@ _HEALTHS = (
 # A reading's name without its lane -> the name that its limits have.
 _LIMITS = {"Tx Power": "TxPower", "Rx Power": "RxPower", "Vcc": "Vcc", "temperature": "Temp"}
 _LINK_TIME = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \w{3} +\d+ \d+:\d+:\d+ \d{4}"
+
+
+def _matches(lines: Iterable[str], pattern: str) -> list[re.Match[str]]:
+    """The lines that are wholly of the pattern, letters of either case."""
+    return [match for line in lines if (match := re.fullmatch(pattern, line, re.IGNORECASE))]
+
+
+def _only(values: Iterable[T]) -> T | None:
+    """The one value that all of them are; None for none, and for several that differ."""
+    distinct = set(values)
+    return distinct.pop() if len(distinct) == 1 else None
+
+
+def _one(pattern: str, make: Callable[..., T | None]) -> Callable[[str], T | None]:
+    """A parser of the one line of a pattern, whose groups make the value."""
+    return lambda text: _only(make(*match.groups()) for match in _matches(lines_of(text), pattern))
+
+
+def is_mask(text: str) -> bool:
+    """Whether it is a netmask, such as 255.255.240.0."""
+    import ipaddress
+
+    try:
+        return ipaddress.ip_network(f"0.0.0.0/{text}").prefixlen >= 0 and "." in text
+    except ValueError:
+        return False
 
 
 class Address(NamedTuple):
@@ -92,68 +120,31 @@ class Optical(NamedTuple):
         return tuple(found)
 
 
-def link(text: str) -> str | None:
-    """`UP` or `DOWN`."""
-    return only(match[1].upper() for match in matches(lines_of(text), r"link status:\s*(UP|DOWN)"))
-
-
 def ip(text: str) -> Address | None:
     """Address and netmask; both have to be there."""
     lines = lines_of(text)
-    address = only(match[1] for match in matches(lines, r"ipaddr:\s*(\S+)"))
-    netmask = only(match[1] for match in matches(lines, r"netmask:\s*(\S+)"))
+    address, netmask = (
+        _only(match[1] for match in _matches(lines, rf"{name}:\s*(\S+)")) for name in ("ipaddr", "netmask")
+    )
     if address is None or netmask is None or not is_address(address) or not (is_mask(netmask) or ":" in address):
         return None
     return Address(address, netmask)
 
 
-def gateway(text: str) -> Gateway | None:
-    """The gateway and the port behind which it is."""
-    found = matches(lines_of(text), r"default gateway:\s*(\S+?)\s*,\s*Iface:\s*(eth[0-9]{1,3})")
-    pair = only((match[1], match[2]) for match in found)
-    return Gateway(*pair) if pair and is_address(pair[0]) else None
-
-
-def netdetect(text: str) -> str | None:
-    """The address that the card probes; spelled `address` by older tools and `addr` by current ones."""
-    found = only(match[1] for match in matches(lines_of(text), r"netdetect addr(?:ess)?:\s*(\S+)"))
-    return found if found and is_address(found) else None
-
-
-def net_health(text: str) -> str | None:
+def _health(state: str) -> str | None:
     """One of the tool's ten states, in lower case; `init` and `detect ip set` mean not configured, not broken."""
-    found = only(match[1].lower() for match in matches(lines_of(text), r"net health status:\s*(.+)"))
+    found = state.lower()
     found = "socket fail" if found == "socket failed" else found  # as older tools have it
     return found if found in _HEALTHS else None
-
-
-def lldp(text: str) -> str | None:
-    """The name of the switch port at the other end; two cards can share one (`400GE1/1/5:1` and `:2`)."""
-    return only(match[1] for match in matches(lines_of(text), r"Ifname:\s*(\S+)"))
-
-
-def speed(text: str) -> Speed | None:
-    """The speed of the link."""
-    found = only(
-        match[1].lower() for match in matches(lines_of(text), r"Speed:\s*([0-9]{1,9}(?= ?Mb/s)|Unknown(?=!)).*")
-    )
-    if found is None:
-        return None
-    return Speed(None if found == "unknown" else int(found))
-
-
-def mtu(text: str) -> int | None:
-    """The largest packet: `mtu:1500`."""
-    found = only(match[1] for match in matches(lines_of(text), r"mtu:\s*([0-9]{2,6})"))
-    return int(found) if found else None
 
 
 def vnic(text: str) -> Vnic | None:
     """Three lines, of which none may be missing; here a blank stands after the colon."""
     lines = lines_of(text)
-    status = only(match[1].upper() for match in matches(lines, r"vnic link status:\s*(UP|DOWN)"))
-    address = only(match[1] for match in matches(lines, r"vnic ipaddr:\s*(\S+)"))
-    netmask = only(match[1] for match in matches(lines, r"vnic netmask:\s*(\S+)"))
+    status, address, netmask = (
+        _only(match[1].upper() for match in _matches(lines, rf"vnic {name}:\s*({value})"))
+        for name, value in (("link status", "UP|DOWN"), ("ipaddr", r"\S+"), ("netmask", r"\S+"))
+    )
     if status is None or not address or not netmask or not is_address(address) or not is_mask(netmask):
         return None
     return Vnic(status == "UP", address, netmask)
@@ -161,8 +152,8 @@ def vnic(text: str) -> Vnic | None:
 
 def optical(text: str) -> Optical | None:
     """The module's data. Some samples list values of a module that they call not present: both are kept."""
-    pairs = [line.partition(":") for line in lines_of(text)]
-    values = {key.strip(): value.strip() for key, mark, value in pairs if mark and key.strip() and value.strip()}
+    rows = [line.partition(":") for line in lines_of(text)]
+    values = {key.strip(): value.strip() for key, mark, value in rows if mark and key.strip() and value.strip()}
     present = values.get("present")
     return Optical(present == "present", values) if present in ("present", "not present") else None
 
@@ -172,18 +163,18 @@ def stat(text: str) -> dict[str, int] | None:
     lines = lines_of(text)
     if not any(line.lower() == "packet statistics:" for line in lines):
         return None
-    found = matches(lines, r"(?:\[dev(?:ice|id) \d+\]\s*)?([A-Za-z][A-Za-z0-9_]*)\s*:\s*([0-9]{1,20})")
+    found = _matches(lines, r"(?:\[dev(?:ice|id) \d+\]\s*)?([A-Za-z][A-Za-z0-9_]*)\s*:\s*([0-9]{1,20})")
     return {match[1]: int(match[2]) for match in found} or None
 
 
 def link_stat(text: str) -> LinkChanges | None:
     """How often the link came up, and when it changed."""
     lines = [re.sub(r"^\[dev(?:ice|id) \d+\]\s*", "", line) for line in lines_of(text)]
-    count = only(int(match[1]) for match in matches(lines, r"link up count\s*:\s*([0-9]{1,9})"))
+    count = _only(int(match[1]) for match in _matches(lines, r"link up count\s*:\s*([0-9]{1,9})"))
     if count is None:
         return None
-    changes = matches(lines, rf"({_LINK_TIME})\s+LINK (UP|DOWN)")
-    now = only(match[1] for match in matches(lines, rf"current time\s*:\s*({_LINK_TIME})"))
+    changes = _matches(lines, rf"({_LINK_TIME})\s+LINK (UP|DOWN)")
+    now = _only(match[1] for match in _matches(lines, rf"current time\s*:\s*({_LINK_TIME})"))
     return LinkChanges(count, tuple((match[1], match[2].upper()) for match in changes), now or "")
 
 
@@ -252,12 +243,7 @@ def port_info(text: str) -> dict[str, str] | None:
     lines = lines_of(text)
     if not any(re.fullmatch(r"port_id: 0x[0-9a-fA-F]+", line) for line in lines):
         return None
-    pairs = [line.partition(":") for line in lines]
-    found: dict[str, str] = {}
-    for key, mark, value in pairs:
-        if mark and re.fullmatch(r"\w+", key):
-            found.setdefault(key, value.strip())
-    return found
+    return pairs("\n".join(lines), ":")
 
 
 def _is_closed(lines: list[str]) -> bool:
@@ -297,7 +283,7 @@ _TARGET = re.compile(r"device \d+ (?:PING (\S+)|dev\s+EID \S+ to (\S+))", re.IGN
 _SUMMARY = re.compile(
     r"(\d{1,9}) packets transmitted, (\d{1,9}) received, (\d{1,3}(?:\.\d{1,6})?)% packets? loss", re.IGNORECASE
 )
-_PLANE = re.compile(r"plane check result = 0x([0-9a-f]{1,16})", re.IGNORECASE)
+_PLANE = r"(?i)plane check result = 0x([0-9a-f]{1,16})"
 # The tool's words -> ours, the gravest first.
 _TROUBLES = (
     ("message too long", "message too long"),
@@ -329,7 +315,7 @@ def ping(text: str) -> Ping | None:
     targets = [match[1] or match[2] for match in map(_TARGET.fullmatch, lines) if match]
     if len(summaries) > 1 or len(targets) > 1 or not (summaries or trouble):
         return None
-    planes = sum(int(found, 16) != 0 for found in _PLANE.findall(lower))
+    planes = sum(int(found, 16) != 0 for found in re.findall(_PLANE, lower))
     target = targets[0] if targets else ""
     if not summaries:
         return Ping(target, None, None, trouble, planes)
@@ -344,9 +330,9 @@ _SWITCH = re.compile(
     r"dev_id:(\d{1,4}), tls switch\[([01])\]\(0:disable, 1:enable\)"
     r"(?:, tls preconfigured\[([01])\]\([^)]*\))?(?:, tls alarm time threshold\[(\d{1,6})\]days)?"
 )
-_BLOCK = re.compile(r"dev_id:\d+, \[([^\]]+)\] info:")
-_FIELD = re.compile(r"(subject|issuer|start_time|end_time)\[(.*)\]")
-_STATUS = re.compile(r"tls expiration status\[([012])\]\(.*\)")
+_BLOCK = r"dev_id:\d+, \[([^\]]+)\] info:"
+_FIELD = r"(subject|issuer|start_time|end_time)\[(.*)\]"
+_STATUS = r"tls expiration status\[([012])\]\(.*\)"
 EXPIRY = ("normal", "near expiration", "has expired")
 
 
@@ -372,45 +358,49 @@ class Tls(NamedTuple):
 def tls(text: str) -> Tls | None:
     """The state of one card. None where no line says it wholly, or where lines contradict each other."""
     lines = lines_of(text)
-    switch = only(match.groups() for match in map(_SWITCH.fullmatch, lines) if match)
+    switch = _only(match.groups() for match in map(_SWITCH.fullmatch, lines) if match)
     if switch is None:
         return None
     card, state, preset, days = switch
-    certificates = tuple(_certificates(lines))
-    return Tls(
-        int(card), state == "1", None if preset is None else preset == "1", int(days) if days else None, certificates
+    is_preset = None if preset is None else preset == "1"
+    return Tls(int(card), state == "1", is_preset, int(days) if days else None, _certificates(lines))
+
+
+def _certificates(lines: list[str]) -> tuple[Certificate, ...]:
+    found: list[dict[str, str]] = []
+    for line in lines:
+        block, value, status = re.fullmatch(_BLOCK, line), re.fullmatch(_FIELD, line), re.fullmatch(_STATUS, line)
+        if block:
+            found.append({"name": block[1]})
+        elif value and found:
+            found[-1].setdefault(value[1], value[2])
+        elif status and found:
+            found[-1].setdefault("status", EXPIRY[int(status[1])])
+    return tuple(
+        Certificate(each["name"], each.get("start_time", ""), each.get("end_time", ""), each.get("status"))
+        for each in found
     )
 
 
-def _certificates(lines: list[str]) -> list[Certificate]:
-    found: list[Certificate] = []
-    name, fields = "", dict[str, str]()
-    for line in [*lines, "dev_id:0, [end] info:"]:
-        block, value, status = _BLOCK.fullmatch(line), _FIELD.fullmatch(line), _STATUS.fullmatch(line)
-        if block:
-            if name:
-                found.append(_certificate(name, fields))
-            name, fields = block[1], {}
-        elif value and name:
-            fields.setdefault(value[1], value[2])
-        elif status and name:
-            fields.setdefault("status", EXPIRY[int(status[1])])
-    return found
-
-
-def _certificate(name: str, fields: dict[str, str]) -> Certificate:
-    return Certificate(name, fields.get("start_time", ""), fields.get("end_time", ""), fields.get("status"))
-
-
 ITEMS: dict[str, Callable[[str], Any]] = {
-    "link": link,
+    # `UP` or `DOWN`.
+    "link": _one(r"link status:\s*(UP|DOWN)", str.upper),
     "ip": ip,
-    "gateway": gateway,
-    "netdetect": netdetect,
-    "net_health": net_health,
-    "lldp": lldp,
-    "speed": speed,
-    "mtu": mtu,
+    # The gateway and the port behind which it is.
+    "gateway": _one(
+        r"default gateway:\s*(\S+?)\s*,\s*Iface:\s*(eth[0-9]{1,3})",
+        lambda address, port: Gateway(address, port) if is_address(address) else None,
+    ),
+    # The address that the card probes; spelled `address` by older tools and `addr` by current ones.
+    "netdetect": _one(r"netdetect addr(?:ess)?:\s*(\S+)", lambda address: address if is_address(address) else None),
+    "net_health": _one(r"net health status:\s*(.+)", _health),
+    # The name of the switch port at the other end; two cards can share one (`400GE1/1/5:1` and `:2`).
+    "lldp": _one(r"Ifname:\s*(\S+)", str),
+    "speed": _one(
+        r"Speed:\s*(?:([0-9]{1,9})(?= ?Mb/s)|Unknown(?=!)).*", lambda mbps: Speed(int(mbps) if mbps else None)
+    ),
+    # The largest packet: `mtu:1500`.
+    "mtu": _one(r"mtu:\s*([0-9]{2,6})", int),
     "tls": tls,
     "vnic": vnic,
     "ping": ping,

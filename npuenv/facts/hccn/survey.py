@@ -14,25 +14,23 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
-from npuenv.facts.hccn.answers import HccnRefusal, RefusedAnswer, answer, grammar, refused
-from npuenv.facts.hccn.parsers import ITEMS
+from npuenv.facts.collector import made_of
+from npuenv.facts.hccn.parsers import ITEMS, Address, DevInfo
+from npuenv.facts.hccn.tool import NOT_ASKED, HccnConf, HccnRefusal, RefusedAnswer, lines_of, refused
 from npuenv.facts.npu.smi import Layout
-from npuenv.host.base import NotRecorded
+from npuenv.host.base import Host, NotRecorded, Ran
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from npuenv.facts.hccn.conf import HccnConf
-    from npuenv.facts.hccn.parsers import Address, DevInfo, Port
     from npuenv.facts.npu.driver import Nodes
-    from npuenv.host.base import Host, Ran
 
 T = TypeVar("T")
 BUDGET_S = 60.0  # for all questions together; level 2 has two minutes for everything
-NOT_ASKED = "not asked after"  # one that did not end; followed by why
 _FOR_GOOD = (HccnRefusal.BUSY, HccnRefusal.NOT_INSTALLED)
 _FOR_ALL_CARDS = (HccnRefusal.PERMISSION, HccnRefusal.UNSUPPORTED, HccnRefusal.GRAMMAR)
 _LOST_AT_MOST = 3
+_ABSENT = (HccnRefusal.NOT_SET, HccnRefusal.UNSUPPORTED)
 
 
 @dataclass(slots=True)
@@ -49,21 +47,17 @@ class HccnSurvey:
     _has_answered: bool = False
     _started_s: float = field(default_factory=time.monotonic)
 
-    def item(
-        self, cards: Sequence[int], name: str, parse: Callable[[str], T | None], *words: str
-    ) -> Fact[dict[int, Fact[T]]]:
+    def item(self, cards: Sequence[int], name: str, *words: str) -> Fact[Any]:
         """The answers by card. `words` are the tool's arguments, in which `{card}` stands for the card."""
-        return self.each({card: tuple(word.format(card=card) for word in words) for card in cards}, name, parse)
+        return self.each({card: tuple(word.format(card=card) for word in words) for card in cards}, name)
 
-    def each(
-        self, questions: Mapping[int, tuple[str, ...]], name: str, parse: Callable[[str], T | None]
-    ) -> Fact[dict[int, Fact[T]]]:
+    def each(self, questions: Mapping[int, tuple[str, ...]], name: str) -> Fact[Any]:
         """The answers to one question per card; unknown where no card gave one, absent where none has such a thing."""
-        answers: dict[int, Fact[T]] = {}
-        same: Fact[T] | None = None
+        answers: dict[int, Fact[Any]] = {}
+        same: Fact[Any] | None = None
         for card, words in questions.items():
             if same is None:
-                answers[card], holds_for_all = self._ask(words, name, parse)
+                answers[card], holds_for_all = self._ask(words, name)
                 same = Fact(answers[card].state, None, answers[card].evidence) if holds_for_all else None
             else:
                 answers[card] = same
@@ -71,7 +65,8 @@ class HccnSurvey:
 
     def run(self, words: Sequence[str]) -> Ran | None:
         """What the tool did; None when the survey is over."""
-        self._why_stopped = self._why_stopped or self._is_over()
+        if not self._why_stopped and time.monotonic() - self._started_s > self.budget_s:
+            self._why_stopped = f"{self.budget_s:.0f} s are over"
         if self._why_stopped:
             return None
         ran = self.host.run((self.path, *words), timeout_s=self.timeout_s)
@@ -86,7 +81,7 @@ class HccnSurvey:
                 self._why_stopped = failure.line
         return ran
 
-    def _ask(self, words: tuple[str, ...], name: str, parse: Callable[[str], T | None]) -> tuple[Fact[T], bool]:
+    def _ask(self, words: tuple[str, ...], name: str) -> tuple[Fact[Any], bool]:
         command = " ".join((self.path, *words))
         try:
             ran = self.run(words)
@@ -95,11 +90,7 @@ class HccnSurvey:
         if ran is None:
             return unknown(Evidence(command, f"{NOT_ASKED}: {self._why_stopped}")), True
         failure = refused(ran, name)
-        return answer(ran, name, parse), failure is not None and failure.kind in _FOR_ALL_CARDS
-
-    def _is_over(self) -> str:
-        spent = time.monotonic() - self._started_s
-        return f"{self.budget_s:.0f} s are over" if spent > self.budget_s else ""
+        return answer(ran, name, ITEMS[name]), failure is not None and failure.kind in _FOR_ALL_CARDS
 
 
 def _sum_up(answers: dict[int, Fact[T]]) -> Fact[dict[int, Fact[T]]]:
@@ -117,12 +108,17 @@ _FOR_INFORMATION = ("-mtu", "-link_stat", "-stat", "-lldp")  # asked last: a ref
 _ABOUT_THE_TOOL = (HccnRefusal.BUSY, HccnRefusal.PERMISSION, HccnRefusal.NOT_INSTALLED, HccnRefusal.NO_ANSWER)
 
 
+# Fact -> what is asked for, in this order.
+_ASKED_LAST = {
+    "speeds": "speed", "gateways": "gateway", "netdetects": "netdetect", "mtus": "mtu", "optical": "optical",
+    "link_changes": "link_stat", "counters": "stat", "neighbours": "lldp",
+}  # fmt: skip
+
+
 def card_ids(nodes: Fact[Nodes]) -> Fact[list[int]]:
     """The physical ids of the cards here: the numbers of the device nodes, which a container keeps."""
-    if nodes.value is None:
-        return Fact(nodes.state, None, nodes.evidence)
-    found = nodes.value.numbers
-    return known(found) if found else absent(Evidence("/dev", "no device node of a card"))
+    none = Evidence("/dev", "no device node of a card")
+    return made_of(nodes, lambda found: known(found.numbers) if found.numbers else absent(none))
 
 
 def survey_cards(
@@ -144,37 +140,22 @@ def survey_cards(
 
 def _survey_a2(survey: HccnSurvey, conf: Fact[HccnConf], cards: list[int], *, is_a3: bool) -> dict[str, Fact[Any]]:
     def item(name: str) -> Fact[Any]:
-        return survey.item(cards, name, ITEMS[name], "-i", "{card}", f"-{name}", "-g")
+        return survey.item(cards, name, "-i", "{card}", f"-{name}", "-g")
 
-    asked = {
-        "links": item("link"),
-        "addresses": item("ip"),
-        "net_health": item("net_health"),
-    }
+    asked = {"links": item("link"), "addresses": item("ip"), "net_health": item("net_health")}
     asked["tls"] = _tls(survey, conf, cards, "-i", "{card}", "-tls", "-g")
     if is_a3:
         asked["vnics"] = item("vnic")
     asked["pings"] = _pings(survey, peers(asked["links"], asked["addresses"], is_a3=is_a3))
-    for name, word in (
-        ("speeds", "speed"),
-        ("gateways", "gateway"),
-        ("netdetects", "netdetect"),
-        ("mtus", "mtu"),
-        ("optical", "optical"),
-        ("link_changes", "link_stat"),
-        ("counters", "stat"),
-        ("neighbours", "lldp"),
-    ):
-        asked[name] = item(word)
-    return asked
+    return asked | {name: item(word) for name, word in _ASKED_LAST.items()}
 
 
 def _survey_950(survey: HccnSurvey, conf: Fact[HccnConf], cards: list[int]) -> dict[str, Fact[Any]]:
-    ports = survey.item(cards, "dev_info", ITEMS["dev_info"], "-g", "-dev_info", "-i", "{card}")
+    ports = survey.item(cards, "dev_info", "-g", "-dev_info", "-i", "{card}")
     return {
         "ports": ports,
         "ports_off": _ports_off(survey, ports),
-        "vnics": survey.item(cards, "vnic", ITEMS["vnic"], "-g", "-vnic", "-i", "{card}"),
+        "vnics": survey.item(cards, "vnic", "-g", "-vnic", "-i", "{card}"),
         "tls": _tls(survey, conf, cards, "-g", "-tls", "-i", "{card}"),
     }
 
@@ -207,15 +188,14 @@ def _ports_off(survey: HccnSurvey, ports: Fact[dict[int, Fact[DevInfo]]]) -> Fac
     lines: list[Evidence] = []
     for card, fact in ports.value.items():
         down = [port for port in fact.value.ports if not port.is_up] if fact.value else []
-        found = survey.each({port.number: _port_words(card, port) for port in down}, "port_info", ITEMS["port_info"])
+        words = {
+            port.number: ("-g", "-port_info", *f"-i {card} -u {port.die} -p {port.number}".split()) for port in down
+        }
+        found = survey.each(words, "port_info")
         lines += found.evidence
         states = {number: item.value for number, item in (found.value or {}).items() if item.value}
         off[card] = tuple(number for number, values in states.items() if values.get("port_enable") == "off")
     return known(off, *lines)
-
-
-def _port_words(card: int, port: Port) -> tuple[str, ...]:
-    return ("-g", "-port_info", "-i", str(card), "-u", str(port.die), "-p", str(port.number))
 
 
 def _tls(survey: HccnSurvey, conf: Fact[HccnConf], cards: list[int], *words: str) -> Fact[Any]:
@@ -225,14 +205,14 @@ def _tls(survey: HccnSurvey, conf: Fact[HccnConf], cards: list[int], *words: str
     named = [card for card in cards if "tls_enable" in conf.value.by_device.get(card, {})]
     if not named:
         return absent(Evidence("/etc/hccn.conf", "no tls_enable entry: asking would write one"))
-    return survey.item(named, "tls", ITEMS["tls"], *words)
+    return survey.item(named, "tls", *words)
 
 
 def _pings(survey: HccnSurvey, ways: dict[int, str]) -> Fact[Any]:
     if not ways:
         return absent(Evidence(f"{survey.path} -ping", "no two cards that are up share a subnet"))
     words = {card: ("-i", str(card), "-ping", "-g", "address", ip) for card, ip in ways.items()}
-    return survey.each(words, "ping", ITEMS["ping"])
+    return survey.each(words, "ping")
 
 
 def _first_refusal(survey: HccnSurvey) -> Fact[Any]:
@@ -269,3 +249,39 @@ def network(address: Address) -> str:
         return str(ipaddress.ip_network(f"{address.ip}/{address.netmask}", strict=False))
     except ValueError:  # a netmask of IPv6 as the tool prints it; such an address stands alone
         return address.ip
+
+
+def answer(ran: Ran, item: str, parse: Callable[[str], T | None]) -> Fact[T]:
+    """The fact that a command's output holds. A value counts even where the exit status complains.
+
+    Absent: the tool says that nothing is set, or that this product has no such thing.
+    """
+    command = " ".join(ran.argv)
+    value = parse(ran.out)
+    if value is not None and not ran.timed_out:
+        return known(value, *(Evidence(command, line) for line in lines_of(ran.out)[:1]))
+    failure = refused(ran, item)
+    if failure is None:
+        return unknown(Evidence(command, (lines_of(ran.out) or [""])[0]))
+    evidence = Evidence(command, failure.line)
+    return absent(evidence) if failure.kind in _ABSENT else unknown(evidence)
+
+
+def grammar(ran: Ran) -> str | None:
+    """`a2` (also A3 and 910A) or `950`, from the answer to a question in the words of A2; None where it does not tell.
+
+    The tool of 950 answers those with "Please specify a valid mode." and 2.
+    """
+    failure = refused(ran)
+    if failure is None:
+        return "a2"
+    if failure.kind is HccnRefusal.GRAMMAR:
+        return "950" if "valid mode" in failure.line.lower() else None
+    telling = (
+        HccnRefusal.BUSY,
+        HccnRefusal.NO_ANSWER,
+        HccnRefusal.NOT_INSTALLED,
+        HccnRefusal.FAILED,
+        HccnRefusal.PERMISSION,
+    )
+    return None if failure.kind in telling else "a2"

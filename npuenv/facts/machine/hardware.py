@@ -1,4 +1,5 @@
-"""Memory, processor, the kernel's settings, and what the control groups above this session allow.
+"""Memory, processor, the kernel's settings, what the control groups above this session allow, mounts, and the folders
+that training writes to: space, room for files, what may be done there.
 
 A limit of any group above counts, so all of them are read, from the session's own group up to the root.
 """
@@ -8,15 +9,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from npuenv.core.fact import Evidence, Fact, absent, known, unknown
-from npuenv.facts.collector import FactGroup, fact
-from npuenv.facts.read import file_text, pairs, why_failed
-from npuenv.host.base import PathState
+from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
+from npuenv.facts.collector import FactGroup, fact, file_text, of_file, pairs, why_failed
+from npuenv.host.base import Host, PathState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from npuenv.host.base import Host
 
 _ROOT = "/sys/fs/cgroup"
 _DEPTH_AT_MOST = 12
@@ -35,50 +34,48 @@ class Cgroup(NamedTuple):
     oom_kills: int | None  # processes that the kernel killed for this group's memory limit; None: not counted
 
 
-class CgroupLimit(NamedTuple):
-    """A limit with the file that sets it."""
-
-    value: float
-    evidence: Evidence
-
-
 def cgroup(host: Host) -> Fact[Cgroup]:
     """The limits that hold here; absent where no control group can be seen."""
     groups = _Groups(host)
     if groups.version is None:
         return absent(Evidence("/proc/self/cgroup", "no control group"))
-    memory, swap, tasks, cpus = groups.memory(), groups.swap(), groups.tasks(), groups.cpus()
-    kills, now = groups.oom_kills(), groups.tasks_now()
-    found = [bound for bound in (memory, swap, tasks, cpus, kills) if bound is not None]
+    memory, tasks, cpus, kills = groups.memory(), groups.lowest("pids", "pids.max"), groups.cpus(), groups.oom_kills()
+    swap = groups.lowest("memory", "memory.swap.max") if groups.version == 2 else absent()
+    now = groups.text(tasks.evidence[0].command.replace("pids.max", "pids.current")) if tasks.is_known else ""
     value = Cgroup(
         groups.version,
-        None if memory is None else int(memory.value) // 1024,
-        None if swap is None else int(swap.value) // 1024,
-        None if tasks is None else int(tasks.value),
-        now,
-        None if cpus is None else cpus.value,
-        None if kills is None else int(kills.value),
+        None if memory.value is None else int(memory.value) // 1024,
+        None if swap.value is None else int(swap.value) // 1024,
+        None if tasks.value is None else int(tasks.value),
+        int(now) if now.isdecimal() else None,
+        cpus.value,
+        None if kills.value is None else int(kills.value),
     )
-    return known(value, *(bound.evidence for bound in found), Evidence("/proc/self/cgroup", groups.line))
+    lines = [line for bound in (memory, swap, tasks, cpus, kills) for line in bound.evidence]
+    return known(value, *lines, Evidence("/proc/self/cgroup", groups.line))
 
 
-def memory_bound(host: Host) -> CgroupLimit | None:
-    """The lowest memory limit above this session, in bytes."""
+def memory_bound(host: Host) -> Fact[float]:
+    """The lowest memory limit above this session, in bytes, with the file that sets it."""
     return _Groups(host).memory()
 
 
-def cpu_bound(host: Host) -> CgroupLimit | None:
-    """The lowest processor quota above this session, in processors."""
+def cpu_bound(host: Host) -> Fact[float]:
+    """The lowest processor quota above this session, in processors, with the file that sets it."""
     return _Groups(host).cpus()
 
 
 class _Groups:
-    """The groups above this session, by controller. `version` is None where there are none."""
+    """The groups above this session, by controller. `version` is None where there are none.
+
+    A limit that no group sets is absent.
+    """
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        text = file_text(host, "/proc/self/cgroup").value or ""
-        rows = [line.strip().split(":", 2) for line in text.splitlines() if line.count(":") >= 2]
+        rows = [
+            line.strip().split(":", 2) for line in self.text("/proc/self/cgroup").splitlines() if line.count(":") >= 2
+        ]
         self._paths = {name: path for _, names, path in rows for name in names.split(",")}
         self.line = ":".join(rows[0]) if rows else ""
         is_old = any(name in self._paths for name in ("memory", "pids", "cpu"))
@@ -87,59 +84,39 @@ class _Groups:
     def _mounted(self) -> int | None:
         """The version by what lies at the root, where the kernel does not say which groups this process is in."""
         at_root = {2: ("memory.max", "cpu.max"), 1: ("memory/memory.limit_in_bytes", "cpu/cpu.cfs_quota_us")}
-        found = (key for key, names in at_root.items() for name in names if self._is_file(f"{_ROOT}/{name}"))
-        return next(found, None)
+        paths = ((version, f"{_ROOT}/{name}") for version, names in at_root.items() for name in names)
+        return next((version for version, path in paths if file_text(self._host, path).is_known), None)
 
-    def _is_file(self, path: str) -> bool:
-        return file_text(self._host, path).is_known
+    def text(self, path: str) -> str:
+        return (file_text(self._host, path).value or "").strip()
 
-    def memory(self) -> CgroupLimit | None:
-        return self._lowest("memory", "memory.max" if self.version == 2 else "memory.limit_in_bytes")
+    def memory(self) -> Fact[float]:
+        return self.lowest("memory", "memory.max" if self.version == 2 else "memory.limit_in_bytes")
 
-    def swap(self) -> CgroupLimit | None:
-        return self._lowest("memory", "memory.swap.max") if self.version == 2 else None
-
-    def tasks(self) -> CgroupLimit | None:
-        return self._lowest("pids", "pids.max")
-
-    def tasks_now(self) -> int | None:
-        """How many tasks the group that is limited has now."""
-        bound = self.tasks()
-        if bound is None:
-            return None
-        text = (file_text(self._host, bound.evidence.command.replace("pids.max", "pids.current")).value or "").strip()
-        return int(text) if text.isdecimal() else None
-
-    def cpus(self) -> CgroupLimit | None:
+    def cpus(self) -> Fact[float]:
         bounds = []
         for folder in self._folders("cpu"):
-            path, words = self._quota(folder)
+            path = f"{folder}/cpu.max" if self.version == 2 else f"{folder}/cpu.cfs_quota_us"
+            words = self.text(path).split()
+            if self.version != 2:
+                words = [*words[:1], *self.text(f"{folder}/cpu.cfs_period_us").split()]
             if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]) > 0:
-                bounds.append(CgroupLimit(int(words[0]) / int(words[1]), Evidence(path, " ".join(words))))
-        return min(bounds, key=lambda bound: bound.value, default=None)
+                bounds.append((int(words[0]) / int(words[1]), Evidence(path, " ".join(words))))
+        return _least(bounds)
 
-    def oom_kills(self) -> CgroupLimit | None:
+    def oom_kills(self) -> Fact[float]:
         name = "memory.events" if self.version == 2 else "memory.oom_control"
-        for folder in self._folders("memory"):
-            text = file_text(self._host, f"{folder}/{name}").value or ""
-            found = re.search(r"^oom_kill ([0-9]+)\s*$", text, re.MULTILINE)
+        for path in (f"{folder}/{name}" for folder in self._folders("memory")):
+            found = re.search(r"^oom_kill ([0-9]+)\s*$", self.text(path), re.MULTILINE)
             if found:
-                return CgroupLimit(int(found.group(1)), Evidence(f"{folder}/{name}", found.group().strip()))
-        return None
+                return known(float(found.group(1)), Evidence(path, found.group().strip()))
+        return absent()
 
-    def _quota(self, folder: str) -> tuple[str, list[str]]:
-        if self.version == 2:
-            return f"{folder}/cpu.max", (file_text(self._host, f"{folder}/cpu.max").value or "").split()
-        quota, period = (file_text(self._host, f"{folder}/cpu.cfs_{name}_us").value for name in ("quota", "period"))
-        return f"{folder}/cpu.cfs_quota_us", [(quota or "").strip(), (period or "").strip()]
-
-    def _lowest(self, controller: str, name: str) -> CgroupLimit | None:
-        bounds = []
-        for folder in self._folders(controller):
-            text = (file_text(self._host, f"{folder}/{name}").value or "").strip()
-            if text.isdecimal() and int(text) < _NO_LIMIT:
-                bounds.append(CgroupLimit(int(text), Evidence(f"{folder}/{name}", text)))
-        return min(bounds, key=lambda bound: bound.value, default=None)
+    def lowest(self, controller: str, name: str) -> Fact[float]:
+        texts = ((path, self.text(path)) for path in (f"{folder}/{name}" for folder in self._folders(controller)))
+        return _least(
+            [(int(text), Evidence(path, text)) for path, text in texts if text.isdecimal() and int(text) < _NO_LIMIT]
+        )
 
     def _folders(self, controller: str) -> Iterator[str]:
         """From the session's own group to the root. A container may see its groups only at the root."""
@@ -148,6 +125,10 @@ class _Groups:
         parts = [part for part in path.split("/") if part not in ("", "..")][:_DEPTH_AT_MOST]
         for length in range(len(parts), -1, -1):
             yield "/".join((top, *parts[:length]))
+
+
+def _least(bounds: list[tuple[float, Evidence]]) -> Fact[float]:
+    return known(*min(bounds, key=lambda bound: bound[0])) if bounds else absent()
 
 
 # The first processor's rows are enough: on a machine with hundreds of them the whole file takes long to print.
@@ -189,12 +170,10 @@ class Processor(NamedTuple):
     has_avx2: bool | None
 
 
-def memory(host: Host) -> Fact[Memory]:
+@of_file("/proc/meminfo")
+def memory(text: str) -> Fact[Memory]:
     """/proc/meminfo."""
-    text = file_text(host, "/proc/meminfo")
-    if text.value is None:
-        return Fact(text.state, None, text.evidence)
-    rows = pairs(text.value, ":")
+    rows = pairs(text, ":")
 
     def kib(name: str) -> int | None:
         words = rows.get(name, "").split()
@@ -232,19 +211,168 @@ def settings(host: Host) -> Fact[Mapping[str, str]]:
         looked = host.look(path)
         line = looked.text.replace("\0", "").strip()
         if looked.state is PathState.FILE and line:
-            found[name] = _chosen(line)
+            # Of a choice like `always [madvise] never`, the one in brackets.
+            choice = re.fullmatch(r".*\[(\w+)\].*", line)
+            found[name] = choice.group(1) if choice else line.splitlines()[0]
     if not found:
         return absent(Evidence("/proc/sys", "nothing can be read"))
     return known(found, Evidence("/proc/sys", f"{len(found)} settings"))
 
 
-def _chosen(line: str) -> str:
-    """Of a choice like `always [madvise] never`, the one in brackets."""
-    found = re.fullmatch(r".*\[(\w+)\].*", line)
-    return found.group(1) if found else line.splitlines()[0]
+_TABLE = "/proc/self/mountinfo"
+_ROW = r"^\S.*?\s+([0-9]+|-)\s+([0-9]+|-)\s+(-?[0-9]+|-)\s+([0-9]+%|-)\s+(/.*?)\s*$"
+NETWORK_KINDS = ("nfs", "nfs4", "lustre", "ceph", "cifs", "smb3", "gpfs", "beegfs", "9p", "afs", "fuse.juicefs")
+
+
+class MountRow(NamedTuple):
+    """One row of the table."""
+
+    place: str
+    kind: str  # ext4, overlay, nfs4, lustre, ...
+    options: tuple[str, ...]  # of the place and of the file system behind it
+
+    @property
+    def is_noexec(self) -> bool:
+        return "noexec" in self.options
+
+
+class FolderUsage(NamedTuple):
+    """A folder with the file system that holds it. Sizes in KiB; None where the system does not say."""
+
+    path: str
+    is_writable: bool | None  # by this session; None: could not be tried
+    free_kib: int
+    size_kib: int
+    files: int | None  # how many files the file system can hold; None: it has no such limit
+    files_free: int | None
+    place: str  # where that file system is mounted, as df says
+    mount: MountRow | None  # None: the table of mounts could not be read
+
+
+@of_file(_TABLE)
+def mounts(text: str) -> Fact[tuple[MountRow, ...]]:
+    """Every mount that this session sees, in the order of mounting."""
+    rows = tuple(mount for mount in map(_mount, text.splitlines()) if mount is not None)
+    return known(rows, Evidence(_TABLE, f"{len(rows)} mounts")) if rows else unknown(Evidence(_TABLE, "no row"))
+
+
+def _mount(line: str) -> MountRow | None:
+    """A row like `36 35 98:0 / /data rw,noatime shared:1 - nfs4 server:/data rw,vers=4.2`."""
+    own, mark, behind = line.strip().partition(" - ")
+    left, right = own.split(), behind.split()
+    if not mark or len(left) < 6 or not left[4].startswith("/") or not right:
+        return None
+    options = [*left[5].split(","), *(right[2].split(",") if len(right) > 2 else ())]
+    place = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found.group(1), 8)), left[4])
+    return MountRow(place, right[0], tuple(dict.fromkeys(options)))
+
+
+def mount_of(rows: tuple[MountRow, ...], path: str) -> MountRow | None:
+    """The mount that holds a path; of two at one place the later one, which covers the other."""
+    holding = [row for row in rows if path == row.place or path.startswith(row.place.rstrip("/") + "/")]
+    return max(enumerate(holding), key=lambda item: (len(item[1].place), item[0]), default=(0, None))[1]
+
+
+def folder(host: Host, path: str, rows: tuple[MountRow, ...]) -> Fact[FolderUsage]:
+    """A folder; absent where there is none at this path. `rows` are those of `mounts`."""
+    space = df_row(host, "-kP", path)
+    if space.value is None:
+        return Fact(space.state, None, space.evidence)
+    size, free, place = space.value
+    if size is None or free is None:
+        return unknown(*space.evidence)
+    files = df_row(host, "-iP", path)
+    tried = host.run(("test", "-w", path))
+    total, left = (files.value[0] or None, files.value[1]) if files.value else (None, None)
+    may_write = {0: True, 1: False}.get(-1 if tried.code is None else tried.code)
+    if tried.is_absent:
+        may_write = host.look(path).is_writable
+    value = FolderUsage(path, may_write, free, size, total, left if total else None, place, mount_of(rows, place))
+    evidence = (*space.evidence, *(files.evidence if total else ()))
+    return known(value, *evidence, *((Evidence(f"test -w {path}", "not writable"),) if may_write is False else ()))
+
+
+def df_row(host: Host, option: str, path: str) -> Fact[tuple[int | None, int | None, str]]:
+    """(size, free, mount point) of a path as `df` has them; None for a figure that is a dash."""
+    ran = host.run(("df", option, path))
+    command = f"df {option} {path}"
+    if ran.is_absent or "No such file" in ran.err:
+        return absent(Evidence(command, why_failed(ran)))
+    for line in reversed(ran.out.splitlines()[1:]):
+        found = re.match(_ROW, line)
+        if found:
+            size, _, free, _, place = found.groups()
+            return known((_number(size), _number(free), place), Evidence(command, " ".join(line.split())))
+    return unknown(Evidence(command, why_failed(ran)))
+
+
+def _number(text: str) -> int | None:
+    return max(int(text), 0) if text != "-" else None
+
+
+# Variables that say where a library keeps what it downloads or compiles.
+CACHE_VARIABLES = (
+    "HF_HOME", "HF_HUB_CACHE", "MODELSCOPE_CACHE", "XDG_CACHE_HOME", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR",
+    "TORCHINDUCTOR_CACHE_DIR", "ACL_OP_COMPILER_CACHE_DIR", "ASCEND_CACHE_PATH", "ASCEND_WORK_PATH",
+)  # fmt: skip
+_UP_AT_MOST = 12
+
+
+class Cache(NamedTuple):
+    """A folder that a variable names. `nearest` is the folder itself, or the closest one above it that exists."""
+
+    variable: str
+    path: str
+    nearest: FolderUsage
+
+
+def home(host: Host) -> str:
+    """The home folder as programs find it."""
+    return host.environ().get("HOME") or "/"
+
+
+def tmp(host: Host) -> str:
+    """The folder of temporary files."""
+    return host.environ().get("TMPDIR") or "/tmp"
+
+
+def caches(host: Host, rows: tuple[MountRow, ...]) -> Fact[tuple[Cache, ...]]:
+    """The caches that variables name; absent where none is set. `rows` are the mounts."""
+    named = {name: host.environ()[name] for name in CACHE_VARIABLES if host.environ().get(name, "").startswith("/")}
+    if not named:
+        return absent(Evidence("environment", "no cache variable is set"))
+    found: list[Cache] = []
+    evidence: list[Evidence] = []
+    for name, path in named.items():
+        nearest = _nearest(host, path, rows)
+        evidence += nearest.evidence
+        if nearest.state is State.UNKNOWN:
+            return unknown(*nearest.evidence)
+        if nearest.value is not None:
+            found.append(Cache(name, path, nearest.value))
+    return known(tuple(found), *evidence) if found else absent(*evidence)
+
+
+def _nearest(host: Host, path: str, rows: tuple[MountRow, ...]) -> Fact[FolderUsage]:
+    """A folder that is not there yet will be made: what counts is the one above it."""
+    parts = [part for part in path.split("/") if part]
+    fact: Fact[FolderUsage] = absent(Evidence(path, "absent"))
+    for length in range(len(parts), max(len(parts) - _UP_AT_MOST, -1), -1):
+        fact = folder(host, "/" + "/".join(parts[:length]), rows)
+        if fact.state is not State.ABSENT:
+            return fact
+    return fact
+
+
+def _folder_at(place: Callable[[Host], str]) -> Callable[[Host, Fact[tuple[MountRow, ...]]], Fact[FolderUsage]]:
+    return lambda host, mounts: folder(host, place(host), mounts.value or ())
 
 
 class HardwareFacts(FactGroup):
+    mounts: Fact[tuple[MountRow, ...]] = fact(mounts)
+    home: Fact[FolderUsage] = fact(_folder_at(home), "machine.mounts")
+    tmp: Fact[FolderUsage] = fact(_folder_at(tmp), "machine.mounts")
+    caches: Fact[tuple[Cache, ...]] = fact(lambda host, mounts: caches(host, mounts.value or ()), "machine.mounts")
     cgroup: Fact[Cgroup] = fact(cgroup)
     memory: Fact[Memory] = fact(memory)  # of the machine, whatever the control group allows
     processor: Fact[Processor] = fact(processor)

@@ -7,18 +7,14 @@ Names, states and MTU come from /sys/class/net. Addresses come from `ip -o addr`
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from npuenv.core.fact import Evidence, Fact, absent, known, unknown
-from npuenv.facts.collector import USE_LEVEL, FactGroup, fact
-from npuenv.facts.read import file_text
-from npuenv.host.base import PathState
+from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
+from npuenv.facts.collector import USE_LEVEL, Collector, FactGroup, fact, file_text, of_file
+from npuenv.host.base import Host, PathState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from npuenv.facts.collector import Collector
-    from npuenv.host.base import Host
+    from collections.abc import Callable, Iterable, Mapping
 
 
 BASE = "HCCL_IF_BASE_PORT"
@@ -62,8 +58,8 @@ def _listed(text: str) -> tuple[int, ...] | None:
 
 _LINES = "300"
 _LISTENING = "0A"
-_OWNER = re.compile(r':(\d{1,5})\s+\S+\s+users:\(\("([^"]*)",pid=(\d+)')
-_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
+_OWNER = r':(\d{1,5})\s+\S+\s+users:\(\("([^"]*)",pid=(\d+)'
+_RANGE = r"(\d{1,5})(?:-(\d{1,5}))?"
 
 
 class Listener(NamedTuple):
@@ -98,7 +94,8 @@ def listeners(host: Host, *, may_run: bool = True) -> Fact[tuple[Listener, ...]]
             found += listening(ran.out)
         elif path == "/proc/net/tcp":  # a kernel without IPv6 has no tcp6
             return unknown(Evidence(path, (ran.err or ran.out)[:80].strip() or f"exit {ran.code}"))
-    owners = _owners(host) if may_run and found else {}
+    sockets = host.run(("ss", "-H", "-ltnp"), timeout_s=4.0) if may_run and found else None
+    owners = owners_of(sockets.out) if sockets is not None and sockets.code == 0 else {}
     listed = {Listener(address, port, owners.get(port, "")) for address, port in found}
     in_order = sorted(listed, key=lambda item: (item.port, item.address))
     return known(tuple(in_order), Evidence("/proc/net/tcp", f"{len(in_order)} listeners"))
@@ -117,7 +114,7 @@ def listening(text: str) -> list[tuple[str, int]]:
 
 def owners_of(text: str) -> dict[int, str]:
     """Port -> program of the rows of `ss -H -ltnp` that name one."""
-    return {int(match[1]): match[2] for match in _OWNER.finditer(text)}
+    return {int(match[1]): match[2] for match in re.finditer(_OWNER, text)}
 
 
 def port_range(host: Host) -> Fact[PortRange]:
@@ -131,19 +128,10 @@ def port_range(host: Host) -> Fact[PortRange]:
         or not all(re.fullmatch(r"\d{1,5}", item) for item in numbers)
     ):
         return unknown(Evidence(place, looked.error or looked.text[:80].strip() or looked.state.value))
-    reserved = _ranges(kept.text) if kept.state is PathState.FILE else ()
+    parts = (re.fullmatch(_RANGE, part.strip()) for part in kept.text.split(",") if kept.state is PathState.FILE)
+    reserved = tuple((int(match[1]), int(match[2] or match[1])) for match in parts if match)
     line = " ".join(numbers) + (f", reserved {kept.text.strip()}" if reserved else "")
     return known(PortRange(int(numbers[0]), int(numbers[1]), reserved), Evidence(place, line))
-
-
-def _ranges(text: str) -> tuple[tuple[int, int], ...]:
-    found = (_RANGE.fullmatch(part.strip()) for part in text.split(","))
-    return tuple((int(match[1]), int(match[2] or match[1])) for match in found if match)
-
-
-def _owners(host: Host) -> dict[int, str]:
-    ran = host.run(("ss", "-H", "-ltnp"), timeout_s=4.0)
-    return owners_of(ran.out) if ran.code == 0 else {}
 
 
 def _address(text: str) -> str:
@@ -157,17 +145,14 @@ def _address(text: str) -> str:
     return str(address) if mapped is None else f"::ffff:{mapped}"
 
 
-class PortFacts(FactGroup):
-    listeners: Fact[tuple[Listener, ...]] = fact(
-        lambda host, spans: listeners(host, may_run=may_run(host, spans)), "network.spans"
-    )
-    port_range: Fact[PortRange] = fact(port_range)
-
-
 NET = "/sys/class/net"
-_ADDR = re.compile(r"^\d+:\s+(\S+?)(?:@\S+)?\s+(inet6?)\s+([0-9a-fA-F.:]+)(?:/(\d+))?(?=\s|$)", re.MULTILINE)
-_LEAF = re.compile(r"\|--\s+([0-9.]+)\s*$")
-_LOCAL = re.compile(r"/32 host LOCAL\s*$")
+_ADDR = r"(?m)^\d+:\s+(\S+?)(?:@\S+)?\s+(inet6?)\s+([0-9a-fA-F.:]+)(?:/(\d+))?(?=\s|$)"
+_ROUTE = re.compile(
+    r"\s*(?P<interface>\S+)\s+(?P<network>[0-9A-F]{8})\s+(?P<gateway>[0-9A-F]{8})\s+(?P<flags>[0-9A-F]{4,8})\s+\S+\s+\S+\s+"
+    r"(?P<metric>[0-9]{1,10})\s+(?P<mask>[0-9A-F]{8})(?:\s|$)"
+)
+_LEAF = r"\|--\s+([0-9.]+)\s*$"
+_LOCAL = r"/32 host LOCAL\s*$"
 
 
 class Route(NamedTuple):
@@ -199,18 +184,18 @@ def interfaces(host: Host, *, may_run: bool = True) -> Fact[tuple[Interface, ...
     if listed.state is not PathState.FOLDER:
         state = absent if listed.state is PathState.ABSENT else unknown
         return state(Evidence(NET, listed.error or listed.state.value))
-    addresses = _by_program(host) if may_run else None
-    if addresses is None:
-        addresses = _by_files(host)
+    ran = host.run(("ip", "-o", "addr"), timeout_s=4.0) if may_run else None
+    addresses = (addresses_of_program(ran.out) if ran is not None and ran.code == 0 else None) or _by_files(host)
     if addresses is None:
         return unknown(Evidence("ip -o addr", "no such program"), Evidence("/proc/net/fib_trie", "cannot be read"))
     found = tuple(_interface(host, name, addresses) for name in listed.names if name != "bonding_masters")
-    return known(found, *(Evidence(NET, _line(item)) for item in found))
+    words = ((each.name, each.state, f"mtu {each.mtu}" if each.mtu else "", *each.addresses) for each in found)
+    return known(found, *(Evidence(NET, " ".join(filter(None, line))) for line in words))
 
 
 def addresses_of_program(text: str) -> list[tuple[str, str]]:
     """Interface and address of each row of `ip -o addr`; link-local IPv6 ones are left out."""
-    return [(match[1], match[3]) for match in _ADDR.finditer(text) if not match[3].lower().startswith("fe80")]
+    return [(match[1], match[3]) for match in re.finditer(_ADDR, text) if not match[3].lower().startswith("fe80")]
 
 
 def local_addresses(fib_trie: str) -> list[str]:
@@ -218,10 +203,10 @@ def local_addresses(fib_trie: str) -> list[str]:
     found: dict[str, None] = {}
     leaf = ""
     for line in fib_trie.splitlines():
-        match = _LEAF.search(line)
+        match = re.search(_LEAF, line)
         if match:
             leaf = match[1]
-        elif leaf and _LOCAL.search(line):
+        elif leaf and re.search(_LOCAL, line):
             found.setdefault(leaf)
     return [address for address in found if number_of(address) is not None]
 
@@ -241,18 +226,12 @@ def inet6_addresses(if_inet6: str) -> list[tuple[str, str]]:
 def routes(text: str) -> list[Route]:
     """The rows of /proc/net/route whose interface is up; others, and rows that cannot be read, are left out."""
     found = []
-    for line in text.splitlines()[1:]:
-        row = line.split()
-        if len(row) < 8 or not all(re.fullmatch(r"[0-9A-F]{8}", row[column]) for column in (1, 2, 7)):
-            continue
-        if (
-            not re.fullmatch(r"[0-9A-F]{4,8}", row[3])
-            or not re.fullmatch(r"[0-9]{1,10}", row[6])
-            or not int(row[3], 16) & 1
-        ):
-            continue
-        network, gateway, mask = (int.from_bytes(bytes.fromhex(row[column])[::-1], "big") for column in (1, 2, 7))
-        found.append(Route(row[0], network, mask, gateway, int(row[6])))
+    for row in map(_ROUTE.match, text.splitlines()[1:]):
+        if row and int(row["flags"], 16) & 1:
+            network, mask, gateway = (
+                int.from_bytes(bytes.fromhex(row[name]), "little") for name in ("network", "mask", "gateway")
+            )
+            found.append(Route(row["interface"], network, mask, gateway, int(row["metric"])))
     return found
 
 
@@ -286,11 +265,6 @@ def number_of(address: str) -> int | None:
     return int.from_bytes(bytes(map(int, parts)), "big")
 
 
-def _by_program(host: Host) -> list[tuple[str, str]] | None:
-    ran = host.run(("ip", "-o", "addr"), timeout_s=4.0)
-    return (addresses_of_program(ran.out) or None) if ran.code == 0 else None
-
-
 def _by_files(host: Host) -> list[tuple[str, str]] | None:
     trie, six = host.look("/proc/net/fib_trie"), host.look("/proc/net/if_inet6")
     if trie.state is not PathState.FILE:
@@ -315,11 +289,6 @@ def _interface(host: Host, name: str, addresses: list[tuple[str, str]]) -> Inter
     return Interface(name, text("operstate"), int(mtu) if re.fullmatch(r"[0-9]{1,7}", mtu) else None, own)
 
 
-def _line(interface: Interface) -> str:
-    mtu = f"mtu {interface.mtu}" if interface.mtu else ""
-    return " ".join(part for part in (interface.name, interface.state, mtu, *interface.addresses) if part)
-
-
 HOSTS = "/etc/hosts"
 
 
@@ -339,9 +308,10 @@ def hostname(host: Host, *, may_run: bool = True) -> Fact[HostName]:
     own = (name.value or "").strip()
     listed = file_text(host, HOSTS)
     in_hosts = tuple(hosts_entries(listed.value).get(own, ())) if listed.value is not None else None
-    resolved, said = _resolve(host, own) if may_run else (None, "not asked")
+    found = resolve(host, own) if may_run else unknown(Evidence(f"getent ahosts {own}", "not asked"))
+    resolved = () if found.state is State.ABSENT else found.value
     line = f"{own}: {', '.join(in_hosts or ()) or 'not named'}"
-    return known(HostName(own, in_hosts, resolved), Evidence(HOSTS, line), Evidence(f"getent ahosts {own}", said))
+    return known(HostName(own, in_hosts, resolved), Evidence(HOSTS, line), *found.evidence)
 
 
 def hosts_entries(text: str) -> dict[str, list[str]]:
@@ -356,12 +326,10 @@ def hosts_entries(text: str) -> dict[str, list[str]]:
     return found
 
 
-def resolvers(host: Host) -> Fact[tuple[str, ...]]:
+@of_file("/etc/resolv.conf")
+def resolvers(text: str) -> Fact[tuple[str, ...]]:
     """The name servers of /etc/resolv.conf; absent where none is named."""
-    text = file_text(host, "/etc/resolv.conf")
-    if text.value is None:
-        return Fact(text.state, None, text.evidence)
-    rows = [line.split() for line in text.value.splitlines()]
+    rows = [line.split() for line in text.splitlines()]
     found = tuple(row[1] for row in rows if len(row) > 1 and row[0] == "nameserver")
     evidence = Evidence("/etc/resolv.conf", f"nameserver {found[0]}" if found else "no nameserver")
     return known(found, evidence) if found else absent(evidence)
@@ -369,27 +337,21 @@ def resolvers(host: Host) -> Fact[tuple[str, ...]]:
 
 def resolve(host: Host, name: str) -> Fact[tuple[str, ...]]:
     """What the system's resolver gives for a name; absent where it does not know the name."""
-    addresses, said = _resolve(host, name)
-    evidence = Evidence(f"getent ahosts {name}", said)
-    if addresses is None:
-        return unknown(evidence)
-    return known(addresses, evidence) if addresses else absent(evidence)
+    ran = host.run(("getent", "ahosts", name), timeout_s=3.0)
+    command = f"getent ahosts {name}"
+    if ran.code == 2:  # getent's own status for a name that is not found
+        return absent(Evidence(command, "not found"))
+    if ran.code != 0:
+        return unknown(Evidence(command, "timed out" if ran.timed_out else ran.err.strip() or f"exit {ran.code}"))
+    found = addresses_of(ran.out)
+    evidence = Evidence(command, ", ".join(found) or ran.out[:80].strip())
+    return known(found, evidence) if found else unknown(evidence)
 
 
 def addresses_of(text: str) -> tuple[str, ...]:
     """The addresses of `getent ahosts`, each once: `10.20.0.12 STREAM node-a`."""
     rows = (line.split() for line in text.splitlines())
     return tuple(dict.fromkeys(row[0] for row in rows if len(row) > 1 and row[1] in ("STREAM", "DGRAM", "RAW")))
-
-
-def _resolve(host: Host, name: str) -> tuple[tuple[str, ...] | None, str]:
-    ran = host.run(("getent", "ahosts", name), timeout_s=3.0)
-    if ran.code == 2:  # getent's own status for a name that is not found
-        return (), "not found"
-    if ran.code != 0:
-        return None, "timed out" if ran.timed_out else (ran.err.strip() or f"exit {ran.code}")
-    found = addresses_of(ran.out)
-    return (found, ", ".join(found)) if found else (None, ran.out[:80].strip())
 
 
 def first_level(spans: Fact[tuple[str, ...]]) -> int:
@@ -402,10 +364,15 @@ def may_run(host: Collector, spans: Fact[tuple[str, ...]]) -> bool:
     return host.level >= first_level(spans)
 
 
+def _by_level(reader: Callable[..., Fact[Any]]) -> Any:
+    """Declares the fact of a reader that runs programs at some levels only."""
+    return fact(lambda host, spans: reader(host, may_run=may_run(host, spans)), "network.spans")
+
+
 class InterfaceFacts(FactGroup):
-    interfaces: Fact[tuple[Interface, ...]] = fact(
-        lambda host, spans: interfaces(host, may_run=may_run(host, spans)), "network.spans"
-    )
+    interfaces: Fact[tuple[Interface, ...]] = _by_level(interfaces)
     routes: Fact[tuple[Route, ...]] = fact(route_table)
-    hostname: Fact[HostName] = fact(lambda host, spans: hostname(host, may_run=may_run(host, spans)), "network.spans")
+    hostname: Fact[HostName] = _by_level(hostname)
     resolvers: Fact[tuple[str, ...]] = fact(resolvers)
+    listeners: Fact[tuple[Listener, ...]] = _by_level(listeners)
+    port_range: Fact[PortRange] = fact(port_range)

@@ -8,90 +8,68 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
+from npuenv.facts.collector import first_line, plain_lines
 from npuenv.facts.npu import queries
 from npuenv.facts.npu.driver import SMI_PLACES
-from npuenv.facts.npu.queries import QueryRefusal, plain_lines
-from npuenv.facts.npu.smi import Layout, SmiFailure, find_trouble
+from npuenv.facts.npu.failures import QueryRefusal, SmiFailure, find_trouble, refusal
+from npuenv.facts.npu.smi import Card, Layout, SmiTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
 
-    from npuenv.facts.npu.queries import Board, Ecc, FaultEvent, Health, Mapped, Spod, Topology
-    from npuenv.facts.npu.smi import Card, SmiTable
+    from npuenv.facts.npu.queries import Board, Ecc, FaultEvent, Health, Spod
     from npuenv.host.base import Host, Ran
 
 T = TypeVar("T")
 _TIMEOUTS_AT_MOST = 2
-_QUERIES = {
-    "health": "health",
-    "ecc": "ecc",
-    "boards": "board",
-    "chips": "board",
-    "spods": "spod-info",
-    "faults": "current-fault-event",
-}
 _NO_SUCH_THING = ("unsupported", "absent")
 _ILL_AT_MOST = 4  # the level that promises an answer soon asks no more cards than this for their reasons
 
 
 class Questions:
-    """The queries about the cards of a table. It remembers which had no answer, for `silent`."""
+    """The queries about the cards of a table. It remembers which had no answer, for the fact `silent`.
 
-    def __init__(self, table: SmiTable, *, timeout_s: float = 10.0, is_brief: bool = False) -> None:
-        self._table = table
+    `is_brief`: few questions, about cards that are not OK.
+    """
+
+    def __init__(self, table: SmiTable, *, timeout_s: float, is_brief: bool) -> None:
         self._timeout_s = timeout_s
-        self._is_brief = is_brief  # few questions, about cards that are not OK
         self._places: tuple[str, ...] = SMI_PLACES
         self._num_asked = 0
         self._num_ended = 0
         self._silent: dict[str, QueryRefusal] = {}
         self._unread: dict[str, dict[str, Evidence]] = {}
-        real = [card for card in table.cards if not card.is_virtual]
-        self._cards = tuple({card.npu: card for card in reversed(real)}.values())[::-1]  # the first chip of each
-        self._chips = tuple(real)
-        self._is_a5 = table.layout is Layout.A5
+        chips = [card for card in table.cards if not card.is_virtual]
+        cards = list({card.npu: card for card in reversed(chips)}.values())[::-1]  # the first chip of each
+        ill = [card for card in chips if card.health not in ("OK", None)][:_ILL_AT_MOST]
+        is_a5 = table.layout is Layout.A5
+        self._is_alone = len(cards) < 2 and table.is_complete  # there is no other card to reach
+        # Fact -> whom it is asked of, and whether each chip of a card.
+        self._whom: dict[str, tuple[Sequence[Card], bool]] = {
+            "health": (ill if is_brief else chips, not is_a5),
+            "ecc": (cards, False),
+            "boards": (cards, False),
+            "chips": ([] if is_a5 else chips, True),  # the 950 tells them with its boards
+            "spods": (chips if table.layout is Layout.A3 else [], True),
+            "faults": (cards if is_a5 else [], False),  # the 950 alone tells them one by one
+        }
 
-    def health(self, host: Host) -> Fact[tuple[Health, ...]]:
-        """Every chip's health with the codes of what is wrong; if brief, of those that the table does not call OK."""
-        ill = [card for card in self._chips if card.health not in ("OK", None)][:_ILL_AT_MOST]
-        asked = ill if self._is_brief else self._chips
-        return self._each(host, "health", asked, queries.parse_health, _of_health, by_chip=not self._is_a5)
+    def ask(self, host: Host, name: str) -> Fact[Any]:
+        """The fact of this name; `silent` and `unread` are about the others, and to be asked last."""
+        if name in self._whom:
+            return self._each(host, name)
+        if name == "mapped":
+            return self._once(host, ("-m",), lambda text: queries.parse_map(text) or None)
+        if name == "topology":
+            alone = Evidence("npu-smi info -t topo", "one card")
+            return absent(alone) if self._is_alone else self._once(host, ("-t", "topo"), queries.parse_topology)
+        if name == "silent":
+            return self._silent_ones()
+        count = sum(map(len, self._unread.values()))
+        return known(self._unread, Evidence("npu-smi info -t", f"{count} cannot be read"))
 
-    def ecc(self, host: Host) -> Fact[tuple[Ecc, ...]]:
-        """Error counters of the memory."""
-        return self._each(host, "ecc", self._cards, queries.parse_ecc, _of_ecc)
-
-    def boards(self, host: Host) -> Fact[tuple[Board, ...]]:
-        """The cards: the driver and firmware versions that they run."""
-        return self._each(host, "boards", self._cards, queries.parse_board, _of_board)
-
-    def chips(self, host: Host) -> Fact[tuple[Board, ...]]:
-        """The chips with their exact names; the 950 tells them with its boards."""
-        asked = () if self._is_a5 else self._chips
-        return self._each(host, "chips", asked, queries.parse_board, _of_board, by_chip=True)
-
-    def spods(self, host: Host) -> Fact[tuple[Spod, ...]]:
-        """Where the chips stand in their super pod; absent for cards that have none."""
-        asked = self._chips if self._table.layout is Layout.A3 else ()
-        return self._each(host, "spods", asked, _spods, _of_spod, by_chip=True)
-
-    def faults(self, host: Host) -> Fact[tuple[FaultEvent, ...]]:
-        """The present faults of cards of the 950 generation, which tell them one by one."""
-        asked = self._cards if self._is_a5 else ()
-        return self._each(host, "faults", asked, _faults, _of_fault, is_none_an_answer=True)
-
-    def mapped(self, host: Host) -> Fact[tuple[Mapped, ...]]:
-        """The rows of `-m`."""
-        return self._once(host, ("-m",), lambda text: queries.parse_map(text) or None)
-
-    def topology(self, host: Host) -> Fact[Topology]:
-        """How the cards reach each other; absent with one card."""
-        if len(self._cards) < 2 and self._table.is_complete:  # there is no other card to reach
-            return absent(Evidence("npu-smi info -t topo", "one card"))
-        return self._once(host, ("-t", "topo"), queries.parse_topology)
-
-    def silent(self, _: Host) -> Fact[tuple[QueryRefusal, ...]]:
-        """Queries about listed cards that ended without an answer. To be asked last."""
+    def _silent_ones(self) -> Fact[tuple[QueryRefusal, ...]]:
+        """Queries about listed cards that ended without an answer."""
         found = {words: item for words, item in self._silent.items() if item.kind in ("timeout", "invalid-card")}
         lines = tuple(Evidence(words, item.line) for words, item in found.items())
         if self._num_ended < self._num_asked:
@@ -100,25 +78,12 @@ class Questions:
             return absent(Evidence("npu-smi info -t", "nothing was asked"))
         return known(tuple(found.values()), *(lines or (Evidence("npu-smi info -t", "every card answers"),)))
 
-    def unread(self, _: Host) -> Fact[dict[str, dict[str, Evidence]]]:
-        """The cards of which one of these facts says nothing although it says something of others. To be asked last."""
-        count = sum(map(len, self._unread.values()))
-        return known(self._unread, Evidence("npu-smi info -t", f"{count} cannot be read"))
-
-    def _each(
-        self,
-        host: Host,
-        name: str,
-        cards: Iterable[Card],
-        parse: Callable[[str], tuple[T, ...] | None],
-        say: Callable[[T], str],
-        *,
-        by_chip: bool = False,
-        is_none_an_answer: bool = False,
-    ) -> Fact[tuple[T, ...]]:
-        """What each card says; `parse` gives None for a text that is no answer."""
-        query = _QUERIES[name]
-        found: list[T] = []
+    def _each(self, host: Host, name: str) -> Fact[tuple[Any, ...]]:
+        """What each card says."""
+        query, parse, say = _QUERIES[name]
+        cards, by_chip = self._whom[name]
+        is_none_an_answer = name == "faults"
+        found: list[Any] = []
         evidence: list[Evidence] = []
         refused: list[QueryRefusal] = []
         num_read = 0
@@ -131,16 +96,16 @@ class Questions:
                 refused.append(self._silent[_command(words)])
             if items is None or not (items or is_none_an_answer):
                 self._leave_out(name, f"{card.npu}.{card.chip}" if by_chip else str(card.npu), words)
-            for item in items or ():
-                value = _placed(item, card)
+            for value in (_placed(item, card) for item in items or ()):
                 found.append(value)
                 evidence.append(Evidence(_command(words), say(value)))
+        command = f"npu-smi info -t {query}"
         if found or (num_read and is_none_an_answer):
-            return known(tuple(found), *(evidence or (Evidence(f"npu-smi info -t {query}", "none"),)))
-        lines = tuple(Evidence(f"npu-smi info -t {query}", item.line) for item in refused[:4])
+            return known(tuple(found), *(evidence or (Evidence(command, "none"),)))
+        lines = tuple(Evidence(command, item.line) for item in refused[:4])
         if {item.kind for item in refused} <= {*_NO_SUCH_THING} and (refused or not num_read):
-            return absent(*(lines or (Evidence(f"npu-smi info -t {query}", "not for these cards"),)))
-        return unknown(*(lines or (Evidence(f"npu-smi info -t {query}", "cannot be read"),)))
+            return absent(*(lines or (Evidence(command, "not for these cards"),)))
+        return unknown(*(lines or (Evidence(command, "cannot be read"),)))
 
     def _leave_out(self, name: str, card: str, words: tuple[str, ...]) -> None:
         """Remembers a card that gave no readable answer, with the query that did not end where that is the reason."""
@@ -155,7 +120,7 @@ class Questions:
         text = self._text(host, words)
         value = parse(text) if text is not None else None
         if value is not None:
-            return known(value, Evidence(_command(words), _first_line(text or "")))
+            return known(value, Evidence(_command(words), first_line("\n".join(plain_lines(text or "")))))
         why = self._silent.get(_command(words))
         line = Evidence(_command(words), why.line if why else "cannot be read")
         return absent(line) if why and why.kind in _NO_SUCH_THING else unknown(line)
@@ -188,19 +153,13 @@ def _refused(ran: Ran) -> QueryRefusal | None:
     trouble = find_trouble(plain_lines(text))
     if trouble.kind is not SmiFailure.UNREADABLE:
         return QueryRefusal("failed", trouble.line, trouble.ret)
-    return queries.refusal(text)
+    return refusal(text)
 
 
-def _placed(value: T, card: Card) -> T:
+def _placed(value: Any, card: Card) -> Any:
     """The value with the card that was asked, where the answer does not say it."""
-    given: Any = value
-    missing = {
-        name: number
-        for name, number in (("npu", card.npu), ("chip", card.chip))
-        if name in given._fields and getattr(given, name) is None
-    }
-    placed: T = given._replace(**missing)
-    return placed
+    asked = {"npu": card.npu, "chip": card.chip}
+    return value._replace(**{name: asked[name] for name in asked if getattr(value, name, 0) is None})
 
 
 def _spods(text: str) -> tuple[Spod, ...]:
@@ -241,5 +200,12 @@ def _command(words: tuple[str, ...]) -> str:
     return " ".join(("npu-smi", "info", *words))
 
 
-def _first_line(text: str) -> str:
-    return next((line.strip() for line in plain_lines(text) if line.strip()), "")
+# Fact -> the query, its parser (None for a text that is no answer), and a value as evidence.
+_QUERIES: dict[str, tuple[str, Callable[[str], tuple[Any, ...] | None], Callable[[Any], str]]] = {
+    "health": ("health", queries.parse_health, _of_health),  # with the codes of what is wrong
+    "ecc": ("ecc", queries.parse_ecc, _of_ecc),
+    "boards": ("board", queries.parse_board, _of_board),  # the driver and firmware versions that they run
+    "chips": ("board", queries.parse_board, _of_board),  # with their exact names
+    "spods": ("spod-info", _spods, _of_spod),  # where the chips stand in their super pod
+    "faults": ("current-fault-event", _faults, _of_fault),
+}

@@ -11,27 +11,36 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
-from npuenv.facts.collector import FactGroup, fact, not_asked
-from npuenv.facts.npu.queries import plain_lines
-from npuenv.facts.read import file_text, line_with, pairs, why_failed
-from npuenv.host.base import PathState
+from npuenv.facts.collector import (
+    Collector,
+    FactGroup,
+    fact,
+    file_text,
+    first_line,
+    line_with,
+    made_of,
+    not_asked,
+    of_file,
+    pairs,
+    plain_lines,
+    why_failed,
+)
+from npuenv.facts.npu.failures import SmiFailure, SmiTrouble
+from npuenv.host.base import Host, PathState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from npuenv.facts.collector import Collector
-    from npuenv.facts.npu.smi import SmiTable, SmiTrouble
-    from npuenv.host.base import Host
+    from npuenv.facts.npu.smi import SmiTable
 
 ROOT = "/usr/local/Ascend"
 INSTALL_INFO = "/etc/ascend_install.info"
 SMI_TIMEOUT_S = 20.0  # npu-smi hangs when the driver is sick
 SMI_PLACES = ("npu-smi", "/usr/local/bin/npu-smi", "/usr/local/sbin/npu-smi")
-_PCI_ROW = re.compile(
-    r"(?:^|\s)(?P<place>(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]) "
-    r"(?:(?:Class )?1200: 19e5:|Processing accelerators: Huawei[^:]*\bDevice )(?P<device>[0-9a-f]{4})\b",
-    re.IGNORECASE,
+_PCI_ROW = (
+    r"(?i)(?:^|\s)(?P<place>(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]) "
+    r"(?:(?:Class )?1200: 19e5:|Processing accelerators: Huawei[^:]*\bDevice )(?P<device>[0-9a-f]{4})\b"
 )
 _MANAGERS = (("/dev/davinci_manager",), ("/dev/devmm_svm", "/dev/svm0"), ("/dev/hisi_hdc",))
 
@@ -76,13 +85,11 @@ def firmware(host: Host) -> Fact[VersionInfo]:
     return _version_info(host, "firmware")
 
 
-def install_info(host: Host) -> Fact[dict[str, str]]:
+@of_file(INSTALL_INFO)
+def install_info(text: str) -> Fact[dict[str, str]] | None:
     """What the driver's installer wrote to /etc/ascend_install.info."""
-    text = file_text(host, INSTALL_INFO)
-    if text.value is None:
-        return Fact(text.state, None, text.evidence)
-    fields = pairs(text.value)
-    return known(fields, *text.evidence) if fields else unknown(*text.evidence)
+    fields = pairs(text)
+    return known(fields, Evidence(INSTALL_INFO, first_line(text))) if fields else None
 
 
 def smi(host: Host, *, timeout_s: float = SMI_TIMEOUT_S) -> Fact[SmiTable | SmiTrouble]:
@@ -95,7 +102,7 @@ def smi(host: Host, *, timeout_s: float = SMI_TIMEOUT_S) -> Fact[SmiTable | SmiT
     else:
         return absent(Evidence(command, f"not found: {', '.join(SMI_PLACES)}"))
     # Loaded where there is an npu-smi: a machine without cards needs no parser.
-    from npuenv.facts.npu.smi import SmiFailure, SmiTable, SmiTrouble, parse_info
+    from npuenv.facts.npu.smi import SmiTable, parse_info
 
     if ran.timed_out:
         line = f"no end after {timeout_s:.0f} s"
@@ -107,20 +114,14 @@ def smi(host: Host, *, timeout_s: float = SMI_TIMEOUT_S) -> Fact[SmiTable | SmiT
 
 def table_of(smi: Fact[SmiTable | SmiTrouble]) -> Fact[SmiTable]:
     """The table; unknown where there is a trouble instead."""
-    if smi.value is None:
-        return Fact(smi.state, None, smi.evidence)
-    from npuenv.facts.npu.smi import SmiTable
-
-    return known(smi.value, *smi.evidence) if isinstance(smi.value, SmiTable) else unknown(*smi.evidence)
+    return made_of(smi, lambda value: None if isinstance(value, SmiTrouble) else known(value, *smi.evidence))
 
 
 def trouble_of(smi: Fact[SmiTable | SmiTrouble]) -> Fact[SmiTrouble]:
     """The trouble; absent where there is a table."""
-    if smi.value is None:
-        return Fact(smi.state, None, smi.evidence)
-    from npuenv.facts.npu.smi import SmiTrouble
-
-    return known(smi.value, *smi.evidence) if isinstance(smi.value, SmiTrouble) else absent(*smi.evidence)
+    return made_of(
+        smi, lambda value: known(value, *smi.evidence) if isinstance(value, SmiTrouble) else absent(*smi.evidence)
+    )
 
 
 def nodes(host: Host) -> Fact[Nodes]:
@@ -157,33 +158,21 @@ def pci_rows(host: Host) -> Fact[tuple[tuple[str, str], ...]]:
     return known(rows, Evidence(command, f"{len(rows)} of class 1200: {kinds}".rstrip(": ")))
 
 
-def pci_devices_of(rows: Fact[tuple[tuple[str, str], ...]]) -> Fact[tuple[str, ...]]:
-    """The device ids, like ("d802", "d802")."""
-    value = None if rows.value is None else tuple(device for _, device in rows.value)
-    return Fact(rows.state, value, rows.evidence)
-
-
-def pci_addresses_of(rows: Fact[tuple[tuple[str, str], ...]]) -> Fact[tuple[str, ...]]:
-    """The bus addresses, each with its domain and in small letters."""
-    value = None if rows.value is None else tuple(place for place, _ in rows.value)
-    return Fact(rows.state, value, rows.evidence)
+def pci_column(rows: Fact[tuple[tuple[str, str], ...]], column: int) -> Fact[tuple[str, ...]]:
+    """The bus addresses (0), each with its domain and in small letters, or the device ids (1), like "d802"."""
+    return made_of(rows, lambda found: known(tuple(row[column] for row in found), *rows.evidence))
 
 
 def parse_lspci(text: str) -> tuple[tuple[str, str], ...]:
     """The NPUs in what `lspci` or `lspci -n` prints."""
-    found = [_PCI_ROW.search(line) for line in plain_lines(text)]
-    rows = [(_address(row["place"].lower()), row["device"].lower()) for row in found if row]
-    return tuple(row for row in rows if row[1] >= "d000")
-
-
-def _address(place: str) -> str:
-    return place if place.count(":") > 1 else f"0000:{place}"
+    found = [re.search(_PCI_ROW, line) for line in plain_lines(text)]
+    rows = [(row["place"].lower(), row["device"].lower()) for row in found if row]
+    return tuple((place if place.count(":") > 1 else f"0000:{place}", kind) for place, kind in rows if kind >= "d000")
 
 
 def topology_files(host: Host) -> Fact[tuple[str, ...]]:
     """The names in the driver's folder of board descriptions, which cards of the 950 generation need."""
-    info = install_info(host).value or {}
-    path = f"{info.get('Driver_Install_Path_Param') or ROOT}/driver/topo"
+    path = f"{_root(host, 'Driver')}/driver/topo"
     looked = host.look(path)
     if looked.state is PathState.FOLDER:
         return known(looked.names, Evidence(path, " ".join(looked.names) or "empty"))
@@ -192,21 +181,17 @@ def topology_files(host: Host) -> Fact[tuple[str, ...]]:
     return unknown(Evidence(path, looked.error or looked.state.value))
 
 
-def modules(host: Host) -> Fact[tuple[str, ...]]:
+@of_file("/proc/modules")
+def modules(text: str) -> Fact[tuple[str, ...]]:
     """Names of loaded kernel modules that look like the NPU driver's. Containers often show none."""
-    text = file_text(host, "/proc/modules")
-    if text.value is None:
-        return Fact(text.state, None, text.evidence)
-    names = [line.split(" ", 1)[0] for line in text.value.splitlines()]
+    names = [line.split(" ", 1)[0] for line in text.splitlines()]
     ours = tuple(sorted(name for name in names if re.search(r"davinci|devmm|ascend|drv_pcie|drv_seclib", name)))
     return known(ours, Evidence("/proc/modules", " ".join(ours) or "no driver module"))
 
 
 def libraries(host: Host) -> Fact[tuple[str, ...]]:
     """Which folders of driver libraries are there; a container gets them by mounts."""
-    info = install_info(host).value or {}
-    root = info.get("Driver_Install_Path_Param") or ROOT
-    wanted = [f"{root}/driver/lib64/{part}" for part in ("common", "driver")] + ["/usr/local/dcmi"]
+    wanted = [*_library_folders(host), "/usr/local/dcmi"]
     there = tuple(path for path in wanted if host.look(path).state is PathState.FOLDER)
     evidence = tuple(Evidence(path, "present" if path in there else "absent") for path in wanted)
     return known(there, *evidence) if there else absent(*evidence)
@@ -214,10 +199,9 @@ def libraries(host: Host) -> Fact[tuple[str, ...]]:
 
 def library_files(host: Host) -> Fact[dict[str, tuple[str, ...]]]:
     """The libraries in the driver's folders, by folder; absent where there is no such folder."""
-    root = (install_info(host).value or {}).get("Driver_Install_Path_Param") or ROOT
     found: dict[str, tuple[str, ...]] = {}
     looked_at: list[Evidence] = []
-    for path in (f"{root}/driver/lib64/{part}" for part in ("common", "driver")):
+    for path in _library_folders(host):
         looked = host.look(path)
         if looked.state is PathState.FOLDER:
             found[path] = tuple(name for name in looked.names if re.search(r"\.so(\.|$)", name))
@@ -227,11 +211,18 @@ def library_files(host: Host) -> Fact[dict[str, tuple[str, ...]]]:
     return absent(*looked_at) if all(item.line == PathState.ABSENT.value for item in looked_at) else unknown(*looked_at)
 
 
+def _root(host: Host, part: str) -> str:
+    """Where the installer put the driver or the firmware."""
+    return (install_info(host).value or {}).get(f"{part}_Install_Path_Param") or ROOT
+
+
+def _library_folders(host: Host) -> list[str]:
+    return [f"{_root(host, 'Driver')}/driver/lib64/{part}" for part in ("common", "driver")]
+
+
 def _version_info(host: Host, part: str) -> Fact[VersionInfo]:
-    info = install_info(host).value or {}
-    root = info.get(f"{part.capitalize()}_Install_Path_Param") or ROOT
     tried: list[Evidence] = []
-    for path in dict.fromkeys((f"{root}/{part}/version.info", f"{ROOT}/{part}/version.info")):
+    for path in dict.fromkeys(f"{root}/{part}/version.info" for root in (_root(host, part.capitalize()), ROOT)):
         text = file_text(host, path)
         tried += text.evidence
         if text.value is None:
@@ -284,9 +275,7 @@ def changed(host: Host, version_file: str) -> Fact[Changed]:
     boot = file_text(host, "/proc/stat")
     found = re.search(r"^btime (\d{1,12})$", boot.value or "", re.MULTILINE)
     if found is None:
-        if boot.value is None:
-            return Fact(boot.state, None, boot.evidence)
-        return unknown(Evidence("/proc/stat", "no btime"))
+        return made_of(boot, lambda _: unknown(Evidence("/proc/stat", "no btime")))
     ran = host.run(("stat", "-c", "%Y", version_file))
     command = f"stat -c %Y {version_file}"
     if ran.is_absent:
@@ -319,10 +308,6 @@ def parse_installer(text: str) -> Installer | None:
             run.append((found[1].lower(), found[2], found[3].strip()))
     if not run:
         return None
-    return _judge(run)
-
-
-def _judge(run: list[tuple[str, str, str]]) -> Installer:
     part = run[-1][0]
     done = next((words for _, _, words in run if "installed successfully" in words), None)
     error = next((words for _, kind, words in run if kind == "ERROR"), None)
@@ -363,12 +348,6 @@ def _smi(host: Collector) -> Fact[SmiTable | SmiTrouble]:
     return smi(host, timeout_s=host.timeout(4.0, 20.0))
 
 
-def _changed(host: Collector, driver: Fact[VersionInfo]) -> Fact[Changed]:
-    if driver.value is None:
-        return Fact(driver.state, None, driver.evidence)
-    return changed(host, driver.value.path) if host.level else not_asked(1)
-
-
 def _installer(host: Collector, table: Fact[SmiTable], trouble: Fact[SmiTrouble]) -> Fact[Installer]:
     if not trouble.is_known and table.state is not State.ABSENT:
         return absent(Evidence(LOG, "not looked at"))
@@ -383,11 +362,15 @@ class DriverFacts(FactGroup):
     library_files: Fact[dict[str, tuple[str, ...]]] = fact(library_files)
     topology_files: Fact[tuple[str, ...]] = fact(topology_files)
     modules: Fact[tuple[str, ...]] = fact(modules)
-    pci_devices: Fact[tuple[str, ...]] = fact(lambda host: pci_devices_of(host.shared(pci_rows)))
-    pci_addresses: Fact[tuple[str, ...]] = fact(lambda host: pci_addresses_of(host.shared(pci_rows)))
+    pci_devices: Fact[tuple[str, ...]] = fact(lambda host: pci_column(host.shared(pci_rows), 1))
+    pci_addresses: Fact[tuple[str, ...]] = fact(lambda host: pci_column(host.shared(pci_rows), 0))
     nodes: Fact[Nodes] = fact(nodes)
     smi: Fact[SmiTable] = fact(lambda host: table_of(host.shared(_smi)))
     smi_trouble: Fact[SmiTrouble] = fact(lambda host: trouble_of(host.shared(_smi)))
-    changed: Fact[Changed] = fact(_changed, "npu.driver")  # whether the driver was written after the boot
+    # Whether the driver was written after the boot.
+    changed: Fact[Changed] = fact(
+        lambda host, driver: made_of(driver, lambda value: changed(host, value.path) if host.level else not_asked(1)),
+        "npu.driver",
+    )
     # Asked only where the driver does not answer.
     installer: Fact[Installer] = fact(_installer, "npu.smi", "npu.smi_trouble")

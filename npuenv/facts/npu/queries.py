@@ -12,23 +12,18 @@ import functools
 import re
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from npuenv.facts.collector import plain_lines
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
 N = TypeVar("N", int, float)
 
-_LONGEST = 1000  # characters of a line; patterns may take quadratic time in it
 HEALTHS = ("OK", "Warning", "Alarm", "Critical", "UNKNOWN")  # all that the tool says of a chip
 VERSION = re.compile(r"[0-9]+(?:\.[0-9A-Za-z]+)+")  # 25.0.rc1.b010, 7.1.0.11.220
 BUS_ID = re.compile(r"[0-9A-Fa-f]{4,}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]")
 _CHIP_NAME = re.compile(r"(?:Ascend ?)?[0-9]{3}(?:[A-Za-z0-9_-]*[A-Za-z0-9])?")  # 910, 310P3, Ascend950PR
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-
-
-def plain_lines(text: str) -> list[str]:
-    """The lines without colour codes and blanks at their ends, cut where they are longer than any the tools print."""
-    return [line[:_LONGEST].rstrip("\r\n\t ") for line in _ANSI.sub("", text).splitlines()]
 
 
 def whole_lines(text: str) -> list[str]:
@@ -94,14 +89,14 @@ _BOARD = (
     "Firmware Version", "Compatibility", "Board ID", "PCIe Bus Info", "PCI Device ID", "Chip ID", *_HEAD,
 )  # fmt: skip
 _SPOD = ("SDID", "Super Pod Size", "Super Pod ID", "Server Index", "Chassis ID", "Chip ID", *_HEAD)
-_EVENT = re.compile(r"event id=(0x[0-9A-Fa-f]{8}), severity=(\d+)(?:, (.*))?$")
+_EVENT = r"event id=(0x[0-9A-Fa-f]{8}), severity=(\d+)(?:, (.*))?$"
 _WORD = re.compile(r"[0-9A-Za-z]+")
 _WORDS = re.compile(r"[A-Za-z]{2,}(?: [A-Za-z]+)*")
 _PCI_ID = re.compile(r"0x[0-9A-Fa-f]{4}")
-_AFFINITY = re.compile(r"[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*")
-_COLUMNS = re.compile(r"\s{2,}|\t+")
-_MAPPED = re.compile(r"Ascend ?[0-9]{3}[A-Za-z0-9_-]*|Mcu|MiniD")
-_CHIP = re.compile(r"(?:NPU|Phy-ID)(\d+)")
+_AFFINITY = r"[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*"
+_COLUMNS = r"\s{2,}|\t+"
+_MAPPED = r"Ascend ?[0-9]{3}[A-Za-z0-9_-]*|Mcu|MiniD"
+_CHIP = r"(?:NPU|Phy-ID)(\d+)"
 _LINKS = frozenset({"X", "HCCS", "HCCS_SW", "SIO", "PHB", "PIX", "PXB", "SYS", "UB", "NA"})
 
 
@@ -175,14 +170,6 @@ class FaultEvent(NamedTuple):
     code: str  # "81AF8000"
     severity: int
     about: str  # the rest of the line
-
-
-class QueryRefusal(NamedTuple):
-    """Why a query has no answer."""
-
-    kind: str  # unsupported | invalid-card | failed | timeout | absent | not-asked
-    line: str
-    ret: int | None = None
 
 
 def parse_health(text: str) -> tuple[Health, ...]:
@@ -295,14 +282,14 @@ def parse_map(text: str) -> tuple[Mapped, ...]:
     columns: list[str] = []
     rows = []
     for line in whole_lines(text):
-        cells = [cell for cell in _COLUMNS.split(line.strip()) if cell]
+        cells = [cell for cell in re.split(_COLUMNS, line.strip()) if cell]
         if "NPU ID" in cells and "Chip Name" in cells:
             columns = cells[cells.index("NPU ID") :]
             continue
         cells = cells[-len(columns) :] if columns else []
         row = dict(zip(columns, cells)) if len(cells) == len(columns) else {}
         npu = integer(row.get("NPU ID"))
-        if npu is not None and _MAPPED.fullmatch(row["Chip Name"]):
+        if npu is not None and re.fullmatch(_MAPPED, row["Chip Name"]):
             chip, logic, physical = (integer(row.get(name)) for name in ("Chip ID", "Chip Logic ID", "Chip Phy-ID"))
             rows.append(Mapped(npu, chip, logic, physical, row["Chip Name"]))
     return tuple(rows)
@@ -316,26 +303,23 @@ def parse_topology(text: str) -> Topology | None:
     affinity: dict[int, str] = {}
     for line in whole_lines(text):
         head, title, _ = line.partition("CPU Affinity")
-        words = _from_chip(head.split())
-        chips = [int(chip[1]) for word in words if (chip := _CHIP.fullmatch(word))]
+        words = head.split()
+        # Without a log's prefix, which ends where the first card's name begins.
+        words = words[next((number for number, word in enumerate(words) if re.fullmatch(_CHIP, word)), len(words)) :]
+        chips = [int(chip[1]) for word in words if (chip := re.fullmatch(_CHIP, word))]
         if len(chips) == len(set(chips)) == len(words) > 1:
             columns, has_cpus = columns or chips, has_cpus or bool(title)
         elif len(chips) == 1 and chips[0] in columns:
             cells, cpus = words[1 : len(columns) + 1], words[len(columns) + 1 :]
             if len(cpus) == has_cpus and _is_row(cells, columns.index(chips[0])):
                 links[chips[0]] = {column: cell for column, cell in zip(columns, cells) if column != chips[0]}
-                affinity.update((chips[0], word) for word in cpus if _AFFINITY.fullmatch(word))
+                affinity.update((chips[0], word) for word in cpus if re.fullmatch(_AFFINITY, word))
     if not columns:
         return None
     # A link is the same from both of its ends.
     pairs = [(one, other) for one in columns for other in columns if one < other]
     is_complete = set(links) == set(columns) and all(links[one][other] == links[other][one] for one, other in pairs)
     return Topology(links, affinity, is_complete)
-
-
-def _from_chip(words: list[str]) -> list[str]:
-    """The words without a log's prefix, which ends where the first card's name begins."""
-    return words[next((number for number, word in enumerate(words) if _CHIP.fullmatch(word)), len(words)) :]
 
 
 def _is_row(cells: list[str], own: int) -> bool:
@@ -352,26 +336,7 @@ def parse_events(text: str) -> tuple[int | None, tuple[FaultEvent, ...]]:
         read = labelled(line, labels)
         if read:
             count = integer(read[1])
-        event = _EVENT.search(line)
+        event = re.search(_EVENT, line)
         if event:
             events.append(FaultEvent(None, event[1][2:].upper(), int(event[2]), event[3] or ""))
     return count, tuple(events)
-
-
-_REFUSALS = (
-    ("unsupported", re.compile(r"This device does not support querying [\w-]+")),
-    ("invalid-card", re.compile(r"Invalid card id\.|Error parameter of -i")),
-    ("failed", re.compile(r"(?:Failed to execute npu-smi |failed).{0,200}?\bret is (?P<ret>-\d{4,5})\b")),
-    ("unsupported", re.compile(r"Command or option is not found|Error parameter of -t")),
-)
-
-
-def refusal(text: str) -> QueryRefusal | None:
-    """Why a query was refused; None where none of the known words is there."""
-    for line in plain_lines(text):
-        for kind, pattern in _REFUSALS:
-            found = pattern.search(line)
-            if found:
-                numbers = [value for value in found.groupdict().values() if value]
-                return QueryRefusal(kind, line.strip(), int(numbers[0]) if numbers else None)
-    return None

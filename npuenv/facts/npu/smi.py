@@ -15,19 +15,21 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from npuenv.facts.npu.queries import BUS_ID, HEALTHS, VERSION, chip_name, integer, number, percent, plain_lines
+from npuenv.facts.collector import plain_lines
+from npuenv.facts.npu.failures import SmiTrouble, find_trouble
+from npuenv.facts.npu.queries import BUS_ID, HEALTHS, VERSION, chip_name, integer, number, percent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_TITLE = re.compile(r"npu-smi\s+(\S+)\s+Version:\s*(\S+)")
-_HEALTH_HEAD = re.compile(r"\|\s*Health\s*\|")
+_TITLE = r"npu-smi\s+(\S+)\s+Version:\s*(\S+)"
+_HEALTH_HEAD = r"\|\s*Health\s*\|"
 _PAIR = re.compile(r"[0-9]+\s*/\s*[0-9]+")
 _ONE = re.compile(r"[^\s/]+")
-_VALUE = re.compile(rf"{_PAIR.pattern}|\S+")
-_COLUMN = re.compile(r"[A-Za-z][A-Za-z-]*(?: [A-Za-z]+)?\([^)]*\)")  # a name with its unit: `NPU Util(%)`
+_VALUE = rf"{_PAIR.pattern}|\S+"
+_COLUMN = r"[A-Za-z][A-Za-z-]*(?: [A-Za-z]+)?\([^)]*\)"  # a name with its unit: `NPU Util(%)`
 VIRTUAL_FROM = 32768  # NPU ids of slices of a card
-_IDLE = re.compile(r"No running processes found in NPU (\d+)$")
+_IDLE = r"No running processes found in NPU (\d+)$"
 
 
 class Layout(enum.Enum):
@@ -92,43 +94,6 @@ class SmiTable(NamedTuple):
         return tuple(sorted({card.npu for card in self.cards} - set(self.listed)))
 
 
-class SmiFailure(enum.Enum):
-    """Ways in which npu-smi fails. One text can have several causes; those are for the checks to weigh."""
-
-    LIBRARY = "library"  # the loader misses a driver library
-    INIT = "init"  # `dcmi module initialize failed`
-    IN_USE = "in-use"  # `because the device is used`: another container holds the cards
-    NOT_FOUND = "not-found"  # the shell's words for a missing program
-    UNEXECUTABLE = "unexecutable"  # no right to run it, or a program for another processor
-    TIMEOUT = "timeout"
-    UNREADABLE = "unreadable"
-
-
-class SmiTrouble(NamedTuple):
-    """A failure with the line that shows it."""
-
-    kind: SmiFailure
-    line: str
-    ret: int | None = None  # the tool's negative code, where it prints one
-    library: str | None = None
-
-    @property
-    def is_in_use(self) -> bool:
-        """True where somebody else holds the device."""
-        return self.kind is SmiFailure.IN_USE
-
-
-_RET = r"ret is (?P<ret>-[0-9]{4,5})\b"
-_TROUBLES = (
-    (SmiFailure.LIBRARY, re.compile(r"error while loading shared libraries: (?P<library>lib[\w.+-]*\.so[\w.]*):")),
-    (SmiFailure.IN_USE, re.compile(rf"because the device is used\. {_RET}")),
-    (SmiFailure.IN_USE, re.compile(r"dcmi mod\w+ initializ\w+ failed.{0,200}?ret is (?P<ret>-8020)\b")),
-    (SmiFailure.INIT, re.compile(rf"dcmi mod\w+ initializ\w+ failed.{{0,200}}?{_RET}")),
-    (SmiFailure.UNEXECUTABLE, re.compile(r"npu-smi: (?:cannot execute|Permission denied|Exec format error)")),
-    (SmiFailure.NOT_FOUND, re.compile(r"npu-smi: (?:command )?not found|npu-smi: No such file")),
-)
-
-
 def parse_info(text: str) -> SmiTable | SmiTrouble:
     """The table, or what went wrong. Never raises; a text that is neither is Trouble.UNREADABLE."""
     lines = plain_lines(text)
@@ -141,24 +106,13 @@ def parse_info(text: str) -> SmiTable | SmiTrouble:
     return find_trouble(lines)
 
 
-def find_trouble(lines: list[str]) -> SmiTrouble:
-    """The first failure text among the lines."""
-    for line in lines:
-        for kind, pattern in _TROUBLES:
-            match = pattern.search(line)
-            if match:
-                found = match.groupdict()
-                ret = int(found["ret"]) if found.get("ret") else None
-                return SmiTrouble(kind, line.strip(), ret, found.get("library"))
-    first = next((line.strip() for line in lines if line.strip()), "")
-    return SmiTrouble(SmiFailure.UNREADABLE, first)
-
-
 def _tables(lines: list[str]) -> Iterator[SmiTable]:
     """Each table of a text that holds several: the tool asked twice, or a terminal that showed it again."""
     reader = _TableReader()
     for line in lines:
-        if reader.is_followed_by(line):
+        if reader.layout is not None and (
+            re.search(_TITLE, line) or re.search(_HEALTH_HEAD, line)
+        ):  # another one begins
             yield reader.table()
             reader = _TableReader()
         reader.read(line)
@@ -206,10 +160,6 @@ class _TableReader:
             has_end and not self.is_damaged and npus >= self.listed, self.is_install_incomplete,
             tuple(sorted(self.listed)),
         )  # fmt: skip
-
-    def is_followed_by(self, line: str) -> bool:
-        """Whether the line begins another table."""
-        return self.layout is not None and (_TITLE.search(line) is not None or bool(_HEALTH_HEAD.search(line)))
 
     def read(self, line: str) -> None:
         if "driver package may not be completely installed" in line:
@@ -272,7 +222,7 @@ class _TableReader:
                 self._card_row(row)
 
     def _header(self, row: _Row) -> bool:
-        title = _TITLE.search(row.line)
+        title = re.search(_TITLE, row.line)
         if title:
             self.title = row.line
             self.tool, self.driver = (word if VERSION.fullmatch(word) else None for word in title.groups())
@@ -293,11 +243,11 @@ class _TableReader:
         width = 4 if self.layout is Layout.A5 else 3
         row = row.last(width)  # a log may put a prefix with a bar before the table
         upper, self._upper = self._upper, None
-        if len(row.cells) < width or not _PAIR.search(
-            row.cells[-1]
-        ):  # both rows of a card end in `used / total`, a process row does not
+        # Both rows of a card end in `used / total`, a process row does not.
+        if len(row.cells) < width or not _PAIR.search(row.cells[-1]):
             self.is_damaged = True
-        elif not _is_lower(row.cells, has_upper=upper is not None):
+        # The name cannot decide: "910" and "310" look like the numbers of a lower row.
+        elif row.cells[-2] in HEALTHS or (upper is None and not BUS_ID.fullmatch(row.cells[-2])):
             self.is_damaged |= upper is not None
             self._upper = row
         else:
@@ -313,7 +263,9 @@ class _TableReader:
         power, temperature, _ = _values(first.values, self._head("Health"), (_ONE, _ONE, _PAIR))
         shapes = (_ONE, _PAIR) if self.layout is Layout.P310 else (_ONE, _PAIR, _PAIR)
         busy, _, *hbm = _values(second.values, self._head("Bus-Id"), shapes)
-        used, total = _used(hbm[0] if hbm else None)
+        used, total = (integer(word.strip()) for word in hbm[0].split("/")) if hbm and hbm[0] else (None, None)
+        if used is None or total is None or used > total:  # nothing where more is used than there is
+            used = total = None
         return Card(
             npu=upper[0],
             chip=int(numbers[0]),
@@ -335,7 +287,7 @@ class _TableReader:
         return head if len(head) == self._width else ""
 
     def _process(self, cells: tuple[str, ...]) -> None:
-        idle = _IDLE.search(" ".join(cells))
+        idle = re.search(_IDLE, " ".join(cells))
         if idle:
             self.listed.add(int(idle[1]))
             return
@@ -369,21 +321,14 @@ def _layout_of(lower: tuple[str, ...]) -> Layout | None:
     return {(1, 2): Layout.A2, (2, 2): Layout.A3, (2, 1): Layout.P310}.get((len(numbers), pairs))
 
 
-def _is_lower(cells: tuple[str, ...], *, has_upper: bool) -> bool:
-    # The name cannot decide: "910" and "310" look like the numbers of a lower row.
-    if cells[-2] in HEALTHS:
-        return False
-    return BUS_ID.fullmatch(cells[-2]) is not None or has_upper
-
-
 def _values(cell: str, head: str, shapes: tuple[re.Pattern[str], ...]) -> list[str | None]:
     """The values of a cell, one for each column: by their order where none is missing, else by their places below the
     column's names. None where it is blank or of another shape; all are where the cell is not as wide as its head.
     """
-    items = list(_VALUE.finditer(cell))
+    items = list(re.finditer(_VALUE, cell))
     if len(items) == len(shapes) and all(map(_fits, shapes, items)):
         return [item.group() for item in items]
-    starts = [name.start() for name in _COLUMN.finditer(head)]
+    starts = [name.start() for name in re.finditer(_COLUMN, head)]
     if len(starts) != len(shapes) or len(cell) != len(head):
         return [None] * len(shapes)
     columns: list[list[re.Match[str]]] = [[] for _ in shapes]
@@ -397,12 +342,6 @@ def _values(cell: str, head: str, shapes: tuple[re.Pattern[str], ...]) -> list[s
 
 def _fits(shape: re.Pattern[str], item: re.Match[str]) -> bool:
     return shape.fullmatch(item.group()) is not None
-
-
-def _used(pair: str | None) -> tuple[int | None, int | None]:
-    """(used, total); nothing where more is used than there is."""
-    used, total = (integer(word.strip()) for word in pair.split("/")) if pair else (None, None)
-    return (None, None) if used is None or total is None or used > total else (used, total)
 
 
 def _upper(cells: tuple[str, ...]) -> tuple[int, str | None] | None:

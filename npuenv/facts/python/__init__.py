@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known
-from npuenv.facts.collector import USE_LEVEL, FactGroup, fact, not_asked, was_asked
-from npuenv.facts.manifest import described
+from npuenv.facts.collector import USE_LEVEL, Collector, FactGroup, fact, made_of, not_asked, was_asked
+from npuenv.facts.manifest import Described, described
 from npuenv.facts.python import interpreter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from npuenv.facts.collector import Collector
-    from npuenv.facts.manifest import Described
     from npuenv.facts.python.interpreter import Broken, Devices, Import, Python
     from npuenv.facts.python.packages import Elf, Files, Hashes, Packages
 
@@ -48,7 +46,7 @@ def find_python(host: Collector) -> None:
 
 
 def _inventory(host: Collector, python: str) -> Fact[dict[str, Any]]:
-    return interpreter.inventory(host, python, host.timeout(15, 60))
+    return interpreter.ask(host, python, "inventory", timeout_s=host.timeout(15, 60))
 
 
 def _broken(host: Collector, found: Fact[Python]) -> Fact[Broken]:
@@ -62,21 +60,21 @@ def _of_python(reader: Callable[..., Fact[Any]], *needs: str) -> Any:
     """Declares a fact whose reader gets the interpreter after the host; nothing of it is more certain than itself."""
 
     def read(host: Collector, found: Fact[Python], *given: Any) -> Fact[Any]:
-        return reader(host, found.value, *given) if found.value else Fact(found.state, None, found.evidence)
+        return made_of(found, lambda python: reader(host, python, *given))
 
     return fact(read, "python.interpreter", *needs)
 
 
-def _packages(host: Collector, _: Python) -> Fact[Packages]:
-    from npuenv.facts.python import packages  # level 0 asks no interpreter and needs none of it
+def _part(name: str) -> Any:
+    """Declares the fact that a reader of `npuenv.facts.python.packages` finds in the answer of the inventory."""
 
-    return packages.packages(host.shared(_inventory, host.python))
+    def read(host: Collector, _: Python) -> Fact[Any]:
+        from npuenv.facts.python import packages  # level 0 asks no interpreter and needs none of it
 
+        reader: Callable[..., Fact[Any]] = getattr(packages, name)
+        return reader(host.shared(_inventory, host.python))
 
-def _files(host: Collector, _: Python) -> Fact[Files]:
-    from npuenv.facts.python import packages
-
-    return packages.files(host.shared(_inventory, host.python))
+    return _of_python(read)
 
 
 def _hashes(host: Collector, _: Python) -> Fact[Hashes]:
@@ -84,36 +82,27 @@ def _hashes(host: Collector, _: Python) -> Fact[Hashes]:
         return not_asked(USE_LEVEL)
     from npuenv.facts.python import packages
 
-    answer = host.read(interpreter.hashes, host.python)
+    answer = host.read(lambda host: interpreter.ask(host, host.python, "hashes", timeout_s=120.0))
     return not_asked(USE_LEVEL) if _is_unrecorded(answer) else packages.hashes(answer)
 
 
 def _elf(host: Collector, python: Python, packages: Fact[Packages]) -> Fact[Elf]:
-    found = packages.value
-    if found is None:
-        return Fact(packages.state, None, packages.evidence)
-    from npuenv.facts.python.packages import elf
+    def ask(found: Packages) -> Fact[Elf]:
+        from npuenv.facts.python.packages import elf
 
-    files = [path for paths in found.extensions.values() for path in paths]
-    near = dict.fromkeys(f"{prefix}/lib" for prefix in (python.prefix, _base(found, python.prefix)) if prefix)
-    return elf(host, files, near=tuple(near), timeout_s=host.timeout(10, 60))
+        files = [path for paths in found.extensions.values() for path in paths]
+        # The folder of the Python that the environment was made from, by its standard library on the path.
+        library = next((each for each in found.path if each.endswith("/lib-dynload")), "")
+        base = library.rpartition("/lib/")[0] or python.prefix
+        near = dict.fromkeys(f"{prefix}/lib" for prefix in (python.prefix, base) if prefix)
+        return elf(host, files, near=tuple(near), timeout_s=host.timeout(10, 60))
 
-
-def _base(packages: Packages, prefix: str) -> str:
-    """The folder of the Python that an environment was made from, by its standard library on the path."""
-    library = next((each for each in packages.path if each.endswith("/lib-dynload")), "")
-    return library.rpartition("/lib/")[0] or prefix
+    return made_of(packages, ask)
 
 
-def _import_torch(host: Collector, python: Python) -> Fact[Import]:
-    return _import(host, "torch", python)
-
-
-def _import_torch_npu(host: Collector, python: Python, torch: Fact[Import]) -> Fact[Import]:
-    return _untried(host) if _hangs(torch) else _import(host, "torch_npu", python)
-
-
-def _import(host: Collector, module: str, python: Python) -> Fact[Import]:
+def _import(host: Collector, python: Python, module: str, torch: Fact[Import] | None = None) -> Fact[Import]:
+    if torch is not None and _hangs(torch):
+        return _untried(host)
     name = module.replace("_", "-")
     if name not in python.distributions:
         return absent(Evidence(f"{host.python} (inventory)", f"{name} is not installed"))
@@ -176,12 +165,14 @@ class PythonFacts(FactGroup):
         lambda host: interpreter.interpreter_of(host.shared(_inventory, host.python), host.python)
     )
     broken: Fact[Broken] = fact(_broken, "python.interpreter")
-    packages: Fact[Packages] = _of_python(_packages)
-    files: Fact[Files] = _of_python(_files)
+    packages: Fact[Packages] = _part("packages")
+    files: Fact[Files] = _part("files")
     hashes: Fact[Hashes] = _of_python(_hashes)
     elf: Fact[Elf] = _of_python(_elf, "python.packages")
-    import_torch: Fact[Import] = _of_python(_import_torch)
-    import_torch_npu: Fact[Import] = _of_python(_import_torch_npu, "python.import_torch")
+    import_torch: Fact[Import] = _of_python(lambda host, python: _import(host, python, "torch"))
+    import_torch_npu: Fact[Import] = _of_python(
+        lambda host, python, torch: _import(host, python, "torch_npu", torch), "python.import_torch"
+    )
     # The other modules; one that could not be tried is in the evidence only.
     imports: Fact[Mapping[str, Import]] = _of_python(_imports, "python.import_torch", "python.import_torch_npu")
     devices: Fact[Devices] = _of_python(_devices, "python.import_torch")

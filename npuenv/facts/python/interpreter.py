@@ -8,17 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping  # noqa: TC003 - `from_json` reads these annotations at run time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
 from npuenv.core.json_input import JsonError, loads
-from npuenv.facts.read import from_json, pairs, why_failed
+from npuenv.facts.collector import from_json, made_of, pairs, why_failed
 from npuenv.facts.target import text as program
-from npuenv.host.base import PathState
+from npuenv.host.base import Host, PathState, Ran
 from npuenv.host.recorded import RecordedHost, RecordingHost
-
-if TYPE_CHECKING:
-    from npuenv.host.base import Host, Ran
 
 IMPORT_TIMEOUT_S = 90.0  # torch with torch_npu takes seconds, on a cold network disk a minute
 DEVICES_TIMEOUT_S = 105.0  # importing, then at most 25 s to count the devices and 40 s to use them
@@ -129,26 +126,24 @@ def choose(host: Host, python: str | None) -> str:
     return USUAL
 
 
-def inventory(host: Host, python: str, timeout_s: float = 30.0) -> Fact[dict[str, Any]]:
-    """The whole answer of the inventory, for `interpreter_of` and for `npuenv.facts.python.packages`."""
-    return _ask(host, python, "inventory", timeout_s=timeout_s)
-
-
 def interpreter(host: Host, python: str) -> Fact[Python]:
     """The interpreter with its distributions; absent where there is no such program."""
-    return interpreter_of(inventory(host, python), python)
+    return interpreter_of(ask(host, python, "inventory", timeout_s=30.0), python)
 
 
 def interpreter_of(answer: Fact[dict[str, Any]], python: str) -> Fact[Python]:
     """The interpreter with its distributions, from the answer of the inventory."""
-    if answer.value is None:
-        return Fact(answer.state, None, answer.evidence)
-    try:
-        value = _python(answer.value)
-    except (KeyError, TypeError, AttributeError, ValueError):  # of a foreign interpreter, or from a capture
-        return unknown(*answer.evidence)
-    line = f"Python {value.version}, {len(value.distributions)} distributions"
-    return known(value, Evidence(f"{python} (inventory)", line))
+
+    def read(found: dict[str, Any]) -> Fact[Python] | None:
+        try:
+            kind = "conda" if found["is_conda"] else "venv" if found["prefix"] != found["base_prefix"] else "system"
+            value = from_json(Python, {**found, "kind": kind})
+        except (KeyError, TypeError, AttributeError, ValueError):  # of a foreign interpreter, or from a capture
+            return None
+        line = f"Python {value.version}, {len(value.distributions)} distributions"
+        return known(value, Evidence(f"{python} (inventory)", line))
+
+    return made_of(answer, read)
 
 
 def broken(host: Host, python: str, answer: Fact[Any]) -> Fact[Broken]:
@@ -188,7 +183,7 @@ def _gone(host: Host, python: str) -> Fact[Broken]:
     if state is PathState.ABSENT:
         return known(Broken("no-folder", folder), Evidence(folder, "absent"))
     config = host.look(f"{folder}/pyvenv.cfg")
-    home = pairs(config.text).get("home", "") if config.state is PathState.FILE else ""
+    home = pairs(config.text).get("home", "")
     if home and host.look(home).state is PathState.ABSENT:
         return known(Broken("no-home", home), Evidence(f"{folder}/pyvenv.cfg", f"home = {home}"))
     if host.look(python).state is PathState.ABSENT:
@@ -198,7 +193,7 @@ def _gone(host: Host, python: str) -> Fact[Broken]:
 
 def imports(host: Host, python: str, module: str, timeout_s: float = IMPORT_TIMEOUT_S) -> Fact[Import]:
     """What `import MODULE` does in a fresh process, with the session's own environment."""
-    answer = _ask(host, python, "imports", module, timeout_s=timeout_s)
+    answer = ask(host, python, "imports", module, timeout_s=timeout_s)
     command = f"{python} -c 'import {module}'"
     if answer.value is not None:
         try:
@@ -213,15 +208,10 @@ def imports(host: Host, python: str, module: str, timeout_s: float = IMPORT_TIME
     return Fact(answer.state, None, tuple(Evidence(command, item.line) for item in answer.evidence))
 
 
-def hashes(host: Host, python: str, timeout_s: float = 120.0) -> Fact[dict[str, Any]]:
-    """The answer of the program that compares every file with its recorded hash."""
-    return _ask(host, python, "hashes", timeout_s=timeout_s)
-
-
 def devices(host: Host, python: str, burn_s: int = 0) -> Fact[Devices]:
     """Count, copies and products on every device, compared with the CPU's; uses the devices, for `burn_s` at least."""
     words = (str(burn_s),) if burn_s else ()
-    answer = _ask(host, python, "devices", *words, timeout_s=DEVICES_TIMEOUT_S + burn_s)
+    answer = ask(host, python, "devices", *words, timeout_s=DEVICES_TIMEOUT_S + burn_s)
     command = " ".join((f"{python} (devices", *words)) + ")"
     if answer.value is None:
         return Fact(answer.state, None, tuple(Evidence(command, item.line) for item in answer.evidence))
@@ -236,13 +226,14 @@ def devices(host: Host, python: str, burn_s: int = 0) -> Fact[Devices]:
 
 def listens(host: Host, python: str, name: str, port: int) -> Fact[bool]:
     """Whether something accepts connections there, asked from the interpreter's machine within three seconds."""
-    answer = _ask(host, python, "listens", name, str(port), timeout_s=10.0)
+    answer = ask(host, python, "listens", name, str(port), timeout_s=10.0)
     if answer.value is None or not isinstance(answer.value.get("listens"), bool):
         return Fact(State.UNKNOWN, None, answer.evidence)
     return known(answer.value["listens"], Evidence(f"connect {name}:{port}", str(answer.value.get("why", ""))))
 
 
-def _ask(host: Host, python: str, name: str, *words: str, timeout_s: float) -> Fact[dict[str, Any]]:
+def ask(host: Host, python: str, name: str, *words: str, timeout_s: float) -> Fact[dict[str, Any]]:
+    """What a program of `npuenv.facts.target` answers inside the interpreter."""
     # The program travels in a variable: the argv stays short and the same when the program changes, so captures last.
     argv = (python, "-c", _LOADER, name, *words)
     ran = host.run(argv, timeout_s=timeout_s, env={"NPUENV_PROGRAM": program(name)})
@@ -257,18 +248,15 @@ def _ask(host: Host, python: str, name: str, *words: str, timeout_s: float) -> F
     try:
         document = loads(line, has_nan=True)
     except JsonError:
-        return unknown(Evidence(command, _MARK + line))
-    if not isinstance(document, dict):
-        return unknown(Evidence(command, _MARK + line))
-    return known(document, Evidence(command, ""))
+        document = None
+    return (
+        known(document, Evidence(command, ""))
+        if isinstance(document, dict)
+        else unknown(Evidence(command, _MARK + line))
+    )
 
 
 def _ending(ran: Ran) -> str:
     if ran.code is not None and ran.code < 0:
         return f"ended by signal {-ran.code}"
     return why_failed(ran)
-
-
-def _python(found: Mapping[str, Any]) -> Python:
-    kind = "conda" if found["is_conda"] else "venv" if found["prefix"] != found["base_prefix"] else "system"
-    return from_json(Python, {**found, "kind": kind})

@@ -11,10 +11,9 @@ from collections.abc import Mapping  # noqa: TC003 - `from_json` reads these ann
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
+from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.core.json_input import loads
-from npuenv.facts.collector import NOT_ASKED
-from npuenv.facts.read import from_json, why_failed
+from npuenv.facts.collector import NOT_ASKED, from_json, made_of, why_failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -135,31 +134,35 @@ def files(answer: Fact[dict[str, Any]]) -> Fact[Files]:
 
 def hashes(answer: Fact[dict[str, Any]]) -> Fact[Hashes]:
     """What the program `hashes` says."""
-    if answer.value is None:
-        return Fact(answer.state, None, answer.evidence)
-    whole = known({"hashes": answer.value}, *answer.evidence)
+    whole = made_of(answer, lambda found: known({"hashes": found}, *answer.evidence))
     return _part(whole, "hashes", lambda found: from_json(Hashes, found), lambda value: f"{value.looked} files")
 
 
 def _part(
     answer: Fact[dict[str, Any]], key: str, read: Callable[[Mapping[str, Any]], T], line: Callable[[T], str]
 ) -> Fact[T]:
-    if answer.value is None:
-        return Fact(answer.state, None, answer.evidence)
-    if key not in answer.value:
-        return absent(Evidence(NOT_ASKED, "needs --level 1"))
-    where = answer.evidence[0].command if answer.evidence else key
-    try:
-        value = read(answer.value[key])
-    except (KeyError, TypeError, AttributeError, ValueError) as error:  # foreign interpreter or capture
-        return unknown(Evidence(where, f"{key}: {type(error).__name__}: {error}"))
-    return Fact(State.KNOWN, value, (Evidence(where, line(value)),))
+    def part(found: dict[str, Any]) -> Fact[T]:
+        if key not in found:
+            return absent(Evidence(NOT_ASKED, "needs --level 1"))
+        where = answer.evidence[0].command if answer.evidence else key
+        try:
+            value = read(found[key])
+        except (KeyError, TypeError, AttributeError, ValueError) as error:  # foreign interpreter or capture
+            return unknown(Evidence(where, f"{key}: {type(error).__name__}: {error}"))
+        return known(value, Evidence(where, line(value)))
+
+    return made_of(answer, part)
 
 
 def _packages(found: Mapping[str, Any]) -> Packages:
-    unreadable = {item["place"]: item["why"] for item in found["unreadable"]}
-    gone_sources = {item["name"]: item["folder"] for item in found["gone_sources"]}
-    return from_json(Packages, {**found, "unreadable": unreadable, "gone_sources": gone_sources})
+    return from_json(
+        Packages,
+        {
+            **found,
+            "unreadable": {item["place"]: item["why"] for item in found["unreadable"]},
+            "gone_sources": {item["name"]: item["folder"] for item in found["gone_sources"]},
+        },
+    )
 
 
 WORD = "npuenv-elf"  # answered by the machine itself: `npuenv.host.shared_objects`

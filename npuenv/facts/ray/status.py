@@ -12,29 +12,29 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
-from npuenv.facts.read import why_failed
+from npuenv.facts.collector import why_failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from npuenv.host.base import Host, Ran
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_COLOUR = r"\x1b\[[0-9;]*[A-Za-z]"
 TOGETHER, APART = "STRICT_PACK", "STRICT_SPREAD"  # all bundles on one node, and each on another
 _STRATEGIES = ("PACK", "SPREAD", TOGETHER, APART)
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?"
-_USAGE = re.compile(rf"\s*-?({_NUMBER})([A-Za-z]*)/({_NUMBER})([A-Za-z]*) (\w(?:[\w.:-]*\w)?)(?: \(.*\))?")
-_NEED = re.compile(rf"['\"]([\w.:-]+)['\"]: ({_NUMBER})")
+_USAGE = rf"\s*-?({_NUMBER})([A-Za-z]*)/({_NUMBER})([A-Za-z]*) (\w(?:[\w.:-]*\w)?)(?: \(.*\))?"
+_NEED = rf"['\"]([\w.:-]+)['\"]: ({_NUMBER})"
 _ONE_NEED = rf"['\"][\w.:-]+['\"]: {_NUMBER}"
-_BUNDLE = re.compile(rf"\{{({_ONE_NEED}(?:, {_ONE_NEED})*)\}}(?: \* ([0-9]+))?")
-_DEMAND = re.compile(
+_BUNDLE = rf"\{{({_ONE_NEED}(?:, {_ONE_NEED})*)\}}(?: \* ([0-9]+))?"
+_DEMAND = (
     r"\s*(\{.*\}(?: \* [0-9]+)?)(?: \((\w+)\))?: ([0-9]+)\+? "
     r"(pending tasks/actors|pending placement groups|from request_resources\(\))"
     r"(?: \([0-9]+\+ using placement groups\))?"
 )
-_NODE = re.compile(r"\s*([0-9]+) \S+")
+_NODE = r"\s*([0-9]+) \S+"
 # What stands between the rows: lines of Ray's other parts, and the rules below titles.
-_BETWEEN = re.compile(r"\[|-+$|[0-9]{4}-[0-9]{2}-[0-9]{2}[ T]|\((?:raylet|autoscaler|gcs_server|[\w.:]*\s?pid=)")
+_BETWEEN = r"\[|-+$|[0-9]{4}-[0-9]{2}-[0-9]{2}[ T]|\((?:raylet|autoscaler|gcs_server|[\w.:]*\s?pid=)"
 _LINE_AT_MOST = 240
 _FACTORS = {"": 1.0, "B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}
 _TITLES = {
@@ -136,11 +136,11 @@ class StatusTrouble(NamedTuple):
 
 
 _REFUSALS = (
-    (StatusRefusal.TOKEN, re.compile(r"AuthenticationError|InvalidAuthToken|Authentication token is missing")),
-    (StatusRefusal.VERSION, re.compile(r"Version mismatch: The cluster was started with")),
-    (StatusRefusal.UNREACHABLE, re.compile(r"Timed out while waiting for GCS|Failed to get cluster ID from GCS")),
-    (StatusRefusal.UNREACHABLE, re.compile(r"Could not read 'temp_dir' from GCS")),
-    (StatusRefusal.NO_CLUSTER, re.compile(r"Could not find any running Ray instance")),
+    (StatusRefusal.TOKEN, r"AuthenticationError|InvalidAuthToken|Authentication token is missing"),
+    (StatusRefusal.VERSION, r"Version mismatch: The cluster was started with"),
+    (StatusRefusal.UNREACHABLE, r"Timed out while waiting for GCS|Failed to get cluster ID from GCS"),
+    (StatusRefusal.UNREACHABLE, r"Could not read 'temp_dir' from GCS"),
+    (StatusRefusal.NO_CLUSTER, r"Could not find any running Ray instance"),
 )
 
 
@@ -161,17 +161,12 @@ def read(ran: Ran, timeout_s: float) -> Fact[ClusterStatus | StatusTrouble]:
         rows = [f"{item.used:g}/{item.total:g} {item.name}" for item in found.resources if "memory" not in item.name]
         line = f"{'?' if found.nodes is None else found.nodes} nodes: {', '.join(rows) or '-'}"
         return known(found, Evidence(command, line), *(Evidence(command, demand.line) for demand in found.demands[:3]))
-    return _refused(command, ran)
-
-
-def _refused(command: str, ran: Ran) -> Fact[ClusterStatus | StatusTrouble]:
-    text = _COLOUR.sub("", f"{ran.out}\n{ran.err}")
+    text = re.sub(_COLOUR, "", f"{ran.out}\n{ran.err}")
     for kind, pattern in _REFUSALS:
         # The last one: Ray's C++ parts say it first, among their times and numbers, the exception says it for people.
-        line = next(
-            (line.strip()[:_LINE_AT_MOST] for line in reversed(text.splitlines()) if pattern.search(line)), None
-        )
-        if line is not None:
+        lines = [line for line in text.splitlines() if re.search(pattern, line)]
+        if lines:
+            line = lines[-1].strip()[:_LINE_AT_MOST]
             return known(StatusTrouble(kind, line), Evidence(command, line))
     if ran.code == 0:
         return unknown(Evidence(command, why_failed(ran)))
@@ -194,7 +189,7 @@ def _sections(text: str) -> Iterator[dict[str, list[str]]]:
     sections: dict[str, list[str]] = {}
     section = ""
     for raw in text.splitlines(keepends=True):
-        line = _COLOUR.sub("", raw)
+        line = re.sub(_COLOUR, "", raw)
         title = _TITLES.get(line.rstrip())
         if line.startswith("Node: "):  # `ray status -v` says it all once more for each node
             section = ""
@@ -204,7 +199,7 @@ def _sections(text: str) -> Iterator[dict[str, list[str]]]:
                 sections = {}
             section = title
             sections.setdefault(section, [])
-        elif section and line.strip() and not _BETWEEN.match(line):
+        elif section and line.strip() and not re.match(_BETWEEN, line):
             sections[section].append(line)
     yield sections
 
@@ -228,7 +223,7 @@ def _nodes(sections: Mapping[str, list[str]]) -> int | None:
         return None
     count = 0
     for line in (*sections["active"], *sections.get("idle", ())):
-        found = _NODE.fullmatch(line.rstrip())
+        found = re.fullmatch(_NODE, line.rstrip())
         if found is None and line.strip() not in _NO_NODES:
             return None
         count += int(found[1]) if found else 0
@@ -236,7 +231,7 @@ def _nodes(sections: Mapping[str, list[str]]) -> int | None:
 
 
 def _resource(line: str) -> Resource | None:
-    found = _USAGE.fullmatch(line.rstrip())
+    found = re.fullmatch(_USAGE, line.rstrip())
     if found is None or not line.endswith(_ENDS):
         return None
     used, unit, total, other, name = found.groups()
@@ -252,23 +247,21 @@ def _demands(line: str) -> tuple[Demand, ...] | None:
     """
     if line.strip() == _NO_DEMANDS:
         return ()
-    found = _DEMAND.fullmatch(line.rstrip())
+    found = re.fullmatch(_DEMAND, line.rstrip())
     if found is None or not line.endswith(_ENDS):
         return None
     asked, how, waiting, what = found.groups()
     if what.startswith("from"):  # no work waits for it
         return ()
-    bundles = tuple(map(_bundle, _BUNDLE.finditer(asked)))
-    if _BUNDLE.sub("", asked).strip(", ") or what.endswith("groups") != (how in _STRATEGIES):
+    bundles = tuple(
+        ResourceDemand(
+            tuple(sorted((name, float(need)) for name, need in re.findall(_NEED, found[1]))), int(found[2] or 1)
+        )
+        for found in re.finditer(_BUNDLE, asked)
+    )
+    if re.sub(_BUNDLE, "", asked).strip(", ") or what.endswith("groups") != (how in _STRATEGIES):
         return None
     return (Demand(bundles, how or "", int(waiting), line.strip()),)
-
-
-def _bundle(found: re.Match[str]) -> ResourceDemand:
-    needs, count = found.groups()
-    return ResourceDemand(
-        tuple(sorted((name, float(number)) for name, number in _NEED.findall(needs))), int(count or 1)
-    )
 
 
 _SLACK = 1e-6  # Ray counts in ten-thousandths

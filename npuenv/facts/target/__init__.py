@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Programs of more than one file: each file after those that it imports, the program itself last.
-_PARTS = {"inventory": ("dist_info", "records", "inventory"), "hashes": ("dist_info", "records", "hashes")}
+# Programs that are not one file of their name: each file after those that it imports, the program itself last.
+_PARTS = {
+    **dict.fromkeys(("inventory", "hashes"), ("dist_info", "records", "inventory")),
+    **dict.fromkeys(("imports", "listens"), ("attempts",)),
+    **dict.fromkeys(("introduce", "share"), ("node",)),
+}
 # The target has no npuenv: there each file becomes the module that the next ones import.
 _MODULE = """
 module = sys.modules[{name!r}] = types.ModuleType({name!r})

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.messages import Message
 from npuenv.core.plan import Condition, Run, Step
+from npuenv.facts import machine as machine_facts
 from npuenv.facts.conditions import missing_packages
-from npuenv.facts.machine import system
 from npuenv.host.base import Host, PathState
 from npuenv.install.plan.prerequisites import NONE, Prerequisites, as_lines, as_root, privilege_of
 from npuenv.matrix import load_matrix
@@ -40,7 +40,7 @@ class PackageManager:
 
 def look_at_system(host: Host, stack: Stack) -> PackageManager:
     """The stack's system packages that this machine lacks; on an unknown system all of them."""
-    found = system.system(host)
+    found = machine_facts.system(host)
     identity = found.value.id.casefold() if found.value else ""
     name = found.value.name if found.value else "Linux"
     if identity in _DEBIANS:

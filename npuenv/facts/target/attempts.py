@@ -1,4 +1,8 @@
-"""Imports the module named in argv and prints one marked JSON line: its version, or the chain of errors."""
+"""Tries what argv says, and prints one marked JSON line.
+
+imports MODULE       its version, or the chain of errors
+listens HOST PORT    whether something accepts connections there
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import os
 import sys
 
 ERRORS_AT_MOST = 8
+TIMEOUT_S = 3.0
 
 
 def chain(error: BaseException | None) -> list[str]:
@@ -28,7 +33,7 @@ def first_line(error: BaseException) -> str:
         return "(says nothing)"
 
 
-def answer(name: str) -> dict[str, object]:
+def imports(name: str) -> dict[str, object]:
     try:
         module = importlib.import_module(name)
         if getattr(module, "__file__", None) is None:
@@ -38,9 +43,23 @@ def answer(name: str) -> dict[str, object]:
     return {"ok": True, "version": str(getattr(module, "__version__", "")), "errors": []}
 
 
-# What the module prints, or does with its standard output, must not touch the answer.
+def listens(name: str, port: str) -> dict[str, object]:
+    import socket  # not where a module is tried, which may bring its own trouble
+
+    try:
+        socket.create_connection((name, int(port)), timeout=TIMEOUT_S).close()
+    except socket.gaierror as error:
+        return {"listens": False, "why": f"no such name: {error.args[-1]}"}
+    except OSError as error:
+        return {"listens": False, "why": error.strerror or str(error)}
+    return {"listens": True, "why": "accepted"}
+
+
+# What a module prints, or does with its standard output, must not touch the answer.
 kept = os.dup(1)
 os.dup2(2, 1)
-text = "\nNPUENV-ANSWER " + json.dumps(answer(sys.argv[-1])) + "\n"
+words = sys.argv[2:]
+answer = imports(*words) if sys.argv[1] == "imports" else listens(*words)
+text = "\nNPUENV-ANSWER " + json.dumps(answer) + "\n"
 os.write(kept, text.encode("ascii"))
 os._exit(0)  # teardown of half-loaded native libraries may crash after the answer

@@ -18,9 +18,8 @@ import psutil
 import pytest
 
 import npuenv
-from npuenv.host import children
-from npuenv.host.children import Guard
-from npuenv.host.local import LocalHost
+from npuenv.host import local
+from npuenv.host.local import Guard, LocalHost
 from tests.support.own_signals import as_from_a_terminal, interruptible
 from tests.support.waiting import PATIENCE_S, is_gone, until
 
@@ -112,7 +111,7 @@ def test_an_interrupt_while_a_program_starts_does_not_lose_it(monkeypatch: pytes
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 def test_a_program_that_killing_does_not_end_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(children, "_KERNEL_S", 0.2)
+    monkeypatch.setattr(local, "_KERNEL_S", 0.2)
     released = tmp_path / "released"
     answers = []
     # In a thread: where it is waited for all the same, that is seen and not suffered.
@@ -133,7 +132,7 @@ def test_a_program_that_killing_does_not_end_is_not_waited_for(tmp_path: Path, m
 
 def test_the_guard_ends_only_what_is_held_when_its_owner_dies(tmp_path: Path) -> None:
     code = (
-        "import os, subprocess, sys, time\nfrom npuenv.host.children import Guard\nguard = Guard()\n"
+        "import os, subprocess, sys, time\nfrom npuenv.host.local import Guard\nguard = Guard()\n"
         "alone = {'start_new_session': True, 'stdout': subprocess.DEVNULL}\n"
         "three = [subprocess.Popen(['sleep', '600'], **alone).pid for _ in range(3)]\n"
         "for pid in three: guard.hold(pid)\n"
@@ -163,7 +162,7 @@ def test_the_guard_goes_with_its_host_and_takes_no_descriptor_along() -> None:
 
 
 def test_without_a_shell_programs_run_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(children, "_SHELL", "/no/such/sh")
+    monkeypatch.setattr(local, "_SHELL", "/no/such/sh")
     gc.collect()
     opened = psutil.Process().num_fds()
     host = LocalHost()
@@ -178,7 +177,7 @@ def test_the_guard_is_understood_by_each_shell(shell: str, tmp_path: Path, monke
     if found is None:
         pytest.skip(f"there is no {shell} here")
     held = subprocess.Popen(["sleep", "600"], start_new_session=True)
-    monkeypatch.setattr(children, "_SHELL", found)
+    monkeypatch.setattr(local, "_SHELL", found)
     guard = Guard()
     guard.hold(held.pid)
     try:

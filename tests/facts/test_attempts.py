@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def answer(module: str, path: Path) -> str:
     ran = LocalHost().run(
-        (sys.executable, "-c", _LOADER, module),
+        (sys.executable, "-c", _LOADER, "imports", module),
         env={"NPUENV_PROGRAM": text("imports"), "PYTHONPATH": str(path)},
         timeout_s=240.0,
     )

@@ -1,1 +1,0 @@
-"""Which function reads the cases of which folder, by group of facts."""
