@@ -192,6 +192,7 @@ def _place(order: Command) -> int:
     try:
         if not _joined_node(order.config):
             order.out.mkdir(parents=True, exist_ok=True)
+            _warn(_warnings(order, order.config))  # what rank 0 writes does not reach this terminal
     except OSError as error:
         raise _bad_folder("--out", order.out, error) from error
     say = partial(_complain, code=BROKE)
@@ -426,17 +427,24 @@ def _goes_on(run: RunContext, point: resume.ResumePoint, config: Config) -> Stat
     return state
 
 
+def _warnings(order: Command, config: Config) -> list[str]:
+    """`config` has the final number of steps, if that is known."""
+    optimizer_steps = config.run.steps * (1 if order.command == _SFT else config.optim.optimizer_steps_per_batch)
+    found = doubts(config, optimizer_steps=optimizer_steps, cores=devices.cores(), load=os.getloadavg()[0])
+    return [*order.given.warnings, *found]
+
+
+def _warn(warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        sys.stderr.write(f"trainer: warning: {warning}\n")
+
+
 def _head(run: RunContext, config: Config, device: torch.device, world: World, more: Mapping[str, Any]) -> None:
     import torch
 
-    is_sft = run.order.command == _SFT
-    optimizer_steps = config.run.steps * (1 if is_sft else config.optim.optimizer_steps_per_batch)
-    warnings = [
-        *run.order.given.warnings,
-        *doubts(config, optimizer_steps=optimizer_steps, cores=devices.cores(), load=os.getloadavg()[0]),
-    ]
-    for warning in warnings if launch.rank() == 0 else ():
-        sys.stderr.write(f"trainer: warning: {warning}\n")
+    warnings = _warnings(run.order, config)
+    if launch.rank() == 0:
+        _warn(warnings)
     run.records.write(
         "header",
         schema=SCHEMA,

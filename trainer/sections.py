@@ -150,7 +150,8 @@ class Run:
         *("nan-gradient", "wrong-arithmetic", "corrupt-checkpoint", "full-disk", "reward-raises", "reward-hangs"),
         *("no-end-token", "no-signal", "skipped-validation", "rank-dies", "rank-differs", "generator-dies"),
         *("generator-garbage", "stale-weights"),
-        about="breaks the run on purpose, to see the verdict fail",
+        about="breaks the run on purpose, to see the verdict fail; generator-dies, generator-garbage and stale-weights "
+        "need generators=1 or more, and so the package ray",
     )
 
 
@@ -255,7 +256,8 @@ class RolloutSettings:
         0,
         0,
         1024,
-        "processes on this machine, in a new Ray, that generate for the ranks; 0: each rank does so itself",
+        "processes on this machine, in a new Ray (needs the package ray), that generate for the ranks; 0: each rank "
+        "does so itself",
         may_change=True,
     )
     off_policy: int = number(

@@ -121,6 +121,7 @@ def test_a_default_and_its_limits_are_told_for_every_setting() -> None:
     assert told["device"][0] == "device=auto  (auto | cpu)"
     assert told["scale_by_std"][0] == "scale_by_std=true  (true | false)"
     assert [name for name, (_, about) in told.items() if not about] == []
+    assert all("package ray" in told[name][1] for name in ("generators", "fault"))
 
 
 def test_only_what_cannot_change_a_number_already_made_is_free_to_change() -> None:

@@ -119,7 +119,7 @@ def test_each_rank_asks_its_own_generators_about_its_own_rollouts() -> None:
 
     def job(world: World) -> Tensor:
         made = build_trainer(config, CPU, seed=0, world=world, engine=Crew(config).engine(1, seed=world.rank))
-        alone = build_trainer(changed(config, reference_place="learner"), CPU, seed=0)
+        alone = build_trainer(changed(config, reference_place="learner", generators=0), CPU, seed=0)
         for step in (1, 2):
             turn = train_step(made, step)
             own = alone.learner.compute_logprobs(turn.batch).reference_BT

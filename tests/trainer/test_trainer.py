@@ -14,6 +14,7 @@ from trainer import device as devices
 from trainer import run_state
 from trainer.algorithms.advantages import Advantages
 from trainer.build import build_trainer
+from trainer.config import BadSetting
 from trainer.distributed import World
 from trainer.engines.remote import Remote
 from trainer.loop import make_rollouts, next_rollouts, train_step, update_policy
@@ -337,6 +338,12 @@ def test_ranks_that_draw_again_different_numbers_of_times_stay_with_one_stream_o
     (first, one), (second, two) = on_ranks(job)
     assert (first, second) == (2, 8)
     assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("settings", [{"generators": 2}, {"train_cards": "0", "infer_cards": "1"}], ids=str)
+def test_generators_that_nobody_started_are_missed(settings: dict[str, Any]) -> None:
+    with pytest.raises(BadSetting, match=rf"^{next(reversed(settings))}\b"):
+        build_trainer(changed(SMALL, **settings), CPU, seed=0)
 
 
 def test_weights_are_published_when_all_ranks_have_their_answers_and_have_sent_theirs() -> None:

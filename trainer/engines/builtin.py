@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainer.engines.base import LocalEngine, pick, sampling_logprobs, uniform, until_end
-from trainer.models import attention
+from trainer.models import attention, ops
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -139,7 +139,7 @@ class CachedGeneration:
         rotary = self._cos[positions_N], self._sin[positions_N]
         last_P = torch.arange(num_prompts, device=device) * self._longest + self._lengths_P - 1
         for layer in body.stack():
-            queries, keys, values = layer.self_attn.project(layer.input_layernorm(x_NH), rotary)
+            queries, keys, values = ops.factors(*layer.self_attn.project(layer.input_layernorm(x_NH), rotary))
             prompt = self._add_cache(keys, values)
             if len(self._caches) < len(body.layers):
                 mixed = attention.of_prompts(queries.view(num_prompts, -1, *queries.shape[1:]), *prompt).flatten(0, 1)
@@ -147,7 +147,7 @@ class CachedGeneration:
                 mixed = attention.of_last(queries[last_P], *prompt, self._is_pad_PS)
                 x_NH = x_NH[last_P]
             x_NH = layer.finish(x_NH, mixed.flatten(1))
-        return torch.nn.functional.linear(body.norm(x_NH), self._weight)
+        return ops.linear(body.norm(x_NH), self._weight)
 
     def _add_cache(self, keys_NKD: Tensor, values_NKD: Tensor) -> tuple[Tensor, Tensor]:
         num_prompts, (_, kv_heads, size) = len(self._prompts_PS), keys_NKD.shape
@@ -162,22 +162,22 @@ class CachedGeneration:
     def step(self, tokens_R: Tensor) -> Tensor:
         """Logits [R, V] of each slot's next token, after the ones just drawn."""
         decoder, shape = self._decoder, (len(self._lengths_P), self._group)
-        rotary, pads, mask_T = self._rotary(), None, None
+        rotary, pads, mask_T, like = self._rotary(), None, None, self._caches[0].own[0]
         if self._is_pad_PS is not None:
-            pads = attention.pad_mask(self._is_pad_PS, decoder.shape.kv_heads, self._weight)
+            pads = attention.pad_mask(self._is_pad_PS, decoder.shape.kv_heads, like)
         num_keys = -(-(self._done + 1) // self._stride) * self._stride
         if num_keys > self._done + 1:
-            mask_T = self._weight.new_zeros(num_keys)
+            mask_T = like.new_zeros(num_keys)
             mask_T[self._done + 1 :] = -torch.inf
         x_RH = decoder.model.embed_tokens(tokens_R)
         for layer, cache in zip(decoder.model.stack(), self._caches, strict=True):
-            queries, keys, values = layer.self_attn.project(layer.input_layernorm(x_RH), rotary)
+            queries, keys, values = ops.factors(*layer.self_attn.project(layer.input_layernorm(x_RH), rotary))
             for buffer, each in zip(cache.own, (keys, values), strict=True):
                 buffer[:, :, :, self._done] = each.reshape(*shape, *each.shape[1:]).transpose(1, 2)
             mixed = self._mix(queries.view(*shape, *queries.shape[1:]), cache, (mask_T, pads), num_keys)
             x_RH = layer.finish(x_RH, mixed)
         self._done += 1
-        return torch.nn.functional.linear(decoder.model.norm(x_RH), self._weight)
+        return ops.linear(decoder.model.norm(x_RH), self._weight)
 
     def _rotary(self) -> tuple[Tensor, Tensor]:
         """Of the place that comes next in each slot; a single one where all prompts are equally long."""

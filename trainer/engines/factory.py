@@ -43,10 +43,19 @@ def assign_generators(generators: AssignedGenerators | None) -> None:
 
 
 def build_engine(config: Config, task: Task, device: torch.device, *, seed: int, world: World) -> Engine:
-    """The engine of a rank, with the weights that the policy starts with; its draws have their own seed."""
+    """The engine of a rank, with the weights that the policy starts with; its draws have their own seed.
+
+    Raises BadSetting for generators that nobody has started.
+    """
     sampling_seed, assigned = seed + world.rank * _RANK_APART, next(iter(_assigned), None)
     order = EngineSpec.of(config, task, seed=seed)
     if assigned is None:
+        if config.has_generators:
+            given = f"generators={config.rollout.generators}" if config.rollout.generators else "infer_cards"
+            raise BadSetting(
+                f"{given}: no generator was started for this process. `python -m trainer` starts them; "
+                "an engine in this process takes generators=0 and no infer_cards"
+            )
         if config.rollout.engine == "scripted":
             from trainer.engines import scripted
 

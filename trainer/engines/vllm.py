@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 import weakref
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -254,15 +255,20 @@ def start(order: EngineSpec, *, seed: int) -> Vllm:
     source, folder = Path(config.model.path), None
     if config.rollout.weight_sync == "reload":
         folder = source = _linked(source)
-    package = _package()
-    given = arguments(order, source, seed=seed)
-    unknown = sorted(given.keys() - {each.name for each in fields(package.EngineArgs)})
-    if unknown:
-        raise BadSetting(
-            f"engine=vllm is written for vllm 0.11.0 to 0.33.0: the installed one does not take {', '.join(unknown)}"
-        )
-    llm = package.LLM(**given)
-    llm.collective_rpc(process_logprobs)
+    with ExitStack() as stack:
+        if folder is not None:
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        package = _package()
+        given = arguments(order, source, seed=seed)
+        unknown = sorted(given.keys() - {each.name for each in fields(package.EngineArgs)})
+        if unknown:
+            raise BadSetting(
+                "engine=vllm is written for vllm 0.11.0 to 0.33.0: the installed one does not take "
+                f"{', '.join(unknown)}"
+            )
+        llm = package.LLM(**given)
+        llm.collective_rpc(process_logprobs)
+        stack.pop_all()  # from now on the engine removes the folder
     return Vllm(
         llm,
         package,

@@ -15,6 +15,7 @@ from torch import nn
 
 from trainer import device as devices
 from trainer.device import peak_rss_mib
+from trainer.models import ops
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -234,15 +235,15 @@ class Peak:
 def peak(config: Config, device: torch.device) -> Peak:
     """The peak of one device: `peak_tflops` if it is set, else the best of a few square products.
 
-    In the run's dtype, with the run's threads and matmul precision, so that an MFU of 1 is what this device was
-    measured to reach, not its data sheet. Takes up to 0.2 s on a CPU and about 1 s on a card.
+    In the dtype that the run multiplies in, with its threads and matmul precision, so that an MFU of 1 is what this
+    device was measured to reach, not its data sheet. Takes up to 0.2 s on a CPU and about 1 s on a card.
     """
     if config.output.peak_tflops > 0:
         return Peak(config.output.peak_tflops, "setting", None, 0.0)
     began, best, best_side = time.perf_counter(), 0.0, _SIDES[0]
     budget_s = _BUDGET_S.get(device.type, _CARD_BUDGET_S)
     for side in _SIDES:
-        factor = torch.ones(side, side, dtype=getattr(torch, config.run.dtype), device=device)
+        (factor,) = ops.factors(torch.ones(side, side, dtype=getattr(torch, config.run.dtype), device=device))
         _product_s(factor, device)  # the first one of a size allocates, and compiles on an NPU
         taken_s = _product_s(factor, device)
         for _ in range(3):

@@ -165,6 +165,7 @@ def mix(
     prompt only its last token comes out.
     """
     heads, cut, size = parts.shape[1] - 2 * kv_heads, layout.num_prompt_tokens, parts.shape[2]
+    parts, cos, sin = ops.factors(parts, cos, sin)
     rotated = ops.apply_rotary(parts[:, : heads + kv_heads], cos, sin)
     queries, keys, values = rotated[:, :heads], rotated[:, heads:], parts[:, heads + kv_heads :]
     p_keys, p_values = (to_batches(each[:cut], layout.prompts, kv_heads) for each in (keys, values))

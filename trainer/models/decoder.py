@@ -61,16 +61,21 @@ def angles(num_positions: int, shape: Shape, like: Tensor) -> Rotary:
     return angles_L1D.cos().to(like.dtype), angles_L1D.sin().to(like.dtype)
 
 
+class Linear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return gradients.linear(x, self.weight, self.bias)
+
+
 class Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.size = shape.heads, shape.kv_heads, shape.head_size
         self.repeats = shape.heads // shape.kv_heads
         has_bias = not shape.is_qwen3
-        self.q_proj = nn.Linear(shape.hidden, self.heads * self.size, bias=has_bias)
-        self.k_proj = nn.Linear(shape.hidden, self.kv_heads * self.size, bias=has_bias)
-        self.v_proj = nn.Linear(shape.hidden, self.kv_heads * self.size, bias=has_bias)
-        self.o_proj = nn.Linear(self.heads * self.size, shape.hidden, bias=False)
+        self.q_proj = Linear(shape.hidden, self.heads * self.size, bias=has_bias)
+        self.k_proj = Linear(shape.hidden, self.kv_heads * self.size, bias=has_bias)
+        self.v_proj = Linear(shape.hidden, self.kv_heads * self.size, bias=has_bias)
+        self.o_proj = Linear(self.heads * self.size, shape.hidden, bias=False)
         self.q_norm = RMSNorm(self.size, shape.norm_epsilon) if shape.is_qwen3 else None
         self.k_norm = RMSNorm(self.size, shape.norm_epsilon) if shape.is_qwen3 else None
 
@@ -93,7 +98,7 @@ class Attention(nn.Module):
         """Mixed values [N, heads * D]; in the last layer of each prompt's last token and the answers alone."""
         if attention.is_small(layout, self.heads):
             return gradients.mix(self.parts(x_NH), rotary, layout, self.kv_heads, is_last=is_last)
-        queries, keys, values = self.project(x_NH, rotary)
+        queries, keys, values = ops.factors(*self.project(x_NH, rotary))
         cut = layout.num_prompt_tokens
         prompt = tuple(layout.prompts.pad(each[:cut]).transpose(1, 2).contiguous() for each in (keys, values))
         if is_last:
@@ -111,12 +116,12 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
-        self.up_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
-        self.down_proj = nn.Linear(shape.intermediate, shape.hidden, bias=False)
+        self.gate_proj = Linear(shape.hidden, shape.intermediate, bias=False)
+        self.up_proj = Linear(shape.hidden, shape.intermediate, bias=False)
+        self.down_proj = Linear(shape.intermediate, shape.hidden, bias=False)
 
     def forward(self, x_NH: Tensor) -> Tensor:
-        if all(type(each) is nn.Linear for each in (self.gate_proj, self.up_proj, self.down_proj)):
+        if all(type(each) is Linear for each in (self.gate_proj, self.up_proj, self.down_proj)):
             weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
             return gradients.mlp(x_NH, *weights)
         return self.down_proj(nn.functional.silu(self.gate_proj(x_NH)) * self.up_proj(x_NH))  # type: ignore[no-any-return]
@@ -139,7 +144,7 @@ class Layer(nn.Module):
 
     def finish(self, x_NH: Tensor, mixed_NH: Tensor) -> Tensor:
         """The part of a layer after attention."""
-        x_NH = x_NH + self.self_attn.o_proj(mixed_NH)
+        x_NH = x_NH + self.self_attn.o_proj(mixed_NH.to(x_NH.dtype))
         return x_NH + self.mlp(self.post_attention_layernorm(x_NH))  # type: ignore[no-any-return]
 
 

@@ -52,17 +52,40 @@ def norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return _Norm.apply(x, weight, epsilon)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _Mlp(Function):
+class _Linear(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor) -> Tensor:
-        gate, up = functional.linear(x, gate_weight), functional.linear(x, up_weight)
-        ctx.save_for_backward(x, gate, up, gate_weight, up_weight, down_weight)
-        return functional.linear(functional.silu(gate).mul_(up), down_weight)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return ops.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        x, gate, up, gate_weight, up_weight, down_weight = ctx.saved_tensors
-        gradient = gradients[0].contiguous()
+        # autograd rounds to the dtypes of x, weight and bias
+        gradient, x, weight = ops.factors(gradients[0], *ctx.saved_tensors)
+        rows = gradient.flatten(0, -2)
+        to_weight = rows.t() @ x.flatten(0, -2) if ctx.needs_input_grad[1] else None
+        return gradient @ weight, to_weight, rows.sum(0) if ctx.needs_input_grad[2] else None
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`ops.linear`, which keeps no float32 copies for the way back."""
+    if not torch.is_grad_enabled() or not ops.is_widened(x):
+        return ops.linear(x, weight, bias)
+    return _Linear.apply(x, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Mlp(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor) -> Tensor:
+        gate, up = ops.linear(x, gate_weight), ops.linear(x, up_weight)
+        ctx.save_for_backward(x, gate, up, gate_weight, up_weight, down_weight)
+        return ops.linear(functional.silu(gate).mul_(up), down_weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        gradient, x, gate, up, gate_weight, up_weight, down_weight = ops.factors(
+            gradients[0].contiguous(), *ctx.saved_tensors
+        )
         activated, to_middle = functional.silu(gate), gradient @ down_weight
         to_up = to_middle * activated
         to_down = gradient.t() @ activated.mul_(up) if ctx.needs_input_grad[3] else None
@@ -87,16 +110,16 @@ class _Mix(Function):
         ctx: Any, parts: Tensor, cos: Tensor, sin: Tensor, layout: Layout, kv_heads: int, is_last: bool
     ) -> Tensor:
         mixed, saved = attention.mix(parts, cos, sin, layout, kv_heads, is_last)
-        ctx.save_for_backward(cos, sin, *saved)
+        ctx.save_for_backward(cos, sin, *(each if each is None else each.to(parts.dtype) for each in saved))
         ctx.layout, ctx.kv_heads, ctx.is_last, ctx.shape = layout, kv_heads, is_last, parts.shape
         return mixed
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        cos, sin, *saved = ctx.saved_tensors
+        cos, sin, *saved, gradient = ops.factors(*ctx.saved_tensors, gradients[0])
         layout, kv_heads, (num, all_heads, size) = ctx.layout, ctx.kv_heads, ctx.shape
         heads, cut = all_heads - 2 * kv_heads, layout.num_prompt_tokens
-        gradient = gradients[0].reshape(-1, heads, size)
+        gradient = gradient.reshape(-1, heads, size)
         num_prompt_rows = len(layout.last_P) if ctx.is_last else cut
         p_queries, p_keys, p_values, p_weights = saved[:4]
         if ctx.is_last:
@@ -187,10 +210,10 @@ class _TokenLogprobs(Function):
             to_entropies = torch.zeros_like(sums).index_add_(0, source, to_entropy)
             # -p (sum + bend (log p + H)), as one factor per row and one per log p
             sums.addcmul_(to_entropies, entropy)
-        to_hidden, to_weight = None, None
+        (wide_weight,), to_hidden, to_weight = ops.factors(weight), None, None
         for rows, picks in ops.logit_parts(hidden, weight, source):
             inner = source[picks] - rows.start
-            logs = ops.truncated_log_softmax(hidden[rows], weight, inner, target[picks], ctx.params)
+            logs = ops.truncated_log_softmax(hidden[rows], wide_weight, inner, target[picks], ctx.params)
             factor = -sums[rows, None]
             if ctx.with_entropy:
                 factor = torch.addcmul(factor, logs, to_entropies[rows, None], value=-1)
@@ -198,12 +221,12 @@ class _TokenLogprobs(Function):
             to_logits.index_put_((inner, target[picks]), to_own[picks], accumulate=True)
             narrow = (to_logits if ctx.params[0] == 1.0 else to_logits.div_(ctx.params[0])).to(weight.dtype)
             if len(narrow) == len(hidden):
-                to_hidden = narrow @ weight
+                to_hidden = ops.product(narrow, wide_weight)
             else:
                 to_hidden = torch.empty_like(hidden) if to_hidden is None else to_hidden
-                to_hidden[rows] = narrow @ weight
+                to_hidden[rows] = ops.product(narrow, wide_weight)
             if ctx.needs_input_grad[1]:
-                share = narrow.t() @ hidden[rows]
+                share = ops.product(narrow.t(), hidden[rows])
                 to_weight = wide(share) if to_weight is None else to_weight.add_(share)
         return to_hidden, None if to_weight is None else to_weight.to(weight.dtype), None, None, None, None
 

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from trainer.config import BadSetting
-from trainer.models import files
+from trainer.models import files, gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,8 +44,8 @@ class Adapted(nn.Module):
         self.lora_B = Factor(linear.weight.new_zeros(linear.out_features, rank))
 
     def forward(self, x: Tensor) -> Tensor:
-        thin = functional.linear(functional.linear(x, self.lora_A.weight), self.lora_B.weight)
-        return functional.linear(x, self.weight, self.bias).add(thin, alpha=self.alpha / self.rank)
+        thin = gradients.linear(gradients.linear(x, self.lora_A.weight), self.lora_B.weight)
+        return gradients.linear(x, self.weight, self.bias).add(thin, alpha=self.alpha / self.rank)
 
     def merged(self, gather: Callable[[Tensor], Tensor] = torch.Tensor.detach) -> Tensor:
         """The one weight that does the same; computed in float32 at least."""

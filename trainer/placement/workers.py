@@ -261,10 +261,11 @@ def _environs(
     """The variables of each process: who it is among the ranks, and where these meet."""
     are_together = _are_together(placement)
     address = "127.0.0.1" if are_together else placement.nodes[placement.learners[0].node].address
+    nodes = [slot.node for slot in placement.learners]
     for number, each in enumerate(facts):
         placed = {**header, "pids": [each["pid"] for each in facts]}
         # A process that has reserved cards sees these only.
-        card = number if placement.resource == CPU else 0
+        card = nodes[:number].count(nodes[number]) if placement.resource == CPU else 0
         environ = {launch.PLACED: json.dumps(placed), "LOCAL_RANK": str(card)}
         environ |= {"RANK": str(number), "WORLD_SIZE": str(len(placement.learners))}
         environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(facts[0]["port"])}

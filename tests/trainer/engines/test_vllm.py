@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+import tempfile
 from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -333,6 +334,25 @@ def test_reloading_goes_through_a_folder_of_our_own(tmp_path: Path, monkeypatch:
     del made
     gc.collect()
     assert not folder.exists()
+
+
+def test_a_vllm_that_does_not_start_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, temporary = tmp_path / "model", tmp_path / "temporary"
+    model.mkdir()
+    temporary.mkdir()
+    (model / "config.json").write_text("{}", encoding="utf-8")
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    seen: list[list[Path]] = []
+
+    def llm(**given: Any) -> Any:
+        seen.append([*temporary.iterdir()])
+        raise RuntimeError("no card is free")
+
+    monkeypatch.setattr(engine_module, "_package", lambda: Package(llm, ENGINE_ARGS, params, prompt))
+    with pytest.raises(RuntimeError, match="no card is free"):
+        start(order("engine=vllm", f"path={model}", "weight_sync=reload"), seed=0)
+    assert [len(each) for each in seen] == [1] and [*temporary.iterdir()] == []
+    assert (model / "config.json").read_text(encoding="utf-8") == "{}"
 
 
 def test_a_runner_that_cannot_reload_is_reloaded_by_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:

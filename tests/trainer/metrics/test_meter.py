@@ -11,7 +11,7 @@ from tests.trainer.trainer_cases import CPU, END, PAD, TEXT, TINY, changed, deco
 from trainer.algorithms.packing import make_batch
 from trainer.config import Config
 from trainer.metrics import meter
-from trainer.models import build
+from trainer.models import build, ops
 from trainer.tasks.base import prompt
 from trainer.types import Group
 
@@ -109,6 +109,23 @@ def test_the_peak_is_what_was_set_or_what_was_measured_in_bounded_time() -> None
     # From a slow core shared by several to one with wide matrix units.
     assert 1e-4 < found.tflops < 20
     assert found.seconds < 1.0
+
+
+@pytest.mark.parametrize("has_instructions", [True, False])
+def test_the_peak_of_bfloat16_is_that_of_the_products_that_the_run_computes(
+    monkeypatch: pytest.MonkeyPatch, has_instructions: bool
+) -> None:
+    """Else a run without instructions would use several times the peak."""
+    kinds = set()
+
+    def product_s(factor: torch.Tensor, _: torch.device) -> float:
+        kinds.add(factor.dtype)
+        return 1.0
+
+    monkeypatch.setattr(ops, "multiplies_bfloat16", lambda: has_instructions)
+    monkeypatch.setattr(meter, "_product_s", product_s)
+    meter.peak(changed(Config(), dtype="bfloat16"), CPU)
+    assert kinds == {torch.bfloat16 if has_instructions else torch.float32}
 
 
 @pytest.mark.full

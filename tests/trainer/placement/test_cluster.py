@@ -18,6 +18,7 @@ from tests.trainer.trainer_cases import of_a_child
 from trainer import __main__ as entry
 from trainer.config import parse
 from trainer.placement import cluster as clusters
+from trainer.placement import supervise
 from trainer.placement.cards import Node, read
 from trainer.placement.cluster import Cluster
 
@@ -106,6 +107,23 @@ def test_generators_without_cards_have_a_ray_of_their_own_whatever_runs_here(
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
     assert opened(monkeypatch, "train_cards=", "generators=2") == (Cluster(True, "new", None), [])
+
+
+def test_warnings_of_a_run_in_ray_are_told_by_the_process_that_starts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What rank 0 writes goes to a log of Ray."""
+    told: list[str] = []
+
+    def lead(_: supervise.Run) -> int:
+        told.extend(capsys.readouterr().err.splitlines())
+        return 0
+
+    monkeypatch.setattr(supervise, "lead", lead)
+    words = ("num_threads=1", "generators=1", "steps=2", "steps=3", "warmup_steps=30000")
+    assert entry.main(["--out", str(tmp_path / "out"), "device=cpu", *words]) == 0
+    assert all(each.startswith("trainer: warning: ") for each in told)
+    assert ["steps" in told[0], "warmup_steps=30000" in told[1]] == [True] * len(told)
 
 
 def test_generators_start_in_no_process_of_a_launcher(

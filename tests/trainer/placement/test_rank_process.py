@@ -98,12 +98,14 @@ def test_ranks_are_told_the_interface_between_nodes_by_its_whole_name() -> None:
     assert interfaces(seated("NPU", 1), facts) == {"GLOO_SOCKET_IFNAME": "lo"}
 
 
-@pytest.mark.parametrize(("resource", "cards"), [("NPU", ["0", "0"]), ("CPU", ["0", "1"])])
-def test_a_rank_with_cards_of_its_own_takes_the_first_of_them_and_one_without_its_own_number(
-    resource: str, cards: list[str]
+@pytest.mark.parametrize(
+    ("resource", "nodes", "cards"), [("NPU", 1, ["0", "0"]), ("CPU", 1, ["0", "1"]), ("CPU", 2, ["0", "0"])]
+)
+def test_a_rank_with_cards_of_its_own_takes_the_first_of_them_and_one_without_its_number_on_its_node(
+    resource: str, nodes: int, cards: list[str]
 ) -> None:
     facts = [{"pid": 5, "port": 7}] * 2
-    assert [each["LOCAL_RANK"] for each in workers._environs(seated(resource, 1), facts, {})] == cards
+    assert [each["LOCAL_RANK"] for each in workers._environs(seated(resource, nodes), facts, {})] == cards
 
 
 def test_what_a_node_says_of_its_interfaces_is_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
