@@ -7,15 +7,17 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from npuenv.core.fact import Evidence
 from npuenv.core.finding import PROBLEMS, WORST_FIRST, Fix, Status
 from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from npuenv.core.fact import Evidence
     from npuenv.core.plan import Condition
+    from npuenv.facts.cann.toolkit import Cann
     from npuenv.facts.collect import Facts
+    from npuenv.facts.python.interpreter import Python
     from npuenv.matrix import Matrix
     from npuenv.resolve.types import Stack
 
@@ -51,7 +53,7 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Inputs of a check besides the host's facts."""
+    """What a check judges: the host's facts, what they are compared with, and what many checks ask of them."""
 
     facts: Facts
     matrix: Matrix
@@ -63,9 +65,76 @@ class Context:
         """The session's variables."""
         return self.facts.environment.value or {}
 
+    def setting(self, name: str) -> str:
+        """A variable's value without surrounding blanks; "" if it is not set or empty."""
+        return self.environment.get(name, "").strip()
+
+    def line(self, name: str) -> Evidence:
+        """A variable as evidence."""
+        value = self.environment.get(name)
+        return Evidence("environment", f"{name} is not set" if value is None else f"{name}={value}")
+
+    @property
+    def loader_path(self) -> list[str]:
+        """The folders of LD_LIBRARY_PATH, in order."""
+        return [folder.rstrip("/") for folder in self.environment.get("LD_LIBRARY_PATH", "").split(":") if folder]
+
     @property
     def in_container(self) -> bool:
         return self.facts.machine.container.is_known
+
+    @property
+    def cann(self) -> Cann | None:
+        """The toolkit that this session uses, else the one that was found."""
+        return self.facts.cann.toolkit.value
+
+    @property
+    def python(self) -> Python | None:
+        """The inspected interpreter."""
+        return self.facts.python.interpreter.value
+
+    @property
+    def installed(self) -> Mapping[str, str]:
+        """The versions of the target's distributions; empty without a Python."""
+        return self.python.distributions if self.python else {}
+
+    def version(self, name: str) -> str | None:
+        """The installed version of a distribution; None if it is not installed."""
+        return self.installed.get(name)
+
+    @property
+    def is_for_npu(self) -> bool:
+        """Whether the environment is for NPUs: by its framework, else because torch_npu is installed."""
+        return self.framework != "cpu" and (self.framework is not None or "torch-npu" in self.installed)
+
+    @property
+    def chip_generations(self) -> Mapping[str, str]:
+        """The generations of the cards, each with a chip name; {} if no table was read."""
+        table = self.facts.npu.smi.value
+        found: dict[str, str] = {}
+        for card in table.cards if table is not None else ():
+            row = self.matrix.hardware_of_chip(card.name) if card.name else None
+            if row is not None:
+                found.setdefault(row.id, card.name or "")
+        return found
+
+    @property
+    def generation(self) -> str:
+        """The chips' generation, a row id of matrix/hardware.toml; "" if unknown or ambiguous."""
+        table = self.facts.npu.smi.value
+        names = {card.name for card in table.cards if card.name} if table else set()
+        rows = {row.id if row else "" for row in map(self.matrix.hardware_of_chip, names)}
+        return rows.pop() if len(rows) == 1 else ""
+
+    @property
+    def spans_nodes(self) -> bool:
+        """Whether the session's variables name several nodes."""
+        return self.facts.network.spans.is_known
+
+    @property
+    def own_addresses(self) -> set[str]:
+        """The addresses of this host; empty if unknown."""
+        return {address for item in self.facts.network.interfaces.value or () for address in item.addresses}
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,11 +25,6 @@ _CPUS_OF_VERL = 3.0  # a bundle of verl from 0.6 on; up to 0.5 it is 1, from 0.9
 _SERVERS = ("raylet", "gcs_server")
 
 
-def _ray(context: Context) -> str | None:
-    python = context.facts.python.interpreter.value
-    return python.distributions.get("ray") if python else None
-
-
 def _chips(context: Context) -> int:
     """The chips that Ray would count: the device nodes, or fewer if the session selects some."""
     nodes = context.facts.npu.nodes.value
@@ -239,7 +234,7 @@ def _folder(_: Context, session: RaySession) -> CheckResult:
 def _length(context: Context) -> CheckResult:
     environ = context.environment
     name = next((name for name in ("RAY_TMPDIR", "TMPDIR") if environ.get(name)), None)
-    if name is None or (name == "TMPDIR" and _ray(context) is None):
+    if name is None or (name == "TMPDIR" and context.version("ray") is None):
         return skip("ray.no-folder-named")
     folder = f"{environ[name].rstrip('/')}/ray"
     if len(folder.encode()) <= _FOLDER_AT_MOST:
@@ -252,7 +247,7 @@ def _length(context: Context) -> CheckResult:
 def _disk(context: Context) -> CheckResult:
     """On a disk this full Ray writes no more objects, however much space is left."""
     folder = context.facts.ray.session_disk.value
-    if folder is None and _ray(context) is not None:
+    if folder is None and context.version("ray") is not None:
         folder = context.facts.machine.tmp.value  # its location once Ray runs
     if folder is None or not folder.size_kib:
         return skip("ray.no-session")
@@ -270,7 +265,7 @@ def _noset(context: Context) -> CheckResult:
     if value is None:
         return ok("ray.noset-unset")
     line = Evidence("environment", f"{NOSET}={value}")
-    ray = _ray(context)
+    ray = context.version("ray")
     if value.lower() in _FALSE_VALUES and ray is not None and accepts("<=2.41.0", ray):
         fix = fix_for("ray.noset", ("unset", NOSET))
         return warn("ray.noset-word", line, fix=fix, name=NOSET, value=value, ray=ray)

@@ -44,7 +44,7 @@ def mark_automatic(fix: Fix | None, context: Context, check: str = "") -> Fix | 
 
     The undo restores the present versions of the named packages; other packages that an installation added stay.
     """
-    python = context.facts.python.interpreter.value
+    python = context.python
     if fix is None or python is None or python.prefix in _OF_THE_SYSTEM or fix.is_automatic or not fix.commands:
         return fix
     if fix.is_dangerous or fix.needs_root or check in _JUDGED_BY_A_PERSON:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import NPU_FRAMEWORKS, CheckResult, Context, card_check, fail, fix_for, given, ok, skip, warn
 from npuenv.checks.python.installed import accepts
-from npuenv.checks.session.variables import installed, line, setting
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
@@ -35,7 +34,7 @@ def source(path: str) -> Fix:
 
 
 def _own_script(context: Context) -> Fix:
-    cann = context.facts.cann.toolkit.value
+    cann = context.cann
     return source(cann.set_env if cann else "")
 
 
@@ -84,7 +83,7 @@ def _links(context: Context, found: Installs) -> CheckResult:
         return warn("cann.links-mixed", *lines, fix=fix_for("cann.links"), link=link, homes=homes)
     if found.dangling:
         broken = broken_link(context)
-        if broken is not None and context.facts.cann.toolkit.value is None and context.facts.cann.closed.value is None:
+        if broken is not None and context.cann is None and context.facts.cann.closed.value is None:
             return skip("because", cause="cann.found")  # which names the link and has the same fix
         lines = (Evidence(link, "leads nowhere") for link in found.dangling)
         fix = broken.fix if broken is not None else fix_for("cann.links")
@@ -122,7 +121,7 @@ def _comes_first(entry: CannPath, entries: tuple[CannPath, ...], own: str) -> bo
 def _gone(context: Context) -> CheckResult:
     """Search paths into a removed CANN. `cann.sourced` reports a missing home of the session itself."""
     entries = _entries(context)
-    if context.facts.cann.toolkit.value is None:
+    if context.cann is None:
         return skip("no-cann")
     home = {item.home for item in entries if item.variable == "ASCEND_HOME_PATH"}
     gone = [item for item in entries if item.is_there is False and item.variable in _LISTS and item.home not in home]
@@ -148,17 +147,17 @@ def _stand_ins(context: Context) -> CheckResult:
 
 def _python_path(context: Context) -> CheckResult:
     """PYTHONPATH was overwritten or unset after set_env.sh, so that CANN's packages (te, tbe, acl) are not found."""
-    if not setting(context, "ASCEND_HOME_PATH"):
+    if not context.setting("ASCEND_HOME_PATH"):
         return skip("cann.python-path-skip")
     if any(item.variable == "PYTHONPATH" for item in _entries(context)):
         return ok("cann.python-path-ok")
-    return warn("cann.python-path-lost", line(context, "PYTHONPATH"), fix=_own_script(context))
+    return warn("cann.python-path-lost", context.line("PYTHONPATH"), fix=_own_script(context))
 
 
 def _python_packages(context: Context) -> CheckResult:
     """The imports of CANN's operator compiler: without them the first compiled operator fails with 500001."""
-    have = installed(context)
-    python = context.facts.python.interpreter.value
+    have = context.installed
+    python = context.python
     if "torch-npu" not in have or python is None:
         return skip("no-torch-npu")
     missing = tuple(name for name in _IMPORTS if name not in have)
@@ -215,7 +214,7 @@ _INSTALL = "vllm-project/vllm-ascend docs/source/installation.md"
 
 
 def _nnal(context: Context) -> CheckResult:
-    nnal, cann = context.facts.cann.nnal.value, context.facts.cann.toolkit.value
+    nnal, cann = context.facts.cann.nnal.value, context.cann
     if nnal is not None:
         if cann is not None and not _same_series(nnal.version, cann):
             fix = fix_for("cann.nnal-install", version=cann.version)
@@ -244,21 +243,21 @@ def _sourced(context: Context) -> CheckResult:
     if nnal is None:
         return skip("cann.nnal-sourced-skip")
     fix = source(_script(nnal))
-    if not setting(context, "ATB_HOME_PATH"):
-        return warn("cann.nnal-sourced-unset", line(context, "ATB_HOME_PATH"), fix=fix)
+    if not context.setting("ATB_HOME_PATH"):
+        return warn("cann.nnal-sourced-unset", context.line("ATB_HOME_PATH"), fix=fix)
     if atb is not None and not atb.is_there:
-        return fail("cann.nnal-sourced-nowhere", line(context, "ATB_HOME_PATH"), fix=fix, home=atb.home)
+        return fail("cann.nnal-sourced-nowhere", context.line("ATB_HOME_PATH"), fix=fix, home=atb.home)
     path = context.environment.get("LD_LIBRARY_PATH", "")
     kinds = _kinds(context)
     if len(set(kinds)) > 1:
         fix = fix_for("cann.nnal-mixed")
-        return warn("cann.nnal-sourced-mixed", line(context, "LD_LIBRARY_PATH"), fix=fix, first=kinds[0])
+        return warn("cann.nnal-sourced-mixed", context.line("LD_LIBRARY_PATH"), fix=fix, first=kinds[0])
     if kinds and atb is not None and atb.abi and kinds[0] != atb.abi:
-        shown = (line(context, "ATB_HOME_PATH"), line(context, "LD_LIBRARY_PATH"))
+        shown = (context.line("ATB_HOME_PATH"), context.line("LD_LIBRARY_PATH"))
         return warn("cann.nnal-sourced-split", *shown, fix=fix_for("cann.nnal-mixed"), home=atb.abi, first=kinds[0])
-    if path and not kinds and f"{setting(context, 'ATB_HOME_PATH').rstrip('/')}/lib" not in path.split(":"):
-        return warn("cann.nnal-sourced-half", line(context, "LD_LIBRARY_PATH"), fix=fix)
-    return ok("cann.nnal-sourced-ok", line(context, "ATB_HOME_PATH"))
+    if path and not kinds and f"{context.setting('ATB_HOME_PATH').rstrip('/')}/lib" not in path.split(":"):
+        return warn("cann.nnal-sourced-half", context.line("LD_LIBRARY_PATH"), fix=fix)
+    return ok("cann.nnal-sourced-ok", context.line("ATB_HOME_PATH"))
 
 
 def _kinds(context: Context) -> list[str]:
@@ -273,7 +272,7 @@ def _library(context: Context) -> CheckResult:
         return skip("cann.nnal-sourced-skip")
     if atb.has_library:
         return ok("cann.nnal-library-ok")
-    cann = context.facts.cann.toolkit.value
+    cann = context.cann
     fix = fix_for("cann.nnal-install", version=cann.version if cann else "")
     return fail("cann.nnal-library-fail", *context.facts.cann.atb.evidence, fix=fix, home=atb.home)
 
@@ -288,7 +287,7 @@ def _abi(context: Context) -> CheckResult:
     """The ABI at the end of ATB_HOME_PATH, chosen when it was sourced, against that of torch."""
     atb, torch = context.facts.cann.atb.value, context.facts.cann.torch_abi.value
     lines = context.facts.cann.torch_abi.evidence
-    if torch is None and accepts(f">={_ONE_ABI_SINCE}", version := installed(context).get("torch", "")):
+    if torch is None and accepts(f">={_ONE_ABI_SINCE}", version := context.installed.get("torch", "")):
         torch, lines = "1", (Evidence("python (inventory)", f"torch {version}"),)
     if atb is None or not atb.abi or torch is None:
         return skip("cann.nnal-abi-skip")
@@ -298,7 +297,7 @@ def _abi(context: Context) -> CheckResult:
     nnal = context.facts.cann.nnal.value
     script = _script(nnal) if nnal else "nnal/atb/set_env.sh"
     fix = fix_for("cann.nnal-abi", ("source", script, f"--cxx_abi={torch}"))
-    shown = line(context, "ATB_HOME_PATH" if loaded == atb.abi else "LD_LIBRARY_PATH")
+    shown = context.line("ATB_HOME_PATH" if loaded == atb.abi else "LD_LIBRARY_PATH")
     return fail("cann.nnal-abi-fail", shown, *lines, fix=fix, atb=loaded, torch=torch)
 
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from npuenv.checks.base import NPU_FRAMEWORKS, CheckResult, Context, card_check, fail, fix_for, ok, skip, unknown, warn
 from npuenv.checks.cann import session as cann_session
 from npuenv.checks.cann.session import source
-from npuenv.checks.python.installed import chip_generations, resolve_here
-from npuenv.checks.session.variables import generation, line
+from npuenv.checks.python.installed import resolve_here
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence, State
@@ -62,7 +61,7 @@ def _ops(context: Context) -> CheckResult:
     """The kernels (ops) package against the toolkit. Before 8.5 a newer toolkit accepts an older kernels package:
     toolkit/version.info has `required_package_opp_kernel_version=">=7.6, <=8.2"`; from 8.5 on the versions must match.
     """
-    cann, ops = context.facts.cann.toolkit.value, context.facts.cann.ops.value
+    cann, ops = context.cann, context.facts.cann.ops.value
     if cann is None or ops is None:
         return skip("no-cann" if cann is None else "cann.ops-skip")
     toolkit, kernels = _release(cann.version), _release(ops.version)
@@ -79,13 +78,13 @@ def _ops(context: Context) -> CheckResult:
 
 
 def _install(context: Context, version: str) -> Fix:
-    row = context.matrix.hardware_row(generation(context))
+    row = context.matrix.hardware_row(context.generation)
     return fix_for("cann.ops-install", version=version, chip=row.image_chip if row else "CHIP")
 
 
 def _kernels(context: Context) -> CheckResult:
     """Compiled operators for this machine's chip: without them the first operator fails with 561103."""
-    cann, row = context.facts.cann.toolkit.value, context.matrix.hardware_row(generation(context))
+    cann, row = context.cann, context.matrix.hardware_row(context.generation)
     if cann is None:
         return skip("no-cann")
     fact, fix = context.facts.cann.kernels, _install(context, cann.version)
@@ -141,7 +140,7 @@ def _custom(context: Context) -> CheckResult:
         lines = _places((item.named_by, f"{item.path}: absent") for item in lost)
         fix = fix_for("cann.custom-lost")
         return warn("cann.custom-lost", *lines, fix=fix, path=lost[0].path, named_by=lost[0].named_by)
-    row = context.matrix.hardware_row(generation(context))
+    row = context.matrix.hardware_row(context.generation)
     wanted = set(row.kernels) if row else set()
     other = [item for item in fact.value.packages if wanted and item.chips and not wanted & set(item.chips)]
     if other:
@@ -207,27 +206,27 @@ def why_unloadable(context: Context) -> str | None:
 
 def _sourced(context: Context) -> CheckResult:
     """The five things that torch_npu looks for, in its order; then the libraries on the loader's path."""
-    cann, environment = context.facts.cann.toolkit.value, context.environment
+    cann, environment = context.cann, context.environment
     if cann is None:
         return skip("no-cann")
     fix = source(cann.set_env)
     home = environment.get("ASCEND_HOME_PATH", "").rstrip("/")
     if not home:
-        return fail("cann.cann-sourced-unset", line(context, "ASCEND_HOME_PATH"), fix=fix)
+        return fail("cann.cann-sourced-unset", context.line("ASCEND_HOME_PATH"), fix=fix)
     if cann.answered_by != "ASCEND_HOME_PATH":
-        return fail("cann.cann-sourced-nowhere", line(context, "ASCEND_HOME_PATH"), fix=fix, home=home)
+        return fail("cann.cann-sourced-nowhere", context.line("ASCEND_HOME_PATH"), fix=fix, home=home)
     if not environment.get("ASCEND_OPP_PATH"):
-        return fail("cann.cann-sourced-opp-unset", line(context, "ASCEND_OPP_PATH"), fix=fix)
+        return fail("cann.cann-sourced-opp-unset", context.line("ASCEND_OPP_PATH"), fix=fix)
     if context.facts.cann.opp.value != "folder":
-        shown = line(context, "ASCEND_OPP_PATH")
+        shown = context.line("ASCEND_OPP_PATH")
         return fail("cann.cann-sourced-opp-nowhere", shown, fix=fix, path=environment["ASCEND_OPP_PATH"])
     if cann.missing_parts:
         fix = fix_for("cann.cann-reinstall")
         return fail("cann.cann-sourced-parts", fix=fix, root=cann.root, parts=cann.missing_parts)
     if not _has_libraries(context, cann.root):
-        shown = line(context, "LD_LIBRARY_PATH")
+        shown = context.line("LD_LIBRARY_PATH")
         return fail("cann.cann-sourced-libraries", shown, fix=fix, root=cann.root)
-    return ok("cann.cann-sourced-ok", line(context, "ASCEND_HOME_PATH"))
+    return ok("cann.cann-sourced-ok", context.line("ASCEND_HOME_PATH"))
 
 
 def _has_libraries(context: Context, root: str) -> bool:
@@ -241,7 +240,7 @@ def _has_libraries(context: Context, root: str) -> bool:
 
 
 def _arch(context: Context) -> CheckResult:
-    cann, arch = context.facts.cann.toolkit.value, context.facts.machine.arch.value
+    cann, arch = context.cann, context.facts.machine.arch.value
     if cann is None or not cann.arch or arch is None:
         return skip("no-cann")
     if cann.arch == arch:
@@ -251,12 +250,12 @@ def _arch(context: Context) -> CheckResult:
 
 def _driver(context: Context) -> CheckResult:
     """CANN against the driver's HDK number. The official table gives a range; older ones name only one match."""
-    cann, driver = context.facts.cann.toolkit.value, _driver_version(context)
+    cann, driver = context.cann, _driver_version(context)
     if driver is None and context.facts.npu.driver.state is State.UNKNOWN:
         return unknown("unknown-input", *context.facts.npu.driver.evidence, facts=("driver",))
     if cann is None or driver is None:
         return skip("cann.cann-driver-skip")
-    if "950" in chip_generations(context):  # its drivers have numbers of their own: 25.1.RC1 goes with CANN 9.1.0
+    if "950" in context.chip_generations:  # its drivers have numbers of their own: 25.1.RC1 goes with CANN 9.1.0
         return skip("cann.cann-driver-950", driver=driver)
     try:
         row, have = context.matrix.cann_row(cann.version), versions.driver(driver)

@@ -23,7 +23,7 @@ from npuenv.checks.base import (
     warn,
     worst,
 )
-from npuenv.checks.network import card_addresses, interfaces, rank_table
+from npuenv.checks.network import card_addresses, rank_table
 from npuenv.checks.network.answers import answers, cards_here, silent_cards, stranded_cards, tool_failure, unread_cards
 from npuenv.core.fact import Evidence, Fact, State
 from npuenv.facts.hccn.answers import HccnRefusal, refusal
@@ -133,7 +133,7 @@ def _tool(context: Context) -> CheckResult:
     if hccn.tool.value is None:
         if not cards_here(context):
             return skip("network.tool-no-card")
-        if not (interfaces.spans_nodes(context) or card_addresses.addressed_cards(context)):
+        if not (context.spans_nodes or card_addresses.addressed_cards(context)):
             return skip("network.tool-unneeded")
         in_container = context.in_container
         fix = fix_for("network.tool-container" if in_container else "network.tool")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import Check, CheckResult, Context, card_check, fail, fix_for, ok, skip, unknown, warn
 from npuenv.checks.network import interfaces
-from npuenv.checks.network.interfaces import own_addresses, spans_nodes, variable, variables
+from npuenv.checks.network.interfaces import variable, variables
 from npuenv.core.fact import Evidence, State
 from npuenv.facts.network import interfaces as listening_ports
 from npuenv.facts.network.interfaces import number_of, way_to
@@ -28,7 +28,7 @@ _GCS_PORT, _GCS_OWNERS = 6379, ("gcs_server",)  # gcs_server is a program of its
 
 def _hostname(context: Context) -> CheckResult:
     """Gloo and Ray resolve the host's own name to an address that other nodes must be able to reach."""
-    if not spans_nodes(context):
+    if not context.spans_nodes:
         return skip("network.one-node")
     found = context.facts.network.hostname
     if found.value is None:
@@ -40,7 +40,7 @@ def _hostname(context: Context) -> CheckResult:
         return warn("network.hostname-loopback", *found.evidence, fix=fix, name=name.name, address=addresses[0])
     if name.resolved == ():
         return warn("network.hostname-unknown", *found.evidence, fix=fix, name=name.name)
-    own = own_addresses(context)
+    own = context.own_addresses
     if addresses and own and not own & set(addresses):
         return warn("network.hostname-foreign", *found.evidence, fix=fix, name=name.name, address=addresses[0])
     if not addresses:
@@ -58,13 +58,13 @@ def _master(context: Context) -> CheckResult:
     fix = fix_for("network.master")
     if not master.addresses:
         return fail("network.master-nowhere", *network.master.evidence, fix=fix, name=master.name)
-    if not spans_nodes(context):
+    if not context.spans_nodes:
         return ok("network.master-ok", line, name=master.name)
     if all(map(is_loopback, master.addresses)):
         if network.hostname.value is not None and network.hostname.value.name == master.name:
             return skip("network.because-hostname")
         return fail("network.master-loopback", *network.master.evidence, fix=fix, name=master.name)
-    own = own_addresses(context)
+    own = context.own_addresses
     rank = _node_rank(environment)
     is_own = bool(own & set(master.addresses))
     if own and rank == 0 and not is_own:
@@ -108,7 +108,7 @@ def _master_port(context: Context) -> CheckResult:
 def _is_here(context: Context) -> bool:
     """Whether MASTER_ADDR is, or may be, this host: only there the port is in use."""
     master = context.facts.network.master.value
-    own = own_addresses(context)
+    own = context.own_addresses
     return master is None or not own or any(address in own or is_loopback(address) for address in master.addresses)
 
 
@@ -154,7 +154,7 @@ def _free_base(context: Context) -> int:
 
 def _ray_ports(context: Context) -> CheckResult:
     """The fixed ports of a Ray head, used by another program."""
-    if not spans_nodes(context):
+    if not context.spans_nodes:
         return skip("network.one-node")
     found = context.facts.network.listeners
     foreign = foreign_on_ray_ports(context.facts)
@@ -188,7 +188,7 @@ def _no_proxy(context: Context) -> CheckResult:
     proxies = context.facts.network.proxies.value
     if not proxies:
         return skip("network.no-proxy-none")
-    if not spans_nodes(context):
+    if not context.spans_nodes:
         return skip("network.one-node")
     excepted = f"{environment.get('no_proxy', '')},{environment.get('NO_PROXY', '')}"
     names = [environment.get(name, "").strip() for name in ("MASTER_ADDR", "HCCL_IF_IP")]
@@ -228,7 +228,7 @@ def is_excepted(name: str, excepted: str) -> bool:
 
 
 def _firewall(context: Context) -> CheckResult:
-    if not spans_nodes(context):
+    if not context.spans_nodes:
         return skip("network.one-node")
     if context.in_container:
         return skip("network.firewall-host")
@@ -242,7 +242,7 @@ def _firewall(context: Context) -> CheckResult:
 
 
 def _clock(context: Context) -> CheckResult:
-    if not spans_nodes(context):
+    if not context.spans_nodes:
         return skip("network.one-node")
     if context.in_container:
         return skip("network.clock-host")

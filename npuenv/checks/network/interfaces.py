@@ -32,16 +32,6 @@ def variable(context: Context, name: str) -> Evidence:
     return Evidence("environment", f"{name}={variables(context).get(name, '')}")
 
 
-def spans_nodes(context: Context) -> bool:
-    """Whether the session's variables name several nodes."""
-    return context.facts.network.spans.is_known
-
-
-def own_addresses(context: Context) -> set[str]:
-    """The addresses of this host; empty if unknown."""
-    return {address for item in context.facts.network.interfaces.value or () for address in item.addresses}
-
-
 def _unread(context: Context) -> CheckResult:
     return unknown("network.interfaces-unread", *context.facts.network.interfaces.evidence)
 
@@ -127,7 +117,7 @@ def _judge_names(context: Context, name_set: str, setting: str, chosen: Sequence
         name = bare[0].name
         return fail("network.ifname-bare", line, *_rows(context, name), fix=fix, variable=name_set, name=name)
     inner = [item for item in chosen if item.name == "lo" or INNER.fullmatch(item.name)]
-    if inner and spans_nodes(context):
+    if inner and context.spans_nodes:
         name = inner[0].name
         return fail("network.ifname-inner", line, *_rows(context, name), fix=fix, variable=name_set, name=name)
     return ok("network.ifname-ok", line, name=chosen[0].name)
@@ -183,7 +173,7 @@ def _hccl_address(context: Context) -> CheckResult:
         return fail(
             "network.if-ip-down", line, *_rows(context, owner.name), fix=fix, name=owner.name, state=owner.state
         )
-    if spans_nodes(context) and (is_loopback(setting) or INNER.fullmatch(owner.name)):
+    if context.spans_nodes and (is_loopback(setting) or INNER.fullmatch(owner.name)):
         return fail("network.if-ip-inner", line, *_rows(context, owner.name), fix=fix, setting=setting, name=owner.name)
     return ok("network.if-ip-ok", line, name=owner.name)
 
@@ -202,7 +192,7 @@ def _hccl_guess(context: Context) -> CheckResult:
     environment, network = variables(context), context.facts.network
     if environment.get("HCCL_SOCKET_IFNAME") or environment.get("HCCL_IF_IP"):
         return skip("network.guess-told")
-    if not spans_nodes(context):
+    if not context.spans_nodes:
         return skip("network.one-node")
     if network.interfaces.value is None:
         return _unread(context)
@@ -232,7 +222,7 @@ def _hccl_guess(context: Context) -> CheckResult:
 
 def _ipv6_only(context: Context) -> CheckResult:
     """HCCL uses IPv4 addresses unless HCCL_SOCKET_FAMILY is set."""
-    if not spans_nodes(context):
+    if not context.spans_nodes:
         return skip("network.one-node")
     found = context.facts.network.interfaces.value
     if found is None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from npuenv.checks.base import CheckResult, Context, card_check, fail, fix_for, given, ok, skip, worst
 from npuenv.checks.network import card_addresses
 from npuenv.checks.network.answers import answers, unread_cards
-from npuenv.checks.network.interfaces import own_addresses
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def _addresses(context: Context) -> CheckResult:
 
 def _own_server(context: Context, table: RankTable, cards: dict[int, str]) -> Server | None:
     """This host's entry: by its address, by the addresses of its cards, or because it is the only one."""
-    own = own_addresses(context)
+    own = context.own_addresses
     named = [server for server in table.servers if server.id in own]
     if named or len(table.servers) == 1:
         return (named or list(table.servers))[0]

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import NPU_FRAMEWORKS, card_check, fail, fix_for, given, ok, skip, title, unknown, warn
 from npuenv.checks.npu.boards import TABLE, with_table
-from npuenv.checks.python.installed import chip_generations
-from npuenv.checks.session.variables import loader_path
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence, Fact, State
@@ -282,7 +280,7 @@ def _line(context: Context, table: SmiTable) -> CheckResult:
     version = table.driver
     if version is None:
         return skip("npu.driver-line-skip")
-    kinds = tuple(chip_generations(context))
+    kinds = tuple(context.chip_generations)
     if len(kinds) != 1:
         return skip("npu.driver-line-skip")
     kind = kinds[0]
@@ -297,7 +295,7 @@ def _line(context: Context, table: SmiTable) -> CheckResult:
 @with_table
 def _topology_files(context: Context, _: SmiTable) -> CheckResult:
     """Cards of the 950 generation need their board's file in the driver's folder `topo`, also inside a container."""
-    if _A5 not in chip_generations(context):
+    if _A5 not in context.chip_generations:
         return skip("npu.driver-topo-skip")
     if context.facts.npu.topology_files.value:
         return ok("npu.driver-topo-ok")
@@ -371,7 +369,7 @@ def _library_path(context: Context) -> CheckResult:
         tried += fact.value is not None
         for library, line in _missed(fact):
             folder = next((path for path, names in folders.items() if library in names), "")
-            if folder and folder not in loader_path(context):
+            if folder and folder not in context.loader_path:
                 return _not_named(context, folder, library, line)
     return ok("npu.library-path-ok") if tried else skip("npu.library-path-skip")
 

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, given, ok, skip, warn
-from npuenv.checks.python.installed import CORE, put_in, repair, restore, version_of
+from npuenv.checks.python.installed import CORE, put_in, repair, restore
 from npuenv.core import versions
 from npuenv.core.fact import Evidence
 from npuenv.facts.manifest import DAMAGED, LOCK, VERIFIED
@@ -121,7 +121,7 @@ def _breaks_something(context: Context, altered: Iterable[Owned]) -> bool:
 
 
 def _has_both_tritons(context: Context) -> bool:
-    return all(version_of(context, name) is not None for name in _TRITONS)
+    return all(context.version(name) is not None for name in _TRITONS)
 
 
 @given(lambda context: context.facts.python.hashes.value, "no-python")
@@ -225,7 +225,7 @@ def _built_on(context: Context, module: str) -> set[str]:
     found: set[str] = set()
     while waiting:
         name = waiting.pop()
-        if name not in found and version_of(context, name) is not None:
+        if name not in found and context.version(name) is not None:
             found.add(name)
             lines = packages.requires.get(name, ()) if packages is not None else ()
             waiting += map(versions.requirement_name, lines)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, given, ok, skip, warn
 from npuenv.checks.python.damage import cause_of_library, damaged
 from npuenv.checks.python.imports import cause_of_missing, library_fix
-from npuenv.checks.python.installed import accepts, python_of, version_of
+from npuenv.checks.python.installed import accepts
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _OF_TORCH = {"torch", "torch-npu"}  # these define the symbols
 _SYSTEM = ("libm.so", "libc.so", "libpthread.so", "libdl.so", "librt.so", "ld-linux", "libpython")
 
 
-@given(python_of, "no-python")
+@given(lambda context: context.python, "no-python")
 def _owners(context: Context, python: Python) -> CheckResult:
     others = [item for item in python.shared_files if not set(item.owners) <= _TRITONS]
     evidence = [Evidence(" + ".join(item.owners), f"{item.count} files: {item.examples[0]}") for item in others]
@@ -75,7 +75,7 @@ def _libraries(context: Context, elf: Elf) -> CheckResult:
     missing = [each for each in elf.missing if not _is_optional(each)]
     if not missing:
         return ok("python.libraries-ok", count=elf.looked)
-    if version_of(context, "torch") is None and version_of(context, "torch-npu") is not None:
+    if context.version("torch") is None and context.version("torch-npu") is not None:
         return skip("python.because", cause="python.torch-pair")
     first = next((each for each in missing if each.lies_in), missing[0])
     damage = cause_of_library(context, first.library)
@@ -130,7 +130,7 @@ def _symbols(context: Context, elf: Elf) -> CheckResult:
         return ok("python.symbols-ok", count=elf.looked)
     evidence = tuple(Evidence(each.path, f"{each.count} undefined: {each.symbols[0]}") for each in elf.symbols)
     names = tuple(dict.fromkeys(os.path.basename(each.path) for each in elf.symbols))
-    torch, torch_npu = version_of(context, "torch") or "-", version_of(context, "torch-npu") or "-"
+    torch, torch_npu = context.version("torch") or "-", context.version("torch-npu") or "-"
     if not _is_pair(context):
         return skip("python.because", cause="python.torch-pair")
     cause = next((check for check, item in damaged(context) if item.native and item.owner in _OF_TORCH), None)
@@ -142,7 +142,7 @@ def _symbols(context: Context, elf: Elf) -> CheckResult:
 
 def _is_pair(context: Context) -> bool:
     """Whether torch and torch_npu match; if they do not, missing symbols are a consequence."""
-    torch, torch_npu = version_of(context, "torch"), version_of(context, "torch-npu")
+    torch, torch_npu = context.version("torch"), context.version("torch-npu")
     if torch is None or torch_npu is None:
         return True
     return torch.split(".")[:2] == torch_npu.split(".")[:2]

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from npuenv.checks.base import FRAMEWORKS, NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unknown
 from npuenv.checks.npu.boards import has_sign_of_cards
 from npuenv.checks.python.damage import cause_of
-from npuenv.checks.python.installed import is_for_npu, lines, resolve_here, safe_install, version_of
+from npuenv.checks.python.installed import lines, resolve_here, safe_install
 from npuenv.checks.python.limits import broken_limits, missing_parts
-from npuenv.checks.session.variables import loader_path
 from npuenv.core.fact import Evidence, State
 from npuenv.facts.python import tried
 
@@ -55,7 +54,7 @@ def _torch_npu(context: Context) -> CheckResult:
     facts = context.facts.python
     torch, torch_npu = facts.import_torch, facts.import_torch_npu
     is_untried = torch.state is State.UNKNOWN and torch_npu.state is State.ABSENT
-    if is_untried and version_of(context, "torch-npu") is not None:
+    if is_untried and context.version("torch-npu") is not None:
         return skip("python.because", cause="python.torch-imports")
     if not _is_autoload(torch.value) and _is_same(torch.value, torch_npu.value):
         return skip("python.import-because", module="torch_npu", cause="python.torch-imports")
@@ -66,7 +65,7 @@ def _torch_npu(context: Context) -> CheckResult:
 
 def _lacks_torch(context: Context, found: Import | None) -> bool:
     """Whether torch_npu fails because torch is not installed, which the check of the pair reports."""
-    is_half = version_of(context, "torch") is None and version_of(context, "torch-npu") is not None
+    is_half = context.version("torch") is None and context.version("torch-npu") is not None
     return is_half and found is not None and any("No module named 'torch'" in text for text in found.errors)
 
 
@@ -85,7 +84,7 @@ def _other(module: str, context: Context) -> CheckResult:
     """A module other than torch and torch_npu; consequences of a torch failure are not repeated."""
     fact = context.facts.python.imports
     names = tried(context.framework).get(module, ())
-    name = next((each for each in names if version_of(context, each) is not None), None)
+    name = next((each for each in names if context.version(each) is not None), None)
     if name is None:
         return skip("python.import-skip", *lines(context, *names[:1]), package=module)
     tries = tuple(item for item in fact.evidence if item.command.endswith(f"'import {module}'"))
@@ -178,7 +177,7 @@ def _driver_cause(context: Context, library: str) -> str | None:
     if context.framework == "cpu" or not npu.driver.is_known:
         return None
     folder = next((path for path, names in (npu.library_files.value or {}).items() if library in names), "")
-    if not folder or folder in loader_path(context):
+    if not folder or folder in context.loader_path:
         return None
     return "driver.npu-smi" if npu.smi_trouble.value and npu.smi_trouble.value.library else "driver.library-path"
 
@@ -196,7 +195,7 @@ def _by_version(context: Context, found: Import, text: str, evidence: tuple[Evid
 def _folder_of_path(context: Context, file: str) -> str:
     """The folder of a file, if LD_LIBRARY_PATH names it and so puts it before the system's own; else ""."""
     folder = file.rpartition("/")[0]
-    return folder if folder in loader_path(context) else ""
+    return folder if folder in context.loader_path else ""
 
 
 def _by_shadow(context: Context, found: Import, text: str, evidence: tuple[Evidence, ...]) -> CheckResult | None:
@@ -246,7 +245,7 @@ def _by_other_signs(context: Context, found: Import, text: str, evidence: tuple[
     if "is an empty shell" in text or "(unknown location)" in text:
         return fail("python.import-shell", *evidence, fix=_again(context, found.module), module=found.module)
     if _NUMPY.search(text):
-        numpy = version_of(context, "numpy") or "-"
+        numpy = context.version("numpy") or "-"
         fix = fix_for("python.numpy-clash")
         return fail("python.import-numpy", *evidence, fix=fix, module=found.module, numpy=numpy)
     return None
@@ -259,12 +258,12 @@ def _owner(context: Context, module: str) -> str:
     """The distribution that a top-level module most likely belongs to: rpds comes from rpds-py."""
     name = module.replace("_", "-")
     near = (name, f"{name}-py", f"py{name}", f"python-{name}", f"py-{name}")
-    return next((each for each in near if version_of(context, each) is not None), name)
+    return next((each for each in near if context.version(each) is not None), name)
 
 
 def _again(context: Context, module: str) -> Fix:
     name = module.replace("_", "-")
-    version = version_of(context, name)
+    version = context.version(name)
     requirement = f"{name}=={version}" if version else name
     return safe_install(context, "python.reinstall", requirement, options=("--force-reinstall", "--no-deps"))
 
@@ -281,10 +280,10 @@ def library_fix(context: Context, library: str) -> Fix:
             path = ":".join((*folders, *((present,) if present else ())))
             return fix_for("python.driver-path", ("export", f"LD_LIBRARY_PATH={path}"), folders=folders)
         return fix_for("python.driver-mount" if context.in_container else "python.driver-install")
-    cann = context.facts.cann.toolkit.value
+    cann = context.cann
     if library.startswith(_OF_NNAL):
         return fix_for("python.nnal")
-    is_of_others = not _OF_CANN.match(library) and (not is_for_npu(context) or library.startswith(_OF_OTHERS))
+    is_of_others = not _OF_CANN.match(library) and (not context.is_for_npu or library.startswith(_OF_OTHERS))
     if is_of_others:
         return fix_for("python.library-of-others", library=library)
     if cann is not None and cann.set_env:

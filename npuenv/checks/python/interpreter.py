@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, given, ok, skip, unknown, warn
-from npuenv.checks.python.installed import CORE, accepts, install_here, python_of, restore, version_of, where
+from npuenv.checks.python.installed import CORE, accepts, install_here, restore, where
 from npuenv.core.fact import Evidence, State
 from npuenv.facts.collector import was_asked
 
@@ -51,14 +51,14 @@ def _found(context: Context) -> CheckResult:
     return fail("python.python-found-fail", *fact.evidence, fix=fix_for("python.python-install"))
 
 
-@given(python_of, "no-python")
+@given(lambda context: context.python, "no-python")
 def _supported(context: Context, python: Python) -> CheckResult:
     numbers = tuple(int(word) for word in re.findall(r"[0-9]+", python.version)[:2])
     short = ".".join(map(str, numbers))
     if context.framework == "cpu":
         return _supported_by_torch(context, numbers, short)
     arch = context.facts.machine.arch.value or "aarch64"
-    row = context.matrix.torch_npu_row((version_of(context, "torch-npu") or "").split("+")[0])
+    row = context.matrix.torch_npu_row((context.version("torch-npu") or "").split("+")[0])
     rows = (row,) if row is not None and row.pythons(arch) else context.matrix.torch_npu
     all_ = {item for row in rows for item in row.pythons(arch)}
     offered = sorted((item for item in all_ if _release_key(item) >= _OLDEST), key=_release_key)
@@ -190,7 +190,7 @@ def _leave(shadow: Shadow) -> Fix:
 
 def _user_site(context: Context) -> CheckResult:
     """A conda environment also uses the user's own package folder, which every environment shares."""
-    python, packages = python_of(context), context.facts.python.packages.value
+    python, packages = context.python, context.facts.python.packages.value
     if python is None or packages is None or python.kind != "conda":
         return skip("python.user-site-skip")
     found = sorted(CORE & set(packages.in_user_site))
@@ -203,7 +203,7 @@ def _user_site(context: Context) -> CheckResult:
 
 def _abi(context: Context) -> CheckResult:
     """Wheels and extensions for another Python or another machine, and packages that reject this Python."""
-    python, packages = python_of(context), context.facts.python.packages.value
+    python, packages = context.python, context.facts.python.packages.value
     if python is None or packages is None:
         return skip("no-python")
     foreign = {**packages.foreign_extensions, **packages.foreign_wheels}

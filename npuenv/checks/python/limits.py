@@ -7,37 +7,19 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import (
-    FRAMEWORKS,
-    NPU_FRAMEWORKS,
-    Check,
-    CheckResult,
-    Context,
-    fail,
-    fix_for,
-    given,
-    message,
-    ok,
-    skip,
-    unknown,
-    warn,
-)
+from npuenv.checks.base import FRAMEWORKS, NPU_FRAMEWORKS, Check, fail, fix_for, given, message, ok, skip, unknown, warn
 from npuenv.checks.python.installed import (
     CORE,
     accepts,
-    chip_generations,
     gap,
     install_here,
-    is_for_npu,
     lines,
     pip,
     public,
     published_as,
-    python_of,
     reinstall,
     safe_install,
     split,
-    version_of,
     where,
 )
 from npuenv.core import versions
@@ -48,6 +30,7 @@ from npuenv.core.finding import Status
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from npuenv.checks.base import CheckResult, Context
     from npuenv.core.finding import Fix
     from npuenv.facts.python.interpreter import Python
     from npuenv.matrix.rows import Limit, Recipe, RecipeOverride, Unsupported
@@ -76,21 +59,21 @@ def missing_parts(context: Context) -> tuple[str, ...]:
     framework = _framework(context)
     if framework is None or not _is_begun(context, framework):
         return ()
-    missing = [name for name in _PARTS[framework] if version_of(context, name) is None]
+    missing = [name for name in _PARTS[framework] if context.version(name) is None]
     elsewhere = {"torch": "torch-npu", "vllm": "vllm-ascend", "vllm-ascend": "vllm"}
-    missing = [name for name in missing if name not in elsewhere or version_of(context, elsewhere[name]) is None]
-    return tuple(name for name in missing if name != "torch-npu" or is_for_npu(context))
+    missing = [name for name in missing if name not in elsewhere or context.version(elsewhere[name]) is None]
+    return tuple(name for name in missing if name != "torch-npu" or context.is_for_npu)
 
 
 def _framework(context: Context) -> str | None:
     """The framework of the environment: the given one, else the installed one."""
     if context.framework in _PARTS:
         return context.framework
-    return next((name for name in ("verl", "vllm-ascend") if version_of(context, name) is not None), None)
+    return next((name for name in ("verl", "vllm-ascend") if context.version(name) is not None), None)
 
 
 def _is_begun(context: Context, framework: str) -> bool:
-    return any(version_of(context, name) is not None for name in _SIGNS[framework])
+    return any(context.version(name) is not None for name in _SIGNS[framework])
 
 
 @given(_framework, "python.parts-skip")
@@ -106,7 +89,7 @@ def _parts(context: Context, framework: str) -> CheckResult:
 
 
 def _complete(context: Context, framework: str) -> CheckResult:
-    if framework not in _NAMED_AFTER or version_of(context, framework) is not None:
+    if framework not in _NAMED_AFTER or context.version(framework) is not None:
         return ok("python.parts-ok", framework=framework)
     # ROLL is started from its source tree, which is not a package: its absence is normal.
     return (ok if framework == "roll" else unknown)("python.parts-without", framework=framework)
@@ -116,7 +99,7 @@ def _install(context: Context, framework: str, missing: tuple[str, ...]) -> Fix:
     """Installs single packages, as in a published stack that this resembles; without torch the complete set."""
     if {"torch", "torch-npu", "vllm"} & set(missing):
         return fix_for("python.whole", install_here(context))
-    known = [name for name in ("torch-npu", "vllm-ascend") if version_of(context, name) is not None]
+    known = [name for name in ("torch-npu", "vllm-ascend") if context.version(name) is not None]
     recipes = published_as(context, *known) if known else iter(())
     pins = [{pin.name: pin.version for pin in recipe.pin} for recipe in recipes]
     found = {name: next((each[name] for each in pins if name in each), None) for name in missing}
@@ -142,7 +125,7 @@ class _Unmet:
 
 
 def numpy_era(context: Context) -> CheckResult:
-    numpy, cann = version_of(context, "numpy"), context.facts.cann.toolkit.value
+    numpy, cann = context.version("numpy"), context.cann
     if numpy is None or cann is None:
         return skip("no-numpy" if numpy is None else "no-cann")
     try:
@@ -159,7 +142,7 @@ def numpy_era(context: Context) -> CheckResult:
 
 def broken_limits(context: Context) -> list[tuple[str, str]]:
     """The two package names of each undeclared limit that an installed version violates."""
-    python = python_of(context)
+    python = context.python
     broken = [row for row in _broken(context, python) if not _is_absent(python, row)] if python else []
     return [(split(row.when)[0], split(row.needs)[0]) for row in broken]
 
@@ -176,7 +159,7 @@ def _is_absent(python: Python, row: Limit) -> bool:
     return row.is_imported and split(row.needs)[0] not in python.distributions
 
 
-@given(python_of, "no-python")
+@given(lambda context: context.python, "no-python")
 def _limits(context: Context, python: Python) -> CheckResult:
     """Requirements that no metadata declares: if `when` is installed, `needs` must hold."""
     broken = _broken(context, python)
@@ -198,7 +181,7 @@ def _strictest(context: Context, needs: Iterable[str]) -> Iterator[str]:
     for requirement in needs:
         name, spec = split(requirement)
         specs.setdefault(name, {})[spec] = None
-    row = context.matrix.vllm_ascend_row(public(version_of(context, "vllm-ascend") or ""))
+    row = context.matrix.vllm_ascend_row(public(context.version("vllm-ascend") or ""))
     if row is not None and row.requirement("transformers") and "transformers" in specs:
         specs["transformers"][row.requirement("transformers")] = None
     for name, bounds in specs.items():
@@ -220,7 +203,7 @@ def _holds(python: Python, requirement: str) -> bool | None:
 
 def _requirements(context: Context) -> CheckResult:
     """The result of `pip check`, without requirements that a published stack overrides."""
-    python, packages = python_of(context), context.facts.python.packages.value
+    python, packages = context.python, context.facts.python.packages.value
     if python is None or packages is None:
         return skip("no-python")
     unmet = [item for owner, texts in packages.requires.items() for item in _unmet(python, owner, texts)]
@@ -232,7 +215,7 @@ def _requirements(context: Context) -> CheckResult:
         return ok("python.requirements-ok", count=len(packages.requires))
     unmet.sort(key=lambda item: (not _is_grave(item), item.owner, item.name))
     evidence = [
-        Evidence(where(context), f"{i.owner} {version_of(context, i.owner)}: {i.needs}, {i.has or 'not installed'}")
+        Evidence(where(context), f"{i.owner} {context.version(i.owner)}: {i.needs}, {i.has or 'not installed'}")
         for i in unmet
     ]
     wanted = tuple(dict.fromkeys(item.needs for item in unmet))
@@ -287,18 +270,18 @@ def _is_elsewhere(context: Context, item: _Unmet) -> bool:
     """Whether another check reports it, or nothing on an NPU needs it."""
     if item.name in _JUDGED.get(item.owner, ()):
         return True
-    triton = context.matrix.triton_ascend_row(public(version_of(context, "triton-ascend") or ""))
+    triton = context.matrix.triton_ascend_row(public(context.version("triton-ascend") or ""))
     if item.owner == "triton-ascend" and triton is not None and triton.requires:
         return True  # installed without its requirements, as `python.triton` reports
-    ascend = context.matrix.vllm_ascend_row(public(version_of(context, "vllm-ascend") or ""))
+    ascend = context.matrix.vllm_ascend_row(public(context.version("vllm-ascend") or ""))
     if item.owner == "vllm-ascend" and ascend is not None:
         return True
     # If the two contradict each other (opencv, fastapi), vllm-ascend wins: images install it last.
     if item.owner == "vllm" and item.has and _takes(context, "vllm-ascend", item.name, item.has):
         return True
-    if is_for_npu(context) and (_FOR_CUDA.fullmatch(item.name) or item.owner.startswith("nvidia-")):
+    if context.is_for_npu and (_FOR_CUDA.fullmatch(item.name) or item.owner.startswith("nvidia-")):
         return True
-    if is_for_npu(context) and item.owner == "vllm" and item.name in ("torch", "torchvision", "torchaudio"):
+    if context.is_for_npu and item.owner == "vllm" and item.name in ("torch", "torchvision", "torchaudio"):
         return True  # its wheel pins the torch it was compiled for; on NPUs nothing compiled is used
     if not item.has and item.name in missing_parts(context):
         return True
@@ -318,7 +301,7 @@ def _takes(context: Context, owner: str, name: str, version: str) -> bool:
 
 def _like_this(context: Context) -> list[Recipe]:
     """The published stacks that this environment resembles."""
-    names = [name for name in ("torch", "torch-npu", "vllm-ascend") if version_of(context, name) is not None]
+    names = [name for name in ("torch", "torch-npu", "vllm-ascend") if context.version(name) is not None]
     return list(published_as(context, *names)) if "torch-npu" in names else []
 
 
@@ -337,7 +320,7 @@ def _is_published(context: Context, item: _Unmet, recipe: Recipe) -> bool:
     """Whether a published stack pins both versions as installed, overrides this, or builds one of them."""
     pins = {pin.name: pin.version for pin in recipe.pin}
     built = {versions.normalised(each.name) for each in recipe.git}
-    owner = version_of(context, item.owner) or ""
+    owner = context.version(item.owner) or ""
     is_owner_chosen = pins.get(item.owner) == public(owner) or item.owner in built
     if is_owner_chosen and (pins.get(item.name) == public(item.has) or not item.has):
         return True
@@ -364,10 +347,10 @@ def _can_both(one: str, other: str) -> bool:
 
 def _unsupported(context: Context) -> CheckResult:
     """Installed packages that do not support NPUs, by the frameworks' own documents."""
-    python = python_of(context)
-    if python is None or not is_for_npu(context):
+    python = context.python
+    if python is None or not context.is_for_npu:
         return skip("python.build-skip")
-    chips = set(chip_generations(context))
+    chips = set(context.chip_generations)
     found: dict[str, Unsupported] = {}
     for row in context.matrix.unsupported:
         is_intended = not row.frameworks or context.framework is None or context.framework in row.frameworks
@@ -388,7 +371,7 @@ def _unsupported(context: Context) -> CheckResult:
 
 def _stack(context: Context) -> CheckResult:
     """The installed versions against the pins of the given stack."""
-    stack, python = context.stack, python_of(context)
+    stack, python = context.stack, context.python
     if stack is None or python is None:
         return skip("python.no-stack" if python is not None else "no-python")
     pins = [pin for pin in stack.pins if pin.is_python and pin.name != "python"]
@@ -407,7 +390,7 @@ def _stack(context: Context) -> CheckResult:
 
 def _mindspeed(context: Context) -> CheckResult:
     """MindSpeed follows Megatron core releases; verl's models need the one for core 0.12 or later."""
-    has, verl = version_of(context, "mindspeed"), version_of(context, "verl")
+    has, verl = context.version("mindspeed"), context.version("verl")
     match = re.search(r"core_r(\d+)\.(\d+)", has or "") or re.match(r"(0)\.(\d+)", has or "")
     if has is None or match is None or (context.framework != "verl" and verl is None):
         return skip("python.mindspeed-skip")

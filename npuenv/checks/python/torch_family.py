@@ -5,40 +5,24 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import (
-    NPU_FRAMEWORKS,
-    Check,
-    CheckResult,
-    Context,
-    card_check,
-    fail,
-    fix_for,
-    ok,
-    skip,
-    unknown,
-    warn,
-)
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, card_check, fail, fix_for, ok, skip, unknown, warn
 from npuenv.checks.python.installed import (
-    chip_generations,
     is_for_gpus,
-    is_for_npu,
     lines,
     pip,
     public,
     published_as,
-    python_of,
     reinstall,
     release,
     resolve_here,
     torch_fix,
-    version_of,
 )
-from npuenv.checks.session.variables import generation
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
+    from npuenv.checks.base import CheckResult, Context
     from npuenv.core.finding import Fix
     from npuenv.facts.python.interpreter import Python
 
@@ -48,7 +32,7 @@ _CUDA = re.compile(r"nvidia-(cublas|cudnn|cuda-runtime|nccl)(-cu\d+)?")
 
 
 def torch_pair(context: Context) -> CheckResult:
-    torch, torch_npu = version_of(context, "torch"), version_of(context, "torch-npu")
+    torch, torch_npu = context.version("torch"), context.version("torch-npu")
     if torch is None or torch_npu is None:
         if torch_npu is None:
             return skip("no-torch-npu")
@@ -66,7 +50,7 @@ def torch_pair(context: Context) -> CheckResult:
 
 def torch_npu_cann(context: Context) -> CheckResult:
     """The recommended pair, the compatible set of the release notes, or what other projects state; never guessed."""
-    torch_npu, cann = version_of(context, "torch-npu"), context.facts.cann.toolkit.value
+    torch_npu, cann = context.version("torch-npu"), context.cann
     if torch_npu is None or cann is None:
         return skip("no-torch-npu" if torch_npu is None else "no-cann")
     evidence = (*lines(context, "torch-npu"), *context.facts.cann.toolkit.evidence)
@@ -78,7 +62,7 @@ def torch_npu_cann(context: Context) -> CheckResult:
     row = context.matrix.torch_npu_row(torch_npu.split("+")[0])
     if row is None:
         return unknown("python.torch-npu-cann-unknown", *evidence, torch_npu=torch_npu, cann=cann.version)
-    chip = context.matrix.hardware_row(generation(context))
+    chip = context.matrix.hardware_row(context.generation)
     if chip and chip.torch_npu and not versions.accepts(chip.torch_npu, row.version):
         args = {"torch_npu": torch_npu, "chip": chip.title, "needs": chip.torch_npu}
         known = [version for version in fitting if versions.accepts(chip.torch_npu, version)]
@@ -108,7 +92,7 @@ def torch_npu_cann(context: Context) -> CheckResult:
 
 def _is_released(context: Context, cann: versions.Version) -> bool:
     """Whether a stack was published with this CANN, this torch_npu and the installed vllm-ascend (else vllm)."""
-    engine = next((name for name in ("vllm-ascend", "vllm") if version_of(context, name) is not None), None)
+    engine = next((name for name in ("vllm-ascend", "vllm") if context.version(name) is not None), None)
     if engine is None:
         return False
     names = ("torch-npu", engine)
@@ -124,9 +108,9 @@ def _recommended(context: Context, fitting: list[str], torch_npu: str) -> Fix | 
 
 
 def _companions(context: Context) -> CheckResult:
-    torch = version_of(context, "torch")
+    torch = context.version("torch")
     row = context.matrix.companion_row(torch) if torch else None
-    found = {name: version_of(context, name) for name in ("torchvision", "torchaudio")}
+    found = {name: context.version(name) for name in ("torchvision", "torchaudio")}
     if torch is None or row is None or not any(found.values()):
         return skip("python.companions-skip")
     wanted = {"torchvision": row.torchvision, "torchaudio": row.torchaudio}
@@ -142,8 +126,8 @@ def _companions(context: Context) -> CheckResult:
 
 def _build(context: Context) -> CheckResult:
     """Whether torch was built for CUDA, by its own version info, else by its CUDA dependencies."""
-    torch, python = version_of(context, "torch"), python_of(context)
-    if torch is None or python is None or not is_for_npu(context):
+    torch, python = context.version("torch"), context.python
+    if torch is None or python is None or not context.is_for_npu:
         return skip("python.build-skip")
     if is_for_gpus(torch):
         return skip("python.because", cause="python.torch-pair")
@@ -184,8 +168,8 @@ _NO_TRITON = "310p"
 
 def triton(context: Context) -> CheckResult:
     """Triton and triton-ascend own the same files; the last one installed wins, and it has to be triton-ascend."""
-    python = python_of(context)
-    ascend, plain = version_of(context, "triton-ascend"), version_of(context, "triton")
+    python = context.python
+    ascend, plain = context.version("triton-ascend"), context.version("triton")
     if python is None or (ascend is None and (plain is None or "torch-npu" not in python.distributions)):
         return skip("no-triton-ascend")
     if ascend is None:
@@ -219,7 +203,7 @@ def _well(context: Context, ascend: str, evidence: tuple[Evidence, ...]) -> Chec
 
 def _cann(context: Context, ascend: str) -> CheckResult | None:
     """A warning if this triton-ascend was not published for the CANN series."""
-    row, cann = context.matrix.triton_ascend_row(ascend.split("+")[0]), context.facts.cann.toolkit.value
+    row, cann = context.matrix.triton_ascend_row(ascend.split("+")[0]), context.cann
     if row is None or not row.cann or cann is None or not versions.is_cann(cann.version):
         return None
     if versions.cann(cann.version).series in {versions.cann(text).series for text in row.cann}:
@@ -241,10 +225,10 @@ def _won(python: Python) -> str:
 
 
 def _chip(context: Context) -> CheckResult:
-    ascend = version_of(context, "triton-ascend")
+    ascend = context.version("triton-ascend")
     if ascend is None:
         return skip("no-triton-ascend")
-    chips = chip_generations(context)
+    chips = context.chip_generations
     if not chips:
         return skip("python.vllm-chip-skip")
     if _NO_TRITON not in chips:

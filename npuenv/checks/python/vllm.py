@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING
 from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix_for, ok, skip, unknown, warn
 from npuenv.checks.python.installed import (
     accepts,
-    chip_generations,
     gap,
     is_for_gpus,
-    is_for_npu,
     lines,
     public,
     published_as,
     reinstall,
     safe_install,
-    version_of,
     where,
 )
 from npuenv.checks.python.limits import broken_limits, numpy_era
@@ -47,7 +44,7 @@ _UNREADABLE = re.compile(r"(0\.1\.dev|0\.0\.0|0\.1$|dev$|unknown)")
 
 
 def _row(context: Context) -> VllmAscend | None:
-    ascend = version_of(context, "vllm-ascend")
+    ascend = context.version("vllm-ascend")
     return context.matrix.vllm_ascend_row(public(ascend)) if ascend else None
 
 
@@ -58,7 +55,7 @@ def _reported_version(context: Context, vllm: str) -> str:
 
 def _pair(context: Context) -> CheckResult:
     """vllm against vllm-ascend: at run time a mismatch gives only a log line and an unspecified platform."""
-    vllm, ascend = version_of(context, "vllm"), version_of(context, "vllm-ascend")
+    vllm, ascend = context.version("vllm"), context.version("vllm-ascend")
     if vllm is None or ascend is None:
         return _alone(context, vllm, ascend)
     if _UNREADABLE.match(_reported_version(context, vllm)):
@@ -84,8 +81,8 @@ def _fitting_plugin(context: Context) -> VllmAscend | None:
 
     Then the plugin is the outlier, and changing it alone fixes the environment.
     """
-    vllm, ascend = version_of(context, "vllm"), version_of(context, "vllm-ascend")
-    pair = [(name, version_of(context, name)) for name in ("torch", "torch-npu")]
+    vllm, ascend = context.version("vllm"), context.version("vllm-ascend")
+    pair = [(name, context.version(name)) for name in ("torch", "torch-npu")]
     if vllm is None or ascend is None:
         return None
     reported = public(_reported_version(context, vllm))
@@ -104,7 +101,7 @@ def _alone(context: Context, vllm: str | None, ascend: str | None) -> CheckResul
         fix = fix_for("python.vllm-plain", wanted=f"vllm{wanted}")
         return fail("python.vllm-alone-ascend", *lines(context, "vllm-ascend", "vllm"), fix=fix, ascend=ascend)
     # SGLang uses parts of vllm and runs on NPUs without the plugin.
-    if vllm is None or not is_for_npu(context) or version_of(context, "sglang") is not None:
+    if vllm is None or not context.is_for_npu or context.version("sglang") is not None:
         return skip("python.no-vllm")
     rows = [row for row in context.matrix.vllm_ascend if public(row.vllm) == public(vllm)]
     final = next((row for row in rows if "rc" not in row.version), rows[0] if rows else None)
@@ -118,7 +115,7 @@ def _transformers(context: Context, row: VllmAscend) -> CheckResult | None:
     Other differences are ignored: published images replace the exact pins of some releases within the same major
     version.
     """
-    have, needs = version_of(context, "transformers"), row.requirement("transformers")
+    have, needs = context.version("transformers"), row.requirement("transformers")
     if not _is_too_new(context, row) or "transformers" in {name for _, name in broken_limits(context)}:
         return None  # reported by the check of limits, with both bounds
     fix = reinstall(context, f"transformers{needs}")
@@ -127,7 +124,7 @@ def _transformers(context: Context, row: VllmAscend) -> CheckResult | None:
 
 
 def _is_too_new(context: Context, row: VllmAscend) -> bool:
-    have, needs = version_of(context, "transformers"), row.requirement("transformers")
+    have, needs = context.version("transformers"), row.requirement("transformers")
     if have is None or not needs or accepts(needs, have) is not False:
         return False
     limits = [each.version for each in versions.specifier(needs) if each.operator in ("<", "<=")]
@@ -136,7 +133,7 @@ def _is_too_new(context: Context, row: VllmAscend) -> bool:
 
 def _version(context: Context) -> CheckResult:
     """A vllm built without tags has a version like 0.1.dev, and vllm-ascend chooses its patches by that number."""
-    vllm, ascend = version_of(context, "vllm"), version_of(context, "vllm-ascend")
+    vllm, ascend = context.version("vllm"), context.version("vllm-ascend")
     if vllm is None or ascend is None:
         return skip("python.no-vllm")
     reported = _reported_version(context, vllm)
@@ -150,8 +147,8 @@ def _version(context: Context) -> CheckResult:
 
 def _build(context: Context) -> CheckResult:
     """A vllm for NPUs has no compiled part of its own."""
-    vllm, packages = version_of(context, "vllm"), context.facts.python.packages.value
-    if vllm is None or packages is None or version_of(context, "vllm-ascend") is None or not is_for_npu(context):
+    vllm, packages = context.version("vllm"), context.facts.python.packages.value
+    if vllm is None or packages is None or context.version("vllm-ascend") is None or not context.is_for_npu:
         return skip("python.no-vllm")
     if is_for_gpus(vllm):
         return skip("python.because", cause="python.vllm-pair")
@@ -166,7 +163,7 @@ def _build(context: Context) -> CheckResult:
 
 def _needs(context: Context) -> CheckResult:
     """The metadata requirements of this vllm-ascend, except those that a published stack overrides."""
-    ascend, row = version_of(context, "vllm-ascend"), _row(context)
+    ascend, row = context.version("vllm-ascend"), _row(context)
     if ascend is None or row is None:
         return skip("python.no-vllm")
     if _is_odd_plugin(context):
@@ -180,10 +177,10 @@ def _needs(context: Context) -> CheckResult:
     if not unmet:
         return ok("python.vllm-needs-ok", ascend=ascend)
     pair = {"torch", "torch-npu"} & set(unmet)
-    shown = tuple(gap(f"{name}{spec}", version_of(context, name)) for name, spec in unmet.items())
+    shown = tuple(gap(f"{name}{spec}", context.version(name)) for name, spec in unmet.items())
     fix = safe_install(context, "python.reinstall", *(f"{name}{spec}" for name, spec in unmet.items()))
     verdict = fail if pair else warn
-    if "torch-npu" in unmet and version_of(context, "torch-npu") is None:
+    if "torch-npu" in unmet and context.version("torch-npu") is None:
         needs, evidence = f"torch-npu{unmet['torch-npu']}", lines(context, "vllm-ascend", *unmet)
         return fail("python.vllm-needs-torch-npu", *evidence, fix=fix, ascend=ascend, needs=needs)
     return verdict("python.vllm-needs", *lines(context, "vllm-ascend", *unmet), fix=fix, ascend=ascend, packages=shown)
@@ -196,9 +193,9 @@ def _is_odd_plugin(context: Context) -> bool:
 
 def _lacks(context: Context, row: VllmAscend, name: str, spec: str) -> bool:
     """Whether a package differs from that of the release and of any published stack with the release."""
-    has = version_of(context, name)
+    has = context.version(name)
     if has is None:  # the 310P needs no triton; with unknown cards nothing is reported
-        chips = chip_generations(context)
+        chips = context.chip_generations
         return name in ("torch-npu", "triton-ascend") and bool(chips) and "310p" not in chips
     # The policy table and the release's own images count as much as its metadata.
     named = {row.torch_npu, *(image.torch_npu for image in row.image)} if name == "torch-npu" else set()
@@ -209,7 +206,7 @@ def _lacks(context: Context, row: VllmAscend, name: str, spec: str) -> bool:
 
 def _chip(context: Context) -> CheckResult:
     """The chip that vllm-ascend was built for, from its build information, against the cards."""
-    packages, ascend = context.facts.python.packages.value, version_of(context, "vllm-ascend")
+    packages, ascend = context.facts.python.packages.value, context.version("vllm-ascend")
     reported = packages.built.get("vllm_ascend", {}) if packages is not None else {}
     text = reported.get("device_type") or reported.get("soc_version") or ""
     if ascend is None or not text:
@@ -217,7 +214,7 @@ def _chip(context: Context) -> CheckResult:
     row = context.matrix.hardware_of_chip(text)
     built_for = _DEVICE_TYPES.get(text) or (row.id if row is not None else "")
     chips = {
-        generation: name for generation, name in chip_generations(context).items() if _is_usable(context, generation)
+        generation: name for generation, name in context.chip_generations.items() if _is_usable(context, generation)
     }
     if not chips or not built_for:
         return skip("python.vllm-chip-skip") if not chips else unknown("python.vllm-chip-unknown", built=text)
@@ -241,7 +238,7 @@ def _cann(context: Context) -> CheckResult:
 
     The check of torch_npu's compatible set covers newer ones.
     """
-    row, cann = _row(context), context.facts.cann.toolkit.value
+    row, cann = _row(context), context.cann
     if row is None or cann is None:
         return skip("python.no-vllm" if row is None else "no-cann")
     if _is_odd_plugin(context):
@@ -253,7 +250,7 @@ def _cann(context: Context) -> CheckResult:
     has = versions.cann(cann.version).series
     if not series or has >= series[0]:
         return ok("python.vllm-cann-ok", ascend=row.version, cann=cann.version)
-    torch_npu = version_of(context, "torch-npu")
+    torch_npu = context.version("torch-npu")
     if torch_npu is not None and not _is_compatible(context, public(torch_npu), cann.version):
         return skip("python.because", cause="python.torch-npu-cann")
     if any(versions.cann(each.cann).series == has for each in published_as(context, "vllm-ascend") if each.cann):
@@ -280,7 +277,7 @@ def _installed_too(context: Context, series: set[tuple[int, ...]]) -> CannFolder
 
 def _switch(context: Context, to: CannFolder) -> Fix:
     """The fix that switches the session to another install: by the links in use, if they are beside it."""
-    installs, cann = context.facts.cann.installs.value, context.facts.cann.toolkit.value
+    installs, cann = context.facts.cann.installs.value, context.cann
     assert installs is not None and cann is not None
     in_use = [item for item in installs.found if item.version == cann.version]
     folder = os.path.dirname(to.root)

@@ -7,7 +7,7 @@ import re
 from npuenv.checks.base import Check, CheckResult, Context, card_check, fail, fix_for, ok, skip, warn
 from npuenv.checks.session import torch as session_torch
 from npuenv.checks.session import variables
-from npuenv.checks.session.variables import generation, hccl_values, line, setting
+from npuenv.checks.session.variables import hccl_values
 from npuenv.core.fact import Evidence
 
 _DOCS = "hicann/hccl docs/zh/user_guide/hccl_env/{}.md"
@@ -25,22 +25,22 @@ def _hccl(context: Context) -> CheckResult:
     wrong = hccl_values(context)
     if wrong is not None:
         return wrong
-    timeout = setting(context, "HCCL_EXEC_TIMEOUT")
-    uses_aiv = setting(context, "HCCL_OP_EXPANSION_MODE").upper() == "AIV"
+    timeout = context.setting("HCCL_EXEC_TIMEOUT")
+    uses_aiv = context.setting("HCCL_OP_EXPANSION_MODE").upper() == "AIV"
     if uses_aiv and timeout and not 0 < float(timeout) <= _AIV_EXEC_TIMEOUT_S:
-        lines = (line(context, "HCCL_OP_EXPANSION_MODE"), line(context, "HCCL_EXEC_TIMEOUT"))
+        lines = (context.line("HCCL_OP_EXPANSION_MODE"), context.line("HCCL_EXEC_TIMEOUT"))
         return warn("session.hccl-aiv", *lines, value=timeout, most=_AIV_EXEC_TIMEOUT_S)
     return ok("session.hccl-ok")
 
 
 def _mode(context: Context) -> CheckResult:
     """The operator expansion mode against the chip. Only the 950 line rejects unsupported ones; others fall back."""
-    mode, chip = setting(context, "HCCL_OP_EXPANSION_MODE"), generation(context)
+    mode, chip = context.setting("HCCL_OP_EXPANSION_MODE"), context.generation
     takes = _MODES.get(chip, ())
     if not mode or not takes or mode.casefold() in {item.casefold() for item in takes}:
         return ok("session.hccl-mode-ok")
     fix = fix_for("session.hccl-mode", ("unset", "HCCL_OP_EXPANSION_MODE"))
-    evidence = line(context, "HCCL_OP_EXPANSION_MODE")
+    evidence = context.line("HCCL_OP_EXPANSION_MODE")
     if chip == "950":
         return fail("session.hccl-mode-refused", evidence, fix=fix, mode=mode, takes=takes)
     return warn("session.hccl-mode-lost", evidence, fix=fix, mode=mode, takes=takes)
@@ -48,11 +48,11 @@ def _mode(context: Context) -> CheckResult:
 
 def _links(context: Context) -> CheckResult:
     """HCCL_INTRA_PCIE_ENABLE and HCCL_INTRA_ROCE_ENABLE: three of their combinations are not supported."""
-    pcie, roce = setting(context, "HCCL_INTRA_PCIE_ENABLE"), setting(context, "HCCL_INTRA_ROCE_ENABLE")
+    pcie, roce = context.setting("HCCL_INTRA_PCIE_ENABLE"), context.setting("HCCL_INTRA_ROCE_ENABLE")
     if (pcie, roce) in (("1", "1"), ("0", ""), ("", "0")):
         names = ("HCCL_INTRA_PCIE_ENABLE", "HCCL_INTRA_ROCE_ENABLE")
         fix = fix_for("session.hccl-links", *(("unset", name) for name in names))
-        lines = (line(context, name) for name in names)
+        lines = (context.line(name) for name in names)
         return warn("session.hccl-links-wrong", *lines, fix=fix, pcie=pcie or "-", roce=roce or "-")
     return ok("session.hccl-links-ok")
 
@@ -60,40 +60,40 @@ def _links(context: Context) -> CheckResult:
 def _event_timeout(context: Context) -> CheckResult:
     """torch_npu's event timeout must be longer than HCCL's, or the watchdog's error replaces HCCL's."""
     names = ("HCCL_EVENT_TIMEOUT", "HCCL_EXEC_TIMEOUT")
-    event, execute = (setting(context, name) for name in names)
+    event, execute = (context.setting(name) for name in names)
     if not (event.isdigit() and execute.isdigit()) or int(event) == 0:
         return ok("session.event-timeout-ok")
     if int(execute) != 0 and int(event) > int(execute):
         return ok("session.event-timeout-ok")
     fix = fix_for("session.event-timeout", ("unset", "HCCL_EVENT_TIMEOUT"))
-    lines = (line(context, name) for name in names)
+    lines = (context.line(name) for name in names)
     return warn("session.event-timeout-short", *lines, fix=fix, event=event, execute=execute)
 
 
 def _undone(context: Context) -> CheckResult:
     """Settings that have no effect with the chosen operator expansion mode."""
-    mode = setting(context, "HCCL_OP_EXPANSION_MODE").upper()
-    retry, exact = setting(context, "HCCL_OP_RETRY_ENABLE"), setting(context, "HCCL_DETERMINISTIC").lower()
-    mode_line = line(context, "HCCL_OP_EXPANSION_MODE")
+    mode = context.setting("HCCL_OP_EXPANSION_MODE").upper()
+    retry, exact = context.setting("HCCL_OP_RETRY_ENABLE"), context.setting("HCCL_DETERMINISTIC").lower()
+    mode_line = context.line("HCCL_OP_EXPANSION_MODE")
     if mode == "AIV" and exact in ("true", "strict"):
         fix = fix_for("session.hccl-pair", ("unset", "HCCL_OP_EXPANSION_MODE"))
-        return warn("session.hccl-pair-exact", mode_line, line(context, "HCCL_DETERMINISTIC"), fix=fix, value=exact)
+        return warn("session.hccl-pair-exact", mode_line, context.line("HCCL_DETERMINISTIC"), fix=fix, value=exact)
     if mode not in ("", "AI_CPU") and ":1" in retry:
         fix = fix_for("session.hccl-pair", ("export", "HCCL_OP_EXPANSION_MODE=AI_CPU"))
-        return warn("session.hccl-pair-retry", mode_line, line(context, "HCCL_OP_RETRY_ENABLE"), fix=fix, mode=mode)
-    if exact == "strict" and setting(context, "HCCL_INTER_HCCS_DISABLE").upper() == "TRUE":
+        return warn("session.hccl-pair-retry", mode_line, context.line("HCCL_OP_RETRY_ENABLE"), fix=fix, mode=mode)
+    if exact == "strict" and context.setting("HCCL_INTER_HCCS_DISABLE").upper() == "TRUE":
         fix = fix_for("session.hccl-pair", ("unset", "HCCL_INTER_HCCS_DISABLE"))
-        lines = (line(context, "HCCL_DETERMINISTIC"), line(context, "HCCL_INTER_HCCS_DISABLE"))
+        lines = (context.line("HCCL_DETERMINISTIC"), context.line("HCCL_INTER_HCCS_DISABLE"))
         return fail("session.hccl-pair-roce", *lines, fix=fix)
     return ok("session.hccl-pair-ok")
 
 
 def _whitelist(context: Context) -> CheckResult:
     """HCCL_WHITELIST_DISABLE=0 enables a check that needs a file."""
-    if setting(context, "HCCL_WHITELIST_DISABLE") != "0" or setting(context, "HCCL_WHITELIST_FILE"):
+    if context.setting("HCCL_WHITELIST_DISABLE") != "0" or context.setting("HCCL_WHITELIST_FILE"):
         return ok("session.whitelist-ok")
     fix = fix_for("session.whitelist", ("unset", "HCCL_WHITELIST_DISABLE"))
-    lines = (line(context, "HCCL_WHITELIST_DISABLE"), line(context, "HCCL_WHITELIST_FILE"))
+    lines = (context.line("HCCL_WHITELIST_DISABLE"), context.line("HCCL_WHITELIST_FILE"))
     return fail("session.whitelist-no-file", *lines, fix=fix)
 
 
@@ -144,11 +144,11 @@ def _interface(context: Context) -> CheckResult:
 
 def _debugging(context: Context) -> CheckResult:
     """Debugging switches that were left on: everything is slower, or the disk fills with logs."""
-    left = [name for name, values in _DEBUGGING if setting(context, name) in values]
+    left = [name for name, values in _DEBUGGING if context.setting(name) in values]
     if not left:
         return ok("session.debugging-ok")
     fix = fix_for("session.debugging", *(("unset", name) for name in left))
-    return warn("session.debugging-on", *(line(context, name) for name in left), fix=fix, names=tuple(left))
+    return warn("session.debugging-on", *(context.line(name) for name in left), fix=fix, names=tuple(left))
 
 
 def _preload(context: Context) -> CheckResult:
@@ -158,7 +158,7 @@ def _preload(context: Context) -> CheckResult:
     if not lost:
         return ok("session.preload-ok")
     fix = fix_for("session.preload", ("unset", "LD_PRELOAD"))
-    return warn("session.preload-lost", line(context, "LD_PRELOAD"), fix=fix, paths=tuple(lost))
+    return warn("session.preload-lost", context.line("LD_PRELOAD"), fix=fix, paths=tuple(lost))
 
 
 def _named_files(context: Context) -> CheckResult:
@@ -169,20 +169,20 @@ def _named_files(context: Context) -> CheckResult:
     lost = next((item for item in files if not item.is_there), None)
     if lost is not None:
         fix = fix_for("session.files", ("unset", lost.variable))
-        return warn("session.files-lost", line(context, lost.variable), fix=fix, name=lost.variable, path=lost.path)
+        return warn("session.files-lost", context.line(lost.variable), fix=fix, name=lost.variable, path=lost.path)
     linked = next((item for item in files if item.is_link), None)
     if linked is not None:
         fix = fix_for("session.files", ("unset", linked.variable))
-        return fail("session.files-link", line(context, linked.variable), fix=fix, path=linked.path)
-    return ok("session.files-ok", *(line(context, item.variable) for item in files))
+        return fail("session.files-link", context.line(linked.variable), fix=fix, path=linked.path)
+    return ok("session.files-ok", *(context.line(item.variable) for item in files))
 
 
 def _python_path(context: Context) -> CheckResult:
     """PYTHONPATH with another Python's packages: their extensions miss symbols. PYTHONHOME breaks others."""
-    python = context.facts.python.interpreter.value
-    if setting(context, "PYTHONHOME"):
+    python = context.python
+    if context.setting("PYTHONHOME"):
         fix = fix_for("session.python-path", ("unset", "PYTHONHOME"))
-        return fail("session.python-path-home", line(context, "PYTHONHOME"), fix=fix)
+        return fail("session.python-path-home", context.line("PYTHONHOME"), fix=fix)
     if python is None:
         return skip("no-python")
     mine = ".".join(python.version.split(".")[:2])

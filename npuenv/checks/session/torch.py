@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import NPU_FRAMEWORKS, Check, card_check, fail, fix_for, ok, warn
 from npuenv.checks.python.installed import accepts
-from npuenv.checks.session.variables import generation, installed, line, setting, unread
+from npuenv.checks.session.variables import unread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -74,7 +74,7 @@ _EXCLUDE = (
 
 def _allocator(context: Context) -> CheckResult:
     """PYTORCH_NPU_ALLOC_CONF: `key:value,...`. Expandable segments suit training, not vllm-ascend's memory pool."""
-    value, evidence = setting(context, _ALLOCATOR), line(context, _ALLOCATOR)
+    value, evidence = context.setting(_ALLOCATOR), context.line(_ALLOCATOR)
     unset = fix_for("session.allocator", ("unset", _ALLOCATOR))
     if not value:
         return ok("session.allocator-unset")
@@ -103,16 +103,16 @@ def _is_on(settings: Mapping[str, str], key: str) -> bool:
 
 def _generates(context: Context) -> bool:
     """Whether generation with vllm-ascend uses this session's variables."""
-    return "vllm-ascend" in installed(context) or context.framework in NPU_FRAMEWORKS
+    return "vllm-ascend" in context.installed or context.framework in NPU_FRAMEWORKS
 
 
 def _allocator_twice(context: Context) -> CheckResult:
     """Two names for one setting: torch_npu fails if both are set, and before 2.10 reads only its own."""
-    own, shared = setting(context, _ALLOCATOR), setting(context, "PYTORCH_ALLOC_CONF")
+    own, shared = context.setting(_ALLOCATOR), context.setting("PYTORCH_ALLOC_CONF")
     if not shared:
         return ok("session.allocator-twice-ok")
-    lines = (*((line(context, _ALLOCATOR),) if own else ()), line(context, "PYTORCH_ALLOC_CONF"))
-    torch = installed(context).get("torch", "")
+    lines = (*((context.line(_ALLOCATOR),) if own else ()), context.line("PYTORCH_ALLOC_CONF"))
+    torch = context.installed.get("torch", "")
     if torch and accepts(">=2.10.0", torch) is False:
         fix = fix_for("session.allocator-name", ("export", f"{_ALLOCATOR}={shared}"))
         says = "session.allocator-twice-older"
@@ -125,7 +125,7 @@ def _allocator_twice(context: Context) -> CheckResult:
 
 def _task_queue(context: Context) -> CheckResult:
     """TASK_QUEUE_ENABLE=2 raises peak memory: it is for training processes; vllm-ascend's workers need 1."""
-    value, evidence = setting(context, "TASK_QUEUE_ENABLE"), line(context, "TASK_QUEUE_ENABLE")
+    value, evidence = context.setting("TASK_QUEUE_ENABLE"), context.line("TASK_QUEUE_ENABLE")
     fix = fix_for("session.queue", ("unset", "TASK_QUEUE_ENABLE"))
     if not value:
         return ok("session.queue-unset")
@@ -138,11 +138,11 @@ def _task_queue(context: Context) -> CheckResult:
 
 def _blocking(context: Context) -> CheckResult:
     """ASCEND_LAUNCH_BLOCKING=1 is for finding a failing operator: slow, and vllm-ascend's graph mode rejects it."""
-    if setting(context, "ASCEND_LAUNCH_BLOCKING") != "1":
+    if context.setting("ASCEND_LAUNCH_BLOCKING") != "1":
         return ok("session.blocking-ok")
-    evidence = line(context, "ASCEND_LAUNCH_BLOCKING")
+    evidence = context.line("ASCEND_LAUNCH_BLOCKING")
     fix = fix_for("session.blocking", ("unset", "ASCEND_LAUNCH_BLOCKING"))
-    have = installed(context).get("vllm-ascend", "")
+    have = context.installed.get("vllm-ascend", "")
     if have and accepts(f">={_NO_CAPTURE_SINCE}", have) is not False:
         return fail("session.blocking-refused", evidence, fix=fix, version=have)
     return warn("session.blocking-slow", evidence, fix=fix)
@@ -150,17 +150,17 @@ def _blocking(context: Context) -> CheckResult:
 
 def _affinity(context: Context) -> CheckResult:
     """CPU_AFFINITY_CONF: a mode, then `force:`, `npu_affine:` and `npuN:first-last` in any order."""
-    value = setting(context, "CPU_AFFINITY_CONF")
+    value = context.setting("CPU_AFFINITY_CONF")
     if not value:
         return ok("session.affinity-unset")
-    evidence = line(context, "CPU_AFFINITY_CONF")
+    evidence = context.line("CPU_AFFINITY_CONF")
     fix = fix_for("session.affinity", ("unset", "CPU_AFFINITY_CONF"))
     mode, *options = [part.strip() for part in value.split(",")]
     mode = mode.rpartition("mode:")[2].strip()  # older documents have `mode:1`
     wrong = [option for option in options if not _is_affinity(option)]
     if mode not in ("0", "1", "2") or wrong:
         return warn("session.affinity-misread", evidence, fix=fix, part=wrong[0] if wrong else mode)
-    if "npu_affine:1" in options and generation(context) not in ("", "a2"):
+    if "npu_affine:1" in options and context.generation not in ("", "a2"):
         return warn("session.affinity-chip", evidence, fix=fix)
     return ok("session.affinity-ok", evidence)
 
@@ -174,21 +174,21 @@ def _is_affinity(option: str) -> bool:
 
 def _saturation(context: Context) -> CheckResult:
     """INF_NAN_MODE_ENABLE=0: A2 and A3 reject it unless forced, and then infinities become ordinary numbers."""
-    if setting(context, "INF_NAN_MODE_ENABLE") != "0" or generation(context) not in ("a2", "a3"):
+    if context.setting("INF_NAN_MODE_ENABLE") != "0" or context.generation not in ("a2", "a3"):
         return ok("session.saturation-ok")
-    evidence = line(context, "INF_NAN_MODE_ENABLE")
+    evidence = context.line("INF_NAN_MODE_ENABLE")
     fix = fix_for("session.saturation", ("unset", "INF_NAN_MODE_ENABLE"))
-    if setting(context, "INF_NAN_MODE_FORCE_DISABLE") == "1":
-        return warn("session.saturation-forced", evidence, line(context, "INF_NAN_MODE_FORCE_DISABLE"), fix=fix)
+    if context.setting("INF_NAN_MODE_FORCE_DISABLE") == "1":
+        return warn("session.saturation-forced", evidence, context.line("INF_NAN_MODE_FORCE_DISABLE"), fix=fix)
     return fail("session.saturation-refused", evidence, fix=fix)
 
 
 def _autoload(context: Context) -> CheckResult:
     """TORCH_DEVICE_BACKEND_AUTOLOAD=0 is for builds: at run time torch has no `npu` until torch_npu is imported."""
-    if setting(context, "TORCH_DEVICE_BACKEND_AUTOLOAD") != "0" or "torch-npu" not in installed(context):
+    if context.setting("TORCH_DEVICE_BACKEND_AUTOLOAD") != "0" or "torch-npu" not in context.installed:
         return ok("session.autoload-ok")
     fix = fix_for("session.autoload", ("unset", "TORCH_DEVICE_BACKEND_AUTOLOAD"))
-    return warn("session.autoload-off", line(context, "TORCH_DEVICE_BACKEND_AUTOLOAD"), fix=fix)
+    return warn("session.autoload-off", context.line("TORCH_DEVICE_BACKEND_AUTOLOAD"), fix=fix)
 
 
 _SESSION_ALLOCATOR = f"{_DOCS.format('memory_management/PYTORCH_NPU_ALLOC_CONF')}; alibaba/ROLL roll/platforms/npu.py"
@@ -213,40 +213,40 @@ _NO_V0_SINCE = "0.9.1"  # vllm-ascend has no V0 engine from here on
 
 def _has(context: Context, name: str, since: str = "0") -> bool:
     """Whether a distribution is installed, at this version or a newer one."""
-    have = installed(context).get(name, "")
+    have = context.installed.get(name, "")
     return bool(have) and accepts(f">={since}", have) is not False  # a custom version counts as new
 
 
 def _trains(context: Context, *names: str) -> bool:
     """Whether this session is for one of these frameworks, given or installed."""
     return context.framework in names or (
-        context.framework is None and any(name in installed(context) for name in names)
+        context.framework is None and any(name in context.installed for name in names)
     )
 
 
 def _nz(context: Context) -> CheckResult:
     """Weights in FRACTAL_NZ cannot be reloaded: reinforcement learning needs 0."""
-    value = setting(context, "VLLM_ASCEND_ENABLE_NZ")
+    value = context.setting("VLLM_ASCEND_ENABLE_NZ")
     if value in ("", "0") or not _trains(context, "verl", "roll") or unread(context, "VLLM_ASCEND_ENABLE_NZ"):
         return ok("session.nz-ok")
     fix = fix_for("session.nz", ("export", "VLLM_ASCEND_ENABLE_NZ=0"))
-    return fail("session.nz-on", line(context, "VLLM_ASCEND_ENABLE_NZ"), fix=fix, value=value)
+    return fail("session.nz-on", context.line("VLLM_ASCEND_ENABLE_NZ"), fix=fix, value=value)
 
 
 def _engine(context: Context) -> CheckResult:
-    if setting(context, "VLLM_USE_V1") != "0" or not _has(context, "vllm-ascend", _NO_V0_SINCE):
+    if context.setting("VLLM_USE_V1") != "0" or not _has(context, "vllm-ascend", _NO_V0_SINCE):
         return ok("session.engine-ok")
     fix = fix_for("session.engine", ("unset", "VLLM_USE_V1"))
-    version = installed(context)["vllm-ascend"]
-    return fail("session.engine-v0", line(context, "VLLM_USE_V1"), fix=fix, version=version)
+    version = context.installed["vllm-ascend"]
+    return fail("session.engine-v0", context.line("VLLM_USE_V1"), fix=fix, version=version)
 
 
 def _fork(context: Context) -> CheckResult:
     """A forked process cannot use a card that its parent has opened."""
-    value = setting(context, "VLLM_WORKER_MULTIPROC_METHOD").lower()
-    if value in ("", "spawn") or "vllm-ascend" not in installed(context):
+    value = context.setting("VLLM_WORKER_MULTIPROC_METHOD").lower()
+    if value in ("", "spawn") or "vllm-ascend" not in context.installed:
         return ok("session.fork-ok")
-    evidence = line(context, "VLLM_WORKER_MULTIPROC_METHOD")
+    evidence = context.line("VLLM_WORKER_MULTIPROC_METHOD")
     fix = fix_for("session.fork", ("export", "VLLM_WORKER_MULTIPROC_METHOD=spawn"))
     if value == "fork":
         return warn("session.fork-on", evidence, fix=fix)
@@ -255,22 +255,22 @@ def _fork(context: Context) -> CheckResult:
 
 def _noset(context: Context) -> CheckResult:
     """With this switch Ray does not assign cards to workers. verl then takes physical numbers for logical ones."""
-    if not setting(context, NOSET) or not _trains(context, "verl"):
+    if not context.setting(NOSET) or not _trains(context, "verl"):
         return ok("session.noset-ok")
-    visible = [part.strip() for part in setting(context, "ASCEND_RT_VISIBLE_DEVICES").split(",") if part.strip()]
+    visible = [part.strip() for part in context.setting("ASCEND_RT_VISIBLE_DEVICES").split(",") if part.strip()]
     fix = fix_for("session.noset", ("unset", NOSET))
     if visible and visible != [str(number) for number in range(len(visible))]:
-        lines = (line(context, NOSET), line(context, "ASCEND_RT_VISIBLE_DEVICES"))
+        lines = (context.line(NOSET), context.line("ASCEND_RT_VISIBLE_DEVICES"))
         return fail("session.noset-numbers", *lines, fix=fix, visible=",".join(visible))
-    return ok("session.noset-all", line(context, NOSET))
+    return ok("session.noset-all", context.line(NOSET))
 
 
 def _ranks(context: Context) -> CheckResult:
     """Stale or wrong RANK and WORLD_SIZE: the run waits for nodes that never join."""
-    rank, size = setting(context, "RANK"), setting(context, "WORLD_SIZE")
+    rank, size = context.setting("RANK"), context.setting("WORLD_SIZE")
     if not (rank or size):
         return ok("session.ranks-unset")
-    lines = [line(context, name) for name in ("RANK", "WORLD_SIZE")]
+    lines = [context.line(name) for name in ("RANK", "WORLD_SIZE")]
     fix = fix_for("session.ranks", ("unset", "RANK", "WORLD_SIZE"))
     wrong = next((text for text in (rank, size) if text and not text.isdigit()), None)
     if wrong is not None:
@@ -282,20 +282,20 @@ def _ranks(context: Context) -> CheckResult:
 
 def _threads(context: Context) -> CheckResult:
     """OMP_NUM_THREADS: whole numbers above 0, separated by commas; OpenMP ignores anything else with a warning."""
-    value = setting(context, "OMP_NUM_THREADS")
+    value = context.setting("OMP_NUM_THREADS")
     if not value or re.fullmatch(r"[1-9][0-9]*(?:\s*,\s*[1-9][0-9]*)*", value):
         return ok("session.threads-ok")
     fix = fix_for("session.threads", ("unset", "OMP_NUM_THREADS"))
-    return warn("session.threads-unread", line(context, "OMP_NUM_THREADS"), fix=fix, value=value)
+    return warn("session.threads-unread", context.line("OMP_NUM_THREADS"), fix=fix, value=value)
 
 
 def _hub(context: Context) -> CheckResult:
     """HF_ENDPOINT needs a scheme: without one, every download fails with `Invalid URL`."""
-    value = setting(context, "HF_ENDPOINT")
+    value = context.setting("HF_ENDPOINT")
     if not value or re.match(r"https?://[^/\s]", value):
         return ok("session.hub-ok")
     fix = fix_for("session.hub", ("export", f"HF_ENDPOINT=https://{value.lstrip('/')}"))
-    return fail("session.hub-no-scheme", line(context, "HF_ENDPOINT"), fix=fix, value=value)
+    return fail("session.hub-no-scheme", context.line("HF_ENDPOINT"), fix=fix, value=value)
 
 
 def _docker_devices(context: Context) -> CheckResult:
@@ -306,31 +306,31 @@ def _docker_devices(context: Context) -> CheckResult:
         return ok("session.docker-devices-ok")
     value = variables["ASCEND_VISIBLE_DEVICES"]
     fix = fix_for("session.docker-devices", ("export", f"ASCEND_RT_VISIBLE_DEVICES={value}"))
-    return warn("session.docker-devices-lost", line(context, "ASCEND_VISIBLE_DEVICES"), fix=fix, value=value)
+    return warn("session.docker-devices-lost", context.line("ASCEND_VISIBLE_DEVICES"), fix=fix, value=value)
 
 
 def _soc_version(context: Context) -> CheckResult:
     """SOC_VERSION is the target of builds and takes precedence over npu-smi."""
-    value, own = setting(context, "SOC_VERSION").casefold(), generation(context)
+    value, own = context.setting("SOC_VERSION").casefold(), context.generation
     meant = [row for row in context.matrix.hardware if row.accepted and value in row.socs]
     if not value or not own or not meant or own in {row.id for row in meant}:
         return ok("session.soc-version-ok")
     mine = next(row for row in context.matrix.hardware if row.id == own)
     fix = fix_for("session.soc-version", ("unset", "SOC_VERSION"))
     says = {"value": value, "meant": meant[0].title, "own": mine.title}
-    return warn("session.soc-version-other", line(context, "SOC_VERSION"), fix=fix, **says)
+    return warn("session.soc-version-other", context.line("SOC_VERSION"), fix=fix, **says)
 
 
 def _cuda_devices(context: Context) -> CheckResult:
     """CUDA_VISIBLE_DEVICES has no effect on NPUs."""
-    value = setting(context, "CUDA_VISIBLE_DEVICES")
+    value = context.setting("CUDA_VISIBLE_DEVICES")
     is_choice = re.fullmatch(r"[0-9]+(?:\s*,\s*[0-9]+)*", value) is not None
     if not is_choice or "ASCEND_RT_VISIBLE_DEVICES" in context.environment:
         return ok("session.cuda-devices-ok")
     fix = fix_for(
         "session.cuda-devices", ("unset", "CUDA_VISIBLE_DEVICES"), ("export", f"ASCEND_RT_VISIBLE_DEVICES={value}")
     )
-    return warn("session.cuda-devices-lost", line(context, "CUDA_VISIBLE_DEVICES"), fix=fix, value=value)
+    return warn("session.cuda-devices-lost", context.line("CUDA_VISIBLE_DEVICES"), fix=fix, value=value)
 
 
 _NZ = "alibaba/ROLL ascend_npu_faq.md @8eb27cc2; vllm-project/vllm-ascend vllm_ascend/envs.py"

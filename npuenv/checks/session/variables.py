@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import CheckResult, Context, card_check, fail, fix_for, ok, warn
 from npuenv.checks.python.installed import accepts
-from npuenv.core.fact import Evidence
 from npuenv.facts.hccn.answers import is_address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from npuenv.matrix.rows import Variable
 
@@ -25,36 +24,6 @@ _OURS = re.compile(r"(?:HCCL|ASCEND|PYTORCH_NPU|VLLM_ASCEND|TASK_QUEUE|RAY_EXPER
 _PORT = re.compile(r"[0-9]{1,5}(?:-[0-9]{1,5})?")
 # HCCL_RDMA_TIMEOUT is the one number whose range depends on the chip.
 _RDMA_TIMEOUT = {"a2": (5, 20), "a3": (5, 20), "310p": (5, 24), "910": (5, 24)}
-
-
-def setting(context: Context, name: str) -> str:
-    """A variable's value without surrounding blanks; "" if it is not set or empty."""
-    return context.environment.get(name, "").strip()
-
-
-def loader_path(context: Context) -> list[str]:
-    """The folders of LD_LIBRARY_PATH, in order."""
-    return [folder.rstrip("/") for folder in context.environment.get("LD_LIBRARY_PATH", "").split(":") if folder]
-
-
-def line(context: Context, name: str) -> Evidence:
-    """The variable as evidence."""
-    value = context.environment.get(name)
-    return Evidence("environment", f"{name} is not set" if value is None else f"{name}={value}")
-
-
-def installed(context: Context) -> Mapping[str, str]:
-    """The target's distributions; empty without a Python."""
-    python = context.facts.python.interpreter.value
-    return python.distributions if python else {}
-
-
-def generation(context: Context) -> str:
-    """The chips' generation, a row id of matrix/hardware.toml; "" if unknown or ambiguous."""
-    table = context.facts.npu.smi.value
-    names = {card.name for card in table.cards if card.name} if table else set()
-    rows = {row.id if row else "" for row in map(context.matrix.hardware_of_chip, names)}
-    return rows.pop() if len(rows) == 1 else ""
 
 
 def misread(row: Variable, value: str, chip: str = "") -> str:
@@ -94,9 +63,9 @@ def _is_port(text: str) -> bool:
 
 def _values_of(context: Context, readers: Iterable[str]) -> list[tuple[Variable, str, str]]:
     """(row, value, accepted values) of each variable of these readers with an invalid value."""
-    chip, wanted, found = generation(context), set(readers), []
+    chip, wanted, found = context.generation, set(readers), []
     for row in context.matrix.variables:
-        value = setting(context, row.name) if row.reader in wanted and row.kind != "any" else ""
+        value = context.setting(row.name) if row.reader in wanted and row.kind != "any" else ""
         takes = misread(row, value, chip) if value else ""
         if takes:
             found.append((row, value, takes))
@@ -118,7 +87,7 @@ def hccl_values(context: Context) -> CheckResult | None:
     if not wrong:
         return None
     row, value, takes = wrong[0]
-    lines = [line(context, each.name) for each, *_ in wrong]
+    lines = [context.line(each.name) for each, *_ in wrong]
     fix = fix_for("session.hccl", *(("unset", each.name) for each, *_ in wrong))
     if row.name == "HCCL_BUFFSIZE" and _is_number(value, row.most, 10**12) and len(wrong) == 1:
         return warn("session.hccl-bytes", *lines, fix=fix, name=row.name, value=value, takes=takes)
@@ -131,7 +100,7 @@ def _torch_npu(context: Context) -> CheckResult:
     if not wrong:
         return ok("session.values-ok")
     row, value, takes = wrong[0]
-    lines = [line(context, each.name) for each, *_ in wrong]
+    lines = [context.line(each.name) for each, *_ in wrong]
     fix = fix_for("session.values", *(("unset", each.name) for each, *_ in wrong))
     return warn("session.values-misread", *lines, fix=fix, name=row.name, value=value, takes=takes)
 
@@ -146,7 +115,7 @@ def _names(context: Context) -> CheckResult:
         near = difflib.get_close_matches(name, known, n=1, cutoff=_ALIKE)
         if near and near[0] not in context.environment and not _is_other_name(name, near[0]):
             fix = fix_for("session.names", ("unset", name), ("export", f"{near[0]}={context.environment[name]}"))
-            return warn("session.names-near", line(context, name), fix=fix, name=name, near=near[0])
+            return warn("session.names-near", context.line(name), fix=fix, name=name, near=near[0])
     return ok("session.names-ok")
 
 
@@ -165,7 +134,7 @@ def _is_other_name(name: str, near: str) -> bool:
 
 def _unread(context: Context) -> CheckResult:
     """Variables that the installed vllm-ascend no longer reads, or not yet."""
-    have = installed(context).get("vllm-ascend", "")
+    have = context.installed.get("vllm-ascend", "")
     mine = [name for name in context.environment if name.startswith("VLLM_ASCEND_")]
     if not have or not mine:
         return ok("session.vllm-ascend-ok")
@@ -173,14 +142,14 @@ def _unread(context: Context) -> CheckResult:
     if not lost:
         return ok("session.vllm-ascend-ok")
     fix = fix_for("session.vllm-ascend", *(("unset", row.name) for row in lost))
-    lines = [line(context, row.name) for row in lost]
+    lines = [context.line(row.name) for row in lost]
     names = tuple(row.name for row in lost)
     return warn("session.vllm-ascend-unread", *lines, fix=fix, names=names, version=have)
 
 
 def unread(context: Context, *names: str) -> list[Variable]:
     """Those of the names that the installed vllm-ascend does not read; none if it is not installed."""
-    have = installed(context).get("vllm-ascend", "")
+    have = context.installed.get("vllm-ascend", "")
     rows = [row for row in context.matrix.variables if row.reader == "vllm-ascend" and row.name in names]
     return [row for row in rows if have and not _is_read(row, have)]
 
