@@ -159,29 +159,18 @@ def message(name: str, /, **args: object) -> Message:
     return Message(f"check_{area}.{rest}" if area else f"checks.{name}", args)
 
 
-def ok(name: str, /, *evidence: Evidence, **args: object) -> CheckResult:
-    """A passed check."""
-    return CheckResult(Status.OK, message(name, **args), None, evidence)
+def result(
+    status: Status, name: str, /, *evidence: Evidence, fix: Fix | str | None = None, **args: object
+) -> CheckResult:
+    """A check's result with the message `area.name`; `fix` may be the name of one without commands."""
+    return CheckResult(status, message(name, **args), fix_for(fix) if isinstance(fix, str) else fix, evidence)
 
 
-def warn(name: str, /, *evidence: Evidence, fix: Fix | None = None, **args: object) -> CheckResult:
-    """A warning."""
-    return CheckResult(Status.WARN, message(name, **args), fix, evidence)
-
-
-def fail(name: str, /, *evidence: Evidence, fix: Fix | None = None, **args: object) -> CheckResult:
-    """A failure, with its fix."""
-    return CheckResult(Status.FAIL, message(name, **args), fix, evidence)
-
-
-def unknown(name: str, /, *evidence: Evidence, fix: Fix | None = None, **args: object) -> CheckResult:
-    """An unknown result."""
-    return CheckResult(Status.UNKNOWN, message(name, **args), fix, evidence)
-
-
-def skip(name: str, /, *evidence: Evidence, **args: object) -> CheckResult:
-    """A check that does not apply."""
-    return CheckResult(Status.SKIP, message(name, **args), None, evidence)
+ok = functools.partial(result, Status.OK)
+warn = functools.partial(result, Status.WARN)
+fail = functools.partial(result, Status.FAIL)
+unknown = functools.partial(result, Status.UNKNOWN)
+skip = functools.partial(result, Status.SKIP)  # the check does not apply
 
 
 def given(

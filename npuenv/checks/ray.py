@@ -116,7 +116,7 @@ def _gpu(_: Context, status: ClusterStatus) -> CheckResult:
         return skip("ray.because-npu")
     if not gpus:
         return ok("ray.gpu-ok")
-    return warn("ray.gpu-both", fix=fix_for("ray.gpu"), gpus=f"{gpus:g}", npus=f"{npus:g}")
+    return warn("ray.gpu-both", fix="ray.gpu", gpus=f"{gpus:g}", npus=f"{npus:g}")
 
 
 def _count(context: Context) -> CheckResult:
@@ -133,7 +133,7 @@ def _count(context: Context) -> CheckResult:
     words = {"npus": f"{npus:g}", "nodes": status.nodes, "chips": chips, "expected": expected}
     if status.nodes == 1 and npus > chips:
         return fail("ray.count-more", fix=fix_for("ray.count-more", chips=chips), **words)
-    return warn("ray.count-fewer", fix=fix_for("ray.count-fewer"), **words)
+    return warn("ray.count-fewer", fix="ray.count-fewer", **words)
 
 
 @given(_status, "ray.no-status")
@@ -256,7 +256,7 @@ def _disk(context: Context) -> CheckResult:
         return ok("ray.disk-ok", share=f"{share:.0%}")
     if folder.free_kib < _TMP_GOOD_KIB:
         return skip("ray.because-tmp")
-    return warn("ray.disk-full", fix=fix_for("ray.disk"), share=f"{share:.0%}", path=folder.path)
+    return warn("ray.disk-full", fix="ray.disk", share=f"{share:.0%}", path=folder.path)
 
 
 def _noset(context: Context) -> CheckResult:

@@ -80,7 +80,7 @@ def _links(context: Context, found: Installs) -> CheckResult:
     if found.mixed:
         link, homes = next(iter(sorted(found.mixed.items())))
         lines = (Evidence(link, home) for home in homes)
-        return warn("cann.links-mixed", *lines, fix=fix_for("cann.links"), link=link, homes=homes)
+        return warn("cann.links-mixed", *lines, fix="cann.links", link=link, homes=homes)
     if found.dangling:
         broken = broken_link(context)
         if broken is not None and context.cann is None and context.facts.cann.closed.value is None:
@@ -176,7 +176,7 @@ def _gcc(context: Context) -> CheckResult:
         return skip("cann.gcc-skip")
     if int(version.split(".")[0]) >= _OLDEST_GCC:
         return ok("cann.gcc-ok", version=version)
-    return warn("cann.gcc-old", fix=fix_for("cann.gcc"), version=version, least=_OLDEST_GCC)
+    return warn("cann.gcc-old", fix="cann.gcc", version=version, least=_OLDEST_GCC)
 
 
 def _writable(context: Context) -> CheckResult:
@@ -250,11 +250,11 @@ def _sourced(context: Context) -> CheckResult:
     path = context.environment.get("LD_LIBRARY_PATH", "")
     kinds = _kinds(context)
     if len(set(kinds)) > 1:
-        fix = fix_for("cann.nnal-mixed")
-        return warn("cann.nnal-sourced-mixed", context.line("LD_LIBRARY_PATH"), fix=fix, first=kinds[0])
+        shown = context.line("LD_LIBRARY_PATH")
+        return warn("cann.nnal-sourced-mixed", shown, fix="cann.nnal-mixed", first=kinds[0])
     if kinds and atb is not None and atb.abi and kinds[0] != atb.abi:
-        shown = (context.line("ATB_HOME_PATH"), context.line("LD_LIBRARY_PATH"))
-        return warn("cann.nnal-sourced-split", *shown, fix=fix_for("cann.nnal-mixed"), home=atb.abi, first=kinds[0])
+        lines = (context.line("ATB_HOME_PATH"), context.line("LD_LIBRARY_PATH"))
+        return warn("cann.nnal-sourced-split", *lines, fix="cann.nnal-mixed", home=atb.abi, first=kinds[0])
     if path and not kinds and f"{context.setting('ATB_HOME_PATH').rstrip('/')}/lib" not in path.split(":"):
         return warn("cann.nnal-sourced-half", context.line("LD_LIBRARY_PATH"), fix=fix)
     return ok("cann.nnal-sourced-ok", context.line("ATB_HOME_PATH"))

@@ -54,7 +54,7 @@ def _parts(context: Context) -> CheckResult:
     says = {"old": oldest[0], "old_release": oldest[1][0], "new": newest[0], "new_release": newest[1][0]}
     lines = (oldest[1][2], newest[1][2])
     is_far = oldest[1][1].series != newest[1][1].series
-    return (fail if is_far else warn)("cann.parts-mixed", *lines, fix=fix_for("cann.parts"), **says)
+    return (fail if is_far else warn)("cann.parts-mixed", *lines, fix="cann.parts", **says)
 
 
 def _ops(context: Context) -> CheckResult:
@@ -138,15 +138,15 @@ def _custom(context: Context) -> CheckResult:
     lost = [item for item in fact.value.packages if not item.is_there]
     if lost:
         lines = _places((item.named_by, f"{item.path}: absent") for item in lost)
-        fix = fix_for("cann.custom-lost")
-        return warn("cann.custom-lost", *lines, fix=fix, path=lost[0].path, named_by=lost[0].named_by)
+        says = {"path": lost[0].path, "named_by": lost[0].named_by}
+        return warn("cann.custom-lost", *lines, fix="cann.custom-lost", **says)
     row = context.matrix.hardware_row(context.generation)
     wanted = set(row.kernels) if row else set()
     other = [item for item in fact.value.packages if wanted and item.chips and not wanted & set(item.chips)]
     if other:
         lines = _places((item.path, " ".join(item.chips or ())) for item in other)
         says = {"path": other[0].path, "chips": other[0].chips or (), "chip": min(wanted)}
-        return warn("cann.custom-other", *lines, fix=fix_for("cann.custom-other"), **says)
+        return warn("cann.custom-other", *lines, fix="cann.custom-other", **says)
     return ok("cann.custom-ok", count=len(fact.value.packages))
 
 
@@ -173,13 +173,13 @@ def _found(context: Context) -> CheckResult:
     says = {"version": cann.version, "root": cann.root}
     if cann.torn:
         lines = (Evidence(cann.torn, "names no version"), *lines)
-        return warn("cann.cann-found-torn", *lines, fix=fix_for("cann.cann-reinstall"), file=cann.torn, **says)
+        return warn("cann.cann-found-torn", *lines, fix="cann.cann-reinstall", file=cann.torn, **says)
     if not cann.set_env:
         line = Evidence(cann.root, "no set_env.sh, here or in the folder above")
-        return warn("cann.cann-found-no-script", line, fix=fix_for("cann.cann-reinstall"), **says)
+        return warn("cann.cann-found-no-script", line, fix="cann.cann-reinstall", **says)
     if not cann.has_install_file:
         lines = (Evidence(cann.root, "no ascend_*_install.info"), *lines)
-        return warn("cann.cann-found-no-file", *lines, fix=fix_for("cann.cann-reinstall"), **says)
+        return warn("cann.cann-found-no-file", *lines, fix="cann.cann-reinstall", **says)
     return ok("cann.cann-found-ok", *lines, answered_by=cann.answered_by, **says)
 
 
@@ -221,8 +221,7 @@ def _sourced(context: Context) -> CheckResult:
         shown = context.line("ASCEND_OPP_PATH")
         return fail("cann.cann-sourced-opp-nowhere", shown, fix=fix, path=environment["ASCEND_OPP_PATH"])
     if cann.missing_parts:
-        fix = fix_for("cann.cann-reinstall")
-        return fail("cann.cann-sourced-parts", fix=fix, root=cann.root, parts=cann.missing_parts)
+        return fail("cann.cann-sourced-parts", fix="cann.cann-reinstall", root=cann.root, parts=cann.missing_parts)
     if not _has_libraries(context, cann.root):
         shown = context.line("LD_LIBRARY_PATH")
         return fail("cann.cann-sourced-libraries", shown, fix=fix, root=cann.root)
@@ -245,7 +244,7 @@ def _arch(context: Context) -> CheckResult:
         return skip("no-cann")
     if cann.arch == arch:
         return ok("cann.cann-arch-ok", arch=arch)
-    return fail("cann.cann-arch-fail", fix=fix_for("cann.cann-reinstall"), cann=cann.arch, machine=arch)
+    return fail("cann.cann-arch-fail", fix="cann.cann-reinstall", cann=cann.arch, machine=arch)
 
 
 def _driver(context: Context) -> CheckResult:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import Check, CheckResult, Context, card_check, fail, fix_for, ok, skip, unknown, warn
 from npuenv.checks.network import interfaces
-from npuenv.checks.network.interfaces import variable, variables
+from npuenv.checks.network.interfaces import variable
 from npuenv.core.fact import Evidence, State
 from npuenv.facts.network import interfaces as listening_ports
 from npuenv.facts.network.interfaces import number_of, way_to
@@ -50,12 +50,12 @@ def _hostname(context: Context) -> CheckResult:
 
 def _master(context: Context) -> CheckResult:
     """MASTER_ADDR: it resolves, the head names itself, and other nodes do not name themselves."""
-    network, environment = context.facts.network, variables(context)
+    network = context.facts.network
     master = network.master.value
     if master is None:
         return skip("network.master-unset")
     line = variable(context, "MASTER_ADDR")
-    fix = fix_for("network.master")
+    fix = "network.master"
     if not master.addresses:
         return fail("network.master-nowhere", *network.master.evidence, fix=fix, name=master.name)
     if not context.spans_nodes:
@@ -65,7 +65,7 @@ def _master(context: Context) -> CheckResult:
             return skip("network.because-hostname")
         return fail("network.master-loopback", *network.master.evidence, fix=fix, name=master.name)
     own = context.own_addresses
-    rank = _node_rank(environment)
+    rank = _node_rank(context)
     is_own = bool(own & set(master.addresses))
     if own and rank == 0 and not is_own:
         return fail("network.master-not-here", line, *network.interfaces.evidence, fix=fix, name=master.name)
@@ -73,19 +73,19 @@ def _master(context: Context) -> CheckResult:
         return fail("network.master-is-here", line, *network.interfaces.evidence, fix=fix, name=master.name, rank=rank)
     table, four = network.routes, [address for address in master.addresses if number_of(address)]
     if four and not is_own and table.value and not any(way_to(table.value, address) for address in four):
-        return fail("network.master-no-way", line, *table.evidence, fix=fix_for("network.route"), name=master.name)
+        return fail("network.master-no-way", line, *table.evidence, fix="network.route", name=master.name)
     return ok("network.master-ok", line, name=master.name)
 
 
-def _node_rank(environment: dict[str, str]) -> int | None:
+def _node_rank(context: Context) -> int | None:
     """The number of this node; RANK counts if LOCAL_RANK does not mark it as that of a process."""
-    text = environment.get("NODE_RANK") or ("" if environment.get("LOCAL_RANK") else environment.get("RANK", ""))
+    text = context.setting("NODE_RANK") or ("" if context.setting("LOCAL_RANK") else context.setting("RANK"))
     return int(text) if re.fullmatch(r"[0-9]{1,5}", text) else None
 
 
 def _master_port(context: Context) -> CheckResult:
-    environment, network = variables(context), context.facts.network
-    text = environment.get("MASTER_PORT", "")
+    network = context.facts.network
+    text = context.setting("MASTER_PORT")
     if not text:
         return skip("network.port-unset")
     line = variable(context, "MASTER_PORT")
@@ -114,10 +114,10 @@ def _is_here(context: Context) -> bool:
 
 def _hccl_ports(context: Context) -> CheckResult:
     """The host ports of HCCL. A running job uses them too, which is not an error."""
-    environment, network = variables(context), context.facts.network
-    if environment.get(listening_ports.RANGE):
+    network = context.facts.network
+    if context.setting(listening_ports.RANGE):
         return skip("network.hccl-ports-other")
-    text = environment.get(listening_ports.BASE, "")
+    text = context.setting(listening_ports.BASE)
     is_base = re.fullmatch(r"[0-9]{1,5}", text) and int(text) in listening_ports.BASES
     if text and not is_base:
         return skip("network.hccl-ports-range")  # session.hccl reports it
@@ -163,10 +163,8 @@ def _ray_ports(context: Context) -> CheckResult:
     if foreign and _is_here(context):
         lines = tuple(Evidence("ss -H -ltnp", f"{item.address}:{item.port} {item.owner}") for item in foreign)
         item = foreign[0]
-        fix = fix_for("network.ray-ports", port=item.port)
-        return warn(
-            "network.ray-port-taken", *lines, fix=fix, port=item.port, owner=item.owner, role=_RAY_PORTS[item.port]
-        )
+        says = {"port": item.port, "owner": item.owner, "role": _RAY_PORTS[item.port]}
+        return warn("network.ray-port-taken", *lines, fix=fix_for("network.ray-ports", port=item.port), **says)
     return ok("network.ray-ports-ok")
 
 
@@ -196,14 +194,10 @@ def _no_proxy(context: Context) -> CheckResult:
     open_ones = tuple(dict.fromkeys(name for name in names if name and not is_excepted(name, excepted)))
     if open_ones:
         lines = [Evidence("environment", f"{proxy.variable}={proxy.address}") for proxy in proxies]
-        lines.append(
-            Evidence("environment", f"no_proxy={environment.get('no_proxy', environment.get('NO_PROXY', ''))}")
-        )
-        given = ",".join(part for part in excepted.split(",") if part.strip())
-        fix = fix_for(
-            "network.no-proxy",
-            ("export", f"no_proxy={','.join(filter(None, (given, *open_ones, 'localhost,127.0.0.1')))}"),
-        )
+        excluded = environment.get("no_proxy", environment.get("NO_PROXY", ""))
+        lines.append(Evidence("environment", f"no_proxy={excluded}"))
+        wanted = [*(part for part in excepted.split(",") if part.strip()), *open_ones, "localhost,127.0.0.1"]
+        fix = fix_for("network.no-proxy", ("export", f"no_proxy={','.join(wanted)}"))
         return warn("network.no-proxy-hole", *lines, fix=fix, names=open_ones)
     return ok("network.no-proxy-ok")
 
@@ -251,8 +245,7 @@ def _clock(context: Context) -> CheckResult:
         nothing = found.state is State.ABSENT
         return skip("network.clock-nothing") if nothing else unknown("network.clock-unread", *found.evidence)
     if not found.value.is_synchronised:
-        fix = fix_for("network.clock", needs_root=True)
-        return warn("network.clock-alone", *found.evidence, fix=fix)
+        return warn("network.clock-alone", *found.evidence, fix=fix_for("network.clock", needs_root=True))
     return ok("network.clock-ok", *found.evidence)
 
 

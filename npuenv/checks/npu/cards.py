@@ -63,7 +63,7 @@ def _present(context: Context) -> CheckResult:
     if interface_is_down(context):
         return skip("npu.see-npu-smi")
     if facts.npu.pci_devices.value:
-        fix = fix_for("npu.driver-install")
+        fix = "npu.driver-install"
         return fail("npu.cards-present-pci-only", *looked, fix=fix, count=len(facts.npu.pci_devices.value))
     if not (facts.npu.smi.is_known or facts.npu.smi_trouble.is_known) and (
         nodes is None or facts.npu.smi.state is State.UNKNOWN
@@ -87,8 +87,7 @@ def _nodes_alone(context: Context, looked: tuple[Evidence, ...], count: int) -> 
         return skip("npu.see-npu-smi")
     if npu.smi.is_known:
         reported = npu.smi.evidence[0].line if npu.smi.evidence else ""
-        fix = fix_for("npu.driver-sees-none")
-        return warn("npu.cards-present-none-listed", *looked, fix=fix, count=count, said=reported)
+        return warn("npu.cards-present-none-listed", *looked, fix="npu.driver-sees-none", count=count, said=reported)
     return warn("npu.cards-present-nodes-only", *looked, count=count)
 
 
@@ -192,10 +191,10 @@ def _in_use(context: Context, table: SmiTable, held: list[Card], busy: tuple[int
     if not busy and not held:
         return None
     if not busy:
-        return warn("npu.cards-free-held", *lines, fix=fix_for("npu.card-held"), cards=_labels(held))
+        return warn("npu.cards-free-held", *lines, fix="npu.card-held", cards=_labels(held))
     rows = context.facts.npu.holders.evidence
     if held:
-        return warn("npu.cards-free-both", *lines, *rows, fix=fix_for("npu.card-held"), npus=busy, cards=_labels(held))
+        return warn("npu.cards-free-both", *lines, *rows, fix="npu.card-held", npus=busy, cards=_labels(held))
     holders = context.facts.npu.holders.value or ()
     account = context.facts.machine.account.value
     name = _who(holders, account.uid if account else None)
@@ -248,9 +247,7 @@ def _stuck(context: Context, table: SmiTable) -> CheckResult:
     idle = [card for card in table.cards if card.npu in table.listed and card.npu not in with_process]
     stuck = [card for card in idle if card.busy_percent == _FULL_PERCENT and not _holds_memory(table, card)]
     lines = (Evidence("npu-smi info", f"NPU {card.npu}: {card.busy_percent} %, no process") for card in stuck)
-    reported = (
-        warn("npu.cards-stuck-warn", *lines, fix=fix_for("npu.card-stuck"), cards=_labels(stuck)) if stuck else None
-    )
+    reported = warn("npu.cards-stuck-warn", *lines, fix="npu.card-stuck", cards=_labels(stuck)) if stuck else None
     blind = unread_rows(idle, lambda card: card.busy_percent is not None)
     well = ok("npu.cards-stuck-ok", count=len(idle)) if idle else skip("npu.cards-stuck-skip")
     return worst((reported or _unlisted(table), blind), otherwise=well)
@@ -270,7 +267,7 @@ def _complete(context: Context, table: SmiTable) -> CheckResult:
     evidence = (*context.facts.npu.pci_addresses.evidence, *context.facts.npu.mapped.evidence)
     missing = missing or _between_neighbours(table) or _half_pairs(table)
     if missing:
-        return warn("npu.cards-complete-warn", *evidence, fix=fix_for("npu.card-missing"), cards=missing)
+        return warn("npu.cards-complete-warn", *evidence, fix="npu.card-missing", cards=missing)
     return ok("npu.cards-complete-ok", count=len(table.cards))
 
 
@@ -320,7 +317,7 @@ def _one_kind(context: Context, table: SmiTable) -> CheckResult:
     if len(different) > 1:
         evidence = context.facts.npu.chips.evidence if different is exact else context.facts.npu.smi.evidence
         names_seen = tuple(sorted(different))
-        outcomes.append(warn("npu.cards-one-kind-warn", *evidence, fix=fix_for("npu.one-kind"), names=names_seen))
+        outcomes.append(warn("npu.cards-one-kind-warn", *evidence, fix="npu.one-kind", names=names_seen))
     return worst(outcomes, otherwise=ok("npu.cards-one-kind-ok", count=len(table.cards)))
 
 
@@ -331,7 +328,7 @@ def _whole(context: Context, table: SmiTable) -> CheckResult:
     if not slices:
         return ok("npu.cards-whole-ok")
     if context.framework in _TRAINING:
-        return fail("npu.cards-whole-fail", fix=fix_for("npu.whole-card"), count=len(slices))
+        return fail("npu.cards-whole-fail", fix="npu.whole-card", count=len(slices))
     return ok("npu.cards-whole-slices", count=len(slices))
 
 

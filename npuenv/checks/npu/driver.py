@@ -73,7 +73,7 @@ def _in_use(context: Context, trouble: SmiTrouble) -> CheckResult:
     conflicts = [event for event in npu.kernel.value or () if event.kind == "conflict"]
     lines = [*npu.smi_trouble.evidence, *(Evidence("dmesg", event.line) for event in conflicts)]
     if not holders:
-        return fail("npu.smi-in-use", *lines, fix=fix_for("npu.smi-in-use"), ret=trouble.ret or 0)
+        return fail("npu.smi-in-use", *lines, fix="npu.smi-in-use", ret=trouble.ret or 0)
     pids = tuple(str(claim.root_pid) for claim in holders)
     lines += list(npu.claims.evidence)
     fix = fix_for("npu.smi-in-use-by", pid=pids[0])
@@ -95,14 +95,14 @@ def _init_failed(context: Context, trouble: SmiTrouble) -> CheckResult:
         if nodes.cards and nodes.missing_managers:
             return skip("npu.smi-because", *evidence, ret=trouble.ret, cause=title("devices.managers"))
         if not nodes.cards and in_container:
-            return fail("npu.smi-init-unmounted", *evidence, fix=fix_for("npu.device-flags"), ret=trouble.ret)
+            return fail("npu.smi-init-unmounted", *evidence, fix="npu.device-flags", ret=trouble.ret)
     if not in_container and facts.npu.modules.value == ():
-        return fail("npu.smi-init-not-loaded", *evidence, fix=fix_for("npu.driver-load"), ret=trouble.ret)
+        return fail("npu.smi-init-not-loaded", *evidence, fix="npu.driver-load", ret=trouble.ret)
     changed = facts.npu.changed.value
     if changed is not None and changed.is_after_boot:
-        fix = fix_for("npu.driver-restart-container") if in_container else fix_for("npu.driver-reboot")
+        fix = "npu.driver-restart-container" if in_container else "npu.driver-reboot"
         return fail("npu.smi-init-changed", *evidence, *facts.npu.changed.evidence, fix=fix, ret=trouble.ret)
-    return fail("npu.smi-init-several", *evidence, fix=fix_for("npu.smi-init-several"), ret=trouble.ret)
+    return fail("npu.smi-init-several", *evidence, fix="npu.smi-init-several", ret=trouble.ret)
 
 
 def _mount_or_install(context: Context) -> Fix:
@@ -129,7 +129,7 @@ def _complete(context: Context) -> CheckResult:
     info, table = context.facts.npu.install_info.value, context.facts.npu.smi.value
     status = (info or {}).get("Driver_Install_Status")
     if status not in (None, "complete") or (table is not None and table.is_install_incomplete):
-        return warn("npu.driver-complete-warn", fix=fix_for("npu.driver-install"), status=status or "-")
+        return warn("npu.driver-complete-warn", fix="npu.driver-install", status=status or "-")
     return skip("npu.driver-complete-skip") if info is None else ok("npu.driver-complete-ok")
 
 
@@ -147,7 +147,7 @@ def _agree(context: Context) -> CheckResult:
     changed = context.facts.npu.changed.value
     if changed is not None and changed.is_after_boot and not in_container:
         return skip("npu.driver-agree-reboot")
-    fix = fix_for("npu.driver-restart-container") if in_container else fix_for("npu.driver-reboot")
+    fix = "npu.driver-restart-container" if in_container else "npu.driver-reboot"
     return warn("npu.driver-agree-warn", *evidence, fix=fix, file=driver.version, running=table.driver)
 
 
@@ -175,7 +175,7 @@ def _rebooted(context: Context) -> CheckResult:
     if same:
         return ok("npu.driver-rebooted-alike", *context.facts.npu.changed.evidence, version=table.driver)
     evidence = (*npu.changed.evidence, *npu.driver.evidence, *npu.smi.evidence)
-    fix = fix_for("npu.driver-reboot")
+    fix = "npu.driver-reboot"
     return fail("npu.driver-rebooted-fail", *evidence, fix=fix, file=driver.version, running=table.driver)
 
 
@@ -187,8 +187,7 @@ def _tool(context: Context, table: SmiTable) -> CheckResult:
     tool, driver = _numbers(table.tool)[:2], _numbers(table.driver)[:2]
     if tool == driver:
         return ok("npu.driver-tool-ok", tool=table.tool, driver=table.driver)
-    in_container = context.in_container
-    fix = fix_for("npu.driver-tool-mount") if in_container else fix_for("npu.driver-install")
+    fix = "npu.driver-tool-mount" if context.in_container else "npu.driver-install"
     return warn("npu.driver-tool-warn", fix=fix, tool=table.tool, driver=table.driver)
 
 
@@ -214,7 +213,7 @@ def _firmware(context: Context) -> CheckResult:
     if any(_is_between(driver.version, low, high) for low, high in _ranges(firmware.compatible_driver)):
         return ok("npu.driver-firmware-ok", *lines, version=firmware.version)
     says = {"version": firmware.version, "wanted": driver.compatible_firmware}
-    return fail("npu.driver-firmware-fail", *lines, fix=fix_for("npu.firmware"), **says)
+    return fail("npu.driver-firmware-fail", *lines, fix="npu.firmware", **says)
 
 
 def _ranges(text: str) -> list[tuple[str, str]]:
@@ -240,7 +239,7 @@ def _loaded(context: Context) -> CheckResult:
         return ok("npu.driver-loaded-ok", modules=npu.modules.value[:4])
     if npu.smi_trouble.is_known:
         return skip("npu.see-npu-smi")
-    return fail("npu.driver-loaded-fail", fix=fix_for("npu.driver-load"))
+    return fail("npu.driver-loaded-fail", fix="npu.driver-load")
 
 
 def _libraries(context: Context) -> CheckResult:
@@ -253,7 +252,7 @@ def _libraries(context: Context) -> CheckResult:
         item.command for item in npu.driver_libraries.evidence if item.command not in there and "lib64" in item.command
     )
     if missing:
-        return fail("npu.driver-libraries-fail", fix=fix_for("npu.driver-install"), paths=missing)
+        return fail("npu.driver-libraries-fail", fix="npu.driver-install", paths=missing)
     return ok("npu.driver-libraries-ok", count=len(there))
 
 
@@ -286,9 +285,9 @@ def _line(context: Context, table: SmiTable) -> CheckResult:
     kind = kinds[0]
     series = _numbers(version)[:2]
     if kind != _A5 and series in _A5_SERIES:
-        return fail("npu.driver-line-fail", fix=fix_for("npu.driver-line"), version=version, kind=kind)
+        return fail("npu.driver-line-fail", fix="npu.driver-line", version=version, kind=kind)
     if kind == _A5 and series < min(_A5_SERIES) and series != _A5_POD_SERIES:
-        return fail("npu.driver-line-fail", fix=fix_for("npu.driver-line"), version=version, kind=kind)
+        return fail("npu.driver-line-fail", fix="npu.driver-line", version=version, kind=kind)
     return ok("npu.driver-line-ok", version=version, kind=kind)
 
 
@@ -309,11 +308,11 @@ def _installed_well(_: Context, installer: Installer) -> CheckResult:
         fix = fix_for("npu.installer-tools", tools=installer.missing_tools)
         return fail("npu.installer-tools", fix=fix, tools=installer.missing_tools)
     if installer.outcome == "failed":
-        return fail("npu.installer-failed", fix=fix_for("npu.driver-install"), line=installer.line)
+        return fail("npu.installer-failed", fix="npu.driver-install", line=installer.line)
     if installer.outcome == "unfinished":
-        return warn("npu.installer-unfinished", fix=fix_for("npu.driver-install"), line=installer.line)
+        return warn("npu.installer-unfinished", fix="npu.driver-install", line=installer.line)
     if installer.needs_reboot:
-        return warn("npu.installer-reboot", fix=fix_for("npu.driver-reboot"), line=installer.line)
+        return warn("npu.installer-reboot", fix="npu.driver-reboot", line=installer.line)
     return ok("npu.installer-ok", line=installer.line)
 
 
@@ -331,12 +330,12 @@ def _mounts(context: Context) -> CheckResult:
         missing.append("npu-smi")
     libraries = [path for path in missing if "lib64" in path]
     if libraries:
-        return fail("npu.container-mounts-fail", fix=fix_for("npu.driver-mount"), paths=tuple(missing))
+        return fail("npu.container-mounts-fail", fix="npu.driver-mount", paths=tuple(missing))
     if missing:
-        return warn("npu.container-mounts-warn", fix=fix_for("npu.driver-mount"), paths=tuple(missing))
+        return warn("npu.container-mounts-warn", fix="npu.driver-mount", paths=tuple(missing))
     info = facts.npu.install_info
     if info.state is State.ABSENT and facts.npu.driver.is_known and not _is_by_runtime(context):
-        return warn("npu.container-mounts-info", *info.evidence, fix=fix_for("npu.driver-mount"), path=INSTALL_INFO)
+        return warn("npu.container-mounts-info", *info.evidence, fix="npu.driver-mount", path=INSTALL_INFO)
     return ok("npu.container-mounts-ok")
 
 

@@ -108,8 +108,7 @@ def _damage(
 ) -> CheckResult:
     """The result for damaged files, whose packages are installed again."""
     names = tuple(item.owner for item in items)
-    fix = restore(context, names)
-    return make(says, *_lines(items, how), fix=fix, count=_sum(items), packages=names[:_SHOWN])
+    return make(says, *_lines(items, how), fix=restore(context, names), count=_sum(items), packages=names[:_SHOWN])
 
 
 def _breaks_something(context: Context, altered: Iterable[Owned]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os.path
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, CheckResult, Context, fail, fix_for, given, ok, skip, warn
+from npuenv.checks.base import Check, CheckResult, Context, fail, given, ok, skip, warn
 from npuenv.checks.python.damage import cause_of_library, damaged
 from npuenv.checks.python.imports import cause_of_missing, library_fix
 from npuenv.checks.python.installed import accepts
@@ -31,7 +31,7 @@ def _owners(context: Context, python: Python) -> CheckResult:
     if others or twice:
         names = tuple(" + ".join(item.owners) for item in others) + tuple(twice)
         evidence += [Evidence(name, text) for name, text in twice.items()]
-        return warn("python.shared-warn", *evidence, fix=fix_for("python.shared"), packages=names)
+        return warn("python.shared-warn", *evidence, fix="python.shared", packages=names)
     return ok("python.shared-ok", count=len(python.distributions))
 
 
@@ -66,7 +66,7 @@ def _machines(context: Context, elf: Elf) -> CheckResult:
     evidence = tuple(Evidence(path, what) for path, what in bad.items())
     names = tuple(os.path.basename(path) for path in bad)
     arch = context.facts.machine.arch.value or "-"
-    return fail("python.machines-fail", *evidence, fix=fix_for("python.machines"), files=names[:_SHOWN], arch=arch)
+    return fail("python.machines-fail", *evidence, fix="python.machines", files=names[:_SHOWN], arch=arch)
 
 
 @given(lambda context: context.facts.python.elf.value, "python.no-elf")
@@ -120,7 +120,7 @@ def _runtimes(_: Context, elf: Elf) -> CheckResult:
     first = elf.versions[0]
     names = tuple(dict.fromkeys(os.path.basename(each.path) for each in elf.versions))
     args = {"files": names[:_SHOWN], "version": first.version, "library": first.library, "has": first.has or "-"}
-    return fail("python.runtimes-fail", *evidence, fix=fix_for("python.glibc"), **args)
+    return fail("python.runtimes-fail", *evidence, fix="python.glibc", **args)
 
 
 @given(lambda context: context.facts.python.elf.value, "python.no-elf")
@@ -137,7 +137,7 @@ def _symbols(context: Context, elf: Elf) -> CheckResult:
     if cause is not None:
         return skip("python.because", cause=cause)
     args = {"files": names[:_SHOWN], "torch": torch, "torch_npu": torch_npu}
-    return fail("python.symbols-fail", *evidence, fix=fix_for("python.symbol-torch"), **args)
+    return fail("python.symbols-fail", *evidence, fix="python.symbol-torch", **args)
 
 
 def _is_pair(context: Context) -> bool:

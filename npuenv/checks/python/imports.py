@@ -246,7 +246,7 @@ def _by_other_signs(context: Context, found: Import, text: str, evidence: tuple[
         return fail("python.import-shell", *evidence, fix=_again(context, found.module), module=found.module)
     if _NUMPY.search(text):
         numpy = context.version("numpy") or "-"
-        fix = fix_for("python.numpy-clash")
+        fix = "python.numpy-clash"
         return fail("python.import-numpy", *evidence, fix=fix, module=found.module, numpy=numpy)
     return None
 

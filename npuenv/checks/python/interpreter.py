@@ -48,7 +48,7 @@ def _found(context: Context) -> CheckResult:
         return fail("python.python-found-crash", *fact.evidence, fix=fix, line=line)
     if fact.state is State.UNKNOWN:
         return unknown("python.python-found-mute", *fact.evidence, line=line or "-")
-    return fail("python.python-found-fail", *fact.evidence, fix=fix_for("python.python-install"))
+    return fail("python.python-found-fail", *fact.evidence, fix="python.python-install")
 
 
 @given(lambda context: context.python, "no-python")
@@ -74,8 +74,7 @@ def _supported_by_torch(context: Context, numbers: tuple[int, ...], short: str) 
     if numbers >= min(map(_release_key, offered), default=_OLDEST):
         return ok("python.python-version-ok", version=short)
     fix = fix_for("python.python-version", ("npuenv", "install", "--for", "cpu"))
-    shown = tuple(sorted(offered, key=_release_key))
-    return fail("python.python-version-cpu", fix=fix, version=short, offered=shown)
+    return fail("python.python-version-cpu", fix=fix, version=short, offered=tuple(sorted(offered, key=_release_key)))
 
 
 def _release_key(text: str) -> tuple[int, ...]:
@@ -125,7 +124,7 @@ def _readable(context: Context) -> CheckResult:
     if not shut:
         return ok("python.readable-ok", count=len(packages.path))
     locations = tuple(item.command for item in shut[:_SHOWN])
-    return fail("python.readable-fail", *shut, fix=fix_for("python.readable"), folders=locations)
+    return fail("python.readable-fail", *shut, fix="python.readable", folders=locations)
 
 
 @given(lambda context: context.facts.python.packages.value, "no-python")
@@ -161,7 +160,7 @@ def _editable(_: Context, packages: Packages) -> CheckResult:
         return ok("python.editable-ok", count=sum(each.is_editable for each in packages.origins.values()))
     names = tuple(dict.fromkeys(item.command for item in gone))
     verdict = fail if packages.gone_sources else warn
-    return verdict("python.editable-gone", *gone, fix=fix_for("python.editable"), packages=names[:_SHOWN])
+    return verdict("python.editable-gone", *gone, fix="python.editable", packages=names[:_SHOWN])
 
 
 @given(lambda context: context.facts.python.packages.value, "no-python")
@@ -177,8 +176,7 @@ def _shadowed(_: Context, packages: Packages) -> CheckResult:
     is_left = not first.over
     names = tuple(dict.fromkeys(each.module for each in shadows))
     if is_left:
-        fix = fix_for("python.unowned")
-        return warn("python.shadowed-unowned", *evidence, fix=fix, modules=names, place=first.place)
+        return warn("python.shadowed-unowned", *evidence, fix="python.unowned", modules=names, place=first.place)
     return fail("python.shadowed-fail", *evidence, fix=_leave(first), modules=names, place=first.place)
 
 

@@ -396,8 +396,7 @@ def _mindspeed(context: Context) -> CheckResult:
         return skip("python.mindspeed-skip")
     if (int(match.group(1)), int(match.group(2))) >= (0, 12):
         return ok("python.mindspeed-ok", mindspeed=has)
-    fix = fix_for("python.mindspeed")
-    return warn("python.mindspeed-old", *lines(context, "mindspeed", "verl"), fix=fix, mindspeed=has)
+    return warn("python.mindspeed-old", *lines(context, "mindspeed", "verl"), fix="python.mindspeed", mindspeed=has)
 
 
 _NUMPY = "matrix cann: numpy"

@@ -66,7 +66,7 @@ def _pair(context: Context) -> CheckResult:
         return unknown("python.vllm-unknown", *evidence, vllm=vllm, ascend=ascend)
     if public(_reported_version(context, vllm)) == public(row.vllm):
         if is_for_gpus(vllm):
-            return warn("python.vllm-gpu", *evidence, fix=fix_for("python.vllm-gpu"), vllm=vllm)
+            return warn("python.vllm-gpu", *evidence, fix="python.vllm-gpu", vllm=vllm)
         return _transformers(context, row) or ok("python.vllm-ok", *evidence, vllm=vllm, ascend=ascend)
     fitting = _fitting_plugin(context)
     if fitting is not None:
@@ -158,7 +158,7 @@ def _build(context: Context) -> CheckResult:
     if not compiled:
         return ok("python.vllm-build-ok", vllm=vllm)
     evidence = tuple(Evidence(where(context), path) for path in compiled)
-    return warn("python.vllm-build-cuda", *evidence, fix=fix_for("python.vllm-gpu"), vllm=vllm)
+    return warn("python.vllm-build-cuda", *evidence, fix="python.vllm-gpu", vllm=vllm)
 
 
 def _needs(context: Context) -> CheckResult:

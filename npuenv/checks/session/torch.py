@@ -237,8 +237,7 @@ def _engine(context: Context) -> CheckResult:
     if context.setting("VLLM_USE_V1") != "0" or not _has(context, "vllm-ascend", _NO_V0_SINCE):
         return ok("session.engine-ok")
     fix = fix_for("session.engine", ("unset", "VLLM_USE_V1"))
-    version = context.installed["vllm-ascend"]
-    return fail("session.engine-v0", context.line("VLLM_USE_V1"), fix=fix, version=version)
+    return fail("session.engine-v0", context.line("VLLM_USE_V1"), fix=fix, version=context.installed["vllm-ascend"])
 
 
 def _fork(context: Context) -> CheckResult:
