@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,7 +13,7 @@ from npuenv.core.finding import PROBLEMS, WORST_FIRST, Fix, Status
 from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from npuenv.core.plan import Condition
     from npuenv.facts.cann.toolkit import Cann
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from npuenv.resolve.types import Stack
 
 T = TypeVar("T")
+_OfText = Callable[["Context", str], "CheckResult | None"]
 NPU_FRAMEWORKS = frozenset({"verl", "roll", "vllm-ascend", "torch-npu"})
 FRAMEWORKS = NPU_FRAMEWORKS | {"cpu"}
 # The first part of a check's id -> the message catalogue `check_NAME` with its title.
@@ -183,6 +185,28 @@ def given(
         def check(context: Context) -> CheckResult:
             value = value_of(context)
             return skip(otherwise) if value is None else judge(context, value)
+
+        return check
+
+    return decorate
+
+
+def of_variable(name: str, stem: str, *, unset: str = "") -> Callable[[_OfText], Callable[[Context], CheckResult]]:
+    """Decorates a check of one variable: the function gets its value, and may leave to this what most results share.
+
+    Without a value, or a result, the check is `STEM-ok` (`unset`: another name for the former). A result shows the
+    variable; one of a problem has the fix to unset it, with the message of `STEM`.
+    """
+
+    def decorate(judge: _OfText) -> Callable[[Context], CheckResult]:
+        @functools.wraps(judge)
+        def check(context: Context) -> CheckResult:
+            value = context.setting(name)
+            found = judge(context, value) if value else ok(unset) if unset else None
+            if found is None or not value:
+                return found or ok(f"{stem}-ok")
+            fix = found.fix or (fix_for(stem, ("unset", name)) if found.status in PROBLEMS else None)
+            return CheckResult(found.status, found.says, fix, found.evidence or (context.line(name),))
 
         return check
 

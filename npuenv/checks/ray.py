@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import NPU_FRAMEWORKS, Check, card_check, fail, fix_for, given, ok, skip, unknown, warn
 from npuenv.checks.python.installed import accepts
-from npuenv.checks.session.torch import NOSET
+from npuenv.checks.session.variables import NOSET
 from npuenv.core.fact import Evidence
 from npuenv.facts.ray.status import ClusterStatus, Lack, StatusRefusal, unsatisfiable_demand
 

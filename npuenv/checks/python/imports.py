@@ -15,10 +15,12 @@ from npuenv.core.fact import Evidence, State
 from npuenv.facts.python import tried
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from npuenv.core.finding import Fix
     from npuenv.facts.python.interpreter import Import
+
+    _Lines = tuple[Evidence, ...]
 
 _MEASURED = "measured with torch 2.13.0+cpu and torch-npu 2.13.0"
 _LIBRARY = re.compile(r"(lib[\w.+-]+\.so[\w.]*): cannot open")
@@ -39,8 +41,10 @@ _OF_CXX = re.compile(
     r"undefined symbol: (?:_ZN?K?S[a-z]|_ZN?K?9__gnu_cxx|_ZN10__cxxabiv1|_ZT[VIS]|__cxa_)|, version (?:GLIBCXX|CXXABI)_"
 )
 _MODULE = re.compile(r"No module named '([\w.]+)'")
-_TLS = re.compile(r"(\S+): cannot allocate memory in static TLS block")
 _NUMPY = re.compile(r"NumPy 1\.x cannot be run|requires NumPy 2|multiarray failed to import|removed in the NumPy 2")
+_TLS = re.compile(r"(\S+): cannot allocate memory in static TLS block")
+_TWO = re.compile("Two accelerators cannot be used")
+_SHELL = re.compile(r"is an empty shell|\(unknown location\)")
 
 
 def _torch(context: Context) -> CheckResult:
@@ -131,8 +135,9 @@ def _imported(context: Context, found: Import | None, name: str, evidence: tuple
         return skip("python.import-because", module=found.module, cause=damage)
     evidence = tuple(Evidence(item.command, text) for item in evidence[:1] for text in found.errors or (found.crash,))
     for text in reversed(found.errors):
-        for look in _KINDS:
-            verdict = look(context, found, text, evidence)
+        for sign, judge in _KINDS:
+            match = sign.search(text)
+            verdict = judge(context, found, match, evidence) if match else None
             if verdict is not None:
                 return verdict
     owner = _owner(context, found.module)
@@ -141,23 +146,17 @@ def _imported(context: Context, found: Import | None, name: str, evidence: tuple
     return fail("python.import-fail", *evidence, fix=fix, module=found.module, error=found.innermost)
 
 
-def _by_library(context: Context, found: Import, text: str, evidence: tuple[Evidence, ...]) -> CheckResult | None:
-    match = _LIBRARY.search(text)
-    if match is None:
-        return None
-    library, fix = match.group(1), library_fix(context, match.group(1))
+def _by_library(context: Context, found: Import, match: re.Match[str], evidence: _Lines) -> CheckResult:
+    library, fix = match[1], library_fix(context, match[1])
     cause = cause_of_missing(context, library)
     if cause is not None:
         return skip("python.import-because", module=found.module, cause=cause)
     elf = context.facts.python.elf.value
-    lies_in = (
-        next((each.lies_in for each in elf.missing if each.library == library and each.lies_in), "") if elf else ""
-    )
-    if lies_in:
-        return fail(
-            "python.import-library-at", *evidence, fix=fix, module=found.module, library=library, folder=lies_in
-        )
-    return fail("python.import-library", *evidence, fix=fix, module=found.module, library=library)
+    missing = [each for each in elf.missing if each.library == library and each.lies_in] if elf else []
+    says = {"module": found.module, "library": library}
+    if missing:
+        return fail("python.import-library-at", *evidence, fix=fix, **says, folder=missing[0].lies_in)
+    return fail("python.import-library", *evidence, fix=fix, **says)
 
 
 def cause_of_missing(context: Context, library: str) -> str | None:
@@ -182,10 +181,7 @@ def _driver_cause(context: Context, library: str) -> str | None:
     return "driver.npu-smi" if npu.smi_trouble.value and npu.smi_trouble.value.library else "driver.library-path"
 
 
-def _by_version(context: Context, found: Import, text: str, evidence: tuple[Evidence, ...]) -> CheckResult | None:
-    match = _VERSION.search(text)
-    if match is None:
-        return None
+def _by_version(context: Context, found: Import, match: re.Match[str], evidence: _Lines) -> CheckResult:
     library, version = match.groups()
     folder = _folder_of_path(context, library)
     fix = fix_for("machine.cxx-path", folder=folder) if folder else fix_for("python.glibc")
@@ -198,20 +194,17 @@ def _folder_of_path(context: Context, file: str) -> str:
     return folder if folder in context.loader_path else ""
 
 
-def _by_shadow(context: Context, found: Import, text: str, evidence: tuple[Evidence, ...]) -> CheckResult | None:
+def _by_shadow(context: Context, found: Import, match: re.Match[str], evidence: _Lines) -> CheckResult | None:
     """A C++ symbol missing from the library copy on LD_LIBRARY_PATH: neither the package nor the system is at fault."""
-    match, library = _SYMBOL.search(text), context.facts.machine.libstdcxx.value
-    if match is None or library is None or not library.is_from_path or not _OF_CXX.search(text):
+    library = context.facts.machine.libstdcxx.value
+    if library is None or not library.is_from_path or not _OF_CXX.search(match.string):
         return None
     shown = (*evidence, *context.facts.machine.libstdcxx.evidence)
     fix = fix_for("machine.cxx-path", folder=library.path.rpartition("/")[0])
     return fail("python.import-shadow", *shown, fix=fix, module=found.module, symbol=match[2], path=library.path)
 
 
-def _by_symbol(context: Context, found: Import, text: str, evidence: tuple[Evidence, ...]) -> CheckResult | None:
-    match = _SYMBOL.search(text)
-    if match is None:
-        return None
+def _by_symbol(context: Context, found: Import, match: re.Match[str], evidence: _Lines) -> CheckResult:
     file, symbol = match.groups()
     kind = "nnal" if "3atb" in symbol else "abi" if symbol.startswith(("_Py", "Py")) else "torch"
     is_torch = re.match(r"_ZN[KV]?(3c10|2at|5torch|7c10_npu|6at_npu)", symbol)
@@ -219,10 +212,7 @@ def _by_symbol(context: Context, found: Import, text: str, evidence: tuple[Evide
     return fail("python.import-symbol", *evidence, fix=fix, module=found.module, file=file, symbol=symbol)
 
 
-def _by_module(context: Context, found: Import, text: str, evidence: tuple[Evidence, ...]) -> CheckResult | None:
-    match = _MODULE.search(text)
-    if match is None:
-        return None
+def _by_module(context: Context, found: Import, match: re.Match[str], evidence: _Lines) -> CheckResult:
     name = match.group(1)
     top = name.split(".")[0]
     if top == found.module:
@@ -234,24 +224,31 @@ def _by_module(context: Context, found: Import, text: str, evidence: tuple[Evide
     return fail("python.import-module", *evidence, fix=fix, module=found.module, name=name)
 
 
-def _by_other_signs(context: Context, found: Import, text: str, evidence: tuple[Evidence, ...]) -> CheckResult | None:
-    match = _TLS.search(text)
-    if match is not None:
-        fix = fix_for("python.static-tls", ("export", f"LD_PRELOAD={match.group(1)}"))
-        return fail("python.import-static-tls", *evidence, fix=fix, module=found.module, library=match.group(1))
-    if "Two accelerators cannot be used" in text:
+def _by_other_signs(context: Context, found: Import, match: re.Match[str], evidence: _Lines) -> CheckResult:
+    if match.re is _TLS:
+        fix = fix_for("python.static-tls", ("export", f"LD_PRELOAD={match[1]}"))
+        return fail("python.import-static-tls", *evidence, fix=fix, module=found.module, library=match[1])
+    if match.re is _TWO:
         fix = fix_for("python.autoload", ("export", "TORCH_DEVICE_BACKEND_AUTOLOAD=0"))
         return fail("python.import-autoload", *evidence, fix=fix, module=found.module)
-    if "is an empty shell" in text or "(unknown location)" in text:
+    if match.re is _SHELL:
         return fail("python.import-shell", *evidence, fix=_again(context, found.module), module=found.module)
-    if _NUMPY.search(text):
-        numpy = context.version("numpy") or "-"
-        fix = "python.numpy-clash"
-        return fail("python.import-numpy", *evidence, fix=fix, module=found.module, numpy=numpy)
-    return None
+    numpy = context.version("numpy") or "-"
+    return fail("python.import-numpy", *evidence, fix="python.numpy-clash", module=found.module, numpy=numpy)
 
 
-_KINDS = (_by_library, _by_version, _by_shadow, _by_symbol, _by_module, _by_other_signs)
+# What an error says -> the result; the first that applies counts.
+_KINDS: Sequence[tuple[re.Pattern[str], Callable[[Context, Import, re.Match[str], _Lines], CheckResult | None]]] = (
+    (_LIBRARY, _by_library),
+    (_VERSION, _by_version),
+    (_SYMBOL, _by_shadow),
+    (_SYMBOL, _by_symbol),
+    (_MODULE, _by_module),
+    (_TLS, _by_other_signs),
+    (_TWO, _by_other_signs),
+    (_SHELL, _by_other_signs),
+    (_NUMPY, _by_other_signs),
+)
 
 
 def _owner(context: Context, module: str) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from npuenv.checks.base import Check, CheckResult, Context, card_check, fail, fix_for, ok, skip, warn
-from npuenv.checks.session import torch as session_torch
+from npuenv.checks.base import Check, CheckResult, Context, card_check, fail, fix_for, of_variable, ok, skip, warn
 from npuenv.checks.session import variables
 from npuenv.checks.session.variables import hccl_values
 from npuenv.core.fact import Evidence
@@ -33,17 +32,15 @@ def _hccl(context: Context) -> CheckResult:
     return ok("session.hccl-ok")
 
 
-def _mode(context: Context) -> CheckResult:
+@of_variable("HCCL_OP_EXPANSION_MODE", "session.hccl-mode")
+def _mode(context: Context, mode: str) -> CheckResult | None:
     """The operator expansion mode against the chip. Only the 950 line rejects unsupported ones; others fall back."""
-    mode, chip = context.setting("HCCL_OP_EXPANSION_MODE"), context.generation
-    takes = _MODES.get(chip, ())
-    if not mode or not takes or mode.casefold() in {item.casefold() for item in takes}:
-        return ok("session.hccl-mode-ok")
-    fix = fix_for("session.hccl-mode", ("unset", "HCCL_OP_EXPANSION_MODE"))
-    evidence = context.line("HCCL_OP_EXPANSION_MODE")
-    if chip == "950":
-        return fail("session.hccl-mode-refused", evidence, fix=fix, mode=mode, takes=takes)
-    return warn("session.hccl-mode-lost", evidence, fix=fix, mode=mode, takes=takes)
+    takes = _MODES.get(context.generation, ())
+    if not takes or mode.casefold() in {item.casefold() for item in takes}:
+        return None
+    if context.generation == "950":
+        return fail("session.hccl-mode-refused", mode=mode, takes=takes)
+    return warn("session.hccl-mode-lost", mode=mode, takes=takes)
 
 
 def _links(context: Context) -> CheckResult:
@@ -52,22 +49,18 @@ def _links(context: Context) -> CheckResult:
     if (pcie, roce) in (("1", "1"), ("0", ""), ("", "0")):
         names = ("HCCL_INTRA_PCIE_ENABLE", "HCCL_INTRA_ROCE_ENABLE")
         fix = fix_for("session.hccl-links", *(("unset", name) for name in names))
-        lines = (context.line(name) for name in names)
-        return warn("session.hccl-links-wrong", *lines, fix=fix, pcie=pcie or "-", roce=roce or "-")
+        return warn("session.hccl-links-wrong", *map(context.line, names), fix=fix, pcie=pcie or "-", roce=roce or "-")
     return ok("session.hccl-links-ok")
 
 
-def _event_timeout(context: Context) -> CheckResult:
+@of_variable("HCCL_EVENT_TIMEOUT", "session.event-timeout")
+def _event_timeout(context: Context, event: str) -> CheckResult | None:
     """torch_npu's event timeout must be longer than HCCL's, or the watchdog's error replaces HCCL's."""
-    names = ("HCCL_EVENT_TIMEOUT", "HCCL_EXEC_TIMEOUT")
-    event, execute = (context.setting(name) for name in names)
-    if not (event.isdigit() and execute.isdigit()) or int(event) == 0:
-        return ok("session.event-timeout-ok")
-    if int(execute) != 0 and int(event) > int(execute):
-        return ok("session.event-timeout-ok")
-    fix = fix_for("session.event-timeout", ("unset", "HCCL_EVENT_TIMEOUT"))
-    lines = (context.line(name) for name in names)
-    return warn("session.event-timeout-short", *lines, fix=fix, event=event, execute=execute)
+    execute = context.setting("HCCL_EXEC_TIMEOUT")
+    if not (event.isdigit() and execute.isdigit()) or int(event) == 0 or 0 < int(execute) < int(event):
+        return None
+    lines = map(context.line, ("HCCL_EVENT_TIMEOUT", "HCCL_EXEC_TIMEOUT"))
+    return warn("session.event-timeout-short", *lines, event=event, execute=execute)
 
 
 def _undone(context: Context) -> CheckResult:
@@ -88,13 +81,13 @@ def _undone(context: Context) -> CheckResult:
     return ok("session.hccl-pair-ok")
 
 
-def _whitelist(context: Context) -> CheckResult:
+@of_variable("HCCL_WHITELIST_DISABLE", "session.whitelist")
+def _whitelist(context: Context, value: str) -> CheckResult | None:
     """HCCL_WHITELIST_DISABLE=0 enables a check that needs a file."""
-    if context.setting("HCCL_WHITELIST_DISABLE") != "0" or context.setting("HCCL_WHITELIST_FILE"):
-        return ok("session.whitelist-ok")
-    fix = fix_for("session.whitelist", ("unset", "HCCL_WHITELIST_DISABLE"))
-    lines = (context.line("HCCL_WHITELIST_DISABLE"), context.line("HCCL_WHITELIST_FILE"))
-    return fail("session.whitelist-no-file", *lines, fix=fix)
+    if value != "0" or context.setting("HCCL_WHITELIST_FILE"):
+        return None
+    lines = map(context.line, ("HCCL_WHITELIST_DISABLE", "HCCL_WHITELIST_FILE"))
+    return fail("session.whitelist-no-file", *lines)
 
 
 _EVENT_TIMEOUT = "Ascend/pytorch docs/zh/api/environment_variable/collective_communication/HCCL_EVENT_TIMEOUT.md"
@@ -124,22 +117,17 @@ def _proxy(context: Context) -> CheckResult:
     dead = [name for name, is_there in listen.items() if not is_there]
     if dead:
         fix = fix_for("network.proxy", ("unset", *dead))
-        return fail(
-            "network.proxy-dead", *context.facts.network.proxies_listen.evidence, fix=fix, variables=tuple(dead)
-        )
+        lines = context.facts.network.proxies_listen.evidence
+        return fail("network.proxy-dead", *lines, fix=fix, variables=tuple(dead))
     return ok("network.proxy-ok", *context.facts.network.proxies_listen.evidence, count=len(proxies))
 
 
 def _interface(context: Context) -> CheckResult:
-    environment = context.environment
-    if environment.get("NCCL_SOCKET_IFNAME") and not (
-        environment.get("HCCL_SOCKET_IFNAME") or environment.get("HCCL_IF_IP")
-    ):
-        name = environment["NCCL_SOCKET_IFNAME"]
-        line = Evidence("environment", f"NCCL_SOCKET_IFNAME={name}")
-        fix = fix_for("network.interface", ("export", f"HCCL_SOCKET_IFNAME={name}"))
-        return warn("network.interface-nccl", line, fix=fix)
-    return ok("network.interface-ok")
+    name, *others = map(context.environment.get, ("NCCL_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME", "HCCL_IF_IP"))
+    if not name or any(others):
+        return ok("network.interface-ok")
+    fix = fix_for("network.interface", ("export", f"HCCL_SOCKET_IFNAME={name}"))
+    return warn("network.interface-nccl", context.line("NCCL_SOCKET_IFNAME"), fix=fix)
 
 
 def _debugging(context: Context) -> CheckResult:
@@ -148,7 +136,7 @@ def _debugging(context: Context) -> CheckResult:
     if not left:
         return ok("session.debugging-ok")
     fix = fix_for("session.debugging", *(("unset", name) for name in left))
-    return warn("session.debugging-on", *(context.line(name) for name in left), fix=fix, names=tuple(left))
+    return warn("session.debugging-on", *map(context.line, left), fix=fix, names=tuple(left))
 
 
 def _preload(context: Context) -> CheckResult:
@@ -201,15 +189,15 @@ _PYTHON_PATH = "verl-qwen3.5 install guide, trouble 3 and 4; python -h PYTHONHOM
 CHECKS = (
     Check("session.proxy", ("network.proxies",), "verl-qwen3.5 install guide, first aid", _proxy),
     card_check("session.interface", (), "HCCL environment variables: HCCL_SOCKET_IFNAME", _interface),
-    *session_torch.CHECKS,
+    *variables.TORCH_NPU,
     card_check("session.hccl", (), _DOCS.format("*"), _hccl),
     card_check("session.hccl-mode", (), _DOCS.format("HCCL_OP_EXPANSION_MODE"), _mode),
     card_check("session.hccl-links", (), _DOCS.format("HCCL_INTRA_ROCE_ENABLE"), _links),
     card_check("session.event-timeout", (), _EVENT_TIMEOUT, _event_timeout),
     card_check("session.hccl-pair", (), f"{_DOCS.format('HCCL_DETERMINISTIC')}; HCCL_OP_RETRY_ENABLE.md", _undone),
     card_check("session.whitelist", (), _DOCS.format("HCCL_WHITELIST_DISABLE"), _whitelist),
-    *session_torch.ENGINES,
-    *variables.CHECKS,
+    *variables.ABOVE,
+    *variables.TABLED,
     card_check(
         "session.debugging",
         (),
