@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import Message
 from npuenv.smoke.learning import accuracy_rises, is_calibrated, too_little
-from npuenv.smoke.machine import MACHINE
 from npuenv.smoke.reading import Reading, finding, number
 from npuenv.smoke.run import METRICS
-from npuenv.smoke.second_opinion import QUESTIONS as SECOND_OPINION
-from npuenv.smoke.second_opinion import WRONG
+from npuenv.smoke.stages import MACHINE, SECOND_OPINION, WRONG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

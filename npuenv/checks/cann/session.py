@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 from npuenv.checks.base import NPU_FRAMEWORKS, CheckResult, Context, card_check, fail, fix_for, given, ok, skip, warn
 from npuenv.checks.python.installed import accepts
 from npuenv.core import versions
-from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import Status
 
 if TYPE_CHECKING:
     from npuenv.core.finding import Fix
-    from npuenv.facts.cann.toolkit import Cann, CannPath, Installs, Nnal
+    from npuenv.facts.cann.toolkit import CannPath, Installs, Nnal
 
 
 _LISTS = ("LD_LIBRARY_PATH", "PYTHONPATH", "PATH")
@@ -60,18 +59,16 @@ def broken_link(context: Context) -> BrokenLink | None:
     for path in installs.dangling:
         beside = [item for item in installs.found if posixpath.dirname(item.root) == posixpath.dirname(path)]
         if beside:
-            newest = max(beside, key=lambda item: _release(item.version))
+            # Names that are not releases come before all releases.
+            newest = max(beside, key=lambda item: release_of(item.version) or versions.cann("0.0.0"))
             fix = fix_for("cann.link", ("ln", "-sfn", newest.root, path), needs_root=True)
             return BrokenLink(path, newest.root, newest.version, fix)
     return None
 
 
-def _release(text: str) -> versions.Version:
-    """A sort key: names that are not releases come before all releases."""
-    try:
-        return versions.cann(text)
-    except BadInput:
-        return versions.cann("0.0.0")
+def release_of(text: str) -> versions.Version | None:
+    """The release with this number; None for a name that is none."""
+    return versions.cann(text) if versions.is_cann(text) else None
 
 
 @given(lambda context: context.facts.cann.installs.value, "no-cann")
@@ -190,18 +187,14 @@ def _writable(context: Context) -> CheckResult:
     return warn("cann.writable-shut", evidence, fix=fix, path=shut.path, state=shut.state)
 
 
+_STUBS = "vllm-project/vllm-ascend#661: devlib is for builds; libascendcl of devlib: stub library cannot be used"
 _PYTHON_PACKAGES = "Ascend/pytorch#7; CANN installation guide, Python dependencies"
 _WRITABLE = "hiascend environment variables ASCEND_CACHE_PATH, ASCEND_PROCESS_LOG_PATH; vllm-project/vllm-ascend#433"
 CHECKS = (
     card_check("cann.links", ("cann.installs",), "sgl-project/sgl-kernel-npu#460; hiyouga/LlamaFactory#5189", _links),
     card_check("cann.one-version", ("cann.entries",), "CANN set_env.sh; hw-native-sys/PTOAS#837", _one_version),
     card_check("cann.gone", ("cann.entries",), "CANN set_env.sh (9.1 removes older entries for this)", _gone),
-    card_check(
-        "cann.stand-ins",
-        (),
-        "vllm-project/vllm-ascend#661: devlib is for builds; libascendcl of devlib: stub library cannot be used",
-        _stand_ins,
-    ),
+    card_check("cann.stand-ins", (), _STUBS, _stand_ins),
     card_check("cann.python-path", ("cann.entries",), "CANN 8.0 set_env.sh: PYTHONPATH", _python_path),
     card_check("cann.python-packages", ("python.interpreter",), _PYTHON_PACKAGES, _python_packages),
     card_check("cann.gcc", ("cann.compilers",), "vllm-project/vllm-ascend docs/source/installation.md", _gcc, level=1),
@@ -216,7 +209,9 @@ _INSTALL = "vllm-project/vllm-ascend docs/source/installation.md"
 def _nnal(context: Context) -> CheckResult:
     nnal, cann = context.facts.cann.nnal.value, context.cann
     if nnal is not None:
-        if cann is not None and not _same_series(nnal.version, cann):
+        releases = [release_of(each.version) for each in (nnal, cann) if each]
+        # an unreadable number proves no mismatch
+        if cann is not None and len({release.series for release in releases if release}) > 1:
             fix = fix_for("cann.nnal-install", version=cann.version)
             return warn("cann.nnal-other", fix=fix, nnal=nnal.version, cann=cann.version)
         return ok("cann.nnal-ok", version=nnal.version)
@@ -224,13 +219,6 @@ def _nnal(context: Context) -> CheckResult:
         return skip("no-cann")
     fix = fix_for("cann.nnal-install", version=cann.version)
     return fail("cann.nnal-fail", fix=fix) if context.framework in NPU_FRAMEWORKS else warn("cann.nnal-fail", fix=fix)
-
-
-def _same_series(version: str, cann: Cann) -> bool:
-    try:
-        return versions.cann(version).series == versions.cann(cann.version).series
-    except BadInput:
-        return True  # an unreadable number proves no mismatch
 
 
 def _script(nnal: Nnal) -> str:

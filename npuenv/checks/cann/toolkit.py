@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import NPU_FRAMEWORKS, CheckResult, Context, card_check, fail, fix_for, ok, skip, unknown, warn
 from npuenv.checks.cann import session as cann_session
-from npuenv.checks.cann.session import source
+from npuenv.checks.cann.session import release_of, source
 from npuenv.checks.python.installed import resolve_here
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
@@ -30,13 +30,6 @@ _VENDORS = "CANN custom operator deployment: vendors, ASCEND_CUSTOM_OPP_PATH"
 _VERSION_FILES = "version.info of CANN 8.2.RC1 toolkit and 8.3 opp_kernel"
 
 
-def _release(text: str) -> versions.Version | None:
-    try:
-        return versions.cann(text)
-    except BadInput:
-        return None
-
-
 def _parts(context: Context) -> CheckResult:
     """The releases of compiler, runtime, opp, toolkit and hccl, by their version files, else by version.cfg."""
     parts, config = context.facts.cann.parts.value or (), context.facts.cann.running.value
@@ -44,17 +37,16 @@ def _parts(context: Context) -> CheckResult:
     for name, release in (config.running if config else {}).items():
         named.setdefault(name, (release, Evidence("version.cfg", f"{name}_running_version {release}")))
     named.pop("opp_kernel", None)  # the kernels package has its own check
-    read = {name: (release, version, path) for name, (release, path) in named.items() if (version := _release(release))}
+    read = {name: version for name, (text, _) in named.items() if (version := release_of(text))}
     if not read:
         return skip("cann.parts-skip")
-    oldest = min(read.items(), key=lambda item: item[1][1])
-    newest = max(read.items(), key=lambda item: item[1][1])
-    if oldest[1][1] == newest[1][1]:
-        return ok("cann.parts-ok", release=oldest[1][0], count=len(read))
-    says = {"old": oldest[0], "old_release": oldest[1][0], "new": newest[0], "new_release": newest[1][0]}
-    lines = (oldest[1][2], newest[1][2])
-    is_far = oldest[1][1].series != newest[1][1].series
-    return (fail if is_far else warn)("cann.parts-mixed", *lines, fix="cann.parts", **says)
+    old, new = (end(read, key=lambda name: read[name]) for end in (min, max))
+    (old_release, old_line), (new_release, new_line) = named[old], named[new]
+    if read[old] == read[new]:
+        return ok("cann.parts-ok", release=old_release, count=len(read))
+    says = {"old": old, "old_release": old_release, "new": new, "new_release": new_release}
+    make = warn if read[old].series == read[new].series else fail
+    return make("cann.parts-mixed", old_line, new_line, fix="cann.parts", **says)
 
 
 def _ops(context: Context) -> CheckResult:
@@ -64,7 +56,7 @@ def _ops(context: Context) -> CheckResult:
     cann, ops = context.cann, context.facts.cann.ops.value
     if cann is None or ops is None:
         return skip("no-cann" if cann is None else "cann.ops-skip")
-    toolkit, kernels = _release(cann.version), _release(ops.version)
+    toolkit, kernels = release_of(cann.version), release_of(ops.version)
     if toolkit is None or kernels is None:
         return skip("cann.ops-skip")
     if toolkit == kernels:
@@ -138,8 +130,8 @@ def _custom(context: Context) -> CheckResult:
     lost = [item for item in fact.value.packages if not item.is_there]
     if lost:
         lines = _places((item.named_by, f"{item.path}: absent") for item in lost)
-        says = {"path": lost[0].path, "named_by": lost[0].named_by}
-        return warn("cann.custom-lost", *lines, fix="cann.custom-lost", **says)
+        path, named_by = lost[0].path, lost[0].named_by
+        return warn("cann.custom-lost", *lines, fix="cann.custom-lost", path=path, named_by=named_by)
     row = context.matrix.hardware_row(context.generation)
     wanted = set(row.kernels) if row else set()
     other = [item for item in fact.value.packages if wanted and item.chips and not wanted & set(item.chips)]

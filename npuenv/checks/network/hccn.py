@@ -143,8 +143,8 @@ def _tool(context: Context) -> CheckResult:
             return skip("network.tool-no-card")
         if not (context.spans_nodes or card_addresses.addressed_cards(context)):
             return skip("network.tool-unneeded")
-        fix = "network.tool-container" if context.in_container else "network.tool"
-        return unknown("network.tool-missing", *hccn.tool.evidence, fix=fix)
+        wanted = "network.tool-container" if context.in_container else "network.tool"
+        return unknown("network.tool-missing", *hccn.tool.evidence, fix=wanted)
     if hccn.refused.value is not None:
         silent = silent_cards(context)
         if silent:

@@ -191,7 +191,8 @@ def _in_pod(context: Context, pods: tuple[Spod, ...]) -> CheckResult:
         _blind("spod-info", [(f"{pod.npu}.{pod.chip}", _is_whole(pod)) for pod in pods]),
     ]
     if len(locations) > 1:
-        outcomes.append(fail("npu.cards-pod-differ", *evidence, fix="npu.card-pod", servers=_servers(pods)))
+        servers = tuple(sorted({f"{pod}/{server}" for pod, _, server in locations}))
+        outcomes.append(fail("npu.cards-pod-differ", *evidence, fix="npu.card-pod", servers=servers))
     numbers = [pod.sdid for pod in pods if pod.sdid is not None]
     twice = tuple(sorted({number for number in numbers if numbers.count(number) > 1}))
     if twice:
@@ -203,10 +204,6 @@ def _in_pod(context: Context, pods: tuple[Spod, ...]) -> CheckResult:
 
 def _is_whole(pod: Spod) -> bool:
     return None not in (pod.pod, pod.size, pod.server, pod.sdid)
-
-
-def _servers(pods: Iterable[Spod]) -> tuple[str, ...]:
-    return tuple(sorted({f"{pod.pod}/{pod.server}" for pod in pods if _is_whole(pod)}))
 
 
 @given(lambda context: context.facts.npu.faults.value, "npu.not-told")

@@ -111,21 +111,17 @@ def _wrong(devices: Devices) -> Iterator[CheckResult]:
     answered = [run for run in devices.cards if not run.error]
     worst_error = "inf" if devices.worst_error is None else f"{devices.worst_error:.3g}"
     if copies and len(copies) < len(answered):
-        lines = _lines(devices.cards, copies)
-        yield fail("npu.devices-computes-copy-some", *lines, fix=_bad_cards(), cards=tuple(copies))
+        lines, cards = _lines(devices.cards, copies), tuple(copies)
+        yield fail("npu.devices-computes-copy-some", *lines, fix="npu.device-wrong-some", cards=cards)
     elif devices.copies_exactly is not True:
         yield fail("npu.devices-computes-copy", fix="npu.device-wrong")
         return
     if wrong and len(wrong) < len(answered):
-        lines = _lines(devices.cards, wrong)
-        yield fail("npu.devices-computes-some", *lines, fix=_bad_cards(), cards=tuple(wrong), worst=worst_error)
+        lines, says = _lines(devices.cards, wrong), {"cards": tuple(wrong), "worst": worst_error}
+        yield fail("npu.devices-computes-some", *lines, fix="npu.device-wrong-some", **says)
     elif devices.computes_correctly is not True and not copies:
         values = {"worst": worst_error, "tolerance": devices.tolerance, "count": devices.count}
         yield fail("npu.devices-computes-wrong", fix="npu.device-wrong", **values)
-
-
-def _bad_cards() -> Fix:
-    return fix_for("npu.device-wrong-some")
 
 
 def _lines(runs: tuple[DeviceRun, ...], numbers: list[int]) -> list[Evidence]:

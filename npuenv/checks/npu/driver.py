@@ -85,9 +85,8 @@ def _init_failed(context: Context, trouble: SmiTrouble) -> CheckResult:
 
     Nodes that cannot be opened and missing manager devices are reported by their own checks.
     """
-    facts = context.facts
+    facts, in_container = context.facts, context.in_container
     nodes = facts.npu.nodes.value
-    in_container = facts.machine.container.is_known
     evidence = (*facts.npu.smi_trouble.evidence, *facts.npu.nodes.evidence, *facts.npu.modules.evidence)
     if nodes is not None:
         if not all(node.is_openable for node in (*nodes.cards, *nodes.managers)):
@@ -175,8 +174,9 @@ def _rebooted(context: Context) -> CheckResult:
     if same:
         return ok("npu.driver-rebooted-alike", *context.facts.npu.changed.evidence, version=table.driver)
     evidence = (*npu.changed.evidence, *npu.driver.evidence, *npu.smi.evidence)
-    fix = "npu.driver-reboot"
-    return fail("npu.driver-rebooted-fail", *evidence, fix=fix, file=driver.version, running=table.driver)
+    return fail(
+        "npu.driver-rebooted-fail", *evidence, fix="npu.driver-reboot", file=driver.version, running=table.driver
+    )
 
 
 @with_table
@@ -247,10 +247,8 @@ def _libraries(context: Context) -> CheckResult:
     npu = context.facts.npu
     if context.in_container or not npu.driver.is_known:
         return skip("npu.driver-libraries-skip")
-    there = npu.driver_libraries.value or ()
-    missing = tuple(
-        item.command for item in npu.driver_libraries.evidence if item.command not in there and "lib64" in item.command
-    )
+    there, asked = npu.driver_libraries.value or (), (item.command for item in npu.driver_libraries.evidence)
+    missing = tuple(path for path in asked if path not in there and "lib64" in path)
     if missing:
         return fail("npu.driver-libraries-fail", fix="npu.driver-install", paths=missing)
     return ok("npu.driver-libraries-ok", count=len(there))
@@ -266,10 +264,8 @@ def _for_all(context: Context) -> CheckResult:
         return ok("npu.driver-for-all-ok")
     if group in account.group_names:
         return ok("npu.driver-for-all-group", group=group)
-    evidence = (
-        Evidence("/etc/ascend_install.info", "Driver_Install_For_All=no"),
-        *context.facts.machine.account.evidence,
-    )
+    line = Evidence("/etc/ascend_install.info", "Driver_Install_For_All=no")
+    evidence = (line, *context.facts.machine.account.evidence)
     return warn("npu.driver-for-all-warn", *evidence, fix=fix_for("npu.driver-for-all", group=group), group=group)
 
 
@@ -284,9 +280,8 @@ def _line(context: Context, table: SmiTable) -> CheckResult:
         return skip("npu.driver-line-skip")
     kind = kinds[0]
     series = _numbers(version)[:2]
-    if kind != _A5 and series in _A5_SERIES:
-        return fail("npu.driver-line-fail", fix="npu.driver-line", version=version, kind=kind)
-    if kind == _A5 and series < min(_A5_SERIES) and series != _A5_POD_SERIES:
+    is_old = series < min(_A5_SERIES) and series != _A5_POD_SERIES
+    if is_old if kind == _A5 else series in _A5_SERIES:
         return fail("npu.driver-line-fail", fix="npu.driver-line", version=version, kind=kind)
     return ok("npu.driver-line-ok", version=version, kind=kind)
 
@@ -369,7 +364,11 @@ def _library_path(context: Context) -> CheckResult:
         for library, line in _missed(fact):
             folder = next((path for path, names in folders.items() if library in names), "")
             if folder and folder not in context.loader_path:
-                return _not_named(context, folder, library, line)
+                path = library_path(context)
+                fix = fix_for("npu.library-path", ("export", f"LD_LIBRARY_PATH={path}"), folder=folder)
+                lacks = Evidence("environment", f"LD_LIBRARY_PATH lacks {folder}")
+                shown = (line, Evidence(f"ls {folder}", library), lacks)
+                return fail("npu.library-path-fail", *shown, fix=fix, library=library, folder=folder)
     return ok("npu.library-path-ok") if tried else skip("npu.library-path-skip")
 
 
@@ -378,12 +377,6 @@ def _missed(fact: Fact[Import]) -> Iterator[tuple[str, Evidence]]:
         found = _MISSED.search(text)
         if found:
             yield found[1], Evidence(fact.evidence[0].command if fact.evidence else "import", text)
-
-
-def _not_named(context: Context, folder: str, library: str, line: Evidence) -> CheckResult:
-    fix = fix_for("npu.library-path", ("export", f"LD_LIBRARY_PATH={library_path(context)}"), folder=folder)
-    shown = (line, Evidence(f"ls {folder}", library), Evidence("environment", f"LD_LIBRARY_PATH lacks {folder}"))
-    return fail("npu.library-path-fail", *shown, fix=fix, library=library, folder=folder)
 
 
 CHECKS = (

@@ -139,9 +139,9 @@ def _as_recorded(hashes: Hashes) -> CheckResult:
     if not hashes.altered:
         return ok("python.hashes-ok" if hashes.is_complete else "python.hashes-part", count=hashes.looked)
     names = tuple(item.owner for item in hashes.altered)
-    args = {"count": hashes.looked, "edited": _sum(hashes.altered), "packages": names[:_SHOWN]}
-    name = "python.hashes-edited" if hashes.is_complete else "python.hashes-part-edited"
-    return ok(name, *_lines(hashes.altered, "of other content"), **args)
+    name, edited = "python.hashes-edited" if hashes.is_complete else "python.hashes-part-edited", _sum(hashes.altered)
+    shown = _lines(hashes.altered, "of other content")
+    return ok(name, *shown, count=hashes.looked, edited=edited, packages=names[:_SHOWN])
 
 
 def _that_count(context: Context, items: Iterable[Owned]) -> list[Owned]:
@@ -167,12 +167,14 @@ def cause_of(context: Context, found: Import) -> str | None:
     """
     last = found.innermost
     for check, item in damaged(context):
-        if any(_names(last, library) for library in libraries_of(item)) or _is_part(last, item):
+        libraries = "|".join(map(re.escape, libraries_of(item)))
+        if (libraries and re.search(rf"(?<![\w.-])(?:{libraries})(?![\w.-])", last)) or _is_part(last, item):
             return check
     if _is_about_a_file(found):
         return None
     built_on = _built_on(context, found.module)
-    return next((check for check, item in damaged(context) if item.owner in built_on and _can_break(item)), None)
+    below = ((check, item) for check, item in damaged(context) if item.owner in built_on)
+    return next((check for check, item in below if item.native or _lacks_modules(item)), None)
 
 
 def _is_about_a_file(found: Import) -> bool:
@@ -201,18 +203,10 @@ def libraries_of(item: Owned) -> set[str]:
     return {path.split(" (")[0].rpartition("/")[2] for path in item.examples[: item.native]}
 
 
-def _names(text: str, library: str) -> bool:
-    return re.search(rf"(?<![\w.-]){re.escape(library)}(?![\w.-])", text) is not None
-
-
 def _is_part(text: str, item: Owned) -> bool:
     """Whether an error reports a missing module of this package."""
     match = _MODULE.search(text)
     return match is not None and versions.requirement_name(match.group(1).partition(".")[0]) == item.owner
-
-
-def _can_break(item: Owned) -> bool:
-    return bool(item.native) or _lacks_modules(item)
 
 
 def _built_on(context: Context, module: str) -> set[str]:

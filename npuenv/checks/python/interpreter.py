@@ -11,9 +11,8 @@ from npuenv.core.fact import Evidence, State
 from npuenv.facts.collector import was_asked
 
 if TYPE_CHECKING:
-    from npuenv.core.finding import Fix
     from npuenv.facts.python.interpreter import Python
-    from npuenv.facts.python.packages import Packages, Shadow
+    from npuenv.facts.python.packages import Packages
 
 _OLDEST = (3, 10)
 _SHOWN = 5
@@ -96,19 +95,14 @@ def _active(context: Context) -> CheckResult:
     others = [each for each in active.values() if each != folder and each in path]
     if folder not in path:
         # Tools start programs with the variable only; the inspected environment is the one it names.
-        return ok(
-            "python.active-off", Evidence("environment", f"{name}={environment[name]}"), variable=name, folder=folder
-        )
+        return ok("python.active-off", context.line(name), variable=name, folder=folder)
     if others and path.index(others[0]) < path.index(folder):
         evidence = Evidence("environment", f"PATH: {others[0]} before {folder}")
-        return warn("python.active-behind", evidence, fix=_activate(name, folder), folder=folder, other=others[0])
+        fix = fix_for("python.activate", ("source", f"{folder}/activate"))
+        if name == "CONDA_PREFIX":
+            fix = fix_for("python.activate-conda")
+        return warn("python.active-behind", evidence, fix=fix, folder=folder, other=others[0])
     return ok("python.active-ok", folder=folder)
-
-
-def _activate(name: str, folder: str) -> Fix:
-    if name == "VIRTUAL_ENV":
-        return fix_for("python.activate", ("source", f"{folder}/activate"))
-    return fix_for("python.activate-conda")
 
 
 def _readable(context: Context) -> CheckResult:
@@ -136,9 +130,8 @@ def _metadata(context: Context, packages: Packages) -> CheckResult:
     names = tuple(dict.fromkeys(each.name for each in packages.trouble))
     fix = restore(context, names)
     verdict = fail if set(names) & CORE else warn
-    return verdict(
-        "python.metadata-fail", *evidence, fix=fix, packages=tuple(each.entry for each in packages.trouble[:_SHOWN])
-    )
+    entries = tuple(each.entry for each in packages.trouble[:_SHOWN])
+    return verdict("python.metadata-fail", *evidence, fix=fix, packages=entries)
 
 
 @given(lambda context: context.facts.python.packages.value, "no-python")
@@ -169,21 +162,14 @@ def _shadowed(_: Context, packages: Packages) -> CheckResult:
     shadows = [each for each in packages.shadows if each.over or each.kind == "package"]
     if not shadows:
         return ok("python.shadowed-ok")
-    evidence = tuple(
-        Evidence(f"{each.place}/{each.module}", each.over or "no distribution owns it") for each in shadows
-    )
+    evidence = [Evidence(f"{each.place}/{each.module}", each.over or "no distribution owns it") for each in shadows]
     first = min(shadows, key=lambda each: (not each.over, each.module))
-    is_left = not first.over
-    names = tuple(dict.fromkeys(each.module for each in shadows))
-    if is_left:
-        return warn("python.shadowed-unowned", *evidence, fix="python.unowned", modules=names, place=first.place)
-    return fail("python.shadowed-fail", *evidence, fix=_leave(first), modules=names, place=first.place)
-
-
-def _leave(shadow: Shadow) -> Fix:
-    if shadow.kind.startswith("cwd-"):
-        return fix_for("python.leave-folder", ("cd", "/"))
-    return fix_for("python.pythonpath", ("unset", "PYTHONPATH"))
+    says = {"modules": tuple(dict.fromkeys(each.module for each in shadows)), "place": first.place}
+    if not first.over:
+        return warn("python.shadowed-unowned", *evidence, fix="python.unowned", **says)
+    if first.kind.startswith("cwd-"):
+        return fail("python.shadowed-fail", *evidence, fix=fix_for("python.leave-folder", ("cd", "/")), **says)
+    return fail("python.shadowed-fail", *evidence, fix=fix_for("python.pythonpath", ("unset", "PYTHONPATH")), **says)
 
 
 def _user_site(context: Context) -> CheckResult:

@@ -399,17 +399,14 @@ def _mindspeed(context: Context) -> CheckResult:
     return warn("python.mindspeed-old", *lines(context, "mindspeed", "verl"), fix="python.mindspeed", mindspeed=has)
 
 
+_FRAMEWORK_PARTS = (
+    "verl 0.9.1 metadata, verl/trainer/main_ppo.py; alibaba/ROLL requirements_common.txt; vllm-ascend metadata"
+)
 _NUMPY = "matrix cann: numpy"
 _REQUIREMENTS = "Requires-Dist of what is installed; vllm-project/vllm-ascend#7587"
 _MINDSPEED = "verl-project/verl docs/ascend_tutorial/faq/faq.rst: q_layernorm weights need 2.3.0_core_r0.12.1"
 CHECKS = (
-    Check(
-        "python.framework-parts",
-        ("python.interpreter",),
-        "verl 0.9.1 metadata, verl/trainer/main_ppo.py; alibaba/ROLL requirements_common.txt; vllm-ascend metadata",
-        _parts,
-        required_for=NPU_FRAMEWORKS,
-    ),
+    Check("python.framework-parts", ("python.interpreter",), _FRAMEWORK_PARTS, _parts, required_for=NPU_FRAMEWORKS),
     Check("python.numpy", ("python.interpreter", "cann.toolkit"), _NUMPY, numpy_era, required_for=NPU_FRAMEWORKS),
     Check("python.limits", ("python.interpreter",), "matrix limits, clashes", _limits, required_for=FRAMEWORKS),
     Check("python.requirements", ("python.interpreter", "python.packages"), _REQUIREMENTS, _requirements),
@@ -417,3 +414,19 @@ CHECKS = (
     Check("python.stack", ("python.interpreter",), "the pins of the stack that is judged", _stack),
     Check("python.mindspeed", ("python.interpreter",), _MINDSPEED, _mindspeed),
 )
+
+
+def _ray(context: Context) -> CheckResult:
+    """Reported only if the session's variables name several nodes: a single one needs no token."""
+    ray = context.version("ray")
+    if ray is None:
+        return skip("python.no-ray")
+    is_decided = context.framework == "cpu" or "RAY_AUTH_MODE" in context.environment
+    if versions.accepts(">=2.59", ray) and not is_decided and context.spans_nodes:
+        fix = fix_for("python.ray-token", ("export", "RAY_AUTH_MODE=disabled"))
+        return warn("python.ray-token", *lines(context, "ray"), fix=fix, ray=ray)
+    return ok("python.ray-ok", *lines(context, "ray"), ray=ray)
+
+
+_RAY_TOKEN = "measured with Ray 2.59: ray.init() writes ~/.ray/auth_token"
+RAY_TOKEN = (Check("python.ray-token", ("python.interpreter",), _RAY_TOKEN, _ray),)

@@ -141,21 +141,14 @@ def _build(context: Context) -> CheckResult:
     return ok("python.build-ok", *lines(context, "torch"), torch=torch)
 
 
+_WITH_CANN = ("python.interpreter", "cann.toolkit")
+_TORCH_BUILD = (
+    "torch's wheels: CUDA builds on x86_64, and on aarch64 from 2.11 on; torch_npu's x86_64 wheels ask for +cpu"
+)
 TORCH = (
     Check("python.torch-pair", ("python.interpreter",), _PTA, torch_pair, required_for=NPU_FRAMEWORKS),
-    Check(
-        "python.torch-npu-cann",
-        ("python.interpreter", "cann.toolkit"),
-        _PTA,
-        torch_npu_cann,
-        required_for=NPU_FRAMEWORKS,
-    ),
-    Check(
-        "python.torch-build",
-        ("python.interpreter",),
-        "torch's wheels: CUDA builds on x86_64, and on aarch64 from 2.11 on; torch_npu's x86_64 wheels ask for +cpu",
-        _build,
-    ),
+    Check("python.torch-npu-cann", _WITH_CANN, _PTA, torch_npu_cann, required_for=NPU_FRAMEWORKS),
+    Check("python.torch-build", ("python.interpreter",), _TORCH_BUILD, _build),
     Check("python.torchvision", ("python.interpreter",), "matrix companions", _companions),
 )
 

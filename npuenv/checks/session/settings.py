@@ -117,8 +117,8 @@ def _proxy(context: Context) -> CheckResult:
     dead = [name for name, is_there in listen.items() if not is_there]
     if dead:
         fix = fix_for("network.proxy", ("unset", *dead))
-        lines = context.facts.network.proxies_listen.evidence
-        return fail("network.proxy-dead", *lines, fix=fix, variables=tuple(dead))
+        tried = context.facts.network.proxies_listen.evidence
+        return fail("network.proxy-dead", *tried, fix=fix, variables=tuple(dead))
     return ok("network.proxy-ok", *context.facts.network.proxies_listen.evidence, count=len(proxies))
 
 
@@ -184,6 +184,9 @@ def _python_path(context: Context) -> CheckResult:
     return fail("session.python-path-other", evidence, fix=fix, entry=entry, version=version, mine=mine)
 
 
+_LEFT_ON = (
+    "hiascend log reference; Ascend/pytorch PYTORCH_NO_NPU_MEMORY_CACHING.md; hicann/hccl HCCL_DIAGNOSE_ENABLE.md"
+)
 _FILES = "Ascend/pytorch docs/zh/api/environment_variable/collective_communication/RANK_TABLE_FILE.md"
 _PYTHON_PATH = "verl-qwen3.5 install guide, trouble 3 and 4; python -h PYTHONHOME"
 CHECKS = (
@@ -198,12 +201,7 @@ CHECKS = (
     card_check("session.whitelist", (), _DOCS.format("HCCL_WHITELIST_DISABLE"), _whitelist),
     *variables.ABOVE,
     *variables.TABLED,
-    card_check(
-        "session.debugging",
-        (),
-        "hiascend log reference; Ascend/pytorch PYTORCH_NO_NPU_MEMORY_CACHING.md; hicann/hccl HCCL_DIAGNOSE_ENABLE.md",
-        _debugging,
-    ),
+    card_check("session.debugging", (), _LEFT_ON, _debugging),
     Check("session.preload", ("cann.named_files",), "gpustack/gpustack#5660; ld.so(8)", _preload),
     card_check("session.files", ("cann.named_files",), _FILES, _named_files),
     Check("session.python-path", ("python.interpreter",), _PYTHON_PATH, _python_path),
